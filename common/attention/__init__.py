@@ -1,0 +1,46 @@
+"""Attention modules by name: (q, k, v) -> out, the inner attention that both hosts' adapters wrap.
+
+``build_attention("flow", causal=True, form="paper")``. A new mechanism is one module file and one line below.
+"""
+
+from typing import Dict, Type
+
+from ..ops.checks import check_choice
+from .base import InnerAttention
+from .flow import FlowAttention
+from .linear import LinearAttention
+from .record import AttentionRecord, record_attention
+from .softmax import SoftmaxAttention
+
+ATTENTIONS: Dict[str, Type[InnerAttention]] = {
+    "flow": FlowAttention,
+    "linear": LinearAttention,
+    "softmax": SoftmaxAttention,
+}
+
+
+def build_attention(name: str, **options) -> InnerAttention:
+    """The attention module called ``name``; ``options`` are its constructor's.
+
+    Raises:
+        ValueError: an unknown name, an option the mechanism does not have, or a value it does not allow.
+    """
+    check_choice("attention", name, tuple(ATTENTIONS))
+    attention = ATTENTIONS[name]
+    allowed = attention.option_names()
+    for option in options:
+        if option not in allowed:
+            raise ValueError(f"attention {name!r} has no option {option!r}; allowed: {', '.join(allowed)}")
+    return attention(**options)
+
+
+__all__ = [
+    "ATTENTIONS",
+    "AttentionRecord",
+    "FlowAttention",
+    "InnerAttention",
+    "LinearAttention",
+    "SoftmaxAttention",
+    "build_attention",
+    "record_attention",
+]

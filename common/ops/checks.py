@@ -1,0 +1,81 @@
+"""Argument checks every op and module shares: each raises a ValueError that names the argument."""
+
+from typing import Any, Dict, Optional, Sequence
+
+import torch
+from torch import Tensor
+
+State = Dict[str, Tensor]
+
+
+def check_choice(argument: str, given: Any, allowed: Sequence[str]) -> None:
+    """Raise ValueError unless ``given`` is one of ``allowed``."""
+    if given not in allowed:
+        raise ValueError(f"{argument} is {given!r}; allowed: {', '.join(repr(name) for name in allowed)}")
+
+
+def check_positive_int(argument: str, given: Any) -> None:
+    """Raise ValueError unless ``given`` is an int of at least 1."""
+    if isinstance(given, bool) or not isinstance(given, int) or given < 1:
+        raise ValueError(f"{argument} is {given!r}; allowed: an integer of at least 1")
+
+
+def check_probability(argument: str, given: float) -> None:
+    """Raise ValueError unless 0 <= ``given`` < 1."""
+    if not 0.0 <= given < 1.0:
+        raise ValueError(f"{argument} is {given!r}; allowed: at least 0 and below 1")
+
+
+def check_query_key_value(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> None:
+    """Raise ValueError unless q (B, H, n, d), k (B, H, m, d), v (B, H, m, e) fit together; causal needs n = m."""
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(tensor, Tensor):
+            raise ValueError(f"{name} is a {type(tensor).__name__}; allowed: a tensor")
+        if tensor.dim() != 4:
+            raise ValueError(f"{name} has shape {tuple(tensor.shape)}; allowed: 4 dimensions (B, H, tokens, channels)")
+        if not tensor.is_floating_point():
+            raise ValueError(f"{name} has dtype {tensor.dtype}; allowed: a floating point dtype")
+        if tensor.shape[2] == 0 or tensor.shape[3] == 0:
+            raise ValueError(f"{name} has shape {tuple(tensor.shape)}; allowed: at least one token and one channel")
+    if q.shape[:2] != k.shape[:2] or q.shape[3] != k.shape[3]:
+        raise ValueError(
+            f"k has shape {tuple(k.shape)} and q {tuple(q.shape)}; allowed: the same batch, heads and channels"
+        )
+    if k.shape[:3] != v.shape[:3]:
+        raise ValueError(
+            f"v has shape {tuple(v.shape)} and k {tuple(k.shape)}; allowed: the same batch, heads and tokens"
+        )
+    if q.dtype != k.dtype or q.dtype != v.dtype:
+        raise ValueError(f"q, k and v have dtypes {q.dtype}, {k.dtype} and {v.dtype}; allowed: one dtype")
+    if q.device != k.device or q.device != v.device:
+        raise ValueError(f"q, k and v are on {q.device}, {k.device} and {v.device}; allowed: one device")
+    if causal and q.shape[2] != k.shape[2]:
+        raise ValueError(f"k has {k.shape[2]} tokens and q {q.shape[2]}; allowed when causal: the same number")
+
+
+def check_padding_mask(argument: str, mask: Optional[Tensor], like: Tensor) -> None:
+    """Raise ValueError unless ``mask`` is None or bool (B, tokens of ``like``) on its device; True = padding."""
+    if mask is None:
+        return
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+        given = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
+        raise ValueError(f"{argument} has dtype {given}; allowed: torch.bool with True = padding")
+    expected = (like.shape[0], like.shape[2])
+    if tuple(mask.shape) != expected:
+        raise ValueError(f"{argument} has shape {tuple(mask.shape)}; allowed: (batch, tokens) = {expected}")
+    if mask.device != like.device:
+        raise ValueError(f"{argument} is on {mask.device}; allowed: the device of the input, {like.device}")
+
+
+def check_state(state: Optional[State], shapes: Dict[str, Sequence[int]]) -> None:
+    """Raise ValueError unless ``state`` is None or holds exactly the tensors named in ``shapes``, so shaped."""
+    if state is None:
+        return
+    if not isinstance(state, dict) or set(state) != set(shapes):
+        given = sorted(state) if isinstance(state, dict) else type(state).__name__
+        raise ValueError(f"initial_state holds {given}; allowed: a returned state, holding {sorted(shapes)}")
+    for name, shape in shapes.items():
+        if tuple(state[name].shape) != tuple(shape):
+            raise ValueError(
+                f"initial_state[{name!r}] has shape {tuple(state[name].shape)}; allowed for this input: {tuple(shape)}"
+            )

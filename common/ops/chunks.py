@@ -1,0 +1,47 @@
+"""What every causal chunk form needs: cutting a sequence into chunks, sums over earlier chunks, the compute dtype."""
+
+import contextlib
+from typing import ContextManager, Optional, Tuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def compute_dtype(tensor: Tensor) -> torch.dtype:
+    """float32, or float64 for a float64 tensor: sums, states and normalisers are never half precision."""
+    return torch.promote_types(tensor.dtype, torch.float32)
+
+
+def autocast_off(tensor: Tensor) -> ContextManager:
+    """A context in which autocast does not turn the products of ``tensor``'s device into half precision."""
+    if not torch.is_autocast_enabled(tensor.device.type):
+        return contextlib.nullcontext()
+    return torch.autocast(device_type=tensor.device.type, enabled=False)
+
+
+def zero_padding(x: Tensor, padding_mask: Optional[Tensor]) -> Tensor:
+    """``x`` (B, H, n, d) with zeros where ``padding_mask`` (B, n; True = padding) says so, NaN and inf included."""
+    return x if padding_mask is None else x.masked_fill(padding_mask[:, None, :, None], 0.0)
+
+
+def split_chunks(x: Tensor, chunk_size: int) -> Tensor:
+    """(B, H, n, ...) -> (B, H, G, C, ...) with G = ceil(n / C), zeros appended to fill the last chunk."""
+    batch, heads, length = x.shape[:3]
+    missing = -length % chunk_size
+    if missing:
+        x = F.pad(x, [0, 0] * (x.dim() - 3) + [0, missing])
+    return x.reshape(batch, heads, (length + missing) // chunk_size, chunk_size, *x.shape[3:])
+
+
+def carry_sums(chunk_sums: Tensor, initial: Optional[Tensor]) -> Tuple[Tensor, Tensor]:
+    """Running sums over chunks: (B, H, G, ...) -> what precedes each chunk (B, H, G, ...), what follows the last (B, H, ...).
+
+    ``initial`` (B, H, ...) is the sum over everything before the first chunk, zero when None.
+    """
+    inclusive = chunk_sums.cumsum(2)
+    if initial is not None:
+        inclusive = inclusive + initial.unsqueeze(2)
+    first = torch.zeros_like(inclusive[:, :, :1]) if initial is None else initial.unsqueeze(2)
+    # (B, H, 1, ...), (B, H, G-1, ...) -> (B, H, G, ...)
+    return torch.cat([first.to(inclusive.dtype), inclusive[:, :, :-1]], dim=2), inclusive[:, :, -1]
