@@ -1,0 +1,24 @@
+"""Linear-time Transformers for fairseq: ``fairseq-train --user-dir fairseq_plugin --arch flowformer_lm``.
+
+Importing the package registers its architectures and nothing else; training, evaluation, generation, checkpoints and
+distribution are fairseq's own.
+"""
+
+from .host import allow_checkpoint_classes, import_host
+
+import_host()
+allow_checkpoint_classes()
+
+from .language_model import (  # noqa: E402
+    FlowformerLanguageModel,
+    LinearLanguageModel,
+    LinearTimeLanguageModel,
+    SoftmaxLanguageModel,
+)
+
+__all__ = [
+    "FlowformerLanguageModel",
+    "LinearLanguageModel",
+    "LinearTimeLanguageModel",
+    "SoftmaxLanguageModel",
+]

@@ -1,0 +1,146 @@
+"""Language models with linear-time attention: everything ``transformer_lm`` takes and does."""
+
+from dataclasses import dataclass, field
+from typing import Any, Dict
+
+from fairseq.dataclass import ChoiceEnum
+from fairseq.models import register_model, register_model_architecture
+from fairseq.models.transformer_lm import TransformerLanguageModel, TransformerLanguageModelConfig, base_lm_architecture
+from fairseq.utils import safe_getattr
+
+from common.ops.feature_maps import FEATURE_MAPS
+from common.ops.flow_attention import ALLOCATIONS, COMPETITIONS, FORMS
+
+from .decoder import LinearTimeDecoder
+
+
+class LinearTimeLanguageModel(TransformerLanguageModel):
+    """fairseq's Transformer language model around ``LinearTimeDecoder``; subclasses name the attention."""
+
+    attention_name: str
+
+    @classmethod
+    def hub_models(cls) -> Dict[str, Any]:
+        """No downloads: the stock ones hold softmax attention."""
+        return {}
+
+    @classmethod
+    def attention_options(cls, args) -> Dict[str, Any]:
+        """Constructor arguments of the attention, from the model's configuration."""
+        return {}
+
+    @classmethod
+    def build_model(cls, args, task):
+        """Build the model as fairseq does, embeddings and all, and give it our decoder.
+
+        Raises:
+            ValueError: an option the attention does not allow, or a head count that does not divide the width.
+        """
+        # The stock decoder is built for its embeddings and checks alone, so without layers.
+        layers, args.decoder_layers = args.decoder_layers, 0
+        try:
+            stock = super().build_model(args, task).decoder
+        finally:
+            args.decoder_layers = layers
+        if args.decoder_layers_to_keep:
+            args.decoder_layers = len(args.decoder_layers_to_keep.split(","))
+        decoder = LinearTimeDecoder(
+            args, task.target_dictionary, stock.embed_tokens, cls.attention_name, cls.attention_options(args),
+            no_encoder_attn=True,
+        )  # fmt: skip
+        return cls(decoder)
+
+
+@dataclass
+class FlowformerLanguageModelConfig(TransformerLanguageModelConfig):
+    """Options of ``transformer_lm`` and of Flow-Attention; the defaults are those of the released language model."""
+
+    flow_form: ChoiceEnum(tuple(FORMS)) = field(
+        default="released",
+        metadata={
+            "help": "paper: Algorithms 1 and 2 of the Flowformer paper to the letter; released: the authors' scaling, "
+            "1e-6 and clamp, which released weights need; released_vision: their image model's extra 1e-6 as well"
+        },
+    )
+    flow_clamp: float = field(
+        default=5.0,
+        metadata={
+            "help": "bound on the conserved outgoing flow in the released forms; the authors' language model was "
+            "trained with 5, their core module has 1; inf for none; --flow-form paper has none and ignores it"
+        },
+    )
+    flow_phi: ChoiceEnum(FEATURE_MAPS) = field(
+        default="sigmoid", metadata={"help": "feature map of queries and keys (Table 10 of the Flowformer paper)"}
+    )
+    flow_competition: ChoiceEnum(COMPETITIONS) = field(
+        default="softmax", metadata={"help": "how sources compete, none being an ablation (Table 11)"}
+    )
+    flow_allocation: ChoiceEnum(ALLOCATIONS) = field(
+        default="sigmoid", metadata={"help": "how sinks are gated, none being an ablation (Table 11)"}
+    )
+    flow_chunk_size: int = field(
+        default=64,
+        metadata={"help": "tokens computed at once by the causal form: speed and memory, never the result"},
+    )
+
+
+@register_model("flowformer_lm", dataclass=FlowformerLanguageModelConfig)
+class FlowformerLanguageModel(LinearTimeLanguageModel):
+    """Flowformer language model (Wu et al., ICML 2022, section 4.2), O(T), decoding state of constant size."""
+
+    attention_name = "flow"
+
+    @classmethod
+    def attention_options(cls, args) -> Dict[str, Any]:
+        """The ``--flow-...`` options; one that an older checkpoint lacks takes its default."""
+        defaults = FlowformerLanguageModelConfig()
+        names = ("form", "clamp", "phi", "competition", "allocation", "chunk_size")
+        return {
+            name: _plain(safe_getattr(args, f"flow_{name}", getattr(defaults, f"flow_{name}"))) for name in names
+        }
+
+
+def _plain(value):
+    """A configuration's value without its enumeration."""
+    return getattr(value, "value", value)
+
+
+@dataclass
+class LinearLanguageModelConfig(TransformerLanguageModelConfig):
+    """Options of ``transformer_lm`` and of linear attention."""
+
+    linear_chunk_size: int = field(
+        default=64,
+        metadata={"help": "tokens computed at once by the causal form: speed and memory, never the result"},
+    )
+
+
+@register_model("linear_lm", dataclass=LinearLanguageModelConfig)
+class LinearLanguageModel(LinearTimeLanguageModel):
+    """The linear-attention baseline (Katharopoulos et al., ICML 2020; elu+1), O(T), constant decoding state."""
+
+    attention_name = "linear"
+
+    @classmethod
+    def attention_options(cls, args) -> Dict[str, Any]:
+        """The ``--linear-...`` options."""
+        return {"chunk_size": safe_getattr(args, "linear_chunk_size", LinearLanguageModelConfig.linear_chunk_size)}
+
+
+@register_model("softmax_lm", dataclass=TransformerLanguageModelConfig)
+class SoftmaxLanguageModel(LinearTimeLanguageModel):
+    """``transformer_lm`` on torch's fused softmax attention: the peer to compare speed with, O(T²) time."""
+
+    attention_name = "softmax"
+
+
+@register_model_architecture("flowformer_lm", "flowformer_lm_wiki103")
+def flowformer_lm_wiki103(args) -> None:
+    """The paper's WikiText-103 model (section 4.2): 6 layers, width 512, 8 heads, FFN 2048, shared embeddings."""
+    args.dropout = safe_getattr(args, "dropout", 0.1)
+    args.share_decoder_input_output_embed = safe_getattr(args, "share_decoder_input_output_embed", True)
+    args.decoder_layers = safe_getattr(args, "decoder_layers", 6)
+    args.decoder_embed_dim = safe_getattr(args, "decoder_embed_dim", 512)
+    args.decoder_ffn_embed_dim = safe_getattr(args, "decoder_ffn_embed_dim", 2048)
+    args.decoder_attention_heads = safe_getattr(args, "decoder_attention_heads", 8)
+    base_lm_architecture(args)

@@ -1,0 +1,71 @@
+"""Position embeddings that count real tokens while decoding too.
+
+fairseq's own number the tokens of a left-padded prefix from its first real one in a full forward, but from its first
+padding in incremental decoding; here both are the first. Parameters and tables are fairseq's.
+"""
+
+from typing import Optional
+
+from fairseq.modules import LearnedPositionalEmbedding, SinusoidalPositionalEmbedding
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .attention import IncrementalState
+
+
+def last_position(tokens: Tensor, padding_idx: int) -> Tensor:
+    """fairseq's number of the last of ``tokens`` (B, T): padding_idx plus the real tokens so far, (B,).
+
+    padding_idx itself where the last token is padding. O(T).
+    """
+    real = tokens.ne(padding_idx)
+    return padding_idx + real.sum(1) * real[:, -1]
+
+
+class SinusoidalPositions(SinusoidalPositionalEmbedding):
+    """Sinusoidal positions of real tokens; tokens (B, T) -> (B, T, C), or (B, 1, C) for the last while decoding."""
+
+    def forward(
+        self,
+        input: Tensor,
+        incremental_state: Optional[IncrementalState] = None,
+        timestep: Optional[Tensor] = None,
+        positions: Optional[Tensor] = None,
+    ) -> Tensor:
+        embedded = super().forward(input, incremental_state, timestep, positions)  # also lets the table grow
+        if incremental_state is None:
+            return embedded
+        return self.weights[last_position(input, self.padding_idx)].unsqueeze(1)  # (B, C) -> (B, 1, C)
+
+
+class LearnedPositions(LearnedPositionalEmbedding):
+    """Learned positions of real tokens; tokens (B, T) -> (B, T, C), or (B, 1, C) for the last while decoding.
+
+    Raises:
+        ValueError: more real tokens than there are positions.
+    """
+
+    def forward(
+        self,
+        input: Tensor,
+        incremental_state: Optional[IncrementalState] = None,
+        positions: Optional[Tensor] = None,
+    ) -> Tensor:
+        if input.size(1) > self.max_positions:
+            longest = int(input.ne(self.padding_idx).sum(1).max())
+            if longest > self.max_positions:
+                raise ValueError(f"the input has {longest} tokens; allowed: max_target_positions={self.max_positions}")
+        if incremental_state is None:
+            return super().forward(input, None, positions)
+        return F.embedding(last_position(input, self.padding_idx), self.weight, self.padding_idx).unsqueeze(1)
+
+
+def count_real_tokens(host: nn.Module) -> nn.Module:
+    """The position embedding ``host`` of fairseq as one of ours, with the same parameters and tables."""
+    if isinstance(host, LearnedPositionalEmbedding):
+        ours = LearnedPositions(host.num_embeddings, host.embedding_dim, host.padding_idx)
+        ours.weight = host.weight
+        return ours
+    ours = SinusoidalPositions(host.embedding_dim, host.padding_idx, init_size=host.padding_idx + 1)
+    ours.weights = host.weights
+    return ours
