@@ -1,0 +1,46 @@
+# Two commands, each doing all of its own set-up in .venv:
+#   make demo   train a Flowformer language model with fairseq and a Flowformer image model with timm, and show both
+#   make test   the whole test suite
+# PYTHON=... names the interpreter that makes .venv; without it, the first of python3, python3.12, python3.11 and
+# python3.10 that is Python 3.10, 3.11 or 3.12.
+
+VENV := .venv
+READY := $(VENV)/.installed
+SUPPORTED := import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12))
+EXTRAS := fairseq,timm,test,demo
+
+.PHONY: demo test
+
+demo: $(READY)
+	$(VENV)/bin/python -m recipes.demo
+
+test: $(READY)
+	$(VENV)/bin/python -m pytest --durations=15
+
+# Everything is checked before anything is made. fairseq is built from source, which needs a C++ compiler.
+$(READY): setup.cfg pyproject.toml
+	@if [ -x $(VENV)/bin/python ]; then \
+	  if ! $(VENV)/bin/python -c '$(SUPPORTED)'; then \
+	    echo "$(VENV) holds $$($(VENV)/bin/python --version); needed: Python 3.10, 3.11 or 3.12." \
+	      "Remove $(VENV) and run make again." >&2; exit 1; \
+	  fi; \
+	else \
+	  for python in $(or $(PYTHON),python3 python3.12 python3.11 python3.10); do \
+	    if $$python -c '$(SUPPORTED)' 2>/dev/null; then found=$$python; break; fi; \
+	  done; \
+	  if [ -z "$$found" ]; then \
+	    echo "$(or $(PYTHON),python3) is $$($(or $(PYTHON),python3) --version 2>&1 | head -n 1); needed: Python 3.10, 3.11" \
+	      "or 3.12. Install one and name it: make PYTHON=python3.12 $(or $(MAKECMDGOALS),demo)" >&2; exit 1; \
+	  fi; \
+	fi; \
+	if ! command -v $${CXX:-c++} >/dev/null; then \
+	  echo "no C++ compiler ($${CXX:-c++}) on PATH; fairseq is built from source and needs one." >&2; exit 1; \
+	fi; \
+	if ! $(VENV)/bin/python -m pip --version >/dev/null 2>&1; then \
+	  echo "Making $(VENV) with $$($${found:-$(VENV)/bin/python} --version)"; \
+	  $${found:-$(VENV)/bin/python} -m venv $(VENV) || exit 1; \
+	fi; \
+	echo "Installing into $(VENV); fairseq is built from source, which takes several minutes."
+	$(VENV)/bin/python -m pip install --upgrade pip
+	$(VENV)/bin/python -m pip install --editable '.[$(EXTRAS)]'
+	@touch $@
