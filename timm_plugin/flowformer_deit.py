@@ -1,0 +1,90 @@
+"""DeiT with Flow-Attention in place of softmax attention (Flowformer, ICML 2022, Table 8: DeiT-S, top-1 80.0).
+
+Parameters are named as in timm's DeiT, so a stock ``deit_small_patch16_224`` state dict loads.
+"""
+
+from functools import partial
+from typing import Any, Dict, Optional, Union
+
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+from timm.layers.typing import LayerType
+from timm.models import build_model_with_cfg, generate_default_cfgs
+from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_fn
+
+from .attention import given_options
+from .blocks import FlowformerBlock
+from .registry import register_once
+
+__all__ = ["FlowVisionTransformer"]  # register_model appends every entry point
+
+
+class FlowVisionTransformer(VisionTransformer):
+    """timm's ``VisionTransformer``, every argument of it, with the options of the attention mechanism as well.
+
+    Args:
+        attn_layer: name or class of the attention, as in timm.
+        form, clamp, phi, competition, allocation: options of the mechanism, None for its default; see
+            ``common.ops.flow_attention``. ``clamp`` "inf" is no clamp.
+
+    Raises:
+        ValueError: an option the mechanism does not have, or a value it does not allow.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        attn_layer: LayerType = "flow",
+        form: Optional[str] = None,
+        clamp: Union[float, str, None] = None,
+        phi: Optional[str] = None,
+        competition: Optional[str] = None,
+        allocation: Optional[str] = None,
+        **kwargs: Any,
+    ) -> None:
+        options = given_options(form=form, clamp=clamp, phi=phi, competition=competition, allocation=allocation)
+        block_fn = partial(FlowformerBlock, attention_options=options)
+        super().__init__(*args, attn_layer=attn_layer, block_fn=block_fn, **kwargs)
+
+
+def _cfg(**kwargs: Any) -> Dict[str, Any]:
+    return {
+        "num_classes": 1000, "input_size": (3, 224, 224), "pool_size": None, "fixed_input_size": True,
+        "crop_pct": 0.9, "interpolation": "bicubic", "mean": IMAGENET_DEFAULT_MEAN, "std": IMAGENET_DEFAULT_STD,
+        "first_conv": "patch_embed.proj", "classifier": "head", "license": "mit",
+        "paper_ids": "arXiv:2202.06258", "paper_name": "Flowformer: Linearizing Transformers with Conservation Flows",
+        **kwargs,
+    }  # fmt: skip
+
+
+default_cfgs = generate_default_cfgs(
+    {
+        "flowformer_deit_s.untrained": _cfg(),
+        "flowformer_deit_ti.untrained": _cfg(),
+    }
+)
+
+
+def _create(variant: str, pretrained: bool, **kwargs: Any) -> FlowVisionTransformer:
+    out_indices = kwargs.pop("out_indices", 3)
+    return build_model_with_cfg(
+        FlowVisionTransformer,
+        variant,
+        pretrained,
+        pretrained_filter_fn=partial(checkpoint_filter_fn, adapt_layer_scale=True),
+        feature_cfg=dict(out_indices=out_indices, feature_cls="getter"),
+        **kwargs,
+    )
+
+
+@register_once
+def flowformer_deit_s(pretrained: bool = False, **kwargs: Any) -> FlowVisionTransformer:
+    """DeiT-S with Flow-Attention: 12 blocks of 384 channels and 6 heads, class token, 22 M parameters."""
+    model_args = dict(patch_size=16, embed_dim=384, depth=12, num_heads=6)
+    return _create("flowformer_deit_s", pretrained, **dict(model_args, **kwargs))
+
+
+@register_once
+def flowformer_deit_ti(pretrained: bool = False, **kwargs: Any) -> FlowVisionTransformer:
+    """DeiT-Ti with Flow-Attention: 12 blocks of 192 channels and 3 heads, class token, 5.7 M parameters."""
+    model_args = dict(patch_size=16, embed_dim=192, depth=12, num_heads=3)
+    return _create("flowformer_deit_ti", pretrained, **dict(model_args, **kwargs))
