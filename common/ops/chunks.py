@@ -15,9 +15,11 @@ def compute_dtype(tensor: Tensor) -> torch.dtype:
 
 def autocast_off(tensor: Tensor) -> ContextManager:
     """A context in which autocast does not turn the products of ``tensor``'s device into half precision."""
-    if not torch.is_autocast_enabled(tensor.device.type):
+    device = tensor.device.type
+    # The meta device, on which models are measured without memory, knows no autocast and refuses the question.
+    if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
         return contextlib.nullcontext()
-    return torch.autocast(device_type=tensor.device.type, enabled=False)
+    return torch.autocast(device_type=device, enabled=False)
 
 
 def zero_padding(x: Tensor, padding_mask: Optional[Tensor]) -> Tensor:
