@@ -1,6 +1,7 @@
 """Looking into a trained model: the competition and allocation weights of every Flow-Attention in it."""
 
 import contextlib
+import inspect
 from typing import Iterator, List, NamedTuple
 
 import torch
@@ -33,9 +34,11 @@ def record_attention(model: nn.Module) -> Iterator[List[AttentionRecord]]:
 
     def hook_for(name: str):
         def hook(module: FlowAttention, args: tuple, kwargs: dict) -> None:
-            masks = {key: kwargs[key] for key in ("key_padding_mask", "query_padding_mask") if key in kwargs}
+            # Tensors and masks may come by position or by name.
+            given = inspect.signature(module.forward).bind(*args, **kwargs).arguments
+            wanted = {key: given[key] for key in inspect.signature(module.weights).parameters if key in given}
             with torch.no_grad():
-                records.append(AttentionRecord(name, *module.weights(args[0], args[1], **masks)))
+                records.append(AttentionRecord(name, *module.weights(**wanted)))
 
         return hook
 

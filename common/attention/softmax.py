@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..ops.checks import State, check_padding_mask, check_query_key_value
+from ..ops.checks import State, check_padding_mask, check_query_key_value, check_state
+from ..ops.chunks import zero_padding
 from .base import InnerAttention
 
 
@@ -34,13 +35,15 @@ class SoftmaxAttention(InnerAttention):
             check_query_key_value(q, k, v, self.causal)
             check_padding_mask("key_padding_mask", key_padding_mask, k)
             check_padding_mask("query_padding_mask", query_padding_mask, q)
+        # A NaN in padding would pass through any mask: 0 * NaN is NaN.
+        q = zero_padding(q, query_padding_mask)
+        k = zero_padding(k, key_padding_mask)
+        v = zero_padding(v, key_padding_mask)
         if key_padding_mask is None:
             out = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout_p, is_causal=self.causal)
         else:
             out = _masked(q, k, v, key_padding_mask, self.causal, dropout_p)
-        if query_padding_mask is None:
-            return out
-        return out.masked_fill(query_padding_mask[:, None, :, None], 0.0)
+        return zero_padding(out, query_padding_mask)
 
     @torch.jit.unused
     def extend(
@@ -52,12 +55,17 @@ class SoftmaxAttention(InnerAttention):
         check_padding_mask("padding_mask", padding_mask, q)
         if padding_mask is None:
             padding_mask = torch.zeros(q.shape[0], q.shape[2], dtype=torch.bool, device=q.device)
+        q, k, v = (zero_padding(x, padding_mask) for x in (q, k, v))
         seen = {"k": k, "v": v, "padding_mask": padding_mask}
         if state is not None:
+            known = isinstance(state, dict) and isinstance(state.get("padding_mask"), Tensor)
+            tokens = state["padding_mask"].shape[-1] if known else 0
+            shapes = {"k": (*k.shape[:2], tokens, k.shape[3]), "v": (*v.shape[:2], tokens, v.shape[3])}
+            check_state(state, {**shapes, "padding_mask": (q.shape[0], tokens)}, q.dtype, q)
             axis = {"k": 2, "v": 2, "padding_mask": 1}
             seen = {name: torch.cat([state[name], seen[name]], dim=axis[name]) for name in seen}
         out = _masked(q, seen["k"], seen["v"], seen["padding_mask"], True, 0.0)
-        return out.masked_fill(padding_mask[:, None, :, None], 0.0), seen
+        return zero_padding(out, padding_mask), seen
 
 
 def _masked(q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor, causal: bool, dropout_p: float) -> Tensor:

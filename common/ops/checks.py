@@ -22,7 +22,7 @@ def check_positive_int(argument: str, given: Any) -> None:
 
 def check_probability(argument: str, given: float) -> None:
     """Raise ValueError unless 0 <= ``given`` < 1."""
-    if not 0.0 <= given < 1.0:
+    if not isinstance(given, (int, float)) or not 0.0 <= given < 1.0:
         raise ValueError(f"{argument} is {given!r}; allowed: at least 0 and below 1")
 
 
@@ -67,15 +67,23 @@ def check_padding_mask(argument: str, mask: Optional[Tensor], like: Tensor) -> N
         raise ValueError(f"{argument} is on {mask.device}; allowed: the device of the input, {like.device}")
 
 
-def check_state(state: Optional[State], shapes: Dict[str, Sequence[int]]) -> None:
-    """Raise ValueError unless ``state`` is None or holds exactly the tensors named in ``shapes``, so shaped."""
+def check_state(state: Optional[State], shapes: Dict[str, Sequence[int]], dtype: torch.dtype, like: Tensor) -> None:
+    """Raise ValueError unless ``state`` is None or holds exactly the tensors named in ``shapes``, so shaped.
+
+    They must be on the device of ``like``, floating point ones of ``dtype``: a state cut to half precision is no sum.
+    """
     if state is None:
         return
     if not isinstance(state, dict) or set(state) != set(shapes):
         given = sorted(state) if isinstance(state, dict) else type(state).__name__
         raise ValueError(f"initial_state holds {given}; allowed: a returned state, holding {sorted(shapes)}")
     for name, shape in shapes.items():
-        if tuple(state[name].shape) != tuple(shape):
-            raise ValueError(
-                f"initial_state[{name!r}] has shape {tuple(state[name].shape)}; allowed for this input: {tuple(shape)}"
-            )
+        tensor, argument = state[name], f"initial_state[{name!r}]"
+        if not isinstance(tensor, Tensor):
+            raise ValueError(f"{argument} is a {type(tensor).__name__}; allowed: a tensor")
+        if tuple(tensor.shape) != tuple(shape):
+            raise ValueError(f"{argument} has shape {tuple(tensor.shape)}; allowed for this input: {tuple(shape)}")
+        if tensor.is_floating_point() and tensor.dtype != dtype:
+            raise ValueError(f"{argument} has dtype {tensor.dtype}; allowed for this input: {dtype}")
+        if tensor.device != like.device:
+            raise ValueError(f"{argument} is on {tensor.device}; allowed: the device of the input, {like.device}")

@@ -37,7 +37,7 @@ def split_chunks(x: Tensor, chunk_size: int) -> Tensor:
 
 
 def carry_sums(chunk_sums: Tensor, initial: Optional[Tensor]) -> Tuple[Tensor, Tensor]:
-    """Running sums over chunks: (B, H, G, ...) -> what precedes each chunk (B, H, G, ...), what follows the last (B, H, ...).
+    """Running sums over chunks: (B, H, G, ...) -> up to before each chunk (B, H, G, ...) and over all (B, H, ...).
 
     ``initial`` (B, H, ...) is the sum over everything before the first chunk, zero when None.
     """

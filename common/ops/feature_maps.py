@@ -1,8 +1,12 @@
 """Elementwise, positive feature maps phi of the linear mechanisms (Flowformer, Table 10)."""
 
+from typing import Optional
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from .chunks import zero_padding
 
 FEATURE_MAPS = ("sigmoid", "elu+1", "relu")
 
@@ -18,3 +22,12 @@ def feature_map(x: Tensor, phi: str) -> Tensor:
     if phi == "elu+1":
         return F.elu(x) + 1.0
     return F.relu(x) + 1e-6
+
+
+def real_features(x: Tensor, phi: str, padding_mask: Optional[Tensor]) -> Tensor:
+    """phi(x) for x (B, H, n, d), zero where ``padding_mask`` (B, n; True = padding) says so.
+
+    Padding is cleared before the map too: zeroing its result alone would keep NaN out of the output but not, since
+    0 * NaN is NaN, out of the gradient.
+    """
+    return zero_padding(feature_map(zero_padding(x, padding_mask), phi), padding_mask)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .checks import State, check_choice, check_padding_mask, check_positive_int, check_query_key_value, check_state
 from .chunks import autocast_off, carry_sums, compute_dtype, split_chunks, zero_padding
-from .feature_maps import FEATURE_MAPS, feature_map
+from .feature_maps import FEATURE_MAPS, real_features
 
 COMPETITIONS = ("softmax", "sigmoid", "none")
 ALLOCATIONS = ("sigmoid", "softmax", "none")
@@ -74,7 +74,7 @@ def flow_options(
     check_choice("phi", phi, FEATURE_MAPS)
     check_choice("competition", competition, COMPETITIONS)
     check_choice("allocation", allocation, ALLOCATIONS)
-    if clamp is not None and not clamp > 0.0:
+    if clamp is not None and not (isinstance(clamp, (int, float)) and clamp > 0.0):
         raise ValueError(f"clamp is {clamp!r}; allowed: a number above 0, or None (or inf) for no clamp")
     unclamped = clamp is None or not FORMS[form].rescale
     return FlowOptions(FORMS[form], math.inf if unclamped else float(clamp), phi, competition, allocation)
@@ -111,7 +111,7 @@ def flow_attention(
     Args:
         form: "paper" is Algorithms 1 and 2 to the letter; "released" adds the authors' 1e-6 to q, k and the sums,
             multiplies the softmax by m and Î by n/m; "released_vision" adds 1e-6 to every flow as well.
-        clamp: bound on \\|Ô\\| of the released forms; "paper" has none and ignores it. Part of the trained model:
+        clamp: bound on the size of Ô in the released forms; "paper" has none and ignores it. Part of the trained model:
             1 in the authors' core module and image model, 5 in their fairseq language model, 10 in their RL model,
             none (None or inf) in their long-range-arena code.
         phi: "sigmoid", "elu+1" or "relu" (plus 1e-6) (Table 10).
@@ -137,15 +137,14 @@ def flow_attention(
     if not causal and (initial_state is not None or return_state):
         raise ValueError("initial_state and return_state are given with causal=False; allowed: only with causal=True")
     with autocast_off(q):
-        dtype = compute_dtype(q)
-        values = zero_padding(v.to(dtype), key_padding_mask)
         if not causal:
-            flow = _full_flow(q.to(dtype), k.to(dtype), key_padding_mask, query_padding_mask, options)
-            return _aggregate(flow, values).to(v.dtype)
-        check_state(initial_state, _state_shapes(q, v))
+            return flow_attention_scriptable(q, k, v, key_padding_mask, query_padding_mask, options)
+        dtype = compute_dtype(q)
+        check_state(initial_state, _state_shapes(q, v), dtype, q)
         padding = _either(key_padding_mask, query_padding_mask)
         flow, scores, state = _causal_flow(q.to(dtype), k.to(dtype), padding, options, chunk_size, initial_state)
-        out, state["sum_kv"] = _aggregate_chunks(flow, scores, zero_padding(values, padding), initial_state)
+        values = zero_padding(v.to(dtype), padding)
+        out, state["sum_kv"] = _aggregate_chunks(flow, scores, values, initial_state)
     out = out.to(v.dtype)
     return (out, state) if return_state else out
 
@@ -213,12 +212,13 @@ def flow_attention_map(q: Tensor, k: Tensor, *, causal: bool = False, max_tokens
     Raises:
         ValueError: also for more than ``max_tokens`` sinks or sources.
     """
-    if max(q.shape[-2], k.shape[-2]) > max_tokens:
-        raise ValueError(f"q and k have {q.shape[-2]} and {k.shape[-2]} tokens; allowed: max_tokens={max_tokens}")
-    m = k.shape[-2]
+    check_query_key_value(q, k, k, causal)
+    n, m, dtype = q.shape[2], k.shape[2], compute_dtype(q)
+    if max(n, m) > max_tokens:
+        raise ValueError(f"q and k have {n} and {m} tokens; allowed: at most max_tokens={max_tokens} each")
     # One-hot values carry each source's share through unmixed.
-    identity = torch.eye(m, dtype=compute_dtype(q), device=k.device).expand(*k.shape[:2], m, m)
-    return flow_attention(q, k, identity, causal=causal, **options)
+    identity = torch.eye(m, dtype=dtype, device=k.device).expand(*k.shape[:2], m, m)
+    return flow_attention(q.to(dtype), k.to(dtype), identity, causal=causal, **options)
 
 
 def _check_inputs(
@@ -252,7 +252,7 @@ def _dot(x: Tensor, vector: Tensor) -> Tensor:
 
 
 def _positive(flow: Tensor) -> Tensor:
-    """``flow`` with 1 where nothing flows (padding, features that underflow), where 1/flow would turn its 0 into NaN."""
+    """``flow`` with 1 where nothing flows (padding, features that underflow): 1/flow would turn a 0 into NaN."""
     return flow.masked_fill(flow < 1e-18, 1.0)
 
 
@@ -290,8 +290,8 @@ def _full_flow(
 ) -> _Flow:
     """Equations 4-7 over all sinks and sources; q (B, H, n, d), k (B, H, m, d)."""
     form = options.form
-    q = zero_padding(feature_map(q, options.phi), query_padding_mask)
-    k = zero_padding(feature_map(k, options.phi), key_padding_mask)
+    q = real_features(q, options.phi, query_padding_mask)
+    k = real_features(k, options.phi, key_padding_mask)
     sinks, sources = _count(q, query_padding_mask), _count(k, key_padding_mask)
     incoming = _positive(_received(q, k, None, form))  # I (B, H, n)
     outgoing = _positive(_received(k, q, None, form))  # O (B, H, m)
@@ -360,8 +360,8 @@ def _causal_flow(
     form, size = options.form, min(chunk_size, q.shape[2])
     start = {} if initial is None else initial
     excluded, count, total = _causal_counts(q, padding, size, start.get("count"))
-    q = split_chunks(zero_padding(feature_map(q, options.phi), padding), size)  # (B, H, G, C, d)
-    k = split_chunks(zero_padding(feature_map(k, options.phi), padding), size)
+    q = split_chunks(real_features(q, options.phi, padding), size)  # (B, H, G, C, d)
+    k = split_chunks(real_features(k, options.phi, padding), size)
     scores = q @ k.transpose(-2, -1)  # P (B, H, G, C, C)
     to_sinks = scores.tril()  # sink i, source j <= i
     to_sources = scores.triu().transpose(-2, -1)  # source j, sink i <= j
@@ -437,7 +437,8 @@ def _weight_so_far(
 ) -> Tuple[Tensor, Tensor]:
     """Weights (B, H, G, C) among the tokens so far, and log Σ exp(flow) over all (B, H), -1e30 where unused.
 
-    The softmax is exp(flow_i) / Σ_{j<=i} exp(flow_j) · c_i, by logarithms where \|flow\| is not bounded.
+    The softmax is exp(flow_i) / Σ_{j<=i} exp(flow_j) · c_i, by logarithms where flow has no bound
+    (torch's logcumsumexp has no second derivative, so neither has that).
     """
     before = flow.new_full(flow.shape[:2], _EXCLUDED) if earlier is None else earlier
     if kind == "none":
@@ -451,8 +452,10 @@ def _weight_so_far(
     if bound <= _EXP_BOUND:
         exponentials = flow.exp()
         so_far = exponentials.cumsum(-1) + before.exp()
-        # Leading padding has summed nothing yet.
-        weights, log_so_far = exponentials / _positive(so_far), so_far[..., -1].log().clamp(min=_EXCLUDED)
+        total = so_far[..., -1]
+        # Padding alone has summed nothing yet. Not log().clamp(): the gradient of log at 0 is NaN, clamped or not.
+        log_so_far = _positive(total).log().masked_fill(total == 0.0, _EXCLUDED)
+        weights = exponentials / _positive(so_far)
     else:
         logs = torch.cat([before, flow], dim=-1).logcumsumexp(-1)[..., 1:]
         weights, log_so_far = (flow - logs).exp(), logs[..., -1]

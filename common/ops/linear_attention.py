@@ -5,12 +5,11 @@ Katharopoulos, Vyas, Pappas, Fleuret, *Transformers are RNNs*, ICML 2020, equati
 
 from typing import Optional, Tuple, Union
 
-import torch
 from torch import Tensor
 
 from .checks import State, check_choice, check_padding_mask, check_positive_int, check_query_key_value, check_state
 from .chunks import autocast_off, carry_sums, compute_dtype, split_chunks, zero_padding
-from .feature_maps import FEATURE_MAPS, feature_map
+from .feature_maps import FEATURE_MAPS, real_features
 
 #: Added to every normaliser, so that a row without sources gives 0 and not NaN.
 EPS = 1e-6
@@ -47,13 +46,13 @@ def linear_attention(
     if not causal and (initial_state is not None or return_state):
         raise ValueError("initial_state and return_state are given with causal=False; allowed: only with causal=True")
     batch, heads, _, d = q.shape
-    check_state(initial_state, {"sum_k": (batch, heads, d), "sum_kv": (batch, heads, d, v.shape[3])})
+    dtype = compute_dtype(q)
+    check_state(initial_state, {"sum_k": (batch, heads, d), "sum_kv": (batch, heads, d, v.shape[3])}, dtype, q)
     with autocast_off(q):
-        dtype = compute_dtype(q)
         if not causal:
-            return _full(q.to(dtype), k.to(dtype), v.to(dtype), key_padding_mask, query_padding_mask, phi).to(v.dtype)
-        queries = zero_padding(feature_map(q.to(dtype), phi), query_padding_mask)
-        keys = zero_padding(feature_map(k.to(dtype), phi), key_padding_mask)
+            return linear_attention_scriptable(q, k, v, key_padding_mask, query_padding_mask, phi)
+        queries = real_features(q.to(dtype), phi, query_padding_mask)
+        keys = real_features(k.to(dtype), phi, key_padding_mask)
         out, state = _chunked(queries, keys, zero_padding(v.to(dtype), key_padding_mask), chunk_size, initial_state)
     out = out.to(v.dtype)
     return (out, state) if return_state else out
@@ -84,8 +83,8 @@ def _full(
     phi: str,
 ) -> Tensor:
     """The form that is not causal, in the dtype of its arguments."""
-    q = zero_padding(feature_map(q, phi), query_padding_mask)
-    k = zero_padding(feature_map(k, phi), key_padding_mask)
+    q = real_features(q, phi, query_padding_mask)
+    k = real_features(k, phi, key_padding_mask)
     normaliser = (q * k.sum(2, keepdim=True)).sum(-1, keepdim=True) + 1e-6  # EPS; (B, H, n, 1)
     return q @ (k.transpose(-2, -1) @ zero_padding(v, key_padding_mask)) / normaliser
 

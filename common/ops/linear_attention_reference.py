@@ -33,7 +33,8 @@ def linear_attention_reference(
             if padded or not sources:
                 outputs.append(torch.zeros_like(v[b, :, 0]))  # (H, e)
                 continue
-            weights = (feature_map(k[b, :, sources], phi) * feature_map(q[b, :, i : i + 1], phi)).sum(-1)  # (H, sources)
+            query, keys = feature_map(q[b, :, i : i + 1], phi), feature_map(k[b, :, sources], phi)
+            weights = (keys * query).sum(-1)  # (H, sources)
             total = (weights.unsqueeze(-1) * v[b, :, sources]).sum(1)  # (H, e)
             outputs.append(total / (weights.sum(-1, keepdim=True) + EPS))
         rows.append(torch.stack(outputs, dim=1))  # (H, n, e)
