@@ -14,6 +14,23 @@ from common.ops.flow_attention import ALLOCATIONS, COMPETITIONS, FORMS
 from .decoder import LinearTimeDecoder
 
 
+@dataclass
+class LinearTimeLanguageModelConfig(TransformerLanguageModelConfig):
+    """Options of ``transformer_lm``, in whose place these models stand, and what all of them add.
+
+    Layers are pre-norm, as the released models' are and as every named architecture of ``transformer_lm`` is;
+    ``--arch transformer_lm`` itself needs ``--decoder-normalize-before`` to be compared with them.
+    """
+
+    lineartime_post_norm: bool = field(
+        default=False,
+        metadata={
+            "help": "LayerNorm after each block, as in the Flowformer paper's equation 9; "
+            "--decoder-normalize-before is the default otherwise"
+        },
+    )
+
+
 class LinearTimeLanguageModel(TransformerLanguageModel):
     """fairseq's Transformer language model around ``LinearTimeDecoder``; subclasses name the attention."""
 
@@ -36,6 +53,9 @@ class LinearTimeLanguageModel(TransformerLanguageModel):
         Raises:
             ValueError: an option the attention does not allow, or a head count that does not divide the width.
         """
+        args.decoder_normalize_before = not safe_getattr(args, "lineartime_post_norm", False)
+        if args.offload_activations:  # as its help says, and as fairseq's named architectures do
+            args.checkpoint_activations = True
         # The stock decoder is built for its embeddings and checks alone, so without layers.
         layers, args.decoder_layers = args.decoder_layers, 0
         try:
@@ -52,7 +72,7 @@ class LinearTimeLanguageModel(TransformerLanguageModel):
 
 
 @dataclass
-class FlowformerLanguageModelConfig(TransformerLanguageModelConfig):
+class FlowformerLanguageModelConfig(LinearTimeLanguageModelConfig):
     """Options of ``transformer_lm`` and of Flow-Attention; the defaults are those of the released language model."""
 
     flow_form: ChoiceEnum(tuple(FORMS)) = field(
@@ -95,9 +115,7 @@ class FlowformerLanguageModel(LinearTimeLanguageModel):
         """The ``--flow-...`` options; one that an older checkpoint lacks takes its default."""
         defaults = FlowformerLanguageModelConfig()
         names = ("form", "clamp", "phi", "competition", "allocation", "chunk_size")
-        return {
-            name: _plain(safe_getattr(args, f"flow_{name}", getattr(defaults, f"flow_{name}"))) for name in names
-        }
+        return {name: _plain(safe_getattr(args, f"flow_{name}", getattr(defaults, f"flow_{name}"))) for name in names}
 
 
 def _plain(value):
@@ -106,7 +124,7 @@ def _plain(value):
 
 
 @dataclass
-class LinearLanguageModelConfig(TransformerLanguageModelConfig):
+class LinearLanguageModelConfig(LinearTimeLanguageModelConfig):
     """Options of ``transformer_lm`` and of linear attention."""
 
     linear_chunk_size: int = field(
@@ -127,7 +145,7 @@ class LinearLanguageModel(LinearTimeLanguageModel):
         return {"chunk_size": safe_getattr(args, "linear_chunk_size", LinearLanguageModelConfig.linear_chunk_size)}
 
 
-@register_model("softmax_lm", dataclass=TransformerLanguageModelConfig)
+@register_model("softmax_lm", dataclass=LinearTimeLanguageModelConfig)
 class SoftmaxLanguageModel(LinearTimeLanguageModel):
     """``transformer_lm`` on torch's fused softmax attention: the peer to compare speed with, O(T²) time."""
 

@@ -1,0 +1,17 @@
+"""Data that fairseq's own preprocessing made, once for all tests."""
+
+from pathlib import Path
+
+import pytest
+
+from .toy import run_module, write_text
+
+
+@pytest.fixture(scope="session")
+def data_bin(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder of binarised toy text, as ``fairseq-preprocess`` writes it."""
+    folder: Path = tmp_path_factory.mktemp("text")
+    write_text(folder)
+    splits = [f"--{split}pref={folder / split}.txt" for split in ("train", "valid", "test")]
+    run_module("fairseq_cli.preprocess", ["--only-source", *splits, "--destdir", str(folder / "bin"), "--workers", "1"])
+    return str(folder / "bin")

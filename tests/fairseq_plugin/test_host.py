@@ -1,0 +1,78 @@
+"""Importing the plugin: what it says when its surroundings are wrong, and what it leaves alone."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Dict
+
+import pytest
+
+from .toy import CHECKOUT, USER_DIR, run_module
+
+
+def _import_plugin(tmp_path: Path, files: Dict[str, str], code: str = "import fairseq_plugin") -> str:
+    """Run ``code`` in a new process whose first import folder holds ``files``; its output, whatever it exits with."""
+    for name, text in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(CHECKOUT)])}
+    finished = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, env=environment, cwd=tmp_path
+    )
+    return finished.stdout + finished.stderr
+
+
+@pytest.mark.parametrize(
+    ("files", "cause", "cure"),
+    [
+        (
+            {"fairseq/__init__.py": "raise ModuleNotFoundError(\"No module named 'fairseq'\", name='fairseq')"},
+            "fairseq_plugin needs fairseq, which is not installed",
+            "pip install 'lineartime[fairseq]'",
+        ),
+        (
+            {
+                "fairseq/__init__.py": "raise ValueError('mutable default CommonConfig is not allowed: use default_factory')"
+            },
+            "cannot be imported (mutable default CommonConfig",
+            "pip uninstall -y fairseq && pip install 'lineartime[fairseq]'",
+        ),
+        (
+            {"numpy.py": "__version__ = '2.1.0'"},
+            "found numpy 2.1.0; fairseq works with numpy 1",
+            "pip install 'numpy<2'",
+        ),
+        ({"common/__init__.py": "", "common/ops.py": ""}, "finds another one at", "PYTHONPATH=/path/to/lineartime"),
+    ],
+    ids=["missing", "too-old", "numpy-2", "foreign-common"],
+)
+def test_one_import_error_names_cause_and_cure(tmp_path: Path, files: Dict[str, str], cause: str, cure: str) -> None:
+    """The last line of the traceback is all a user needs."""
+    output = _import_plugin(tmp_path, files)
+    last = output.strip().splitlines()[-1]
+    assert last.startswith("ImportError: ") and cause in last and cure in last, output
+
+
+def test_neither_timm_nor_torchvision_is_imported(tmp_path: Path) -> None:
+    """The fairseq plugin works without the other host."""
+    blocked = {f"{name}/__init__.py": f"raise ImportError('{name} was imported')" for name in ("timm", "torchvision")}
+    output = _import_plugin(tmp_path, blocked, "import fairseq_plugin; print('IMPORTED', *fairseq_plugin.__all__)")
+    assert "IMPORTED FlowformerLanguageModel" in output, output
+
+
+def test_user_dir_twice_is_harmless(tmp_path: Path) -> None:
+    """Imported first and then named as --user-dir, as ``from_pretrained(user_dir=...)`` does."""
+    code = (
+        "import argparse, fairseq_plugin\n"
+        "from fairseq.utils import import_user_module\n"
+        f"for _ in range(2): import_user_module(argparse.Namespace(user_dir={USER_DIR!r}))\n"
+        "from fairseq.models import ARCH_MODEL_REGISTRY; print('ARCH', 'flowformer_lm' in ARCH_MODEL_REGISTRY)"
+    )
+    assert "ARCH True" in _import_plugin(tmp_path, {}, code)
+
+
+def test_module_prints_its_folder() -> None:
+    """``--user-dir $(python -m fairseq_plugin)`` works from anywhere: the folder is the last line."""
+    assert run_module("fairseq_plugin", [], cwd=str(CHECKOUT)).strip().splitlines()[-1] == USER_DIR

@@ -1,0 +1,65 @@
+"""A training step needs memory in proportion to its length, and nothing of size T x T."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .toy import CHECKOUT, build_model, tokens
+
+# Peak memory above what stood before the step, in bytes, of one training step at the length given.
+STEP = """
+import resource, sys
+from tests.fairseq_plugin.toy import build_model, tokens
+def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+arch, length = sys.argv[1], int(sys.argv[2])
+model = build_model(arch, "--tokens-per-sample", str(length), "--share-decoder-input-output-embed").train()
+model(tokens(1, 64))[0].sum().backward()
+before = peak()
+model(tokens(1, length))[0].float().logsumexp(-1).mean().backward()
+print("PEAK", peak() - before)
+"""
+
+
+def _step_memory(arch: str, length: int) -> int:
+    finished = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", STEP, arch, str(length)], capture_output=True, text=True, cwd=CHECKOUT
+    )
+    assert finished.returncode == 0, finished.stderr[-2000:]
+    return int(finished.stdout.split("PEAK")[1])
+
+
+@pytest.mark.parametrize("arch", ["flowformer_lm", "linear_lm"])
+def test_memory_of_a_step_is_linear(arch: str) -> None:
+    """At 32k tokens at most 2.2 times that at 16k, as the operating system counts it."""
+    at_16k, at_32k = _step_memory(arch, 16384), _step_memory(arch, 32768)
+    assert at_16k > 2**26, "too little to measure"
+    assert at_32k <= 2.2 * at_16k, f"{at_32k / at_16k:.2f} times"
+
+
+class _LargestTensor(TorchDispatchMode):
+    """Remembers the number of elements of the largest tensor made inside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, (tuple, list)) else (out,):
+            if isinstance(tensor, torch.Tensor):
+                self.elements = max(self.elements, tensor.numel())
+        return out
+
+
+@pytest.mark.parametrize("arch", ["flowformer_lm", "linear_lm"])
+def test_nothing_of_size_t_by_t(arch: str) -> None:
+    """No tensor of a step at 4096 tokens, padding included, comes near 4096 x 4096 elements, fairseq's mask included."""
+    model = build_model(arch, "--tokens-per-sample", "4096").train()
+    sequence = tokens(1, 4096)
+    sequence[0, -100:] = 1
+    with _LargestTensor() as largest:
+        model(sequence)[0].sum().backward()
+    assert 4096 * 64 <= largest.elements <= 4096 * 4096 // 8

@@ -1,0 +1,138 @@
+"""What ``transformer_lm`` takes, ours take: fairseq's options, through fairseq's own parser."""
+
+import pytest
+import torch
+from fairseq import options
+from fairseq.models import ARCH_MODEL_REGISTRY
+from fairseq.modules import AdaptiveInput, AdaptiveSoftmax
+from fairseq.modules.fairseq_dropout import FairseqDropout
+
+from fairseq_plugin.language_model import FlowformerLanguageModelConfig, LinearLanguageModelConfig
+from tests.compare import assert_close
+
+from .toy import ARCHITECTURES, build_model, tokens
+
+
+@pytest.mark.parametrize("arch", ["flowformer_lm", "linear_lm", "softmax_lm"])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "--share-decoder-input-output-embed",
+        "--adaptive-softmax-cutoff 20,40 --adaptive-input --adaptive-input-cutoff 20,40 --tie-adaptive-weights",
+        "--decoder-learned-pos --layernorm-embedding",
+        "--character-embeddings",
+        "--decoder-layerdrop 0.3",
+        "--quant-noise-pq 0.1",
+        "--scale-attn --scale-fc --scale-heads --scale-resids",
+        "--decoder-layers-to-keep 0",
+        "--activation-fn gelu --activation-dropout 0.1 --attention-dropout 0.1",
+        "--lineartime-post-norm",
+    ],
+)
+def test_option_builds_and_trains(arch: str, arguments: str) -> None:
+    """A forward and a backward pass; every parameter that a step can reach gets a finite gradient."""
+    model = build_model(arch, *arguments.split()).train()
+    out = model(tokens(2, 20))[0]
+    loss = model.decoder.adaptive_softmax(out, tokens(2, 20, seed=3).flatten())[0] if "softmax" in arguments else [out]
+    torch.autograd.backward([part.float().square().mean() for part in loss if part is not None])
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+    missing = {name for name, gradient in gradients.items() if gradient is None}
+    # Character embeddings keep one for symbols without characters; layer drop leaves layers out at random, which is
+    # its point; adaptive loss needs a word of each cluster.
+    missing.discard("decoder.embed_tokens.symbol_embeddings")
+    assert not missing or "layerdrop" in arguments or "adaptive" in arguments, missing
+    assert all(torch.isfinite(gradient).all() for gradient in gradients.values() if gradient is not None)
+
+
+def test_embedding_options_are_the_hosts() -> None:
+    """Shared, adaptive and kept layers end up where fairseq puts them."""
+    shared = build_model("flowformer_lm", "--share-decoder-input-output-embed").decoder
+    assert shared.output_projection.weight is shared.embed_tokens.weight
+    adaptive = build_model(
+        "flowformer_lm", "--adaptive-softmax-cutoff", "20,40", "--adaptive-input", "--adaptive-input-cutoff", "20,40"
+    ).decoder
+    assert isinstance(adaptive.embed_tokens, AdaptiveInput) and isinstance(adaptive.adaptive_softmax, AdaptiveSoftmax)
+    assert len(build_model("flowformer_lm", "--decoder-layers-to-keep", "0").decoder.layers) == 1
+    assert len(build_model("flowformer_lm", "--decoder-layers", "3").decoder.layers) == 3
+
+
+def test_normformer_options_reach_the_layers() -> None:
+    """All four add parameters to every layer (fairseq's own transformer_lm loses them on the way)."""
+    layer = build_model(
+        "flowformer_lm", "--scale-attn", "--scale-fc", "--scale-heads", "--scale-resids"
+    ).decoder.layers[1]
+    assert all(part is not None for part in (layer.attn_ln, layer.ffn_layernorm, layer.c_attn, layer.w_resid))
+    plain = build_model("flowformer_lm").decoder.layers[1]
+    assert all(part is None for part in (plain.attn_ln, plain.ffn_layernorm, plain.c_attn, plain.w_resid))
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_checkpointed_activations_are_recomputed(arch: str) -> None:
+    """Each layer runs twice, and loss and gradients stay the same."""
+    results = {}
+    for arguments in ([], ["--checkpoint-activations"], ["--offload-activations"]):
+        model = build_model(arch, *arguments, "--dropout", "0").train()
+        calls = []
+        for layer in model.decoder.layers:
+            layer.self_attn.register_forward_hook(lambda *_: calls.append(1))
+        model(tokens(2, 70))[0].square().mean().backward()
+        results[tuple(arguments)] = len(calls), model.decoder.layers[0].self_attn.q_proj.weight.grad
+    assert results[()][0] == 2
+    for arguments in ("--checkpoint-activations",), ("--offload-activations",):
+        assert results[arguments][0] == 4, f"{arguments}: layers were not wrapped"
+        assert_close("q_proj gradient", results[arguments][1], results[()][1])
+
+
+def test_retained_dropout_reaches_attention() -> None:
+    """fairseq-generate --retain-dropout keeps attention dropout at inference."""
+    model = build_model("flowformer_lm", "--attention-dropout", "0.5", "--dropout", "0").eval()
+    for module in model.modules():
+        if isinstance(module, FairseqDropout):
+            module.make_generation_fast_("x", retain_dropout=True)
+    with torch.no_grad():
+        first, second = (model(tokens(2, 30))[0] for _ in range(2))
+    assert not torch.equal(first, second)
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_parameters(arch: str, dtype: torch.dtype) -> None:
+    """fairseq's --fp16 halves the whole model; logits stay those of float32 within the format."""
+    model = build_model(arch).eval()
+    with torch.no_grad():
+        expected = model(tokens(2, 200))[0]
+        actual = model.to(dtype)(tokens(2, 200))[0]
+    assert actual.dtype == dtype
+    assert_close("logits", actual.float(), expected, tolerance=5e-2 if dtype == torch.bfloat16 else 1e-2)
+
+
+@pytest.mark.parametrize("config", [FlowformerLanguageModelConfig, LinearLanguageModelConfig])
+def test_own_options_are_prefixed_and_explained(config) -> None:
+    """Every option that is ours has a help text and no name a task could share."""
+    own = set(config.__dataclass_fields__) - set(config.__mro__[2].__dataclass_fields__)
+    assert own
+    for name in own:
+        assert name.split("_")[0] in ("flow", "linear", "lineartime"), name
+        assert len(config.__dataclass_fields__[name].metadata["help"]) > 20, name
+
+
+def test_wiki103_is_the_papers_model() -> None:
+    """6 layers, width 512, 8 heads, FFN 2048, shared embeddings, dropout 0.1; user options win."""
+    parser = options.get_training_parser()
+    command = ["data", "--task", "language_modeling", "--arch", "flowformer_lm_wiki103"]
+    arguments = options.parse_args_and_arch(parser, command)
+    assert (arguments.decoder_layers, arguments.decoder_embed_dim, arguments.decoder_ffn_embed_dim) == (6, 512, 2048)
+    assert (arguments.decoder_attention_heads, arguments.dropout) == (8, 0.1)
+    assert arguments.share_decoder_input_output_embed and arguments.decoder_normalize_before
+    narrower = options.parse_args_and_arch(options.get_training_parser(), [*command, "--decoder-layers", "2"])
+    assert narrower.decoder_layers == 2
+
+
+def test_registered_names() -> None:
+    """Each architecture belongs to the class that documents it."""
+    assert {name: ARCH_MODEL_REGISTRY[name].__name__ for name in ARCHITECTURES} == {
+        "flowformer_lm": "FlowformerLanguageModel",
+        "flowformer_lm_wiki103": "FlowformerLanguageModel",
+        "linear_lm": "LinearLanguageModel",
+        "softmax_lm": "SoftmaxLanguageModel",
+    }

@@ -1,0 +1,85 @@
+"""What the fairseq tests share: a toy dictionary, models built through fairseq's own parser, its commands as processes."""
+
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import List, Sequence
+
+import torch
+from fairseq import options, tasks
+from fairseq.data import Dictionary
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from torch import Tensor
+
+import fairseq_plugin  # noqa: F401  registers the architectures
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+USER_DIR = str(CHECKOUT / "fairseq_plugin")
+ARCHITECTURES = ("flowformer_lm", "flowformer_lm_wiki103", "linear_lm", "softmax_lm")
+SMALL = (
+    "--decoder-layers 2 --decoder-embed-dim 32 --decoder-input-dim 32 --decoder-output-dim 32 "
+    "--decoder-ffn-embed-dim 64 --decoder-attention-heads 4"
+).split()
+
+
+def dictionary(words: int = 60) -> Dictionary:
+    """A dictionary of ``words`` made-up words beside fairseq's four special symbols."""
+    symbols = Dictionary()
+    for i in range(words):
+        symbols.add_symbol(f"w{i}")
+    return symbols
+
+
+def build_model(arch: str, *arguments: str, seed: int = 1):
+    """The model that ``fairseq-train --arch ARCH ARGUMENTS`` builds, small unless told otherwise."""
+    parser = options.get_training_parser()
+    command = ["data", "--task", "language_modeling", "--arch", arch, *SMALL, "--tokens-per-sample", "256", *arguments]
+    config = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, command))
+    symbols = dictionary()
+    task = SimpleNamespace(source_dictionary=symbols, target_dictionary=symbols)
+    torch.manual_seed(seed)
+    return tasks.FairseqTask.build_model(task, config.model)
+
+
+def tokens(batch: int, length: int, seed: int = 0) -> Tensor:
+    """Random real tokens (batch, length)."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(4, 60, (batch, length), generator=generator)
+
+
+def run_module(module: str, arguments: Sequence[str], expect: int = 0, stdin: str = "", cwd: str = "") -> str:
+    """Run ``python -m MODULE ARGUMENTS`` in a new process; its output, stderr included. Fails on another exit status."""
+    finished = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", module, *arguments],
+        input=stdin, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300, cwd=cwd or None,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert finished.returncode == expect, f"{module} {' '.join(arguments)}\n{finished.stdout[-3000:]}"
+    return finished.stdout
+
+
+def training_command(data: str, save_dir: str, arch: str, *arguments: str) -> List[str]:
+    """Arguments of a short ``fairseq-train`` on the CPU; later ``arguments`` win."""
+    return [
+        data, "--user-dir", USER_DIR, "--task", "language_modeling", "--arch", arch, *SMALL, "--dropout", "0.1",
+        "--tokens-per-sample", "48", "--max-tokens", "384", "--optimizer", "adam", "--lr", "3e-3", "--max-update", "6",
+        "--save-dir", save_dir, "--log-format", "json", "--log-interval", "1", "--cpu", "--seed", "1", *arguments,
+    ]  # fmt: skip
+
+
+def write_text(folder: Path, seed: int = 0) -> None:
+    """train.txt, valid.txt and test.txt of sentences with something to learn: a word foretells the next one."""
+    rng = random.Random(seed)
+    for split, lines in (("train", 300), ("valid", 40), ("test", 20)):
+        sentences = []
+        for _ in range(lines):
+            word = rng.randrange(60)
+            sentence = []
+            for _ in range(rng.randrange(5, 12)):
+                sentence.append(f"w{word}")
+                word = (7 * word + rng.randrange(3)) % 60
+            sentences.append(" ".join(sentence))
+        (folder / f"{split}.txt").write_text("\n".join(sentences) + "\n")
