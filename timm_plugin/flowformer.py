@@ -16,13 +16,14 @@ from timm.models import build_model_with_cfg, checkpoint_seq, generate_default_c
 from timm.models._features import feature_take_indices
 from timm.models.vision_transformer import init_weights_vit_timm
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from common.ops.checks import check_choice, check_positive_int
 
 from .attention import given_options
 from .blocks import FlowformerBlock
 from .checkpoints import checkpoint_filter_fn
-from .images import ImageSize, PositionEmbedding, check_image, check_img_size, pad_to_even
+from .images import ImageSize, PositionEmbedding, check_image, check_img_size
 from .registry import register_once
 
 try:  # timm >= 1.0.29 keeps a record of the size a model was set to, and data configs follow it
@@ -39,7 +40,7 @@ GLOBAL_POOLS = ("", "avg", "max", "avgmax", "catavgmax")
 
 
 class Downsample(nn.Module):
-    """The 2x2 convolution with stride 2 between stages: (B, C, H, W) -> (B, C', ceil(H / 2), ceil(W / 2))."""
+    """The 2x2 convolution with stride 2 between stages; an odd H or W gets a row or column of zeros."""
 
     def __init__(self, dim: int, dim_out: int, device: Any = None, dtype: Optional[torch.dtype] = None) -> None:
         super().__init__()
@@ -47,7 +48,9 @@ class Downsample(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x (B, C, H, W) -> (B, C', ceil(H / 2), ceil(W / 2))."""
-        return self.proj(pad_to_even(x))
+        # Without a condition, so that an exported model keeps its freedom of size; nothing is added to even sizes.
+        x = F.pad(x, [0, x.shape[3] % 2, 0, x.shape[2] % 2])
+        return self.proj(x)
 
 
 class FlowformerStage(nn.Module):
@@ -184,7 +187,7 @@ class Flowformer(nn.Module):
 
     @torch.jit.ignore
     def group_matcher(self, coarse: bool = False) -> Dict[str, Any]:
-        """Patterns of parameter names by depth, for layer-wise learning rates: by stage if ``coarse``, else by block."""
+        """Patterns of parameter names by depth, for layer-wise learning rates: by block, or by stage if ``coarse``."""
         by_block = [
             (r"^stages\.(\d+)\.downsample", (0,)),
             (r"^stages\.(\d+)\.blocks\.(\d+)", None),
@@ -356,8 +359,9 @@ def _check_arguments(
     check_choice("global_pool", global_pool, GLOBAL_POOLS)
     if not depths or len(depths) != len(embed_dims):
         raise ValueError(f"depths is {depths} and embed_dims {embed_dims}; allowed: one number per stage in both")
-    for depth, dim in zip(depths, embed_dims):
+    for depth in depths:
         check_positive_int("depths", depth)
+    for dim in embed_dims:
         check_positive_int("embed_dims", dim)
 
 

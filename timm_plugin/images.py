@@ -8,7 +8,6 @@ from typing import Any, Final, List, Optional, Tuple, Union
 import torch
 from timm.layers import register_notrace_function, resample_abs_pos_embed, to_2tuple, trunc_normal_
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 ImageSize = Union[int, Tuple[int, int]]
 
@@ -100,13 +99,3 @@ def check_image(
             "or any with dynamic_img_pad=True"
         )
     return x
-
-
-@torch.fx.wrap
-@register_notrace_function
-def pad_to_even(x: Tensor) -> Tensor:
-    """(B, C, H, W) with a row and a column of zeros added where H or W is odd, so that halving loses nothing."""
-    H, W = x.shape[2], x.shape[3]
-    if H % 2 == 0 and W % 2 == 0:
-        return x
-    return F.pad(x, [0, W % 2, 0, H % 2])

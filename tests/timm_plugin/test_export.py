@@ -1,0 +1,94 @@
+"""The models leave Python: torch.compile without graph breaks, torch.export, ONNX, pickles and copies."""
+
+import copy
+import io
+import logging
+import pickle
+
+import pytest
+import torch
+from onnx.reference import ReferenceEvaluator
+from torch.export import Dim
+
+from tests.compare import assert_close, gradients
+
+from .models import CASES, build, images
+
+SMALL = ("hier_12h", "deit")
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler(monkeypatch):
+    # pytest keeps every record of torch's trace log, which makes exporting several times slower.
+    monkeypatch.setattr(logging.getLogger("torch.__trace"), "propagate", False)
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("case", ["hier", "hier_dynamic", "stock_vit"])
+def test_compile_without_graph_breaks(case):
+    model = build(case)
+    x = images(model)
+    assert_close("compiled", torch.compile(model, fullgraph=True, backend="eager")(x), model(x))
+
+
+def test_compile_trains():
+    model = build("hier")
+    x = images(model)
+    parameters = dict(model.named_parameters())
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    expected = gradients(model(x), parameters.values())
+    for name, actual, wanted in zip(parameters, gradients(compiled(x), parameters.values()), expected):
+        assert_close(f"gradient of {name}", actual, wanted)
+
+
+@pytest.mark.parametrize("case", SMALL)
+def test_export_any_batch(case):
+    model = build(case)
+    x = images(model)
+    program = torch.export.export(model, (x,), dynamic_shapes=({0: Dim("batch")},))
+    assert_close("exported", program.module()(x), model(x))
+    more = images(model, batch=5)
+    assert_close("exported, another batch", program.module()(more), model(more))
+
+
+def test_export_any_size():
+    model = build("hier_dynamic")
+    height, width = Dim("height", min=2, max=64), Dim("width", min=2, max=64)
+    example = images(model, size=(96, 128))
+    program = torch.export.export(model, (example,), dynamic_shapes=({2: 8 * height, 3: 8 * width},))
+    for size in ((96, 128), (64, 64), (40, 160)):
+        x = images(model, size=size)
+        assert_close(f"exported at {size}", program.module()(x), model(x))
+
+
+@pytest.mark.parametrize("case", SMALL)
+def test_onnx(case):
+    model = build(case)
+    x = images(model)
+    program = torch.onnx.export(
+        model, (x,), dynamo=True, verbose=False, dynamic_shapes=({0: Dim("batch", min=1, max=64)},)
+    )
+    session = ReferenceEvaluator(program.model_proto)
+    for batch in (x, images(model, batch=3)):
+        (out,) = session.run(None, {session.input_names[0]: batch.numpy()})
+        assert_close("onnx", torch.from_numpy(out), model(batch), 1e-4)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_pickle_and_copy(case):
+    model = build(case)
+    x = images(model)
+    assert_close("pickled", pickle.loads(pickle.dumps(model))(x), model(x))
+    assert_close("copied", copy.deepcopy(model)(x), model(x))
+
+
+def test_whole_model_saved():
+    model = build("hier_12h", form="paper")
+    buffer = io.BytesIO()
+    torch.save(model, buffer)
+    buffer.seek(0)
+    loaded = torch.load(buffer, weights_only=False)
+    assert loaded.stages[0].blocks[0].attn.attention.form == "paper"
+    assert_close("loaded", loaded(images(model)), model(images(model)))
