@@ -1,0 +1,111 @@
+"""Memory of the linear forms grows in proportion to the length, and nothing of size n x n is ever made."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from common.ops import flow_attention, flow_attention_weights, linear_attention
+from tests.common.inputs import qkv
+
+OPS = [flow_attention, linear_attention]
+ops = pytest.mark.parametrize("op", OPS, ids=lambda op: op.__name__)
+causality = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+
+
+class LargestTensor(TorchDispatchMode):
+    """The number of elements of the largest tensor any operation makes, backward included."""
+
+    numel = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        sizes = [x.untyped_storage().nbytes() // x.element_size() for x in tree_leaves(out) if torch.is_tensor(x)]
+        self.numel = max([self.numel, *sizes])
+        return out
+
+
+def largest(op, n: int, **options) -> int:
+    inputs = qkv(n, batch=1, heads=1, d=8, e=8, dtype=torch.float32)
+    with LargestTensor() as seen:
+        out = op(*inputs, **options)
+        out = out[0] if isinstance(out, tuple) else out
+        torch.autograd.grad(out.sum(), inputs)
+    return seen.numel
+
+
+def test_the_watch_sees_a_quadratic_tensor():
+    quadratic = largest(torch.nn.functional.scaled_dot_product_attention, 500, attn_mask=torch.ones(500, 500).bool())
+    assert quadratic >= 500 * 500
+
+
+@ops
+@causality
+@pytest.mark.parametrize("masked", [False, True], ids=["whole", "masked"])
+def test_no_tensor_is_quadratic(masked, causal, op):
+    for n in (500, 1000, 5000):
+        mask = (torch.arange(n) < n // 3)[None] if masked else None
+        state = {"return_state": True} if causal else {}
+        size = largest(op, n, causal=causal, key_padding_mask=mask, query_padding_mask=mask, **state)
+        # q has 8 n elements, the scores inside chunks of 64 have 64 for each of up to n + 63 tokens.
+        assert size <= 64 * (n + 63)
+
+
+@causality
+def test_looking_at_the_weights_is_linear_too(causal):
+    def weights(q, k, v, **options):
+        competition, allocation = flow_attention_weights(q, k, **options)
+        return competition + allocation + 0 * v.sum(-1)
+
+    assert largest(weights, 5000, causal=causal) <= 64 * 5063
+
+
+@ops
+@causality
+def test_what_is_saved_for_the_backward_pass_is_proportional_to_the_length(causal, op):
+    def saved(n):
+        storages = {}
+
+        def remember(x):
+            storages[x.untyped_storage().data_ptr()] = x.untyped_storage()  # kept, so that no address is used twice
+            return x
+
+        inputs = qkv(n, batch=1, heads=2, d=16, e=16, dtype=torch.float32)
+        with torch.autograd.graph.saved_tensors_hooks(remember, lambda x: x):
+            out = op(*inputs, causal=causal)
+        assert out.requires_grad
+        return sum(storage.nbytes() for storage in storages.values())
+
+    assert saved(8192) <= 2.05 * saved(4096)
+
+
+PEAK = """
+import re, torch
+from common.ops import flow_attention
+
+def peak(n):
+    torch.manual_seed(0)
+    inputs = [torch.randn(1, 4, n, 32, requires_grad=True) for _ in range(3)]
+    flow_attention(*inputs, causal=True).sum().backward()
+    return int(re.search(r"VmHWM:\\s*(\\d+)", open("/proc/self/status").read()).group(1))
+
+torch.set_num_threads(1)
+base = peak(64)
+print(*(peak(n) - base for n in (16384, 32768)))
+"""
+
+
+def test_a_training_step_at_32k_tokens_peaks_at_most_2_2_times_that_at_16k():
+    """Of resident memory, over what importing and a short step need; the longer comes last, as peaks never fall.
+
+    Linux's VmHWM, since a new process takes over the ru_maxrss of the one that started it.
+    """
+    # A fixed threshold makes the allocator return every large block at once: peaks then repeat to a percent.
+    env = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
+    done = subprocess.run([sys.executable, "-c", PEAK], env=env, capture_output=True, text=True, check=True)
+    half, whole = map(int, done.stdout.split())
+    assert 0 < half < whole <= 2.2 * half
