@@ -4,6 +4,7 @@ import argparse
 import collections
 import importlib
 import typing
+from pathlib import Path
 from types import ModuleType
 
 INSTALL = "pip install 'lineartime[fairseq]'"
@@ -14,38 +15,48 @@ def import_host() -> ModuleType:
 
     Raises:
         ImportError: fairseq is missing, cannot be imported here, or numpy 2 stands beside it, or the package
-            ``common`` is somebody else's; the message names the cause and the command that mends it.
+            ``common`` is missing or somebody else's; the message names the cause and the command that mends it.
     """
-    import common
-
-    if getattr(common, "DISTRIBUTION", None) != "lineartime":
-        raise ImportError(
-            f"fairseq_plugin needs lineartime's package 'common', but Python finds another one at "
-            f"{getattr(common, '__file__', None) or list(common.__path__)}. "
-            "Put the folder that holds fairseq_plugin first: PYTHONPATH=/path/to/lineartime, or rename the other one."
-        )
+    _check_common()
     try:
         import numpy
     except ModuleNotFoundError as error:
-        raise ImportError(f"fairseq_plugin needs fairseq, which needs numpy. Mend it with: {INSTALL}") from error
+        raise ImportError(f"fairseq_plugin needs fairseq, which needs numpy. Run: {INSTALL}") from error
     if int(numpy.__version__.split(".")[0]) >= 2:
         raise ImportError(
             f"fairseq_plugin found numpy {numpy.__version__}; fairseq works with numpy 1 only (its generation fails on "
-            "np.compat, its compiled parts may not load). Mend it with: pip install 'numpy<2'"
+            "np.compat, its compiled parts may not load). Run: pip install 'numpy<2'"
         )
     try:
         fairseq = importlib.import_module("fairseq")
         importlib.import_module("fairseq.models.transformer_lm")
     except ModuleNotFoundError as error:
         missing = error.name or "fairseq"
-        raise ImportError(f"fairseq_plugin needs {missing}, which is not installed. Mend it with: {INSTALL}") from error
+        raise ImportError(f"fairseq_plugin needs {missing}, which is not installed. Run: {INSTALL}") from error
     except (ImportError, ValueError, AttributeError) as error:
         # fairseq 0.12.2 and its hydra-core 1.0 on Python >= 3.11: "mutable default ... use default_factory".
         raise ImportError(
             f"fairseq is installed but cannot be imported ({error}). PyPI's fairseq 0.12.2 does not work on Python "
-            f">= 3.11. Mend it with: pip uninstall -y fairseq && {INSTALL}"
+            f">= 3.11. Run: pip uninstall -y fairseq && {INSTALL}"
         ) from error
     return fairseq
+
+
+def _check_common() -> None:
+    """Raise ImportError unless the package ``common`` that Python finds is this project's."""
+    mend = f"Run: export PYTHONPATH='{Path(__file__).resolve().parents[1]}'\"${{PYTHONPATH:+:$PYTHONPATH}}\""
+    try:
+        common = importlib.import_module("common")
+    except ModuleNotFoundError as error:
+        raise ImportError(
+            f"fairseq_plugin needs lineartime's package common, which is not on the path. {mend}"
+        ) from error
+    if getattr(common, "DISTRIBUTION", None) != "lineartime":
+        place = getattr(common, "__file__", None) or list(common.__path__)
+        raise ImportError(
+            f"fairseq_plugin needs lineartime's package common, but Python found another one in {place}. {mend} "
+            "(if that one is in the folder of your script, rename it)"
+        )
 
 
 def allow_checkpoint_classes() -> None:

@@ -3,12 +3,15 @@
 import json
 import math
 import re
+import socket
+import subprocess
 import sys
 from pathlib import Path
 from typing import Dict, List
 
 import pytest
 import torch
+import yaml
 from fairseq.checkpoint_utils import load_model_ensemble_and_task
 
 from tests.compare import assert_close
@@ -50,8 +53,8 @@ def test_evaluation(trained, data_bin: str) -> None:
     window = _perplexity(run_module("fairseq_cli.eval_lm", [*base, "--gen-subset", "valid", "--context-window", "40"]))
     validated = run_module(
         "fairseq_cli.validate",
-        [data_bin, "--user-dir", USER_DIR, "--task", "language_modeling", "--path", checkpoint, "--valid-subset", "valid",
-         "--max-tokens", "384", "--cpu", "--log-format", "json"],
+        [data_bin, "--user-dir", USER_DIR, "--task", "language_modeling", "--path", checkpoint, "--cpu",
+         "--valid-subset", "valid", "--max-tokens", "384", "--log-format", "json"],
     )  # fmt: skip
     expected = 2.0 ** _entries(log, "valid")[-1]["valid_loss"]
     assert math.isclose(plain, expected, rel_tol=0.01)
@@ -144,7 +147,7 @@ def test_training_modes(arguments: List[str], data_bin: str, tmp_path: Path) -> 
 
 
 def test_namespaces_in_a_checkpoint_load(data_bin: str, tmp_path: Path) -> None:
-    """``--optimizer sgd`` has no dataclass, so its checkpoint holds an argparse.Namespace, which torch >= 2.6 refuses."""
+    """``--optimizer sgd`` has no dataclass: its checkpoint holds an argparse.Namespace, which torch >= 2.6 refuses."""
     options = ["--optimizer", "sgd", "--lr", "0.1", "--max-update", "2"]
     run_module("fairseq_cli.train", training_command(data_bin, str(tmp_path), "flowformer_lm", *options))
     evaluation = [data_bin, "--user-dir", USER_DIR, "--path", str(tmp_path / "checkpoint_last.pt"), "--cpu"]
@@ -153,8 +156,6 @@ def test_namespaces_in_a_checkpoint_load(data_bin: str, tmp_path: Path) -> None:
 
 def test_hydra_training(data_bin: str, tmp_path: Path) -> None:
     """fairseq-hydra-train from a YAML file with model._name and common.user_dir; its checkpoint evaluates."""
-    import yaml
-
     sizes = {flag.strip("-").replace("-", "_"): int(value) for flag, value in zip(SMALL[::2], SMALL[1::2])}
     config = {
         "common": {"user_dir": USER_DIR, "cpu": True},
@@ -178,9 +179,6 @@ def test_hydra_training(data_bin: str, tmp_path: Path) -> None:
 
 def test_two_processes_train_as_one(data_bin: str, tmp_path: Path) -> None:
     """Two gloo processes give the loss and the weights of one process with twice the --update-freq."""
-    import socket
-    import subprocess
-
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -33,9 +33,7 @@ def _import_plugin(tmp_path: Path, files: Dict[str, str], code: str = "import fa
             "pip install 'lineartime[fairseq]'",
         ),
         (
-            {
-                "fairseq/__init__.py": "raise ValueError('mutable default CommonConfig is not allowed: use default_factory')"
-            },
+            {"fairseq/__init__.py": "raise ValueError('mutable default CommonConfig: use default_factory')"},
             "cannot be imported (mutable default CommonConfig",
             "pip uninstall -y fairseq && pip install 'lineartime[fairseq]'",
         ),
@@ -44,7 +42,7 @@ def _import_plugin(tmp_path: Path, files: Dict[str, str], code: str = "import fa
             "found numpy 2.1.0; fairseq works with numpy 1",
             "pip install 'numpy<2'",
         ),
-        ({"common/__init__.py": "", "common/ops.py": ""}, "finds another one at", "PYTHONPATH=/path/to/lineartime"),
+        ({"common/__init__.py": "", "common/ops.py": ""}, "found another one in", "export PYTHONPATH="),
     ],
     ids=["missing", "too-old", "numpy-2", "foreign-common"],
 )

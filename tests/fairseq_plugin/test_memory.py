@@ -56,7 +56,7 @@ class _LargestTensor(TorchDispatchMode):
 
 @pytest.mark.parametrize("arch", ["flowformer_lm", "linear_lm"])
 def test_nothing_of_size_t_by_t(arch: str) -> None:
-    """No tensor of a step at 4096 tokens, padding included, comes near 4096 x 4096 elements, fairseq's mask included."""
+    """No tensor of a step at 4096 tokens comes near 4096 x 4096 elements, with padding and fairseq's mask too."""
     model = build_model(arch, "--tokens-per-sample", "4096").train()
     sequence = tokens(1, 4096)
     sequence[0, -100:] = 1

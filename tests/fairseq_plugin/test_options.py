@@ -74,7 +74,7 @@ def test_checkpointed_activations_are_recomputed(arch: str) -> None:
         model = build_model(arch, *arguments, "--dropout", "0").train()
         calls = []
         for layer in model.decoder.layers:
-            layer.self_attn.register_forward_hook(lambda *_: calls.append(1))
+            layer.self_attn.register_forward_hook(lambda *_, calls=calls: calls.append(1))
         model(tokens(2, 70))[0].square().mean().backward()
         results[tuple(arguments)] = len(calls), model.decoder.layers[0].self_attn.q_proj.weight.grad
     assert results[()][0] == 2
