@@ -1,0 +1,58 @@
+"""``python -m recipes.demo``: train, evaluate and write text with fairseq, train on images with timm, show both."""
+
+import argparse
+import shlex
+import sys
+import time
+from pathlib import Path
+
+from .commands import CommandFailed, python, run, shown
+from .text import FULL, QUICK, run_text
+
+
+def parser() -> argparse.ArgumentParser:
+    """The demo's options."""
+    parser = argparse.ArgumentParser(prog="python -m recipes.demo", description=__doc__)
+    parser.add_argument(
+        "--out", type=Path, default=Path("work/demo"), help="folder for everything (default: %(default)s)"
+    )
+    parser.add_argument("--quick", action="store_true", help="only see that everything runs: nothing is learned")
+    parser.add_argument(
+        "--timm-scripts", type=Path, metavar="DIR", help="train the digits with the train.py of timm in DIR"
+    )
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the demo; returns the exit status."""
+    options = parser().parse_args(arguments)
+    budget = QUICK if options.quick else FULL
+    out = options.out.absolute()
+    started = time.monotonic()
+    command = shlex.join(["python", "-m", "recipes.demo", *(sys.argv[1:] if arguments is None else arguments)])
+    try:
+        text = run_text(out, budget)
+        print(f"Speed of a training step at {', '.join(f'{n:,}' for n in budget.lengths)} tokens", flush=True)
+        log = out / "logs" / "lengths.log"
+        run(python("-m", "recipes.demo.lengths", out / "bin", "--lengths", *budget.lengths), log)
+        # Imported here: these load torch, timm and matplotlib, none of which the text half needs in this process.
+        from . import picture, results
+        from .images import REQUIRED_TOP1, run_images
+
+        images = run_images(out, budget, options.timm_scripts and options.timm_scripts.absolute())
+        speeds = results.read_speeds(log.read_text(encoding="utf-8").splitlines())
+        run_description = results.describe_run(command, time.monotonic() - started)
+        print("\n" + results.write(out, text, speeds, images, run_description))
+        picture.draw(text, images, out / "demo.png")
+    except (CommandFailed, ValueError) as error:
+        print(f"\nThe demo stopped: {error}", file=sys.stderr)
+        return 1
+    print(f"\nPicture: {shown(out / 'demo.png')}   everything else: {shown(out)}")
+    if not options.quick and images.top1 < REQUIRED_TOP1:
+        print(f"The digits were learned to {images.top1:.1f} %; {REQUIRED_TOP1:.0f} % are required.", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

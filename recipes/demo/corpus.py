@@ -1,0 +1,169 @@
+"""Real text found on every machine: the interpreter's own standard library, split by file, one line per file.
+
+fairseq reads one document per line and pieces separated by whitespace, so whitespace other than the space is written
+as a visible mark (newline as "⏎"); sentencepiece writes the space as "▁". Nothing is lost: ``from_line(to_line(t))``
+is ``t``, and encoding followed by decoding gives the line back.
+"""
+
+import hashlib
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import sentencepiece
+
+#: Mark of each whitespace character a document may hold besides the space.
+MARKS = {"\n": "⏎", "\t": "⇥", "\f": "␌"}
+SPACE_PIECE = "▁"
+
+#: Folders that hold tests, other people's packages, or tables of numbers rather than text.
+SKIPPED_FOLDERS = frozenset(
+    [
+        "site-packages",
+        "dist-packages",
+        "test",
+        "tests",
+        "idle_test",
+        "encodings",
+        "pydoc_data",
+        "lib2to3",
+        "turtledemo",
+        "__pycache__",
+    ]
+)
+
+#: Bytes of text per split. Train is what the demo's updates go through once, about.
+SPLIT_BYTES = {"test": 120_000, "valid": 60_000, "train": 1_250_000}
+#: A file larger than this would be most of a small split by itself.
+MAX_FILE_BYTES = 60_000
+
+
+class Document(NamedTuple):
+    """One source file."""
+
+    name: str  # path below the library's folder, with forward slashes
+    text: str
+
+    @property
+    def size(self) -> int:
+        """Bytes in UTF-8."""
+        return len(self.text.encode())
+
+
+def to_line(text: str) -> str:
+    """``text`` as one line: newline, tab and form feed become visible marks.
+
+    Raises:
+        ValueError: a character that could not be told from a mark or would split a piece.
+    """
+    for character in text:
+        if character in MARKS.values() or character == SPACE_PIECE or _is_foreign_space(character):
+            raise ValueError(f"text holds {character!r}; allowed: no marks, and no whitespace but space, \\n, \\t, \\f")
+    return text.translate(str.maketrans(MARKS))
+
+
+def from_line(line: str) -> str:
+    """The inverse of ``to_line``; also takes sentencepiece's mark of the space."""
+    return line.translate(str.maketrans({mark: space for space, mark in MARKS.items()})).replace(SPACE_PIECE, " ")
+
+
+def _is_foreign_space(character: str) -> bool:
+    return character.isspace() and character != " " and character not in MARKS
+
+
+def read_library(folder: Path | None = None) -> Iterator[Document]:
+    """The library's sources in the order of a hash of their names, a fixed shuffle; no text comes twice.
+
+    Files that are empty, very large, not UTF-8 or hold characters ``to_line`` refuses are left out.
+    """
+    folder = Path(sysconfig.get_path("stdlib")) if folder is None else Path(folder)
+    seen = set()
+    for path in sorted(folder.rglob("*.py"), key=lambda path: _digest(path.relative_to(folder).as_posix())):
+        name = path.relative_to(folder)
+        if SKIPPED_FOLDERS.intersection(name.parts) or not 0 < path.stat().st_size <= MAX_FILE_BYTES:
+            continue
+        try:
+            text = path.read_text(encoding="utf-8").strip() + "\n"
+            to_line(text)
+        except ValueError:  # UnicodeDecodeError is one
+            continue
+        if text != "\n" and text not in seen:
+            seen.add(text)
+            yield Document(name.as_posix(), text)
+
+
+def _digest(name: str) -> str:
+    return hashlib.sha256(name.encode()).hexdigest()
+
+
+def split_by_file(documents: Iterator[Document], split_bytes: dict[str, int]) -> dict[str, list[Document]]:
+    """Whole documents to each split in turn until it has its bytes; the last split may stay smaller.
+
+    Raises:
+        ValueError: too little text to give every split a document.
+    """
+    splits: dict[str, list[Document]] = {name: [] for name in split_bytes}
+    room = dict(split_bytes)
+    for document in documents:
+        split = next((name for name in room if room[name] > 0), None)
+        if split is None:
+            break
+        splits[split].append(document)
+        room[split] -= document.size
+    empty = [name for name in splits if not splits[name]]
+    if empty:
+        raise ValueError(f"no document left for the splits {', '.join(empty)}; allowed: a folder with more *.py text")
+    return splits
+
+
+def train_sentencepiece(
+    documents: list[Document], prefix: Path, vocab_size: int
+) -> sentencepiece.SentencePieceProcessor:
+    """A byte-pair model that loses nothing: identity normalisation, every space kept, unknown characters as bytes."""
+    # Source lines, not documents, are its sentences: it skips sentences longer than a few thousand bytes.
+    lines = (to_line(line) for document in documents for line in document.text.splitlines(keepends=True))
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=lines,
+        model_prefix=str(prefix),
+        model_type="bpe",
+        vocab_size=vocab_size,
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        add_dummy_prefix=False,
+        allow_whitespace_only_pieces=True,  # indentation
+        byte_fallback=True,
+        character_coverage=0.9999,
+        user_defined_symbols=list(MARKS.values()),
+        num_threads=2,
+        minloglevel=2,
+    )
+    return load_sentencepiece(prefix)
+
+
+def load_sentencepiece(prefix: Path) -> sentencepiece.SentencePieceProcessor:
+    """The model ``train_sentencepiece`` wrote as ``prefix``.model."""
+    return sentencepiece.SentencePieceProcessor(model_file=f"{prefix}.model")
+
+
+def write_dictionary(model: sentencepiece.SentencePieceProcessor, path: Path) -> None:
+    """Every piece of ``model`` as a fairseq dictionary, so that no split has an unknown piece."""
+    pieces = (model.id_to_piece(i) for i in range(len(model)) if not (model.is_control(i) or model.is_unknown(i)))
+    # The counts are not used by the model; fairseq wants one.
+    path.write_text("".join(f"{piece} 1\n" for piece in pieces), encoding="utf-8")
+
+
+def write_split(documents: list[Document], model: sentencepiece.SentencePieceProcessor, path: Path) -> int:
+    """One document per line as pieces; returns how many tokens fairseq will see, one end of document each included."""
+    tokens = 0
+    with open(path, "w", encoding="utf-8") as file:
+        for document in documents:
+            pieces = model.encode(to_line(document.text), out_type=str)
+            tokens += len(pieces) + 1
+            file.write(" ".join(pieces) + "\n")
+    return tokens
+
+
+def decode(pieces: list[str], model: sentencepiece.SentencePieceProcessor) -> str:
+    """Text of ``pieces``, for people to read."""
+    return from_line(model.decode_pieces(pieces))

@@ -1,0 +1,122 @@
+"""Reading what fairseq's command lines print: training logs (--log-format json), eval-lm's result, samples."""
+
+import itertools
+import json
+import re
+import statistics
+from collections.abc import Iterable
+from typing import NamedTuple
+
+_ENTRY = re.compile(r"\| (train_inner|valid) \| (\{.*\})\s*$")
+_PARAMETERS = re.compile(r"num\. shared model params: ([\d,]+) \(")
+_TOKENS = re.compile(r"Evaluated ([\d,]+) tokens in")
+_LOSS = re.compile(r"Loss \(base 2\): ([\d.]+), Perplexity: ([\d.]+)")
+_SAMPLE = re.compile(r"^D-\d+\t[^\t]*\t(.*)$")
+
+
+class Entry(NamedTuple):
+    """One logged point of a training run; losses in bits per token."""
+
+    kind: str  # "train_inner" or "valid"
+    update: int
+    loss: float
+    wall: float  # seconds since training began
+    tokens_per_second: float | None  # of "train_inner" alone
+
+
+class Evaluation(NamedTuple):
+    """eval-lm's result."""
+
+    tokens: int
+    bits_per_token: float
+    perplexity: float
+
+
+def parse_entry(line: str) -> Entry | None:
+    """The training or validation point a log line holds, if it holds one."""
+    found = _ENTRY.search(line)
+    if found is None:
+        return None
+    kind, values = found[1], json.loads(found[2])
+    if kind == "valid":
+        # fairseq prints no wall time for a validation; None is filled in by parse_training.
+        return Entry(kind, int(values["valid_num_updates"]), float(values["valid_loss"]), float("nan"), None)
+    return Entry(kind, int(values["num_updates"]), float(values["loss"]), float(values["wall"]), float(values["wps"]))
+
+
+def parse_training(lines: Iterable[str]) -> list[Entry]:
+    """Every point of a training log, in order; a validation gets the wall time of the training point before it."""
+    entries: list[Entry] = []
+    wall = 0.0
+    for entry in filter(None, map(parse_entry, lines)):
+        if entry.kind == "valid":
+            entry = entry._replace(wall=wall)
+        wall = entry.wall
+        entries.append(entry)
+    return entries
+
+
+def median_tokens_per_second(entries: Iterable[Entry]) -> float:
+    """Median of the logged training speeds.
+
+    The first is left out, the machine still warms up, and so are those whose interval holds a validation.
+
+    Raises:
+        ValueError: nothing is left.
+    """
+    entries = list(entries)
+    speeds = [
+        entry.tokens_per_second
+        for before, entry in itertools.pairwise(entries)
+        if entry.kind == before.kind == "train_inner"
+    ]
+    if not speeds:
+        raise ValueError(
+            f"the log has {len(entries)} points; allowed: two training points in a row, see --log-interval"
+        )
+    return statistics.median(speeds)
+
+
+def parse_parameters(lines: Iterable[str]) -> int:
+    """Number of parameters fairseq-train says the model has."""
+    return int(_search(_PARAMETERS, lines, "number of parameters")[1].replace(",", ""))
+
+
+def parse_evaluation(lines: Iterable[str]) -> Evaluation:
+    """Tokens scored, bits per token and perplexity fairseq-eval-lm says."""
+    lines = list(lines)
+    tokens = _search(_TOKENS, lines, "number of tokens evaluated")
+    loss = _search(_LOSS, lines, "loss")
+    return Evaluation(int(tokens[1].replace(",", "")), float(loss[1]), float(loss[2]))
+
+
+def parse_samples(lines: Iterable[str]) -> list[str]:
+    """The texts fairseq-interactive wrote, one per prompt, as one line each."""
+    return [found[1] for found in map(_SAMPLE.match, lines) if found is not None]
+
+
+def bits_per_byte(evaluation: Evaluation, text_bytes: int) -> float:
+    """Bits the model needs for the whole text, over its bytes in UTF-8.
+
+    The bits are those of every scored token, one end of document per document included; the bytes are the text's
+    alone. Unlike perplexity it does not depend on how the text is cut in tokens.
+    """
+    if text_bytes < 1:
+        raise ValueError(f"text_bytes is {text_bytes}; allowed: at least 1")
+    return evaluation.bits_per_token * evaluation.tokens / text_bytes
+
+
+def _search(pattern: re.Pattern, lines: Iterable[str], what: str) -> re.Match:
+    for line in lines:
+        found = pattern.search(line)
+        if found is not None:
+            return found
+    raise ValueError(f"the log has no {what}; allowed: a line like {pattern.pattern!r}")
+
+
+def summary(entries: Iterable[Entry]) -> dict[str, list[list]]:
+    """Curves for a JSON file: kind -> [update, loss, wall seconds]."""
+    curves: dict[str, list[list]] = {"train_inner": [], "valid": []}
+    for entry in entries:
+        curves[entry.kind].append([entry.update, entry.loss, entry.wall])
+    return curves

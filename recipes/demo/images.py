@@ -1,0 +1,142 @@
+"""The image half: a hierarchical Flowformer learns handwritten digits through timm's own parts."""
+
+import csv
+import re
+import shutil
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from tqdm import tqdm
+
+from .commands import Finished, python, run
+from .digits import VALIDATION_DIGITS, write_digits
+from .text import Budget
+
+MODEL = "flowformer_hier_digits"
+#: Percent of held-out digits a trained model must get right.
+REQUIRED_TOP1 = 95.0
+_EPOCH_STARTS = re.compile(r"^Train: (\d+)\b")
+
+
+class Epoch(NamedTuple):
+    """One line of timm's summary.csv; losses in nats per image, top1 in percent."""
+
+    epoch: int
+    train_loss: float
+    valid_loss: float
+    top1: float
+
+
+class Maps(NamedTuple):
+    """What Flow-Attention does with a few digits, as arrays (digit, height, width)."""
+
+    labels: list[int]
+    predictions: list[int]
+    images: np.ndarray  # 0..1
+    competition: np.ndarray
+    allocation: np.ndarray
+    layer: str
+
+
+class ImageResult(NamedTuple):
+    """Everything the image half found out."""
+
+    parameters: int
+    digits: dict[str, int]  # split -> number of images
+    epochs: list[Epoch]
+    training: Finished
+    trainer: str  # what trained: "train.py" or this package's loop
+    top1: float  # after the last epoch: nothing is chosen by the held-out digits
+    maps: Maps
+
+
+def run_images(out: Path, budget: Budget, timm_scripts: Path | None = None) -> ImageResult:
+    """The whole image half in the folder ``out``; upstream's train.py is used if ``timm_scripts`` has it.
+
+    Raises:
+        ValueError: ``timm_scripts`` is given and has no train.py.
+    """
+    print("Images: scikit-learn's handwritten digits", flush=True)
+    if timm_scripts is not None and not (timm_scripts / "train.py").is_file():
+        raise ValueError(f"--timm-scripts is {timm_scripts}; allowed: a folder that holds timm's train.py")
+    shutil.rmtree(out / "images", ignore_errors=True)
+    folder = out / "images" / "digits"
+    digits = write_digits(folder)
+    print(f"  {digits['train']} digits to learn from, {digits['validation']} held out")
+    trainer = ["-m", "recipes.demo.train_digits"]
+    if timm_scripts is not None:
+        trainer = ["-m", "timm_plugin", timm_scripts / "train.py"]
+    command = python(
+        *trainer, "--data-dir", folder, "--device-modules", "timm_plugin", "--device", "cpu", "--model", MODEL,
+        "--num-classes", 10, "--epochs", budget.epochs, "--warmup-epochs", min(2, budget.epochs - 1),
+        "--batch-size", 64, "--opt", "adamw", "--lr", "2e-3", "--weight-decay", "0.05", "--sched", "cosine",
+        "--smoothing", "0.1", "--scale", "0.7", "1.0", "--hflip", "0", "--color-jitter", "0", "--workers", 0,
+        "--seed", 1, "--checkpoint-hist", 1, "--log-interval", 1000, "--output", out / "images",
+        "--experiment", MODEL,
+    )  # fmt: skip
+    with tqdm(total=budget.epochs, desc=f"  {MODEL}", unit=" epochs", leave=False, disable=None) as bar:
+
+        def on_line(line: str) -> None:
+            found = _EPOCH_STARTS.match(line)
+            if found is not None:
+                bar.update(min(int(found[1]) + 1, budget.epochs) - bar.n)
+
+        training = run(command, out / "logs" / f"{MODEL}.train.log", on_line)
+    # last, not model_best: the held-out digits must not choose the checkpoint they judge.
+    epochs = read_summary(out / "images" / MODEL / "summary.csv")
+    parameters, top1, maps = examine(out / "images" / MODEL / "last.pth.tar", folder)
+    print(f"  {top1:.1f} % of {VALIDATION_DIGITS} held-out digits right, {training.seconds:.0f} s")
+    name = "timm's train.py" if timm_scripts is not None else "a loop of timm's parts"
+    return ImageResult(parameters, digits, epochs, training, name, top1, maps)
+
+
+def read_summary(path: Path) -> list[Epoch]:
+    """The epochs of a summary.csv as timm writes it."""
+    with open(path, newline="", encoding="utf-8") as file:
+        return [
+            Epoch(int(row["epoch"]), float(row["train_loss"]), float(row["eval_loss"]), float(row["eval_top1"]))
+            for row in csv.DictReader(file)
+        ]
+
+
+def examine(checkpoint: Path, folder: Path, digits_shown: int = 6) -> tuple:
+    """Number of parameters, accuracy on the held-out digits and maps of a checkpoint, read back from its file."""
+    # Imported here: the demo's own process needs torch for nothing else, and the text half comes first.
+    import torch
+    from timm.data import create_dataset, create_transform, resolve_data_config
+    from timm.models import create_model
+
+    import timm_plugin  # noqa: F401  (registers the model)
+    from common.attention import record_attention
+
+    model = create_model(MODEL, num_classes=10, checkpoint_path=str(checkpoint)).eval()
+    data = resolve_data_config({}, model=model)
+    dataset = create_dataset("", root=str(folder), split="validation")
+    dataset.transform = create_transform(**data, is_training=False)
+    images, labels = zip(*(dataset[i] for i in range(len(dataset))))
+    images, labels = torch.stack(images), torch.tensor(labels)
+    # One digit of each kind, spread over the ten.
+    shown = [int((labels == digit).nonzero()[0]) for digit in np.linspace(0, 9, digits_shown).round().astype(int)]
+    with torch.no_grad():
+        predictions = model(images).argmax(-1)
+        with record_attention(model) as records:
+            model(images[shown])
+    first = max(records, key=lambda record: record.allocation.shape[-1])  # the first stage's, the finest map
+    mean, std = (torch.tensor(data[name])[:, None, None] for name in ("mean", "std"))
+    maps = Maps(
+        labels[shown].tolist(),
+        predictions[shown].tolist(),
+        (images[shown] * std + mean).mean(1).clamp(0, 1).numpy(),
+        _as_map(first.competition),
+        _as_map(first.allocation),
+        first.name,
+    )
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    return parameters, (predictions == labels).float().mean().item() * 100, maps
+
+
+def _as_map(weights) -> np.ndarray:
+    """(B, H, n) weights of a square map -> (B, side, side), the mean over heads."""
+    side = round(weights.shape[-1] ** 0.5)
+    return weights.mean(1).unflatten(-1, (side, side)).numpy()

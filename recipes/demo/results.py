@@ -1,0 +1,228 @@
+"""What the demo found out, and as one table: plain text, Markdown and JSON."""
+
+import datetime
+import json
+import os
+import platform
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+
+from . import fairseq_log
+from .images import REQUIRED_TOP1, ImageResult
+from .text import ARCHITECTURES, TOKENS_PER_SAMPLE, TextResult
+
+#: architecture -> length -> tokens per second.
+Speeds = dict[str, dict[int, float]]
+_PACKAGES = ("torch", "fairseq-fixed", "fairseq", "timm", "sentencepiece", "numpy")
+_MISSING = "-"
+
+
+class Run(NamedTuple):
+    """Where, with what and how long the demo ran."""
+
+    command: str
+    machine: str
+    versions: str
+    date: str
+    minutes: float
+
+
+class Table(NamedTuple):
+    """Columns of text; numbers are aligned right."""
+
+    title: str
+    header: Sequence[str]
+    rows: list[Sequence[str]]
+    notes: list[str]
+
+
+def describe_run(command: str, seconds: float) -> Run:
+    """The present machine, packages and date."""
+    versions = [f"Python {platform.python_version()}"]
+    for package in _PACKAGES:
+        try:
+            versions.append(f"{package} {metadata.version(package)}")
+        except metadata.PackageNotFoundError:
+            continue
+    gibibytes = psutil.virtual_memory().total / 2**30
+    machine = (
+        f"{os.cpu_count()} CPU cores, {gibibytes:.0f} GiB memory, {platform.system()} {platform.machine()}, no GPU used"
+    )
+    date = datetime.date.today().isoformat()
+    return Run(command, machine, ", ".join(versions), date, seconds / 60)
+
+
+def read_speeds(lines: Sequence[str]) -> Speeds:
+    """The measurements ``recipes.demo.lengths`` printed."""
+    speeds: Speeds = {}
+    for line in lines:
+        if line.startswith('{"architecture"'):
+            found = json.loads(line)
+            speeds.setdefault(found["architecture"], {})[found["length"]] = found["tokens_per_second"]
+    return speeds
+
+
+def break_even(speeds: Speeds, ours: str, peer: str) -> int | None:
+    """The shortest measured length from which on ``ours`` is at least as fast as ``peer``; None if there is none."""
+    lengths = sorted(set(speeds.get(ours, {})) & set(speeds.get(peer, {})))
+    reached = None
+    for length in reversed(lengths):
+        if speeds[ours][length] < speeds[peer][length]:
+            break
+        reached = length
+    return reached
+
+
+def tables(text: TextResult, speeds: Speeds, images: ImageResult) -> list[Table]:
+    """Everything the demo shows, as one block of tables."""
+    models = Table(
+        "Language models of Python's standard library, same data and updates",
+        ("architecture", "attention", "parameters", "perplexity", "bits/byte", "train tokens/s", "peak memory"),
+        [
+            (
+                model.architecture,
+                ARCHITECTURES[model.architecture],
+                f"{model.parameters:,}",
+                f"{model.evaluation.perplexity:.1f}",
+                f"{model.bits_per_byte:.3f}",
+                f"{model.tokens_per_second:,.0f}",
+                f"{model.training.peak_bytes / 2**20:,.0f} MiB",
+            )
+            for model in text.models
+        ],
+        [
+            f"test split: {text.files['test']} files, {text.text_bytes['test']:,} bytes; all {text.tokens['test']:,} tokens scored,"
+            + " an end of file per file included",
+            f"perplexity is per token; bits/byte = bits of all tokens / bytes; {TOKENS_PER_SAMPLE} tokens per sequence",
+            "tokens/s: median of fairseq's log; memory: the whole fairseq-train process",
+        ],
+    )
+    lengths = sorted({length for row in speeds.values() for length in row})
+    speed = Table(
+        "Training tokens/s by sequence length",
+        ("architecture", *(f"{length:,}" for length in lengths)),
+        [
+            (name, *(f"{row[length]:,.0f}" if length in row else _MISSING for length in lengths))
+            for name, row in speeds.items()
+        ],
+        [_break_even_note(speeds, peer) for peer in speeds if peer != "flowformer_lm"],
+    )
+    if any(_MISSING in row for row in speed.rows):
+        speed.notes.append(f"{_MISSING}: not measured, its n x n maps would take tens of GiB")
+    digits = Table(
+        "Handwritten digits, 32 x 32",
+        ("model", "parameters", "held-out accuracy", "epochs", "training", "peak memory"),
+        [
+            (
+                "flowformer_hier_digits",
+                f"{images.parameters:,}",
+                f"{images.top1:.1f} %",
+                str(len(images.epochs)),
+                f"{images.training.seconds:.0f} s",
+                f"{images.training.peak_bytes / 2**20:,.0f} MiB",
+            )
+        ],
+        [
+            f"{images.digits['train']} digits to learn from, {images.digits['validation']} held out;"
+            + f" trained by {images.trainer}; required: {REQUIRED_TOP1:.0f} %"
+        ],
+    )
+    return [models, speed, digits]
+
+
+def _break_even_note(speeds: Speeds, peer: str) -> str:
+    ours = "flowformer_lm"
+    length = break_even(speeds, ours, peer)
+    slower = sorted(n for n in speeds[peer] if speeds[ours].get(n, 0) < speeds[peer][n])
+    note = f"{ours} against {peer}: "
+    note += f"at least as fast from {length:,} tokens on" if length else "slower at the longest length measured"
+    if slower:
+        note += "; slower at " + ", ".join(f"{n:,}" for n in slower)
+    return note
+
+
+def as_text(blocks: Sequence[Table], run: Run) -> str:
+    """``blocks`` for a terminal."""
+    lines = []
+    for block in blocks:
+        columns = list(zip(block.header, *block.rows))
+        widths = [max(map(len, column)) for column in columns]
+        right = [all(_is_number(cell) for cell in column[1:]) for column in columns]
+        lines += [block.title, ""]
+        for number, row in enumerate([block.header, *block.rows]):
+            cells = [c.rjust(w) if r else c.ljust(w) for c, w, r in zip(row, widths, right)]
+            lines.append(("  " + "   ".join(cells)).rstrip())
+            if number == 0:
+                lines.append("  " + "   ".join("-" * width for width in widths))
+        lines += [f"  * {note}" for note in block.notes] + [""]
+    lines.append(f"{run.command}, {run.minutes:.1f} minutes, {run.date}")
+    lines += [run.machine, run.versions]
+    return "\n".join(lines)
+
+
+def as_markdown(blocks: Sequence[Table], run: Run) -> str:
+    """``blocks`` for a README."""
+    lines = []
+    for block in blocks:
+        right = [all(_is_number(cell) for cell in column) for column in zip(*block.rows)]
+        lines += [f"### {block.title}", "", "| " + " | ".join(block.header) + " |"]
+        lines.append("| " + " | ".join("---:" if r else "---" for r in right) + " |")
+        lines += ["| " + " | ".join(row) + " |" for row in block.rows]
+        lines += [""] + [f"* {note}" for note in block.notes] + [""]
+    lines.append(f"`{run.command}`, {run.minutes:.1f} minutes, {run.date}; {run.machine}; {run.versions}.")
+    return "\n".join(lines)
+
+
+def as_json(text: TextResult, speeds: Speeds, images: ImageResult, run: Run) -> dict[str, Any]:
+    """Every number, curves included, as plain types."""
+    return {
+        "run": run._asdict(),
+        "text": {
+            "files": text.files,
+            "bytes": text.text_bytes,
+            "tokens": text.tokens,
+            "models": [
+                {
+                    "architecture": model.architecture,
+                    "parameters": model.parameters,
+                    "test": model.evaluation._asdict(),
+                    "bits_per_byte": model.bits_per_byte,
+                    "train_tokens_per_second": model.tokens_per_second,
+                    "train_seconds": model.training.seconds,
+                    "peak_bytes": model.training.peak_bytes,
+                    "curves": fairseq_log.summary(model.entries),
+                }
+                for model in text.models
+            ],
+            "samples": text.samples,
+        },
+        "tokens_per_second_by_length": speeds,
+        "images": {
+            "parameters": images.parameters,
+            "digits": images.digits,
+            "top1": images.top1,
+            "train_seconds": images.training.seconds,
+            "peak_bytes": images.training.peak_bytes,
+            "trainer": images.trainer,
+            "epochs": [epoch._asdict() for epoch in images.epochs],
+        },
+    }
+
+
+def write(out: Path, text: TextResult, speeds: Speeds, images: ImageResult, run: Run) -> str:
+    """results.txt, results.md and results.json in ``out``; returns the text."""
+    blocks = tables(text, speeds, images)
+    plain = as_text(blocks, run)
+    (out / "results.txt").write_text(plain + "\n", encoding="utf-8")
+    (out / "results.md").write_text(as_markdown(blocks, run) + "\n", encoding="utf-8")
+    found = json.dumps(as_json(text, speeds, images, run), indent=1, ensure_ascii=False)
+    (out / "results.json").write_text(found + "\n", encoding="utf-8")
+    return plain
+
+
+def _is_number(cell: str) -> bool:
+    return cell == _MISSING or cell[:1].isdigit()

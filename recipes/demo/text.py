@@ -1,0 +1,183 @@
+"""The text half: the standard library learned through fairseq's own command line, by three models of the same size."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+from tqdm import tqdm
+
+from . import corpus, fairseq_log
+from .commands import Finished, python, run, shown
+from .fairseq_log import Entry, Evaluation
+
+
+class Budget(NamedTuple):
+    """How much is done: the same for every model."""
+
+    updates: int
+    train_bytes: int
+    lengths: list[int]  # of the extra speed table
+    epochs: int  # over the digits
+
+
+FULL = Budget(updates=150, train_bytes=1_250_000, lengths=[512, 2048, 8192], epochs=14)
+#: To see that everything runs; nothing is learned.
+QUICK = Budget(updates=10, train_bytes=200_000, lengths=[512], epochs=1)
+
+#: Architecture -> what it is. All have the same shape; the second is Flowformer's fair peer, torch's fused kernel.
+ARCHITECTURES = {
+    "flowformer_lm": "Flow-Attention",
+    "softmax_lm": "softmax, torch's fused kernel",
+    "transformer_lm": "softmax, fairseq's own",
+}
+
+TOKENS_PER_SAMPLE = 2048
+VOCABULARY = 4000
+#: Shape of the models: what fairseq-train and the speed table are given alike.
+SHAPE = [
+    "--decoder-embed-dim", "256", "--decoder-ffn-embed-dim", "1024", "--decoder-layers", "3",
+    "--decoder-attention-heads", "4", "--share-decoder-input-output-embed", "--dropout", "0.1",
+]  # fmt: skip
+PROMPTS = ['import os⏎import sys⏎⏎⏎class Reader:⏎    """', "def __init__(self", "    for name in"]
+SAMPLE_TOKENS = 120
+
+
+class LanguageModel(NamedTuple):
+    """One trained and evaluated architecture."""
+
+    architecture: str
+    parameters: int
+    entries: list[Entry]
+    training: Finished
+    evaluation: Evaluation
+    bits_per_byte: float
+    tokens_per_second: float
+
+
+class TextResult(NamedTuple):
+    """Everything the text half found out."""
+
+    models: list[LanguageModel]
+    files: dict[str, int]  # split -> number of files
+    text_bytes: dict[str, int]
+    tokens: dict[str, int]
+    samples: list[str]  # texts the Flowformer wrote
+
+
+def prepare(out: Path, budget: Budget) -> TextResult:
+    """Corpus, sentencepiece model and binarised splits in ``out``; a result without models."""
+    print("Text: the interpreter's own standard library", flush=True)
+    out.mkdir(parents=True, exist_ok=True)
+    documents = tqdm(corpus.read_library(), desc="  reading", unit=" files", leave=False, disable=None)
+    splits = corpus.split_by_file(documents, dict(corpus.SPLIT_BYTES, train=budget.train_bytes))
+    model = corpus.train_sentencepiece(splits["train"], out / "sentencepiece", VOCABULARY)
+    corpus.write_dictionary(model, out / "dict.txt")
+    files = {name: len(split) for name, split in splits.items()}
+    sizes = {name: sum(document.size for document in split) for name, split in splits.items()}
+    tokens = {name: corpus.write_split(split, model, out / f"{name}.txt") for name, split in splits.items()}
+    for name in ("train", "valid", "test"):
+        print(f"  {name:<5}  {files[name]:4d} files  {sizes[name]:9,d} bytes  {tokens[name]:8,d} tokens")
+    run(
+        python(
+            "-m", "fairseq_cli.preprocess", "--only-source", "--srcdict", out / "dict.txt", "--trainpref",
+            out / "train.txt", "--validpref", out / "valid.txt", "--testpref", out / "test.txt",
+            "--destdir", out / "bin",
+        ),
+        out / "logs" / "preprocess.log",
+    )  # fmt: skip
+    return TextResult([], files, sizes, tokens, [])
+
+
+def train(out: Path, architecture: str, budget: Budget) -> Finished:
+    """fairseq-train; progress from its own log."""
+    every = max(1, budget.updates // 30)
+    command = python(
+        "-m", "fairseq_cli.train", out / "bin", "--user-dir", "fairseq_plugin", "--task", "language_modeling",
+        "--arch", architecture, *SHAPE, "--tokens-per-sample", TOKENS_PER_SAMPLE, "--sample-break-mode", "none",
+        "--max-tokens", TOKENS_PER_SAMPLE, "--num-workers", 0, "--optimizer", "adam", "--adam-betas", "(0.9, 0.98)",
+        "--weight-decay", "0.01", "--clip-norm", "1.0", "--lr", "0.003", "--lr-scheduler", "polynomial_decay",
+        "--warmup-updates", budget.updates // 5, "--total-num-update", budget.updates,
+        "--max-update", budget.updates, "--validate-interval-updates", max(1, budget.updates // 5),
+        "--no-epoch-checkpoints", "--log-format", "json", "--log-interval", every, "--seed", "1",
+        "--save-dir", out / architecture,
+    )  # fmt: skip
+    with tqdm(total=budget.updates, desc=f"  {architecture}", unit=" updates", leave=False, disable=None) as bar:
+
+        def on_line(line: str) -> None:
+            entry = fairseq_log.parse_entry(line)
+            if entry is not None:
+                bar.set_postfix_str(f"{'valid' if entry.kind == 'valid' else 'train'} {entry.loss:.2f} bits/token")
+                bar.update(entry.update - bar.n)
+
+        return run(command, out / "logs" / f"{architecture}.train.log", on_line)
+
+
+def evaluate(out: Path, architecture: str, expected_tokens: int) -> Evaluation:
+    """fairseq-eval-lm on the test split.
+
+    Raises:
+        ValueError: it did not score every token of the split.
+    """
+    log = out / "logs" / f"{architecture}.eval.log"
+    run(
+        python(
+            "-m", "fairseq_cli.eval_lm", out / "bin", "--user-dir", "fairseq_plugin", "--gen-subset", "test",
+            "--path", out / architecture / "checkpoint_last.pt", "--tokens-per-sample", TOKENS_PER_SAMPLE,
+            "--max-tokens", TOKENS_PER_SAMPLE, "--sample-break-mode", "none",
+        ),
+        log,
+    )  # fmt: skip
+    evaluation = fairseq_log.parse_evaluation(_lines(log))
+    if evaluation.tokens != expected_tokens:
+        raise ValueError(f"{shown(log)}: {evaluation.tokens} tokens were scored; allowed: all {expected_tokens}")
+    return evaluation
+
+
+def sample(out: Path, architecture: str) -> list[str]:
+    """What the model writes after each prompt, through fairseq-interactive."""
+    prompts = out / "prompts.txt"
+    prompts.write_text("".join(prompt + "\n" for prompt in PROMPTS), encoding="utf-8")
+    log = out / "logs" / f"{architecture}.interactive.log"
+    run(
+        python(
+            "-m", "fairseq_cli.interactive", out / "bin", "--user-dir", "fairseq_plugin",
+            "--task", "language_modeling", "--path", out / architecture / "checkpoint_last.pt",
+            "--bpe", "sentencepiece", "--sentencepiece-model", out / "sentencepiece.model", "--input", prompts,
+            "--beam", 1, "--sampling", "--sampling-topp", "0.8", "--max-len-b", SAMPLE_TOKENS, "--seed", 1,
+        ),
+        log,
+    )  # fmt: skip
+    return [corpus.from_line(line) for line in fairseq_log.parse_samples(_lines(log))]
+
+
+def run_text(out: Path, budget: Budget) -> TextResult:
+    """The whole text half in the folder ``out``."""
+    result = prepare(out, budget)
+    for architecture, meaning in ARCHITECTURES.items():
+        print(f"{architecture} ({meaning})", flush=True)
+        training = train(out, architecture, budget)
+        evaluation = evaluate(out, architecture, result.tokens["test"])
+        lines = _lines(out / "logs" / f"{architecture}.train.log")
+        entries = fairseq_log.parse_training(lines)
+        model = LanguageModel(
+            architecture,
+            fairseq_log.parse_parameters(lines),
+            entries,
+            training,
+            evaluation,
+            fairseq_log.bits_per_byte(evaluation, result.text_bytes["test"]),
+            fairseq_log.median_tokens_per_second(entries),
+        )
+        print(
+            f"  perplexity {evaluation.perplexity:.1f}, {model.bits_per_byte:.3f} bits per byte,"
+            f" {model.tokens_per_second:,.0f} tokens/s in training"
+        )
+        result.models.append(model)
+        if architecture == "flowformer_lm":
+            result.samples.extend(sample(out, architecture))
+            for text in result.samples:
+                print("  ----\n  | " + text.replace("\n", "\n  | "))
+    return result
+
+
+def _lines(log: Path) -> list[str]:
+    return log.read_text(encoding="utf-8").splitlines()

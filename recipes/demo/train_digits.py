@@ -1,0 +1,131 @@
+"""A training loop of timm's own parts, for where upstream's train.py, which is not in timm's wheel, is not at hand.
+
+``python -m recipes.demo.train_digits --help``. Its options are a subset of train.py's, with the same names, meanings
+and output files, so that one command line serves both.
+"""
+
+import argparse
+import importlib
+import sys
+from pathlib import Path
+
+import torch
+from timm.data import create_dataset, create_loader, resolve_data_config
+from timm.loss import LabelSmoothingCrossEntropy
+from timm.models import create_model
+from timm.optim import create_optimizer_v2
+from timm.scheduler import create_scheduler_v2
+from timm.utils import AverageMeter, CheckpointSaver, accuracy, random_seed, update_summary
+from torch import nn
+from torch.utils.data import DataLoader
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options, each as in train.py. Plain types alone: timm's loader refuses a checkpoint that holds others."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data-dir", required=True, help="folder with train/ and validation/")
+    parser.add_argument("--device-modules", nargs="+", default=[], help="modules to import first, such as timm_plugin")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--num-classes", type=int, required=True)
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--warmup-epochs", type=int, default=1)
+    parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--opt", default="adamw")
+    parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--weight-decay", type=float, default=0.05)
+    parser.add_argument("--sched", default="cosine")
+    parser.add_argument("--smoothing", type=float, default=0.1)
+    parser.add_argument("--scale", type=float, nargs=2, default=(0.08, 1.0), help="random resize and crop: area")
+    parser.add_argument("--hflip", type=float, default=0.5)
+    parser.add_argument("--color-jitter", type=float, default=0.4)
+    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--seed", type=int, default=42)
+    parser.add_argument("--checkpoint-hist", type=int, default=10)
+    parser.add_argument("--output", default=".")
+    parser.add_argument("--experiment", required=True, help="sub-folder of --output")
+    parser.add_argument("--log-interval", type=int, default=50, help="accepted for train.py's sake; epochs are logged")
+    return parser
+
+
+def train_epoch(
+    model: nn.Module, loader: DataLoader, criterion: nn.Module, optimizer: torch.optim.Optimizer
+) -> dict[str, float]:
+    """One pass over ``loader``; its mean loss."""
+    model.train()
+    losses = AverageMeter()
+    for images, labels in loader:
+        loss = criterion(model(images), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.update(loss.item(), len(labels))
+    return {"loss": losses.avg}
+
+
+@torch.no_grad()
+def validate(model: nn.Module, loader: DataLoader) -> dict[str, float]:
+    """Mean cross entropy and accuracies in percent over ``loader``."""
+    model.eval()
+    meters = {name: AverageMeter() for name in ("loss", "top1", "top5")}
+    for images, labels in loader:
+        logits = model(images)
+        values = (nn.functional.cross_entropy(logits, labels), *accuracy(logits, labels, topk=(1, 5)))
+        for meter, value in zip(meters.values(), values):
+            meter.update(value.item(), len(labels))
+    return {name: meter.avg for name, meter in meters.items()}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Train; leaves summary.csv, last.pth.tar and model_best.pth.tar in --output/--experiment. Returns 0."""
+    options = parser().parse_args(arguments)
+    for module in options.device_modules:
+        importlib.import_module(module)
+    random_seed(options.seed)
+    device = torch.device(options.device)
+    model = create_model(options.model, num_classes=options.num_classes).to(device)
+    data = resolve_data_config({}, model=model)
+
+    def loader(split: str, **augmentation: object) -> DataLoader:
+        training = split == "train"
+        return create_loader(
+            create_dataset("", root=options.data_dir, split=split, is_training=training),
+            input_size=data["input_size"],
+            batch_size=options.batch_size,
+            is_training=training,
+            interpolation=data["interpolation"],
+            mean=data["mean"],
+            std=data["std"],
+            crop_pct=data["crop_pct"],
+            num_workers=options.workers,
+            device=device,
+            persistent_workers=options.workers > 0,
+            **augmentation,
+        )
+
+    train_loader = loader("train", scale=tuple(options.scale), hflip=options.hflip, color_jitter=options.color_jitter)
+    validation_loader = loader("validation")
+    optimizer = create_optimizer_v2(model, opt=options.opt, lr=options.lr, weight_decay=options.weight_decay)
+    scheduler, epochs = create_scheduler_v2(
+        optimizer, sched=options.sched, num_epochs=options.epochs, warmup_epochs=options.warmup_epochs
+    )
+    folder = Path(options.output, options.experiment)
+    folder.mkdir(parents=True, exist_ok=True)
+    saver = CheckpointSaver(
+        model, optimizer, args=options, checkpoint_dir=str(folder), recovery_dir=str(folder),
+        max_history=options.checkpoint_hist,
+    )  # fmt: skip
+    criterion = LabelSmoothingCrossEntropy(options.smoothing)
+    for epoch in range(epochs):
+        learned = train_epoch(model, train_loader, criterion, optimizer)
+        scheduler.step(epoch + 1)
+        found = validate(model, validation_loader)
+        lr = optimizer.param_groups[0]["lr"]
+        update_summary(epoch, learned, found, folder / "summary.csv", lr=lr)
+        saver.save_checkpoint(epoch, metric=found["top1"])
+        print(f"Train: {epoch} loss {learned['loss']:.3f}  Test: top1 {found['top1']:.2f}", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
