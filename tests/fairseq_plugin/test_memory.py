@@ -9,17 +9,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from .toy import CHECKOUT, build_model, tokens
 
-# Peak memory above what stood before the step, in bytes, of one training step at the length given.
+# Peak memory of one training step at the length given, in bytes above what the process held before it.
 STEP = """
 import resource, sys
+import psutil
 from tests.fairseq_plugin.toy import build_model, tokens
-def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 arch, length = sys.argv[1], int(sys.argv[2])
 model = build_model(arch, "--tokens-per-sample", str(length), "--share-decoder-input-output-embed").train()
 model(tokens(1, 64))[0].sum().backward()
-before = peak()
+before = psutil.Process().memory_info().rss
 model(tokens(1, length))[0].float().logsumexp(-1).mean().backward()
-print("PEAK", peak() - before)
+print("PEAK", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before)
 """
 
 
@@ -35,7 +35,7 @@ def _step_memory(arch: str, length: int) -> int:
 def test_memory_of_a_step_is_linear(arch: str) -> None:
     """At 32k tokens at most 2.2 times that at 16k, as the operating system counts it."""
     at_16k, at_32k = _step_memory(arch, 16384), _step_memory(arch, 32768)
-    assert at_16k > 2**26, "too little to measure"
+    assert at_16k > 2**27, "too little to measure"
     assert at_32k <= 2.2 * at_16k, f"{at_32k / at_16k:.2f} times"
 
 
