@@ -1,0 +1,90 @@
+"""Importing the plugin: what it registers, that it may be done twice, and that it needs no other host."""
+
+import configparser
+import subprocess
+import sys
+from pathlib import Path
+
+import timm
+
+import timm_plugin
+from timm_plugin import host
+
+from .models import REGISTERED
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def _python(code: str, *flags: str) -> subprocess.CompletedProcess:
+    """Run ``code`` in a new interpreter that finds this checkout."""
+    return subprocess.run(
+        [sys.executable, *flags, "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{code}"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_names():
+    assert tuple(sorted(timm.list_models("flowformer*"))) == REGISTERED
+    assert set(timm.list_models(module="flowformer") + timm.list_models(module="flowformer_deit")) == set(REGISTERED)
+    for name in REGISTERED:
+        assert timm.get_pretrained_cfg(name).tag == "untrained"
+        assert name in timm_plugin.flowformer.__all__ + timm_plugin.flowformer_deit.__all__
+
+
+def test_documented():
+    for name in REGISTERED:
+        assert timm.models.model_entrypoint(name).__doc__
+
+
+IMPORT_AGAIN = """
+import warnings
+warnings.simplefilter("error", UserWarning)
+sys.modules["fairseq"] = None  # any attempt to import it fails
+import timm, timm_plugin
+import timm_plugin
+before = timm.list_models("flowformer*", include_tags=True)
+import importlib
+importlib.reload(timm_plugin)
+for name in [name for name in sys.modules if name.startswith("timm_plugin.")]:
+    importlib.reload(sys.modules[name])
+for name in [name for name in sys.modules if name.startswith("timm_plugin")]:
+    del sys.modules[name]
+import timm_plugin
+assert timm.list_models("flowformer*", include_tags=True) == before and len(before) == 7, before
+timm.create_model("flowformer_hier_test")
+timm.create_model("deit_tiny_patch16_224", attn_layer="flow", img_size=32, depth=1)
+assert not [name for name in sys.modules if name.startswith("fairseq.")]
+print("done")
+"""
+
+
+def test_import_twice_reload_and_without_fairseq():
+    result = _python(IMPORT_AGAIN)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "done\n", "")
+
+
+OVERWRITE = """
+import timm, timm_plugin, warnings
+from timm_plugin.registry import register_once
+def flowformer_hier_test(pretrained=False, **kwargs):
+    return None
+flowformer_hier_test.__module__ = "timm.models.vision_transformer"
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    register_once(flowformer_hier_test)
+print([str(warning.message).split(" in registry")[0] for warning in caught])
+"""
+
+
+def test_somebody_elses_name_still_warns():
+    assert _python(OVERWRITE).stdout == "['Overwriting flowformer_hier_test']\n"
+
+
+def test_minimum_version_is_the_one_installed_by_the_extra():
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    wanted = [line for line in config["options.extras_require"]["timm"].splitlines() if line.startswith("timm>=")]
+    assert wanted == ["timm>=" + ".".join(map(str, host.MINIMUM_TIMM))]
+    assert host.version_numbers(timm.__version__) >= host.MINIMUM_TIMM

@@ -1,0 +1,109 @@
+"""A short, real training on handwritten digits with timm's own loader, optimizer, scheduler and saver."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from PIL import Image
+from sklearn.datasets import load_digits
+from timm.data import create_dataset, create_loader, resolve_model_data_config
+from timm.loss import LabelSmoothingCrossEntropy
+from timm.optim import create_optimizer_v2
+from timm.scheduler import create_scheduler_v2
+from timm.utils import CheckpointSaver, ModelEmaV3
+
+from tests.compare import assert_close
+
+ROOT = Path(__file__).resolve().parents[2]
+#: A quarter of the work of the registered model.
+SMALL = dict(embed_dims=(24, 48, 96))
+
+EVALUATE = """
+import sys, torch, timm
+model = timm.create_model("flowformer_hier_digits", checkpoint_path=sys.argv[1], embed_dims=(24, 48, 96)).eval()
+batch = torch.load(sys.argv[2], weights_only=True)
+with torch.no_grad():
+    torch.save(model(batch), sys.argv[3])
+"""
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    """An image folder of 400 handwritten digits, 32 x 32, to train on, and 100 others."""
+    folder = tmp_path_factory.mktemp("digits")
+    data = load_digits()
+    for i in range(500):
+        target = folder / ("validation" if i % 5 == 0 else "train") / str(data.target[i])
+        target.mkdir(parents=True, exist_ok=True)
+        pixels = (data.images[i] * 15.9).astype("uint8")
+        Image.fromarray(pixels).resize((32, 32), Image.BICUBIC).convert("RGB").save(target / f"{i}.png")
+    return folder
+
+
+def _loader(digits: Path, split: str, model):
+    config = resolve_model_data_config(model)
+    assert config["input_size"] == (3, 32, 32)
+    return create_loader(
+        create_dataset("", root=str(digits), split=split), input_size=config["input_size"], batch_size=25,
+        is_training=split == "train", no_aug=True, use_prefetcher=False, mean=config["mean"], std=config["std"],
+        crop_pct=config["crop_pct"], interpolation=config["interpolation"], num_workers=0,
+    )  # fmt: skip
+
+
+def _accuracy(model, loader) -> float:
+    model.eval()
+    with torch.no_grad():
+        correct = [(model(batch).argmax(1) == labels).float() for batch, labels in loader]
+    return 100.0 * torch.cat(correct).mean().item()
+
+
+def _train(model, loader, epochs: int, layer_decay=None, amp: bool = False):
+    """Train with timm's parts; the optimizer, the averaged weights and the mean loss of every epoch."""
+    optimizer = create_optimizer_v2(model, "adamw", lr=4e-3, weight_decay=0.05, layer_decay=layer_decay)
+    scheduler, _ = create_scheduler_v2(optimizer, "cosine", num_epochs=epochs, warmup_epochs=1, warmup_lr=1e-3)
+    ema = ModelEmaV3(model, decay=0.8)
+    criterion, losses = LabelSmoothingCrossEntropy(0.0), []
+    for epoch in range(epochs):
+        model.train()
+        total = 0.0
+        for batch, labels in loader:
+            with torch.autocast("cpu", torch.bfloat16, enabled=amp):
+                loss = criterion(model(batch).float(), labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            ema.update(model)
+            total += loss.item()
+        scheduler.step(epoch + 1)
+        losses.append(total / len(loader))
+    return optimizer, ema, losses
+
+
+def test_digits_are_learned_saved_and_loaded_elsewhere(digits, tmp_path):
+    torch.manual_seed(0)
+    model = timm.create_model("flowformer_hier_digits", drop_path_rate=0.05, **SMALL)
+    optimizer, ema, losses = _train(model, _loader(digits, "train", model), epochs=8)
+    validation = _loader(digits, "validation", model)
+    assert losses[-1] < 0.3 * losses[0], losses
+    assert _accuracy(model, validation) >= 80.0
+    assert _accuracy(ema.module, validation) >= 80.0
+
+    CheckpointSaver(model, optimizer, checkpoint_dir=str(tmp_path), recovery_dir=str(tmp_path)).save_checkpoint(0, 1.0)
+    (tmp_path / "evaluate.py").write_text(EVALUATE)
+    batch, _ = next(iter(validation))
+    torch.save(batch, tmp_path / "batch.pt")
+    arguments = [str(tmp_path / name) for name in ("evaluate.py", "last.pth.tar", "batch.pt", "logits.pt")]
+    subprocess.run([sys.executable, "-m", "timm_plugin", *arguments], cwd=ROOT, check=True)
+    with torch.no_grad():
+        assert_close("logits in a new process", torch.load(tmp_path / "logits.pt"), model(batch))
+
+
+def test_digits_with_amp_checkpointing_and_layer_decay(digits):
+    torch.manual_seed(0)
+    model = timm.create_model("flowformer_hier_digits", **SMALL)
+    model.set_grad_checkpointing()
+    _, _, losses = _train(model, _loader(digits, "train", model), epochs=3, layer_decay=0.9, amp=True)
+    assert losses[-1] < 0.9 * losses[0], losses
