@@ -257,7 +257,8 @@ def _positive(flow: Tensor) -> Tensor:
 
 
 def _bounded(outgoing: Tensor, clamp: float) -> Tensor:
-    return outgoing if math.isinf(clamp) else outgoing.clamp(-clamp, clamp)
+    # Not isinf: torch.compile, which may make a symbol of a number, does not trace it.
+    return outgoing.clamp(-clamp, clamp) if clamp < math.inf else outgoing
 
 
 # --- not causal: Algorithm 1 -------------------------------------------------------------------------------------
