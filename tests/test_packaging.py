@@ -1,0 +1,65 @@
+"""What a plain ``pip install .`` installs, seen in the wheel it makes."""
+
+import email
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("common", "fairseq_plugin", "timm_plugin")
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    """The wheel of a copy of the checkout, made without a network and without touching the checkout."""
+    source, made = tmp_path_factory.mktemp("source") / "lineartime", tmp_path_factory.mktemp("wheel")
+    shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(".*", "*.egg-info", "__pycache__", "build", "dist", "work"))
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", made, source]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (path,) = made.glob("*.whl")
+    return path
+
+
+@pytest.fixture(scope="module")
+def metadata(wheel) -> email.message.Message:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        return email.message_from_bytes(archive.read(name))
+
+
+def test_the_wheel_holds_every_module_of_the_three_packages_and_nothing_else(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        names = {name for name in archive.namelist() if ".dist-info/" not in name}
+    expected = {str(path.relative_to(ROOT)) for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
+    assert "common/ops/flow_attention.py" in expected
+    assert names == expected
+    assert wheel.name.startswith("lineartime-") and wheel.name.endswith("-py3-none-any.whl")
+
+
+def test_the_metadata_names_the_extras_and_the_core_needs_torch_alone(metadata):
+    assert metadata["Name"] == "lineartime"
+    assert set(metadata.get_all("Provides-Extra")) == {"fairseq", "timm", "test", "demo"}
+    required = [line for line in metadata.get_all("Requires-Dist") if "extra ==" not in line]
+    assert len(required) == 1 and required[0].startswith("torch>=")
+    for extra, host in (("fairseq", "fairseq-fixed"), ("timm", "timm"), ("test", "pytest"), ("demo", "matplotlib")):
+        lines = [line for line in metadata.get_all("Requires-Dist") if f'extra == "{extra}"' in line]
+        assert any(line.startswith(host) for line in lines), f"{extra} does not ask for {host}"
+    assert set(metadata["Requires-Python"].split(",")) == {">=3.10", "<3.13"}
+
+
+def test_the_unpacked_wheel_works_alone(wheel, tmp_path):
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "site")
+    code = (
+        "import sys, common, torch; from common.attention import build_attention; x = torch.randn(1, 2, 9, 4); "
+        "print(build_attention('flow', causal=True)(x, x, x).shape == x.shape, common.__file__)"
+    )
+    run = {"cwd": tmp_path, "env": {"PYTHONPATH": str(tmp_path / "site")}, "capture_output": True, "text": True}
+    done = subprocess.run([sys.executable, "-c", code], **run)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["True", str(tmp_path / "site" / "common" / "__init__.py")]
