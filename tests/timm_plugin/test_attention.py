@@ -13,7 +13,13 @@ from timm.models.vision_transformer import ATTN_LAYERS, _create_attn
 from common.attention import ATTENTIONS, record_attention
 from common.ops import flow_attention, flow_attention_weights
 from tests.compare import assert_close
-from timm_plugin.attention import LAYERS, FlowSelfAttention, SoftmaxSelfAttention, given_options, register_attention_layers
+from timm_plugin.attention import (
+    LAYERS,
+    FlowSelfAttention,
+    SoftmaxSelfAttention,
+    given_options,
+    register_attention_layers,
+)
 
 from .models import build, images
 

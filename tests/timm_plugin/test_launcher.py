@@ -46,7 +46,12 @@ def script(tmp_path):
 
 def _launch(script: Path, *arguments: str, launcher=()) -> subprocess.CompletedProcess:
     """Run the launcher from another folder than the script's and the checkout's."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "ANSWER": str(script.parent / "answer"), "OMP_NUM_THREADS": "1"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "ANSWER": str(script.parent / "answer"),
+        "OMP_NUM_THREADS": "1",
+    }
     return subprocess.run(
         [sys.executable, *launcher, "-m", "timm_plugin", str(script), *arguments],
         cwd=script.parent.parent / "elsewhere",

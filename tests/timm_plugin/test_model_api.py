@@ -225,9 +225,7 @@ def test_other_attentions(case, attn_layer):
 
 
 def test_rates_reach_their_layers():
-    model = build(
-        "hier", drop_rate=0.1, pos_drop_rate=0.2, proj_drop_rate=0.3, attn_drop_rate=0.4, drop_path_rate=0.5
-    )
+    model = build("hier", drop_rate=0.1, pos_drop_rate=0.2, proj_drop_rate=0.3, attn_drop_rate=0.4, drop_path_rate=0.5)
     blocks = [block for stage in model.stages for block in stage.blocks]
     assert model.head.drop.p == 0.1
     assert model.pos_embed.drop.p == 0.2

@@ -15,6 +15,7 @@ from timm.optim import create_optimizer_v2
 from timm.scheduler import create_scheduler_v2
 from timm.utils import CheckpointSaver, ModelEmaV3
 
+import timm_plugin  # noqa: F401  (registers the models)
 from tests.compare import assert_close
 
 ROOT = Path(__file__).resolve().parents[2]
