@@ -6,7 +6,7 @@ import sys
 import time
 from pathlib import Path
 
-from .commands import CommandFailed, python, run, shown
+from ..commands import CommandFailed, python, run, shown
 from .text import FULL, QUICK, run_text
 
 
@@ -18,7 +18,10 @@ def parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--quick", action="store_true", help="only see that everything runs: nothing is learned")
     parser.add_argument(
-        "--timm-scripts", type=Path, metavar="DIR", help="train the digits with the train.py of timm in DIR"
+        "--timm-scripts",
+        type=Path,
+        metavar="DIR",
+        help="train the digits with timm's own train.py, which lies in DIR; recipes.imagenet.get_timm_scripts gets it",
     )
     return parser
 

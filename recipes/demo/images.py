@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from tqdm import tqdm
 
-from .commands import Finished, python, run
+from ..commands import Finished, python, run
 from .digits import VALIDATION_DIGITS, write_digits
 from .text import Budget
 

@@ -111,8 +111,6 @@ def tables(text: TextResult, speeds: Speeds, images: ImageResult) -> list[Table]
         ],
         [_break_even_note(speeds, peer) for peer in speeds if peer != "flowformer_lm"],
     )
-    if any(_MISSING in row for row in speed.rows):
-        speed.notes.append(f"{_MISSING}: not measured, its n x n maps would take tens of GiB")
     digits = Table(
         "Handwritten digits, 32 x 32",
         ("model", "parameters", "held-out accuracy", "epochs", "training", "peak memory"),

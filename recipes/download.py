@@ -1,0 +1,83 @@
+"""Downloads that end whole or not at all: progress, resume, size and checksum, a rename at the end."""
+
+import hashlib
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+from tqdm import tqdm
+
+#: At least one host answers urllib's own name with "403 Forbidden".
+USER_AGENT = "Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko) Chrome/120.0 Safari/537.36"
+TIMEOUT_SECONDS = 60
+_BLOCK = 1 << 20
+
+
+class DownloadFailed(RuntimeError):
+    """A file could not be had whole from an address; the message has the address and the reason."""
+
+
+def download(url: str, path: Path, size: int | None = None, sha256: str | None = None) -> None:
+    """Fetch ``url`` to ``path``, which exists afterwards only if everything arrived and matched.
+
+    What has arrived is kept as ``path``.part and continued by the next call, where the host allows it.
+
+    Args:
+        size: bytes the file must have.
+        sha256: checksum it must have, in hexadecimal.
+
+    Raises:
+        DownloadFailed: no answer, an error, a truncated file, or a wrong size or checksum.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(path.name + ".part")
+    have = part.stat().st_size if part.exists() else 0
+    if size is None or have < size:  # a whole part was left when only the rename was missing
+        _continue(url, part, have)
+    if size is not None and part.stat().st_size != size:
+        if part.stat().st_size > size:
+            part.unlink()
+        found = part.stat().st_size if part.exists() else "more"
+        raise DownloadFailed(f"{url}: got {found} bytes; allowed: {size}. Run again to continue")
+    if sha256 is not None:
+        found = file_sha256(part)
+        if found != sha256:
+            part.unlink()  # continuing would not mend it
+            raise DownloadFailed(f"{url}: sha256 is {found}; allowed: {sha256}")
+    part.replace(path)
+
+
+def _continue(url: str, part: Path, have: int) -> None:
+    headers = {"User-Agent": USER_AGENT}
+    if have:
+        headers["Range"] = f"bytes={have}-"
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=TIMEOUT_SECONDS) as answer:
+            if have and answer.status != 206:  # the host sends everything again
+                have = 0
+            length = answer.headers.get("Content-Length")
+            total = have + int(length) if length is not None else None
+            bar = tqdm(
+                total=total, initial=have, unit="B", unit_scale=True, unit_divisor=1024, desc=part.stem, disable=None
+            )
+            with bar, open(part, "ab" if have else "wb") as file:
+                while block := answer.read(_BLOCK):
+                    file.write(block)
+                    bar.update(len(block))
+    except urllib.error.HTTPError as error:
+        if have and error.code == 416:  # nothing is left to send
+            return
+        raise DownloadFailed(f"{url}: {error}") from error
+    except (OSError, ValueError) as error:  # URLError, timeouts and broken connections are OSErrors
+        raise DownloadFailed(f"{url}: {error}") from error
+    if total is not None and part.stat().st_size < total:
+        raise DownloadFailed(f"{url}: ended after {part.stat().st_size} of {total} bytes. Run again to continue")
+
+
+def file_sha256(path: Path) -> str:
+    """Checksum of a file in hexadecimal."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(_BLOCK):
+            digest.update(block)
+    return digest.hexdigest()

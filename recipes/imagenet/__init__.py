@@ -1,0 +1,1 @@
+"""ImageNet-1K through timm's own scripts; see README.md."""

@@ -1,0 +1,197 @@
+"""Get timm's own train.py, validate.py and so on: ``python -m recipes.imagenet.get_timm_scripts``.
+
+They are not in timm's wheel and must fit the timm that is installed, so they are taken, unmodified, at its tag.
+"""
+
+import argparse
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import timm
+
+from ..commands import shown
+from ..download import DownloadFailed, download
+
+REPOSITORY = "https://github.com/huggingface/pytorch-image-models"
+ARCHIVE = "https://codeload.github.com/huggingface/pytorch-image-models/zip/refs/tags/{tag}"
+#: What is taken; the first is the one no recipe works without.
+SCRIPTS = ("train.py", "validate.py", "inference.py", "benchmark.py", "onnx_export.py", "avg_checkpoints.py")
+VERSION_FILE = "timm/version.py"
+_GIT_SECONDS = 300
+
+
+class NotFound(RuntimeError):
+    """The scripts could not be had at a tag; the message says from where and why."""
+
+
+def installed_tag() -> str:
+    """The tag of the timm that is installed."""
+    return f"v{timm.__version__}"
+
+
+def read_version(folder: Path) -> str:
+    """The version a timm source tree says it is, without running it.
+
+    Raises:
+        NotFound: there is none.
+    """
+    path = folder / VERSION_FILE
+    found = path.is_file() and re.search(r"""__version__ = ['"]([^'"]+)['"]""", path.read_text(encoding="utf-8"))
+    if not found:
+        raise NotFound(f"{path} names no version; allowed: timm's source tree")
+    return found[1]
+
+
+def from_git(source: str, tag: str, folder: Path) -> None:
+    """The scripts at ``tag`` of the git repository ``source``, a path or an address, into ``folder``.
+
+    Raises:
+        NotFound: git is missing, or the repository or the tag is.
+    """
+    command = ["git", "clone", "--quiet", "--depth", "1", "--branch", tag, source, "clone"]
+    with tempfile.TemporaryDirectory() as temporary:
+        try:
+            done = subprocess.run(
+                command, cwd=temporary, capture_output=True, text=True, check=False, timeout=_GIT_SECONDS
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise NotFound(f"{source}: {error}") from error
+        if done.returncode != 0:
+            raise NotFound(f"{source}: {done.stderr.strip()}")
+        copy(Path(temporary, "clone"), folder)
+
+
+def from_archive(url: str, folder: Path) -> None:
+    """The scripts in the zip archive at ``url`` into ``folder``.
+
+    Raises:
+        NotFound: it cannot be downloaded or is no archive of timm.
+    """
+    with tempfile.TemporaryDirectory() as temporary:
+        archive = Path(temporary, "timm.zip")
+        try:
+            download(url, archive)
+            with zipfile.ZipFile(archive) as opened:
+                opened.extractall(temporary)
+        except DownloadFailed as error:
+            raise NotFound(str(error)) from error
+        except zipfile.BadZipFile as error:
+            raise NotFound(f"{url}: {error}") from error
+        trees = [path for path in Path(temporary).iterdir() if path.is_dir()]
+        if len(trees) != 1:
+            raise NotFound(f"{url}: the archive holds {len(trees)} folders; allowed: one, timm's source tree")
+        copy(trees[0], folder)
+
+
+def copy(tree: Path, folder: Path) -> None:
+    """The scripts of timm's source tree ``tree`` into ``folder``, with the file that tells the version.
+
+    Raises:
+        NotFound: ``tree`` is not timm's source tree.
+    """
+    read_version(tree)
+    if not (tree / SCRIPTS[0]).is_file():
+        raise NotFound(f"{tree} has no {SCRIPTS[0]}; allowed: timm's source tree")
+    for name in (*SCRIPTS, "LICENSE"):
+        if (tree / name).is_file():
+            shutil.copy2(tree / name, folder / name)
+    # Not at timm/version.py: a folder of that name beside the scripts would hide the installed package.
+    shutil.copy2(tree / VERSION_FILE, folder / "timm_version.txt")
+
+
+def tags_of(repository: Path) -> list[str]:
+    """The newest tags of a local repository, newest first; none if git cannot tell."""
+    command = ["git", "-C", str(repository), "tag", "--list", "v*", "--sort=-version:refname"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_GIT_SECONDS)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return done.stdout.split()[:5]
+
+
+def get(out: Path, tag: str, source: Path | None = None) -> str:
+    """The scripts at ``tag`` into the folder ``out``; returns the version they are of.
+
+    Args:
+        source: a git repository or an unpacked source tree to take them from; the network otherwise.
+
+    Raises:
+        ValueError: ``source`` does not exist.
+        NotFound: no way led to them, or they are of another version than ``tag`` says.
+    """
+    ways: list[Callable[[Path], None]]
+    if source is None:
+        ways = [
+            lambda folder: from_git(REPOSITORY, tag, folder),
+            lambda folder: from_archive(ARCHIVE.format(tag=tag), folder),
+        ]
+    elif not source.exists():
+        raise ValueError(
+            f"--from is {source}, which does not exist; allowed: a git repository or a source tree of timm"
+        )
+    elif (source / ".git").exists() or (source / "HEAD").is_file():
+        ways = [lambda folder: from_git(source.absolute().as_uri(), tag, folder)]
+    else:
+        ways = [lambda folder: copy(source, folder)]
+    out.parent.mkdir(parents=True, exist_ok=True)
+    reasons = []
+    for way in ways:
+        # A folder appears under its name only when it is whole.
+        with tempfile.TemporaryDirectory(dir=out.parent) as temporary:
+            folder = Path(temporary, "scripts")
+            folder.mkdir()
+            try:
+                way(folder)
+                version = _check(folder, tag)
+            except NotFound as error:
+                reasons.append(str(error))
+                continue
+            shutil.rmtree(out, ignore_errors=True)
+            folder.replace(out)
+            return version
+    raise NotFound("\n  ".join([f"timm's scripts at {tag} were not found:", *reasons, _advice(tag, source)]))
+
+
+def _check(folder: Path, tag: str) -> str:
+    text = (folder / "timm_version.txt").read_text(encoding="utf-8")
+    version = re.search(r"""__version__ = ['"]([^'"]+)['"]""", text)[1]
+    if f"v{version}" != tag:
+        raise NotFound(f"they are of timm {version}, not {tag}")
+    return version
+
+
+def _advice(tag: str, source: Path | None) -> str:
+    known = tags_of(source) if source is not None else []
+    nearest = f" It has {', '.join(known)}." if known else ""
+    return (
+        f"Name a tag that exists with --tag, the one nearest below {tag} as a rule fits.{nearest} Or take a copy you"
+        f" have with --from: a git repository or an unpacked source tree of {REPOSITORY}"
+    )
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the script; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m recipes.imagenet.get_timm_scripts", description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("work/timm-scripts"), help="default: %(default)s")
+    parser.add_argument("--tag", default=installed_tag(), help="default: %(default)s, the installed timm's")
+    parser.add_argument("--from", dest="source", type=Path, help="a git repository or source tree of timm on this disk")
+    options = parser.parse_args(arguments)
+    try:
+        version = get(options.out.absolute(), options.tag, options.source)
+    except (NotFound, ValueError) as error:
+        print(f"get_timm_scripts: {error}", file=sys.stderr)
+        return 1
+    print(f"timm {version}'s scripts are in {shown(options.out)}")
+    if version != timm.__version__:
+        print(f"Note: the timm installed is {timm.__version__}.")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,278 @@
+"""Download WikiText-103, check it and binarise it: ``python -m recipes.wikitext103.prepare`` from the checkout's root.
+
+The address most scripts have, research.metamind.io on S3, answers 403 since 2024; other sources are tried in turn.
+``--file`` takes the archive or folder you already have, or any text file for a trial of the commands.
+"""
+
+import argparse
+import shutil
+import sys
+import zipfile
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from tqdm import tqdm
+
+from ..commands import CommandFailed, python, run, shown
+from ..download import DownloadFailed, download
+
+SPLITS = ("train", "valid", "test")
+
+
+class Counts(NamedTuple):
+    """Size of a split; a token is a word or the end of a line, as in the papers and in fairseq."""
+
+    lines: int
+    tokens: int
+
+
+#: Tokens from Merity et al. (2017), table 1; lines from torchtext's NUM_LINES.
+EXPECTED = {
+    "train": Counts(1_801_350, 103_227_021),
+    "valid": Counts(3_760, 217_646),
+    "test": Counts(4_358, 245_569),
+}
+
+#: Size and checksum of wikitext-103-v1.zip, from Hugging Face's datasets/wikitext/dataset_infos.json.
+ZIP_SIZE = 190_229_076
+ZIP_SHA256 = "242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590"
+#: Addresses of that very file: the dataset's first author's.
+ZIP_URLS = ("https://wikitext.smerity.com/wikitext-103-v1.zip",)
+
+#: The same text as tables, at a fixed revision of the publisher's repository; reading them needs pyarrow.
+PARQUET_URL = (
+    "https://huggingface.co/datasets/Salesforce/wikitext/resolve/b08601e04326c79dfdd32d625aee71d232d685c3"
+    "/wikitext-103-v1"
+)
+PARQUET_FILES = {
+    "train": ("train-00000-of-00002.parquet", "train-00001-of-00002.parquet"),
+    "valid": ("validation-00000-of-00001.parquet",),
+    "test": ("test-00000-of-00001.parquet",),
+}
+
+#: A text file given for a trial is cut in these parts, in order.
+TRIAL_PARTS = {"train": 0.9, "valid": 0.05, "test": 0.05}
+
+
+def split_path(folder: Path, split: str) -> Path:
+    """Where a split's text lies in ``folder``, named as in the archive."""
+    return folder / f"wiki.{split}.tokens"
+
+
+def fetch(folder: Path) -> None:
+    """Get the three splits into ``folder`` from the first source that gives them whole.
+
+    Raises:
+        DownloadFailed: no source did; the message has every reason.
+    """
+    archive = folder / "wikitext-103-v1.zip"
+    sources: list[Callable[[], None]] = [lambda url=url: _fetch_zip(url, archive) for url in ZIP_URLS]
+    sources.append(lambda: _fetch_parquet(folder))
+    reasons = []
+    for source in sources:
+        try:
+            return source()
+        except DownloadFailed as error:
+            print(f"  {error}", flush=True)
+            reasons.append(str(error))
+    raise DownloadFailed(
+        "no source gave WikiText-103:\n  " + "\n  ".join(reasons) + "\nRun again to continue a download, or give a"
+        " copy you have: --file wikitext-103-v1.zip"
+    )
+
+
+def _fetch_zip(url: str, archive: Path) -> None:
+    if not archive.exists():
+        download(url, archive, ZIP_SIZE, ZIP_SHA256)
+    extract(archive, archive.parent)
+
+
+def _fetch_parquet(folder: Path) -> None:
+    try:
+        from pyarrow import parquet
+    except ImportError as error:
+        raise DownloadFailed(f"{PARQUET_URL}: reading it needs pyarrow: python -m pip install pyarrow") from error
+    for split, names in PARQUET_FILES.items():
+        for name in names:
+            if not (folder / name).exists():
+                download(f"{PARQUET_URL}/{name}", folder / name)
+        files = (parquet.ParquetFile(folder / name) for name in names)
+        batches = (batch for file in files for batch in file.iter_batches(columns=["text"]))
+        write_rows((row for batch in batches for row in batch.column(0).to_pylist()), split_path(folder, split))
+
+
+def write_rows(rows: Iterable[str], path: Path) -> None:
+    """A table's rows as the archive's lines: a row keeps its line's end, but a blank line is an empty row there."""
+    _write(path, (row or " \n" for row in rows))
+
+
+def extract(archive: Path, folder: Path) -> None:
+    """The three splits of a zip archive, wherever in it they lie, into ``folder``.
+
+    Raises:
+        ValueError: it is no zip archive or lacks a split.
+    """
+    try:
+        with zipfile.ZipFile(archive) as opened:
+            members = {Path(name).name: name for name in opened.namelist()}
+            for split in SPLITS:
+                path = split_path(folder, split)
+                if path.name not in members:
+                    raise ValueError(f"{archive} lacks {path.name}; allowed: wikitext-103-v1.zip (not the raw one)")
+                with opened.open(members[path.name]) as source, open(_part(path), "wb") as target:
+                    shutil.copyfileobj(source, target)
+                _part(path).replace(path)
+    except zipfile.BadZipFile as error:
+        raise ValueError(f"{archive}: {error}; allowed: a whole zip archive") from error
+
+
+def take_file(path: Path, folder: Path, limit: int | None = None) -> bool:
+    """Put what the user has at ``path`` into ``folder``; True if it claims to be WikiText-103.
+
+    Args:
+        path: the zip archive, a folder with its three files, or any text file, which is cut in three.
+        limit: use only the first so many lines of a text file.
+
+    Raises:
+        ValueError: ``path`` is nothing of that.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    if path.is_dir():
+        for split in SPLITS:
+            found = next(iter(sorted(path.rglob(split_path(path, split).name))), None)
+            if found is None:
+                names = ", ".join(split_path(path, split).name for split in SPLITS)
+                raise ValueError(f"--file is the folder {path}, without {names}; allowed: a folder that holds them")
+            _write(split_path(folder, split), _lines(found))
+        return True
+    if not path.is_file():
+        raise ValueError(f"--file is {path}, which does not exist; allowed: a zip archive, a folder or a text file")
+    if path.suffix == ".zip" or zipfile.is_zipfile(path):
+        extract(path, folder)
+        return True
+    cut_text(path, folder, limit)
+    return False
+
+
+def cut_text(path: Path, folder: Path, limit: int | None = None) -> None:
+    """Cut a text file in train, valid and test, in this order, by lines.
+
+    Raises:
+        ValueError: it is not text in UTF-8 or has too few lines.
+    """
+    try:
+        lines = list(_lines(path))[:limit]
+    except UnicodeDecodeError as error:
+        raise ValueError(f"--file is {path}, which is not text in UTF-8: {error}; allowed: a text file") from error
+    least = round(1 / min(TRIAL_PARTS.values()))
+    if len(lines) < least:
+        raise ValueError(f"{path} has {len(lines)} lines to use; allowed: at least {least}")
+    start, share = 0, 0.0
+    for split, part in TRIAL_PARTS.items():
+        share += part
+        end = round(share * len(lines))
+        _write(split_path(folder, split), lines[start:end])
+        start = end
+
+
+def count(path: Path) -> Counts:
+    """Lines and tokens of a split's file."""
+    lines = words = 0
+    for line in _lines(path):
+        lines += 1
+        words += len(line.split())
+    return Counts(lines, words + lines)
+
+
+def check(folder: Path) -> None:
+    """Compare the three splits with what WikiText-103 has.
+
+    Raises:
+        ValueError: a split differs.
+    """
+    for split in tqdm(SPLITS, desc="counting", unit=" splits", leave=False, disable=None):
+        found, expected = count(split_path(folder, split)), EXPECTED[split]
+        if found != expected:
+            raise ValueError(
+                f"{split_path(folder, split)} has {found.lines:,} lines and {found.tokens:,} tokens; allowed:"
+                f" {expected.lines:,} and {expected.tokens:,}, which WikiText-103 has"
+            )
+
+
+def shorten(folder: Path, limit: int) -> None:
+    """Keep the first ``limit`` lines of every split, for a trial."""
+    for split in SPLITS:
+        path = split_path(folder, split)
+        _write(path, (line for _, line in zip(range(limit), _lines(path), strict=False)))
+
+
+def binarise(folder: Path, data_bin: Path, workers: int) -> None:
+    """fairseq-preprocess of the three splits, as fairseq's own recipe has it: words by whitespace, no threshold."""
+    shutil.rmtree(data_bin, ignore_errors=True)  # it would keep the dictionary of other text
+    prefixes = (item for split in SPLITS for item in (f"--{split}pref", split_path(folder, split)))
+    command = python("-m", "fairseq_cli.preprocess", "--only-source", *prefixes, "--destdir", data_bin)
+    run([*command, "--workers", str(workers)], folder / "preprocess.log")
+
+
+def _lines(path: Path) -> Iterator[str]:
+    # newline="\n": the text has other line ends of Unicode inside its lines.
+    with open(path, encoding="utf-8", newline="\n") as file:
+        yield from file
+
+
+def _part(path: Path) -> Path:
+    return path.with_name(path.name + ".part")
+
+
+def _write(path: Path, lines: Iterable[str]) -> None:
+    with open(_part(path), "w", encoding="utf-8", newline="\n") as file:
+        file.writelines(lines)
+    _part(path).replace(path)
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value}; allowed: at least 1")
+    return value
+
+
+def parser() -> argparse.ArgumentParser:
+    """The script's options."""
+    parser = argparse.ArgumentParser(prog="python -m recipes.wikitext103.prepare", description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("work/wikitext103"), help="default: %(default)s")
+    parser.add_argument("--file", type=Path, help="the zip or folder you have, or any text file for a trial")
+    parser.add_argument("--limit", type=_positive, metavar="LINES", help="for a trial: only the first lines")
+    parser.add_argument("--workers", type=_positive, default=2, help="processes of fairseq-preprocess")
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the script; returns the exit status."""
+    options = parser().parse_args(arguments)
+    out = options.out.absolute()
+    text, data_bin = out / "text", out / "data-bin"
+    try:
+        genuine = True
+        if options.file is not None:
+            genuine = take_file(options.file, text, options.limit)
+        else:
+            fetch(text)
+        if genuine:
+            check(text)
+            if options.limit is not None:
+                shorten(text, options.limit)
+        binarise(text, data_bin, options.workers)
+    except (ValueError, DownloadFailed, CommandFailed) as error:
+        print(f"prepare: {error}", file=sys.stderr)
+        return 1
+    for split in SPLITS:
+        found = count(split_path(text, split))
+        print(f"  {split:<5}  {found.lines:9,d} lines  {found.tokens:11,d} tokens")
+    print(f"Ready: {shown(data_bin)}. The commands to train with are in recipes/wikitext103/README.md.")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
