@@ -13,7 +13,9 @@ check_host()
 
 from . import flowformer, flowformer_deit  # noqa: E402
 from .attention import register_attention_layers  # noqa: E402
+from .cpu_processes import allow_cpu_processes  # noqa: E402
 
 register_attention_layers()
+allow_cpu_processes()
 
 __all__ = ["flowformer", "flowformer_deit"]

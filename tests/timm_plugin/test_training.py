@@ -51,6 +51,7 @@ def _loader(digits: Path, split: str, model):
         create_dataset("", root=str(digits), split=split), input_size=config["input_size"], batch_size=25,
         is_training=split == "train", no_aug=True, use_prefetcher=False, mean=config["mean"], std=config["std"],
         crop_pct=config["crop_pct"], interpolation=config["interpolation"], num_workers=0,
+        persistent_workers=False,
     )  # fmt: skip
 
 
@@ -108,3 +109,46 @@ def test_digits_with_amp_checkpointing_and_layer_decay(digits):
     model.set_grad_checkpointing()
     _, _, losses = _train(model, _loader(digits, "train", model), epochs=3, layer_decay=0.9, amp=True)
     assert losses[-1] < 0.9 * losses[0], losses
+
+
+PROCESSES = """
+import sys, torch, timm
+from torch import nn
+from timm.optim import create_optimizer_v2
+from timm.task import ClassificationTask
+torch.distributed.init_process_group("gloo")
+rank, device = torch.distributed.get_rank(), torch.device("cpu")
+torch.manual_seed(0)
+model = timm.create_model("flowformer_hier_test", num_classes=10)
+task = ClassificationTask(model, nn.CrossEntropyLoss(), device=device)
+task.prepare_distributed(device_ids=[device])  # as train.py calls it
+images, labels = torch.load(sys.argv[1], weights_only=True)
+optimizer = create_optimizer_v2(model, "sgd", lr=0.1)
+for _ in range(2):
+    optimizer.zero_grad()
+    task(images[rank::2], labels[rank::2])["loss"].backward()
+    optimizer.step()
+torch.save(model.state_dict(), sys.argv[2] + str(rank))
+torch.distributed.destroy_process_group()
+"""
+
+
+def test_two_processes_equal_one_with_both_batches(tmp_path):
+    images, labels = torch.randn(8, 3, 64, 64), torch.arange(8)
+    torch.save((images, labels), tmp_path / "batch.pt")
+    (tmp_path / "script.py").write_text(PROCESSES)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    arguments = [str(tmp_path / name) for name in ("script.py", "batch.pt", "weights")]
+    subprocess.run([*launcher, "-m", "timm_plugin", *arguments], cwd=ROOT, check=True)
+
+    torch.manual_seed(0)
+    model = timm.create_model("flowformer_hier_test", num_classes=10)
+    optimizer = create_optimizer_v2(model, "sgd", lr=0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(images), labels).backward()
+        optimizer.step()
+    for rank in "01":
+        weights = torch.load(tmp_path / f"weights{rank}", weights_only=True)
+        for name, expected in model.state_dict().items():
+            assert_close(f"{name} of process {rank}", weights[name], expected)
