@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 from tqdm import tqdm
 
-from . import corpus, fairseq_log
 from ..commands import Finished, python, run, shown
+from . import corpus, fairseq_log
 from .fairseq_log import Entry, Evaluation
 
 

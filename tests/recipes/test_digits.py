@@ -1,0 +1,88 @@
+"""The digits as an image folder, the loop of timm's parts on them, and what is read back."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from recipes.demo import images, train_digits
+from recipes.demo.digits import VALIDATION_DIGITS, write_digits
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """The image folder."""
+    folder = tmp_path_factory.mktemp("digits")
+    assert write_digits(folder) == {"train": 1797 - VALIDATION_DIGITS, "validation": VALIDATION_DIGITS}
+    return folder
+
+
+def test_every_digit_is_in_one_split(folder):
+    names = {split: [path.name for path in (folder / split).rglob("*.png")] for split in ("train", "validation")}
+    assert len(names["train"]) == 1437
+    assert len(names["validation"]) == 360
+    assert len({*names["train"], *names["validation"]}) == 1797
+
+
+def test_splits_are_stratified(folder):
+    for digit in range(10):
+        counts = [len(list((folder / split / str(digit)).iterdir())) for split in ("train", "validation")]
+        assert counts[1] / sum(counts) == pytest.approx(0.2, abs=0.01)
+
+
+def test_images_are_the_digits(folder):
+    path = next((folder / "train" / "0").iterdir())
+    image = Image.open(path)
+    assert image.size == (32, 32)
+    pixels = np.asarray(image)
+    assert pixels.min() < 20
+    assert pixels.max() > 220
+    assert pixels[8:24, 12:20].mean() < pixels[8:24].mean()  # a zero is hollow
+
+
+@pytest.fixture(scope="module")
+def trained(folder, tmp_path_factory):
+    """Folder of a run of two epochs."""
+    out = tmp_path_factory.mktemp("run")
+    arguments = ["--data-dir", str(folder), "--device-modules", "timm_plugin", "--model", images.MODEL]
+    arguments += ["--num-classes", "10", "--epochs", "2", "--warmup-epochs", "0", "--lr", "2e-3", "--workers", "0"]
+    arguments += [
+        "--scale",
+        "0.7",
+        "1",
+        "--hflip",
+        "0",
+        "--color-jitter",
+        "0",
+        "--output",
+        str(out),
+        "--experiment",
+        "x",
+    ]
+    assert train_digits.main(arguments) == 0
+    return out / "x"
+
+
+def test_loop_learns_and_writes_timms_files(trained):
+    epochs = images.read_summary(trained / "summary.csv")
+    assert [epoch.epoch for epoch in epochs] == [0, 1]
+    assert epochs[1].train_loss < epochs[0].train_loss
+    assert epochs[1].top1 > 30  # chance is 10
+    assert {"last.pth.tar", "model_best.pth.tar"} <= {path.name for path in trained.iterdir()}
+
+
+def test_checkpoint_is_examined_as_the_loop_left_it(trained, folder):
+    parameters, top1, maps = images.examine(trained / "last.pth.tar", folder, digits_shown=4)
+    assert 0.5e6 < parameters < 1e6
+    assert top1 == pytest.approx(images.read_summary(trained / "summary.csv")[-1].top1, abs=0.5)
+    assert maps.labels == [0, 3, 6, 9]
+    assert maps.images.shape == (4, 32, 32)
+    assert maps.competition.shape == maps.allocation.shape == (4, 8, 8)
+    assert maps.competition.mean((1, 2)) == pytest.approx(np.ones(4), abs=1e-4)  # shares of an even split
+    assert 0 < maps.allocation.min() < maps.allocation.max() < 1
+
+
+def test_missing_scripts_are_said(tmp_path):
+    from recipes.demo.text import QUICK
+
+    with pytest.raises(ValueError, match=r"--timm-scripts is .*; allowed: a folder that holds timm's train.py"):
+        images.run_images(tmp_path, QUICK, tmp_path)

@@ -1,0 +1,66 @@
+"""Downloads end whole or not at all."""
+
+import hashlib
+
+import pytest
+
+from recipes.download import DownloadFailed, download
+
+from .server import Page, serve
+
+BODY = bytes(range(256)) * 40
+SHA256 = hashlib.sha256(BODY).hexdigest()
+
+
+def test_whole_file(tmp_path):
+    with serve({"/x": Page(BODY)}) as served:
+        download(f"{served.address}/x", tmp_path / "new" / "x", len(BODY), SHA256)
+    assert (tmp_path / "new" / "x").read_bytes() == BODY
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["x"]
+    assert "Mozilla" in served.requests[0][2]
+
+
+@pytest.mark.parametrize("size", [len(BODY), None])
+def test_truncated_file_is_no_file_and_is_continued(tmp_path, size):
+    pages = {"/x": Page(BODY, cut=1000)}
+    with serve(pages) as served:
+        with pytest.raises(DownloadFailed, match=f"ended after 1000 of {len(BODY)} bytes"):
+            download(f"{served.address}/x", tmp_path / "x", size, SHA256)
+        assert not (tmp_path / "x").exists()
+        pages["/x"] = Page(BODY)
+        download(f"{served.address}/x", tmp_path / "x", size, SHA256)
+    assert (tmp_path / "x").read_bytes() == BODY
+    assert [asked for _, asked, _ in served.requests] == [None, "bytes=1000-"]
+
+
+def test_host_without_ranges_starts_again(tmp_path):
+    (tmp_path / "x.part").write_bytes(b"something else")
+    with serve({"/x": Page(BODY, ranges=False)}) as served:
+        download(f"{served.address}/x", tmp_path / "x", len(BODY), SHA256)
+    assert (tmp_path / "x").read_bytes() == BODY
+
+
+def test_a_whole_part_needs_no_host(tmp_path):
+    (tmp_path / "x.part").write_bytes(BODY)
+    download("http://127.0.0.1:9/x", tmp_path / "x", len(BODY), SHA256)
+    assert (tmp_path / "x").read_bytes() == BODY
+
+
+def test_wrong_checksum_leaves_nothing(tmp_path):
+    with serve({"/x": Page(BODY)}) as served, pytest.raises(DownloadFailed, match="sha256 is .*; allowed: 0000"):
+        download(f"{served.address}/x", tmp_path / "x", len(BODY), "0" * 64)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("size, got", [(len(BODY) + 1, str(len(BODY))), (len(BODY) - 1, "more")])
+def test_wrong_size(tmp_path, size, got):
+    with serve({"/x": Page(BODY)}) as served, pytest.raises(DownloadFailed, match=f"got {got} bytes; allowed: {size}"):
+        download(f"{served.address}/x", tmp_path / "x", size)
+    assert not (tmp_path / "x").exists()
+
+
+def test_refused_and_unreachable(tmp_path):
+    with serve({"/x": Page(status=403)}) as served, pytest.raises(DownloadFailed, match=r"/x: HTTP Error 403"):
+        download(f"{served.address}/x", tmp_path / "x")
+    with pytest.raises(DownloadFailed, match=r"http://127.0.0.1:9/x: .*refused"):
+        download("http://127.0.0.1:9/x", tmp_path / "x")

@@ -1,0 +1,116 @@
+"""get_timm_scripts.py from a repository made here; the released settings."""
+
+import io
+import subprocess
+import zipfile
+
+import pytest
+import timm
+import yaml
+
+from recipes.commands import ROOT
+from recipes.imagenet import get_timm_scripts
+from recipes.imagenet.get_timm_scripts import NotFound, get
+
+from .server import Page, serve
+
+TAGS = ("v1.2.2", "v1.2.3")
+
+
+def source_tree(folder, version):
+    """Write what of timm's source tree matters."""
+    (folder / "timm").mkdir(parents=True, exist_ok=True)
+    (folder / "timm" / "version.py").write_text(f"__version__ = '{version}'\n")
+    for name in ("train.py", "validate.py"):
+        (folder / name).write_text(f"print('{name} of {version}')\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory):
+    """A git repository with two tags."""
+    folder = tmp_path_factory.mktemp("timm")
+
+    def git(*arguments):
+        identity = ["-c", "user.name=x", "-c", "user.email=x@example.org", "-c", "commit.gpgsign=false"]
+        subprocess.run(["git", "-C", str(folder), *identity, *arguments], check=True, capture_output=True)
+
+    git("init", "--quiet")
+    for tag in TAGS:
+        source_tree(folder, tag.removeprefix("v"))
+        git("add", ".")
+        git("commit", "--quiet", "-m", tag)
+        git("tag", tag)
+    return folder
+
+
+@pytest.mark.parametrize("tag", TAGS)
+@pytest.mark.parametrize("bare", [False, True])
+def test_from_git(repository, tmp_path, tag, bare):
+    source = repository / ".git" if bare else repository
+    assert get(tmp_path / "out", tag, source) == tag.removeprefix("v")
+    assert (tmp_path / "out" / "train.py").read_text() == f"print('train.py of {tag.removeprefix('v')}')\n"
+    assert not (tmp_path / "out" / "timm").exists()  # it would hide the installed package from the scripts
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_missing_tag_names_those_there_are(repository, tmp_path):
+    with pytest.raises(NotFound, match=r"(?s)v1.2.4 were not found.*--tag.*It has v1.2.3, v1.2.2"):
+        get(tmp_path / "out", "v1.2.4", repository)
+    assert not (tmp_path / "out").exists()
+
+
+def test_from_source_tree(tmp_path):
+    tree = source_tree(tmp_path / "tree", "1.2.3")
+    assert get(tmp_path / "out", "v1.2.3", tree) == "1.2.3"
+    with pytest.raises(NotFound, match=r"they are of timm 1.2.3, not v9.9.9"):
+        get(tmp_path / "out", "v9.9.9", tree)
+    assert (tmp_path / "out" / "train.py").is_file()  # the earlier ones stay
+
+
+def test_source_that_is_not_timm(tmp_path):
+    (tmp_path / "tree").mkdir()
+    with pytest.raises(NotFound, match="allowed: timm's source tree"):
+        get(tmp_path / "out", "v1.2.3", tmp_path / "tree")
+    with pytest.raises(ValueError, match=r"--from is .*, which does not exist"):
+        get(tmp_path / "out", "v1.2.3", tmp_path / "none")
+
+
+def test_archive_is_tried_when_git_fails(tmp_path, monkeypatch):
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as opened:
+        for path in source_tree(tmp_path / "tree", "1.2.3").rglob("*.py"):
+            opened.write(path, f"timm-1.2.3/{path.relative_to(tmp_path / 'tree')}")
+    with serve({"/zip/v1.2.3": Page(buffer.getvalue())}) as served:
+        monkeypatch.setattr(get_timm_scripts, "REPOSITORY", (tmp_path / "no-repository").as_uri())
+        monkeypatch.setattr(get_timm_scripts, "ARCHIVE", served.address + "/zip/{tag}")
+        assert get(tmp_path / "out", "v1.2.3") == "1.2.3"
+        with pytest.raises(NotFound, match=r"(?s)no-repository.*HTTP Error 404.*--from"):
+            get(tmp_path / "out", "v1.2.4")
+
+
+def test_command(repository, tmp_path, capsys):
+    arguments = ["--from", str(repository), "--out", str(tmp_path / "out")]
+    assert get_timm_scripts.main(arguments) == 1
+    assert f"v{timm.__version__} were not found" in capsys.readouterr().err
+    assert get_timm_scripts.main([*arguments, "--tag", "v1.2.3"]) == 0
+    assert f"the timm installed is {timm.__version__}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["flowformer_hier_s", "flowformer_deit_s"])
+def test_settings(name):
+    import timm_plugin  # noqa: F401
+
+    settings = yaml.safe_load((ROOT / "recipes" / "imagenet" / f"{name}.yaml").read_text())
+    assert settings["model"] == name
+    assert timm.is_model(name)
+    assert all("-" not in key for key in settings)  # names of attributes, as --config needs them
+    numbers = ("lr_base", "weight_decay", "warmup_lr", "min_lr", "opt_eps")
+    assert all(isinstance(settings[key], float) for key in numbers)  # YAML reads 1e-8 as text
+
+
+def test_released_learning_rate():
+    settings = yaml.safe_load((ROOT / "recipes" / "imagenet" / "flowformer_hier_s.yaml").read_text())
+    batch = 6 * settings["batch_size"]
+    assert settings["lr_base_scale"] == "linear"
+    assert settings["lr_base"] * batch / settings["lr_base_size"] == pytest.approx(5e-4 * 768 / 512)

@@ -1,0 +1,187 @@
+"""prepare.py: from every source to checked text and a data-bin."""
+
+import hashlib
+import io
+import subprocess
+import sys
+import zipfile
+
+import pytest
+
+from recipes.commands import ROOT
+from recipes.wikitext103 import prepare
+from recipes.wikitext103.prepare import SPLITS, Counts
+
+from .server import Page, serve
+
+TEXT = {
+    "train": " \n = Title = \n \n Some words <unk> and\u2028more . \n" * 5,
+    "valid": " \n = Other = \n words \n",
+    "test": " \n words \n",
+}
+COUNTS = {"train": Counts(20, 5 * (0 + 3 + 0 + 6 + 4)), "valid": Counts(3, 7), "test": Counts(2, 3)}
+
+
+def archive(names=SPLITS, prefix="wikitext-103/"):
+    """A zip archive laid out as WikiText-103's."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as opened:
+        for name in names:
+            opened.writestr(f"{prefix}wiki.{name}.tokens", TEXT[name])
+    return buffer.getvalue()
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Make the small text above count as WikiText-103, from no address yet."""
+    content = archive()
+    monkeypatch.setattr(prepare, "EXPECTED", COUNTS)
+    monkeypatch.setattr(prepare, "ZIP_SIZE", len(content))
+    monkeypatch.setattr(prepare, "ZIP_SHA256", hashlib.sha256(content).hexdigest())
+    monkeypatch.setattr(prepare, "PARQUET_URL", "http://127.0.0.1:9")
+    return content
+
+
+def assert_text(folder):
+    """``folder`` holds the text above, byte for byte, and nothing half written."""
+    for split in SPLITS:
+        assert prepare.split_path(folder, split).read_bytes() == TEXT[split].encode()
+    assert not list(folder.glob("*.part"))
+
+
+def test_expected_counts_are_the_papers():
+    assert {split: counts.tokens for split, counts in prepare.EXPECTED.items()} == {
+        "train": 103_227_021,
+        "valid": 217_646,
+        "test": 245_569,
+    }
+
+
+def test_fetch_falls_back_to_the_second_source(small, monkeypatch, tmp_path, capsys):
+    with serve({"/dead": Page(status=403), "/good": Page(small)}) as served:
+        monkeypatch.setattr(prepare, "ZIP_URLS", (f"{served.address}/dead", f"{served.address}/good"))
+        prepare.fetch(tmp_path)
+    assert_text(tmp_path)
+    prepare.check(tmp_path)
+    assert "/dead: HTTP Error 403" in capsys.readouterr().out
+    assert [path for path, _, _ in served.requests] == ["/dead", "/good"]
+
+
+def test_fetch_refuses_another_file(small, monkeypatch, tmp_path):
+    other = bytearray(small)
+    other[50] ^= 1
+    with serve({"/x": Page(bytes(other))}) as served:
+        monkeypatch.setattr(prepare, "ZIP_URLS", (f"{served.address}/x",))
+        with pytest.raises(prepare.DownloadFailed, match=r"(?s)no source gave WikiText-103.*sha256 is.*--file"):
+            prepare.fetch(tmp_path)
+
+
+def test_fetch_continues_a_download(small, monkeypatch, tmp_path):
+    pages = {"/x": Page(small, cut=100)}
+    with serve(pages) as served:
+        monkeypatch.setattr(prepare, "ZIP_URLS", (f"{served.address}/x",))
+        with pytest.raises(prepare.DownloadFailed, match="ended after 100 of"):
+            prepare.fetch(tmp_path)
+        pages["/x"] = Page(small)
+        prepare.fetch(tmp_path)
+    assert served.requests[1][1] == "bytes=100-"
+    assert_text(tmp_path)
+
+
+def test_rows_of_the_tables_give_the_same_lines(tmp_path):
+    for split in SPLITS:
+        lines = TEXT[split].split("\n")[:-1]
+        rows = ["" if line.strip() == "" else line + "\n" for line in lines]  # as the publisher's tables hold them
+        prepare.write_rows(rows, prepare.split_path(tmp_path, split))
+    assert_text(tmp_path)
+
+
+@pytest.mark.parametrize("prefix", ["wikitext-103/", ""])
+def test_local_zip(tmp_path, prefix):
+    (tmp_path / "mine.zip").write_bytes(archive(prefix=prefix))
+    assert prepare.take_file(tmp_path / "mine.zip", tmp_path / "out")
+    assert_text(tmp_path / "out")
+
+
+def test_local_zip_without_a_split(tmp_path):
+    (tmp_path / "mine.zip").write_bytes(archive(("train", "valid")))
+    with pytest.raises(ValueError, match=r"mine.zip lacks wiki.test.tokens; allowed: wikitext-103-v1.zip"):
+        prepare.take_file(tmp_path / "mine.zip", tmp_path / "out")
+
+
+def test_truncated_local_zip(tmp_path):
+    (tmp_path / "mine.zip").write_bytes(archive()[:200])
+    with pytest.raises(ValueError, match=r"mine.zip: .*; allowed: a whole zip archive"):
+        prepare.take_file(tmp_path / "mine.zip", tmp_path / "out")
+
+
+def test_local_folder(tmp_path):
+    inner = tmp_path / "mine" / "wikitext-103"
+    inner.mkdir(parents=True)
+    for split in SPLITS:
+        prepare.split_path(inner, split).write_text(TEXT[split], encoding="utf-8")
+    assert prepare.take_file(tmp_path / "mine", tmp_path / "out")
+    assert_text(tmp_path / "out")
+
+
+def test_folder_without_the_files(tmp_path):
+    with pytest.raises(ValueError, match=r"--file is the folder .*; allowed: a folder that holds them"):
+        prepare.take_file(tmp_path, tmp_path / "out")
+
+
+def test_no_such_file(tmp_path):
+    with pytest.raises(ValueError, match=r"--file is .*, which does not exist"):
+        prepare.take_file(tmp_path / "none", tmp_path / "out")
+
+
+def test_any_text_is_cut_in_three(tmp_path):
+    lines = [f"line {i}\n" for i in range(200)]
+    (tmp_path / "any.txt").write_text("".join(lines))
+    assert not prepare.take_file(tmp_path / "any.txt", tmp_path / "out")
+    parts = [prepare.split_path(tmp_path / "out", split).read_text() for split in SPLITS]
+    assert "".join(parts) == "".join(lines)
+    assert [part.count("\n") for part in parts] == [180, 10, 10]
+    assert not prepare.take_file(tmp_path / "any.txt", tmp_path / "out", limit=100)
+    assert prepare.count(prepare.split_path(tmp_path / "out", "train")) == Counts(90, 270)
+
+
+@pytest.mark.parametrize("content", [b"too\nshort\n", b"\xff\xfe" * 100])
+def test_text_that_cannot_be_used(tmp_path, content):
+    (tmp_path / "any.txt").write_bytes(content)
+    with pytest.raises(ValueError, match=r"any.txt.*allowed: (at least 20|a text file)"):
+        prepare.take_file(tmp_path / "any.txt", tmp_path / "out")
+
+
+def test_check_says_what_differs(small, tmp_path):
+    prepare.take_file(_zip(tmp_path, small), tmp_path)
+    prepare.check(tmp_path)
+    prepare.split_path(tmp_path, "valid").write_text("words\n")
+    with pytest.raises(ValueError, match=r"wiki.valid.tokens has 1 lines and 2 tokens; allowed: 3 and 7"):
+        prepare.check(tmp_path)
+
+
+def test_shorten(tmp_path, small):
+    prepare.take_file(_zip(tmp_path, small), tmp_path)
+    prepare.shorten(tmp_path, 2)
+    assert [prepare.count(prepare.split_path(tmp_path, split)).lines for split in SPLITS] == [2, 2, 2]
+
+
+def _zip(folder, content):
+    (folder / "x.zip").write_bytes(content)
+    return folder / "x.zip"
+
+
+def test_command_makes_a_data_bin(tmp_path):
+    text = tmp_path / "any.txt"
+    text.write_text("".join(f"the word {i % 7} again\n" for i in range(200)))
+    command = [sys.executable, "-m", "recipes.wikitext103.prepare", "--file", str(text), "--out", str(tmp_path / "out")]
+    done = subprocess.run([*command, "--workers", "1"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "180 lines" in done.stdout
+    found = {path.name for path in (tmp_path / "out" / "data-bin").iterdir()}
+    assert {"dict.txt", "train.bin", "train.idx", "valid.bin", "test.bin"} <= found
+
+
+def test_command_fails_clearly(tmp_path, capsys):
+    assert prepare.main(["--file", str(tmp_path / "none"), "--out", str(tmp_path)]) == 1
+    assert "prepare: --file is" in capsys.readouterr().err
