@@ -17,7 +17,9 @@ PACKAGES = ("common", "fairseq_plugin", "timm_plugin")
 def wheel(tmp_path_factory) -> Path:
     """The wheel of a copy of the checkout, made without a network and without touching the checkout."""
     source, made = tmp_path_factory.mktemp("source") / "lineartime", tmp_path_factory.mktemp("wheel")
-    shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(".*", "*.egg-info", "__pycache__", "build", "dist", "work"))
+    shutil.copytree(
+        ROOT, source, ignore=shutil.ignore_patterns(".*", "*.egg-info", "__pycache__", "build", "dist", "work")
+    )
     command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", made, source]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
