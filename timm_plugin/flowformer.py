@@ -1,7 +1,7 @@
 """The hierarchical Flowformer for images.
 
 Wu, Wu, Xu, Wang, Long, *Flowformer: Linearizing Transformers with Conservation Flows*, ICML 2022, Table 8: four stages
-of pre-norm Flow-Attention blocks on ever coarser maps, so 3136 tokens at the first stage cost what they weigh.
+of pre-norm Flow-Attention blocks on ever coarser maps; linear attention makes 3136 tokens at the first affordable.
 Legend: B batch, C channels, H x W the size of a map, N = H W tokens.
 """
 
@@ -26,7 +26,7 @@ from .checkpoints import checkpoint_filter_fn
 from .images import ImageSize, PositionEmbedding, check_image, check_img_size
 from .registry import register_once
 
-try:  # timm >= 1.0.29 keeps a record of the size a model was set to, and data configs follow it
+try:  # a newer timm keeps a record of the size a model was set to
     from timm.models._input import update_model_input_size
 except ImportError:
 
