@@ -12,7 +12,7 @@ from tests.compare import assert_close
 
 from .models import CASES, HIERARCHICAL, REGISTERED, build, images
 
-# torchvision notes that a model with stochastic depth has other nodes in training; the last node, used here, is the same.
+# torchvision notes that stochastic depth adds nodes in training; the last node, the only one used here, is the same.
 pytestmark = pytest.mark.filterwarnings("ignore:NOTE. The nodes obtained by tracing:UserWarning")
 
 
