@@ -16,8 +16,9 @@ def compute_dtype(tensor: Tensor) -> torch.dtype:
 def autocast_off(tensor: Tensor) -> ContextManager:
     """A context in which autocast does not turn the products of ``tensor``'s device into half precision."""
     device = tensor.device.type
-    # The meta device, on which models are measured without memory, knows no autocast and refuses the question.
-    if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
+    # The meta device, on which models are measured without memory, knows no autocast and refuses the question. (Asking
+    # torch.amp.is_autocast_available would break the graph of torch.compile in torch 2.6.)
+    if device == "meta" or not torch.is_autocast_enabled(device):
         return contextlib.nullcontext()
     return torch.autocast(device_type=device, enabled=False)
 
