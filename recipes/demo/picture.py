@@ -85,7 +85,13 @@ def _maps(figure: Figure, maps: Maps) -> None:
     figure.suptitle(f"Flow-Attention's weights in {maps.layer}: {side} x {side} tokens, mean over heads", fontsize=12)
     rows = (
         ("held-out digit", "ink, 0..1", maps.images, "gray", (0, 1)),
-        ("competition: how much\na source may send\n(1 = its even share)", "weight", maps.competition, "viridis", None),
+        (
+            "competition: how much\na source may send\n(1 = its even share;\nclamped above)",
+            "weight",
+            maps.competition,
+            "viridis",
+            None,
+        ),
         ("allocation: how much\na sink lets in\n(0..1)", "weight", maps.allocation, "magma", None),
     )
     grid = figure.subplots(len(rows), len(maps.labels), squeeze=False)

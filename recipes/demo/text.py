@@ -1,5 +1,6 @@
 """The text half: the standard library learned through fairseq's own command line, by three models of the same size."""
 
+import shutil
 from pathlib import Path
 from typing import NamedTuple
 
@@ -78,6 +79,7 @@ def prepare(out: Path, budget: Budget) -> TextResult:
     tokens = {name: corpus.write_split(split, model, out / f"{name}.txt") for name, split in splits.items()}
     for name in ("train", "valid", "test"):
         print(f"  {name:<5}  {files[name]:4d} files  {sizes[name]:9,d} bytes  {tokens[name]:8,d} tokens")
+    shutil.rmtree(out / "bin", ignore_errors=True)
     run(
         python(
             "-m", "fairseq_cli.preprocess", "--only-source", "--srcdict", out / "dict.txt", "--trainpref",
@@ -91,6 +93,7 @@ def prepare(out: Path, budget: Budget) -> TextResult:
 
 def train(out: Path, architecture: str, budget: Budget) -> Finished:
     """fairseq-train; progress from its own log."""
+    shutil.rmtree(out / architecture, ignore_errors=True)  # fairseq-train would go on with an earlier demo's model
     every = max(1, budget.updates // 30)
     command = python(
         "-m", "fairseq_cli.train", out / "bin", "--user-dir", "fairseq_plugin", "--task", "language_modeling",

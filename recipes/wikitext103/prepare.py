@@ -40,6 +40,9 @@ ZIP_SHA256 = "242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590"
 #: Addresses of that very file: the dataset's first author's.
 ZIP_URLS = ("https://wikitext.smerity.com/wikitext-103-v1.zip",)
 
+#: Newer ones need numpy 2, which fairseq does not bear.
+_PYARROW = "reading it needs pyarrow: python -m pip install 'pyarrow<22' 'numpy<2'"
+
 #: The same text as tables, at a fixed revision of the publisher's repository; reading them needs pyarrow.
 PARQUET_URL = (
     "https://huggingface.co/datasets/Salesforce/wikitext/resolve/b08601e04326c79dfdd32d625aee71d232d685c3"
@@ -92,7 +95,7 @@ def _fetch_parquet(folder: Path) -> None:
     try:
         from pyarrow import parquet
     except ImportError as error:
-        raise DownloadFailed(f"{PARQUET_URL}: reading it needs pyarrow: python -m pip install pyarrow") from error
+        raise DownloadFailed(f"{PARQUET_URL}: {_PYARROW}") from error
     for split, names in PARQUET_FILES.items():
         for name in names:
             if not (folder / name).exists():
