@@ -41,6 +41,7 @@ SHAPE = [
     "--decoder-normalize-before", "--share-decoder-input-output-embed", "--dropout", "0.1",
 ]  # fmt: skip
 PROMPTS = ['import os⏎import sys⏎⏎⏎class Reader:⏎    """', "def __init__(self", "    for name in"]
+#: Of a sample, the prompt included.
 SAMPLE_TOKENS = 120
 
 

@@ -17,7 +17,7 @@ def small():
         patch.setattr(corpus, "MAX_FILE_BYTES", 10_000)
         patch.setattr(text, "VOCABULARY", 500)
         patch.setattr(text, "TOKENS_PER_SAMPLE", 512)
-        patch.setattr(text, "SAMPLE_TOKENS", 10)
+        patch.setattr(text, "SAMPLE_TOKENS", 60)
         yield
 
 
