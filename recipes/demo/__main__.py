@@ -6,8 +6,13 @@ import sys
 import time
 from pathlib import Path
 
-from ..commands import CommandFailed, python, run, shown
+from ..commands import ROOT, CommandFailed, python, run, shown
+from . import picture, results
+from .images import REQUIRED_TOP1, check_scripts, run_images
 from .text import FULL, QUICK, run_text
+
+#: Where recipes.imagenet.get_timm_scripts puts timm's scripts. Nothing is downloaded here.
+FETCHED_SCRIPTS = ROOT / "work" / "timm-scripts"
 
 
 def parser() -> argparse.ArgumentParser:
@@ -21,7 +26,8 @@ def parser() -> argparse.ArgumentParser:
         "--timm-scripts",
         type=Path,
         metavar="DIR",
-        help="train the digits with timm's own train.py, which lies in DIR; recipes.imagenet.get_timm_scripts gets it",
+        help="train the digits with the train.py of timm that lies in DIR (default: work/timm-scripts, where"
+        " recipes.imagenet.get_timm_scripts puts it, if it is there; else a loop of timm's parts)",
     )
     return parser
 
@@ -31,18 +37,18 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     budget = QUICK if options.quick else FULL
     out = options.out.absolute()
+    scripts = options.timm_scripts
+    if scripts is None and (FETCHED_SCRIPTS / "train.py").is_file():
+        scripts = FETCHED_SCRIPTS
     started = time.monotonic()
     command = shlex.join(["python", "-m", "recipes.demo", *(sys.argv[1:] if arguments is None else arguments)])
     try:
+        check_scripts(scripts)  # before minutes are spent
         text = run_text(out, budget)
         print(f"Speed of a training step at {', '.join(f'{n:,}' for n in budget.lengths)} tokens", flush=True)
         log = out / "logs" / "lengths.log"
         run(python("-m", "recipes.demo.lengths", out / "bin", "--lengths", *budget.lengths), log)
-        # Imported here: these load torch, timm and matplotlib, none of which the text half needs in this process.
-        from . import picture, results
-        from .images import REQUIRED_TOP1, run_images
-
-        images = run_images(out, budget, options.timm_scripts and options.timm_scripts.absolute())
+        images = run_images(out, budget, scripts and scripts.absolute())
         speeds = results.read_speeds(log.read_text(encoding="utf-8").splitlines())
         run_description = results.describe_run(command, time.monotonic() - started)
         print("\n" + results.write(out, text, speeds, images, run_description))
@@ -50,6 +56,9 @@ def main(arguments: list[str] | None = None) -> int:
     except (CommandFailed, ValueError) as error:
         print(f"\nThe demo stopped: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("\nThe demo was interrupted.", file=sys.stderr)
+        return 130
     print(f"\nPicture: {shown(out / 'demo.png')}   everything else: {shown(out)}")
     if not options.quick and images.top1 < REQUIRED_TOP1:
         print(f"The digits were learned to {images.top1:.1f} %; {REQUIRED_TOP1:.0f} % are required.", file=sys.stderr)

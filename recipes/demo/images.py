@@ -51,15 +51,15 @@ class ImageResult(NamedTuple):
     maps: Maps
 
 
-def run_images(out: Path, budget: Budget, timm_scripts: Path | None = None) -> ImageResult:
-    """The whole image half in the folder ``out``; upstream's train.py is used if ``timm_scripts`` has it.
-
-    Raises:
-        ValueError: ``timm_scripts`` is given and has no train.py.
-    """
-    print("Images: scikit-learn's handwritten digits", flush=True)
+def check_scripts(timm_scripts: Path | None) -> None:
+    """Raises ValueError if ``timm_scripts`` is given and holds no train.py."""
     if timm_scripts is not None and not (timm_scripts / "train.py").is_file():
         raise ValueError(f"--timm-scripts is {timm_scripts}; allowed: a folder that holds timm's train.py")
+
+
+def run_images(out: Path, budget: Budget, timm_scripts: Path | None = None) -> ImageResult:
+    """The whole image half in the folder ``out``; by the train.py in ``timm_scripts`` if that is given."""
+    print("Images: scikit-learn's handwritten digits", flush=True)
     shutil.rmtree(out / "images", ignore_errors=True)
     folder = out / "images" / "digits"
     digits = write_digits(folder)
@@ -102,7 +102,7 @@ def read_summary(path: Path) -> list[Epoch]:
 
 def examine(checkpoint: Path, folder: Path, digits_shown: int = 6) -> tuple:
     """Number of parameters, accuracy on the held-out digits and maps of a checkpoint, read back from its file."""
-    # Imported here: the demo's own process needs torch for nothing else, and the text half comes first.
+    # Imported here: the demo's own process needs torch for nothing else.
     import torch
     from timm.data import create_dataset, create_transform, resolve_data_config
     from timm.models import create_model

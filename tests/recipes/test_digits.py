@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from recipes.demo import __main__ as demo
 from recipes.demo import images, train_digits
 from recipes.demo.digits import VALIDATION_DIGITS, write_digits
 
@@ -81,8 +82,7 @@ def test_checkpoint_is_examined_as_the_loop_left_it(trained, folder):
     assert 0 < maps.allocation.min() < maps.allocation.max() < 1
 
 
-def test_missing_scripts_are_said(tmp_path):
-    from recipes.demo.text import QUICK
-
-    with pytest.raises(ValueError, match=r"--timm-scripts is .*; allowed: a folder that holds timm's train.py"):
-        images.run_images(tmp_path, QUICK, tmp_path)
+def test_missing_scripts_are_said_before_anything_is_done(tmp_path, capsys):
+    assert demo.main(["--timm-scripts", str(tmp_path), "--out", str(tmp_path / "out")]) == 1
+    assert "allowed: a folder that holds timm's train.py" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
