@@ -19,7 +19,7 @@ from .text import ARCHITECTURES, SHAPE
 TOKENS_PER_STEP = 4096
 
 
-def measure(data: Path, architecture: str, length: int, timed_steps: int = 2) -> float:
+def measure(data: Path, architecture: str, length: int) -> float:
     """Tokens per second of training steps of ``architecture`` on sequences of ``length``, by the fastest step."""
     arguments = [str(data), "--user-dir", "fairseq_plugin", "--task", "language_modeling", "--arch", architecture]
     arguments += [*SHAPE, "--tokens-per-sample", str(length)]
@@ -45,7 +45,8 @@ def measure(data: Path, architecture: str, length: int, timed_steps: int = 2) ->
         return time.perf_counter() - started
 
     step()
-    return tokens.numel() / min(step() for _ in range(timed_steps))
+    # Long steps are steady, and there is no time for many.
+    return tokens.numel() / min(step() for _ in range(1 if length > TOKENS_PER_STEP else 3))
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -20,7 +20,7 @@ class Budget(NamedTuple):
     epochs: int  # over the digits
 
 
-FULL = Budget(updates=160, train_bytes=1_250_000, lengths=[512, 2048, 8192], epochs=30)
+FULL = Budget(updates=130, train_bytes=1_250_000, lengths=[512, 2048, 8192], epochs=30)
 #: To see that everything runs; nothing is learned.
 QUICK = Budget(updates=10, train_bytes=200_000, lengths=[512], epochs=1)
 
@@ -36,7 +36,7 @@ VOCABULARY = 4000
 #: Shape of the models: what fairseq-train and the speed table are given alike. Pre-norm is said for transformer_lm,
 #: whose default is post-norm; without input and output dims, fairseq projects from and to 512.
 SHAPE = [
-    "--decoder-embed-dim", "256", "--decoder-input-dim", "256", "--decoder-output-dim", "256",
+    "--decoder-embed-dim", "256", "--decoder-input-dim", "512", "--decoder-output-dim", "512",
     "--decoder-ffn-embed-dim", "1024", "--decoder-layers", "3", "--decoder-attention-heads", "4",
     "--decoder-normalize-before", "--share-decoder-input-output-embed", "--dropout", "0.1",
 ]  # fmt: skip
@@ -100,7 +100,7 @@ def train(out: Path, architecture: str, budget: Budget) -> Finished:
         "-m", "fairseq_cli.train", out / "bin", "--user-dir", "fairseq_plugin", "--task", "language_modeling",
         "--arch", architecture, *SHAPE, "--tokens-per-sample", TOKENS_PER_SAMPLE, "--sample-break-mode", "none",
         "--max-tokens", TOKENS_PER_SAMPLE, "--num-workers", 0, "--optimizer", "adam", "--adam-betas", "(0.9, 0.98)",
-        "--weight-decay", "0.01", "--clip-norm", "1.0", "--lr", "0.003", "--lr-scheduler", "polynomial_decay",
+        "--weight-decay", "0.01", "--clip-norm", "1.0", "--lr", "0.004", "--lr-scheduler", "polynomial_decay",
         "--warmup-updates", budget.updates // 5, "--total-num-update", budget.updates,
         "--max-update", budget.updates, "--validate-interval-updates", max(1, budget.updates // 4),
         "--no-epoch-checkpoints", "--log-format", "json", "--log-interval", every, "--seed", "1",
