@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any, Callable, Dict, Final, List, Optional, Sequence, Set, Tuple, Union
 
 import torch
-from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.layers import ClassifierHead, LayerNorm, PatchEmbed, calculate_drop_path_rates, get_norm_layer, to_ntuple
 from timm.layers.typing import LayerType
 from timm.models import build_model_with_cfg, checkpoint_seq, generate_default_cfgs, named_apply
@@ -23,6 +22,7 @@ from common.ops.checks import check_choice, check_positive_int
 from .attention import given_options
 from .blocks import FlowformerBlock
 from .checkpoints import checkpoint_filter_fn
+from .default_cfg import untrained_cfg
 from .images import ImageSize, PositionEmbedding, check_image, check_img_size
 from .registry import register_once
 
@@ -370,15 +370,7 @@ def _check_num_classes(num_classes: int) -> None:
         raise ValueError(f"num_classes is {num_classes}; allowed: 0, for no classifier, or more")
 
 
-def _cfg(**kwargs: Any) -> Dict[str, Any]:
-    return {
-        "num_classes": 1000, "input_size": (3, 224, 224), "pool_size": (7, 7), "fixed_input_size": True,
-        "crop_pct": 0.9, "interpolation": "bicubic", "mean": IMAGENET_DEFAULT_MEAN, "std": IMAGENET_DEFAULT_STD,
-        "first_conv": "patch_embed.proj", "classifier": "head.fc", "license": "mit",
-        "paper_ids": "arXiv:2202.06258", "paper_name": "Flowformer: Linearizing Transformers with Conservation Flows",
-        **kwargs,
-    }  # fmt: skip
-
+_cfg = partial(untrained_cfg, pool_size=(7, 7), classifier="head.fc")
 
 default_cfgs = generate_default_cfgs(
     {

@@ -4,15 +4,15 @@ Parameters are named as in timm's DeiT, so a stock ``deit_small_patch16_224`` st
 """
 
 from functools import partial
-from typing import Any, Dict, Optional, Union
+from typing import Any, Optional, Union
 
-from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.layers.typing import LayerType
 from timm.models import build_model_with_cfg, generate_default_cfgs
 from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_fn
 
 from .attention import given_options
 from .blocks import FlowformerBlock
+from .default_cfg import untrained_cfg
 from .registry import register_once
 
 __all__ = ["FlowVisionTransformer"]  # register_model appends every entry point
@@ -46,20 +46,10 @@ class FlowVisionTransformer(VisionTransformer):
         super().__init__(*args, attn_layer=attn_layer, block_fn=block_fn, **kwargs)
 
 
-def _cfg(**kwargs: Any) -> Dict[str, Any]:
-    return {
-        "num_classes": 1000, "input_size": (3, 224, 224), "pool_size": None, "fixed_input_size": True,
-        "crop_pct": 0.9, "interpolation": "bicubic", "mean": IMAGENET_DEFAULT_MEAN, "std": IMAGENET_DEFAULT_STD,
-        "first_conv": "patch_embed.proj", "classifier": "head", "license": "mit",
-        "paper_ids": "arXiv:2202.06258", "paper_name": "Flowformer: Linearizing Transformers with Conservation Flows",
-        **kwargs,
-    }  # fmt: skip
-
-
 default_cfgs = generate_default_cfgs(
     {
-        "flowformer_deit_s.untrained": _cfg(),
-        "flowformer_deit_ti.untrained": _cfg(),
+        "flowformer_deit_s.untrained": untrained_cfg(),
+        "flowformer_deit_ti.untrained": untrained_cfg(),
     }
 )
 

@@ -1,11 +1,13 @@
 """What every inner attention has in common: its contract with the adapters and its capability flags."""
 
 import inspect
-from typing import Tuple
+from typing import Any, Callable, Dict, Final, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from ..ops.checks import State
 
 
 class InnerAttention(nn.Module):
@@ -40,6 +42,53 @@ class InnerAttention(nn.Module):
     def extra_repr(self) -> str:
         """The constructor's arguments, for ``print(model)``."""
         return ", ".join(f"{name}={getattr(self, name)!r}" for name in self.option_names())
+
+
+class OpAttention(InnerAttention):
+    """An ``InnerAttention`` that is one function of ``common.ops``, whose options are the constructor's arguments.
+
+    Subclasses name the function, ``op``, and define ``_attend_scriptable``, its form for TorchScript.
+    """
+
+    op: Callable
+    causal: Final[bool]
+
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        key_padding_mask: Optional[Tensor] = None,
+        query_padding_mask: Optional[Tensor] = None,
+        dropout_p: float = 0.0,
+    ) -> Tensor:
+        """q (B, H, n, d), k (B, H, m, d), v (B, H, m, e) -> (B, H, n, e); see ``InnerAttention``."""
+        v = drop_sources(v, dropout_p)
+        if torch.jit.is_scripting():
+            if self.causal:
+                raise ValueError("causal is True; allowed in TorchScript: causal=False")
+            return self._attend_scriptable(q, k, v, key_padding_mask, query_padding_mask)
+        return self._attend(q, k, v, key_padding_mask, query_padding_mask)
+
+    @torch.jit.unused
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Optional[Tensor], query_padding_mask: Optional[Tensor]
+    ) -> Tensor:
+        masks = {"key_padding_mask": key_padding_mask, "query_padding_mask": query_padding_mask}
+        return type(self).op(q, k, v, **masks, **self._arguments())
+
+    @torch.jit.unused
+    def extend(
+        self, q: Tensor, k: Tensor, v: Tensor, padding_mask: Optional[Tensor] = None, state: Optional[State] = None
+    ) -> Tuple[Tensor, State]:
+        """The next tokens' outputs (B, H, n, e) and the state after them; O(1) memory and time per token."""
+        self._check_causal()
+        masks = {"key_padding_mask": padding_mask, "query_padding_mask": padding_mask}
+        return type(self).op(q, k, v, initial_state=state, return_state=True, **masks, **self._arguments())
+
+    @torch.jit.unused
+    def _arguments(self) -> Dict[str, Any]:
+        return {name: getattr(self, name) for name in self.option_names()}
 
 
 def drop_sources(v: Tensor, dropout_p: float) -> Tensor:

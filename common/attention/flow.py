@@ -1,11 +1,11 @@
 """Flow-Attention as a module."""
 
-from typing import Final, Optional, Tuple
+from typing import Optional, Tuple
 
 import torch
 from torch import Tensor
 
-from ..ops.checks import State, check_positive_int
+from ..ops.checks import check_positive_int
 from ..ops.flow_attention import (
     FlowOptions,
     flow_attention,
@@ -14,17 +14,17 @@ from ..ops.flow_attention import (
     flow_attention_weights,
     flow_options,
 )
-from .base import InnerAttention, drop_sources
+from .base import OpAttention
 
 
-class FlowAttention(InnerAttention):
+class FlowAttention(OpAttention):
     """Flow-Attention (Flowformer, ICML 2022, Algorithms 1 and 2); no parameters, O(n d²).
 
     Shapes and masks as in ``InnerAttention``; arguments, and the ValueErrors they raise, as in
     ``common.ops.flow_attention``.
     """
 
-    causal: Final[bool]
+    op = staticmethod(flow_attention)
     _options: FlowOptions
 
     def __init__(
@@ -47,42 +47,10 @@ class FlowAttention(InnerAttention):
         self.allocation = allocation
         self.chunk_size = chunk_size
 
-    @torch.jit.unused
-    def _arguments(self) -> dict:
-        return {name: getattr(self, name) for name in self.option_names()}
-
-    def forward(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        key_padding_mask: Optional[Tensor] = None,
-        query_padding_mask: Optional[Tensor] = None,
-        dropout_p: float = 0.0,
-    ) -> Tensor:
-        """q (B, H, n, d), k (B, H, m, d), v (B, H, m, e) -> (B, H, n, e); see ``InnerAttention``."""
-        v = drop_sources(v, dropout_p)
-        if torch.jit.is_scripting():
-            if self.causal:
-                raise ValueError("causal is True; allowed in TorchScript: causal=False")
-            return flow_attention_scriptable(q, k, v, key_padding_mask, query_padding_mask, self._options)
-        return self._attend(q, k, v, key_padding_mask, query_padding_mask)
-
-    @torch.jit.unused
-    def _attend(
+    def _attend_scriptable(
         self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Optional[Tensor], query_padding_mask: Optional[Tensor]
     ) -> Tensor:
-        masks = {"key_padding_mask": key_padding_mask, "query_padding_mask": query_padding_mask}
-        return flow_attention(q, k, v, **masks, **self._arguments())
-
-    @torch.jit.unused
-    def extend(
-        self, q: Tensor, k: Tensor, v: Tensor, padding_mask: Optional[Tensor] = None, state: Optional[State] = None
-    ) -> Tuple[Tensor, State]:
-        """The next tokens' outputs (B, H, n, e) and the state after them; O(1) memory and time per token."""
-        self._check_causal()
-        masks = {"key_padding_mask": padding_mask, "query_padding_mask": padding_mask}
-        return flow_attention(q, k, v, initial_state=state, return_state=True, **masks, **self._arguments())
+        return flow_attention_scriptable(q, k, v, key_padding_mask, query_padding_mask, self._options)
 
     @torch.jit.unused
     def weights(
