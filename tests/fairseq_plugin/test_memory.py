@@ -1,5 +1,6 @@
 """A training step needs memory in proportion to its length, and nothing of size T x T."""
 
+import os
 import subprocess
 import sys
 
@@ -9,24 +10,28 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from .toy import CHECKOUT, build_model, tokens
 
-# Peak memory of one training step at the length given, in bytes above what the process held before it.
+# Peak memory of one training step at the length given, in bytes above what the process held before it. VmHWM, because
+# ru_maxrss begins with that of the process that started this one.
 STEP = """
-import resource, sys
-import psutil
+import sys
 from tests.fairseq_plugin.toy import build_model, tokens
+def kilobytes(entry):
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith(entry))
 arch, length = sys.argv[1], int(sys.argv[2])
 model = build_model(arch, "--tokens-per-sample", str(length), "--share-decoder-input-output-embed").train()
 model(tokens(1, 64))[0].sum().backward()
-before = psutil.Process().memory_info().rss
+before = kilobytes("VmRSS")
 model(tokens(1, length))[0].float().logsumexp(-1).mean().backward()
-print("PEAK", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before)
+print("PEAK", 1024 * (kilobytes("VmHWM") - before))
 """
 
 
 def _step_memory(arch: str, length: int) -> int:
     finished = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", STEP, arch, str(length)], capture_output=True, text=True, cwd=CHECKOUT
-    )
+        [sys.executable, "-W", "ignore", "-c", STEP, arch, str(length)], capture_output=True, text=True, cwd=CHECKOUT,
+        env={**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"},  # freed tensors go back at once: repeatable peaks
+    )  # fmt: skip
     assert finished.returncode == 0, finished.stderr[-2000:]
     return int(finished.stdout.split("PEAK")[1])
 
