@@ -20,7 +20,7 @@ class Budget(NamedTuple):
     epochs: int  # over the digits
 
 
-FULL = Budget(updates=130, train_bytes=1_250_000, lengths=[512, 2048, 8192], epochs=30)
+FULL = Budget(updates=128, train_bytes=1_250_000, lengths=[512, 2048, 8192], epochs=30)
 #: To see that everything runs; nothing is learned.
 QUICK = Budget(updates=10, train_bytes=200_000, lengths=[512], epochs=1)
 
@@ -148,7 +148,7 @@ def sample(out: Path, architecture: str) -> list[str]:
             "-m", "fairseq_cli.interactive", out / "bin", "--user-dir", "fairseq_plugin",
             "--task", "language_modeling", "--path", out / architecture / "checkpoint_last.pt",
             "--bpe", "sentencepiece", "--sentencepiece-model", out / "sentencepiece.model", "--input", prompts,
-            "--beam", 1, "--sampling", "--sampling-topp", "0.8", "--max-len-b", SAMPLE_TOKENS, "--seed", 1,
+            "--beam", 1, "--sampling", "--sampling-topp", "0.9", "--temperature", "0.7", "--max-len-b", SAMPLE_TOKENS, "--seed", 1,
         ),
         log,
     )  # fmt: skip
