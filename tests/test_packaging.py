@@ -29,12 +29,14 @@ def wheel(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def metadata(wheel) -> email.message.Message:
+    """What the wheel says of itself."""
     with zipfile.ZipFile(wheel) as archive:
         (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         return email.message_from_bytes(archive.read(name))
 
 
 def test_the_wheel_holds_every_module_of_the_three_packages_and_nothing_else(wheel):
+    """No tests, no recipes."""
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
     expected = {str(path.relative_to(ROOT)) for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
@@ -44,6 +46,7 @@ def test_the_wheel_holds_every_module_of_the_three_packages_and_nothing_else(whe
 
 
 def test_the_metadata_names_the_extras_and_the_core_needs_torch_alone(metadata):
+    """Hosts are extras."""
     assert metadata["Name"] == "lineartime"
     assert set(metadata.get_all("Provides-Extra")) == {"fairseq", "timm", "test", "demo"}
     required = [line for line in metadata.get_all("Requires-Dist") if "extra ==" not in line]
@@ -55,6 +58,7 @@ def test_the_metadata_names_the_extras_and_the_core_needs_torch_alone(metadata):
 
 
 def test_the_unpacked_wheel_works_alone(wheel, tmp_path):
+    """The core runs from a folder that holds nothing but the wheel's files."""
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path / "site")
     code = (

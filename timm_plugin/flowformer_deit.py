@@ -1,4 +1,4 @@
-"""DeiT with Flow-Attention in place of softmax attention (Flowformer, ICML 2022, Table 8: DeiT-S, top-1 80.0).
+"""DeiT with Flow-Attention in place of softmax attention (Flowformer, ICML 2022; DeiT-S there: top-1 80.0).
 
 Parameters are named as in timm's DeiT, so a stock ``deit_small_patch16_224`` state dict loads.
 """
