@@ -95,8 +95,8 @@ def tables(text: TextResult, speeds: Speeds, images: ImageResult) -> list[Table]
             for model in text.models
         ],
         [
-            f"test split: {text.files['test']} files, {text.text_bytes['test']:,} bytes; all {text.tokens['test']:,} tokens scored,"
-            + " an end of file per file included",
+            f"test split: {text.files['test']} files, {text.text_bytes['test']:,} bytes; all"
+            f" {text.tokens['test']:,} tokens scored, an end of file per file included",
             f"perplexity is per token; bits/byte = bits of all tokens / bytes; {TOKENS_PER_SAMPLE} tokens per sequence",
             "tokens/s: median of fairseq's log; memory: the whole fairseq-train process",
         ],

@@ -148,7 +148,8 @@ def sample(out: Path, architecture: str) -> list[str]:
             "-m", "fairseq_cli.interactive", out / "bin", "--user-dir", "fairseq_plugin",
             "--task", "language_modeling", "--path", out / architecture / "checkpoint_last.pt",
             "--bpe", "sentencepiece", "--sentencepiece-model", out / "sentencepiece.model", "--input", prompts,
-            "--beam", 1, "--sampling", "--sampling-topp", "0.9", "--temperature", "0.7", "--max-len-b", SAMPLE_TOKENS, "--seed", 1,
+            "--beam", 1, "--sampling", "--sampling-topp", "0.9", "--temperature", "0.7",
+            "--max-len-b", SAMPLE_TOKENS, "--seed", 1,
         ),
         log,
     )  # fmt: skip

@@ -8,7 +8,11 @@ from recipes.demo import corpus
 from recipes.demo.corpus import Document
 
 ALLOWED = st.text(
-    st.characters(codec="utf-8", exclude_characters=[*corpus.MARKS.values(), corpus.SPACE_PIECE], exclude_categories=["Z", "Cs", "Cc"])
+    st.characters(
+        codec="utf-8",
+        exclude_characters=[*corpus.MARKS.values(), corpus.SPACE_PIECE],
+        exclude_categories=["Z", "Cs", "Cc"],
+    )
     | st.sampled_from(" \n\t\f")
 )  # fmt: skip
 
