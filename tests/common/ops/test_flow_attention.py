@@ -1,6 +1,7 @@
 """Every form of Flow-Attention against its literal reference, forward and in gradients, and its mathematics."""
 
 import math
+import sys
 
 import hypothesis
 import pytest
@@ -393,3 +394,13 @@ def test_masking_one_side_alone_is_honoured():
     both = flow_attention(*inputs, causal=True, key_padding_mask=mask, query_padding_mask=mask)
     for one in ({"key_padding_mask": mask}, {"query_padding_mask": mask}):
         assert torch.equal(flow_attention(*inputs, causal=True, **one), both)
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("options", OPTIONS[:6] + OPTIONS[-3:], ids=name_of)
+def test_long_sequences_in_pieces_are_the_same_function(options, side, monkeypatch):
+    """What a CPU does with thousands of tokens, here in pieces of 10 (two chunks of 5 fit into 12) and a rest."""
+    monkeypatch.setattr(sys.modules["common.ops.flow_attention"], "_CPU_PIECE", 12)
+    mask = padding(side, 2, 37)
+    masks = {"key_padding_mask": mask, "query_padding_mask": mask}
+    assert_agrees(qkv(37), causal=True, chunk_size=5, **masks, **options)
