@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..ops.checks import State, check_padding_mask, check_query_key_value, check_state
+from ..ops.checks import State, check_padding_mask, check_query_key_value
 from ..ops.chunks import zero_padding
+from ..ops.history import extend_history
 from .base import InnerAttention
 
 
@@ -53,17 +54,8 @@ class SoftmaxAttention(InnerAttention):
         self._check_causal()
         check_query_key_value(q, k, v, causal=True)
         check_padding_mask("padding_mask", padding_mask, q)
-        if padding_mask is None:
-            padding_mask = torch.zeros(q.shape[0], q.shape[2], dtype=torch.bool, device=q.device)
         q, k, v = (zero_padding(x, padding_mask) for x in (q, k, v))
-        seen = {"k": k, "v": v, "padding_mask": padding_mask}
-        if state is not None:
-            known = isinstance(state, dict) and isinstance(state.get("padding_mask"), Tensor)
-            tokens = state["padding_mask"].shape[-1] if known else 0
-            shapes = {"k": (*k.shape[:2], tokens, k.shape[3]), "v": (*v.shape[:2], tokens, v.shape[3])}
-            check_state(state, {**shapes, "padding_mask": (q.shape[0], tokens)}, q.dtype, q)
-            axis = {"k": 2, "v": 2, "padding_mask": 1}
-            seen = {name: torch.cat([state[name], seen[name]], dim=axis[name]) for name in seen}
+        seen = extend_history({"k": k, "v": v}, padding_mask, state)
         out = _masked(q, seen["k"], seen["v"], seen["padding_mask"], True, 0.0)
         return zero_padding(out, padding_mask), seen
 
