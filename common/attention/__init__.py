@@ -7,14 +7,21 @@ from typing import Dict, Type
 
 from ..ops.checks import check_choice
 from .base import InnerAttention
+from .combiner import CombinerAttention
 from .flow import FlowAttention
 from .linear import LinearAttention
+from .mixed_chunk import MixedChunkAttention
+from .quadratic import QuadraticAttention
 from .record import AttentionRecord, record_attention
+from .rotary import RotaryAttention
 from .softmax import SoftmaxAttention
 
 ATTENTIONS: Dict[str, Type[InnerAttention]] = {
+    "combiner": CombinerAttention,
     "flow": FlowAttention,
     "linear": LinearAttention,
+    "mixed_chunk": MixedChunkAttention,
+    "quadratic": QuadraticAttention,
     "softmax": SoftmaxAttention,
 }
 
@@ -37,9 +44,13 @@ def build_attention(name: str, **options) -> InnerAttention:
 __all__ = [
     "ATTENTIONS",
     "AttentionRecord",
+    "CombinerAttention",
     "FlowAttention",
     "InnerAttention",
     "LinearAttention",
+    "MixedChunkAttention",
+    "QuadraticAttention",
+    "RotaryAttention",
     "SoftmaxAttention",
     "build_attention",
     "record_attention",

@@ -25,6 +25,8 @@ class InnerAttention(nn.Module):
 
     #: Whether decoding needs memory that does not grow with the tokens seen.
     state_is_constant_size: bool = True
+    #: Whether both methods want the tokens before their projection too: the keyword ``x`` (B, n, D).
+    needs_input: bool = False
 
     def __init__(self, causal: bool = False) -> None:
         super().__init__()

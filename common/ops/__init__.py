@@ -1,6 +1,18 @@
 """Attention mechanisms as pure functions of tensors: no parameters, no host words."""
 
+from .combiner_attention import combiner_attention, row_attention
 from .flow_attention import flow_attention, flow_attention_map, flow_attention_weights
+from .gau_attention import gau_attention
 from .linear_attention import linear_attention
+from .mixed_chunk_attention import mixed_chunk_attention
 
-__all__ = ["flow_attention", "flow_attention_map", "flow_attention_weights", "linear_attention"]
+__all__ = [
+    "combiner_attention",
+    "flow_attention",
+    "flow_attention_map",
+    "flow_attention_weights",
+    "gau_attention",
+    "linear_attention",
+    "mixed_chunk_attention",
+    "row_attention",
+]

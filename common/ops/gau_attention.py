@@ -21,6 +21,7 @@ from .score_kernels import SCORE_KERNELS, score_kernel
 #: Rows of the score matrix that exist at once.
 _BLOCK_ROWS = 128
 
+
 def gau_attention(
     q: Tensor,
     k: Tensor,
@@ -66,7 +67,9 @@ def gau_attention(
     if divisor is not None and not divisor > 0.0:
         raise ValueError(f"divisor is {divisor!r}; allowed: above 0, or None")
     if first_softmax and causal:
-        raise ValueError("first_softmax is True with causal=True; allowed: False, since the first token sees itself only")
+        raise ValueError(
+            "first_softmax is True with causal=True; allowed: False, since the first token sees itself only"
+        )
     if not causal and (initial_state is not None or return_state):
         raise ValueError("initial_state and return_state are given with causal=False; allowed: only with causal=True")
     remember = initial_state is not None or return_state

@@ -288,7 +288,9 @@ def _step(tokens: _Tokens, options: _Options, padding_mask: Optional[Tensor], st
     return out, new_state
 
 
-def _continued(tokens: _Tokens, options: _Options, padding_mask: Optional[Tensor], state: State) -> Tuple[Tensor, State]:
+def _continued(
+    tokens: _Tokens, options: _Options, padding_mask: Optional[Tensor], state: State
+) -> Tuple[Tensor, State]:
     """n tokens after ``state``: the chunked form over its two chunks and them."""
     batch, n, size = tokens.v.shape[0], tokens.v.shape[2], options.chunk_size
     slot = (state["count"] % size)[:, None]  # (B, 1)

@@ -1,0 +1,70 @@
+"""Rotary positions around any inner attention."""
+
+from typing import Optional, Tuple
+
+import torch
+from torch import Tensor
+
+from ..ops.alignment import real_positions
+from ..ops.checks import State
+from ..positions import check_even, rotate
+from .base import InnerAttention
+
+
+def token_positions(x: Tensor, padding_mask: Optional[Tensor], count: Optional[Tensor] = None) -> Tensor:
+    """Positions among the real tokens of a sequence, for x (B, H, n, c): (n,), or (B, 1, n) where rows may differ.
+
+    ``padding_mask`` is bool (B, n), True = padding; ``count`` (B,) tokens came before x. O(n).
+    """
+    positions = torch.arange(x.shape[2], device=x.device)
+    if padding_mask is None and count is None:
+        return positions
+    positions = positions[None] if padding_mask is None else real_positions(padding_mask)  # (1, n) or (B, n)
+    return (positions if count is None else positions + count[:, None])[:, None]
+
+
+class RotaryAttention(InnerAttention):
+    """Rotates queries and keys by their position among the real tokens (RoFormer) before ``inner`` sees them.
+
+    Shapes and masks as in ``InnerAttention``; the state is the inner one's and ``rotary_count`` (B,), real tokens so
+    far. The head dimension must be even (ValueError otherwise).
+    """
+
+    def __init__(self, inner: InnerAttention, head_dim: int) -> None:
+        super().__init__(inner.causal)
+        check_even("the head dimension", head_dim)
+        self.inner = inner
+
+    @property
+    def state_is_constant_size(self) -> bool:
+        """That of the inner attention."""
+        return self.inner.state_is_constant_size
+
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        key_padding_mask: Optional[Tensor] = None,
+        query_padding_mask: Optional[Tensor] = None,
+        dropout_p: float = 0.0,
+    ) -> Tensor:
+        """q (B, H, n, d), k (B, H, m, d), v (B, H, m, e) -> (B, H, n, e); see ``InnerAttention``."""
+        q = rotate(q, token_positions(q, query_padding_mask))
+        k = rotate(k, token_positions(k, key_padding_mask))
+        return self.inner(q, k, v, key_padding_mask, query_padding_mask, dropout_p)
+
+    def extend(
+        self, q: Tensor, k: Tensor, v: Tensor, padding_mask: Optional[Tensor] = None, state: Optional[State] = None
+    ) -> Tuple[Tensor, State]:
+        """The next tokens' outputs (B, H, n, e) and the state after them."""
+        state = dict(state or {})
+        before = state.pop("rotary_count", torch.zeros(q.shape[0], dtype=torch.long, device=q.device))
+        positions = token_positions(q, padding_mask, before)
+        out, state = self.inner.extend(rotate(q, positions), rotate(k, positions), v, padding_mask, state or None)
+        new = q.shape[2] if padding_mask is None else (~padding_mask).sum(1)
+        return out, {**state, "rotary_count": before + new}
+
+    def extra_repr(self) -> str:
+        """Nothing: the inner attention is printed below."""
+        return ""

@@ -1,0 +1,228 @@
+"""The gated attention unit: attention and feed-forward in one block, FLASH-Quad or FLASH by its chunk size.
+
+Hua, Dai, Liu, Le, *Transformer Quality in Linear Time*, ICML 2022, sections 3 and 4.
+"""
+
+from typing import Callable, List, Optional, Tuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .attention.base import drop_sources
+from .attention.rotary import token_positions
+from .norms import build_norm
+from .ops.checks import State, check_choice, check_padding_mask, check_positive_int, check_probability
+from .ops.gau_attention import gau_attention
+from .ops.mixed_chunk_attention import mixed_chunk_attention
+from .ops.score_kernels import SCORE_KERNELS
+from .positions import RELATIVE_BIASES, check_even, relative_bias, rotate
+
+
+class GatedAttentionUnit(nn.Module):
+    """x + (U ⊙ attention(Q, K, V)) W_o, where U, V and Z, the base of Q and K, are silu(norm(x) W) (FLASH, section 3).
+
+    With ``chunk_size`` None attention is quadratic, ``gau_attention`` (FLASH-Quad); with C tokens it is mixed chunk
+    attention (FLASH), linear in n. B batch, n tokens, d = ``dim``, e = ``expanded_dim``, s = ``query_dim``: x (B, n, d)
+    -> (B, n, d). Cost beside the attention's: O(n d (3e + s)).
+
+    Args:
+        dim: width d.
+        expanded_dim: width e of U and V; None for 2d.
+        query_dim: width s of Z, and so of every query and key.
+        heads: each has its own scales and offsets of Z, and e / heads channels of V.
+        causal: a token sees those before it and itself.
+        chunk_size: C, or None for FLASH-Quad.
+        max_positions: n of the quadratic form: the divisor of its causal scores, a constant so that a prefix does not
+            depend on what follows, and the reach of a ``toeplitz`` bias. ``gau_attention`` counts real tokens when not
+            causal. Not needed with a chunk size.
+        kernel: ``relu2``, ``softmax`` (divided by √s) or ``laplace``.
+        gate: multiply by U; without it the block has no U.
+        local, linear: leave out the quadratic or the linear term of mixed chunk attention (Figure 7).
+        rotary: rotate queries and keys by their position among the real tokens.
+        bias: relative bias on scores: ``toeplitz``, ``rotary``, ``none``, or ``auto``, the paper's choice by length.
+        norm: ``layernorm`` or ``scalenorm``.
+        first_softmax, first_to_all: the fine-tuning forms of Table 4; not causal.
+        dropout, attention_dropout, activation_dropout: of the branch, of whole source tokens (``drop_sources``), and of
+            what goes into W_o. The paper uses none.
+        dropout_layer: makes the first and the last of these from their probability, so that a host can give its own.
+
+    Raises:
+        ValueError: a value that is not allowed; a width that is odd with rotary positions or that the heads do not
+            divide; the quadratic form without ``max_positions``; an option of one form given to the other.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        expanded_dim: Optional[int] = None,
+        query_dim: int = 128,
+        heads: int = 1,
+        causal: bool = False,
+        chunk_size: Optional[int] = 256,
+        max_positions: Optional[int] = None,
+        kernel: str = "relu2",
+        gate: bool = True,
+        local: bool = True,
+        linear: bool = True,
+        rotary: bool = True,
+        bias: str = "auto",
+        norm: str = "layernorm",
+        first_softmax: bool = False,
+        first_to_all: bool = False,
+        dropout: float = 0.0,
+        attention_dropout: float = 0.0,
+        activation_dropout: float = 0.0,
+        dropout_layer: Callable[[float], nn.Module] = nn.Dropout,
+    ) -> None:
+        super().__init__()
+        expanded_dim = 2 * dim if expanded_dim is None else expanded_dim
+        for name, given in (("dim", dim), ("expanded_dim", expanded_dim), ("query_dim", query_dim), ("heads", heads)):
+            check_positive_int(name, given)
+        if expanded_dim % heads:
+            raise ValueError(f"heads is {heads}; allowed: a divisor of expanded_dim, {expanded_dim}")
+        if rotary or bias == "rotary":
+            check_even("query_dim", query_dim)
+        check_choice("kernel", kernel, SCORE_KERNELS)
+        check_choice("bias", bias, RELATIVE_BIASES)
+        for name, given in (("dropout", dropout), ("activation_dropout", activation_dropout)):
+            check_probability(name, given)
+        check_probability("attention_dropout", attention_dropout)
+        _check_form(chunk_size, max_positions, causal, local, linear, first_softmax, first_to_all)
+        self.dim, self.expanded_dim, self.query_dim, self.heads = dim, expanded_dim, query_dim, heads
+        self.causal, self.chunk_size, self.max_positions = causal, chunk_size, max_positions
+        self.kernel, self.gate, self.local, self.linear, self.rotary = kernel, gate, local, linear, rotary
+        self.first_softmax, self.first_to_all = first_softmax, first_to_all
+        self.attention_dropout = attention_dropout
+        self.norm = build_norm(norm, dim)
+        self.widths: List[int] = [expanded_dim, expanded_dim, query_dim] if gate else [expanded_dim, query_dim]
+        self.in_proj = nn.Linear(dim, sum(self.widths))
+        self.out_proj = nn.Linear(expanded_dim, dim)
+        roles = 2 if chunk_size is None or not linear else 4  # query and key, of one form or of both
+        self.gamma = nn.Parameter(torch.empty(roles, heads, query_dim))
+        self.beta = nn.Parameter(torch.empty(roles, heads, query_dim))
+        reach = max_positions if chunk_size is None else chunk_size
+        self.bias = relative_bias(bias, reach, query_dim, heads) if local else None
+        self.dropout = dropout_layer(dropout)
+        self.activation_dropout = dropout_layer(activation_dropout)
+        self.reset_parameters()
+
+    @property
+    def state_is_constant_size(self) -> bool:
+        """Whether decoding needs memory that does not grow with the tokens seen."""
+        return self.chunk_size is not None
+
+    def reset_parameters(self) -> None:
+        """Dense weights and scales N(0, 0.02), biases and offsets 0 (section 3)."""
+        for linear in (self.in_proj, self.out_proj):
+            nn.init.normal_(linear.weight, std=0.02)
+            nn.init.zeros_(linear.bias)
+        nn.init.normal_(self.gamma, std=0.02)
+        nn.init.zeros_(self.beta)
+        if self.bias is not None:
+            self.bias.reset_parameters()
+
+    def forward(self, x: Tensor, padding_mask: Optional[Tensor] = None) -> Tensor:
+        """x (B, n, d), ``padding_mask`` bool (B, n) with True = padding, on any side -> (B, n, d).
+
+        A padded token's output is its input plus what W_o's bias makes of zeros; it never touches a real token.
+
+        Raises:
+            ValueError: a mask that does not fit, or more tokens than a ``toeplitz`` bias of FLASH-Quad reaches.
+        """
+        return self._attend(x, padding_mask, None, False)[0]
+
+    def extend(
+        self, x: Tensor, padding_mask: Optional[Tensor] = None, state: Optional[State] = None
+    ) -> Tuple[Tensor, State]:
+        """The next tokens' outputs and the state after them; arguments as in ``forward``, ``state`` None to start.
+
+        Every tensor of the state has the batch first. It does not grow with a chunk size; O(n) otherwise.
+        """
+        if not self.causal:
+            raise ValueError("causal is False; allowed for extend: a unit built with causal=True")
+        return self._attend(x, padding_mask, state, True)
+
+    def _attend(
+        self, x: Tensor, padding_mask: Optional[Tensor], state: Optional[State], return_state: bool
+    ) -> Tuple[Tensor, Optional[State]]:
+        if x.dim() != 3 or x.shape[2] != self.dim:
+            raise ValueError(f"x has shape {tuple(x.shape)}; allowed: (batch, tokens, {self.dim})")
+        check_padding_mask("padding_mask", padding_mask, x.unsqueeze(1))
+        projected = F.silu(self.in_proj(self.norm(x))).split(self.widths, dim=-1)
+        v, z = projected[-2:]
+        heads = self._queries_and_keys(z, padding_mask, state)  # each (B, H, n, s)
+        v = drop_sources(v.unflatten(-1, (self.heads, -1)).transpose(1, 2), self._attention_dropout())  # (B, H, n, e/H)
+        op = self._quadratic if self.chunk_size is None else self._mixed_chunk
+        out = op(heads, v, padding_mask, initial_state=state, return_state=return_state)
+        out, state = out if return_state else (out, None)
+        out = out.transpose(1, 2).flatten(2)  # (B, H, n, e/H) -> (B, n, e)
+        if self.gate:
+            out = projected[0] * out
+        return x + self.dropout(self.out_proj(self.activation_dropout(out))), state
+
+    def _attention_dropout(self) -> float:
+        return self.attention_dropout if self.training else 0.0
+
+    def _queries_and_keys(
+        self, z: Tensor, padding_mask: Optional[Tensor], state: Optional[State]
+    ) -> Tuple[Tensor, ...]:
+        """Scaled, shifted and rotated copies of z (B, n, s): (B, H, n, s) each."""
+        # (B, 1, 1, n, s), (R, H, 1, s) -> (B, R, H, n, s)
+        copies = z[:, None, None] * self.gamma[:, :, None] + self.beta[:, :, None]
+        if self.rotary:
+            positions = token_positions(copies[:, 0], padding_mask, self._count(state))  # (n,) or (B, 1, n)
+            copies = rotate(copies, positions if positions.dim() == 1 else positions[:, None])
+        return copies.unbind(1)
+
+    def _count(self, state: Optional[State]) -> Optional[Tensor]:
+        """Real tokens before this call, (B,)."""
+        if state is None:
+            return None
+        return (~state["padding_mask"]).sum(1) if self.chunk_size is None else state["count"]
+
+    def _quadratic(self, heads: Tuple[Tensor, ...], v: Tensor, padding_mask: Optional[Tensor], **state) -> Tensor:
+        tokens = v.shape[2] + (0 if state["initial_state"] is None else state["initial_state"]["padding_mask"].shape[1])
+        divisor = float(self.max_positions) if self.causal and self.kernel != "softmax" else None
+        options = dict(bias=None if self.bias is None else self.bias(tokens), causal=self.causal, divisor=divisor)
+        options.update(kernel=self.kernel, key_padding_mask=padding_mask, first_softmax=self.first_softmax)
+        return gau_attention(*heads, v, **options, **state)
+
+    def _mixed_chunk(self, heads: Tuple[Tensor, ...], v: Tensor, padding_mask: Optional[Tensor], **state) -> Tensor:
+        bias = None if self.bias is None else self.bias(self.chunk_size)
+        heads = heads if len(heads) == 4 else heads * 2
+        options = dict(bias=bias, causal=self.causal, chunk_size=self.chunk_size, local=self.local, linear=self.linear)
+        options.update(kernel=self.kernel, first_softmax=self.first_softmax, first_to_all=self.first_to_all)
+        return mixed_chunk_attention(*heads, v, key_padding_mask=padding_mask, **options, **state)
+
+    def extra_repr(self) -> str:
+        """The form of the block, for ``print(model)``."""
+        names = ("heads", "causal", "chunk_size", "max_positions", "kernel", "gate", "local", "linear", "rotary")
+        names += ("first_softmax", "first_to_all", "attention_dropout")
+        return ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
+
+
+def _check_form(
+    chunk_size: Optional[int],
+    max_positions: Optional[int],
+    causal: bool,
+    local: bool,
+    linear: bool,
+    first_softmax: bool,
+    first_to_all: bool,
+) -> None:
+    """Raise ValueError unless the options belong to one form, FLASH-Quad or FLASH."""
+    if causal and (first_softmax or first_to_all):
+        name = "first_softmax" if first_softmax else "first_to_all"
+        raise ValueError(f"{name} is True with causal=True; allowed: False, a first token sees itself only")
+    if chunk_size is not None:
+        check_positive_int("chunk_size", chunk_size)
+        if not local and (not linear or first_softmax or first_to_all):
+            raise ValueError("local is False; allowed: with linear=True, and without first_softmax and first_to_all")
+        return
+    if max_positions is None:
+        raise ValueError("max_positions is None with chunk_size=None; allowed: the longest training length")
+    check_positive_int("max_positions", max_positions)
+    if not local or not linear or first_to_all:
+        raise ValueError("local, linear or first_to_all is given with chunk_size=None; allowed: with a chunk size")
