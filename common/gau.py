@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .attention.base import drop_sources
 from .attention.rotary import token_positions
 from .norms import build_norm
 from .ops.checks import State, check_choice, check_padding_mask, check_positive_int, check_probability
@@ -33,9 +32,10 @@ class GatedAttentionUnit(nn.Module):
         heads: each has its own scales and offsets of Z, and e / heads channels of V.
         causal: a token sees those before it and itself.
         chunk_size: C, or None for FLASH-Quad.
-        max_positions: n of the quadratic form: the divisor of its causal scores, a constant so that a prefix does not
-            depend on what follows, and the reach of a ``toeplitz`` bias. ``gau_attention`` counts real tokens when not
-            causal. Not needed with a chunk size.
+        max_positions: the longest training length of the quadratic form, the reach of a ``toeplitz`` bias. Not needed
+            with a chunk size.
+        divisor: of the quadratic form's scores; None is ``max_positions`` when causal, a constant so that a prefix does
+            not depend on what follows, and otherwise each row's number of real tokens. Softmax has √s instead.
         kernel: ``relu2``, ``softmax`` (divided by √s) or ``laplace``.
         gate: multiply by U; without it the block has no U.
         local, linear: leave out the quadratic or the linear term of mixed chunk attention (Figure 7).
@@ -43,9 +43,9 @@ class GatedAttentionUnit(nn.Module):
         bias: relative bias on scores: ``toeplitz``, ``rotary``, ``none``, or ``auto``, the paper's choice by length.
         norm: ``layernorm`` or ``scalenorm``.
         first_softmax, first_to_all: the fine-tuning forms of Table 4; not causal.
-        dropout, attention_dropout, activation_dropout: of the branch, of whole source tokens (``drop_sources``), and of
-            what goes into W_o. The paper uses none.
-        dropout_layer: makes the first and the last of these from their probability, so that a host can give its own.
+        dropout, attention_dropout, activation_dropout: of the branch, of whole source tokens (there is no map to
+            drop entries of in linear time), and of what goes into W_o. The paper uses none.
+        dropout_layer: makes these from their probability, so that a host can give its own.
 
     Raises:
         ValueError: a value that is not allowed; a width that is odd with rotary positions or that the heads do not
@@ -62,6 +62,7 @@ class GatedAttentionUnit(nn.Module):
         causal: bool = False,
         chunk_size: Optional[int] = 256,
         max_positions: Optional[int] = None,
+        divisor: Optional[float] = None,
         kernel: str = "relu2",
         gate: bool = True,
         local: bool = True,
@@ -86,15 +87,23 @@ class GatedAttentionUnit(nn.Module):
             check_even("query_dim", query_dim)
         check_choice("kernel", kernel, SCORE_KERNELS)
         check_choice("bias", bias, RELATIVE_BIASES)
-        for name, given in (("dropout", dropout), ("activation_dropout", activation_dropout)):
+        dropouts = {
+            "dropout": dropout,
+            "attention_dropout": attention_dropout,
+            "activation_dropout": activation_dropout,
+        }
+        for name, given in dropouts.items():
             check_probability(name, given)
-        check_probability("attention_dropout", attention_dropout)
+        if divisor is not None and (chunk_size is not None or kernel == "softmax" or not divisor > 0):
+            raise ValueError(f"divisor is {divisor!r}; allowed: above 0, with chunk_size=None, without softmax")
         _check_form(chunk_size, max_positions, causal, local, linear, first_softmax, first_to_all)
         self.dim, self.expanded_dim, self.query_dim, self.heads = dim, expanded_dim, query_dim, heads
         self.causal, self.chunk_size, self.max_positions = causal, chunk_size, max_positions
+        if divisor is None and chunk_size is None and causal and kernel != "softmax":
+            divisor = max_positions
+        self.divisor = divisor
         self.kernel, self.gate, self.local, self.linear, self.rotary = kernel, gate, local, linear, rotary
         self.first_softmax, self.first_to_all = first_softmax, first_to_all
-        self.attention_dropout = attention_dropout
         self.norm = build_norm(norm, dim)
         self.widths: List[int] = [expanded_dim, expanded_dim, query_dim] if gate else [expanded_dim, query_dim]
         self.in_proj = nn.Linear(dim, sum(self.widths))
@@ -105,6 +114,7 @@ class GatedAttentionUnit(nn.Module):
         reach = max_positions if chunk_size is None else chunk_size
         self.bias = relative_bias(bias, reach, query_dim, heads) if local else None
         self.dropout = dropout_layer(dropout)
+        self.attention_dropout = dropout_layer(attention_dropout)
         self.activation_dropout = dropout_layer(activation_dropout)
         self.reset_parameters()
 
@@ -153,7 +163,9 @@ class GatedAttentionUnit(nn.Module):
         projected = F.silu(self.in_proj(self.norm(x))).split(self.widths, dim=-1)
         v, z = projected[-2:]
         heads = self._queries_and_keys(z, padding_mask, state)  # each (B, H, n, s)
-        v = drop_sources(v.unflatten(-1, (self.heads, -1)).transpose(1, 2), self._attention_dropout())  # (B, H, n, e/H)
+        v = v.unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (B, n, e) -> (B, H, n, e/H)
+        if self.attention_dropout.p > 0.0:
+            v = v * self.attention_dropout(torch.ones_like(v[..., :1]))
         op = self._quadratic if self.chunk_size is None else self._mixed_chunk
         out = op(heads, v, padding_mask, initial_state=state, return_state=return_state)
         out, state = out if return_state else (out, None)
@@ -161,9 +173,6 @@ class GatedAttentionUnit(nn.Module):
         if self.gate:
             out = projected[0] * out
         return x + self.dropout(self.out_proj(self.activation_dropout(out))), state
-
-    def _attention_dropout(self) -> float:
-        return self.attention_dropout if self.training else 0.0
 
     def _queries_and_keys(
         self, z: Tensor, padding_mask: Optional[Tensor], state: Optional[State]
@@ -184,8 +193,7 @@ class GatedAttentionUnit(nn.Module):
 
     def _quadratic(self, heads: Tuple[Tensor, ...], v: Tensor, padding_mask: Optional[Tensor], **state) -> Tensor:
         tokens = v.shape[2] + (0 if state["initial_state"] is None else state["initial_state"]["padding_mask"].shape[1])
-        divisor = float(self.max_positions) if self.causal and self.kernel != "softmax" else None
-        options = dict(bias=None if self.bias is None else self.bias(tokens), causal=self.causal, divisor=divisor)
+        options = dict(bias=None if self.bias is None else self.bias(tokens), causal=self.causal, divisor=self.divisor)
         options.update(kernel=self.kernel, key_padding_mask=padding_mask, first_softmax=self.first_softmax)
         return gau_attention(*heads, v, **options, **state)
 
@@ -198,8 +206,19 @@ class GatedAttentionUnit(nn.Module):
 
     def extra_repr(self) -> str:
         """The form of the block, for ``print(model)``."""
-        names = ("heads", "causal", "chunk_size", "max_positions", "kernel", "gate", "local", "linear", "rotary")
-        names += ("first_softmax", "first_to_all", "attention_dropout")
+        names = (
+            "heads",
+            "causal",
+            "chunk_size",
+            "max_positions",
+            "divisor",
+            "kernel",
+            "gate",
+            "local",
+            "linear",
+            "rotary",
+        )
+        names += ("first_softmax", "first_to_all")
         return ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
 
 

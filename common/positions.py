@@ -27,13 +27,13 @@ def rotate(x: Tensor, positions: Tensor) -> Tensor:
     """
     check_even("the number of channels", x.shape[-1])
     half = x.shape[-1] // 2
-    # Angles of half precision would be wrong by whole turns.
+    # Angles in half precision would be wrong by whole turns.
     dtype = torch.promote_types(x.dtype, torch.float32)
     frequency = 10000.0 ** (-torch.arange(half, device=x.device, dtype=dtype) / half)
     angle = positions[..., None].to(dtype) * frequency  # (..., n, s/2)
-    cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
-    first, second = x[..., :half], x[..., half:]
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+    cos, sin = angle.cos(), angle.sin()
+    first, second = x.to(dtype).split(half, dim=-1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
 
 
 class ToeplitzBias(nn.Module):

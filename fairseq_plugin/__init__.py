@@ -9,6 +9,15 @@ from .host import allow_checkpoint_classes, import_host
 import_host()
 allow_checkpoint_classes()
 
+from .flash import (  # noqa: E402
+    CombinerLanguageModel,
+    FlashLanguageModel,
+    FlashQuadLanguageModel,
+    MixedChunkTransformerLanguageModel,
+    PerformerLanguageModel,
+    TransformerPlusLanguageModel,
+    TransformerPlusPlusLanguageModel,
+)
 from .language_model import (  # noqa: E402
     FlowformerLanguageModel,
     LinearLanguageModel,
@@ -17,8 +26,15 @@ from .language_model import (  # noqa: E402
 )
 
 __all__ = [
+    "CombinerLanguageModel",
+    "FlashLanguageModel",
+    "FlashQuadLanguageModel",
     "FlowformerLanguageModel",
     "LinearLanguageModel",
     "LinearTimeLanguageModel",
+    "MixedChunkTransformerLanguageModel",
+    "PerformerLanguageModel",
     "SoftmaxLanguageModel",
+    "TransformerPlusLanguageModel",
+    "TransformerPlusPlusLanguageModel",
 ]

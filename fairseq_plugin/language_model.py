@@ -1,17 +1,22 @@
 """Language models with linear-time attention: everything ``transformer_lm`` takes and does."""
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Dict
 
 from fairseq.dataclass import ChoiceEnum
 from fairseq.models import register_model, register_model_architecture
+from fairseq.models.transformer import TransformerConfig
 from fairseq.models.transformer_lm import TransformerLanguageModel, TransformerLanguageModelConfig, base_lm_architecture
 from fairseq.utils import safe_getattr
+from torch import nn
 
 from common.ops.feature_maps import FEATURE_MAPS
 from common.ops.flow_attention import ALLOCATIONS, COMPETITIONS, FORMS
 
+from .attention import LayerDesign
 from .decoder import LinearTimeDecoder
+from .layers import LinearTimeDecoderLayer
 
 
 @dataclass
@@ -47,6 +52,21 @@ class LinearTimeLanguageModel(TransformerLanguageModel):
         return {}
 
     @classmethod
+    def layer_design(cls, args) -> LayerDesign:
+        """The parts of a layer, from the model's configuration."""
+        return LayerDesign(cls.attention_name, cls.attention_options(args))
+
+    @classmethod
+    def build_layer(cls, args, cfg: TransformerConfig, no_encoder_attn: bool) -> nn.Module:
+        """One layer of the decoder, not yet wrapped."""
+        return LinearTimeDecoderLayer(cfg, no_encoder_attn, design=cls.layer_design(args))
+
+    @classmethod
+    def decoder_options(cls, args) -> Dict[str, Any]:
+        """Further arguments of ``LinearTimeDecoder``."""
+        return {}
+
+    @classmethod
     def build_model(cls, args, task):
         """Build the model as fairseq does, embeddings and all, and give it our decoder.
 
@@ -65,10 +85,15 @@ class LinearTimeLanguageModel(TransformerLanguageModel):
         if args.decoder_layers_to_keep:
             args.decoder_layers = len(args.decoder_layers_to_keep.split(","))
         decoder = LinearTimeDecoder(
-            args, task.target_dictionary, stock.embed_tokens, cls.attention_name, cls.attention_options(args),
-            no_encoder_attn=True,
+            args, task.target_dictionary, stock.embed_tokens, partial(cls.build_layer, args), no_encoder_attn=True,
+            **cls.decoder_options(args),
         )  # fmt: skip
         return cls(decoder)
+
+
+def plain(value):
+    """A configuration's value without its enumeration."""
+    return getattr(value, "value", value)
 
 
 @dataclass
@@ -115,12 +140,7 @@ class FlowformerLanguageModel(LinearTimeLanguageModel):
         """The ``--flow-...`` options; one that an older checkpoint lacks takes its default."""
         defaults = FlowformerLanguageModelConfig()
         names = ("form", "clamp", "phi", "competition", "allocation", "chunk_size")
-        return {name: _plain(safe_getattr(args, f"flow_{name}", getattr(defaults, f"flow_{name}"))) for name in names}
-
-
-def _plain(value):
-    """A configuration's value without its enumeration."""
-    return getattr(value, "value", value)
+        return {name: plain(safe_getattr(args, f"flow_{name}", getattr(defaults, f"flow_{name}"))) for name in names}
 
 
 @dataclass

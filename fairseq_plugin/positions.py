@@ -10,6 +10,9 @@ from fairseq.modules import LearnedPositionalEmbedding, SinusoidalPositionalEmbe
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from common.ops.alignment import real_positions
+from common.positions import ScaledSin
+
 from .attention import IncrementalState
 
 
@@ -51,13 +54,39 @@ class LearnedPositions(LearnedPositionalEmbedding):
         incremental_state: Optional[IncrementalState] = None,
         positions: Optional[Tensor] = None,
     ) -> Tensor:
-        if input.size(1) > self.max_positions:
-            longest = int(input.ne(self.padding_idx).sum(1).max())
-            if longest > self.max_positions:
-                raise ValueError(f"the input has {longest} tokens; allowed: max_target_positions={self.max_positions}")
+        check_limit(input, self.padding_idx, self.max_positions)
         if incremental_state is None:
             return super().forward(input, None, positions)
         return F.embedding(last_position(input, self.padding_idx), self.weight, self.padding_idx).unsqueeze(1)
+
+
+class ScaledSinPositions(nn.Module):
+    """``ScaledSin`` of real tokens behind fairseq's call: tokens (B, T) -> (B, T, C), or (B, 1, C) while decoding.
+
+    Padding is embedded as zeros. Raises ValueError for more real tokens than ``max_positions``.
+    """
+
+    def __init__(self, embedding_dim: int, padding_idx: int, max_positions: int) -> None:
+        super().__init__()
+        self.padding_idx = padding_idx
+        self.max_positions = max_positions
+        self.scaled_sin = ScaledSin(embedding_dim)
+
+    def forward(self, input: Tensor, incremental_state: Optional[IncrementalState] = None) -> Tensor:
+        check_limit(input, self.padding_idx, self.max_positions)
+        padding = input.eq(self.padding_idx)
+        positions = real_positions(padding)  # (B, T)
+        if incremental_state is not None:
+            padding, positions = padding[:, -1:], positions[:, -1:]
+        return self.scaled_sin(positions).masked_fill(padding[..., None], 0.0)
+
+
+def check_limit(tokens: Tensor, padding_idx: int, max_positions: int) -> None:
+    """Raise ValueError if a row of ``tokens`` (B, T) has more than ``max_positions`` real ones."""
+    if tokens.size(1) > max_positions:
+        longest = int(tokens.ne(padding_idx).sum(1).max())
+        if longest > max_positions:
+            raise ValueError(f"the input has {longest} tokens; allowed by the position limit: {max_positions}")
 
 
 def count_real_tokens(host: nn.Module) -> nn.Module:
@@ -69,3 +98,10 @@ def count_real_tokens(host: nn.Module) -> nn.Module:
     ours = SinusoidalPositions(host.embedding_dim, host.padding_idx, init_size=host.padding_idx + 1)
     ours.weights = host.weights
     return ours
+
+
+def scaled_sin_positions(host: nn.Module, max_positions: int) -> nn.Module:
+    """Scaled sinusoids in place of fairseq's plain ones; learned positions stay learned."""
+    if isinstance(host, LearnedPositionalEmbedding):
+        return count_real_tokens(host)
+    return ScaledSinPositions(host.embedding_dim, host.padding_idx, max_positions)

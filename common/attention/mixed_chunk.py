@@ -5,7 +5,14 @@ from typing import Optional, Tuple
 import torch
 from torch import Tensor, nn
 
-from ..ops.checks import State, check_choice, check_positive_int
+from ..ops.checks import (
+    State,
+    check_choice,
+    check_padding_mask,
+    check_positive_int,
+    check_query_key_value,
+    state_entry,
+)
 from ..ops.chunks import zero_padding
 from ..ops.mixed_chunk_attention import mixed_chunk_attention
 from ..ops.score_kernels import SCORE_KERNELS
@@ -57,6 +64,9 @@ class MixedChunkAttention(InnerAttention):
         dropout_p: float = 0.0,
     ) -> Tensor:
         """q, k (B, H, n, d), v (B, H, n, e) -> (B, H, n, e); see ``InnerAttention``."""
+        self._check_heads(q, k, v)
+        check_padding_mask("key_padding_mask", key_padding_mask, k)
+        check_padding_mask("query_padding_mask", query_padding_mask, q)
         heads = self._queries_and_keys(q, k, token_positions(q, key_padding_mask))
         out = mixed_chunk_attention(
             *heads, drop_sources(v, dropout_p), key_padding_mask=key_padding_mask, causal=self.causal, **self._options()
@@ -68,13 +78,19 @@ class MixedChunkAttention(InnerAttention):
     ) -> Tuple[Tensor, State]:
         """The next tokens' outputs (B, H, n, e) and the state after them; O(C) per token."""
         self._check_causal()
-        heads = self._queries_and_keys(
-            q, k, token_positions(q, padding_mask, None if state is None else state["count"])
-        )
+        self._check_heads(q, k, v)
+        check_padding_mask("padding_mask", padding_mask, q)
+        count = None if state is None else state_entry(state, "count", 1, q)
+        heads = self._queries_and_keys(q, k, token_positions(q, padding_mask, count))
         return mixed_chunk_attention(
             *heads, v, key_padding_mask=padding_mask, causal=True, initial_state=state, return_state=True,
             **self._options(),
         )  # fmt: skip
+
+    def _check_heads(self, q: Tensor, k: Tensor, v: Tensor) -> None:
+        check_query_key_value(q, k, v, causal=True)  # self-attention: one length
+        if (q.shape[1], q.shape[3]) != (self.num_heads, self.head_dim):
+            raise ValueError(f"q has shape {tuple(q.shape)}; allowed: {self.num_heads} heads of {self.head_dim} channels")
 
     def _options(self) -> dict:
         return {"chunk_size": self.chunk_size, "kernel": self.kernel}
@@ -82,5 +98,6 @@ class MixedChunkAttention(InnerAttention):
     def _queries_and_keys(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, ...]:
         """q_quad, k_quad, q_lin and k_lin, (B, H, n, d) each."""
         gamma, beta = self.gamma[:, :, None], self.beta[:, :, None]  # (2, H, 1, d)
-        heads = (q, k, q * gamma[0] + beta[0], k * gamma[1] + beta[1])
+        # Under autocast q and k are of half precision, the scales are not.
+        heads = (q, k, (q * gamma[0] + beta[0]).to(q.dtype), (k * gamma[1] + beta[1]).to(k.dtype))
         return tuple(rotate(x, positions) for x in heads) if self.rotary else heads

@@ -4,7 +4,7 @@ from typing import Optional, Tuple
 
 from torch import Tensor
 
-from ..ops.checks import State, check_choice
+from ..ops.checks import State, check_choice, check_padding_mask, check_query_key_value
 from ..ops.chunks import zero_padding
 from ..ops.gau_attention import gau_attention
 from ..ops.score_kernels import SCORE_KERNELS
@@ -36,6 +36,8 @@ class QuadraticAttention(InnerAttention):
         dropout_p: float = 0.0,
     ) -> Tensor:
         """q, k (B, H, n, d), v (B, H, n, e) -> (B, H, n, e); see ``InnerAttention``."""
+        check_query_key_value(q, k, v, causal=True)  # self-attention: one length
+        check_padding_mask("query_padding_mask", query_padding_mask, q)
         options = {"causal": self.causal, "kernel": self.kernel, "divisor": self.divisor}
         out = gau_attention(q, k, drop_sources(v, dropout_p), key_padding_mask=key_padding_mask, **options)
         return zero_padding(out, query_padding_mask)

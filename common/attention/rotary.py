@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..ops.alignment import real_positions
-from ..ops.checks import State
+from ..ops.checks import State, check_padding_mask, check_query_key_value, state_entry
 from ..positions import check_even, rotate
 from .base import InnerAttention
 
@@ -50,6 +50,9 @@ class RotaryAttention(InnerAttention):
         dropout_p: float = 0.0,
     ) -> Tensor:
         """q (B, H, n, d), k (B, H, m, d), v (B, H, m, e) -> (B, H, n, e); see ``InnerAttention``."""
+        check_query_key_value(q, k, v, self.causal)
+        check_padding_mask("key_padding_mask", key_padding_mask, k)
+        check_padding_mask("query_padding_mask", query_padding_mask, q)
         q = rotate(q, token_positions(q, query_padding_mask))
         k = rotate(k, token_positions(k, key_padding_mask))
         return self.inner(q, k, v, key_padding_mask, query_padding_mask, dropout_p)
@@ -58,10 +61,15 @@ class RotaryAttention(InnerAttention):
         self, q: Tensor, k: Tensor, v: Tensor, padding_mask: Optional[Tensor] = None, state: Optional[State] = None
     ) -> Tuple[Tensor, State]:
         """The next tokens' outputs (B, H, n, e) and the state after them."""
-        state = dict(state or {})
-        before = state.pop("rotary_count", torch.zeros(q.shape[0], dtype=torch.long, device=q.device))
+        check_query_key_value(q, k, v, causal=True)
+        check_padding_mask("padding_mask", padding_mask, q)
+        if state is None:
+            before = torch.zeros(q.shape[0], dtype=torch.long, device=q.device)
+        else:
+            before = state_entry(state, "rotary_count", 1, q)
+            state = {name: tensor for name, tensor in state.items() if name != "rotary_count"}
         positions = token_positions(q, padding_mask, before)
-        out, state = self.inner.extend(rotate(q, positions), rotate(k, positions), v, padding_mask, state or None)
+        out, state = self.inner.extend(rotate(q, positions), rotate(k, positions), v, padding_mask, state)
         new = q.shape[2] if padding_mask is None else (~padding_mask).sum(1)
         return out, {**state, "rotary_count": before + new}
 

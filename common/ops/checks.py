@@ -7,6 +7,9 @@ from torch import Tensor
 
 State = Dict[str, Tensor]
 
+#: Dtypes of the entries of a state that are no sums.
+_ENTRY_DTYPES = {"count": torch.int64, "rotary_count": torch.int64, "padding_mask": torch.bool}
+
 
 def check_choice(argument: str, given: Any, allowed: Sequence[str]) -> None:
     """Raise ValueError unless ``given`` is one of ``allowed``."""
@@ -70,7 +73,7 @@ def check_padding_mask(argument: str, mask: Optional[Tensor], like: Tensor) -> N
 def check_state(state: Optional[State], shapes: Dict[str, Sequence[int]], dtype: torch.dtype, like: Tensor) -> None:
     """Raise ValueError unless ``state`` is None or holds exactly the tensors named in ``shapes``, so shaped.
 
-    They must be on the device of ``like``, floating point ones of ``dtype``: a state cut to half precision is no sum.
+    They must be on the device of ``like``, sums and tokens of ``dtype``: a state cut to half precision is no sum.
     """
     if state is None:
         return
@@ -83,7 +86,22 @@ def check_state(state: Optional[State], shapes: Dict[str, Sequence[int]], dtype:
             raise ValueError(f"{argument} is a {type(tensor).__name__}; allowed: a tensor")
         if tuple(tensor.shape) != tuple(shape):
             raise ValueError(f"{argument} has shape {tuple(tensor.shape)}; allowed for this input: {tuple(shape)}")
-        if tensor.is_floating_point() and tensor.dtype != dtype:
-            raise ValueError(f"{argument} has dtype {tensor.dtype}; allowed for this input: {dtype}")
+        allowed = _ENTRY_DTYPES.get(name, dtype)
+        if tensor.dtype != allowed:
+            raise ValueError(f"{argument} has dtype {tensor.dtype}; allowed for this input: {allowed}")
         if tensor.device != like.device:
             raise ValueError(f"{argument} is on {tensor.device}; allowed: the device of the input, {like.device}")
+
+
+def state_entry(state: State, name: str, dim: int, like: Tensor) -> Tensor:
+    """``state[name]``, a count or a mask; ValueError unless it has ``dim`` dimensions and the batch of ``like``."""
+    entry = state.get(name) if isinstance(state, dict) else None
+    if not isinstance(entry, Tensor):
+        given = sorted(state) if isinstance(state, dict) else type(state).__name__
+        raise ValueError(f"initial_state holds {given}; allowed: a returned state, holding {name!r}")
+    if entry.dim() != dim or entry.shape[0] != like.shape[0] or entry.dtype != _ENTRY_DTYPES[name]:
+        raise ValueError(
+            f"initial_state[{name!r}] is {tuple(entry.shape)}, {entry.dtype}; allowed for this input: {dim} dimensions, "
+            f"the first of size {like.shape[0]}, {_ENTRY_DTYPES[name]}"
+        )
+    return entry

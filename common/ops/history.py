@@ -5,7 +5,7 @@ from typing import Dict, Optional
 import torch
 from torch import Tensor
 
-from .checks import State, check_state
+from .checks import State, check_state, state_entry
 
 
 def extend_history(new: Dict[str, Tensor], padding_mask: Optional[Tensor], state: Optional[State]) -> State:
@@ -22,8 +22,7 @@ def extend_history(new: Dict[str, Tensor], padding_mask: Optional[Tensor], state
     new = {**new, "padding_mask": padding_mask}
     if state is None:
         return new
-    known = isinstance(state, dict) and isinstance(state.get("padding_mask"), Tensor)
-    seen = state["padding_mask"].shape[-1] if known else 0
+    seen = state_entry(state, "padding_mask", 2, first).shape[1]
     shapes = {name: (*x.shape[:2], seen, x.shape[3]) for name, x in new.items() if name != "padding_mask"}
     check_state(state, {**shapes, "padding_mask": (first.shape[0], seen)}, first.dtype, first)
     return {name: torch.cat([state[name], new[name]], dim=1 if name == "padding_mask" else 2) for name in new}

@@ -78,7 +78,7 @@ def mixed_chunk_attention(
         initial_state, return_state: continue a causal sequence. The state does not grow: ``count`` (B,) tokens so far,
             ``sum_kv`` (B, H, s, e) and rings of C tokens, ``k_quad`` and ``k_lin`` (B, H, C, s) and ``v`` (B, H, C, e),
             in float32 (H = 1 without heads). Slots below count mod C hold the current chunk, the others the chunk
-            before it, which ``sum_kv`` takes in slot by slot as they are overwritten, so that every step costs the same.
+            before it, which ``sum_kv`` takes in slot by slot as they are overwritten: every step costs the same.
 
     Raises:
         ValueError: a shape, dtype, mask, bias, name or state that does not fit; ``chunk_size`` below 1; both terms left
@@ -299,11 +299,13 @@ def _continued(
         padding_mask = torch.zeros(batch, n, dtype=torch.bool, device=slot.device)
     frame_padding = torch.cat([torch.zeros_like(current), ~current, padding_mask], dim=1)  # (B, 2C + n)
     order = real_first(frame_padding)
-    before = {name: state[name].masked_fill(current[:, None, :, None], 0.0) for name in ("k_quad", "k_lin", "v")}
-    frame = _Tokens(*(
-        take(torch.cat([before.get(name, torch.zeros_like(state["k_lin"])), _ring(state, name, current), x], dim=2), order)
-        for name, x in zip(_Tokens._fields, tokens)
-    ))  # fmt: skip
+    none = torch.zeros_like(state["k_lin"])  # queries, which the state does not hold
+    frame = []
+    for name, x in zip(_Tokens._fields, tokens):
+        ring, now = state.get(name, none), current[:, None, :, None]
+        parts = [ring.masked_fill(now, 0.0), ring.masked_fill(~now, 0.0), x]  # chunk before, current chunk, new tokens
+        frame.append(take(torch.cat(parts, dim=2), order))
+    frame = _Tokens(*frame)
     # One chunk more, so that there is always one behind the last full one.
     chunks = _split(_Tokens(*(F.pad(x, (0, 0, 0, size)) for x in frame)), size)
     sums, _ = carry_sums(_chunk_sums(chunks), state["sum_kv"])  # (B, H, G, s, e): before each chunk
@@ -313,13 +315,6 @@ def _continued(
     new_state = _state_at(chunks, sums, end, size)
     new_state["count"] = state["count"] + (~padding_mask).sum(1)
     return out, new_state
-
-
-def _ring(state: State, name: str, current: Tensor) -> Tensor:
-    """What the state holds of the current chunk, (B, H, C, c); queries, which it does not hold, are 0."""
-    if name not in state:
-        return torch.zeros_like(state["k_lin"])
-    return state[name].masked_fill(~current[:, None, :, None], 0.0)
 
 
 def _state_at(chunks: _Tokens, sums: Tensor, end: Tensor, size: int) -> State:

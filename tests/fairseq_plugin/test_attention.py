@@ -4,16 +4,16 @@ import pytest
 import torch
 from fairseq.modules import MultiheadAttention
 
-from common.attention import FlowAttention, build_attention, record_attention
+from common.attention import FlowAttention, record_attention
 from common.ops import flow_attention
-from fairseq_plugin.attention import InnerMultiheadAttention
+from fairseq_plugin.attention import InnerMultiheadAttention, LayerDesign
 from tests.compare import assert_close
 
 from .toy import build_model, tokens
 
 
 def _attention(**options) -> InnerMultiheadAttention:
-    return InnerMultiheadAttention(16, 4, build_attention("flow", causal=True), self_attention=True, **options)
+    return InnerMultiheadAttention(16, 4, LayerDesign("flow"), causal=True, **options)
 
 
 def test_parameters_are_those_of_fairseq() -> None:
@@ -91,7 +91,7 @@ def test_bad_options_are_named(arguments, named: str) -> None:
 def test_too_long_for_learned_positions() -> None:
     """Both lengths are named."""
     model = build_model("flowformer_lm", "--decoder-learned-pos", "--tokens-per-sample", "8")
-    with pytest.raises(ValueError, match="9 tokens; allowed: max_target_positions=8"):
+    with pytest.raises(ValueError, match="9 tokens; allowed by the position limit: 8"):
         model(tokens(1, 9))
 
 

@@ -18,7 +18,11 @@ import fairseq_plugin  # noqa: F401  registers the architectures
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 USER_DIR = str(CHECKOUT / "fairseq_plugin")
-ARCHITECTURES = ("flowformer_lm", "flowformer_lm_wiki103", "linear_lm", "softmax_lm")
+FLASH_FAMILY = (
+    "flash_lm", "flash_quad_lm", "transformer_plus_lm", "transformer_pp_lm", "mc_transformer_pp_lm", "performer_lm",
+    "combiner_lm",
+)  # fmt: skip
+ARCHITECTURES = ("flowformer_lm", "flowformer_lm_wiki103", "linear_lm", "softmax_lm", *FLASH_FAMILY)
 SMALL = (
     "--decoder-layers 2 --decoder-embed-dim 32 --decoder-input-dim 32 --decoder-output-dim 32 "
     "--decoder-ffn-embed-dim 64 --decoder-attention-heads 4"
