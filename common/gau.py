@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from .attention.rotary import token_positions
 from .norms import build_norm
-from .ops.checks import State, check_choice, check_padding_mask, check_positive_int, check_probability
+from .ops.checks import State, check_choice, check_padding_mask, check_positive_int, check_probability, state_entry
 from .ops.gau_attention import gau_attention
 from .ops.mixed_chunk_attention import mixed_chunk_attention
 from .ops.score_kernels import SCORE_KERNELS
@@ -181,18 +181,21 @@ class GatedAttentionUnit(nn.Module):
         # (B, 1, 1, n, s), (R, H, 1, s) -> (B, R, H, n, s)
         copies = z[:, None, None] * self.gamma[:, :, None] + self.beta[:, :, None]
         if self.rotary:
-            positions = token_positions(copies[:, 0], padding_mask, self._count(state))  # (n,) or (B, 1, n)
+            positions = token_positions(copies[:, 0], padding_mask, self._count(state, z))  # (n,) or (B, 1, n)
             copies = rotate(copies, positions if positions.dim() == 1 else positions[:, None])
-        return copies.unbind(1)
+        return copies.to(z.dtype).unbind(1)  # under autocast z is of half precision, the scales are not
 
-    def _count(self, state: Optional[State]) -> Optional[Tensor]:
-        """Real tokens before this call, (B,)."""
+    def _count(self, state: Optional[State], z: Tensor) -> Optional[Tensor]:
+        """Real tokens before this call of z (B, n, s): (B,)."""
         if state is None:
             return None
-        return (~state["padding_mask"]).sum(1) if self.chunk_size is None else state["count"]
+        if self.chunk_size is None:
+            return (~state_entry(state, "padding_mask", 2, z)).sum(1)
+        return state_entry(state, "count", 1, z)
 
     def _quadratic(self, heads: Tuple[Tensor, ...], v: Tensor, padding_mask: Optional[Tensor], **state) -> Tensor:
-        tokens = v.shape[2] + (0 if state["initial_state"] is None else state["initial_state"]["padding_mask"].shape[1])
+        before = state["initial_state"]
+        tokens = v.shape[2] + (0 if before is None else state_entry(before, "padding_mask", 2, v).shape[1])
         options = dict(bias=None if self.bias is None else self.bias(tokens), causal=self.causal, divisor=self.divisor)
         options.update(kernel=self.kernel, key_padding_mask=padding_mask, first_softmax=self.first_softmax)
         return gau_attention(*heads, v, **options, **state)

@@ -96,7 +96,9 @@ class CombinerAttention(InnerAttention):
     def _check(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor) -> None:
         check_query_key_value(q, k, v, causal=True)  # self-attention: one length
         if (q.shape[1], q.shape[3]) != (self.num_heads, self.head_dim):
-            raise ValueError(f"q has shape {tuple(q.shape)}; allowed: {self.num_heads} heads of {self.head_dim} channels")
+            raise ValueError(
+                f"q has shape {tuple(q.shape)}; allowed: {self.num_heads} heads of {self.head_dim} channels"
+            )
         if v.shape != q.shape:
             raise ValueError(f"v has shape {tuple(v.shape)}; allowed: that of q, {tuple(q.shape)}")
         wanted = (q.shape[0], q.shape[2], self.num_heads * self.head_dim)

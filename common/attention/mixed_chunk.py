@@ -90,7 +90,9 @@ class MixedChunkAttention(InnerAttention):
     def _check_heads(self, q: Tensor, k: Tensor, v: Tensor) -> None:
         check_query_key_value(q, k, v, causal=True)  # self-attention: one length
         if (q.shape[1], q.shape[3]) != (self.num_heads, self.head_dim):
-            raise ValueError(f"q has shape {tuple(q.shape)}; allowed: {self.num_heads} heads of {self.head_dim} channels")
+            raise ValueError(
+                f"q has shape {tuple(q.shape)}; allowed: {self.num_heads} heads of {self.head_dim} channels"
+            )
 
     def _options(self) -> dict:
         return {"chunk_size": self.chunk_size, "kernel": self.kernel}

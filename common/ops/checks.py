@@ -101,7 +101,7 @@ def state_entry(state: State, name: str, dim: int, like: Tensor) -> Tensor:
         raise ValueError(f"initial_state holds {given}; allowed: a returned state, holding {name!r}")
     if entry.dim() != dim or entry.shape[0] != like.shape[0] or entry.dtype != _ENTRY_DTYPES[name]:
         raise ValueError(
-            f"initial_state[{name!r}] is {tuple(entry.shape)}, {entry.dtype}; allowed for this input: {dim} dimensions, "
+            f"initial_state[{name!r}] is {tuple(entry.shape)}, {entry.dtype}; allowed: {dim} dimensions, "
             f"the first of size {like.shape[0]}, {_ENTRY_DTYPES[name]}"
         )
     return entry
