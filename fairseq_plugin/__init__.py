@@ -24,17 +24,33 @@ from .language_model import (  # noqa: E402
     LinearTimeLanguageModel,
     SoftmaxLanguageModel,
 )
+from .masked_lm import (  # noqa: E402
+    CombinerMaskedModel,
+    FlashMaskedModel,
+    FlashQuadMaskedModel,
+    MixedChunkTransformerMaskedModel,
+    PerformerMaskedModel,
+    TransformerPlusMaskedModel,
+    TransformerPlusPlusMaskedModel,
+)
 
 __all__ = [
     "CombinerLanguageModel",
+    "CombinerMaskedModel",
     "FlashLanguageModel",
+    "FlashMaskedModel",
     "FlashQuadLanguageModel",
+    "FlashQuadMaskedModel",
     "FlowformerLanguageModel",
     "LinearLanguageModel",
     "LinearTimeLanguageModel",
     "MixedChunkTransformerLanguageModel",
+    "MixedChunkTransformerMaskedModel",
     "PerformerLanguageModel",
+    "PerformerMaskedModel",
     "SoftmaxLanguageModel",
     "TransformerPlusLanguageModel",
+    "TransformerPlusMaskedModel",
     "TransformerPlusPlusLanguageModel",
+    "TransformerPlusPlusMaskedModel",
 ]

@@ -17,6 +17,7 @@ from common.ops.flow_attention import ALLOCATIONS, COMPETITIONS, FORMS
 from .attention import LayerDesign
 from .decoder import LinearTimeDecoder
 from .layers import LinearTimeDecoderLayer
+from .options import option
 
 
 @dataclass
@@ -91,11 +92,6 @@ class LinearTimeLanguageModel(TransformerLanguageModel):
         return cls(decoder)
 
 
-def plain(value):
-    """A configuration's value without its enumeration."""
-    return getattr(value, "value", value)
-
-
 @dataclass
 class FlowformerLanguageModelConfig(LinearTimeLanguageModelConfig):
     """Options of ``transformer_lm`` and of Flow-Attention; the defaults are those of the released language model."""
@@ -138,9 +134,8 @@ class FlowformerLanguageModel(LinearTimeLanguageModel):
     @classmethod
     def attention_options(cls, args) -> Dict[str, Any]:
         """The ``--flow-...`` options; one that an older checkpoint lacks takes its default."""
-        defaults = FlowformerLanguageModelConfig()
         names = ("form", "clamp", "phi", "competition", "allocation", "chunk_size")
-        return {name: plain(safe_getattr(args, f"flow_{name}", getattr(defaults, f"flow_{name}"))) for name in names}
+        return {name: option(args, FlowformerLanguageModelConfig, f"flow_{name}") for name in names}
 
 
 @dataclass
@@ -162,7 +157,7 @@ class LinearLanguageModel(LinearTimeLanguageModel):
     @classmethod
     def attention_options(cls, args) -> Dict[str, Any]:
         """The ``--linear-...`` options."""
-        return {"chunk_size": safe_getattr(args, "linear_chunk_size", LinearLanguageModelConfig.linear_chunk_size)}
+        return {"chunk_size": option(args, LinearLanguageModelConfig, "linear_chunk_size")}
 
 
 @register_model("softmax_lm", dataclass=LinearTimeLanguageModelConfig)
