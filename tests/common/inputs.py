@@ -27,6 +27,38 @@ def qkv(
     return q, k, v
 
 
+def mixed_chunk_inputs(
+    n: int,
+    *,
+    batch: int = 2,
+    heads: Optional[int] = 2,
+    s: int = 4,
+    e: int = 3,
+    dtype: torch.dtype = torch.float64,
+    seed: int = 0,
+    scale: float = 1.0,
+) -> Tuple[Tensor, ...]:
+    """q_quad, k_quad, q_lin, k_lin (B, H, n, s) and v (B, H, n, e), leaves; (B, n, s) and (B, n, e) for None heads."""
+    generator = torch.Generator().manual_seed(seed)
+    leading = (batch,) if heads is None else (batch, heads)
+    tensors = (torch.randn(*leading, n, size, generator=generator, dtype=torch.float64) for size in (s, s, s, s, e))
+    return tuple((x * scale).to(dtype).requires_grad_() for x in tensors)
+
+
+#: Forms of a relative bias, by name; see ``bias_like``.
+BIASES = ("no bias", "vector", "matrix", "vectors", "matrices")
+
+
+def bias_like(form: str, tokens: int, heads: int = 2, dtype: torch.dtype = torch.float64) -> Optional[Tensor]:
+    """A bias for ``tokens`` tokens, a leaf: over distances or a matrix, one for all heads or (plural) one for each."""
+    if form == "no bias":
+        return None
+    shape = (2 * tokens - 1,) if form.startswith("vector") else (tokens, tokens)
+    shape = (heads, *shape) if form in ("vectors", "matrices") else shape
+    generator = torch.Generator().manual_seed(7)
+    return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
+
+
 def doubled(*tensors: Tensor) -> Tuple[Tensor, ...]:
     """The same numbers as new float64 leaves, for the reference of a less precise input."""
     return tuple(x.detach().double().requires_grad_() for x in tensors)

@@ -1,7 +1,6 @@
 """Every wrong argument gives a ValueError that starts with its name and says what was given and what is allowed."""
 
 import math
-import re
 
 import pytest
 import torch
@@ -9,6 +8,7 @@ import torch
 from common.ops import flow_attention, flow_attention_map, flow_attention_weights, linear_attention
 from common.ops.checks import check_choice, check_padding_mask, check_positive_int, check_probability
 from common.ops.flow_attention import flow_options
+from tests.common.refusals import refused
 
 OPS = [flow_attention, linear_attention]
 ops = pytest.mark.parametrize("op", OPS, ids=lambda op: op.__name__)
@@ -17,12 +17,6 @@ ops = pytest.mark.parametrize("op", OPS, ids=lambda op: op.__name__)
 def tensors(**shapes):
     """q, k and v of two rows, three heads, five tokens and four channels, but for the ``shapes`` given."""
     return {name: torch.randn(shapes.get(name, (2, 3, 5, 4))) for name in "qkv"}
-
-
-def refused(argument: str, given: str, allowed: str):
-    """Expect the message "<argument> ... <given> ... allowed ...: ... <allowed>"."""
-    parts = (re.escape(part) for part in (given, "allowed", allowed))
-    return pytest.raises(ValueError, match=re.escape(argument) + " .*" + ".*".join(parts))
 
 
 WRONG_TENSORS = {
