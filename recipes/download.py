@@ -1,9 +1,12 @@
 """Downloads that end whole or not at all: progress, resume, size and checksum, a rename at the end."""
 
 import hashlib
+import json
 import urllib.error
 import urllib.request
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, TypeVar
 
 from tqdm import tqdm
 
@@ -13,11 +16,34 @@ TIMEOUT_SECONDS = 60
 _BLOCK = 1 << 20
 
 
+_Found = TypeVar("_Found")
+
+
 class DownloadFailed(RuntimeError):
     """A file could not be had whole from an address; the message has the address and the reason."""
 
 
-def download(url: str, path: Path, size: int | None = None, sha256: str | None = None) -> None:
+def first_source(what: str, sources: Sequence[Callable[[], _Found]], hint: str) -> _Found:
+    """What the first of ``sources`` returns that does not fail.
+
+    Raises:
+        DownloadFailed: all did; the message has every reason and ``hint``, what else could be done.
+    """
+    reasons = []
+    for source in sources:
+        try:
+            return source()
+        except DownloadFailed as error:
+            print(f"  {error}", flush=True)
+            reasons.append(str(error))
+    raise DownloadFailed(
+        f"no source gave {what}:\n  " + "\n  ".join(reasons) + f"\nRun again to continue a download, or {hint}"
+    )
+
+
+def download(
+    url: str, path: Path, size: int | None = None, sha256: str | None = None, show_progress: bool = True
+) -> None:
     """Fetch ``url`` to ``path``, which exists afterwards only if everything arrived and matched.
 
     What has arrived is kept as ``path``.part and continued by the next call, where the host allows it.
@@ -25,6 +51,7 @@ def download(url: str, path: Path, size: int | None = None, sha256: str | None =
     Args:
         size: bytes the file must have.
         sha256: checksum it must have, in hexadecimal.
+        show_progress: with a bar of its own; a caller with many small files has one for all.
 
     Raises:
         DownloadFailed: no answer, an error, a truncated file, or a wrong size or checksum.
@@ -33,7 +60,7 @@ def download(url: str, path: Path, size: int | None = None, sha256: str | None =
     part = path.with_name(path.name + ".part")
     have = part.stat().st_size if part.exists() else 0
     if size is None or have < size:  # a whole part was left when only the rename was missing
-        _continue(url, part, have)
+        _continue(url, part, have, show_progress)
     if size is not None and part.stat().st_size != size:
         if part.stat().st_size > size:
             part.unlink()
@@ -47,7 +74,7 @@ def download(url: str, path: Path, size: int | None = None, sha256: str | None =
     part.replace(path)
 
 
-def _continue(url: str, part: Path, have: int) -> None:
+def _continue(url: str, part: Path, have: int, show_progress: bool) -> None:
     headers = {"User-Agent": USER_AGENT}
     if have:
         headers["Range"] = f"bytes={have}-"
@@ -58,7 +85,13 @@ def _continue(url: str, part: Path, have: int) -> None:
             length = answer.headers.get("Content-Length")
             total = have + int(length) if length is not None else None
             bar = tqdm(
-                total=total, initial=have, unit="B", unit_scale=True, unit_divisor=1024, desc=part.stem, disable=None
+                total=total,
+                initial=have,
+                unit="B",
+                unit_scale=True,
+                unit_divisor=1024,
+                desc=part.stem,
+                disable=None if show_progress else True,
             )
             with bar, open(part, "ab" if have else "wb") as file:
                 while block := answer.read(_BLOCK):
@@ -72,6 +105,20 @@ def _continue(url: str, part: Path, have: int) -> None:
         raise DownloadFailed(f"{url}: {error}") from error
     if total is not None and part.stat().st_size < total:
         raise DownloadFailed(f"{url}: ended after {part.stat().st_size} of {total} bytes. Run again to continue")
+
+
+def read_json(url: str) -> Any:
+    """The JSON document at ``url``.
+
+    Raises:
+        DownloadFailed: no answer, or one that is no JSON.
+    """
+    try:
+        request = urllib.request.Request(url, headers={"User-Agent": USER_AGENT})
+        with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as answer:
+            return json.load(answer)
+    except (OSError, ValueError) as error:
+        raise DownloadFailed(f"{url}: {error}") from error
 
 
 def file_sha256(path: Path) -> str:

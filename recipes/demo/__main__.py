@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 from ..commands import ROOT, CommandFailed, python, run, shown
+from ..tables import describe_run
 from . import picture, results
 from .images import REQUIRED_TOP1, check_scripts, run_images
 from .text import FULL, QUICK, run_text
@@ -50,7 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
         run(python("-m", "recipes.demo.lengths", out / "bin", "--lengths", *budget.lengths), log)
         images = run_images(out, budget, scripts and scripts.absolute())
         speeds = results.read_speeds(log.read_text(encoding="utf-8").splitlines())
-        run_description = results.describe_run(command, time.monotonic() - started)
+        run_description = describe_run(command, time.monotonic() - started)
         print("\n" + results.write(out, text, speeds, images, run_description))
         picture.draw(text, images, out / "demo.png")
     except (CommandFailed, ValueError) as error:

@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 import sentencepiece
 
+from ..subwords import load_sentencepiece
+
 #: Mark of each whitespace character a document may hold besides the space.
 MARKS = {"\n": "⏎", "\t": "⇥", "\f": "␌"}
 SPACE_PIECE = "▁"
@@ -139,18 +141,6 @@ def train_sentencepiece(
         minloglevel=2,
     )
     return load_sentencepiece(prefix)
-
-
-def load_sentencepiece(prefix: Path) -> sentencepiece.SentencePieceProcessor:
-    """The model ``train_sentencepiece`` wrote as ``prefix``.model."""
-    return sentencepiece.SentencePieceProcessor(model_file=f"{prefix}.model")
-
-
-def write_dictionary(model: sentencepiece.SentencePieceProcessor, path: Path) -> None:
-    """Every piece of ``model`` as a fairseq dictionary, so that no split has an unknown piece."""
-    pieces = (model.id_to_piece(i) for i in range(len(model)) if not (model.is_control(i) or model.is_unknown(i)))
-    # The counts are not used by the model; fairseq wants one.
-    path.write_text("".join(f"{piece} 1\n" for piece in pieces), encoding="utf-8")
 
 
 def write_split(documents: list[Document], model: sentencepiece.SentencePieceProcessor, path: Path) -> int:

@@ -11,7 +11,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from .fairseq_log import Entry
+from ..fairseq_log import Entry
 from .images import ImageResult, Maps
 from .text import ARCHITECTURES, LanguageModel, TextResult
 

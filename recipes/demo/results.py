@@ -1,59 +1,17 @@
 """What the demo found out, and as one table: plain text, Markdown and JSON."""
 
-import datetime
 import json
-import os
-import platform
 from collections.abc import Sequence
-from importlib import metadata
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import psutil
-
-from . import fairseq_log
+from .. import fairseq_log
+from ..tables import MISSING, Run, Table, as_markdown, as_text
 from .images import REQUIRED_TOP1, ImageResult
 from .text import ARCHITECTURES, TOKENS_PER_SAMPLE, TextResult
 
 #: architecture -> length -> tokens per second.
 Speeds = dict[str, dict[int, float]]
-_PACKAGES = ("torch", "fairseq-fixed", "fairseq", "timm", "sentencepiece", "numpy")
-_MISSING = "-"
-
-
-class Run(NamedTuple):
-    """Where, with what and how long the demo ran."""
-
-    command: str
-    machine: str
-    versions: str
-    date: str
-    minutes: float
-
-
-class Table(NamedTuple):
-    """Columns of text; numbers are aligned right."""
-
-    title: str
-    header: Sequence[str]
-    rows: list[Sequence[str]]
-    notes: list[str]
-
-
-def describe_run(command: str, seconds: float) -> Run:
-    """The present machine, packages and date."""
-    versions = [f"Python {platform.python_version()}"]
-    for package in _PACKAGES:
-        try:
-            versions.append(f"{package} {metadata.version(package)}")
-        except metadata.PackageNotFoundError:
-            continue
-    gibibytes = psutil.virtual_memory().total / 2**30
-    machine = (
-        f"{os.cpu_count()} CPU cores, {gibibytes:.0f} GiB memory, {platform.system()} {platform.machine()}, no GPU used"
-    )
-    date = datetime.date.today().isoformat()
-    return Run(command, machine, ", ".join(versions), date, seconds / 60)
 
 
 def read_speeds(lines: Sequence[str]) -> Speeds:
@@ -106,7 +64,7 @@ def tables(text: TextResult, speeds: Speeds, images: ImageResult) -> list[Table]
         "Training tokens/s by sequence length",
         ("architecture", *(f"{length:,}" for length in lengths)),
         [
-            (name, *(f"{row[length]:,.0f}" if length in row else _MISSING for length in lengths))
+            (name, *(f"{row[length]:,.0f}" if length in row else MISSING for length in lengths))
             for name, row in speeds.items()
         ],
         [_break_even_note(speeds, peer) for peer in speeds if peer != "flowformer_lm"],
@@ -141,38 +99,6 @@ def _break_even_note(speeds: Speeds, peer: str) -> str:
     if slower:
         note += "; slower at " + ", ".join(f"{n:,}" for n in slower)
     return note
-
-
-def as_text(blocks: Sequence[Table], run: Run) -> str:
-    """``blocks`` for a terminal."""
-    lines = []
-    for block in blocks:
-        columns = list(zip(block.header, *block.rows))
-        widths = [max(map(len, column)) for column in columns]
-        right = [all(_is_number(cell) for cell in column[1:]) for column in columns]
-        lines += [block.title, ""]
-        for number, row in enumerate([block.header, *block.rows]):
-            cells = [c.rjust(w) if r else c.ljust(w) for c, w, r in zip(row, widths, right)]
-            lines.append(("  " + "   ".join(cells)).rstrip())
-            if number == 0:
-                lines.append("  " + "   ".join("-" * width for width in widths))
-        lines += [f"  * {note}" for note in block.notes] + [""]
-    lines.append(f"{run.command}, {run.minutes:.1f} minutes, {run.date}")
-    lines += [run.machine, run.versions]
-    return "\n".join(lines)
-
-
-def as_markdown(blocks: Sequence[Table], run: Run) -> str:
-    """``blocks`` for a README."""
-    lines = []
-    for block in blocks:
-        right = [all(_is_number(cell) for cell in column) for column in zip(*block.rows)]
-        lines += [f"### {block.title}", "", "| " + " | ".join(block.header) + " |"]
-        lines.append("| " + " | ".join("---:" if r else "---" for r in right) + " |")
-        lines += ["| " + " | ".join(row) + " |" for row in block.rows]
-        lines += [""] + [f"* {note}" for note in block.notes] + [""]
-    lines.append(f"`{run.command}`, {run.minutes:.1f} minutes, {run.date}; {run.machine}; {run.versions}.")
-    return "\n".join(lines)
 
 
 def as_json(text: TextResult, speeds: Speeds, images: ImageResult, run: Run) -> dict[str, Any]:
@@ -220,7 +146,3 @@ def write(out: Path, text: TextResult, speeds: Speeds, images: ImageResult, run:
     found = json.dumps(as_json(text, speeds, images, run), indent=1, ensure_ascii=False)
     (out / "results.json").write_text(found + "\n", encoding="utf-8")
     return plain
-
-
-def _is_number(cell: str) -> bool:
-    return cell == _MISSING or cell[:1].isdigit()

@@ -6,9 +6,11 @@ from typing import NamedTuple
 
 from tqdm import tqdm
 
+from .. import fairseq_log
 from ..commands import Finished, python, run, shown
-from . import corpus, fairseq_log
-from .fairseq_log import Entry, Evaluation
+from ..fairseq_log import Entry, Evaluation
+from ..subwords import write_dictionary
+from . import corpus
 
 
 class Budget(NamedTuple):
@@ -74,7 +76,7 @@ def prepare(out: Path, budget: Budget) -> TextResult:
     documents = tqdm(corpus.read_library(), desc="  reading", unit=" files", leave=False, disable=None)
     splits = corpus.split_by_file(documents, dict(corpus.SPLIT_BYTES, train=budget.train_bytes))
     model = corpus.train_sentencepiece(splits["train"], out / "sentencepiece", VOCABULARY)
-    corpus.write_dictionary(model, out / "dict.txt")
+    write_dictionary(model, out / "dict.txt")
     files = {name: len(split) for name, split in splits.items()}
     sizes = {name: sum(document.size for document in split) for name, split in splits.items()}
     tokens = {name: corpus.write_split(split, model, out / f"{name}.txt") for name, split in splits.items()}

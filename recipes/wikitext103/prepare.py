@@ -8,14 +8,15 @@ import argparse
 import shutil
 import sys
 import zipfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
 from tqdm import tqdm
 
 from ..commands import CommandFailed, python, run, shown
-from ..download import DownloadFailed, download
+from ..download import DownloadFailed, download, first_source
+from ..text_files import cut_text, part, positive, read_lines, write_lines
 
 SPLITS = ("train", "valid", "test")
 
@@ -54,9 +55,6 @@ PARQUET_FILES = {
     "test": ("test-00000-of-00001.parquet",),
 }
 
-#: A text file given for a trial is cut in these parts, in order.
-TRIAL_PARTS = {"train": 0.9, "valid": 0.05, "test": 0.05}
-
 
 def split_path(folder: Path, split: str) -> Path:
     """Where a split's text lies in ``folder``, named as in the archive."""
@@ -72,17 +70,7 @@ def fetch(folder: Path) -> None:
     archive = folder / "wikitext-103-v1.zip"
     sources: list[Callable[[], None]] = [lambda url=url: _fetch_zip(url, archive) for url in ZIP_URLS]
     sources.append(lambda: _fetch_parquet(folder))
-    reasons = []
-    for source in sources:
-        try:
-            return source()
-        except DownloadFailed as error:
-            print(f"  {error}", flush=True)
-            reasons.append(str(error))
-    raise DownloadFailed(
-        "no source gave WikiText-103:\n  " + "\n  ".join(reasons) + "\nRun again to continue a download, or give a"
-        " copy you have: --file wikitext-103-v1.zip"
-    )
+    first_source("WikiText-103", sources, "give a copy you have: --file wikitext-103-v1.zip")
 
 
 def _fetch_zip(url: str, archive: Path) -> None:
@@ -107,7 +95,7 @@ def _fetch_parquet(folder: Path) -> None:
 
 def write_rows(rows: Iterable[str], path: Path) -> None:
     """A table's rows as the archive's lines: a row keeps its line's end, but a blank line is an empty row there."""
-    _write(path, (row or " \n" for row in rows))
+    write_lines(path, (row or " \n" for row in rows))
 
 
 def extract(archive: Path, folder: Path) -> None:
@@ -123,9 +111,9 @@ def extract(archive: Path, folder: Path) -> None:
                 path = split_path(folder, split)
                 if path.name not in members:
                     raise ValueError(f"{archive} lacks {path.name}; allowed: wikitext-103-v1.zip (not the raw one)")
-                with opened.open(members[path.name]) as source, open(_part(path), "wb") as target:
+                with opened.open(members[path.name]) as source, open(part(path), "wb") as target:
                     shutil.copyfileobj(source, target)
-                _part(path).replace(path)
+                part(path).replace(path)
     except zipfile.BadZipFile as error:
         raise ValueError(f"{archive}: {error}; allowed: a whole zip archive") from error
 
@@ -147,42 +135,21 @@ def take_file(path: Path, folder: Path, limit: int | None = None) -> bool:
             if found is None:
                 names = ", ".join(split_path(path, split).name for split in SPLITS)
                 raise ValueError(f"--file is the folder {path}, without {names}; allowed: a folder that holds them")
-            _write(split_path(folder, split), _lines(found))
+            write_lines(split_path(folder, split), read_lines(found))
         return True
     if not path.is_file():
         raise ValueError(f"--file is {path}, which does not exist; allowed: a zip archive, a folder or a text file")
     if path.suffix == ".zip" or zipfile.is_zipfile(path):
         extract(path, folder)
         return True
-    cut_text(path, folder, limit)
+    cut_text(path, {split: split_path(folder, split) for split in SPLITS}, limit)
     return False
-
-
-def cut_text(path: Path, folder: Path, limit: int | None = None) -> None:
-    """Cut a text file in train, valid and test, in this order, by lines.
-
-    Raises:
-        ValueError: it is not text in UTF-8 or has too few lines.
-    """
-    try:
-        lines = list(_lines(path))[:limit]
-    except UnicodeDecodeError as error:
-        raise ValueError(f"--file is {path}, which is not text in UTF-8: {error}; allowed: a text file") from error
-    least = round(1 / min(TRIAL_PARTS.values()))
-    if len(lines) < least:
-        raise ValueError(f"{path} has {len(lines)} lines to use; allowed: at least {least}")
-    start, share = 0, 0.0
-    for split, part in TRIAL_PARTS.items():
-        share += part
-        end = round(share * len(lines))
-        _write(split_path(folder, split), lines[start:end])
-        start = end
 
 
 def count(path: Path) -> Counts:
     """Lines and tokens of a split's file."""
     lines = words = 0
-    for line in _lines(path):
+    for line in read_lines(path):
         lines += 1
         words += len(line.split())
     return Counts(lines, words + lines)
@@ -207,7 +174,7 @@ def shorten(folder: Path, limit: int) -> None:
     """Keep the first ``limit`` lines of every split, for a trial."""
     for split in SPLITS:
         path = split_path(folder, split)
-        _write(path, (line for _, line in zip(range(limit), _lines(path), strict=False)))
+        write_lines(path, (line for _, line in zip(range(limit), read_lines(path), strict=False)))
 
 
 def binarise(folder: Path, data_bin: Path, workers: int) -> None:
@@ -218,36 +185,13 @@ def binarise(folder: Path, data_bin: Path, workers: int) -> None:
     run([*command, "--workers", str(workers)], folder / "preprocess.log")
 
 
-def _lines(path: Path) -> Iterator[str]:
-    # newline="\n": the text has other line ends of Unicode inside its lines.
-    with open(path, encoding="utf-8", newline="\n") as file:
-        yield from file
-
-
-def _part(path: Path) -> Path:
-    return path.with_name(path.name + ".part")
-
-
-def _write(path: Path, lines: Iterable[str]) -> None:
-    with open(_part(path), "w", encoding="utf-8", newline="\n") as file:
-        file.writelines(lines)
-    _part(path).replace(path)
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value}; allowed: at least 1")
-    return value
-
-
 def parser() -> argparse.ArgumentParser:
     """The script's options."""
     parser = argparse.ArgumentParser(prog="python -m recipes.wikitext103.prepare", description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("work/wikitext103"), help="default: %(default)s")
     parser.add_argument("--file", type=Path, help="the zip or folder you have, or any text file for a trial")
-    parser.add_argument("--limit", type=_positive, metavar="LINES", help="for a trial: only the first lines")
-    parser.add_argument("--workers", type=_positive, default=2, help="processes of fairseq-preprocess")
+    parser.add_argument("--limit", type=positive, metavar="LINES", help="for a trial: only the first lines")
+    parser.add_argument("--workers", type=positive, default=2, help="processes of fairseq-preprocess")
     return parser
 
 

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from recipes.demo import corpus
 from recipes.demo.corpus import Document
+from recipes.subwords import write_dictionary
 
 ALLOWED = st.text(
     st.characters(
@@ -108,7 +109,7 @@ def test_sentencepiece_round_trip_of_unseen_characters(model):
 
 
 def test_written_split_has_no_unknown_piece_and_the_tokens_it_says(library, model, tmp_path):
-    corpus.write_dictionary(model, tmp_path / "dict.txt")
+    write_dictionary(model, tmp_path / "dict.txt")
     known = {line.rsplit(" ", 1)[0] for line in (tmp_path / "dict.txt").read_text(encoding="utf-8").split("\n") if line}
     tokens = corpus.write_split(library[:6], model, tmp_path / "split.txt")
     lines = (tmp_path / "split.txt").read_text(encoding="utf-8").split("\n")[:-1]

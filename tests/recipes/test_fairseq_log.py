@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from recipes.demo import fairseq_log
-from recipes.demo.fairseq_log import Entry, Evaluation
+from recipes import fairseq_log
+from recipes.fairseq_log import Entry, Evaluation
 
 TRAIN = (
     '2026-11-20 19:59:33 | INFO | train_inner | {"epoch": 1, "update": 0.279, "loss": "7.718", "ppl": "210.56", '

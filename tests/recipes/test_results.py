@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from recipes import tables
 from recipes.commands import Finished
 from recipes.demo import picture, results
-from recipes.demo.fairseq_log import Entry, Evaluation
 from recipes.demo.images import Epoch, ImageResult, Maps
-from recipes.demo.results import Run
 from recipes.demo.text import ARCHITECTURES, LanguageModel, TextResult
+from recipes.fairseq_log import Entry, Evaluation
+from recipes.tables import Run
 
 SPEEDS = {
     "flowformer_lm": {512: 2000.0, 2048: 2000.0, 8192: 2000.0},
@@ -44,7 +45,7 @@ def images():
 
 
 def test_text_table(text, images):
-    plain = results.as_text(results.tables(text, SPEEDS, images), RUN)
+    plain = tables.as_text(results.tables(text, SPEEDS, images), RUN)
     lines = plain.splitlines()
     assert "flowformer_lm" in plain
     assert "1,024 MiB" in plain
@@ -86,7 +87,7 @@ def test_read_speeds():
 
 
 def test_run_describes_machine_and_versions():
-    run = results.describe_run("python -m recipes.demo", 90.0)
+    run = tables.describe_run("python -m recipes.demo", 90.0)
     assert run.minutes == 1.5
     assert "CPU cores" in run.machine
     assert "torch " in run.versions
