@@ -1,10 +1,13 @@
 """Positions: rotary embeddings of queries and keys, their relative biases, and scaled sinusoids."""
 
+import logging
 import math
-from typing import Optional
+from typing import Any, Dict, Optional
 
 import torch
 from torch import Tensor, nn
+
+logger = logging.getLogger(__name__)
 
 #: Below this many tokens a relative bias is a free vector, from there on a product of two rotated ones (FLASH, Code 6).
 TOEPLITZ_LIMIT = 512
@@ -39,7 +42,8 @@ def rotate(x: Tensor, positions: Tensor) -> Tensor:
 class ToeplitzBias(nn.Module):
     """A learned bias per distance of two tokens, for at most N = ``max_positions`` of them: (H, 2N-1) parameters.
 
-    ``bias(tokens)`` is (H, 2·tokens-1), as ``common.ops.gau_attention`` takes it; O(tokens).
+    ``bias(tokens)`` is (H, 2·tokens-1), as ``common.ops.gau_attention`` takes it; O(tokens). A state dict may hold the
+    bias of more tokens, such as a larger chunk's: its distances up to N are taken. One of fewer is a size mismatch.
     """
 
     def __init__(self, max_positions: int, heads: int = 1) -> None:
@@ -56,12 +60,27 @@ class ToeplitzBias(nn.Module):
         """The bias of ``tokens`` tokens, (H, 2·tokens-1); ValueError for more than ``max_positions``."""
         if tokens > self.max_positions:
             raise ValueError(f"the input has {tokens} tokens; allowed by its relative bias: {self.max_positions}")
-        start = self.max_positions - tokens
-        return self.weight[:, start : start + 2 * tokens - 1]
+        return _middle(self.weight, 2 * tokens - 1)
+
+    def _load_from_state_dict(self, state_dict: Dict[str, Any], prefix: str, *options) -> None:
+        """torch's hook of ``load_state_dict``, which works on a copy of the caller's dict."""
+        stored, (heads, width) = state_dict.get(f"{prefix}weight"), self.weight.shape
+        if isinstance(stored, Tensor) and stored.dim() == 2 and stored.shape[0] == heads:
+            if stored.shape[1] > width and stored.shape[1] % 2:
+                reach = (stored.shape[1] + 1) // 2
+                logger.info(f"{prefix}weight: a relative bias for {reach} tokens is read for {self.max_positions}")
+                state_dict[f"{prefix}weight"] = _middle(stored, width)
+        super()._load_from_state_dict(state_dict, prefix, *options)
 
     def extra_repr(self) -> str:
         """For ``print(model)``."""
         return f"max_positions={self.max_positions}, heads={self.weight.shape[0]}"
+
+
+def _middle(bias: Tensor, width: int) -> Tensor:
+    """The ``width`` entries around distance 0 of bias (H, 2N-1)."""
+    start = (bias.shape[1] - width) // 2
+    return bias[:, start : start + width]
 
 
 class RotaryBias(nn.Module):
