@@ -8,12 +8,12 @@ with a final norm, ScaleNorm as in the paper, and embed positions as scaled sinu
 import contextlib
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Dict
+from typing import Any, Dict, Optional
 
 from fairseq.dataclass import FairseqDataclass
 from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq.models import register_model, register_model_architecture
-from fairseq.models.roberta import RobertaModel
+from fairseq.models.roberta import RobertaHubInterface, RobertaModel
 from fairseq.models.roberta.model import base_architecture
 from fairseq.utils import safe_getattr
 from omegaconf import OmegaConf, open_dict
@@ -69,6 +69,21 @@ class FlashFamilyMaskedModel(RobertaModel):
     def hub_models(cls) -> Dict[str, Any]:
         """No downloads: the stock ones hold softmax attention."""
         return {}
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        model_name_or_path: str,
+        checkpoint_file: str = "model.pt",
+        data_name_or_path: str = ".",
+        bpe: Optional[str] = None,
+        **options,
+    ) -> RobertaHubInterface:
+        """As fairseq's, whose default for ``bpe`` is GPT-2's and downloads it; here None, that of the training if any.
+
+        ``encode`` and ``fill_mask``, which take sentences, need one; ``extract_features`` takes tokens.
+        """
+        return super().from_pretrained(model_name_or_path, checkpoint_file, data_name_or_path, bpe, **options)
 
     @classmethod
     def add_args(cls, parser) -> None:
