@@ -1,4 +1,5 @@
-"""The attention core of lineartime: mechanisms as functions (``common.ops``) and as modules (``common.attention``).
+"""The attention core of lineartime: mechanisms as functions (``common.ops``), as modules (``common.attention``), and the
+gated attention unit, which is a whole block (``common.gau``).
 
 Needs torch alone; neither fairseq nor timm is imported anywhere below this package.
 """

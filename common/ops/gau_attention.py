@@ -19,7 +19,7 @@ from .relative_bias import bias_at, bias_rows, check_bias
 from .score_kernels import SCORE_KERNELS, score_kernel
 
 #: Rows of the score matrix that exist at once.
-_BLOCK_ROWS = 128
+_BLOCK_ROWS = 256
 
 
 def gau_attention(
