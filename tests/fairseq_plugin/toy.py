@@ -1,20 +1,23 @@
 """What the fairseq tests share: toy text, models built through fairseq's own parser, its commands as processes."""
 
+import json
 import os
 import random
 import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import List, Sequence
+from typing import List, Optional, Sequence, Tuple
 
 import torch
 from fairseq import options, tasks
 from fairseq.data import Dictionary
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-from torch import Tensor
+from torch import Tensor, nn
 
 import fairseq_plugin  # noqa: F401  registers the architectures
+from common.attention import MixedChunkAttention
+from common.gau import GatedAttentionUnit
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 USER_DIR = str(CHECKOUT / "fairseq_plugin")
@@ -27,6 +30,19 @@ SMALL = (
     "--decoder-layers 2 --decoder-embed-dim 32 --decoder-input-dim 32 --decoder-output-dim 32 "
     "--decoder-ffn-embed-dim 64 --decoder-attention-heads 4"
 ).split()
+#: Chunks and rows so short that toy sequences cross many of them.
+CHUNKS = {
+    "flowformer_lm": ("--flow-chunk-size", "16"),
+    "linear_lm": ("--linear-chunk-size", "16"),
+    "flash_lm": ("--flash-chunk-size", "16"),
+    "mc_transformer_pp_lm": ("--flash-chunk-size", "16"),
+    "combiner_lm": ("--flash-row-length", "8"),
+}
+
+
+def small(arch: str) -> List[str]:
+    """Options that make any architecture small."""
+    return [*SMALL, *CHUNKS.get(arch, ())]
 
 
 def dictionary(words: int = 60) -> Dictionary:
@@ -37,15 +53,30 @@ def dictionary(words: int = 60) -> Dictionary:
     return symbols
 
 
-def build_model(arch: str, *arguments: str, seed: int = 1):
-    """The model that ``fairseq-train --arch ARCH ARGUMENTS`` builds, small unless told otherwise."""
+def build_model(arch: str, *arguments: str, seed: int = 1, sizes: Optional[Sequence[str]] = None, words: int = 60):
+    """The model that ``fairseq-train --arch ARCH SIZES ARGUMENTS`` builds, small unless told otherwise."""
     parser = options.get_training_parser()
-    command = ["data", "--task", "language_modeling", "--arch", arch, *SMALL, "--tokens-per-sample", "256", *arguments]
+    sizes = small(arch) if sizes is None else sizes
+    command = ["data", "--task", "language_modeling", "--arch", arch, *sizes, "--tokens-per-sample", "256", *arguments]
     config = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, command))
-    symbols = dictionary()
+    symbols = dictionary(words)
     task = SimpleNamespace(source_dictionary=symbols, target_dictionary=symbols)
     torch.manual_seed(seed)
     return tasks.FairseqTask.build_model(task, config.model)
+
+
+def awake(model: nn.Module) -> nn.Module:
+    """``model`` with weights under which attention shows in the logits; as initialised, that of FLASH is near zero."""
+    for module in model.modules():
+        if isinstance(module, GatedAttentionUnit):
+            nn.init.normal_(module.in_proj.weight, std=2.0 * module.dim**-0.5)
+            nn.init.normal_(module.out_proj.weight, std=module.expanded_dim**-0.5)
+            for parameter in module.bias.parameters() if module.bias is not None else ():
+                nn.init.normal_(parameter, std=0.3)
+        if isinstance(module, (GatedAttentionUnit, MixedChunkAttention)):
+            nn.init.normal_(module.gamma)
+            nn.init.normal_(module.beta)
+    return model
 
 
 def tokens(batch: int, length: int, seed: int = 0) -> Tensor:
@@ -54,21 +85,45 @@ def tokens(batch: int, length: int, seed: int = 0) -> Tensor:
     return torch.randint(4, 60, (batch, length), generator=generator)
 
 
-def run_module(module: str, arguments: Sequence[str], stdin: str = "", cwd: str = "") -> str:
-    """Run ``python -m MODULE ARGUMENTS`` in a new process and return its output, stderr included; it must succeed."""
+def run_program(arguments: Sequence[str], stdin: str = "", cwd: str = "") -> str:
+    """Run ``python ARGUMENTS`` in a new process and return its output, stderr included; it must succeed."""
     finished = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", module, *arguments],
+        [sys.executable, "-W", "ignore", *arguments],
         input=stdin, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300, cwd=cwd or None,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
-    assert finished.returncode == 0, f"{module} {' '.join(arguments)}\n{finished.stdout[-3000:]}"
+    assert finished.returncode == 0, f"{' '.join(arguments)}\n{finished.stdout[-3000:]}"
     return finished.stdout
+
+
+def run_module(module: str, arguments: Sequence[str], stdin: str = "", cwd: str = "") -> str:
+    """Run ``python -m MODULE ARGUMENTS`` in a new process and return its output, stderr included; it must succeed."""
+    return run_program(["-m", module, *arguments], stdin, cwd)
+
+
+# One process that runs several commands, each as ``python -m`` would: importing fairseq takes longer than most of them.
+_IN_TURN = """
+import io, json, runpy, sys
+for module, arguments, stdin in json.loads(sys.argv[1]):
+    print("\\nNEXT COMMAND", flush=True)
+    sys.argv, sys.stdin = [module, *arguments], io.StringIO(stdin)
+    sys.modules.pop(module, None)
+    runpy.run_module(module, run_name="__main__")
+"""
+
+
+def run_in_turn(*commands: Tuple[str, Sequence[str], str]) -> List[str]:
+    """What ``run_module`` gives for each of ``commands`` (module, arguments, stdin), all run in one new process."""
+    output = run_program(["-c", _IN_TURN, json.dumps(commands)])
+    outputs = output.split("\nNEXT COMMAND\n")[1:]
+    assert len(outputs) == len(commands)
+    return outputs
 
 
 def training_command(data: str, save_dir: str, arch: str, *arguments: str) -> List[str]:
     """Arguments of a short ``fairseq-train`` on the CPU; later ``arguments`` win."""
     return [
-        data, "--user-dir", USER_DIR, "--task", "language_modeling", "--arch", arch, *SMALL, "--dropout", "0.1",
+        data, "--user-dir", USER_DIR, "--task", "language_modeling", "--arch", arch, *small(arch), "--dropout", "0.1",
         "--tokens-per-sample", "48", "--max-tokens", "384", "--optimizer", "adam", "--lr", "3e-3", "--max-update", "6",
         "--save-dir", save_dir, "--log-format", "json", "--log-interval", "1", "--cpu", "--seed", "1", *arguments,
     ]  # fmt: skip
