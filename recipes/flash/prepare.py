@@ -1,0 +1,201 @@
+"""Get one of the paper's corpora as 32,000 subwords, binarised: ``python -m recipes.flash.prepare wiki40b``.
+
+Run from the checkout's root. ``--file`` takes the files or the folder you have, or any text file for a trial of the
+commands. What is done already is not done again.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import sentencepiece
+from tqdm import tqdm
+
+from ..commands import CommandFailed, python, run, shown
+from ..download import DownloadFailed, file_sha256
+from ..subwords import write_dictionary
+from ..text_files import cut_text, part, positive
+from .corpora import CORPORA, Corpus, Files, check, fetch_corpus, find_corpus
+from .documents import LINES_SUFFIX, read_all
+from .subword_text import SplitCounts, encode, train_sentencepiece
+
+#: As the paper's: 125,000 updates of 2^18 tokens read less than this part of C4 in one pass, see README.md.
+C4_SHARDS = 256
+#: The subwords are learned on files of about this size in all, evenly chosen where there are more.
+_LEARN_BYTES = 4 << 30
+
+
+def get_files(options: argparse.Namespace, corpus: Corpus, out: Path) -> tuple[Files, bool]:
+    """The files of each split, and whether they are the corpus and not a trial's text.
+
+    Raises:
+        DownloadFailed: no source gave the corpus.
+        ValueError: ``--file`` is not usable, or the corpus is not whole.
+    """
+    if not options.file:
+        files = fetch_corpus(corpus, out / "raw", options.shards)
+    else:
+        files = find_corpus(corpus, options.file, options.shards)
+    if files is None:
+        return cut_trial(options.file[0], out / "raw", options.limit), False
+    check(corpus, files)
+    return files, True
+
+
+def cut_trial(path: Path, raw: Path, limit: int | None) -> Files:
+    """A user's text in three files of lines.
+
+    Raises:
+        ValueError: it cannot be cut.
+    """
+    targets = {split: raw / f"{split}{LINES_SUFFIX}" for split in ("train", "valid", "test")}
+    raw.mkdir(parents=True, exist_ok=True)
+    once(targets["test"], {"file": describe([path]), "limit": limit}, lambda: cut_text(path, targets, limit))
+    return {split: [target] for split, target in targets.items()}
+
+
+def learn_subwords(files: Files, path: Path, options: argparse.Namespace, masked: bool) -> None:
+    """The sentencepiece model of the training split at ``path``; other splits are not looked at."""
+    documents = tqdm(
+        read_all(spread(files["train"]), options.limit), desc="learning", unit=" documents", leave=False, disable=None
+    )
+    lines = (line for document in documents for line in document)
+    train_sentencepiece(lines, path, options.vocabulary, masked, options.workers)
+
+
+def spread(paths: list[Path]) -> list[Path]:
+    """Every n-th of ``paths``, so that they have no more than ``_LEARN_BYTES`` or so in all."""
+    total = sum(path.stat().st_size for path in paths)
+    return paths[:: -(-total // _LEARN_BYTES) or 1]
+
+
+def binarise(texts: dict[str, Path], dictionary: Path, data_bin: Path, workers: int) -> None:
+    """fairseq-preprocess of the splits, into a folder that exists only when it is whole."""
+    unfinished = part(data_bin)
+    shutil.rmtree(unfinished, ignore_errors=True)
+    prefixes = (item for split, path in texts.items() for item in (f"--{split}pref", path))
+    command = python("-m", "fairseq_cli.preprocess", "--only-source", "--srcdict", dictionary, *prefixes)
+    run([*command, "--destdir", shown(unfinished), "--workers", str(workers)], data_bin.parent / "preprocess.log")
+    shutil.rmtree(data_bin, ignore_errors=True)
+    unfinished.replace(data_bin)
+
+
+def once(path: Path, key: dict[str, Any], make: Callable[[], Any]) -> Any:
+    """What ``make``, which makes ``path``, returned; it is called only if it was not with the same ``key`` before."""
+    record = path.with_name(path.name + ".json")
+    if path.exists() and record.exists():
+        known = json.loads(record.read_text(encoding="utf-8"))
+        if known["key"] == key:
+            print(f"  {shown(path)} is as it should be", flush=True)
+            return known["found"]
+    record.unlink(missing_ok=True)
+    found = make()
+    record.write_text(json.dumps({"key": key, "found": found}, indent=1) + "\n", encoding="utf-8")
+    return found
+
+
+def describe(paths: list[Path]) -> list[list]:
+    """Name, size and time of each file: what a change of the text shows in, without reading it."""
+    return [[str(path), path.stat().st_size, path.stat().st_mtime_ns] for path in paths]
+
+
+def write_manifest(path: Path, files: Files, subwords: Path, counts: dict[str, SplitCounts], settings: dict) -> None:
+    """Record what the data was made of, with checksums, so that another machine can compare."""
+    bar = tqdm(total=sum(map(len, files.values())), desc="checksums", unit=" files", leave=False, disable=None)
+
+    def checksums(paths: list[Path]) -> Iterator[dict]:
+        for file in paths:
+            yield {"name": file.name, "bytes": file.stat().st_size, "sha256": file_sha256(file)}
+            bar.update()
+
+    with bar:
+        found = {
+            **settings,
+            "sentencepiece_sha256": file_sha256(subwords),
+            "splits": {
+                split: {**count._asdict(), "tokens_per_word": round(count.tokens_per_word, 6)}
+                for split, count in counts.items()
+            },
+            "files": {split: list(checksums(paths)) for split, paths in files.items()},
+        }
+    part(path).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    part(path).replace(path)
+
+
+def prepare(options: argparse.Namespace) -> dict[str, SplitCounts]:
+    """Everything from the files to the data-bin; the size of each split.
+
+    Raises:
+        CommandFailed, DownloadFailed, ValueError: see the functions above.
+    """
+    corpus, out = CORPORA[options.corpus], options.out.absolute()
+    files, genuine = get_files(options, corpus, out)
+    settings = {"corpus": options.corpus, "genuine": genuine, "vocabulary": options.vocabulary, "limit": options.limit}
+    subwords = out / "sentencepiece.model"
+    learn = partial(learn_subwords, files, subwords, options, corpus.masked)
+    once(subwords, {**settings, "files": describe(files["train"])}, learn)
+    model = sentencepiece.SentencePieceProcessor(model_file=str(subwords))
+    write_dictionary(model, out / "dict.txt")
+    counts, keys = {}, {}
+    for split, paths in files.items():
+        text = out / "pieces" / f"{split}.txt"
+        keys[split] = {"limit": options.limit, "model": file_sha256(subwords), "files": describe(paths)}
+        total = options.limit or (corpus.documents[split] if genuine else None)
+        make = partial(encode, read_all(paths, options.limit), model, text, options.workers, total)
+        counts[split] = SplitCounts(*once(text, keys[split], make))
+        if counts[split].tokens == 0:
+            raise ValueError(f"the split {split} is empty; allowed: at least one line of text")
+    texts = {split: out / "pieces" / f"{split}.txt" for split in files}
+    data_bin = out / "data-bin"
+    once(data_bin, keys, partial(binarise, texts, out / "dict.txt", data_bin, options.workers))
+    write_manifest(out / "manifest.json", files, subwords, counts, settings)
+    return counts
+
+
+def parser() -> argparse.ArgumentParser:
+    """The script's options."""
+    parser = argparse.ArgumentParser(prog="python -m recipes.flash.prepare", description=__doc__.splitlines()[0])
+    parser.add_argument("corpus", choices=CORPORA, help="which of the paper's corpora")
+    parser.add_argument("--out", type=Path, help="default: work/flash/CORPUS")
+    parser.add_argument(
+        "--file",
+        type=Path,
+        nargs="+",
+        metavar="PATH",
+        help="the folder or files you have, or any text file for a trial",
+    )
+    parser.add_argument("--vocabulary", type=positive, default=32_000, help="rows of the embedding (%(default)s)")
+    parser.add_argument("--shards", type=positive, default=C4_SHARDS, help="training files of C4 (%(default)s of 1024)")
+    parser.add_argument(
+        "--limit", type=positive, metavar="N", help="for a trial: only the first documents of each split, or lines"
+    )
+    parser.add_argument("--workers", type=positive, default=os.cpu_count() or 1, help="processes and threads")
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the script; returns the exit status."""
+    options = parser().parse_args(arguments)
+    options.out = options.out or Path("work/flash") / options.corpus
+    try:
+        counts = prepare(options)
+    except (ValueError, DownloadFailed, CommandFailed) as error:
+        print(f"prepare: {error}", file=sys.stderr)
+        return 1
+    for split, count in counts.items():
+        print(
+            f"  {split:<5}  {count.documents:11,d} documents  {count.words:14,d} words  {count.tokens:14,d} tokens"
+            f"  {count.tokens_per_word:.4f} tokens a word"
+        )
+    print(f"Ready: {shown(options.out / 'data-bin')}. The commands to train with are in recipes/flash/README.md.")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
