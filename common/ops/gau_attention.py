@@ -130,15 +130,14 @@ def _whole(
     for start in range(0, n, _BLOCK_ROWS):
         stop = min(start + _BLOCK_ROWS, n)
         keys = stop if causal else n
-        if causal:
-            hidden = position[:keys] > position[start:stop, None]  # (rows, keys)
-        block = (divided[:, :, start:stop], k[:, :, :keys], v[:, :, :keys], bias, hidden, kernel, start, stop, n)
+        tensors = (divided[:, :, start:stop], k[:, :, :keys], v[:, :, :keys], bias, hidden)
+        block = (*tensors, causal, kernel, start, stop, n)
         # A single block is as small as what would be computed again.
         again = n > _BLOCK_ROWS and torch.is_grad_enabled()
         rows.append(checkpoint(_block, *block, use_reentrant=False) if again else _block(*block))
     out = torch.cat(rows, dim=2)
     if first_softmax:
-        first = _block(q[:, :, :1] / math.sqrt(q.shape[3]), k, v, bias, hidden, "softmax", 0, 1, n)
+        first = _block(q[:, :, :1] / math.sqrt(q.shape[3]), k, v, bias, hidden, False, "softmax", 0, 1, n)
         out = torch.cat([first, out[:, :, 1:]], dim=2)
     return zero_padding(put_back(out, order), padding_mask)
 
@@ -149,12 +148,16 @@ def _block(
     v: Tensor,
     bias: Optional[Tensor],
     hidden: Optional[Tensor],
+    causal: bool,
     kernel: str,
     start: int,
     stop: int,
     tokens: int,
 ) -> Tensor:
-    """The outputs of rows start..stop-1; q is divided already."""
+    """The outputs of rows start..stop-1; q is divided already. The causal mask is made here, so that none is kept."""
+    if causal:
+        position = torch.arange(k.shape[2], device=k.device)
+        hidden = position > position[start:stop, None]  # (rows, keys)
     scores = q @ k.transpose(-2, -1)  # (B, H, rows, keys)
     if bias is not None:
         scores = scores + bias_rows(bias, tokens, start, stop, k.shape[2])
