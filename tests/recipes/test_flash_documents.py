@@ -8,7 +8,8 @@ import pytest
 from recipes.flash import documents
 from recipes.flash.documents import count_documents, paragraphs, read_all, read_documents
 
-ARTICLE = "\n_START_ARTICLE_\nA title\n_START_SECTION_\nA heading\n_START_PARAGRAPH_\nOne line._NEWLINE_Another  one.\u00a0End.\n"
+ARTICLE = "\n_START_ARTICLE_\nA title\n_START_SECTION_\nA heading\n_START_PARAGRAPH_\nOne line._NEWLINE_Another  one."
+ARTICLE += "\u00a0End.\n"
 TEXTS = ["first\n\n second\tline ", "", "th\u00efrd\u2028end"]
 
 

@@ -1,0 +1,237 @@
+"""From documents to subwords to a data-bin: sizes, ids, counts, what is done again and what is not."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import sentencepiece
+from fairseq.data import Dictionary, data_utils
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recipes.commands import ROOT
+from recipes.flash import prepare, subword_text
+from recipes.flash.documents import paragraphs
+from recipes.flash.subword_text import SplitCounts, encode, train_sentencepiece
+from recipes.subwords import write_dictionary
+
+WORDS = "the a one two linear time model attends tokens chunks gates width state sums over rows columns".split()
+WORDS += [first + second + third for first in "bdgk" for second in ("ar", "el", "io") for third in ("mon", "tas", "s")]
+LINES = [" ".join(WORDS[(i * k + k) % len(WORDS)] for k in range(1, 9)) for i in range(400)]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A model of the lines above with 300 rows, and the folder with its dictionary."""
+    folder = tmp_path_factory.mktemp("model")
+    train_sentencepiece(LINES, folder / "m.model", 300, masked=False, threads=1)
+    loaded = sentencepiece.SentencePieceProcessor(model_file=str(folder / "m.model"))
+    write_dictionary(loaded, folder / "dict.txt")
+    return loaded, folder
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_embedding_has_as_many_rows_as_asked(tmp_path, masked):
+    train_sentencepiece(LINES, tmp_path / "m.model", 300, masked, threads=1)
+    loaded = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "m.model"))
+    write_dictionary(loaded, tmp_path / "dict.txt")
+    dictionary = Dictionary.load(str(tmp_path / "dict.txt"))
+    if masked:  # as --task masked_lm does
+        dictionary.add_symbol("<mask>")
+    assert len(dictionary) == 300
+
+
+def test_the_same_lines_give_the_same_model(model, tmp_path):
+    train_sentencepiece(LINES, tmp_path / "m.model", 300, masked=False, threads=1)
+    assert (tmp_path / "m.model").read_bytes() == (model[1] / "m.model").read_bytes()
+
+
+def test_sampling_draws_from_everything(tmp_path, monkeypatch):
+    monkeypatch.setattr(subword_text, "SAMPLE_LINES", 200)
+    lines = ["aaa bbb"] * 2000 + ["ccc ddd"] * 2000
+    train_sentencepiece(lines, tmp_path / "m.model", 268, masked=False, threads=1)
+    loaded = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "m.model"))
+    assert not any(loaded.is_byte(i) for i in loaded.encode("abcd"))  # every character was seen
+
+
+@given(st.lists(st.text(max_size=40), min_size=1, max_size=4))
+@settings(max_examples=50, deadline=None)
+def test_fairseq_reads_what_was_counted(model, tmp_path_factory, texts):
+    loaded, folder = model
+    documents = [paragraphs(text) for text in texts]
+    path = tmp_path_factory.mktemp("any") / "x.txt"
+    counts = encode(documents, loaded, path, threads=1)
+    dictionary = Dictionary.load(str(folder / "dict.txt"))
+    with open(path, encoding="utf-8", newline="\n") as file:
+        lines = file.readlines()
+    ids = [dictionary.encode_line(line, add_if_not_exist=False) for line in lines]
+    assert len(lines) == counts.documents - counts.empty_documents
+    assert sum(map(len, ids)) == counts.tokens
+    assert not any((line == dictionary.unk()).any() for line in ids)
+    for line, document in zip(ids, filter(None, documents), strict=True):
+        pieces = dictionary.string(line).split()
+        expected = [piece for part in document for piece in loaded.encode(part, out_type=str)]
+        assert pieces == expected
+
+
+def test_round_trip(model):
+    text = "the linear model attends: na\u00efve \u6f22 1.5"
+    assert model[0].decode(model[0].encode(text, out_type=str)) == text
+
+
+def test_counts(model, tmp_path, monkeypatch):
+    monkeypatch.setattr(subword_text, "_BATCH_CHARACTERS", 20)  # several batches
+    documents = [["the model", "a"], [], ["one two linear"]] * 5
+    counts = encode(iter(documents), model[0], tmp_path / "x.txt", threads=2)
+    lines = (tmp_path / "x.txt").read_text(encoding="utf-8").splitlines()
+    assert counts == SplitCounts(15, 5, 30, 5 * (10 + 2 + 15), sum(len(line.split()) + 1 for line in lines))
+    assert counts.tokens_per_word == counts.tokens / 30
+    assert len(lines) == 10
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_documents_are_encoded_as_they_come(model, tmp_path, monkeypatch):
+    monkeypatch.setattr(subword_text, "_BATCH_CHARACTERS", 100)
+    asked = []
+
+    def documents():
+        for number in range(50):
+            asked.append(number)
+            yield ["the model attends over rows"]
+
+    real = model[0].encode
+    held = []
+
+    class Watched:
+        def encode(self, lines, **options):
+            held.append(len(lines))
+            return real(lines, **options)
+
+    encode(documents(), Watched(), tmp_path / "x.txt", threads=1)
+    assert len(asked) == 50
+    assert max(held) <= 4
+
+
+def test_a_stopped_encoding_leaves_no_file(model, tmp_path):
+    def documents():
+        yield ["the model"]
+        raise ValueError("broken")
+
+    with pytest.raises(ValueError, match="broken"):
+        encode(documents(), model[0], tmp_path / "x.txt", threads=1)
+    assert not (tmp_path / "x.txt").exists()
+
+
+@pytest.mark.parametrize(
+    "lines, vocabulary, message",
+    [
+        (LINES, 32_000, r"--vocabulary is 32000; allowed for this text: at most (\d+)"),
+        (LINES, 100, r"--vocabulary is 100; allowed for this text: at least (\d+)"),
+        ([], 300, "the training split is empty; allowed: at least one line of text"),
+        (["", ""], 300, "the training split is empty"),
+    ],
+)
+def test_vocabulary_that_cannot_be(tmp_path, lines, vocabulary, message):
+    with pytest.raises(ValueError, match=message):
+        train_sentencepiece(lines, tmp_path / "m.model", vocabulary, masked=False, threads=1)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("vocabulary", [32_000, 100])
+def test_the_vocabulary_said_to_be_allowed_is(tmp_path, vocabulary, masked):
+    with pytest.raises(ValueError) as refused:
+        train_sentencepiece(LINES, tmp_path / "m.model", vocabulary, masked, threads=1)
+    allowed = int(str(refused.value).rsplit(" ", 1)[1])
+    train_sentencepiece(LINES, tmp_path / "m.model", allowed, masked, threads=1)
+    assert (tmp_path / "m.model").exists()
+
+
+def test_subwords_are_learned_on_files_from_everywhere(tmp_path, monkeypatch):
+    paths = [tmp_path / str(i) for i in range(10)]
+    for path in paths:
+        path.write_bytes(bytes(100))
+    assert prepare.spread(paths) == paths
+    monkeypatch.setattr(prepare, "_LEARN_BYTES", 350)
+    assert prepare.spread(paths) == paths[::3]
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    """A trial through the real command; the command and its folder."""
+    folder = tmp_path_factory.mktemp("prepared")
+    (folder / "any.txt").write_text("".join(line + "\n" for line in LINES))
+    command = [sys.executable, "-m", "recipes.flash.prepare", "c4", "--file", str(folder / "any.txt")]
+    command += ["--out", str(folder / "out"), "--vocabulary", "300", "--workers", "1"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "360 documents" in done.stdout
+    return command, folder / "out", done.stdout
+
+
+def test_command_makes_a_data_bin(prepared):
+    _, out, _ = prepared
+    dictionary = Dictionary.load(str(out / "data-bin" / "dict.txt"))
+    assert len(dictionary) == 299  # C4 is for masked models, which add <mask>
+    model = sentencepiece.SentencePieceProcessor(model_file=str(out / "sentencepiece.model"))
+    for split, first in (("train", LINES[0]), ("valid", LINES[360]), ("test", LINES[380])):
+        data = data_utils.load_indexed_dataset(str(out / "data-bin" / split), dictionary)
+        assert model.decode(dictionary.string(data[0]).split()) == first
+        found = json.loads((out / "manifest.json").read_text())["splits"][split]
+        assert sum(data.sizes) == found["tokens"]
+        assert found["tokens_per_word"] == pytest.approx(found["tokens"] / found["words"], abs=1e-6)
+    assert not list(out.rglob("*.part"))
+
+
+def test_manifest_has_what_another_machine_compares(prepared):
+    found = json.loads((prepared[1] / "manifest.json").read_text())
+    assert found["genuine"] is False
+    assert [len(file["sha256"]) for files in found["files"].values() for file in files] == [64, 64, 64]
+    assert len(found["sentencepiece_sha256"]) == 64
+
+
+def test_what_is_done_is_not_done_again(prepared, capsys):
+    command, out, _ = prepared
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file() and path.suffix == ".txt"}
+    assert prepare.main(command[3:]) == 0
+    assert capsys.readouterr().out.count("is as it should be") == 6
+    again = [path.name for path, time in before.items() if path.stat().st_mtime_ns != time]
+    assert again == ["dict.txt"]  # written each time, from the model
+
+
+def test_once_looks_at_the_key(tmp_path):
+    made = []
+
+    def make():
+        made.append(1)
+        (tmp_path / "x").write_text("x")
+        return len(made)
+
+    assert [prepare.once(tmp_path / "x", {"a": key}, make) for key in (1, 1, 2, 2)] == [1, 1, 2, 2]
+    (tmp_path / "x").unlink()
+    assert prepare.once(tmp_path / "x", {"a": 2}, make) == 3
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--file", "none"], r"prepare: --file is none, which does not exist"),
+        (["--file", "short.txt"], r"prepare: short.txt has 2 lines to use; allowed: at least 20"),
+        (["--file", "blank.txt"], r"prepare: the training split is empty"),
+        (["--file", "any.txt"], r"prepare: --vocabulary is 32000; allowed for this text: at most"),
+    ],
+)
+def test_command_fails_clearly(tmp_path, monkeypatch, capsys, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "short.txt").write_text("a\nb\n")
+    (tmp_path / "blank.txt").write_text("\n" * 100)
+    (tmp_path / "any.txt").write_text("some words\n" * 100)
+    assert prepare.main(["pg19", *arguments, "--out", "out"]) == 1
+    assert capsys.readouterr().err.startswith(message)
+
+
+def test_unknown_corpus(capsys):
+    with pytest.raises(SystemExit):
+        prepare.main(["wiki41b"])
+    assert "invalid choice: 'wiki41b'" in capsys.readouterr().err
