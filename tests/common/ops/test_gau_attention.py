@@ -1,6 +1,7 @@
 """The quadratic attention of the gated attention unit against its literal reference and against others' formulas."""
 
 import math
+import sys
 
 import hypothesis
 import pytest
@@ -52,10 +53,15 @@ def test_every_form_of_bias_agrees(length, form, causal):
         assert_agrees(inputs, bias, causal=causal, kernel=kernel, divisor=1.5)
 
 
-def test_tokens_of_two_blocks_of_rows_agree():
-    """130 tokens are one block of 128 rows and two more, computed again in the backward pass."""
-    inputs, mask = qkv(130, batch=1, heads=1, d=2), padding("left", 1, 130)
-    assert_agrees(inputs, bias_like("vector", 130), causal=True, key_padding_mask=mask, divisor=3.0)
+@pytest.mark.parametrize("side", SIDES)
+@causality
+@pytest.mark.parametrize("rows", [1, 4, 12])
+def test_any_number_of_blocks_of_rows_agrees(rows, causal, side, monkeypatch):
+    """Blocks are computed again in the backward pass; the last one is shorter."""
+    monkeypatch.setattr(sys.modules["common.ops.gau_attention"], "_BLOCK_ROWS", rows)
+    for form in ("vector", "matrices"):
+        options = {"causal": causal, "key_padding_mask": padding(side, 2, 13), "first_softmax": not causal}
+        assert_agrees(qkv(13), bias_like(form, 13), **options)
 
 
 @pytest.mark.parametrize("side", SIDES)
@@ -112,11 +118,11 @@ def test_it_is_the_formula_of_the_paper(tokens, causal):
 
 @causality
 def test_softmax_is_torchs(causal):
-    q, k, v = qkv(130)
+    q, k, v = qkv(260)
     expected = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
     assert_close("out", gau_attention(q, k, v, kernel="softmax", causal=causal), expected)
-    bias, mask = torch.randn(2, 130, 130, dtype=torch.float64), padding("right", 2, 130)
-    visible = ~mask[:, None, None] & (torch.ones(130, 130).tril() > 0 if causal else torch.tensor(True))
+    bias, mask = torch.randn(2, 260, 260, dtype=torch.float64), padding("right", 2, 260)
+    visible = ~mask[:, None, None] & (torch.ones(260, 260).tril() > 0 if causal else torch.tensor(True))
     expected = F.scaled_dot_product_attention(q, k, v, attn_mask=bias.masked_fill(~visible, -math.inf))
     out = gau_attention(q, k, v, kernel="softmax", causal=causal, bias=bias, key_padding_mask=mask)
     assert_close("out", out, expected.masked_fill(mask[:, None, :, None], 0.0))
@@ -132,9 +138,9 @@ def test_the_first_token_with_softmax_is_torchs():
 @kernels
 @pytest.mark.parametrize("divisor", [None, 2.0])
 def test_a_prefix_does_not_depend_on_what_follows(divisor, kernel):
-    q, k, v = qkv(140)
+    q, k, v = qkv(260)
     whole = gau_attention(q, k, v, causal=True, divisor=divisor, kernel=kernel)
-    for t in (1, 2, 50, 127, 128, 129):
+    for t in (1, 2, 50, 255, 256, 257):
         alone = gau_attention(q[:, :, :t], k[:, :, :t], v[:, :, :t], causal=True, divisor=divisor, kernel=kernel)
         assert_close(f"the first {t}", whole[:, :, :t], alone, 1e-12)
         changed = [torch.cat([x[:, :, :t], 100 * torch.randn_like(x[:, :, t:])], dim=2) for x in (q, k, v)]
@@ -176,8 +182,8 @@ def test_what_stands_in_padding_never_leaks(poison, causal, kernel):
 def test_many_blocks_are_as_exact_in_half_precision_as_one(kernel):
     for dtype in (torch.bfloat16, torch.float16):
         for causal in (False, True):
-            inputs, mask = qkv(150, batch=1, heads=1, dtype=dtype), padding("left", 1, 150)
-            bias = bias_like("vector", 150, 1, dtype)
+            inputs, mask = qkv(260, batch=1, heads=1, dtype=dtype), padding("left", 1, 260)
+            bias = bias_like("vector", 260, 1, dtype)
             exact, exact_bias = doubled(*inputs), *doubled(bias)
             options = {"kernel": kernel, "causal": causal, "key_padding_mask": mask}
             out = gau_attention(*inputs, bias=bias, **options)
@@ -200,7 +206,7 @@ def test_8192_tokens_in_half_precision_are_as_exact_as_they_can_be(dtype, causal
 
 @kernels
 def test_autocast_changes_nothing(kernel):
-    inputs = qkv(140, dtype=torch.float32)
+    inputs = qkv(260, dtype=torch.float32)
     expected = gau_attention(*inputs, causal=True, kernel=kernel)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         out = gau_attention(*inputs, causal=True, kernel=kernel)

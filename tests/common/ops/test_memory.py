@@ -9,7 +9,15 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from common.ops import flow_attention, flow_attention_weights, linear_attention
+from common.ops import (
+    combiner_attention,
+    flow_attention,
+    flow_attention_weights,
+    gau_attention,
+    linear_attention,
+    mixed_chunk_attention,
+    row_attention,
+)
 from tests.common.inputs import qkv
 
 OPS = [flow_attention, linear_attention]
@@ -85,27 +93,94 @@ def test_what_is_saved_for_the_backward_pass_is_proportional_to_the_length(causa
 
 PEAK = """
 import re, torch
-from common.ops import flow_attention
+from common.ops import flow_attention, gau_attention, mixed_chunk_attention
 
 def peak(n):
     torch.manual_seed(0)
-    inputs = [torch.randn(1, 4, n, 32, requires_grad=True) for _ in range(3)]
-    flow_attention(*inputs, causal=True).sum().backward()
+    q, k, v = (torch.randn(1, {heads}, n, 32, requires_grad=True) for _ in range(3))
+    {call}.sum().backward()
     return int(re.search(r"VmHWM:\\s*(\\d+)", open("/proc/self/status").read()).group(1))
 
 torch.set_num_threads(1)
 base = peak(64)
-print(*(peak(n) - base for n in (16384, 32768)))
+print(*(peak(n) - base for n in {lengths}))
 """
 
 
-def test_a_training_step_at_32k_tokens_peaks_at_most_2_2_times_that_at_16k():
+STEPS = {
+    "flow": (4, "flow_attention(q, k, v, causal=True)", (16384, 32768)),
+    "mixed_chunk": (4, "mixed_chunk_attention(q, k, q, k, v, chunk_size=256, causal=True)", (8192, 16384)),
+    "gau": (1, "gau_attention(q, k, v, divisor=8.0)", (2048, 4096)),
+}
+
+
+@pytest.mark.parametrize("op", STEPS)
+def test_a_training_step_of_twice_the_tokens_peaks_at_most_2_2_times_as_high(op):
     """Of resident memory, over what importing and a short step need; the longer comes last, as peaks never fall.
 
     Linux's VmHWM, since a new process takes over the ru_maxrss of the one that started it.
     """
+    heads, call, lengths = STEPS[op]
+    code = PEAK.replace("{heads}", str(heads)).replace("{call}", call).replace("{lengths}", str(lengths))
     # A fixed threshold makes the allocator return every large block at once: peaks then repeat to a percent.
     env = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
-    done = subprocess.run([sys.executable, "-c", PEAK], env=env, capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
     half, whole = map(int, done.stdout.split())
     assert 0 < half < whole <= 2.2 * half
+
+
+def gau(q, k, v, **options):
+    return gau_attention(q, k, v, divisor=8.0, **options)
+
+
+def mixed_chunk(q, k, v, **options):
+    return mixed_chunk_attention(q, k, q, k, v, chunk_size=64, **options)
+
+
+def combiner(q, k, v, **options):
+    return combiner_attention(q, k, v, k, v, row_length=64, **options) + row_attention(q, k, v, row_length=64)
+
+
+@causality
+@pytest.mark.parametrize("masked", [False, True], ids=["whole", "masked"])
+def test_gau_attention_makes_blocks_of_256_rows_and_nothing_larger(masked, causal):
+    for n in (500, 1000, 3000):
+        mask = (torch.arange(n) < n // 3)[None] if masked else None
+        assert largest(gau, n, causal=causal, key_padding_mask=mask) <= 256 * n
+
+
+@causality
+@pytest.mark.parametrize("masked", [False, True], ids=["whole", "masked"])
+def test_mixed_chunk_attention_makes_nothing_quadratic(masked, causal):
+    for n in (500, 1000, 5000):
+        mask = (torch.arange(n) < n // 3)[None] if masked else None
+        for options in ({}, {"return_state": True}) if causal else ({}, {"first_softmax": True}):
+            size = largest(mixed_chunk, n, causal=causal, key_padding_mask=mask, **options)
+            assert size <= 64 * (n + 4 * 64)  # scores inside chunks; a state adds two chunks and one behind
+    # Σ k vᵀ of each chunk and a score of each chunk's first token to every token, n² / C of them.
+    assert largest(mixed_chunk, 5000, first_to_all=True) <= 5056 * 5056 / 64
+
+
+@causality
+def test_combiner_attention_has_one_score_per_key_of_the_row_and_per_row(causal):
+    for n in (512, 1024, 4096):
+        assert largest(combiner, n, causal=causal) <= n * (64 + n // 64)
+
+
+@pytest.mark.parametrize("op", [gau, mixed_chunk], ids=lambda op: op.__name__)
+@causality
+def test_what_a_gated_attention_saves_is_proportional_to_the_length(causal, op):
+    def saved(n):
+        storages = {}
+
+        def remember(x):
+            storages[x.untyped_storage().data_ptr()] = x.untyped_storage()
+            return x
+
+        inputs = qkv(n, batch=1, heads=1, d=16, e=16, dtype=torch.float32)
+        with torch.autograd.graph.saved_tensors_hooks(remember, lambda x: x):
+            out = op(*inputs, causal=causal)
+        assert out.requires_grad
+        return sum(storage.nbytes() for storage in storages.values())
+
+    assert saved(4096) <= 2.05 * saved(2048)
