@@ -26,6 +26,15 @@ from .options import option
 from .positions import scaled_sin_positions
 
 
+# Options of fairseq's adaptive pruning, and their values where there is none.
+_ADAPTIVE_PRUNING = {
+    "mha_reg_scale_factor": 0.0,
+    "ffn_reg_scale_factor": 0.0,
+    "mha_heads_to_keep": -1,
+    "ffn_blocks_to_remove": -1,
+}
+
+
 @dataclass
 class MaskedOptions(FairseqDataclass):
     """What fairseq's other encoders have on the command line and its RoBERTa has not."""
@@ -112,12 +121,23 @@ class FlashFamilyMaskedModel(RobertaModel):
                 build_positions=partial(scaled_sin_positions, max_positions=args.max_positions),
                 norm=option(args, cls.column.options, "flash_norm"),
             )
+        _check_pruning(args, encoder.sentence_encoder.layers)
         return cls(args, encoder)
 
     @classmethod
     def build_layer(cls, args, cfg) -> nn.Module:
         """One layer of the encoder, not yet wrapped."""
         return cls.column.build_layer(args, cfg, args.max_positions, False)
+
+
+def _check_pruning(args, layers: nn.ModuleList) -> None:
+    """Raise ValueError for options of RoBERTa's adaptive pruning where layers have not the matrices it prunes."""
+    if all(isinstance(getattr(layer, "fc1", None), nn.Linear) for layer in layers):
+        return
+    for name, off in _ADAPTIVE_PRUNING.items():
+        given = safe_getattr(args, name, off)
+        if given != off:
+            raise ValueError(f"{name} is {given}; allowed for gated attention units and with GLU: {off}, no pruning")
 
 
 def masked_architecture(args, column: Column, size: str = "base") -> None:
