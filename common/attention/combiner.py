@@ -59,6 +59,7 @@ class CombinerAttention(InnerAttention):
         self._check(q, k, v, x)
         check_padding_mask("key_padding_mask", key_padding_mask, k)
         check_padding_mask("query_padding_mask", query_padding_mask, q)
+        x = zero_padding(x.unsqueeze(1), key_padding_mask).squeeze(1)  # it must not reach the parameters' gradients
         v = drop_sources(v, dropout_p)
         positions = token_positions(q, key_padding_mask)
         if self.rotary:

@@ -67,6 +67,8 @@ class MixedChunkAttention(InnerAttention):
         self._check_heads(q, k, v)
         check_padding_mask("key_padding_mask", key_padding_mask, k)
         check_padding_mask("query_padding_mask", query_padding_mask, q)
+        # What stands in padding must not reach the gradients of the scales.
+        q, k = zero_padding(q, key_padding_mask), zero_padding(k, key_padding_mask)
         heads = self._queries_and_keys(q, k, token_positions(q, key_padding_mask))
         out = mixed_chunk_attention(
             *heads, drop_sources(v, dropout_p), key_padding_mask=key_padding_mask, causal=self.causal, **self._options()
@@ -81,6 +83,7 @@ class MixedChunkAttention(InnerAttention):
         self._check_heads(q, k, v)
         check_padding_mask("padding_mask", padding_mask, q)
         count = None if state is None else state_entry(state, "count", 1, q)
+        q, k = zero_padding(q, padding_mask), zero_padding(k, padding_mask)
         heads = self._queries_and_keys(q, k, token_positions(q, padding_mask, count))
         return mixed_chunk_attention(
             *heads, v, key_padding_mask=padding_mask, causal=True, initial_state=state, return_state=True,
