@@ -1,0 +1,35 @@
+"""Every attention by name, with what some of them need beside q, k and v."""
+
+import torch
+from torch import Tensor, nn
+
+from common.attention import InnerAttention, build_attention
+
+#: Options without a default, and small chunks.
+REQUIRED = {
+    "combiner": {"num_heads": 2, "head_dim": 4, "row_length": 4},
+    "mixed_chunk": {"num_heads": 2, "head_dim": 4, "chunk_size": 4},
+}
+
+
+def build(name: str, causal: bool = False, dtype: torch.dtype = torch.float64, **options) -> InnerAttention:
+    """The attention for two heads of four channels, its parameters large enough to matter."""
+    module = build_attention(name, causal=causal, **{**REQUIRED.get(name, {}), **options})
+    for parameter in module.parameters():
+        nn.init.normal_(parameter)
+    return module.to(dtype)
+
+
+def needed(module: InnerAttention, v: Tensor) -> dict:
+    """v (B, H, n, e) as the tokens x (B, n, D) before a projection, if the module wants them."""
+    return {"x": v.transpose(1, 2).flatten(2)} if module.needs_input else {}
+
+
+def attend(module: InnerAttention, q: Tensor, k: Tensor, v: Tensor, **masks) -> Tensor:
+    """``module(q, k, v)``."""
+    return module(q, k, v, **masks, **needed(module, v))
+
+
+def extend(module: InnerAttention, q: Tensor, k: Tensor, v: Tensor, **options):
+    """``module.extend(q, k, v)``."""
+    return module.extend(q, k, v, **options, **needed(module, v))
