@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import Dict, List
+from typing import Dict, List, NamedTuple
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ from fairseq.checkpoint_utils import load_model_ensemble_and_task
 
 from tests.compare import assert_close
 
-from .toy import ARCHITECTURES, CHECKOUT, SMALL, USER_DIR, run_module, training_command
+from .toy import ARCHITECTURES, CHECKOUT, SMALL, USER_DIR, run_in_turn, run_module, run_program, training_command
 
 PROMPTS = "w3 w21 w28\nw5\n"
 
@@ -31,80 +31,110 @@ def _perplexity(output: str) -> float:
     return float(re.search(r"Perplexity: ([\d.]+)", output).group(1))
 
 
-@pytest.fixture(scope="module", params=ARCHITECTURES)
-def trained(request: pytest.FixtureRequest, data_bin: str, tmp_path_factory: pytest.TempPathFactory):
-    """Architecture, checkpoint folder and log of a short training."""
-    folder = str(tmp_path_factory.mktemp(request.param))
-    return request.param, folder, run_module("fairseq_cli.train", training_command(data_bin, folder, request.param))
-
-
-def test_training_learns(trained) -> None:
-    """The loss falls within a few updates and is finite."""
-    losses = [entry["loss"] for entry in _entries(trained[2], "train_inner")]
-    assert len(losses) == 6 and losses[-1] < losses[0] - 0.1
-
-
-def test_evaluation(trained, data_bin: str) -> None:
-    """fairseq-eval-lm, with a context window too, and fairseq-validate agree with the training's own validation."""
-    _, folder, log = trained
-    checkpoint = str(Path(folder) / "checkpoint_best.pt")
-    base = [data_bin, "--user-dir", USER_DIR, "--path", checkpoint, "--tokens-per-sample", "48", "--cpu"]
-    plain = _perplexity(run_module("fairseq_cli.eval_lm", [*base, "--gen-subset", "valid"]))
-    window = _perplexity(run_module("fairseq_cli.eval_lm", [*base, "--gen-subset", "valid", "--context-window", "40"]))
-    validated = run_module(
-        "fairseq_cli.validate",
-        [data_bin, "--user-dir", USER_DIR, "--task", "language_modeling", "--path", checkpoint, "--cpu",
-         "--valid-subset", "valid", "--max-tokens", "384", "--log-format", "json"],
-    )  # fmt: skip
-    expected = 2.0 ** _entries(log, "valid")[-1]["valid_loss"]
-    assert math.isclose(plain, expected, rel_tol=0.01)
-    assert math.isclose(2.0 ** _entries(validated, "valid")[-1]["valid_loss"], expected, rel_tol=0.01)
-    assert math.isclose(window, plain, rel_tol=0.2)
-
-
-def test_generation(trained, data_bin: str) -> None:
-    """fairseq-generate and fairseq-interactive with beam search, batches of unequal prompts included."""
-    _, folder, _ = trained
-    base = [
-        data_bin, "--user-dir", USER_DIR, "--task", "language_modeling", "--cpu", "--beam", "3",
-        "--path", str(Path(folder) / "checkpoint_best.pt"),
-    ]  # fmt: skip
-    generated = run_module(
-        "fairseq_cli.generate",
-        [
-            *base,
-            "--sample-break-mode",
-            "eos",
-            "--prefix-size",
-            "3",
-            "--batch-size",
-            "4",
-            "--required-batch-size-multiple",
-            "1",
-        ],
-    )
-    hypotheses = re.findall(r"^H-\d+\t(\S+)\t(.*)$", generated, re.MULTILINE)
-    assert len(hypotheses) == 20 and all(math.isfinite(float(score)) for score, _ in hypotheses)
-    answered = run_module("fairseq_cli.interactive", [*base, "--buffer-size", "2", "--max-len-b", "9"], stdin=PROMPTS)
-    answers = dict(re.findall(r"^H-(\d+)\t\S+\t(.*)$", answered, re.MULTILINE))
-    assert answers["0"].startswith("w3 w21 w28") and answers["1"].startswith("w5")
-
-
-def test_loading_in_python(trained, data_bin: str) -> None:
-    """``from_pretrained`` in a new process scores as the trained model does here, and samples text."""
-    arch, folder, _ = trained
-    names = {"linear_lm": "LinearLanguageModel", "softmax_lm": "SoftmaxLanguageModel"}
-    script = f"""
-import sys; sys.path.insert(0, {str(CHECKOUT)!r})
-from fairseq_plugin import {names.get(arch, "FlowformerLanguageModel")} as Model
-hub = Model.from_pretrained({folder!r}, "checkpoint_best.pt", data_name_or_path={data_bin!r}).eval()
+# Commands differ by what a layer is, not by the attention inside it: these run each command in a process of its own,
+# as a user does, the others all commands in one process, which saves most of the time. flash_lm_base is here as a named
+# size, whose checkpoint holds another kind of configuration.
+SEPARATELY = ("flowformer_lm", "flash_lm", "flash_quad_lm")
+CLASSES = {
+    "flowformer_lm": "FlowformerLanguageModel",
+    "flowformer_lm_wiki103": "FlowformerLanguageModel",
+    "linear_lm": "LinearLanguageModel",
+    "softmax_lm": "SoftmaxLanguageModel",
+    "flash_lm": "FlashLanguageModel",
+    "flash_lm_base": "FlashLanguageModel",
+    "flash_quad_lm": "FlashQuadLanguageModel",
+    "transformer_plus_lm": "TransformerPlusLanguageModel",
+    "transformer_pp_lm": "TransformerPlusPlusLanguageModel",
+    "mc_transformer_pp_lm": "MixedChunkTransformerLanguageModel",
+    "performer_lm": "PerformerLanguageModel",
+    "combiner_lm": "CombinerLanguageModel",
+}
+LOAD = """
+import sys; sys.path.insert(0, {checkout!r})
+from fairseq_plugin import {name} as Model
+hub = Model.from_pretrained({folder!r}, "checkpoint_best.pt", data_name_or_path={data!r}).eval()
+print("CLASS", type(hub.models[0]).__name__)
 print("SCORES", hub.score("w3 w21 w28 w5")["positional_scores"].tolist())
 print("SAMPLE", hub.sample("w3 w21", beam=2, max_len_b=6))
 """
-    (Path(folder) / "load.py").write_text(script)
-    printed = run_module("load", [], cwd=folder)
-    checkpoint = str(Path(folder) / "checkpoint_best.pt")
-    (model,), _, task = load_model_ensemble_and_task([checkpoint], arg_overrides={"data": data_bin})
+
+
+class Trained(NamedTuple):
+    """A short training and what every other command made of its checkpoint."""
+
+    arch: str
+    checkpoint: str
+    outputs: Dict[str, str]
+
+
+@pytest.fixture(scope="module", params=[*ARCHITECTURES, "flash_lm_base"])
+def trained(request: pytest.FixtureRequest, data_bin: str, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """The output of every command: train, eval-lm, eval-lm with a context window, validate, generate, interactive,
+    and of ``from_pretrained`` in a script.
+    """
+    arch, folder = request.param, tmp_path_factory.mktemp(request.param)
+    checkpoint = str(folder / "checkpoint_best.pt")
+    script = folder / "load.py"
+    script.write_text(LOAD.format(checkout=str(CHECKOUT), name=CLASSES[arch], folder=str(folder), data=data_bin))
+    base = [data_bin, "--user-dir", USER_DIR, "--path", checkpoint, "--cpu"]
+    evaluation = [*base, "--tokens-per-sample", "48", "--gen-subset", "valid"]
+    task = [*base, "--task", "language_modeling"]
+    lines = ["--sample-break-mode", "eos", "--prefix-size", "3", "--batch-size", "4"]
+    commands = {
+        "train": ("fairseq_cli.train", training_command(data_bin, str(folder), arch), ""),
+        "eval": ("fairseq_cli.eval_lm", evaluation, ""),
+        "window": ("fairseq_cli.eval_lm", [*evaluation, "--context-window", "40"], ""),
+        "validate": (
+            "fairseq_cli.validate", [*task, "--valid-subset", "valid", "--max-tokens", "384", "--log-format", "json"],
+            "",
+        ),
+        "generate": (
+            "fairseq_cli.generate", [*task, "--beam", "3", *lines, "--required-batch-size-multiple", "1"], "",
+        ),
+        "interactive": (
+            "fairseq_cli.interactive", [*task, "--beam", "3", "--buffer-size", "2", "--max-len-b", "99"], PROMPTS,
+        ),
+        "load": (str(script), [], ""),
+    }  # fmt: skip
+    if arch in SEPARATELY:
+        outputs = [
+            run_program([file], stdin) if file.endswith(".py") else run_module(file, arguments, stdin)
+            for file, arguments, stdin in commands.values()
+        ]
+    else:
+        outputs = run_in_turn(*commands.values())
+    return Trained(arch, checkpoint, dict(zip(commands, outputs)))
+
+
+def test_training_learns(trained: Trained) -> None:
+    """The loss falls within a few updates and is finite."""
+    losses = [entry["loss"] for entry in _entries(trained.outputs["train"], "train_inner")]
+    assert len(losses) == 6 and losses[-1] < losses[0] - 0.1
+
+
+def test_evaluation(trained: Trained) -> None:
+    """fairseq-eval-lm, with a context window too, and fairseq-validate agree with the training's own validation."""
+    expected = 2.0 ** _entries(trained.outputs["train"], "valid")[-1]["valid_loss"]
+    plain = _perplexity(trained.outputs["eval"])
+    assert math.isclose(plain, expected, rel_tol=0.01)
+    validated = _entries(trained.outputs["validate"], "valid")[-1]["valid_loss"]
+    assert math.isclose(2.0**validated, expected, rel_tol=0.01)
+    assert math.isclose(_perplexity(trained.outputs["window"]), plain, rel_tol=0.2)
+
+
+def test_generation(trained: Trained) -> None:
+    """Beam search of fairseq-generate, and of fairseq-interactive with prompts of unequal length, up to the limit."""
+    hypotheses = re.findall(r"^H-\d+\t(\S+)\t(.*)$", trained.outputs["generate"], re.MULTILINE)
+    assert len(hypotheses) == 20 and all(math.isfinite(float(score)) for score, _ in hypotheses)
+    answers = dict(re.findall(r"^H-(\d+)\t\S+\t(.*)$", trained.outputs["interactive"], re.MULTILINE))
+    assert answers["0"].startswith("w3 w21 w28") and answers["1"].startswith("w5")
+
+
+def test_loading_in_python(trained: Trained, data_bin: str) -> None:
+    """``from_pretrained`` in a new process gives the architecture's class, scores as here, and samples text."""
+    printed = trained.outputs["load"]
+    assert re.search(r"CLASS (\w+)", printed).group(1) == CLASSES[trained.arch]
+    (model,), _, task = load_model_ensemble_and_task([trained.checkpoint], arg_overrides={"data": data_bin})
     sequence = task.source_dictionary.encode_line("w3 w21 w28 w5", add_if_not_exist=False).long()[None, :-1]
     with torch.no_grad():
         logits = model.eval()(torch.cat([torch.full((1, 1), task.source_dictionary.eos()), sequence], dim=1)[:, :-1])[0]
@@ -114,36 +144,50 @@ print("SAMPLE", hub.sample("w3 w21", beam=2, max_len_b=6))
     assert re.search(r"SAMPLE w3 w21", printed)
 
 
-def test_resumed_training_is_the_same_training(data_bin: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("arch", ["flowformer_lm", "flash_lm"])
+def test_resumed_training_is_the_same_training(arch: str, data_bin: str, tmp_path: Path) -> None:
     """Three updates, then three more from the checkpoint in a new process, equal six at once."""
-    whole = run_module("fairseq_cli.train", training_command(data_bin, str(tmp_path / "whole"), "flowformer_lm"))
-    split = training_command(data_bin, str(tmp_path / "split"), "flowformer_lm")
-    run_module("fairseq_cli.train", [*split, "--max-update", "3"])
+    split = training_command(data_bin, str(tmp_path / "split"), arch)
+    whole, _ = run_in_turn(
+        ("fairseq_cli.train", training_command(data_bin, str(tmp_path / "whole"), arch), ""),
+        ("fairseq_cli.train", [*split, "--max-update", "3"], ""),
+    )
     resumed = run_module("fairseq_cli.train", split)
     assert "Loaded checkpoint" in resumed
-    assert [entry["loss"] for entry in _entries(whole, "train_inner")][3:] == [
-        entry["loss"] for entry in _entries(resumed, "train_inner")
-    ]
+    losses = [[entry["loss"] for entry in _entries(output, "train_inner")] for output in (whole, resumed)]
+    assert len(losses[1]) == 3 and losses[0][3:] == losses[1]
     states = [torch.load(tmp_path / name / "checkpoint_last.pt")["model"] for name in ("whole", "split")]
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--fp16", "--fp16-no-flatten-grads"],
-        ["--memory-efficient-fp16"],
-        ["--amp"],
-        ["--checkpoint-activations", "--update-freq", "2"],
-        ["--criterion", "adaptive_loss", "--adaptive-softmax-cutoff", "20,40", "--ddp-backend", "legacy_ddp"],
+# In one process: a training takes a second, importing fairseq two.
+MODES = {
+    "fp16": ["--fp16", "--fp16-no-flatten-grads"],
+    "memory-efficient-fp16": ["--memory-efficient-fp16"],
+    "amp": ["--amp"],
+    "checkpoint-activations": ["--checkpoint-activations", "--update-freq", "2"],
+    "adaptive-loss": [
+        "--criterion", "adaptive_loss", "--adaptive-softmax-cutoff", "20,40", "--ddp-backend", "legacy_ddp",
     ],
-    ids=lambda arguments: arguments[0].strip("-"),
-)
-def test_training_modes(arguments: List[str], data_bin: str, tmp_path: Path) -> None:
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=SEPARATELY)
+def trained_in_modes(request: pytest.FixtureRequest, data_bin: str, tmp_path_factory: pytest.TempPathFactory):
+    """The logs of one training per mode."""
+    folder = tmp_path_factory.mktemp(f"{request.param}_modes")
+    commands = [
+        training_command(data_bin, str(folder / mode), request.param, "--max-update", "4", *arguments)
+        for mode, arguments in MODES.items()
+    ]
+    return dict(zip(MODES, run_in_turn(*(("fairseq_cli.train", command, "") for command in commands))))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_training_modes(trained_in_modes: Dict[str, str], mode: str) -> None:
     """Precision, accumulation and criteria that fairseq allows, with a finite loss that falls."""
-    command = training_command(data_bin, str(tmp_path), "flowformer_lm", "--max-update", "4", *arguments)
-    losses = [entry["loss"] for entry in _entries(run_module("fairseq_cli.train", command), "train_inner")]
-    assert all(math.isfinite(loss) for loss in losses) and losses[-1] < losses[0]
+    losses = [entry["loss"] for entry in _entries(trained_in_modes[mode], "train_inner")]
+    assert len(losses) == 4 and all(math.isfinite(loss) for loss in losses) and losses[-1] < losses[0]
 
 
 def test_namespaces_in_a_checkpoint_load(data_bin: str, tmp_path: Path) -> None:
@@ -177,7 +221,8 @@ def test_hydra_training(data_bin: str, tmp_path: Path) -> None:
     assert math.isfinite(_perplexity(run_module("fairseq_cli.eval_lm", evaluation)))
 
 
-def test_two_processes_train_as_one(data_bin: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("arch", ["flowformer_lm", "flash_lm"])
+def test_two_processes_train_as_one(arch: str, data_bin: str, tmp_path: Path) -> None:
     """Two gloo processes give the loss and the weights of one process with twice the --update-freq."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -187,7 +232,7 @@ def test_two_processes_train_as_one(data_bin: str, tmp_path: Path) -> None:
         "--distributed-no-spawn", "--distributed-world-size", "2", "--distributed-backend", "gloo",
         "--distributed-init-method", f"tcp://127.0.0.1:{port}", "--ddp-backend", "legacy_ddp",
     ]  # fmt: skip
-    command = training_command(data_bin, str(tmp_path / "two"), "flowformer_lm", *common, *distributed)
+    command = training_command(data_bin, str(tmp_path / "two"), arch, *common, *distributed)
     processes = [
         subprocess.Popen(
             [sys.executable, "-W", "ignore", "-m", "fairseq_cli.train", *command, "--distributed-rank", str(rank)],
@@ -197,7 +242,7 @@ def test_two_processes_train_as_one(data_bin: str, tmp_path: Path) -> None:
     ]  # fmt: skip
     two = [process.communicate(timeout=240)[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0], two[0][-2000:]
-    doubled = training_command(data_bin, str(tmp_path / "one"), "flowformer_lm", *common, "--update-freq", "2")
+    doubled = training_command(data_bin, str(tmp_path / "one"), arch, *common, "--update-freq", "2")
     one = run_module("fairseq_cli.train", doubled)
     losses = [[entry["loss"] for entry in _entries(output, "train_inner")] for output in (two[0], one)]
     assert losses[0] == losses[1]

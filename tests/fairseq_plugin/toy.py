@@ -107,15 +107,14 @@ import io, json, runpy, sys
 for module, arguments, stdin in json.loads(sys.argv[1]):
     print("\\nNEXT COMMAND", flush=True)
     sys.argv, sys.stdin = [module, *arguments], io.StringIO(stdin)
-    sys.modules.pop(module, None)
-    runpy.run_module(module, run_name="__main__")
+    run = runpy.run_path if module.endswith(".py") else runpy.run_module
+    run(module, run_name="__main__")
 """
 
 
 def run_in_turn(*commands: Tuple[str, Sequence[str], str]) -> List[str]:
-    """What ``run_module`` gives for each of ``commands`` (module, arguments, stdin), all run in one new process."""
-    output = run_program(["-c", _IN_TURN, json.dumps(commands)])
-    outputs = output.split("\nNEXT COMMAND\n")[1:]
+    """The outputs of ``commands``, each a module or a script, its arguments and its stdin, all in one new process."""
+    outputs = run_program(["-c", _IN_TURN, json.dumps(commands)]).split("\nNEXT COMMAND\n")[1:]
     assert len(outputs) == len(commands)
     return outputs
 
