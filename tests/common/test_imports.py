@@ -9,12 +9,28 @@ ROOT = Path(__file__).parents[2]
 USE = """
 import torch
 from common.attention import build_attention, record_attention
+from common.attention import RotaryAttention
+from common.gau import GatedAttentionUnit
+from common.norms import build_norm
+from common.positions import ScaledSin
 import common, common.ops.flow_attention_reference, common.ops.linear_attention_reference
+import common.ops.combiner_attention_reference, common.ops.mixed_chunk_attention_reference
 x = torch.randn(1, 2, 9, 4)
-for name in ("flow", "linear", "softmax"):
+for name in ("flow", "linear", "quadratic", "softmax"):
     for causal in (False, True):
         module = build_attention(name, causal=causal)
         assert module(x, x, x).shape == x.shape
+        assert RotaryAttention(module, 4)(x, x, x).shape == x.shape
+tokens = torch.randn(1, 9, 8)
+for causal in (False, True):
+    module = build_attention("mixed_chunk", causal=causal, num_heads=2, head_dim=4, chunk_size=4)
+    assert module(x, x, x).shape == x.shape
+    module = build_attention("combiner", causal=causal, num_heads=2, head_dim=4, row_length=4)
+    assert module(x, x, x, x=tokens).shape == x.shape
+    for form in ({"chunk_size": 4}, {"chunk_size": None, "max_positions": 9}):
+        module = GatedAttentionUnit(8, query_dim=4, causal=causal, norm="scalenorm", **form)
+        assert module(tokens + ScaledSin(8)(torch.arange(9))).shape == tokens.shape
+assert build_norm("layernorm", 8)(tokens).shape == tokens.shape
 with record_attention(torch.nn.Sequential(build_attention("flow"))) as records:
     pass
 assert common.DISTRIBUTION == "lineartime"
@@ -43,6 +59,8 @@ def test_its_checks_survive_python_without_asserts():
     code = USE.replace("assert ", "pass; ") + (
         "\ntry: build_attention('flow', clamp=-1)\nexcept ValueError: print('refused')"
         "\ntry: build_attention('flow')(x, x, x[0])\nexcept ValueError: print('refused')"
+        "\ntry: build_attention('quadratic')(x, x, x[0])\nexcept ValueError: print('refused')"
+        "\ntry: GatedAttentionUnit(8, chunk_size=0)\nexcept ValueError: print('refused')"
     )
     done = subprocess.run([sys.executable, "-O", "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["refused", "refused"]
+    assert done.stdout.split() == ["refused"] * 4

@@ -5,6 +5,7 @@ import torch
 
 from common.attention import build_attention
 from common.ops import flow_attention
+from tests.common.attention.build import attend, build, extend
 from tests.common.inputs import padding, qkv
 from tests.compare import assert_close, gradients
 
@@ -31,6 +32,39 @@ def test_compiled_without_graph_breaks(causal, backend, lengths, name):
         assert_close("out", out, expected)
         for which, actual, wanted in zip("qkv", gradients(out, inputs), gradients(expected, inputs)):
             assert_close(f"gradient of {which}", actual, wanted)
+
+
+@pytest.mark.parametrize("name", ["combiner", "mixed_chunk", "quadratic"])
+@causality
+def test_the_attentions_of_flash_compile_without_graph_breaks(causal, name):
+    torch._dynamo.reset()
+    module = build(name, causal, torch.float32)
+    compiled = torch.compile(module, backend="aot_eager", fullgraph=True)
+    inputs, mask = qkv(22, d=4, e=4, dtype=torch.float32), padding("left", 2, 22)
+    more = {"x": inputs[2].transpose(1, 2).flatten(2)} if module.needs_input else {}
+    out = compiled(*inputs, mask, mask, **more)
+    expected = attend(module, *inputs, key_padding_mask=mask, query_padding_mask=mask)
+    assert_close("out", out, expected)
+    for which, actual, wanted in zip("qkv", gradients(out, inputs), gradients(expected, inputs)):
+        assert_close(f"gradient of {which}", actual, wanted)
+
+
+@torch.no_grad()  # from parameters a state after tokens requires a gradient, and one before them does not
+def test_decoding_steps_of_mixed_chunks_compile_to_one_graph():
+    torch._dynamo.reset()
+    module, graphs = build("mixed_chunk", True, torch.float32), []
+    inputs = detached(12, d=4, e=4, dtype=torch.float32)
+
+    def backend(graph, _):
+        graphs.append(graph)
+        return graph
+
+    step = torch.compile(module.extend, backend=backend, fullgraph=True, dynamic=False)
+    _, state = extend(module, *(x[:, :, :3] for x in inputs))
+    for t in range(3, 12):
+        out, state = step(*(x[:, :, t : t + 1] for x in inputs), state=state)
+        assert_close("out", out, module(*inputs)[:, :, t : t + 1])
+    assert len(graphs) == 1
 
 
 @pytest.mark.parametrize("name", LINEAR_TIME)

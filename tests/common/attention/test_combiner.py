@@ -1,0 +1,103 @@
+"""The Combiner module: summaries of rows from what their tokens attend to."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from common.attention import build_attention
+from common.attention.base import drop_sources
+from common.ops import combiner_attention, row_attention
+from common.positions import rotate
+from tests.common.attention.build import build
+from tests.common.inputs import padding, qkv
+from tests.common.refusals import refused
+from tests.compare import assert_close, gradients
+
+causality = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+
+
+def inputs_of(n, batch=2):
+    """q, k, v (B, 2, n, 4) and x (B, n, 8)."""
+    x = torch.randn(batch, n, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(3)).requires_grad_()
+    return (*qkv(n, batch=batch, d=4, e=4), x)
+
+
+@causality
+@pytest.mark.parametrize("rotary", [False, True], ids=["plain", "rotary"])
+def test_the_key_of_a_summary_is_w2_norm_x_plus_w1_a(rotary, causal):
+    q, k, v, x = inputs_of(13)
+    module = build("combiner", causal, rotary=rotary)
+    turn = (lambda heads: rotate(heads, torch.arange(13))) if rotary else (lambda heads: heads)
+    a = row_attention(turn(q), turn(k), v, row_length=4)
+    joined = torch.cat([a[:, 0], a[:, 1]], dim=-1)  # (B, n, D), heads side by side as a Transformer joins them
+    w1, norm, w2 = module.summary_proj, module.summary_norm, module.summary_k_proj
+    normal = F.layer_norm(x + joined @ w1.weight.T + w1.bias, (8,), norm.weight, norm.bias)
+    keys = normal @ w2.weight.T + w2.bias
+    keys = turn(torch.stack([keys[..., :4], keys[..., 4:]], dim=1))
+    expected = combiner_attention(turn(q), turn(k), v, keys, a, row_length=4, causal=causal)
+    out = module(q, k, v, x=x)
+    assert_close("out", out, expected)
+    leaves = [q, k, v, x, *module.parameters()]
+    for i, (actual, wanted) in enumerate(zip(gradients(out, leaves), gradients(expected, leaves))):
+        assert_close(f"gradient {i} of q, k, v, x and the parameters", actual, wanted)
+
+
+def test_it_has_two_matrices_of_the_width_more_than_a_transformer():
+    module = build_attention("combiner", num_heads=12, head_dim=64)
+    assert sum(x.numel() for x in module.parameters()) == 2 * (768 * 768 + 768) + 2 * 768
+    assert module.row_length == 128 and module.rotary
+
+
+@pytest.mark.parametrize("side", ["none", "left"])
+def test_the_future_does_not_touch_the_past(side):
+    """A summary looks ahead in its row, and so must be seen from later rows alone."""
+    inputs, mask = inputs_of(17), padding(side, 2, 17)
+    module = build("combiner", causal=True)
+    out = module(*inputs[:3], mask, mask, x=inputs[3])
+    for t in (1, 3, 4, 5, 9, 16):
+        q, k, v, x = (torch.cat([y[..., :t, :], 9 * torch.randn_like(y[..., t:, :])], dim=-2) for y in inputs)
+        assert_close(f"the first {t}", module(q, k, v, mask, mask, x=x)[:, :, :t], out[:, :, :t], 1e-12)
+
+
+@causality
+@pytest.mark.parametrize("side", ["left", "right", "holes"])
+def test_padding_a_row_does_not_change_it(side, causal):
+    (q, k, v, x), mask = inputs_of(21, batch=3), padding(side, 3, 21)
+    module = build("combiner", causal)
+    out = module(q, k, v, mask, mask, x=x)
+    for b in range(3):
+        row = slice(b, b + 1)
+        alone = module(*(y[row, :, ~mask[b]] for y in (q, k, v)), x=x[row, ~mask[b]])
+        assert_close(f"row {b}", out[row, :, ~mask[b]], alone)
+
+
+@causality
+def test_dropout_drops_whole_sources(causal):
+    q, k, v, x = inputs_of(9)
+    module = build("combiner", causal)
+    torch.manual_seed(5)
+    out = module(q, k, v, dropout_p=0.4, x=x)
+    torch.manual_seed(5)
+    assert torch.equal(out, module(q, k, drop_sources(v, 0.4), x=x))
+    assert not torch.equal(out, module(q, k, v, x=x))
+
+
+def test_the_state_holds_every_token():
+    q, k, v, x = inputs_of(9)
+    _, state = build("combiner", causal=True).extend(q, k, v, x=x)
+    shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
+    heads = (2, 2, 9, 4)
+    assert shapes == {"q": heads, "k": heads, "v": heads, "x": (2, 1, 9, 8), "padding_mask": (2, 9)}
+
+
+def test_other_heads_and_other_inputs_are_refused():
+    q, k, v, x = inputs_of(5)
+    module = build("combiner", causal=True)
+    for call in (module, module.extend):
+        with refused("q", "(2, 1, 5, 4)", "2 heads of 4 channels"):
+            call(q[:, :1], k[:, :1], v[:, :1], x=x)
+        with refused("v", "(2, 2, 5, 3)", "that of q, (2, 2, 5, 4)"):
+            call(q, k, v[..., 1:], x=x)
+        for wrong in (x[:, 1:], x[..., 1:], x[:1]):
+            with refused("x", str(tuple(wrong.shape)), "(batch, tokens, width) = (2, 5, 8)"):
+                call(q, k, v, x=wrong)
