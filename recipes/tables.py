@@ -10,12 +10,14 @@ from typing import NamedTuple
 import psutil
 
 _PACKAGES = ("torch", "fairseq-fixed", "fairseq", "timm", "sentencepiece", "numpy")
+#: architecture -> length -> tokens per second.
+Speeds = dict[str, dict[int, float]]
 #: Cell of what was not measured.
 MISSING = "-"
 
 
 class Run(NamedTuple):
-    """Where, with what and how long the demo ran."""
+    """Where, with what and how long a recipe ran."""
 
     command: str
     machine: str
@@ -47,6 +49,17 @@ def describe_run(command: str, seconds: float) -> Run:
     )
     date = datetime.date.today().isoformat()
     return Run(command, machine, ", ".join(versions), date, seconds / 60)
+
+
+def break_even(speeds: Speeds, ours: str, peer: str) -> int | None:
+    """The shortest measured length from which on ``ours`` is at least as fast as ``peer``; None if there is none."""
+    lengths = sorted(set(speeds.get(ours, {})) & set(speeds.get(peer, {})))
+    reached = None
+    for length in reversed(lengths):
+        if speeds[ours][length] < speeds[peer][length]:
+            break
+        reached = length
+    return reached
 
 
 def as_text(blocks: Sequence[Table], run: Run) -> str:

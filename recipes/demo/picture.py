@@ -3,26 +3,22 @@
 from collections.abc import Callable
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")  # a file is written; no display is needed
-
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ..fairseq_log import Entry
+from ..plots import COLOURS, DASHES, STYLE
 from .images import ImageResult, Maps
 from .text import ARCHITECTURES, LanguageModel, TextResult
 
-# Okabe and Ito's colours, told apart by every reader.
-_COLOURS = dict(zip(ARCHITECTURES, ("#D55E00", "#0072B2", "#009E73")))
-_DASHES = dict(zip(ARCHITECTURES, ("-", "--", ":")))
+_COLOURS = dict(zip(ARCHITECTURES, COLOURS))
+_DASHES = dict(zip(ARCHITECTURES, DASHES))
 
 
 def draw(text: TextResult, images: ImageResult, path: Path) -> None:
     """Write the picture to ``path``."""
-    with plt.rc_context({"font.size": 10, "axes.titlesize": 11, "axes.spines.top": False, "axes.spines.right": False}):
+    with plt.rc_context(STYLE):
         figure = plt.figure(figsize=(13.5, 10.5), layout="constrained")
         figure.get_layout_engine().set(h_pad=0.08, w_pad=0.08)
         above, below = figure.subfigures(2, 1, height_ratios=(1, 1.55))

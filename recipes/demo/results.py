@@ -6,12 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from .. import fairseq_log
-from ..tables import MISSING, Run, Table, as_markdown, as_text
+from ..tables import MISSING, Run, Speeds, Table, as_markdown, as_text, break_even
 from .images import REQUIRED_TOP1, ImageResult
 from .text import ARCHITECTURES, TOKENS_PER_SAMPLE, TextResult
-
-#: architecture -> length -> tokens per second.
-Speeds = dict[str, dict[int, float]]
 
 
 def read_speeds(lines: Sequence[str]) -> Speeds:
@@ -22,17 +19,6 @@ def read_speeds(lines: Sequence[str]) -> Speeds:
             found = json.loads(line)
             speeds.setdefault(found["architecture"], {})[found["length"]] = found["tokens_per_second"]
     return speeds
-
-
-def break_even(speeds: Speeds, ours: str, peer: str) -> int | None:
-    """The shortest measured length from which on ``ours`` is at least as fast as ``peer``; None if there is none."""
-    lengths = sorted(set(speeds.get(ours, {})) & set(speeds.get(peer, {})))
-    reached = None
-    for length in reversed(lengths):
-        if speeds[ours][length] < speeds[peer][length]:
-            break
-        reached = length
-    return reached
 
 
 def tables(text: TextResult, speeds: Speeds, images: ImageResult) -> list[Table]:

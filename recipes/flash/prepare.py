@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import sentencepiece
 from tqdm import tqdm
@@ -29,6 +29,16 @@ from .subword_text import SplitCounts, encode, train_sentencepiece
 C4_SHARDS = 256
 #: The subwords are learned on files of about this size in all, evenly chosen where there are more.
 _LEARN_BYTES = 4 << 30
+
+
+class Settings(NamedTuple):
+    """How documents become a data-bin."""
+
+    vocabulary: int  # rows of the embedding
+    masked: bool = False  # leaves a row for <mask>
+    limit: int | None = None  # documents of each split
+    workers: int = 1
+    documents: dict[str, int] = {}  # how many are expected, for the progress bars
 
 
 def get_files(options: argparse.Namespace, corpus: Corpus, out: Path) -> tuple[Files, bool]:
@@ -60,13 +70,13 @@ def cut_trial(path: Path, raw: Path, limit: int | None) -> Files:
     return {split: [target] for split, target in targets.items()}
 
 
-def learn_subwords(files: Files, path: Path, options: argparse.Namespace, masked: bool) -> None:
+def learn_subwords(files: Files, path: Path, settings: Settings) -> None:
     """The sentencepiece model of the training split at ``path``; other splits are not looked at."""
     documents = tqdm(
-        read_all(spread(files["train"]), options.limit), desc="learning", unit=" documents", leave=False, disable=None
+        read_all(spread(files["train"]), settings.limit), desc="learning", unit=" documents", leave=False, disable=None
     )
     lines = (line for document in documents for line in document)
-    train_sentencepiece(lines, path, options.vocabulary, masked, options.workers)
+    train_sentencepiece(lines, path, settings.vocabulary, settings.masked, settings.workers)
 
 
 def spread(paths: list[Path]) -> list[Path]:
@@ -128,6 +138,32 @@ def write_manifest(path: Path, files: Files, subwords: Path, counts: dict[str, S
     part(path).replace(path)
 
 
+def to_data_bin(files: Files, out: Path, settings: Settings) -> dict[str, SplitCounts]:
+    """From documents to ``out``/data-bin: subwords learned, splits encoded and binarised; the size of each split.
+
+    Raises:
+        CommandFailed, ValueError: see the functions above.
+    """
+    subwords = out / "sentencepiece.model"
+    key = {"vocabulary": settings.vocabulary, "masked": settings.masked, "limit": settings.limit}
+    once(subwords, {**key, "files": describe(files["train"])}, partial(learn_subwords, files, subwords, settings))
+    model = sentencepiece.SentencePieceProcessor(model_file=str(subwords))
+    write_dictionary(model, out / "dict.txt")
+    counts, keys = {}, {}
+    for split, paths in files.items():
+        text = out / "pieces" / f"{split}.txt"
+        keys[split] = {"limit": settings.limit, "model": file_sha256(subwords), "files": describe(paths)}
+        total = settings.limit or settings.documents.get(split)
+        make = partial(encode, read_all(paths, settings.limit), model, text, settings.workers, total)
+        counts[split] = SplitCounts(*once(text, keys[split], make))
+        if counts[split].tokens == 0:
+            raise ValueError(f"the split {split} is empty; allowed: at least one line of text")
+    texts = {split: out / "pieces" / f"{split}.txt" for split in files}
+    data_bin = out / "data-bin"
+    once(data_bin, keys, partial(binarise, texts, out / "dict.txt", data_bin, settings.workers))
+    return counts
+
+
 def prepare(options: argparse.Namespace) -> dict[str, SplitCounts]:
     """Everything from the files to the data-bin; the size of each split.
 
@@ -136,25 +172,11 @@ def prepare(options: argparse.Namespace) -> dict[str, SplitCounts]:
     """
     corpus, out = CORPORA[options.corpus], options.out.absolute()
     files, genuine = get_files(options, corpus, out)
-    settings = {"corpus": options.corpus, "genuine": genuine, "vocabulary": options.vocabulary, "limit": options.limit}
-    subwords = out / "sentencepiece.model"
-    learn = partial(learn_subwords, files, subwords, options, corpus.masked)
-    once(subwords, {**settings, "files": describe(files["train"])}, learn)
-    model = sentencepiece.SentencePieceProcessor(model_file=str(subwords))
-    write_dictionary(model, out / "dict.txt")
-    counts, keys = {}, {}
-    for split, paths in files.items():
-        text = out / "pieces" / f"{split}.txt"
-        keys[split] = {"limit": options.limit, "model": file_sha256(subwords), "files": describe(paths)}
-        total = options.limit or (corpus.documents[split] if genuine else None)
-        make = partial(encode, read_all(paths, options.limit), model, text, options.workers, total)
-        counts[split] = SplitCounts(*once(text, keys[split], make))
-        if counts[split].tokens == 0:
-            raise ValueError(f"the split {split} is empty; allowed: at least one line of text")
-    texts = {split: out / "pieces" / f"{split}.txt" for split in files}
-    data_bin = out / "data-bin"
-    once(data_bin, keys, partial(binarise, texts, out / "dict.txt", data_bin, options.workers))
-    write_manifest(out / "manifest.json", files, subwords, counts, settings)
+    documents = corpus.documents if genuine else {}
+    settings = Settings(options.vocabulary, corpus.masked, options.limit, options.workers, documents)
+    counts = to_data_bin(files, out, settings)
+    about = {"corpus": options.corpus, "genuine": genuine, "vocabulary": options.vocabulary, "limit": options.limit}
+    write_manifest(out / "manifest.json", files, out / "sentencepiece.model", counts, about)
     return counts
 
 

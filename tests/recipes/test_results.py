@@ -73,12 +73,12 @@ def test_written_files(text, images, tmp_path):
 
 @pytest.mark.parametrize("peer, length", [("softmax_lm", 8192), ("transformer_lm", 2048)])
 def test_break_even(peer, length):
-    assert results.break_even(SPEEDS, "flowformer_lm", peer) == length
+    assert tables.break_even(SPEEDS, "flowformer_lm", peer) == length
 
 
 def test_no_break_even():
     speeds = {"flowformer_lm": {512: 3.0, 2048: 1.0}, "softmax_lm": {512: 2.0, 2048: 2.0}}
-    assert results.break_even(speeds, "flowformer_lm", "softmax_lm") is None  # faster once is not from there on
+    assert tables.break_even(speeds, "flowformer_lm", "softmax_lm") is None  # faster once is not from there on
 
 
 def test_read_speeds():
