@@ -79,10 +79,11 @@ class LinearTimeLanguageModel(TransformerLanguageModel):
             args.checkpoint_activations = True
         # The stock decoder is built for its embeddings and checks alone, so without layers.
         layers, args.decoder_layers = args.decoder_layers, 0
+        kept, args.decoder_layers_to_keep = args.decoder_layers_to_keep, None  # would bring layers back
         try:
             stock = super().build_model(args, task).decoder
         finally:
-            args.decoder_layers = layers
+            args.decoder_layers, args.decoder_layers_to_keep = layers, kept
         if args.decoder_layers_to_keep:
             args.decoder_layers = len(args.decoder_layers_to_keep.split(","))
         decoder = LinearTimeDecoder(
