@@ -1,5 +1,6 @@
-"""The attention core of lineartime: mechanisms as functions (``common.ops``), as modules (``common.attention``), and the
-gated attention unit, which is a whole block (``common.gau``).
+"""The attention core of lineartime: functions (``common.ops``), modules (``common.attention``) and whole blocks.
+
+The one block is the gated attention unit (``common.gau``).
 
 Needs torch alone; neither fairseq nor timm is imported anywhere below this package.
 """

@@ -56,6 +56,27 @@ def check_query_key_value(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> None
         raise ValueError(f"k has {k.shape[2]} tokens and q {q.shape[2]}; allowed when causal: the same number")
 
 
+def check_gate_key_value(q: Optional[Tensor], k: Tensor, v: Tensor, key_channels: Optional[int] = None) -> None:
+    """Raise ValueError unless q (or None) and v are (B, T, d) and k is (B, T, d), or (B, T, ``key_channels``)."""
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if tensor is None and name == "q":
+            continue
+        if not isinstance(tensor, Tensor):
+            raise ValueError(f"{name} is a {type(tensor).__name__}; allowed: a tensor")
+        if tensor.dim() != 3 or 0 in tensor.shape[1:]:
+            raise ValueError(f"{name} has shape {tuple(tensor.shape)}; allowed: (B, tokens, channels), none empty")
+        if not tensor.is_floating_point() or tensor.dtype != v.dtype or tensor.device != v.device:
+            raise ValueError(
+                f"{name} is {tensor.dtype} on {tensor.device}; allowed: floating point as v, {v.dtype} on {v.device}"
+            )
+    expected = {"q": v.shape, "k": (*v.shape[:2], v.shape[2] if key_channels is None else key_channels)}
+    for name, tensor in (("q", q), ("k", k)):
+        if tensor is not None and tuple(tensor.shape) != tuple(expected[name]):
+            raise ValueError(
+                f"{name} has shape {tuple(tensor.shape)}; allowed beside v of {tuple(v.shape)}: {tuple(expected[name])}"
+            )
+
+
 def check_padding_mask(argument: str, mask: Optional[Tensor], like: Tensor) -> None:
     """Raise ValueError unless ``mask`` is None or bool (B, tokens of ``like``) on its device; True = padding."""
     if mask is None:

@@ -1,0 +1,65 @@
+"""DAFT-conv, literally: equation 5 with the w that equation 7 is made for, every key of the input in both sums."""
+
+from typing import List, Optional, Sequence, Tuple
+
+import torch
+from torch import Tensor
+
+
+def daft_conv_reference(
+    q: Optional[Tensor],
+    k: Tensor,
+    v: Tensor,
+    r: Tensor,
+    *,
+    causal: bool = False,
+    spatial_shape: Optional[Sequence[int]] = None,
+    key_padding_mask: Optional[Tensor] = None,
+) -> Tensor:
+    """w is r inside a window and 0 outside, one place at a time; arguments as in ``daft_conv``. O(T² d).
+
+    Equation 7's exp(r) - 1 is not formed: for r of -50 it is -1, and the sums would cancel to nothing.
+    """
+    heads, channels = k.shape[2], v.shape[2] // k.shape[2]
+    rows = []
+    for b in range(k.shape[0]):
+        places = _places(k.shape[1], spatial_shape, None if key_padding_mask is None else key_padding_mask[b])
+        outputs = []
+        for place in places:
+            if place is None:
+                outputs.append(torch.zeros_like(v[b, 0]))
+                continue
+            seen = [i for i, other in enumerate(places) if other is not None and not (causal and other > place)]
+            logits = torch.stack([k[b, i] + _bias(r, place, places[i], causal) for i in seen])  # (seen, h)
+            weights = torch.exp(logits - logits.max(0).values)
+            numerator = sum(weight[:, None] * v[b, i].view(heads, channels) for weight, i in zip(weights, seen))
+            denominator = weights.sum(0)
+            outputs.append((numerator / denominator[:, None]).flatten())
+        rows.append(torch.stack(outputs))
+    out = torch.stack(rows)
+    return out if q is None else torch.sigmoid(q) * out  # padding stays 0
+
+
+def _places(tokens: int, shape: Optional[Sequence[int]], padding: Optional[Tensor]) -> List[Optional[Tuple[int, ...]]]:
+    """Where each token stands, None for padding: (position among the real ones,), or (row, column)."""
+    places: List[Optional[Tuple[int, ...]]] = []
+    real = 0
+    for i in range(tokens):
+        if padding is not None and padding[i]:
+            places.append(None)
+            continue
+        places.append((real,) if shape is None else divmod(i, shape[1]))
+        real += 1
+    return places
+
+
+def _bias(r: Tensor, place: Tuple[int, ...], other: Tuple[int, ...], causal: bool) -> Tensor:
+    """w of every head (h,): r where ``other`` is in the window of ``place``, else 0."""
+    window = r.shape[1:]
+    if causal:
+        index = [window[0] - 1 - (place[0] - other[0])]
+    else:
+        index = [there - here + size // 2 for here, there, size in zip(place, other, window)]
+    if any(i < 0 or i >= size for i, size in zip(index, window)):
+        return torch.zeros_like(r.flatten(1)[:, 0])
+    return r[(slice(None), *index)]
