@@ -1,5 +1,7 @@
 """What ``transformer_lm`` takes, ours take: fairseq's options, through fairseq's own parser."""
 
+from itertools import product
+
 import pytest
 import torch
 from fairseq import options
@@ -10,23 +12,33 @@ from fairseq.modules.fairseq_dropout import FairseqDropout
 from fairseq_plugin.language_model import FlowformerLanguageModelConfig, LinearLanguageModelConfig
 from tests.compare import assert_close
 
-from .toy import ARCHITECTURES, build_model, tokens
+from .toy import ARCHITECTURES, awake, build_model, tokens
 
 
-@pytest.mark.parametrize("arch", ["flowformer_lm", "linear_lm", "softmax_lm"])
+HOST_OPTIONS = [
+    "--share-decoder-input-output-embed",
+    "--adaptive-softmax-cutoff 20,40 --adaptive-input --adaptive-input-cutoff 20,40 --tie-adaptive-weights",
+    "--decoder-learned-pos --layernorm-embedding",
+    "--character-embeddings",
+    "--decoder-layerdrop 0.3",
+    "--quant-noise-pq 0.1",
+    "--decoder-layers-to-keep 0",
+    "--dropout 0.1 --activation-dropout 0.1 --attention-dropout 0.1",
+]
+# Of Transformers, and of the models that have the choice of post-norm.
+TRANSFORMER_OPTIONS = ["--scale-attn --scale-fc --scale-heads --scale-resids", "--activation-fn gelu"]
+POST_NORM = ["--lineartime-post-norm"]
+
+
 @pytest.mark.parametrize(
-    "arguments",
+    ("arch", "arguments"),
     [
-        "--share-decoder-input-output-embed",
-        "--adaptive-softmax-cutoff 20,40 --adaptive-input --adaptive-input-cutoff 20,40 --tie-adaptive-weights",
-        "--decoder-learned-pos --layernorm-embedding",
-        "--character-embeddings",
-        "--decoder-layerdrop 0.3",
-        "--quant-noise-pq 0.1",
-        "--scale-attn --scale-fc --scale-heads --scale-resids",
-        "--decoder-layers-to-keep 0",
-        "--activation-fn gelu --activation-dropout 0.1 --attention-dropout 0.1",
-        "--lineartime-post-norm",
+        *product(("flowformer_lm", "linear_lm", "softmax_lm"), HOST_OPTIONS + TRANSFORMER_OPTIONS + POST_NORM),
+        *product(("flash_lm", "flash_quad_lm"), HOST_OPTIONS),
+        # Mixed chunks and Combiner have parameters inside of their attention, GLU is an activation inside of a layer.
+        *product(("mc_transformer_pp_lm", "combiner_lm"), HOST_OPTIONS + TRANSFORMER_OPTIONS),
+        *product(("transformer_plus_lm", "transformer_pp_lm", "performer_lm"), TRANSFORMER_OPTIONS),
+        ("transformer_pp_lm", "--flash-attention-gate --quant-noise-pq 0.1"),
     ],
 )
 def test_option_builds_and_trains(arch: str, arguments: str) -> None:
@@ -66,39 +78,92 @@ def test_normformer_options_reach_the_layers() -> None:
     assert all(part is None for part in (plain.attn_ln, plain.ffn_layernorm, plain.c_attn, plain.w_resid))
 
 
+def _attention(layer: torch.nn.Module) -> torch.nn.Module:
+    """What attends in a layer, of a Transformer or of gated attention units."""
+    return layer.unit if hasattr(layer, "unit") else layer.self_attn
+
+
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_checkpointed_activations_are_recomputed(arch: str) -> None:
     """Each layer runs twice, and loss and gradients stay the same."""
     results = {}
     for arguments in ([], ["--checkpoint-activations"], ["--offload-activations"]):
-        model = build_model(arch, *arguments, "--dropout", "0").train()
+        model = awake(build_model(arch, *arguments, "--dropout", "0")).train()
         calls = []
         for layer in model.decoder.layers:
-            layer.self_attn.register_forward_hook(lambda *_, calls=calls: calls.append(1))
+            _attention(layer).register_forward_hook(lambda *_, calls=calls: calls.append(1))
         model(tokens(2, 70))[0].square().mean().backward()
-        results[tuple(arguments)] = len(calls), model.decoder.layers[0].self_attn.q_proj.weight.grad
+        gradients = torch.cat([p.grad.flatten() for p in _attention(model.decoder.layers[0]).parameters()])
+        results[tuple(arguments)] = len(calls), gradients
     assert results[()][0] == 2
     for arguments in ("--checkpoint-activations",), ("--offload-activations",):
         assert results[arguments][0] == 4, f"{arguments}: layers were not wrapped"
-        assert_close("q_proj gradient", results[arguments][1], results[()][1])
+        assert_close("gradients of attention", results[arguments][1], results[()][1])
 
 
-def test_retained_dropout_reaches_attention() -> None:
-    """fairseq-generate --retain-dropout keeps attention dropout at inference."""
-    model = build_model("flowformer_lm", "--attention-dropout", "0.5", "--dropout", "0").eval()
+@pytest.mark.parametrize("arch", ["flash_lm", "flash_quad_lm"])
+def test_quantisation_noise_reaches_the_gated_unit(arch: str) -> None:
+    """Blocks of both dense weights are zeroed in training, as those of fairseq's own layers are."""
+    model = build_model(arch, "--quant-noise-pq", "0.5").train()
+    model(tokens(2, 20))
+    for layer in model.decoder.layers:
+        for linear in (layer.unit.in_proj, layer.unit.out_proj):
+            assert 0.3 < (linear.weight == 0.0).float().mean() < 0.7
+
+
+DROPOUTS = ("--dropout", "--attention-dropout", "--activation-dropout")
+
+
+@pytest.mark.parametrize(
+    ("arch", "option"),
+    [
+        ("flowformer_lm", "--attention-dropout"),
+        *product(("flash_lm", "flash_quad_lm", "mc_transformer_pp_lm", "performer_lm", "combiner_lm"), DROPOUTS),
+    ],
+)
+def test_retained_dropout_reaches_the_layers(arch: str, option: str) -> None:
+    """Every dropout is at work in training, none at inference but under fairseq-generate --retain-dropout."""
+    model = awake(build_model(arch, "--dropout", "0", option, "0.5"))
+
+    def differs() -> bool:
+        torch.manual_seed(0)
+        with torch.no_grad():
+            first, second = (model(tokens(2, 30))[0] for _ in range(2))
+        return not torch.equal(first, second)
+
+    assert differs()
+    model.eval()
+    assert not differs()
+    model.decoder.dropout_module.p = 0.0  # that of the embeddings, which is fairseq's
+    for module in model.modules():
+        if isinstance(module, FairseqDropout):
+            module.make_generation_fast_(
+                "x", retain_dropout=True, retain_dropout_modules=["GatedAttentionUnitDecoderLayer"]
+            )
+    assert differs() == arch.startswith("flash"), "--retain-dropout-modules names the layer's class"
     for module in model.modules():
         if isinstance(module, FairseqDropout):
             module.make_generation_fast_("x", retain_dropout=True)
-    with torch.no_grad():
-        first, second = (model(tokens(2, 30))[0] for _ in range(2))
-    assert not torch.equal(first, second)
+    assert differs()
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_autocast(arch: str) -> None:
+    """fairseq's --amp on a GPU: matrix products in half precision, logits near, every gradient finite."""
+    model = awake(build_model(arch, "--dropout", "0"))
+    expected = model(tokens(2, 100))[0]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        actual = model(tokens(2, 100))[0]
+        actual.float().square().mean().backward()
+    assert_close("logits", actual.detach().float(), expected.detach(), tolerance=5e-2)
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_parameters(arch: str, dtype: torch.dtype) -> None:
     """fairseq's --fp16 halves the whole model; logits stay those of float32 within the format."""
-    model = build_model(arch).eval()
+    model = awake(build_model(arch)).eval()
     with torch.no_grad():
         expected = model(tokens(2, 200))[0]
         actual = model.to(dtype)(tokens(2, 200))[0]
@@ -135,4 +200,11 @@ def test_registered_names() -> None:
         "flowformer_lm_wiki103": "FlowformerLanguageModel",
         "linear_lm": "LinearLanguageModel",
         "softmax_lm": "SoftmaxLanguageModel",
+        "flash_lm": "FlashLanguageModel",
+        "flash_quad_lm": "FlashQuadLanguageModel",
+        "transformer_plus_lm": "TransformerPlusLanguageModel",
+        "transformer_pp_lm": "TransformerPlusPlusLanguageModel",
+        "mc_transformer_pp_lm": "MixedChunkTransformerLanguageModel",
+        "performer_lm": "PerformerLanguageModel",
+        "combiner_lm": "CombinerLanguageModel",
     }
