@@ -1,0 +1,178 @@
+"""What a comparison measured, as tables, JSON and a picture; and what it did not."""
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+from matplotlib import pyplot as plt
+from matplotlib.ticker import NullLocator, ScalarFormatter
+
+from ..plots import COLOURS, DASHES, STYLE
+from ..tables import MISSING, Run, Table, as_markdown, as_text, break_even
+from .models import MODELS
+from .subword_text import SplitCounts
+
+FUSED = "transformer_pp_lm"
+
+
+class Measurement(NamedTuple):
+    """One model trained and evaluated at one length."""
+
+    architecture: str
+    length: int
+    parameters: int
+    perplexity: float  # of the valid split after the last update
+    tokens_per_second: float  # median of fairseq's log
+    peak_bytes: int  # of the whole fairseq-train process
+    train_seconds: float
+    command: str
+
+
+class Plan(NamedTuple):
+    """What is done with every model."""
+
+    architectures: list[str]
+    lengths: list[int]
+    updates: int
+    tokens_per_update: int
+    vocabulary: int
+
+
+class Comparison(NamedTuple):
+    """Everything that is known at some moment."""
+
+    plan: Plan
+    text: dict[str, SplitCounts]
+    measured: list[Measurement]
+    failed: dict[tuple[str, int], str]  # architecture and length -> the last line of the reason
+
+
+def missing(found: Comparison) -> list[tuple[str, int]]:
+    """What the plan has and nobody measured."""
+    done = {(one.architecture, one.length) for one in found.measured}
+    return [
+        (architecture, length)
+        for length in found.plan.lengths
+        for architecture in found.plan.architectures
+        if (architecture, length) not in done
+    ]
+
+
+def tables(found: Comparison) -> list[Table]:
+    """One table each of perplexity, seconds and memory: a row a model, a column a length."""
+    plan, valid = found.plan, found.text["valid"]
+    by = {(one.architecture, one.length): one for one in found.measured}
+
+    def rows(cell) -> list[tuple[str, ...]]:
+        return [
+            (
+                *MODELS[architecture],
+                *(cell(by[architecture, n]) if (architecture, n) in by else MISSING for n in plan.lengths),
+            )
+            for architecture in plan.architectures
+        ]
+
+    header = ("model", "attention", *(f"{length:,}" for length in plan.lengths))
+    perplexity = Table(
+        "Perplexity by sequence length",
+        ("model", "architecture", "parameters", *header[2:]),
+        [
+            (row[0], architecture, _parameters(found, architecture), *row[2:])
+            for architecture, row in zip(plan.architectures, rows(lambda one: f"{one.perplexity:.2f}"), strict=True)
+        ],
+        [
+            f"of the valid split, {valid.tokens:,} subwords of a vocabulary of {plan.vocabulary:,}; to the power of"
+            f" {valid.tokens_per_word:.4f} it is perplexity per word",
+            f"after {plan.updates} updates of {plan.tokens_per_update:,} tokens each; one run, one seed",
+        ],
+    )
+    per_update = plan.tokens_per_update
+    seconds = Table(
+        f"Seconds per training step of {per_update:,} tokens",
+        header,
+        rows(lambda one: f"{per_update / one.tokens_per_second:.3f}"),
+        [f"{per_update:,} over the median of the tokens per second in fairseq's log", *_break_even_notes(found)],
+    )
+    memory = Table(
+        "Peak memory of fairseq-train, MiB",
+        header,
+        rows(lambda one: f"{one.peak_bytes / 2**20:,.0f}"),
+        ["the whole process, Python and torch included", *_not_measured(found)],
+    )
+    return [perplexity, seconds, memory]
+
+
+def _parameters(found: Comparison, architecture: str) -> str:
+    counts = sorted({one.parameters for one in found.measured if one.architecture == architecture})
+    return " to ".join(f"{count:,}" for count in counts[:: max(1, len(counts) - 1)]) or MISSING
+
+
+def _break_even_notes(found: Comparison) -> list[str]:
+    speeds: dict[str, dict[int, float]] = {}
+    for one in found.measured:
+        speeds.setdefault(one.architecture, {})[one.length] = one.tokens_per_second
+    if FUSED not in speeds:
+        return []
+    notes = []
+    for architecture in speeds:
+        if architecture != FUSED:
+            length = break_even(speeds, architecture, FUSED)
+            said = (
+                f"at least as fast as {MODELS[FUSED][0]} from {length:,} tokens on" if length else "slower everywhere"
+            )
+            notes.append(f"{MODELS[architecture][0]}: {said}")
+    return notes
+
+
+def _not_measured(found: Comparison) -> list[str]:
+    return [
+        f"not measured: {architecture} at {length:,}" + (f": {reason}" if reason else "")
+        for architecture, length in missing(found)
+        for reason in [found.failed.get((architecture, length))]
+    ]
+
+
+def write(out: Path, found: Comparison, run: Run) -> str:
+    """results.txt, .md and .json and speed.png in ``out``; returns the text."""
+    blocks = tables(found)
+    plain = as_text(blocks, run)
+    (out / "results.txt").write_text(plain + "\n", encoding="utf-8")
+    (out / "results.md").write_text(as_markdown(blocks, run) + "\n", encoding="utf-8")
+    content = {
+        "run": run._asdict(),
+        "plan": found.plan._asdict(),
+        "text": {split: counts._asdict() for split, counts in found.text.items()},
+        "measured": [one._asdict() for one in found.measured],
+        "not_measured": [
+            {"architecture": architecture, "length": length, "reason": found.failed.get((architecture, length))}
+            for architecture, length in missing(found)
+        ],
+    }
+    (out / "results.json").write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    if found.measured:
+        draw(found, out / "speed.png")
+    return plain
+
+
+def draw(found: Comparison, path: Path) -> None:
+    """Seconds per step against length, both logarithmic: a straight line is a power of the length."""
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(figsize=(6.5, 4.5), layout="constrained")
+        for architecture, colour, dash in zip(found.plan.architectures, COLOURS, DASHES):
+            points = sorted(
+                (one.length, found.plan.tokens_per_update / one.tokens_per_second)
+                for one in found.measured
+                if one.architecture == architecture
+            )
+            if points:
+                axes.plot(*zip(*points), linestyle=dash, marker="o", color=colour, label=MODELS[architecture][0])
+        axes.set(xscale="log", yscale="log", xlabel="tokens in a sequence", ylabel="seconds per training step")
+        axes.set_title(f"{found.plan.tokens_per_update:,} tokens per step")
+        axes.set_xticks(found.plan.lengths)
+        axes.xaxis.set_minor_locator(NullLocator())
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter(ScalarFormatter())
+        axes.grid(alpha=0.25, which="both")
+        axes.legend(frameon=False)
+        figure.savefig(path, dpi=130)
+        plt.close(figure)

@@ -1,0 +1,36 @@
+"""The models that are compared on a CPU: one width and depth for all."""
+
+from typing import NamedTuple
+
+#: Architecture -> its name in the paper and its attention.
+MODELS = {
+    "flash_lm": ("FLASH", "relu² in chunks of 256, linear across"),
+    "flash_quad_lm": ("FLASH-Quad", "relu², quadratic"),
+    "transformer_pp_lm": ("Transformer++", "softmax, torch's fused kernel"),
+    "performer_lm": ("Performer", "relu kernel, linear"),
+    "mc_transformer_pp_lm": ("MC-TFM++", "softmax in chunks of 256, linear across"),
+    "transformer_plus_lm": ("Transformer+", "softmax, torch's fused kernel"),
+    "combiner_lm": ("Combiner", "softmax, row-major axial"),
+}
+#: Those that are compared if none are named.
+DEFAULT_MODELS = tuple(MODELS)[:5]
+
+
+class Shape(NamedTuple):
+    """Size of the models; a gated attention unit is half a Transformer's layer."""
+
+    width: int = 128
+    layers: int = 2
+    heads: int = 4
+    query_dim: int = 64
+
+    def arguments(self, architecture: str, inner_width: int | None) -> list[str]:
+        """The options of fairseq-train that make a model."""
+        units = architecture.startswith("flash_")
+        found = ["--arch", architecture, "--decoder-embed-dim", str(self.width), "--share-decoder-input-output-embed"]
+        found += ["--decoder-layers", str(self.layers * 2 if units else self.layers)]
+        found += ["--flash-query-dim", str(self.query_dim)] if units else ["--decoder-attention-heads", str(self.heads)]
+        return found + (["--decoder-ffn-embed-dim", str(inner_width)] if inner_width else [])
+
+
+SHAPE = Shape()
