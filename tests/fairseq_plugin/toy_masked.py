@@ -78,7 +78,8 @@ def masked_training_command(data: str, save_dir: str, arch: str, *arguments: str
 
 def entries(output: str, kind: str) -> List[Dict[str, float]]:
     """The numbers of fairseq's JSON log lines: ``train`` at the ends of epochs, ``train_inner``, ``valid``."""
-    lines = re.findall(rf"\| {kind} \| (\{{.*\}})", output)
+    # "| INFO | valid | {...}" by itself, "INFO:valid:{...}" behind another command in one process.
+    lines = re.findall(rf"(?:\| |:){kind}(?: \| |:)(\{{.*\}})", output)
     return [{key: float(value) for key, value in json.loads(line).items()} for line in lines]
 
 
