@@ -222,7 +222,7 @@ def test_end_to_end(tmp_path):
     assert compare.main([*arguments, "--archs", "flash_lm", "--lengths", "64", "--updates", "4"]) == 0
     found = json.loads((tmp_path / "out" / "results.json").read_text())
     (one,) = found["measured"]
-    assert 1 < one["perplexity"] < 1000
+    assert 1 < one["perplexity"] < 1e6  # nothing is learned in four updates
     assert found["not_measured"] == []
     entries = fairseq_log.parse_training((tmp_path / "out" / "logs" / "flash_lm.64.log").read_text().splitlines())
     assert [entry.kind for entry in entries] == ["train_inner"] * 4 + ["valid"]
