@@ -14,12 +14,15 @@ from .toy import CHECKOUT, build_model, tokens
 # ru_maxrss begins with that of the process that started this one.
 STEP = """
 import sys
-from tests.fairseq_plugin.toy import build_model, tokens
+from tests.fairseq_plugin.toy import SMALL, build_model, tokens
 def kilobytes(entry):
     with open("/proc/self/status") as status:
         return next(int(line.split()[1]) for line in status if line.startswith(entry))
 arch, length = sys.argv[1], int(sys.argv[2])
-model = build_model(arch, "--tokens-per-sample", str(length), "--share-decoder-input-output-embed").train()
+heads = "1" if arch.startswith("flash_") else "4"
+arguments = ["--tokens-per-sample", str(length), "--decoder-attention-heads", heads]
+arguments += ["--share-decoder-input-output-embed"]
+model = build_model(arch, *arguments, sizes=SMALL).train()
 model(tokens(1, 64))[0].sum().backward()
 before = kilobytes("VmRSS")
 model(tokens(1, length))[0].float().logsumexp(-1).mean().backward()
@@ -36,12 +39,22 @@ def _step_memory(arch: str, length: int) -> int:
     return int(finished.stdout.split("PEAK")[1])
 
 
-@pytest.mark.parametrize("arch", ["flowformer_lm", "linear_lm"])
-def test_memory_of_a_step_is_linear(arch: str) -> None:
-    """At 32k tokens at most 2.2 times that at 16k, as the operating system counts it."""
-    at_16k, at_32k = _step_memory(arch, 16384), _step_memory(arch, 32768)
-    assert at_16k > 2**27, "too little to measure"
-    assert at_32k <= 2.2 * at_16k, f"{at_32k / at_16k:.2f} times"
+@pytest.mark.parametrize(
+    ("arch", "length", "bound"),
+    [
+        ("flowformer_lm", 16384, 2.2),
+        ("linear_lm", 16384, 2.2),
+        ("flash_lm", 16384, 2.1),
+        ("mc_transformer_pp_lm", 16384, 2.1),
+        ("performer_lm", 16384, 2.1),
+        ("flash_quad_lm", 4096, 2.1),  # its time is quadratic
+    ],
+)
+def test_memory_of_a_step_is_linear(arch: str, length: int, bound: float) -> None:
+    """At twice the length hardly more than twice the memory, as the operating system counts it."""
+    once, twice = _step_memory(arch, length), _step_memory(arch, 2 * length)
+    assert once > 2**25, "too little to measure"
+    assert twice <= bound * once, f"{twice / once:.2f} times"
 
 
 class _LargestTensor(TorchDispatchMode):
@@ -59,10 +72,12 @@ class _LargestTensor(TorchDispatchMode):
         return out
 
 
-@pytest.mark.parametrize("arch", ["flowformer_lm", "linear_lm"])
+@pytest.mark.parametrize(
+    "arch", ["flowformer_lm", "linear_lm", "flash_lm", "mc_transformer_pp_lm", "performer_lm", "flash_quad_lm"]
+)
 def test_nothing_of_size_t_by_t(arch: str) -> None:
     """No tensor of a step at 4096 tokens comes near 4096 x 4096 elements, with padding and fairseq's mask too."""
-    model = build_model(arch, "--tokens-per-sample", "4096").train()
+    model = build_model(arch, "--tokens-per-sample", "4096", "--decoder-attention-heads", "1").train()
     sequence = tokens(1, 4096)
     sequence[0, -100:] = 1
     with _LargestTensor() as largest:

@@ -14,7 +14,6 @@ from tests.compare import assert_close
 
 from .toy import ARCHITECTURES, awake, build_model, tokens
 
-
 HOST_OPTIONS = [
     "--share-decoder-input-output-embed",
     "--adaptive-softmax-cutoff 20,40 --adaptive-input --adaptive-input-cutoff 20,40 --tie-adaptive-weights",
