@@ -16,6 +16,11 @@ from .weighted_means import WeightedMean, empty_log_weight, merge, running_merge
 
 #: Tokens of a block of the causal form, between which every weight is written out.
 _BLOCK = 16
+#: Up to this product of a window and the channels of a head the causal form convolves directly. Measured on one CPU
+#: core on 2026-11-20, forward and backward in seconds, d = 512, direct against blocks of 16: window 64 at T = 4096 with
+#: 1, 2, 4, 8 channels 0.38/1.23, 0.24/0.59, 0.19/0.27, 0.86/0.13; window 256 at T = 3072 with 1, 2, 4 channels
+#: 0.69/0.89, 0.91/0.41, 1.06/0.28. A convolution by FFT is as fast, but its error is relative to the largest key of all.
+_DIRECT = 256
 
 
 def daft_conv(
@@ -140,7 +145,25 @@ def _causal(k: Tensor, v: Tensor, r: Tensor, padding_mask: Optional[Tensor]) -> 
     order = real_first(padding_mask)
     k, v = take(k.unsqueeze(-1), order).squeeze(-1), take(v, order)
     # The padding stands behind the real tokens now: none that matters sees it.
-    return put_back(_blocked(k, v, r, None), order)
+    out = _direct(k, v, r) if v.shape[3] * r.shape[1] <= _DIRECT else _blocked(k, v, r, None)
+    return put_back(out, order)
+
+
+def _direct(k: Tensor, v: Tensor, r: Tensor) -> Tensor:
+    """A depthwise convolution with exp(r) and a running sum of what is behind the window, in float64.
+
+    Everything is relative to the largest key of all, which may come later: float64 holds keys 600 below it.
+    """
+    batch, channels, window = v.shape[0], v.shape[3], r.shape[1]
+    weight = torch.exp((k - k.detach().amax(2, keepdim=True)).double()).unsqueeze(-1)  # (B, h, T, 1)
+    terms = torch.cat([weight * v, weight], dim=3).permute(0, 3, 1, 2).flatten(0, 1)  # (B (c + 1), h, T)
+    over = r.detach().amax(1, keepdim=True).clamp(min=0.0).double()  # (h, 1): exp(r) may overflow
+    filters = torch.exp(r.double() - over).unsqueeze(1)
+    near = F.conv1d(F.pad(terms, (window - 1, 0)), filters, groups=r.shape[0])
+    behind = F.pad(terms, (window, 0))[:, :, : terms.shape[2]].cumsum(2) * torch.exp(-over)
+    sums = (near + behind).unflatten(0, (batch, channels + 1))  # (B, c + 1, h, T)
+    mean = sums[:, :-1] / sums[:, -1:].clamp(min=torch.finfo(sums.dtype).tiny)
+    return mean.permute(0, 2, 3, 1).to(v.dtype)
 
 
 class _Blocks(NamedTuple):
