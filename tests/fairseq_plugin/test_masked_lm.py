@@ -31,12 +31,14 @@ def _layers(model) -> nn.ModuleList:
 @pytest.mark.parametrize("positions", [(), ("--encoder-learned-pos",)], ids=["scaled sinusoids", "learned"])
 @pytest.mark.parametrize("arch", MASKED)
 def test_padding_never_changes_real_features(arch: str, positions: Tuple[str, ...]) -> None:
-    """On the left, on the right and on both sides."""
+    """On the left, on the right, on both sides and in between."""
     model, sequence = build_random(arch, *positions), tokens(2, LENGTH)
     alone = features(model, sequence)
     for left, right in ((5, 0), (0, 7), (3, 20)):
         beside = features(model, padded(sequence, left, right))[:, left : left + LENGTH]
         assert_close(f"features with {left} and {right} of padding", beside, alone)
+    between = torch.cat([padded(sequence[:, :21], 0, 2), sequence[:, 21:]], dim=1)
+    assert_close("features with padding in between", features(model, between)[between.ne(PAD)], alone.flatten(0, 1))
 
 
 @pytest.mark.parametrize("arch", MASKED)
@@ -85,6 +87,31 @@ def test_what_the_criterion_passes(arch: str) -> None:
     some = model(sequence, src_lengths=torch.full((3,), LENGTH), src_id=torch.arange(3), masked_tokens=chosen)[0]
     assert logits.shape == (3, LENGTH, len(model.encoder.dictionary))
     assert_close("logits of the chosen", some, logits[chosen])
+
+
+@pytest.mark.parametrize("arch", MASKED)
+def test_every_parameter_is_used(arch: str) -> None:
+    """Each has a gradient from the logits that is neither zero nor infinite, with and without its gates."""
+    gate = "--flash-no-gate" if arch in GATED_ATTENTION_UNITS else "--flash-attention-gate"
+    for arguments in ((), (gate,)):
+        model = build_random(arch, *arguments)
+        logits = model(padded(tokens(2, LENGTH), 0, 2))[0]
+        (logits * torch.randn(logits.shape, dtype=logits.dtype)).sum().backward()
+        for name, parameter in model.named_parameters():
+            assert parameter.grad is not None and parameter.grad.any(), name
+            assert torch.isfinite(parameter.grad).all(), name
+            if name.endswith("in_proj.bias"):  # U, V and Z stand behind each other in it
+                assert all(part.any() for part in parameter.grad.split([16] * (len(parameter) // 16))), name
+
+
+@pytest.mark.parametrize("arch", GATED_ATTENTION_UNITS)
+def test_dropouts_reach_the_unit(arch: str) -> None:
+    """Each of fairseq's three is the unit's of the same name; none by default, as in the paper."""
+    names = ("dropout", "attention_dropout", "activation_dropout")
+    arguments = "--dropout 0.1 --attention-dropout 0.2 --activation-dropout 0.3".split()
+    for given, expected in ((arguments, [0.1, 0.2, 0.3]), ([], [0.0, 0.0, 0.0])):
+        for layer in _layers(build_masked(arch, *given)):
+            assert [getattr(layer.unit, name).p for name in names] == expected
 
 
 @pytest.mark.parametrize("arch", MASKED)
