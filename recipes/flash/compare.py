@@ -103,11 +103,10 @@ def compare(out: Path, plan: Plan, text: Path) -> Comparison:
     counts = to_data_bin(cut_trial(text, out / "raw", None), out, Settings(plan.vocabulary))
     for split, count in counts.items():
         print(f"  {split:<5}  {count.words:9,d} words  {count.tokens:9,d} tokens")
-    need = max(plan.lengths)
-    if min(count.tokens for count in counts.values()) < need:
+    if counts["valid"].tokens < max(plan.lengths):
         raise ValueError(
             f"--file has {counts['valid'].tokens:,} tokens in its valid part; allowed: at least the longest of"
-            f" --lengths, {need:,}"
+            f" --lengths, {max(plan.lengths):,}"
         )
     widths = equal_widths(out, plan)
     print("  inner widths for equal parameters: " + ", ".join(f"{name} {width}" for name, width in widths.items()))
@@ -188,7 +187,7 @@ def main(arguments: list[str] | None = None) -> int:
         print("\ncompare: interrupted.", file=sys.stderr)
         return 130
     print("\n" + write(out, found, describe_run(command, time.monotonic() - started)))
-    print(f"\nPicture: {shown(out / 'speed.png')}   everything else: {shown(out)}")
+    print(f"\nThe same as Markdown, JSON and a picture: {shown(out)}")
     return 1 if missing(found) else 0
 
 

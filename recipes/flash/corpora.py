@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..download import DownloadFailed, first_source
-from .documents import count_documents
+from .documents import count_documents, require_parquet
 from .sources import HUBS, Record, Remote, fetch, hub_files, recorded_files
 
 #: Split -> its files, in order.
@@ -47,6 +47,7 @@ class Corpus(NamedTuple):
 
 
 def _parquet_of_hub(hub: str, dataset: str, revision: str, folder: str, raw: Path, shards: int) -> list[Remote]:
+    require_parquet(dataset)  # before gigabytes are got
     return hub_files(hub, dataset, revision, folder)
 
 

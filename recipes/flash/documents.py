@@ -61,13 +61,20 @@ def _reader(path: Path) -> tuple[Callable[[Path], Iterator[str]], Callable[[Path
     raise ValueError(f"{path} is no file of a corpus; allowed: names that end in {', '.join(_READERS)}")
 
 
+def require_parquet(what: str) -> None:
+    """Raise ValueError, naming ``what`` it is for, if Parquet files cannot be read here."""
+    try:
+        import pyarrow.parquet  # noqa: F401
+    except ImportError as error:
+        raise ValueError(f"{what}: {_PYARROW}") from error
+
+
 @contextlib.contextmanager
 def _parquet(path: Path) -> Iterator["pyarrow.parquet.ParquetFile"]:
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError as error:
-        raise ValueError(f"{path}: {_PYARROW}") from error
+    require_parquet(str(path))
+    import pyarrow
+    from pyarrow import parquet
+
     try:
         with parquet.ParquetFile(path) as file:
             if "text" not in file.schema_arrow.names:

@@ -117,10 +117,8 @@ def _break_even_notes(found: Comparison) -> list[str]:
     for architecture in speeds:
         if architecture != FUSED:
             length = break_even(speeds, architecture, FUSED)
-            said = (
-                f"at least as fast as {MODELS[FUSED][0]} from {length:,} tokens on" if length else "slower everywhere"
-            )
-            notes.append(f"{MODELS[architecture][0]}: {said}")
+            said = f"at least as fast from {length:,} tokens on" if length else "slower at the longest length"
+            notes.append(f"{MODELS[architecture][0]} against {MODELS[FUSED][0]}: {said}")
     return notes
 
 

@@ -45,8 +45,8 @@ def test_tables(found):
     assert "210 subwords of a vocabulary of 2,000; to the power of 2.1000" in perplexity.notes[0]
     assert "100 updates of 4,096 tokens each; one run, one seed" in perplexity.notes[1]
     assert seconds.notes[1:] == [
-        "FLASH: at least as fast as Transformer++ from 4,096 tokens on",
-        "Performer: slower everywhere",
+        "FLASH against Transformer++: at least as fast from 4,096 tokens on",
+        "Performer against Transformer++: slower at the longest length",
     ]
     assert memory.notes[1:] == ["not measured: performer_lm at 4,096: out of memory"]
 

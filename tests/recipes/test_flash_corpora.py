@@ -3,6 +3,7 @@
 import gzip
 import hashlib
 import json
+import sys
 from functools import partial
 
 import pytest
@@ -110,6 +111,7 @@ def hub_pages(files, dataset="some/data", revision="r", folder="en"):
 
 
 def test_the_second_hub_is_tried(tmp_path, capsys):
+    pytest.importorskip("pyarrow")
     files = {"train-0.parquet": b"t", "validation-0.parquet": b"v", "test-0.parquet": b"x", "other.csv": b"o"}
     with serve(hub_pages(files)) as served:
         listings = tuple(
@@ -126,7 +128,17 @@ def test_the_second_hub_is_tried(tmp_path, capsys):
     assert not (tmp_path / "other.csv").exists()
 
 
+def test_nothing_is_asked_for_that_could_not_be_read(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with serve({}) as served:
+        listing = partial(corpora._parquet_of_hub, served.address, "some/data", "r", "en")
+        with pytest.raises(ValueError, match="some/data: reading it needs pyarrow: python -m pip install 'pyarrow<22'"):
+            fetch_corpus(CORPORA["wiki40b"]._replace(listings=(listing,)), tmp_path, 1)
+    assert not served.requests
+
+
 def test_a_source_without_a_split_is_refused(tmp_path):
+    pytest.importorskip("pyarrow")
     with serve(hub_pages({"train-0.parquet": b"t", "test-0.parquet": b"x"})) as served:
         listing = partial(corpora._parquet_of_hub, served.address, "some/data", "r", "en")
         with pytest.raises(DownloadFailed, match=r"no files of valid"):
