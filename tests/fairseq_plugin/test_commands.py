@@ -34,7 +34,7 @@ def _perplexity(output: str) -> float:
 # Commands differ by what a layer is, not by the attention inside it: these run each command in a process of its own,
 # as a user does, the others all commands in one process, which saves most of the time. flash_lm_base is here as a named
 # size, whose checkpoint holds another kind of configuration.
-SEPARATELY = ("flowformer_lm", "flash_lm", "flash_quad_lm")
+SEPARATELY = ("flowformer_lm", "flash_lm")
 CLASSES = {
     "flowformer_lm": "FlowformerLanguageModel",
     "flowformer_lm_wiki103": "FlowformerLanguageModel",
@@ -172,7 +172,7 @@ MODES = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=SEPARATELY)
+@pytest.fixture(scope="module", params=[*SEPARATELY, "flash_quad_lm"])
 def trained_in_modes(request: pytest.FixtureRequest, data_bin: str, tmp_path_factory: pytest.TempPathFactory):
     """The logs of one training per mode."""
     folder = tmp_path_factory.mktemp(f"{request.param}_modes")
