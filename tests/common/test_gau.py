@@ -69,19 +69,35 @@ def test_flash_quad_is_the_formula_of_the_paper(causal):
     assert_same(module(x), expected, module, x)
 
 
-@causality
+CHANGES = [
+    {},
+    {"linear": False},
+    {"local": False},
+    {"kernel": "laplace"},
+    {"kernel": "softmax"},
+    {"first_softmax": True},
+    {"first_to_all": True},
+]
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: ", ".join(change) or "plain")
 @pytest.mark.parametrize("heads", [1, 2])
-def test_flash_is_mixed_chunk_attention_between_the_projections(heads, causal):
-    module, x = unit(causal=causal, heads=heads, bias="rotary", norm="scalenorm"), tokens(13)
-    normal = x * module.norm.weight / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt()
-    u, v, z = F.silu(F.linear(normal, module.in_proj.weight, module.in_proj.bias)).split([8, 8, 4], -1)
-    outputs = []
-    for h, values in enumerate(v.split(8 // heads, -1)):
-        copies = [rotate(z * module.gamma[i, h] + module.beta[i, h], torch.arange(13)) for i in range(4)]
-        bias = rotate(module.bias.a[h].expand(9, -1), torch.arange(-4, 5)) @ module.bias.b[h]
-        outputs.append(mixed_chunk_attention(*copies, values, chunk_size=5, bias=bias, causal=causal))
-    expected = F.linear(u * torch.cat(outputs, -1), module.out_proj.weight, module.out_proj.bias) + x
-    assert_same(module(x), expected, module, x)
+def test_flash_is_mixed_chunk_attention_between_the_projections(heads, change):
+    for causal in (False,) if "first" in "".join(change) else (False, True):
+        module, x = unit(causal=causal, heads=heads, bias="rotary", norm="scalenorm", **change), tokens(13)
+        normal = x * module.norm.weight / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+        u, v, z = F.silu(F.linear(normal, module.in_proj.weight, module.in_proj.bias)).split([8, 8, 4], -1)
+        outputs = []
+        for h, values in enumerate(v.split(8 // heads, -1)):
+            copies = [z * gamma[h] + beta[h] for gamma, beta in zip(module.gamma, module.beta)]
+            copies = [rotate(copy, torch.arange(13)) for copy in copies]
+            copies += [torch.full_like(z, math.nan)] * (4 - len(copies))  # nothing of a term that is left out matters
+            options = {"chunk_size": 5, "causal": causal, **change}
+            if module.local:
+                options["bias"] = rotate(module.bias.a[h].expand(9, -1), torch.arange(-4, 5)) @ module.bias.b[h]
+            outputs.append(mixed_chunk_attention(*copies, values, **options))
+        expected = F.linear(u * torch.cat(outputs, -1), module.out_proj.weight, module.out_proj.bias) + x
+        assert_same(module(x), expected, module, x)
 
 
 def test_one_causal_chunk_is_flash_quad():
@@ -221,13 +237,15 @@ def test_each_dropout_is_its_own_and_only_in_training(form):
 
 
 def test_attention_dropout_drops_whole_sources():
-    """A row of one token has no other source: its attention is dropped as a whole, or doubled."""
-    module, x = unit(attention_dropout=0.5), tokens(1, batch=40)
+    """In chunks of one token without a linear term each source has one sink, which loses all of it or gets it twice."""
+    module, x = unit(chunk_size=1, linear=False, attention_dropout=0.5), tokens(40)
     plain = module.eval()(x) - x - module.out_proj.bias
     share = (module.train()(x) - x - module.out_proj.bias) / plain
-    for row in share[:, 0]:
-        assert_close("share", row, torch.full_like(row, 2.0 * (row.mean() > 1).item()), 1e-6)
-    assert 0.2 < (share.mean((1, 2)) > 1).double().mean() < 0.8
+    for row in share:
+        kept = row.mean(-1, keepdim=True) > 1
+        assert_close("share", row, 2.0 * kept.double().expand_as(row), 1e-6)
+        assert 0.2 < kept.double().mean() < 0.8
+    assert not torch.equal(share[0] > 1, share[1] > 1)
 
 
 @forms
