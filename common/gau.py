@@ -14,8 +14,9 @@ from .norms import build_norm
 from .ops.checks import State, check_choice, check_padding_mask, check_positive_int, check_probability, state_entry
 from .ops.gau_attention import gau_attention
 from .ops.mixed_chunk_attention import mixed_chunk_attention
+from .ops.relative_bias import resize_toeplitz
 from .ops.score_kernels import SCORE_KERNELS
-from .positions import RELATIVE_BIASES, check_even, relative_bias, rotate
+from .positions import RELATIVE_BIASES, ToeplitzBias, check_even, relative_bias, rotate
 
 
 class GatedAttentionUnit(nn.Module):
@@ -139,7 +140,7 @@ class GatedAttentionUnit(nn.Module):
         A padded token's output is its input plus what W_o's bias makes of zeros; it never touches a real token.
 
         Raises:
-            ValueError: a mask that does not fit, or more tokens than a ``toeplitz`` bias of FLASH-Quad reaches.
+            ValueError: a mask that does not fit, or more real tokens than a ``toeplitz`` bias of FLASH-Quad reaches.
         """
         return self._attend(x, padding_mask, None, False)[0]
 
@@ -194,11 +195,25 @@ class GatedAttentionUnit(nn.Module):
         return state_entry(state, "count", 1, z)
 
     def _quadratic(self, heads: Tuple[Tensor, ...], v: Tensor, padding_mask: Optional[Tensor], **state) -> Tensor:
-        before = state["initial_state"]
-        tokens = v.shape[2] + (0 if before is None else state_entry(before, "padding_mask", 2, v).shape[1])
-        options = dict(bias=None if self.bias is None else self.bias(tokens), causal=self.causal, divisor=self.divisor)
-        options.update(kernel=self.kernel, key_padding_mask=padding_mask, first_softmax=self.first_softmax)
-        return gau_attention(*heads, v, **options, **state)
+        bias = self._whole_bias(v, padding_mask, state["initial_state"])
+        options = dict(causal=self.causal, divisor=self.divisor, kernel=self.kernel, first_softmax=self.first_softmax)
+        return gau_attention(*heads, v, bias=bias, key_padding_mask=padding_mask, **options, **state)
+
+    def _whole_bias(self, v: Tensor, padding_mask: Optional[Tensor], state: Optional[State]) -> Optional[Tensor]:
+        """The relative bias of v's tokens (B, H, n, e) and those of ``state``, as ``gau_attention`` takes it."""
+        if self.bias is None:
+            return None
+        padding = padding_mask
+        if padding is None:
+            padding = torch.zeros(v.shape[0], v.shape[2], dtype=torch.bool, device=v.device)
+        if state is not None:
+            padding = torch.cat([state_entry(state, "padding_mask", 2, v), padding], dim=1)
+        tokens = padding.shape[1]
+        if not isinstance(self.bias, ToeplitzBias) or tokens <= self.max_positions:
+            return self.bias(tokens)
+        # Padding has no position: what counts is the longest row of real tokens.
+        reach = max(1, int((~padding).sum(1).max()))
+        return resize_toeplitz(self.bias(reach), tokens)
 
     def _mixed_chunk(self, heads: Tuple[Tensor, ...], v: Tensor, padding_mask: Optional[Tensor], **state) -> Tensor:
         bias = None if self.bias is None else self.bias(self.chunk_size)
@@ -209,19 +224,8 @@ class GatedAttentionUnit(nn.Module):
 
     def extra_repr(self) -> str:
         """The form of the block, for ``print(model)``."""
-        names = (
-            "heads",
-            "causal",
-            "chunk_size",
-            "max_positions",
-            "divisor",
-            "kernel",
-            "gate",
-            "local",
-            "linear",
-            "rotary",
-        )
-        names += ("first_softmax", "first_to_all")
+        names = ("heads", "causal", "chunk_size", "max_positions", "divisor", "kernel", "gate", "local", "linear")
+        names += ("rotary", "first_softmax", "first_to_all")
         return ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
 
 
