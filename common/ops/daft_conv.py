@@ -19,7 +19,7 @@ _BLOCK = 16
 #: Up to this product of a window and the channels of a head the causal form convolves directly. Measured on one CPU
 #: core on 2026-11-20, forward and backward in seconds, d = 512, direct against blocks of 16: window 64 at T = 4096 with
 #: 1, 2, 4, 8 channels 0.38/1.23, 0.24/0.59, 0.19/0.27, 0.86/0.13; window 256 at T = 3072 with 1, 2, 4 channels
-#: 0.69/0.89, 0.91/0.41, 1.06/0.28. A convolution by FFT is as fast, but its error is relative to the largest key of all.
+#: 0.69/0.89, 0.91/0.41, 1.06/0.28. By FFT it is as fast, but then its error is relative to the largest key of all.
 _DIRECT = 256
 
 

@@ -485,3 +485,15 @@ def test_softmax_scores_are_divided_by_the_root_of_the_query_width():
     out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
     assert_close("out", module(x), module.out_proj(u * out) + x)
     assert_close("out", gau_attention(q, k, v, causal=True, kernel="softmax"), out)
+
+
+def test_the_reach_of_a_toeplitz_bias_counts_real_tokens():
+    """More columns than the bias reaches are padding, or an error that names both numbers; step by step too."""
+    module, x, mask = unit("quad", causal=True, max_positions=8), tokens(13), torch.zeros(2, 13, dtype=torch.bool)
+    mask[:, :5] = True
+    mask[0, 12] = True
+    out = module(x, mask)
+    assert_close("out", out[1:, 5:], module(x[1:, 5:]))
+    assert_close("steps", in_pieces(module, x, [1] * 13, mask)[0][~mask], out[~mask])
+    with pytest.raises(ValueError, match="the input has 13 tokens; allowed by its relative bias: 8"):
+        module(x)
