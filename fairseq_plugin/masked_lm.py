@@ -25,7 +25,6 @@ from .flash_columns import COLUMNS, Column
 from .options import option
 from .positions import scaled_sin_positions
 
-
 # Options of fairseq's adaptive pruning, and their values where there is none.
 _ADAPTIVE_PRUNING = {
     "mha_reg_scale_factor": 0.0,
