@@ -477,6 +477,23 @@ def test_a_toeplitz_bias_reaches_as_far_as_max_positions():
     assert unit("quad", causal=True, max_positions=8, bias="rotary")(tokens(30)).shape == (2, 30, 6)
 
 
+@causality
+@pytest.mark.parametrize("side", ["left", "right", "holes"])
+def test_padding_does_not_count_in_the_reach_of_a_toeplitz_bias(side, causal):
+    x, mask = tokens(22, batch=3), padding(side, 3, 22)
+    longest = int((~mask).sum(1).max())
+    assert longest < 22
+    module = unit("quad", causal=causal, max_positions=longest)
+    out = module(x, mask)
+    for b in range(3):
+        assert_close(f"row {b}", out[b : b + 1, ~mask[b]], module(x[b : b + 1, ~mask[b]]), 1e-12)
+    if causal:
+        assert_same(in_pieces(module, x, [9, 1, 12], mask)[0], module(x, mask), module, x)
+    with refused("the input", f"{longest} tokens", f"by its relative bias: {longest - 1}"):
+        unit("quad", causal=causal, max_positions=longest - 1)(x, mask)
+    assert (module(x, torch.ones_like(mask)) == x + module.out_proj.bias).all()
+
+
 def test_softmax_scores_are_divided_by_the_root_of_the_query_width():
     """For the kernel softmax max_positions is no divisor, in either form."""
     module, x = unit("quad", causal=True, kernel="softmax", bias="none", rotary=False), tokens(13)

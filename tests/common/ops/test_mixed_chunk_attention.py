@@ -42,9 +42,10 @@ def assert_agrees(inputs, bias=None, **options) -> None:
 
 @pytest.mark.parametrize("side", SIDES)
 @causality
-@terms
-@kernels
-def test_every_kernel_term_and_mask_agrees(kernel, term, causal, side):
+@pytest.mark.parametrize(
+    "term, kernel", [("both", "relu2"), ("local", "softmax"), ("both", "laplace"), ("linear", "relu2")]
+)
+def test_every_kernel_term_and_mask_agrees(term, kernel, causal, side):
     options = {"causal": causal, "key_padding_mask": padding(side, 3, 13), "kernel": kernel, **TERMS[term]}
     assert_agrees(mixed_chunk_inputs(13, batch=3, heads=1), bias_like("vector", 4), chunk_size=4, **options)
 
@@ -61,10 +62,10 @@ def test_every_chunk_size_and_form_of_bias_agrees(length, chunk_size, causal):
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("chunk_size", [1, 4, 20])
 def test_the_fine_tuning_forms_agree(chunk_size, side):
-    mask, bias = padding(side, 3, 13), bias_like("vectors", chunk_size)
+    mask, bias = padding(side, 3, 13), bias_like("vectors", chunk_size, 1)
     for options in ({"first_softmax": True}, {"first_to_all": True}, {"first_softmax": True, "first_to_all": True}):
         for kernel in SCORE_KERNELS if chunk_size == 4 else ("relu2",):
-            inputs = mixed_chunk_inputs(13, batch=3)
+            inputs = mixed_chunk_inputs(13, batch=3, heads=1, s=2, e=2)
             assert_agrees(inputs, bias, chunk_size=chunk_size, key_padding_mask=mask, kernel=kernel, **options)
 
 
