@@ -22,6 +22,7 @@ class Entry(NamedTuple):
     loss: float
     wall: float  # seconds since training began
     tokens_per_second: float | None  # of "train_inner" alone
+    perplexity: float | None = None  # of "valid" alone, with more digits than the loss
 
 
 class Evaluation(NamedTuple):
@@ -40,7 +41,8 @@ def parse_entry(line: str) -> Entry | None:
     kind, values = found[1], json.loads(found[2])
     if kind == "valid":
         # fairseq prints no wall time for a validation; None is filled in by parse_training.
-        return Entry(kind, int(values["valid_num_updates"]), float(values["valid_loss"]), float("nan"), None)
+        loss, perplexity = float(values["valid_loss"]), float(values["valid_ppl"])
+        return Entry(kind, int(values["valid_num_updates"]), loss, float("nan"), None, perplexity)
     return Entry(kind, int(values["num_updates"]), float(values["loss"]), float(values["wall"]), float(values["wps"]))
 
 

@@ -23,7 +23,7 @@ from .models import DEFAULT_MODELS, MODELS, SHAPE
 from .prepare import Settings, cut_trial, to_data_bin
 
 LENGTHS = [512, 1024, 2048, 4096]
-UPDATES = 100
+UPDATES = 150
 #: To see that everything runs; nothing is learned.
 QUICK_LENGTHS, QUICK_UPDATES = [512, 1024], 10
 TOKENS_PER_UPDATE = 4096
@@ -73,7 +73,7 @@ def measure(data: Path, out: Path, plan: Plan, architecture: str, length: int, i
         architecture,
         length,
         fairseq_log.parse_parameters(lines),
-        2 ** entries[-1].loss,
+        entries[-1].perplexity,
         fairseq_log.median_tokens_per_second(entries),
         finished.peak_bytes,
         finished.seconds,

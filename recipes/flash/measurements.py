@@ -170,6 +170,7 @@ def draw(found: Comparison, path: Path) -> None:
         axes.xaxis.set_minor_locator(NullLocator())
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_formatter(ScalarFormatter())
+        axes.yaxis.set_minor_formatter(ScalarFormatter())
         axes.grid(alpha=0.25, which="both")
         axes.legend(frameon=False)
         figure.savefig(path, dpi=130)

@@ -28,7 +28,7 @@ def test_parse_training():
     lines = [NOISE, TRAIN % ("2660.9", 50), VALID, TRAIN % ("900.5", 55), EPOCH]
     assert fairseq_log.parse_training(lines) == [
         Entry("train_inner", 50, 7.718, 46.0, 2660.9),
-        Entry("valid", 50, 7.611, 46.0, None),
+        Entry("valid", 50, 7.611, 46.0, None, 195.5),
         Entry("train_inner", 55, 7.718, 46.0, 900.5),
     ]
 

@@ -115,7 +115,7 @@ def test_parameters_that_cannot_be_equal(tmp_path, monkeypatch, capsys):
 
 
 TRAIN = '| train_inner | {"loss": "7.0", "wps": "%d", "num_updates": "%d", "wall": "5"}\n'
-VALID = '| valid | {"valid_loss": "%s", "valid_num_updates": "%d"}\n'
+VALID = '| valid | {"valid_loss": "7.5", "valid_ppl": "%s", "valid_num_updates": "%d"}\n'
 PARAMETERS = "num. shared model params: 655,201 (num. trained: 655,201)\n"
 
 
@@ -141,7 +141,7 @@ def answers(command):
     """What the two commands print."""
     if "recipes.flash.widths" in command:
         return 'a warning\n{"flash_lm": 232, "transformer_pp_lm": 344}\n'
-    return PARAMETERS + "".join(TRAIN % (4096, i) for i in (5, 10, 15)) + VALID % (7.5, 15)
+    return PARAMETERS + "".join(TRAIN % (4096, i) for i in (5, 10, 15)) + VALID % (181.02, 15)
 
 
 def test_from_logs_to_a_table(monkeypatch, tmp_path, capsys):
@@ -154,7 +154,7 @@ def test_from_logs_to_a_table(monkeypatch, tmp_path, capsys):
         ("flash_lm", 128),
         ("transformer_pp_lm", 128),
     ]
-    assert found["measured"][0]["perplexity"] == pytest.approx(2**7.5)
+    assert found["measured"][0]["perplexity"] == 181.02
     assert "inner widths for equal parameters: flash_lm 232, transformer_pp_lm 344" in capsys.readouterr().out
 
 
