@@ -109,7 +109,7 @@ class GatedAttentionUnit(nn.Module):
         self.widths: List[int] = [expanded_dim, expanded_dim, query_dim] if gate else [expanded_dim, query_dim]
         self.in_proj = nn.Linear(dim, sum(self.widths))
         self.out_proj = nn.Linear(expanded_dim, dim)
-        roles = 2 if chunk_size is None or not linear else 4  # query and key, of one form or of both
+        roles = 4 if chunk_size is not None and local and linear else 2  # query and key, of one term or of both
         self.gamma = nn.Parameter(torch.empty(roles, heads, query_dim))
         self.beta = nn.Parameter(torch.empty(roles, heads, query_dim))
         reach = max_positions if chunk_size is None else chunk_size

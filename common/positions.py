@@ -7,10 +7,13 @@ from typing import Any, Dict, Optional
 import torch
 from torch import Tensor, nn
 
+from .ops.checks import check_choice
+
 logger = logging.getLogger(__name__)
 
 #: Below this many tokens a relative bias is a free vector, from there on a product of two rotated ones (FLASH, Code 6).
 TOEPLITZ_LIMIT = 512
+RELATIVE_BIASES = ("auto", "toeplitz", "rotary", "none")
 
 
 def check_even(argument: str, given: int) -> None:
@@ -139,13 +142,11 @@ class ScaledSin(nn.Module):
 def relative_bias(kind: str, tokens: int, dim: int, heads: int = 1) -> Optional[nn.Module]:
     """The module for a ``kind`` of RELATIVE_BIASES over at most ``tokens`` tokens; None for ``none``.
 
-    ``auto`` is the paper's choice: ``toeplitz`` for fewer than 512 tokens, else ``rotary``.
+    ``auto`` is the paper's choice: ``toeplitz`` for fewer than 512 tokens, else ``rotary``. ValueError for others.
     """
+    check_choice("bias", kind, RELATIVE_BIASES)
     if kind == "auto":
         kind = "toeplitz" if tokens < TOEPLITZ_LIMIT else "rotary"
     if kind == "none":
         return None
     return ToeplitzBias(tokens, heads) if kind == "toeplitz" else RotaryBias(dim, heads)
-
-
-RELATIVE_BIASES = ("auto", "toeplitz", "rotary", "none")

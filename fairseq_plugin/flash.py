@@ -69,6 +69,17 @@ class FlashFamilyLanguageModel(LinearTimeLanguageModel):
     column: Column
 
     @classmethod
+    def build_embedding(cls, args, dictionary, embed_dim, path=None) -> nn.Embedding:
+        """fairseq's hook: token embeddings N(0, 0.02), as every weight of the paper.
+
+        fairseq's own are larger, and units whose branch is near zero at first would foretell the token they are given.
+        """
+        embedding = super().build_embedding(args, dictionary, embed_dim, path)
+        nn.init.normal_(embedding.weight, std=0.02)
+        nn.init.zeros_(embedding.weight[dictionary.pad()])
+        return embedding
+
+    @classmethod
     def build_layer(cls, args, cfg: TransformerConfig, no_encoder_attn: bool) -> nn.Module:
         """One layer of the column."""
         return cls.column.build_layer(args, cfg, args.max_target_positions, True, no_encoder_attn)

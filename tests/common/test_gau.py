@@ -91,7 +91,8 @@ def test_flash_is_mixed_chunk_attention_between_the_projections(heads, change):
         for h, values in enumerate(v.split(8 // heads, -1)):
             copies = [z * gamma[h] + beta[h] for gamma, beta in zip(module.gamma, module.beta)]
             copies = [rotate(copy, torch.arange(13)) for copy in copies]
-            copies += [torch.full_like(z, math.nan)] * (4 - len(copies))  # nothing of a term that is left out matters
+            nothing = [torch.full_like(z, math.nan)] * (4 - len(copies))  # of a term that is left out nothing matters
+            copies = copies + nothing if module.local else nothing + copies
             options = {"chunk_size": 5, "causal": causal, **change}
             if module.local:
                 options["bias"] = rotate(module.bias.a[h].expand(9, -1), torch.arange(-4, 5)) @ module.bias.b[h]

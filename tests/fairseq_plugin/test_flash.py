@@ -128,6 +128,18 @@ def test_defaults_are_the_papers(arch: str) -> None:
 
 
 @pytest.mark.parametrize("arch", FLASH_FAMILY)
+def test_embeddings_are_small_at_first(arch: str) -> None:
+    """N(0, 0.02), padding 0, so that a model whose branches are near zero does not foretell the token it is given."""
+    model = build_model(arch, "--share-decoder-input-output-embed", words=2000)
+    weight = model.decoder.embed_tokens.weight
+    assert abs(weight.std().item() - 0.02) <= 0.001 and weight[1].abs().max() == 0.0
+    sequence = tokens(2, 64)
+    with torch.no_grad():
+        logits = model.eval()(sequence)[0]
+    assert F.cross_entropy(logits[:, :-1].flatten(0, 1), sequence[:, 1:].flatten()) < math.log(2004) + 0.7
+
+
+@pytest.mark.parametrize("arch", FLASH_FAMILY)
 def test_layers_are_pre_norm(arch: str) -> None:
     """What a layer adds does not depend on the size of its input; a post-norm layer's whole output would not."""
     layer = awake(build_model(arch)).eval().double().decoder.layers[0]
