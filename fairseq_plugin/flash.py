@@ -70,13 +70,11 @@ class FlashFamilyLanguageModel(LinearTimeLanguageModel):
 
     @classmethod
     def build_embedding(cls, args, dictionary, embed_dim, path=None) -> nn.Embedding:
-        """fairseq's hook: token embeddings N(0, 0.02), as every weight of the paper.
-
-        fairseq's own are larger, and units whose branch is near zero at first would foretell the token they are given.
-        """
+        """fairseq's hook: token embeddings, drawn as the column wants them."""
         embedding = super().build_embedding(args, dictionary, embed_dim, path)
-        nn.init.normal_(embedding.weight, std=0.02)
-        nn.init.zeros_(embedding.weight[dictionary.pad()])
+        if cls.column.embedding_std is not None:
+            nn.init.normal_(embedding.weight, std=cls.column.embedding_std)
+            nn.init.zeros_(embedding.weight[dictionary.pad()])
         return embedding
 
     @classmethod

@@ -20,6 +20,8 @@ class Column:
     options: type
     #: The feed-forward width (e in a gated attention unit) over the embedding width where none is given.
     expansion: float
+    #: Of token embeddings at first, in causal models; None for fairseq's own 1/√d.
+    embedding_std: Optional[float] = None
     #: Embedding width, layers and heads of the paper's sizes, and C where there are chunks.
     sizes: Dict[str, Dict[str, int]]
 
@@ -43,6 +45,10 @@ class _GatedAttentionUnitColumn(Column):
     """A stack of gated attention units."""
 
     expansion = 2.0
+    # As every weight of the paper. With larger ones, units whose branch is near zero at first foretell the token they are
+    # given. Transformers learn faster with fairseq's: perplexity 136 against 168 after 150 updates at 512 tokens of
+    # recipes.flash.compare on tinyshakespeare; FLASH 113 against 96 (2026-11-20, one seed).
+    embedding_std = 0.02
     sizes = {
         "base": {"embed_dim": 768, "layers": 24, "attention_heads": 1},
         "large": {"embed_dim": 1024, "layers": 72, "attention_heads": 1},

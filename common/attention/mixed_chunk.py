@@ -91,7 +91,7 @@ class MixedChunkAttention(InnerAttention):
         )  # fmt: skip
 
     def _check_heads(self, q: Tensor, k: Tensor, v: Tensor) -> None:
-        check_query_key_value(q, k, v, causal=True)  # self-attention: one length
+        check_query_key_value(q, k, v, one_length=True)
         if (q.shape[1], q.shape[3]) != (self.num_heads, self.head_dim):
             raise ValueError(
                 f"q has shape {tuple(q.shape)}; allowed: {self.num_heads} heads of {self.head_dim} channels"

@@ -36,7 +36,7 @@ class QuadraticAttention(InnerAttention):
         dropout_p: float = 0.0,
     ) -> Tensor:
         """q, k (B, H, n, d), v (B, H, n, e) -> (B, H, n, e); see ``InnerAttention``."""
-        check_query_key_value(q, k, v, causal=True)  # self-attention: one length
+        check_query_key_value(q, k, v, one_length=True)
         check_padding_mask("query_padding_mask", query_padding_mask, q)
         options = {"causal": self.causal, "kernel": self.kernel, "divisor": self.divisor}
         out = gau_attention(q, k, drop_sources(v, dropout_p), key_padding_mask=key_padding_mask, **options)

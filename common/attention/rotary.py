@@ -61,7 +61,7 @@ class RotaryAttention(InnerAttention):
         self, q: Tensor, k: Tensor, v: Tensor, padding_mask: Optional[Tensor] = None, state: Optional[State] = None
     ) -> Tuple[Tensor, State]:
         """The next tokens' outputs (B, H, n, e) and the state after them."""
-        check_query_key_value(q, k, v, causal=True)
+        check_query_key_value(q, k, v, one_length=True)
         check_padding_mask("padding_mask", padding_mask, q)
         if state is None:
             before = torch.zeros(q.shape[0], dtype=torch.long, device=q.device)

@@ -52,7 +52,7 @@ class SoftmaxAttention(InnerAttention):
     ) -> Tuple[Tensor, State]:
         """The next tokens' outputs (B, H, n, e) and the keys, values and padding of all tokens so far."""
         self._check_causal()
-        check_query_key_value(q, k, v, causal=True)
+        check_query_key_value(q, k, v, one_length=True)
         check_padding_mask("padding_mask", padding_mask, q)
         q, k, v = (zero_padding(x, padding_mask) for x in (q, k, v))
         seen = extend_history({"k": k, "v": v}, padding_mask, state)

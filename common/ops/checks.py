@@ -29,9 +29,14 @@ def check_probability(argument: str, given: float) -> None:
         raise ValueError(f"{argument} is {given!r}; allowed: at least 0 and below 1")
 
 
-def check_query_key_value(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> None:
-    """Raise ValueError unless q (B, H, n, d), k (B, H, m, d), v (B, H, m, e) fit together; causal needs n = m."""
-    for name, tensor in (("q", q), ("k", k), ("v", v)):
+def check_query_key_value(
+    q: Tensor, k: Tensor, v: Tensor, one_length: bool, names: Sequence[str] = ("q", "k", "v")
+) -> None:
+    """Raise ValueError unless q (B, H, n, d), k (B, H, m, d), v (B, H, m, e) fit together; ``one_length`` needs n = m.
+
+    ``names`` are what the caller's user knows them by.
+    """
+    for name, tensor in zip(names, (q, k, v)):
         if not isinstance(tensor, Tensor):
             raise ValueError(f"{name} is a {type(tensor).__name__}; allowed: a tensor")
         if tensor.dim() != 4:
@@ -40,20 +45,29 @@ def check_query_key_value(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> None
             raise ValueError(f"{name} has dtype {tensor.dtype}; allowed: a floating point dtype")
         if tensor.shape[2] == 0 or tensor.shape[3] == 0:
             raise ValueError(f"{name} has shape {tuple(tensor.shape)}; allowed: at least one token and one channel")
+    query, key, value = names
     if q.shape[:2] != k.shape[:2] or q.shape[3] != k.shape[3]:
         raise ValueError(
-            f"k has shape {tuple(k.shape)} and q {tuple(q.shape)}; allowed: the same batch, heads and channels"
+            f"{key} has shape {tuple(k.shape)} and {query} {tuple(q.shape)}; "
+            "allowed: the same batch, heads and channels"
         )
     if k.shape[:3] != v.shape[:3]:
         raise ValueError(
-            f"v has shape {tuple(v.shape)} and k {tuple(k.shape)}; allowed: the same batch, heads and tokens"
+            f"{value} has shape {tuple(v.shape)} and {key} {tuple(k.shape)}; allowed: the same batch, heads and tokens"
         )
     if q.dtype != k.dtype or q.dtype != v.dtype:
-        raise ValueError(f"q, k and v have dtypes {q.dtype}, {k.dtype} and {v.dtype}; allowed: one dtype")
+        raise ValueError(
+            f"{query}, {key} and {value} have dtypes {q.dtype}, {k.dtype} and {v.dtype}; allowed: one dtype"
+        )
     if q.device != k.device or q.device != v.device:
-        raise ValueError(f"q, k and v are on {q.device}, {k.device} and {v.device}; allowed: one device")
-    if causal and q.shape[2] != k.shape[2]:
-        raise ValueError(f"k has {k.shape[2]} tokens and q {q.shape[2]}; allowed when causal: the same number")
+        raise ValueError(
+            f"{query}, {key} and {value} are on {q.device}, {k.device} and {v.device}; allowed: one device"
+        )
+    if one_length and q.shape[2] != k.shape[2]:
+        raise ValueError(
+            f"{key} has {k.shape[2]} tokens and {query} {q.shape[2]}; "
+            "allowed in causal attention and self-attention: the same number"
+        )
 
 
 def check_gate_key_value(q: Optional[Tensor], k: Tensor, v: Tensor, key_channels: Optional[int] = None) -> None:

@@ -92,7 +92,7 @@ def combiner_attention(
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, row_length: int, padding_mask: Optional[Tensor]) -> None:
-    check_query_key_value(q, k, v, causal=True)  # one length
+    check_query_key_value(q, k, v, one_length=True)
     check_padding_mask("key_padding_mask", padding_mask, k)
     check_positive_int("row_length", row_length)
 

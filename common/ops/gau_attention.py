@@ -61,7 +61,7 @@ def gau_attention(
         raise ValueError(f"q is {given}; allowed: a tensor (B, n, s) or (B, H, n, s)")
     without_heads = q.dim() == 3
     q, k, v = with_heads(("q", "k", "v"), (q, k, v), without_heads)
-    check_query_key_value(q, k, v, causal=True)  # one length
+    check_query_key_value(q, k, v, one_length=True)
     check_padding_mask("key_padding_mask", key_padding_mask, k)
     check_choice("kernel", kernel, SCORE_KERNELS)
     if divisor is not None and not divisor > 0.0:

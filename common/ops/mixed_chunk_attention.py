@@ -116,7 +116,7 @@ def mixed_chunk_attention(
 
 def _check(tokens: _Tokens, options: _Options, padding_mask: Optional[Tensor]) -> None:
     """Raise ValueError for anything but the state."""
-    check_query_key_value(tokens.q_quad, tokens.k_quad, tokens.v, causal=True)  # one length
+    check_query_key_value(tokens.q_quad, tokens.k_quad, tokens.v, one_length=True, names=("q_quad", "k_quad", "v"))
     for name in ("q_lin", "k_lin"):
         x = getattr(tokens, name)
         if x.shape != tokens.q_quad.shape or x.dtype != tokens.v.dtype or x.device != tokens.v.device:

@@ -127,8 +127,8 @@ def test_defaults_are_the_papers(arch: str) -> None:
             assert layer.normalize_before and layer.dropout_module.p == layer.self_attn.dropout_module.p == 0.0
 
 
-@pytest.mark.parametrize("arch", FLASH_FAMILY)
-def test_embeddings_are_small_at_first(arch: str) -> None:
+@pytest.mark.parametrize("arch", GATED_UNITS)
+def test_embeddings_of_gated_units_are_small_at_first(arch: str) -> None:
     """N(0, 0.02), padding 0, so that a model whose branches are near zero does not foretell the token it is given."""
     model = build_model(arch, "--share-decoder-input-output-embed", words=2000)
     weight = model.decoder.embed_tokens.weight
@@ -137,6 +137,13 @@ def test_embeddings_are_small_at_first(arch: str) -> None:
     with torch.no_grad():
         logits = model.eval()(sequence)[0]
     assert F.cross_entropy(logits[:, :-1].flatten(0, 1), sequence[:, 1:].flatten()) < math.log(2004) + 0.7
+
+
+@pytest.mark.parametrize("arch", TRANSFORMERS)
+def test_embeddings_of_transformers_are_fairseqs(arch: str) -> None:
+    """N(0, 1/√d)."""
+    weight = build_model(arch, words=2000).decoder.embed_tokens.weight
+    assert abs(weight.std().item() - weight.shape[1] ** -0.5) <= 0.01
 
 
 @pytest.mark.parametrize("arch", FLASH_FAMILY)
