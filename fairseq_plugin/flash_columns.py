@@ -45,8 +45,8 @@ class _GatedAttentionUnitColumn(Column):
     """A stack of gated attention units."""
 
     expansion = 2.0
-    # As every weight of the paper. With larger ones, units whose branch is near zero at first foretell the token they are
-    # given. Transformers learn faster with fairseq's: perplexity 136 against 168 after 150 updates at 512 tokens of
+    # As every weight of the paper. With larger ones, units whose branch is near zero at first foretell the token they
+    # are given. Transformers learn faster with fairseq's: perplexity 136 against 168 after 150 updates at 512 tokens of
     # recipes.flash.compare on tinyshakespeare; FLASH 113 against 96 (2026-11-20, one seed).
     embedding_std = 0.02
     sizes = {
