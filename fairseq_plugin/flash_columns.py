@@ -1,5 +1,6 @@
 """The columns of the FLASH paper's Tables 8-10 as layers, for the causal decoder and the masked encoder alike."""
 
+from abc import ABC, abstractmethod
 from typing import Any, Dict, Optional, Tuple
 
 from fairseq.models.transformer import TransformerConfig
@@ -13,7 +14,7 @@ from .layers import LinearTimeDecoderLayer, LinearTimeEncoderLayer
 from .options import option
 
 
-class Column:
+class Column(ABC):
     """One model of the tables: its options, how wide its inner layer is, and what a layer of it is."""
 
     #: The dataclass of its ``--flash-...`` options.
@@ -25,9 +26,9 @@ class Column:
     #: Embedding width, layers and heads of the paper's sizes, and C where there are chunks.
     sizes: Dict[str, Dict[str, int]]
 
+    @abstractmethod
     def build_layer(self, args, cfg: TransformerConfig, limit: int, causal: bool, *host_options) -> nn.Module:
         """One layer, not yet wrapped; ``limit`` is the model's position limit."""
-        raise NotImplementedError
 
     def inner_width(self, embed_dim: int) -> int:
         """The default feed-forward width, up to the next multiple of 8 where ``expansion`` gives no integer."""
@@ -111,9 +112,9 @@ class _TransformerColumn(Column):
         """4, or 8/3 with GLU, which has a third matrix."""
         return 8 / 3 if self.gated_ffn else 4.0
 
+    @abstractmethod
     def attention(self, args, limit: int, causal: bool) -> Tuple[str, Dict[str, Any]]:
         """A name of ``common.attention.ATTENTIONS``, and options of its constructor."""
-        raise NotImplementedError
 
     def build_layer(self, args, cfg: TransformerConfig, limit: int, causal: bool, *host_options) -> nn.Module:
         design = LayerDesign(

@@ -111,7 +111,6 @@ def hub_pages(files, dataset="some/data", revision="r", folder="en"):
 
 
 def test_the_second_hub_is_tried(tmp_path, capsys):
-    pytest.importorskip("pyarrow")
     files = {"train-0.parquet": b"t", "validation-0.parquet": b"v", "test-0.parquet": b"x", "other.csv": b"o"}
     with serve(hub_pages(files)) as served:
         listings = tuple(
@@ -138,7 +137,6 @@ def test_nothing_is_asked_for_that_could_not_be_read(tmp_path, monkeypatch):
 
 
 def test_a_source_without_a_split_is_refused(tmp_path):
-    pytest.importorskip("pyarrow")
     with serve(hub_pages({"train-0.parquet": b"t", "test-0.parquet": b"x"})) as served:
         listing = partial(corpora._parquet_of_hub, served.address, "some/data", "r", "en")
         with pytest.raises(DownloadFailed, match=r"no files of valid"):

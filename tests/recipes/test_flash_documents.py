@@ -3,7 +3,9 @@
 import gzip
 import json
 
+import pyarrow
 import pytest
+from pyarrow.parquet import write_table
 
 from recipes.flash import documents
 from recipes.flash.documents import count_documents, paragraphs, read_all, read_documents
@@ -15,10 +17,7 @@ TEXTS = ["first\n\n second\tline ", "", "th\u00efrd\u2028end"]
 
 def parquet(path, texts, column="text"):
     """Write a Parquet file."""
-    pyarrow = pytest.importorskip("pyarrow")
-    from pyarrow import parquet
-
-    parquet.write_table(pyarrow.table({column: texts, "other": texts}), path, row_group_size=2)
+    write_table(pyarrow.table({column: texts, "other": texts}), path, row_group_size=2)
 
 
 def write(folder, suffix, texts):
