@@ -9,14 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .attention.rotary import token_positions
 from .norms import build_norm
 from .ops.checks import State, check_choice, check_padding_mask, check_positive_int, check_probability, state_entry
 from .ops.gau_attention import gau_attention
 from .ops.mixed_chunk_attention import mixed_chunk_attention
 from .ops.relative_bias import resize_toeplitz
 from .ops.score_kernels import SCORE_KERNELS
-from .positions import RELATIVE_BIASES, ToeplitzBias, check_even, relative_bias, rotate
+from .positions import RELATIVE_BIASES, ToeplitzBias, check_even, relative_bias, rotate, token_positions
 
 
 class GatedAttentionUnit(nn.Module):

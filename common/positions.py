@@ -7,6 +7,7 @@ from typing import Any, Dict, Optional
 import torch
 from torch import Tensor, nn
 
+from .ops.alignment import real_positions
 from .ops.checks import check_choice
 
 logger = logging.getLogger(__name__)
@@ -40,6 +41,18 @@ def rotate(x: Tensor, positions: Tensor) -> Tensor:
     cos, sin = angle.cos(), angle.sin()
     first, second = x.to(dtype).split(half, dim=-1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
+
+
+def token_positions(x: Tensor, padding_mask: Optional[Tensor], count: Optional[Tensor] = None) -> Tensor:
+    """Positions among the real tokens of a sequence, for x (B, H, n, c): (n,), or (B, 1, n) where rows may differ.
+
+    ``padding_mask`` is bool (B, n), True = padding; ``count`` (B,) tokens came before x. O(n).
+    """
+    positions = torch.arange(x.shape[2], device=x.device)
+    if padding_mask is None and count is None:
+        return positions
+    positions = positions[None] if padding_mask is None else real_positions(padding_mask)  # (1, n) or (B, n)
+    return (positions if count is None else positions + count[:, None])[:, None]
 
 
 class ToeplitzBias(nn.Module):

@@ -8,9 +8,8 @@ from ..ops.checks import State, check_padding_mask, check_positive_int, check_qu
 from ..ops.chunks import zero_padding
 from ..ops.combiner_attention import combiner_attention, row_attention
 from ..ops.history import extend_history
-from ..positions import check_even, rotate
+from ..positions import check_even, rotate, token_positions
 from .base import InnerAttention, drop_sources
-from .rotary import token_positions
 
 
 class CombinerAttention(InnerAttention):

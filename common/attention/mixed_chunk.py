@@ -16,9 +16,8 @@ from ..ops.checks import (
 from ..ops.chunks import zero_padding
 from ..ops.mixed_chunk_attention import mixed_chunk_attention
 from ..ops.score_kernels import SCORE_KERNELS
-from ..positions import check_even, rotate
+from ..positions import check_even, rotate, token_positions
 from .base import InnerAttention, drop_sources
-from .rotary import token_positions
 
 
 class MixedChunkAttention(InnerAttention):

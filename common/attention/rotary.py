@@ -5,22 +5,9 @@ from typing import Optional, Tuple
 import torch
 from torch import Tensor
 
-from ..ops.alignment import real_positions
 from ..ops.checks import State, check_padding_mask, check_query_key_value, state_entry
-from ..positions import check_even, rotate
+from ..positions import check_even, rotate, token_positions
 from .base import InnerAttention
-
-
-def token_positions(x: Tensor, padding_mask: Optional[Tensor], count: Optional[Tensor] = None) -> Tensor:
-    """Positions among the real tokens of a sequence, for x (B, H, n, c): (n,), or (B, 1, n) where rows may differ.
-
-    ``padding_mask`` is bool (B, n), True = padding; ``count`` (B,) tokens came before x. O(n).
-    """
-    positions = torch.arange(x.shape[2], device=x.device)
-    if padding_mask is None and count is None:
-        return positions
-    positions = positions[None] if padding_mask is None else real_positions(padding_mask)  # (1, n) or (B, n)
-    return (positions if count is None else positions + count[:, None])[:, None]
 
 
 class RotaryAttention(InnerAttention):

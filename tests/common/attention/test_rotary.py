@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from common.attention import ATTENTIONS, RotaryAttention, build_attention
-from common.attention.rotary import token_positions
-from common.positions import rotate
+from common.positions import rotate, token_positions
 from tests.common.inputs import SIDES, padding, qkv
 from tests.compare import assert_close, gradients
 
