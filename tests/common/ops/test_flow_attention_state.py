@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from common.ops import flow_attention
 from common.ops.flow_attention import ALLOCATIONS, COMPETITIONS, FORMS
 from tests.common.inputs import padding, qkv
+from tests.common.properties import Elements
 from tests.compare import assert_close, gradients
 
 
@@ -184,16 +185,6 @@ def test_steps_in_half_precision_do_not_drift():
 
 def test_a_step_does_not_depend_on_how_much_came_before():
     """Numbers and bytes of a decoding step are those of one token: no tensor has the length of the past."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    class Elements(TorchDispatchMode):
-        total = 0
-
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            out = func(*args, **(kwargs or {}))
-            self.total += sum(x.numel() for x in torch.utils._pytree.tree_leaves(out) if isinstance(x, torch.Tensor))
-            return out
-
     counted = []
     for past in (2, 300):
         _, state = in_pieces(qkv(past, dtype=torch.float32), [past])

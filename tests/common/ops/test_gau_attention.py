@@ -2,6 +2,7 @@
 
 import math
 import sys
+from functools import partial
 
 import hypothesis
 import pytest
@@ -13,6 +14,7 @@ from common.ops import gau_attention
 from common.ops.gau_attention_reference import gau_attention_reference
 from common.ops.score_kernels import SCORE_KERNELS
 from tests.common.inputs import BIASES, SIDES, bias_like, doubled, padding, qkv
+from tests.common.properties import assert_padding_never_leaks, assert_prefixes_stand_alone, assert_rows_stand_alone
 from tests.compare import assert_close, gradients
 
 kernels = pytest.mark.parametrize("kernel", SCORE_KERNELS)
@@ -138,14 +140,8 @@ def test_the_first_token_with_softmax_is_torchs():
 @kernels
 @pytest.mark.parametrize("divisor", [None, 2.0])
 def test_a_prefix_does_not_depend_on_what_follows(divisor, kernel):
-    q, k, v = qkv(260)
-    whole = gau_attention(q, k, v, causal=True, divisor=divisor, kernel=kernel)
-    for t in (1, 2, 50, 255, 256, 257):
-        alone = gau_attention(q[:, :, :t], k[:, :, :t], v[:, :, :t], causal=True, divisor=divisor, kernel=kernel)
-        assert_close(f"the first {t}", whole[:, :, :t], alone, 1e-12)
-        changed = [torch.cat([x[:, :, :t], 100 * torch.randn_like(x[:, :, t:])], dim=2) for x in (q, k, v)]
-        out = gau_attention(*changed, causal=True, divisor=divisor, kernel=kernel)
-        assert_close(f"the first {t}", out[:, :, :t], alone, 1e-12)
+    op = partial(gau_attention, causal=True, divisor=divisor, kernel=kernel)
+    assert_prefixes_stand_alone(op, qkv(260), (1, 2, 50, 255, 256, 257))
 
 
 @kernels
@@ -155,12 +151,8 @@ def test_padding_a_row_does_not_change_it(side, causal, kernel):
     """Every row of a padded batch is what it is alone and without padding, whatever the divisor."""
     inputs, mask = qkv(21, batch=3), padding(side, 3, 21)
     for divisor in (None, 2.0):
-        options = {"causal": causal, "divisor": divisor, "kernel": kernel}
-        out = gau_attention(*inputs, key_padding_mask=mask, **options)
-        for b in range(3):
-            alone = gau_attention(*(x[b : b + 1, :, ~mask[b]] for x in inputs), **options)
-            assert_close(f"row {b}", out[b : b + 1, :, ~mask[b]], alone, 1e-12)
-            assert (out[b, :, mask[b]] == 0).all()
+        op = partial(gau_attention, causal=causal, divisor=divisor, kernel=kernel)
+        assert_rows_stand_alone(op, inputs, mask)
 
 
 @kernels
@@ -168,14 +160,8 @@ def test_padding_a_row_does_not_change_it(side, causal, kernel):
 @pytest.mark.parametrize("poison", [math.nan, math.inf, 1e9])
 def test_what_stands_in_padding_never_leaks(poison, causal, kernel):
     mask, bias = padding("all", 3, 19), bias_like("vectors", 19, dtype=torch.float32)
-    options = {"causal": causal, "kernel": kernel, "key_padding_mask": mask, "bias": bias}
-    clean = qkv(19, batch=3, dtype=torch.float32)
-    poisoned = [x.detach().masked_fill(mask[:, None, :, None], poison).requires_grad_() for x in clean]
-    out, expected = gau_attention(*poisoned, **options), gau_attention(*clean, **options)
-    assert torch.equal(out, expected)
-    assert (out[0] == 0).all()
-    for actual, wanted in zip(gradients(out, [*poisoned, bias]), gradients(expected, [*clean, bias])):
-        assert torch.equal(actual, wanted) and torch.isfinite(actual).all()
+    op = partial(gau_attention, causal=causal, kernel=kernel, bias=bias)
+    assert_padding_never_leaks(op, qkv(19, batch=3, dtype=torch.float32), [bias], mask, poison)
 
 
 @kernels

@@ -1,6 +1,7 @@
 """Mixed chunk attention against its literal reference, the paper's equations and other functions."""
 
 import math
+from functools import partial
 
 import hypothesis
 import pytest
@@ -12,6 +13,7 @@ from common.ops import gau_attention, mixed_chunk_attention
 from common.ops.mixed_chunk_attention_reference import mixed_chunk_attention_reference
 from common.ops.score_kernels import SCORE_KERNELS
 from tests.common.inputs import BIASES, SIDES, bias_like, doubled, mixed_chunk_inputs, padding
+from tests.common.properties import assert_padding_never_leaks, assert_prefixes_stand_alone, assert_rows_stand_alone
 from tests.compare import assert_close, gradients
 
 NAMES = ("q_quad", "k_quad", "q_lin", "k_lin", "v", "bias")
@@ -178,14 +180,9 @@ def test_the_first_token_attends_to_its_chunk_as_torchs_softmax_does():
 @terms
 @kernels
 def test_a_prefix_does_not_depend_on_what_follows(kernel, term):
-    inputs = mixed_chunk_inputs(30)
     options = {"chunk_size": 7, "causal": True, "kernel": kernel, "bias": bias_like("vectors", 7), **TERMS[term]}
-    whole = mixed_chunk_attention(*inputs, **options)
-    for t in (1, 6, 7, 8, 15, 29):
-        alone = mixed_chunk_attention(*(x[:, :, :t] for x in inputs), **options)
-        assert_close(f"the first {t}", whole[:, :, :t], alone, 1e-12)
-        changed = [torch.cat([x[:, :, :t], 100 * torch.randn_like(x[:, :, t:])], dim=2) for x in inputs]
-        assert_close(f"the first {t}", mixed_chunk_attention(*changed, **options)[:, :, :t], alone, 1e-12)
+    op = partial(mixed_chunk_attention, **options)
+    assert_prefixes_stand_alone(op, mixed_chunk_inputs(30), (1, 6, 7, 8, 15, 29))
 
 
 @kernels
@@ -197,11 +194,7 @@ def test_padding_a_row_does_not_change_it(side, causal, kernel):
     forms = [{}] if causal else [{}, {"first_softmax": True}, {"first_to_all": True}]
     for form in forms:
         options = {"causal": causal, "kernel": kernel, "chunk_size": 4, "bias": bias_like("vector", 4), **form}
-        out = mixed_chunk_attention(*inputs, key_padding_mask=mask, **options)
-        for b in range(3):
-            alone = mixed_chunk_attention(*(x[b : b + 1, :, ~mask[b]] for x in inputs), **options)
-            assert_close(f"row {b}", out[b : b + 1, :, ~mask[b]], alone, 1e-12)
-            assert (out[b, :, mask[b]] == 0).all()
+        assert_rows_stand_alone(partial(mixed_chunk_attention, **options), inputs, mask)
 
 
 @kernels
@@ -209,15 +202,10 @@ def test_padding_a_row_does_not_change_it(side, causal, kernel):
 @pytest.mark.parametrize("poison", [math.nan, math.inf, 1e9])
 def test_what_stands_in_padding_never_leaks(poison, causal, kernel):
     mask, bias = padding("all", 3, 19), bias_like("vectors", 8, dtype=torch.float32)
-    clean = mixed_chunk_inputs(19, batch=3, dtype=torch.float32)
-    poisoned = [x.detach().masked_fill(mask[:, None, :, None], poison).requires_grad_() for x in clean]
+    inputs = mixed_chunk_inputs(19, batch=3, dtype=torch.float32)
     for form in [{}] if causal else [{"first_softmax": True}, {"first_to_all": True}]:
-        options = {"causal": causal, "kernel": kernel, "key_padding_mask": mask, "bias": bias, "chunk_size": 8, **form}
-        out, expected = mixed_chunk_attention(*poisoned, **options), mixed_chunk_attention(*clean, **options)
-        assert torch.equal(out, expected)
-        assert (out[0] == 0).all()
-        for actual, wanted in zip(gradients(out, [*poisoned, bias]), gradients(expected, [*clean, bias])):
-            assert torch.equal(actual, wanted) and torch.isfinite(actual).all()
+        op = partial(mixed_chunk_attention, causal=causal, kernel=kernel, bias=bias, chunk_size=8, **form)
+        assert_padding_never_leaks(op, inputs, [bias], mask, poison)
 
 
 @causality

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from common.ops import mixed_chunk_attention
 from common.ops.score_kernels import SCORE_KERNELS
 from tests.common.inputs import BIASES, bias_like, mixed_chunk_inputs, padding
+from tests.common.properties import Elements
 from tests.common.refusals import refused
 from tests.compare import assert_close, gradients
 
@@ -166,16 +167,6 @@ def test_steps_in_half_precision_do_not_drift():
 
 def test_a_step_does_not_depend_on_how_much_came_before():
     """The elements a decoding step makes are those of one token: no tensor has the length of the past."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    class Elements(TorchDispatchMode):
-        total = 0
-
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            out = func(*args, **(kwargs or {}))
-            self.total += sum(x.numel() for x in torch.utils._pytree.tree_leaves(out) if isinstance(x, torch.Tensor))
-            return out
-
     for pieces in ([1], [4]):
         counted = []
         for past in (2, 300):

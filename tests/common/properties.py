@@ -1,0 +1,54 @@
+"""What every op that takes a padding mask promises, whichever op it is."""
+
+from typing import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.compare import assert_close, gradients
+
+
+class Elements(TorchDispatchMode):
+    """Counts the elements of all tensors that are made inside of it, in ``total``."""
+
+    total = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        self.total += sum(x.numel() for x in torch.utils._pytree.tree_leaves(out) if isinstance(x, Tensor))
+        return out
+
+
+def assert_prefixes_stand_alone(op: Callable[..., Tensor], inputs: Sequence[Tensor], lengths: Sequence[int]) -> None:
+    """The first t outputs of ``op(*inputs)``, (B, H, n, ...) each, are those of t tokens, whatever follows them."""
+    whole = op(*inputs)
+    for t in lengths:
+        alone = op(*(x[:, :, :t] for x in inputs))
+        assert_close(f"the first {t}", whole[:, :, :t], alone, 1e-12)
+        changed = [torch.cat([x[:, :, :t], 100 * torch.randn_like(x[:, :, t:])], dim=2) for x in inputs]
+        assert_close(f"the first {t}", op(*changed)[:, :, :t], alone, 1e-12)
+
+
+def assert_rows_stand_alone(op: Callable[..., Tensor], inputs: Sequence[Tensor], mask: Tensor) -> None:
+    """Each row under ``mask`` (B, n) is what it is alone and without its padding, whose outputs are 0."""
+    out = op(*inputs, key_padding_mask=mask)
+    for b in range(len(mask)):
+        alone = op(*(x[b : b + 1, :, ~mask[b]] for x in inputs))
+        assert_close(f"row {b}", out[b : b + 1, :, ~mask[b]], alone, 1e-12)
+        assert (out[b, :, mask[b]] == 0).all()
+
+
+def assert_padding_never_leaks(
+    op: Callable[..., Tensor], inputs: Sequence[Tensor], leaves: Sequence[Tensor], mask: Tensor, poison: float
+) -> None:
+    """``poison`` in the padding of ``mask`` (B, n) changes no bit of outputs, nor of gradients of these and ``leaves``.
+
+    The first row of ``mask`` is padding alone, and gives 0.
+    """
+    poisoned = [x.detach().masked_fill(mask[:, None, :, None], poison).requires_grad_() for x in inputs]
+    out, expected = op(*poisoned, key_padding_mask=mask), op(*inputs, key_padding_mask=mask)
+    assert torch.equal(out, expected)
+    assert (out[0] == 0).all()
+    for actual, wanted in zip(gradients(out, [*poisoned, *leaves]), gradients(expected, [*inputs, *leaves])):
+        assert torch.equal(actual, wanted) and torch.isfinite(actual).all()
