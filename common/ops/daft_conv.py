@@ -32,6 +32,7 @@ def daft_conv(
     causal: bool = False,
     spatial_shape: Optional[Sequence[int]] = None,
     key_padding_mask: Optional[Tensor] = None,
+    local_only: bool = False,
     initial_state: Optional[State] = None,
     return_state: bool = False,
 ) -> Union[Tensor, Tuple[Tensor, State]]:
@@ -42,12 +43,14 @@ def daft_conv(
     for T tokens that are the raster of ``spatial_shape`` (H, W), whatever its size. Centred ones are odd and r[:, j]
     weighs the token at t + j - window // 2; a causal one ends with the token itself, r[:, -1 - j] weighs the one j
     back, and nothing looks ahead. ``key_padding_mask``: bool (B, T), True = padding, on any side; positions in a
-    sequence count real tokens, places in an image are what they are, and a padded token gives 0. Cost: O(T window d)
-    time, O(T d) memory. Exponentials are taken relative to maxima over what a token sees.
+    sequence count real tokens, places in an image are what they are, and a padded token gives 0. ``local_only``: w is
+    -inf outside of the window, which is all that a token then sees (Figure 2's ablation). Cost: O(T window d) time,
+    O(T d) memory. Exponentials are taken relative to maxima over what a token sees, or in float64.
 
     ``initial_state`` and ``return_state`` (causal) continue a sequence. The state does not grow: ``count`` (B,) real
     tokens so far, ``k`` (B, h, window) and ``v`` (B, h, window, d / h) of the last of them, newest last, and of all
-    before them ``mean`` (B, h, d / h) and ``log_weight`` (B, h): the quotient of the two sums, the second's logarithm.
+    before them ``mean`` (B, h, d / h) and ``log_weight`` (B, h): the quotient of the two sums, the second's logarithm,
+    which stay those of no token with ``local_only``.
 
     Raises:
         ValueError: a shape, dtype, mask or state that does not fit; heads that do not divide d; an even window that is
@@ -68,13 +71,13 @@ def daft_conv(
             shapes = {name: x.shape for name, x in _empty_state(keys, values, filters).items()}
             check_state(initial_state, shapes, dtype, v)
         if not causal:
-            out = _centred(keys, values, filters, spatial_shape, key_padding_mask)
+            out = _centred(keys, values, filters, spatial_shape, key_padding_mask, local_only)
         elif initial_state is None and not return_state:
-            out = _causal(keys, values, filters, key_padding_mask)
+            out = _causal(keys, values, filters, key_padding_mask, local_only)
         else:
             state = _empty_state(keys, values, filters) if initial_state is None else initial_state
             continued = _step if v.shape[1] == 1 else _continued
-            out, state = continued(keys, values, filters, key_padding_mask, state)
+            out, state = continued(keys, values, filters, key_padding_mask, state, local_only)
         out = zero_padding(out, key_padding_mask).transpose(1, 2).flatten(2)  # (B, h, T, c) -> (B, T, d)
         out = out if q is None else torch.sigmoid(q.to(dtype)) * out
     out = zero_padding(out.unsqueeze(1), key_padding_mask).squeeze(1).to(v.dtype)
@@ -112,8 +115,18 @@ def _check(
     check_padding_mask("key_padding_mask", padding_mask, v.unsqueeze(1))
 
 
-def _centred(k: Tensor, v: Tensor, r: Tensor, shape: Optional[Sequence[int]], padding_mask: Optional[Tensor]) -> Tensor:
-    """A sequence or an image as a whole: a depthwise convolution with exp(r) - 1, and the sums over everything."""
+def _centred(
+    k: Tensor,
+    v: Tensor,
+    r: Tensor,
+    shape: Optional[Sequence[int]],
+    padding_mask: Optional[Tensor],
+    local_only: bool,
+) -> Tensor:
+    """A sequence or an image as a whole: a depthwise convolution with exp(r) - 1, and the sums over everything.
+
+    ``local_only``: the convolution alone, with exp(r).
+    """
     batch, heads, tokens, channels = v.shape
     order, padding = None, padding_mask
     if shape is None and padding_mask is not None:  # a sequence's positions count real tokens, an image's stand
@@ -121,12 +134,15 @@ def _centred(k: Tensor, v: Tensor, r: Tensor, shape: Optional[Sequence[int]], pa
         k, v = take(k.unsqueeze(-1), order).squeeze(-1), take(v, order)
         padding = padding_mask.gather(1, order)
     largest = k if padding is None else k.masked_fill(padding[:, None], torch.finfo(k.dtype).min)
-    weight = torch.exp(k - largest.detach().amax(2, keepdim=True))
+    relative = k - largest.detach().amax(2, keepdim=True)
+    # The largest key of all may be outside of a window: float64 holds keys 600 below it, as in ``_direct``.
+    weight = torch.exp(relative.double() if local_only else relative)
     weight = (weight if padding is None else weight.masked_fill(padding[:, None], 0.0)).unsqueeze(-1)  # (B, h, T, 1)
     terms = torch.cat([weight * v, weight], dim=3)  # (B, h, T, c + 1): of both sums
     # exp(r) may overflow, and what it is divided by cancels as well.
-    over = r.detach().flatten(1).amax(1).clamp(min=0.0).view(-1, *[1] * (r.dim() - 1))
-    filters = torch.exp(r - over) - torch.exp(-over)
+    over = r.detach().flatten(1).amax(1).view(-1, *[1] * (r.dim() - 1)).to(terms.dtype)
+    over = over if local_only else over.clamp(min=0.0)
+    filters = torch.exp(r - over) if local_only else torch.exp(r - over) - torch.exp(-over)
     maps = terms.permute(0, 3, 1, 2).flatten(0, 1)  # (B (c + 1), h, T)
     if shape is None:
         near = F.conv1d(maps, filters.unsqueeze(1), padding=r.shape[1] // 2, groups=heads)
@@ -134,34 +150,37 @@ def _centred(k: Tensor, v: Tensor, r: Tensor, shape: Optional[Sequence[int]], pa
         maps = maps.unflatten(2, tuple(shape))  # (B (c + 1), h, H, W)
         same = (r.shape[1] // 2, r.shape[2] // 2)
         near = F.conv2d(maps, filters.unsqueeze(1), padding=same, groups=heads).flatten(2)
-    near = near.unflatten(0, (batch, channels + 1)).permute(0, 2, 3, 1)  # (B, h, T, c + 1)
-    sums = near + torch.exp(-over).view(-1, 1, 1) * terms.sum(2, keepdim=True)
+    sums = near.unflatten(0, (batch, channels + 1)).permute(0, 2, 3, 1)  # (B, h, T, c + 1)
+    if not local_only:
+        sums = sums + torch.exp(-over).view(-1, 1, 1) * terms.sum(2, keepdim=True)
     tiny = torch.finfo(sums.dtype).tiny  # of rows that are padding alone
-    return put_back(sums[..., :-1] / sums[..., -1:].clamp(min=tiny), order)
+    return put_back((sums[..., :-1] / sums[..., -1:].clamp(min=tiny)).to(v.dtype), order)
 
 
-def _causal(k: Tensor, v: Tensor, r: Tensor, padding_mask: Optional[Tensor]) -> Tensor:
+def _causal(k: Tensor, v: Tensor, r: Tensor, padding_mask: Optional[Tensor], local_only: bool) -> Tensor:
     """A causal sequence as a whole: (B, h, T) and (B, h, T, c) -> (B, h, T, c)."""
     order = real_first(padding_mask)
     k, v = take(k.unsqueeze(-1), order).squeeze(-1), take(v, order)
     # The padding stands behind the real tokens now: none that matters sees it.
-    out = _direct(k, v, r) if v.shape[3] * r.shape[1] <= _DIRECT else _blocked(k, v, r, None)
-    return put_back(out, order)
+    direct = local_only or v.shape[3] * r.shape[1] <= _DIRECT
+    return put_back(_direct(k, v, r, local_only) if direct else _blocked(k, v, r, None), order)
 
 
-def _direct(k: Tensor, v: Tensor, r: Tensor) -> Tensor:
-    """A depthwise convolution with exp(r) and a running sum of what is behind the window, in float64.
+def _direct(k: Tensor, v: Tensor, r: Tensor, local_only: bool) -> Tensor:
+    """A depthwise convolution with exp(r) and, unless ``local_only``, a running sum of what is behind, in float64.
 
     Everything is relative to the largest key of all, which may come later: float64 holds keys 600 below it.
     """
     batch, channels, window = v.shape[0], v.shape[3], r.shape[1]
     weight = torch.exp((k - k.detach().amax(2, keepdim=True)).double()).unsqueeze(-1)  # (B, h, T, 1)
     terms = torch.cat([weight * v, weight], dim=3).permute(0, 3, 1, 2).flatten(0, 1)  # (B (c + 1), h, T)
-    over = r.detach().amax(1, keepdim=True).clamp(min=0.0).double()  # (h, 1): exp(r) may overflow
+    over = r.detach().amax(1, keepdim=True).double()  # (h, 1): exp(r) may overflow
+    over = over if local_only else over.clamp(min=0.0)
     filters = torch.exp(r.double() - over).unsqueeze(1)
-    near = F.conv1d(F.pad(terms, (window - 1, 0)), filters, groups=r.shape[0])
-    behind = F.pad(terms, (window, 0))[:, :, : terms.shape[2]].cumsum(2) * torch.exp(-over)
-    sums = (near + behind).unflatten(0, (batch, channels + 1))  # (B, c + 1, h, T)
+    sums = F.conv1d(F.pad(terms, (window - 1, 0)), filters, groups=r.shape[0])
+    if not local_only:
+        sums = sums + F.pad(terms, (window, 0))[:, :, : terms.shape[2]].cumsum(2) * torch.exp(-over)
+    sums = sums.unflatten(0, (batch, channels + 1))  # (B, c + 1, h, T)
     mean = sums[:, :-1] / sums[:, -1:].clamp(min=torch.finfo(sums.dtype).tiny)
     return mean.permute(0, 2, 3, 1).to(v.dtype)
 
@@ -271,18 +290,22 @@ def _empty_state(k: Tensor, v: Tensor, r: Tensor) -> State:
     }
 
 
-def _step(k: Tensor, v: Tensor, r: Tensor, padding_mask: Optional[Tensor], state: State) -> Tuple[Tensor, State]:
+def _step(
+    k: Tensor, v: Tensor, r: Tensor, padding_mask: Optional[Tensor], state: State, local_only: bool
+) -> Tuple[Tensor, State]:
     """One token after ``state``; O(window d)."""
     window = r.shape[1]
-    leaving = (state["count"] >= window)[:, None, None]  # (B, 1, 1): the oldest is a token
-    empty = empty_log_weight(v.dtype)
-    oldest = WeightedMean(state["v"][:, :, 0], state["k"][:, :, :1].masked_fill(~leaving, empty))
-    before = merge(oldest, WeightedMean(state["mean"], state["log_weight"].unsqueeze(-1)))
+    before = WeightedMean(state["mean"], state["log_weight"].unsqueeze(-1))
+    if not local_only:
+        leaving = (state["count"] >= window)[:, None, None]  # (B, 1, 1): the oldest is a token
+        oldest = state["k"][:, :, :1].masked_fill(~leaving, empty_log_weight(v.dtype))
+        before = merge(WeightedMean(state["v"][:, :, 0], oldest), before)
     keys, values = torch.cat([state["k"][:, :, 1:], k], dim=2), torch.cat([state["v"][:, :, 1:], v], dim=2)
     missing = torch.arange(window, device=k.device) < window - 1 - state["count"][:, None]  # (B, window)
     logits = (keys + r).masked_fill(missing[:, None], -torch.inf)  # (B, h, window)
-    mean = (logits.softmax(-1).unsqueeze(2) @ values).squeeze(2)  # (B, h, c)
-    out = merge(before, WeightedMean(mean, logits.logsumexp(-1, keepdim=True))).mean
+    out = (logits.softmax(-1).unsqueeze(2) @ values).squeeze(2)  # (B, h, c)
+    if not local_only:
+        out = merge(before, WeightedMean(out, logits.logsumexp(-1, keepdim=True))).mean
     new = {"count": state["count"] + 1, "k": keys, "v": values, "mean": before.mean}
     new["log_weight"] = before.log_weight.squeeze(-1)
     if padding_mask is not None:  # a padded token leaves its row's state as it was
@@ -291,28 +314,31 @@ def _step(k: Tensor, v: Tensor, r: Tensor, padding_mask: Optional[Tensor], state
     return out.unsqueeze(2), new
 
 
-def _continued(k: Tensor, v: Tensor, r: Tensor, padding_mask: Optional[Tensor], state: State) -> Tuple[Tensor, State]:
-    """T tokens after ``state``: the blocked form over its window and them."""
+def _continued(
+    k: Tensor, v: Tensor, r: Tensor, padding_mask: Optional[Tensor], state: State, local_only: bool
+) -> Tuple[Tensor, State]:
+    """T tokens after ``state``: the form of a whole sequence over its window and them."""
     batch, window, tokens = k.shape[0], r.shape[1], k.shape[2]
     if padding_mask is None:
         padding_mask = torch.zeros(batch, tokens, dtype=torch.bool, device=k.device)
-    held = (
-        torch.arange(window, device=k.device) < window - state["count"][:, None]
-    )  # (B, window): slots without a token
-    padding = torch.cat([held, padding_mask], dim=1)
+    unused = torch.arange(window, device=k.device) < window - state["count"][:, None]  # (B, window): slots of no token
+    padding = torch.cat([unused, padding_mask], dim=1)
     order = real_first(padding)
     k, v = torch.cat([state["k"], k], dim=2), torch.cat([state["v"], v], dim=2)
     k, v = take(k.unsqueeze(-1), order).squeeze(-1), take(v, order)
     initial = WeightedMean(state["mean"], state["log_weight"].unsqueeze(-1))
-    out = take(_blocked(k, v, r, initial), invert(order))[:, :, window:]
+    out = _direct(k, v, r, True) if local_only else _blocked(k, v, r, initial)
+    out = take(out, invert(order))[:, :, window:]
     real = (~padding).sum(1)  # (B,)
     # The last ``window`` real tokens, and before them slots without a token while there are fewer.
     slots = real[:, None] - window + torch.arange(window, device=k.device)  # (B, window)
     last = take(torch.cat([k.unsqueeze(-1), v], dim=-1), slots.clamp(min=0))
-    leaving = torch.arange(k.shape[2], device=k.device) < (real - window)[:, None]  # (B, window + T)
-    logits = k.masked_fill(~leaving[:, None], empty_log_weight(k.dtype))
-    mean = (logits.softmax(-1).unsqueeze(2) @ v).squeeze(2)  # (B, h, c)
-    before = merge(WeightedMean(mean, logits.logsumexp(-1, keepdim=True)), initial)
+    before = initial
+    if not local_only:
+        leaving = torch.arange(k.shape[2], device=k.device) < (real - window)[:, None]  # (B, window + T)
+        logits = k.masked_fill(~leaving[:, None], empty_log_weight(k.dtype))
+        mean = (logits.softmax(-1).unsqueeze(2) @ v).squeeze(2)  # (B, h, c)
+        before = merge(WeightedMean(mean, logits.logsumexp(-1, keepdim=True)), initial)
     empty = (slots < 0)[:, None, :, None]
     last = last.masked_fill(empty, 0.0)
     new = {"count": state["count"] + (~padding_mask).sum(1), "k": last[..., 0], "v": last[..., 1:]}

@@ -15,8 +15,9 @@ def daft_conv_reference(
     causal: bool = False,
     spatial_shape: Optional[Sequence[int]] = None,
     key_padding_mask: Optional[Tensor] = None,
+    local_only: bool = False,
 ) -> Tensor:
-    """w is r inside a window and 0 outside, one place at a time; arguments as in ``daft_conv``. O(T² d).
+    """w is r inside a window and 0, or -inf if ``local_only``, outside; arguments as in ``daft_conv``. O(T² d).
 
     Equation 7's exp(r) - 1 is not formed: for r of -50 it is -1, and the sums would cancel to nothing.
     """
@@ -30,6 +31,8 @@ def daft_conv_reference(
                 outputs.append(torch.zeros_like(v[b, 0]))
                 continue
             seen = [i for i, other in enumerate(places) if other is not None and not (causal and other > place)]
+            if local_only:
+                seen = [i for i in seen if _index(r, place, places[i], causal) is not None]
             logits = torch.stack([k[b, i] + _bias(r, place, places[i], causal) for i in seen])  # (seen, h)
             weights = torch.exp(logits - logits.max(0).values)
             numerator = sum(weight[:, None] * v[b, i].view(heads, channels) for weight, i in zip(weights, seen))
@@ -53,13 +56,17 @@ def _places(tokens: int, shape: Optional[Sequence[int]], padding: Optional[Tenso
     return places
 
 
-def _bias(r: Tensor, place: Tuple[int, ...], other: Tuple[int, ...], causal: bool) -> Tensor:
-    """w of every head (h,): r where ``other`` is in the window of ``place``, else 0."""
+def _index(r: Tensor, place: Tuple[int, ...], other: Tuple[int, ...], causal: bool) -> Optional[Tuple[int, ...]]:
+    """Where ``other`` is in the window of ``place``; None outside of it."""
     window = r.shape[1:]
     if causal:
         index = [window[0] - 1 - (place[0] - other[0])]
     else:
         index = [there - here + size // 2 for here, there, size in zip(place, other, window)]
-    if any(i < 0 or i >= size for i, size in zip(index, window)):
-        return torch.zeros_like(r.flatten(1)[:, 0])
-    return r[(slice(None), *index)]
+    return None if any(i < 0 or i >= size for i, size in zip(index, window)) else tuple(index)
+
+
+def _bias(r: Tensor, place: Tuple[int, ...], other: Tuple[int, ...], causal: bool) -> Tensor:
+    """w of every head (h,): r where ``other`` is in the window of ``place``, else 0."""
+    index = _index(r, place, other, causal)
+    return torch.zeros_like(r.flatten(1)[:, 0]) if index is None else r[(slice(None), *index)]
