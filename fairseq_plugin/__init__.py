@@ -33,6 +33,7 @@ from .masked_lm import (  # noqa: E402
     TransformerPlusMaskedModel,
     TransformerPlusPlusMaskedModel,
 )
+from .pixels import PixelModelingTask  # noqa: E402
 
 __all__ = [
     "CombinerLanguageModel",
@@ -48,6 +49,7 @@ __all__ = [
     "MixedChunkTransformerMaskedModel",
     "PerformerLanguageModel",
     "PerformerMaskedModel",
+    "PixelModelingTask",
     "SoftmaxLanguageModel",
     "TransformerPlusLanguageModel",
     "TransformerPlusMaskedModel",

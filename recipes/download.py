@@ -123,7 +123,12 @@ def read_json(url: str) -> Any:
 
 def file_sha256(path: Path) -> str:
     """Checksum of a file in hexadecimal."""
-    digest = hashlib.sha256()
+    return file_digest(path, "sha256")
+
+
+def file_digest(path: Path, algorithm: str) -> str:
+    """Checksum of a file in hexadecimal, by an algorithm of ``hashlib``."""
+    digest = hashlib.new(algorithm)
     with open(path, "rb") as file:
         while block := file.read(_BLOCK):
             digest.update(block)

@@ -1,0 +1,88 @@
+"""Images as sequences of symbols, on disk as fairseq's own indexed data sets.
+
+An image of H x W pixels with C channels is T = H W C tokens: row by row, pixel by pixel, channels innermost. One token
+is one subpixel's value, 0..255, and nothing marks the end of an image. Beside fairseq's ``dict.txt`` and
+``<split>.bin``, ``<split>.idx`` the folder holds the shape of the images.
+"""
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+from fairseq.data import Dictionary
+from torch import Tensor
+
+SHAPE_FILE = "image_shape.json"
+#: Values of a subpixel.
+VALUES = 256
+#: The token of value 0; below it are fairseq's special symbols.
+FIRST_TOKEN = len(Dictionary())
+
+
+class ImageShape(NamedTuple):
+    """What makes an image of a sequence again."""
+
+    height: int
+    width: int
+    channels: int
+
+    @property
+    def length(self) -> int:
+        """Tokens of an image."""
+        return self.height * self.width * self.channels
+
+    def save(self, folder: Path) -> None:
+        """Write the shape into a folder of binarised images."""
+        (folder / SHAPE_FILE).write_text(json.dumps(self._asdict()) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, folder: Path) -> "ImageShape":
+        """The shape of the images in a folder.
+
+        Raises:
+            ValueError: the folder has no shape, or one that is none.
+        """
+        path = folder / SHAPE_FILE
+        fields = ", ".join(cls._fields)
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError as error:
+            raise ValueError(
+                f"{folder} lacks {SHAPE_FILE}; allowed: a folder that recipes.cifar10_pixels.prepare has written"
+            ) from error
+        except ValueError as error:
+            raise ValueError(f"{path} cannot be read: {error}; allowed: JSON with {fields}") from error
+        if not isinstance(found, dict) or set(found) != set(cls._fields):
+            raise ValueError(f"{path} holds {found}; allowed: an object with {fields} and nothing else")
+        if not all(type(value) is int and value >= 1 for value in found.values()):
+            raise ValueError(f"{path} holds {found}; allowed: integers of at least 1")
+        return cls(**found)
+
+
+def pixel_dictionary() -> Dictionary:
+    """fairseq's dictionary of the 256 values: ``FIRST_TOKEN`` + b is the token of b, named by its decimal digits."""
+    dictionary = Dictionary()
+    for value in range(VALUES):
+        dictionary.add_symbol(str(value))
+    return dictionary
+
+
+def to_tokens(images: Tensor) -> Tensor:
+    """Images (B, H, W, C) of values 0..255 as tokens (B, T), int64."""
+    return images.flatten(1).long() + FIRST_TOKEN  # (B, H, W, C) -> (B, T)
+
+
+def to_images(tokens: Tensor, shape: ImageShape) -> Tensor:
+    """Tokens (B, T) as images (B, H, W, C) of values 0..255, int64.
+
+    Raises:
+        ValueError: T is not the length of an image, or a token is no subpixel's.
+    """
+    if tokens.dim() != 2 or tokens.size(1) != shape.length:
+        raise ValueError(f"tokens have shape {tuple(tokens.shape)}; allowed: (images, {shape.length}), as {shape} has")
+    values = tokens - FIRST_TOKEN
+    if ((values < 0) | (values >= VALUES)).any():
+        raise ValueError(
+            f"tokens are {int(tokens.min())}..{int(tokens.max())}; allowed: {FIRST_TOKEN}..{FIRST_TOKEN + VALUES - 1}"
+        )
+    return values.view(-1, *shape)  # (B, T) -> (B, H, W, C)

@@ -1,0 +1,1 @@
+"""Pixels: images as sequences of subpixels, and the completion of an image."""

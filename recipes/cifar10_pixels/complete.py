@@ -1,0 +1,180 @@
+"""Fill in the lower half of images from their upper half: ``python -m recipes.cifar10_pixels.complete``.
+
+Figure 4 of *A Dot Product Attention Free Transformer*, for any checkpoint of ``--task pixel_modeling``. Samples are
+drawn by fairseq's own generator, one subpixel after the other, from the decoder's incremental state.
+"""
+
+import argparse
+import sys
+from argparse import Namespace
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from fairseq import checkpoint_utils
+from fairseq.models import BaseFairseqModel
+from matplotlib import pyplot as plt
+from torch import Tensor
+from tqdm import tqdm
+
+from fairseq_plugin import PixelModelingTask
+from fairseq_plugin.pixel_data import to_images
+
+from ..commands import shown
+from ..indexed_files import quiet
+from ..plots import STYLE
+from ..text_files import positive
+
+#: Inches of one image in the picture, and of the titles above.
+_SIDE, _TITLE = 1.1, 0.35
+#: Of the missing half.
+_GREY = 128
+
+
+class Completions(NamedTuple):
+    """Images and what was made of their upper halves, uint8."""
+
+    originals: np.ndarray  # (N, H, W, C)
+    samples: np.ndarray  # (N, S, H, W, C)
+    given_rows: int
+
+
+def load(checkpoint: Path, data: Path) -> tuple[BaseFairseqModel, PixelModelingTask]:
+    """A trained model, where there is one on the GPU, and its task with the images of ``data``.
+
+    Raises:
+        ValueError: there is no such checkpoint, it is of another task, or of images of another shape.
+    """
+    if not checkpoint.is_file():
+        raise ValueError(f"--checkpoint is {checkpoint}, which is no file; allowed: a checkpoint of fairseq-train")
+    (model,), _, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], {"data": str(data)})
+    if not isinstance(task, PixelModelingTask):
+        raise ValueError(f"{checkpoint} is of {type(task).__name__}; allowed: one of --task pixel_modeling")
+    return model.to("cuda" if torch.cuda.is_available() else "cpu").eval(), task
+
+
+def read_targets(task: PixelModelingTask, split: str, count: int) -> Tensor:
+    """Tokens (N, T) of the first ``count`` images of a split.
+
+    Raises:
+        ValueError: it has fewer, or there is no such split.
+    """
+    try:
+        task.load_dataset(split)
+    except FileNotFoundError as error:
+        raise ValueError(f"--split is {split}: {error}; allowed: a split of --data") from error
+    dataset = task.dataset(split)
+    if len(dataset) < count:
+        raise ValueError(f"--images is {count}; allowed: at most {len(dataset)}, as {split} has")
+    return torch.stack([dataset[index]["target"] for index in range(count)])
+
+
+def complete(
+    model: BaseFairseqModel, task: PixelModelingTask, targets: Tensor, samples: int, temperature: float = 1.0
+) -> Completions:
+    """Images of ``targets`` (N, T) and ``samples`` completions of each one's upper half; O(T) steps of the decoder."""
+    shape = task.image_shape
+    given_rows = shape.height // 2
+    prefix = targets[:, : given_rows * shape.width * shape.channels].to(next(model.parameters()).device)
+    generator = task.build_generator([model], Namespace(sampling=True, beam=samples, temperature=temperature))
+    start = prefix.new_full((len(prefix), 1), task.source_dictionary.eos())
+    batch = {"net_input": {"src_tokens": start, "src_lengths": torch.ones_like(start[:, 0])}}
+    with _StepBar(model, shape.length):
+        found = task.inference_step(generator, [model], batch, prefix_tokens=prefix)
+    tokens = torch.stack([sample["tokens"][:-1] for image in found for sample in image])  # (N S, T), without the end
+    drawn = to_images(tokens.cpu(), shape).view(len(targets), samples, *shape)
+    originals = to_images(targets, shape)
+    return Completions(originals.numpy().astype(np.uint8), drawn.numpy().astype(np.uint8), given_rows)
+
+
+class _StepBar:
+    """A progress bar of the decoder's steps, since the generator has none."""
+
+    def __init__(self, model: BaseFairseqModel, steps: int) -> None:
+        self.model, self.bar = model, tqdm(total=steps, unit=" subpixels", leave=False, disable=None)
+
+    def __enter__(self) -> None:
+        self.hook = self.model.decoder.layers[-1].register_forward_hook(lambda *_: self.bar.update() and None)
+
+    def __exit__(self, *_: object) -> None:
+        self.hook.remove()
+        self.bar.close()
+
+
+def draw(completions: Completions, path: Path) -> None:
+    """Write one picture: a row for each image, with the original, what was given, and the samples."""
+    originals, samples, given_rows = completions
+    given = originals.copy()
+    given[:, given_rows:] = _GREY
+    titles = ["original", "given", *(f"sample {number}" for number in range(1, samples.shape[1] + 1))]
+    rows = [[original, half, *drawn] for original, half, drawn in zip(originals, given, samples)]
+    height = originals.shape[1] / originals.shape[2] * len(rows) * _SIDE + _TITLE
+    with plt.rc_context(STYLE):
+        figure, grid = plt.subplots(
+            len(rows), len(titles), figsize=(len(titles) * _SIDE, height), squeeze=False, layout="constrained"
+        )
+        for axes_row, images in zip(grid, rows):
+            for axes, image in zip(axes_row, images):
+                _show(axes, image)
+        for axes, title in zip(grid[0], titles):
+            axes.set_title(title, fontsize=9)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=160)
+        plt.close(figure)
+
+
+def _show(axes: plt.Axes, image: np.ndarray) -> None:
+    """One image (H, W, C), pixel by pixel."""
+    pixels = image[..., 0] if image.shape[-1] == 1 else image  # (H, W, 1) -> (H, W)
+    axes.imshow(pixels, cmap="gray", vmin=0, vmax=255, interpolation="nearest")
+    axes.set_axis_off()
+
+
+def parser() -> argparse.ArgumentParser:
+    """The script's options."""
+    parser = argparse.ArgumentParser(
+        prog="python -m recipes.cifar10_pixels.complete", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument("--checkpoint", type=Path, required=True, help="of fairseq-train --task pixel_modeling")
+    parser.add_argument("--data", type=Path, required=True, metavar="DATA-BIN", help="folder that prepare has written")
+    parser.add_argument("--split", default="test", help="default: %(default)s")
+    parser.add_argument("--output", type=Path, default=Path("completed.png"), help="default: %(default)s")
+    parser.add_argument(
+        "--images", type=positive, default=8, help="the first ones of the split; default: %(default)s"
+    )
+    parser.add_argument("--samples", type=positive, default=3, help="completions of each image; default: %(default)s")
+    parser.add_argument(
+        "--temperature", type=_temperature, default=1.0, help="below 1, likelier subpixels; default: %(default)s"
+    )
+    parser.add_argument("--seed", type=int, default=1, help="of the samples; default: %(default)s")
+    return parser
+
+
+def _temperature(text: str) -> float:
+    value = float(text)
+    if not 0.0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text}; allowed: above 0")
+    return value
+
+
+def main(arguments: Iterable[str] | None = None) -> int:
+    """Run the script; returns the exit status."""
+    options = parser().parse_args(arguments)
+    quiet()
+    torch.manual_seed(options.seed)
+    try:
+        model, task = load(options.checkpoint, options.data)
+        targets = read_targets(task, options.split, options.images)
+        completions = complete(model, task, targets, options.samples, options.temperature)
+    except ValueError as error:
+        print(f"complete: {error}", file=sys.stderr)
+        return 1
+    draw(completions, options.output)
+    print(f"Ready: {shown(options.output)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,219 @@
+"""Get CIFAR-10 as sequences of subpixels: ``python -m recipes.cifar10_pixels.prepare`` from the checkout's root.
+
+``--file`` takes the archive you have; ``--images`` any folder of images, for a trial of the commands.
+"""
+
+import argparse
+import hashlib
+import sys
+import tarfile
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
+from tqdm import tqdm
+
+from fairseq_plugin.pixel_data import FIRST_TOKEN, ImageShape, pixel_dictionary
+
+from ..commands import shown
+from ..download import DownloadFailed, download, file_sha256
+from ..indexed_files import count_tokens, quiet, whole_folder, write_dictionary, write_split
+from ..text_files import TRIAL_PARTS, positive
+
+#: Without pickles. Size and checksum from TensorFlow Datasets' url_checksums/cifar10.txt.
+URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
+SIZE = 170_052_171
+SHA256 = "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"
+
+SHAPE = ImageShape(32, 32, 3)
+#: The archive's files of each part; the last images of the training files are held out for validation.
+TRAIN_FILES = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
+TEST_FILES = ("test_batch.bin",)
+IMAGES_PER_FILE = 10_000
+HELD_OUT = 1_000
+_LABELS = 10
+
+
+class Split(NamedTuple):
+    """Images (H, W, C), uint8, and how many there will be."""
+
+    images: Iterable[np.ndarray]
+    count: int
+
+
+def fetch(folder: Path) -> Path:
+    """Download the archive into ``folder``; returns it.
+
+    Raises:
+        DownloadFailed: it could not be had whole.
+    """
+    path = folder / "cifar-10-binary.tar.gz"
+    if not path.exists():
+        try:
+            download(URL, path, SIZE, SHA256)
+        except DownloadFailed as error:
+            raise DownloadFailed(f"{error}. Or give a copy you have: --file cifar-10-binary.tar.gz") from error
+    return path
+
+
+def check(path: Path) -> None:
+    """Compare a file with CIFAR-10's archive.
+
+    Raises:
+        ValueError: there is no such file, or its size or checksum differs.
+    """
+    if not path.is_file():
+        raise ValueError(f"--file is {path}, which is no file; allowed: cifar-10-binary.tar.gz")
+    if path.stat().st_size != SIZE:
+        raise ValueError(f"{path} has {path.stat().st_size:,} bytes; allowed: {SIZE:,}, cifar-10-binary.tar.gz")
+    found = file_sha256(path)
+    if found != SHA256:
+        raise ValueError(f"{path} has sha256 {found}; allowed: {SHA256}, cifar-10-binary.tar.gz")
+
+
+def read_archive(path: Path) -> dict[str, Split]:
+    """The splits of CIFAR-10, all in memory (180 MB).
+
+    Raises:
+        ValueError: the archive is damaged or lacks a file.
+    """
+    try:
+        with tarfile.open(path, "r:gz") as archive:
+            members = {Path(member.name).name: member for member in archive if member.isfile()}
+            train, test = (
+                np.concatenate([_read_member(archive, members, name, path) for name in names])
+                for names in (TRAIN_FILES, TEST_FILES)
+            )
+    except (tarfile.TarError, zlib.error, EOFError, OSError) as error:
+        raise ValueError(f"{path} cannot be read: {error}; allowed: cifar-10-binary.tar.gz") from error
+    parts = {"train": train[:-HELD_OUT], "valid": train[-HELD_OUT:], "test": test}
+    return {split: Split(images, len(images)) for split, images in parts.items()}
+
+
+def _read_member(archive: tarfile.TarFile, members: dict[str, tarfile.TarInfo], name: str, path: Path) -> np.ndarray:
+    """The images (N, H, W, C) of one of the archive's files: a byte of label and three planes each."""
+    if name not in members:
+        raise ValueError(f"{path} lacks {name}; allowed: cifar-10-binary.tar.gz")
+    content = np.frombuffer(archive.extractfile(members[name]).read(), np.uint8)
+    if content.size != IMAGES_PER_FILE * (1 + SHAPE.length):
+        raise ValueError(
+            f"{path}: {name} has {content.size:,} bytes; allowed: {IMAGES_PER_FILE * (1 + SHAPE.length):,}"
+        )
+    records = content.reshape(IMAGES_PER_FILE, 1 + SHAPE.length)
+    if records[:, 0].max() >= _LABELS:
+        raise ValueError(f"{path}: {name} has the label {records[:, 0].max()}; allowed: 0..{_LABELS - 1}")
+    planes = records[:, 1:].reshape(-1, SHAPE.channels, SHAPE.height, SHAPE.width)
+    return planes.transpose(0, 2, 3, 1)  # (N, C, H, W) -> (N, H, W, C)
+
+
+def read_folder(folder: Path, size: int, grey: bool) -> dict[str, Split]:
+    """The images below a folder as splits of 90, 5 and 5 per cent, read one by one when they are iterated.
+
+    Which split an image is in depends on the files' names alone: they are ordered by a hash of theirs.
+
+    Args:
+        size: side to which an image is resized; what is then too long is cut off on both sides.
+        grey: one channel in place of three.
+
+    Raises:
+        ValueError: no such folder, or too few images in it.
+    """
+    if not folder.is_dir():
+        raise ValueError(f"--images is {folder}, which is no folder; allowed: a folder of images")
+    known = Image.registered_extensions()
+    paths = [path for path in folder.rglob("*") if path.suffix.lower() in known and path.is_file()]
+    least = round(1 / min(TRIAL_PARTS.values()))
+    if len(paths) < least:
+        raise ValueError(f"--images is {folder} with {len(paths)} images; allowed: at least {least}")
+    paths.sort(key=lambda path: hashlib.sha256(path.relative_to(folder).as_posix().encode()).hexdigest())
+    splits, start, share = {}, 0, 0.0
+    for split, part in TRIAL_PARTS.items():
+        share += part
+        end = round(share * len(paths))
+        splits[split] = Split((read_image(path, size, grey) for path in paths[start:end]), end - start)
+        start = end
+    return splits
+
+
+def read_image(path: Path, size: int, grey: bool) -> np.ndarray:
+    """An image file as (size, size, 1 or 3), uint8: upright, resized and centre cropped.
+
+    Raises:
+        ValueError: it cannot be read.
+    """
+    try:
+        with Image.open(path) as image:
+            upright = ImageOps.exif_transpose(image).convert("L" if grey else "RGB")
+            pixels = np.asarray(ImageOps.fit(upright, (size, size), Image.Resampling.BICUBIC))
+    except (UnidentifiedImageError, OSError, SyntaxError) as error:  # Pillow says SyntaxError of some broken files
+        raise ValueError(f"{path} cannot be read: {error}; allowed: images that Pillow reads") from error
+    return pixels[..., None] if grey else pixels  # (H, W) -> (H, W, 1)
+
+
+def binarise(splits: dict[str, Split], shape: ImageShape, data_bin: Path) -> None:
+    """Write the images as a data set of fairseq, with their shape."""
+    dictionary = pixel_dictionary()
+    total = sum(split.count for split in splits.values())
+    with whole_folder(data_bin) as folder, tqdm(total=total, unit=" images", disable=None) as bar:
+        write_dictionary(folder, dictionary)
+        shape.save(folder)
+        for name, split in splits.items():
+            write_split(folder, name, _tokens(split.images, bar), len(dictionary))
+
+
+def _tokens(images: Iterable[np.ndarray], bar: tqdm) -> Iterator[np.ndarray]:
+    for image in images:
+        bar.update()
+        yield image.reshape(-1).astype(np.int32) + FIRST_TOKEN  # (H, W, C) -> (T,)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The script's options."""
+    parser = argparse.ArgumentParser(
+        prog="python -m recipes.cifar10_pixels.prepare", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument("--out", type=Path, default=Path("work/cifar10_pixels"), help="default: %(default)s")
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument("--file", type=Path, help="the archive cifar-10-binary.tar.gz you have")
+    source.add_argument("--images", type=Path, metavar="FOLDER", help="images for a trial, in place of CIFAR-10")
+    parser.add_argument("--size", type=positive, help="side of the images of --images; default: 32")
+    parser.add_argument("--grey", action="store_true", help="one channel in place of three, of the images of --images")
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the script; returns the exit status."""
+    options = parser().parse_args(arguments)
+    quiet()
+    out = options.out.absolute()
+    try:
+        splits, shape = _read(options, out)
+        binarise(splits, shape, out / "data-bin")
+    except (ValueError, DownloadFailed) as error:
+        print(f"prepare: {error}", file=sys.stderr)
+        return 1
+    for name, split in splits.items():
+        tokens = count_tokens(out / "data-bin", name)
+        print(f"  {name:<5}  {split.count:6,d} images  {tokens:11,d} subpixels, {shape.length} an image")
+    print(f"Ready: {shown(out / 'data-bin')}. The commands to train with are in recipes/cifar10_pixels/README.md.")
+    return 0
+
+
+def _read(options: argparse.Namespace, out: Path) -> tuple[dict[str, Split], ImageShape]:
+    if options.images is not None:
+        size = options.size or SHAPE.height
+        shape = ImageShape(size, size, 1 if options.grey else 3)
+        return read_folder(options.images, size, options.grey), shape
+    if options.size is not None or options.grey:
+        raise ValueError("--size and --grey are given without --images; allowed: CIFAR-10 as it is, 32 x 32 x 3")
+    if options.file is None:
+        return read_archive(fetch(out)), SHAPE
+    check(options.file)
+    return read_archive(options.file), SHAPE
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,210 @@
+"""Download enwik8, check it and binarise it byte by byte: ``python -m recipes.enwik8.prepare``, from the checkout.
+
+``--file`` takes enwik8, its zip archive, or any other file for a trial of the commands.
+"""
+
+import argparse
+import shutil
+import sys
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+from fairseq.data import Dictionary
+from tqdm import tqdm
+
+from ..commands import shown
+from ..download import DownloadFailed, download, file_digest
+from ..indexed_files import count_tokens, quiet, whole_folder, write_dictionary, write_split
+from ..text_files import TRIAL_PARTS, part, positive
+
+#: Of the file itself: its publisher's page, http://mattmahoney.net/dc/textdata.html.
+SIZE = 100_000_000
+MD5 = "a1fa5ffddb56f4953e226637dabbb36a"
+#: Bytes of each split, in this order.
+SPLIT_BYTES = {"train": 90_000_000, "valid": 5_000_000, "test": 5_000_000}
+
+#: Size from the same page; checksum from Hugging Face's datasets/enwik8/dataset_infos.json.
+ZIP_URL = "http://mattmahoney.net/dc/enwik8.zip"
+ZIP_SIZE = 36_445_475
+ZIP_SHA256 = "547994d9980ebed1288380d652999f38a14fe291a6247c157c3d33d4932534bc"
+
+_NEWLINE = ord("\n")
+#: Of a file without line ends, so many bytes at once become a sequence; fairseq joins sequences anyway.
+_LONGEST_SEQUENCE = 1 << 16
+_BLOCK = 1 << 20
+
+
+def byte_dictionary() -> Dictionary:
+    """fairseq's dictionary of bytes, named by their decimal digits; the newline is fairseq's end of sentence."""
+    dictionary = Dictionary()
+    for byte in range(256):
+        if byte != _NEWLINE:
+            dictionary.add_symbol(str(byte))
+    return dictionary
+
+
+def token_table(dictionary: Dictionary) -> np.ndarray:
+    """The token of each byte (256,), int32."""
+    return np.array(
+        [dictionary.eos() if byte == _NEWLINE else dictionary.index(str(byte)) for byte in range(256)], dtype=np.int32
+    )
+
+
+def fetch(folder: Path) -> Path:
+    """Download enwik8 into ``folder``; returns the file.
+
+    Raises:
+        DownloadFailed: it could not be had whole.
+        ValueError: what is in the archive is not enwik8.
+    """
+    path, archive = folder / "enwik8", folder / "enwik8.zip"
+    if not path.exists():
+        if not archive.exists():
+            try:
+                download(ZIP_URL, archive, ZIP_SIZE, ZIP_SHA256)
+            except DownloadFailed as error:
+                raise DownloadFailed(f"{error}. Or give a copy you have: --file enwik8.zip") from error
+        extract(archive, path)
+    check(path)
+    return path
+
+
+def extract(archive: Path, path: Path) -> None:
+    """Take the file enwik8 out of a zip archive.
+
+    Raises:
+        ValueError: it is no whole zip archive or lacks the file.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with zipfile.ZipFile(archive) as opened:
+            members = {Path(info.filename).name: info for info in opened.infolist()}
+            if "enwik8" not in members:
+                raise ValueError(f"{archive} lacks enwik8; allowed: enwik8.zip")
+            with opened.open(members["enwik8"]) as source, open(part(path), "wb") as target:
+                bar = tqdm.wrapattr(source, "read", total=members["enwik8"].file_size, desc="unzipping", disable=None)
+                with bar as watched:
+                    shutil.copyfileobj(watched, target, _BLOCK)
+    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+        raise ValueError(f"{archive}: {error}; allowed: a whole zip archive") from error
+    part(path).replace(path)
+
+
+def check(path: Path) -> None:
+    """Compare a file with enwik8.
+
+    Raises:
+        ValueError: its size or its checksum differs.
+    """
+    size = path.stat().st_size
+    if size != SIZE:
+        raise ValueError(f"{path} has {size:,} bytes; allowed: {SIZE:,}, which enwik8 has")
+    found = file_digest(path, "md5")
+    if found != MD5:
+        raise ValueError(f"{path} has md5 {found}; allowed: {MD5}, which enwik8 has")
+
+
+def take_file(path: Path, folder: Path) -> tuple[Path, bool]:
+    """What the user has at ``path`` as a file of bytes, and whether it is enwik8.
+
+    Args:
+        path: enwik8, its zip archive, or any other file, which is used for a trial.
+        folder: where an archive is unpacked.
+
+    Raises:
+        ValueError: there is no such file, or it claims to be enwik8 and is not.
+    """
+    if not path.is_file():
+        raise ValueError(f"--file is {path}, which is no file; allowed: enwik8, its zip archive, or a text file")
+    if path.suffix == ".zip" or zipfile.is_zipfile(path):
+        extract(path, folder / "enwik8")
+        path = folder / "enwik8"
+    elif path.name != "enwik8" and path.stat().st_size != SIZE:
+        return path, False
+    check(path)
+    return path, True
+
+
+def cut(size: int) -> dict[str, int]:
+    """Bytes of each split of a trial's file of ``size`` bytes.
+
+    Raises:
+        ValueError: it is too short.
+    """
+    least = round(1 / min(TRIAL_PARTS.values()))
+    if size < least:
+        raise ValueError(f"there are {size} bytes to use; allowed: at least {least}")
+    held_out = {split: int(size * share) for split, share in TRIAL_PARTS.items() if split != "train"}
+    return {"train": size - sum(held_out.values()), **held_out}
+
+
+def binarise(path: Path, splits: dict[str, int], data_bin: Path) -> None:
+    """Write the first bytes of ``path`` as a data set: each byte one token, each line a sequence.
+
+    fairseq-preprocess would do the same but for the cuts: it ends the last line of a split with a ``</s>`` that stands
+    for no byte where the cut is inside of a line.
+
+    Raises:
+        ValueError: a split has not as many tokens as bytes.
+    """
+    dictionary = byte_dictionary()
+    table = token_table(dictionary)
+    with whole_folder(data_bin) as folder, open(path, "rb") as file:
+        write_dictionary(folder, dictionary)
+        with tqdm(total=sum(splits.values()), unit="B", unit_scale=True, desc="binarising", disable=None) as bar:
+            for split, size in splits.items():
+                lines = read_lines(file, size, bar.update)
+                write_split(folder, split, (table[np.frombuffer(line, np.uint8)] for line in lines), len(dictionary))
+        for split, size in splits.items():
+            tokens = count_tokens(folder, split)
+            if tokens != size:
+                raise ValueError(f"{path}: {split} became {tokens:,} tokens; allowed: {size:,}, its bytes")
+
+
+def read_lines(file, size: int, on_bytes: Callable[[int], object]) -> Iterator[bytes]:
+    """The next ``size`` bytes of a binary file in lines with their ends, very long ones in pieces."""
+    while size and (line := file.readline(min(size, _LONGEST_SEQUENCE))):
+        size -= len(line)
+        on_bytes(len(line))
+        yield line
+
+
+def parser() -> argparse.ArgumentParser:
+    """The script's options."""
+    parser = argparse.ArgumentParser(prog="python -m recipes.enwik8.prepare", description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("work/enwik8"), help="default: %(default)s")
+    parser.add_argument("--file", type=Path, help="enwik8 or its zip archive, or any text file for a trial")
+    parser.add_argument(
+        "--limit", type=positive, metavar="BYTES", help="for a trial: only the first bytes, cut in 90, 5 and 5 per cent"
+    )
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the script; returns the exit status."""
+    options = parser().parse_args(arguments)
+    quiet()
+    out = options.out.absolute()
+    try:
+        path, genuine = (fetch(out), True) if options.file is None else take_file(options.file, out)
+        splits = SPLIT_BYTES if genuine and options.limit is None else cut(_usable(path, options.limit))
+        binarise(path, splits, out / "data-bin")
+    except (ValueError, DownloadFailed) as error:
+        print(f"prepare: {error}", file=sys.stderr)
+        return 1
+    for split, size in splits.items():
+        print(f"  {split:<5}  {size:11,d} bytes  {count_tokens(out / 'data-bin', split):11,d} tokens")
+    print(f"Ready: {shown(out / 'data-bin')}. The commands to train with are in recipes/enwik8/README.md.")
+    return 0
+
+
+def _usable(path: Path, limit: int | None) -> int:
+    size = path.stat().st_size
+    return size if limit is None else min(size, limit)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
