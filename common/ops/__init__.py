@@ -3,6 +3,7 @@
 from .combiner_attention import combiner_attention, row_attention
 from .daft_conv import daft_conv
 from .daft_full import daft_full
+from .daft_select import daft_select
 from .flow_attention import flow_attention, flow_attention_map, flow_attention_weights
 from .gau_attention import gau_attention
 from .linear_attention import linear_attention
@@ -12,6 +13,7 @@ __all__ = [
     "combiner_attention",
     "daft_conv",
     "daft_full",
+    "daft_select",
     "flow_attention",
     "flow_attention_map",
     "flow_attention_weights",

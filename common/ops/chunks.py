@@ -23,6 +23,17 @@ def autocast_off(tensor: Tensor) -> ContextManager:
     return torch.autocast(device_type=device, enabled=False)
 
 
+def autocast_remains(x: Tensor) -> bool:
+    """Whether products of ``x`` become half precision for lack of ``autocast_off`` in TorchScript; not of float64 ones.
+
+    TorchScript cannot ask whether autocast is on either (torch 2.15 crashes), so that a product is tried.
+    """
+    if not torch.jit.is_scripting():
+        return False
+    zero = torch.zeros([1, 1], dtype=x.dtype, device=x.device)
+    return torch.mm(zero, zero).dtype != x.dtype
+
+
 def zero_padding(x: Tensor, padding_mask: Optional[Tensor]) -> Tensor:
     """``x`` (B, H, n, d) with zeros where ``padding_mask`` (B, n; True = padding) says so, NaN and inf included."""
     return x if padding_mask is None else x.masked_fill(padding_mask[:, None, :, None], 0.0)

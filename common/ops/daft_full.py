@@ -12,9 +12,9 @@ from torch.utils.checkpoint import checkpoint
 
 from .alignment import put_back, real_first, real_positions, take
 from .checks import State, check_gate_key_value, check_padding_mask
-from .chunks import autocast_off, compute_dtype, zero_padding
+from .chunks import autocast_off, autocast_remains, compute_dtype, zero_padding
 from .history import extend_history
-from .weighted_means import WeightedMean, merge
+from .weighted_means import WeightedMean, headroom, mean_of_sums, merge
 
 PositionBias = Union[Tensor, Tuple[Tensor, Tensor]]
 
@@ -70,6 +70,20 @@ def daft_full(
     return (out, history) if return_state else out
 
 
+def daft_full_scriptable(q: Optional[Tensor], k: Tensor, v: Tensor, w: Tensor) -> Tensor:
+    """``daft_full`` with ``causal=False`` and no mask, for callers inside TorchScript; w (T, T) multiplied out.
+
+    Arguments are not checked; shapes and cost as in ``daft_full``.
+    """
+    dtype = compute_dtype(k)
+    if autocast_remains(k.to(dtype)):
+        dtype = torch.float64
+    out = _attend(k.to(dtype), v.to(dtype), w.to(dtype)).mean
+    if q is not None:
+        out = torch.sigmoid(q.to(dtype)) * out
+    return out.to(v.dtype)
+
+
 def check_position_bias(w: PositionBias, tokens: int, like: Tensor) -> None:
     """Raise ValueError unless ``w`` is (N, N), or two of (N, n), for N of at least ``tokens``, on ``like``'s device."""
     factors = (w,) if isinstance(w, Tensor) else w
@@ -113,13 +127,12 @@ def _attend(k: Tensor, v: Tensor, w: Tensor) -> WeightedMean:
 
     What cancels between the two sums, a maximum per channel and one per row of w, is subtracted first.
     """
-    largest_k, largest_w = k.detach().amax(-2, keepdim=True), w.detach().amax(-1, keepdim=True)
-    key = torch.exp(k - largest_k)  # (..., m, d)
-    sums = torch.exp(w - largest_w) @ torch.cat([key * v, key], dim=-1)  # (..., n, 2d)
+    over_k = k.detach().amax(-2, keepdim=True) - headroom()  # (..., 1, d)
+    over_w = w.detach().amax(-1, keepdim=True) - headroom()  # (..., n, 1)
+    key = torch.exp(k - over_k)  # (..., m, d)
+    sums = torch.exp(w - over_w) @ torch.cat([key * v, key], dim=-1)  # (..., n, 2d)
     weighted, weight = sums.chunk(2, dim=-1)
-    # A key and a bias that are both hundreds below the largest: nothing is left of this block, so it weighs nothing.
-    weight = weight.clamp(min=torch.finfo(weight.dtype).tiny)
-    return WeightedMean(weighted / weight, weight.log() + largest_k + largest_w)
+    return mean_of_sums(weighted, weight, over_k + over_w)
 
 
 def _causal(k: Tensor, v: Tensor, w: Tensor) -> Tensor:
