@@ -158,10 +158,11 @@ def _mean_of_maps(maps: Tensor, batch: int, channels: int, log_scale: Tensor) ->
 
 
 def _outside(maps: Tensor, height: int, width: int) -> Tensor:
-    """The sum of all that is outside of the window (height, width) around each place of maps (N, h, H, W); O(T)."""
+    """The sum of all that is outside of the window (height, width) around each place of maps (N, h, H, W); O(T height)."""
     sides = _beyond(maps, width // 2)
-    if height > 1:  # the rows of the window; an average with a divisor that is always the same is a sum
-        sides = F.avg_pool2d(sides, [height, 1], stride=1, padding=[height // 2, 0]) * height
+    if height > 1:  # the sum over the rows of the window
+        ones = torch.ones([maps.shape[1], 1, height, 1], dtype=maps.dtype, device=maps.device)
+        sides = F.conv2d(sides, ones, padding=[height // 2, 0], groups=maps.shape[1])
     return sides + _beyond(maps.sum(3), height // 2).unsqueeze(3)
 
 
