@@ -4,7 +4,6 @@ fairseq-preprocess itself takes words in lines of text and ends each line with `
 """
 
 import contextlib
-import logging
 import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -45,8 +44,3 @@ def count_tokens(folder: Path, split: str) -> int:
     """Tokens of a split, as fairseq's loader sees them."""
     dataset = indexed_dataset.make_dataset(str(folder / split), "mmap")  # its sizes do not outlive it
     return int(dataset.sizes.sum(dtype=np.int64))
-
-
-def quiet() -> None:
-    """Let only warnings through: one of fairseq's models, when imported, makes every library tell all it does."""
-    logging.getLogger().setLevel(logging.WARNING)

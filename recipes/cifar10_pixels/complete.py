@@ -9,13 +9,11 @@ import sys
 from argparse import Namespace
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from fairseq import checkpoint_utils
 from fairseq.models import BaseFairseqModel
-from matplotlib import pyplot as plt
 from torch import Tensor
 from tqdm import tqdm
 
@@ -23,22 +21,8 @@ from fairseq_plugin import PixelModelingTask
 from fairseq_plugin.pixel_data import to_images
 
 from ..commands import shown
-from ..indexed_files import quiet
-from ..plots import STYLE
 from ..text_files import positive
-
-#: Inches of one image in the picture, and of the titles above.
-_SIDE, _TITLE = 1.1, 0.35
-#: Of the missing half.
-_GREY = 128
-
-
-class Completions(NamedTuple):
-    """Images and what was made of their upper halves, uint8."""
-
-    originals: np.ndarray  # (N, H, W, C)
-    samples: np.ndarray  # (N, S, H, W, C)
-    given_rows: int
+from .picture import Completions, draw
 
 
 def load(checkpoint: Path, data: Path) -> tuple[BaseFairseqModel, PixelModelingTask]:
@@ -103,35 +87,6 @@ class _StepBar:
         self.bar.close()
 
 
-def draw(completions: Completions, path: Path) -> None:
-    """Write one picture: a row for each image, with the original, what was given, and the samples."""
-    originals, samples, given_rows = completions
-    given = originals.copy()
-    given[:, given_rows:] = _GREY
-    titles = ["original", "given", *(f"sample {number}" for number in range(1, samples.shape[1] + 1))]
-    rows = [[original, half, *drawn] for original, half, drawn in zip(originals, given, samples)]
-    height = originals.shape[1] / originals.shape[2] * len(rows) * _SIDE + _TITLE
-    with plt.rc_context(STYLE):
-        figure, grid = plt.subplots(
-            len(rows), len(titles), figsize=(len(titles) * _SIDE, height), squeeze=False, layout="constrained"
-        )
-        for axes_row, images in zip(grid, rows):
-            for axes, image in zip(axes_row, images):
-                _show(axes, image)
-        for axes, title in zip(grid[0], titles):
-            axes.set_title(title, fontsize=9)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=160)
-        plt.close(figure)
-
-
-def _show(axes: plt.Axes, image: np.ndarray) -> None:
-    """One image (H, W, C), pixel by pixel."""
-    pixels = image[..., 0] if image.shape[-1] == 1 else image  # (H, W, 1) -> (H, W)
-    axes.imshow(pixels, cmap="gray", vmin=0, vmax=255, interpolation="nearest")
-    axes.set_axis_off()
-
-
 def parser() -> argparse.ArgumentParser:
     """The script's options."""
     parser = argparse.ArgumentParser(
@@ -141,9 +96,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--data", type=Path, required=True, metavar="DATA-BIN", help="folder that prepare has written")
     parser.add_argument("--split", default="test", help="default: %(default)s")
     parser.add_argument("--output", type=Path, default=Path("completed.png"), help="default: %(default)s")
-    parser.add_argument(
-        "--images", type=positive, default=8, help="the first ones of the split; default: %(default)s"
-    )
+    parser.add_argument("--images", type=positive, default=8, help="the first ones of the split; default: %(default)s")
     parser.add_argument("--samples", type=positive, default=3, help="completions of each image; default: %(default)s")
     parser.add_argument(
         "--temperature", type=_temperature, default=1.0, help="below 1, likelier subpixels; default: %(default)s"
@@ -162,7 +115,6 @@ def _temperature(text: str) -> float:
 def main(arguments: Iterable[str] | None = None) -> int:
     """Run the script; returns the exit status."""
     options = parser().parse_args(arguments)
-    quiet()
     torch.manual_seed(options.seed)
     try:
         model, task = load(options.checkpoint, options.data)

@@ -20,7 +20,7 @@ from fairseq_plugin.pixel_data import FIRST_TOKEN, ImageShape, pixel_dictionary
 
 from ..commands import shown
 from ..download import DownloadFailed, download, file_sha256
-from ..indexed_files import count_tokens, quiet, whole_folder, write_dictionary, write_split
+from ..indexed_files import count_tokens, whole_folder, write_dictionary, write_split
 from ..text_files import TRIAL_PARTS, positive
 
 #: Without pickles. Size and checksum from TensorFlow Datasets' url_checksums/cifar10.txt.
@@ -187,7 +187,6 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: list[str] | None = None) -> int:
     """Run the script; returns the exit status."""
     options = parser().parse_args(arguments)
-    quiet()
     out = options.out.absolute()
     try:
         splits, shape = _read(options, out)

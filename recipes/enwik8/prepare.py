@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from ..commands import shown
 from ..download import DownloadFailed, download, file_digest
-from ..indexed_files import count_tokens, quiet, whole_folder, write_dictionary, write_split
+from ..indexed_files import count_tokens, whole_folder, write_dictionary, write_split
 from ..text_files import TRIAL_PARTS, part, positive
 
 #: Of the file itself: its publisher's page, http://mattmahoney.net/dc/textdata.html.
@@ -186,7 +186,6 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: list[str] | None = None) -> int:
     """Run the script; returns the exit status."""
     options = parser().parse_args(arguments)
-    quiet()
     out = options.out.absolute()
     try:
         path, genuine = (fetch(out), True) if options.file is None else take_file(options.file, out)

@@ -1,0 +1,51 @@
+"""The picture of completed images: original, given half, samples."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from matplotlib import pyplot as plt
+
+from ..plots import STYLE
+
+#: Inches of one image in the picture, and of the titles above.
+_SIDE, _TITLE = 1.1, 0.35
+#: Of the missing half.
+_GREY = 128
+
+
+class Completions(NamedTuple):
+    """Images and what was made of their upper halves, uint8."""
+
+    originals: np.ndarray  # (N, H, W, C)
+    samples: np.ndarray  # (N, S, H, W, C)
+    given_rows: int
+
+
+def draw(completions: Completions, path: Path) -> None:
+    """Write one picture: a row for each image, with the original, what was given, and the samples."""
+    originals, samples, given_rows = completions
+    given = originals.copy()
+    given[:, given_rows:] = _GREY
+    titles = ["original", "given", *(f"sample {number}" for number in range(1, samples.shape[1] + 1))]
+    rows = [[original, half, *drawn] for original, half, drawn in zip(originals, given, samples)]
+    height = originals.shape[1] / originals.shape[2] * len(rows) * _SIDE + _TITLE
+    with plt.rc_context(STYLE):
+        figure, grid = plt.subplots(
+            len(rows), len(titles), figsize=(len(titles) * _SIDE, height), squeeze=False, layout="constrained"
+        )
+        for axes_row, images in zip(grid, rows):
+            for axes, image in zip(axes_row, images):
+                _show(axes, image)
+        for axes, title in zip(grid[0], titles):
+            axes.set_title(title, fontsize=9)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=160)
+        plt.close(figure)
+
+
+def _show(axes: plt.Axes, image: np.ndarray) -> None:
+    """One image (H, W, C), pixel by pixel."""
+    pixels = image[..., 0] if image.shape[-1] == 1 else image  # (H, W, 1) -> (H, W)
+    axes.imshow(pixels, cmap="gray", vmin=0, vmax=255, interpolation="nearest")
+    axes.set_axis_off()
