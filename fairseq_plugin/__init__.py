@@ -1,7 +1,7 @@
 """Linear-time Transformers for fairseq: ``fairseq-train --user-dir fairseq_plugin --arch flowformer_lm``.
 
-Importing the package registers its architectures and nothing else; training, evaluation, generation, checkpoints and
-distribution are fairseq's own.
+Importing the package registers its architectures, a criterion and a task, and nothing else; training, evaluation,
+generation, checkpoints and distribution are fairseq's own.
 """
 
 from .host import allow_checkpoint_classes, import_host
@@ -9,6 +9,8 @@ from .host import allow_checkpoint_classes, import_host
 import_host()
 allow_checkpoint_classes()
 
+from .criterions import SparseCrossEntropyCriterion  # noqa: E402
+from .daft import DaftConvLanguageModel, DaftFullLanguageModel  # noqa: E402
 from .flash import (  # noqa: E402
     CombinerLanguageModel,
     FlashLanguageModel,
@@ -38,6 +40,8 @@ from .pixels import PixelModelingTask  # noqa: E402
 __all__ = [
     "CombinerLanguageModel",
     "CombinerMaskedModel",
+    "DaftConvLanguageModel",
+    "DaftFullLanguageModel",
     "FlashLanguageModel",
     "FlashMaskedModel",
     "FlashQuadLanguageModel",
@@ -51,6 +55,7 @@ __all__ = [
     "PerformerMaskedModel",
     "PixelModelingTask",
     "SoftmaxLanguageModel",
+    "SparseCrossEntropyCriterion",
     "TransformerPlusLanguageModel",
     "TransformerPlusMaskedModel",
     "TransformerPlusPlusLanguageModel",

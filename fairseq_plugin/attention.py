@@ -26,11 +26,9 @@ class LayerDesign:
 
     def build_inner(self, causal: bool, num_heads: int, head_dim: int) -> InnerAttention:
         """The inner attention of ``num_heads`` heads of ``head_dim`` channels."""
-        options, allowed = dict(self.options), ATTENTIONS[self.attention].option_names()
-        if "num_heads" in allowed:
-            options.update(num_heads=num_heads, head_dim=head_dim)
-        if "rotary" in allowed:
-            options["rotary"] = self.rotary
+        allowed = ATTENTIONS[self.attention].option_names()
+        known = {"num_heads": num_heads, "head_dim": head_dim, "rotary": self.rotary}
+        options = {**self.options, **{name: value for name, value in known.items() if name in allowed}}
         inner = build_attention(self.attention, causal=causal, **options)
         return RotaryAttention(inner, head_dim) if self.rotary and "rotary" not in allowed else inner
 
@@ -40,7 +38,8 @@ class InnerMultiheadAttention(MultiheadAttention):
 
     Parameter names, initialisation, quantisation noise, head pruning and the reordering of the decoding state are
     those of ``fairseq.modules.MultiheadAttention``, so its checkpoints fit. The decoding state is the inner
-    attention's, of constant size where that is. Attention dropout drops whole sources (see ``drop_sources``), or
+    attention's, of constant size where that is. The projection to queries is None where the inner attention has none,
+    and that to keys is as wide as its keys. Attention dropout drops whole sources (see ``drop_sources``), or
     entries of the attention map where the inner attention has one.
 
     Raises:
@@ -57,6 +56,12 @@ class InnerMultiheadAttention(MultiheadAttention):
         super().__init__(embed_dim, num_heads, self_attention=True, **host_options)
         self.inner = design.build_inner(causal, num_heads, embed_dim // num_heads)
         noise = (host_options.get("q_noise", 0.0), host_options.get("qn_block_size", 8))
+        if not self.inner.query:
+            self.q_proj = None
+        if self.inner.key_channels is not None:
+            k_proj = nn.Linear(embed_dim, num_heads * self.inner.key_channels, bias=self.k_proj.bias is not None)
+            nn.init.xavier_uniform_(k_proj.weight, gain=2**-0.5)  # as fairseq's reset_parameters
+            self.k_proj = quant_noise(k_proj, *noise)
         self.gate_proj = quant_noise(nn.Linear(embed_dim, embed_dim), *noise) if design.attention_gate else None
 
     def forward(
@@ -90,7 +95,8 @@ class InnerMultiheadAttention(MultiheadAttention):
                 "static_kv, before_softmax, need_weights or need_head_weights is True; allowed: False, since no "
                 "attention weights are formed (common.attention.record_attention shows what there is)"
             )
-        q, k, v = (self._split_heads(project(query)) for project in (self.q_proj, self.k_proj, self.v_proj))
+        projections = (self.q_proj, self.k_proj, self.v_proj)
+        q, k, v = (None if project is None else self._split_heads(project(query)) for project in projections)
         more = {"x": query.transpose(0, 1)} if self.inner.needs_input else {}
         if incremental_state is None:
             dropping = self.training or self.dropout_module.apply_during_inference

@@ -11,11 +11,13 @@ from .host import check_host
 
 check_host()
 
-from . import flowformer, flowformer_deit  # noqa: E402
-from .attention import register_attention_layers  # noqa: E402
+from . import daft, flowformer, flowformer_deit  # noqa: E402
+from .auxiliary_loss import add_auxiliary_losses  # noqa: E402
 from .cpu_processes import allow_cpu_processes  # noqa: E402
+from .registry import register_attention_layers  # noqa: E402
 
 register_attention_layers()
 allow_cpu_processes()
+add_auxiliary_losses()
 
-__all__ = ["flowformer", "flowformer_deit"]
+__all__ = ["daft", "flowformer", "flowformer_deit"]

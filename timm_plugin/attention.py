@@ -4,12 +4,10 @@ Legend: B batch, N tokens, C channels, H heads, d = C / H.
 """
 
 import math
-import warnings
 from typing import Any, Dict, Optional, Type, Union
 
 import torch
 from timm.layers import register_notrace_function, register_notrace_module
-from timm.models.vision_transformer import ATTN_LAYERS
 from torch import Tensor, nn
 
 from common.attention import InnerAttention, build_attention
@@ -68,10 +66,10 @@ class SelfAttention(nn.Module):
         self.q_norm = norm_layer(self.head_dim, **dd) if qk_norm else nn.Identity()
         self.k_norm = norm_layer(self.head_dim, **dd) if qk_norm else nn.Identity()
         self.attn_drop = nn.Dropout(attn_drop)
-        self.attention = build_attention(self.mechanism)
         self.norm = norm_layer(dim, **dd) if scale_norm else nn.Identity()
         self.proj = nn.Linear(dim, dim, bias=proj_bias, **dd)
         self.proj_drop = nn.Dropout(proj_drop)
+        self.configure()
 
     def configure(self, **options: Any) -> None:
         """Give the mechanism other than its default options.
@@ -114,29 +112,6 @@ class SoftmaxSelfAttention(SelfAttention):
     """``SelfAttention`` with softmax attention, O(N² C): the same numbers as timm's Attention."""
 
     mechanism = "softmax"
-
-
-#: What ``attn_layer=NAME`` builds: timm's table of names gets these entries.
-LAYERS: Dict[str, Type[SelfAttention]] = {
-    layer.mechanism: layer for layer in (FlowSelfAttention, LinearSelfAttention, SoftmaxSelfAttention)
-}
-
-
-def register_attention_layers() -> None:
-    """Put ``LAYERS`` into timm's own table, so that any stock vision transformer takes ``attn_layer="flow"``.
-
-    A name that is timm's or somebody else's is left alone, with a warning.
-    """
-    for name, layer in LAYERS.items():
-        present = ATTN_LAYERS.setdefault(name, layer)
-        if present.__module__ == layer.__module__:
-            ATTN_LAYERS[name] = layer
-        else:
-            warnings.warn(
-                f"attn_layer {name!r} is already {present.__module__}.{present.__qualname__} and stays so; "
-                f"pass attn_layer={layer.__module__}.{layer.__qualname__} for lineartime's",
-                stacklevel=2,
-            )
 
 
 @torch.fx.wrap

@@ -10,7 +10,7 @@ from timm.models.vision_transformer import Block
 from .attention import SelfAttention
 
 
-class FlowformerBlock(Block):
+class LinearTimeBlock(Block):
     """x + attention(norm(x)), then x + mlp(norm(x)), on (B, N, C); every argument of timm's ``Block`` and two more.
 
     Args:

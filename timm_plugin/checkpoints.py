@@ -34,7 +34,7 @@ def checkpoint_filter_fn(state_dict: Dict[str, Any], model: nn.Module) -> Dict[s
     positions = state_dict.get("pos_embed.weight")
     if positions is not None and positions.shape != model.pos_embed.weight.shape:
         patch_size = model.patch_embed.patch_size if patches is None else tuple(patches.shape[-2:])
-        old_grid = _source_grid(positions.shape[1], patch_size, model)
+        old_grid = source_grid(positions.shape[1], patch_size, model)
         state_dict["pos_embed.weight"] = resample_abs_pos_embed(
             positions, list(model.pos_embed.grid_size), old_grid, num_prefix_tokens=0
         )
@@ -51,7 +51,7 @@ def released_name(name: str) -> str:
     return name
 
 
-def _source_grid(tokens: int, patch_size: Tuple[int, int], model: nn.Module) -> Tuple[int, int]:
+def source_grid(tokens: int, patch_size: Tuple[int, int], model: nn.Module) -> Tuple[int, int]:
     """The grid a checkpoint's positions lie on: its ``input_size`` over the patch, or else a square."""
     size = model.pretrained_cfg["input_size"][-2:]
     grid = (math.ceil(size[0] / patch_size[0]), math.ceil(size[1] / patch_size[1]))

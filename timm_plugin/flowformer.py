@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from common.ops.checks import check_choice, check_positive_int
 
 from .attention import given_options
-from .blocks import FlowformerBlock
+from .blocks import LinearTimeBlock
 from .checkpoints import checkpoint_filter_fn
 from .default_cfg import untrained_cfg
 from .images import ImageSize, PositionEmbedding, check_image, check_img_size
@@ -162,7 +162,7 @@ class Flowformer(nn.Module):
         grid_size = self.patch_embed.dynamic_feat_size(img_size)
         self.pos_embed = PositionEmbedding(grid_size, embed_dims[0], pos_drop_rate, dynamic_img_size, **dd)
         block = partial(
-            FlowformerBlock, attn_layer=attn_layer, qkv_bias=qkv_bias, qk_norm=qk_norm, init_values=init_values,
+            LinearTimeBlock, attn_layer=attn_layer, qkv_bias=qkv_bias, qk_norm=qk_norm, init_values=init_values,
             attention_options=given_options(
                 form=form, clamp=clamp, phi=phi, competition=competition, allocation=allocation
             ),

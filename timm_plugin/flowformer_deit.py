@@ -11,7 +11,7 @@ from timm.models import build_model_with_cfg, generate_default_cfgs
 from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_fn
 
 from .attention import given_options
-from .blocks import FlowformerBlock
+from .blocks import LinearTimeBlock
 from .default_cfg import untrained_cfg
 from .registry import register_once
 
@@ -42,7 +42,7 @@ class FlowVisionTransformer(VisionTransformer):
         **kwargs: Any,
     ) -> None:
         options = given_options(form=form, clamp=clamp, phi=phi, competition=competition, allocation=allocation)
-        block_fn = partial(FlowformerBlock, attention_options=options)
+        block_fn = partial(LinearTimeBlock, attention_options=options)
         super().__init__(*args, attn_layer=attn_layer, block_fn=block_fn, **kwargs)
 
 

@@ -89,7 +89,7 @@ def check_image(
         if H != img_size[0] or W != img_size[1]:
             raise ValueError(
                 f"x has image size {H} x {W}; allowed: {img_size[0]} x {img_size[1]}, "
-                "another after set_input_size, or any with dynamic_img_size=True"
+                "another after set_input_size, or any with dynamic_img_size=True where a model takes it"
             )
     elif H < patch_size[0] or W < patch_size[1]:
         raise ValueError(f"x has image size {H} x {W}; allowed: at least one patch, {patch_size[0]} x {patch_size[1]}")

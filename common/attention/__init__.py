@@ -8,6 +8,7 @@ from typing import Dict, Type
 from ..ops.checks import check_choice
 from .base import InnerAttention
 from .combiner import CombinerAttention
+from .daft import DaftConvAttention, DaftFullAttention, position_entropy
 from .flow import FlowAttention
 from .linear import LinearAttention
 from .mixed_chunk import MixedChunkAttention
@@ -18,6 +19,8 @@ from .softmax import SoftmaxAttention
 
 ATTENTIONS: Dict[str, Type[InnerAttention]] = {
     "combiner": CombinerAttention,
+    "daft_conv": DaftConvAttention,
+    "daft_full": DaftFullAttention,
     "flow": FlowAttention,
     "linear": LinearAttention,
     "mixed_chunk": MixedChunkAttention,
@@ -45,6 +48,8 @@ __all__ = [
     "ATTENTIONS",
     "AttentionRecord",
     "CombinerAttention",
+    "DaftConvAttention",
+    "DaftFullAttention",
     "FlowAttention",
     "InnerAttention",
     "LinearAttention",
@@ -53,5 +58,6 @@ __all__ = [
     "RotaryAttention",
     "SoftmaxAttention",
     "build_attention",
+    "position_entropy",
     "record_attention",
 ]

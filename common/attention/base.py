@@ -27,6 +27,10 @@ class InnerAttention(nn.Module):
     state_is_constant_size: bool = True
     #: Whether both methods want the tokens before their projection too: the keyword ``x`` (B, n, D).
     needs_input: bool = False
+    #: Channels of one head's key, None for as many as its query has.
+    key_channels: Optional[int] = None
+    #: Whether q is a tensor; otherwise it is None, and a host needs no projection to queries.
+    query: bool = True
 
     def __init__(self, causal: bool = False) -> None:
         super().__init__()

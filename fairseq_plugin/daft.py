@@ -1,0 +1,140 @@
+"""The language models of the DAFT paper: attention-free Transformers, over characters and over pixels.
+
+*A Dot Product Attention Free Transformer*: DAFT-full and DAFT-conv in place of a Transformer's attention.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Dict, Optional
+
+from fairseq.models import register_model, register_model_architecture
+from fairseq.models.transformer_lm import base_lm_architecture
+from fairseq.utils import safe_getattr
+
+from .language_model import LinearTimeLanguageModel, LinearTimeLanguageModelConfig
+from .options import option
+
+
+@dataclass
+class DaftConfig(LinearTimeLanguageModelConfig):
+    """Options of ``transformer_lm``, and what both kinds of DAFT share."""
+
+    daft_no_query: bool = field(
+        default=False, metadata={"help": "no queries: nothing gates what attention gives (Table 8)"}
+    )
+
+
+@dataclass
+class DaftFullConfig(DaftConfig):
+    """Options of ``daft_full_lm``."""
+
+    decoder_attention_heads: int = field(
+        default=1, metadata={"help": "without effect but that it must divide the width: DAFT-full has no heads"}
+    )
+    daft_bias_dim: int = field(
+        default=128, metadata={"help": "width n of the two factors of the position bias (the paper: 128, pixels 256)"}
+    )
+    daft_free_bias: bool = field(
+        default=False,
+        metadata={"help": "a free matrix of position biases, tokens x tokens, in place of two factors (Table 6)"},
+    )
+
+
+@register_model("daft_full_lm", dataclass=DaftFullConfig)
+class DaftFullLanguageModel(LinearTimeLanguageModel):
+    """DAFT-full, O(T²) time in two matrix products, O(T² + T d) memory; T is at most --tokens-per-sample.
+
+    Decoding keeps every key and value. ``--max-target-positions``, which is --tokens-per-sample where it is not given,
+    is the number of positions that have a bias; a longer input is a ValueError.
+    """
+
+    attention_name = "daft_full"
+
+    @classmethod
+    def attention_options(cls, args) -> Dict[str, Any]:
+        """The ``--daft-...`` options; one that an older checkpoint lacks takes its default."""
+        free = option(args, DaftFullConfig, "daft_free_bias")
+        return {
+            "max_tokens": args.max_target_positions,
+            "bias_dim": None if free else option(args, DaftFullConfig, "daft_bias_dim"),
+            "query": not option(args, DaftFullConfig, "daft_no_query"),
+        }
+
+
+@dataclass
+class DaftConvConfig(DaftConfig):
+    """Options of ``daft_conv_lm``."""
+
+    decoder_attention_heads: int = field(
+        default=8, metadata={"help": "num heads h: each has one key per token and one filter"}
+    )
+    daft_window: int = field(
+        default=64, metadata={"help": "tokens in the window, itself included (the paper: 64 on Enwik8, 256 on pixels)"}
+    )
+    daft_local_only: bool = field(
+        default=False, metadata={"help": "nothing outside of the window is seen (ablation, Figure 2)"}
+    )
+    daft_plain_filter: bool = field(
+        default=False, metadata={"help": "filters that are not standardised and scaled (ablation, Table 7)"}
+    )
+    daft_gumbel_temperature: Optional[float] = field(
+        default=None,
+        metadata={
+            "help": "each head selects one token of its window, softly in training by Gumbel-softmax at this "
+            "temperature (Equation 11; the paper: 0.5)"
+        },
+    )
+
+
+@register_model("daft_conv_lm", dataclass=DaftConvConfig)
+class DaftConvLanguageModel(LinearTimeLanguageModel):
+    """DAFT-conv, O(T window); any length, decoding state of constant size: a window of tokens and two sums."""
+
+    attention_name = "daft_conv"
+
+    @classmethod
+    def attention_options(cls, args) -> Dict[str, Any]:
+        """The ``--daft-...`` options; one that an older checkpoint lacks takes its default."""
+        return {
+            "window": option(args, DaftConvConfig, "daft_window"),
+            "query": not option(args, DaftConvConfig, "daft_no_query"),
+            "local_only": option(args, DaftConvConfig, "daft_local_only"),
+            "reparameterize": not option(args, DaftConvConfig, "daft_plain_filter"),
+            "gumbel_temperature": option(args, DaftConvConfig, "daft_gumbel_temperature"),
+        }
+
+
+def _paper_size(args) -> None:
+    """12 layers, width 512, as on Enwik8 and on CIFAR-10's pixels."""
+    args.decoder_layers = safe_getattr(args, "decoder_layers", 12)
+    args.decoder_embed_dim = safe_getattr(args, "decoder_embed_dim", 512)
+    args.decoder_ffn_embed_dim = safe_getattr(args, "decoder_ffn_embed_dim", 2048)
+    args.dropout = safe_getattr(args, "dropout", 0.1)
+    base_lm_architecture(args)
+
+
+@register_model_architecture("daft_full_lm", "daft_full_lm_enwik8")
+def daft_full_lm_enwik8(args) -> None:
+    """The paper's character model: position biases of width 128."""
+    args.decoder_attention_heads = safe_getattr(args, "decoder_attention_heads", 1)
+    _paper_size(args)
+
+
+@register_model_architecture("daft_full_lm", "daft_full_lm_cifar10")
+def daft_full_lm_cifar10(args) -> None:
+    """The paper's pixel model: position biases of width 256."""
+    args.daft_bias_dim = safe_getattr(args, "daft_bias_dim", 256)
+    daft_full_lm_enwik8(args)
+
+
+@register_model_architecture("daft_conv_lm", "daft_conv_lm_enwik8")
+def daft_conv_lm_enwik8(args) -> None:
+    """The paper's character model: a window of 64. It does not say how many heads; 8 here."""
+    args.daft_window = safe_getattr(args, "daft_window", 64)
+    _paper_size(args)
+
+
+@register_model_architecture("daft_conv_lm", "daft_conv_lm_cifar10")
+def daft_conv_lm_cifar10(args) -> None:
+    """The paper's pixel model: a window of 256. It does not say how many heads; 8 here."""
+    args.daft_window = safe_getattr(args, "daft_window", 256)
+    _paper_size(args)

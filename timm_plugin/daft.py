@@ -1,0 +1,287 @@
+"""DAFT for images: attention-free vision transformers of DeiT's shape.
+
+*A Dot Product Attention Free Transformer*, Tables 2 and 7: DAFT-full with DeiT's class token and position embedding,
+DAFT-conv without either, for images of any size. Legend: B batch, C channels, Y x X rows and columns of tokens.
+"""
+
+from functools import partial
+from typing import Any, Dict, List, Optional, Set, Tuple, Union
+
+import torch
+from timm.layers import PatchEmbed
+from timm.models import build_model_with_cfg, generate_default_cfgs
+from timm.models.vision_transformer import VisionTransformer
+from timm.models.vision_transformer import checkpoint_filter_fn as stock_filter_fn
+from torch import Tensor
+
+from common.attention import position_entropy
+
+from .blocks import LinearTimeBlock
+from .checkpoints import source_grid
+from .daft_attention import DaftConvSelfAttention, DaftFullSelfAttention, resample_position_bias
+from .default_cfg import untrained_cfg
+from .images import ImageSize, check_image, check_img_size
+from .registry import register_once
+from .scripting import renamed
+
+__all__ = ["DaftConvVisionTransformer", "DaftFullVisionTransformer"]  # register_model appends every entry point
+
+
+class CheckedPatchEmbed(PatchEmbed):
+    """timm's ``PatchEmbed``, which says what is wrong with an image in a ValueError."""
+
+    embed = renamed(PatchEmbed.forward, "embed")
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Images (B, channels, height, width) -> (B, N, C), or (B, Y, X, C) for images of any size."""
+        x = check_image(
+            x, self.proj.in_channels, self.img_size, self.patch_size, not self.strict_img_size, self.dynamic_img_pad
+        )
+        return self.embed(x)
+
+
+def _refuse(given: Dict[str, Any], allowed: Dict[str, Any], model: str) -> None:
+    """Raise ValueError for arguments of timm's ``VisionTransformer`` that are ``given`` and not as ``allowed``."""
+    for name in ("attn_layer", "block_fn", "embed_layer"):
+        if name in given:
+            raise ValueError(f"{name} is {given[name]!r}; allowed for {model}: not given, it has its own")
+    for name, value in allowed.items():
+        if name in given and given[name] != value:
+            raise ValueError(f"{name} is {given[name]!r}; allowed for {model}: {value!r}")
+
+
+class DaftFullVisionTransformer(VisionTransformer):
+    """timm's ``VisionTransformer`` with DAFT-full, O(N² C) without attention maps; images of one size.
+
+    Args:
+        img_size, patch_size, num_heads: as in timm; heads have no meaning here.
+        bias_dim: width n of the factors of the position bias (Eq. 6), 0 for a free matrix (Table 6).
+        query: False leaves the gate by queries out (Table 8).
+        kwargs: every other argument of timm's, but those that name a part this model has its own of.
+
+    Raises:
+        ValueError: an argument that is none of the above; an image of another size than the model's.
+    """
+
+    def __init__(
+        self,
+        img_size: ImageSize = 224,
+        patch_size: ImageSize = 16,
+        *,
+        bias_dim: int = 128,
+        query: bool = True,
+        class_token: bool = True,
+        reg_tokens: int = 0,
+        **kwargs: Any,
+    ) -> None:
+        _refuse(kwargs, {"dynamic_img_size": False, "dynamic_img_pad": False, "patch_drop_rate": 0.0}, "DAFT-full")
+        size, patch = check_img_size(img_size, patch_size, False), _pair(patch_size)
+        tokens = (size[0] // patch[0]) * (size[1] // patch[1]) + reg_tokens + int(class_token)
+        options = {"max_tokens": tokens, "bias_dim": bias_dim or None, "query": query}
+        super().__init__(
+            size, patch_size, class_token=class_token, reg_tokens=reg_tokens, embed_layer=CheckedPatchEmbed,
+            attn_layer=DaftFullSelfAttention, block_fn=partial(LinearTimeBlock, attention_options=options), **kwargs,
+        )  # fmt: skip
+
+    @torch.jit.ignore
+    def no_weight_decay(self) -> Set[str]:
+        """timm's, and the position biases."""
+        return super().no_weight_decay() | _position_parameters(self)
+
+    @torch.jit.ignore
+    def set_input_size(self, img_size: Optional[ImageSize] = None, patch_size: Optional[ImageSize] = None) -> None:
+        """Make the model one for another image or patch size, resampling positions, their biases and patches.
+
+        Raises:
+            ValueError: as when building a model of that size.
+        """
+        old = self.patch_embed.grid_size
+        check_img_size(img_size or self.patch_embed.img_size, patch_size or self.patch_embed.patch_size, False)
+        super().set_input_size(img_size, patch_size)
+        for block in self.blocks:
+            block.attn.set_grid_size(self.patch_embed.grid_size, old, self.num_prefix_tokens)
+
+
+class DaftConvVisionTransformer(VisionTransformer):
+    """timm's ``VisionTransformer`` with DAFT-conv, O(N C window), for images of any size with the same weights.
+
+    There is neither class token nor position embedding: positions are in the filters, and ``global_pool`` is "avg"
+    unless given. Tokens pass the blocks as maps (B, Y, X, C); features are (B, N, C) as in timm.
+
+    Args:
+        num_heads: h; each has one key per token and one filter.
+        window: side of the filters, or (height, width); odd.
+        query: False leaves the gate by queries out (Table 8).
+        local_only: nothing outside of the window is seen (Figure 2).
+        reparameterize: False for filters that are not standardised and scaled (Table 7).
+        gumbel_temperature: each head selects one neighbour (Eq. 11); 0.5 in the paper, None for none.
+        entropy_weight: factor of ``auxiliary_loss``; 0.001 in the paper (Eq. 10).
+        kwargs: every other argument of timm's, but those that name a part this model has its own of, or none.
+
+    Raises:
+        ValueError: an argument that is none of the above; an image that is not whole patches, unless
+            ``dynamic_img_pad``.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        window: Union[int, Tuple[int, int]] = 11,
+        query: bool = True,
+        local_only: bool = False,
+        reparameterize: bool = True,
+        gumbel_temperature: Optional[float] = None,
+        entropy_weight: float = 0.0,
+        global_pool: str = "avg",
+        fc_norm: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        fixed = {"class_token": False, "pos_embed": "none", "dynamic_img_size": True}
+        _refuse(kwargs, {**fixed, "reg_tokens": 0, "patch_drop_rate": 0.0, "pos_drop_rate": 0.0}, "DAFT-conv")
+        if not entropy_weight >= 0.0:
+            raise ValueError(f"entropy_weight is {entropy_weight}; allowed: at least 0")
+        options = {
+            "window": window, "query": query, "local_only": local_only, "reparameterize": reparameterize,
+            "gumbel_temperature": gumbel_temperature,
+        }  # fmt: skip
+        super().__init__(
+            *args, global_pool=global_pool, fc_norm=fc_norm, embed_layer=CheckedPatchEmbed,
+            attn_layer=DaftConvSelfAttention, block_fn=partial(LinearTimeBlock, attention_options=options),
+            **{**kwargs, **fixed},
+        )  # fmt: skip
+        self.entropy_weight = entropy_weight
+
+    @torch.jit.ignore
+    def auxiliary_loss(self) -> Optional[Tensor]:
+        """What the loss of training has beside the classification: ``entropy_weight`` · Eq. 10's sum; None if 0.
+
+        timm's training tasks, and so its train.py, add it by themselves once ``timm_plugin`` is imported.
+        """
+        return self.entropy_weight * position_entropy(self) if self.entropy_weight > 0.0 else None
+
+    @torch.jit.ignore
+    def no_weight_decay(self) -> Set[str]:
+        """timm's, and the filters."""
+        return super().no_weight_decay() | _position_parameters(self)
+
+    forward_maps = renamed(VisionTransformer.forward_features, "forward_maps")
+
+    def forward_features(self, x: Tensor, attn_mask: Optional[Tensor] = None, is_causal: bool = False) -> Tensor:
+        """x (B, in_chans, height, width) -> (B, N, C), normalised, not pooled."""
+        return self.forward_maps(x, attn_mask, is_causal).flatten(1, 2)
+
+    def _pos_embed(self, x: Tensor) -> Tensor:
+        """timm's hook between patches and blocks: maps (B, Y, X, C) stay what they are."""
+        return x
+
+    @torch.jit.ignore
+    def forward_intermediates(
+        self,
+        x: Tensor,
+        indices: Optional[Union[int, List[int]]] = None,
+        return_prefix_tokens: bool = False,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: str = "NCHW",
+        intermediates_only: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        """As timm's; "NLC" and the final features are (B, N, C), of the maps (B, Y, X, C) between the blocks."""
+        found = super().forward_intermediates(
+            x, indices, return_prefix_tokens, norm, stop_early, output_fmt, intermediates_only, **kwargs
+        )
+
+        def tokens(features: Union[Tensor, List[Tensor]]) -> Union[Tensor, List[Tensor]]:
+            if isinstance(features, Tensor):
+                return features.flatten(1, 2)
+            return [tokens(feature) for feature in features] if output_fmt == "NLC" else features
+
+        if isinstance(found, dict):
+            return {name: tokens(features) for name, features in found.items()}
+        return tokens(found) if intermediates_only else tuple(tokens(features) for features in found)
+
+
+def _pair(size: ImageSize) -> Tuple[int, int]:
+    return (size, size) if isinstance(size, int) else tuple(size)
+
+
+def _position_parameters(model: VisionTransformer) -> Set[str]:
+    """Names of the parameters inside of DAFT."""
+    return {name for name, _ in model.named_parameters() if ".attn.attention." in name}
+
+
+def full_filter_fn(state_dict: Dict[str, Any], model: DaftFullVisionTransformer) -> Dict[str, Tensor]:
+    """The state dict ``model`` can load: as timm's for vision transformers, and position biases resampled.
+
+    Raises:
+        ValueError: the biases belong to no grid that could be told from their number or the checkpoint's
+            ``input_size``.
+    """
+    state_dict = stock_filter_fn(state_dict, model)
+    grid, prefix = model.patch_embed.grid_size, model.num_prefix_tokens
+    for key, value in state_dict.items():
+        if ".attn.attention." in key and value.shape[0] != grid[0] * grid[1] + prefix:
+            old = source_grid(value.shape[0] - prefix, model.patch_embed.patch_size, model)
+            state_dict[key] = resample_position_bias(key.rsplit(".", 1)[1], value, grid, old, prefix)
+    return state_dict
+
+
+_PAPER = {"paper_ids": None, "paper_name": "A Dot Product Attention Free Transformer"}
+_ANY_SIZE = {**_PAPER, "fixed_input_size": False}
+
+default_cfgs = generate_default_cfgs(
+    {
+        "daft_full_s.untrained": untrained_cfg(**_PAPER),
+        "daft_conv_s.untrained": untrained_cfg(**_ANY_SIZE),
+        "daft_conv_s_h16.untrained": untrained_cfg(**_ANY_SIZE),
+        "daft_conv_b_384.untrained": untrained_cfg(**_ANY_SIZE, input_size=(3, 384, 384), crop_pct=1.0),
+        "daft_conv_test.untrained": untrained_cfg(**_ANY_SIZE, input_size=(3, 64, 64)),
+    }
+)
+
+
+def _create(model: type, filter_fn: Any, variant: str, pretrained: bool, **kwargs: Any) -> VisionTransformer:
+    out_indices = kwargs.pop("out_indices", 3)
+    return build_model_with_cfg(
+        model, variant, pretrained, pretrained_filter_fn=filter_fn,
+        feature_cfg=dict(out_indices=out_indices, feature_cls="getter"), **kwargs,
+    )  # fmt: skip
+
+
+_create_full = partial(_create, DaftFullVisionTransformer, full_filter_fn)
+_create_conv = partial(_create, DaftConvVisionTransformer, stock_filter_fn)
+
+
+@register_once
+def daft_full_s(pretrained: bool = False, **kwargs: Any) -> DaftFullVisionTransformer:
+    """DAFT-full of DeiT-S's shape, biases of width 128: 22.7 M parameters; the paper: 22.6 M, top-1 79.8."""
+    model_args = dict(patch_size=16, embed_dim=384, depth=12, num_heads=6)
+    return _create_full("daft_full_s", pretrained, **dict(model_args, **kwargs))
+
+
+@register_once
+def daft_conv_s(pretrained: bool = False, **kwargs: Any) -> DaftConvVisionTransformer:
+    """DAFT-conv of DeiT-S's shape, 384 heads, window 11; the paper: 23.0 M, top-1 80.8."""
+    model_args = dict(patch_size=16, embed_dim=384, depth=12, num_heads=384)
+    return _create_conv("daft_conv_s", pretrained, **dict(model_args, **kwargs))
+
+
+@register_once
+def daft_conv_s_h16(pretrained: bool = False, **kwargs: Any) -> DaftConvVisionTransformer:
+    """DAFT-conv of DeiT-S's shape, 16 heads, window 11; the paper: 20.3 M, top-1 80.2."""
+    model_args = dict(patch_size=16, embed_dim=384, depth=12, num_heads=16)
+    return _create_conv("daft_conv_s_h16", pretrained, **dict(model_args, **kwargs))
+
+
+@register_once
+def daft_conv_b_384(pretrained: bool = False, **kwargs: Any) -> DaftConvVisionTransformer:
+    """DAFT-conv of DeiT-B's shape at 384 x 384, 32 heads, window 25; the paper: 79.7 M, top-1 83.4 from DeiT-B."""
+    model_args = dict(img_size=384, patch_size=16, embed_dim=768, depth=12, num_heads=32, window=25)
+    return _create_conv("daft_conv_b_384", pretrained, **dict(model_args, **kwargs))
+
+
+@register_once
+def daft_conv_test(pretrained: bool = False, **kwargs: Any) -> DaftConvVisionTransformer:
+    """DAFT-conv as small as it goes, for tests; not in the paper."""
+    model_args = dict(img_size=64, patch_size=16, embed_dim=48, depth=3, num_heads=4, window=5)
+    return _create_conv("daft_conv_test", pretrained, **dict(model_args, **kwargs))
