@@ -91,9 +91,7 @@ class PixelModelingTask(LanguageModelingTask):
             )
         task = super().setup_task(args, **kwargs)
         if task.dictionary != pixel_dictionary():
-            raise ValueError(
-                f"{args.data}/dict.txt is another dictionary; allowed: the symbols 0 to 255, in this order"
-            )
+            raise ValueError(f"{args.data}/dict.txt holds other symbols; allowed: 0 to 255 and no more, in this order")
         return task
 
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs) -> None:
@@ -110,6 +108,10 @@ class PixelModelingTask(LanguageModelingTask):
                 f"split {split} of {self.args.data} holds sequences of {wrong[0]} tokens; allowed: "
                 f"{self.image_shape.length}, as {self.image_shape} has"
             )
+
+    def can_reuse_epoch_itr(self, dataset) -> bool:
+        """False: fairseq would go on with the batches of the epoch it began in, and a resumed training with others."""
+        return False
 
     def begin_epoch(self, epoch: int, model) -> None:
         """Remember the epoch: what is done to an image depends on it."""
