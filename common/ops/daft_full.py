@@ -65,8 +65,10 @@ def daft_full(
             out = _whole(k, v, bias, causal, key_padding_mask)
         else:
             out = _continued(history, bias, k.shape[1])
-        out = out if q is None else torch.sigmoid(q.to(dtype)) * out
-    out = zero_padding(out.unsqueeze(1), key_padding_mask).squeeze(1).to(v.dtype)
+        out = zero_padding(out.unsqueeze(1), key_padding_mask).squeeze(1)
+        if q is not None:
+            out = torch.sigmoid(zero_padding(q.to(dtype).unsqueeze(1), key_padding_mask).squeeze(1)) * out
+    out = out.to(v.dtype)
     return (out, history) if return_state else out
 
 

@@ -62,5 +62,5 @@ def gate_heads(q: Optional[Tensor], out: Tensor, dtype: torch.dtype, padding_mas
     """sigmoid(q) times ``out`` (B, h, T, d / h), which is (B, T, d) in ``dtype`` then, with padding 0; O(T d)."""
     out = zero_padding(out, padding_mask).transpose(1, 2).flatten(2)  # (B, T, d)
     if q is not None:
-        out = torch.sigmoid(q.to(out.dtype)) * out
-    return zero_padding(out.unsqueeze(1), padding_mask).squeeze(1).to(dtype)
+        out = torch.sigmoid(zero_padding(q.to(out.dtype).unsqueeze(1), padding_mask).squeeze(1)) * out
+    return out.to(dtype)
