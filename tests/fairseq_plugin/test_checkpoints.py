@@ -59,7 +59,13 @@ def test_other_classes_are_still_refused(tmp_path: Path, monkeypatch: pytest.Mon
     assert not Path("executed").exists()
 
 
-@pytest.mark.parametrize("arch", [*ARCHITECTURES, "flash_lm_base", "transformer_pp_lm_base"])
+NAMED_SIZES = (
+    "flash_lm_base", "transformer_pp_lm_base", "daft_full_lm_enwik8", "daft_full_lm_cifar10", "daft_conv_lm_enwik8",
+    "daft_conv_lm_cifar10",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("arch", [*ARCHITECTURES, *NAMED_SIZES])
 def test_options_newer_than_a_checkpoint_take_their_defaults(arch: str, tmp_path: Path) -> None:
     """A checkpoint whose configuration lacks every option of ours holds the model of their defaults."""
     symbols = dictionary()
@@ -69,7 +75,9 @@ def test_options_newer_than_a_checkpoint_take_their_defaults(arch: str, tmp_path
     config = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, arguments))
     saved = awake(FairseqTask.build_model(task, config.model)).eval()
     stored = OmegaConf.to_container(config, resolve=True, enum_to_str=True)
-    names = [name for name in stored["model"] if name.startswith(("flash_", "flow_", "linear_", "lineartime_"))]
+    names = [
+        name for name in stored["model"] if name.startswith(("daft_", "flash_", "flow_", "linear_", "lineartime_"))
+    ]
     assert names
     for name in names:
         del stored["model"][name]

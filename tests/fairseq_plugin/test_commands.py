@@ -48,6 +48,8 @@ CLASSES = {
     "mc_transformer_pp_lm": "MixedChunkTransformerLanguageModel",
     "performer_lm": "PerformerLanguageModel",
     "combiner_lm": "CombinerLanguageModel",
+    "daft_full_lm": "DaftFullLanguageModel",
+    "daft_conv_lm": "DaftConvLanguageModel",
 }
 LOAD = """
 import sys; sys.path.insert(0, {checkout!r})

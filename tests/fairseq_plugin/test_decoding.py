@@ -10,7 +10,7 @@ from .toy import ARCHITECTURES, FLASH_FAMILY, awake, build_model, tokens
 PAD = 1
 POSITIONS = {"sinusoidal": [], "learned": ["--decoder-learned-pos"], "none": ["--no-token-positional-embeddings"]}
 #: Those whose decoding state does not grow with the tokens seen.
-CONSTANT = ("flowformer_lm", "linear_lm", "flash_lm", "mc_transformer_pp_lm", "performer_lm")
+CONSTANT = ("flowformer_lm", "linear_lm", "flash_lm", "mc_transformer_pp_lm", "performer_lm", "daft_conv_lm")
 LAYERS, HEADS, WIDTH, EXPANDED, QUERY, CHUNK = 2, 4, 32, 64, 128, 16  # of the models of toy.build_model
 
 

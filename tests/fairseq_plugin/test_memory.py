@@ -48,6 +48,7 @@ def _step_memory(arch: str, length: int) -> int:
         ("mc_transformer_pp_lm", 16384, 2.1),
         ("performer_lm", 16384, 2.1),
         ("flash_quad_lm", 4096, 2.1),  # its time is quadratic
+        ("daft_conv_lm", 16384, 2.1),
     ],
 )
 def test_memory_of_a_step_is_linear(arch: str, length: int, bound: float) -> None:
@@ -73,7 +74,8 @@ class _LargestTensor(TorchDispatchMode):
 
 
 @pytest.mark.parametrize(
-    "arch", ["flowformer_lm", "linear_lm", "flash_lm", "mc_transformer_pp_lm", "performer_lm", "flash_quad_lm"]
+    "arch",
+    ["flowformer_lm", "linear_lm", "flash_lm", "mc_transformer_pp_lm", "performer_lm", "flash_quad_lm", "daft_conv_lm"],
 )
 def test_nothing_of_size_t_by_t(arch: str) -> None:
     """No tensor of a step at 4096 tokens comes near 4096 x 4096 elements, with padding and fairseq's mask too."""
@@ -83,3 +85,14 @@ def test_nothing_of_size_t_by_t(arch: str) -> None:
     with _LargestTensor() as largest:
         model(sequence)[0].sum().backward()
     assert 4096 * 64 <= largest.elements <= 4096 * 4096 // 8
+
+
+@pytest.mark.parametrize("arguments", [[], ["--daft-free-bias"]], ids=["factors", "free"])
+def test_daft_full_holds_its_bias_and_nothing_larger(arguments) -> None:
+    """At 1024 tokens, 1024 x 1024 elements of w, padded to whole blocks, and not one such matrix per channel."""
+    model = build_model("daft_full_lm", "--tokens-per-sample", "1024", "--dropout", "0", *arguments).train()
+    sequence = tokens(1, 1021)
+    sequence[0, -100:] = 1
+    with _LargestTensor() as largest:
+        model(sequence)[0].sum().backward()
+    assert 1021 * 1021 <= largest.elements <= 1.1 * 1024 * 1024

@@ -6,9 +6,11 @@ import pytest
 import torch
 from fairseq import options
 from fairseq.models import ARCH_MODEL_REGISTRY
+from fairseq.models.transformer_lm import TransformerLanguageModelConfig
 from fairseq.modules import AdaptiveInput, AdaptiveSoftmax
 from fairseq.modules.fairseq_dropout import FairseqDropout
 
+from fairseq_plugin.daft import DaftConvConfig, DaftFullConfig
 from fairseq_plugin.language_model import FlowformerLanguageModelConfig, LinearLanguageModelConfig
 from tests.compare import assert_close
 
@@ -36,6 +38,12 @@ POST_NORM = ["--lineartime-post-norm"]
         *product(("flash_lm", "flash_quad_lm"), HOST_OPTIONS),
         # Mixed chunks and Combiner have parameters inside of their attention, GLU is an activation inside of a layer.
         *product(("mc_transformer_pp_lm", "combiner_lm"), HOST_OPTIONS + TRANSFORMER_OPTIONS),
+        # Keys of another width than queries and values, or no queries at all.
+        *product(("daft_full_lm", "daft_conv_lm"), HOST_OPTIONS + TRANSFORMER_OPTIONS + POST_NORM),
+        *product(("daft_full_lm", "daft_conv_lm"), ["--daft-no-query --quant-noise-pq 0.1 --scale-heads"]),
+        ("daft_full_lm", "--daft-free-bias --attention-dropout 0.1"),
+        ("daft_conv_lm", "--daft-plain-filter --daft-local-only"),
+        ("daft_conv_lm", "--daft-gumbel-temperature 0.5"),
         *product(("transformer_plus_lm", "transformer_pp_lm", "performer_lm"), TRANSFORMER_OPTIONS),
         ("transformer_pp_lm", "--flash-attention-gate --quant-noise-pq 0.1"),
     ],
@@ -118,6 +126,7 @@ DROPOUTS = ("--dropout", "--attention-dropout", "--activation-dropout")
     [
         ("flowformer_lm", "--attention-dropout"),
         *product(("flash_lm", "flash_quad_lm", "mc_transformer_pp_lm", "performer_lm", "combiner_lm"), DROPOUTS),
+        *product(("daft_full_lm", "daft_conv_lm"), DROPOUTS),
     ],
 )
 def test_retained_dropout_reaches_the_layers(arch: str, option: str) -> None:
@@ -170,13 +179,16 @@ def test_half_precision_parameters(arch: str, dtype: torch.dtype) -> None:
     assert_close("logits", actual.float(), expected, tolerance=5e-2 if dtype == torch.bfloat16 else 1e-2)
 
 
-@pytest.mark.parametrize("config", [FlowformerLanguageModelConfig, LinearLanguageModelConfig])
+CONFIGS = [FlowformerLanguageModelConfig, LinearLanguageModelConfig, DaftFullConfig, DaftConvConfig]
+
+
+@pytest.mark.parametrize("config", CONFIGS)
 def test_own_options_are_prefixed_and_explained(config) -> None:
     """Every option that is ours has a help text and no name a task could share."""
-    own = set(config.__dataclass_fields__) - set(config.__mro__[2].__dataclass_fields__)
+    own = set(config.__dataclass_fields__) - set(TransformerLanguageModelConfig.__dataclass_fields__)
     assert own
     for name in own:
-        assert name.split("_")[0] in ("flow", "linear", "lineartime"), name
+        assert name.split("_")[0] in ("daft", "flow", "linear", "lineartime"), name
         assert len(config.__dataclass_fields__[name].metadata["help"]) > 20, name
 
 
@@ -206,4 +218,6 @@ def test_registered_names() -> None:
         "mc_transformer_pp_lm": "MixedChunkTransformerLanguageModel",
         "performer_lm": "PerformerLanguageModel",
         "combiner_lm": "CombinerLanguageModel",
+        "daft_full_lm": "DaftFullLanguageModel",
+        "daft_conv_lm": "DaftConvLanguageModel",
     }

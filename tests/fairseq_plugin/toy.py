@@ -16,7 +16,7 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from torch import Tensor, nn
 
 import fairseq_plugin  # noqa: F401  registers the architectures
-from common.attention import MixedChunkAttention
+from common.attention import DaftConvAttention, DaftFullAttention, MixedChunkAttention
 from common.gau import GatedAttentionUnit
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -25,18 +25,21 @@ FLASH_FAMILY = (
     "flash_lm", "flash_quad_lm", "transformer_plus_lm", "transformer_pp_lm", "mc_transformer_pp_lm", "performer_lm",
     "combiner_lm",
 )  # fmt: skip
-ARCHITECTURES = ("flowformer_lm", "flowformer_lm_wiki103", "linear_lm", "softmax_lm", *FLASH_FAMILY)
+DAFT_FAMILY = ("daft_full_lm", "daft_conv_lm")
+ARCHITECTURES = ("flowformer_lm", "flowformer_lm_wiki103", "linear_lm", "softmax_lm", *FLASH_FAMILY, *DAFT_FAMILY)
 SMALL = (
     "--decoder-layers 2 --decoder-embed-dim 32 --decoder-input-dim 32 --decoder-output-dim 32 "
     "--decoder-ffn-embed-dim 64 --decoder-attention-heads 4"
 ).split()
-#: Chunks and rows so short that toy sequences cross many of them.
+#: Chunks, rows and windows so short that toy sequences cross many of them.
 CHUNKS = {
     "flowformer_lm": ("--flow-chunk-size", "16"),
     "linear_lm": ("--linear-chunk-size", "16"),
     "flash_lm": ("--flash-chunk-size", "16"),
     "mc_transformer_pp_lm": ("--flash-chunk-size", "16"),
     "combiner_lm": ("--flash-row-length", "8"),
+    "daft_full_lm": ("--daft-bias-dim", "12"),
+    "daft_conv_lm": ("--daft-window", "9"),
 }
 
 
@@ -66,7 +69,10 @@ def build_model(arch: str, *arguments: str, seed: int = 1, sizes: Optional[Seque
 
 
 def awake(model: nn.Module) -> nn.Module:
-    """``model`` with weights under which attention shows in the logits; as initialised, that of FLASH is near zero."""
+    """``model`` with weights under which attention shows in the logits.
+
+    As initialised, that of FLASH is near zero, and so are the position biases of DAFT.
+    """
     for module in model.modules():
         if isinstance(module, GatedAttentionUnit):
             nn.init.normal_(module.in_proj.weight, std=2.0 * module.dim**-0.5)
@@ -76,6 +82,14 @@ def awake(model: nn.Module) -> nn.Module:
         if isinstance(module, (GatedAttentionUnit, MixedChunkAttention)):
             nn.init.normal_(module.gamma)
             nn.init.normal_(module.beta)
+        if isinstance(module, DaftFullAttention):  # biases of deviation 1
+            for parameter in module.parameters():
+                nn.init.normal_(parameter, std=(module.bias_dim or 1) ** -0.25)
+        if isinstance(module, DaftConvAttention):  # filters of deviation 1 to 2 about a mean of -2 to 2
+            nn.init.normal_(module.r)
+            for parameter, low, high in ((module.gamma, 1.0, 2.0), (module.beta, -2.0, 2.0)):
+                if parameter is not None:
+                    nn.init.uniform_(parameter, low, high)
     return model
 
 
