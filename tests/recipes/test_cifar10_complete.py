@@ -1,0 +1,139 @@
+"""Completion: the upper half stays, the lower is drawn by the model one step at a time, and a picture shows both."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from recipes.cifar10_pixels import complete
+from recipes.cifar10_pixels.picture import Completions, draw
+from tests.fairseq_plugin.toy import SMALL, USER_DIR, run_in_turn
+from tests.fairseq_plugin.toy_pixels import COUNTS, SHAPE, toy_images, write_pixels
+
+ROW = SHAPE.width * SHAPE.channels
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of binarised toy images."""
+    return write_pixels(tmp_path_factory.mktemp("pixels"))
+
+
+@pytest.fixture(scope="module")
+def checkpoints(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict:
+    """Short trainings under the pixel task and under fairseq's own."""
+    folder = tmp_path_factory.mktemp("runs")
+    command = [
+        str(data), "--user-dir", USER_DIR, "--arch", "flowformer_lm", *SMALL, "--tokens-per-sample", "60",
+        "--batch-size", "8", "--optimizer", "adam", "--lr", "3e-3", "--max-update", "10", "--cpu",
+    ]  # fmt: skip
+    tasks = ("pixel_modeling", "language_modeling")
+    run_in_turn(
+        *(("fairseq_cli.train", [*command, "--task", task, "--save-dir", str(folder / task)], "") for task in tasks)
+    )
+    return {task: folder / task / "checkpoint_last.pt" for task in tasks}
+
+
+@pytest.fixture(scope="module")
+def loaded(checkpoints: dict, data: Path):
+    """The trained model and its task."""
+    return complete.load(checkpoints["pixel_modeling"], data)
+
+
+def test_upper_half_stays_and_lower_half_is_drawn(loaded) -> None:
+    """For each image and each sample; samples differ from each other and follow the seed."""
+    model, task = loaded
+    targets = complete.read_targets(task, "test", 4)
+    drawn = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        drawn.append(complete.complete(model, task, targets, samples=3))
+    originals = toy_images("test", COUNTS["test"])[:4]
+    found = drawn[0]
+    assert found.samples.shape == (4, 3, *SHAPE) and found.samples.dtype == np.uint8 and found.given_rows == 2
+    assert np.array_equal(found.originals, originals)
+    for sample in range(3):
+        assert np.array_equal(found.samples[:, sample, :2], originals[:, :2])
+    lower = found.samples[:, :, 2:].reshape(12, -1)
+    assert len(np.unique(lower, axis=0)) == 12
+    assert np.array_equal(drawn[1].samples, found.samples) and not np.array_equal(drawn[2].samples, found.samples)
+
+
+def test_decoding_is_incremental(loaded) -> None:
+    """The layers see one new token at each step, for all images and samples at once, and never more."""
+    model, task = loaded
+    shapes = []
+    hook = model.decoder.layers[0].register_forward_pre_hook(lambda _, inputs: shapes.append(tuple(inputs[0].shape)))
+    complete.complete(model, task, complete.read_targets(task, "test", 2), samples=3)
+    hook.remove()
+    assert shapes == [(1, 6, 32)] * SHAPE.length  # T x B x C
+
+
+def test_samples_are_the_models(loaded) -> None:
+    """Drawn almost without chance, each subpixel is the one that the full forward finds likeliest."""
+    model, task = loaded
+    targets = complete.read_targets(task, "test", 3)
+    found = complete.complete(model, task, targets, samples=1, temperature=1e-4).samples
+    tokens = torch.from_numpy(found.reshape(3, -1).astype(np.int64)) + 4
+    with torch.no_grad():
+        logits = model(torch.cat([torch.full((3, 1), 2), tokens[:, :-1]], dim=1))[0]
+    likeliest = logits[..., 4:].argmax(-1) + 4
+    assert torch.equal(likeliest[:, 2 * ROW :], tokens[:, 2 * ROW :])
+
+
+def test_command(checkpoints: dict, data: Path, tmp_path: Path, capsys) -> None:
+    """One picture; the same with the same seed."""
+    for name in ("a", "b"):
+        arguments = ["--checkpoint", str(checkpoints["pixel_modeling"]), "--data", str(data), "--images", "2"]
+        assert complete.main([*arguments, "--samples", "2", "--output", str(tmp_path / "new" / f"{name}.png")]) == 0
+    assert "Ready: " in capsys.readouterr().out
+    first, second = (np.asarray(Image.open(tmp_path / "new" / f"{name}.png")) for name in ("a", "b"))
+    assert np.array_equal(first, second)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_picture(tmp_path: Path, channels: int) -> None:
+    """Columns are the original, the given half above grey, and the samples; rows are images."""
+    originals = np.full((2, 8, 8, channels), 250, np.uint8)
+    originals[1] = 10
+    samples = np.repeat(originals[:, None], 2, axis=1)
+    samples[:, 0, 4:], samples[:, 1, 4:] = 60, 190
+    draw(Completions(originals, samples, 4), tmp_path / "picture.png")
+    picture = np.asarray(Image.open(tmp_path / "picture.png").convert("L")).astype(int)
+    height, width = picture.shape
+    body = picture[int(0.14 * height) :]
+    for row, value in enumerate((250, 10)):
+        for column, below in enumerate((value, 128, 60, 190)):
+            x = int((column + 0.5) * width / 4)
+            upper, lower = (body[int((row + part) * len(body) / 2), x] for part in (0.3, 0.75))
+            assert abs(upper - value) <= 2 and abs(lower - below) <= 2, (row, column)
+    assert (picture[: int(0.1 * height)] < 128).any()  # the titles
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--checkpoint", "none.pt"], "--checkpoint is none.pt, which is no file"),
+        (["--images", "8"], "--images is 8; allowed: at most 7, as test has"),
+        (["--split", "dev"], "--split is dev: .*; allowed: a split of --data"),
+        (["--data", "none"], "none lacks image_shape.json"),
+        (["--task", "language_modeling"], "is of LanguageModelingTask; allowed: one of --task pixel_modeling"),
+    ],
+)
+def test_bad_arguments(checkpoints: dict, data: Path, capsys, arguments, message: str) -> None:
+    """Each is said in one line."""
+    task = "language_modeling" if arguments[0] == "--task" else "pixel_modeling"
+    given = [] if arguments[0] == "--task" else arguments
+    assert complete.main(["--checkpoint", str(checkpoints[task]), "--data", str(data), *given]) == 1
+    assert re.search(message, capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("flag, value", [("--temperature", "0"), ("--temperature", "nan"), ("--samples", "0")])
+def test_values_out_of_range(flag: str, value: str, capsys) -> None:
+    """The parser says what is allowed."""
+    with pytest.raises(SystemExit):
+        complete.main(["--checkpoint", "x", "--data", "x", flag, value])
+    assert "allowed: " in capsys.readouterr().err

@@ -1,0 +1,226 @@
+"""CIFAR-10 and folders of images: from every source to the right subpixels in the right order."""
+
+import hashlib
+import io
+import re
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from fairseq.data import indexed_dataset
+from PIL import Image
+
+from fairseq_plugin.pixel_data import ImageShape, to_images
+from recipes.cifar10_pixels import prepare
+
+from .server import Page, serve
+
+PER_FILE = 6
+FILES = [*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"]
+
+
+def records(name: str, label: int = 9) -> np.ndarray:
+    """The bytes of one of the archive's files (N, 1 + 3072)."""
+    content = np.random.default_rng(sum(name.encode())).integers(0, 256, (PER_FILE, 3073)).astype(np.uint8)
+    content[:, 0] = label
+    return content
+
+
+def archive(names=FILES, label: int = 9, cut: int = 0) -> bytes:
+    """An archive laid out as CIFAR-10's, its files without their last ``cut`` bytes."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as opened:
+        for name in ["batches.meta.txt", *names]:
+            content = records(name, label).tobytes()
+            info = tarfile.TarInfo(f"cifar-10-batches-bin/{name}")
+            info.size = len(content) - cut
+            opened.addfile(info, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> bytes:
+    """Make files of six images count as CIFAR-10, from no address yet; returns their archive."""
+    content = archive()
+    monkeypatch.setattr(prepare, "URL", "http://127.0.0.1:9")
+    monkeypatch.setattr(prepare, "IMAGES_PER_FILE", PER_FILE)
+    monkeypatch.setattr(prepare, "HELD_OUT", 4)
+    count(monkeypatch, content)
+    return content
+
+
+def count(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
+    """Make ``content`` count as the archive."""
+    monkeypatch.setattr(prepare, "SIZE", len(content))
+    monkeypatch.setattr(prepare, "SHA256", hashlib.sha256(content).hexdigest())
+
+
+def images(data_bin: Path, split: str) -> np.ndarray:
+    """The images (N, H, W, C) of a split as fairseq's loader reads them."""
+    dataset = indexed_dataset.make_dataset(str(data_bin / split), "mmap")
+    tokens = torch.stack([dataset[index] for index in range(len(dataset))])
+    return to_images(tokens, ImageShape.load(data_bin)).numpy()
+
+
+def assert_cifar10(data_bin: Path) -> None:
+    """The data set holds the images of ``records``, pixel by pixel; the last of training are held out."""
+    train = np.concatenate([records(name) for name in FILES[:5]])[:, 1:]
+    expected = {"train": train[:-4], "valid": train[-4:], "test": records("test_batch.bin")[:, 1:]}
+    for split, planes in expected.items():
+        found = images(data_bin, split)
+        assert found.shape == (len(planes), 32, 32, 3)
+        for y, x, c in [(0, 0, 0), (0, 0, 2), (0, 31, 1), (17, 5, 2), (31, 31, 2)]:
+            assert np.array_equal(found[:, y, x, c], planes[:, c * 1024 + y * 32 + x])
+        assert np.array_equal(found.sum((1, 2, 3)), planes.sum(1, dtype=np.int64))
+
+
+def test_the_archive_is_that_of_its_publisher() -> None:
+    """50,000 images for training, some of them held out, and 10,000 for the test."""
+    assert len(prepare.TRAIN_FILES) * prepare.IMAGES_PER_FILE == 50_000
+    assert len(prepare.TEST_FILES) * prepare.IMAGES_PER_FILE == 10_000
+    assert prepare.SHAPE.length == 3072 and prepare.HELD_OUT == 1000
+
+
+def test_download(small: bytes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys) -> None:
+    """The archive is fetched, checked and read; a second run downloads nothing."""
+    with serve({"/cifar.tar.gz": Page(small)}) as served:
+        monkeypatch.setattr(prepare, "URL", f"{served.address}/cifar.tar.gz")
+        assert prepare.main(["--out", str(tmp_path)]) == 0
+        assert prepare.main(["--out", str(tmp_path)]) == 0
+    assert len(served.requests) == 1
+    assert_cifar10(tmp_path / "data-bin")
+    assert re.search(r"train +26 images +79,872 subpixels, 3072 an image", capsys.readouterr().out)
+
+
+def test_other_archive_at_the_address(small: bytes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys) -> None:
+    """As long as the right one, with another checksum; and one that is cut."""
+    other = bytearray(small)
+    other[50] ^= 1
+    for page, message in ((Page(bytes(other)), "sha256 is .*; allowed"), (Page(small, cut=99), "ended after 99 of")):
+        with serve({"/cifar.tar.gz": page}) as served:
+            monkeypatch.setattr(prepare, "URL", f"{served.address}/cifar.tar.gz")
+            assert prepare.main(["--out", str(tmp_path)]) == 1
+        assert re.search(message + ".*--file cifar-10-binary.tar.gz", capsys.readouterr().err)
+    assert not (tmp_path / "data-bin").exists()
+
+
+def test_local_copy(small: bytes, tmp_path: Path) -> None:
+    """Under any name."""
+    (tmp_path / "mine").write_bytes(small)
+    assert prepare.main(["--file", str(tmp_path / "mine"), "--out", str(tmp_path / "out")]) == 0
+    assert_cifar10(tmp_path / "out" / "data-bin")
+
+
+def test_local_copies_that_are_refused(small: bytes, tmp_path: Path, capsys) -> None:
+    """Truncated, damaged, or not there."""
+    (tmp_path / "cut").write_bytes(small[:-1])
+    (tmp_path / "other").write_bytes(small[:-1] + b"!")
+    for name, message in (
+        ("cut", "bytes; allowed: "),
+        ("other", "sha256 .*; allowed: "),
+        ("none", "which is no file; allowed"),
+    ):
+        assert prepare.main(["--file", str(tmp_path / name), "--out", str(tmp_path / "out")]) == 1
+        assert re.search(message, capsys.readouterr().err), name
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        (archive(FILES[:4] + FILES[5:]), "lacks data_batch_5.bin"),
+        (archive(cut=1), "data_batch_1.bin has 18,437 bytes; allowed: 18,438"),
+        (archive(label=10), "data_batch_1.bin has the label 10; allowed: 0..9"),
+        (archive()[:5000], "cannot be read"),
+        (b"no archive", "cannot be read"),
+    ],
+)
+def test_archives_that_are_refused(small: bytes, monkeypatch, tmp_path: Path, capsys, content, message) -> None:
+    """What a right checksum would not let happen is still said."""
+    count(monkeypatch, content)
+    (tmp_path / "mine").write_bytes(content)
+    assert prepare.main(["--file", str(tmp_path / "mine"), "--out", str(tmp_path / "out")]) == 1
+    assert re.search(message, capsys.readouterr().err)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """40 images in subfolders: left red, right blue, a white line on top; wider than high. And what is no image."""
+    for index in range(40):
+        pixels = np.zeros((20, 44, 3), np.uint8)
+        pixels[:, :22, 0], pixels[:, 22:, 2], pixels[0] = 250, 6 * index, 255
+        path = tmp_path / "images" / f"class{index % 3}" / f"{index}.{['png', 'bmp', 'PNG'][index % 3]}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(path)
+    (tmp_path / "images" / "notes.txt").write_text("no image")
+    return tmp_path / "images"
+
+
+def test_folder_of_images(folder: Path, tmp_path: Path) -> None:
+    """Every image is in one split; resized, cut evenly left and right, in colour."""
+    assert prepare.main(["--images", str(folder), "--size", "10", "--out", str(tmp_path / "out")]) == 0
+    found = {split: images(tmp_path / "out" / "data-bin", split) for split in ("train", "valid", "test")}
+    assert [len(found[split]) for split in found] == [36, 2, 2]
+    whole = np.concatenate(list(found.values()))
+    assert whole.shape[1:] == (10, 10, 3)
+    assert abs(whole[:, 5, 1] - [250, 0, 0]).max() <= 3
+    assert sorted(whole[:, 5, 8, 2].tolist()) == [6 * index for index in range(40)]
+    assert (whole[:, 0, :, 1] > whole[:, 1, :, 1] + 50).all()
+
+
+def test_split_is_by_name(folder: Path, tmp_path: Path) -> None:
+    """What is in the files, and where the folder lies, decides nothing."""
+    splits = prepare.read_folder(folder, 4, grey=False)
+    names = {split: np.stack([*images.images])[:, 2, 3, 2] for split, images in splits.items()}
+    moved = folder.rename(tmp_path / "elsewhere")
+    again = prepare.read_folder(moved, 4, grey=False)
+    assert all(np.array_equal(np.stack([*again[split].images])[:, 2, 3, 2], names[split]) for split in names)
+
+
+def test_grey_images(folder: Path, tmp_path: Path) -> None:
+    """One channel: an image is a third as long."""
+    assert prepare.main(["--images", str(folder), "--size", "6", "--grey", "--out", str(tmp_path / "out")]) == 0
+    assert ImageShape.load(tmp_path / "out" / "data-bin") == (6, 6, 1)
+    found = images(tmp_path / "out" / "data-bin", "train")
+    assert found.shape == (36, 6, 6, 1) and abs(found[:, 4, 0, 0] - 75).max() <= 3  # Pillow's red: 0.299 of 250
+
+
+def test_turned_photographs_are_put_upright(tmp_path: Path) -> None:
+    """As the camera's orientation says."""
+    pixels = np.zeros((8, 8, 3), np.uint8)
+    pixels[:, :4] = 255
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turn by 90 degrees clockwise
+    Image.fromarray(pixels).save(tmp_path / "a.png", exif=exif)
+    found = prepare.read_image(tmp_path / "a.png", 8, grey=True)
+    assert found.shape == (8, 8, 1) and (found[:4] == 255).all() and (found[4:] == 0).all()
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--images", "{}/none"], "--images is .*, which is no folder"),
+        (["--images", "{}/images/class0"], "with 14 images; allowed: at least 20"),
+        (["--size", "16"], "--size and --grey are given without --images"),
+        (["--file", "x", "--grey"], "--size and --grey are given without --images"),
+    ],
+)
+def test_bad_arguments(folder: Path, tmp_path: Path, capsys, arguments, message: str) -> None:
+    """Said before anything is written."""
+    assert prepare.main([*(a.format(tmp_path) for a in arguments), "--out", str(tmp_path / "out")]) == 1
+    assert re.search(message, capsys.readouterr().err)
+    assert not (tmp_path / "out").exists()
+
+
+def test_broken_image(folder: Path, tmp_path: Path, capsys) -> None:
+    """The file is named, and an earlier data set stays as it was."""
+    arguments = ["--images", str(folder), "--size", "4", "--out", str(tmp_path / "out")]
+    assert prepare.main(arguments) == 0
+    before = images(tmp_path / "out" / "data-bin", "train")
+    broken = folder / "class0" / "0.png"
+    broken.write_bytes(broken.read_bytes()[:60])
+    assert prepare.main(arguments) == 1
+    assert re.search(r"class0/0.png cannot be read: .*; allowed: images that Pillow reads", capsys.readouterr().err)
+    assert np.array_equal(images(tmp_path / "out" / "data-bin", "train"), before)

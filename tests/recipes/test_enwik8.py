@@ -1,0 +1,219 @@
+"""enwik8: from every source to checked bytes, to as many tokens, to bits per character."""
+
+import hashlib
+import io
+import random
+import re
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from fairseq.checkpoint_utils import load_model_ensemble_and_task
+from fairseq.data import Dictionary, indexed_dataset
+
+from recipes import download as download_module
+from recipes.enwik8 import prepare
+from tests.fairseq_plugin.toy import SMALL, USER_DIR, run_in_turn
+from tests.fairseq_plugin.toy_pixels import logits_bits
+
+from .server import Page, serve
+
+#: Any bytes: line ends of all kinds, no valid UTF-8, no line end at the cuts or at the end.
+TEXT = bytes(random.Random(0).choices([*range(256), *[10] * 40, 13, *[0xE2, 0x80, 0xA8] * 5], k=3989)) + b"\xff\xc0 end"
+SPLITS = {"train": 3000, "valid": 500, "test": 495}
+
+
+def zipped(name: str = "enwik8", content: bytes = TEXT) -> bytes:
+    """A zip archive with one file."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(name, content)
+    return buffer.getvalue()
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> bytes:
+    """Make the bytes above count as enwik8, from no address yet; returns their archive."""
+    content = zipped()
+    monkeypatch.setattr(prepare, "SIZE", len(TEXT))
+    monkeypatch.setattr(prepare, "MD5", hashlib.md5(TEXT).hexdigest())
+    monkeypatch.setattr(prepare, "SPLIT_BYTES", SPLITS)
+    monkeypatch.setattr(prepare, "ZIP_URL", "http://127.0.0.1:9")
+    monkeypatch.setattr(prepare, "ZIP_SIZE", len(content))
+    monkeypatch.setattr(prepare, "ZIP_SHA256", hashlib.sha256(content).hexdigest())
+    return content
+
+
+def decoded(data_bin: Path, split: str) -> bytes:
+    """The bytes of a split, from its tokens by the dictionary's names; each sequence must be a line or the rest."""
+    dictionary = Dictionary.load(str(data_bin / "dict.txt"))
+    dataset = indexed_dataset.make_dataset(str(data_bin / split), "mmap")
+    lines = [
+        bytes(10 if token == dictionary.eos() else int(dictionary[token]) for token in dataset[index].tolist())
+        for index in range(len(dataset))
+    ]
+    assert all(line.endswith(b"\n") for line in lines[:-1]) and all(line.count(b"\n") <= 1 for line in lines)
+    return b"".join(lines)
+
+
+def assert_whole(data_bin: Path, content: bytes, splits: dict) -> None:
+    """The data set holds ``content``, byte for byte, cut as ``splits`` says, and nothing half written is left."""
+    start = 0
+    for split, size in splits.items():
+        assert decoded(data_bin, split) == content[start : start + size], split
+        start += size
+    assert sorted(path.name for path in data_bin.parent.iterdir() if ".part" in path.name) == []
+
+
+def test_the_standard_split() -> None:
+    """The first 90 million bytes, the next 5 and the last 5."""
+    assert prepare.SPLIT_BYTES == {"train": 90_000_000, "valid": 5_000_000, "test": 5_000_000}
+    assert list(prepare.SPLIT_BYTES) == ["train", "valid", "test"]
+    assert sum(prepare.SPLIT_BYTES.values()) == prepare.SIZE == 100_000_000
+
+
+def test_every_byte_is_a_token() -> None:
+    """256 different tokens, none of them a special symbol but the newline's, which is ``</s>``."""
+    dictionary = prepare.byte_dictionary()
+    table = prepare.token_table(dictionary)
+    assert len(dictionary) == 4 + 255 and len(set(table.tolist())) == 256
+    assert table[10] == dictionary.eos() and all(dictionary[table[byte]] == str(byte) for byte in (0, 9, 11, 32, 255))
+
+
+def test_download(small: bytes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys) -> None:
+    """The archive is fetched, unpacked, checked and cut; a second run downloads nothing."""
+    with serve({"/enwik8.zip": Page(small)}) as served:
+        monkeypatch.setattr(prepare, "ZIP_URL", f"{served.address}/enwik8.zip")
+        assert prepare.main(["--out", str(tmp_path)]) == 0
+        assert prepare.main(["--out", str(tmp_path)]) == 0
+    assert len(served.requests) == 1
+    assert_whole(tmp_path / "data-bin", TEXT, SPLITS)
+    assert re.search(r"valid +500 bytes +500 tokens", capsys.readouterr().out)
+
+
+def test_interrupted_download_is_continued(small: bytes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A cut answer is an error; the next run asks for the rest."""
+    pages = {"/enwik8.zip": Page(small, cut=100)}
+    with serve(pages) as served:
+        monkeypatch.setattr(prepare, "ZIP_URL", f"{served.address}/enwik8.zip")
+        with pytest.raises(prepare.DownloadFailed, match=r"ended after 100 of .* --file enwik8.zip"):
+            prepare.fetch(tmp_path)
+        pages["/enwik8.zip"] = Page(small)
+        assert prepare.fetch(tmp_path).read_bytes() == TEXT
+    assert served.requests[1][1] == "bytes=100-"
+
+
+def test_other_archive_at_the_address(small: bytes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As long as the right one, with another checksum."""
+    other = bytearray(small)
+    other[50] ^= 1
+    with serve({"/enwik8.zip": Page(bytes(other))}) as served:
+        monkeypatch.setattr(prepare, "ZIP_URL", f"{served.address}/enwik8.zip")
+        with pytest.raises(prepare.DownloadFailed, match="sha256 is .*; allowed: "):
+            prepare.fetch(tmp_path)
+    assert not (tmp_path / "data-bin").exists()
+
+
+@pytest.mark.parametrize("name, content", [("mine.zip", zipped("some/enwik8")), ("enwik8", TEXT), ("mine.txt", TEXT)])
+def test_local_copy(small: bytes, tmp_path: Path, name: str, content: bytes) -> None:
+    """The archive, or the file under any name, known by its size, with the standard split."""
+    (tmp_path / name).write_bytes(content)
+    assert prepare.main(["--file", str(tmp_path / name), "--out", str(tmp_path / "out")]) == 0
+    assert_whole(tmp_path / "out" / "data-bin", TEXT, SPLITS)
+
+
+@pytest.mark.parametrize(
+    "name, content, message",
+    [
+        ("enwik8", TEXT[:-1], "has 3,994 bytes; allowed: 3,995, which enwik8 has"),
+        ("enwik8", TEXT[:-1] + b"!", "has md5 .*; allowed: "),
+        ("mine.txt", TEXT[:-1] + b"!", "has md5 .*; allowed: "),
+        ("mine.zip", zipped("text8"), "lacks enwik8; allowed: enwik8.zip"),
+        ("mine.zip", zipped()[:300], "allowed: a whole zip archive"),
+        ("mine.zip", zipped()[:2000] + b"....." + zipped()[2005:], "allowed: a whole zip archive"),
+        ("mine.zip", zipped(content=TEXT[:-5]), "has 3,990 bytes; allowed: 3,995"),
+        ("short.txt", b"19 bytes, too few..", "there are 19 bytes to use; allowed: at least 20"),
+    ],
+)
+def test_files_that_are_refused(small: bytes, tmp_path: Path, capsys, name: str, content: bytes, message: str) -> None:
+    """Truncated, damaged, or something else."""
+    (tmp_path / name).write_bytes(content)
+    assert prepare.main(["--file", str(tmp_path / name), "--out", str(tmp_path / "out")]) == 1
+    assert re.search(message, capsys.readouterr().err)
+    assert not (tmp_path / "out" / "data-bin").exists()
+
+
+def test_no_such_file(tmp_path: Path, capsys) -> None:
+    """Said before anything is written."""
+    assert prepare.main(["--file", str(tmp_path / "none"), "--out", str(tmp_path / "out")]) == 1
+    assert "which is no file; allowed: enwik8, its zip archive, or a text file" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("limit", [None, 1999])
+def test_any_file_is_cut_by_bytes(tmp_path: Path, limit) -> None:
+    """90, 5 and 5 per cent, wherever the lines end; a second run replaces the first."""
+    (tmp_path / "any.txt").write_bytes(TEXT)
+    arguments = ["--file", str(tmp_path / "any.txt"), "--out", str(tmp_path / "out")]
+    assert prepare.main([*arguments, "--limit", "100"]) == 0
+    assert prepare.main([*arguments, *(["--limit", str(limit)] if limit else [])]) == 0
+    size = limit or len(TEXT)
+    assert_whole(
+        tmp_path / "out" / "data-bin", TEXT, {"train": size - 2 * (size // 20), "valid": size // 20, "test": size // 20}
+    )
+
+
+def test_very_long_lines(tmp_path: Path) -> None:
+    """They are several sequences, so that memory does not grow with them, and no token more."""
+    content = b"x" * 150_000 + b"\n" + b"y" * 50_000
+    (tmp_path / "long").write_bytes(content)
+    prepare.binarise(tmp_path / "long", {"train": 150_001, "test": 49_999}, tmp_path / "bin")
+    dataset = indexed_dataset.make_dataset(str(tmp_path / "bin" / "train"), "mmap")
+    assert dataset.sizes.tolist() == [65536, 65536, 18929]
+    assert torch.cat([dataset[index] for index in range(3)]).tolist() == [*[4 + ord("x") - 1] * 150_000, 2]
+
+
+def test_file_that_ends_too_soon(tmp_path: Path) -> None:
+    """Fewer tokens than bytes are an error, and leave no data set."""
+    (tmp_path / "short").write_bytes(b"abc")
+    with pytest.raises(ValueError, match="train became 3 tokens; allowed: 4, its bytes"):
+        prepare.binarise(tmp_path / "short", {"train": 4}, tmp_path / "bin")
+    assert not (tmp_path / "bin").exists()
+
+
+@pytest.mark.parametrize("algorithm, length", [("md5", 32), ("sha256", 64)])
+def test_digest_of_a_file(tmp_path: Path, algorithm: str, length: int) -> None:
+    """Of more than one block."""
+    content = bytes(range(256)) * 5000
+    (tmp_path / "file").write_bytes(content)
+    found = download_module.file_digest(tmp_path / "file", algorithm)
+    assert len(found) == length and found == hashlib.new(algorithm, content).hexdigest()
+
+
+def test_evaluation_prints_bits_per_character(tmp_path: Path) -> None:
+    """fairseq-eval-lm scores each byte of the test split once; its loss is their mean under the model's logits."""
+    (tmp_path / "any.txt").write_bytes(TEXT)
+    data = tmp_path / "out" / "data-bin"
+    train = [
+        str(data), "--user-dir", USER_DIR, "--task", "language_modeling", "--arch", "flowformer_lm", *SMALL,
+        "--tokens-per-sample", "64", "--max-tokens", "512", "--optimizer", "adam", "--lr", "3e-3", "--max-update", "8",
+        "--save-dir", str(tmp_path / "run"), "--cpu", "--sample-break-mode", "none",
+        "--required-batch-size-multiple", "1",
+    ]  # fmt: skip
+    evaluate = [
+        str(data), "--user-dir", USER_DIR, "--path", str(tmp_path / "run" / "checkpoint_last.pt"), "--cpu",
+        "--tokens-per-sample", "64", "--max-tokens", "512", "--sample-break-mode", "none",
+    ]  # fmt: skip
+    assert prepare.main(["--file", str(tmp_path / "any.txt"), "--out", str(tmp_path / "out")]) == 0
+    _, output = run_in_turn(("fairseq_cli.train", train, ""), ("fairseq_cli.eval_lm", evaluate, ""))
+    (model,), _, _ = load_model_ensemble_and_task([str(tmp_path / "run" / "checkpoint_last.pt")])
+    held_out = np.frombuffer(TEXT, np.uint8)[-199:].astype(np.int64)
+    target = torch.from_numpy(np.where(held_out == 10, 2, held_out + 4 - (held_out > 10)))
+    source = torch.cat([torch.tensor([2]), target[:-1]])
+    blocks = [slice(start, min(start + 64, 199)) for start in range(0, 199, 64)]
+    bits = [logits_bits(model, source[None, block], target[None, block]) * len(target[block]) for block in blocks]
+    assert "Evaluated 199 tokens" in output
+    printed = float(re.search(r"Loss \(base 2\): ([\d.]+)", output).group(1))
+    assert printed == pytest.approx(sum(bits) / 199, abs=1e-4)
