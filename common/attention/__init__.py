@@ -13,7 +13,7 @@ from .flow import FlowAttention
 from .linear import LinearAttention
 from .mixed_chunk import MixedChunkAttention
 from .quadratic import QuadraticAttention
-from .record import AttentionRecord, record_attention
+from .record import AttentionRecord, KeyRecord, record_attention, record_keys
 from .rotary import RotaryAttention
 from .softmax import SoftmaxAttention
 
@@ -52,6 +52,7 @@ __all__ = [
     "DaftFullAttention",
     "FlowAttention",
     "InnerAttention",
+    "KeyRecord",
     "LinearAttention",
     "MixedChunkAttention",
     "QuadraticAttention",
@@ -60,4 +61,5 @@ __all__ = [
     "build_attention",
     "position_entropy",
     "record_attention",
+    "record_keys",
 ]

@@ -93,6 +93,8 @@ class DaftFullAttention(InnerAttention):
     ) -> Tensor:
         _check_heads(q, k, v, self.query)
         check_padding_mask("query_padding_mask", query_padding_mask, v)
+        # An output of 0 is not enough: what is not finite in a padded query would still be in its gradient.
+        q = None if q is None else zero_padding(q, query_padding_mask)
         heads = v.shape[1]
         q, k, v = (None if x is None else _merge_heads(x) for x in (q, k, v))
         out = daft_full(q, k, v, self._bias(), causal=self.causal, key_padding_mask=key_padding_mask)
@@ -239,6 +241,8 @@ class DaftConvAttention(InnerAttention):
     ) -> Tensor:
         self._check(q, k, v)
         check_padding_mask("query_padding_mask", query_padding_mask, v)
+        # An output of 0 is not enough: what is not finite in a padded query would still be in its gradient.
+        q = None if q is None else zero_padding(q, query_padding_mask)
         q, k, v = (None if x is None else _merge_heads(x) for x in (q, k, v))
         options = {"causal": self.causal, "spatial_shape": spatial_shape, "key_padding_mask": key_padding_mask}
         if self.gumbel_temperature is not None and not self.training:
@@ -341,3 +345,5 @@ def _check_heads(q: Optional[Tensor], k: Tensor, v: Tensor, query: bool) -> None
     """Raise ValueError unless all are (B, H, n, d)."""
     _check_query(q, query)
     check_query_key_value(v if q is None else q, k, v, one_length=True)
+    if v.shape != k.shape:
+        raise ValueError(f"v has shape {tuple(v.shape)}; allowed: that of k, {tuple(k.shape)}")

@@ -5,9 +5,11 @@ from torch import Tensor, nn
 
 from common.attention import InnerAttention, build_attention
 
-#: Options without a default, and small chunks.
+#: Options without a default, and small chunks and windows.
 REQUIRED = {
     "combiner": {"num_heads": 2, "head_dim": 4, "row_length": 4},
+    "daft_conv": {"num_heads": 2, "window": 5},
+    "daft_full": {"max_tokens": 24, "bias_dim": 3},
     "mixed_chunk": {"num_heads": 2, "head_dim": 4, "chunk_size": 4},
 }
 
@@ -25,11 +27,16 @@ def needed(module: InnerAttention, v: Tensor) -> dict:
     return {"x": v.transpose(1, 2).flatten(2)} if module.needs_input else {}
 
 
+def narrow(module: InnerAttention, k: Tensor) -> Tensor:
+    """k (B, H, n, d) with the channels that keys of the module have."""
+    return k[..., : module.key_channels]
+
+
 def attend(module: InnerAttention, q: Tensor, k: Tensor, v: Tensor, **masks) -> Tensor:
     """``module(q, k, v)``."""
-    return module(q, k, v, **masks, **needed(module, v))
+    return module(q, narrow(module, k), v, **masks, **needed(module, v))
 
 
 def extend(module: InnerAttention, q: Tensor, k: Tensor, v: Tensor, **options):
     """``module.extend(q, k, v)``."""
-    return module.extend(q, k, v, **options, **needed(module, v))
+    return module.extend(q, narrow(module, k), v, **options, **needed(module, v))

@@ -2,13 +2,14 @@
 
 import copy
 import pickle
+import re
 
 import pytest
 import torch
 
 from common.attention import ATTENTIONS, FlowAttention, InnerAttention, LinearAttention, build_attention
 from common.ops import flow_attention, flow_attention_map, flow_attention_weights, linear_attention
-from tests.common.attention.build import REQUIRED, attend, build, extend
+from tests.common.attention.build import REQUIRED, attend, build, extend, narrow
 from tests.common.inputs import padding, qkv
 from tests.compare import assert_close, gradients
 
@@ -30,17 +31,20 @@ def masks_for(tokens: int, side: str = "left") -> dict:
 
 
 def test_every_name_builds_its_module():
-    assert list(ATTENTIONS) == ["combiner", "flow", "linear", "mixed_chunk", "quadratic", "softmax"]
+    known = ["combiner", "daft_conv", "daft_full", "flow", "linear", "mixed_chunk", "quadratic", "softmax"]
+    with_parameters = ("combiner", "daft_conv", "daft_full", "mixed_chunk")
+    assert list(ATTENTIONS) == known
     for name, kind in ATTENTIONS.items():
         module = build_attention(name, causal=True, **REQUIRED.get(name, {}))
         assert type(module) is kind and isinstance(module, InnerAttention) and module.causal
         assert not build_attention(name, **REQUIRED.get(name, {})).causal
-        assert bool(list(module.parameters())) == (name in ("combiner", "mixed_chunk")) and not list(module.buffers())
-        assert module.needs_input == (name == "combiner")
+        assert bool(list(module.parameters())) == (name in with_parameters) and not list(module.buffers())
+        assert module.needs_input == (name == "combiner") and module.query
+        assert module.key_channels == (1 if name == "daft_conv" else None)
 
 
 def test_unknown_names_and_options_are_refused():
-    with pytest.raises(ValueError, match=r"attention is 'flows'; allowed: 'combiner', 'flow', 'linear', .*"):
+    with pytest.raises(ValueError, match=r"attention is 'flows'; allowed: 'combiner', 'daft_conv', .*"):
         build_attention("flows")
     with pytest.raises(ValueError, match=r"attention 'linear' has no option 'clamp'; allowed: causal, phi, chunk_size"):
         build_attention("linear", clamp=1.0)
@@ -68,10 +72,20 @@ def test_unknown_names_and_options_are_refused():
         ("combiner", "num_heads", 0),
         ("combiner", "head_dim", 5),
         ("combiner", "row_length", -1),
+        ("daft_full", "max_tokens", 0),
+        ("daft_full", "bias_dim", 0),
+        ("daft_conv", "num_heads", 0),
+        ("daft_conv", "window", 0),
+        ("daft_conv", "window", 4),
+        ("daft_conv", "window", (5, 4)),
+        ("daft_conv", "window", (5, 5, 5)),
+        ("daft_conv", "window", ()),
+        ("daft_conv", "gumbel_temperature", 0.0),
+        ("daft_conv", "gumbel_temperature", float("nan")),
     ],
 )
 def test_wrong_options_are_refused_when_the_module_is_built(name, option, given):
-    with pytest.raises(ValueError, match=f"^{option} is {given!r}; allowed.*: "):
+    with pytest.raises(ValueError, match="^" + re.escape(f"{option} is {given!r}; allowed") + ".*: "):
         build_attention(name, **{**REQUIRED.get(name, {}), option: given})
 
 
@@ -195,7 +209,9 @@ def test_extend_refuses_a_wrong_state_or_mask(name):
 @causality
 def test_wrong_tensors_and_masks_are_refused(name, causal):
     module, (q, k, v) = build(name, causal), qkv(5, d=4, e=4)
-    with pytest.raises(ValueError, match=r"^k has shape .* allowed: the same batch, heads and channels"):
+    with pytest.raises(
+        ValueError, match=r"^k has shape .* allowed: (the same batch, heads and channels|\(B, H, tokens, 1\))"
+    ):
         attend(module, q, k[:, :1], v)
     with pytest.raises(ValueError, match="^key_padding_mask has dtype torch.int64; allowed: torch.bool"):
         attend(module, q, k, v, key_padding_mask=torch.zeros(2, 5, dtype=torch.long))
@@ -226,12 +242,17 @@ def test_dropout_drops_whole_sources_and_keeps_the_mean(name, causal):
 def test_modules_copy_pickle_and_print_their_options(name, tmp_path):
     options = {
         "combiner": {"num_heads": 2, "head_dim": 4, "row_length": 3, "rotary": False},
+        "daft_conv": {
+            "num_heads": 2, "window": 4, "query": True, "local_only": True, "reparameterize": False,
+            "gumbel_temperature": None,
+        },
+        "daft_full": {"max_tokens": 20, "bias_dim": None, "query": True},
         "flow": FLOW_OPTIONS,
         "linear": {"phi": "relu", "chunk_size": 8},
         "mixed_chunk": {"num_heads": 2, "head_dim": 4, "chunk_size": 3, "kernel": "relu2", "rotary": False},
         "quadratic": {"kernel": "laplace", "divisor": 3.0},
         "softmax": {},
-    }[name]
+    }[name]  # fmt: skip
     module, inputs = build(name, causal=True, **options), qkv(19, d=4, e=4)
     expected = attend(module, *inputs)
     torch.save(module.state_dict(), tmp_path / "state")
@@ -269,6 +290,7 @@ def test_autocast_takes_what_projections_under_it_give(name):
     module, masks = build(name, causal=True, dtype=torch.float32), masks_for(19)
     halves = [x.detach().bfloat16() for x in qkv(19, d=4, e=4, scale=0.5)]
     more = {"x": halves[2].float().transpose(1, 2).flatten(2)} if module.needs_input else {}
+    halves[1] = narrow(module, halves[1])
     expected = module(*(x.float() for x in halves), **masks, **more)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         out = module(*halves, **masks, **more)

@@ -1,10 +1,19 @@
-"""record_attention shows the weights of every Flow-Attention inside any model."""
+"""record_attention and record_keys show what every Flow-Attention and every DAFT inside any model weighs tokens by."""
 
 import pytest
 import torch
 from torch import nn
 
-from common.attention import AttentionRecord, FlowAttention, LinearAttention, record_attention
+from common.attention import (
+    AttentionRecord,
+    DaftConvAttention,
+    DaftFullAttention,
+    FlowAttention,
+    KeyRecord,
+    LinearAttention,
+    record_attention,
+    record_keys,
+)
 from tests.common.inputs import padding, qkv
 
 
@@ -63,4 +72,51 @@ def test_a_module_alone_is_recorded_under_the_empty_name():
 def test_a_model_without_flow_attention_is_refused():
     match = "model is a Sequential without Flow-Attention; allowed: a model that holds one"
     with pytest.raises(ValueError, match=match), record_attention(nn.Sequential(LinearAttention())):
+        pass
+
+
+class DaftModel(nn.Module):
+    """Both kinds of DAFT, and another attention between them."""
+
+    def __init__(self):
+        super().__init__()
+        self.full = DaftFullAttention(max_tokens=9, bias_dim=2)
+        self.others = nn.ModuleList([LinearAttention(), DaftConvAttention(num_heads=2, window=3, query=False)])
+
+    def forward(self, q, k, v):
+        k = k + 1.0
+        v = self.others[1](None, k=k[..., :1], v=v)
+        v = self.others[0](q, k, v)
+        return self.full(q, k, v)
+
+
+def test_one_record_of_keys_per_call():
+    q, k, v = qkv(9, d=4, e=4, dtype=torch.float32)
+    model = DaftModel()
+    plain = model(q, k, v)
+    with record_keys(model) as records:
+        assert torch.equal(model(q, k, v), plain)
+        with torch.no_grad():
+            model(k, q, v)
+    model(q, k, v)
+    assert [record.name for record in records] == ["others.1", "full"] * 2, "recording ends with the block"
+    assert all(isinstance(record, KeyRecord) and not record.keys.requires_grad for record in records)
+    assert torch.equal(records[0].keys, (k + 1.0)[..., :1]) and torch.equal(records[1].keys, k + 1.0)
+    assert torch.equal(records[3].keys, q + 1.0)
+    assert list(records[0].keys.shape) == [2, 2, 9, 1]
+
+
+def test_recorded_keys_stay_what_they_were():
+    q, k, v = (x.detach() for x in qkv(5))
+    module = DaftFullAttention(max_tokens=5).double()
+    with record_keys(module) as records:
+        module(q[..., :3], k[..., :3], v)
+    before = k[..., :3].clone()
+    k.zero_()
+    assert torch.equal(records[0].keys, before) and records[0].name == ""
+
+
+def test_a_model_without_daft_is_refused():
+    match = "model is a Sequential without DAFT; allowed: a model that holds one"
+    with pytest.raises(ValueError, match=match), record_keys(nn.Sequential(FlowAttention())):
         pass

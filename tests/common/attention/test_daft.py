@@ -1,0 +1,541 @@
+"""The DAFT modules: the ops with learned biases and filters, the selection, the entropy, and what they refuse."""
+
+import copy
+import math
+import pickle
+
+import pytest
+import scipy.stats
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from common.attention import DaftConvAttention, DaftFullAttention, LinearAttention, build_attention, position_entropy
+from common.attention.base import drop_sources
+from common.ops import daft_conv, daft_full
+from common.ops.daft_conv_reference import daft_conv_reference
+from common.ops.daft_full_reference import daft_full_reference
+from tests.common.attention.build import attend, build, extend, narrow
+from tests.common.inputs import SIDES, padding, qkv
+from tests.common.refusals import refused
+from tests.compare import assert_close, gradients
+
+causality = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+gating = pytest.mark.parametrize("query", [True, False], ids=["gated", "ungated"])
+
+
+def joined(*tensors):
+    """(B, H, n, c) -> (B, n, H c), heads side by side, as the ops take them; None stays."""
+    return [None if x is None else torch.cat(x.unbind(1), dim=-1) for x in tensors]
+
+
+def heads_of(x, heads):
+    """The inverse of ``joined`` for one tensor."""
+    return torch.stack(x.chunk(heads, dim=-1), dim=1)
+
+
+def conv_inputs(tokens, heads=2, channels=4, query=True, **options):
+    """q (or None), k of one channel and v."""
+    q, k, v = qkv(tokens, heads=heads, d=channels, e=channels, **options)
+    return q if query else None, k[..., :1].detach().requires_grad_(), v
+
+
+def compare(out, expected, inputs, module):
+    """Values, and gradients of the inputs and of every parameter."""
+    assert_close("out", out, expected)
+    leaves = {name: x for name, x in zip("qkv", inputs) if x is not None}
+    leaves.update(module.named_parameters())
+    for name, actual, wanted in zip(leaves, gradients(out, leaves.values()), gradients(expected, leaves.values())):
+        if name == "beta" and module.local_only:  # cancels where the window is all that is seen
+            assert actual.abs().max() < 1e-9
+        else:
+            assert_close(f"gradient of {name}", actual, wanted, 1e-8)
+
+
+def literal_filters(module):
+    """γ (r - mean) / std + β per head, entry by entry, the deviation that of a population."""
+    filters = []
+    for head in range(module.r.shape[0]):
+        entries = module.r[head].flatten()
+        mean = sum(entries) / len(entries)
+        variance = sum((x - mean) ** 2 for x in entries) / len(entries)
+        deviation = (variance + 1e-6).sqrt()  # not 0 for one entry
+        scaled = [module.gamma[head, 0] * (x - mean) / deviation + module.beta[head, 0] for x in entries]
+        filters.append(torch.stack(scaled).view_as(module.r[head]))
+    return torch.stack(filters)
+
+
+# DAFT-full
+
+
+@causality
+@gating
+@pytest.mark.parametrize("bias_dim", [3, None], ids=["factors", "free"])
+@pytest.mark.parametrize("side", SIDES[:-1])
+def test_daft_full_is_equation_5_with_the_modules_bias(side, bias_dim, query, causal):
+    q, k, v = qkv(13, d=3)
+    q, mask = q if query else None, padding(side, 2, 13)
+    module = build("daft_full", causal, bias_dim=bias_dim, query=query, max_tokens=16)
+    w = module.w if bias_dim is None else torch.einsum("tn,sn->ts", module.pe0, module.pe1)
+    assert_close("w", module.position_bias(), w)
+    expected = heads_of(daft_full_reference(*joined(q, k, v), w, causal=causal, key_padding_mask=mask), 2)
+    compare(module(q, k, v, mask, mask), expected, (q, k, v), module)
+
+
+@causality
+def test_the_bias_goes_from_keys_to_queries(causal):
+    """One large entry of row t, column t' sends token t to t', and not the other way."""
+    module = build("daft_full", causal, bias_dim=None, max_tokens=6)
+    with torch.no_grad():
+        module.w.zero_()[4, 1] = 60.0
+    _, k, v = qkv(6, d=3)
+    out = module(torch.full_like(v, 60.0), k, v)
+    assert_close("token 4", out[:, :, 4], v[:, :, 1])
+    assert not torch.allclose(out[:, :, 1], v[:, :, 4], atol=0.1)
+
+
+@causality
+def test_heads_have_no_effect_in_daft_full(causal):
+    module = build("daft_full", causal)
+    q, k, v = qkv(11, heads=12, d=1, e=1)
+    expected = joined(module(q, k, v))[0]
+    for heads in (1, 2, 3, 6):
+        out = module(*(heads_of(x, heads) for x in joined(q, k, v)))
+        assert_close(f"{heads} heads", joined(out)[0], expected)
+
+
+def test_the_parameters_of_daft_full():
+    module = build_attention("daft_full", max_tokens=500)
+    assert {name: tuple(x.shape) for name, x in module.state_dict().items()} == {"pe0": (500, 128), "pe1": (500, 128)}
+    assert all(abs(x.std() - 0.1) < 2e-3 and abs(x.mean()) < 2e-3 for x in module.parameters())
+    free = build_attention("daft_full", max_tokens=200, bias_dim=None)
+    assert {name: tuple(x.shape) for name, x in free.state_dict().items()} == {"w": (200, 200)}
+    assert abs(free.w.std() - 0.02) < 1e-3 and abs(free.w.mean()) < 1e-3
+    for each in (module, free):
+        before = copy.deepcopy(each.state_dict())
+        each.reset_parameters()
+        assert all(not torch.equal(x, before[name]) for name, x in each.named_parameters())
+
+
+@causality
+def test_more_tokens_than_positions_are_refused_by_both_numbers(causal):
+    module = build("daft_full", causal, max_tokens=6)
+    inputs = qkv(7, d=4, e=4)
+    with pytest.raises(ValueError, match="7 tokens; allowed by w: at most 6"):
+        module(*inputs)
+    if causal:
+        _, state = module.extend(*(x[:, :, :6] for x in inputs))
+        with pytest.raises(ValueError, match="7 tokens; allowed by w: at most 6"):
+            module.extend(*(x[:, :, 6:] for x in inputs), state=state)
+
+
+# DAFT-conv
+
+
+@pytest.mark.parametrize("window", [5, (5, 3)], ids=str)
+def test_filters_are_standardised_and_scaled_per_head(window):
+    module = build("daft_conv", num_heads=3, window=window)
+    compare(module.position_bias(), literal_filters(module), (), module)
+    assert module.position_bias().shape == module.r.shape == (3, *module.window_shape)
+    flat = module.position_bias().flatten(1)
+    assert_close("mean", flat.mean(1), module.beta.flatten())
+    assert_close("deviation", flat.std(1, correction=0), module.gamma.flatten().abs(), 1e-5)
+    plain = build("daft_conv", num_heads=3, window=window, reparameterize=False)
+    assert torch.equal(plain.position_bias(), plain.r)
+
+
+@causality
+@gating
+@pytest.mark.parametrize(
+    "options", [{}, {"reparameterize": False}, {"local_only": True}], ids=["global", "plain", "local"]
+)
+@pytest.mark.parametrize("side", SIDES[:-1])
+def test_daft_conv_is_equation_7_with_the_modules_filters(side, options, query, causal):
+    inputs, mask = conv_inputs(13, query=query), padding(side, 2, 13)
+    module = build("daft_conv", causal, query=query, **options)
+    r = literal_filters(module) if module.reparameterize else module.r
+    local_only = options.get("local_only", False)
+    arguments = {"causal": causal, "key_padding_mask": mask, "local_only": local_only}
+    expected = heads_of(daft_conv_reference(*joined(*inputs), r, **arguments), 2)
+    compare(module(*inputs, mask, mask), expected, inputs, module)
+
+
+@gating
+@pytest.mark.parametrize("local_only", [False, True], ids=["global", "local"])
+def test_daft_conv_of_an_image(local_only, query):
+    inputs, mask = conv_inputs(12, query=query), padding("holes", 2, 12)
+    module = build("daft_conv", window=(5, 3), query=query, local_only=local_only)
+    for padding_mask in (None, mask):
+        arguments = {"spatial_shape": (3, 4), "key_padding_mask": padding_mask, "local_only": local_only}
+        expected = heads_of(daft_conv_reference(*joined(*inputs), literal_filters(module), **arguments), 2)
+        compare(module(*inputs, padding_mask, padding_mask, spatial_shape=(3, 4)), expected, inputs, module)
+
+
+@causality
+@pytest.mark.parametrize(("heads", "channels"), [(1, 6), (6, 1), (3, 2)], ids=str)
+@pytest.mark.parametrize("window", [1, 3, 61])
+def test_one_head_one_channel_and_any_window(window, heads, channels, causal):
+    """A window of one entry has deviation 0: its filter is β."""
+    inputs = conv_inputs(9, heads=heads, channels=channels)
+    module = build("daft_conv", causal, num_heads=heads, window=window)
+    r = module.beta if window == 1 else literal_filters(module)
+    assert_close("filters", module.position_bias(), r)
+    expected = heads_of(daft_conv_reference(*joined(*inputs), r, causal=causal), heads)
+    out = module(*inputs)
+    assert_close("out", out, expected)
+    assert all(torch.isfinite(x).all() for x in gradients(out, [*inputs, *module.parameters()]))
+
+
+@causality
+def test_at_first_attention_is_by_key_alone(causal):
+    inputs = q, k, v = conv_inputs(9)
+    for reparameterize in (True, False):
+        module = build_attention(
+            "daft_conv", causal=causal, num_heads=2, window=5, reparameterize=reparameterize
+        ).double()
+        assert (module.position_bias() == 0).all()
+        scores = k.transpose(2, 3).expand(-1, -1, 9, -1)  # (B, H, n, 1) -> (B, H, n, n)
+        if causal:
+            scores = scores.masked_fill(torch.ones(9, 9, dtype=torch.bool).triu(1), -torch.inf)
+        assert_close("out", module(*inputs), torch.sigmoid(q) * (scores.softmax(-1) @ v))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_filters_are_made_once_and_learned(causal):
+    """A filter that is drawn anew in each call would change outputs and learn nothing."""
+    module, inputs = build_attention("daft_conv", causal=causal, num_heads=2, window=5), conv_inputs(11)
+    module = module.double().train()
+    names = list(module.state_dict())
+    assert names == ["r", "gamma", "beta"] == [name for name, _ in module.named_parameters()]
+    assert [tuple(x.shape) for x in module.parameters()] == [(2, 5), (2, 1), (2, 1)]
+    before = {name: x.data_ptr() for name, x in module.named_parameters()}
+    target = torch.randn(2, 2, 11, 4, dtype=torch.float64)
+
+    def loss():
+        return (module(*inputs) - target).square().mean()
+
+    assert torch.equal(module(*inputs), module(*inputs))
+    r, gamma, beta = torch.autograd.grad(loss(), list(module.parameters()))
+    assert (r == 0).all(), "γ is 0 at first"
+    assert (gamma != 0).all() and (beta != 0).all()
+    optimizer = torch.optim.SGD(module.parameters(), lr=1.0)
+    first, old = loss().item(), module.r.detach().clone()
+    for _ in range(20):
+        optimizer.zero_grad()
+        loss().backward()
+        optimizer.step()
+    assert loss().item() < first and not torch.equal(module.r, old)
+    assert torch.equal(module(*inputs), module(*inputs))
+    assert {name: x.data_ptr() for name, x in module.named_parameters()} == before
+    again = build_attention("daft_conv", causal=causal, num_heads=2, window=5).double()
+    again.load_state_dict(module.state_dict())
+    assert torch.equal(again(*inputs), module(*inputs))
+
+
+def test_the_parameters_of_daft_conv():
+    module = build_attention("daft_conv", num_heads=64, window=(11, 11))
+    shapes = {name: tuple(x.shape) for name, x in module.state_dict().items()}
+    assert shapes == {"r": (64, 11, 11), "gamma": (64, 1), "beta": (64, 1)}
+    assert (module.gamma == 0).all() and (module.beta == 0).all()
+    assert abs(module.r.std() - 1.0) < 0.05 and abs(module.r.mean()) < 0.05
+    plain = build_attention("daft_conv", num_heads=64, window=7, reparameterize=False)
+    assert {name: tuple(x.shape) for name, x in plain.state_dict().items()} == {"r": (64, 7)}
+    assert (plain.r == 0).all()
+    causal = build_attention("daft_conv", causal=True, num_heads=1)
+    assert causal.window == 64 and causal.r.shape == (1, 64)
+    for each in (module, plain):
+        nn.init.normal_(each.r, 3.0)
+        for name, x in each.named_parameters():
+            if name != "r":
+                nn.init.ones_(x)
+        old = each.r.detach().clone()
+        each.reset_parameters()
+        assert (each.position_bias() == 0).all() and not torch.equal(each.r, old)
+
+
+# Selection
+
+
+def one_hot(module):
+    """The filters with their largest entry alone, entry by entry."""
+    r = module.position_bias()
+    filters = torch.zeros_like(r)
+    for head in range(len(r)):
+        place = max(range(r[head].numel()), key=lambda i: r[head].flatten()[i])
+        filters[head].view(-1)[place] = r[head].flatten()[place]
+    return filters
+
+
+@causality
+def test_training_multiplies_filters_by_a_sample_of_gumbel_softmax(causal):
+    inputs, mask = conv_inputs(13), padding("left", 2, 13)
+    module = build("daft_conv", causal, gumbel_temperature=0.5).train()
+    torch.manual_seed(3)
+    # Gumbel noise by its definition, which is how torch draws it: -log of an exponential variable.
+    noise = -torch.empty(2, 5, dtype=torch.float64).exponential_().log()
+    r = literal_filters(module)
+    sample = ((r + noise) / 0.5).softmax(1)
+    expected = daft_conv(*joined(*inputs), r * sample, causal=causal, key_padding_mask=mask)
+    torch.manual_seed(3)
+    compare(module(*inputs, mask, mask), heads_of(expected, 2), inputs, module)
+    torch.manual_seed(3)
+    assert not torch.equal(module(*inputs), module(*inputs)), "another sample in every call"
+
+
+def test_the_sample_is_over_the_whole_window_of_an_image_and_the_temperature_counts():
+    inputs = conv_inputs(12)
+    outputs = []
+    for temperature in (0.5, 5.0):
+        module = build("daft_conv", window=(3, 5), gumbel_temperature=temperature)
+        module.load_state_dict(build("daft_conv", window=(3, 5)).state_dict())
+        torch.manual_seed(0)
+        nn.init.normal_(module.r)
+        torch.manual_seed(4)
+        outputs.append(module(*inputs, spatial_shape=(3, 4)))
+        torch.manual_seed(4)
+        sample = F.gumbel_softmax(module.position_bias().flatten(1), tau=temperature)
+        r = module.position_bias() * sample.unflatten(1, (3, 5))
+        assert_close("out", joined(outputs[-1])[0], daft_conv(*joined(*inputs), r, spatial_shape=(3, 4)))
+    assert not torch.allclose(*outputs)
+
+
+@pytest.mark.parametrize("kind", ["sequence", "causal", "image"])
+@pytest.mark.parametrize("side", SIDES[:-1])
+@gating
+def test_evaluation_indexes_the_largest_entry(query, side, kind, monkeypatch):
+    """No convolution is called, and the numbers are those of one with filters of one entry."""
+    inputs, mask = conv_inputs(12, query=query), padding(side, 2, 12)
+    causal, window = kind == "causal", (3, 5) if kind == "image" else 5
+    more = {"spatial_shape": (3, 4)} if kind == "image" else {}
+    module = build("daft_conv", causal, query=query, window=window, gumbel_temperature=0.5).eval()
+    reference = daft_conv_reference(*joined(*inputs), one_hot(module), causal=causal, key_padding_mask=mask, **more)
+
+    def refuse(*args, **kwargs):
+        raise RuntimeError("a convolution")
+
+    for name in ("conv1d", "conv2d"):
+        monkeypatch.setattr(F, name, refuse)
+    out = module(*inputs, mask, mask, **more)
+    assert torch.equal(out, module(*inputs, mask, mask, **more)), "nothing is drawn"
+    compare(out, heads_of(reference, 2), inputs, module)
+    with pytest.raises(RuntimeError, match="a convolution"):  # which the other forms do call
+        module.train()(*inputs, mask, mask, **more)
+
+
+def test_steps_of_a_selection_equal_the_whole():
+    module, inputs = build("daft_conv", True, gumbel_temperature=0.5).eval(), conv_inputs(12)
+    outputs, state = [], None
+    for part in torch.arange(12).split([3, 1, 1, 5, 1, 1]):
+        out, state = module.extend(*(x[:, :, part] for x in inputs), state=state)
+        outputs.append(out)
+    compare(torch.cat(outputs, dim=2), module(*inputs), inputs, module)
+
+
+# Entropy
+
+
+@pytest.mark.parametrize("options", [{}, {"reparameterize": False}, {"gumbel_temperature": 0.5}], ids=str)
+@pytest.mark.parametrize("window", [5, (3, 7)], ids=str)
+def test_the_entropy_of_a_module(window, options):
+    module = build("daft_conv", num_heads=3, window=window, **options)
+    flat = module.position_bias().detach().flatten(1)
+    assert module.entropy().item() == pytest.approx(scipy.stats.entropy(flat.exp().numpy(), axis=1).sum())
+    assert all((x != 0).any() for x in torch.autograd.grad(module.entropy(), [module.r]))
+    module.reset_parameters()
+    assert module.entropy().item() == pytest.approx(3 * math.log(flat.shape[1])), "no place is preferred at first"
+    with torch.no_grad():
+        module.r.zero_().view(3, -1)[:, 1] = 1e5
+        if module.reparameterize:
+            module.gamma.fill_(1e5)
+    assert module.entropy().item() == pytest.approx(0.0, abs=1e-6) and torch.isfinite(module.entropy())
+
+
+def test_the_entropy_of_a_model_is_the_sum_over_its_modules():
+    first, second = build("daft_conv"), build("daft_conv", num_heads=3, window=(3, 3))
+    model = nn.Sequential(first, nn.Sequential(build("daft_full"), second))
+    assert_close("entropy", position_entropy(model), first.entropy() + second.entropy())
+    assert torch.equal(position_entropy(second), second.entropy())
+    position_entropy(model).backward()
+    assert all((module.gamma.grad != 0).all() for module in (first, second))
+    match = "^model is a Sequential without DAFT-conv; allowed: a model that holds one"
+    for others in (nn.Sequential(LinearAttention()), nn.Sequential(build("daft_full"))):
+        with pytest.raises(ValueError, match=match):
+            position_entropy(others)
+
+
+# What both share
+
+
+@pytest.mark.parametrize("name", ["daft_conv", "daft_full"])
+def test_queries_are_given_where_they_are_wanted_alone(name):
+    q, k, v = qkv(5, d=4, e=4)
+    for query, wrong, given, allowed in ((True, None, "None", "a tensor"), (False, q, "a tensor", "None")):
+        module = build(name, True, query=query)
+        for call in (module, module.extend):
+            with pytest.raises(ValueError, match=f"^q is {given}; allowed with query={query}: {allowed}"):
+                call(wrong, narrow(module, k), v)
+
+
+@pytest.mark.parametrize("name", ["daft_conv", "daft_full"])
+@causality
+def test_a_mask_of_queries_hides_outputs_without_queries_too(causal, name):
+    _, k, v = qkv(9, d=4, e=4)
+    mask, module = padding("right", 2, 9), build(name, causal, query=False)
+    expected = module(None, narrow(module, k), v).masked_fill(mask[:, None, :, None], 0.0)
+    assert torch.equal(module(None, narrow(module, k), v, query_padding_mask=mask), expected)
+
+
+@pytest.mark.parametrize("name", ["daft_conv", "daft_full"])
+@pytest.mark.parametrize("side", SIDES)
+def test_steps_equal_the_whole_with_padding_and_without_queries(side, name):
+    q, k, v = qkv(12, d=4, e=4)
+    mask = padding(side, 2, 12)
+    for query in (True, False):
+        module, more = build(name, True, query=query), {}
+        inputs = (q if query else None, narrow(module, k), v)
+        whole, outputs, state = module(*inputs, mask, mask), [], None
+        for part in torch.arange(12).split([3, 1, 1, 5, 1, 1]):
+            piece = [None if x is None else x[:, :, part] for x in inputs]
+            more = {} if mask is None else {"padding_mask": mask[:, part]}
+            out, state = module.extend(*piece, state=state, **more)
+            outputs.append(out)
+        assert_close("out", torch.cat(outputs, dim=2), whole)
+
+
+def test_steps_that_see_their_window_alone():
+    module, inputs = build("daft_conv", True, window=4, local_only=True), conv_inputs(12)
+    outputs, state = [], None
+    for t in range(12):
+        out, state = module.extend(*(x[:, :, t : t + 1] for x in inputs), state=state)
+        outputs.append(out)
+    compare(torch.cat(outputs, dim=2), module(*inputs), inputs, module)
+
+
+@pytest.mark.parametrize("name", ["daft_conv", "daft_full"])
+@causality
+def test_dropout_drops_whole_sources(causal, name):
+    q, k, v = qkv(9, d=4, e=4)
+    module = build(name, causal)
+    torch.manual_seed(5)
+    out = attend(module, q, k, v, dropout_p=0.4)
+    torch.manual_seed(5)
+    assert torch.equal(out, attend(module, q, k, drop_sources(v, 0.4)))
+    assert not torch.equal(out, attend(module, q, k, v))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("options", [{}, {"gumbel_temperature": 0.5}, {"local_only": True}], ids=str)
+def test_filters_of_half_precision_are_standardised_in_float32(options, dtype):
+    module, (q, k, v) = build("daft_conv", dtype=dtype, **options).eval(), conv_inputs(19, dtype=dtype)
+    double = copy.deepcopy(module).double()
+    assert module.position_bias().dtype == torch.float32
+    assert_close("filters", module.position_bias(), double.position_bias(), 1e-4)
+    out = module(q, k, v)
+    assert out.dtype == dtype
+    assert_close("out", out, double(*(x.double() for x in (q, k, v))))
+    assert torch.isfinite(module.entropy())
+
+
+@pytest.mark.parametrize("options", [{}, {"gumbel_temperature": 0.5}, {"local_only": True}], ids=str)
+def test_images_under_autocast(options):
+    module, masks = build("daft_conv", dtype=torch.float32, window=(3, 5), **options).eval(), {"spatial_shape": (3, 4)}
+    halves = [x.detach().bfloat16() for x in conv_inputs(12)]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = module(*halves, **masks)
+        bias = module.position_bias()
+    assert out.dtype == torch.bfloat16 and bias.dtype == torch.float32
+    assert_close("out", out, module(*(x.float() for x in halves), **masks))
+    assert_close("filters", bias, literal_filters(module))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"window": (3, 5), "query": False, "local_only": True},
+        {"window": (3, 5), "gumbel_temperature": 0.5, "reparameterize": False},
+    ],
+    ids=str,
+)
+def test_images_copy_pickle_and_print(options):
+    more = {"num_heads": 2, "query": True, "local_only": False, "reparameterize": True, "gumbel_temperature": None}
+    module, inputs = build("daft_conv", **options).eval(), conv_inputs(12, query=options.get("query", True))
+    again = pickle.loads(pickle.dumps(module))
+    assert torch.equal(again(*inputs, spatial_shape=(4, 3)), module(*inputs, spatial_shape=(4, 3)))
+    assert repr(again) == repr(module)
+    for name, value in {"causal": False, **more, **options}.items():
+        assert f"{name}={value!r}" in repr(module)
+
+
+def test_a_pair_from_a_command_line_is_a_window():
+    assert DaftConvAttention(num_heads=1, window=[3, 5]).r.shape == (1, 3, 5)
+
+
+def test_wrong_options_are_refused():
+    with pytest.raises(ValueError, match="^local_only is True; allowed with a gumbel_temperature: False"):
+        DaftConvAttention(num_heads=2, window=5, local_only=True, gumbel_temperature=0.5)
+    with pytest.raises(ValueError, match=r"^window is \(5, 5\); allowed: an integer, or when not causal two"):
+        DaftConvAttention(True, num_heads=2, window=(5, 5))
+    assert DaftConvAttention(True, num_heads=2, window=4).r.shape == (2, 4)
+    with pytest.raises(ValueError, match="^max_tokens is 2.5; allowed: an integer of at least 1"):
+        DaftFullAttention(max_tokens=2.5)
+
+
+def test_wrong_inputs_of_daft_conv_are_refused():
+    module, (q, k, v) = build("daft_conv", True), conv_inputs(5)
+    for call in (module, module.extend):
+        with refused("v", "(2, 1, 5, 4)", "2 heads"):
+            call(q[:, :1], k[:, :1], v[:, :1])
+        for wrong in (q, k[:, :, :4], k[:, :1], k[..., 0]):
+            with refused("k", str(tuple(wrong.shape)), "(B, H, tokens, 1), one key per head"):
+                call(q, wrong, v)
+        with refused("k", "None", "(B, H, tokens, 1)"):
+            call(q, None, v)
+        with refused("v", str(tuple(v[..., 1:].shape)), "the same batch, heads and channels"):
+            call(q, k, v[..., 1:])
+        with pytest.raises(ValueError, match="^q.*dtype.* allowed"):
+            call(q.float(), k, v)
+        with pytest.raises(ValueError, match="^k is torch.float32 .* allowed"):
+            call(q, k.float(), v)
+    with pytest.raises(ValueError, match="^query_padding_mask has dtype torch.int64; allowed: torch.bool"):
+        module(q, k, v, query_padding_mask=torch.zeros(2, 5, dtype=torch.long))
+    with pytest.raises(ValueError, match="^spatial_shape is .* allowed"):
+        module(q, k, v, spatial_shape=(1, 5))
+    with pytest.raises(ValueError, match="causal is False; allowed for extend"):
+        build("daft_conv").extend(q, k, v)
+
+
+@pytest.mark.parametrize("options", [{}, {"gumbel_temperature": 0.5}], ids=["convolved", "indexed"])
+def test_images_need_their_size(options):
+    module, inputs = build("daft_conv", window=(3, 3), **options).eval(), conv_inputs(12)
+    with pytest.raises(ValueError, match="^spatial_shape is None with a window of .3, 3."):
+        module(*inputs)
+    with pytest.raises(ValueError, match=r"^spatial_shape is \(3, 5\); allowed: \(height, width\) of 12 tokens"):
+        module(*inputs, spatial_shape=(3, 5))
+
+
+def test_wrong_inputs_of_daft_full_are_refused():
+    module, (q, k, v) = build("daft_full", True), qkv(5, d=4, e=4)
+    for call in (module, module.extend):
+        with pytest.raises(ValueError, match="^k has 4 tokens and q 5; allowed in .* the same number"):
+            call(q, k[:, :, :4], v[:, :, :4])
+        with pytest.raises(ValueError, match="^k has shape .* allowed: the same batch, heads and channels"):
+            call(q, k[..., :3], v)
+        with refused("v", "(2, 2, 5, 3)", "that of k, (2, 2, 5, 4)"):
+            call(q, k, v[..., :3])
+
+
+@causality
+def test_daft_full_continues_what_the_op_does(causal):
+    """The module is the op on heads side by side."""
+    q, k, v = qkv(9, d=4, e=4)
+    module = build("daft_full", causal)
+    expected = daft_full(*joined(q, k, v), (module.pe0, module.pe1), causal=causal)
+    assert torch.equal(joined(module(q, k, v))[0], expected)
+    if causal:
+        out, state = extend(module, q, k, v)
+        assert_close("out", joined(out)[0], expected)
+        assert {name: tuple(x.shape) for name, x in state.items()} == {
+            "k": (2, 1, 9, 8),
+            "v": (2, 1, 9, 8),
+            "padding_mask": (2, 9),
+        }
