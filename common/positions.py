@@ -78,14 +78,20 @@ class ToeplitzBias(nn.Module):
             raise ValueError(f"the input has {tokens} tokens; allowed by its relative bias: {self.max_positions}")
         return _middle(self.weight, 2 * tokens - 1)
 
+    def takes(self, stored: Any) -> bool:
+        """Whether ``stored`` is a weight for at least as many tokens."""
+        heads, width = self.weight.shape
+        if not isinstance(stored, Tensor) or stored.dim() != 2:
+            return False
+        return stored.shape[0] == heads and stored.shape[1] >= width and stored.shape[1] % 2 == 1
+
     def _load_from_state_dict(self, state_dict: Dict[str, Any], prefix: str, *options) -> None:
         """torch's hook of ``load_state_dict``, which works on a copy of the caller's dict."""
-        stored, (heads, width) = state_dict.get(f"{prefix}weight"), self.weight.shape
-        if isinstance(stored, Tensor) and stored.dim() == 2 and stored.shape[0] == heads:
-            if stored.shape[1] > width and stored.shape[1] % 2:
-                reach = (stored.shape[1] + 1) // 2
-                logger.info(f"{prefix}weight: a relative bias for {reach} tokens is read for {self.max_positions}")
-                state_dict[f"{prefix}weight"] = _middle(stored, width)
+        stored, width = state_dict.get(f"{prefix}weight"), self.weight.shape[1]
+        if self.takes(stored) and stored.shape[1] > width:
+            reach = (stored.shape[1] + 1) // 2
+            logger.info(f"{prefix}weight: a relative bias for {reach} tokens is read for {self.max_positions}")
+            state_dict[f"{prefix}weight"] = _middle(stored, width)
         super()._load_from_state_dict(state_dict, prefix, *options)
 
     def extra_repr(self) -> str:

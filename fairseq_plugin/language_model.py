@@ -15,6 +15,7 @@ from common.ops.feature_maps import FEATURE_MAPS
 from common.ops.flow_attention import ALLOCATIONS, COMPETITIONS, FORMS
 
 from .attention import LayerDesign
+from .checkpoints import CheckedLoading
 from .decoder import LinearTimeDecoder
 from .layers import LinearTimeDecoderLayer
 from .options import option
@@ -37,7 +38,7 @@ class LinearTimeLanguageModelConfig(TransformerLanguageModelConfig):
     )
 
 
-class LinearTimeLanguageModel(TransformerLanguageModel):
+class LinearTimeLanguageModel(CheckedLoading, TransformerLanguageModel):
     """fairseq's Transformer language model around ``LinearTimeDecoder``; subclasses name the attention."""
 
     attention_name: str
@@ -131,6 +132,7 @@ class FlowformerLanguageModel(LinearTimeLanguageModel):
     """Flowformer language model (Wu et al., ICML 2022, section 4.2), O(T), decoding state of constant size."""
 
     attention_name = "flow"
+    takes_stock_weights = True
 
     @classmethod
     def attention_options(cls, args) -> Dict[str, Any]:
@@ -154,6 +156,7 @@ class LinearLanguageModel(LinearTimeLanguageModel):
     """The linear-attention baseline (Katharopoulos et al., ICML 2020; elu+1), O(T), constant decoding state."""
 
     attention_name = "linear"
+    takes_stock_weights = True
 
     @classmethod
     def attention_options(cls, args) -> Dict[str, Any]:
@@ -166,6 +169,7 @@ class SoftmaxLanguageModel(LinearTimeLanguageModel):
     """``transformer_lm`` on torch's fused softmax attention: the peer to compare speed with, O(T²) time."""
 
     attention_name = "softmax"
+    takes_stock_weights = True
 
 
 @register_model_architecture("flowformer_lm", "flowformer_lm_wiki103")

@@ -20,6 +20,7 @@ from omegaconf import OmegaConf, open_dict
 from torch import nn
 
 from . import flash_columns
+from .checkpoints import CheckedLoading
 from .encoder import LinearTimeRobertaEncoder
 from .flash_columns import COLUMNS, Column
 from .options import option
@@ -66,7 +67,7 @@ class FirstToAllOptions(FirstTokenOptions):
     )
 
 
-class FlashFamilyMaskedModel(RobertaModel):
+class FlashFamilyMaskedModel(CheckedLoading, RobertaModel):
     """fairseq's RoBERTa over layers of a column of the paper's tables, which subclasses name."""
 
     column: Column
@@ -91,7 +92,7 @@ class FlashFamilyMaskedModel(RobertaModel):
 
         ``encode`` and ``fill_mask``, which take sentences, need one; ``extract_features`` takes tokens.
         """
-        return super().from_pretrained(model_name_or_path, checkpoint_file, data_name_or_path, bpe, **options)
+        return super().from_pretrained(model_name_or_path, checkpoint_file, data_name_or_path, bpe=bpe, **options)
 
     @classmethod
     def add_args(cls, parser) -> None:

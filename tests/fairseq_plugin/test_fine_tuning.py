@@ -171,7 +171,7 @@ def test_what_does_not_fit_is_refused(fine_tuned: FineTuned, arch: str, argument
     """Larger chunks, other query widths, more positions than the pretrained bias by distance has."""
     state = torch.load(fine_tuned.pretrained[arch])["model"]
     build_masked(arch, *LIMIT, words=61).load_state_dict(state)
-    with pytest.raises(RuntimeError, match=name):
+    with pytest.raises(ValueError, match=name):
         build_masked(arch, *LIMIT, argument, value, words=61).load_state_dict(state)
 
 

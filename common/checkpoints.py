@@ -1,0 +1,129 @@
+"""State dicts: read without running a file's code, checked before loading, completed where weights begin anew.
+
+Legend: a state dict maps names to tensors; a model's own is ``model.state_dict()``.
+"""
+
+import pickle
+from pathlib import Path
+from typing import Any, Callable, Dict, List, NamedTuple, Union
+
+import torch
+from torch import Tensor, nn
+
+from .positions import ToeplitzBias
+
+#: Names shown of each kind in a message.
+_SHOWN = 4
+
+
+class Transfer(NamedTuple):
+    """What came of a foreign state dict in a model's."""
+
+    taken: List[str]  # names of the model whose tensors are the source's, as they are or resampled
+    left_out: List[str]  # names of the source that have no place in the model
+    new: List[str]  # names of the model that keep, in whole or in part, the weights it was built with
+
+    def summary(self) -> str:
+        """One line for a log. It claims no equivalence: weights of another attention are a starting point."""
+        counts = (f"{len(names)} {what}{_listed(names)}" for what, names in zip(("left out", "new"), self[1:]))
+        return f"{len(self.taken)} tensors taken as a starting point; {'; '.join(counts)}"
+
+
+def read_checkpoint(path: Union[str, Path]) -> Dict[str, Any]:
+    """What a checkpoint file holds, on the CPU: ``.safetensors``, or torch's format with ``weights_only``.
+
+    No code of the file is run; classes beyond tensors and plain containers must have been allowed by name
+    (``torch.serialization.add_safe_globals``).
+
+    Raises:
+        ValueError: no such file, one that is cut short or of another format, or that would run code.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise ValueError(f"the checkpoint {str(path)!r} is no file; allowed: a file of torch.save, or .safetensors")
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            return load_file(path)
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise ValueError(
+            f"the checkpoint {str(path)!r} {_why_refused(path)}; allowed: tensors, plain containers and the host's "
+            "configuration objects, as torch.save or safetensors write them"
+        ) from error
+    except Exception as error:  # torch's and safetensors' readers raise what they like for a broken file
+        raise ValueError(
+            f"the checkpoint {str(path)!r} cannot be read, it may be cut short: {_first_line(error)}; "
+            "allowed: a whole file of torch.save, or .safetensors"
+        ) from error
+    if not isinstance(found, dict):
+        raise ValueError(f"the checkpoint {str(path)!r} holds a {type(found).__name__}; allowed: a dictionary")
+    return found
+
+
+def check_state_dict(state_dict: Dict[str, Any], model: nn.Module, shapes_only: bool = False) -> None:
+    """Raise one ValueError, before anything is loaded, unless names and shapes are those of ``model``.
+
+    ``shapes_only`` looks at names that both have, as loading with ``strict=False`` does. O(number of tensors).
+    """
+    own = model.state_dict()
+    shapes = [
+        f"{name} {tuple(state_dict[name].shape)}, not {tuple(tensor.shape)}"
+        for name, tensor in own.items()
+        if name in state_dict and not _fits(state_dict[name], tensor, name, model)
+    ]
+    missing = [] if shapes_only else [name for name in own if name not in state_dict]
+    unexpected = [] if shapes_only else [name for name in state_dict if name not in own]
+    faults = [("of other shapes", shapes), ("missing", missing), ("not of this model", unexpected)]
+    if any(names for _, names in faults):
+        found = "; ".join(f"{len(names)} {what}{_listed(names)}" for what, names in faults if names)
+        raise ValueError(
+            f"the checkpoint does not fit {type(model).__name__}: {found}; allowed: the tensors of this architecture "
+            "with the same options. Nothing was loaded"
+        )
+
+
+def _fits(given: Tensor, own: Tensor, name: str, model: nn.Module) -> bool:
+    owner = model.get_submodule(name.rpartition(".")[0])
+    return given.shape == own.shape or (isinstance(owner, ToeplitzBias) and owner.takes(given))
+
+
+def complete_state_dict(
+    state_dict: Dict[str, Tensor],
+    model: nn.Module,
+    may_be_left_out: Callable[[str], bool],
+    may_be_new: Callable[[str], bool],
+) -> Transfer:
+    """Fill ``state_dict``, in place, with the model's own weights where it lacks them and lacking is allowed.
+
+    What has no place in the model is taken out where that is allowed; anything else stays for ``check_state_dict``.
+    """
+    own = model.state_dict()
+    left_out = [name for name in state_dict if name not in own and may_be_left_out(name)]
+    for name in left_out:
+        del state_dict[name]
+    taken = list(state_dict)
+    new = [name for name in own if name not in state_dict and may_be_new(name)]
+    for name in new:
+        state_dict[name] = own[name].clone()
+    return Transfer(taken, left_out, new)
+
+
+def _why_refused(path: Path) -> str:
+    """What torch would not read with ``weights_only``."""
+    try:
+        classes = torch.serialization.get_unsafe_globals_in_checkpoint(path)
+    except Exception:  # it reads torch's present format alone
+        classes = []
+    return f"holds code or classes that are not allowed: {', '.join(classes)}" if classes else "is no checkpoint"
+
+
+def _listed(names: List[str]) -> str:
+    if not names:
+        return ""
+    return f" ({', '.join(names[:_SHOWN])}{', ...' if len(names) > _SHOWN else ''})"
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]
