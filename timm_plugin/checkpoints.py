@@ -25,8 +25,7 @@ def checkpoint_filter_fn(state_dict: Dict[str, Any], model: nn.Module) -> Dict[s
         ValueError: the positions belong to no grid that could be told from their number or the checkpoint's
             ``input_size``.
     """
-    for wrapper in ("model", "state_dict"):
-        state_dict = state_dict.get(wrapper, state_dict)
+    state_dict = unwrapped(state_dict)
     if "patch_embed.0.proj.weight" in state_dict:
         state_dict = {released_name(name): tensor for name, tensor in state_dict.items()}
     state_dict = dict(state_dict)
@@ -43,6 +42,13 @@ def checkpoint_filter_fn(state_dict: Dict[str, Any], model: nn.Module) -> Dict[s
     return state_dict
 
 
+def unwrapped(state_dict: Dict[str, Any]) -> Dict[str, Any]:
+    """The names and tensors of a checkpoint that may hold them as its "model" or "state_dict"."""
+    for wrapper in ("model", "state_dict"):
+        state_dict = state_dict.get(wrapper, state_dict)
+    return state_dict
+
+
 def released_name(name: str) -> str:
     """Our name of the authors' parameter ``name``; a name without a rule is the same in both."""
     for pattern, replacement in RELEASED_NAMES:
@@ -52,11 +58,12 @@ def released_name(name: str) -> str:
 
 
 def source_grid(tokens: int, patch_size: Tuple[int, int], model: nn.Module) -> Tuple[int, int]:
-    """The grid a checkpoint's positions lie on: its ``input_size`` over the patch, or else a square."""
+    """The grid a checkpoint's positions lie on: its ``input_size`` over the patch, or the model's, or else a square."""
     size = model.pretrained_cfg["input_size"][-2:]
-    grid = (math.ceil(size[0] / patch_size[0]), math.ceil(size[1] / patch_size[1]))
-    if grid[0] * grid[1] == tokens:
-        return grid
+    own = (math.ceil(size[0] / patch_size[0]), math.ceil(size[1] / patch_size[1]))
+    for grid in (own, tuple(model.patch_embed.grid_size)):
+        if grid[0] * grid[1] == tokens:
+            return grid
     side = math.isqrt(tokens)
     if side * side == tokens:
         return side, side

@@ -4,6 +4,7 @@
 DAFT-conv without either, for images of any size. Legend: B batch, C channels, Y x X rows and columns of tokens.
 """
 
+import math
 from functools import partial
 from typing import Any, Dict, List, Optional, Set, Tuple, Union
 
@@ -17,7 +18,7 @@ from torch import Tensor
 from common.attention import position_entropy
 
 from .blocks import LinearTimeBlock
-from .checkpoints import source_grid
+from .checkpoints import source_grid, unwrapped
 from .daft_attention import DaftConvSelfAttention, DaftFullSelfAttention, resample_position_bias
 from .default_cfg import untrained_cfg
 from .images import ImageSize, check_image, check_img_size
@@ -50,11 +51,16 @@ def _refuse(given: Dict[str, Any], allowed: Dict[str, Any], model: str) -> None:
             raise ValueError(f"{name} is {given[name]!r}; allowed for {model}: {value!r}")
 
 
+def _check_global_pool(global_pool: str, class_token: bool) -> None:
+    if global_pool == "token" and not class_token:
+        raise ValueError("global_pool is 'token'; allowed without a class token: '', 'avg' and timm's others")
+
+
 class DaftFullVisionTransformer(VisionTransformer):
     """timm's ``VisionTransformer`` with DAFT-full, O(N² C) without attention maps; images of one size.
 
     Args:
-        img_size, patch_size, num_heads: as in timm; heads have no meaning here.
+        img_size, patch_size, num_heads, class_token, reg_tokens, global_pool: as in timm; heads have no meaning here.
         bias_dim: width n of the factors of the position bias (Eq. 6), 0 for a free matrix (Table 6).
         query: False leaves the gate by queries out (Table 8).
         kwargs: every other argument of timm's, but those that name a part this model has its own of.
@@ -72,15 +78,18 @@ class DaftFullVisionTransformer(VisionTransformer):
         query: bool = True,
         class_token: bool = True,
         reg_tokens: int = 0,
+        global_pool: str = "token",
         **kwargs: Any,
     ) -> None:
+        _check_global_pool(global_pool, class_token)
         _refuse(kwargs, {"dynamic_img_size": False, "dynamic_img_pad": False, "patch_drop_rate": 0.0}, "DAFT-full")
         size, patch = check_img_size(img_size, patch_size, False), _pair(patch_size)
         tokens = (size[0] // patch[0]) * (size[1] // patch[1]) + reg_tokens + int(class_token)
         options = {"max_tokens": tokens, "bias_dim": bias_dim or None, "query": query}
         super().__init__(
-            size, patch_size, class_token=class_token, reg_tokens=reg_tokens, embed_layer=CheckedPatchEmbed,
-            attn_layer=DaftFullSelfAttention, block_fn=partial(LinearTimeBlock, attention_options=options), **kwargs,
+            size, patch_size, class_token=class_token, reg_tokens=reg_tokens, global_pool=global_pool,
+            embed_layer=CheckedPatchEmbed, attn_layer=DaftFullSelfAttention,
+            block_fn=partial(LinearTimeBlock, attention_options=options), **kwargs,
         )  # fmt: skip
 
     @torch.jit.ignore
@@ -109,6 +118,7 @@ class DaftConvVisionTransformer(VisionTransformer):
     unless given. Tokens pass the blocks as maps (B, Y, X, C); features are (B, N, C) as in timm.
 
     Args:
+        img_size, patch_size: as in timm; the first is what the model is measured and exported with, no limit.
         num_heads: h; each has one key per token and one filter.
         window: side of the filters, or (height, width); odd.
         query: False leaves the gate by queries out (Table 8).
@@ -116,6 +126,7 @@ class DaftConvVisionTransformer(VisionTransformer):
         reparameterize: False for filters that are not standardised and scaled (Table 7).
         gumbel_temperature: each head selects one neighbour (Eq. 11); 0.5 in the paper, None for none.
         entropy_weight: factor of ``auxiliary_loss``; 0.001 in the paper (Eq. 10).
+        global_pool, fc_norm, dynamic_img_pad: as in timm, the mean of normalised tokens unless given.
         kwargs: every other argument of timm's, but those that name a part this model has its own of, or none.
 
     Raises:
@@ -125,7 +136,9 @@ class DaftConvVisionTransformer(VisionTransformer):
 
     def __init__(
         self,
-        *args: Any,
+        img_size: ImageSize = 224,
+        patch_size: ImageSize = 16,
+        *,
         window: Union[int, Tuple[int, int]] = 11,
         query: bool = True,
         local_only: bool = False,
@@ -134,20 +147,27 @@ class DaftConvVisionTransformer(VisionTransformer):
         entropy_weight: float = 0.0,
         global_pool: str = "avg",
         fc_norm: bool = False,
+        dynamic_img_pad: bool = False,
         **kwargs: Any,
     ) -> None:
         fixed = {"class_token": False, "pos_embed": "none", "dynamic_img_size": True}
-        _refuse(kwargs, {**fixed, "reg_tokens": 0, "patch_drop_rate": 0.0, "pos_drop_rate": 0.0}, "DAFT-conv")
-        if not entropy_weight >= 0.0:
-            raise ValueError(f"entropy_weight is {entropy_weight}; allowed: at least 0")
+        without = {
+            "reg_tokens": 0, "no_embed_class": False, "pool_include_prefix": False,
+            "patch_drop_rate": 0.0, "pos_drop_rate": 0.0,
+        }  # fmt: skip
+        _refuse(kwargs, {**fixed, **without}, "DAFT-conv")
+        check_img_size(img_size, patch_size, dynamic_img_pad)
+        _check_global_pool(global_pool, False)
+        if not isinstance(entropy_weight, (int, float)) or not 0.0 <= entropy_weight < math.inf:
+            raise ValueError(f"entropy_weight is {entropy_weight!r}; allowed: a number of at least 0")
         options = {
             "window": window, "query": query, "local_only": local_only, "reparameterize": reparameterize,
             "gumbel_temperature": gumbel_temperature,
         }  # fmt: skip
         super().__init__(
-            *args, global_pool=global_pool, fc_norm=fc_norm, embed_layer=CheckedPatchEmbed,
-            attn_layer=DaftConvSelfAttention, block_fn=partial(LinearTimeBlock, attention_options=options),
-            **{**kwargs, **fixed},
+            img_size, patch_size, global_pool=global_pool, fc_norm=fc_norm, dynamic_img_pad=dynamic_img_pad,
+            embed_layer=CheckedPatchEmbed, attn_layer=DaftConvSelfAttention,
+            block_fn=partial(LinearTimeBlock, attention_options=options), **{**kwargs, **fixed},
         )  # fmt: skip
         self.entropy_weight = entropy_weight
 
@@ -163,6 +183,17 @@ class DaftConvVisionTransformer(VisionTransformer):
     def no_weight_decay(self) -> Set[str]:
         """timm's, and the filters."""
         return super().no_weight_decay() | _position_parameters(self)
+
+    @torch.jit.ignore
+    def set_input_size(self, img_size: Optional[ImageSize] = None, patch_size: Optional[ImageSize] = None) -> None:
+        """Make the model one for another patch size, resampling patches, and give it another size to be measured with.
+
+        Raises:
+            ValueError: as when building a model of that size.
+        """
+        embed = self.patch_embed
+        check_img_size(img_size or embed.img_size, patch_size or embed.patch_size, embed.dynamic_img_pad)
+        super().set_input_size(img_size, patch_size)
 
     forward_maps = renamed(VisionTransformer.forward_features, "forward_maps")
 
@@ -217,11 +248,13 @@ def full_filter_fn(state_dict: Dict[str, Any], model: DaftFullVisionTransformer)
         ValueError: the biases belong to no grid that could be told from their number or the checkpoint's
             ``input_size``.
     """
+    patches = unwrapped(state_dict).get("patch_embed.proj.weight")
+    patch_size = model.patch_embed.patch_size if patches is None else tuple(patches.shape[-2:])
     state_dict = stock_filter_fn(state_dict, model)
     grid, prefix = model.patch_embed.grid_size, model.num_prefix_tokens
     for key, value in state_dict.items():
-        if ".attn.attention." in key and value.shape[0] != grid[0] * grid[1] + prefix:
-            old = source_grid(value.shape[0] - prefix, model.patch_embed.patch_size, model)
+        if ".attn.attention." in key:
+            old = source_grid(value.shape[0] - prefix, patch_size, model)
             state_dict[key] = resample_position_bias(key.rsplit(".", 1)[1], value, grid, old, prefix)
     return state_dict
 

@@ -23,17 +23,14 @@ class DaftSelfAttention(SelfAttention):
     timm's. Raises ValueError for ``qk_norm``, keys being exponents, and as ``SelfAttention``.
     """
 
-    def __init__(self, dim: int, num_heads: int = 8, qkv_bias: bool = False, qk_norm: bool = False, **layer_args):
-        if qk_norm:
-            raise ValueError("qk_norm is True; allowed with DAFT: False, its keys are exponents")
-        super().__init__(dim, num_heads, qkv_bias, **layer_args)
-
     def configure(self, **options: Any) -> None:
         """Give the mechanism other than its default options, and ``qkv`` the width they need; weights are new.
 
         Raises:
-            ValueError: an option the mechanism does not have, or a value it does not allow.
+            ValueError: an option the mechanism does not have, a value it does not allow, or a layer with ``qk_norm``.
         """
+        if not isinstance(self.k_norm, nn.Identity):
+            raise ValueError("qk_norm is True; allowed with DAFT: False, its keys are exponents")
         dd = {"device": self.proj.weight.device, "dtype": self.proj.weight.dtype}
         self.attention = build_attention(self.mechanism, **self._options(**options)).to(**dd)
         dim, key_channels = self.proj.in_features, self.attention.key_channels
@@ -62,7 +59,8 @@ class DaftSelfAttention(SelfAttention):
 class DaftConvSelfAttention(DaftSelfAttention):
     """``DaftSelfAttention`` with DAFT-conv over the raster of an image of any size, window 11; O(N C window²).
 
-    Takes maps (B, Y, X, C), or tokens (B, N, C) of a square image without class token or registers.
+    Takes maps (B, Y, X, C), or tokens (B, N, C) of a square image without class token or registers: a number of tokens
+    that is no square is refused, but one that happens to be one, as of 2 x 8 patches, cannot be told from a square.
     """
 
     mechanism = "daft_conv"

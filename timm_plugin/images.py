@@ -72,7 +72,10 @@ def check_img_size(img_size: Any, patch_size: ImageSize, padded: bool) -> Tuple[
     if size[0] < patch[0] or size[1] < patch[1]:
         raise ValueError(f"img_size is {size}; allowed: at least one patch, {patch}")
     if not padded and (size[0] % patch[0] or size[1] % patch[1]):
-        raise ValueError(f"img_size is {size}; allowed: multiples of the patch {patch}, or dynamic_img_pad=True")
+        raise ValueError(
+            f"img_size is {size}; allowed: multiples of the patch {patch}, "
+            "or any with dynamic_img_pad=True where a model takes it"
+        )
     return size
 
 

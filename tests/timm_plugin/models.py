@@ -5,9 +5,15 @@ import torch
 from torch import Tensor, nn
 
 import timm_plugin  # noqa: F401  (registers the models)
+from common.attention import DaftConvAttention
 
 #: Everything registered.
 REGISTERED = (
+    "daft_conv_b_384",
+    "daft_conv_s",
+    "daft_conv_s_h16",
+    "daft_conv_test",
+    "daft_full_s",
     "flowformer_deit_s",
     "flowformer_deit_ti",
     "flowformer_hier_digits",
@@ -28,15 +34,40 @@ CASES = {
     "digits": ("flowformer_hier_digits", {}),
     "deit": ("flowformer_deit_ti", dict(img_size=64, depth=3)),
     "stock_vit": ("deit_tiny_patch16_224", dict(attn_layer="flow", img_size=64, depth=3)),
+    "daft_full": ("daft_full_s", dict(img_size=64, embed_dim=48, depth=3, bias_dim=16)),
+    "daft_full_free": ("daft_full_s", dict(img_size=64, embed_dim=48, depth=3, bias_dim=0, query=False)),
+    "daft_conv": ("daft_conv_test", {}),
+    "daft_gumbel": ("daft_conv_test", dict(gumbel_temperature=0.5)),
+    "daft_local": ("daft_conv_test", dict(local_only=True, query=False, reparameterize=False)),
+    "daft_conv_vit": (
+        "deit_tiny_patch16_224",
+        dict(attn_layer="daft_conv", class_token=False, global_pool="avg", img_size=64, depth=3),
+    ),
 }
 HIERARCHICAL = ("hier", "hier_dynamic", "hier_12h", "digits")
+COLUMNAR = tuple(case for case in CASES if case not in HIERARCHICAL)
+#: Cases of images of any size with the same weights.
+ANY_SIZE = ("daft_conv", "daft_gumbel", "daft_local")
 
 
 def build(case: str, **kwargs) -> nn.Module:
     """The model of ``case`` with fixed weights, in evaluation mode; ``kwargs`` are create_model's."""
     name, small = CASES[case]
     torch.manual_seed(0)
-    return timm.create_model(name, **{**small, **kwargs}).eval()
+    model = timm.create_model(name, **{**small, **kwargs}).eval()
+    draw_filters(model)
+    return model
+
+
+def draw_filters(model: nn.Module) -> None:
+    """Filters of DAFT-conv drawn at random, since at first they are 0, where windows change nothing.
+
+    While γ is 0 no gradient reaches r either.
+    """
+    for module in model.modules():
+        if isinstance(module, DaftConvAttention):
+            for parameter in module.parameters():
+                nn.init.normal_(parameter)
 
 
 def images(model: nn.Module, batch: int = 2, size: tuple = ()) -> Tensor:

@@ -13,17 +13,13 @@ from timm.models.vision_transformer import ATTN_LAYERS, _create_attn
 from common.attention import ATTENTIONS, record_attention
 from common.ops import flow_attention, flow_attention_weights
 from tests.compare import assert_close
-from timm_plugin.attention import (
-    LAYERS,
-    FlowSelfAttention,
-    SoftmaxSelfAttention,
-    given_options,
-    register_attention_layers,
-)
+from timm_plugin.attention import FlowSelfAttention, SoftmaxSelfAttention, given_options
+from timm_plugin.registry import ATTENTION_LAYERS, register_attention_layers
 
 from .models import build, images
 
-B, N, C, H = 2, 11, 24, 3
+B, C, H = 2, 24, 3
+N = 9  # DAFT-conv takes them for an image of 3 x 3
 
 
 @pytest.fixture
@@ -32,9 +28,12 @@ def tokens():
 
 
 def test_every_mechanism_for_images_is_in_timms_table():
-    """Those of the FLASH paper's language models count positions along a text, and stay with fairseq."""
-    assert set(LAYERS) == set(ATTENTIONS) - {"combiner", "mixed_chunk", "quadratic"}
-    for name, layer in LAYERS.items():
+    """Those of the FLASH paper's language models count positions along a text, and stay with fairseq.
+
+    DAFT-full must be told the number of tokens, which the seam does not carry: it has a model of its own.
+    """
+    assert set(ATTENTION_LAYERS) == set(ATTENTIONS) - {"combiner", "mixed_chunk", "quadratic", "daft_full"}
+    for name, layer in ATTENTION_LAYERS.items():
         assert ATTN_LAYERS[name] is layer
         assert layer.mechanism == name
 
@@ -51,7 +50,7 @@ def test_names_of_others_are_left_alone(monkeypatch):
     assert ATTN_LAYERS["flow"] is FlowSelfAttention
 
 
-@pytest.mark.parametrize("layer", LAYERS.values())
+@pytest.mark.parametrize("layer", ATTENTION_LAYERS.values())
 def test_takes_every_argument_timm_gives(layer):
     given = set(inspect.signature(_create_attn).parameters) - {"attn_layer", "depth", "kwargs"}
     assert given | {"device", "dtype"} <= set(inspect.signature(layer).parameters)
@@ -80,9 +79,9 @@ def test_softmax_is_timms_attention(tokens, norms, proj_bias):
     assert_close("output", ours(tokens), stock(tokens))
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", ATTENTION_LAYERS)
 def test_masks_are_refused(tokens, name):
-    layer = LAYERS[name](C, H)
+    layer = ATTENTION_LAYERS[name](C, H)
     with pytest.raises(ValueError, match="attn_mask is given; allowed: None"):
         layer(tokens, attn_mask=torch.ones(N, N, dtype=torch.bool))
     with pytest.raises(ValueError, match="is_causal is True; allowed: False"):
@@ -107,28 +106,28 @@ def test_bad_arguments():
         SoftmaxSelfAttention(C, H).configure(form="paper")
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", ATTENTION_LAYERS)
 def test_dropouts_only_in_training(tokens, name):
-    layer = LAYERS[name](C, H, attn_drop=0.5).eval()
+    layer = ATTENTION_LAYERS[name](C, H, attn_drop=0.5).eval()
     assert torch.equal(layer(tokens), layer(tokens))
     layer.train()
     assert not torch.equal(layer(tokens), layer(tokens))
-    layer = LAYERS[name](C, H, proj_drop=0.5).train()
+    layer = ATTENTION_LAYERS[name](C, H, proj_drop=0.5).train()
     assert (layer(tokens) == 0.0).any()
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", ATTENTION_LAYERS)
 def test_normalised_queries_under_autocast(tokens, name):
-    layer = LAYERS[name](C, H, qk_norm=True, scale_norm=True, norm_layer=LayerNorm)
+    layer = ATTENTION_LAYERS[name](C, H, qk_norm=name != "daft_conv", scale_norm=True, norm_layer=LayerNorm)
     with torch.autocast("cpu", torch.bfloat16):
         out = layer(tokens)
     assert out.dtype == torch.bfloat16
     assert_close("autocast", out, layer(tokens), 2e-2)
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", ATTENTION_LAYERS)
 def test_pickles(tokens, name):
-    layer = LAYERS[name](C, H)
+    layer = ATTENTION_LAYERS[name](C, H)
     assert_close("pickled", pickle.loads(pickle.dumps(layer))(tokens), layer(tokens))
 
 
@@ -141,10 +140,11 @@ def test_given_options():
             given_options(clamp=clamp)
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", ATTENTION_LAYERS)
 def test_any_stock_vit_takes_it(name):
-    model = timm.create_model("vit_tiny_patch16_224", attn_layer=name, img_size=48, depth=2, num_classes=3)
-    assert all(type(block.attn) is LAYERS[name] for block in model.blocks)
+    args = dict(class_token=False, global_pool="avg") if name == "daft_conv" else {}
+    model = timm.create_model("vit_tiny_patch16_224", attn_layer=name, img_size=48, depth=2, num_classes=3, **args)
+    assert all(type(block.attn) is ATTENTION_LAYERS[name] for block in model.blocks)
     assert model(images(model)).shape == (2, 3)
 
 

@@ -10,7 +10,7 @@ from timm.models import FeatureInfo, create_feature_extractor, get_graph_node_na
 
 from tests.compare import assert_close
 
-from .models import CASES, HIERARCHICAL, REGISTERED, build, images
+from .models import CASES, COLUMNAR, HIERARCHICAL, REGISTERED, build, images
 
 # torchvision notes that stochastic depth adds nodes in training; the last node, the only one used here, is the same.
 pytestmark = pytest.mark.filterwarnings("ignore:NOTE. The nodes obtained by tracing:UserWarning")
@@ -122,12 +122,15 @@ def test_features_only_some_stages(case):
     ]
 
 
-@pytest.mark.parametrize("case", ["deit", "stock_vit"])
+@pytest.mark.parametrize("case", COLUMNAR)
 def test_features_only_columnar(case):
+    whole = build(case)
     model = build(case, features_only=True)
-    features = model(images(build(case)))
+    features = model(images(whole))
     assert model.feature_info.reduction() == [16, 16, 16]
-    assert [tuple(feature.shape) for feature in features] == [(2, 192, 4, 4)] * 3
+    assert [tuple(feature.shape) for feature in features] == [(2, whole.embed_dim, 4, 4)] * 3
+    for i, expected in enumerate(whole.forward_intermediates(images(whole), intermediates_only=True)):
+        assert_close(f"features {i}", features[i], expected)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -160,6 +163,23 @@ def test_intermediates_normalised(case):
     assert_close("last", maps[-1], model.forward_features(x))
     with pytest.raises(ValueError, match="output_fmt is NLC; allowed: NCHW"):
         model.forward_intermediates(x, output_fmt="NLC")
+
+
+@pytest.mark.parametrize("case", COLUMNAR)
+def test_intermediates_as_tokens(case):
+    model = build(case)
+    x = images(model)
+    final, maps = model.forward_intermediates(x, norm=True)
+    tokens = model.forward_intermediates(x, norm=True, output_fmt="NLC", intermediates_only=True)
+    assert all(feature.shape == (2, 16, model.embed_dim) for feature in tokens)
+    for i, (feature, expected) in enumerate(zip(tokens, maps)):
+        assert_close(f"tokens {i}", feature, expected.flatten(2).transpose(1, 2))
+    assert_close("last", tokens[-1], final[:, model.num_prefix_tokens :])
+    found = model.forward_intermediates(x, output_fmt="NLC", output_dict=True)
+    assert_close("final in a dictionary", found["image_features"], final)
+    assert [feature.shape for feature in found["image_intermediates"]] == [feature.shape for feature in tokens]
+    alone = model.get_intermediate_layers(x, n=1, norm=True)
+    assert_close("DINO's interface", alone[0], tokens[-1])
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -12,9 +12,9 @@ from torch.export import Dim
 
 from tests.compare import assert_close, gradients
 
-from .models import CASES, build, images
+from .models import ANY_SIZE, CASES, build, images
 
-SMALL = ("hier_12h", "deit")
+SMALL = ("hier_12h", "deit", "daft_full", "daft_conv", "daft_gumbel", "daft_local")
 
 
 @pytest.fixture(autouse=True)
@@ -26,15 +26,18 @@ def fresh_compiler(monkeypatch):
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize("case", ["hier", "hier_dynamic", "stock_vit"])
+@pytest.mark.parametrize(
+    "case", ["hier", "hier_dynamic", "stock_vit", "daft_full", "daft_conv", "daft_gumbel", "daft_conv_vit"]
+)
 def test_compile_without_graph_breaks(case):
     model = build(case)
     x = images(model)
     assert_close("compiled", torch.compile(model, fullgraph=True, backend="eager")(x), model(x))
 
 
-def test_compile_trains():
-    model = build("hier")
+@pytest.mark.parametrize("case", ["hier", "daft_full", "daft_conv"])
+def test_compile_trains(case):
+    model = build(case)
     x = images(model)
     parameters = dict(model.named_parameters())
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
@@ -53,12 +56,19 @@ def test_export_any_batch(case):
     assert_close("exported, another batch", program.module()(more), model(more))
 
 
-def test_export_any_size():
-    model = build("hier_dynamic")
+@pytest.mark.parametrize(
+    ("case", "step", "sizes"),
+    [
+        ("hier_dynamic", 8, ((96, 128), (64, 96), (40, 160))),
+        *((case, 16, ((96, 128), (64, 96), (48, 160))) for case in ANY_SIZE),
+    ],
+)
+def test_export_any_size(case, step, sizes):
+    model = build(case)
     height, width = Dim("height", min=2, max=64), Dim("width", min=2, max=64)
-    example = images(model, size=(96, 128))
-    program = torch.export.export(model, (example,), dynamic_shapes=({2: 8 * height, 3: 8 * width},))
-    for size in ((96, 128), (64, 96), (40, 160)):
+    example = images(model, size=sizes[0])
+    program = torch.export.export(model, (example,), dynamic_shapes=({2: step * height, 3: step * width},))
+    for size in sizes:
         x = images(model, size=size)
         assert_close(f"exported at {size}", program.module()(x), model(x))
 

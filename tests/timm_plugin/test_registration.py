@@ -26,11 +26,13 @@ def _python(code: str, *flags: str) -> subprocess.CompletedProcess:
 
 
 def test_names():
-    assert tuple(sorted(timm.list_models("flowformer*"))) == REGISTERED
-    assert set(timm.list_models(module="flowformer") + timm.list_models(module="flowformer_deit")) == set(REGISTERED)
+    assert tuple(sorted(timm.list_models(["daft*", "flowformer*"]))) == REGISTERED
+    modules = (timm_plugin.daft, timm_plugin.flowformer, timm_plugin.flowformer_deit)
+    assert {name for m in modules for name in timm.list_models(module=m.__name__.split(".")[-1])} == set(REGISTERED)
+    exported = {name for module in modules for name in module.__all__}
     for name in REGISTERED:
         assert timm.get_pretrained_cfg(name).tag == "untrained"
-        assert name in timm_plugin.flowformer.__all__ + timm_plugin.flowformer_deit.__all__
+        assert name in exported
 
 
 def test_documented():
@@ -44,7 +46,8 @@ warnings.simplefilter("error", UserWarning)
 sys.modules["fairseq"] = None  # any attempt to import it fails
 import timm, timm_plugin
 import timm_plugin
-before = timm.list_models("flowformer*", include_tags=True)
+names = ["daft*", "flowformer*"]
+before = timm.list_models(names, include_tags=True)
 import importlib
 importlib.reload(timm_plugin)
 for name in [name for name in sys.modules if name.startswith("timm_plugin.")]:
@@ -52,9 +55,10 @@ for name in [name for name in sys.modules if name.startswith("timm_plugin.")]:
 for name in [name for name in sys.modules if name.startswith("timm_plugin")]:
     del sys.modules[name]
 import timm_plugin
-assert timm.list_models("flowformer*", include_tags=True) == before and len(before) == 7, before
+assert timm.list_models(["daft*", "flowformer*"], include_tags=True) == before and len(before) == 12, before
 timm.create_model("flowformer_hier_test")
 timm.create_model("deit_tiny_patch16_224", attn_layer="flow", img_size=32, depth=1)
+timm.create_model("daft_conv_test")
 assert not [name for name in sys.modules if name.startswith("fairseq.")]
 print("done")
 """
