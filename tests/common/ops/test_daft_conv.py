@@ -164,6 +164,27 @@ def test_large_keys_and_biases(largest, spread, dtype, local_only, options):
             )
 
 
+@modes
+def test_a_filter_may_blot_out_its_window(options):
+    """-1000 for every place: what is left is the mean over the tokens outside, where there are any."""
+    inputs, r = daft_inputs(37, 2), torch.full((2, 9), -1000.0, dtype=torch.float64)
+    out = daft_conv(*inputs, r, **options)
+    expected = daft_conv_reference(*inputs, r, **options)
+    assert_close("out", out[:, 9:], expected[:, 9:])
+
+
+@modes
+@locality
+@pytest.mark.parametrize("side", SIDES)
+def test_a_constant_added_to_all_keys_cancels(side, local_only, options):
+    """Also beside padding, whose keys are none to be relative to."""
+    (q, k, v), r = daft_inputs(37, 2), normal(2, 9, seed=3)
+    options = {**options, "local_only": local_only, "key_padding_mask": padding(side, 2, 37)}
+    expected = daft_conv(q, k, v, r, **options)
+    for constant in (-1000.0, 1000.0):
+        assert_close("out", daft_conv(q, k + constant, v, r, **options), expected)
+
+
 @locality
 @pytest.mark.parametrize("spread", [1.0, 50.0])
 def test_large_keys_and_biases_of_images(spread, local_only):

@@ -105,6 +105,18 @@ def test_large_keys_and_biases(largest, spread, dtype, causal):
             )
 
 
+@causality
+@pytest.mark.parametrize("side", SIDES)
+def test_constants_added_to_all_keys_and_to_a_row_of_biases_cancel(side, causal):
+    """Also beside padding, whose keys are none to be relative to."""
+    (q, k, v), w = daft_full_inputs(37), normal(37, 37, seed=3)
+    options = {"causal": causal, "key_padding_mask": padding(side, 2, 37)}
+    expected = daft_full(q, k, v, w, **options)
+    for constant in (-1000.0, 1000.0):
+        rows = constant * torch.linspace(-1, 1, 37, dtype=torch.float64)[:, None]
+        assert_close("out", daft_full(q, k + constant, v, w + rows, **options), expected)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @causality
 def test_gradients_of_large_keys_and_biases_are_numbers(dtype, causal):

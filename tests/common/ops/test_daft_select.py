@@ -116,6 +116,17 @@ def test_large_keys_and_biases(bias, dtype, causal):
 
 
 @causality
+@pytest.mark.parametrize("side", SIDES)
+def test_a_constant_added_to_all_keys_cancels(side, causal):
+    """Also beside padding, whose keys are none to be relative to."""
+    (q, k, v), bias, index = daft_inputs(37, 2), normal(2, seed=3), torch.tensor([1, 4])
+    options = {"window": 5, "causal": causal, "key_padding_mask": padding(side, 2, 37)}
+    expected = daft_select(q, k, v, index, bias, **options)
+    for constant in (-1000.0, 1000.0):
+        assert_close("out", daft_select(q, k + constant, v, index, bias, **options), expected)
+
+
+@causality
 def test_gradcheck(causal):
     inputs, bias, index = daft_inputs(12, 2, batch=1), normal(2, seed=3), torch.tensor([1, 4])
     torch.autograd.gradcheck(
