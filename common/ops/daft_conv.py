@@ -60,9 +60,6 @@ def daft_conv(
     _check(q, k, v, r, causal, spatial_shape, key_padding_mask)
     if not causal and (initial_state is not None or return_state):
         raise ValueError("initial_state and return_state are given with causal=False; allowed: only with causal=True")
-    _check(q, k, v, r, causal, spatial_shape, key_padding_mask)
-    if not causal and (initial_state is not None or return_state):
-        raise ValueError("initial_state and return_state are given with causal=False; allowed: only with causal=True")
     keys, values = split_heads(k, v, key_padding_mask)  # (B, h, T), (B, h, T, c)
     state = None
     with autocast_off(v):
