@@ -386,6 +386,19 @@ def test_a_mask_of_queries_hides_outputs_without_queries_too(causal, name):
 
 
 @pytest.mark.parametrize("name", ["daft_conv", "daft_full"])
+@causality
+def test_padded_queries_beside_keys_without_a_mask_leave_no_trace(causal, name):
+    q, k, v = qkv(9, d=4, e=4)
+    mask, module = padding("right", 2, 9), build(name, causal)
+    poisoned = q.detach().masked_fill(mask[:, None, :, None], math.nan).requires_grad_()
+    out, expected = (attend(module, x, k, v, query_padding_mask=mask) for x in (poisoned, q))
+    assert torch.equal(out, expected)
+    leaves = [k, v, *module.parameters()]
+    for actual, wanted in zip(gradients(out, [poisoned, *leaves]), gradients(expected, [q, *leaves])):
+        assert torch.equal(actual, wanted)
+
+
+@pytest.mark.parametrize("name", ["daft_conv", "daft_full"])
 @pytest.mark.parametrize("side", SIDES)
 def test_steps_equal_the_whole_with_padding_and_without_queries(side, name):
     q, k, v = qkv(12, d=4, e=4)
