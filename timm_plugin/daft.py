@@ -248,15 +248,15 @@ def full_filter_fn(state_dict: Dict[str, Any], model: DaftFullVisionTransformer)
         ValueError: the biases belong to no grid that could be told from their number or the checkpoint's
             ``input_size``.
     """
-    patches = unwrapped(state_dict).get("patch_embed.proj.weight")
+    state_dict = unwrapped(state_dict)
+    patches = state_dict.get("patch_embed.proj.weight")
     patch_size = model.patch_embed.patch_size if patches is None else tuple(patches.shape[-2:])
-    state_dict = stock_filter_fn(state_dict, model)
-    grid, prefix = model.patch_embed.grid_size, model.num_prefix_tokens
-    for key, value in state_dict.items():
-        if ".attn.attention." in key:
-            old = source_grid(value.shape[0] - prefix, patch_size, model)
-            state_dict[key] = resample_position_bias(key.rsplit(".", 1)[1], value, grid, old, prefix)
-    return state_dict
+    new, prefix = model.patch_embed.grid_size, model.num_prefix_tokens
+    biases = {name: bias for name, bias in state_dict.items() if ".attn.attention." in name}
+    for name, bias in biases.items():
+        old = source_grid(bias.shape[0] - prefix, patch_size, model)
+        biases[name] = resample_position_bias(name.rsplit(".", 1)[1], bias, new, old, prefix)
+    return {**stock_filter_fn(state_dict, model), **biases}
 
 
 _PAPER = {"paper_ids": None, "paper_name": "A Dot Product Attention Free Transformer"}
