@@ -5,6 +5,7 @@ image. Each image is a sample of its own; the model reads ``</s>`` and all subpi
 them. So an image of T subpixels is T tokens for the model, and fairseq's loss in base 2 is bits per dimension.
 """
 
+from argparse import Namespace
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -66,6 +67,9 @@ class PixelModelingTask(LanguageModelingTask):
         super().__init__(args, dictionary, output_dictionary, targets)
         self.image_shape = _load_shape(args.data)
         self.epoch = 1
+        # Where fairseq looks for it. Batches are then those of their epoch, not of the one a process began in, so that
+        # a resumed training goes on with the same.
+        self.cfg = Namespace(rebuild_batches=True)
 
     @classmethod
     def setup_task(cls, args, **kwargs) -> "PixelModelingTask":
@@ -108,10 +112,6 @@ class PixelModelingTask(LanguageModelingTask):
                 f"split {split} of {self.args.data} holds sequences of {wrong[0]} tokens; allowed: "
                 f"{self.image_shape.length}, as {self.image_shape} has"
             )
-
-    def can_reuse_epoch_itr(self, dataset) -> bool:
-        """False: fairseq would go on with the batches of the epoch it began in, and a resumed training with others."""
-        return False
 
     def begin_epoch(self, epoch: int, model) -> None:
         """Remember the epoch: what is done to an image depends on it."""
