@@ -224,9 +224,8 @@ def _step(
     keys, values = torch.cat([state["k"][:, :, 1:], k], dim=2), torch.cat([state["v"][:, :, 1:], v], dim=2)
     missing = torch.arange(window, device=k.device) < window - 1 - state["count"][:, None]  # (B, window)
     logits = (keys + r).masked_fill(missing[:, None], -torch.inf)  # (B, h, window)
-    out = (logits.softmax(-1).unsqueeze(2) @ values).squeeze(2)  # (B, h, c)
-    if not local_only:
-        out = merge(before, WeightedMean(out, logits.logsumexp(-1, keepdim=True))).mean
+    mean = (logits.softmax(-1).unsqueeze(2) @ values).squeeze(2)  # (B, h, c)
+    out = merge(before, WeightedMean(mean, logits.logsumexp(-1, keepdim=True))).mean
     new = {"count": state["count"] + 1, "k": keys, "v": values, "mean": before.mean}
     new["log_weight"] = before.log_weight.squeeze(-1)
     if padding_mask is not None:  # a padded token leaves its row's state as it was

@@ -149,11 +149,13 @@ def test_large_keys_and_biases(largest, spread, dtype, local_only, options):
     uniform = torch.rand(tokens, 4, generator=torch.Generator().manual_seed(0)) * 2 - 1
     place = torch.arange(tokens)
     rows = [torch.where(chosen, 1.0, -1.0) for chosen in (place < 45, place >= 45, place % 7 == 3, place == 40)]
+    rows.append((place == 40).float())
     v = normal(1, tokens, 4, dtype=dtype).detach()
     outside = -math.inf if local_only else 0.0
     low = torch.full((window,), -1.0)
+    filters = [low, low.index_fill(0, place[2:window:5], 1.0), low.index_fill(0, place[17:window], 1.0)]
     for keys in (uniform[None], *(x[None, :, None].expand(1, tokens, 4) for x in rows)):
-        for bias in (uniform[:window].T, low.expand(4, -1), low.index_fill(0, place[2:window:5], 1.0).expand(4, -1)):
+        for bias in (uniform[:window].T, *(x.expand(4, -1) for x in filters)):
             k, r = (keys * largest).to(dtype), (bias * spread).to(dtype)
             w = filter_bias(r.double(), tokens, options["causal"], outside=outside)
             assert_every_row_is_right(
