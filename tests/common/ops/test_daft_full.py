@@ -94,7 +94,10 @@ def test_large_keys_and_biases(largest, spread, dtype, causal):
     late = torch.where(torch.arange(tokens) < tokens // 2, -1.0, 1.0)
     peaks = torch.where(torch.arange(tokens) % 7 == 3, 1.0, -1.0)
     v = normal(1, tokens, 4, dtype=dtype).detach()
-    for keys in (uniform[None, :, :4], *(x[None, :, None].expand(1, tokens, 4) for x in (late, -late, peaks))):
+    for keys in (
+        uniform[None, :, :4],
+        *(x[None, :, None].expand(1, tokens, 4) for x in (late, -late, peaks, peaks.relu())),
+    ):
         for bias in (uniform, -peaks.expand(tokens, tokens)):
             k, w = (keys * largest).to(dtype), (bias * spread).to(dtype)
             assert_every_row_is_right(
