@@ -1,5 +1,6 @@
 """The entropy regulariser of the DAFT paper on top of fairseq's cross-entropy."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, Dict, List, Tuple
 
@@ -28,22 +29,25 @@ class SparseCrossEntropyCriterion(CrossEntropyCriterion):
     heads and layers, in nats, is logged as ``position_entropy``.
 
     Raises:
-        ValueError: a factor below 0, or a model without DAFT-conv.
+        ValueError: a factor below 0 or not finite, or a model without DAFT-conv.
     """
 
     def __init__(self, task, sentence_avg: bool, entropy_weight: float) -> None:
         super().__init__(task, sentence_avg)
-        if not entropy_weight >= 0.0:
-            raise ValueError(f"entropy_weight is {entropy_weight}; allowed: at least 0")
+        if not 0.0 <= entropy_weight < math.inf:
+            raise ValueError(f"entropy_weight is {entropy_weight}; allowed: at least 0 and finite")
         self.entropy_weight = entropy_weight
 
     def forward(self, model: nn.Module, sample: Dict[str, Any], reduce: bool = True) -> Tuple[Tensor, int, dict]:
-        """The loss summed over ``sample``, its size and what is logged, as fairseq's criterion returns them."""
+        """The loss summed over ``sample``, its size and what is logged, as fairseq's criterion returns them.
+
+        With ``reduce`` False the loss of each token, each with its part of the regulariser.
+        """
         loss, sample_size, logging_output = super().forward(model, sample, reduce)
         entropy = position_entropy(model)
         if model.training:
             # The trainer divides by the sample size.
-            loss = loss + self.entropy_weight * sample_size * entropy.to(loss.dtype)
+            loss = loss + self.entropy_weight * sample_size / loss.numel() * entropy.to(loss.dtype)
         logging_output["position_entropy"] = entropy.detach() * sample_size
         return loss, sample_size, logging_output
 

@@ -334,7 +334,8 @@ def test_temperature_sharpens_the_sample() -> None:
         ("daft_full_lm", "--max-target-positions 0", "max_tokens is 0; allowed: an integer of at least 1"),
         *((arch, f"--decoder-attention-heads {heads}", f"heads is {heads}; allowed: a divisor of the width 32")
           for arch in DAFT_FAMILY for heads in (5, 0)),
-        *((arch, "--decoder-xformers-att-config {'name':'linformer'}", "xformers_att_config is") for arch in DAFT_FAMILY),
+        *((arch, "--decoder-xformers-att-config {'name':'linformer'}", "xformers_att_config is")
+          for arch in DAFT_FAMILY),
     ],
     ids=lambda value: None if " is " in value else value.replace("--", "").replace(" ", "-"),
 )  # fmt: skip
