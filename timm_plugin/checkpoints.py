@@ -5,7 +5,9 @@ import re
 from typing import Any, Dict, Tuple
 
 from timm.layers import resample_abs_pos_embed, resample_patch_embed
-from torch import Tensor, nn
+from torch import nn
+
+from .loading import Adapted
 
 #: The authors' parameter names (thuml/Flowformer, Flowformer_CV/flowformer.py) and ours, first match wins.
 RELEASED_NAMES: Tuple[Tuple[str, str], ...] = (
@@ -18,7 +20,7 @@ RELEASED_NAMES: Tuple[Tuple[str, str], ...] = (
 )
 
 
-def checkpoint_filter_fn(state_dict: Dict[str, Any], model: nn.Module) -> Dict[str, Tensor]:
+def checkpoint_filter_fn(state_dict: Dict[str, Any], model: nn.Module) -> Adapted:
     """The state dict ``model`` can load: unwrapped, the authors' names replaced, patches and positions resampled.
 
     Raises:
@@ -26,12 +28,12 @@ def checkpoint_filter_fn(state_dict: Dict[str, Any], model: nn.Module) -> Dict[s
             ``input_size``.
     """
     state_dict = unwrapped(state_dict)
-    if "patch_embed.0.proj.weight" in state_dict:
+    if is_released(state_dict):
         state_dict = {released_name(name): tensor for name, tensor in state_dict.items()}
     state_dict = dict(state_dict)
     patches = state_dict.get("patch_embed.proj.weight")
     positions = state_dict.get("pos_embed.weight")
-    if positions is not None and positions.shape != model.pos_embed.weight.shape:
+    if positions is not None:
         patch_size = model.patch_embed.patch_size if patches is None else tuple(patches.shape[-2:])
         old_grid = source_grid(positions.shape[1], patch_size, model)
         state_dict["pos_embed.weight"] = resample_abs_pos_embed(
@@ -39,7 +41,12 @@ def checkpoint_filter_fn(state_dict: Dict[str, Any], model: nn.Module) -> Dict[s
         )
     if patches is not None and tuple(patches.shape[-2:]) != tuple(model.patch_embed.patch_size):
         state_dict["patch_embed.proj.weight"] = resample_patch_embed(patches, list(model.patch_embed.patch_size))
-    return state_dict
+    return Adapted(state_dict)
+
+
+def is_released(state_dict: Dict[str, Any]) -> bool:
+    """Whether a state dict has the authors' names."""
+    return "patch_embed.0.proj.weight" in state_dict
 
 
 def unwrapped(state_dict: Dict[str, Any]) -> Dict[str, Any]:
@@ -59,7 +66,8 @@ def released_name(name: str) -> str:
 
 def source_grid(tokens: int, patch_size: Tuple[int, int], model: nn.Module) -> Tuple[int, int]:
     """The grid a checkpoint's positions lie on: its ``input_size`` over the patch, or the model's, or else a square."""
-    size = model.pretrained_cfg["input_size"][-2:]
+    cfg = getattr(model, "pretrained_cfg", None)  # which a model built without create_model has not
+    size = tuple(cfg["input_size"][-2:] if cfg else model.patch_embed.img_size)
     own = (math.ceil(size[0] / patch_size[0]), math.ceil(size[1] / patch_size[1]))
     for grid in (own, tuple(model.patch_embed.grid_size)):
         if grid[0] * grid[1] == tokens:
@@ -68,6 +76,6 @@ def source_grid(tokens: int, patch_size: Tuple[int, int], model: nn.Module) -> T
     if side * side == tokens:
         return side, side
     raise ValueError(
-        f"the checkpoint has {tokens} positions and input_size {tuple(size)}; allowed: a square grid, or its own "
+        f"the checkpoint has {tokens} positions and input_size {size}; allowed: a square grid, or its own "
         "size in pretrained_cfg_overlay=dict(input_size=(channels, height, width))"
     )

@@ -10,7 +10,7 @@ from typing import Any, Dict, List, Optional, Set, Tuple, Union
 
 import torch
 from timm.layers import PatchEmbed
-from timm.models import build_model_with_cfg, generate_default_cfgs
+from timm.models import generate_default_cfgs
 from timm.models.vision_transformer import VisionTransformer
 from timm.models.vision_transformer import checkpoint_filter_fn as stock_filter_fn
 from torch import Tensor
@@ -22,8 +22,10 @@ from .checkpoints import source_grid, unwrapped
 from .daft_attention import DaftConvSelfAttention, DaftFullSelfAttention, resample_position_bias
 from .default_cfg import untrained_cfg
 from .images import ImageSize, check_image, check_img_size
+from .loading import Adapted, CheckedLoading, build
 from .registry import register_once
 from .scripting import renamed
+from .starting_points import is_stock, start_conv, start_full
 
 __all__ = ["DaftConvVisionTransformer", "DaftFullVisionTransformer"]  # register_model appends every entry point
 
@@ -56,7 +58,7 @@ def _check_global_pool(global_pool: str, class_token: bool) -> None:
         raise ValueError("global_pool is 'token'; allowed without a class token: '', 'avg' and timm's others")
 
 
-class DaftFullVisionTransformer(VisionTransformer):
+class DaftFullVisionTransformer(CheckedLoading, VisionTransformer):
     """timm's ``VisionTransformer`` with DAFT-full, O(N² C) without attention maps; images of one size.
 
     Args:
@@ -92,6 +94,10 @@ class DaftFullVisionTransformer(VisionTransformer):
             block_fn=partial(LinearTimeBlock, attention_options=options), **kwargs,
         )  # fmt: skip
 
+    def adapt_foreign(self, state_dict: Dict[str, Any]) -> Dict[str, Any]:
+        """A stock vision transformer's state dict with position biases of this model; any other as it is."""
+        return start_full(state_dict, self) if is_stock(state_dict) else state_dict
+
     @torch.jit.ignore
     def no_weight_decay(self) -> Set[str]:
         """timm's, and the position biases."""
@@ -111,7 +117,7 @@ class DaftFullVisionTransformer(VisionTransformer):
             block.attn.set_grid_size(self.patch_embed.grid_size, old, self.num_prefix_tokens)
 
 
-class DaftConvVisionTransformer(VisionTransformer):
+class DaftConvVisionTransformer(CheckedLoading, VisionTransformer):
     """timm's ``VisionTransformer`` with DAFT-conv, O(N C window), for images of any size with the same weights.
 
     There is neither class token nor position embedding: positions are in the filters, and ``global_pool`` is "avg"
@@ -179,6 +185,10 @@ class DaftConvVisionTransformer(VisionTransformer):
         """
         return self.entropy_weight * position_entropy(self) if self.entropy_weight > 0.0 else None
 
+    def adapt_foreign(self, state_dict: Dict[str, Any]) -> Dict[str, Any]:
+        """A stock vision transformer's state dict by the paper's procedure; any other as it is."""
+        return start_conv(state_dict, self) if is_stock(state_dict) else state_dict
+
     @torch.jit.ignore
     def no_weight_decay(self) -> Set[str]:
         """timm's, and the filters."""
@@ -241,22 +251,30 @@ def _position_parameters(model: VisionTransformer) -> Set[str]:
     return {name for name, _ in model.named_parameters() if ".attn.attention." in name}
 
 
-def full_filter_fn(state_dict: Dict[str, Any], model: DaftFullVisionTransformer) -> Dict[str, Tensor]:
-    """The state dict ``model`` can load: as timm's for vision transformers, and position biases resampled.
+def full_filter_fn(state_dict: Dict[str, Any], model: DaftFullVisionTransformer) -> Adapted:
+    """The state dict ``model`` can load: as timm's for vision transformers, and position biases resampled or new.
 
     Raises:
         ValueError: the biases belong to no grid that could be told from their number or the checkpoint's
             ``input_size``.
     """
     state_dict = unwrapped(state_dict)
+    if is_stock(state_dict):
+        return start_full(state_dict, model)
     patches = state_dict.get("patch_embed.proj.weight")
     patch_size = model.patch_embed.patch_size if patches is None else tuple(patches.shape[-2:])
     new, prefix = model.patch_embed.grid_size, model.num_prefix_tokens
-    biases = {name: bias for name, bias in state_dict.items() if ".attn.attention." in name}
+    biases = {name: state_dict[name] for name in _position_parameters(model) if name in state_dict}
     for name, bias in biases.items():
         old = source_grid(bias.shape[0] - prefix, patch_size, model)
         biases[name] = resample_position_bias(name.rsplit(".", 1)[1], bias, new, old, prefix)
-    return {**stock_filter_fn(state_dict, model), **biases}
+    return Adapted({**stock_filter_fn(state_dict, model), **biases})
+
+
+def conv_filter_fn(state_dict: Dict[str, Any], model: DaftConvVisionTransformer) -> Adapted:
+    """The state dict ``model`` can load: as timm's for vision transformers, a stock one by the paper's procedure."""
+    state_dict = unwrapped(state_dict)
+    return start_conv(state_dict, model) if is_stock(state_dict) else Adapted(stock_filter_fn(state_dict, model))
 
 
 _PAPER = {"paper_ids": None, "paper_name": "A Dot Product Attention Free Transformer"}
@@ -275,14 +293,14 @@ default_cfgs = generate_default_cfgs(
 
 def _create(model: type, filter_fn: Any, variant: str, pretrained: bool, **kwargs: Any) -> VisionTransformer:
     out_indices = kwargs.pop("out_indices", 3)
-    return build_model_with_cfg(
+    return build(
         model, variant, pretrained, pretrained_filter_fn=filter_fn,
         feature_cfg=dict(out_indices=out_indices, feature_cls="getter"), **kwargs,
     )  # fmt: skip
 
 
 _create_full = partial(_create, DaftFullVisionTransformer, full_filter_fn)
-_create_conv = partial(_create, DaftConvVisionTransformer, stock_filter_fn)
+_create_conv = partial(_create, DaftConvVisionTransformer, conv_filter_fn)
 
 
 @register_once

@@ -11,7 +11,7 @@ from typing import Any, Callable, Dict, Final, List, Optional, Sequence, Set, Tu
 import torch
 from timm.layers import ClassifierHead, LayerNorm, PatchEmbed, calculate_drop_path_rates, get_norm_layer, to_ntuple
 from timm.layers.typing import LayerType
-from timm.models import build_model_with_cfg, checkpoint_seq, generate_default_cfgs, named_apply
+from timm.models import checkpoint_seq, generate_default_cfgs, named_apply
 from timm.models._features import feature_take_indices
 from timm.models.vision_transformer import init_weights_vit_timm
 from torch import Tensor, nn
@@ -21,9 +21,10 @@ from common.ops.checks import check_choice, check_positive_int
 
 from .attention import given_options
 from .blocks import LinearTimeBlock
-from .checkpoints import checkpoint_filter_fn
+from .checkpoints import checkpoint_filter_fn, is_released
 from .default_cfg import untrained_cfg
 from .images import ImageSize, PositionEmbedding, check_image, check_img_size
+from .loading import CheckedLoading, build
 from .registry import register_once
 
 try:  # a newer timm keeps a record of the size a model was set to
@@ -74,7 +75,7 @@ class FlowformerStage(nn.Module):
         return x.transpose(1, 2).reshape(B, C, H, W)  # (B, N, C) -> (B, C, H, W)
 
 
-class Flowformer(nn.Module):
+class Flowformer(CheckedLoading, nn.Module):
     """Hierarchical vision transformer with Flow-Attention, O(N C d) per block; everything timm asks of a model.
 
     Images are (B, in_chans, H, W); features are maps (B, C, H / 32, W / 32), rounded up, for four stages.
@@ -104,6 +105,7 @@ class Flowformer(nn.Module):
         ValueError: an argument that is none of the above; an image of another size than the model's.
     """
 
+    classifier_name = "head.fc"
     dynamic_img_size: Final[bool]
     dynamic_img_pad: Final[bool]
 
@@ -174,6 +176,10 @@ class Flowformer(nn.Module):
         self.head = ClassifierHead(self.num_features, num_classes, pool_type=global_pool, drop_rate=drop_rate, **dd)
         self.head_hidden_size = self.num_features * self.head.global_pool.feat_mult()
         self.init_weights(needs_reset=False)
+
+    def adapt_foreign(self, state_dict: Dict[str, Any]) -> Dict[str, Any]:
+        """The authors' released state dicts by our names; any other as it is."""
+        return checkpoint_filter_fn(state_dict, self) if is_released(state_dict) else state_dict
 
     @torch.jit.ignore
     def init_weights(self, needs_reset: bool = True) -> None:
@@ -387,7 +393,7 @@ default_cfgs = generate_default_cfgs(
 
 def _create(variant: str, pretrained: bool, **kwargs: Any) -> nn.Module:
     out_indices = kwargs.pop("out_indices", tuple(range(len(kwargs.get("depths", (0,) * 4)))))
-    return build_model_with_cfg(
+    return build(
         Flowformer,
         variant,
         pretrained,

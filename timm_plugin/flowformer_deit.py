@@ -4,21 +4,23 @@ Parameters are named as in timm's DeiT, so a stock ``deit_small_patch16_224`` st
 """
 
 from functools import partial
-from typing import Any, Optional, Union
+from typing import Any, Dict, Optional, Union
 
 from timm.layers.typing import LayerType
-from timm.models import build_model_with_cfg, generate_default_cfgs
-from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_fn
+from timm.models import generate_default_cfgs
+from timm.models.vision_transformer import VisionTransformer
 
 from .attention import given_options
 from .blocks import LinearTimeBlock
 from .default_cfg import untrained_cfg
+from .loading import CheckedLoading, build
 from .registry import register_once
+from .starting_points import is_distilled, start_flow
 
 __all__ = ["FlowVisionTransformer"]  # register_model appends every entry point
 
 
-class FlowVisionTransformer(VisionTransformer):
+class FlowVisionTransformer(CheckedLoading, VisionTransformer):
     """timm's ``VisionTransformer``, every argument of it, with the options of the attention mechanism as well.
 
     Args:
@@ -45,6 +47,10 @@ class FlowVisionTransformer(VisionTransformer):
         block_fn = partial(LinearTimeBlock, attention_options=options)
         super().__init__(*args, attn_layer=attn_layer, block_fn=block_fn, **kwargs)
 
+    def adapt_foreign(self, state_dict: Dict[str, Any]) -> Dict[str, Any]:
+        """A distilled transformer's state dict without what is for distillation; any other as it is."""
+        return start_flow(state_dict, self) if is_distilled(state_dict) else state_dict
+
 
 default_cfgs = generate_default_cfgs(
     {
@@ -56,11 +62,11 @@ default_cfgs = generate_default_cfgs(
 
 def _create(variant: str, pretrained: bool, **kwargs: Any) -> FlowVisionTransformer:
     out_indices = kwargs.pop("out_indices", 3)
-    return build_model_with_cfg(
+    return build(
         FlowVisionTransformer,
         variant,
         pretrained,
-        pretrained_filter_fn=partial(checkpoint_filter_fn, adapt_layer_scale=True),
+        pretrained_filter_fn=start_flow,
         feature_cfg=dict(out_indices=out_indices, feature_cls="getter"),
         **kwargs,
     )

@@ -1,64 +1,23 @@
-"""Weights of other models as a start for ours, and loading that is checked as a whole before it begins.
+"""Stock vision transformers, timm's ViT and DeiT, as a start for those of ours that have their shape.
 
-Stock vision transformers (timm's ViT and DeiT) start DAFT, the authors' released Flowformer is one of ours by other
-names. What is taken, left out and new is logged; weights of softmax attention never make the same model.
+Weights of softmax attention never make the same model: what is taken, left out and new is logged when it is loaded.
 """
 
-import logging
-from typing import Any, Dict
+import math
+from typing import Any, Dict, List, Tuple
 
-from timm.models import adapt_input_conv
-from timm.models.vision_transformer import checkpoint_filter_fn as stock_filter_fn
+from timm.models.vision_transformer import checkpoint_filter_fn
 from torch import Tensor, nn
 
-from common.checkpoints import Transfer, check_state_dict, complete_state_dict
-
 from .checkpoints import unwrapped
+from .loading import Adapted
 
-logger = logging.getLogger(__name__)
-
+#: The second classifier of a distilled transformer, which none of ours has.
+_DISTILLED_HEAD = "head_dist."
+#: Tokens beside those of patches; their positions come first in ``pos_embed``, in this order.
+_PREFIX_TOKENS = ("cls_token", "dist_token")
 #: Parts of a stock vision transformer that DAFT-conv has no place for.
 _PREFIX_AND_POSITIONS = ("pos_embed", "cls_token", "dist_token", "reg_token")
-#: The second classifier of a distilled one, which none of ours has.
-_DISTILLED = ("head_dist.", "dist_token")
-
-
-class CheckedLoading:
-    """In front of a timm model: ``load_state_dict`` takes foreign state dicts, and one ValueError says what is wrong.
-
-    Nothing is loaded then, and the model is as it was.
-    """
-
-    def adapt_foreign(self, state_dict: Dict[str, Any]) -> Dict[str, Any]:
-        """``state_dict`` as it is, or one of another layout that this model knows in its own."""
-        return state_dict
-
-    def load_state_dict(self, state_dict: Dict[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """As torch's; ValueError unless all of ``state_dict`` fits, or what has a place if not ``strict``."""
-        adapted = self.adapt_foreign(state_dict)
-        if adapted is not state_dict:
-            adapted = fit_stem_and_head(adapted, self)
-        check_state_dict(adapted, self, shapes_only=not strict)
-        return super().load_state_dict(adapted, strict, assign)
-
-
-def fit_stem_and_head(state_dict: Dict[str, Tensor], model: nn.Module) -> Dict[str, Tensor]:
-    """A foreign state dict for other image channels, summed or repeated as timm does, and a new head for other classes.
-
-    timm does both by itself for ``pretrained=True``, this is for a ``checkpoint_path``.
-    """
-    state_dict, own = dict(state_dict), model.state_dict()
-    cfg = model.pretrained_cfg
-    stem, head = f"{cfg['first_conv']}.weight", cfg["classifier"]
-    channels = own[stem].shape[1]
-    if stem in state_dict and state_dict[stem].shape[1] != channels:
-        state_dict[stem] = adapt_input_conv(channels, state_dict[stem])
-    for name in (f"{head}.weight", f"{head}.bias"):
-        if name in state_dict and name in own and state_dict[name].shape != own[name].shape:
-            classes = len(state_dict[name]), len(own[name])
-            logger.info(f"{name} is new: the checkpoint has {classes[0]} classes, the model {classes[1]}")
-            state_dict[name] = own[name].clone()
-    return state_dict
 
 
 def is_stock(state_dict: Dict[str, Any]) -> bool:
@@ -66,40 +25,82 @@ def is_stock(state_dict: Dict[str, Any]) -> bool:
     return "blocks.0.attn.qkv.weight" in state_dict and not any(".attn.attention." in name for name in state_dict)
 
 
-def start_full(state_dict: Dict[str, Any], model: nn.Module) -> Dict[str, Tensor]:
+def is_distilled(state_dict: Dict[str, Any]) -> bool:
+    """Whether a state dict is of a vision transformer with a token, and a second classifier, for distillation."""
+    return "dist_token" in state_dict
+
+
+def start_flow(state_dict: Dict[str, Any], model: nn.Module) -> Adapted:
+    """A stock state dict, or one of our own, for a vision transformer of the same shape with Flow-Attention."""
+    return Adapted(*_fit_vision_transformer(unwrapped(state_dict), model))
+
+
+def start_full(state_dict: Dict[str, Any], model: nn.Module) -> Adapted:
     """A stock state dict for DAFT-full: everything but its position biases, which are new."""
-    state_dict = dict(stock_filter_fn(dict(unwrapped(state_dict)), model))
-    transfer = complete_state_dict(
-        state_dict, model, lambda name: name.startswith(_DISTILLED), lambda name: ".attn.attention." in name
-    )
-    logger.info(f"DAFT-full from a stock vision transformer: {transfer.summary()}")
-    return state_dict
+    tensors, left_out = _fit_vision_transformer(unwrapped(state_dict), model)
+    return Adapted(*_with_new_positions(tensors, left_out, model))
 
 
-def start_conv(state_dict: Dict[str, Any], model: nn.Module) -> Dict[str, Tensor]:
+def start_conv(state_dict: Dict[str, Any], model: nn.Module) -> Adapted:
     """A stock state dict for DAFT-conv, by the paper's procedure.
 
     All is taken but position embedding, class token, and the projections to keys and queries, which with the filters
     are new; of ``qkv`` the last C rows, those of the values, are taken.
     """
     state_dict = dict(unwrapped(state_dict))
-    left_out = [name for name in state_dict if name.startswith((*_PREFIX_AND_POSITIONS, *_DISTILLED))]
+    positions = [name for name in _PREFIX_AND_POSITIONS if state_dict.pop(name, None) is not None]
+    tensors, left_out = _fit_vision_transformer(state_dict, model)
+    own, in_part = model.state_dict(), {}
+    for name, stock in tensors.items():
+        joined = own.get(name)
+        if ".attn.qkv." in name and joined is not None and _is_joined(stock, joined, model.embed_dim):
+            joined = joined.clone()
+            joined[-model.embed_dim :] = stock[-model.embed_dim :]
+            tensors[name] = joined
+            in_part[name] = "the values"
+    return Adapted(*_with_new_positions(tensors, positions + left_out, model), in_part)
+
+
+def _is_joined(stock: Tensor, own: Tensor, dim: int) -> bool:
+    """Whether ``stock`` is queries, keys and values of width ``dim`` in one, for inputs as wide as those of ``own``."""
+    return len(stock) == 3 * dim and stock.shape[1:] == own.shape[1:]
+
+
+def _with_new_positions(
+    tensors: Dict[str, Tensor], left_out: List[str], model: nn.Module
+) -> Tuple[Dict[str, Tensor], List[str], List[str]]:
+    """``tensors`` with the model's own biases or filters, as arguments of ``Adapted``."""
+    new = {name: tensor.clone() for name, tensor in model.state_dict().items() if ".attn.attention." in name}
+    return {**tensors, **new}, left_out, list(new)
+
+
+def _fit_vision_transformer(state_dict: Dict[str, Any], model: nn.Module) -> Tuple[Dict[str, Tensor], List[str]]:
+    """The tensors of a vision transformer by the names and sizes ``model`` has them in, and what was left out.
+
+    Patches and positions are resampled by timm; the last normalisation stands before or after the pool.
+    """
+    state_dict, own = dict(state_dict), model.state_dict()
+    left_out = [name for name in state_dict if name.startswith(_DISTILLED_HEAD)]
     for name in left_out:
         del state_dict[name]
-    own = model.state_dict()
-    for name in ("weight", "bias"):  # one normalisation stands before the pool here, after it in some others
-        if f"norm.{name}" in own and f"norm.{name}" not in state_dict and f"fc_norm.{name}" in state_dict:
-            state_dict[f"norm.{name}"] = state_dict.pop(f"fc_norm.{name}")
-    state_dict = dict(stock_filter_fn(state_dict, model))
-    in_part = []
-    for name in [name for name in state_dict if ".attn.qkv." in name and name in own]:
-        dim, stock, joined = model.embed_dim, state_dict[name], own[name].clone()
-        if len(stock) == 3 * dim and stock.shape[1:] == joined.shape[1:]:
-            joined[-dim:] = stock[-dim:]
-            state_dict[name] = joined
-            in_part.append(name)
-    transfer = complete_state_dict(state_dict, model, lambda _: False, lambda name: ".attn.attention." in name)
-    taken = [name for name in transfer.taken if name not in in_part]
-    transfer = Transfer(taken, left_out, [f"{name} but for the values" for name in in_part] + transfer.new)
-    logger.info(f"DAFT-conv from a stock vision transformer: {transfer.summary()}")
-    return state_dict
+    left_out += _cut_prefix_tokens(state_dict, own)
+    for parameter in ("weight", "bias"):
+        names = f"norm.{parameter}", f"fc_norm.{parameter}"
+        for there, here in (names, names[::-1]):
+            if there in state_dict and here not in state_dict and here in own and there not in own:
+                state_dict[here] = state_dict.pop(there)
+    return checkpoint_filter_fn(state_dict, model, adapt_layer_scale=True), left_out
+
+
+def _cut_prefix_tokens(state_dict: Dict[str, Any], own: Dict[str, Tensor]) -> List[str]:
+    """Take tokens that the model has not out of ``state_dict``, and their positions; their names."""
+    present = [name for name in _PREFIX_TOKENS if name in state_dict]
+    cut = [name for name in present if name not in own]
+    for name in cut:
+        del state_dict[name]
+    positions = state_dict.get("pos_embed")
+    # A square number of positions are those of patches alone (timm's no_embed_class).
+    if cut and positions is not None and math.isqrt(positions.shape[1]) ** 2 != positions.shape[1]:
+        kept = [i for i, name in enumerate(present) if name not in cut]
+        state_dict["pos_embed"] = positions[:, kept + list(range(len(present), positions.shape[1]))]
+    return cut
