@@ -69,7 +69,7 @@ def check_state_dict(state_dict: Dict[str, Any], model: nn.Module, shapes_only: 
     """
     own = model.state_dict()
     shapes = [
-        f"{name} {tuple(state_dict[name].shape)}, not {tuple(tensor.shape)}"
+        f"{name} {_shape(state_dict[name])}, not {_shape(tensor)}"
         for name, tensor in own.items()
         if name in state_dict and not _fits(state_dict[name], tensor, name, model)
     ]
@@ -84,9 +84,17 @@ def check_state_dict(state_dict: Dict[str, Any], model: nn.Module, shapes_only: 
         )
 
 
-def _fits(given: Tensor, own: Tensor, name: str, model: nn.Module) -> bool:
+def _fits(given: Any, own: Tensor, name: str, model: nn.Module) -> bool:
+    if not isinstance(given, Tensor):
+        return False
+    if given.shape == own.shape:
+        return True
     owner = model.get_submodule(name.rpartition(".")[0])
-    return given.shape == own.shape or (isinstance(owner, ToeplitzBias) and owner.takes(given))
+    return isinstance(owner, ToeplitzBias) and owner.takes(given)
+
+
+def _shape(found: Any) -> str:
+    return str(tuple(found.shape)) if isinstance(found, Tensor) else f"a {type(found).__name__}"
 
 
 def complete_state_dict(

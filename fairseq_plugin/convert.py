@@ -13,15 +13,15 @@ from types import SimpleNamespace
 from typing import Any, Dict, Optional, Sequence, Tuple
 
 import torch
+from fairseq.checkpoint_utils import load_checkpoint_to_cpu
 from fairseq.data import Dictionary
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf, overwrite_args_by_name
-from fairseq.models import ARCH_MODEL_REGISTRY, build_model
+from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY, build_model
 from fairseq.models.transformer_lm import TransformerLanguageModel
 from omegaconf import OmegaConf
 
 from common.checkpoints import Transfer, read_checkpoint
 
-from .checkpoints import CheckedLoading, stock_overrides, stored_architecture
+from .checkpoints import CheckedLoading, registered_names, stock_overrides, stored_architecture, what_came_of
 
 #: What only goes on training the model that was.
 _LEFT_OUT = ("last_optimizer_state",)
@@ -30,11 +30,11 @@ _LEFT_OUT = ("last_optimizer_state",)
 def convert(source: Path, arch: str, overrides: Optional[Dict[str, Any]] = None) -> Tuple[Dict[str, Any], Transfer]:
     """The checkpoint ``source`` of ``transformer_lm`` as one of ``arch``, and what was taken, left out and new.
 
-    ``overrides`` are options of the model. The result is built and loaded once, to see that it fits.
+    ``overrides`` are options of the model. The model is built once, to see that they fit.
 
     Raises:
         ValueError: a file that cannot be read, or of another architecture; an ``arch`` that has other weights, or
-            options under which they do not fit.
+            options that it does not have, or under which the weights do not fit.
     """
     target = ARCH_MODEL_REGISTRY.get(arch)
     if target is None or not issubclass(target, CheckedLoading) or not target.takes_stock_weights:
@@ -44,30 +44,41 @@ def convert(source: Path, arch: str, overrides: Optional[Dict[str, Any]] = None)
     stored = stored_architecture(state, str(source))
     if ARCH_MODEL_REGISTRY.get(stored) is not TransformerLanguageModel:
         raise ValueError(f"the checkpoint {str(source)!r} holds {stored!r}; allowed: 'transformer_lm' and its sizes")
-    given = stock_overrides(state, target, overrides or {})
-    if state.get("cfg"):
-        config = OmegaConf.create(state["cfg"])
-        overwrite_args_by_name(config, given)
-    else:
-        for name, value in given.items():
-            setattr(state["args"], name, value)
-        config = convert_namespace_to_omegaconf(state["args"])
-    _check_fit(config.model, state["model"])
+    given = stock_overrides(state, target, _checked_options(overrides or {}, target))
+    state = load_checkpoint_to_cpu(str(source), given)  # again, by fairseq, which brings all of its formats up to date
+    transfer = _check_fit(state["cfg"].model, state["model"])
     left_out = [name for name in _LEFT_OUT if name in state]
     converted = {name: value for name, value in state.items() if name not in (*left_out, "args")}
-    converted["cfg"] = OmegaConf.to_container(config, resolve=True, enum_to_str=True)
-    return {"args": None, **converted}, Transfer(list(state["model"]), left_out, [])
+    converted["cfg"] = OmegaConf.to_container(state["cfg"], resolve=True, enum_to_str=True)
+    return {"args": None, **converted}, transfer._replace(left_out=[*transfer.left_out, *left_out])
 
 
-def _check_fit(config: Any, weights: Dict[str, torch.Tensor]) -> None:
-    """Build the model, for as many symbols as ``weights`` have, and load them; ValueError if they do not fit."""
+def _checked_options(overrides: Dict[str, Any], target: type) -> Dict[str, Any]:
+    fields = MODEL_DATACLASS_REGISTRY[registered_names(target)[0]].__dataclass_fields__
+    unknown = sorted(set(map(str, overrides)) - set(fields)) if isinstance(overrides, dict) else [repr(overrides)]
+    if unknown:
+        raise ValueError(
+            f"model_overrides has {', '.join(unknown)}; allowed: a dictionary of {', '.join(sorted(fields))}"
+        )
+    return overrides
+
+
+def _check_fit(config: Any, weights: Dict[str, torch.Tensor]) -> Transfer:
+    """What comes of ``weights`` in the model of as many symbols as they have; ValueError if they do not fit."""
     symbols = Dictionary()
-    # One table, or with adaptive inputs one per band of frequency, each followed by a projection.
-    tables = [x for name, x in weights.items() if re.fullmatch(r"decoder\.embed_tokens\.(.*\.0\.)?weight", name)]
-    for i in range(sum(len(table) for table in tables) - len(symbols)):
+    for i in range(_vocabulary_size(weights) - len(symbols)):
         symbols.add_symbol(f"symbol{i}")
     task = SimpleNamespace(source_dictionary=symbols, target_dictionary=symbols)
-    build_model(config.copy(), task, from_checkpoint=True).load_state_dict(weights)
+    model = build_model(config.copy(), task, from_checkpoint=True)
+    return what_came_of(weights, model.fitted_state_dict(weights, config.copy()), model)
+
+
+def _vocabulary_size(weights: Dict[str, torch.Tensor]) -> int:
+    # One table, or with adaptive inputs one per band of frequency, each followed by a projection.
+    tables = [x for name, x in weights.items() if re.fullmatch(r"decoder\.embed_tokens\.(.*\.0\.)?weight", name)]
+    if not tables:  # embeddings of characters
+        tables = [weights[name] for name in ("decoder.output_projection.weight",) if name in weights]
+    return sum(len(table) for table in tables)
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -79,13 +90,30 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--model-overrides", default="{}", help="options of the model, as in fairseq-eval-lm")
     options = parser.parse_args(arguments)
     try:
-        converted, transfer = convert(options.source, options.arch, ast.literal_eval(options.model_overrides))
-    except ValueError as error:
+        converted, transfer = convert(options.source, options.arch, _literal(options.model_overrides))
+        _save(converted, options.target)
+    except (OSError, ValueError) as error:
         raise SystemExit(f"{parser.prog}: {error}") from error
-    part = options.target.with_name(options.target.name + ".part")
-    torch.save(converted, part)
-    part.replace(options.target)
     print(f"{options.target}: {options.arch}; {transfer.summary()}")
+
+
+def _literal(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (SyntaxError, ValueError) as error:
+        raise ValueError(f"model_overrides is {text!r}; allowed: a dictionary as Python writes it") from error
+
+
+def _save(state: Dict[str, Any], target: Path) -> None:
+    """Write ``state`` to ``target`` as a whole or not at all."""
+    if not target.parent.is_dir():
+        raise ValueError(f"target is {str(target)!r}; allowed: a file in a folder that exists")
+    part = target.with_name(target.name + ".part")
+    try:
+        torch.save(state, part)
+        part.replace(target)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

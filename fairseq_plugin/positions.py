@@ -4,7 +4,7 @@ fairseq's own number the tokens of a left-padded prefix from its first real one 
 padding in incremental decoding; here both are the first. Parameters and tables are fairseq's.
 """
 
-from typing import Optional
+from typing import Any, Dict, Optional
 
 from fairseq.modules import LearnedPositionalEmbedding, SinusoidalPositionalEmbedding
 from torch import Tensor, nn
@@ -27,6 +27,11 @@ def last_position(tokens: Tensor, padding_idx: int) -> Tensor:
 
 class SinusoidalPositions(SinusoidalPositionalEmbedding):
     """Sinusoidal positions of real tokens; tokens (B, T) -> (B, T, C), or (B, 1, C) for the last while decoding."""
+
+    def upgrade_state_dict_named(self, state_dict: Dict[str, Any], name: str) -> None:
+        """fairseq's hook: leave out what its earlier versions stored, the table itself and a marker of its dtype."""
+        for key in ("weights", "_float_tensor"):
+            state_dict.pop(f"{name}.{key}", None)
 
     def forward(
         self,
