@@ -13,14 +13,21 @@ from timm.data import create_dataset, create_loader, resolve_model_data_config
 from timm.loss import LabelSmoothingCrossEntropy
 from timm.optim import create_optimizer_v2
 from timm.scheduler import create_scheduler_v2
+from timm.task import ClassificationTask
 from timm.utils import CheckpointSaver, ModelEmaV3
+from torch.nn import functional as F
 
 import timm_plugin  # noqa: F401  (registers the models)
+from common.attention import position_entropy
 from tests.compare import assert_close
 
 ROOT = Path(__file__).resolve().parents[2]
 #: A quarter of the work of the registered model.
 SMALL = dict(embed_dims=(24, 48, 96))
+#: What makes a model of vision transformers' shape one for 32 x 32 images of ten classes.
+DAFT = dict(
+    img_size=32, patch_size=8, depth=2, num_classes=10, pretrained_cfg_overlay=dict(input_size=(3, 32, 32))
+)  # fmt: skip
 
 EVALUATE = """
 import sys, torch, timm
@@ -62,8 +69,11 @@ def _accuracy(model, loader) -> float:
     return 100.0 * torch.cat(correct).mean().item()
 
 
-def _train(model, loader, epochs: int, layer_decay=None, amp: bool = False):
-    """Train with timm's parts; the optimizer, the averaged weights and the mean loss of every epoch."""
+def _train(model, loader, epochs: int, layer_decay=None, amp: bool = False, loss=None):
+    """Train with timm's parts; the optimizer, the averaged weights and the mean loss of every epoch.
+
+    ``loss`` is one of timm's tasks, None for the cross entropy alone.
+    """
     optimizer = create_optimizer_v2(model, "adamw", lr=4e-3, weight_decay=0.05, layer_decay=layer_decay)
     scheduler, _ = create_scheduler_v2(optimizer, "cosine", num_epochs=epochs, warmup_epochs=1, warmup_lr=1e-3)
     ema = ModelEmaV3(model, decay=0.8)
@@ -73,12 +83,12 @@ def _train(model, loader, epochs: int, layer_decay=None, amp: bool = False):
         total = 0.0
         for batch, labels in loader:
             with torch.autocast("cpu", torch.bfloat16, enabled=amp):
-                loss = criterion(model(batch).float(), labels)
+                value = criterion(model(batch).float(), labels) if loss is None else loss(batch, labels)["loss"]
             optimizer.zero_grad()
-            loss.backward()
+            value.backward()
             optimizer.step()
             ema.update(model)
-            total += loss.item()
+            total += value.item()
         scheduler.step(epoch + 1)
         losses.append(total / len(loader))
     return optimizer, ema, losses
@@ -103,12 +113,37 @@ def test_digits_are_learned_saved_and_loaded_elsewhere(digits, tmp_path):
         assert_close("logits in a new process", torch.load(tmp_path / "logits.pt"), model(batch))
 
 
-def test_digits_with_amp_checkpointing_and_layer_decay(digits):
+@pytest.mark.parametrize(
+    ("name", "args", "epochs"),
+    [
+        ("flowformer_hier_digits", SMALL, 3),
+        ("daft_conv_test", DAFT, 8),
+        ("daft_conv_test", dict(DAFT, gumbel_temperature=0.5), 8),
+        ("daft_full_s", dict(DAFT, embed_dim=48, bias_dim=16), 8),
+    ],
+)
+def test_digits_with_amp_checkpointing_and_layer_decay(digits, name, args, epochs):
     torch.manual_seed(0)
-    model = timm.create_model("flowformer_hier_digits", **SMALL)
+    model = timm.create_model(name, **args)
     model.set_grad_checkpointing()
-    _, _, losses = _train(model, _loader(digits, "train", model), epochs=3, layer_decay=0.9, amp=True)
+    _, _, losses = _train(model, _loader(digits, "train", model), epochs=epochs, layer_decay=0.9, amp=True)
     assert losses[-1] < 0.9 * losses[0], losses
+
+
+def test_digits_with_daft_at_two_sizes(digits):
+    """Filters leave 0, their entropy that of a uniform one, and the same weights read larger images."""
+    torch.manual_seed(0)
+    model = timm.create_model("daft_conv_test", window=3, num_heads=48, entropy_weight=0.001, **DAFT)
+    task = ClassificationTask(model, LabelSmoothingCrossEntropy(0.0))
+    _, ema, losses = _train(model, _loader(digits, "train", model), epochs=12, loss=task)
+    validation = _loader(digits, "validation", model)
+    assert losses[-1] < 0.6 * losses[0], losses
+    assert _accuracy(model, validation) >= 30.0  # of ten classes, after 192 updates
+    assert _accuracy(ema.module, validation) >= 30.0
+    assert position_entropy(model) < 0.99 * 96 * torch.log(torch.tensor(9.0))
+    larger = [(F.interpolate(batch, scale_factor=1.5, mode="bicubic"), labels) for batch, labels in validation]
+    assert larger[0][0].shape[2:] == (48, 48)
+    assert _accuracy(model, larger) >= 20.0
 
 
 PROCESSES = """
