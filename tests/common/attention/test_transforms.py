@@ -117,9 +117,12 @@ def test_torchscript_of_daft(query, options, tmp_path):
     for dtype in (torch.float64, torch.bfloat16):
         q, k, v = detached(21, d=4, e=4, dtype=dtype)
         q, k = q if query else None, narrow(module, k)
-        out = scripted(q, k, v, **more)
+        with torch.autograd.profiler.profile() as profile:
+            out = scripted(q, k, v, **more)
         assert out.dtype == dtype
         assert_close("out", out, module(q, k, v, **more))
+        convolves = any(event.name == "aten::conv2d" for event in profile.function_events)
+        assert convolves == (options is not None and "gumbel_temperature" not in options)
         with pytest.raises(torch.jit.Error, match="a mask is given"):
             scripted(q, k, v, torch.zeros(2, 21, dtype=torch.bool), **more)
 

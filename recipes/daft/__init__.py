@@ -1,0 +1,1 @@
+"""DAFT: pictures of what a trained model has learned to look at."""

@@ -1,0 +1,168 @@
+"""The two pictures: position biases of every layer, and the keys of an image."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colorbar import Colorbar
+from matplotlib.colors import LogNorm, Normalize, TwoSlopeNorm
+from matplotlib.figure import Figure
+
+from ..plots import STYLE
+from .maps import Bias, KeyMaps
+
+#: Blue below, white at, red above what no bias, or an even share, is.
+_COLOURS = plt.get_cmap("RdBu_r").with_extremes(bad="#BBBBBB")
+#: Part of the values inside the colour scale, so that one of many does not bleach the others.
+_INSIDE = 0.995
+#: Layers next to each other, where a layer is one picture.
+_COLUMNS = 4
+
+
+def draw_biases(biases: Sequence[Bias], heads: int, title: str, path: Path) -> None:
+    """Write exp(w) - 1 of every layer: a matrix, lines of heads, or a row of small filters, of ``heads`` heads."""
+    limit, beyond = _limit(np.concatenate([np.abs(bias.values).ravel() for bias in biases]))
+    # exp(w) - 1 is never below -1, where a token is not seen.
+    norm = TwoSlopeNorm(0.0, -min(limit, 1.0), limit)
+    layers = [bias.values if bias.full else bias.values[:heads] for bias in biases]
+    with plt.rc_context(STYLE):
+        if layers[0].ndim == 3:
+            figure, shown = _rows(layers, norm, "head")
+            for axes in figure.axes:  # the token itself, in the middle of its window
+                axes.plot(layers[0].shape[2] // 2, layers[0].shape[1] // 2, ".", color="black", ms=3)
+        else:
+            figure, shown = _panels(biases, layers, norm)
+        _bar(figure, shown, "exp(w) - 1", ("max" if limit > 1.0 else "both") if beyond else "neither")
+        figure.suptitle(f"{title}: {_what(biases[0])}{_cut(biases[0], heads)}")
+        _save(figure, path)
+
+
+def draw_key_maps(maps: KeyMaps, heads: int, title: str, path: Path) -> None:
+    """Write the weights by key of an image's tokens in every layer, of ``heads`` heads, and the image."""
+    layers = [layer[:heads] for layer in maps.layers]
+    every = np.concatenate([np.abs(np.log(layer)).ravel() for layer in layers])
+    limit, beyond = _limit(every)
+    norm = LogNorm(np.exp(-limit), np.exp(limit))
+    kind, count = maps.heads_are, maps.layers[0].shape[0]
+    with plt.rc_context(STYLE):
+        figure, shown = _rows(layers, norm, kind, maps.image)
+        bar = _bar(figure, shown, "exp(K) / its mean", "both" if beyond else "neither")
+        ticks = _ticks(np.exp(limit))
+        bar.set_ticks(list(ticks), labels=list(ticks.values()), minor=False)
+        bar.minorticks_off()
+        cut = f", {kind}s 1 to {heads} of {count}" if heads < count else f", {_number(count, kind)}"
+        figure.suptitle(f"{title}: weights of tokens by their keys{cut}")
+        _save(figure, path)
+
+
+def _what(bias: Bias) -> str:
+    if bias.full:
+        return f"position biases of {bias.values.shape[0]} x {bias.values.shape[1]} tokens"
+    window = " x ".join(map(str, bias.values.shape[1:]))
+    return f"filters of {window} tokens"
+
+
+def _cut(bias: Bias, heads: int) -> str:
+    """Which heads are shown, for a title."""
+    if bias.full:
+        return ""
+    count = bias.values.shape[0]
+    return f", heads 1 to {heads} of {count}" if heads < count else f", {_number(count, 'head')}"
+
+
+def _number(count: int, what: str) -> str:
+    return f"{count} {what}" + ("s" if count > 1 else "")
+
+
+def _limit(sizes: np.ndarray) -> tuple[float, bool]:
+    """The end of a colour scale for values of these ``sizes``, and whether some are beyond it."""
+    sizes = sizes[np.isfinite(sizes)]
+    limit = float(np.quantile(sizes, _INSIDE))
+    if limit < 1e-6:  # a model as it was initialised
+        return 1.0, False
+    return limit, bool(sizes.max() > limit * 1.001)
+
+
+def _ticks(limit: float) -> dict[float, str]:
+    """1, and up to ``limit`` three round numbers and their inverses, with what to write there."""
+    steps = [1.01, 1.02, 1.05, 1.1, 1.2, 1.5, 2, 3, 5, 10, 30, 100, 1000, 1e4, 1e6]
+    inside = [step for step in steps if step <= limit][-3:]
+    below = {1 / step: f"1/{step:g}" for step in reversed(inside)}
+    return {**below, 1.0: "1", **{step: f"{step:g}" for step in inside}}
+
+
+def _bar(figure: Figure, shown: ScalarMappable, label: str, extend: str) -> Colorbar:
+    """The one colour bar of all parts of a figure; a tall figure does not need a tall bar."""
+    shrink = min(1.0, 4.0 / figure.get_figheight())
+    bar = figure.colorbar(shown, ax=figure.axes, extend=extend, shrink=shrink, pad=0.02, aspect=25)
+    bar.set_label(label)
+    return bar
+
+
+def _rows(
+    layers: Sequence[np.ndarray], norm: Normalize, kind: str, image: np.ndarray | None = None
+) -> tuple[Figure, ScalarMappable]:
+    """A row for each layer of (heads, Y, X), a column for each head; ``image`` in front of the first row."""
+    columns, offset = max(len(layer) for layer in layers), int(image is not None)
+    height = layers[0].shape[1] / layers[0].shape[2]
+    size = (0.95 * (columns + offset) + 1.9, 0.95 * height * len(layers) + 0.8)
+    figure, grid = plt.subplots(len(layers), columns + offset, figsize=size, squeeze=False, layout="constrained")
+    figure.get_layout_engine().set(h_pad=0.03, hspace=0.02)
+    for number, (axes_row, layer) in enumerate(zip(grid, layers), 1):
+        for axes in axes_row:
+            _bare(axes)
+        for axes, values in zip(axes_row[offset:], layer):
+            shown = axes.imshow(values, cmap=_COLOURS, norm=norm, interpolation="nearest")
+        axes_row[offset].set_ylabel(f"layer {number}", rotation=0, ha="right", va="center")
+    for number, axes in enumerate(grid[0, offset:], 1):
+        axes.set_title(f"{kind} {number}", fontsize=9)
+    if image is not None:
+        grid[0, 0].imshow(image, cmap="gray", vmin=0, vmax=1)
+        grid[0, 0].set_title("image", fontsize=9)
+        for axes in grid[:, 0]:
+            axes.spines[:].set_visible(False)
+    return figure, shown
+
+
+def _panels(biases: Sequence[Bias], layers: Sequence[np.ndarray], norm: Normalize) -> tuple[Figure, ScalarMappable]:
+    """A panel for each layer: a matrix of tokens by tokens, or a line of the window for each head."""
+    columns = min(_COLUMNS, len(layers))
+    rows = -(-len(layers) // columns)
+    height = 2.9 if biases[0].full else 0.22 * max(len(layer) for layer in layers) + 0.9
+    figure, grid = plt.subplots(
+        rows, columns, figsize=(2.9 * columns + 1.2, height * rows + 0.6), squeeze=False, layout="constrained"
+    )
+    for axes in grid.flat[len(layers) :]:
+        axes.set_axis_off()
+    for number, (axes, bias, values) in enumerate(zip(grid.flat, biases, layers), 1):
+        options = {"cmap": _COLOURS, "norm": norm}
+        if bias.full:
+            shown = axes.imshow(values, **options)
+            axes.set_xlabel("token seen")
+            axes.set_ylabel("token")
+        else:
+            window = values.shape[1]
+            first = -(window - 1) if bias.causal else -(window // 2)
+            extent = (first - 0.5, first + window - 0.5, len(values) + 0.5, 0.5)
+            shown = axes.imshow(values, aspect="auto", interpolation="nearest", extent=extent, **options)
+            axes.set_xlabel("distance of the token seen")
+            axes.set_ylabel("head")
+            axes.yaxis.get_major_locator().set_params(integer=True)
+        axes.set_title(f"layer {number}")
+    for axes in grid.flat[: len(layers)]:
+        axes.label_outer()
+    return figure, shown
+
+
+def _bare(axes: Axes) -> None:
+    axes.set_xticks([])
+    axes.set_yticks([])
+    axes.spines[:].set_visible(False)
+
+
+def _save(figure: Figure, path: Path) -> None:
+    figure.savefig(path, dpi=130)
+    plt.close(figure)

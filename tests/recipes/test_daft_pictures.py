@@ -1,0 +1,476 @@
+"""Pictures of DAFT: what is read from checkpoints of both hosts, what is computed of it, and what is drawn."""
+
+import argparse
+import copy
+import subprocess
+import sys
+from collections import OrderedDict
+
+import numpy as np
+import pytest
+import safetensors.torch
+import timm
+import torch
+from omegaconf import OmegaConf
+from PIL import Image
+from timm.data import create_transform, resolve_data_config
+from timm.utils import CheckpointSaver
+
+import timm_plugin  # noqa: F401  (registers the models)
+from common.attention import DaftConvAttention, DaftFullAttention
+from recipes.commands import ROOT
+from recipes.daft import drawing, pictures
+from recipes.daft.checkpoints import load_model
+from recipes.daft.maps import Bias, KeyMaps, key_maps, position_biases
+from tests.fairseq_plugin.toy import SMALL
+
+CONV = dict(num_classes=10, patch_size=4, window=(5, 3))
+FULL = dict(img_size=16, patch_size=4, embed_dim=8, depth=2, num_heads=2)
+
+
+def awake(model, seed=0):
+    """``model`` with random biases and filters; those of a new one are 0."""
+    generator = torch.Generator().manual_seed(seed)
+    for module in model.modules():
+        if isinstance(module, (DaftConvAttention, DaftFullAttention)):
+            for parameter in module.parameters():
+                parameter.data = torch.randn(parameter.shape, generator=generator)
+    return model.eval()
+
+
+def vision(name="daft_conv_test", **kwargs):
+    torch.manual_seed(0)
+    return awake(timm.create_model(name, **(kwargs or CONV)))
+
+
+def same_weights(one, other):
+    first, second = one.state_dict(), other.state_dict()
+    return list(first) == list(second) and all(torch.equal(first[key], second[key]) for key in first)
+
+
+def train_arguments(model, **more):
+    """As timm's train.py leaves them in its checkpoints."""
+    return argparse.Namespace(**{"model": model, "num_classes": None, "in_chans": None, "gp": None, **more})
+
+
+def save_as_train_does(folder, model, arguments, ema=None):
+    """The file that timm's own CheckpointSaver writes."""
+    optimizer = torch.optim.AdamW(model.parameters())
+    saver = CheckpointSaver(
+        model, optimizer, args=arguments, model_ema=ema, checkpoint_dir=str(folder), recovery_dir=str(folder)
+    )
+    saver.save_checkpoint(0, metric=1.0)
+    return folder / "model_best.pth.tar"
+
+
+def language_checkpoint(path, arch, task="language_modeling", words=256, tokens=48, **options):
+    """A file as fairseq-train writes it, and its model."""
+    from fairseq import options as host_options
+    from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+    from fairseq.models import build_model
+
+    import fairseq_plugin  # noqa: F401
+    from fairseq_plugin.pixel_data import pixel_dictionary
+
+    command = ["data", "--task", task, "--arch", arch, *SMALL, "--tokens-per-sample", str(tokens)]
+    for name, value in options.items():
+        command += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
+    config = convert_namespace_to_omegaconf(
+        host_options.parse_args_and_arch(host_options.get_training_parser(), command)
+    )
+    symbols = pixel_dictionary()
+    assert words == 256
+    torch.manual_seed(0)
+    model = awake(build_model(config.model, argparse.Namespace(source_dictionary=symbols, target_dictionary=symbols)))
+    state = {
+        "args": None, "cfg": OmegaConf.to_container(config, resolve=True, enum_to_str=True),
+        "model": model.state_dict(),
+        "optimizer_history": [{"optimizer_name": "FairseqAdam", "lr_scheduler_state": {}, "num_updates": 1}],
+        "extra_state": {"train_iterator": {"epoch": 1}}, "task_state": {}, "last_optimizer_state": {},
+    }  # fmt: skip
+    torch.save(state, path)
+    return model
+
+
+@pytest.fixture
+def image(tmp_path):
+    """A file of an image that is neither square nor grey."""
+    generator = np.random.default_rng(0)
+    pixels = generator.integers(0, 256, (30, 40, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "image.png")
+    return tmp_path / "image.png"
+
+
+# Checkpoints
+
+
+def test_train_py_says_its_model(tmp_path):
+    model = vision()
+    arguments = train_arguments("daft_conv_test", num_classes=10, model_kwargs={"patch_size": 4, "window": (5, 3)})
+    loaded = load_model(save_as_train_does(tmp_path, model, arguments))
+    assert loaded.reads == "images" and not loaded.model.training and same_weights(loaded.model, model)
+
+
+def test_options_of_train_py_that_change_the_model_are_kept(tmp_path):
+    model = vision(num_classes=3, in_chans=1, global_pool="max")
+    arguments = train_arguments("daft_conv_test", num_classes=3, input_size=[1, 64, 64], gp="max")
+    loaded = load_model(save_as_train_does(tmp_path, model, arguments))
+    assert same_weights(loaded.model, model)
+    assert loaded.model.global_pool == "max" and loaded.model.in_chans == 1
+
+
+def test_averaged_weights_are_preferred_and_options_win_over_the_file(tmp_path):
+    model, ema = vision(), argparse.Namespace(module=awake(vision(), seed=1))
+    path = save_as_train_does(tmp_path, model, train_arguments("daft_conv_s", num_classes=10), ema)
+    loaded = load_model(path, "daft_conv_test", {"patch_size": 4, "window": (5, 3)})
+    assert same_weights(loaded.model, ema.module) and not same_weights(loaded.model, model)
+
+
+@pytest.mark.parametrize("form", ["bare", "wrapped", "safetensors"])
+def test_state_dicts_need_a_name(form, tmp_path):
+    model, path = vision("daft_full_s", **FULL), tmp_path / f"weights.{form}"
+    state = model.state_dict()
+    if form == "safetensors":
+        safetensors.torch.save_file(state, path)
+    else:
+        torch.save(state if form == "bare" else {"state_dict": state}, path)
+    assert same_weights(load_model(path, "daft_full_s", FULL).model, model)
+    with pytest.raises(ValueError, match="does not say what model it is of; allowed: one whose name --model gives"):
+        load_model(path)
+    with pytest.raises(ValueError, match="cannot be daft_full_s with no arguments: .*patch_embed"):
+        load_model(path, "daft_full_s")
+
+
+def test_folders_of_timms_hub(tmp_path):
+    from timm.models import save_for_hf
+
+    model = vision("daft_conv_test", num_classes=10, patch_size=4)
+    save_for_hf(model, tmp_path, model_args={"patch_size": 4}, safe_serialization="both")
+    assert same_weights(load_model(tmp_path).model, model)
+
+
+@pytest.mark.parametrize(
+    ("arch", "options"),
+    [
+        ("daft_conv_lm", {"daft_window": 9, "share_decoder_input_output_embed": True}),
+        ("daft_conv_lm_enwik8", {"daft_window": 9, "daft_gumbel_temperature": 0.5}),
+        ("daft_full_lm", {"daft_bias_dim": 3, "daft_no_query": True}),
+        ("daft_full_lm", {"daft_free_bias": True, "tokens": 20}),
+    ],
+)
+def test_fairseqs_checkpoints_need_no_data(arch, options, tmp_path):
+    model = language_checkpoint(tmp_path / "x.pt", arch, **options)
+    loaded = load_model(tmp_path / "x.pt")
+    assert loaded.reads == "text" and type(loaded.model) is type(model) and same_weights(loaded.model, model)
+    tokens = torch.randint(4, 260, (2, 11))
+    assert torch.equal(loaded.model(tokens)[0], model(tokens)[0])
+
+
+def test_fairseqs_checkpoints_with_configuration_objects(tmp_path):
+    """Those of a model registered without a dataclass hold omegaconf's classes."""
+    model = language_checkpoint(tmp_path / "x.pt", "daft_conv_lm", daft_window=9)
+    state = torch.load(tmp_path / "x.pt", weights_only=True)
+    torch.save({**state, "cfg": OmegaConf.create(state["cfg"])}, tmp_path / "objects.pt")
+    assert same_weights(load_model(tmp_path / "objects.pt").model, model)
+
+
+class Stranger:
+    """A class that no checkpoint should hold."""
+
+
+def test_files_that_are_no_checkpoint_of_ours_are_refused(tmp_path):
+    (tmp_path / "text.pt").write_text("no checkpoint")
+    torch.save([1, 2], tmp_path / "list.pt")
+    torch.save({"state_dict": OrderedDict(), "args": Stranger()}, tmp_path / "stranger.pt")
+    language_checkpoint(tmp_path / "other.pt", "transformer_lm")
+    language_checkpoint(tmp_path / "flow.pt", "flowformer_lm")
+    language_checkpoint(tmp_path / "daft.pt", "daft_conv_lm", daft_window=9)
+    flow = timm.create_model("flowformer_deit_ti", img_size=32, depth=1)
+    save_as_train_does(tmp_path, flow, train_arguments("flowformer_deit_ti", model_kwargs=dict(img_size=32, depth=1)))
+    expected = {
+        ("missing.pt",): "--checkpoint is .*missing.pt, which does not exist; allowed: a checkpoint or its folder",
+        ("text.pt",): "text.pt is no file of torch.save's; allowed: a checkpoint of tensors and plain data",
+        ("list.pt",): "list.pt holds a list; allowed: a checkpoint or a state dict",
+        ("stranger.pt",): "stranger.pt holds .*Stranger; allowed: a checkpoint of tensors and plain data",
+        ("other.pt",): "other.pt is of transformer_lm, without DAFT; allowed: daft_conv_lm, daft_full_lm",
+        ("flow.pt",): "flow.pt is of flowformer_lm, without DAFT",
+        ("daft.pt", "daft_conv_s"): "--model or --model-kwargs is given; allowed with fairseq's .*: neither",
+        ("model_best.pth.tar", "no_such_model"): "cannot be no_such_model with .*Unknown model",
+    }
+    for (name, *model), message in expected.items():
+        with pytest.raises(ValueError, match=message):
+            load_model(tmp_path / name, *model)
+    loaded = load_model(tmp_path / "model_best.pth.tar")
+    with pytest.raises(ValueError, match="is of a .*VisionTransformer without DAFT; allowed: a model that holds it"):
+        position_biases(loaded.model)
+
+
+# What is computed
+
+
+def test_biases_of_every_layer():
+    for model in (vision(), vision("daft_full_s", **FULL), vision("daft_conv_test", window=3, reparameterize=False)):
+        biases = position_biases(model)
+        assert len(biases) == len(model.blocks)
+        for bias, block in zip(biases, model.blocks):
+            module = block.attn.attention
+            w = module.pe0 @ module.pe1.T if bias.full else module.position_bias()
+            assert np.allclose(bias.values, (w.exp() - 1).detach().numpy(), rtol=1e-4, atol=1e-5)
+            assert bias.full == isinstance(module, DaftFullAttention) and not bias.causal
+    assert position_biases(vision())[0].values.shape == (4, 5, 3)
+
+
+def test_a_causal_matrix_has_nothing_where_nothing_is_seen(tmp_path):
+    model = language_checkpoint(tmp_path / "x.pt", "daft_full_lm", daft_bias_dim=3, tokens=7)
+    for bias in position_biases(model):
+        assert bias.values.shape == (7, 7) and bias.causal
+        assert np.array_equal(np.isnan(bias.values), np.triu(np.ones((7, 7), bool), 1))
+
+
+def keys_by_hand(model, x, layer):
+    """Keys (1, heads or channels, tokens) of a layer of a timm model, from its weights."""
+    tokens = model._pos_embed(model.patch_embed(x))
+    for block in model.blocks[:layer]:
+        tokens = block(tokens)
+    block = model.blocks[layer]
+    start, width = block.attn.widths[0], block.attn.widths[1]
+    keys = (block.norm1(tokens) @ block.attn.qkv.weight.T + block.attn.qkv.bias)[..., start : start + width]
+    return keys.flatten(1, -2).transpose(1, 2)
+
+
+@pytest.mark.parametrize("name", ["daft_conv_test", "daft_full_s"])
+@torch.no_grad()
+def test_key_maps_of_vision_models(name, image, tmp_path):
+    model = vision(name, **(CONV if name == "daft_conv_test" else FULL))
+    torch.save(model.state_dict(), tmp_path / "x.pt")
+    maps = key_maps(load_model(tmp_path / "x.pt", name, CONV if name == "daft_conv_test" else FULL), image)
+    size = (3, *model.patch_embed.img_size)
+    config = resolve_data_config({"input_size": size}, model=model)
+    x = create_transform(**config, is_training=False)(Image.open(image))[None]
+    grid = model.patch_embed.grid_size
+    assert len(maps.layers) == len(model.blocks)
+    for layer, found in enumerate(maps.layers):
+        keys = keys_by_hand(model, x, layer)[0, :, model.num_prefix_tokens :]  # without the class token
+        weights = keys.exp()
+        expected = (weights / weights.mean(1, keepdim=True)).unflatten(1, grid)
+        assert found.shape == expected.shape and np.allclose(found, expected.numpy(), rtol=1e-3)
+        assert np.allclose(found.mean((1, 2)), 1.0, atol=1e-4)
+    assert maps.heads_are == ("head" if name == "daft_conv_test" else "channel")
+    assert maps.layers[0].shape[0] == (4 if name == "daft_conv_test" else 8)
+    assert maps.image.shape == (*x.shape[2:], 3) and 0 <= maps.image.min() < maps.image.max() <= 1
+
+
+def test_key_maps_of_grey_images(image, tmp_path):
+    model = vision("daft_conv_test", in_chans=1, patch_size=4)
+    torch.save(model.state_dict(), tmp_path / "x.pt")
+    maps = key_maps(load_model(tmp_path / "x.pt", "daft_conv_test", dict(in_chans=1, patch_size=4)), image)
+    assert maps.image.shape == (64, 64) and maps.layers[0].shape == (4, 16, 16)
+    mean = np.asarray(Image.open(image).convert("L")).mean() / 255
+    assert maps.image.mean() == pytest.approx(mean, abs=0.05)
+    torch.save(vision("daft_conv_test", in_chans=4).state_dict(), tmp_path / "x.pt")
+    with pytest.raises(ValueError, match="the model reads 4 channels; allowed with --image: 1 or 3"):
+        key_maps(load_model(tmp_path / "x.pt", "daft_conv_test", dict(in_chans=4)), image)
+
+
+def test_images_have_the_size_of_the_training(image, tmp_path):
+    """For models that read any; with the other settings of train.py's data."""
+    arguments = train_arguments("daft_conv_test", num_classes=10, model_kwargs=CONV, img_size=32, mean=[0.0], std=[1.0])
+    loaded = load_model(save_as_train_does(tmp_path, vision(), arguments))
+    maps = key_maps(loaded, image)
+    assert maps.image.shape == (32, 32, 3) and maps.layers[0].shape == (4, 8, 8)
+    assert loaded.data["mean"] == (0.0, 0.0, 0.0)
+    maps = key_maps(load_model(tmp_path / "model_best.pth.tar", model_kwargs=CONV), image)
+    assert maps.layers[0].shape == (4, 8, 8)
+
+
+@pytest.mark.parametrize(("arch", "channels"), [("daft_conv_lm", 3), ("daft_conv_lm", 1), ("daft_full_lm", 3)])
+@torch.no_grad()
+def test_key_maps_of_pixel_models(arch, channels, tmp_path):
+    options = {"daft_window": 9} if arch == "daft_conv_lm" else {"daft_bias_dim": 3}
+    language_checkpoint(tmp_path / "x.pt", arch, "pixel_modeling", tokens=16 * channels, **options)
+    loaded = load_model(tmp_path / "x.pt")
+    assert loaded.reads == "pixels"
+    pixels = np.random.default_rng(0).integers(0, 256, (4, 4, channels), dtype=np.uint8)
+    Image.fromarray(pixels[..., 0] if channels == 1 else pixels).save(tmp_path / "image.png")
+    maps = key_maps(loaded, tmp_path / "image.png")
+    tokens = torch.from_numpy(pixels.reshape(1, -1).astype(int)) + 4
+    source = torch.cat([torch.tensor([[2]]), tokens[:, :-1]], dim=1)
+    inner = {}
+    attention = loaded.model.decoder.layers[0].self_attn
+    hook = attention.k_proj.register_forward_hook(lambda module, given, out: inner.update(keys=out))
+    loaded.model(source)
+    hook.remove()
+    weights = inner["keys"][1:, 0].exp()  # (T - 1, heads or channels): the first is that of </s>
+    shares = torch.cat([weights / weights.mean(0), torch.full_like(weights[:1], torch.nan)])
+    expected = shares.view(4, 4, channels, -1).nanmean(2).permute(2, 0, 1)
+    assert len(maps.layers) == 2 and np.allclose(maps.layers[0], expected.numpy(), rtol=1e-3, equal_nan=True)
+    assert np.isnan(maps.layers[0]).any() == (channels == 1), "the last subpixel is read by nothing"
+    assert np.array_equal((maps.image * 255).round().astype(int), pixels[..., 0] if channels == 1 else pixels)
+
+
+def test_images_for_models_that_do_not_take_them_are_refused(image, tmp_path):
+    language_checkpoint(tmp_path / "text.pt", "daft_conv_lm", daft_window=9)
+    with pytest.raises(ValueError, match="^--image is .*; allowed with a language model of text: not given"):
+        key_maps(load_model(tmp_path / "text.pt"), image)
+    language_checkpoint(tmp_path / "oblong.pt", "daft_conv_lm", "pixel_modeling", tokens=60, daft_window=9)
+    with pytest.raises(ValueError, match="images of 60 subpixels; allowed with --image: square ones"):
+        key_maps(load_model(tmp_path / "oblong.pt"), image)
+    (tmp_path / "text.png").write_text("no image")
+    for wrong in ("text.png", "missing.png"):
+        with pytest.raises(ValueError, match=f"^--image is .*{wrong}, which cannot be read .*; allowed: an image file"):
+            key_maps(argparse.Namespace(model=vision(), reads="images"), tmp_path / wrong)
+
+
+# What is drawn
+
+
+@pytest.fixture
+def figures(monkeypatch):
+    """Figures that would be closed after they are saved."""
+    kept = []
+    monkeypatch.setattr(drawing.plt, "close", kept.append)
+    yield kept
+    monkeypatch.undo()
+    for figure in kept:
+        drawing.plt.close(figure)
+
+
+def panels(figure):
+    """Axes that show an array, without the colour bar's."""
+    return [axes for axes in figure.axes if axes.images]
+
+
+def test_small_filters_of_every_layer_and_head(figures, tmp_path):
+    values = np.linspace(-0.9, 3.0, 2 * 5 * 3 * 3).reshape(2, 5, 3, 3)
+    biases = [Bias(layer, False, False) for layer in values]
+    drawing.draw_biases(biases, 4, "Model", tmp_path / "x.png")
+    (figure,) = figures
+    shown = panels(figure)
+    assert len(shown) == 2 * 4
+    for axes, expected in zip(shown, values[:, :4].reshape(-1, 3, 3)):
+        assert np.array_equal(axes.images[0].get_array(), expected)
+        assert axes.images[0].norm is shown[0].images[0].norm, "one scale of colours"
+    norm = shown[0].images[0].norm
+    assert norm(0.0) == 0.5 and norm(-0.95) < 0.05 and 2.5 < norm.vmax <= 3.0
+    assert [axes.get_title() for axes in shown[:4]] == ["head 1", "head 2", "head 3", "head 4"]
+    assert [shown[0].get_ylabel(), shown[4].get_ylabel()] == ["layer 1", "layer 2"]
+    assert figure.get_suptitle() == "Model: filters of 3 x 3 tokens, heads 1 to 4 of 5"
+    with Image.open(tmp_path / "x.png") as picture:
+        assert picture.width > 400 and len(picture.convert("RGB").getcolors(2**24)) > 50
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_lines_of_heads(causal, figures, tmp_path):
+    values = np.linspace(-0.5, 0.5, 5 * 2 * 7).reshape(5, 2, 7)
+    drawing.draw_biases([Bias(layer, False, causal) for layer in values], 8, "Model", tmp_path / "x.png")
+    (figure,) = figures
+    shown = panels(figure)
+    assert [axes.get_title() for axes in shown] == [f"layer {number}" for number in range(1, 6)]
+    assert all(np.array_equal(axes.images[0].get_array(), layer) for axes, layer in zip(shown, values))
+    # The last entry of a causal filter is the token itself; a centred one has it in the middle.
+    left, right, bottom, top = shown[0].images[0].get_extent()
+    assert (left, right) == ((-6.5, 0.5) if causal else (-3.5, 3.5)) and (bottom, top) == (2.5, 0.5)
+    norm = shown[0].images[0].norm
+    assert norm.vmin == -norm.vmax and norm.vmax == pytest.approx(0.5, rel=0.02)
+    assert figure.get_suptitle() == "Model: filters of 7 tokens, 2 heads"
+
+
+def test_matrices_of_every_layer(figures, tmp_path):
+    values = np.random.default_rng(0).normal(size=(2, 6, 6)).astype(np.float32).clip(-0.9)
+    values[:, 0, 5] = np.nan
+    drawing.draw_biases([Bias(layer, True, True) for layer in values], 3, "Model", tmp_path / "x.png")
+    (figure,) = figures
+    shown = panels(figure)
+    assert len(shown) == 2 and figure.get_suptitle() == "Model: position biases of 6 x 6 tokens"
+    for axes, layer in zip(shown, values):
+        array = axes.images[0].get_array()
+        assert array.mask[0, 5] and array.mask.sum() == 1
+        assert np.array_equal(array.filled(np.nan), layer, equal_nan=True)
+
+
+def test_one_large_entry_does_not_bleach_the_others(figures, tmp_path):
+    values = np.full((1, 1, 31, 31), 0.2)
+    values[0, 0, 3, 4] = 1e6
+    drawing.draw_biases([Bias(values[0], False, False)], 3, "Model", tmp_path / "x.png")
+    (axes,) = panels(figures[0])
+    assert axes.images[0].norm.vmax == pytest.approx(0.2)
+    assert axes.images[0].colorbar.extend == "both"
+
+
+def test_a_model_as_it_was_initialised_is_drawn(figures, tmp_path):
+    """Every bias 0, every share even."""
+    drawing.draw_biases([Bias(np.zeros((2, 3, 3)), False, False)], 3, "Model", tmp_path / "x.png")
+    drawing.draw_key_maps(KeyMaps(np.zeros((4, 4)), [np.ones((2, 2, 2))], "head"), 3, "Model", tmp_path / "y.png")
+    for figure, value in zip(figures, (0.0, 1.0)):
+        assert panels(figure)[-1].images[0].norm(value) == pytest.approx(0.5)
+    assert all(panels(figure)[-1].images[0].colorbar.extend == "neither" for figure in figures)
+
+
+def test_key_maps_and_their_image(figures, tmp_path):
+    generator = np.random.default_rng(0)
+    layers = list(np.exp(generator.normal(size=(3, 6, 4, 5))))
+    layers[0][:, 3, 4] = np.nan
+    picture = generator.random((8, 10, 3))
+    drawing.draw_key_maps(KeyMaps(picture, layers, "channel"), 2, "Model", tmp_path / "x.png")
+    (figure,) = figures
+    image, *shown = panels(figure)
+    assert np.array_equal(image.images[0].get_array(), picture) and image.get_title() == "image"
+    assert len(shown) == 3 * 2
+    for axes, expected in zip(shown, (head for layer in layers for head in layer[:2])):
+        assert np.array_equal(np.ma.filled(axes.images[0].get_array(), np.nan), expected, equal_nan=True)
+    norm = shown[0].images[0].norm
+    assert norm(1.0) == pytest.approx(0.5) and norm.vmin == pytest.approx(1 / norm.vmax)
+    assert figure.get_suptitle() == "Model: weights of tokens by their keys, channels 1 to 2 of 6"
+    assert [axes.get_title() for axes in shown[:2]] == ["channel 1", "channel 2"]
+    labels = [text.get_text() for text in shown[-1].images[0].colorbar.ax.get_yticklabels()]
+    assert "1" in labels and any(label.startswith("1/") for label in labels)
+
+
+# The command
+
+
+def test_the_command_writes_both_pictures(image, tmp_path, capsys):
+    arguments = train_arguments("daft_conv_test", num_classes=10, model_kwargs={"patch_size": 4, "window": (5, 3)})
+    path = save_as_train_does(tmp_path, vision(), arguments)
+    command = ["--checkpoint", str(path), "--output", str(tmp_path / "a" / "b"), "--heads", "2"]
+    assert pictures.main(command) == 0
+    assert [file.name for file in (tmp_path / "a" / "b").iterdir()] == ["position_biases.png"]
+    assert pictures.main([*command, "--image", str(image)]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith("Ready: ")
+    for name in ("position_biases", "key_maps"):
+        with Image.open(tmp_path / "a" / "b" / f"{name}.png") as picture:
+            assert picture.width > 300
+    narrow, wide = tmp_path / "a" / "b" / "position_biases.png", tmp_path / "wide"
+    assert pictures.main(["--checkpoint", str(path), "--output", str(wide), "--heads", "4"]) == 0
+    with Image.open(narrow) as two, Image.open(wide / "position_biases.png") as four:
+        assert four.width > two.width
+
+
+def test_the_commands_model_arguments(tmp_path):
+    torch.save(vision("daft_full_s", **FULL).state_dict(), tmp_path / "x.pt")
+    arguments = [f"{key}={value}" for key, value in FULL.items()]
+    command = ["--checkpoint", str(tmp_path / "x.pt"), "--model", "daft_full_s", "--output", str(tmp_path / "out")]
+    assert pictures.main([*command, "--model-kwargs", *arguments]) == 0
+    assert (tmp_path / "out" / "position_biases.png").is_file()
+
+
+def test_what_is_wrong_is_one_line_and_nothing_is_written(tmp_path):
+    """As a process, as a user runs it."""
+    command = [sys.executable, "-W", "ignore", "-m", "recipes.daft.pictures", "--checkpoint", "missing.pt"]
+    finished = subprocess.run(
+        [*command, "--output", str(tmp_path / "out")], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert finished.returncode == 1 and finished.stdout == ""
+    expected = "pictures: --checkpoint is missing.pt, which does not exist; allowed: a checkpoint or its folder\n"
+    assert finished.stderr == expected
+    assert not (tmp_path / "out").exists()
+
+
+def test_several_checkpoints_of_one_process_do_not_mix(tmp_path):
+    model = vision()
+    before = copy.deepcopy(model.state_dict())
+    torch.save(before, tmp_path / "x.pt")
+    first = load_model(tmp_path / "x.pt", "daft_conv_test", CONV)
+    second = load_model(tmp_path / "x.pt", "daft_conv_test", {**CONV, "num_classes": 10})
+    first.model.blocks[0].attn.attention.r.data.zero_()
+    assert same_weights(second.model, model)
