@@ -1,12 +1,13 @@
 """``python -m timm_plugin.convert MODEL SOURCE TARGET``: a checkpoint that starts MODEL, from one of another model.
 
 SOURCE is a stock ViT or DeiT for ``flowformer_deit_*`` and ``daft_*``, the authors' released weights for
-``flowformer_hier_s_12h``, or one of ours of another image size. TARGET is a file, ``.safetensors`` or torch's, or a
-folder for ``timm.create_model("local-dir:FOLDER")``.
+``flowformer_hier_s_12h``, or one of ours of another image size. TARGET is a file, ``.safetensors`` or torch's, or, a
+name without a suffix, a new folder for ``timm.create_model("local-dir:FOLDER")``.
 """
 
 import argparse
 import logging
+import shutil
 import sys
 from pathlib import Path
 from typing import Any, Dict, Sequence
@@ -14,41 +15,67 @@ from typing import Any, Dict, Sequence
 import timm
 import torch
 from safetensors.torch import save_file
-from timm.models import save_for_hf
+from timm.models import clean_state_dict, save_for_hf
 from timm.utils import ParseKwargs
 from torch import nn
 
-import timm_plugin  # noqa: F401  (registers the models)
 from common.checkpoints import read_checkpoint
+
+from . import daft, flowformer, flowformer_deit
+
+_OUR_MODULES = [module.__name__ for module in (daft, flowformer, flowformer_deit)]
+#: Where checkpoints keep their tensors, in timm's order: averaged weights come first.
+_WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model")
 
 
 def convert(name: str, source: Path, model_args: Dict[str, Any]) -> nn.Module:
     """The model ``name`` with the weights of ``source``; what was taken, left out and new is logged.
 
+    It has the classes and image channels of ``source`` unless ``model_args`` say otherwise.
+
     Raises:
-        ValueError: a file that cannot be read, or of a model that does not fit.
+        ValueError: a file that cannot be read, or of a model that does not fit; a ``name`` that is not of lineartime.
     """
-    state_dict = read_checkpoint(source)
-    for wrapper in ("state_dict_ema", "model_ema", "state_dict", "model"):  # timm's order
-        if isinstance(state_dict.get(wrapper), dict):
-            state_dict = state_dict[wrapper]
-            break
-    head = next((x for key, x in state_dict.items() if key in ("head.weight", "head.fc.weight")), None)
+    ours = [known for known in timm.list_models() if timm.models.model_entrypoint(known).__module__ in _OUR_MODULES]
+    if name not in ours:
+        raise ValueError(f"the model is {name!r}; allowed: {', '.join(ours)}")
+    state_dict = read_weights(source)
     overlay: Dict[str, Any] = {"state_dict": state_dict}
+    head = state_dict.get("head.weight", state_dict.get("head.fc.weight"))
     if head is not None:
         overlay["num_classes"] = len(head)
-        model_args = {"num_classes": len(head), **model_args}
+    stem = state_dict.get("patch_embed.proj.weight", state_dict.get("patch_embed.0.proj.weight"))
+    if stem is not None:
+        overlay["input_size"] = (stem.shape[1], *timm.get_pretrained_cfg(name).input_size[1:])
     return timm.create_model(name, pretrained=True, pretrained_cfg_overlay=overlay, **model_args)
 
 
+def read_weights(source: Path) -> Dict[str, Any]:
+    """The tensors of a checkpoint, averaged ones if it has them, read without running code of the file.
+
+    Raises:
+        ValueError: a file that cannot be read.
+    """
+    with torch.serialization.safe_globals([argparse.Namespace]):  # train.py keeps its arguments so
+        found = read_checkpoint(source)
+    wrapped = (found[wrapper] for wrapper in _WRAPPERS if isinstance(found.get(wrapper), dict))
+    return clean_state_dict(next(wrapped, found))
+
+
 def save(model: nn.Module, target: Path) -> None:
-    """Write ``model`` to a file, whole or not at all, or into a folder as ``local-dir:`` wants it."""
-    if not target.suffix:
-        save_for_hf(model, target)
-        return
-    target.parent.mkdir(parents=True, exist_ok=True)
+    """Write ``model`` to a file or, where the name has no suffix, a folder; whole or not at all.
+
+    Raises:
+        ValueError: a folder that is there already.
+    """
     part = target.with_name(target.name + ".part")
-    if target.suffix == ".safetensors":
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if not target.suffix:
+        if target.exists():
+            raise ValueError(f"the target {str(target)!r} is there already; allowed: a new folder, or a file")
+        shutil.rmtree(part, ignore_errors=True)
+        save_for_hf(model, part, safe_serialization=True)
+    elif target.suffix == ".safetensors":
         save_file(model.state_dict(), part)
     else:
         torch.save({"state_dict": model.state_dict()}, part)
@@ -60,13 +87,13 @@ def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m timm_plugin.convert", description=__doc__.split("\n")[0])
     parser.add_argument("model", help="name of a model of lineartime")
     parser.add_argument("source", type=Path, help="checkpoint to start from")
-    parser.add_argument("target", type=Path, help="file to write, or folder")
+    parser.add_argument("target", type=Path, help="file to write, or a name without a suffix for a folder")
     parser.add_argument("--model-kwargs", nargs="*", default={}, action=ParseKwargs, help="as in timm's train.py")
     options = parser.parse_args(arguments)
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     try:
         save(convert(options.model, options.source, options.model_kwargs), options.target)
-    except (ValueError, RuntimeError) as error:
+    except (ValueError, RuntimeError, TypeError, OSError) as error:  # TypeError: an unknown name in --model-kwargs
         raise SystemExit(f"{parser.prog}: {error}") from error
     print(f"{options.target}: {options.model}")
 

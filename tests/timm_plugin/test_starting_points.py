@@ -1,0 +1,268 @@
+"""Stock vision transformers as a start: every tensor, taken, in part, left out or new, and the line that says so."""
+
+import logging
+
+import pytest
+import timm
+import torch
+from timm.layers import resample_abs_pos_embed, resample_patch_embed
+
+from tests.compare import assert_close
+from timm_plugin.convert import convert, save
+from timm_plugin.daft import conv_filter_fn, full_filter_fn
+
+from .checkpoint_files import STOCK, assert_same, copy_of, stock_state
+from .models import draw_filters, images
+
+#: Our model -> arguments that give it the shape of the small stock ones.
+MODELS = {
+    "flowformer_deit_s": dict(num_heads=4),
+    "flowformer_deit_ti": dict(num_heads=4),
+    "daft_full_s": dict(bias_dim=8),
+    "daft_conv_s": dict(num_heads=48),  # h = C: as many keys as channels
+    "daft_conv_s_h16": {},
+    "daft_conv_b_384": dict(window=5, num_heads=6),
+}
+FLOW, FULL, CONV = [[name for name in MODELS if kind in name] for kind in ("flow", "full", "conv")]
+DIM = STOCK["embed_dim"]
+#: Ways in which timm fits sizes, channels and classes.
+PRETRAINED = ("pretrained", "pretrained-path")
+
+
+def create(name, state, way, folder, **kwargs):
+    """``name`` started from ``state`` in one of timm's ways or through the command, and the same model without."""
+    path = folder / "stock.pth"
+    torch.save(state, path)
+    small = {**STOCK, **MODELS[name], **kwargs}
+    torch.manual_seed(7)
+    own = timm.create_model(name, **small).state_dict()
+    torch.manual_seed(7)
+    if way == "pretrained":
+        model = timm.create_model(
+            name, pretrained=True, pretrained_cfg_overlay=dict(file=str(path), num_classes=1000), **small
+        )
+    elif way == "pretrained-path":  # what train.py's --pretrained-path makes of it
+        model = timm.create_model(
+            name, pretrained=True, pretrained_cfg_overlay=dict(file=str(path), num_classes=-1), **small
+        )
+    elif way == "initial-checkpoint":
+        model = timm.create_model(name, checkpoint_path=str(path), **small)
+    else:
+        converted = convert(name, path, small)
+        save(converted, folder / "converted.safetensors")
+        model = timm.create_model(name, checkpoint_path=str(folder / "converted.safetensors"), **small)
+        assert_same(model.state_dict(), converted.state_dict())
+    return model, own
+
+
+def expected_start(name, stock, own):
+    """What the model must hold, tensor by tensor, and the names that are taken whole, in part, left out and new."""
+    if name in FLOW:
+        return dict(stock), list(stock), [], [], []
+    expected, taken, in_part, new = {}, [], [], []
+    for key, tensor in own.items():
+        if ".attn.attention." in key:
+            expected[key] = tensor
+            new.append(key)
+        elif name in CONV and ".attn.qkv." in key:
+            expected[key] = torch.cat([tensor[:-DIM], stock[key][2 * DIM :]])
+            in_part.append(key)
+        else:
+            expected[key] = stock[key]
+            taken.append(key)
+    left_out = ["cls_token", "pos_embed"] if name in CONV else []
+    assert {*taken, *in_part, *left_out} == set(stock)
+    return expected, taken, in_part, left_out, new
+
+
+@pytest.mark.parametrize("way", ["pretrained", "initial-checkpoint", "convert"])
+@pytest.mark.parametrize("name", MODELS)
+def test_every_tensor(name, way, tmp_path, caplog):
+    stock = stock_state()
+    before = copy_of(stock)
+    with caplog.at_level(logging.INFO, "timm_plugin.loading"):
+        model, own = create(name, stock, way, tmp_path)
+    expected, taken, in_part, left_out, new = expected_start(name, stock, own)
+    found = model.state_dict()
+    assert set(found) == set(expected)
+    for key, tensor in expected.items():
+        assert torch.equal(found[key], tensor), key
+    assert_same(stock, before)
+    line = [record.message for record in caplog.records if record.name == "timm_plugin.loading"][0]
+    assert line.startswith(f"{type(model).__name__}: {len(taken)} tensors taken as a starting point; ")
+    assert f"; {len(left_out)} left out" in line and all(key in line for key in left_out)
+    assert f"; {len(in_part) + len(new)} new" in line
+    assert ("blocks.0.attn.qkv.weight but for the values" in line) == (name in CONV)
+    assert (new[0] in line) if name in FULL else True
+    assert torch.isfinite(model(images(model))).all()
+
+
+@pytest.mark.parametrize("channels", [1, 4])
+@pytest.mark.parametrize(
+    "name, way",
+    [(name, way) for name in ("flowformer_deit_s", "daft_full_s", "daft_conv_s_h16") for way in PRETRAINED]
+    # Of a state dict that is like Flowformer's own nothing is fitted this way, as for timm's own models.
+    + [(name, "initial-checkpoint") for name in ("daft_full_s", "daft_conv_s_h16")],
+)
+def test_other_channels_classes_size_and_patch(name, way, channels, tmp_path, caplog):
+    stock = stock_state()
+    with caplog.at_level(logging.INFO, "timm_plugin.loading"):
+        model, own = create(
+            name, stock, way, tmp_path, in_chans=channels, num_classes=5, img_size=(64, 96), patch_size=8
+        )
+    found = model.state_dict()
+    patches = resample_patch_embed(stock["patch_embed.proj.weight"], [8, 8])
+    if channels == 1:
+        patches = patches.sum(1, keepdim=True)
+    else:
+        patches = torch.cat([patches, patches[:, :1]], 1) * (3 / 4)
+    assert_close("stem", found["patch_embed.proj.weight"], patches)
+    assert_close("body", found["blocks.1.mlp.fc1.weight"], stock["blocks.1.mlp.fc1.weight"])
+    for key in ("head.weight", "head.bias"):
+        assert torch.equal(found[key], own[key]), key
+    if name not in CONV:
+        expected = resample_abs_pos_embed(stock["pos_embed"], [8, 12], [4, 4])
+        assert_close("positions", found["pos_embed"], expected)
+    positions = {key for key in own if ".attn.attention." in key or name in CONV and ".attn.qkv." in key}
+    new = 2 + len(positions)
+    assert f"; {new} new (" in caplog.records[0].message
+    assert "head.weight" in caplog.records[0].message or name not in FLOW
+    assert model(images(model)).shape == (2, 5)
+
+
+@pytest.mark.parametrize("way", ["pretrained", "initial-checkpoint", "convert"])
+@pytest.mark.parametrize("name", ["flowformer_deit_ti", "daft_full_s", "daft_conv_s"])
+def test_distilled(name, way, tmp_path, caplog):
+    stock = stock_state("deit_tiny_distilled_patch16_224")
+    with caplog.at_level(logging.INFO, "timm_plugin.loading"):
+        model, own = create(name, stock, way, tmp_path)
+    distilled = {key for key in stock if "dist" in key}
+    assert distilled == {"dist_token", "head_dist.weight", "head_dist.bias"}
+    plain = {key: tensor for key, tensor in stock.items() if key not in distilled}
+    plain["pos_embed"] = torch.cat([stock["pos_embed"][:, :1], stock["pos_embed"][:, 2:]], 1)
+    expected = expected_start(name, plain, own)[0]
+    found = model.state_dict()
+    assert set(found) == set(expected)
+    for key, tensor in expected.items():
+        assert torch.equal(found[key], tensor), key
+    line = caplog.records[0].message
+    assert f"; {5 if name in CONV else 3} left out (" in line and "dist_token" in line
+
+
+def test_distilled_at_another_size(tmp_path):
+    stock = stock_state("deit_tiny_distilled_patch16_224")
+    model, _ = create("daft_full_s", stock, "initial-checkpoint", tmp_path, img_size=96)
+    positions = torch.cat([stock["pos_embed"][:, :1], stock["pos_embed"][:, 2:]], 1)
+    assert_close("positions", model.pos_embed, resample_abs_pos_embed(positions, [6, 6], [4, 4]))
+
+
+@pytest.mark.parametrize("way", ["pretrained", "initial-checkpoint", "convert"])
+@pytest.mark.parametrize("name, pooled", [("daft_full_s", False), ("daft_conv_s", False), ("daft_conv_s", True)])
+def test_normalisation_on_the_other_side_of_the_pool(name, pooled, way, tmp_path):
+    stock = stock_state("vit_tiny_patch16_224", global_pool="avg")
+    assert "fc_norm.weight" in stock and "norm.weight" not in stock
+    model, _ = create(name, stock, way, tmp_path, **(dict(fc_norm=True) if pooled else {}))
+    here = "fc_norm" if pooled else "norm"
+    for parameter in ("weight", "bias"):
+        assert torch.equal(model.state_dict()[f"{here}.{parameter}"], stock[f"fc_norm.{parameter}"])
+
+
+def test_normalisation_before_the_pool_starts_one_after_it(tmp_path):
+    stock = stock_state()
+    model, _ = create("daft_conv_s", stock, "pretrained", tmp_path, fc_norm=True)
+    assert torch.equal(model.fc_norm.weight, stock["norm.weight"])
+
+
+def test_pooled_vit_into_flow(tmp_path):
+    stock = stock_state("vit_tiny_patch16_224", global_pool="avg")
+    model, _ = create("flowformer_deit_s", stock, "pretrained", tmp_path, global_pool="avg")
+    assert_same(model.state_dict(), stock)
+
+
+def test_full_without_a_class_token(tmp_path):
+    stock = stock_state()
+    for way in ("pretrained", "initial-checkpoint"):
+        model, _ = create("daft_full_s", stock, way, tmp_path, class_token=False, global_pool="avg")
+        assert torch.equal(model.pos_embed, stock["pos_embed"][:, 1:])
+
+
+def test_positions_without_the_class_token_stay(tmp_path):
+    stock = stock_state(no_embed_class=True)
+    model, _ = create("daft_full_s", stock, "pretrained", tmp_path, class_token=False, global_pool="avg")
+    assert torch.equal(model.pos_embed, stock["pos_embed"])
+
+
+@pytest.mark.parametrize("query", [True, False])
+def test_values_of_conv_are_the_stock_values(query, tmp_path):
+    stock = stock_state()
+    model, _ = create("daft_conv_s_h16", stock, "pretrained", tmp_path, query=query)
+    x = torch.randn(2, 16, DIM)
+    q, k, v = model.blocks[1].attn._heads(x)
+    qkv = torch.nn.functional.linear(x, stock["blocks.1.attn.qkv.weight"], stock["blocks.1.attn.qkv.bias"])
+    assert_close("values", v.transpose(1, 2).flatten(2), qkv[..., 2 * DIM :])
+    assert (q is not None) == query
+    assert k.shape == (2, 16, 16, 1)
+
+
+@pytest.mark.parametrize("name", ["daft_conv_s", "daft_full_s", "flowformer_deit_s"])
+def test_features_and_no_classes(name, tmp_path):
+    stock = stock_state()
+    path = tmp_path / "stock.pth"
+    torch.save(stock, path)
+    small = {**STOCK, **MODELS[name]}
+    overlay = dict(pretrained_cfg_overlay=dict(file=str(path)))
+    model = timm.create_model(name, pretrained=True, features_only=True, out_indices=1, **overlay, **small)
+    assert len(model(torch.randn(1, 3, 64, 64))) > 0
+    assert torch.equal(model.model.blocks[0].mlp.fc1.weight, stock["blocks.0.mlp.fc1.weight"])
+    model = timm.create_model(name, pretrained=True, num_classes=0, **overlay, **small)
+    assert torch.equal(model.blocks[1].mlp.fc1.weight, stock["blocks.1.mlp.fc1.weight"])
+    if name not in FLOW:
+        model, _ = create(name, stock, "initial-checkpoint", tmp_path, num_classes=0)
+        assert torch.equal(model.blocks[1].mlp.fc1.weight, stock["blocks.1.mlp.fc1.weight"])
+
+
+@pytest.mark.parametrize(
+    "name, stock_name, filter_fn",
+    [
+        ("daft_full_s", "deit_small_patch16_224", full_filter_fn),
+        ("daft_conv_s", "deit_small_patch16_224", conv_filter_fn),
+        ("daft_conv_s_h16", "deit_small_distilled_patch16_224", conv_filter_fn),
+        ("daft_conv_b_384", "deit_base_patch16_384", conv_filter_fn),
+        ("daft_conv_b_384", "deit_base_patch16_224", conv_filter_fn),
+    ],
+)
+def test_the_papers_sizes(name, stock_name, filter_fn):
+    stock = timm.create_model(stock_name, device="meta").state_dict()
+    model = timm.create_model(name, device="meta")
+    fitted = {key: tensor.shape for key, tensor in filter_fn(stock, model).items()}
+    assert fitted == {key: tensor.shape for key, tensor in model.state_dict().items()}
+
+
+@pytest.mark.parametrize("way", ["pretrained", "pretrained-path", "initial-checkpoint", "convert"])
+@pytest.mark.parametrize(
+    "other, message",
+    [
+        (dict(embed_dim=36), r"norm1.weight|pos_embed|cls_token"),
+        (dict(depth=3), r"12 not of this model \(blocks.2.norm1.weight"),
+        (dict(depth=1), r"missing \(blocks.1.norm1.weight"),
+        (dict(init_values=0.1), r"4 not of this model \(blocks.0.ls1.gamma"),
+    ],
+)
+@pytest.mark.parametrize("name", ["flowformer_deit_s", "daft_full_s", "daft_conv_s"])
+def test_a_stock_model_of_another_shape_is_refused(name, other, message, way, tmp_path):
+    with pytest.raises(ValueError, match=message) as found:
+        create(name, stock_state(**other), way, tmp_path)
+    assert "Nothing was loaded" in str(found.value)
+
+
+def test_ours_is_not_taken_for_stock(tmp_path):
+    small = {**STOCK, **MODELS["daft_conv_s"]}
+    source = timm.create_model("daft_conv_s", **small)
+    draw_filters(source)
+    model, _ = create("daft_conv_s", source.state_dict(), "initial-checkpoint", tmp_path)
+    assert_same(model.state_dict(), source.state_dict())
+    model, _ = create("daft_conv_s", source.state_dict(), "pretrained", tmp_path, img_size=96)
+    assert_same(model.state_dict(), source.state_dict())
+    for way in ("pretrained", "pretrained-path", "initial-checkpoint"):
+        with pytest.raises(ValueError, match="does not fit DaftFullVisionTransformer"):
+            create("daft_full_s", source.state_dict(), way, tmp_path)
