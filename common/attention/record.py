@@ -53,7 +53,7 @@ def record_keys(model: nn.Module) -> contextlib.AbstractContextManager[List[KeyR
     """
 
     def keys(name: str, module: nn.Module, given: Dict[str, Any]) -> KeyRecord:
-        return KeyRecord(name, given["k"].detach().clone())
+        return KeyRecord(name, given["k"].clone())
 
     return _recorded(model, (DaftConvAttention, DaftFullAttention), "DAFT", keys)
 
