@@ -4,6 +4,7 @@ Legend: a state dict maps names to tensors; a model's own is ``model.state_dict(
 """
 
 import pickle
+import re
 from pathlib import Path
 from typing import Any, Callable, Dict, List, NamedTuple, Union
 
@@ -49,7 +50,7 @@ def read_checkpoint(path: Union[str, Path]) -> Dict[str, Any]:
         found = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise ValueError(
-            f"the checkpoint {str(path)!r} {_why_refused(path)}; allowed: tensors, plain containers and the host's "
+            f"the checkpoint {str(path)!r} {_why_refused(path, error)}; allowed: tensors, plain containers and the host's "
             "configuration objects, as torch.save or safetensors write them"
         ) from error
     except Exception as error:  # torch's and safetensors' readers raise what they like for a broken file
@@ -118,12 +119,12 @@ def complete_state_dict(
     return Transfer(taken, left_out, new)
 
 
-def _why_refused(path: Path) -> str:
+def _why_refused(path: Path, error: Exception) -> str:
     """What torch would not read with ``weights_only``."""
     try:
         classes = torch.serialization.get_unsafe_globals_in_checkpoint(path)
-    except Exception:  # it reads torch's present format alone
-        classes = []
+    except Exception:  # it reads torch's present format alone; the error names the first class in any
+        classes = re.findall(r"GLOBAL ([A-Za-z_][\w.]+)", str(error))[:1]
     return f"holds code or classes that are not allowed: {', '.join(classes)}" if classes else "is no checkpoint"
 
 
@@ -134,4 +135,4 @@ def _listed(names: List[str]) -> str:
 
 
 def _first_line(error: Exception) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]
+    return f"{type(error).__name__}: {error}".splitlines()[0].split(". ")[0]

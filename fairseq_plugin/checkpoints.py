@@ -117,8 +117,8 @@ def stored_architecture(state: Dict[str, Any], path: str) -> str:
     if not name or not isinstance(state.get("model"), dict) or not bookkeeping:
         found = ", ".join(map(str, list(state)[:8])) + (", ..." if len(state) > 8 else "")
         raise ValueError(
-            f"the checkpoint {path!r} holds {found}; allowed: what fairseq-train writes (cfg or args of a model, model, "
-            "optimizer_history, extra_state)"
+            f"the checkpoint {path!r} holds {found}; allowed: what fairseq-train writes (cfg or args of a model, "
+            "model, optimizer_history, extra_state)"
         )
     return name
 

@@ -1,0 +1,118 @@
+"""``python -m tests.golden.make_fairseq [ARCHITECTURE ...]``: tiny checkpoints of fairseq-train, and their logits.
+
+Run it for an architecture that has none yet, by name. Never to mend a failing test: these files stand for those that
+users have. Only a change that is meant to be without regard to earlier checkpoints makes one anew.
+"""
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, Dict, List, Sequence
+
+import torch
+from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
+from torch import nn
+
+from tests.fairseq_plugin.toy import CHECKOUT, USER_DIR, run_in_turn
+from tests.fairseq_plugin.toy_masked import randomised
+
+FOLDER = Path(__file__).parent / "fairseq"
+WORDS = [f"w{i}" for i in range(8)]
+_CAUSAL = (
+    "--decoder-layers 1 --decoder-embed-dim 8 --decoder-input-dim 8 --decoder-output-dim 8 --decoder-ffn-embed-dim 16 "
+    "--decoder-attention-heads 2 --share-decoder-input-output-embed"
+).split()
+_MASKED = "--encoder-layers 1 --encoder-embed-dim 8 --encoder-ffn-embed-dim 16 --encoder-attention-heads 2".split()
+_FURTHER: Dict[str, List[str]] = {
+    "flowformer_lm": ["--flow-chunk-size", "4"],
+    "linear_lm": ["--linear-chunk-size", "4"],
+    "flash_lm": ["--flash-chunk-size", "4", "--flash-query-dim", "4", "--decoder-attention-heads", "1"],
+    "flash_quad_lm": ["--flash-query-dim", "4", "--decoder-attention-heads", "1"],
+    "mc_transformer_pp_lm": ["--flash-chunk-size", "4"],
+    "combiner_lm": ["--flash-row-length", "4"],
+    "flash_mlm": ["--flash-chunk-size", "4", "--flash-query-dim", "4", "--encoder-attention-heads", "1"],
+    "flash_quad_mlm": ["--flash-query-dim", "4", "--encoder-attention-heads", "1"],
+    "mc_transformer_pp_mlm": ["--flash-chunk-size", "4"],
+    "combiner_mlm": ["--flash-row-length", "4"],
+    "daft_full_lm": ["--daft-bias-dim", "4"],
+    "daft_conv_lm": ["--daft-window", "4"],
+}
+#: Named sizes have their options in another kind of configuration, one here for each host's way of holding it.
+NAMED_SIZES = {
+    "flowformer_lm_wiki103": "flowformer_lm",
+    "flash_lm_base": "flash_lm",
+    "flash_mlm_base": "flash_mlm",
+    "daft_full_lm_enwik8": "daft_full_lm",
+}
+
+
+def registered() -> List[str]:
+    """Every model of the plugin, and the named sizes."""
+    ours = [name for name, model in MODEL_REGISTRY.items() if model.__module__.startswith("fairseq_plugin.")]
+    return [*ours, *NAMED_SIZES]
+
+
+def load(arch: str, folder: Path = FOLDER) -> nn.Module:
+    """The model in FOLDER/ARCH.pt, as a user loads it, in evaluation mode."""
+    hub = ARCH_MODEL_REGISTRY[arch].from_pretrained(str(folder), f"{arch}.pt", data_name_or_path=str(FOLDER))
+    model = hub.models[0] if hasattr(hub, "models") else hub.model
+    model.eval()
+    return model
+
+
+def _training(arch: str, data: str, save_dir: str) -> List[str]:
+    masked = "_mlm" in arch
+    return [
+        data, "--user-dir", USER_DIR, "--task", "masked_lm" if masked else "language_modeling",
+        "--criterion", "masked_lm" if masked else "cross_entropy", "--arch", arch, *(_MASKED if masked else _CAUSAL),
+        *_FURTHER.get(NAMED_SIZES.get(arch, arch), ()), "--tokens-per-sample", "16", "--max-tokens", "64", "--cpu",
+        "--optimizer", "adam", "--lr", "0.001", "--max-update", "1", "--save-dir", save_dir, "--no-epoch-checkpoints",
+        "--no-save-optimizer-state", "--num-workers", "0", "--disable-validation",
+    ]  # fmt: skip
+
+
+def _train(architectures: Sequence[str], folder: Path) -> None:
+    lines = [" ".join(WORDS[(3 * i + j) % 8] for j in range(9)) for i in range(8)]
+    (folder / "text").write_text("\n".join(lines) + "\n")
+    preprocessing = [
+        "--only-source", "--trainpref", str(folder / "text"), "--srcdict", str(FOLDER / "dict.txt"), "--destdir",
+        str(folder / "bin"), "--workers", "1",
+    ]  # fmt: skip
+    trainings = (_training(arch, str(folder / "bin"), str(folder / arch)) for arch in architectures)
+    commands = [("fairseq_cli.train", training, "") for training in trainings]
+    run_in_turn(("fairseq_cli.preprocess", preprocessing, ""), *commands)
+
+
+def _relative(stored: Any, folder: Path) -> Any:
+    """Options without the paths of the machine."""
+    if isinstance(stored, dict):
+        return {name: _relative(value, folder) for name, value in stored.items()}
+    if isinstance(stored, argparse.Namespace):
+        return argparse.Namespace(**_relative(vars(stored), folder))
+    if isinstance(stored, str):
+        return stored.replace(f"{folder}/", "").replace(f"{CHECKOUT}/", "")
+    return stored
+
+
+def main(architectures: Sequence[str]) -> None:
+    """Train each for one update, then give it weights under which every part shows, and keep its logits beside."""
+    FOLDER.mkdir(exist_ok=True)
+    (FOLDER / "dict.txt").write_text("".join(f"{word} 1\n" for word in WORDS))
+    sequence = torch.randint(4, 12, (2, 15))
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        _train(architectures, folder)
+        for arch in architectures:
+            state = torch.load(folder / arch / "checkpoint_last.pt")
+            torch.save(state, folder / f"{arch}.pt")
+            model = randomised(load(arch, folder))
+            state["model"], state["cfg"] = model.state_dict(), _relative(state["cfg"], folder)
+            with torch.no_grad():
+                state["golden"] = {"tokens": sequence, "logits": model(sequence)[0]}
+            torch.save(state, FOLDER / f"{arch}.pt")
+
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    main(sys.argv[1:])

@@ -1,0 +1,93 @@
+"""``python -m tests.golden.make_timm``: tiny checkpoints of the image models, with an input and its logits.
+
+It writes those that are not there and leaves the others alone. Never remove one to mend a failing test: these files
+stand for those that users have. Only a change that is meant to be without regard to earlier checkpoints makes one anew.
+"""
+
+import json
+from pathlib import Path
+from typing import Any, Dict, List, Tuple
+
+import timm
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+import timm_plugin  # noqa: F401  (registers the models)
+from tests.timm_plugin.checkpoint_files import randomise
+from tests.timm_plugin.models import images
+
+FOLDER = Path(__file__).parent / "timm"
+_HIERARCHICAL: Dict[str, Any] = dict(
+    img_size=16, embed_dims=(8, 12), depths=(1, 1), num_heads=2, num_classes=3, out_indices=(0, 1)
+)
+_COLUMNAR: Dict[str, Any] = dict(img_size=16, patch_size=4, embed_dim=16, depth=1, num_classes=3)
+#: File -> model and the arguments that make it tiny. Shapes of the image and the filters are no squares where they
+#: need not be, so that rows cannot be taken for columns.
+GOLDEN: Dict[str, Tuple[str, Dict[str, Any]]] = {
+    "flowformer_hier_s": ("flowformer_hier_s", {**_HIERARCHICAL, "img_size": (16, 24)}),
+    "flowformer_hier_s_12h": ("flowformer_hier_s_12h", _HIERARCHICAL),
+    "flowformer_deit_s": ("flowformer_deit_s", {**_COLUMNAR, "num_heads": 2, "img_size": (16, 24)}),
+    "daft_full_s": ("daft_full_s", {**_COLUMNAR, "num_heads": 2, "bias_dim": 4, "img_size": (16, 24)}),
+    "daft_full_s.free": ("daft_full_s", {**_COLUMNAR, "num_heads": 2, "bias_dim": 0, "query": False}),
+    "daft_conv_s": ("daft_conv_s", {**_COLUMNAR, "num_heads": 16, "window": (3, 5), "img_size": (16, 24)}),
+    "daft_conv_s_h16": ("daft_conv_s_h16", {**_COLUMNAR, "num_heads": 4, "window": 3, "reparameterize": False}),
+    "daft_conv_s.gumbel": ("daft_conv_s", {**_COLUMNAR, "num_heads": 4, "window": 3, "gumbel_temperature": 0.5}),
+}
+#: Registered models without a file: of the same class as another, differing in arguments that are given here anyway.
+SIZES_OF = {
+    "daft_conv_b_384": "daft_conv_s_h16",
+    "daft_conv_test": "daft_conv_s_h16",
+    "flowformer_deit_ti": "flowformer_deit_s",
+    "flowformer_hier_digits": "flowformer_hier_s",
+    "flowformer_hier_test": "flowformer_hier_s",
+    "flowformer_hier_ti": "flowformer_hier_s",
+}
+
+
+def registered() -> List[str]:
+    """Every image model of the plugin."""
+    modules = (timm_plugin.daft, timm_plugin.flowformer, timm_plugin.flowformer_deit)
+    return [
+        name
+        for name in timm.list_models()
+        if timm.models.model_entrypoint(name).__module__ in {m.__name__ for m in modules}
+    ]
+
+
+def weights(file: str) -> Path:
+    """The checkpoint."""
+    return FOLDER / f"{file}.safetensors"
+
+
+def expected(file: str) -> Path:
+    """The input and the logits beside it."""
+    return FOLDER / f"{file}.expected.safetensors"
+
+
+def make(file: str) -> None:
+    """Write the checkpoint ``file`` with its arguments, and an input with its logits."""
+    name, arguments = GOLDEN[file]
+    model: nn.Module = randomise(timm.create_model(name, **arguments))
+    x = images(model)
+    with torch.no_grad():
+        logits = model(x)
+    FOLDER.mkdir(exist_ok=True)
+    save_file(model.state_dict(), weights(file), {"model": name, "arguments": json.dumps(arguments)})
+    save_file({"images": x, "logits": logits}, expected(file))
+
+
+def stored(file: str) -> Tuple[str, Dict[str, Any], Tensor, Tensor]:
+    """Model, arguments, images and logits of the checkpoint ``file``."""
+    with safe_open(weights(file), "pt") as opened:
+        metadata = opened.metadata()
+    tensors = load_file(expected(file))
+    return metadata["model"], json.loads(metadata["arguments"]), tensors["images"], tensors["logits"]
+
+
+if __name__ == "__main__":
+    for golden in GOLDEN:
+        if not weights(golden).exists():
+            make(golden)
+            print(weights(golden))
