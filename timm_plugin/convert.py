@@ -69,17 +69,27 @@ def save(model: nn.Module, target: Path) -> None:
         ValueError: a folder that is there already.
     """
     part = target.with_name(target.name + ".part")
+    if not target.suffix and target.exists():
+        raise ValueError(f"the target {str(target)!r} is there already; allowed: a new folder, or a file")
     target.parent.mkdir(parents=True, exist_ok=True)
-    if not target.suffix:
-        if target.exists():
-            raise ValueError(f"the target {str(target)!r} is there already; allowed: a new folder, or a file")
-        shutil.rmtree(part, ignore_errors=True)
-        save_for_hf(model, part, safe_serialization=True)
-    elif target.suffix == ".safetensors":
-        save_file(model.state_dict(), part)
+    _remove(part)
+    try:
+        if not target.suffix:
+            save_for_hf(model, part, safe_serialization=True)
+        elif target.suffix == ".safetensors":
+            save_file(model.state_dict(), part)
+        else:
+            torch.save({"state_dict": model.state_dict()}, part)
+        part.replace(target)
+    finally:
+        _remove(part)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
     else:
-        torch.save({"state_dict": model.state_dict()}, part)
-    part.replace(target)
+        path.unlink(missing_ok=True)
 
 
 def main(arguments: Sequence[str]) -> None:
