@@ -7,8 +7,7 @@ import numpy as np
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
-from matplotlib.colorbar import Colorbar
-from matplotlib.colors import LogNorm, Normalize, TwoSlopeNorm
+from matplotlib.colors import FuncNorm, LogNorm, Normalize
 from matplotlib.figure import Figure
 
 from ..plots import STYLE
@@ -18,15 +17,18 @@ from .maps import Bias, KeyMaps
 _COLOURS = plt.get_cmap("RdBu_r").with_extremes(bad="#BBBBBB")
 #: Part of the values inside the colour scale, so that one of many does not bleach the others.
 _INSIDE = 0.995
+#: Where a colour bar may have ticks.
+_STEPS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+_POWERS = tuple(10.0**power for power in range(1, 13))
 #: Layers next to each other, where a layer is one picture.
 _COLUMNS = 4
 
 
 def draw_biases(biases: Sequence[Bias], heads: int, title: str, path: Path) -> None:
     """Write exp(w) - 1 of every layer: a matrix, lines of heads, or a row of small filters, of ``heads`` heads."""
-    limit, beyond = _limit(np.concatenate([np.abs(bias.values).ravel() for bias in biases]))
-    # exp(w) - 1 is never below -1, where a token is not seen.
-    norm = TwoSlopeNorm(0.0, -min(limit, 1.0), limit)
+    # Colours go by w, so that what makes a token lighter shows as much as what makes it heavier.
+    limit, beyond = _limit(np.concatenate([np.abs(_log1p(bias.values)).ravel() for bias in biases]))
+    norm = FuncNorm((_log1p, np.expm1), np.expm1(-limit), np.expm1(limit))
     layers = [bias.values if bias.full else bias.values[:heads] for bias in biases]
     with plt.rc_context(STYLE):
         if layers[0].ndim == 3:
@@ -35,7 +37,7 @@ def draw_biases(biases: Sequence[Bias], heads: int, title: str, path: Path) -> N
                 axes.plot(layers[0].shape[2] // 2, layers[0].shape[1] // 2, ".", color="black", ms=3)
         else:
             figure, shown = _panels(biases, layers, norm)
-        _bar(figure, shown, "exp(w) - 1", ("max" if limit > 1.0 else "both") if beyond else "neither")
+        _bar(figure, shown, "exp(w) - 1", beyond, _bias_ticks(limit))
         figure.suptitle(f"{title}: {_what(biases[0])}{_cut(biases[0], heads)}")
         _save(figure, path)
 
@@ -49,10 +51,7 @@ def draw_key_maps(maps: KeyMaps, heads: int, title: str, path: Path) -> None:
     kind, count = maps.heads_are, maps.layers[0].shape[0]
     with plt.rc_context(STYLE):
         figure, shown = _rows(layers, norm, kind, maps.image)
-        bar = _bar(figure, shown, "exp(K) / its mean", "both" if beyond else "neither")
-        ticks = _ticks(np.exp(limit))
-        bar.set_ticks(list(ticks), labels=list(ticks.values()), minor=False)
-        bar.minorticks_off()
+        _bar(figure, shown, "exp(K) / its mean", beyond, _share_ticks(limit))
         cut = f", {kind}s 1 to {heads} of {count}" if heads < count else f", {_number(count, kind)}"
         figure.suptitle(f"{title}: weights of tokens by their keys{cut}")
         _save(figure, path)
@@ -77,8 +76,13 @@ def _number(count: int, what: str) -> str:
     return f"{count} {what}" + ("s" if count > 1 else "")
 
 
+def _log1p(values: np.ndarray) -> np.ndarray:
+    """The inverse of expm1, finite where that has rounded to -1."""
+    return np.log1p(np.maximum(values, -1 + 1e-12))
+
+
 def _limit(sizes: np.ndarray) -> tuple[float, bool]:
-    """The end of a colour scale for values of these ``sizes``, and whether some are beyond it."""
+    """The end of a colour scale for logarithms of these ``sizes``, and whether some are beyond it."""
     sizes = sizes[np.isfinite(sizes)]
     limit = float(np.quantile(sizes, _INSIDE))
     if limit < 1e-6:  # a model as it was initialised
@@ -86,20 +90,36 @@ def _limit(sizes: np.ndarray) -> tuple[float, bool]:
     return limit, bool(sizes.max() > limit * 1.001)
 
 
-def _ticks(limit: float) -> dict[float, str]:
-    """1, and up to ``limit`` three round numbers and their inverses, with what to write there."""
-    steps = [1.01, 1.02, 1.05, 1.1, 1.2, 1.5, 2, 3, 5, 10, 30, 100, 1000, 1e4, 1e6]
-    inside = [step for step in steps if step <= limit][-3:]
-    below = {1 / step: f"1/{step:g}" for step in reversed(inside)}
-    return {**below, 1.0: "1", **{step: f"{step:g}" for step in inside}}
+def _bias_ticks(limit: float) -> dict[float, str]:
+    """0 and round numbers around it, for exp(w) - 1 with |w| up to ``limit``, with what to write there."""
+    rounds = [*_STEPS, *_POWERS, *(-step for step in _STEPS[:-1]), -0.9, -0.99, -0.999, -0.9999]
+    return _spread({float(_log1p(tick)): (tick, f"{tick:g}") for tick in rounds}, limit, (0.0, "0"))
 
 
-def _bar(figure: Figure, shown: ScalarMappable, label: str, extend: str) -> Colorbar:
+def _share_ticks(limit: float) -> dict[float, str]:
+    """1 and round numbers and their inverses around it, for shares whose logarithms are up to ``limit``."""
+    rounds = [*(1 + step for step in _STEPS), 3.0, 5.0, *_POWERS]
+    above = {float(np.log(tick)): (tick, f"{tick:g}") for tick in rounds}
+    below = {-place: (1 / tick, f"1/{label}") for place, (tick, label) in above.items()}
+    return _spread({**above, **below}, limit, (1.0, "1"))
+
+
+def _spread(ticks: dict[float, tuple[float, str]], limit: float, middle: tuple[float, str]) -> dict[float, str]:
+    """Of ``ticks`` by their place on the bar, the outermost up to ``limit`` that do not crowd each other."""
+    kept = {0.0: middle}
+    for place in sorted(ticks, key=abs, reverse=True):
+        if abs(place) <= limit and all(abs(place - other) >= limit / 6 for other in kept):
+            kept[place] = ticks[place]
+    return dict(kept[place] for place in sorted(kept))
+
+
+def _bar(figure: Figure, shown: ScalarMappable, label: str, beyond: bool, ticks: dict[float, str]) -> None:
     """The one colour bar of all parts of a figure; a tall figure does not need a tall bar."""
-    shrink = min(1.0, 4.0 / figure.get_figheight())
+    shrink, extend = min(1.0, 4.0 / figure.get_figheight()), "both" if beyond else "neither"
     bar = figure.colorbar(shown, ax=figure.axes, extend=extend, shrink=shrink, pad=0.02, aspect=25)
+    bar.set_ticks(list(ticks), labels=list(ticks.values()))
+    bar.minorticks_off()
     bar.set_label(label)
-    return bar
 
 
 def _rows(
@@ -109,7 +129,7 @@ def _rows(
     columns, offset = max(len(layer) for layer in layers), int(image is not None)
     height = layers[0].shape[1] / layers[0].shape[2]
     size = (0.95 * (columns + offset) + 1.9, 0.95 * height * len(layers) + 0.8)
-    figure, grid = plt.subplots(len(layers), columns + offset, figsize=size, squeeze=False, layout="constrained")
+    figure, grid = plt.subplots(len(layers), columns + offset, figsize=size, squeeze=False, layout="compressed")
     figure.get_layout_engine().set(h_pad=0.03, hspace=0.02)
     for number, (axes_row, layer) in enumerate(zip(grid, layers), 1):
         for axes in axes_row:
@@ -131,9 +151,9 @@ def _panels(biases: Sequence[Bias], layers: Sequence[np.ndarray], norm: Normaliz
     """A panel for each layer: a matrix of tokens by tokens, or a line of the window for each head."""
     columns = min(_COLUMNS, len(layers))
     rows = -(-len(layers) // columns)
-    height = 2.9 if biases[0].full else 0.22 * max(len(layer) for layer in layers) + 0.9
+    height = 3.2 if biases[0].full else 0.22 * max(len(layer) for layer in layers) + 0.9
     figure, grid = plt.subplots(
-        rows, columns, figsize=(2.9 * columns + 1.2, height * rows + 0.6), squeeze=False, layout="constrained"
+        rows, columns, figsize=(2.9 * columns + 1.2, height * rows + 0.7), squeeze=False, layout="compressed"
     )
     for axes in grid.flat[len(layers) :]:
         axes.set_axis_off()
@@ -141,19 +161,18 @@ def _panels(biases: Sequence[Bias], layers: Sequence[np.ndarray], norm: Normaliz
         options = {"cmap": _COLOURS, "norm": norm}
         if bias.full:
             shown = axes.imshow(values, **options)
-            axes.set_xlabel("token seen")
-            axes.set_ylabel("token")
+            names = "token seen", "token"
         else:
             window = values.shape[1]
             first = -(window - 1) if bias.causal else -(window // 2)
             extent = (first - 0.5, first + window - 0.5, len(values) + 0.5, 0.5)
             shown = axes.imshow(values, aspect="auto", interpolation="nearest", extent=extent, **options)
-            axes.set_xlabel("distance of the token seen")
-            axes.set_ylabel("head")
+            names = "distance of the token seen", "head"
             axes.yaxis.get_major_locator().set_params(integer=True)
         axes.set_title(f"layer {number}")
-    for axes in grid.flat[: len(layers)]:
-        axes.label_outer()
+        lowest, leftmost = number + columns > len(layers), number % columns == 1 % columns
+        axes.tick_params(labelbottom=lowest, labelleft=leftmost)
+        axes.set(xlabel=names[0] if lowest else "", ylabel=names[1] if leftmost else "")
     return figure, shown
 
 

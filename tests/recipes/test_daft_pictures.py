@@ -350,8 +350,9 @@ def test_small_filters_of_every_layer_and_head(figures, tmp_path):
     for axes, expected in zip(shown, values[:, :4].reshape(-1, 3, 3)):
         assert np.array_equal(axes.images[0].get_array(), expected)
         assert axes.images[0].norm is shown[0].images[0].norm, "one scale of colours"
-    norm = shown[0].images[0].norm
-    assert norm(0.0) == 0.5 and norm(-0.95) < 0.05 and 2.5 < norm.vmax <= 3.0
+    norm = shown[0].images[0].norm  # of colours, by w: half of a weight is as far from white as its double
+    assert norm(0.0) == pytest.approx(0.5) and norm(1.0) - 0.5 == pytest.approx(0.5 - norm(-0.5))
+    assert norm.vmin <= -0.85 and (1 + norm.vmin) * (1 + norm.vmax) == pytest.approx(1.0)
     assert [axes.get_title() for axes in shown[:4]] == ["head 1", "head 2", "head 3", "head 4"]
     assert [shown[0].get_ylabel(), shown[4].get_ylabel()] == ["layer 1", "layer 2"]
     assert figure.get_suptitle() == "Model: filters of 3 x 3 tokens, heads 1 to 4 of 5"
@@ -370,8 +371,9 @@ def test_lines_of_heads(causal, figures, tmp_path):
     # The last entry of a causal filter is the token itself; a centred one has it in the middle.
     left, right, bottom, top = shown[0].images[0].get_extent()
     assert (left, right) == ((-6.5, 0.5) if causal else (-3.5, 3.5)) and (bottom, top) == (2.5, 0.5)
-    norm = shown[0].images[0].norm
-    assert norm.vmin == -norm.vmax and norm.vmax == pytest.approx(0.5, rel=0.02)
+    # The fifth is below the first: each column is labelled at its foot, each row at its left.
+    assert [axes.get_xlabel() != "" for axes in shown] == [False, True, True, True, True]
+    assert [axes.get_ylabel() != "" for axes in shown] == [True, False, False, False, True]
     assert figure.get_suptitle() == "Model: filters of 7 tokens, 2 heads"
 
 
@@ -424,6 +426,21 @@ def test_key_maps_and_their_image(figures, tmp_path):
     assert [axes.get_title() for axes in shown[:2]] == ["channel 1", "channel 2"]
     labels = [text.get_text() for text in shown[-1].images[0].colorbar.ax.get_yticklabels()]
     assert "1" in labels and any(label.startswith("1/") for label in labels)
+
+
+@pytest.mark.parametrize("limit", [1e-4, 0.05, 0.3, 1.0, 3.0, 12.0])
+def test_ticks_are_round_and_do_not_crowd(limit):
+    for ticks, log, middle in (
+        (drawing._bias_ticks(limit), np.log1p, 0.0),
+        (drawing._share_ticks(limit), np.log, 1.0),
+    ):
+        places = log(np.array(list(ticks)))
+        assert middle in ticks and (np.abs(places) <= limit).all()
+        assert (np.diff(places) >= limit / 6.001).all()
+        assert len(ticks) >= (3 if limit > 0.01 else 1)
+        for tick, label in ticks.items():
+            above, _, below = label.partition("/")
+            assert tick == pytest.approx(float(above) / float(below or 1))
 
 
 # The command
