@@ -92,7 +92,7 @@ def _limit(sizes: np.ndarray) -> tuple[float, bool]:
 
 def _bias_ticks(limit: float) -> dict[float, str]:
     """0 and round numbers around it, for exp(w) - 1 with |w| up to ``limit``, with what to write there."""
-    rounds = [*_STEPS, *_POWERS, *(-step for step in _STEPS[:-1]), -0.9, -0.99, -0.999, -0.9999]
+    rounds = [*_STEPS, 2.0, 5.0, *_POWERS, *(-step for step in _STEPS[:-1]), -0.8, -0.9, -0.99, -0.999, -0.9999]
     return _spread({float(_log1p(tick)): (tick, f"{tick:g}") for tick in rounds}, limit, (0.0, "0"))
 
 
@@ -183,5 +183,5 @@ def _bare(axes: Axes) -> None:
 
 
 def _save(figure: Figure, path: Path) -> None:
-    figure.savefig(path, dpi=130)
+    figure.savefig(path, dpi=130, bbox_inches="tight")
     plt.close(figure)
