@@ -190,6 +190,14 @@ class DaftConvVisionTransformer(CheckedLoading, VisionTransformer):
         return start_conv(state_dict, self) if is_stock(state_dict) else state_dict
 
     @torch.jit.ignore
+    def load_pretrained(self, checkpoint_path: str, prefix: str = "") -> None:
+        """Refused with a ValueError: timm's reading of JAX's files knows softmax attention alone."""
+        raise ValueError(
+            f"the checkpoint {checkpoint_path!r} is of JAX; allowed for DAFT-conv: of torch, such as the state dict of a "
+            "vision transformer of timm that has read it"
+        )
+
+    @torch.jit.ignore
     def no_weight_decay(self) -> Set[str]:
         """timm's, and the filters."""
         return super().no_weight_decay() | _position_parameters(self)

@@ -255,6 +255,12 @@ def test_a_stock_model_of_another_shape_is_refused(name, other, message, way, tm
     assert "Nothing was loaded" in str(found.value)
 
 
+def test_files_of_jax_are_refused_where_they_have_no_place(tmp_path):
+    (tmp_path / "vit.npz").touch()
+    with pytest.raises(ValueError, match="vit.npz' is of JAX; allowed for DAFT-conv"):
+        timm.create_model("daft_conv_test", checkpoint_path=str(tmp_path / "vit.npz"))
+
+
 def test_ours_is_not_taken_for_stock(tmp_path):
     small = {**STOCK, **MODELS["daft_conv_s"]}
     source = timm.create_model("daft_conv_s", **small)
