@@ -122,7 +122,8 @@ def test_added_once_by_a_task_that_is_built_on_another():
 def test_distillation_adds_the_students(kind):
     student, teacher = _model(entropy_weight=1.0), _model(entropy_weight=100.0)
     draw_filters(teacher)
-    result = kind(student, teacher, nn.CrossEntropyLoss(), task_loss_weight=0.5)(images(student), LABELS)
+    task = kind(student, teacher, nn.CrossEntropyLoss(), task_loss_weight=0.5).train()
+    result = task(images(student), LABELS)
     entropy = entropy_by_hand(student)
     assert_close("auxiliary loss", result["auxiliary_loss"], entropy)
     parts = 0.5 * result["task_loss"] + 0.5 * result["kd_loss"]
@@ -136,6 +137,7 @@ def test_averaged_weights_change_nothing():
     task.setup_ema(decay=0.5)
     assert torch.equal(task(images(model), LABELS)["loss"], expected)
     task.update_ema(1)
+    task.train()  # the averaged model is now in training mode too, but it is not what is trained
     assert torch.equal(task(images(model), LABELS)["loss"], expected)
 
 
@@ -175,6 +177,7 @@ def test_done_again_adds_nothing_more():
     try:
         add_auxiliary_losses()
         add_auxiliary_losses()
+        assert ClassificationTask.forward.__wrapped__ is forwards[ClassificationTask].__wrapped__  # timm's own
         model = _model()
         result = ClassificationTask(model, _criterion)(images(model), LABELS)
         assert_close("loss", result["loss"], _criterion(model(images(model)), LABELS) + WEIGHT * entropy_by_hand(model))
