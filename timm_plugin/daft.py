@@ -25,7 +25,7 @@ from .images import ImageSize, check_image, check_img_size
 from .loading import Adapted, CheckedLoading, build
 from .registry import register_once
 from .scripting import renamed
-from .starting_points import is_stock, start_conv, start_full
+from .starting_points import is_stock, start_conv, start_same_shape
 
 __all__ = ["DaftConvVisionTransformer", "DaftFullVisionTransformer"]  # register_model appends every entry point
 
@@ -96,7 +96,7 @@ class DaftFullVisionTransformer(CheckedLoading, VisionTransformer):
 
     def adapt_foreign(self, state_dict: Dict[str, Any]) -> Dict[str, Any]:
         """A stock vision transformer's state dict with position biases of this model; any other as it is."""
-        return start_full(state_dict, self) if is_stock(state_dict) else state_dict
+        return start_same_shape(state_dict, self) if is_stock(state_dict) else state_dict
 
     @torch.jit.ignore
     def no_weight_decay(self) -> Set[str]:
@@ -193,8 +193,8 @@ class DaftConvVisionTransformer(CheckedLoading, VisionTransformer):
     def load_pretrained(self, checkpoint_path: str, prefix: str = "") -> None:
         """Refused with a ValueError: timm's reading of JAX's files knows softmax attention alone."""
         raise ValueError(
-            f"the checkpoint {checkpoint_path!r} is of JAX; allowed for DAFT-conv: of torch, such as the state dict of a "
-            "vision transformer of timm that has read it"
+            f"the checkpoint {checkpoint_path!r} is of JAX; allowed for DAFT-conv: of torch, such as the state dict "
+            "of a vision transformer of timm that has read it"
         )
 
     @torch.jit.ignore
@@ -268,7 +268,7 @@ def full_filter_fn(state_dict: Dict[str, Any], model: DaftFullVisionTransformer)
     """
     state_dict = unwrapped(state_dict)
     if is_stock(state_dict):
-        return start_full(state_dict, model)
+        return start_same_shape(state_dict, model)
     patches = state_dict.get("patch_embed.proj.weight")
     patch_size = model.patch_embed.patch_size if patches is None else tuple(patches.shape[-2:])
     new, prefix = model.patch_embed.grid_size, model.num_prefix_tokens

@@ -15,7 +15,7 @@ from .blocks import LinearTimeBlock
 from .default_cfg import untrained_cfg
 from .loading import CheckedLoading, build
 from .registry import register_once
-from .starting_points import is_distilled, start_flow
+from .starting_points import is_distilled, start_same_shape
 
 __all__ = ["FlowVisionTransformer"]  # register_model appends every entry point
 
@@ -49,7 +49,7 @@ class FlowVisionTransformer(CheckedLoading, VisionTransformer):
 
     def adapt_foreign(self, state_dict: Dict[str, Any]) -> Dict[str, Any]:
         """A distilled transformer's state dict without what is for distillation; any other as it is."""
-        return start_flow(state_dict, self) if is_distilled(state_dict) else state_dict
+        return start_same_shape(state_dict, self) if is_distilled(state_dict) else state_dict
 
 
 default_cfgs = generate_default_cfgs(
@@ -66,7 +66,7 @@ def _create(variant: str, pretrained: bool, **kwargs: Any) -> FlowVisionTransfor
         FlowVisionTransformer,
         variant,
         pretrained,
-        pretrained_filter_fn=start_flow,
+        pretrained_filter_fn=start_same_shape,
         feature_cfg=dict(out_indices=out_indices, feature_cls="getter"),
         **kwargs,
     )

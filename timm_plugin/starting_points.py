@@ -9,6 +9,8 @@ from typing import Any, Dict, List, Tuple
 from timm.models.vision_transformer import checkpoint_filter_fn
 from torch import Tensor, nn
 
+from common.checkpoints import complete_state_dict
+
 from .checkpoints import unwrapped
 from .loading import Adapted
 
@@ -30,15 +32,12 @@ def is_distilled(state_dict: Dict[str, Any]) -> bool:
     return "dist_token" in state_dict
 
 
-def start_flow(state_dict: Dict[str, Any], model: nn.Module) -> Adapted:
-    """A stock state dict, or one of our own, for a vision transformer of the same shape with Flow-Attention."""
+def start_same_shape(state_dict: Dict[str, Any], model: nn.Module) -> Adapted:
+    """A stock state dict for Flowformer's DeiT or DAFT-full: everything; DAFT-full's position biases are new.
+
+    One of our own DeiT is such a state dict too.
+    """
     return Adapted(*_fit_vision_transformer(unwrapped(state_dict), model))
-
-
-def start_full(state_dict: Dict[str, Any], model: nn.Module) -> Adapted:
-    """A stock state dict for DAFT-full: everything but its position biases, which are new."""
-    tensors, left_out = _fit_vision_transformer(unwrapped(state_dict), model)
-    return Adapted(*_with_new_positions(tensors, left_out, model))
 
 
 def start_conv(state_dict: Dict[str, Any], model: nn.Module) -> Adapted:
@@ -49,7 +48,7 @@ def start_conv(state_dict: Dict[str, Any], model: nn.Module) -> Adapted:
     """
     state_dict = dict(unwrapped(state_dict))
     positions = [name for name in _PREFIX_AND_POSITIONS if state_dict.pop(name, None) is not None]
-    tensors, left_out = _fit_vision_transformer(state_dict, model)
+    tensors, left_out, new = _fit_vision_transformer(state_dict, model)
     own, in_part = model.state_dict(), {}
     for name, stock in tensors.items():
         joined = own.get(name)
@@ -58,7 +57,7 @@ def start_conv(state_dict: Dict[str, Any], model: nn.Module) -> Adapted:
             joined[-model.embed_dim :] = stock[-model.embed_dim :]
             tensors[name] = joined
             in_part[name] = "the values"
-    return Adapted(*_with_new_positions(tensors, positions + left_out, model), in_part)
+    return Adapted(tensors, positions + left_out, new, in_part)
 
 
 def _is_joined(stock: Tensor, own: Tensor, dim: int) -> bool:
@@ -66,30 +65,25 @@ def _is_joined(stock: Tensor, own: Tensor, dim: int) -> bool:
     return len(stock) == 3 * dim and stock.shape[1:] == own.shape[1:]
 
 
-def _with_new_positions(
-    tensors: Dict[str, Tensor], left_out: List[str], model: nn.Module
+def _fit_vision_transformer(
+    state_dict: Dict[str, Any], model: nn.Module
 ) -> Tuple[Dict[str, Tensor], List[str], List[str]]:
-    """``tensors`` with the model's own biases or filters, as arguments of ``Adapted``."""
-    new = {name: tensor.clone() for name, tensor in model.state_dict().items() if ".attn.attention." in name}
-    return {**tensors, **new}, left_out, list(new)
-
-
-def _fit_vision_transformer(state_dict: Dict[str, Any], model: nn.Module) -> Tuple[Dict[str, Tensor], List[str]]:
-    """The tensors of a vision transformer by the names and sizes ``model`` has them in, and what was left out.
+    """The tensors of a vision transformer as ``model`` has them, and what was left out and is new.
 
     Patches and positions are resampled by timm; the last normalisation stands before or after the pool.
     """
     state_dict, own = dict(state_dict), model.state_dict()
-    left_out = [name for name in state_dict if name.startswith(_DISTILLED_HEAD)]
-    for name in left_out:
-        del state_dict[name]
-    left_out += _cut_prefix_tokens(state_dict, own)
+    left_out = _cut_prefix_tokens(state_dict, own)
     for parameter in ("weight", "bias"):
         names = f"norm.{parameter}", f"fc_norm.{parameter}"
         for there, here in (names, names[::-1]):
             if there in state_dict and here not in state_dict and here in own and there not in own:
                 state_dict[here] = state_dict.pop(there)
-    return checkpoint_filter_fn(state_dict, model, adapt_layer_scale=True), left_out
+    tensors = checkpoint_filter_fn(state_dict, model, adapt_layer_scale=True)
+    transfer = complete_state_dict(
+        tensors, model, lambda name: name.startswith(_DISTILLED_HEAD), lambda name: ".attn.attention." in name
+    )
+    return tensors, left_out + transfer.left_out, transfer.new
 
 
 def _cut_prefix_tokens(state_dict: Dict[str, Any], own: Dict[str, Tensor]) -> List[str]:
