@@ -155,7 +155,7 @@ def _mean_of_maps(maps: Tensor, batch: int, channels: int, log_scale: Tensor) ->
 
 
 def _outside(maps: Tensor, height: int, width: int) -> Tensor:
-    """The sum of all that is outside of the window (height, width) around each place of maps (N, h, H, W); O(T height)."""
+    """The sum of all outside of the window (height, width) around each place of maps (N, h, H, W); O(T height)."""
     sides = _beyond(maps, width // 2)
     if height > 1:  # the sum over the rows of the window
         ones = torch.ones([maps.shape[1], 1, height, 1], dtype=maps.dtype, device=maps.device)

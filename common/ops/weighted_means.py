@@ -31,13 +31,11 @@ def exponentials(k: Tensor, v: Tensor, padding_mask: Optional[Tensor]) -> Tuple[
     """exp(k) v and exp(k) side by side, relative to the largest key of each head, and the logarithm of that scale.
 
     k (B, h, T), v (B, h, T, c) -> (B, h, T, c + 1) and (B, h, 1, 1); O(T c). ``padding_mask``: bool (B, T), True =
-    padding, whose terms are 0 and which is no largest key.
+    padding, whose terms are 0 and which is no largest key, but in a row of padding alone.
     """
     keys = k if padding_mask is None else k.masked_fill(padding_mask[:, None], empty_log_weight())
     scale = keys.detach().amax(2, keepdim=True) - headroom()  # (B, h, 1)
-    weight = torch.exp(keys - scale)
-    weight = weight if padding_mask is None else weight.masked_fill(padding_mask[:, None], 0.0)
-    weight = weight.unsqueeze(-1)  # (B, h, T, 1)
+    weight = torch.exp(keys - scale).unsqueeze(-1)  # (B, h, T, 1)
     return torch.cat([weight * v, weight], dim=-1), scale.unsqueeze(-1)
 
 

@@ -175,6 +175,15 @@ def test_a_filter_may_blot_out_its_window(options):
     assert_close("out", out[:, 9:], expected[:, 9:])
 
 
+@pytest.mark.parametrize("mode", ["full", "blocked"])
+def test_a_filter_of_one_number_over_all_cancels(options):
+    """Nothing is outside of the window then, and nothing must not outweigh what is inside."""
+    inputs, r = daft_inputs(13, 2, dtype=torch.float32), torch.zeros(2, 27)
+    expected = daft_conv(*inputs, r, **options)
+    for number in (-200.0, 200.0):
+        assert_close("out", daft_conv(*inputs, r + number, **options), expected)
+
+
 @modes
 @locality
 @pytest.mark.parametrize("side", SIDES)
