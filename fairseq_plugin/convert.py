@@ -75,7 +75,9 @@ def _check_fit(config: Any, weights: Dict[str, torch.Tensor]) -> Transfer:
 
 def _vocabulary_size(weights: Dict[str, torch.Tensor]) -> int:
     # One table, or with adaptive inputs one per band of frequency, each followed by a projection.
-    tables = [x for name, x in weights.items() if re.fullmatch(r"decoder\.embed_tokens\.(.*\.0\.)?weight", name)]
+    tables = [
+        x for name, x in weights.items() if re.fullmatch(r"decoder\.embed_tokens\.(embeddings\.\d+\.0\.)?weight", name)
+    ]
     if not tables:  # embeddings of characters
         tables = [weights[name] for name in ("decoder.output_projection.weight",) if name in weights]
     return sum(len(table) for table in tables)

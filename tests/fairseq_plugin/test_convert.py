@@ -1,0 +1,295 @@
+"""Checkpoints of fairseq's own ``transformer_lm`` as a start for ours, read as they are or converted to a file."""
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any, Dict, NamedTuple
+
+import pytest
+import torch
+from fairseq.models import ARCH_MODEL_REGISTRY
+from fairseq.models.transformer_lm import TransformerLanguageModel
+
+from fairseq_plugin.convert import convert, main
+from tests.compare import assert_close
+
+from .stored import KINDS, build, save, save_model
+from .toy import SMALL, USER_DIR, run_in_turn, tokens, training_command
+
+PRE_NORM = "--decoder-normalize-before"
+ADAPTIVE = (
+    "--adaptive-input --adaptive-input-cutoff 20,40 --adaptive-softmax-cutoff 20,40 --tie-adaptive-weights "
+    "--tie-adaptive-proj --criterion adaptive_loss"
+).split()
+#: Architecture and options of the stock models.
+STOCK = {
+    "pre-norm": ("transformer_lm", PRE_NORM),
+    "post-norm": ("transformer_lm",),
+    "no final norm": ("transformer_lm", PRE_NORM, "--no-decoder-final-norm"),
+    "learned positions": ("transformer_lm", PRE_NORM, "--decoder-learned-pos"),
+    "shared embeddings": ("transformer_lm", PRE_NORM, "--share-decoder-input-output-embed"),
+    "adaptive": ("transformer_lm", PRE_NORM, *ADAPTIVE),
+    "adaptive, not tied": ("transformer_lm", PRE_NORM, *ADAPTIVE[:5], *ADAPTIVE[7:]),
+    "other widths": ("transformer_lm", PRE_NORM, "--decoder-input-dim", "16", "--decoder-output-dim", "24"),
+    "characters": (
+        "transformer_lm", PRE_NORM, "--character-embeddings", "--character-filters", "[(1, 8), (2, 8)]",
+        "--character-embedding-dim", "4",
+    ),
+    "transformer_lm_gpt": ("transformer_lm_gpt",),
+}  # fmt: skip
+OURS = ("flowformer_lm", "linear_lm", "softmax_lm")
+CLASS = {arch: ARCH_MODEL_REGISTRY[arch] for arch in OURS}
+
+
+def _logits(model, sequence: torch.Tensor) -> torch.Tensor:
+    """What the softmax of the vocabulary is over; log-probabilities where that is adaptive."""
+    with torch.no_grad():
+        out = model(sequence)
+        if model.decoder.adaptive_softmax is not None:
+            return model.get_normalized_probs(out, log_probs=True, sample=None)
+        return out[0]
+
+
+def _loaded(model: type, folder: Path, file: str, data: str, **options: Any):
+    (loaded,) = model.from_pretrained(str(folder), file, data, **options).models
+    loaded.eval()
+    return loaded
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("variant", STOCK)
+def test_softmax_lm_is_the_stock_model(variant: str, kind: str, data_bin: str, tmp_path: Path) -> None:
+    """Weights mean the same: with softmax attention, the outputs are those of the stock model, converted or not."""
+    save_model(tmp_path / "stock.pt", kind, *STOCK[variant])
+    stock = _loaded(TransformerLanguageModel, tmp_path, "stock.pt", data_bin)
+    converted, transfer = convert(tmp_path / "stock.pt", "softmax_lm")
+    torch.save(converted, tmp_path / "ours.pt")
+    assert set(transfer.taken) == set(stock.state_dict()) and transfer.new == []
+    assert transfer.left_out == ["last_optimizer_state"]
+    sequence = tokens(2, 37)
+    for file in ("stock.pt", "ours.pt"):
+        ours = _loaded(CLASS["softmax_lm"], tmp_path, file, data_bin)
+        assert type(ours) is CLASS["softmax_lm"]
+        assert_close(file, _logits(ours, sequence), _logits(stock, sequence), tolerance=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("variant", ["pre-norm", "post-norm", "adaptive", "transformer_lm_gpt"])
+@pytest.mark.parametrize("arch", ["flowformer_lm", "linear_lm"])
+def test_linear_models_begin_with_the_stock_weights(
+    arch: str, variant: str, kind: str, data_bin: str, tmp_path: Path
+) -> None:
+    """Every tensor, and the options: what comes out is what a model built with those options and weights gives."""
+    name, *options = STOCK[variant]
+    stock = save_model(tmp_path / "stock.pt", kind, name, *options)
+    torch.save(convert(tmp_path / "stock.pt", arch)[0], tmp_path / "ours.pt")
+    sequence = tokens(2, 37)
+    gelu = ["--activation-fn", "gelu"]
+    options = gelu if name == "transformer_lm_gpt" else [option for option in options if option != PRE_NORM]
+    options += ["--lineartime-post-norm"] if variant == "post-norm" else []
+    expected = build(arch, *SMALL, *options, seed=5)
+    expected.load_state_dict(stock.state_dict())
+    for file in ("stock.pt", "ours.pt"):
+        ours = _loaded(CLASS[arch], tmp_path, file, data_bin)
+        assert type(ours) is CLASS[arch]
+        weights = ours.state_dict()
+        assert all(torch.equal(weights[name], weight) for name, weight in stock.state_dict().items())
+        assert_close(file, _logits(ours, sequence), _logits(expected, sequence))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_layers_to_keep(kind: str, data_bin: str, tmp_path: Path) -> None:
+    """Pruned as the stock model is; the converted file keeps every weight, so that other layers may be kept."""
+    save_model(tmp_path / "stock.pt", kind, *STOCK["pre-norm"], "--decoder-layers", "3")
+    stock = _loaded(TransformerLanguageModel, tmp_path, "stock.pt", data_bin, decoder_layers_to_keep="0,2")
+    converted, transfer = convert(tmp_path / "stock.pt", "softmax_lm", {"decoder_layers_to_keep": "0,2"})
+    torch.save(converted, tmp_path / "ours.pt")
+    assert all(".layers.1." in name for name in transfer.left_out[:-1]) and len(transfer.left_out) == 17
+    assert set(transfer.taken) == set(stock.state_dict())
+    sequence = tokens(2, 37)
+    expected = _logits(stock, sequence)
+    pruned = _loaded(CLASS["softmax_lm"], tmp_path, "stock.pt", data_bin, decoder_layers_to_keep="0,2")
+    assert_close("as it is", _logits(pruned, sequence), expected)
+    assert_close("converted", _logits(_loaded(CLASS["softmax_lm"], tmp_path, "ours.pt", data_bin), sequence), expected)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_options_of_ours(kind: str, data_bin: str, tmp_path: Path) -> None:
+    """Given when a file is read or converted, they are the model's."""
+    save_model(tmp_path / "stock.pt", kind, *STOCK["pre-norm"])
+    options = {"flow_form": "paper", "flow_phi": "elu+1", "flow_chunk_size": 5}
+    torch.save(convert(tmp_path / "stock.pt", "flowformer_lm", options)[0], tmp_path / "ours.pt")
+    plain = _loaded(CLASS["flowformer_lm"], tmp_path, "stock.pt", data_bin)
+    given = [
+        _loaded(CLASS["flowformer_lm"], tmp_path, "stock.pt", data_bin, **options),
+        _loaded(CLASS["flowformer_lm"], tmp_path, "ours.pt", data_bin),
+    ]
+    for model in given:
+        inner = model.decoder.layers[1].self_attn.inner
+        assert repr(inner) == repr(given[0].decoder.layers[0].self_attn.inner)
+        assert repr(inner) != repr(plain.decoder.layers[1].self_attn.inner)
+    assert_close("logits", _logits(given[0], tokens(2, 20)), _logits(given[1], tokens(2, 20)))
+
+
+class Commands(NamedTuple):
+    """What fairseq's commands made of a stock training, and where."""
+
+    folder: Path
+    outputs: Dict[str, str]
+
+
+@pytest.fixture(scope="module")
+def commands(data_bin: str, tmp_path_factory: pytest.TempPathFactory) -> Commands:
+    """A stock training, whose optimiser has no dataclass, converted, evaluated, and gone on from."""
+    folder = tmp_path_factory.mktemp("convert")
+    stock, converted = str(folder / "stock" / "checkpoint_last.pt"), str(folder / "converted.pt")
+    evaluation = [data_bin, "--user-dir", USER_DIR, "--cpu", "--tokens-per-sample", "48", "--path"]
+
+    def train(name: str, arch: str, *arguments: str):
+        command = training_command(data_bin, str(folder / name), arch, "--dropout", "0", *arguments)
+        return "fairseq_cli.train", [*command, "--disable-validation", "--no-epoch-checkpoints"], ""
+
+    still = ("--lr", "0", "--max-update", "1", "--finetune-from-model")
+    run = {
+        "stock": train("stock", "transformer_lm", PRE_NORM, "--optimizer", "sgd", "--max-update", "2"),
+        "convert": ("fairseq_plugin.convert", [stock, converted, "--arch", "softmax_lm"], ""),
+        "evaluate stock": ("fairseq_cli.eval_lm", [*evaluation, stock], ""),
+        "evaluate converted": ("fairseq_cli.eval_lm", [*evaluation, converted], ""),
+        "linear": train("linear", "linear_lm", *still, stock),
+        "softmax": train("softmax", "softmax_lm", *still, converted),
+    }
+    return Commands(folder, dict(zip(run, run_in_turn(*run.values()))))
+
+
+def test_a_converted_file_evaluates_to_the_stock_loss(commands: Commands) -> None:
+    """With softmax attention, to every digit that is printed."""
+    stock, ours = (
+        re.search(r"Loss \(base 2\): [\d.]+, Perplexity: [\d.]+", commands.outputs[name]).group()
+        for name in ("evaluate stock", "evaluate converted")
+    )
+    assert stock == ours
+
+
+@pytest.mark.parametrize("name", ["linear", "softmax"])
+def test_finetune_from_model(commands: Commands, name: str) -> None:
+    """From the stock file and from the converted one: the weights are those of the stock training."""
+    states = [torch.load(commands.folder / run / "checkpoint_last.pt")["model"] for run in ("stock", name)]
+    assert states[0].keys() == states[1].keys()
+    assert all(torch.equal(states[0][weight], states[1][weight]) for weight in states[0])
+    assert re.search(r"LanguageModel: \d+ tensors taken as a starting point; 0 left out; 0 new", commands.outputs[name])
+
+
+def test_the_converted_file_goes_nowhere_else(commands: Commands) -> None:
+    """It says so on one line, and holds what fairseq-train's file holds but the optimiser's state."""
+    expected = r"converted.pt: softmax_lm; \d+ tensors taken as a starting point; 0 left out; 0 new"
+    log = commands.outputs["convert"]
+    assert re.search(expected, log) or "1 left out (last_optimizer_state); 0 new" in log
+    stock = torch.load(commands.folder / "stock" / "checkpoint_last.pt")
+    converted = torch.load(commands.folder / "converted.pt")
+    assert converted.keys() == stock.keys() - {"last_optimizer_state"} and converted["args"] is None
+    assert converted["extra_state"]["train_iterator"] == stock["extra_state"]["train_iterator"]
+    assert not list(commands.folder.glob("*.part"))
+
+
+@pytest.fixture
+def stock_file(tmp_path: Path) -> Path:
+    """A stock checkpoint."""
+    save_model(tmp_path / "stock.pt", "cfg", *STOCK["pre-norm"])
+    return tmp_path / "stock.pt"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--arch", "flash_lm"], "arch is 'flash_lm'; allowed: flowformer_lm, flowformer_lm_wiki103, linear_lm, softm"),
+        (["--arch", "transformer_lm"], "arch is 'transformer_lm'; allowed: "),
+        (["--arch", "daft_full_lm"], "arch is 'daft_full_lm'; allowed: "),
+        (["--arch", "nonsense"], "arch is 'nonsense'; allowed: "),
+        (["--model-overrides", "{'flow_frm': 'paper'}"], "model_overrides has flow_frm; allowed: "),
+        (["--model-overrides", "['flow_form']"], r"model_overrides has \['flow_form'\]; allowed: a dictionary"),
+        (["--model-overrides", "{'flow_form'"], "model_overrides is .*; allowed: a dictionary as Python writes it"),
+        (["--model-overrides", "{'flow_form': 'other'}"], "other"),
+        (["--model-overrides", "{'decoder_attention_heads': 5}"], "decoder_attention_heads is 5; allowed: a divisor"),
+        (
+            ["--model-overrides", "{'decoder_embed_dim': 64}"],
+            "does not fit FlowformerLanguageModel: .* of other shapes",
+        ),
+        (["--model-overrides", "{'decoder_layers': 3}"], r"16 missing \(decoder.layers.2"),
+        (["--model-overrides", "{'decoder_layers': 1}"], r"16 not of this model \(decoder.layers.1"),
+        (["--model-overrides", "{'lineartime_post_norm': True}"], "leave --lineartime-post-norm away"),
+    ],
+)
+def test_bad_arguments_are_refused(stock_file: Path, arguments, reason: str) -> None:
+    """On one line that names the argument, what was given and what is allowed; nothing is written."""
+    with pytest.raises(SystemExit, match=f"^python -m fairseq_plugin.convert: .*{reason}"):
+        main([str(stock_file), str(stock_file.parent / "ours.pt"), *arguments])
+    assert [path.name for path in stock_file.parent.iterdir()] == ["stock.pt"]
+
+
+def test_a_target_that_cannot_be_written(stock_file: Path) -> None:
+    """A folder that is not there, and a target that is a folder: one line, and nothing is left behind."""
+    folder = stock_file.parent / "folder"
+    with pytest.raises(SystemExit, match="target is .*ours.pt'; allowed: a file in a folder that exists"):
+        main([str(stock_file), str(folder / "ours.pt")])
+    folder.mkdir()
+    with pytest.raises(SystemExit, match="folder"):
+        main([str(stock_file), str(folder)])
+    assert sorted(path.name for path in stock_file.parent.iterdir()) == ["folder", "stock.pt"]
+
+
+def _ours(path: Path) -> None:
+    save_model(path, "cfg", "flowformer_lm")
+
+
+def _without_a_tensor(path: Path) -> None:
+    weights = build("transformer_lm", *SMALL, PRE_NORM).state_dict()
+    del weights["decoder.layers.1.fc1.bias"]
+    save(path, weights, "args", "transformer_lm", *SMALL, PRE_NORM)
+
+
+def _bare(path: Path) -> None:
+    torch.save(build("transformer_lm", *SMALL).state_dict(), path)
+
+
+def _without_bookkeeping(path: Path) -> None:
+    save_model(path, "cfg", *STOCK["pre-norm"])
+    state = torch.load(path)
+    torch.save({name: state[name] for name in ("args", "cfg", "model")}, path)
+
+
+def _cut(path: Path) -> None:
+    save_model(path, "cfg", *STOCK["pre-norm"])
+    path.write_bytes(path.read_bytes()[:5000])
+
+
+@pytest.mark.parametrize(
+    ("write", "reason"),
+    [
+        (_ours, "holds 'flowformer_lm'; allowed: 'transformer_lm' and its sizes"),
+        (_without_a_tensor, r"does not fit FlowformerLanguageModel: 1 missing \(decoder.layers.1.fc1.bias\)"),
+        (_bare, "holds decoder.version, .*, ...; allowed: what fairseq-train writes"),
+        (_without_bookkeeping, "holds args, cfg, model; allowed: what fairseq-train writes"),
+        (_cut, "cannot be read, it may be cut short"),
+        (lambda path: path.write_text("hello"), "cannot be read"),
+        (lambda path: torch.save({"cfg": 3, "model": {}}, path), "holds cfg, model; allowed: "),
+        (lambda path: None, "is no file"),
+    ],
+)
+def test_bad_files_are_refused(write, reason: str, tmp_path: Path) -> None:
+    """One line that names the file; nothing is written, an existing target stays."""
+    write(tmp_path / "source.pt")
+    (tmp_path / "target.pt").write_text("as before")
+    before = sorted(path.name for path in tmp_path.iterdir())
+    with pytest.raises(SystemExit, match=f"^python -m fairseq_plugin.convert: .*{reason}"):
+        main([str(tmp_path / "source.pt"), str(tmp_path / "target.pt")])
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+    assert (tmp_path / "target.pt").read_text() == "as before"
+
+
+def test_a_file_is_converted_in_place(stock_file: Path) -> None:
+    """Source and target may be one: the file is replaced when all is written."""
+    shutil.copy(stock_file, stock_file.with_name("copy.pt"))
+    main([str(stock_file), str(stock_file), "--arch", "linear_lm"])
+    converted, stock = (torch.load(stock_file.with_name(name)) for name in ("stock.pt", "copy.pt"))
+    assert converted["cfg"]["model"]["_name"] == "linear_lm"
+    assert all(torch.equal(converted["model"][name], stock["model"][name]) for name in stock["model"])
