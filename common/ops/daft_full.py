@@ -43,7 +43,7 @@ def daft_full(
     sees small keys alone and large ones come later.
 
     ``initial_state`` and ``return_state`` (causal) continue a sequence: its keys and values so far, ``k`` and ``v`` (B,
-    1, m, d) and ``padding_mask`` (B, m), which is what the definition needs; O(m d) for one token.
+    1, m, d) and ``padding_mask`` (B, m), which is what the definition needs; O(m (d + n)) for one token after m.
 
     Raises:
         ValueError: a shape, dtype, mask or state that does not fit, more tokens than ``w`` has, or a state without
@@ -60,11 +60,14 @@ def daft_full(
     check_position_bias(w, length, k)
     dtype = compute_dtype(k)
     with autocast_off(k):
-        bias = leading_bias(w, length, dtype)
         if initial_state is None:
-            out = _whole(k, v, bias, causal, key_padding_mask)
+            out = _whole(k, v, leading_bias(w, length, dtype), causal, key_padding_mask)
+        elif k.shape[1] == 1:
+            out = _step(history, w)
         else:
-            out = _continued(history, bias, k.shape[1])
+            tokens = (history["k"].squeeze(1), history["v"].squeeze(1))
+            bias = leading_bias(w, length, dtype)
+            out = _whole(*tokens, bias, True, history["padding_mask"])[:, -k.shape[1] :]
         out = zero_padding(out.unsqueeze(1), key_padding_mask).squeeze(1)
         if q is not None:
             out = torch.sigmoid(zero_padding(q.to(dtype).unsqueeze(1), key_padding_mask).squeeze(1)) * out
@@ -188,15 +191,20 @@ def _base(k: Tensor, v: Tensor, w: Tensor) -> WeightedMean:
     return WeightedMean(mean.flatten(1, 2), logits.logsumexp(3).flatten(1, 2))
 
 
-def _continued(history: State, w: Tensor, new: int) -> Tensor:
-    """The last ``new`` tokens of ``history``."""
+def _step(history: State, w: PositionBias) -> Tensor:
+    """The last token of ``history``, (B, 1, d); of w its row alone is formed, O(m (d + n)) for m tokens."""
     k, v, padding = history["k"].squeeze(1), history["v"].squeeze(1), history["padding_mask"]
-    if new > 1:
-        return _whole(k, v, w, True, padding)[:, -new:]
     dtype, order = compute_dtype(k), real_first(padding)
     k, v = (take(zero_padding(x.to(dtype).unsqueeze(1), padding), order).squeeze(1) for x in (k, v))
     position = real_positions(padding)[:, -1]  # (B,)
-    logits = k + w[position.clamp(max=w.shape[0] - 1)][..., None]  # (B, m, d)
+    logits = k + _rows_of_bias(w, position, k.shape[1], dtype)[..., None]  # (B, m, d)
     later = torch.arange(k.shape[1], device=k.device) > position[:, None]
     weights = logits.masked_fill(later[..., None], -torch.inf).softmax(1)
     return (weights * v).sum(1, keepdim=True)
+
+
+def _rows_of_bias(w: PositionBias, rows: Tensor, tokens: int, dtype: torch.dtype) -> Tensor:
+    """The first ``tokens`` entries of each of ``rows`` (B,) of ``w``: (B, tokens)."""
+    first, last = (w, None) if isinstance(w, Tensor) else w
+    chosen = first[rows.clamp(max=tokens - 1)].to(dtype)  # (B, N), or (B, n) of a factor
+    return chosen[:, :tokens] if last is None else chosen @ last[:tokens].to(dtype).transpose(0, 1)

@@ -7,6 +7,7 @@ import hypothesis
 import pytest
 import torch
 from hypothesis import strategies as st
+from torch.utils.flop_counter import FlopCounterMode
 
 from common.ops import daft_conv, daft_full
 from tests.common.inputs import SIDES, padding
@@ -151,3 +152,14 @@ def test_both_causal_forms_may_be_continued(monkeypatch):
     for direct in (0, 10**6):
         monkeypatch.setattr(sys.modules["common.ops.daft_conv"], "_DIRECT", direct)
         assert_close("out", out, daft_conv(*inputs, r, causal=True))
+
+
+def test_a_step_of_daft_full_forms_one_row_of_its_bias():
+    """Its matrix products grow with the tokens seen, not with their square."""
+    w, products = (normal(200, 6, seed=3), normal(200, 6, seed=4)), []
+    for seen in (50, 100):
+        _, state = daft_full(*daft_inputs(seen, 4), w, causal=True, return_state=True)
+        with FlopCounterMode(display=False) as counter:
+            daft_full(*daft_inputs(1, 4), w, causal=True, initial_state=state, return_state=True)
+        products.append(counter.get_total_flops())
+    assert 0 < products[1] < 2.1 * products[0]
