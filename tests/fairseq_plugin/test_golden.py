@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.compare import assert_close
-from tests.golden.make_fairseq import FOLDER, load, registered
+from tests.golden.make_fairseq import FOLDER, load, other_first_token, registered
 
 from .toy import ARCHITECTURES, CHECKOUT
 from .toy_masked import MASKED
@@ -27,7 +27,8 @@ def test_it_keeps_its_logits(arch: str) -> None:
     model = load(arch)
     with torch.no_grad():
         assert_close("logits", model(golden["tokens"])[0], golden["logits"], tolerance=1e-5)
-        assert model(golden["tokens"].flip(1))[0].sub(golden["logits"]).norm() > 0.1 * golden["logits"].norm()
+        difference = model(other_first_token(golden["tokens"]))[0] - golden["logits"]
+    assert difference[:, 1:].norm() > 5e-3 * golden["logits"].norm()  # attention shows in what is compared
 
 
 @pytest.mark.parametrize("arch", registered())
@@ -36,7 +37,8 @@ def test_it_is_small_and_says_nothing_of_where_it_was_made(arch: str) -> None:
     path = FOLDER / f"{arch}.pt"
     assert path.stat().st_size < 40_000
     state = torch.load(path, weights_only=True)
-    assert not [text for text in _strings(state["cfg"]) if Path(text).is_absolute() or str(CHECKOUT) in text]
+    paths = {text for text in _strings(state["cfg"]) if Path(text).is_absolute() or str(CHECKOUT) in text}
+    assert paths <= {"/tmp/plasma"}  # a default of fairseq
     assert {"cfg", "model", "optimizer_history", "extra_state", "task_state"} <= state.keys()
 
 

@@ -12,10 +12,9 @@ from typing import Any, Dict, List, Sequence
 
 import torch
 from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
-from torch import nn
+from torch import Tensor, nn
 
 from tests.fairseq_plugin.toy import CHECKOUT, USER_DIR, run_in_turn
-from tests.fairseq_plugin.toy_masked import randomised
 
 FOLDER = Path(__file__).parent / "fairseq"
 WORDS = [f"w{i}" for i in range(8)]
@@ -84,6 +83,24 @@ def _train(architectures: Sequence[str], folder: Path) -> None:
     run_in_turn(("fairseq_cli.preprocess", preprocessing, ""), *commands)
 
 
+def _shown(model: nn.Module) -> nn.Module:
+    """``model`` with weights under which its logits depend on every part of it."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn_like(parameter)
+            parameter.copy_(
+                1.5 * parameter.shape[-1] ** -0.5 * noise if parameter.dim() > 1 else parameter + 0.3 * noise
+            )
+    return model
+
+
+def other_first_token(tokens: Tensor) -> Tensor:
+    """tokens (B, T) with another word at the first position."""
+    other = tokens.clone()
+    other[:, 0] = 4 + (tokens[:, 0] - 3) % len(WORDS)
+    return other
+
+
 def _relative(stored: Any, folder: Path) -> Any:
     """Options without the paths of the machine."""
     if isinstance(stored, dict):
@@ -106,7 +123,7 @@ def main(architectures: Sequence[str]) -> None:
         for arch in architectures:
             state = torch.load(folder / arch / "checkpoint_last.pt")
             torch.save(state, folder / f"{arch}.pt")
-            model = randomised(load(arch, folder))
+            model = _shown(load(arch, folder))
             state["model"], state["cfg"] = model.state_dict(), _relative(state["cfg"], folder)
             with torch.no_grad():
                 state["golden"] = {"tokens": sequence, "logits": model(sequence)[0]}
