@@ -205,7 +205,21 @@ def test_values_of_conv_are_the_stock_values(query, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["daft_conv_s", "daft_full_s", "flowformer_deit_s"])
-def test_features_and_no_classes(name, tmp_path):
+def test_the_callers_state_dict_stays_as_it_is(name):
+    stock = stock_state("deit_tiny_distilled_patch16_224")
+    before = copy_of(stock)
+    model = timm.create_model(name, num_classes=5, **STOCK, **MODELS[name])
+    if name in FLOW:
+        model.reset_classifier(1000)
+    model.load_state_dict(stock)
+    assert_same(stock, before)
+    overlay = dict(state_dict=stock, num_classes=-1)
+    timm.create_model(name, pretrained=True, pretrained_cfg_overlay=overlay, **STOCK, **MODELS[name])
+    assert_same(stock, before)
+
+
+@pytest.mark.parametrize("name", ["daft_conv_s", "daft_full_s", "flowformer_deit_s"])
+def test_features_and_no_classes(name, tmp_path, caplog):
     stock = stock_state()
     path = tmp_path / "stock.pth"
     torch.save(stock, path)
@@ -217,7 +231,9 @@ def test_features_and_no_classes(name, tmp_path):
     model = timm.create_model(name, pretrained=True, num_classes=0, **overlay, **small)
     assert torch.equal(model.blocks[1].mlp.fc1.weight, stock["blocks.1.mlp.fc1.weight"])
     if name not in FLOW:
-        model, _ = create(name, stock, "initial-checkpoint", tmp_path, num_classes=0)
+        with caplog.at_level(logging.INFO, "timm_plugin.loading"):
+            model, _ = create(name, stock, "initial-checkpoint", tmp_path, num_classes=0)
+        assert "head.weight, head.bias); " in caplog.records[-1].message
         assert torch.equal(model.blocks[1].mlp.fc1.weight, stock["blocks.1.mlp.fc1.weight"])
 
 
