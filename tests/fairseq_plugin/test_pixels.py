@@ -128,6 +128,7 @@ def test_augmentation_is_that_of_the_paper_by_default(data: Path) -> None:
     originals = toy_images("train", COUNTS["train"]).astype(int)
     found = train_targets(pixel_task(data))
     assert found.min() >= 0 and found.max() <= 255
+    assert np.array_equal(found, train_targets(pixel_task(data, "--pixel-max-shift", "10")))
     for image, original in zip(found, originals):
         candidates = [(view + s).clip(0, 255) for view in (original, original[:, ::-1]) for s in range(-10, 11)]
         assert any(np.array_equal(image, candidate) for candidate in candidates)
