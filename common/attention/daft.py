@@ -131,9 +131,9 @@ class DaftConvAttention(InnerAttention):
     H = ``num_heads``; q and v (B, H, n, d), k (B, H, n, 1). ``window`` is a number of tokens, or a pair (height, width)
     for tokens that are the raster of an image, whose size ``spatial_shape`` then gives; odd unless causal. Outside of
     the window every token is seen with bias 0, with ``local_only`` none is (Figure 2). Filters are γ (r - mean) / std
-    + β per head, γ and β 0 at first, or r itself, 0 at first, without ``reparameterize`` (Table 7). ``query`` False
-    leaves sigmoid(q) out (Table 8), and q is None. Self-attention only. Masks as in ``InnerAttention``, state as in
-    ``daft_conv``.
+    + β per head, γ and β 0 at first (with ``local_only`` β cancels), or r itself, 0 at first, without
+    ``reparameterize`` (Table 7). ``query`` False leaves sigmoid(q) out (Table 8), and q is None. Self-attention only.
+    Masks as in ``InnerAttention``, state as in ``daft_conv``.
 
     With a ``gumbel_temperature`` (0.5 in the paper) each head selects one neighbour (Eq. 11): in training the filter is
     multiplied by a Gumbel-softmax sample of itself, in evaluation the largest entry alone stands, which is indexed.
@@ -162,8 +162,9 @@ class DaftConvAttention(InnerAttention):
         super().__init__(causal)
         check_positive_int("num_heads", num_heads)
         self.window_shape = _window_shape(window, causal)
-        if gumbel_temperature is not None and not gumbel_temperature > 0.0:
-            raise ValueError(f"gumbel_temperature is {gumbel_temperature}; allowed: a number above 0, or None")
+        number = isinstance(gumbel_temperature, (int, float))
+        if gumbel_temperature is not None and not (number and gumbel_temperature > 0.0):
+            raise ValueError(f"gumbel_temperature is {gumbel_temperature!r}; allowed: a number above 0, or None")
         if gumbel_temperature is not None and local_only:
             raise ValueError("local_only is True; allowed with a gumbel_temperature: False")
         self.num_heads, self.window, self.query = num_heads, window, query
