@@ -182,7 +182,7 @@ def test_finetune_from_model(commands: Commands, name: str) -> None:
 def test_what_a_converted_file_holds(commands: Commands) -> None:
     """It says so on one line, and holds what fairseq-train's file holds but the optimiser's state."""
     said = (
-        r"converted.pt: softmax_lm; 36 tensors taken as a starting point; 1 left out \(last_optimizer_state\); 0 new\n"
+        r"converted.pt: softmax_lm; 37 tensors taken as a starting point; 1 left out \(last_optimizer_state\); 0 new\n"
     )
     assert re.search(said, commands.outputs["convert"])
     stock = torch.load(commands.folder / "stock" / "checkpoint_last.pt")

@@ -61,10 +61,10 @@ FAULTS: Dict[str, Tuple[Callable[[Dict[str, Any]], None], str]] = {
     "a missing tensor": (lambda state: _delete(state, "out_proj.bias"), r"1 missing \(.*out_proj.bias\)"),
     "one too many": (lambda state: state.update({"decoder.more.weight": torch.ones(2)}), "1 not of this model"),
     "another shape": (
-        lambda state: _put(state, "fc1.weight", torch.ones(3, 3)),
-        r"1 of other shapes .*fc1.weight \(3, ",
+        lambda state: _put(state, "out_proj.weight", torch.ones(3, 3)),
+        r"1 of other shapes .*out_proj.weight \(3, ",
     ),
-    "no tensor": (lambda state: _put(state, "fc1.weight", "text"), "fc1.weight a str, not"),
+    "no tensor": (lambda state: _put(state, "out_proj.weight", "text"), "out_proj.weight a str, not"),
     "nothing": (lambda state: state.clear(), "missing"),
 }  # fmt: skip
 TRANSFORMERS = ("flowformer_lm", "transformer_pp_lm", "daft_conv_lm", "performer_mlm")
