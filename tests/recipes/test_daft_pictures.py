@@ -121,8 +121,8 @@ def test_options_of_train_py_that_change_the_model_are_kept(tmp_path):
 
 def test_averaged_weights_are_preferred_and_options_win_over_the_file(tmp_path):
     model, ema = vision(), argparse.Namespace(module=awake(vision(), seed=1))
-    path = save_as_train_does(tmp_path, model, train_arguments("daft_conv_s", num_classes=10), ema)
-    loaded = load_model(path, "daft_conv_test", {"patch_size": 4, "window": (5, 3)})
+    arguments = train_arguments("daft_conv_s", num_classes=7, model_kwargs={"patch_size": 16})
+    loaded = load_model(save_as_train_does(tmp_path, model, arguments, ema), "daft_conv_test", CONV)
     assert same_weights(loaded.model, ema.module) and not same_weights(loaded.model, model)
 
 
@@ -166,12 +166,20 @@ def test_fairseqs_checkpoints_need_no_data(arch, options, tmp_path):
     assert torch.equal(loaded.model(tokens)[0], model(tokens)[0])
 
 
+def run_as_a_process(*arguments):
+    """The command as a user runs it: nothing of the hosts is imported yet."""
+    command = [sys.executable, "-W", "ignore", "-m", "recipes.daft.pictures", *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+
+
 def test_fairseqs_checkpoints_with_configuration_objects(tmp_path):
-    """Those of a model registered without a dataclass hold omegaconf's classes."""
-    model = language_checkpoint(tmp_path / "x.pt", "daft_conv_lm", daft_window=9)
+    """Those of a model registered without a dataclass hold omegaconf's classes, which the plugin lets torch read."""
+    language_checkpoint(tmp_path / "x.pt", "daft_conv_lm", daft_window=9)
     state = torch.load(tmp_path / "x.pt", weights_only=True)
     torch.save({**state, "cfg": OmegaConf.create(state["cfg"])}, tmp_path / "objects.pt")
-    assert same_weights(load_model(tmp_path / "objects.pt").model, model)
+    finished = run_as_a_process("--checkpoint", tmp_path / "objects.pt", "--output", tmp_path / "out")
+    assert finished.returncode == 0, finished.stderr
+    assert [file.name for file in (tmp_path / "out").iterdir()] == ["position_biases.png"]
 
 
 class Stranger:
@@ -472,11 +480,7 @@ def test_the_commands_model_arguments(tmp_path):
 
 
 def test_what_is_wrong_is_one_line_and_nothing_is_written(tmp_path):
-    """As a process, as a user runs it."""
-    command = [sys.executable, "-W", "ignore", "-m", "recipes.daft.pictures", "--checkpoint", "missing.pt"]
-    finished = subprocess.run(
-        [*command, "--output", str(tmp_path / "out")], cwd=ROOT, capture_output=True, text=True, timeout=120
-    )
+    finished = run_as_a_process("--checkpoint", "missing.pt", "--output", tmp_path / "out")
     assert finished.returncode == 1 and finished.stdout == ""
     expected = "pictures: --checkpoint is missing.pt, which does not exist; allowed: a checkpoint or its folder\n"
     assert finished.stderr == expected
