@@ -1,6 +1,6 @@
 """Start from stock softmax weights or from random ones, on data at hand: what is the start worth?
 
-``python -m recipes.pretrained.compare [--file any.txt]`` from the checkout's root: under ten minutes on 2 CPU cores.
+``python -m recipes.pretrained.compare [--file any.txt]`` from the checkout's root: about ten minutes on 2 CPU cores.
 Language models through fairseq-train, image models through timm's parts.
 """
 
@@ -30,7 +30,7 @@ class Budget(NamedTuple):
     epochs: int
 
 
-FULL = Budget(source_updates=400, updates=200, vocabulary=2000, source_epochs=16, epochs=9)
+FULL = Budget(source_updates=300, updates=200, vocabulary=2000, source_epochs=16, epochs=9)
 #: To see that everything runs; nothing is learned.
 QUICK = Budget(source_updates=5, updates=5, vocabulary=2000, source_epochs=1, epochs=1)
 #: Bytes of the interpreter's library that are the text if none is given.
