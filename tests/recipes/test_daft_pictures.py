@@ -193,6 +193,8 @@ def test_files_that_are_no_checkpoint_of_ours_are_refused(tmp_path):
     language_checkpoint(tmp_path / "other.pt", "transformer_lm")
     language_checkpoint(tmp_path / "flow.pt", "flowformer_lm")
     language_checkpoint(tmp_path / "daft.pt", "daft_conv_lm", daft_window=9)
+    adaptive = {"adaptive_input": True, "adaptive_input_cutoff": "50,100", "daft_window": 9}
+    language_checkpoint(tmp_path / "adaptive.pt", "daft_conv_lm", **adaptive)
     flow = timm.create_model("flowformer_deit_ti", img_size=32, depth=1)
     save_as_train_does(tmp_path, flow, train_arguments("flowformer_deit_ti", model_kwargs=dict(img_size=32, depth=1)))
     expected = {
@@ -202,6 +204,7 @@ def test_files_that_are_no_checkpoint_of_ours_are_refused(tmp_path):
         ("stranger.pt",): "stranger.pt holds .*Stranger; allowed: a checkpoint of tensors and plain data",
         ("other.pt",): "other.pt is of transformer_lm, without DAFT; allowed: daft_conv_lm, daft_full_lm",
         ("flow.pt",): "flow.pt is of flowformer_lm, without DAFT",
+        ("adaptive.pt",): "has adaptive or character embeddings; allowed: one embedding of all symbols",
         ("daft.pt", "daft_conv_s"): "--model or --model-kwargs is given; allowed with fairseq's .*: neither",
         ("model_best.pth.tar", "no_such_model"): "cannot be no_such_model with .*Unknown model",
     }
