@@ -11,7 +11,7 @@ from timm.layers import register_notrace_function, resample_abs_pos_embed
 from torch import Tensor, nn
 
 from common.attention import build_attention
-from common.attention.daft import Window
+from common.attention.daft_conv import Window
 
 from .attention import SelfAttention, refuse_masks
 

@@ -8,7 +8,8 @@ from typing import Dict, Type
 from ..ops.checks import check_choice
 from .base import InnerAttention
 from .combiner import CombinerAttention
-from .daft import DaftConvAttention, DaftFullAttention, position_entropy
+from .daft_conv import DaftConvAttention, position_entropy
+from .daft_full import DaftFullAttention
 from .flow import FlowAttention
 from .linear import LinearAttention
 from .mixed_chunk import MixedChunkAttention

@@ -7,7 +7,7 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Tuple, Type,
 import torch
 from torch import Tensor, nn
 
-from .daft import DaftConvAttention, DaftFullAttention
+from .daft import DaftAttention
 from .flow import FlowAttention
 
 
@@ -55,7 +55,7 @@ def record_keys(model: nn.Module) -> contextlib.AbstractContextManager[List[KeyR
     def keys(name: str, module: nn.Module, given: Dict[str, Any]) -> KeyRecord:
         return KeyRecord(name, given["k"].clone())
 
-    return _recorded(model, (DaftConvAttention, DaftFullAttention), "DAFT", keys)
+    return _recorded(model, DaftAttention, "DAFT", keys)
 
 
 @contextlib.contextmanager
