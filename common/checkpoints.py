@@ -50,8 +50,8 @@ def read_checkpoint(path: Union[str, Path]) -> Dict[str, Any]:
         found = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise ValueError(
-            f"the checkpoint {str(path)!r} {_why_refused(path, error)}; allowed: tensors, plain containers and the host's "
-            "configuration objects, as torch.save or safetensors write them"
+            f"the checkpoint {str(path)!r} {_why_refused(path, error)}; allowed: tensors, plain containers and the "
+            "host's configuration objects, as torch.save or safetensors write them"
         ) from error
     except Exception as error:  # torch's and safetensors' readers raise what they like for a broken file
         raise ValueError(
