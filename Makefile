@@ -1,6 +1,6 @@
 # Two commands, each doing all of its own set-up in .venv:
 #   make demo   train a Flowformer language model with fairseq and a Flowformer image model with timm, and show both
-#   make test   the whole test suite
+#   make test   the whole test suite, the files of tests shared out among the cores, of which each process keeps to one
 # PYTHON=... names the interpreter that makes .venv; without it, the first of python3, python3.12, python3.11 and
 # python3.10 that is Python 3.10, 3.11 or 3.12.
 
@@ -15,7 +15,7 @@ demo: $(READY)
 	$(VENV)/bin/python -m recipes.demo
 
 test: $(READY)
-	$(VENV)/bin/python -m pytest --durations=15
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n auto --maxprocesses 8 --dist loadfile --durations=15
 
 # Everything is checked before anything is made. fairseq is built from source, which needs a C++ compiler.
 $(READY): setup.cfg pyproject.toml
