@@ -15,7 +15,7 @@ demo: $(READY)
 	$(VENV)/bin/python -m recipes.demo
 
 test: $(READY)
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n auto --maxprocesses 8 --dist loadfile --durations=15
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n logical --maxprocesses 8 --dist loadfile --durations=15
 
 # Everything is checked before anything is made. fairseq is built from source, which needs a C++ compiler.
 $(READY): setup.cfg pyproject.toml
