@@ -71,8 +71,10 @@ def allow_checkpoint_classes() -> None:
     from omegaconf import base, nodes
 
     node_classes = [cls for cls in vars(nodes).values() if isinstance(cls, type) and issubclass(cls, base.Node)]
+    # With its name: timm allows the class while it reads a file of its own and takes that entry away afterwards.
+    namespace = (argparse.Namespace, "argparse.Namespace")
     torch.serialization.add_safe_globals(
-        [argparse.Namespace, collections.defaultdict, dict, list, int, float, str, bool, typing.Any]
+        [namespace, collections.defaultdict, dict, list, int, float, str, bool, typing.Any]
         + [omegaconf.DictConfig, omegaconf.ListConfig, base.Metadata, base.ContainerMetadata]
         + node_classes
     )

@@ -43,6 +43,14 @@ def test_configuration_objects_load(stored, tmp_path: Path) -> None:
     assert loaded["cfg"] == stored and torch.equal(loaded["model"]["w"], torch.ones(2))
 
 
+def test_namespaces_load_after_timm_has_read_a_file(tmp_path: Path) -> None:
+    """timm allows them for as long as it reads, and no longer."""
+    torch.save({"args": argparse.Namespace(lr=[0.1])}, tmp_path / "c.pt")
+    with torch.serialization.safe_globals([argparse.Namespace]):
+        pass
+    assert torch.load(tmp_path / "c.pt", weights_only=True)["args"].lr == [0.1]
+
+
 def test_whole_configuration_loads(tmp_path: Path) -> None:
     """An omegaconf container of all of a model's options, as older checkpoints hold it."""
     options = OmegaConf.to_container(OmegaConf.structured(FlowformerLanguageModelConfig), enum_to_str=True)
