@@ -103,38 +103,27 @@ class DaftConvLanguageModel(LinearTimeLanguageModel):
         }
 
 
-def _paper_size(args) -> None:
-    """12 layers, width 512, as on Enwik8 and on CIFAR-10's pixels."""
-    args.decoder_layers = safe_getattr(args, "decoder_layers", 12)
-    args.decoder_embed_dim = safe_getattr(args, "decoder_embed_dim", 512)
-    args.decoder_ffn_embed_dim = safe_getattr(args, "decoder_ffn_embed_dim", 2048)
-    args.dropout = safe_getattr(args, "dropout", 0.1)
-    base_lm_architecture(args)
+#: Both experiments: 12 layers of width 512.
+_PAPER = {"decoder_layers": 12, "decoder_embed_dim": 512, "decoder_ffn_embed_dim": 2048, "dropout": 0.1}
+#: What differs between them, by architecture. The paper does not say how many heads DAFT-conv has; 8 here.
+_SIZES = {
+    "daft_full_lm_enwik8": {"daft_bias_dim": 128, "decoder_attention_heads": 1},
+    "daft_full_lm_cifar10": {"daft_bias_dim": 256, "decoder_attention_heads": 1},
+    "daft_conv_lm_enwik8": {"daft_window": 64, "decoder_attention_heads": 8},
+    "daft_conv_lm_cifar10": {"daft_window": 256, "decoder_attention_heads": 8},
+}
 
 
-@register_model_architecture("daft_full_lm", "daft_full_lm_enwik8")
-def daft_full_lm_enwik8(args) -> None:
-    """The paper's character model: position biases of width 128."""
-    args.decoder_attention_heads = safe_getattr(args, "decoder_attention_heads", 1)
-    _paper_size(args)
+def _architecture(size: Dict[str, Any]):
+    """What fills in the options that a command line left open."""
+
+    def architecture(args) -> None:
+        for name, value in {**_PAPER, **size}.items():
+            setattr(args, name, safe_getattr(args, name, value))
+        base_lm_architecture(args)
+
+    return architecture
 
 
-@register_model_architecture("daft_full_lm", "daft_full_lm_cifar10")
-def daft_full_lm_cifar10(args) -> None:
-    """The paper's pixel model: position biases of width 256."""
-    args.daft_bias_dim = safe_getattr(args, "daft_bias_dim", 256)
-    daft_full_lm_enwik8(args)
-
-
-@register_model_architecture("daft_conv_lm", "daft_conv_lm_enwik8")
-def daft_conv_lm_enwik8(args) -> None:
-    """The paper's character model: a window of 64. It does not say how many heads; 8 here."""
-    args.daft_window = safe_getattr(args, "daft_window", 64)
-    _paper_size(args)
-
-
-@register_model_architecture("daft_conv_lm", "daft_conv_lm_cifar10")
-def daft_conv_lm_cifar10(args) -> None:
-    """The paper's pixel model: a window of 256. It does not say how many heads; 8 here."""
-    args.daft_window = safe_getattr(args, "daft_window", 256)
-    _paper_size(args)
+for _name, _size in _SIZES.items():
+    register_model_architecture(_name.rpartition("_")[0], _name)(_architecture(_size))

@@ -58,7 +58,32 @@ def _check_global_pool(global_pool: str, class_token: bool) -> None:
         raise ValueError("global_pool is 'token'; allowed without a class token: '', 'avg' and timm's others")
 
 
-class DaftFullVisionTransformer(CheckedLoading, VisionTransformer):
+class DaftVisionTransformer(CheckedLoading, VisionTransformer):
+    """What both kinds of DAFT do alike with timm's ``VisionTransformer``."""
+
+    @torch.jit.ignore
+    def no_weight_decay(self) -> Set[str]:
+        """timm's, and the position biases and filters."""
+        return super().no_weight_decay() | self.position_parameters()
+
+    @torch.jit.ignore
+    def position_parameters(self) -> Set[str]:
+        """Names of the parameters inside of DAFT: position biases or filters."""
+        return {name for name, _ in self.named_parameters() if ".attn.attention." in name}
+
+    @torch.jit.ignore
+    def set_input_size(self, img_size: Optional[ImageSize] = None, patch_size: Optional[ImageSize] = None) -> None:
+        """Make the model one for another patch size, resampling patches, and for images of another size.
+
+        Raises:
+            ValueError: as when building a model of that size.
+        """
+        embed = self.patch_embed
+        check_img_size(img_size or embed.img_size, patch_size or embed.patch_size, embed.dynamic_img_pad)
+        super().set_input_size(img_size, patch_size)
+
+
+class DaftFullVisionTransformer(DaftVisionTransformer):
     """timm's ``VisionTransformer`` with DAFT-full, O(N² C) without attention maps; images of one size.
 
     Args:
@@ -99,11 +124,6 @@ class DaftFullVisionTransformer(CheckedLoading, VisionTransformer):
         return start_same_shape(state_dict, self) if is_stock(state_dict) else state_dict
 
     @torch.jit.ignore
-    def no_weight_decay(self) -> Set[str]:
-        """timm's, and the position biases."""
-        return super().no_weight_decay() | _position_parameters(self)
-
-    @torch.jit.ignore
     def set_input_size(self, img_size: Optional[ImageSize] = None, patch_size: Optional[ImageSize] = None) -> None:
         """Make the model one for another image or patch size, resampling positions, their biases and patches.
 
@@ -111,13 +131,12 @@ class DaftFullVisionTransformer(CheckedLoading, VisionTransformer):
             ValueError: as when building a model of that size.
         """
         old = self.patch_embed.grid_size
-        check_img_size(img_size or self.patch_embed.img_size, patch_size or self.patch_embed.patch_size, False)
         super().set_input_size(img_size, patch_size)
         for block in self.blocks:
             block.attn.set_grid_size(self.patch_embed.grid_size, old, self.num_prefix_tokens)
 
 
-class DaftConvVisionTransformer(CheckedLoading, VisionTransformer):
+class DaftConvVisionTransformer(DaftVisionTransformer):
     """timm's ``VisionTransformer`` with DAFT-conv, O(N C window), for images of any size with the same weights.
 
     There is neither class token nor position embedding: positions are in the filters, and ``global_pool`` is "avg"
@@ -197,22 +216,6 @@ class DaftConvVisionTransformer(CheckedLoading, VisionTransformer):
             "of a vision transformer of timm that has read it"
         )
 
-    @torch.jit.ignore
-    def no_weight_decay(self) -> Set[str]:
-        """timm's, and the filters."""
-        return super().no_weight_decay() | _position_parameters(self)
-
-    @torch.jit.ignore
-    def set_input_size(self, img_size: Optional[ImageSize] = None, patch_size: Optional[ImageSize] = None) -> None:
-        """Make the model one for another patch size, resampling patches, and give it another size to be measured with.
-
-        Raises:
-            ValueError: as when building a model of that size.
-        """
-        embed = self.patch_embed
-        check_img_size(img_size or embed.img_size, patch_size or embed.patch_size, embed.dynamic_img_pad)
-        super().set_input_size(img_size, patch_size)
-
     forward_maps = renamed(VisionTransformer.forward_features, "forward_maps")
 
     def forward_features(self, x: Tensor, attn_mask: Optional[Tensor] = None, is_causal: bool = False) -> Tensor:
@@ -254,11 +257,6 @@ def _pair(size: ImageSize) -> Tuple[int, int]:
     return (size, size) if isinstance(size, int) else tuple(size)
 
 
-def _position_parameters(model: VisionTransformer) -> Set[str]:
-    """Names of the parameters inside of DAFT."""
-    return {name for name, _ in model.named_parameters() if ".attn.attention." in name}
-
-
 def full_filter_fn(state_dict: Dict[str, Any], model: DaftFullVisionTransformer) -> Adapted:
     """The state dict ``model`` can load: as timm's for vision transformers, and position biases resampled or new.
 
@@ -272,7 +270,7 @@ def full_filter_fn(state_dict: Dict[str, Any], model: DaftFullVisionTransformer)
     patches = state_dict.get("patch_embed.proj.weight")
     patch_size = model.patch_embed.patch_size if patches is None else tuple(patches.shape[-2:])
     new, prefix = model.patch_embed.grid_size, model.num_prefix_tokens
-    biases = {name: state_dict[name] for name in _position_parameters(model) if name in state_dict}
+    biases = {name: state_dict[name] for name in model.position_parameters() if name in state_dict}
     for name, bias in biases.items():
         old = source_grid(bias.shape[0] - prefix, patch_size, model)
         biases[name] = resample_position_bias(name.rsplit(".", 1)[1], bias, new, old, prefix)

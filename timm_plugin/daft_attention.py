@@ -40,8 +40,8 @@ class DaftSelfAttention(SelfAttention):
             self.qkv = nn.Linear(dim, sum(self.widths), bias=self.qkv.bias is not None, **dd)
 
     def _options(self, **options: Any) -> Dict[str, Any]:
-        """The mechanism's constructor arguments, from the layer's and ``options``."""
-        raise NotImplementedError
+        """``options`` and what the mechanism's constructor needs beside them; subclasses add it."""
+        return options
 
     def _heads(self, x: Tensor) -> Tuple[Optional[Tensor], Tensor, Tensor]:
         """x (B, N, C) -> q (B, H, N, C / H) or None, k (B, H, N, C / H or 1), v (B, H, N, C / H)."""

@@ -3,9 +3,6 @@
 import json
 import math
 import re
-import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Dict, List, NamedTuple
 
@@ -16,7 +13,17 @@ from fairseq.checkpoint_utils import load_model_ensemble_and_task
 
 from tests.compare import assert_close
 
-from .toy import ARCHITECTURES, CHECKOUT, SMALL, USER_DIR, run_in_turn, run_module, run_program, training_command
+from .toy import (
+    ARCHITECTURES,
+    CHECKOUT,
+    SMALL,
+    USER_DIR,
+    run_in_turn,
+    run_module,
+    run_program,
+    run_two_processes,
+    training_command,
+)
 
 PROMPTS = "w3 w21 w28\nw5\n"
 
@@ -226,24 +233,8 @@ def test_hydra_training(data_bin: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("arch", ["flowformer_lm", "flash_lm"])
 def test_two_processes_train_as_one(arch: str, data_bin: str, tmp_path: Path) -> None:
     """Two gloo processes give the loss and the weights of one process with twice the --update-freq."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     common = ["--dropout", "0", "--max-tokens", "192"]
-    distributed = [
-        "--distributed-no-spawn", "--distributed-world-size", "2", "--distributed-backend", "gloo",
-        "--distributed-init-method", f"tcp://127.0.0.1:{port}", "--ddp-backend", "legacy_ddp",
-    ]  # fmt: skip
-    command = training_command(data_bin, str(tmp_path / "two"), arch, *common, *distributed)
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-m", "fairseq_cli.train", *command, "--distributed-rank", str(rank)],
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )
-        for rank in (0, 1)
-    ]  # fmt: skip
-    two = [process.communicate(timeout=240)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], two[0][-2000:]
+    two = run_two_processes(training_command(data_bin, str(tmp_path / "two"), arch, *common))
     doubled = training_command(data_bin, str(tmp_path / "one"), arch, *common, "--update-freq", "2")
     one = run_module("fairseq_cli.train", doubled)
     losses = [[entry["loss"] for entry in _entries(output, "train_inner")] for output in (two[0], one)]

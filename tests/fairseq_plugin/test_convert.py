@@ -92,8 +92,8 @@ def test_linear_models_begin_with_the_stock_weights(
     for file in ("stock.pt", "ours.pt"):
         ours = _loaded(CLASS[arch], tmp_path, file, data_bin)
         assert type(ours) is CLASS[arch]
-        weights = ours.state_dict()
-        assert all(torch.equal(weights[name], weight) for name, weight in stock.state_dict().items())
+        weights = dict(ours.named_parameters())  # fairseq leaves a buffer of its adaptive modules uninitialised: NaN
+        assert all(torch.equal(weights[name], weight) for name, weight in stock.named_parameters())
         assert_close(file, _logits(ours, sequence), _logits(expected, sequence))
 
 

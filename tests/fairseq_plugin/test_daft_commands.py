@@ -2,11 +2,7 @@
 
 import json
 import math
-import os
 import re
-import socket
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Dict, List
@@ -16,7 +12,7 @@ import torch
 import yaml
 from fairseq.checkpoint_utils import load_model_ensemble_and_task
 
-from .toy import DAFT_FAMILY, SMALL, USER_DIR, run_in_turn, run_module, run_program, training_command
+from .toy import DAFT_FAMILY, SMALL, USER_DIR, run_in_turn, run_module, run_program, run_two_processes, training_command
 from .toy_masked import entries, losses
 
 #: Of each architecture what makes most of the state of a training: noise of its own, a loss of two terms.
@@ -107,23 +103,7 @@ def test_evaluation_draws_nothing(trained, arch: str) -> None:
 
 def test_two_processes_train_as_one(trained, data_bin: str, tmp_path: Path) -> None:
     """Two gloo processes log and learn what one process with twice the --update-freq does, the regulariser included."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    distributed = [
-        "--distributed-no-spawn", "--distributed-world-size", "2", "--distributed-backend", "gloo",
-        "--distributed-init-method", f"tcp://127.0.0.1:{port}", "--ddp-backend", "legacy_ddp",
-    ]  # fmt: skip
-    command = training_command(data_bin, str(tmp_path), "daft_conv_lm", *UNEQUAL, *distributed)
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-m", "fairseq_cli.train", *command, "--distributed-rank", str(rank)],
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        for rank in (0, 1)
-    ]  # fmt: skip
-    two = [process.communicate(timeout=240)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], two[0][-2000:]
+    two = run_two_processes(training_command(data_bin, str(tmp_path), "daft_conv_lm", *UNEQUAL))
     logs = [entries(output, "train_inner") for output in (two[0], trained.logs["doubled"])]
     assert len(logs[0]) == len(logs[1]) == 6 and len({entry["wpb"] for entry in logs[0]}) > 1
     for key in ("loss", "ppl", "position_entropy"):

@@ -3,11 +3,7 @@
 import argparse
 import json
 import math
-import os
 import re
-import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Dict, List, NamedTuple
 
@@ -20,7 +16,7 @@ from fairseq.models import ARCH_MODEL_REGISTRY
 
 from tests.compare import assert_close
 
-from .toy import CHECKOUT, USER_DIR, run_in_turn, run_module, write_text
+from .toy import CHECKOUT, USER_DIR, run_in_turn, run_module, run_two_processes, write_text
 from .toy_masked import MASKED, build_masked, entries, features, losses, masked_training_command, small
 
 SENTENCE = [0, 5, 6, 7, 64, 9, 10, 2]  # <s>, words, <mask>, words, </s>
@@ -183,25 +179,9 @@ def test_resumed_training_is_the_same_training(data_bin: str, tmp_path: Path) ->
 
 def test_two_processes_train_as_one(data_bin: str, tmp_path: Path) -> None:
     """Two gloo processes give the loss and the weights of one process with twice the --update-freq."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     # Sentences of unequal length: the batches of the two ranks differ in their numbers of tokens.
     options = ["--dropout", "0", "--max-tokens", "192", "--sample-break-mode", "complete"]
-    distributed = [
-        "--distributed-no-spawn", "--distributed-world-size", "2", "--distributed-backend", "gloo",
-        "--distributed-init-method", f"tcp://127.0.0.1:{port}", "--ddp-backend", "legacy_ddp",
-    ]  # fmt: skip
-    command = masked_training_command(data_bin, str(tmp_path / "two"), "flash_mlm", *options, *distributed)
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-m", "fairseq_cli.train", *command, "--distributed-rank", str(rank)],
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        for rank in (0, 1)
-    ]  # fmt: skip
-    two = [process.communicate(timeout=240)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], two[0][-2000:]
+    two = run_two_processes(masked_training_command(data_bin, str(tmp_path / "two"), "flash_mlm", *options))
     doubled = masked_training_command(data_bin, str(tmp_path / "one"), "flash_mlm", *options, "--update-freq", "2")
     one = run_module("fairseq_cli.train", doubled)
     assert len(losses(one)) == 6 and losses(two[0]) == losses(one)

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -140,6 +141,28 @@ def training_command(data: str, save_dir: str, arch: str, *arguments: str) -> Li
         "--tokens-per-sample", "48", "--max-tokens", "384", "--optimizer", "adam", "--lr", "3e-3", "--max-update", "6",
         "--save-dir", save_dir, "--log-format", "json", "--log-interval", "1", "--cpu", "--seed", "1", *arguments,
     ]  # fmt: skip
+
+
+def run_two_processes(command: Sequence[str]) -> List[str]:
+    """The outputs of ``fairseq-train COMMAND`` in two gloo processes that train together; both must succeed."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    distributed = [
+        "--distributed-no-spawn", "--distributed-world-size", "2", "--distributed-backend", "gloo",
+        "--distributed-init-method", f"tcp://127.0.0.1:{port}", "--ddp-backend", "legacy_ddp", "--distributed-rank",
+    ]  # fmt: skip
+    program = [sys.executable, "-W", "ignore", "-m", "fairseq_cli.train", *command, *distributed]
+    processes = [
+        subprocess.Popen(
+            [*program, str(rank)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        for rank in (0, 1)
+    ]  # fmt: skip
+    outputs = [process.communicate(timeout=240)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs[0][-2000:]
+    return outputs
 
 
 def write_text(folder: Path, seed: int = 0) -> None:

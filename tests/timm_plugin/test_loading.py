@@ -20,6 +20,7 @@ from tests.compare import assert_close
 from timm_plugin.flowformer import Flowformer
 
 from .checkpoint_files import assert_same, copy_of, randomise, unusable_files
+from .logs import said
 from .models import build, images
 from .released import released_forward, released_shapes
 
@@ -68,7 +69,7 @@ def test_released_outputs(way, released, released_file, caplog):
     x = images(model)
     assert_close("logits", model(x), released_forward(x, released, DEPTHS), 1e-5)
     line = f"Flowformer: {len(released)} tensors taken as a starting point; 0 left out; 0 new"
-    assert [record.message for record in caplog.records if record.name == "timm_plugin.loading"] == [line]
+    assert said(caplog) == [line]
     assert_same(released, before)
 
 
@@ -101,7 +102,7 @@ def test_released_with_other_channels_classes_and_size(way, channels, released, 
         assert torch.equal(found[name], own[name]), name
     for name, ours in (("blocks.1.1.gamma", "stages.1.blocks.1.ls2.gamma"), ("norm.weight", "norm.weight")):
         assert torch.equal(found[ours], released[name])
-    assert "; 2 new (head.fc.weight, head.fc.bias)" in caplog.records[0].message
+    assert "; 2 new (head.fc.weight, head.fc.bias)" in said(caplog)[0]
 
 
 def test_same_number_of_positions_on_another_grid():

@@ -12,6 +12,7 @@ from timm_plugin.convert import convert, save
 from timm_plugin.daft import conv_filter_fn, full_filter_fn
 
 from .checkpoint_files import STOCK, assert_same, copy_of, stock_state
+from .logs import said
 from .models import draw_filters, images
 
 #: Our model -> arguments that give it the shape of the small stock ones.
@@ -88,7 +89,7 @@ def test_every_tensor(name, way, tmp_path, caplog):
     for key, tensor in expected.items():
         assert torch.equal(found[key], tensor), key
     assert_same(stock, before)
-    line = [record.message for record in caplog.records if record.name == "timm_plugin.loading"][0]
+    line = said(caplog)[0]
     assert line.startswith(f"{type(model).__name__}: {len(taken)} tensors taken as a starting point; ")
     assert f"; {len(left_out)} left out" in line and all(key in line for key in left_out)
     assert f"; {len(in_part) + len(new)} new" in line
@@ -125,8 +126,8 @@ def test_other_channels_classes_size_and_patch(name, way, channels, tmp_path, ca
         assert_close("positions", found["pos_embed"], expected)
     positions = {key for key in own if ".attn.attention." in key or name in CONV and ".attn.qkv." in key}
     new = 2 + len(positions)
-    assert f"; {new} new (" in caplog.records[0].message
-    assert "head.weight" in caplog.records[0].message or name not in FLOW
+    assert f"; {new} new (" in said(caplog)[0]
+    assert "head.weight" in said(caplog)[0] or name not in FLOW
     assert model(images(model)).shape == (2, 5)
 
 
@@ -145,7 +146,7 @@ def test_distilled(name, way, tmp_path, caplog):
     assert set(found) == set(expected)
     for key, tensor in expected.items():
         assert torch.equal(found[key], tensor), key
-    line = caplog.records[0].message
+    line = said(caplog)[0]
     assert f"; {5 if name in CONV else 3} left out (" in line and "dist_token" in line
 
 
@@ -233,7 +234,7 @@ def test_features_and_no_classes(name, tmp_path, caplog):
     if name not in FLOW:
         with caplog.at_level(logging.INFO, "timm_plugin.loading"):
             model, _ = create(name, stock, "initial-checkpoint", tmp_path, num_classes=0)
-        assert "head.weight, head.bias); " in caplog.records[-1].message
+        assert "head.weight, head.bias); " in said(caplog)[-1]
         assert torch.equal(model.blocks[1].mlp.fc1.weight, stock["blocks.1.mlp.fc1.weight"])
 
 
