@@ -12,7 +12,7 @@ from fairseq.utils import safe_getattr
 from torch import nn
 
 from common.ops.feature_maps import FEATURE_MAPS
-from common.ops.flow_attention import ALLOCATIONS, COMPETITIONS, FORMS
+from common.ops.flow_options import ALLOCATIONS, COMPETITIONS, FORMS
 
 from .attention import LayerDesign
 from .checkpoints import CheckedLoading

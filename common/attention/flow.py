@@ -6,14 +6,9 @@ import torch
 from torch import Tensor
 
 from ..ops.checks import check_positive_int
-from ..ops.flow_attention import (
-    FlowOptions,
-    flow_attention,
-    flow_attention_map,
-    flow_attention_scriptable,
-    flow_attention_weights,
-    flow_options,
-)
+from ..ops.flow_attention import flow_attention, flow_attention_map, flow_attention_weights
+from ..ops.flow_attention_full import flow_attention_scriptable
+from ..ops.flow_options import FlowOptions, flow_options
 from .base import OpAttention
 
 

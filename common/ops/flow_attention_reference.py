@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .feature_maps import feature_map
-from .flow_attention import FORMS, FlowForm
+from .flow_options import FORMS, FlowForm
 
 
 def flow_attention_reference(

@@ -7,7 +7,7 @@ import torch
 
 from common.ops import flow_attention, flow_attention_map, flow_attention_weights, linear_attention
 from common.ops.checks import check_choice, check_padding_mask, check_positive_int, check_probability
-from common.ops.flow_attention import flow_options
+from common.ops.flow_options import flow_options
 from tests.common.refusals import refused
 
 OPS = [flow_attention, linear_attention]

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from common.ops import flow_attention, flow_attention_map, flow_attention_weights
 from common.ops.feature_maps import FEATURE_MAPS
-from common.ops.flow_attention import ALLOCATIONS, COMPETITIONS, FORMS
 from common.ops.flow_attention_reference import flow_attention_reference
+from common.ops.flow_options import ALLOCATIONS, COMPETITIONS, FORMS
 from tests.common.inputs import SIDES, doubled, padding, qkv
 from tests.compare import assert_close, gradients
 
@@ -400,7 +400,7 @@ def test_masking_one_side_alone_is_honoured():
 @pytest.mark.parametrize("options", OPTIONS[:6] + OPTIONS[-3:], ids=name_of)
 def test_long_sequences_in_pieces_are_the_same_function(options, side, monkeypatch):
     """What a CPU does with thousands of tokens, here in pieces of 10 (two chunks of 5 fit into 12) and a rest."""
-    monkeypatch.setattr(sys.modules["common.ops.flow_attention"], "_CPU_PIECE", 12)
+    monkeypatch.setattr(sys.modules["common.ops.flow_attention_causal"], "_CPU_PIECE", 12)
     mask = padding(side, 2, 37)
     masks = {"key_padding_mask": mask, "query_padding_mask": mask}
     assert_agrees(qkv(37), causal=True, chunk_size=5, **masks, **options)

@@ -6,7 +6,7 @@ import torch
 from hypothesis import strategies as st
 
 from common.ops import flow_attention
-from common.ops.flow_attention import ALLOCATIONS, COMPETITIONS, FORMS
+from common.ops.flow_options import ALLOCATIONS, COMPETITIONS, FORMS
 from tests.common.inputs import padding, qkv
 from tests.common.properties import Elements
 from tests.compare import assert_close, gradients
