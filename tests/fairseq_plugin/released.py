@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tests.common.ops.released_formulas import language_model as flow_attention
+from recipes.bench.peers.released_attention import language_model as flow_attention
 
 State = Dict[str, Tensor]
 PAD = 1

@@ -5,11 +5,11 @@ import timm
 import torch
 from timm.layers import resample_abs_pos_embed, resample_patch_embed
 
+from recipes.bench.peers.released_image_model import released_forward, released_shapes
 from tests.compare import assert_close
 from timm_plugin.checkpoints import checkpoint_filter_fn
 
 from .models import build, images
-from .released import released_forward, released_shapes
 
 DIMS, DEPTHS = (24, 36, 48, 60), (1, 2, 1, 1)
 

@@ -11,12 +11,12 @@ import timm
 import torch
 from safetensors.torch import load_file
 
+from recipes.bench.peers.released_image_model import released_forward, released_shapes
 from tests.compare import assert_close
 from timm_plugin.convert import convert, main, read_weights, save
 
 from .checkpoint_files import STOCK, assert_same, copy_of, randomise, stock_state, unusable_files
 from .models import build, images
-from .released import released_forward, released_shapes
 
 ROOT = Path(__file__).resolve().parents[2]
 #: As they are typed after --model-kwargs.

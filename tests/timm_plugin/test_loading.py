@@ -16,13 +16,13 @@ from timm.models import load_checkpoint, save_for_hf
 from timm.optim import create_optimizer_v2
 from timm.utils import CheckpointSaver, ModelEmaV3
 
+from recipes.bench.peers.released_image_model import released_forward, released_shapes
 from tests.compare import assert_close
 from timm_plugin.flowformer import Flowformer
 
 from .checkpoint_files import assert_same, copy_of, randomise, unusable_files
 from .logs import said
 from .models import build, images
-from .released import released_forward, released_shapes
 
 ROOT = Path(__file__).resolve().parents[2]
 DIMS, DEPTHS = (24, 36, 48, 60), (1, 2, 1, 1)

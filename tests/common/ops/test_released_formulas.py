@@ -5,16 +5,16 @@ import torch
 
 from common.ops import flow_attention
 from common.ops.flow_attention_reference import flow_attention_reference
+from recipes.bench.peers import released_attention
 from tests.common.inputs import qkv
-from tests.common.ops import released_formulas
 from tests.compare import assert_close, gradients
 
 #: Their function -> our options.
 PAIRS = [
-    (released_formulas.full, {}),
-    (released_formulas.image_model, {"form": "released_vision"}),
-    (released_formulas.causal, {"causal": True}),
-    (released_formulas.language_model, {"causal": True, "clamp": 5.0}),
+    (released_attention.full, {}),
+    (released_attention.image_model, {"form": "released_vision"}),
+    (released_attention.causal, {"causal": True}),
+    (released_attention.language_model, {"causal": True, "clamp": 5.0}),
 ]
 pairs = pytest.mark.parametrize("theirs, options", PAIRS, ids=lambda x: getattr(x, "__name__", ""))
 

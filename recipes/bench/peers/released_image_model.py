@@ -4,20 +4,21 @@ Transcribed from Flowformer_CV/flowformer.py of thuml/Flowformer (MIT licence, W
 function per module there.
 """
 
-from typing import Dict, Sequence, Tuple
+from collections.abc import Mapping, Sequence
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-State = Dict[str, Tensor]
+from .released_attention import image_model
+
+State = Mapping[str, Tensor]
 
 
 def released_shapes(
     classes: int, side: int, embed_dims: Sequence[int], depths: Sequence[int], patch: int = 4
-) -> Dict[str, Tuple[int, ...]]:
+) -> dict[str, tuple[int, ...]]:
     """Name and shape of every parameter of their model for square images."""
-    shapes: Dict[str, Tuple[int, ...]] = {"pos_embed": (1, (side // patch) ** 2, embed_dims[0])}
+    shapes: dict[str, tuple[int, ...]] = {"pos_embed": (1, (side // patch) ** 2, embed_dims[0])}
     inputs = (3, *embed_dims)
     for i, (dim, depth) in enumerate(zip(embed_dims, depths)):
         kernel = patch if i == 0 else 2
@@ -42,19 +43,7 @@ def released_attention(x: Tensor, state: State, prefix: str, heads: int) -> Tens
     B, N, C = x.shape
     qkv = F.linear(x, state[prefix + "qkv.weight"], state[prefix + "qkv.bias"])
     q, k, v = qkv.reshape(B, N, 3, heads, C // heads).permute(2, 0, 3, 1, 4)  # each (B, H, N, d)
-    q, k = q.sigmoid(), k.sigmoid()
-
-    def flow(receivers: Tensor, total: Tensor) -> Tensor:  # (B, H, N, d), (B, H, d) -> (B, H, N)
-        return ((receivers + 1e-6) * (total[:, :, None] + 1e-6)).sum(-1) + 1e-6
-
-    sink_incoming = 1.0 / flow(q, k.sum(2))
-    source_outgoing = 1.0 / flow(k, q.sum(2))
-    conserved_sink = flow(q, (k * source_outgoing[..., None]).sum(2))
-    conserved_source = flow(k, (q * sink_incoming[..., None]).sum(2)).clamp(-1.0, 1.0)
-    allocation = torch.sigmoid(conserved_sink)
-    competition = torch.softmax(conserved_source, -1) * N
-    aggregated = (q @ (k.transpose(-2, -1) @ (v * competition[..., None]))) * sink_incoming[..., None]
-    out = (aggregated * allocation[..., None]).transpose(1, 2).reshape(B, N, C)
+    out = image_model(q, k, v).transpose(1, 2).reshape(B, N, C)
     return F.linear(out, state[prefix + "proj.weight"], state[prefix + "proj.bias"])
 
 
