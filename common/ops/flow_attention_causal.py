@@ -18,6 +18,7 @@ from .checks import State
 from .chunks import carry_sums, compute_dtype, split_chunks, zero_padding
 from .feature_maps import real_features
 from .flow_options import Flow, FlowForm, FlowOptions, bounded, dot, positive
+from .triton import dispatch
 
 # A logit no softmax over real tokens ever sees; finite, because -inf makes a row of nothing but padding NaN.
 _EXCLUDED = -1e30
@@ -41,6 +42,22 @@ def state_shapes(q: Tensor, v: Tensor) -> Dict[str, Tuple[int, ...]]:
 
 
 def causal_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    padding: Optional[Tensor],
+    options: FlowOptions,
+    chunk_size: int,
+    state: Optional[State],
+) -> Tuple[Tensor, State]:
+    """Algorithm 2, q, k (B, H, n, d), v (B, H, n, e) -> (B, H, n, e) and the state after them, by kernels on a GPU."""
+    given = (q, k, v, padding, options, chunk_size, state)
+    if dispatch.flow_attention_applies(q, k, v):
+        return dispatch.attempt("flow_attention", "causal_attention", chunked_causal_attention, given)
+    return chunked_causal_attention(*given)
+
+
+def chunked_causal_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,

@@ -1,0 +1,36 @@
+"""What is tested here ran in kernels: the PyTorch forms are taken away, and a warning that one runs is an error."""
+
+import sys
+import warnings
+
+import pytest
+
+from common.ops.triton import dispatch
+
+PYTORCH_FORMS = {
+    "common.ops.flow_attention_causal": "chunked_causal_attention",
+}
+
+
+def _taken_away(*args, **kwargs):
+    raise AssertionError("a PyTorch form ran where a kernel was to be tested")
+
+
+@pytest.fixture(autouse=True)
+def kernels_alone(request, monkeypatch):
+    """No PyTorch form, unless a test is marked as one that compares with it."""
+    monkeypatch.setattr(dispatch, "_failed", set())
+    if "with_pytorch" in request.fixturenames:
+        yield
+        return
+    for module, name in PYTORCH_FORMS.items():
+        monkeypatch.setattr(sys.modules[module], name, _taken_away)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        yield
+    assert not dispatch._failed
+
+
+@pytest.fixture
+def with_pytorch():
+    """Leaves the PyTorch forms in place."""

@@ -1,0 +1,27 @@
+"""The tests of the kernels, in Triton's interpreter on the CPU.
+
+In processes of their own: a process interprets all kernels or none, as it was told when it imported Triton, and with
+the interpreter on, every other test on the CPU would go through it too.
+"""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parent / "kernels"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="there is no Triton for this platform")
+@pytest.mark.parametrize("file", sorted(path.name for path in FOLDER.glob("test_*.py")))
+def test_in_the_interpreter(file):
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", str(FOLDER / file)]
+    env = {**os.environ, "TRITON_INTERPRET": "1", "PYTEST_ADDOPTS": ""}
+    env.pop("LINEARTIME_TRITON", None)
+    done = subprocess.run(command, cwd=FOLDER.parents[4], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    summary = done.stdout.strip().splitlines()[-1]
+    assert " passed" in summary and "skipped" not in summary, summary
