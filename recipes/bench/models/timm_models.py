@@ -1,0 +1,105 @@
+"""Image models as timm builds them, and the authors' model on the parameters of ours."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import timm
+import torch
+from timm.layers import LayerScale
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import timm_plugin  # noqa: F401  registers the models
+from timm_plugin.attention import SelfAttention
+from timm_plugin.checkpoints import released_name
+from timm_plugin.flowformer import Flowformer
+
+from ..peers import released_attention
+from ..peers.released_image_model import released_forward, released_shapes
+from ..work import Settings
+
+CLASSES = 1000
+
+
+def build(name: str, side: int, settings: Settings) -> nn.Module:
+    """timm's model ``name`` for square images in training mode, without stochastic depth, from a fixed seed.
+
+    Raises:
+        ValueError: a model with softmax attention that is not fused.
+    """
+    torch.manual_seed(1)
+    model = timm.create_model(name, img_size=side, drop_path_rate=0.0).train()
+    for module in model.modules():
+        if not getattr(module, "fused_attn", True):
+            raise ValueError(f"{name} has attention that is not fused; allowed: timm's default, TIMM_FUSED_ATTN=1")
+    return settings.to(_awake(model))
+
+
+def _awake(model: nn.Module) -> nn.Module:
+    """``model`` with weights under which every branch shows; a layer scale of 1e-5 would hide errors in its own."""
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            nn.init.normal_(module.weight, std=module.in_features**-0.5)
+        if isinstance(module, LayerScale):
+            nn.init.uniform_(module.gamma, 0.5, 1.5)
+    return model
+
+
+def random_images(settings: Settings, batch: int, side: int) -> tuple[Tensor, Tensor]:
+    """Images (B, 3, side, side) and their classes (B,)."""
+    generator = torch.Generator().manual_seed(2)
+    images = torch.randn(batch, 3, side, side, generator=generator)
+    return settings.to(images), torch.randint(CLASSES, (batch,), generator=generator).to(settings.device)
+
+
+def loss_of(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
+    """Cross-entropy, as in training."""
+    return F.cross_entropy(model(images).float(), classes)
+
+
+def authors_parameters(model: Flowformer) -> dict[str, Tensor]:
+    """The parameters of ``model`` by the authors' names; the layer scale they have and it has not is all ones."""
+    ours = dict(model.named_parameters())
+    depths = [len(stage.blocks) for stage in model.stages]
+    widths = [info["num_chs"] for info in model.feature_info]
+    side = model.patch_embed.img_size[0]
+    shapes = released_shapes(model.num_classes, side, widths, depths, model.patch_embed.patch_size[0])
+    like = next(model.parameters())
+    found = {}
+    for name, shape in shapes.items():
+        parameter = ours.get(released_name(name))
+        if parameter is None and not name.endswith(".gamma"):
+            raise ValueError(f"the model has no {released_name(name)}; allowed: one of the authors' shape")
+        found[name] = torch.ones(shape).to(like) if parameter is None else parameter
+    return found
+
+
+def authors_loss(state: dict[str, Tensor], model: Flowformer, images: Tensor, classes: Tensor) -> Tensor:
+    """The loss of the authors' model with the parameters ``state`` and the depths and heads of ``model``."""
+    depths = [len(stage.blocks) for stage in model.stages]
+    heads = model.stages[0].blocks[0].attn.num_heads
+    return F.cross_entropy(released_forward(images, state, depths, heads).float(), classes)
+
+
+class _Authors(nn.Module):
+    """The authors' formula where the mechanism of a ``SelfAttention`` stands."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> Tensor:
+        """q, k, v (B, H, N, d) -> (B, H, N, d)."""
+        if dropout_p:
+            raise ValueError(f"dropout_p is {dropout_p}; allowed: 0")
+        return released_attention.full(q, k, v)
+
+
+@contextmanager
+def authors_attention(model: nn.Module) -> Iterator[None]:
+    """Every Flow-Attention of ``model`` computed by the authors' formula."""
+    layers = [module for module in model.modules() if isinstance(module, SelfAttention)]
+    mechanisms = [layer.attention for layer in layers]
+    try:
+        for layer in layers:
+            layer.attention = _Authors()
+        yield
+    finally:
+        for layer, mechanism in zip(layers, mechanisms):
+            layer.attention = mechanism
