@@ -1,21 +1,30 @@
-# Two commands, each doing all of its own set-up in .venv:
+# Three commands, each doing all of its own set-up in .venv:
 #   make demo   train a Flowformer language model with fairseq and a Flowformer image model with timm, and show both
 #   make test   the whole test suite, the files of tests shared out among the cores, of which each process keeps to one
+#   make bench  speed and memory beside softmax attention, the authors' code and other packages
 # PYTHON=... names the interpreter that makes .venv; without it, the first of python3, python3.12, python3.11 and
 # python3.10 that is Python 3.10, 3.11 or 3.12.
 
 VENV := .venv
 READY := $(VENV)/.installed
+PEERS := $(VENV)/.installed-bench
 SUPPORTED := import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12))
 EXTRAS := fairseq,timm,test,demo
 
-.PHONY: demo test
+.PHONY: demo test bench
 
 demo: $(READY)
 	$(VENV)/bin/python -m recipes.demo
 
 test: $(READY)
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n logical --maxprocesses 8 --dist loadfile --durations=15
+
+bench: $(PEERS)
+	$(VENV)/bin/python -m recipes.bench
+
+$(PEERS): $(READY)
+	$(VENV)/bin/python -m pip install --editable '.[bench]'
+	@touch $@
 
 # Everything is checked before anything is made. fairseq is built from source, which needs a C++ compiler.
 $(READY): setup.cfg pyproject.toml

@@ -48,7 +48,7 @@ def test_the_wheel_holds_every_module_of_the_three_packages_and_nothing_else(whe
 def test_the_metadata_names_the_extras_and_the_core_needs_torch_alone(metadata):
     """Hosts are extras."""
     assert metadata["Name"] == "lineartime"
-    assert set(metadata.get_all("Provides-Extra")) == {"fairseq", "timm", "test", "demo"}
+    assert set(metadata.get_all("Provides-Extra")) == {"fairseq", "timm", "test", "demo", "bench"}
     required = [line for line in metadata.get_all("Requires-Dist") if "extra ==" not in line]
     assert len(required) == 1 and required[0].startswith("torch>=")
     for extra, host in (("fairseq", "fairseq-fixed"), ("timm", "timm"), ("test", "pytest"), ("demo", "matplotlib")):
