@@ -51,6 +51,6 @@ def _timed(case: Case, forms: Sequence[Form], run: str, settings: Settings) -> l
     times = interleave(functions, synchronizer(settings.device))
     extra = [peak_beyond(function, settings.device) if case.memory else None for function in functions]
     return [
-        Record(case.name, form.size, run, form.name, TIMED, "", seconds, form.units, peak, form.input_bytes)
+        Record(case.name, form.size, run, form.name, TIMED, "", tuple(seconds), form.units, peak, form.input_bytes)
         for form, seconds, peak in zip(forms, times, extra)
     ]

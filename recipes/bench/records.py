@@ -1,7 +1,6 @@
 """What one run of the benchmark found, and as a file of JSON and back."""
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,7 +20,7 @@ class Record(NamedTuple):
     form: str
     status: str
     reason: str = ""
-    seconds: Sequence[float] = ()  # of one call, by round: the rounds of all forms of a case and size match
+    seconds: tuple[float, ...] = ()  # of one call, by round: the rounds of all forms of a case and size match
     units: float = 0.0  # tokens or images of one call
     extra_bytes: int | None = None  # peak memory beyond inputs, outputs and gradients; None: not measured
     input_bytes: int = 0  # of q, k and v
@@ -105,6 +104,7 @@ def load(path: Path) -> Results:
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        return Results(Machine(**content["machine"]), [Record(**record) for record in content["records"]])
+        records = [Record(**{**record, "seconds": tuple(record["seconds"])}) for record in content["records"]]
+        return Results(Machine(**content["machine"]), records)
     except (json.JSONDecodeError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is not a file of results ({error}); allowed: one that recipes.bench wrote") from error
