@@ -12,7 +12,8 @@ from torch import Tensor
 
 from .checks import State, check_padding_mask, check_positive_int, check_query_key_value, check_state
 from .chunks import autocast_off, compute_dtype
-from .flow_attention_causal import causal_attention, causal_flow, state_shapes
+from .flow_attention_causal import causal_attention
+from .flow_attention_chunks import causal_flow, chunk_features, chunk_positions, joined, state_shapes
 from .flow_attention_full import flow_attention_scriptable, full_flow
 from .flow_options import flow_options
 
@@ -111,9 +112,10 @@ def flow_attention_weights(
             sources, sinks = flow.competition, flow.allocation
         else:
             key_padding_mask = query_padding_mask = _either(key_padding_mask, query_padding_mask)
-            flow, _, _ = causal_flow(q.to(dtype), k.to(dtype), key_padding_mask, options, chunk_size, None)
-            # (B, H, G, C) -> (B, H, n)
-            sources, sinks = (w.flatten(2)[:, :, : q.shape[2]] for w in (flow.competition, flow.allocation))
+            length, size = q.shape[2], min(chunk_size, q.shape[2])
+            features = (chunk_features(x, phi, key_padding_mask, size) for x in (q, k))
+            flow, _ = causal_flow(*features, chunk_positions(q, key_padding_mask, size, None), options, None)
+            sources, sinks = joined(flow.competition, length), joined(flow.allocation, length)
     if key_padding_mask is not None:
         sources = sources.masked_fill(key_padding_mask[:, None], 0.0)
     if query_padding_mask is not None:

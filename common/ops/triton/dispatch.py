@@ -17,6 +17,8 @@ from typing import Any, Callable, Set, Tuple
 import torch
 from torch import Tensor
 
+from ..eager import runs_eagerly
+
 #: The environment variable that turns kernels off.
 VARIABLE = "LINEARTIME_TRITON"
 #: The oldest Triton they are written for, that of torch 2.6.
@@ -65,23 +67,17 @@ def applies(name: str, *tensors: Tensor) -> bool:
         ValueError: ``LINEARTIME_TRITON`` is neither 0 nor 1.
     """
     # First, as a graph that is being traced must not depend on the environment.
-    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+    if not runs_eagerly(*tensors):
         return False
     if not switched_on() or name in _failed:
         return False
     on_device = all(x.is_cuda for x in tensors) or (interpreted() and all(x.device.type == "cpu" for x in tensors))
-    return on_device and all(_is_plain(x) for x in tensors) and not _transformed() and _has_triton()
+    return on_device and all(_is_plain(x) for x in tensors) and _has_triton()
 
 
 def _is_plain(x: Tensor) -> bool:
-    """Whether ``x`` is a tensor of a dtype kernels take, without a forward-mode tangent and not of a subclass."""
-    plain = type(x) in (Tensor, torch.nn.Parameter) and x.dtype in _DTYPES and x.numel() > 0
-    return plain and torch.autograd.forward_ad.unpack_dual(x).tangent is None
-
-
-def _transformed() -> bool:
-    """Whether a transform of torch.func (vmap, grad, jvp, ...) is at work, whose tensors have no memory to point to."""
-    return torch._C._are_functorch_transforms_active()
+    """Whether ``x`` is a tensor of a dtype kernels take, and not of a subclass."""
+    return type(x) in (Tensor, torch.nn.Parameter) and x.dtype in _DTYPES and x.numel() > 0
 
 
 @functools.lru_cache(maxsize=None)

@@ -10,9 +10,16 @@ from typing import Any, NamedTuple, Optional, Tuple
 import torch
 from torch import Tensor
 
-from .. import flow_attention_causal as pytorch
 from ..checks import State
-from ..flow_options import FlowOptions, bounded, positive
+from ..flow_attention_chunks import (
+    Positions,
+    attention_in_chunks,
+    chunk_positions,
+    flow_scale,
+    flow_weights,
+    state_shapes,
+)
+from ..flow_options import FlowOptions
 from . import flow_attention_kernels as kernels
 from .dispatch import guarded
 from .launch import at_least_16, ceil_div, on_device_of, precision, rows, strides
@@ -26,7 +33,7 @@ class _Call(NamedTuple):
     """What is no tensor with a gradient."""
 
     padding: Optional[Tensor]  # (B, n), True = padding
-    excluded: Optional[Tensor]  # the same as (B, 1, 1, n)
+    positions: Positions  # in a single chunk
     count: Tensor  # c (B or 1, n), float32
     counted: Tensor  # tokens before these (B,)
     options: FlowOptions
@@ -59,17 +66,17 @@ def causal_attention(
     second order are those of the PyTorch form. Cost as there, with (n / C) d e numbers of temporaries.
     """
     earlier = _beginning(q, v) if state is None else state
-    excluded, count, total = pytorch._causal_counts(q, padding, q.shape[2], earlier["count"])
-    count = count.flatten(1).float().contiguous()  # (B or 1, 1, 1, n) -> (B or 1, n)
-    call = _Call(padding, excluded, count, earlier["count"], options, chunk_size)
+    positions = chunk_positions(q, padding, q.shape[2], earlier)
+    count = positions.count.flatten(1).contiguous()  # (B or 1, 1, 1, n) -> (B or 1, n)
+    call = _Call(padding, positions, count, earlier["count"], options, chunk_size)
     out, *sums = _CausalFlowAttention.apply(q, k, v, call, *(earlier[name] for name in _SUMS))
-    return out, {"count": total, **dict(zip(_SUMS, sums))}
+    return out, {"count": positions.total, **dict(zip(_SUMS, sums))}
 
 
 def _beginning(q: Tensor, v: Tensor) -> State:
     """The state before the first token."""
     like = {"dtype": torch.float32, "device": q.device}
-    state = {name: torch.zeros(shape, **like) for name, shape in pytorch.state_shapes(q, v).items()}
+    state = {name: torch.zeros(shape, **like) for name, shape in state_shapes(q, v).items()}
     for name in ("log_competition", "log_allocation"):
         state[name].fill_(-1e30)
     state["count"] = state["count"].long()
@@ -117,7 +124,7 @@ def _pytorch_gradients(
             inputs = tuple(x.detach().requires_grad_(want) for x, want in zip(inputs, wanted))
         q, k, v, *earlier = inputs
         state = {"count": call.counted, **dict(zip(_SUMS, earlier))}
-        out, new_state = pytorch.chunked_causal_attention(q, k, v, call.padding, call.options, call.chunk_size, state)
+        out, new_state = attention_in_chunks(q, k, v, call.padding, call.options, call.chunk_size, state)
         pairs = zip((out.to(v.dtype), *(new_state[name] for name in _SUMS)), d_outputs)
         outputs, given = zip(*((x, g) for x, g in pairs if x.requires_grad))
         leaves = [x for x, want in zip(inputs, wanted) if want]
@@ -210,16 +217,12 @@ def _weights(
     call: _Call,
 ) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
     """Competition w and, for allocation a, a / I, from flows (B, H, n), each (B, H, n); and both logarithms after."""
-    options, count = call.options, call.count[:, None, None]  # (B or 1, 1, 1, n): a single chunk
-    outgoing = bounded(conserved_outgoing.unsqueeze(2) / count, options.clamp)
-    competition, log_competition = pytorch._weight_so_far(
-        outgoing, options.competition, count, call.excluded, log_competition, options.clamp
-    )
-    allocation, log_allocation = pytorch._weight_so_far(
-        conserved_incoming.unsqueeze(2) / count, options.allocation, count, call.excluded, log_allocation, float("inf")
-    )
-    scale = allocation.squeeze(2) / positive(incoming)
-    return competition.squeeze(2).contiguous(), scale.contiguous(), log_competition, log_allocation
+    start = {"log_competition": log_competition, "log_allocation": log_allocation}
+    # (B, H, n) -> (B, H, 1, n): a single chunk
+    flows = conserved_incoming.unsqueeze(2), conserved_outgoing.unsqueeze(2)
+    competition, allocation, logs = flow_weights(*flows, call.positions, call.options, start)
+    scale = flow_scale(allocation.squeeze(2), incoming)
+    return competition.squeeze(2).contiguous(), scale.contiguous(), logs["log_competition"], logs["log_allocation"]
 
 
 def _kv_sums(k: Tensor, v: Tensor, competition: Tensor, shapes: _Shapes, first: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import pytest
 from common.ops.triton import dispatch
 
 PYTORCH_FORMS = {
-    "common.ops.flow_attention_causal": "chunked_causal_attention",
+    "common.ops.flow_attention_causal": "attention_in_chunks",
 }
 
 

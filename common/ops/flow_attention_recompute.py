@@ -1,0 +1,139 @@
+"""Causal Flow-Attention in pieces that stay in a CPU's caches, with a backward pass that forms each one again.
+
+Between the passes nothing is kept but the inputs and the state before each piece. Legend: ``flow_attention``.
+"""
+
+import itertools
+from typing import Any, List, Optional, Sequence, Tuple
+
+import torch
+from torch import Tensor
+
+from .checks import State
+from .chunks import autocast_off
+from .flow_attention_backward import chunks_backward, pulled_back
+from .flow_attention_chunks import attention_in_chunks
+from .flow_options import FlowOptions
+
+# Numbers in the q of a piece, for each thread: what a piece needs stays in the caches. 256 tokens of 8 heads of 64
+# channels; of a quarter, a half and twice as many none was faster.
+_PIECE = 2**17
+_SUMS = ("sum_k", "sum_q", "sum_k_over_outgoing", "sum_q_over_incoming", "log_competition", "log_allocation", "sum_kv")
+_Piece = Tuple[Tensor, Tensor, Tensor, Optional[Tensor]]
+
+
+def attention_in_pieces(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    padding: Optional[Tensor],
+    options: FlowOptions,
+    chunk_size: int,
+    state: Optional[State],
+) -> Tuple[Tensor, State]:
+    """As ``attention_in_chunks``; O(n d e / piece) memory besides inputs, outputs and gradients, none without them."""
+    count, *sums = _flat(state)
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, *sums)):
+        out, count, *sums = _InPieces.apply(options, chunk_size, padding, count, q, k, v, *sums)
+        return out, _state(count, sums)
+    return _forward(q, k, v, padding, options, chunk_size, [state])
+
+
+class _InPieces(torch.autograd.Function):
+    """Both passes; options, chunk_size, padding and count have no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, options: FlowOptions, chunk_size: int, padding, count, q, k, v, *sums) -> Tuple[Tensor, ...]:
+        states = [_state(count, sums)]
+        out, after = _forward(q, k, v, padding, options, chunk_size, states)
+        ctx.options, ctx.chunk_size = options, chunk_size
+        ctx.save_for_backward(padding, q, k, v, *(x for state in states for x in _flat(state)))
+        ctx.mark_non_differentiable(after["count"])
+        return (out, *_flat(after))
+
+    @staticmethod
+    def backward(ctx: Any, grad_out: Tensor, _: Any, *grad_sums: Tensor) -> Tuple[Optional[Tensor], ...]:
+        padding, q, k, v, *kept = ctx.saved_tensors
+        states = [_state(kept[i], kept[i + 1 : i + 8]) for i in range(0, len(kept), 8)]
+        backward = _differentiable if torch.is_grad_enabled() else _backward
+        with autocast_off(q):
+            grads = backward(q, k, v, padding, ctx.options, ctx.chunk_size, states, grad_out, grad_sums)
+        return (None, None, None, None, *grads)
+
+
+def _flat(state: Optional[State]) -> List[Optional[Tensor]]:
+    return [None] * 8 if state is None else [state["count"], *(state[name] for name in _SUMS)]
+
+
+def _state(count: Optional[Tensor], sums: Sequence[Optional[Tensor]]) -> Optional[State]:
+    return None if count is None else {"count": count, **dict(zip(_SUMS, sums))}
+
+
+def _pieces(q: Tensor, k: Tensor, v: Tensor, padding: Optional[Tensor], size: int) -> List[_Piece]:
+    """A sequence in pieces of whole chunks, but for the last."""
+    batch, heads, _, d = q.shape
+    piece = max(_PIECE * torch.get_num_threads() // (batch * heads * d * size), 1) * size
+    paddings = itertools.repeat(None) if padding is None else padding.split(piece, dim=1)
+    return list(zip(*(x.split(piece, dim=2) for x in (q, k, v)), paddings))
+
+
+def _forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    padding: Optional[Tensor],
+    options: FlowOptions,
+    chunk_size: int,
+    states: List[Optional[State]],
+) -> Tuple[Tensor, State]:
+    """The output in v's dtype, and the state after it; ``states``, which holds the first, gets those of all pieces."""
+    outputs = torch.empty_like(v, memory_format=torch.contiguous_format)
+    begin, state = 0, states[0]
+    for piece in _pieces(q, k, v, padding, min(chunk_size, q.shape[2])):
+        if begin:
+            states.append(state)
+        out, state = attention_in_chunks(*piece, options, chunk_size, state)
+        outputs[:, :, begin : begin + out.shape[2]] = out
+        begin += out.shape[2]
+    return outputs, state
+
+
+def _backward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    padding: Optional[Tensor],
+    options: FlowOptions,
+    chunk_size: int,
+    states: List[Optional[State]],
+    grad_out: Tensor,
+    grad_sums: Sequence[Tensor],
+) -> List[Optional[Tensor]]:
+    """Gradients of q, k, v and of the sums of the first state."""
+    size, end = min(chunk_size, q.shape[2]), q.shape[2]
+    grads = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v)]
+    grad_state = dict(zip(_SUMS, grad_sums))
+    for piece, state in zip(reversed(_pieces(q, k, v, padding, size)), reversed(states)):
+        begin = end - piece[0].shape[2]
+        parts, grad_state = chunks_backward(*piece, options, size, state, grad_out[:, :, begin:end], grad_state)
+        for grad, part in zip(grads, parts):
+            grad[:, :, begin:end] = part
+        end = begin
+    return grads + [None if states[0] is None else grad_state[name] for name in _SUMS]
+
+
+def _differentiable(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    padding: Optional[Tensor],
+    options: FlowOptions,
+    chunk_size: int,
+    states: List[Optional[State]],
+    grad_out: Tensor,
+    grad_sums: Sequence[Tensor],
+) -> List[Optional[Tensor]]:
+    """The gradients as a graph, which keeps all of the sequence, for derivatives of them."""
+    out, after = attention_in_chunks(q, k, v, padding, options, chunk_size, states[0])
+    given = [q, k, v, *_flat(states[0])[1:]]
+    return pulled_back([out.to(v.dtype), *_flat(after)[1:]], given, [grad_out, *grad_sums], create_graph=True)
