@@ -54,7 +54,17 @@ def _measurements(results: Results, name: str) -> Table:
     case = CASES[name]
     records = sorted((one for one in results.timed() if one.case == name), key=lambda one: (one.run, one.size))
     rows = [_row(results, one, records) for one in records]
-    header = (case.axis, "run", "form", "ms", "quartiles", f"{case.unit}/s", "times ours", "MiB beyond", "x q, k, v")
+    header = (
+        case.axis,
+        "run",
+        "form",
+        "ms",
+        "quartiles",
+        f"{case.unit}/s",
+        "times the first",
+        "MiB beyond",
+        "x q, k, v",
+    )
     kept = [i for i in range(len(header)) if any(row[i] != MISSING for row in rows)]
     cells = [[row[i] for i in kept] for row in rows]
     return Table(case.title, [header[i] for i in kept], cells, [case.note] if case.note else [])

@@ -11,6 +11,8 @@ import torch
 LEAST_ROUNDS, MOST_ROUNDS, SECONDS = 5, 15, 2.0
 #: One measurement repeats a function until it lasts this long, as clocks and the first touch of memory are coarse.
 LEAST_SECONDS = 0.01
+#: What takes as long as this is warm after one call, and its number of repeats is one whatever the call was worth.
+_LONG = 0.5
 
 
 def interleave(functions: Sequence[Callable[[], object]], synchronize: Callable[[], None]) -> list[list[float]]:
@@ -22,8 +24,9 @@ def interleave(functions: Sequence[Callable[[], object]], synchronize: Callable[
         return []
     repeats = []
     for function in functions:
-        _seconds(function, 1, synchronize)
         warm = _seconds(function, 1, synchronize)
+        if warm < _LONG:
+            warm = _seconds(function, 1, synchronize)
         repeats.append(max(1, round(LEAST_SECONDS / max(warm, 1e-7))))
     found: list[list[float]] = [[] for _ in functions]
     order = list(range(len(functions)))

@@ -195,9 +195,9 @@ class Clock:
 
 def test_functions_take_turns_and_warm_up_is_not_counted(monkeypatch):
     clock = Clock(monkeypatch)
-    found = timing.interleave([clock.function("a", 50, 50, 1), clock.function("b", 70, 70, 3)], lambda: None)
+    found = timing.interleave([clock.function("a", 50, 1), clock.function("b", 0.4, 70, 3)], lambda: None)
     assert found == [[1.0] * timing.LEAST_ROUNDS, [3.0] * timing.LEAST_ROUNDS]
-    assert "".join(clock.calls) == "aabb" + ("abba" * 3)[: 2 * timing.LEAST_ROUNDS]
+    assert "".join(clock.calls) == "abb" + ("abba" * 3)[: 2 * timing.LEAST_ROUNDS]
 
 
 def test_short_functions_are_repeated_and_get_more_rounds(monkeypatch):

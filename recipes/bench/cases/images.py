@@ -8,7 +8,7 @@ from ..work import TRAINING, Absent, Case, Comparison, Form, Settings
 HIERARCHICAL, RELEASED_HEADS, AUTHORS = "flowformer_hier_s", "flowformer_hier_s_12h", "the authors' model"
 FLOW, SOFTMAX = "flowformer_deit_s", "deit_small_patch16_224"
 _BATCH = 4
-#: Images in a batch by their side; one where a sequence is long.
+#: Images in a batch by their side; one for any other.
 _DEIT_BATCH = {224: 4, 512: 1, 1024: 1}
 #: Side of the images of the comparison with softmax attention written out as a map.
 _MAP_SIDE = 224
@@ -77,7 +77,7 @@ def _deit(name: str, settings: Settings, size: int) -> Form:
     from ..models.training import attention_written_out, compare_training, training_step
 
     model = timm_models.build(name, size, settings)
-    batch = _DEIT_BATCH[size]
+    batch = _DEIT_BATCH.get(size, 1)
     images, classes = timm_models.random_images(settings, batch, size)
 
     def check() -> list[Comparison]:
@@ -108,7 +108,7 @@ CASES = (
         "images",
         "side of the images",
         (224,),
-        (224,),
+        (64,),
         hierarchical,
         plotted=False,
         note=f"batches of {_BATCH}; forward, backward and AdamW; no stochastic depth",
@@ -119,7 +119,7 @@ CASES = (
         "images",
         "side of the images",
         tuple(_DEIT_BATCH),
-        (224,),
+        (64,),
         deit,
         note="batches of "
         + ", ".join(f"{n} at {side}²" for side, n in _DEIT_BATCH.items())

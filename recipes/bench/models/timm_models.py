@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import timm
 import torch
@@ -21,14 +22,16 @@ from ..work import Settings
 CLASSES = 1000
 
 
-def build(name: str, side: int, settings: Settings) -> nn.Module:
+def build(name: str, side: int, settings: Settings, **arguments: Any) -> nn.Module:
     """timm's model ``name`` for square images in training mode, without stochastic depth, from a fixed seed.
+
+    ``arguments`` are further ones of the model.
 
     Raises:
         ValueError: a model with softmax attention that is not fused.
     """
     torch.manual_seed(1)
-    model = timm.create_model(name, img_size=side, drop_path_rate=0.0).train()
+    model = timm.create_model(name, img_size=side, drop_path_rate=0.0, **arguments).train()
     for module in model.modules():
         if not getattr(module, "fused_attn", True):
             raise ValueError(f"{name} has attention that is not fused; allowed: timm's default, TIMM_FUSED_ATTN=1")
