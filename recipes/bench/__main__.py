@@ -20,6 +20,7 @@ from .work import Case, Settings
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 DEVICES = ("cpu", "cuda")
+_HEAD = "# Results of the benchmark\n\nWritten by the command at the end; see [how it is measured](../README.md)."
 
 
 def parser() -> argparse.ArgumentParser:
@@ -92,9 +93,10 @@ def write(out: Path, results: Results) -> str:
     plain = as_text(blocks, foot)
     out.mkdir(parents=True, exist_ok=True)
     (out / "results.txt").write_text(plain + "\n", encoding="utf-8")
-    (out / "results.md").write_text(as_markdown(blocks[::-1], foot) + "\n", encoding="utf-8")
     save(results, out / "results.json")
-    picture.draw(results, out)
+    pictures = [f"![{CASES[path.stem].title}]({path.name})" for path in picture.draw(results, out)]
+    parts = [_HEAD, as_markdown(blocks[::-1], foot), *pictures]
+    (out / "results.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
     return plain
 
 

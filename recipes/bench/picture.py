@@ -42,7 +42,7 @@ def _draw_case(records: list[Record], path: Path) -> None:
             axes.title.set_fontsize(9)
         panels[0][0].legend(frameon=False, fontsize=8)
         figure.suptitle(case.title, fontsize=11)
-        figure.savefig(path, dpi=80)
+        figure.savefig(path, dpi=75, pil_kwargs={"optimize": True})
         plt.close(figure)
 
 
