@@ -73,8 +73,12 @@ def carry_sums(chunk_sums: Tensor, initial: Optional[Tensor], reverse: bool = Fa
 
 def _carry_few_sums(chunk_sums: Tensor, initial: Optional[Tensor], reverse: bool) -> Tuple[Tensor, Tensor]:
     """The same as a product with a triangle of ones, which a CPU does in a third of the time; O(G²)."""
-    groups, like = chunk_sums.shape[2], {"dtype": chunk_sums.dtype, "device": chunk_sums.device}
-    triangle = torch.ones(groups, groups, **like).triu(1) if reverse else torch.ones(groups, groups, **like).tril(-1)
-    carried = (triangle @ chunk_sums.flatten(3)).view_as(chunk_sums)
+    batch, heads, groups = chunk_sums.shape[:3]
+    triangle = chunk_sums.new_ones(groups, groups)
+    triangle = (triangle.triu(1) if reverse else triangle.tril(-1)).expand(batch * heads, -1, -1)
+    rows = chunk_sums.flatten(3).flatten(0, 1)  # (B, H, G, ...) -> (B H, G, ...)
     total = chunk_sums.sum(2)
-    return (carried, total) if initial is None else (carried + initial.unsqueeze(2), total + initial)
+    if initial is None:
+        return torch.bmm(triangle, rows).view_as(chunk_sums), total
+    first = initial.flatten(2).flatten(0, 1).unsqueeze(1)  # (B, H, ...) -> (B H, 1, ...)
+    return torch.baddbmm(first, triangle, rows).view_as(chunk_sums), total + initial

@@ -21,8 +21,9 @@ STATE = ("sum_k", "sum_q", "sum_k_over_outgoing", "sum_q_over_incoming", "log_co
 
 
 @pytest.fixture(autouse=True)
-def one_chunk_in_each_piece(monkeypatch):
-    monkeypatch.setattr(flow_attention_recompute, "_PIECE", 1)
+def several_pieces(monkeypatch):
+    """Of two chunks of four tokens, (2, 2, 4, 5) each, for every thread."""
+    monkeypatch.setattr(flow_attention_recompute, "_PIECE", 160)
 
 
 def a_state(inputs, options):
