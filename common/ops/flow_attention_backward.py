@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .checks import State
-from .chunks import carry_sums, split_chunks, zero_padding
+from .chunks import carry_sums, split_chunks
 from .flow_attention_chunks import (
     ChunkFlow,
     Positions,
@@ -75,6 +75,7 @@ def chunks_backward(
     # Of the values times their competition (B, H, G, C, e).
     grad_weighted = flow.to_sinks.transpose(-2, -1) @ grad_total + k @ later_kv
     grad_competition, grad_scale = (grad_weighted * values).sum(-1), (grad_out * total).sum(-1)
+    # Zero at padding, whose k and scores are.
     grad_v = joined(grad_weighted * flow.competition.unsqueeze(-1), v.shape[2])
     flows, later, before = _flows_backward(flow, positions, options, state, grad_competition, grad_scale, grad_state)
     weighted = values * flow.competition.unsqueeze(-1)
@@ -85,7 +86,7 @@ def chunks_backward(
     _add_product(grad_k, grad_scores.transpose(-2, -1), q)
     _add_product(grad_k, weighted, later_kv.transpose(-2, -1))
     grads = torch.autograd.grad(features, inputs, [grad_q, grad_k])
-    return (*grads, zero_padding(grad_v, padding)), {"sum_kv": grad_kv, **before}
+    return (*grads, grad_v), {"sum_kv": grad_kv, **before}
 
 
 def pulled_back(

@@ -163,8 +163,7 @@ def aggregate(flow: ChunkFlow, v: Tensor, initial: Optional[State]) -> Tuple[Ten
     earlier, total = carry_sums(flow.k.transpose(-2, -1) @ v, None if initial is None else initial["sum_kv"])
     # (B, H, G, ...) -> (B H G, ...), so that one product is added to the other as it is formed
     carried, scores, values = (x.flatten(0, 2) for x in (flow.q @ earlier, flow.to_sinks, v))
-    out = torch.baddbmm(carried, scores, values)
-    return out.view_as(v), earlier, total
+    return carried.baddbmm_(scores, values).view_as(v), earlier, total
 
 
 def flow_scale(allocation: Tensor, incoming: Tensor) -> Tensor:

@@ -36,7 +36,7 @@ def attention_in_pieces(
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, *sums)):
         out, count, *sums = _InPieces.apply(options, chunk_size, padding, count, q, k, v, *sums)
         return out, _state(count, sums)
-    return _forward(q, k, v, padding, options, chunk_size, [state])
+    return _forward(q, k, v, padding, options, chunk_size, state, [])
 
 
 class _InPieces(torch.autograd.Function):
@@ -44,8 +44,8 @@ class _InPieces(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, options: FlowOptions, chunk_size: int, padding, count, q, k, v, *sums) -> Tuple[Tensor, ...]:
-        states = [_state(count, sums)]
-        out, after = _forward(q, k, v, padding, options, chunk_size, states)
+        states: List[Optional[State]] = []
+        out, after = _forward(q, k, v, padding, options, chunk_size, _state(count, sums), states)
         ctx.options, ctx.chunk_size = options, chunk_size
         ctx.save_for_backward(padding, q, k, v, *(x for state in states for x in _flat(state)))
         ctx.mark_non_differentiable(after["count"])
@@ -84,14 +84,13 @@ def _forward(
     padding: Optional[Tensor],
     options: FlowOptions,
     chunk_size: int,
+    state: Optional[State],
     states: List[Optional[State]],
 ) -> Tuple[Tensor, State]:
-    """The output in v's dtype, and the state after it; ``states``, which holds the first, gets those of all pieces."""
-    outputs = torch.empty_like(v, memory_format=torch.contiguous_format)
-    begin, state = 0, states[0]
+    """The output in v's dtype, and the state after it; to ``states`` the one before each piece is added."""
+    outputs, begin = torch.empty_like(v, memory_format=torch.contiguous_format), 0
     for piece in _pieces(q, k, v, padding, min(chunk_size, q.shape[2])):
-        if begin:
-            states.append(state)
+        states.append(state)
         out, state = attention_in_chunks(*piece, options, chunk_size, state)
         outputs[:, :, begin : begin + out.shape[2]] = out
         begin += out.shape[2]
