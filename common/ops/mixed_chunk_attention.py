@@ -16,6 +16,7 @@ from .chunks import autocast_off, carry_sums, compute_dtype, split_chunks, zero_
 from .gau_attention import with_heads
 from .relative_bias import bias_at, bias_rows, check_bias
 from .score_kernels import SCORE_KERNELS, score_kernel
+from .triton import dispatch
 
 
 class _Options(NamedTuple):
@@ -98,17 +99,14 @@ def mixed_chunk_attention(
     if initial_state is not None:
         like = _empty_state(tokens, chunk_size)
         check_state(initial_state, {name: x.shape for name, x in like.items()}, dtype, v)
-    # 0 * NaN is NaN: padding is cleared first.
-    tokens = _Tokens(*(zero_padding(x.to(dtype), key_padding_mask) for x in tokens))
-    options = options._replace(bias=None if bias is None else bias.to(dtype))
     with autocast_off(v):
         state = None
         if initial_state is None and not return_state:
-            out = _whole(tokens, options, key_padding_mask)
+            out = _whole_by_kernels(tokens, options, key_padding_mask)
         else:
             state = _empty_state(tokens, chunk_size) if initial_state is None else initial_state
             continued = _step if v.shape[-2] == 1 else _continued
-            out, state = continued(tokens, options, key_padding_mask, state)
+            out, state = continued(*_computable(tokens, options, key_padding_mask), key_padding_mask, state)
         out = zero_padding(out, key_padding_mask).to(v.dtype)
     out = out.squeeze(1) if without_heads else out  # (B, 1, n, e) -> (B, n, e)
     return (out, state) if return_state else out
@@ -138,8 +136,24 @@ def _check(tokens: _Tokens, options: _Options, padding_mask: Optional[Tensor]) -
             )
 
 
-def _whole(tokens: _Tokens, options: _Options, padding_mask: Optional[Tensor]) -> Tensor:
+def _computable(tokens: _Tokens, options: _Options, padding_mask: Optional[Tensor]) -> Tuple[_Tokens, _Options]:
+    """Inputs and bias in the dtype sums are in, and padding cleared before anything else, since 0 * NaN is NaN."""
+    dtype = compute_dtype(tokens.v)
+    tokens = _Tokens(*(zero_padding(x.to(dtype), padding_mask) for x in tokens))
+    return tokens, options._replace(bias=None if options.bias is None else options.bias.to(dtype))
+
+
+def _whole_by_kernels(tokens: _Tokens, options: _Options, padding_mask: Optional[Tensor]) -> Tensor:
+    """A whole sequence, by kernels on a GPU."""
+    given, first = (tokens, options, padding_mask), options.first_softmax or options.first_to_all
+    if dispatch.mixed_chunk_attention_applies(tokens.q_quad, tokens.v, options.kernel, first):
+        return dispatch.attempt("mixed_chunk_attention", "whole_sequence", whole_sequence, given)
+    return whole_sequence(*given)
+
+
+def whole_sequence(tokens: _Tokens, options: _Options, padding_mask: Optional[Tensor]) -> Tensor:
     """A whole sequence."""
+    tokens, options = _computable(tokens, options, padding_mask)
     n = tokens.v.shape[2]
     order = real_first(padding_mask)
     tokens = _Tokens(*(take(x, order) for x in tokens))

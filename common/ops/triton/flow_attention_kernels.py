@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 
 from .launch import tuned
+from .tiles import load_matrix, load_tile, store_tile
 
 
 @triton.jit
@@ -42,26 +43,6 @@ def _slope(features, phi: tl.constexpr):
         return tl.where(features > 1.0, 1.0, features)
     else:
         return tl.where(features > 1e-6, 1.0, 0.0)
-
-
-@triton.jit
-def _tile(x, stride, rows, channels, keep, size: tl.constexpr):
-    """A tile of x in float32, zero where not ``keep`` and beyond ``size`` channels."""
-    inside = keep[:, None] & (channels < size)[None, :]
-    return tl.load(x + rows[:, None] * stride + channels[None, :], mask=inside, other=0.0).to(tl.float32)
-
-
-@triton.jit
-def _store_tile(x, stride, rows, channels, keep, size: tl.constexpr, values):
-    inside = keep[:, None] & (channels < size)[None, :]
-    tl.store(x + rows[:, None] * stride + channels[None, :], values.to(x.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def _matrix(x, channels, columns, d: tl.constexpr, e: tl.constexpr):
-    """A block (D, E) of x (d, e), zero beyond it."""
-    inside = (channels < d)[:, None] & (columns < e)[None, :]
-    return tl.load(x + channels[:, None] * e + columns[None, :], mask=inside, other=0.0)
 
 
 @triton.jit
@@ -163,7 +144,7 @@ def value_sums(
     head, batch, h, chunk, rows, exist, real = _place(padding, n, heads, groups, PADDED, C)
     channels, columns = tl.arange(0, D), tl.program_id(1) * E + tl.arange(0, E)
     x = _features(x + batch * xb + h * xh, xn, rows, channels, real, d, phi)
-    v = _tile(v + batch * vb + h * vh, vn, rows, columns, real, e)
+    v = load_tile(v + batch * vb + h * vh, vn, rows, columns, real, e)
     v *= tl.load(weights + head * n + rows, mask=exist, other=0.0)[:, None]
     slot = groups - chunk if REVERSED else chunk + 1
     sums += (head * (groups + 1) + slot) * d * e + channels[:, None] * e + columns[None, :]
@@ -183,15 +164,15 @@ def outputs(
     channels, columns = tl.arange(0, D), tl.program_id(1) * E + tl.arange(0, E)
     q = _features(q + batch * qb + h * qh, qn, rows, channels, real, d, phi)
     k = _features(k + batch * kb + h * kh, kn, rows, channels, real, d, phi)
-    v = _tile(v + batch * vb + h * vh, vn, rows, columns, real, e)
+    v = load_tile(v + batch * vb + h * vh, vn, rows, columns, real, e)
     v *= tl.load(competition + head * n + rows, mask=exist, other=0.0)[:, None]
     scores = tl.dot(q, tl.trans(k), input_precision=precision)
     scores = tl.where(tl.arange(0, C)[None, :] <= tl.arange(0, C)[:, None], scores, 0.0)
-    earlier = _matrix(sums + (head * (groups + 1) + chunk) * d * e, channels, columns, d, e)
+    earlier = load_matrix(sums + (head * (groups + 1) + chunk) * d * e, channels, columns, d, e)
     result = tl.dot(scores, v, input_precision=precision)
     result = tl.dot(q, earlier, result, input_precision=precision)
     result *= tl.load(scale + head * n + rows, mask=exist, other=0.0)[:, None]
-    _store_tile(out + head * n * e, e, rows, columns, exist, e, result)
+    store_tile(out + head * n * e, e, rows, columns, exist, e, result)
 
 
 @tuned(["d", "e", "C"])
@@ -208,20 +189,20 @@ def values_backward(
     at = head * n + rows
     q = _features(q + batch * qb + h * qh, qn, rows, channels, real, d, phi)
     k = _features(k + batch * kb + h * kh, kn, rows, channels, real, d, phi)
-    v = _tile(v + batch * vb + h * vh, vn, rows, columns, real, e)
-    d_out = _tile(d_out + batch * ob + h * oh, on, rows, columns, real, e)
+    v = load_tile(v + batch * vb + h * vh, vn, rows, columns, real, e)
+    d_out = load_tile(d_out + batch * ob + h * oh, on, rows, columns, real, e)
     competition = tl.load(competition + at, mask=exist, other=0.0)
     scale = tl.load(scale + at, mask=exist, other=0.0)
     scores = tl.dot(q, tl.trans(k), input_precision=precision)
     scores = tl.where(tl.arange(0, C)[None, :] <= tl.arange(0, C)[:, None], scores, 0.0)
     head_sums = head * (groups + 1) * d * e
-    later = _matrix(reversed_sums + head_sums + (groups - 1 - chunk) * d * e, channels, columns, d, e)
+    later = load_matrix(reversed_sums + head_sums + (groups - 1 - chunk) * d * e, channels, columns, d, e)
     d_weighted = tl.dot(tl.trans(scores), d_out * scale[:, None], input_precision=precision)
     d_weighted = tl.dot(k, later, d_weighted, input_precision=precision)
-    _store_tile(d_v + head * n * e, e, rows, columns, exist, e, d_weighted * competition[:, None])
+    store_tile(d_v + head * n * e, e, rows, columns, exist, e, d_weighted * competition[:, None])
     part = tl.program_id(1).to(tl.int64) * (tl.num_programs(0) // groups) * n
     tl.store(d_competition + part + at, tl.sum(d_weighted * v, 1), mask=exist)
-    earlier = _matrix(sums + head_sums + chunk * d * e, channels, columns, d, e)
+    earlier = load_matrix(sums + head_sums + chunk * d * e, channels, columns, d, e)
     unscaled = tl.dot(scores, v * competition[:, None], input_precision=precision)
     unscaled = tl.dot(q, earlier, unscaled, input_precision=precision)
     tl.store(d_scale + part + at, tl.sum(unscaled * d_out, 1), mask=exist)
@@ -300,12 +281,12 @@ def features_backward(
     grad_k = tl.zeros((C, D), tl.float32)
     for start in range(0, e, E):
         columns = start + tl.arange(0, E)
-        given = _tile(d_out, on, rows, columns, real, e) * scale[:, None]
-        values = _tile(v, vn, rows, columns, real, e) * competition[:, None]
+        given = load_tile(d_out, on, rows, columns, real, e) * scale[:, None]
+        values = load_tile(v, vn, rows, columns, real, e) * competition[:, None]
         d_scores = tl.dot(given, tl.trans(values), d_scores, input_precision=precision)
-        earlier = _matrix(kv_sums, channels, columns, d, e)
+        earlier = load_matrix(kv_sums, channels, columns, d, e)
         grad_q = tl.dot(given, tl.trans(earlier), grad_q, input_precision=precision)
-        later = _matrix(reversed_kv_sums, channels, columns, d, e)
+        later = load_matrix(reversed_kv_sums, channels, columns, d, e)
         grad_k = tl.dot(values, tl.trans(later), grad_k, input_precision=precision)
 
     count = tl.load(count + batch * count_stride + rows, mask=exist, other=1.0)
@@ -342,5 +323,5 @@ def features_backward(
     received_k = d_in[:, None] + d_in_hat[:, None] * over_outgoing[None, :]
     grad_q += eps * tl.sum(tl.where(row <= column, received_q, 0.0), 1)[:, None]
     grad_k += eps * tl.sum(tl.where(column <= row, received_k, 0.0), 0)[:, None]
-    _store_tile(d_q + head * n * d, d, rows, channels, exist, d, tl.where(real[:, None], grad_q * _slope(q, phi), 0.0))
-    _store_tile(d_k + head * n * d, d, rows, channels, exist, d, tl.where(real[:, None], grad_k * _slope(k, phi), 0.0))
+    store_tile(d_q + head * n * d, d, rows, channels, exist, d, tl.where(real[:, None], grad_q * _slope(q, phi), 0.0))
+    store_tile(d_k + head * n * d, d, rows, channels, exist, d, tl.where(real[:, None], grad_k * _slope(k, phi), 0.0))

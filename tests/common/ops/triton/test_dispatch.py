@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch.autograd import forward_ad
 
-from common.ops import flow_attention
+from common.ops import flow_attention, mixed_chunk_attention
 from common.ops.triton import dispatch
-from tests.common.inputs import qkv
+from tests.common.inputs import mixed_chunk_inputs, qkv
 from tests.compare import assert_close
 
 ROOT = Path(__file__).parents[4]
@@ -47,6 +47,8 @@ def test_another_value_of_the_variable_is_refused(given, monkeypatch):
     message = rf"LINEARTIME_TRITON is '{given}'; allowed: '0' \(off\) and '1' \(on, the default\)"
     with pytest.raises(ValueError, match=message):
         flow_attention(*float32(), causal=True)
+    with pytest.raises(ValueError, match=message):
+        mixed_chunk_attention(*mixed_chunk_inputs(9, dtype=torch.float32), chunk_size=4)
 
 
 @pytest.mark.parametrize("given, on", [("0", False), ("1", True), (None, True)])

@@ -5,10 +5,12 @@ import warnings
 
 import pytest
 
-from common.ops.triton import dispatch
+# Imported before the PyTorch forms are taken away, which they fall back to.
+from common.ops.triton import dispatch, flow_attention, mixed_chunk_attention  # noqa: F401
 
 PYTORCH_FORMS = {
     "common.ops.flow_attention_causal": "attention_in_chunks",
+    "common.ops.mixed_chunk_attention": "whole_sequence",
 }
 
 
