@@ -7,9 +7,12 @@ from torch import Tensor
 def runs_eagerly(*tensors: Tensor) -> bool:
     """Whether operations on ``tensors`` simply run.
 
-    They do not under torch.compile, torch.export, tracing, torch.func's transforms and forward-mode gradients.
+    They do not under torch.compile, torch.export, tracing, torch.func's transforms, forward-mode gradients and
+    batches of gradients (``is_grads_batched``).
     """
     # First, as a graph that is being traced must not depend on the rest.
     if torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active():
+        return False
+    if any(torch._C._functorch.is_legacy_batchedtensor(x) for x in tensors):
         return False
     return all(torch.autograd.forward_ad.unpack_dual(x).tangent is None for x in tensors)

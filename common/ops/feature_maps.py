@@ -31,3 +31,12 @@ def real_features(x: Tensor, phi: str, padding_mask: Optional[Tensor]) -> Tensor
     0 * NaN is NaN, out of the gradient.
     """
     return zero_padding(feature_map(zero_padding(x, padding_mask), phi), padding_mask)
+
+
+def feature_map_gradient(gradient: Tensor, features: Tensor, phi: str) -> Tensor:
+    """The gradient of x from that of ``features`` = phi(x); 0 where these are padding's zeros. O(size of x)."""
+    if phi == "sigmoid":
+        return torch.ops.aten.sigmoid_backward(gradient, features)
+    if phi == "elu+1":
+        return gradient * features.clamp(max=1.0)
+    return gradient * (features > 1e-6)

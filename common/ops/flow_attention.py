@@ -14,7 +14,8 @@ from .checks import State, check_padding_mask, check_positive_int, check_query_k
 from .chunks import autocast_off, compute_dtype
 from .flow_attention_causal import causal_attention
 from .flow_attention_chunks import causal_flow, chunk_features, chunk_positions, joined, state_shapes
-from .flow_attention_full import flow_attention_scriptable, full_flow
+from .flow_attention_full import full_flow
+from .flow_attention_full_pieces import full_attention
 from .flow_options import flow_options
 
 
@@ -76,7 +77,7 @@ def flow_attention(
         raise ValueError("initial_state and return_state are given with causal=False; allowed: only with causal=True")
     with autocast_off(q):
         if not causal:
-            return flow_attention_scriptable(q, k, v, key_padding_mask, query_padding_mask, options)
+            return full_attention(q, k, v, key_padding_mask, query_padding_mask, options)
         check_state(initial_state, state_shapes(q, v), compute_dtype(q), q)
         padding = _either(key_padding_mask, query_padding_mask)
         out, state = causal_attention(q, k, v, padding, options, chunk_size, initial_state)

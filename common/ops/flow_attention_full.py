@@ -3,14 +3,30 @@
 Legend: ``flow_attention``.
 """
 
-from typing import Optional
+from typing import NamedTuple, Optional
 
 import torch
 from torch import Tensor
 
 from .chunks import compute_dtype, zero_padding
 from .feature_maps import real_features
-from .flow_options import Flow, FlowForm, FlowOptions, bounded, dot, positive
+from .flow_options import FlowForm, FlowOptions, bounded, positive
+
+
+class FullFlow(NamedTuple):
+    """Equations 4-7, and the sums over all givers that they are made of."""
+
+    q: Tensor  # features of the sinks (B, H, n, d), zero at padding
+    k: Tensor  # features of the sources (B, H, m, d), zero at padding
+    incoming: Tensor  # I (B, H, n)
+    outgoing: Tensor  # O (B, H, m)
+    conserved_outgoing: Tensor  # Ô (B, H, m), before its clamp
+    competition: Tensor  # weight of every source (B, H, m)
+    allocation: Tensor  # weight of every sink (B, H, n)
+    sum_k: Tensor  # (B, H, d), as are the others; all with the form's epsilon
+    sum_q: Tensor
+    sum_k_over_outgoing: Tensor
+    sum_q_over_incoming: Tensor
 
 
 def flow_attention_scriptable(
@@ -27,25 +43,8 @@ def flow_attention_scriptable(
     """
     dtype = compute_dtype(q)
     flow = full_flow(q.to(dtype), k.to(dtype), key_padding_mask, query_padding_mask, options)
-    return _aggregate(flow, zero_padding(v.to(dtype), key_padding_mask)).to(v.dtype)
-
-
-def _count(x: Tensor, padding_mask: Optional[Tensor]) -> Tensor:
-    """Real tokens of each row, at least 1, (B or 1, 1, 1), for x (B, H, tokens, d)."""
-    if padding_mask is None:
-        return torch.full([1, 1, 1], x.shape[2], dtype=x.dtype, device=x.device)
-    return (~padding_mask).sum(1).clamp(min=1).to(x.dtype)[:, None, None]
-
-
-def _received(receivers: Tensor, givers: Tensor, weights: Optional[Tensor], form: FlowForm) -> Tensor:
-    """What each receiver (B, H, r, d) gets from all givers (B, H, g, d), weighted (B, H, g): (B, H, r)."""
-    if weights is None:
-        given = givers.sum(2)
-    else:
-        given = dot(givers.transpose(-2, -1), weights)  # (B, H, d)
-    given = given + form.eps
-    # (receivers + eps)·given without a second (r, d) tensor
-    return dot(receivers, given) + form.eps * given.sum(-1, keepdim=True) + form.outer_eps
+    context = full_context(flow, zero_padding(v.to(dtype), key_padding_mask))
+    return ((flow.q @ context) * sink_weights(flow)).to(v.dtype)
 
 
 def full_flow(
@@ -54,25 +53,70 @@ def full_flow(
     key_padding_mask: Optional[Tensor],
     query_padding_mask: Optional[Tensor],
     options: FlowOptions,
-) -> Flow:
+) -> FullFlow:
     """Equations 4-7 over all sinks and sources; q (B, H, n, d), k (B, H, m, d)."""
     form = options.form
     q = real_features(q, options.phi, query_padding_mask)
     k = real_features(k, options.phi, key_padding_mask)
-    sinks, sources = _count(q, query_padding_mask), _count(k, key_padding_mask)
-    incoming = positive(_received(q, k, None, form))  # I (B, H, n)
-    outgoing = positive(_received(k, q, None, form))  # O (B, H, m)
-    conserved_incoming = _received(q, k, 1.0 / outgoing, form)  # Î (B, H, n)
-    conserved_outgoing = bounded(_received(k, q, 1.0 / incoming, form), options.clamp)  # Ô (B, H, m)
+    sinks, sources = token_count(q, query_padding_mask), token_count(k, key_padding_mask)
+    sum_k, sum_q = k.sum(2) + form.eps, q.sum(2) + form.eps
+    incoming = positive(_received(q, sum_k, form))
+    outgoing = positive(_received(k, sum_q, form))
+    sum_k_over_outgoing = weighted_sum(k, 1.0 / outgoing) + form.eps
+    sum_q_over_incoming = weighted_sum(q, 1.0 / incoming) + form.eps
+    conserved_incoming = _received(q, sum_k_over_outgoing, form)  # Î (B, H, n)
+    conserved_outgoing = _received(k, sum_q_over_incoming, form)
     if form.rescale:
         conserved_incoming = conserved_incoming * (sinks / sources)
-    return Flow(
+    competing = bounded(conserved_outgoing, options.clamp)
+    return FullFlow(
         q,
         k,
         incoming,
-        _weight(conserved_outgoing, options.competition, key_padding_mask, sources if form.rescale else None),
+        outgoing,
+        conserved_outgoing,
+        _weight(competing, options.competition, key_padding_mask, sources if form.rescale else None),
         _weight(conserved_incoming, options.allocation, query_padding_mask, sinks if form.rescale else None),
+        sum_k,
+        sum_q,
+        sum_k_over_outgoing,
+        sum_q_over_incoming,
     )
+
+
+def full_context(flow: FullFlow, v: Tensor) -> Tensor:
+    """Σ_j k_jᵀ w_j v_j of equation 8: (B, H, d, e) from v (B, H, m, e), zero at padding."""
+    return flow.k.transpose(-2, -1) @ (v * flow.competition.unsqueeze(-1))
+
+
+def sink_weights(flow: FullFlow) -> Tensor:
+    """What equation 8 multiplies each sink's result with, (B, H, n, 1)."""
+    return (flow.allocation / flow.incoming).unsqueeze(-1)
+
+
+def dot(x: Tensor, vector: Tensor) -> Tensor:
+    """x (B, H, n, d) · vector (B, H, d) -> (B, H, n)."""
+    # Not a product of matrices: batched, those of one column take several times as long, and TorchScript, which
+    # cannot switch autocast off, would round them.
+    return (x * vector.unsqueeze(-2)).sum(-1)
+
+
+def weighted_sum(x: Tensor, weights: Tensor) -> Tensor:
+    """Σ_i weights_i x_i for x (B, H, n, d), weights (B, H, n): (B, H, d)."""
+    return (x * weights.unsqueeze(-1)).sum(2)
+
+
+def _received(receivers: Tensor, given: Tensor, form: FlowForm) -> Tensor:
+    """What each receiver (B, H, r, d) gets of what all givers give (B, H, d): (B, H, r)."""
+    # (receivers + eps)·given without a second (r, d) tensor
+    return dot(receivers, given) + form.eps * given.sum(-1, keepdim=True) + form.outer_eps
+
+
+def token_count(x: Tensor, padding_mask: Optional[Tensor]) -> Tensor:
+    """Real tokens of each row, at least 1, (B or 1, 1, 1), for x (B, H, tokens, d)."""
+    if padding_mask is None:
+        return torch.full([1, 1, 1], x.shape[2], dtype=x.dtype, device=x.device)
+    return (~padding_mask).sum(1).clamp(min=1).to(x.dtype)[:, None, None]
 
 
 def _weight(flow: Tensor, kind: str, padding_mask: Optional[Tensor], scale: Optional[Tensor]) -> Tensor:
@@ -85,9 +129,3 @@ def _weight(flow: Tensor, kind: str, padding_mask: Optional[Tensor], scale: Opti
         flow = flow.masked_fill(padding_mask[:, None], -1e30)  # finite: -inf makes a row of padding NaN
     weights = torch.softmax(flow, dim=-1)
     return weights if scale is None else weights * scale
-
-
-def _aggregate(flow: Flow, v: Tensor) -> Tensor:
-    """Equation 8: (B, H, n, e) from v (B, H, m, e)."""
-    context = flow.k.transpose(-2, -1) @ (v * flow.competition.unsqueeze(-1))  # (B, H, d, e)
-    return (flow.q @ context) * (flow.allocation / flow.incoming).unsqueeze(-1)
