@@ -4,6 +4,7 @@ import argparse
 import shlex
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -60,8 +61,8 @@ def settings_of(options: argparse.Namespace) -> Settings:
     return Settings(options.device, DTYPES[dtype], options.quick)
 
 
-def run(cases: list[Case], settings: Settings) -> list[Record]:
-    """Measure ``cases`` one size after another; Ctrl-C ends it with what there is."""
+def run(cases: list[Case], settings: Settings, keep: Callable[[list[Record]], None]) -> list[Record]:
+    """Measure ``cases`` one size after another, giving ``keep`` all there is after each; Ctrl-C ends it with that."""
     records: list[Record] = []
     work = []
     for case in cases:
@@ -74,6 +75,7 @@ def run(cases: list[Case], settings: Settings) -> list[Record]:
             for case, size in bar:
                 bar.set_description(f"{case.name}, {size:,} {case.axis}")
                 records += measure(case, size, settings)
+                keep(records)
         except KeyboardInterrupt:
             records.append(
                 Record("all", 0, "", "all forms", FAILED, "interrupted: what was measured until now follows")
@@ -91,7 +93,6 @@ def write(out: Path, results: Results) -> str:
     """results.txt, .md and .json and pictures in ``out``; returns the text."""
     blocks, foot = report.tables(results), report.run_of(results)
     plain = as_text(blocks, foot)
-    out.mkdir(parents=True, exist_ok=True)
     (out / "results.txt").write_text(plain + "\n", encoding="utf-8")
     save(results, out / "results.json")
     pictures = [f"![{CASES[path.stem].title}]({path.name})" for path in picture.draw(results, out)]
@@ -118,9 +119,15 @@ def main(arguments: list[str] | None = None) -> int:
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     here = machine.describe(shlex.join(["python", "-m", "recipes.bench", *given]), settings)
-    records = run(cases, settings)
-    results = Results(here._replace(minutes=round((time.monotonic() - started) / 60, 1)), records)
     out = options.out.absolute()
+    out.mkdir(parents=True, exist_ok=True)
+
+    def results_of(records: list[Record]) -> Results:
+        return Results(here._replace(minutes=round((time.monotonic() - started) / 60, 1)), records)
+
+    # A machine that goes down leaves the numbers it had.
+    records = run(cases, settings, lambda found: save(results_of(found), out / "results.json"))
+    results = results_of(records)
     print("\n" + write(out, results))
     print(f"\nThe same as Markdown and JSON, and pictures: {shown(out)}")
     for fault in results.faults():

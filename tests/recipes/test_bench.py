@@ -524,7 +524,7 @@ def test_cases_of_another_device_are_said_not_to_have_run(monkeypatch, tmp_path,
     assert bench.main(["--only", "causal_flow_cuda", "flash_lm_cuda", "--out", str(tmp_path)]) == 0
     assert capsys.readouterr().out.count("no CUDA device") == 2
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert bench.run([CASES["flash_lm_cuda"]], Settings())[0].reason == "needs --device cuda"
+    assert bench.run([CASES["flash_lm_cuda"]], Settings(), len)[0].reason == "needs --device cuda"
 
 
 def test_a_small_benchmark_from_end_to_end(monkeypatch, tmp_path, capsys):
@@ -572,6 +572,18 @@ def test_ctrl_c_keeps_what_there_is(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(bench, "measure", measured)
     assert bench.main(["--only", "rates", "daft_conv", "--out", str(tmp_path)]) == 1
     assert "interrupted" in capsys.readouterr().err
+    assert len(records.load(tmp_path / "results.json").timed()) == 1
+
+
+def test_what_is_stopped_leaves_its_numbers(monkeypatch, tmp_path):
+    def measured(case, size, settings):
+        if case.name == "daft_conv":
+            raise SystemExit  # as a machine that goes down, no Ctrl-C
+        return [timed(case.name, size, FORWARD, "matrix product", 1.0)]
+
+    monkeypatch.setattr(bench, "measure", measured)
+    with pytest.raises(SystemExit):
+        bench.main(["--only", "rates", "daft_conv", "--out", str(tmp_path)])
     assert len(records.load(tmp_path / "results.json").timed()) == 1
 
 
