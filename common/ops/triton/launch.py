@@ -16,10 +16,11 @@ _CONFIGS = [triton.Config({}, num_warps=warps, num_stages=1) for warps in (8, 4)
 def tuned(key: List[str]) -> Callable[[Any], Any]:
     """A decorator that times four and eight warps once for each value of the arguments in ``key``.
 
-    One that does not fit the device is passed over. A kernel must not read what it writes: it is run several times. In
-    the interpreter nothing can be timed, and the kernel stays as it is.
+    One that does not fit the device is passed over. A kernel must not read what it writes: it is run several times.
+    Without a GPU nothing can be timed, and the kernel stays as it is.
     """
-    return (lambda kernel: kernel) if interpreted() else triton.autotune(configs=_CONFIGS, key=key)
+    timed = torch.cuda.is_available() and not interpreted()
+    return triton.autotune(configs=_CONFIGS, key=key) if timed else lambda kernel: kernel
 
 
 def on_device_of(x: Tensor) -> ContextManager:

@@ -1,0 +1,119 @@
+"""Every kernel compiles to machine code of a GPU, which needs none, and fits its shared memory.
+
+The interpreter runs what the compiler refuses: a variable, say, that changes its shape in a loop.
+"""
+
+import importlib.util
+
+import pytest
+import torch
+
+from common.ops.flow_options import flow_options
+from common.ops.mixed_chunk_attention import _Options, _Tokens
+from common.ops.triton.dispatch import interpreted
+
+pytestmark = [
+    pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="there is no Triton for this platform"),
+    pytest.mark.skipif(interpreted(), reason="in the interpreter, nothing is compiled"),
+]
+
+TYPES = {
+    torch.float32: "*fp32",
+    torch.bfloat16: "*bf16",
+    torch.float16: "*fp16",
+    torch.uint8: "*u8",
+    torch.int32: "*i32",
+}
+FLOW = (
+    "feature_sums",
+    "flows",
+    "value_sums",
+    "outputs",
+    "values_backward",
+    "flows_backward",
+    "features_backward",
+)
+MIXED_CHUNK = ("chunk_sums", "outputs", "queries_backward", "keys_backward", "values_backward")
+SMALLEST_SHARED_MEMORY = 99 * 1024  # bytes a program may have on devices of compute capability 8.6 and 8.9
+
+
+class Recorder:
+    """Takes the place of a kernel and notes what it is launched with."""
+
+    def __init__(self, kernel, launches) -> None:
+        self.function, self.launches = (
+            kernel.fn if hasattr(kernel, "configs") else kernel,
+            launches,
+        )  # with a GPU, in a tuner
+
+    def __getitem__(self, grid):
+        return self.record
+
+    def record(self, *args, **kwargs) -> None:
+        given = {**dict(zip(self.function.arg_names, args)), **kwargs}
+        constants = {p.name: given[p.name] for p in self.function.params if p.is_constexpr}
+        signature = {name: _type_of(given[name], name in constants) for name in self.function.arg_names}
+        self.launches[self.function.__name__, str(constants), str(signature)] = self.function, signature, constants
+
+
+def _type_of(x, constant: bool) -> str:
+    if constant:
+        return "constexpr"
+    return TYPES[x.dtype] if isinstance(x, torch.Tensor) else "fp32" if isinstance(x, float) else "i32"
+
+
+@pytest.fixture
+def launches(monkeypatch, tmp_path):
+    """What is launched, instead of launching it."""
+    from common.ops.triton import flow_attention_kernels, mixed_chunk_attention, mixed_chunk_attention_kernels
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    # What a device with little memory gets; there is none to ask.
+    monkeypatch.setattr(mixed_chunk_attention, "_tile_rows", lambda x, channels: 32)
+    found = {}
+    for module, names in ((flow_attention_kernels, FLOW), (mixed_chunk_attention_kernels, MIXED_CHUNK)):
+        for name in names:
+            monkeypatch.setattr(module, name, Recorder(getattr(module, name), found))
+    return found
+
+
+def assert_compile(launches, kernels) -> None:
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource, compile
+
+    assert {name for name, *_ in launches} == set(kernels)
+    for function, signature, constants in launches.values():
+        source = ASTSource(function, signature, constants)
+        compiled = compile(source, target=GPUTarget("cuda", 80, 32), options={"num_warps": 4, "num_stages": 1})
+        assert "cubin" in compiled.asm, function.__name__
+        assert compiled.metadata.shared <= SMALLEST_SHARED_MEMORY, function.__name__
+
+
+def leaves(dtype, *channels):
+    return [torch.zeros(2, 3, 70, size, dtype=dtype, requires_grad=True) for size in channels]
+
+
+def test_kernels_of_causal_flow_attention(launches):
+    """Tiles of 64 x 16, 64 x 32 and 64 x 64, that none be mistaken for another."""
+    from common.ops.triton.flow_attention import causal_attention
+
+    mask = torch.zeros(2, 70, dtype=torch.bool)
+    out, _ = causal_attention(*leaves(torch.bfloat16, 10, 10, 20), mask, flow_options(phi="relu"), 64, None)
+    out.sum().backward()
+    assert_compile(launches, FLOW)
+
+
+@pytest.mark.parametrize(
+    "dtype, causal, kernel, bias",
+    [(torch.float16, True, "relu2", (3, 127)), (torch.float32, False, "laplace", (64, 64))],
+    ids=str,
+)
+def test_kernels_of_mixed_chunk_attention(dtype, causal, kernel, bias, launches):
+    """Tiles of 32 x 64, 32 x 16 and 32 x 32."""
+    from common.ops.triton.mixed_chunk_attention import whole_sequence
+
+    s, e = (40, 10) if causal else (10, 80)
+    bias = torch.zeros(bias, requires_grad=True)
+    options = _Options(64, bias, causal, kernel, local=True, linear=True, first_softmax=False, first_to_all=False)
+    whole_sequence(_Tokens(*leaves(dtype, s, s, s, s, e)), options, None).sum().backward()
+    assert_compile(launches, MIXED_CHUNK)
