@@ -7,6 +7,7 @@ import psutil
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from common.ops import flow_attention
 from common.ops.flow_attention_reference import flow_attention_reference
@@ -23,6 +24,8 @@ HEADS, HEAD_DIM = 8, 64
 NAMES = ("q", "k", "v")
 #: Tokens of the comparison with the literal reference.
 _SHORT = 97
+#: Of v, that the authors' causal form is given at once where it is a reference.
+_CHANNELS = 8
 #: Longest sequence for comparing softmax attention with its map.
 _MAP = 1024
 #: What the authors' causal form may take of the memory that is free, and the longest it is run at: times would be
@@ -52,7 +55,7 @@ def _forms(settings: Settings, size: int, causal: bool) -> list[Form | Absent]:
         # The literal reference at a short length; the authors' form at the timed one, on the last head.
         return [
             *_literally(settings, flow_attention, causal),
-            *compare_attention(ours, authors, inputs, NAMES, heads=1),
+            *compare_attention(ours, partial(_in_parts, authors), inputs, NAMES, heads=1),
         ]
 
     def check_softmax() -> list[Comparison]:
@@ -64,6 +67,12 @@ def _forms(settings: Settings, size: int, causal: bool) -> list[Form | Absent]:
     if reason is not None:
         return [*forms, Absent(AUTHORS, size, reason)]
     return [*forms, _form(AUTHORS, authors, inputs, lambda: _literally(settings, authors, causal))]
+
+
+def _in_parts(attention: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """``attention`` for a few channels of v at a time, which do not touch one another: else gigabytes."""
+    parts = [checkpoint(attention, q, k, part, use_reentrant=False) for part in v.split(_CHANNELS, dim=-1)]
+    return torch.cat(parts, dim=-1)
 
 
 def _form(name: str, attention: Callable[..., Tensor], inputs: list[Tensor], check: Callable) -> Form:
