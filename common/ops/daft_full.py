@@ -146,12 +146,13 @@ def _causal(k: Tensor, v: Tensor, w: Tensor) -> Tensor:
     Blocks double until one holds all, so each product is over keys that all its queries see.
     """
     length = k.shape[1]
-    missing = -length % _BASE
+    padded = _padded_length(length)
+    missing = padded - length
     k, v = (F.pad(x, (0, 0, 0, missing)) for x in (k, v))
     w = F.pad(w, (0, missing, 0, missing))
     again = torch.is_grad_enabled() and length > _BASE
     sums = checkpoint(_base, k, v, w, use_reentrant=False) if again else _base(k, v, w)
-    size, padded = _BASE, length + missing
+    size = _BASE
     while size < padded:
         pairs, rest = divmod(padded, 2 * size)
         whole = pairs * 2 * size
@@ -166,6 +167,19 @@ def _causal(k: Tensor, v: Tensor, w: Tensor) -> Tensor:
         sums = WeightedMean(*(torch.cat(x, dim=1) for x in zip(*parts)))
         size *= 2
     return sums.mean[:, :length]
+
+
+def _padded_length(length: int) -> int:
+    """``length`` up to the next multiple of ``_BASE``.
+
+    In a compiled graph, where another number of blocks is another graph, up to 1, 2, 3, 4, 6, 8, 12, ... times ``_BASE``.
+    """
+    if not torch.compiler.is_compiling():
+        return length + -length % _BASE
+    size = _BASE
+    while size < length:
+        size *= 2
+    return size * 3 // 4 if size > 2 * _BASE and length <= size * 3 // 4 else size
 
 
 def _second_halves(sums: WeightedMean, k: Tensor, v: Tensor, w: Tensor, pairs: int, size: int) -> WeightedMean:

@@ -37,6 +37,9 @@ def bias_rows(bias: Tensor, tokens: int, start: int, stop: int, keys: int) -> Te
     """Rows start..stop-1 and the first ``keys`` columns of the bias of ``tokens`` tokens: (..., stop - start, keys)."""
     if not is_toeplitz(bias, tokens):
         return bias[..., start:stop, :keys]
+    if torch.compiler.is_compiling():  # unfold would fix its size in the graph: another one for each length
+        key, query = torch.arange(keys, device=bias.device), torch.arange(start, stop, device=bias.device)
+        return bias[..., query[:, None] - key + tokens - 1]
     # Row i is a window of the reversed vector that begins at n-1-i.
     windows = bias.flip(-1)[..., tokens - stop : tokens - 1 - start + keys].unfold(-1, keys, 1)
     return windows.flip(-2)

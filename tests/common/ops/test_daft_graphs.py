@@ -4,6 +4,7 @@ import pytest
 import torch
 from onnx.reference import ReferenceEvaluator
 from torch import nn
+from torch._dynamo.testing import CompileCounterWithBackend
 
 from common.ops import daft_conv, daft_full, daft_select
 from common.ops.daft_conv import daft_conv_scriptable
@@ -166,6 +167,26 @@ def test_compile_to_one_graph(causal, name):
     assert_close("out", out, expected)
     for actual, wanted in zip(gradients(out, inputs), gradients(expected, inputs)):
         assert_close("gradient", actual, wanted)
+
+
+def test_causal_daft_full_has_few_graphs_for_many_lengths():
+    """One for lengths of 49 to 64, one for 33 to 48, one for 9 to 16, one up to 8."""
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("eager")
+
+    def function(q, k, v):
+        return daft_full(q, k, v, W.to(v), causal=True)
+
+    compiled = torch.compile(function, fullgraph=True, backend=counter, dynamic=True)
+    graphs = []
+    for length in (50, 57, 49, 33, 41, 9, 15, 5):
+        inputs = daft_inputs(length, 4)
+        out, expected = compiled(*inputs), function(*inputs)
+        assert_close("out", out, expected)
+        for actual, wanted in zip(gradients(out, inputs), gradients(expected, inputs)):
+            assert_close("gradient", actual, wanted)
+        graphs.append(counter.frame_count)
+    assert graphs == [1, 1, 1, 2, 2, 3, 3, 4]
 
 
 def test_the_blocked_form_compiles_to_one_graph():

@@ -6,6 +6,7 @@ import torch
 from common.ops.relative_bias import bias_at, bias_rows, check_bias, resize_toeplitz
 from tests.common.inputs import BIASES, bias_like
 from tests.common.refusals import refused
+from tests.compare import assert_close, gradients
 
 forms = pytest.mark.parametrize("form", [form for form in BIASES if form != "no bias"])
 LIKE = torch.randn(2, 3, 5, 4)
@@ -29,6 +30,23 @@ def test_rows_are_those_of_the_matrix(tokens, form):
             for keys in range(1, tokens + 1):
                 rows = bias_rows(bias, tokens, start, stop, keys)
                 assert torch.equal(rows, matrix[..., start:stop, :keys])
+
+
+@forms
+def test_one_graph_gives_the_rows_of_any_number_of_tokens(form):
+    torch._dynamo.reset()
+
+    def function(bias, queries):
+        return bias_rows(bias, queries.shape[0], 1, queries.shape[0] - 1, queries.shape[0])
+
+    compiled = torch.compile(function, backend="eager", fullgraph=True, dynamic=True)
+    compiled(bias_like(form, 9, 3), torch.zeros(9, 4))
+    with torch.compiler.set_stance("fail_on_recompile"):
+        for tokens in (6, 7, 13):
+            bias, queries = bias_like(form, tokens, 3), torch.zeros(tokens, 4)
+            out, expected = compiled(bias, queries), function(bias, queries)
+            assert torch.equal(out, expected)
+            assert_close("gradient", *(gradients(x, [bias])[0] for x in (out, expected)))
 
 
 @forms
