@@ -17,20 +17,25 @@ def measure(case: Case, size: int, settings: Settings, seed: int = 0) -> list[Re
     torch.manual_seed(seed)
     records: list[Record] = []
     try:
-        built = case.build(settings, size)
-        forms = [form for form in built if isinstance(form, Form)]
-        for absent in built:
-            if isinstance(absent, Absent):
-                records.append(Record(case.name, absent.size, "", absent.name, NOT_RUN, absent.reason))
-        refusals = [_refusal(case, form) for form in forms]
-        records += [refusal for refusal in refusals if refusal is not None]
-        equal = [form for form, refusal in zip(forms, refusals) if refusal is None]
-        for run in dict.fromkeys(run for form in equal for run in form.runs):
-            records += _timed(case, [form for form in equal if run in form.runs], run, settings)
+        _measure(case, size, settings, records)
     except Exception as error:  # whatever it is, the other cases are worth their minutes
         records.append(Record(case.name, size, "", "all forms", FAILED, _last_line(error)))
-    gc.collect()
+    gc.collect()  # modules refer to themselves, and the next ones may need all the memory
     return records
+
+
+def _measure(case: Case, size: int, settings: Settings, records: list[Record]) -> None:
+    """Append what is found to ``records``, which keeps it if a later form fails."""
+    built = case.build(settings, size)
+    forms = [form for form in built if isinstance(form, Form)]
+    for absent in built:
+        if isinstance(absent, Absent):
+            records.append(Record(case.name, absent.size, "", absent.name, NOT_RUN, absent.reason))
+    refusals = [_refusal(case, form) for form in forms]
+    records += [refusal for refusal in refusals if refusal is not None]
+    equal = [form for form, refusal in zip(forms, refusals) if refusal is None]
+    for run in dict.fromkeys(run for form in equal for run in form.runs):
+        records += _timed(case, [form for form in equal if run in form.runs], run, settings)
 
 
 def _refusal(case: Case, form: Form) -> Record | None:

@@ -163,6 +163,17 @@ def test_absent_forms_and_errors_are_said():
     assert Results(HERE, failed).faults() == failed
 
 
+def test_what_was_timed_before_an_error_is_kept():
+    def fails():
+        raise RuntimeError("no memory left")
+
+    form = form_of("right", scaled_product, [])
+    form.runs[BACKWARD] = fails
+    found = measure.measure(case_of(form), 4, Settings())
+    assert [(one.run, one.status) for one in found] == [(FORWARD, TIMED), ("", FAILED)]
+    assert found[1].reason == "RuntimeError: no memory left"
+
+
 def test_a_run_has_units_memory_and_inputs():
     form = form_of("right", scaled_product, [])._replace(units=8.0, input_bytes=100)
     forward, backward = measure.measure(case_of(form), 4, Settings())

@@ -127,8 +127,8 @@ _LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 _NOTE = f"B = 1, H = {HEADS}, d = {HEAD_DIM}; released form, clamp 1"
 _AXIS = ("tokens", "tokens")
 CASES = (
-    Case("causal_flow", "Causal Flow-Attention", *_AXIS, _LENGTHS, (128, 512, 2048), causal, note=_NOTE),
-    Case("full_flow", "Flow-Attention, not causal", *_AXIS, _LENGTHS[:-1], (128, 512, 2048), full, note=_NOTE),
+    Case("causal_flow", "Causal Flow-Attention", *_AXIS, _LENGTHS, (128, 512, 1024), causal, note=_NOTE),
+    Case("full_flow", "Flow-Attention, not causal", *_AXIS, _LENGTHS[:-1], (128, 512, 1024), full, note=_NOTE),
     Case(
         "causal_flow_cuda",
         "Causal Flow-Attention on a GPU",
