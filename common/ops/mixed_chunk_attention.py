@@ -13,8 +13,11 @@ from torch.nn import functional as F
 from .alignment import invert, put_back, real_first, take
 from .checks import State, check_choice, check_padding_mask, check_positive_int, check_query_key_value, check_state
 from .chunks import autocast_off, carry_sums, compute_dtype, split_chunks, zero_padding
+from .eager import runs_eagerly
 from .gau_attention import with_heads
-from .relative_bias import bias_at, bias_rows, check_bias
+from .mixed_chunk_piece import Tokens as _Tokens
+from .mixed_chunk_pieces import attend_in_pieces
+from .relative_bias import bias_at, bias_matrix, bias_rows, check_bias
 from .score_kernels import SCORE_KERNELS, score_kernel
 from .triton import dispatch
 
@@ -30,16 +33,6 @@ class _Options(NamedTuple):
     linear: bool
     first_softmax: bool
     first_to_all: bool
-
-
-class _Tokens(NamedTuple):
-    """The five inputs, each (B, H, n, s) but v, (B, H, n, e)."""
-
-    q_quad: Tensor
-    k_quad: Tensor
-    q_lin: Tensor
-    k_lin: Tensor
-    v: Tensor
 
 
 def mixed_chunk_attention(
@@ -67,7 +60,8 @@ def mixed_chunk_attention(
     by C (Eq. 8). B batch, H heads, n tokens, s and e channels, C = ``chunk_size``, any n: q_quad, k_quad, q_lin and
     k_lin (B, n, s), v (B, n, e) -> (B, n, e), or with heads (B, H, n, s) and (B, H, n, e) -> (B, H, n, e); v's dtype.
     ``key_padding_mask``: bool (B, n), True = padding, on any side; chunks and positions count real tokens and a padded
-    token gives 0. Cost: O(n (C (s + e) + s e)) time, O(n (C + s + e) + (n / C) s e) memory.
+    token gives 0. Cost: O(n (C (s + e) + s e)) time, O(n (C + s + e) + (n / C) s e) memory; without the n C on a CPU
+    when causal, of relu2 and of both terms: see ``attend_in_pieces``.
 
     Args:
         bias: (2C-1,), entry r + C - 1 for a query r tokens after its key, or (C, C); with heads (H, 2C-1), (H, C, C).
@@ -154,9 +148,32 @@ def _whole_by_kernels(tokens: _Tokens, options: _Options, padding_mask: Optional
 def whole_sequence(tokens: _Tokens, options: _Options, padding_mask: Optional[Tensor]) -> Tensor:
     """A whole sequence."""
     tokens, options = _computable(tokens, options, padding_mask)
-    n = tokens.v.shape[2]
     order = real_first(padding_mask)
     tokens = _Tokens(*(take(x, order) for x in tokens))
+    attend = _in_pieces if _goes_in_pieces(tokens, options) else _plain
+    return put_back(attend(tokens, options, padding_mask), order)
+
+
+def _goes_in_pieces(tokens: _Tokens, options: _Options) -> bool:
+    """Whether this is the paper's language model on a CPU, and nothing looks into the operations."""
+    paper = options.causal and options.local and options.linear and options.kernel == "relu2"
+    given = tokens if options.bias is None else (*tokens, options.bias)
+    return paper and tokens.v.device.type == "cpu" and runs_eagerly(*given)
+
+
+def _in_pieces(tokens: _Tokens, options: _Options, padding_mask: Optional[Tensor]) -> Tensor:
+    """A causal sequence whose real tokens come first, and where padding is zero."""
+
+    def plain(*inputs: Tensor) -> Tensor:
+        return _plain(_Tokens(*inputs[:5]), options._replace(bias=inputs[5]), None)
+
+    bias = None if options.bias is None else bias_matrix(options.bias, options.chunk_size)
+    return attend_in_pieces(tokens, bias, options.chunk_size, plain)
+
+
+def _plain(tokens: _Tokens, options: _Options, padding_mask: Optional[Tensor]) -> Tensor:
+    """A sequence whose real tokens come first, as a graph of torch's functions."""
+    n = tokens.v.shape[2]
     real = None if padding_mask is None else (~padding_mask).sum(1)  # (B,)
     chunks = _split(tokens, min(options.chunk_size, n))
     linear = None
@@ -166,7 +183,7 @@ def whole_sequence(tokens: _Tokens, options: _Options, padding_mask: Optional[Te
         count = n if real is None else real.clamp(min=1).to(tokens.v.dtype)[:, None, None, None]
         linear = (tokens.k_lin.transpose(-2, -1) @ tokens.v / count).unsqueeze(2)  # (B, H, 1, s, e)
     hidden = _hidden(chunks, options, n, real)
-    return put_back(_attend(chunks, linear, options, hidden, tokens, real)[:, :, :n], order)
+    return _attend(chunks, linear, options, hidden, tokens, real)[:, :, :n]
 
 
 def _split(tokens: _Tokens, chunk_size: int) -> _Tokens:

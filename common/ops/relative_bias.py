@@ -45,6 +45,12 @@ def bias_rows(bias: Tensor, tokens: int, start: int, stop: int, keys: int) -> Te
     return windows.flip(-2)
 
 
+def bias_matrix(bias: Tensor, tokens: int) -> Tensor:
+    """The bias of ``tokens`` tokens as matrices, (1 or H, tokens, tokens)."""
+    matrix = bias_rows(bias, tokens, 0, tokens, tokens)
+    return matrix if matrix.dim() == 3 else matrix.unsqueeze(0)
+
+
 def bias_at(bias: Tensor, tokens: int, positions: Tensor) -> Tensor:
     """The rows of queries at ``positions`` (B, n) and all columns: (B, 1, n, tokens), or (B, H, n, tokens)."""
     positions = positions.clamp(max=tokens - 1)
