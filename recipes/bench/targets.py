@@ -86,9 +86,11 @@ def causal_memory(results: Results) -> Verdict:
     found: dict[int, Record] = {size: results.find("causal_flow", size, BACKWARD, flow.OURS) for size in sizes}
     if len(found) < 2 or sizes[-1] != 2 * sizes[-2]:
         return NOT_MEASURED
-    most = max(one.extra_bytes / one.input_bytes for one in found.values())
+    most, where = max((one.extra_bytes / one.input_bytes, one.size) for one in found.values())
     growth = found[sizes[-1]].extra_bytes / found[sizes[-2]].extra_bytes
-    return Verdict(f"{most:.2f}x, {growth:.2f} times for twice the tokens", most <= 3.0 and growth <= 2.1)
+    return Verdict(
+        f"{most:.2f}x at {where:,} tokens, {growth:.2f} times for twice as many", most <= 3.0 and growth <= 2.1
+    )
 
 
 def constant_decoding(form: str) -> Callable[[Results], Verdict]:
