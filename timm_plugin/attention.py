@@ -88,7 +88,9 @@ class SelfAttention(nn.Module):
         x = refuse_masks(x, attn_mask, is_causal)
         B, N, C = x.shape
         qkv = self.qkv(x).reshape(B, N, 3, self.num_heads, self.head_dim)
-        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # each (B, H, N, d)
+        # Not timm's permutation of all: the gradient of unbind then lies in memory as that of qkv, without a copy.
+        q, k, v = qkv.unbind(2)  # each (B, N, H, d)
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         # Under autocast a normalisation gives float32 whatever comes in.
         q, k = self.q_norm(q).type_as(v), self.k_norm(k).type_as(v)
         x = self.attention(q, k, v, dropout_p=self.attn_drop.p if self.training else 0.0)

@@ -8,10 +8,13 @@ from timm.layers.typing import LayerType
 from timm.models.vision_transformer import Block
 
 from .attention import SelfAttention
+from .linear import make_pointwise
 
 
 class LinearTimeBlock(Block):
     """x + attention(norm(x)), then x + mlp(norm(x)), on (B, N, C); every argument of timm's ``Block`` and two more.
+
+    Its linear layers are ``PointwiseLinear``.
 
     Args:
         attention_options: options of the mechanism, see ``common.attention``.
@@ -49,3 +52,4 @@ class LinearTimeBlock(Block):
                     f"init_values is {init_values} and mlp_init_values {mlp_init_values}; allowed: one of them"
                 )
             self.ls2 = LayerScale(dim, init_values=mlp_init_values, **dd)
+        make_pointwise(self)

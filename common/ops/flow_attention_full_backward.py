@@ -49,7 +49,9 @@ def full_backward(
     gamma = (d_values * v).sum(-1) * flow.competition  # (B, H, m)
     torch.mul(d_values, flow.competition.unsqueeze(-1), out=grads[2])
     d_conserved_outgoing = _flow_gradient(gamma, flow.competition, options.competition)
-    d_conserved_outgoing = d_conserved_outgoing.masked_fill(flow.conserved_outgoing.abs() > options.clamp, 0.0)
+    d_conserved_outgoing = d_conserved_outgoing.masked_fill(
+        flow.conserved_outgoing > options.clamp, 0.0
+    )  # no flow is negative
 
     # Equations 6-7, then 4-5.
     d_sum_k_over_outgoing = _given_gradient(q, d_conserved_incoming, form)  # (B, H, d)
