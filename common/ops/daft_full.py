@@ -172,7 +172,7 @@ def _causal(k: Tensor, v: Tensor, w: Tensor) -> Tensor:
 def _padded_length(length: int) -> int:
     """``length`` up to the next multiple of ``_BASE``.
 
-    In a compiled graph, where another number of blocks is another graph, up to 1, 2, 3, 4, 6, 8, 12, ... times ``_BASE``.
+    In a compiled graph, where another number of blocks is another graph, up to 1, 2, 3, 4, 6, 8, ... times it.
     """
     if not torch.compiler.is_compiling():
         return length + -length % _BASE

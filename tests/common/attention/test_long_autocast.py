@@ -1,0 +1,57 @@
+"""Under autocast in bfloat16 every attention keeps 1e-2 at 32,768 tokens; the quadratic ones at fewer."""
+
+import pytest
+import torch
+
+from common.gau import GatedAttentionUnit
+from tests.common.attention.build import attend, build
+from tests.common.inputs import qkv
+from tests.compare import assert_close, gradients
+
+LONG = 32768
+#: Tokens by name: what costs O(n²) is compared at 2,048.
+TOKENS = {"daft_full": 2048, "quadratic": 2048, "softmax": 2048}
+#: Options that are other than those of small tests: what such lengths are used with.
+OPTIONS = {
+    "combiner": {"row_length": 128},
+    "daft_conv": {"window": 65},
+    "daft_full": {"max_tokens": 2048},
+    "mixed_chunk": {"chunk_size": 256},
+}
+NAMES = ["combiner", "daft_conv", "daft_full", "flow", "linear", "mixed_chunk", "quadratic", "softmax"]
+causality = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+
+
+def assert_precise(function, inputs, parameters) -> None:
+    """``function`` of bfloat16 inputs under autocast against itself in float32 without, of the same numbers."""
+    halves = [x.detach().bfloat16().requires_grad_() for x in inputs]
+    wide = [x.detach().float().requires_grad_() for x in halves]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = function(*halves)
+    expected = function(*wide)
+    assert_close("out", out.float(), expected, 1e-2)
+    assert_close("last tokens", out[..., -100:, :].float(), expected[..., -100:, :], 1e-2)
+    actual, wanted = gradients(out, [*halves, *parameters]), gradients(expected, [*wide, *parameters])
+    for i, (gradient, one) in enumerate(zip(actual, wanted)):
+        assert_close(f"gradient {i} of the inputs and parameters", gradient.float(), one, 1e-2)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@causality
+def test_attention(causal, name):
+    module = build(name, causal, torch.float32, **OPTIONS.get(name, {}))
+    if name == "combiner":  # its projections are half precision, whose error large weights would multiply
+        for parameter in module.parameters():
+            torch.nn.init.normal_(parameter, std=0.3)
+    inputs = qkv(TOKENS.get(name, LONG), batch=1, d=4, e=4, dtype=torch.float32)
+    assert_precise(lambda q, k, v: attend(module, q, k, v), inputs, module.parameters())
+
+
+@pytest.mark.parametrize(
+    "form", [{"chunk_size": 256}, {"chunk_size": None, "max_positions": 2048}], ids=["flash", "quad"]
+)
+@causality
+def test_gated_attention_unit(causal, form):
+    unit = GatedAttentionUnit(8, expanded_dim=16, query_dim=8, causal=causal, **form)
+    x = torch.randn(1, LONG if form["chunk_size"] else 2048, 8)
+    assert_precise(unit, [x], unit.parameters())
