@@ -96,7 +96,9 @@ def write(out: Path, results: Results) -> str:
     (out / "results.txt").write_text(plain + "\n", encoding="utf-8")
     save(results, out / "results.json")
     pictures = [f"![{CASES[path.stem].title}]({path.name})" for path in picture.draw(results, out)]
-    parts = [_HEAD, as_markdown(blocks[::-1], foot), *pictures]
+    # A terminal shows the end of a text, a page its beginning.
+    blocks = sorted(blocks, key=lambda block: block.title != report.REACH)
+    parts = [_HEAD, as_markdown(blocks, foot), *pictures]
     (out / "results.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
     return plain
 

@@ -1,4 +1,4 @@
-"""The least time that arithmetic and memory allow for causal Flow-Attention, beside what was measured."""
+"""The least time that arithmetic and memory allow for Flow-Attention, beside what was measured."""
 
 from typing import NamedTuple
 
@@ -8,7 +8,9 @@ from .cases import flow, rates
 from .records import Results
 from .work import BACKWARD, FORWARD
 
-#: Tokens of a chunk, where four products of (C, C) and (C, d) or (d, d) are the least arithmetic per C tokens.
+#: Case -> products of (C, C) and (C, d), or (C, d) and (d, d), for every C tokens of a head.
+_PRODUCTS = {"causal_flow": 4, "causal_flow_cuda": 4, "full_flow": 2}
+#: C, which is d too.
 _CHUNK = 64
 
 
@@ -28,14 +30,14 @@ class Floor(NamedTuple):
 
 
 def floors(results: Results, case: str) -> list[Floor]:
-    """A floor for every time of ``flow_attention`` in ``case``; none without the machine's rates.
+    """A floor for every time of ``flow_attention`` in ``case``; none of other cases or without the machine's rates.
 
-    Arithmetic per chunk of C = 64 tokens and head: q kᵀ, (q kᵀ) v, q Σ kᵀv and kᵀ v, 2 C² d operations each where
-    C = d, and twice that again backward. Memory: q, k, v and the output once; backward q, k, v and the output's
-    gradient again, and three gradients.
+    Arithmetic for C = 64 tokens of a head: kᵀ v and q Σ kᵀv, and causal q kᵀ and (q kᵀ) v inside of their chunk, 2 C² d
+    operations each as C = d, and twice that again backward. Memory: q, k, v and the output once; backward q, k, v and
+    the output's gradient again, and three gradients.
     """
     speed = {one.form: one.per_second for one in results.timed() if one.case == "rates"}
-    if set(speed) != {rates.PRODUCT, rates.COPY}:
+    if case not in _PRODUCTS or set(speed) != {rates.PRODUCT, rates.COPY}:
         return []
     itemsize = torch.empty(0, dtype=getattr(torch, results.machine.dtype)).element_size()
     found = []
@@ -43,7 +45,7 @@ def floors(results: Results, case: str) -> list[Floor]:
         if one.case != case or one.form != flow.OURS:
             continue
         tokens = one.size * flow.HEADS
-        operations = tokens * 4 * 2 * _CHUNK * flow.HEAD_DIM * (3 if one.run == BACKWARD else 1)
+        operations = tokens * _PRODUCTS[case] * 2 * _CHUNK * flow.HEAD_DIM * (3 if one.run == BACKWARD else 1)
         moved = tokens * flow.HEAD_DIM * itemsize * (4 if one.run == FORWARD else 11)
         found.append(
             Floor(one.size, one.run, operations / speed[rates.PRODUCT], moved / speed[rates.COPY], one.median)

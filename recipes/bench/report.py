@@ -10,6 +10,7 @@ from .records import Record, Results
 from .targets import TARGETS, Verdict
 from .timing import quartiles
 
+REACH = "What to reach"
 _ANSWERS = {True: "yes", False: "no", None: MISSING}
 
 
@@ -46,7 +47,7 @@ def target_table(results: Results) -> Table | None:
         "times: how many times as long the peer takes, the median over rounds in which both run next to each other",
         "memory: at its peak, beyond inputs, outputs and gradients",
     ]
-    return Table("What to reach", ("work", "beside", "to reach", "achieved", "reached"), rows, notes) if rows else None
+    return Table(REACH, ("work", "beside", "to reach", "achieved", "reached"), rows, notes) if rows else None
 
 
 def _measurements(results: Results, name: str) -> Table:
@@ -91,7 +92,7 @@ def _floor_table(results: Results, case: str) -> Table | None:
         for one in floors(results, case)
     ]  # fmt: skip
     header = ("tokens", "run", "arithmetic, ms", "memory, ms", "achieved, ms", "floor / achieved")
-    notes = ["from the rates of this machine above: the products of chunks of 64, and each tensor moved once"]
+    notes = ["from the rates of this machine: the products of 64 tokens at a time, and each tensor moved once"]
     return Table(f"{CASES[case].title}: the floor", header, rows, notes) if rows else None
 
 

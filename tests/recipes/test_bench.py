@@ -474,6 +474,10 @@ def test_floors():
     half = Results(HERE._replace(dtype="bfloat16"), found)
     assert floors(half, "causal_flow")[0].memory == pytest.approx(forward.memory / 2)
     assert floors(Results(HERE, found[1:]), "causal_flow") == []
+    full = [one._replace(case="full_flow") if one.case == "causal_flow" else one for one in found]
+    assert floors(Results(HERE, full), "full_flow")[0].arithmetic == pytest.approx(forward.arithmetic / 2)
+    other = [one._replace(case="decoding") if one.case == "causal_flow" else one for one in found]
+    assert floors(Results(HERE, other), "decoding") == []
 
 
 @pytest.mark.parametrize("seconds, reached", [(0.5, True), (0.7, False)])
