@@ -171,6 +171,15 @@ def test_functorch_and_forward_mode(small_pieces, plainly):
         assert_close("tangent", forward_ad.unpack_dual(dual).tangent, wanted)
 
 
+def test_forward_mode_in_the_bias_alone():
+    inputs, bias = [x.detach() for x in mixed_chunk_inputs(9)], bias_like("vectors", 4).detach()
+    direction = torch.randn_like(bias)
+    _, wanted = torch.func.jvp(lambda bias: attend(*inputs, bias), (bias,), (direction,))
+    with forward_ad.dual_level():
+        dual = attend(*inputs, forward_ad.make_dual(bias, direction))
+        assert_close("tangent", forward_ad.unpack_dual(dual).tangent, wanted)
+
+
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")  # of shapes that are read, which a trace keeps
 def test_compiled_without_graph_breaks_and_traced():
     torch._dynamo.reset()
