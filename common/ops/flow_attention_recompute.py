@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .checks import State
 from .chunks import autocast_off
+from .eager import runs_eagerly
 from .flow_attention_backward import chunks_backward, pulled_back
 from .flow_attention_chunks import attention_in_chunks
 from .flow_options import FlowOptions
@@ -55,7 +56,9 @@ class _InPieces(torch.autograd.Function):
     def backward(ctx: Any, grad_out: Tensor, _: Any, *grad_sums: Tensor) -> Tuple[Optional[Tensor], ...]:
         padding, q, k, v, *kept = ctx.saved_tensors
         states = [_state(kept[i], kept[i + 1 : i + 8]) for i in range(0, len(kept), 8)]
-        backward = _differentiable if torch.is_grad_enabled() else _backward
+        # A graph for derivatives of the gradients, and for batches of gradients (is_grads_batched).
+        as_graph = torch.is_grad_enabled() or not runs_eagerly(grad_out)
+        backward = _differentiable if as_graph else _backward
         with autocast_off(q):
             grads = backward(q, k, v, padding, ctx.options, ctx.chunk_size, states, grad_out, grad_sums)
         return (None, None, None, None, *grads)
@@ -132,7 +135,9 @@ def _differentiable(
     grad_out: Tensor,
     grad_sums: Sequence[Tensor],
 ) -> List[Optional[Tensor]]:
-    """The gradients as a graph, which keeps all of the sequence, for derivatives of them."""
-    out, after = attention_in_chunks(q, k, v, padding, options, chunk_size, states[0])
+    """The gradients by way of a graph of the whole sequence, which has derivatives of its own."""
+    create_graph = torch.is_grad_enabled()
+    with torch.enable_grad():
+        out, after = attention_in_chunks(q, k, v, padding, options, chunk_size, states[0])
     given = [q, k, v, *_flat(states[0])[1:]]
-    return pulled_back([out.to(v.dtype), *_flat(after)[1:]], given, [grad_out, *grad_sums], create_graph=True)
+    return pulled_back([out.to(v.dtype), *_flat(after)[1:]], given, [grad_out, *grad_sums], create_graph)

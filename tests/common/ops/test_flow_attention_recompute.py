@@ -113,6 +113,16 @@ def test_second_derivatives_over_many_pieces():
     assert torch.autograd.gradgradcheck(attend, inputs)
 
 
+def test_batches_of_gradients():
+    inputs = qkv(11)
+    out = flow_attention(*inputs, causal=True, chunk_size=4)
+    grads = torch.randn(3, *out.shape, dtype=out.dtype)
+    batched = torch.autograd.grad(out, inputs, grads, is_grads_batched=True, retain_graph=True)
+    for i, grad in enumerate(grads):
+        for name, found, expected in zip("qkv", batched, torch.autograd.grad(out, inputs, grad, retain_graph=True)):
+            assert_close(f"gradient of {name}", found[i], expected)
+
+
 def test_what_takes_operations_apart_gets_the_plain_chunks(monkeypatch):
     """functorch, a tracer and a compiler; everything else goes in pieces."""
     calls = []
