@@ -13,7 +13,7 @@ from torch import Tensor
 from .checks import State, check_padding_mask, check_positive_int, check_query_key_value, check_state
 from .chunks import autocast_off, compute_dtype
 from .flow_attention_causal import causal_attention
-from .flow_attention_chunks import causal_flow, chunk_features, chunk_positions, joined, state_shapes
+from .flow_attention_causal_chunks import causal_flow, chunk_features, chunk_positions, joined, state_shapes
 from .flow_attention_full import full_flow
 from .flow_attention_full_pieces import full_attention
 from .flow_options import flow_options

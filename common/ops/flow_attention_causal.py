@@ -6,8 +6,8 @@ from torch import Tensor
 
 from .checks import State
 from .eager import runs_eagerly
-from .flow_attention_chunks import attention_in_chunks
-from .flow_attention_recompute import attention_in_pieces
+from .flow_attention_causal_chunks import attention_in_chunks
+from .flow_attention_causal_pieces import attention_in_pieces
 from .flow_options import FlowOptions
 from .triton import dispatch
 

@@ -3,7 +3,6 @@
 import math
 from typing import Dict, NamedTuple, Optional
 
-import torch
 from torch import Tensor
 
 from .checks import check_choice
@@ -41,16 +40,6 @@ class FlowOptions(NamedTuple):
     allocation: str
 
 
-class Flow(NamedTuple):
-    """The quantities every output is made of; sinks and sources are laid out as in the form that made them."""
-
-    q: Tensor  # features of the sinks, zero at padding
-    k: Tensor  # features of the sources, zero at padding
-    incoming: Tensor  # I, not divided by any count
-    competition: Tensor  # weight of every source
-    allocation: Tensor  # weight of every sink
-
-
 def flow_options(
     form: str = "released",
     clamp: Optional[float] = 1.0,
@@ -67,14 +56,6 @@ def flow_options(
         raise ValueError(f"clamp is {clamp!r}; allowed: a number above 0, or None (or inf) for no clamp")
     unclamped = clamp is None or not FORMS[form].rescale
     return FlowOptions(FORMS[form], math.inf if unclamped else float(clamp), phi, competition, allocation)
-
-
-def dot(x: Tensor, vector: Tensor) -> Tensor:
-    """x (..., n, d) · vector (..., d) -> (..., n)."""
-    if torch.jit.is_scripting():
-        # Autocast cannot be switched off inside TorchScript; unlike a product, a sum stays float32 under it.
-        return (x * vector.unsqueeze(-2)).sum(-1)
-    return (x @ vector.unsqueeze(-1)).squeeze(-1)
 
 
 def positive(flow: Tensor) -> Tensor:

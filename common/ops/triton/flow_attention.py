@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..checks import State
-from ..flow_attention_chunks import (
+from ..flow_attention_causal_chunks import (
     Positions,
     attention_in_chunks,
     chunk_positions,

@@ -400,7 +400,7 @@ def test_masking_one_side_alone_is_honoured():
 @pytest.mark.parametrize("options", OPTIONS[:6] + OPTIONS[-3:], ids=name_of)
 def test_long_sequences_in_pieces_are_the_same_function(options, side, monkeypatch):
     """What a CPU does with thousands of tokens, here in pieces of one chunk and a rest."""
-    monkeypatch.setattr(sys.modules["common.ops.flow_attention_recompute"], "_PIECE", 1)
+    monkeypatch.setattr(sys.modules["common.ops.flow_attention_causal_pieces"], "_PIECE", 1)
     mask = padding(side, 2, 37)
     masks = {"key_padding_mask": mask, "query_padding_mask": mask}
     assert_agrees(qkv(37), causal=True, chunk_size=5, **masks, **options)

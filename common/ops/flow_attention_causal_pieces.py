@@ -12,8 +12,8 @@ from torch import Tensor
 from .checks import State
 from .chunks import autocast_off
 from .eager import runs_eagerly
-from .flow_attention_backward import chunks_backward, pulled_back
-from .flow_attention_chunks import attention_in_chunks
+from .flow_attention_causal_backward import chunks_backward, pulled_back
+from .flow_attention_causal_chunks import attention_in_chunks
 from .flow_options import FlowOptions
 
 # Numbers in the q of a piece, for each thread: what a piece needs stays in the caches. 256 tokens of 8 heads of 64

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .checks import State
 from .chunks import carry_sums, split_chunks
-from .flow_attention_chunks import (
+from .flow_attention_causal_chunks import (
     ChunkFlow,
     Positions,
     aggregate,

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from common.ops import flow_attention, flow_attention_recompute
-from common.ops.flow_attention_chunks import attention_in_chunks
-from common.ops.flow_attention_recompute import attention_in_pieces
+from common.ops import flow_attention, flow_attention_causal_pieces
+from common.ops.flow_attention_causal_chunks import attention_in_chunks
+from common.ops.flow_attention_causal_pieces import attention_in_pieces
 from common.ops.flow_options import flow_options
 from tests.common.inputs import padding, qkv
 from tests.compare import assert_close
@@ -23,7 +23,7 @@ STATE = ("sum_k", "sum_q", "sum_k_over_outgoing", "sum_q_over_incoming", "log_co
 @pytest.fixture(autouse=True)
 def several_pieces(monkeypatch):
     """Of two chunks of four tokens, (2, 2, 4, 5) each, for every thread."""
-    monkeypatch.setattr(flow_attention_recompute, "_PIECE", 160)
+    monkeypatch.setattr(flow_attention_causal_pieces, "_PIECE", 160)
 
 
 def a_state(inputs, options):
@@ -97,7 +97,7 @@ def test_a_backward_pass_under_autocast_is_not_in_half_precision():
 def test_only_the_inputs_and_a_state_for_each_piece_are_kept():
     kept = []
     inputs = qkv(4096, batch=1, heads=1, d=8, e=8, dtype=torch.float32)
-    flow_attention_recompute._PIECE = 2**12
+    flow_attention_causal_pieces._PIECE = 2**12
     with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
         flow_attention(*inputs, causal=True)
     others = [x for x in kept if not any(x is y for y in inputs)]
@@ -126,7 +126,7 @@ def test_batches_of_gradients():
 def test_what_takes_operations_apart_gets_the_plain_chunks(monkeypatch):
     """functorch, a tracer and a compiler; everything else goes in pieces."""
     calls = []
-    module = flow_attention_recompute
+    module = flow_attention_causal_pieces
     forward = module._forward
     monkeypatch.setattr(module, "_forward", lambda *args: calls.append(1) or forward(*args))
     q, k, v = (x.detach() for x in qkv(9))
