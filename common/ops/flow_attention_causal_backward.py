@@ -14,7 +14,6 @@ from .chunks import carry_sums, split_chunks
 from .flow_attention_causal_chunks import (
     ChunkFlow,
     Positions,
-    aggregate,
     causal_flow,
     chunk_features,
     chunk_positions,
@@ -55,30 +54,32 @@ def chunks_backward(
     options: FlowOptions,
     size: int,
     state: Optional[State],
+    out: Tensor,
     grad_out: Tensor,
     grad_state: State,
 ) -> Tuple[Tuple[Tensor, Tensor, Tensor], State]:
     """Gradients of q, k (B, H, n, d) and v (B, H, n, e), and of the state before them, from that of the one behind.
 
-    Arguments and cost as of ``attention_in_chunks``, which this repeats first.
+    Arguments and cost as of ``attention_in_chunks``, whose flows this forms again and whose output is ``out``.
     """
     with torch.enable_grad():
         inputs = [x.detach().requires_grad_() for x in (q, k)]
         features = [chunk_features(x, options.phi, padding, size) for x in inputs]
     q, k = (x.detach() for x in features)
-    values, grad_out = chunk_values(v, padding, size), split_chunks(grad_out.to(q.dtype), size)
-    positions = chunk_positions(v, padding, size, state)
+    out, grad_out = (split_chunks(x.to(q.dtype), size) for x in (out, grad_out))  # (B, H, G, C, e)
+    values, positions = chunk_values(v, padding, size), chunk_positions(v, padding, size, state)
     flow, _ = causal_flow(q, k, positions, options, state)
-    total, earlier_kv, _ = aggregate(flow, values, state)
-    grad_total = grad_out * flow_scale(flow.allocation, flow.incoming).unsqueeze(-1)
+    competition, scale = flow.competition.unsqueeze(-1), flow_scale(flow.allocation, flow.incoming)
+    weighted, grad_total = values * competition, grad_out * scale.unsqueeze(-1)
+    earlier_kv, _ = carry_sums(k.transpose(-2, -1) @ weighted, None if state is None else state["sum_kv"])
     later_kv, grad_kv = carry_sums(q.transpose(-2, -1) @ grad_total, grad_state["sum_kv"], reverse=True)
-    # Of the values times their competition (B, H, G, C, e).
-    grad_weighted = flow.to_sinks.transpose(-2, -1) @ grad_total + k @ later_kv
-    grad_competition, grad_scale = (grad_weighted * values).sum(-1), (grad_out * total).sum(-1)
-    # Zero at padding, whose k and scores are.
-    grad_v = joined(grad_weighted * flow.competition.unsqueeze(-1), v.shape[2])
+    grad_weighted = k @ later_kv
+    _add_product(grad_weighted, flow.to_sinks.transpose(-2, -1), grad_total)
+    grad_v = joined(grad_weighted * competition, v.shape[2])  # zero at padding, whose k and scores are
+    grad_competition = grad_weighted.mul_(values).sum(-1)
+    # What is scaled is the output over its scale; where that is 0, nothing depends on it.
+    grad_scale = (grad_out * out).sum(-1) / scale.masked_fill(scale == 0.0, 1.0)
     flows, later, before = _flows_backward(flow, positions, options, state, grad_competition, grad_scale, grad_state)
-    weighted = values * flow.competition.unsqueeze(-1)
     grad_scores = _scores_backward(flow, flows, grad_total, weighted)
     grad_q, grad_k = _features_backward(flow, flows, later, options.form.eps)
     _add_product(grad_q, grad_scores, k)

@@ -1,6 +1,6 @@
 """Causal Flow-Attention in pieces that stay in a CPU's caches, with a backward pass that forms each one again.
 
-Between the passes nothing is kept but the inputs and the state before each piece. Legend: ``flow_attention``.
+Between the passes nothing is kept but inputs, output and the state before each piece. Legend: ``flow_attention``.
 """
 
 import itertools
@@ -37,7 +37,7 @@ def attention_in_pieces(
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, *sums)):
         out, count, *sums = _InPieces.apply(options, chunk_size, padding, count, q, k, v, *sums)
         return out, _state(count, sums)
-    return _forward(q, k, v, padding, options, chunk_size, state, [])
+    return _forward(_pieces(q, k, v, padding, _piece_length(q, chunk_size)), v, options, chunk_size, state, [])
 
 
 class _InPieces(torch.autograd.Function):
@@ -46,21 +46,26 @@ class _InPieces(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, options: FlowOptions, chunk_size: int, padding, count, q, k, v, *sums) -> Tuple[Tensor, ...]:
         states: List[Optional[State]] = []
-        out, after = _forward(q, k, v, padding, options, chunk_size, _state(count, sums), states)
-        ctx.options, ctx.chunk_size = options, chunk_size
-        ctx.save_for_backward(padding, q, k, v, *(x for state in states for x in _flat(state)))
+        ctx.options, ctx.chunk_size, ctx.length = options, chunk_size, _piece_length(q, chunk_size)
+        pieces = _pieces(q, k, v, padding, ctx.length)
+        out, after = _forward(pieces, v, options, chunk_size, _state(count, sums), states)
+        ctx.save_for_backward(padding, q, k, v, out, *(x for state in states for x in _flat(state)))
         ctx.mark_non_differentiable(after["count"])
         return (out, *_flat(after))
 
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor, _: Any, *grad_sums: Tensor) -> Tuple[Optional[Tensor], ...]:
-        padding, q, k, v, *kept = ctx.saved_tensors
+        padding, q, k, v, out, *kept = ctx.saved_tensors
         states = [_state(kept[i], kept[i + 1 : i + 8]) for i in range(0, len(kept), 8)]
         # A graph for derivatives of the gradients, and for batches of gradients (is_grads_batched).
         as_graph = torch.is_grad_enabled() or not runs_eagerly(grad_out)
-        backward = _differentiable if as_graph else _backward
         with autocast_off(q):
-            grads = backward(q, k, v, padding, ctx.options, ctx.chunk_size, states, grad_out, grad_sums)
+            if as_graph:
+                given = (q, k, v, padding, ctx.options, ctx.chunk_size, states[0])
+                grads = _differentiable(*given, grad_out, grad_sums)
+            else:
+                pieces = _pieces(q, k, v, padding, ctx.length)
+                grads = _backward(pieces, (q, k, v), ctx.options, ctx.chunk_size, states, out, grad_out, grad_sums)
         return (None, None, None, None, *grads)
 
 
@@ -72,27 +77,30 @@ def _state(count: Optional[Tensor], sums: Sequence[Optional[Tensor]]) -> Optiona
     return None if count is None else {"count": count, **dict(zip(_SUMS, sums))}
 
 
-def _pieces(q: Tensor, k: Tensor, v: Tensor, padding: Optional[Tensor], size: int) -> List[_Piece]:
-    """A sequence in pieces of whole chunks, but for the last."""
-    batch, heads, _, d = q.shape
-    piece = max(_PIECE * torch.get_num_threads() // (batch * heads * d * size), 1) * size
-    paddings = itertools.repeat(None) if padding is None else padding.split(piece, dim=1)
-    return list(zip(*(x.split(piece, dim=2) for x in (q, k, v)), paddings))
+def _piece_length(q: Tensor, chunk_size: int) -> int:
+    """Tokens of a piece, a multiple of the chunk's."""
+    batch, heads, length, d = q.shape
+    size = min(chunk_size, length)
+    return max(_PIECE * torch.get_num_threads() // (batch * heads * d * size), 1) * size
+
+
+def _pieces(q: Tensor, k: Tensor, v: Tensor, padding: Optional[Tensor], length: int) -> List[_Piece]:
+    """A sequence in pieces of ``length`` tokens and a rest."""
+    paddings = itertools.repeat(None) if padding is None else padding.split(length, dim=1)
+    return list(zip(*(x.split(length, dim=2) for x in (q, k, v)), paddings))
 
 
 def _forward(
-    q: Tensor,
-    k: Tensor,
+    pieces: List[_Piece],
     v: Tensor,
-    padding: Optional[Tensor],
     options: FlowOptions,
     chunk_size: int,
     state: Optional[State],
     states: List[Optional[State]],
 ) -> Tuple[Tensor, State]:
-    """The output in v's dtype, and the state after it; to ``states`` the one before each piece is added."""
+    """The output, shaped as v and in its dtype, and the state after it; ``states`` gets the one before each piece."""
     outputs, begin = torch.empty_like(v, memory_format=torch.contiguous_format), 0
-    for piece in _pieces(q, k, v, padding, min(chunk_size, q.shape[2])):
+    for piece in pieces:
         states.append(state)
         out, state = attention_in_chunks(*piece, options, chunk_size, state)
         outputs[:, :, begin : begin + out.shape[2]] = out
@@ -101,23 +109,23 @@ def _forward(
 
 
 def _backward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    padding: Optional[Tensor],
+    pieces: List[_Piece],
+    inputs: Sequence[Tensor],
     options: FlowOptions,
     chunk_size: int,
     states: List[Optional[State]],
+    out: Tensor,
     grad_out: Tensor,
     grad_sums: Sequence[Tensor],
 ) -> List[Optional[Tensor]]:
-    """Gradients of q, k, v and of the sums of the first state."""
-    size, end = min(chunk_size, q.shape[2]), q.shape[2]
-    grads = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v)]
-    grad_state = dict(zip(_SUMS, grad_sums))
-    for piece, state in zip(reversed(_pieces(q, k, v, padding, size)), reversed(states)):
+    """Gradients of ``inputs``, q, k and v, and of the sums of the first state."""
+    grads = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in inputs]
+    end, grad_state = out.shape[2], dict(zip(_SUMS, grad_sums))
+    size = min(chunk_size, end)
+    for piece, state in zip(reversed(pieces), reversed(states)):
         begin = end - piece[0].shape[2]
-        parts, grad_state = chunks_backward(*piece, options, size, state, grad_out[:, :, begin:end], grad_state)
+        results = (x[:, :, begin:end] for x in (out, grad_out))
+        parts, grad_state = chunks_backward(*piece, options, size, state, *results, grad_state)
         for grad, part in zip(grads, parts):
             grad[:, :, begin:end] = part
         end = begin
@@ -131,13 +139,13 @@ def _differentiable(
     padding: Optional[Tensor],
     options: FlowOptions,
     chunk_size: int,
-    states: List[Optional[State]],
+    state: Optional[State],
     grad_out: Tensor,
     grad_sums: Sequence[Tensor],
 ) -> List[Optional[Tensor]]:
     """The gradients by way of a graph of the whole sequence, which has derivatives of its own."""
     create_graph = torch.is_grad_enabled()
     with torch.enable_grad():
-        out, after = attention_in_chunks(q, k, v, padding, options, chunk_size, states[0])
-    given = [q, k, v, *_flat(states[0])[1:]]
+        out, after = attention_in_chunks(q, k, v, padding, options, chunk_size, state)
+    given = [q, k, v, *_flat(state)[1:]]
     return pulled_back([out.to(v.dtype), *_flat(after)[1:]], given, [grad_out, *grad_sums], create_graph)

@@ -96,14 +96,16 @@ def sink_weights(flow: FullFlow) -> Tensor:
 
 def dot(x: Tensor, vector: Tensor) -> Tensor:
     """x (B, H, n, d) · vector (B, H, d) -> (B, H, n)."""
-    # Not a product of matrices: batched, those of one column take several times as long, and TorchScript, which
-    # cannot switch autocast off, would round them.
-    return (x * vector.unsqueeze(-2)).sum(-1)
+    return weighted_sum(x.transpose(-2, -1), vector)
 
 
 def weighted_sum(x: Tensor, weights: Tensor) -> Tensor:
     """Σ_i weights_i x_i for x (B, H, n, d), weights (B, H, n): (B, H, d)."""
-    return (x * weights.unsqueeze(-1)).sum(2)
+    if torch.jit.is_scripting():
+        # Autocast cannot be switched off inside TorchScript; unlike a product, a sum stays float32 under it.
+        return (x * weights.unsqueeze(-1)).sum(2)
+    # A row times a matrix: batched products with a single column take several times as long.
+    return (weights.unsqueeze(-2) @ x).squeeze(-2)
 
 
 def _received(receivers: Tensor, given: Tensor, form: FlowForm) -> Tensor:

@@ -16,7 +16,7 @@ from .flow_attention_full import FullFlow, flow_attention_scriptable, full_conte
 from .flow_attention_full_backward import full_backward
 from .flow_options import FlowOptions
 
-# Numbers of one tensor that go through at once on a CPU: 1 MiB of float32.
+# Numbers of one tensor that go through at once on a CPU, for each thread: 1 MiB of float32.
 _PIECE = 2**18
 # Up to here sums over channels are faster where not these but tokens follow each other in memory.
 _FEW_CHANNELS = 16
@@ -51,7 +51,7 @@ class _InPieces(torch.autograd.Function):
             context = full_context(flow, zero_padding(_dense(v_piece, dtype), masks[0]))
             torch.mul(flow.q @ context, sink_weights(flow), out=out_piece)
             kept += [*flow[2:], context]
-        ctx.options = options
+        ctx.options, ctx.size = options, size
         ctx.save_for_backward(q, k, v, key_mask, query_mask, out, *kept)
         return out
 
@@ -64,8 +64,8 @@ class _InPieces(torch.autograd.Function):
                 wanted = ctx.needs_input_grad[:3]
                 return (*_differentiable((q, k, v), wanted, key_mask, query_mask, ctx.options, grad_out), *[None] * 3)
             grads = [torch.empty_like(x) for x in (q, k, v)]
-            size, dtype, each = _piece_size(q, k, v), compute_dtype(q), len(FullFlow._fields) - 1
-            pieces = _pieces(size, (grad_out, out, q, k, v, *grads), (key_mask, query_mask))
+            dtype, each = compute_dtype(q), len(FullFlow._fields) - 1
+            pieces = _pieces(ctx.size, (grad_out, out, q, k, v, *grads), (key_mask, query_mask))
             for i, ((grad_piece, out_piece, *inputs, dq, dk, dv), masks) in enumerate(pieces):
                 dense = [_dense(x, dtype) for x in (grad_piece, out_piece, *inputs)]
                 full_backward(*dense, *masks, ctx.options, kept[each * i : each * (i + 1)], (dq, dk, dv))
@@ -108,7 +108,8 @@ def _piece_size(q: Tensor, k: Tensor, v: Tensor) -> Tuple[int, int]:
     batch, heads = max(q.shape[0], 1), max(q.shape[1], 1)
     if q.device.type != "cpu":
         return batch, heads
-    fitting = max(_PIECE // (max(q.shape[2], k.shape[2]) * max(q.shape[3], v.shape[3])), 1)
+    numbers = _PIECE * torch.get_num_threads()
+    fitting = max(numbers // (max(q.shape[2], k.shape[2]) * max(q.shape[3], v.shape[3])), 1)
     return (1, fitting) if fitting < heads else (fitting // heads, heads)
 
 

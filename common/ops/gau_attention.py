@@ -127,14 +127,14 @@ def _whole(
         hidden = None if padding_mask is None else (position >= real[:, None])[:, None, None, :]  # (B, 1, 1, n)
     divided = _divided(q, divisor, kernel, visible)
     rows = []
-    for start in range(0, n, _BLOCK_ROWS):
-        stop = min(start + _BLOCK_ROWS, n)
+    for block in range(-(-n // _BLOCK_ROWS)):  # not range(0, n, ...), which fixes n in a compiled graph
+        start, stop = block * _BLOCK_ROWS, min((block + 1) * _BLOCK_ROWS, n)
         keys = stop if causal else n
         tensors = (divided[:, :, start:stop], k[:, :, :keys], v[:, :, :keys], bias, hidden)
-        block = (*tensors, causal, kernel, start, stop, n)
+        arguments = (*tensors, causal, kernel, start, stop, n)
         # A single block is as small as what would be computed again.
         again = n > _BLOCK_ROWS and torch.is_grad_enabled()
-        rows.append(checkpoint(_block, *block, use_reentrant=False) if again else _block(*block))
+        rows.append(checkpoint(_block, *arguments, use_reentrant=False) if again else _block(*arguments))
     out = torch.cat(rows, dim=2)
     if first_softmax:
         first = _block(q[:, :, :1] / math.sqrt(q.shape[3]), k, v, bias, hidden, False, "softmax", 0, 1, n)

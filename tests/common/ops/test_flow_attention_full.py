@@ -52,6 +52,7 @@ def test_pieces_of_any_size(side, piece, pieces, monkeypatch):
     """3 rows of 5 heads of 10 tokens and 7 channels: single heads, two, rows, two rows, all."""
     seen = []
     monkeypatch.setattr(flow_attention_full_pieces, "_PIECE", piece)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     monkeypatch.setattr(
         flow_attention_full_pieces, "full_flow", lambda *arguments: seen.append(1) or full_flow(*arguments)
     )
