@@ -81,7 +81,8 @@ def _piece_length(q: Tensor, chunk_size: int) -> int:
     """Tokens of a piece, a multiple of the chunk's."""
     batch, heads, length, d = q.shape
     size = min(chunk_size, length)
-    return max(_PIECE * torch.get_num_threads() // (batch * heads * d * size), 1) * size
+    numbers = max(batch * heads * d * size, 1)  # of a chunk; none in an empty batch
+    return max(_PIECE * torch.get_num_threads() // numbers, 1) * size
 
 
 def _pieces(q: Tensor, k: Tensor, v: Tensor, padding: Optional[Tensor], length: int) -> List[_Piece]:
