@@ -73,6 +73,21 @@ def _slopes(scores, visible, kernel: tl.constexpr):
 
 
 @triton.jit
+def _of_weights(
+    d_out, on, queries, real_queries, v, vn, keys, real_keys,
+    e: tl.constexpr, R: tl.constexpr, E: tl.constexpr, precision: tl.constexpr,
+):  # fmt: skip
+    """The gradient of the weights that some queries give some keys, d_out vᵀ (R, R)."""
+    grad = tl.zeros((R, R), tl.float32)
+    for start in range(0, e, E):
+        columns = start + tl.arange(0, E)
+        given = load_tile(d_out, on, queries, columns, real_queries, e)
+        values = load_tile(v, vn, keys, columns, real_keys, e)
+        grad = tl.dot(given, tl.trans(values), grad, input_precision=precision)
+    return grad
+
+
+@triton.jit
 def _sums_of(sums, head, slot, groups, s: tl.constexpr, e: tl.constexpr, causal: tl.constexpr):
     """Where the sum a chunk uses begins."""
     return sums + (head * (groups + 1) + slot) * s * e if causal else sums + head * s * e
@@ -169,12 +184,7 @@ def queries_backward(
             scores, visible = _scores(
                 q, k, bias + h * bias_stride, slots, key_slots, real_keys, C, causal, BIAS, precision
             )
-            of_scores = tl.zeros((R, R), tl.float32)
-            for start in range(0, e, E):
-                columns = start + tl.arange(0, E)
-                given = load_tile(d_out, on, tokens, columns, real, e)
-                values = load_tile(v, vn, keys, columns, real_keys, e)
-                of_scores = tl.dot(given, tl.trans(values), of_scores, input_precision=precision)
+            of_scores = _of_weights(d_out, on, tokens, real, v, vn, keys, real_keys, e, R, E, precision)
             of_scores *= _slopes(scores, visible, kernel)
             grad = tl.dot(of_scores, k, grad, input_precision=precision)
             if OF_BIAS:
@@ -217,12 +227,7 @@ def keys_backward(
             scores, visible = _scores(
                 q, k, bias + h * bias_stride, query_slots, slots, real, C, causal, BIAS, precision
             )
-            of_scores = tl.zeros((R, R), tl.float32)
-            for start in range(0, e, E):
-                columns = start + tl.arange(0, E)
-                given = load_tile(d_out, on, queries, columns, real_queries, e)
-                values = load_tile(v, vn, tokens, columns, real, e)
-                of_scores = tl.dot(given, tl.trans(values), of_scores, input_precision=precision)
+            of_scores = _of_weights(d_out, on, queries, real_queries, v, vn, tokens, real, e, R, E, precision)
             of_scores *= _slopes(scores, visible, kernel)
             grad = tl.dot(tl.trans(of_scores), q, grad, input_precision=precision)
         store_tile(d_k_quad + head * n * s, s, tokens, channels, exist, s, grad / C)

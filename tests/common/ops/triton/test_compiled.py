@@ -3,7 +3,7 @@
 The interpreter runs what the compiler refuses: a variable, say, that changes its shape in a loop.
 """
 
-import importlib.util
+import sys
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from common.ops.mixed_chunk_attention import _Options, _Tokens
 from common.ops.triton.dispatch import interpreted
 
 pytestmark = [
-    pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="there is no Triton for this platform"),
+    pytest.mark.skipif(sys.platform != "linux", reason="Triton is for Linux alone; there its absence is an error"),
     pytest.mark.skipif(interpreted(), reason="in the interpreter, nothing is compiled"),
 ]
 
