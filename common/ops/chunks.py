@@ -76,9 +76,8 @@ def _carry_few_sums(chunk_sums: Tensor, initial: Optional[Tensor], reverse: bool
     batch, heads, groups = chunk_sums.shape[:3]
     triangle = chunk_sums.new_ones(groups, groups)
     triangle = (triangle.triu(1) if reverse else triangle.tril(-1)).expand(batch * heads, -1, -1)
-    rows = chunk_sums.flatten(3).flatten(0, 1)  # (B, H, G, ...) -> (B H, G, ...)
-    total = chunk_sums.sum(2)
-    if initial is None:
-        return torch.bmm(triangle, rows).view_as(chunk_sums), total
-    first = initial.flatten(2).flatten(0, 1).unsqueeze(1)  # (B, H, ...) -> (B H, 1, ...)
-    return torch.baddbmm(first, triangle, rows).view_as(chunk_sums), total + initial
+    carried = torch.bmm(triangle, chunk_sums.flatten(3).flatten(0, 1))  # (B H, G, ...)
+    if initial is not None:
+        carried.add_(initial.flatten(2).flatten(0, 1).unsqueeze(1))  # (B, H, ...) -> (B H, 1, ...)
+    carried, last = carried.view_as(chunk_sums), 0 if reverse else -1
+    return carried, carried[:, :, last] + chunk_sums[:, :, last]

@@ -33,10 +33,14 @@ def real_features(x: Tensor, phi: str, padding_mask: Optional[Tensor]) -> Tensor
     return zero_padding(feature_map(zero_padding(x, padding_mask), phi), padding_mask)
 
 
-def feature_map_gradient(gradient: Tensor, features: Tensor, phi: str) -> Tensor:
-    """The gradient of x from that of ``features`` = phi(x); 0 where these are padding's zeros. O(size of x)."""
+def feature_map_gradient(gradient: Tensor, features: Tensor, phi: str, out: Tensor) -> None:
+    """Write the gradient of x into ``out``, from that of ``features`` = phi(x); 0 where these are padding's zeros.
+
+    All of one shape; O(size of x).
+    """
     if phi == "sigmoid":
-        return torch.ops.aten.sigmoid_backward(gradient, features)
-    if phi == "elu+1":
-        return gradient * features.clamp(max=1.0)
-    return gradient * (features > 1e-6)
+        torch.ops.aten.sigmoid_backward.grad_input(gradient, features, grad_input=out)
+    elif phi == "elu+1":
+        torch.mul(gradient, features.clamp(max=1.0), out=out)
+    else:
+        torch.mul(gradient, features > 1e-6, out=out)

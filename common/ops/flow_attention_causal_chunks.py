@@ -3,9 +3,11 @@
 With P = q kᵀ inside a chunk, L = tril(P), U = triu(P), and x̄ the sum of x over all earlier chunks, every running sum of
 Algorithm 2 splits into a part inside the chunk and a carried part, for example
 I = rowsum(L) + q·k̄, O = columnsum(U) + k·q̄ and Î = L (1/O) + q·(k/O)‾. One C x C product serves all five.
+
+Sinks and sources do the same with each other, so that both are one tensor: its first dimension, the *side*, is 0 for
+sinks and 1 for sources, and ``flip(0)`` gives each what the other side has.
 """
 
-import math
 from typing import Dict, NamedTuple, Optional, Tuple
 
 import torch
@@ -14,49 +16,27 @@ from torch import Tensor
 from .checks import State
 from .chunks import carry_sums, compute_dtype, split_chunks, zero_padding
 from .feature_maps import real_features
-from .flow_options import FlowForm, FlowOptions, bounded, positive
-
-# A logit no softmax over real tokens ever sees; finite, because -inf makes a row of nothing but padding NaN.
-_EXCLUDED = -1e30
-# Clamps up to here keep exp and its sum over any sequence inside float32; beyond, sums are kept as logarithms.
-_EXP_BOUND = 30.0
+from .flow_attention_causal_weights import Positions, flow_scale, flow_weights
+from .flow_options import FlowForm, FlowOptions, positive
 
 
-class Positions(NamedTuple):
-    """Where the tokens of some chunks stand in their sequence."""
+class Scores(NamedTuple):
+    """P = q kᵀ inside of each chunk, (B, H, G, C, C), as far as it is causal."""
 
-    count: Tensor  # c, the real tokens up to each one (B or 1, 1, G, C)
-    excluded: Optional[Tensor]  # which to leave out, bool (B or 1, 1, G, C)
-    total: Tensor  # real tokens up to the last one (B,)
-
-
-class Carried(NamedTuple):
-    """Sums over all earlier chunks, one of each for every chunk, (B, H, G, d)."""
-
-    k: Tensor
-    q: Tensor
-    k_over_outgoing: Tensor
-    q_over_incoming: Tensor
+    to_sinks: Tensor  # L, sink i, source j <= i
+    to_sources: Tensor  # U, sink i, source j >= i
 
 
 class ChunkFlow(NamedTuple):
-    """Algorithm 2 but for its last line, (B, H, G, C) where not said otherwise."""
+    """The flows of Algorithm 2, (2, B, H, G, C) where not said otherwise."""
 
-    q: Tensor  # features of the sinks (B, H, G, C, d), zero at padding
-    k: Tensor  # features of the sources (B, H, G, C, d), zero at padding
-    to_sinks: Tensor  # L (B, H, G, C, C), sink i, source j <= i
-    to_sources: Tensor  # U (B, H, G, C, C), sink i, source j >= i
-    q_total: Tensor  # each sink's sum over d
-    k_total: Tensor  # each source's
-    carried: Carried
-    incoming: Tensor  # I, and the other three, not divided by any count
-    outgoing: Tensor  # O
-    conserved_incoming: Tensor  # Î
-    conserved_outgoing: Tensor  # Ô
-    over_incoming: Tensor  # c / I, by which Ô weighs the sinks
-    over_outgoing: Tensor  # c / O, by which Î weighs the sources
-    competition: Tensor  # weight of every source
-    allocation: Tensor  # weight of every sink
+    features: Tensor  # of q and of k (2, B, H, G, C, d), zero at padding
+    totals: Tensor  # their sums over d
+    carried: Tensor  # sums of the features over all earlier chunks (2, B, H, G, d)
+    carried_over: Tensor  # the same sums of the features times ``over``
+    plain: Tensor  # I and O, not divided by any count
+    over: Tensor  # c / I, by which Ô weighs the sinks, and c / O, by which Î weighs the sources
+    conserved: Tensor  # Î and Ô, not divided by any count
 
 
 def state_shapes(q: Tensor, v: Tensor) -> Dict[str, Tuple[int, ...]]:
@@ -85,13 +65,33 @@ def attention_in_chunks(
 
     O(n (C d + d e)) time, O(n (C + d + e) + (n / C) d e) memory.
     """
+    total, scale, after = sums_in_chunks(q, k, v, padding, options, chunk_size, state)
+    return total * scale, after
+
+
+def sums_in_chunks(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    padding: Optional[Tensor],
+    options: FlowOptions,
+    chunk_size: int,
+    state: Optional[State],
+) -> Tuple[Tensor, Tensor, State]:
+    """The output as the sum in the last line of Algorithm 2 (B, H, n, e) and its factors (B, H, n, 1); the state."""
     length, size = q.shape[2], min(chunk_size, q.shape[2])
     positions = chunk_positions(q, padding, size, state)
-    features = (chunk_features(x, options.phi, padding, size) for x in (q, k))
-    flow, after = causal_flow(*features, positions, options, state)
-    total, _, after["sum_kv"] = aggregate(flow, chunk_values(v, padding, size), state)
-    out = total * flow_scale(flow.allocation, flow.incoming).unsqueeze(-1)
-    return joined(out, length), after
+    flow, scores, after = causal_flow(chunk_features(q, k, options.phi, padding, size), positions, options, state)
+    competition, allocation, logs = flow_weights(*flow.conserved.unbind(), positions, options, state)
+    scale, (q, k), to_sinks = flow_scale(allocation, flow.plain[0]), flow.features.unbind(), scores.to_sinks
+    del scores  # U, before more is made
+    # Contiguous, since each product of many small matrices would copy others.
+    v = (chunk_values(v, padding, size) * competition.unsqueeze(-1)).contiguous()
+    earlier, sum_kv = carry_sums(k.transpose(-2, -1) @ v, None if state is None else state["sum_kv"])
+    # (B, H, G, ...) -> (B H G, ...), so that one product is added to the other as it is formed
+    total, to_sinks, values = (x.flatten(0, 2) for x in (q @ earlier, to_sinks, v))
+    total = total.baddbmm_(to_sinks, values).view_as(v)
+    return joined(total, length), joined(scale, length).unsqueeze(-1), {**after, **logs, "sum_kv": sum_kv}
 
 
 def chunk_positions(q: Tensor, padding: Optional[Tensor], size: int, state: Optional[State]) -> Positions:
@@ -112,63 +112,52 @@ def chunk_positions(q: Tensor, padding: Optional[Tensor], size: int, state: Opti
     return Positions(split_chunks(count[:, None], size).clamp(min=1).to(compute_dtype(q)), excluded, total)
 
 
-def chunk_features(x: Tensor, phi: str, padding: Optional[Tensor], size: int) -> Tensor:
-    """phi(x), zero at padding, in chunks: (B, H, n, d) -> (B, H, G, C, d)."""
-    # Contiguous, since each product of many small matrices would copy others.
-    return split_chunks(real_features(x.to(compute_dtype(x)), phi, padding), size).contiguous()
+def chunk_features(q: Tensor, k: Tensor, phi: str, padding: Optional[Tensor], size: int) -> Tensor:
+    """phi(q) and phi(k), zero at padding, in chunks: (B, H, n, d) -> (2, B, H, G, C, d)."""
+    both = torch.stack([x.to(compute_dtype(x)) for x in (q, k)])  # (2, B, H, n, d)
+    features = real_features(both, phi, padding).flatten(0, 1)
+    return split_chunks(features, size).unflatten(0, (2, q.shape[0]))
 
 
 def chunk_values(v: Tensor, padding: Optional[Tensor], size: int) -> Tensor:
     """v, zero at padding, in chunks: (B, H, n, e) -> (B, H, G, C, e)."""
-    return split_chunks(zero_padding(v.to(compute_dtype(v)), padding), size).contiguous()
+    return split_chunks(zero_padding(v.to(compute_dtype(v)), padding), size)
 
 
 def causal_flow(
-    q: Tensor, k: Tensor, positions: Positions, options: FlowOptions, initial: Optional[State]
-) -> Tuple[ChunkFlow, State]:
-    """All of Algorithm 2 but its last line, q, k (B, H, G, C, d) being features; the state lacks ``sum_kv``."""
-    form = options.form
-    start: State = {} if initial is None else initial
+    features: Tensor, positions: Positions, options: FlowOptions, initial: Optional[State]
+) -> Tuple[ChunkFlow, Scores, State]:
+    """All flows of Algorithm 2 from the features (2, B, H, G, C, d), and the part of the state they carry."""
+    form, (q, k) = options.form, features.unbind()
     scores = q @ k.transpose(-2, -1)  # P (B, H, G, C, C)
     lower = torch.ones(scores.shape[-2:], dtype=q.dtype, device=q.device).tril()
-    to_sinks, to_sources = scores * lower, scores * lower.T
-    carried_k, sum_k = carry_sums(k.sum(3), start.get("sum_k"))  # (B, H, G, d), (B, H, d)
-    carried_q, sum_q = carry_sums(q.sum(3), start.get("sum_q"))
-    q_total, k_total = q.sum(-1), k.sum(-1)
-    incoming = _received(to_sinks.sum(-1), q, k_total, carried_k, form)
-    outgoing = _received(to_sources.sum(-2), k, q_total, carried_q, form)
-    over_incoming, over_outgoing = reciprocals(incoming, outgoing, positions)
-    carried_k_out, sum_k_out = carry_sums(row_times(over_outgoing, k), start.get("sum_k_over_outgoing"))
-    carried_q_in, sum_q_in = carry_sums(row_times(over_incoming, q), start.get("sum_q_over_incoming"))
-    inside = times_column(to_sinks, over_outgoing)
-    conserved_incoming = _received(inside, q, k_total * over_outgoing, carried_k_out, form)
-    inside = row_times(over_incoming, to_sources)
-    conserved_outgoing = _received(inside, k, q_total * over_incoming, carried_q_in, form)
-    competition, allocation, logs = flow_weights(conserved_incoming, conserved_outgoing, positions, options, start)
-    flow = ChunkFlow(
-        q, k, to_sinks, to_sources, q_total, k_total, Carried(carried_k, carried_q, carried_k_out, carried_q_in),
-        incoming, outgoing, conserved_incoming, conserved_outgoing,
-        over_incoming, over_outgoing, competition, allocation,
-    )  # fmt: skip
+    to_sources, to_sinks = scores * lower.T, scores.mul_(lower)
+    totals = features.sum(-1)
+    carried, sums = carry_sides(features.sum(-2), side_sums(initial, "sum_q", "sum_k"))
+    inside = torch.stack([to_sinks.sum(-1), to_sources.sum(-2)])
+    plain = _received(inside, features, totals, carried, form)
+    over = positions.count / positive(plain)  # I and O are means over the count, so their reciprocals carry it
+    initial_over = side_sums(initial, "sum_q_over_incoming", "sum_k_over_outgoing")
+    carried_over, sums_over = carry_sides(row_times(over, features), initial_over)
+    inside = torch.stack([times_column(to_sinks, over[1]), row_times(over[0], to_sources)])
+    conserved = _received(inside, features, totals * over, carried_over, form)
+    flow = ChunkFlow(features, totals, carried, carried_over, plain, over, conserved)
+    (sum_q, sum_k), (sum_q_in, sum_k_out) = sums.unbind(), sums_over.unbind()
     sums = {"sum_k": sum_k, "sum_q": sum_q, "sum_k_over_outgoing": sum_k_out, "sum_q_over_incoming": sum_q_in}
-    return flow, {"count": positions.total, **sums, **logs}
+    # Clones: tensors of a state are changed in place by who gets them, and share no memory.
+    after = {"count": positions.total, **{name: x.clone() for name, x in sums.items()}}
+    return flow, Scores(to_sinks, to_sources), after
 
 
-def aggregate(flow: ChunkFlow, v: Tensor, initial: Optional[State]) -> Tuple[Tensor, Tensor, Tensor]:
-    """The sum in the last line of Algorithm 2, of v (B, H, G, C, e): (B, H, G, C, e), not yet scaled.
-
-    Also Σ kᵀ(w v) before each chunk (B, H, G, d, e) and over all tokens (B, H, d, e).
-    """
-    v = v * flow.competition.unsqueeze(-1)
-    earlier, total = carry_sums(flow.k.transpose(-2, -1) @ v, None if initial is None else initial["sum_kv"])
-    # (B, H, G, ...) -> (B H G, ...), so that one product is added to the other as it is formed
-    carried, scores, values = (x.flatten(0, 2) for x in (flow.q @ earlier, flow.to_sinks, v))
-    return carried.baddbmm_(scores, values).view_as(v), earlier, total
+def side_sums(state: Optional[State], of_sinks: str, of_sources: str) -> Optional[Tensor]:
+    """Two sums of a state as (2, B, H, d)."""
+    return None if state is None else torch.stack([state[of_sinks], state[of_sources]])
 
 
-def flow_scale(allocation: Tensor, incoming: Tensor) -> Tensor:
-    """What each row of ``aggregate`` is multiplied by."""
-    return allocation / positive(incoming)
+def carry_sides(chunk_sums: Tensor, initial: Optional[Tensor], reverse: bool = False) -> Tuple[Tensor, Tensor]:
+    """``carry_sums`` of both sides, (2, B, H, G, d): to before each chunk (2, B, H, G, d), over all (2, B, H, d)."""
+    initial = None if initial is None else initial.flatten(0, 1)
+    return tuple(x.unflatten(0, chunk_sums.shape[:2]) for x in carry_sums(chunk_sums.flatten(0, 1), initial, reverse))
 
 
 def joined(chunks: Tensor, length: int) -> Tensor:
@@ -186,60 +175,14 @@ def times_column(matrix: Tensor, column: Tensor) -> Tensor:
     return row_times(column, matrix.transpose(-2, -1))
 
 
-def reciprocals(incoming: Tensor, outgoing: Tensor, positions: Positions) -> Tuple[Tensor, Tensor]:
-    """c / I and c / O: I and O are means over the count, so their reciprocals carry it; Î and Ô are means again."""
-    return positions.count / positive(incoming), positions.count / positive(outgoing)
-
-
-def flow_weights(
-    conserved_incoming: Tensor, conserved_outgoing: Tensor, positions: Positions, options: FlowOptions, start: State
-) -> Tuple[Tensor, Tensor, State]:
-    """Competition and allocation (B, H, G, C) from Î and Ô, and the sums of their softmax up to the last token."""
-    logits = bounded(conserved_outgoing / positions.count, options.clamp)
-    competition, log_competition = _weight_so_far(
-        logits, options.competition, positions, start.get("log_competition"), options.clamp
-    )
-    allocation, log_allocation = _weight_so_far(
-        conserved_incoming / positions.count, options.allocation, positions, start.get("log_allocation"), math.inf
-    )
-    return competition, allocation, {"log_competition": log_competition, "log_allocation": log_allocation}
-
-
 def _received(inside: Tensor, receivers: Tensor, given: Tensor, carried: Tensor, form: FlowForm) -> Tensor:
-    """What receivers (B, H, G, C, d) get from the weighted givers up to their own position, (B, H, G, C).
+    """What receivers (2, B, H, G, C, d) get from the other side up to their own position, (2, B, H, G, C).
 
-    ``inside`` (B, H, G, C) is what comes from their own chunk, but for eps times ``given``, each giver's sum over d.
+    ``inside`` (2, B, H, G, C) is what comes from their own chunk, but for eps times ``given``, each giver's sum over d;
+    ``carried`` (2, B, H, G, d) are the givers' sums over earlier chunks.
     """
-    carried = carried + form.eps
+    carried = carried.flip(0) + form.eps
     received = inside + times_column(receivers, carried) + form.outer_eps
-    return received + form.eps * (given.cumsum(-1) + carried.sum(-1, keepdim=True)) if form.eps else received
-
-
-def _weight_so_far(
-    flow: Tensor, kind: str, positions: Positions, earlier: Optional[Tensor], bound: float
-) -> Tuple[Tensor, Tensor]:
-    """Weights (B, H, G, C) among the tokens so far, and log Σ exp(flow) over all (B, H), -1e30 where unused.
-
-    The softmax is exp(flow_i) / Σ_{j<=i} exp(flow_j) · c_i, by logarithms where flow has no bound
-    (torch's logcumsumexp has no second derivative, so neither has that).
-    """
-    before = flow.new_full(flow.shape[:2], _EXCLUDED) if earlier is None else earlier
-    if kind == "none":
-        return torch.ones_like(flow), before
-    if kind == "sigmoid":
-        return torch.sigmoid(flow), before
-    shape = flow.shape
-    if positions.excluded is not None:
-        flow = flow.masked_fill(positions.excluded, _EXCLUDED)
-    flow, before = flow.flatten(2), before.unsqueeze(-1)  # (B, H, G, C) -> (B, H, G C); (B, H, 1)
-    if bound <= _EXP_BOUND:
-        exponentials = flow.exp()
-        so_far = exponentials.cumsum(-1) + before.exp()
-        total = so_far[..., -1]
-        # Padding alone has summed nothing yet. Not log().clamp(): the gradient of log at 0 is NaN, clamped or not.
-        log_so_far = positive(total).log().masked_fill(total == 0.0, _EXCLUDED)
-        weights = exponentials / positive(so_far)
-    else:
-        logs = torch.cat([before, flow], dim=-1).logcumsumexp(-1)[..., 1:]
-        weights, log_so_far = (flow - logs).exp(), logs[..., -1]
-    return weights.view(shape) * positions.count, log_so_far
+    if not form.eps:
+        return received
+    return received + form.eps * (given.flip(0).cumsum(-1) + carried.sum(-1, keepdim=True))

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from .checks import State
-from .chunks import autocast_off
+from .chunks import autocast_off, compute_dtype
 from .eager import runs_eagerly
-from .flow_attention_causal_backward import chunks_backward, pulled_back
-from .flow_attention_causal_chunks import attention_in_chunks
+from .flow_attention_causal_backward import chunks_backward
+from .flow_attention_causal_chunks import attention_in_chunks, state_shapes, sums_in_chunks
 from .flow_options import FlowOptions
+from .freed_memory import keep_freed_memory
 
 # Numbers in the q of a piece, for each thread: what a piece needs stays in the caches. 256 tokens of 8 heads of 64
 # channels; of a quarter, a half and twice as many none was faster.
@@ -33,6 +34,7 @@ def attention_in_pieces(
     state: Optional[State],
 ) -> Tuple[Tensor, State]:
     """As ``attention_in_chunks``; O(n d e / piece) memory besides inputs, outputs and gradients, none without them."""
+    keep_freed_memory()
     count, *sums = _flat(state)
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, *sums)):
         out, count, *sums = _InPieces.apply(options, chunk_size, padding, count, q, k, v, *sums)
@@ -51,11 +53,17 @@ class _InPieces(torch.autograd.Function):
         out, after = _forward(pieces, v, options, chunk_size, _state(count, sums), states)
         ctx.save_for_backward(padding, q, k, v, out, *(x for state in states for x in _flat(state)))
         ctx.mark_non_differentiable(after["count"])
+        ctx.set_materialize_grads(False)
         return (out, *_flat(after))
 
     @staticmethod
-    def backward(ctx: Any, grad_out: Tensor, _: Any, *grad_sums: Tensor) -> Tuple[Optional[Tensor], ...]:
+    def backward(
+        ctx: Any, grad_out: Optional[Tensor], _: Any, *grad_sums: Optional[Tensor]
+    ) -> Tuple[Optional[Tensor], ...]:
         padding, q, k, v, out, *kept = ctx.saved_tensors
+        zero, shapes = torch.zeros((), dtype=compute_dtype(q), device=q.device), state_shapes(q, v)
+        grad_sums = [zero.expand(shapes[name]) if x is None else x for name, x in zip(_SUMS, grad_sums)]
+        grad_out = torch.zeros_like(out) if grad_out is None else grad_out
         states = [_state(kept[i], kept[i + 1 : i + 8]) for i in range(0, len(kept), 8)]
         # A graph for derivatives of the gradients, and for batches of gradients (is_grads_batched).
         as_graph = torch.is_grad_enabled() or not runs_eagerly(grad_out)
@@ -103,9 +111,10 @@ def _forward(
     outputs, begin = torch.empty_like(v, memory_format=torch.contiguous_format), 0
     for piece in pieces:
         states.append(state)
-        out, state = attention_in_chunks(*piece, options, chunk_size, state)
-        outputs[:, :, begin : begin + out.shape[2]] = out
-        begin += out.shape[2]
+        total, scale, state = sums_in_chunks(*piece, options, chunk_size, state)
+        end = begin + total.shape[2]
+        torch.mul(total, scale, out=outputs[:, :, begin:end])
+        begin = end
     return outputs, state
 
 
@@ -125,10 +134,8 @@ def _backward(
     size = min(chunk_size, end)
     for piece, state in zip(reversed(pieces), reversed(states)):
         begin = end - piece[0].shape[2]
-        results = (x[:, :, begin:end] for x in (out, grad_out))
-        parts, grad_state = chunks_backward(*piece, options, size, state, *results, grad_state)
-        for grad, part in zip(grads, parts):
-            grad[:, :, begin:end] = part
+        *results, dq, dk, dv = (x[:, :, begin:end] for x in (out, grad_out, *grads))
+        grad_state = chunks_backward(*piece, options, size, state, *results, grad_state, (dq, dk, dv))
         end = begin
     return grads + [None if states[0] is None else grad_state[name] for name in _SUMS]
 
@@ -148,5 +155,9 @@ def _differentiable(
     create_graph = torch.is_grad_enabled()
     with torch.enable_grad():
         out, after = attention_in_chunks(q, k, v, padding, options, chunk_size, state)
+    pairs = zip([out.to(v.dtype), *_flat(after)[1:]], [grad_out, *grad_sums])
+    results, grads = zip(*(pair for pair in pairs if pair[0].requires_grad))
     given = [q, k, v, *_flat(state)[1:]]
-    return pulled_back([out.to(v.dtype), *_flat(after)[1:]], given, [grad_out, *grad_sums], create_graph)
+    leaves = [x for x in given if x is not None and x.requires_grad]
+    found = iter(torch.autograd.grad(results, leaves, grads, create_graph=create_graph, allow_unused=True))
+    return [next(found) if x is not None and x.requires_grad else None for x in given]

@@ -64,11 +64,11 @@ def full_backward(
     dq = scaled @ context.transpose(-2, -1)
     weights = d_conserved_incoming, d_incoming, per_incoming, torch.ones_like(per_incoming)
     _add_products(dq, weights, (flow.sum_k_over_outgoing, flow.sum_k, d_sum_q_over_incoming, d_sum_q))
-    grads[0].copy_(feature_map_gradient(dq, q, options.phi))
+    feature_map_gradient(dq, q, options.phi, out=grads[0])
     dk = (v * flow.competition.unsqueeze(-1)) @ d_context.transpose(-2, -1)
     weights = d_conserved_outgoing, d_outgoing, per_outgoing, torch.ones_like(per_outgoing)
     _add_products(dk, weights, (flow.sum_q_over_incoming, flow.sum_q, d_sum_k_over_outgoing, d_sum_k))
-    grads[1].copy_(feature_map_gradient(dk, k, options.phi))
+    feature_map_gradient(dk, k, options.phi, out=grads[1])
 
 
 def _flow_gradient(log_gradient: Tensor, weights: Tensor, kind: str) -> Tensor:

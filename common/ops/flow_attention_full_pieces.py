@@ -15,6 +15,7 @@ from .eager import runs_eagerly
 from .flow_attention_full import FullFlow, flow_attention_scriptable, full_context, full_flow, sink_weights
 from .flow_attention_full_backward import full_backward
 from .flow_options import FlowOptions
+from .freed_memory import keep_freed_memory
 
 # Numbers of one tensor that go through at once on a CPU, for each thread: 1 MiB of float32.
 _PIECE = 2**18
@@ -33,6 +34,8 @@ def full_attention(
     """
     if not runs_eagerly(q, k, v):
         return flow_attention_scriptable(q, k, v, key_padding_mask, query_padding_mask, options)
+    if q.device.type == "cpu":
+        keep_freed_memory()
     return _InPieces.apply(q, k, v, key_padding_mask, query_padding_mask, options)
 
 

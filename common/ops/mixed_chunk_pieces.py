@@ -7,6 +7,7 @@ from torch import Tensor
 
 from .chunks import autocast_off
 from .eager import runs_eagerly
+from .freed_memory import keep_freed_memory
 from .mixed_chunk_piece import Piece, Tokens, backward_piece, flat_chunks, forward_piece, pieces
 
 Plain = Callable[..., Tensor]
@@ -19,6 +20,7 @@ def attend_in_pieces(tokens: Tokens, bias: Optional[Tensor], chunk_size: int, pl
     gradients and batches of gradients are those of ``plain(*tokens, bias)``. O(n (C (s + e) + s e)) time; beside the
     inputs, the output and their gradients, O(n s e / C) memory.
     """
+    keep_freed_memory()
     return _InPieces.apply(*tokens, bias, chunk_size, plain)
 
 

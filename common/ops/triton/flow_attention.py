@@ -11,14 +11,8 @@ import torch
 from torch import Tensor
 
 from ..checks import State
-from ..flow_attention_causal_chunks import (
-    Positions,
-    attention_in_chunks,
-    chunk_positions,
-    flow_scale,
-    flow_weights,
-    state_shapes,
-)
+from ..flow_attention_causal_chunks import attention_in_chunks, chunk_positions, state_shapes
+from ..flow_attention_causal_weights import Positions, flow_scale, flow_weights
 from ..flow_options import FlowOptions
 from . import flow_attention_kernels as kernels
 from .dispatch import guarded

@@ -327,7 +327,8 @@ def test_the_future_does_not_touch_a_bit_of_the_past(dtype, options):
         assert not torch.equal(again[:, :, t:], out[:, :, t:])
         for name, gradient in zip("qkv", gradients(out[:, :, :t], (q, k, v))):
             assert (gradient[:, :, t:] == 0).all(), f"{name} after {t} reaches the past"
-            assert (gradient[:, :, :t] != 0).any()
+            # One token's output may be its value, whatever q and k are.
+            assert t == 1 or (gradient[:, :, :t] != 0).any()
         out = flow_attention(q, k, v, causal=True, chunk_size=16, **options)
 
 
