@@ -13,8 +13,14 @@ from torch import Tensor
 from .checks import State, check_padding_mask, check_positive_int, check_query_key_value, check_state
 from .chunks import autocast_off, compute_dtype
 from .flow_attention_causal import causal_attention
-from .flow_attention_causal_chunks import causal_flow, chunk_features, chunk_positions, joined, state_shapes
-from .flow_attention_causal_weights import flow_weights
+from .flow_attention_causal_chunks import (
+    causal_flow,
+    chunk_features,
+    chunk_positions,
+    chunk_scores,
+    joined,
+    state_shapes,
+)
 from .flow_attention_full import full_flow
 from .flow_attention_full_pieces import full_attention
 from .flow_options import flow_options
@@ -116,9 +122,9 @@ def flow_attention_weights(
             key_padding_mask = query_padding_mask = _either(key_padding_mask, query_padding_mask)
             length, size = q.shape[2], min(chunk_size, q.shape[2])
             positions = chunk_positions(q, key_padding_mask, size, None)
-            flow, _, _ = causal_flow(chunk_features(q, k, phi, key_padding_mask, size), positions, options, None)
-            weights = flow_weights(*flow.conserved.unbind(), positions, options, None)
-            sources, sinks = (joined(x, length) for x in weights[:2])
+            features = chunk_features(q, k, phi, key_padding_mask, size)
+            flow, _ = causal_flow(features, chunk_scores(features), positions, options, None)
+            sources, sinks = joined(flow.competition, length), joined(flow.allocation, length)
     if key_padding_mask is not None:
         sources = sources.masked_fill(key_padding_mask[:, None], 0.0)
     if query_padding_mask is not None:

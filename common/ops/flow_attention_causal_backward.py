@@ -16,16 +16,16 @@ from .flow_attention_causal_chunks import (
     ChunkFlow,
     Scores,
     carry_sides,
-    causal_flow,
     chunk_features,
     chunk_positions,
+    chunk_scores,
     chunk_values,
     joined,
     row_times,
     side_sums,
     times_column,
 )
-from .flow_attention_causal_weights import flow_scale, flow_weights, flow_weights_backward
+from .flow_attention_causal_weights import flow_scale, flow_weights_backward
 from .flow_options import FlowOptions, positive
 
 
@@ -47,6 +47,7 @@ def chunks_backward(
     options: FlowOptions,
     size: int,
     state: Optional[State],
+    flow: ChunkFlow,
     out: Tensor,
     grad_out: Tensor,
     grad_state: State,
@@ -54,27 +55,32 @@ def chunks_backward(
 ) -> State:
     """Fill ``grads``, of q, k (B, H, n, d) and v (B, H, n, e); the gradient of the state before them.
 
-    Arguments and cost as of ``attention_in_chunks``, whose flows this forms again and whose output is ``out``;
-    ``grad_state`` is that of the state behind them.
+    Arguments and cost as of ``attention_in_chunks``, whose output is ``out`` and whose flows are ``flow``; features and
+    scores are formed again. ``grad_state`` is that of the state behind the tokens.
     """
     positions, length = chunk_positions(v, padding, size, state), v.shape[2]
-    flow, scores, _ = causal_flow(chunk_features(q, k, options.phi, padding, size), positions, options, state)
-    weights = flow_weights(*flow.conserved.unbind(), positions, options, state)[:2]
-    (q, k), competition, values = flow.features.unbind(), weights[0].unsqueeze(-1), chunk_values(v, padding, size)
+    features = chunk_features(q, k, options.phi, padding, size)
+    scores, values, (q, k) = chunk_scores(features), chunk_values(v, padding, size), features.unbind()
     out, grad_out = (split_chunks(x.to(q.dtype), size) for x in (out, grad_out))  # (B, H, G, C, e)
     # Of the logarithm of what the sum of each sink is multiplied by; where that is 0, nothing depends on it.
     delta = (grad_out * out).sum(-1)
-    grad_allocation = delta / weights[1].masked_fill(weights[1] == 0.0, 1.0)
-    grad_total = (grad_out * flow_scale(weights[1], flow.plain[0]).unsqueeze(-1)).contiguous()
+    grad_allocation = delta / flow.allocation.masked_fill(flow.allocation == 0.0, 1.0)
+    grad_total = (grad_out * flow_scale(flow.allocation, flow.plain[0]).unsqueeze(-1)).contiguous()
 
     later_kv, grad_kv = carry_sums(q.transpose(-2, -1) @ grad_total, grad_state["sum_kv"], reverse=True)
-    grad_competition = _values_backward(flow, scores, values, competition, grad_total, later_kv, grads[2])
-    grad_weights = grad_competition, grad_allocation
+    # Of the values times their weights; zero at padding, whose k and scores are.
+    grad_weighted = k @ later_kv
+    _add_product(grad_weighted, scores.to_sinks.transpose(-2, -1), grad_total)
+    competition = flow.competition.unsqueeze(-1)
+    torch.mul(joined(grad_weighted, length), joined(competition, length), out=grads[2])
+    grad_competition = grad_weighted.mul_(values).sum(-1)
+    del grad_weighted  # this and what follows, before more is made: it decides on the peak
+
     grad_conserved, logs = flow_weights_backward(
-        flow.conserved, positions, options, state, weights, grad_weights, grad_state
+        flow.conserved, positions, options, state, flow[-2:], (grad_competition, grad_allocation), grad_state
     )
-    flows, sums = _flows_backward(flow, scores, options.form.eps, grad_conserved, delta, grad_state)
-    del scores  # this and what follows, before more is made: it decides on the peak
+    flows, sums = _flows_backward(flow, features, scores, options.form.eps, grad_conserved, delta, grad_state)
+    del scores
 
     weighted = (values * competition).contiguous()
     grad_scores = _scores_backward(flow, flows, grad_total, weighted)
@@ -91,26 +97,9 @@ def chunks_backward(
         _add_product(grad, columns, rows)
     _add_product(grad_q, grad_scores, k)
     _add_product(grad_k, grad_scores.transpose(-2, -1), q)
-    for grad, part, features in zip(grads, (grad_q, grad_k), (q, k)):
-        feature_map_gradient(joined(part, length), joined(features, length), options.phi, out=grad)
+    for grad, part, x in zip(grads, (grad_q, grad_k), (q, k)):
+        feature_map_gradient(joined(part, length), joined(x, length), options.phi, out=grad)
     return {"sum_kv": grad_kv, **sums, **logs}
-
-
-def _values_backward(
-    flow: ChunkFlow,
-    scores: Scores,
-    values: Tensor,
-    competition: Tensor,
-    grad_total: Tensor,
-    later_kv: Tensor,
-    grad_v: Tensor,
-) -> Tensor:
-    """Fill ``grad_v`` (B, H, n, e); the gradient of the competition (B, H, G, C), here (B, H, G, C, 1)."""
-    grad_weighted, length = flow.features[1] @ later_kv, grad_v.shape[2]
-    _add_product(grad_weighted, scores.to_sinks.transpose(-2, -1), grad_total)
-    # Zero at padding, whose k and scores are.
-    torch.mul(joined(grad_weighted, length), joined(competition, length), out=grad_v)
-    return grad_weighted.mul_(values).sum(-1)
 
 
 def _add_product(out: Tensor, a: Tensor, b: Tensor) -> None:
@@ -119,14 +108,20 @@ def _add_product(out: Tensor, a: Tensor, b: Tensor) -> None:
 
 
 def _flows_backward(
-    flow: ChunkFlow, scores: Scores, eps: float, grad_conserved: Tensor, delta: Tensor, grad_state: State
+    flow: ChunkFlow,
+    features: Tensor,
+    scores: Scores,
+    eps: float,
+    grad_conserved: Tensor,
+    delta: Tensor,
+    grad_state: State,
 ) -> Tuple[_Flows, State]:
     """From the gradients of Î and Ô (2, B, H, G, C) and log 1/I (B, H, G, C) to those of I and O, and of the sums."""
     after = side_sums(grad_state, "sum_q_over_incoming", "sum_k_over_outgoing")
-    later_over, grad_sums_over = _asked(grad_conserved, flow.features, eps, after)
+    later_over, grad_sums_over = _asked(grad_conserved, features, eps, after)
     # Of c / I by way of Ô, and of c / O by way of Î.
     inside = [times_column(scores.to_sources, grad_conserved[1]), row_times(grad_conserved[0], scores.to_sinks)]
-    grad_over = torch.stack(inside) + times_column(flow.features, later_over)
+    grad_over = torch.stack(inside) + times_column(features, later_over)
     given = torch.zeros_like(grad_over)
     if eps:
         given = _from_here(grad_conserved).flip(0)
@@ -135,7 +130,7 @@ def _flows_backward(
     grad_plain = grad_over * flow.over
     grad_plain[0] += delta
     grad_plain = (grad_plain / -positive(flow.plain)).masked_fill(flow.plain < 1e-18, 0.0)
-    later, grad_sums = _asked(grad_plain, flow.features, eps, side_sums(grad_state, "sum_q", "sum_k"))
+    later, grad_sums = _asked(grad_plain, features, eps, side_sums(grad_state, "sum_q", "sum_k"))
     if eps:
         given = _from_here(grad_plain).flip(0) + flow.over * given
     (grad_q, grad_k), (grad_q_in, grad_k_out) = grad_sums.unbind(), grad_sums_over.unbind()

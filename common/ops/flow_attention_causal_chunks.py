@@ -28,15 +28,16 @@ class Scores(NamedTuple):
 
 
 class ChunkFlow(NamedTuple):
-    """The flows of Algorithm 2, (2, B, H, G, C) where not said otherwise."""
+    """The flows of Algorithm 2, and what they are made of, (2, B, H, G, C) where not said otherwise."""
 
-    features: Tensor  # of q and of k (2, B, H, G, C, d), zero at padding
-    totals: Tensor  # their sums over d
+    totals: Tensor  # sums of the features over d
     carried: Tensor  # sums of the features over all earlier chunks (2, B, H, G, d)
     carried_over: Tensor  # the same sums of the features times ``over``
     plain: Tensor  # I and O, not divided by any count
     over: Tensor  # c / I, by which Ô weighs the sinks, and c / O, by which Î weighs the sources
     conserved: Tensor  # Î and Ô, not divided by any count
+    competition: Tensor  # weight of every source (B, H, G, C)
+    allocation: Tensor  # weight of every sink (B, H, G, C)
 
 
 def state_shapes(q: Tensor, v: Tensor) -> Dict[str, Tuple[int, ...]]:
@@ -65,7 +66,7 @@ def attention_in_chunks(
 
     O(n (C d + d e)) time, O(n (C + d + e) + (n / C) d e) memory.
     """
-    total, scale, after = sums_in_chunks(q, k, v, padding, options, chunk_size, state)
+    total, scale, after, _ = sums_in_chunks(q, k, v, padding, options, chunk_size, state)
     return total * scale, after
 
 
@@ -77,21 +78,22 @@ def sums_in_chunks(
     options: FlowOptions,
     chunk_size: int,
     state: Optional[State],
-) -> Tuple[Tensor, Tensor, State]:
-    """The output as the sum in the last line of Algorithm 2 (B, H, n, e) and its factors (B, H, n, 1); the state."""
+) -> Tuple[Tensor, Tensor, State, ChunkFlow]:
+    """The output as the sum in the last line of Algorithm 2 (B, H, n, e) and its factors (B, H, n, 1); state, flows."""
     length, size = q.shape[2], min(chunk_size, q.shape[2])
     positions = chunk_positions(q, padding, size, state)
-    flow, scores, after = causal_flow(chunk_features(q, k, options.phi, padding, size), positions, options, state)
-    competition, allocation, logs = flow_weights(*flow.conserved.unbind(), positions, options, state)
-    scale, (q, k), to_sinks = flow_scale(allocation, flow.plain[0]), flow.features.unbind(), scores.to_sinks
+    features = chunk_features(q, k, options.phi, padding, size)
+    scores = chunk_scores(features)
+    flow, after = causal_flow(features, scores, positions, options, state)
+    (q, k), to_sinks, scale = features.unbind(), scores.to_sinks, flow_scale(flow.allocation, flow.plain[0])
     del scores  # U, before more is made
     # Contiguous, since each product of many small matrices would copy others.
-    v = (chunk_values(v, padding, size) * competition.unsqueeze(-1)).contiguous()
-    earlier, sum_kv = carry_sums(k.transpose(-2, -1) @ v, None if state is None else state["sum_kv"])
+    v = (chunk_values(v, padding, size) * flow.competition.unsqueeze(-1)).contiguous()
+    earlier, after["sum_kv"] = carry_sums(k.transpose(-2, -1) @ v, None if state is None else state["sum_kv"])
     # (B, H, G, ...) -> (B H G, ...), so that one product is added to the other as it is formed
     total, to_sinks, values = (x.flatten(0, 2) for x in (q @ earlier, to_sinks, v))
     total = total.baddbmm_(to_sinks, values).view_as(v)
-    return joined(total, length), joined(scale, length).unsqueeze(-1), {**after, **logs, "sum_kv": sum_kv}
+    return joined(total, length), joined(scale, length).unsqueeze(-1), after, flow
 
 
 def chunk_positions(q: Tensor, padding: Optional[Tensor], size: int, state: Optional[State]) -> Positions:
@@ -124,29 +126,35 @@ def chunk_values(v: Tensor, padding: Optional[Tensor], size: int) -> Tensor:
     return split_chunks(zero_padding(v.to(compute_dtype(v)), padding), size)
 
 
-def causal_flow(
-    features: Tensor, positions: Positions, options: FlowOptions, initial: Optional[State]
-) -> Tuple[ChunkFlow, Scores, State]:
-    """All flows of Algorithm 2 from the features (2, B, H, G, C, d), and the part of the state they carry."""
-    form, (q, k) = options.form, features.unbind()
-    scores = q @ k.transpose(-2, -1)  # P (B, H, G, C, C)
+def chunk_scores(features: Tensor) -> Scores:
+    """From the features (2, B, H, G, C, d); O(n C d)."""
+    q, k = features.unbind()
+    scores = q @ k.transpose(-2, -1)
     lower = torch.ones(scores.shape[-2:], dtype=q.dtype, device=q.device).tril()
-    to_sources, to_sinks = scores * lower.T, scores.mul_(lower)
+    to_sources = scores * lower.T
+    return Scores(scores.mul_(lower), to_sources)
+
+
+def causal_flow(
+    features: Tensor, scores: Scores, positions: Positions, options: FlowOptions, initial: Optional[State]
+) -> Tuple[ChunkFlow, State]:
+    """All of Algorithm 2 but its last line from the features (2, B, H, G, C, d); the state lacks ``sum_kv``."""
+    to_sinks, to_sources = scores
     totals = features.sum(-1)
     carried, sums = carry_sides(features.sum(-2), side_sums(initial, "sum_q", "sum_k"))
     inside = torch.stack([to_sinks.sum(-1), to_sources.sum(-2)])
-    plain = _received(inside, features, totals, carried, form)
+    plain = _received(inside, features, totals, carried, options.form)
     over = positions.count / positive(plain)  # I and O are means over the count, so their reciprocals carry it
     initial_over = side_sums(initial, "sum_q_over_incoming", "sum_k_over_outgoing")
     carried_over, sums_over = carry_sides(row_times(over, features), initial_over)
     inside = torch.stack([times_column(to_sinks, over[1]), row_times(over[0], to_sources)])
-    conserved = _received(inside, features, totals * over, carried_over, form)
-    flow = ChunkFlow(features, totals, carried, carried_over, plain, over, conserved)
-    (sum_q, sum_k), (sum_q_in, sum_k_out) = sums.unbind(), sums_over.unbind()
-    sums = {"sum_k": sum_k, "sum_q": sum_q, "sum_k_over_outgoing": sum_k_out, "sum_q_over_incoming": sum_q_in}
+    conserved = _received(inside, features, totals * over, carried_over, options.form)
+    competition, allocation, logs = flow_weights(*conserved.unbind(), positions, options, initial)
+    flow = ChunkFlow(totals, carried, carried_over, plain, over, conserved, competition, allocation)
     # Clones: tensors of a state are changed in place by who gets them, and share no memory.
-    after = {"count": positions.total, **{name: x.clone() for name, x in sums.items()}}
-    return flow, Scores(to_sinks, to_sources), after
+    (sum_q, sum_k), (sum_q_in, sum_k_out) = ([x.clone() for x in pair.unbind()] for pair in (sums, sums_over))
+    sums = {"sum_k": sum_k, "sum_q": sum_q, "sum_k_over_outgoing": sum_k_out, "sum_q_over_incoming": sum_q_in}
+    return flow, {"count": positions.total, **sums, **logs}
 
 
 def side_sums(state: Optional[State], of_sinks: str, of_sources: str) -> Optional[Tensor]:

@@ -1,6 +1,7 @@
 """Causal Flow-Attention in pieces that stay in a CPU's caches, with a backward pass that forms each one again.
 
-Between the passes nothing is kept but inputs, output and the state before each piece. Legend: ``flow_attention``.
+Between the passes nothing is kept but inputs, output, the state before each piece, and flows: some numbers for each
+token. Legend: ``flow_attention``.
 """
 
 import itertools
@@ -13,7 +14,7 @@ from .checks import State
 from .chunks import autocast_off, compute_dtype
 from .eager import runs_eagerly
 from .flow_attention_causal_backward import chunks_backward
-from .flow_attention_causal_chunks import attention_in_chunks, state_shapes, sums_in_chunks
+from .flow_attention_causal_chunks import ChunkFlow, attention_in_chunks, state_shapes, sums_in_chunks
 from .flow_options import FlowOptions
 from .freed_memory import keep_freed_memory
 
@@ -22,6 +23,7 @@ from .freed_memory import keep_freed_memory
 _PIECE = 2**17
 _SUMS = ("sum_k", "sum_q", "sum_k_over_outgoing", "sum_q_over_incoming", "log_competition", "log_allocation", "sum_kv")
 _Piece = Tuple[Tensor, Tensor, Tensor, Optional[Tensor]]
+_Kept = Tuple[Optional[State], ChunkFlow]  # of a piece: the state before it, and its flows
 
 
 def attention_in_pieces(
@@ -33,13 +35,13 @@ def attention_in_pieces(
     chunk_size: int,
     state: Optional[State],
 ) -> Tuple[Tensor, State]:
-    """As ``attention_in_chunks``; O(n d e / piece) memory besides inputs, outputs and gradients, none without them."""
+    """As ``attention_in_chunks``; O(n + n d e / piece) memory besides inputs, output and gradients, if any."""
     keep_freed_memory()
     count, *sums = _flat(state)
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, *sums)):
         out, count, *sums = _InPieces.apply(options, chunk_size, padding, count, q, k, v, *sums)
         return out, _state(count, sums)
-    return _forward(_pieces(q, k, v, padding, _piece_length(q, chunk_size)), v, options, chunk_size, state, [])
+    return _forward(_pieces(q, k, v, padding, _piece_length(q, chunk_size)), v, options, chunk_size, state, None)
 
 
 class _InPieces(torch.autograd.Function):
@@ -47,11 +49,11 @@ class _InPieces(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, options: FlowOptions, chunk_size: int, padding, count, q, k, v, *sums) -> Tuple[Tensor, ...]:
-        states: List[Optional[State]] = []
+        kept: List[_Kept] = []
         ctx.options, ctx.chunk_size, ctx.length = options, chunk_size, _piece_length(q, chunk_size)
         pieces = _pieces(q, k, v, padding, ctx.length)
-        out, after = _forward(pieces, v, options, chunk_size, _state(count, sums), states)
-        ctx.save_for_backward(padding, q, k, v, out, *(x for state in states for x in _flat(state)))
+        out, after = _forward(pieces, v, options, chunk_size, _state(count, sums), kept)
+        ctx.save_for_backward(padding, q, k, v, out, *(x for state, flow in kept for x in (*_flat(state), *flow)))
         ctx.mark_non_differentiable(after["count"])
         ctx.set_materialize_grads(False)
         return (out, *_flat(after))
@@ -64,16 +66,17 @@ class _InPieces(torch.autograd.Function):
         zero, shapes = torch.zeros((), dtype=compute_dtype(q), device=q.device), state_shapes(q, v)
         grad_sums = [zero.expand(shapes[name]) if x is None else x for name, x in zip(_SUMS, grad_sums)]
         grad_out = torch.zeros_like(out) if grad_out is None else grad_out
-        states = [_state(kept[i], kept[i + 1 : i + 8]) for i in range(0, len(kept), 8)]
+        groups = [kept[i : i + 8] for i in range(0, len(kept), 8)]
+        kept = [(_state(sums[0], sums[1:]), ChunkFlow(*flow)) for sums, flow in zip(groups[::2], groups[1::2])]
         # A graph for derivatives of the gradients, and for batches of gradients (is_grads_batched).
         as_graph = torch.is_grad_enabled() or not runs_eagerly(grad_out)
         with autocast_off(q):
             if as_graph:
-                given = (q, k, v, padding, ctx.options, ctx.chunk_size, states[0])
+                given = (q, k, v, padding, ctx.options, ctx.chunk_size, kept[0][0])
                 grads = _differentiable(*given, grad_out, grad_sums)
             else:
                 pieces = _pieces(q, k, v, padding, ctx.length)
-                grads = _backward(pieces, (q, k, v), ctx.options, ctx.chunk_size, states, out, grad_out, grad_sums)
+                grads = _backward(pieces, (q, k, v), ctx.options, ctx.chunk_size, kept, out, grad_out, grad_sums)
         return (None, None, None, None, *grads)
 
 
@@ -105,16 +108,17 @@ def _forward(
     options: FlowOptions,
     chunk_size: int,
     state: Optional[State],
-    states: List[Optional[State]],
+    kept: Optional[List[_Kept]],
 ) -> Tuple[Tensor, State]:
-    """The output, shaped as v and in its dtype, and the state after it; ``states`` gets the one before each piece."""
+    """The output, shaped as v and in its dtype, and the state after it; ``kept`` gets what is for the backward pass."""
     outputs, begin = torch.empty_like(v, memory_format=torch.contiguous_format), 0
     for piece in pieces:
-        states.append(state)
-        total, scale, state = sums_in_chunks(*piece, options, chunk_size, state)
+        total, scale, after, flow = sums_in_chunks(*piece, options, chunk_size, state)
+        if kept is not None:
+            kept.append((state, flow))
         end = begin + total.shape[2]
         torch.mul(total, scale, out=outputs[:, :, begin:end])
-        begin = end
+        begin, state = end, after
     return outputs, state
 
 
@@ -123,7 +127,7 @@ def _backward(
     inputs: Sequence[Tensor],
     options: FlowOptions,
     chunk_size: int,
-    states: List[Optional[State]],
+    kept: List[_Kept],
     out: Tensor,
     grad_out: Tensor,
     grad_sums: Sequence[Tensor],
@@ -131,13 +135,13 @@ def _backward(
     """Gradients of ``inputs``, q, k and v, and of the sums of the first state."""
     grads = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in inputs]
     end, grad_state = out.shape[2], dict(zip(_SUMS, grad_sums))
-    size = min(chunk_size, end)
-    for piece, state in zip(reversed(pieces), reversed(states)):
-        begin = end - piece[0].shape[2]
+    for piece, (state, flow) in zip(reversed(pieces), reversed(kept)):
+        length = piece[0].shape[2]
+        begin, size = end - length, min(chunk_size, length)
         *results, dq, dk, dv = (x[:, :, begin:end] for x in (out, grad_out, *grads))
-        grad_state = chunks_backward(*piece, options, size, state, *results, grad_state, (dq, dk, dv))
+        grad_state = chunks_backward(*piece, options, size, state, flow, *results, grad_state, (dq, dk, dv))
         end = begin
-    return grads + [None if states[0] is None else grad_state[name] for name in _SUMS]
+    return grads + [None if kept[0][0] is None else grad_state[name] for name in _SUMS]
 
 
 def _differentiable(

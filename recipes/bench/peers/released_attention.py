@@ -15,14 +15,14 @@ from torch import Tensor
 EPS = 1e-6
 
 
-def full(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def full(q: Tensor, k: Tensor, v: Tensor, clamp: float = 1.0) -> Tensor:
     """``Flow_Attention`` of the core file."""
-    return _full(q, k, v, _contracted, 0.0)
+    return _full(q, k, v, _contracted, 0.0, clamp)
 
 
 def image_model(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """``Flow_Attention`` of the image model: products and sums where the core file contracts, 1e-6 outside as well."""
-    return _full(q, k, v, _summed, EPS)
+    return _full(q, k, v, _summed, EPS, 1.0)
 
 
 def _contracted(receivers: Tensor, given: Tensor) -> Tensor:
@@ -33,7 +33,9 @@ def _summed(receivers: Tensor, given: Tensor) -> Tensor:
     return (receivers * given.unsqueeze(-2)).sum(-1)
 
 
-def _full(q: Tensor, k: Tensor, v: Tensor, product: Callable[[Tensor, Tensor], Tensor], outer_eps: float) -> Tensor:
+def _full(
+    q: Tensor, k: Tensor, v: Tensor, product: Callable[[Tensor, Tensor], Tensor], outer_eps: float, clamp: float
+) -> Tensor:
     q, k = q.sigmoid(), k.sigmoid()
     n, m = q.shape[-2], k.shape[-2]
 
@@ -43,7 +45,7 @@ def _full(q: Tensor, k: Tensor, v: Tensor, product: Callable[[Tensor, Tensor], T
     sink_incoming = 1.0 / flow(q, k.sum(-2))
     source_outgoing = 1.0 / flow(k, q.sum(-2))
     conserved_sink = flow(q, (k * source_outgoing.unsqueeze(-1)).sum(-2))
-    conserved_source = flow(k, (q * sink_incoming.unsqueeze(-1)).sum(-2)).clamp(-1.0, 1.0)
+    conserved_source = flow(k, (q * sink_incoming.unsqueeze(-1)).sum(-2)).clamp(-clamp, clamp)
     allocation = torch.sigmoid(conserved_sink * (n / m))
     competition = torch.softmax(conserved_source, dim=-1) * m
     context = k.transpose(-2, -1) @ (v * competition.unsqueeze(-1))  # (..., d, e)
