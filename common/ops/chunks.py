@@ -51,6 +51,11 @@ def split_chunks(x: Tensor, chunk_size: int) -> Tensor:
     return x.reshape(batch, heads, (length + missing) // chunk_size, chunk_size, *x.shape[3:])
 
 
+def from_here(x: Tensor) -> Tensor:
+    """Sums over the last dimension from each place on, (..., C) -> (..., C)."""
+    return x.flip(-1).cumsum(-1).flip(-1)
+
+
 def carry_sums(chunk_sums: Tensor, initial: Optional[Tensor], reverse: bool = False) -> Tuple[Tensor, Tensor]:
     """Running sums over chunks: (B, H, G, ...) -> up to before each chunk (B, H, G, ...) and over all (B, H, ...).
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .checks import State
-from .chunks import carry_sums, split_chunks
+from .chunks import carry_sums, from_here, split_chunks
 from .feature_maps import feature_map_gradient
 from .flow_attention_causal_chunks import (
     ChunkFlow,
@@ -124,7 +124,7 @@ def _flows_backward(
     grad_over = torch.stack(inside) + times_column(features, later_over)
     given = torch.zeros_like(grad_over)
     if eps:
-        given = _from_here(grad_conserved).flip(0)
+        given = from_here(grad_conserved).flip(0)
         grad_over = grad_over + eps * flow.totals * given
     # Of the logarithms of 1 / I and 1 / O.
     grad_plain = grad_over * flow.over
@@ -132,15 +132,10 @@ def _flows_backward(
     grad_plain = (grad_plain / -positive(flow.plain)).masked_fill(flow.plain < 1e-18, 0.0)
     later, grad_sums = _asked(grad_plain, features, eps, side_sums(grad_state, "sum_q", "sum_k"))
     if eps:
-        given = _from_here(grad_plain).flip(0) + flow.over * given
+        given = from_here(grad_plain).flip(0) + flow.over * given
     (grad_q, grad_k), (grad_q_in, grad_k_out) = grad_sums.unbind(), grad_sums_over.unbind()
     sums = {"sum_k": grad_k, "sum_q": grad_q, "sum_k_over_outgoing": grad_k_out, "sum_q_over_incoming": grad_q_in}
     return _Flows(grad_plain, grad_conserved, later, later_over, given), sums
-
-
-def _from_here(x: Tensor) -> Tensor:
-    """Sums over the tokens of a chunk from each one on, (..., C) -> (..., C)."""
-    return x.flip(-1).cumsum(-1).flip(-1)
 
 
 def _asked(grad: Tensor, receivers: Tensor, eps: float, after: Tensor) -> Tuple[Tensor, Tensor]:

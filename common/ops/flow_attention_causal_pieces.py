@@ -66,8 +66,8 @@ class _InPieces(torch.autograd.Function):
         zero, shapes = torch.zeros((), dtype=compute_dtype(q), device=q.device), state_shapes(q, v)
         grad_sums = [zero.expand(shapes[name]) if x is None else x for name, x in zip(_SUMS, grad_sums)]
         grad_out = torch.zeros_like(out) if grad_out is None else grad_out
-        groups = [kept[i : i + 8] for i in range(0, len(kept), 8)]
-        kept = [(_state(sums[0], sums[1:]), ChunkFlow(*flow)) for sums, flow in zip(groups[::2], groups[1::2])]
+        width = 1 + len(_SUMS) + len(ChunkFlow._fields)
+        kept = [_kept(kept[i : i + width]) for i in range(0, len(kept), width)]
         # A graph for derivatives of the gradients, and for batches of gradients (is_grads_batched).
         as_graph = torch.is_grad_enabled() or not runs_eagerly(grad_out)
         with autocast_off(q):
@@ -81,11 +81,17 @@ class _InPieces(torch.autograd.Function):
 
 
 def _flat(state: Optional[State]) -> List[Optional[Tensor]]:
-    return [None] * 8 if state is None else [state["count"], *(state[name] for name in _SUMS)]
+    return [None] * (1 + len(_SUMS)) if state is None else [state["count"], *(state[name] for name in _SUMS)]
 
 
 def _state(count: Optional[Tensor], sums: Sequence[Optional[Tensor]]) -> Optional[State]:
     return None if count is None else {"count": count, **dict(zip(_SUMS, sums))}
+
+
+def _kept(tensors: Sequence[Optional[Tensor]]) -> _Kept:
+    """What ``_flat`` made of a state, and flows behind it."""
+    count, *rest = tensors
+    return _state(count, rest[: len(_SUMS)]), ChunkFlow(*rest[len(_SUMS) :])
 
 
 def _piece_length(q: Tensor, chunk_size: int) -> int:

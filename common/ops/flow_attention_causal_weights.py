@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .checks import State
+from .chunks import from_here
 from .flow_options import FlowOptions, bounded, positive
 
 # A logit no softmax over real tokens ever sees; finite, because -inf makes a row of nothing but padding NaN.
@@ -74,7 +75,7 @@ def flow_weights_backward(
 
 
 def flow_scale(allocation: Tensor, incoming: Tensor) -> Tensor:
-    """What each row of ``aggregate`` is multiplied by."""
+    """What the sum of each sink in the last line of Algorithm 2 is multiplied by, from and to (B, H, G, C)."""
     return allocation / positive(incoming)
 
 
@@ -138,6 +139,6 @@ def _weight_backward(
         return torch.autograd.grad(results, given, [grad, grad_log])
     exponentials, so_far = _exponentials(flow, positions, before)
     so_far, of_logit = positive(so_far), (grad * weights).flatten(2)  # (B, H, G C)
-    of_sum = grad_log.unsqueeze(-1) / so_far[..., -1:] - (of_logit / so_far).flip(-1).cumsum(-1).flip(-1)
+    of_sum = grad_log.unsqueeze(-1) / so_far[..., -1:] - from_here(of_logit / so_far)
     of_before = of_sum[..., 0] * before.exp()
     return of_sum.mul_(exponentials).add_(of_logit).view(flow.shape), of_before
