@@ -129,7 +129,7 @@ def _flows_backward(
     # Of the logarithms of 1 / I and 1 / O.
     grad_plain = grad_over * flow.over
     grad_plain[0] += delta
-    grad_plain = (grad_plain / -positive(flow.plain)).masked_fill(flow.plain < 1e-18, 0.0)
+    grad_plain = grad_plain / -positive(flow.plain)  # where a flow underflows, so do the features it was made of
     later, grad_sums = _asked(grad_plain, features, eps, side_sums(grad_state, "sum_q", "sum_k"))
     if eps:
         given = from_here(grad_plain).flip(0) + flow.over * given

@@ -41,7 +41,7 @@ def attention_in_pieces(
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, *sums)):
         out, count, *sums = _InPieces.apply(options, chunk_size, padding, count, q, k, v, *sums)
         return out, _state(count, sums)
-    return _forward(_pieces(q, k, v, padding, _piece_length(q, chunk_size)), v, options, chunk_size, state, None)
+    return _forward(_pieces(q, k, v, padding, _piece_lengths(q, chunk_size)), v, options, chunk_size, state, None)
 
 
 class _InPieces(torch.autograd.Function):
@@ -50,8 +50,8 @@ class _InPieces(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, options: FlowOptions, chunk_size: int, padding, count, q, k, v, *sums) -> Tuple[Tensor, ...]:
         kept: List[_Kept] = []
-        ctx.options, ctx.chunk_size, ctx.length = options, chunk_size, _piece_length(q, chunk_size)
-        pieces = _pieces(q, k, v, padding, ctx.length)
+        ctx.options, ctx.chunk_size, ctx.lengths = options, chunk_size, _piece_lengths(q, chunk_size)
+        pieces = _pieces(q, k, v, padding, ctx.lengths)
         out, after = _forward(pieces, v, options, chunk_size, _state(count, sums), kept)
         ctx.save_for_backward(padding, q, k, v, out, *(x for state, flow in kept for x in (*_flat(state), *flow)))
         ctx.mark_non_differentiable(after["count"])
@@ -75,7 +75,7 @@ class _InPieces(torch.autograd.Function):
                 given = (q, k, v, padding, ctx.options, ctx.chunk_size, kept[0][0])
                 grads = _differentiable(*given, grad_out, grad_sums)
             else:
-                pieces = _pieces(q, k, v, padding, ctx.length)
+                pieces = _pieces(q, k, v, padding, ctx.lengths)
                 grads = _backward(pieces, (q, k, v), ctx.options, ctx.chunk_size, kept, out, grad_out, grad_sums)
         return (None, None, None, None, *grads)
 
@@ -94,18 +94,21 @@ def _kept(tensors: Sequence[Optional[Tensor]]) -> _Kept:
     return _state(count, rest[: len(_SUMS)]), ChunkFlow(*rest[len(_SUMS) :])
 
 
-def _piece_length(q: Tensor, chunk_size: int) -> int:
-    """Tokens of a piece, a multiple of the chunk's."""
+def _piece_lengths(q: Tensor, chunk_size: int) -> List[int]:
+    """Tokens of each piece: whole chunks, and last what is less than one; filling it up would copy every tensor."""
     batch, heads, length, d = q.shape
     size = min(chunk_size, length)
+    rest = length % size
     numbers = max(batch * heads * d * size, 1)  # of a chunk; none in an empty batch
-    return max(_PIECE * torch.get_num_threads() // numbers, 1) * size
+    most = max(_PIECE * torch.get_num_threads() // numbers, 1) * size
+    pieces, shorter = divmod(length - rest, most)
+    return [x for x in (*[most] * pieces, shorter, rest) if x > 0]
 
 
-def _pieces(q: Tensor, k: Tensor, v: Tensor, padding: Optional[Tensor], length: int) -> List[_Piece]:
-    """A sequence in pieces of ``length`` tokens and a rest."""
-    paddings = itertools.repeat(None) if padding is None else padding.split(length, dim=1)
-    return list(zip(*(x.split(length, dim=2) for x in (q, k, v)), paddings))
+def _pieces(q: Tensor, k: Tensor, v: Tensor, padding: Optional[Tensor], lengths: List[int]) -> List[_Piece]:
+    """A sequence in pieces."""
+    paddings = itertools.repeat(None) if padding is None else padding.split(lengths, dim=1)
+    return list(zip(*(x.split(lengths, dim=2) for x in (q, k, v)), paddings))
 
 
 def _forward(

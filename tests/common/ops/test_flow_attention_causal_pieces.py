@@ -7,7 +7,7 @@ from common.ops import flow_attention, flow_attention_causal_pieces
 from common.ops.flow_attention_causal_chunks import attention_in_chunks
 from common.ops.flow_attention_causal_pieces import attention_in_pieces
 from common.ops.flow_options import flow_options
-from recipes.bench.memory import storage_bytes
+from recipes.bench.memory import peak_beyond, storage_bytes
 from tests.common.inputs import padding, qkv
 from tests.compare import assert_close
 
@@ -104,6 +104,21 @@ def test_only_inputs_output_flows_and_a_state_for_each_piece_are_kept():
     known = {x.data_ptr() for x in (*inputs, out)}
     others = [x for x in kept if x.data_ptr() not in known]
     assert len(kept) > 4 and storage_bytes(others) <= 0.1 * storage_bytes(inputs)
+
+
+@pytest.mark.parametrize("length", [128, 300, 1000])
+def test_memory_of_both_passes_is_three_times_that_of_the_inputs_at_most(length):
+    """Beyond inputs, output and gradients, however long a piece is."""
+    flow_attention_causal_pieces._PIECE = 2**17
+    inputs = qkv(length, batch=1, heads=8, d=64, e=64, dtype=torch.float32)
+    weights = torch.ones(1, 8, length, 64)
+
+    def both_passes():
+        out = flow_attention(*inputs, causal=True)
+        return [out, *torch.autograd.grad(out, inputs, weights)]
+
+    both_passes()
+    assert 0 < peak_beyond(both_passes, "cpu") <= 3 * storage_bytes(inputs)
 
 
 def test_second_derivatives_over_many_pieces():

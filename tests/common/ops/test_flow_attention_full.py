@@ -126,8 +126,9 @@ def test_a_backward_pass_under_autocast_is_as_precise():
         assert_close(f"gradient of {name}", actual, wanted, 1e-6)
 
 
-def test_memory_of_a_training_step():
+def test_memory_of_a_training_step(monkeypatch):
     """Beyond inputs, output and gradients: not much more than q, of which the graph needs more than four times."""
+    monkeypatch.setattr(flow_attention_full_pieces, "_PIECE", 2**18 // torch.get_num_threads())  # a head at once
     inputs = qkv(4096, batch=1, heads=8, d=64, e=64, dtype=torch.float32)
     weights = torch.randn_like(inputs[0])
     size = inputs[0].nbytes

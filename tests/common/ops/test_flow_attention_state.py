@@ -48,6 +48,13 @@ def test_any_pieces_give_the_output_state_and_gradients_of_the_whole(form, side,
             assert_close(f"gradient of {name}", actual, expected)
 
 
+def test_tensors_of_a_state_share_no_memory():
+    """A beam search that reorders one of them in place must not touch another."""
+    _, state = flow_attention(*qkv(20), causal=True, chunk_size=8, return_state=True)
+    storages = {x.untyped_storage().data_ptr() for x in state.values()}
+    assert len(storages) == len(state)
+
+
 @hypothesis.given(data=st.data())
 @hypothesis.settings(max_examples=40)
 def test_any_cut_mask_and_option_gives_the_whole(data):
