@@ -13,6 +13,7 @@ from timm.layers import ClassifierHead, LayerNorm, PatchEmbed, calculate_drop_pa
 from timm.layers.typing import LayerType
 from timm.models import checkpoint_seq, generate_default_cfgs, named_apply
 from timm.models._features import feature_take_indices
+from timm.models._input import update_model_input_size
 from timm.models.vision_transformer import init_weights_vit_timm
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -26,14 +27,6 @@ from .default_cfg import untrained_cfg
 from .images import ImageSize, PositionEmbedding, check_image, check_img_size
 from .loading import CheckedLoading, build
 from .registry import register_once
-
-try:  # a newer timm keeps a record of the size a model was set to
-    from timm.models._input import update_model_input_size
-except ImportError:
-
-    def update_model_input_size(model: nn.Module, img_size: ImageSize, **model_args: Any) -> None:
-        """An older timm keeps no such record."""
-
 
 __all__ = ["Flowformer"]  # register_model appends every entry point
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Tuple
 
-#: The first timm whose transformer blocks hand ``is_causal`` to the attention; setup.cfg asks for the same.
-MINIMUM_TIMM = (1, 0, 26)
+#: The first timm that makes a model by the arguments it finds in a checkpoint's folder; setup.cfg asks for the same.
+MINIMUM_TIMM = (1, 0, 31)
 
 #: The value of ``common.DISTRIBUTION`` by which our ``common`` is told from any other.
 DISTRIBUTION = "lineartime"

@@ -134,7 +134,10 @@ def _computable(tokens: _Tokens, options: _Options, padding_mask: Optional[Tenso
     """Inputs and bias in the dtype sums are in, and padding cleared before anything else, since 0 * NaN is NaN."""
     dtype = compute_dtype(tokens.v)
     tokens = _Tokens(*(zero_padding(x.to(dtype), padding_mask) for x in tokens))
-    return tokens, options._replace(bias=None if options.bias is None else options.bias.to(dtype))
+    bias = None if options.bias is None else options.bias.to(dtype)
+    # Not _replace, which torch.compile of torch 2.6 does not trace.
+    size, _, causal, kernel, local, linear, first_softmax, first_to_all = options
+    return tokens, _Options(size, bias, causal, kernel, local, linear, first_softmax, first_to_all)
 
 
 def _whole_by_kernels(tokens: _Tokens, options: _Options, padding_mask: Optional[Tensor]) -> Tensor:

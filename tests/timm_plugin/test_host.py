@@ -10,7 +10,7 @@ import pytest
 from timm_plugin import host
 
 ROOT = Path(__file__).resolve().parents[2]
-INSTALL = "Run: pip install 'timm>=1.0.26' torchvision"
+INSTALL = "Run: pip install 'timm>=1.0.31' torchvision"
 
 
 def _fake(monkeypatch, tmp_path, name: str, source: str) -> Path:
@@ -47,15 +47,15 @@ def test_common_missing(monkeypatch):
         host.check_host()
 
 
-@pytest.mark.parametrize("version", ["0.9.16", "1.0.25", "1.0.9"])
+@pytest.mark.parametrize("version", ["0.9.16", "1.0.30", "1.0.9"])
 def test_old_timm(monkeypatch, tmp_path, version):
     folder = _fake(monkeypatch, tmp_path, "timm", f"__version__ = {version!r}")
     with pytest.raises(ImportError) as caught:
         host.check_timm()
-    assert str(caught.value) == f"timm_plugin needs timm 1.0.26 or newer; {version} is in {folder}. {INSTALL}"
+    assert str(caught.value) == f"timm_plugin needs timm 1.0.31 or newer; {version} is in {folder}. {INSTALL}"
 
 
-@pytest.mark.parametrize("version", ["1.0.26", "1.0.29.dev0", "1.1", "2.0.0rc1"])
+@pytest.mark.parametrize("version", ["1.0.31", "1.0.32.dev0", "1.1", "2.0.0rc1"])
 def test_new_timm(monkeypatch, tmp_path, version):
     _fake(monkeypatch, tmp_path, "timm", f"__version__ = {version!r}")
     host.check_timm()
