@@ -26,8 +26,8 @@ NAMES = ("q", "k", "v")
 _SHORT = 97
 #: Of v, that the authors' causal form is given at once where it is a reference.
 _CHANNELS = 8
-#: A clamp that no flow reaches. At the usual one, 1, where flows abound, a gradient jumps: of a million of them some lie
-#: within rounding of it, and on the other side in float64.
+#: A clamp that no flow reaches. At the usual one, 1, where flows abound, a gradient jumps, and of a million flows some
+#: lie so close to it that they are on the other side in float64.
 _NEVER = 20.0
 #: Longest sequence for comparing softmax attention with its map.
 _MAP = 1024
