@@ -1,9 +1,10 @@
 """Peak memory of one call, in a pass of its own that is not timed."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
+from torch._C._profiler import _EventType, _ProfilerEvent
 
 
 def peak_beyond(run: Callable[[], Sequence[Tensor]], device: str) -> int:
@@ -22,18 +23,39 @@ def storage_bytes(tensors: Sequence[Tensor]) -> int:
     return sum(storages.values())
 
 
+def peak_of(allocations: Sequence[tuple[int, int]]) -> int:
+    """The most bytes live at once after any of ``allocations``, in order: addresses and bytes, below 0 when freed.
+
+    Frees of what was there before do not count. Of most the profiler does not know the size, but it does when an
+    earlier pass had a tensor at the same address.
+    """
+    peak = live = 0
+    addresses = set()
+    for address, size in allocations:
+        if size > 0:
+            addresses.add(address)
+        if address in addresses:
+            live += size
+            peak = max(peak, live)
+    return peak
+
+
 def _cpu_peak(run: Callable[[], Sequence[Tensor]]) -> tuple[int, int]:
     """The peak, and what of it the returned tensors are."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
         returned = run()
         kept = storage_bytes(returned)
-    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
-    # Frees of what was there before are not counted by the profiler either.
-    peak = live = 0
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        live += event.nbytes()
-        peak = max(peak, live)
-    return peak, kept
+    events = _allocations(profiler.profiler.kineto_results.experimental_event_tree())
+    fields = [event.typed[1] for event in sorted(events, key=lambda event: event.start_time_ns)]
+    return peak_of([(each.ptr, each.alloc_size) for each in fields]), kept
+
+
+def _allocations(events: Sequence[_ProfilerEvent]) -> Iterator[_ProfilerEvent]:
+    """Every allocation and every free among ``events`` and what they contain."""
+    for event in events:
+        if event.tag == _EventType.Allocation:
+            yield event
+        yield from _allocations(event.children)
 
 
 def _cuda_peak(run: Callable[[], Sequence[Tensor]]) -> tuple[int, int]:

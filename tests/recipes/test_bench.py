@@ -286,6 +286,11 @@ def test_what_was_there_before_does_not_count():
     assert memory.peak_beyond(run, "cpu") == pytest.approx(2_000_000, abs=1000)
 
 
+def test_frees_of_what_this_pass_did_not_make_do_not_count():
+    assert memory.peak_of([(1, 8), (2, -100), (3, 8), (1, -8), (2, 100), (2, -100), (1, 4)]) == 108
+    assert memory.peak_of([(2, -100)]) == memory.peak_of([]) == 0
+
+
 def test_gradients_do_not_count_but_what_is_saved_for_them_does():
     x = torch.ones(1000, 1000, requires_grad=True)
 
