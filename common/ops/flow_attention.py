@@ -14,6 +14,7 @@ from .checks import State, check_padding_mask, check_positive_int, check_query_k
 from .chunks import autocast_off, compute_dtype
 from .flow_attention_causal import causal_attention
 from .flow_attention_causal_chunks import (
+    CausalInput,
     causal_flow,
     chunk_features,
     chunk_positions,
@@ -87,7 +88,7 @@ def flow_attention(
             return full_attention(q, k, v, key_padding_mask, query_padding_mask, options)
         check_state(initial_state, state_shapes(q, v), compute_dtype(q), q)
         padding = _either(key_padding_mask, query_padding_mask)
-        out, state = causal_attention(q, k, v, padding, options, chunk_size, initial_state)
+        out, state = causal_attention(CausalInput(q, k, v, padding, options, chunk_size, initial_state))
     out = out.to(v.dtype)
     return (out, state) if return_state else out
 

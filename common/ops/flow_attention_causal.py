@@ -1,33 +1,24 @@
 """Causal Flow-Attention by the form that suits the tensors. Legend: ``flow_attention``."""
 
-from typing import Optional, Tuple
+from typing import Tuple
 
 from torch import Tensor
 
 from .checks import State
 from .eager import runs_eagerly
-from .flow_attention_causal_chunks import attention_in_chunks
+from .flow_attention_causal_chunks import CausalInput, attention_in_chunks
 from .flow_attention_causal_pieces import attention_in_pieces
-from .flow_options import FlowOptions
 from .triton import dispatch
 
 
-def causal_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    padding: Optional[Tensor],
-    options: FlowOptions,
-    chunk_size: int,
-    state: Optional[State],
-) -> Tuple[Tensor, State]:
-    """Algorithm 2, q, k (B, H, n, d), v (B, H, n, e) -> (B, H, n, e) and the state after them.
+def causal_attention(given: CausalInput) -> Tuple[Tensor, State]:
+    """Algorithm 2: the output (B, H, n, e) and the state after the tokens.
 
     On a GPU by kernels; on a CPU in pieces, but for a single token; as one graph of chunks for all else.
     """
-    given = (q, k, v, padding, options, chunk_size, state)
+    q, k, v = given[:3]
     if dispatch.flow_attention_applies(q, k, v):
-        return dispatch.attempt("flow_attention", "causal_attention", attention_in_chunks, given)
+        return dispatch.attempt("flow_attention", "causal_attention", attention_in_chunks, (given,))
     if q.device.type == "cpu" and q.shape[2] > 1 and runs_eagerly(q, k, v):
-        return attention_in_pieces(*given)
-    return attention_in_chunks(*given)
+        return attention_in_pieces(given)
+    return attention_in_chunks(given)

@@ -4,7 +4,7 @@
 chunk, (B, H, G, ...), which is what all later tokens ask of it. Sides as in ``flow_attention_causal_chunks``.
 """
 
-from typing import NamedTuple, Optional, Sequence, Tuple
+from typing import NamedTuple, Sequence, Tuple
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from .checks import State
 from .chunks import carry_sums, from_here, split_chunks
 from .feature_maps import feature_map_gradient
 from .flow_attention_causal_chunks import (
+    CausalInput,
     ChunkFlow,
     Scores,
     carry_sides,
@@ -26,7 +27,7 @@ from .flow_attention_causal_chunks import (
     times_column,
 )
 from .flow_attention_causal_weights import flow_scale, flow_weights_backward
-from .flow_options import FlowOptions, positive
+from .flow_options import positive
 
 
 class _Flows(NamedTuple):
@@ -36,17 +37,11 @@ class _Flows(NamedTuple):
     conserved: Tensor  # of Î and Ô
     later: Tensor  # of the features
     later_over: Tensor  # of the features times ``over``
-    given: Tensor  # times eps, what all flows from a token on ask of each of its features, (2, B, H, G, C)
+    from_eps: Tensor  # times eps, what all flows from a token on ask of each of its features, (2, B, H, G, C)
 
 
 def chunks_backward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    padding: Optional[Tensor],
-    options: FlowOptions,
-    size: int,
-    state: Optional[State],
+    given: CausalInput,
     flow: ChunkFlow,
     out: Tensor,
     grad_out: Tensor,
@@ -55,10 +50,12 @@ def chunks_backward(
 ) -> State:
     """Fill ``grads``, of q, k (B, H, n, d) and v (B, H, n, e); the gradient of the state before them.
 
-    Arguments and cost as of ``attention_in_chunks``, whose output is ``out`` and whose flows are ``flow``; features and
-    scores are formed again. ``grad_state`` is that of the state behind the tokens.
+    ``flow`` is what ``chunks_forward`` made of ``given``, ``out`` (B, H, n, e) the output, ``grad_out`` its gradient,
+    ``grad_state`` that of the state after the tokens. Features and scores are formed again; cost as there.
     """
-    positions, length = chunk_positions(v, padding, size, state), v.shape[2]
+    q, k, v, padding, options, chunk_size, state = given
+    length, size = v.shape[2], min(chunk_size, v.shape[2])
+    positions = chunk_positions(v, padding, size, state)
     features = chunk_features(q, k, options.phi, padding, size)
     scores, values, (q, k) = chunk_scores(features), chunk_values(v, padding, size), features.unbind()
     out, grad_out = (split_chunks(x.to(q.dtype), size) for x in (out, grad_out))  # (B, H, G, C, e)
@@ -76,8 +73,9 @@ def chunks_backward(
     grad_competition = grad_weighted.mul_(values).sum(-1)
     del grad_weighted  # this and what follows, before more is made: it decides on the peak
 
+    weights, grad_weights = (flow.competition, flow.allocation), (grad_competition, grad_allocation)
     grad_conserved, logs = flow_weights_backward(
-        flow.conserved, positions, options, state, flow[-2:], (grad_competition, grad_allocation), grad_state
+        flow.conserved, positions, options, state, weights, grad_weights, grad_state
     )
     flows, sums = _flows_backward(flow, features, scores, options.form.eps, grad_conserved, delta, grad_state)
     del scores
@@ -122,20 +120,20 @@ def _flows_backward(
     # Of c / I by way of Ô, and of c / O by way of Î.
     inside = [times_column(scores.to_sources, grad_conserved[1]), row_times(grad_conserved[0], scores.to_sinks)]
     grad_over = torch.stack(inside) + times_column(features, later_over)
-    given = torch.zeros_like(grad_over)
+    from_eps = torch.zeros_like(grad_over)
     if eps:
-        given = from_here(grad_conserved).flip(0)
-        grad_over = grad_over + eps * flow.totals * given
+        from_eps = from_here(grad_conserved).flip(0)
+        grad_over = grad_over + eps * flow.totals * from_eps
     # Of the logarithms of 1 / I and 1 / O.
     grad_plain = grad_over * flow.over
     grad_plain[0] += delta
     grad_plain = grad_plain / -positive(flow.plain)  # where a flow underflows, so do the features it was made of
     later, grad_sums = _asked(grad_plain, features, eps, side_sums(grad_state, "sum_q", "sum_k"))
     if eps:
-        given = from_here(grad_plain).flip(0) + flow.over * given
+        from_eps = from_here(grad_plain).flip(0) + flow.over * from_eps
     (grad_q, grad_k), (grad_q_in, grad_k_out) = grad_sums.unbind(), grad_sums_over.unbind()
     sums = {"sum_k": grad_k, "sum_q": grad_q, "sum_k_over_outgoing": grad_k_out, "sum_q_over_incoming": grad_q_in}
-    return _Flows(grad_plain, grad_conserved, later, later_over, given), sums
+    return _Flows(grad_plain, grad_conserved, later, later_over, from_eps), sums
 
 
 def _asked(grad: Tensor, receivers: Tensor, eps: float, after: Tensor) -> Tuple[Tensor, Tensor]:
@@ -165,7 +163,7 @@ def _carried_backward(flow: ChunkFlow, flows: _Flows, eps: float) -> Tuple[Tenso
     one = torch.ones_like(flow.over)
     received = [x.flip(0) + eps for x in (flow.carried, flow.carried_over)]
     return _pairs(
-        (flows.plain, flows.conserved, one, flow.over, eps * flows.given),
+        (flows.plain, flows.conserved, one, flow.over, eps * flows.from_eps),
         (*received, flows.later, flows.later_over, torch.ones_like(flows.later)),
     )
 

@@ -20,6 +20,18 @@ from .flow_attention_causal_weights import Positions, flow_scale, flow_weights
 from .flow_options import FlowForm, FlowOptions, positive
 
 
+class CausalInput(NamedTuple):
+    """What every form of causal Flow-Attention is given."""
+
+    q: Tensor  # (B, H, n, d)
+    k: Tensor  # (B, H, n, d)
+    v: Tensor  # (B, H, n, e)
+    padding: Optional[Tensor]  # bool (B, n), True = padding
+    options: FlowOptions
+    chunk_size: int  # C; a shorter input is one chunk of its own length
+    state: Optional[State]  # after the tokens before these
+
+
 class Scores(NamedTuple):
     """P = q kᵀ inside of each chunk, (B, H, G, C, C), as far as it is causal."""
 
@@ -53,33 +65,18 @@ def state_shapes(q: Tensor, v: Tensor) -> Dict[str, Tuple[int, ...]]:
     }
 
 
-def attention_in_chunks(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    padding: Optional[Tensor],
-    options: FlowOptions,
-    chunk_size: int,
-    state: Optional[State],
-) -> Tuple[Tensor, State]:
-    """Algorithm 2, q, k (B, H, n, d), v (B, H, n, e) -> (B, H, n, e) and the state after them.
+def attention_in_chunks(given: CausalInput) -> Tuple[Tensor, State]:
+    """Algorithm 2: the output (B, H, n, e) and the state after the tokens.
 
     O(n (C d + d e)) time, O(n (C + d + e) + (n / C) d e) memory.
     """
-    total, scale, after, _ = sums_in_chunks(q, k, v, padding, options, chunk_size, state)
+    total, scale, after, _ = chunks_forward(given)
     return total * scale, after
 
 
-def sums_in_chunks(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    padding: Optional[Tensor],
-    options: FlowOptions,
-    chunk_size: int,
-    state: Optional[State],
-) -> Tuple[Tensor, Tensor, State, ChunkFlow]:
+def chunks_forward(given: CausalInput) -> Tuple[Tensor, Tensor, State, ChunkFlow]:
     """The output as the sum in the last line of Algorithm 2 (B, H, n, e) and its factors (B, H, n, 1); state, flows."""
+    q, k, v, padding, options, chunk_size, state = given
     length, size = q.shape[2], min(chunk_size, q.shape[2])
     positions = chunk_positions(q, padding, size, state)
     features = chunk_features(q, k, options.phi, padding, size)

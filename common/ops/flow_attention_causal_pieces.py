@@ -1,7 +1,7 @@
-"""Causal Flow-Attention in pieces that stay in a CPU's caches, with a backward pass that forms each one again.
+"""Causal Flow-Attention in pieces that stay in a CPU's caches, with a backward pass by hand.
 
 Between the passes nothing is kept but inputs, output, the state before each piece, and flows: some numbers for each
-token. Legend: ``flow_attention``.
+token. Features and scores are formed again. Legend: ``flow_attention``.
 """
 
 import itertools
@@ -14,7 +14,7 @@ from .checks import State
 from .chunks import autocast_off, compute_dtype
 from .eager import runs_eagerly
 from .flow_attention_causal_backward import chunks_backward
-from .flow_attention_causal_chunks import ChunkFlow, attention_in_chunks, state_shapes, sums_in_chunks
+from .flow_attention_causal_chunks import CausalInput, ChunkFlow, attention_in_chunks, chunks_forward, state_shapes
 from .flow_options import FlowOptions
 from .freed_memory import keep_freed_memory
 
@@ -26,22 +26,15 @@ _Piece = Tuple[Tensor, Tensor, Tensor, Optional[Tensor]]
 _Kept = Tuple[Optional[State], ChunkFlow]  # of a piece: the state before it, and its flows
 
 
-def attention_in_pieces(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    padding: Optional[Tensor],
-    options: FlowOptions,
-    chunk_size: int,
-    state: Optional[State],
-) -> Tuple[Tensor, State]:
+def attention_in_pieces(given: CausalInput) -> Tuple[Tensor, State]:
     """As ``attention_in_chunks``; O(n + n d e / piece) memory besides inputs, output and gradients, if any."""
     keep_freed_memory()
+    q, k, v, padding, options, chunk_size, state = given
     count, *sums = _flat(state)
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, *sums)):
         out, count, *sums = _InPieces.apply(options, chunk_size, padding, count, q, k, v, *sums)
         return out, _state(count, sums)
-    return _forward(_pieces(q, k, v, padding, _piece_lengths(q, chunk_size)), v, options, chunk_size, state, None)
+    return _forward(given, _piece_lengths(q, chunk_size), None)
 
 
 class _InPieces(torch.autograd.Function):
@@ -50,9 +43,10 @@ class _InPieces(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, options: FlowOptions, chunk_size: int, padding, count, q, k, v, *sums) -> Tuple[Tensor, ...]:
         kept: List[_Kept] = []
+        # The number of threads, which lengths depend on, may be another one by the time of the backward pass.
         ctx.options, ctx.chunk_size, ctx.lengths = options, chunk_size, _piece_lengths(q, chunk_size)
-        pieces = _pieces(q, k, v, padding, ctx.lengths)
-        out, after = _forward(pieces, v, options, chunk_size, _state(count, sums), kept)
+        given = CausalInput(q, k, v, padding, options, chunk_size, _state(count, sums))
+        out, after = _forward(given, ctx.lengths, kept)
         ctx.save_for_backward(padding, q, k, v, out, *(x for state, flow in kept for x in (*_flat(state), *flow)))
         ctx.mark_non_differentiable(after["count"])
         ctx.set_materialize_grads(False)
@@ -71,12 +65,11 @@ class _InPieces(torch.autograd.Function):
         # A graph for derivatives of the gradients, and for batches of gradients (is_grads_batched).
         as_graph = torch.is_grad_enabled() or not runs_eagerly(grad_out)
         with autocast_off(q):
+            given = CausalInput(q, k, v, padding, ctx.options, ctx.chunk_size, kept[0][0])
             if as_graph:
-                given = (q, k, v, padding, ctx.options, ctx.chunk_size, kept[0][0])
-                grads = _differentiable(*given, grad_out, grad_sums)
+                grads = _differentiable(given, grad_out, grad_sums)
             else:
-                pieces = _pieces(q, k, v, padding, ctx.lengths)
-                grads = _backward(pieces, (q, k, v), ctx.options, ctx.chunk_size, kept, out, grad_out, grad_sums)
+                grads = _backward(given, ctx.lengths, kept, out, grad_out, grad_sums)
         return (None, None, None, None, *grads)
 
 
@@ -105,24 +98,19 @@ def _piece_lengths(q: Tensor, chunk_size: int) -> List[int]:
     return [x for x in (*[most] * pieces, shorter, rest) if x > 0]
 
 
-def _pieces(q: Tensor, k: Tensor, v: Tensor, padding: Optional[Tensor], lengths: List[int]) -> List[_Piece]:
-    """A sequence in pieces."""
+def _pieces(given: CausalInput, lengths: List[int]) -> List[_Piece]:
+    """A sequence in pieces of ``lengths``."""
+    padding = given.padding
     paddings = itertools.repeat(None) if padding is None else padding.split(lengths, dim=1)
-    return list(zip(*(x.split(lengths, dim=2) for x in (q, k, v)), paddings))
+    return list(zip(*(x.split(lengths, dim=2) for x in given[:3]), paddings))
 
 
-def _forward(
-    pieces: List[_Piece],
-    v: Tensor,
-    options: FlowOptions,
-    chunk_size: int,
-    state: Optional[State],
-    kept: Optional[List[_Kept]],
-) -> Tuple[Tensor, State]:
+def _forward(given: CausalInput, lengths: List[int], kept: Optional[List[_Kept]]) -> Tuple[Tensor, State]:
     """The output, shaped as v and in its dtype, and the state after it; ``kept`` gets what is for the backward pass."""
-    outputs, begin = torch.empty_like(v, memory_format=torch.contiguous_format), 0
-    for piece in pieces:
-        total, scale, after, flow = sums_in_chunks(*piece, options, chunk_size, state)
+    outputs, begin = torch.empty_like(given.v, memory_format=torch.contiguous_format), 0
+    state = given.state
+    for piece in _pieces(given, lengths):
+        total, scale, after, flow = chunks_forward(CausalInput(*piece, given.options, given.chunk_size, state))
         if kept is not None:
             kept.append((state, flow))
         end = begin + total.shape[2]
@@ -132,45 +120,33 @@ def _forward(
 
 
 def _backward(
-    pieces: List[_Piece],
-    inputs: Sequence[Tensor],
-    options: FlowOptions,
-    chunk_size: int,
+    given: CausalInput,
+    lengths: List[int],
     kept: List[_Kept],
     out: Tensor,
     grad_out: Tensor,
     grad_sums: Sequence[Tensor],
 ) -> List[Optional[Tensor]]:
-    """Gradients of ``inputs``, q, k and v, and of the sums of the first state."""
-    grads = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in inputs]
+    """Gradients of q, k and v, and of the sums of the first state."""
+    grads = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in given[:3]]
     end, grad_state = out.shape[2], dict(zip(_SUMS, grad_sums))
-    for piece, (state, flow) in zip(reversed(pieces), reversed(kept)):
-        length = piece[0].shape[2]
-        begin, size = end - length, min(chunk_size, length)
-        *results, dq, dk, dv = (x[:, :, begin:end] for x in (out, grad_out, *grads))
-        grad_state = chunks_backward(*piece, options, size, state, flow, *results, grad_state, (dq, dk, dv))
+    for piece, (state, flow) in zip(reversed(_pieces(given, lengths)), reversed(kept)):
+        begin = end - piece[0].shape[2]
+        part = CausalInput(*piece, given.options, given.chunk_size, state)
+        results = (x[:, :, begin:end] for x in (out, grad_out))
+        grad_state = chunks_backward(part, flow, *results, grad_state, [x[:, :, begin:end] for x in grads])
         end = begin
-    return grads + [None if kept[0][0] is None else grad_state[name] for name in _SUMS]
+    return grads + [None if given.state is None else grad_state[name] for name in _SUMS]
 
 
-def _differentiable(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    padding: Optional[Tensor],
-    options: FlowOptions,
-    chunk_size: int,
-    state: Optional[State],
-    grad_out: Tensor,
-    grad_sums: Sequence[Tensor],
-) -> List[Optional[Tensor]]:
+def _differentiable(given: CausalInput, grad_out: Tensor, grad_sums: Sequence[Tensor]) -> List[Optional[Tensor]]:
     """The gradients by way of a graph of the whole sequence, which has derivatives of its own."""
     create_graph = torch.is_grad_enabled()
     with torch.enable_grad():
-        out, after = attention_in_chunks(q, k, v, padding, options, chunk_size, state)
-    pairs = zip([out.to(v.dtype), *_flat(after)[1:]], [grad_out, *grad_sums])
+        out, after = attention_in_chunks(given)
+    pairs = zip([out.to(given.v.dtype), *_flat(after)[1:]], [grad_out, *grad_sums])
     results, grads = zip(*(pair for pair in pairs if pair[0].requires_grad))
-    given = [q, k, v, *_flat(state)[1:]]
-    leaves = [x for x in given if x is not None and x.requires_grad]
+    inputs = [*given[:3], *_flat(given.state)[1:]]
+    leaves = [x for x in inputs if x is not None and x.requires_grad]
     found = iter(torch.autograd.grad(results, leaves, grads, create_graph=create_graph, allow_unused=True))
-    return [next(found) if x is not None and x.requires_grad else None for x in given]
+    return [next(found) if x is not None and x.requires_grad else None for x in inputs]

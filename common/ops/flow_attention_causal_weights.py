@@ -126,7 +126,10 @@ def _weight_backward(
     grad: Tensor,
     grad_log: Tensor,
 ) -> Tuple[Tensor, Tensor]:
-    """Gradients of ``flow`` (B, H, G, C) and ``earlier`` (B, H) by way of what ``_weight_so_far`` makes of them."""
+    """Gradients of ``flow`` (B, H, G, C) and ``earlier`` (B, H) by way of what ``_weight_so_far`` makes of them.
+
+    That is ``weights``, whose gradient is ``grad``, both (B, H, G, C), and a logarithm, whose is ``grad_log`` (B, H).
+    """
     if kind == "none":
         return torch.zeros_like(flow), grad_log
     if kind == "sigmoid":

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..checks import State
-from ..flow_attention_causal_chunks import attention_in_chunks, chunk_positions, state_shapes
+from ..flow_attention_causal_chunks import CausalInput, attention_in_chunks, chunk_positions, state_shapes
 from ..flow_attention_causal_weights import Positions, flow_scale, flow_weights
 from ..flow_options import FlowOptions
 from . import flow_attention_kernels as kernels
@@ -45,20 +45,13 @@ class _Flows(NamedTuple):
     conserved_sums: Tensor
 
 
-def causal_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    padding: Optional[Tensor],
-    options: FlowOptions,
-    chunk_size: int,
-    state: Optional[State],
-) -> Tuple[Tensor, State]:
-    """Algorithm 2, q, k (B, H, n, d), v (B, H, n, e) -> (B, H, n, e) in v's dtype, and the state after them.
+def causal_attention(given: CausalInput) -> Tuple[Tensor, State]:
+    """Algorithm 2: the output (B, H, n, e), in v's dtype, and the state after the tokens.
 
-    ``padding``: bool (B, n), True = padding. float32, float16 or bfloat16, d up to 128, any n and e. Gradients of
-    second order are those of the PyTorch form. Cost as there, with (n / C) d e numbers of temporaries.
+    float32, float16 or bfloat16, d up to 128, any n and e. Gradients of second order are those of the PyTorch form.
+    Cost as there, with (n / C) d e numbers of temporaries.
     """
+    q, k, v, padding, options, chunk_size, state = given
     earlier = _beginning(q, v) if state is None else state
     positions = chunk_positions(q, padding, q.shape[2], earlier)
     count = positions.count.flatten(1).contiguous()  # (B or 1, 1, 1, n) -> (B or 1, n)
@@ -116,13 +109,13 @@ def _pytorch_gradients(
     with torch.enable_grad():
         if not again:
             inputs = tuple(x.detach().requires_grad_(want) for x, want in zip(inputs, wanted))
-        q, k, v, *earlier = inputs
-        state = {"count": call.counted, **dict(zip(_SUMS, earlier))}
-        out, new_state = attention_in_chunks(q, k, v, call.padding, call.options, call.chunk_size, state)
-        pairs = zip((out.to(v.dtype), *(new_state[name] for name in _SUMS)), d_outputs)
-        outputs, given = zip(*((x, g) for x, g in pairs if x.requires_grad))
+        state = {"count": call.counted, **dict(zip(_SUMS, inputs[3:]))}
+        given = CausalInput(*inputs[:3], call.padding, call.options, call.chunk_size, state)
+        out, new_state = attention_in_chunks(given)
+        pairs = zip((out.to(given.v.dtype), *(new_state[name] for name in _SUMS)), d_outputs)
+        outputs, d_outputs = zip(*((x, g) for x, g in pairs if x.requires_grad))
         leaves = [x for x, want in zip(inputs, wanted) if want]
-        found = iter(torch.autograd.grad(outputs, leaves, given, create_graph=again, allow_unused=True))
+        found = iter(torch.autograd.grad(outputs, leaves, d_outputs, create_graph=again, allow_unused=True))
     return tuple(next(found) if want else None for want in wanted)
 
 

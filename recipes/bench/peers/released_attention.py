@@ -16,7 +16,7 @@ EPS = 1e-6
 
 
 def full(q: Tensor, k: Tensor, v: Tensor, clamp: float = 1.0) -> Tensor:
-    """``Flow_Attention`` of the core file."""
+    """``Flow_Attention`` of the core file, where ``clamp``, the bound on Ô, is 1."""
     return _full(q, k, v, _contracted, 0.0, clamp)
 
 
@@ -53,7 +53,7 @@ def _full(
 
 
 def causal(q: Tensor, k: Tensor, v: Tensor, clamp: float = 1.0) -> Tensor:
-    """``Flow_Attention_Causal`` of the core file; with ``clamp`` 5, the fairseq module."""
+    """``Flow_Attention_Causal`` of the core file, where ``clamp`` is 1; with 5, the fairseq module."""
     q, k = q.sigmoid(), k.sigmoid()
     normal = torch.arange(1, q.shape[-2] + 1, dtype=q.dtype, device=q.device)
 

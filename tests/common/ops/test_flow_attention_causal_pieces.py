@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from common.ops import flow_attention, flow_attention_causal_pieces
-from common.ops.flow_attention_causal_chunks import attention_in_chunks
+from common.ops.flow_attention_causal_chunks import CausalInput, attention_in_chunks
 from common.ops.flow_attention_causal_pieces import attention_in_pieces
 from common.ops.flow_options import flow_options
 from recipes.bench.memory import peak_beyond, storage_bytes
@@ -29,13 +29,13 @@ def several_pieces(monkeypatch):
 
 def a_state(inputs, options):
     """A state that some other tokens left behind, as leaves of a graph."""
-    _, state = attention_in_chunks(*(x.detach() for x in inputs), None, options, 4, None)
+    _, state = attention_in_chunks(CausalInput(*(x.detach() for x in inputs), None, options, 4, None))
     return {name: x if name == "count" else x.requires_grad_() for name, x in state.items()}
 
 
 def outcome(form, inputs, mask, options, state):
     """Output, new state, and the gradients of a loss of both with respect to the inputs and the old state."""
-    out, after = form(*inputs, mask, options, 4, state)
+    out, after = form(CausalInput(*inputs, mask, options, 4, state))
     used = [out, *(after[name] for name in STATE)]
     given = [*inputs, *(() if state is None else (state[name] for name in STATE))]
     draw = torch.Generator().manual_seed(3)

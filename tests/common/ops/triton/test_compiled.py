@@ -95,10 +95,12 @@ def leaves(dtype, *channels):
 
 def test_kernels_of_causal_flow_attention(launches):
     """Tiles of 64 x 16, 64 x 32 and 64 x 64, that none be mistaken for another."""
+    from common.ops.flow_attention_causal_chunks import CausalInput
     from common.ops.triton.flow_attention import causal_attention
 
     mask = torch.zeros(2, 70, dtype=torch.bool)
-    out, _ = causal_attention(*leaves(torch.bfloat16, 10, 10, 20), mask, flow_options(phi="relu"), 64, None)
+    inputs = leaves(torch.bfloat16, 10, 10, 20)
+    out, _ = causal_attention(CausalInput(*inputs, mask, flow_options(phi="relu"), 64, None))
     out.sum().backward()
     assert_compile(launches, FLOW)
 
