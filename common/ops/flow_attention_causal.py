@@ -16,7 +16,7 @@ def causal_attention(given: CausalInput) -> Tuple[Tensor, State]:
 
     On a GPU by kernels; on a CPU in pieces, but for a single token; as one graph of chunks for all else.
     """
-    q, k, v = given[:3]
+    q, k, v = given.q, given.k, given.v  # not a slice, which torch.compile of torch 2.6 refuses
     if dispatch.flow_attention_applies(q, k, v):
         return dispatch.attempt("flow_attention", "causal_attention", attention_in_chunks, (given,))
     if q.device.type == "cpu" and q.shape[2] > 1 and runs_eagerly(q, k, v):
