@@ -4,10 +4,11 @@ Importing the package registers its architectures, a criterion and a task, and n
 generation, checkpoints and distribution are fairseq's own.
 """
 
-from .host import allow_checkpoint_classes, import_host
+from .host import allow_checkpoint_classes, allow_quantization, import_host
 
 import_host()
 allow_checkpoint_classes()
+allow_quantization()
 
 from .criterions import SparseCrossEntropyCriterion  # noqa: E402
 from .daft import DaftConvLanguageModel, DaftFullLanguageModel  # noqa: E402

@@ -7,6 +7,7 @@ from fairseq.models.transformer import TransformerConfig, TransformerDecoder
 from fairseq.modules.checkpoint_activations import checkpoint_wrapper
 from torch import Tensor, nn
 
+from common.linear import use_faster_linear
 from common.norms import build_norm
 
 from .positions import count_real_tokens
@@ -21,7 +22,8 @@ class LinearTimeDecoder(TransformerDecoder):
     """fairseq's ``TransformerDecoder`` over the layers that ``build_layer(cfg, no_encoder_attn)`` makes.
 
     ``build_positions`` turns fairseq's position embedding into the one that is used, which counts real tokens in every
-    mode; ``norm`` names the final normalisation. Nothing of size T x T is allocated.
+    mode; ``norm`` names the final normalisation. Linear layers are those of ``common.linear``. Nothing of size T x T is
+    allocated.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class LinearTimeDecoder(TransformerDecoder):
             self.embed_positions = build_positions(self.embed_positions)
         if self.layer_norm is not None and norm != "layernorm":
             self.layer_norm = build_norm(norm, self.embed_dim)
+        use_faster_linear(self)
 
     def build_decoder_layer(self, args: TransformerConfig, no_encoder_attn: bool = False) -> nn.Module:
         """fairseq's hook: one layer, wrapped for activation checkpointing and sharding as fairseq wraps its own."""

@@ -7,6 +7,7 @@ from fairseq.models.transformer import TransformerConfig, TransformerEncoder
 from fairseq.modules.transformer_sentence_encoder import init_bert_params
 from torch import nn
 
+from common.linear import use_faster_linear
 from common.norms import build_norm
 
 from .decoder import wrap_layer
@@ -44,11 +45,15 @@ class LinearTimeEncoder(TransformerEncoder):
 
 
 class LinearTimeRobertaEncoder(RobertaEncoder):
-    """fairseq's ``RobertaEncoder``, language-model head and all, around ``LinearTimeEncoder(**encoder_options)``."""
+    """fairseq's ``RobertaEncoder``, language-model head and all, around ``LinearTimeEncoder(**encoder_options)``.
+
+    Linear layers are those of ``common.linear``.
+    """
 
     def __init__(self, args, dictionary, **encoder_options) -> None:
         self.encoder_options = encoder_options  # a plain attribute, read by build_encoder inside of __init__
         super().__init__(args, dictionary)
+        use_faster_linear(self)
 
     def build_encoder(self, args, dictionary, embed_tokens) -> nn.Module:
         """fairseq's hook: the stack of layers, initialised as fairseq initialises its own."""

@@ -1,4 +1,4 @@
-"""What the plugin needs of its surroundings, checked once, and what it adds to torch's list of harmless classes."""
+"""What the plugin needs of its surroundings, checked once, and what it adds to lists of torch and fairseq."""
 
 import argparse
 import collections
@@ -78,3 +78,13 @@ def allow_checkpoint_classes() -> None:
         + [omegaconf.DictConfig, omegaconf.ListConfig, base.Metadata, base.ContainerMetadata]
         + node_classes
     )
+
+
+def allow_quantization() -> None:
+    """Let fairseq's scalar quantisation (``--quant-noise-scalar``) take ``common.linear.Linear`` for ``nn.Linear``."""
+    from fairseq.modules.quantization.scalar.utils import MAPPING
+    from torch import nn
+
+    from common.linear import Linear
+
+    MAPPING[Linear] = MAPPING[nn.Linear]

@@ -3,18 +3,21 @@
 from typing import Any, Dict, Optional
 
 import torch
-from timm.layers import LayerScale
+from timm.layers import LayerScale, register_notrace_module
 from timm.layers.typing import LayerType
 from timm.models.vision_transformer import Block
 
+from common.linear import Linear, use_faster_linear
+
 from .attention import SelfAttention
-from .linear import make_pointwise
+
+register_notrace_module(Linear)  # FX must not trace into it: which way it takes depends on the input.
 
 
 class LinearTimeBlock(Block):
     """x + attention(norm(x)), then x + mlp(norm(x)), on (B, N, C); every argument of timm's ``Block`` and two more.
 
-    Its linear layers are ``PointwiseLinear``.
+    Its linear layers are those of ``common.linear``.
 
     Args:
         attention_options: options of the mechanism, see ``common.attention``.
@@ -52,4 +55,4 @@ class LinearTimeBlock(Block):
                     f"init_values is {init_values} and mlp_init_values {mlp_init_values}; allowed: one of them"
                 )
             self.ls2 = LayerScale(dim, init_values=mlp_init_values, **dd)
-        make_pointwise(self)
+        use_faster_linear(self)
