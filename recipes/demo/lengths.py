@@ -17,6 +17,8 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from .text import ARCHITECTURES, SHAPE
 
 TOKENS_PER_STEP = 4096
+#: Steps are timed for so long, and at least two.
+SECONDS = 4.0
 
 
 def measure(data: Path, architecture: str, length: int) -> float:
@@ -45,8 +47,10 @@ def measure(data: Path, architecture: str, length: int) -> float:
         return time.perf_counter() - started
 
     step()
-    # Long steps are steady, and there is no time for many.
-    return tokens.numel() / min(step() for _ in range(1 if length > TOKENS_PER_STEP else 3))
+    seconds = [step(), step()]
+    while sum(seconds) < SECONDS:
+        seconds.append(step())
+    return tokens.numel() / min(seconds)
 
 
 def main(arguments: list[str] | None = None) -> int:
