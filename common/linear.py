@@ -47,10 +47,10 @@ class Linear(nn.Linear):
     def _images(self, x: Tensor) -> int:
         """As how many images x (..., C) is convolved: 0 for not at all."""
         plain = all(_is_plain(tensor) for tensor in (x, self.weight))
-        if not plain or x.shape[-1] != self.in_features or not convolutions_are_faster():
+        if not plain or x.shape[-1] != self.in_features or x.numel() <= _NUMBERS or not convolutions_are_faster():
             return 0
         tokens = x.numel() // self.in_features
-        if tokens < _MIN_TOKENS or tokens * self.weight.numel() < _MIN_PRODUCTS or x.numel() <= _NUMBERS:
+        if tokens < _MIN_TOKENS or tokens * self.weight.numel() < _MIN_PRODUCTS:
             return 0
         if tokens % _IMAGES:
             return 1 if torch.get_num_threads() > 1 else 0

@@ -86,6 +86,12 @@ def test_few_tokens_and_few_products_go_the_usual_way(convolutions, monkeypatch)
     assert convolutions == [16]
 
 
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+def test_no_channels(convolutions):
+    module = Linear(0, 24)
+    assert torch.equal(module(torch.randn(640, 0)), module.bias.expand(640, 24))
+
+
 def test_another_width_is_refused_as_by_torch(convolutions):
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         Linear(40, 24)(torch.randn(16, 40, 39))
