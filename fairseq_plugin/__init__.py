@@ -1,7 +1,8 @@
 """Linear-time Transformers for fairseq: ``fairseq-train --user-dir fairseq_plugin --arch flowformer_lm``.
 
-Importing the package registers its architectures, a criterion and a task, and nothing else; training, evaluation,
-generation, checkpoints and distribution are fairseq's own.
+Importing the package registers its architectures, a criterion and a task, and, with torch and fairseq, the classes of
+checkpoints and of linear layers (``host``); training, evaluation, generation, checkpoints and distribution are
+fairseq's own.
 """
 
 from .host import allow_checkpoint_classes, allow_quantization, import_host
