@@ -1,9 +1,10 @@
-# Three commands, each doing all of its own set-up in .venv:
+# Every command makes .venv and installs what it needs before it starts.
 #   make demo   train a Flowformer language model with fairseq and a Flowformer image model with timm, and show both
-#   make test   the whole test suite, the files of tests shared out among the cores, of which each process keeps to one
-#   make bench  speed and memory beside softmax attention, the authors' code and other packages
-# PYTHON=... names the interpreter that makes .venv; without it, the first of python3, python3.12, python3.11 and
-# python3.10 that is Python 3.10, 3.11 or 3.12.
+#   make test   the whole test suite in parallel: one single-threaded process per core, one test file at a time
+#   make lint   style, format and spelling of the whole tree, in seconds
+#   make bench  speed and memory compared with softmax attention, the authors' code and other packages
+# PYTHON=... names the interpreter that makes .venv. Without it, the first of python3, python3.12, python3.11 and
+# python3.10 that is Python 3.10, 3.11 or 3.12 is used.
 
 VENV := .venv
 READY := $(VENV)/.installed
@@ -11,13 +12,18 @@ PEERS := $(VENV)/.installed-bench
 SUPPORTED := import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12))
 EXTRAS := fairseq,timm,test,demo
 
-.PHONY: demo test bench
+.PHONY: demo test lint bench
 
 demo: $(READY)
 	$(VENV)/bin/python -m recipes.demo
 
 test: $(READY)
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n logical --maxprocesses 8 --dist loadfile --durations=15
+
+lint: $(READY)
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/codespell
 
 bench: $(PEERS)
 	$(VENV)/bin/python -m recipes.bench

@@ -1,17 +1,16 @@
-"""State dicts: read without running a file's code, checked before loading, completed where weights begin anew.
+"""State dicts: read without running a file's code, and checked as a whole before loading.
 
 Legend: a state dict maps names to tensors; a model's own is ``model.state_dict()``.
 """
 
 import pickle
 import re
+import zipfile
 from pathlib import Path
-from typing import Any, Callable, Dict, List, NamedTuple, Union
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-
-from .positions import ToeplitzBias
 
 #: Names shown of each kind in a message.
 _SHOWN = 4
@@ -20,9 +19,9 @@ _SHOWN = 4
 class Transfer(NamedTuple):
     """What came of a foreign state dict in a model's."""
 
-    taken: List[str]  # names of the model whose tensors are the source's, as they are or resampled
-    left_out: List[str]  # names of the source that have no place in the model
-    new: List[str]  # names of the model that keep, in whole or in part, the weights it was built with
+    taken: list[str]  # names of the model whose tensors are the source's, as they are or resampled
+    left_out: list[str]  # names of the source that have no place in the model
+    new: list[str]  # names of the model that keep, in whole or in part, the weights it was built with
 
     def summary(self) -> str:
         """One line for a log. It claims no equivalence: weights of another attention are a starting point."""
@@ -30,7 +29,7 @@ class Transfer(NamedTuple):
         return f"{len(self.taken)} tensors taken as a starting point; {'; '.join(counts)}"
 
 
-def read_checkpoint(path: Union[str, Path]) -> Dict[str, Any]:
+def read_checkpoint(path: str | Path) -> dict[str, Any]:
     """What a checkpoint file holds, on the CPU: ``.safetensors``, or torch's format with ``weights_only``.
 
     No code of the file is run; classes beyond tensors and plain containers must have been allowed by name
@@ -47,7 +46,8 @@ def read_checkpoint(path: Union[str, Path]) -> Dict[str, Any]:
             from safetensors.torch import load_file
 
             return load_file(path)
-        found = torch.load(path, map_location="cpu", weights_only=True)
+        # Mapped into memory where torch's format allows it: only the tensors that are used are read.
+        contents = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except pickle.UnpicklingError as error:
         raise ValueError(
             f"the checkpoint {str(path)!r} {_why_refused(path, error)}; allowed: tensors, plain containers and the "
@@ -58,15 +58,16 @@ def read_checkpoint(path: Union[str, Path]) -> Dict[str, Any]:
             f"the checkpoint {str(path)!r} cannot be read, it may be cut short: {_first_line(error)}; "
             "allowed: a whole file of torch.save, or .safetensors"
         ) from error
-    if not isinstance(found, dict):
-        raise ValueError(f"the checkpoint {str(path)!r} holds a {type(found).__name__}; allowed: a dictionary")
-    return found
+    if not isinstance(contents, dict):
+        raise ValueError(f"the checkpoint {str(path)!r} holds a {type(contents).__name__}; allowed: a dictionary")
+    return contents
 
 
-def check_state_dict(state_dict: Dict[str, Any], model: nn.Module, shapes_only: bool = False) -> None:
+def check_state_dict(state_dict: dict[str, Any], model: nn.Module, shapes_only: bool = False) -> None:
     """Raise one ValueError, before anything is loaded, unless names and shapes are those of ``model``.
 
-    ``shapes_only`` looks at names that both have, as loading with ``strict=False`` does. O(number of tensors).
+    ``shapes_only`` looks at names that both have, as loading with ``strict=False`` does. A module may take a tensor of
+    another shape for its weight, and says so in a method ``takes(tensor)``. O(number of tensors).
     """
     own = model.state_dict()
     shapes = [
@@ -78,45 +79,24 @@ def check_state_dict(state_dict: Dict[str, Any], model: nn.Module, shapes_only: 
     unexpected = [] if shapes_only else [name for name in state_dict if name not in own]
     faults = [("of other shapes", shapes), ("missing", missing), ("not of this model", unexpected)]
     if any(names for _, names in faults):
-        found = "; ".join(f"{len(names)} {what}{_listed(names)}" for what, names in faults if names)
+        listed = "; ".join(f"{len(names)} {what}{_listed(names)}" for what, names in faults if names)
         raise ValueError(
-            f"the checkpoint does not fit {type(model).__name__}: {found}; allowed: the tensors of this architecture "
+            f"the checkpoint does not fit {type(model).__name__}: {listed}; allowed: the tensors of this architecture "
             "with the same options. Nothing was loaded"
         )
 
 
-def _fits(given: Any, own: Tensor, name: str, model: nn.Module) -> bool:
-    if not isinstance(given, Tensor):
+def _fits(stored: Any, own: Tensor, name: str, model: nn.Module) -> bool:
+    if not isinstance(stored, Tensor):
         return False
-    if given.shape == own.shape:
+    if stored.shape == own.shape:
         return True
-    owner = model.get_submodule(name.rpartition(".")[0])
-    return isinstance(owner, ToeplitzBias) and owner.takes(given)
+    takes = getattr(model.get_submodule(name.rpartition(".")[0]), "takes", None)
+    return takes is not None and takes(stored)
 
 
-def _shape(found: Any) -> str:
-    return str(tuple(found.shape)) if isinstance(found, Tensor) else f"a {type(found).__name__}"
-
-
-def complete_state_dict(
-    state_dict: Dict[str, Tensor],
-    model: nn.Module,
-    may_be_left_out: Callable[[str], bool],
-    may_be_new: Callable[[str], bool],
-) -> Transfer:
-    """Fill ``state_dict``, in place, with the model's own weights where it lacks them and lacking is allowed.
-
-    What has no place in the model is taken out where that is allowed; anything else stays for ``check_state_dict``.
-    """
-    own = model.state_dict()
-    left_out = [name for name in state_dict if name not in own and may_be_left_out(name)]
-    for name in left_out:
-        del state_dict[name]
-    taken = list(state_dict)
-    new = [name for name in own if name not in state_dict and may_be_new(name)]
-    for name in new:
-        state_dict[name] = own[name].clone()
-    return Transfer(taken, left_out, new)
+def _shape(stored: Any) -> str:
+    return str(tuple(stored.shape)) if isinstance(stored, Tensor) else f"a {type(stored).__name__}"
 
 
 def _why_refused(path: Path, error: Exception) -> str:
@@ -128,7 +108,7 @@ def _why_refused(path: Path, error: Exception) -> str:
     return f"holds code or classes that are not allowed: {', '.join(classes)}" if classes else "is no checkpoint"
 
 
-def _listed(names: List[str]) -> str:
+def _listed(names: list[str]) -> str:
     if not names:
         return ""
     return f" ({', '.join(names[:_SHOWN])}{', ...' if len(names) > _SHOWN else ''})"

@@ -1,19 +1,20 @@
 """Linear-time Transformers for fairseq: ``fairseq-train --user-dir fairseq_plugin --arch flowformer_lm``.
 
-Importing the package registers its architectures, a criterion and a task, and, with torch and fairseq, the classes of
-checkpoints and of linear layers (``host``); training, evaluation, generation, checkpoints and distribution are
+Importing the package registers its architectures, a criterion and a task, and lets ``torch.load`` read the
+configuration objects of fairseq's checkpoints. Training, evaluation, generation, checkpoints and distribution are
 fairseq's own.
 """
 
-from .host import allow_checkpoint_classes, allow_quantization, import_host
+from ._host import allow_checkpoint_classes, check_host
 
-import_host()
+check_host()
 allow_checkpoint_classes()
-allow_quantization()
 
-from .criterions import SparseCrossEntropyCriterion  # noqa: E402
-from .daft import DaftConvLanguageModel, DaftFullLanguageModel  # noqa: E402
-from .flash import (  # noqa: E402
+from .criterions.sparse_cross_entropy import SparseCrossEntropyCriterion
+from .models import attention as _derived  # noqa: F401  registers NAME_lm, NAME_mlm and NAME_classifier
+from .models._language_model import LinearTimeLanguageModel
+from .models.daft import DaftConvLanguageModel, DaftFullLanguageModel
+from .models.flash import (
     CombinerLanguageModel,
     FlashLanguageModel,
     FlashQuadLanguageModel,
@@ -22,13 +23,7 @@ from .flash import (  # noqa: E402
     TransformerPlusLanguageModel,
     TransformerPlusPlusLanguageModel,
 )
-from .language_model import (  # noqa: E402
-    FlowformerLanguageModel,
-    LinearLanguageModel,
-    LinearTimeLanguageModel,
-    SoftmaxLanguageModel,
-)
-from .masked_lm import (  # noqa: E402
+from .models.flash_masked import (
     CombinerMaskedModel,
     FlashMaskedModel,
     FlashQuadMaskedModel,
@@ -37,7 +32,8 @@ from .masked_lm import (  # noqa: E402
     TransformerPlusMaskedModel,
     TransformerPlusPlusMaskedModel,
 )
-from .pixels import PixelModelingTask  # noqa: E402
+from .models.flowformer import FlowformerLanguageModel, LinearLanguageModel, SoftmaxLanguageModel
+from .tasks.pixel_modeling import PixelModelingTask
 
 __all__ = [
     "CombinerLanguageModel",

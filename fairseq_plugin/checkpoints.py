@@ -1,14 +1,13 @@
 """Checkpoints of fairseq: checked as a whole before anything is loaded, and stock ones under a name of ours."""
 
-import contextlib
 import logging
 import os
-import tarfile
-from typing import Any, Dict, Iterator, List, Optional
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Any
 
 from fairseq.checkpoint_utils import prune_state_dict
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-from fairseq.file_utils import load_archive_file
 from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
 from fairseq.models.transformer_lm import TransformerLanguageModel
 from fairseq.utils import safe_getattr
@@ -16,58 +15,67 @@ from torch import Tensor, nn
 
 from common.checkpoints import Transfer, check_state_dict, read_checkpoint
 
+from ._folders import find_folder
+from ._known_options import check_names, checkpoint_options, model_options
+
 logger = logging.getLogger(__name__)
 
 #: What fairseq reads of a checkpoint besides configuration and weights, in files of today and of its beginnings.
 _BOOKKEEPING = ({"optimizer_history", "extra_state"}, {"best_loss", "optimizer", "epoch"})
+#: How the names of fairseq's buffers end that hold the version of a state dict.
+_VERSION = ".version"
 
 
 class CheckedLoading:
-    """In front of a fairseq model: its ``load_state_dict`` and ``from_pretrained`` say in one ValueError what is wrong.
+    """In front of a fairseq model: ``load_state_dict`` and ``from_pretrained`` say in one ValueError what is wrong.
 
-    Nothing is loaded then, and the model is as it was.
+    No tensor is loaded then.
     """
 
     #: Whether weights of fairseq's own ``transformer_lm`` have the names and shapes of this model's.
     takes_stock_weights = False
 
     def load_state_dict(
-        self, state_dict: Dict[str, Any], strict: bool = True, model_cfg: Optional[Any] = None, args: Any = None
+        self, state_dict: dict[str, Any], strict: bool = True, model_cfg: Any | None = None, args: Any = None
     ) -> Any:
-        """As fairseq's; ValueError unless all of ``state_dict`` fits, or what has a place if not ``strict``."""
+        """As fairseq's; ValueError unless all of ``state_dict`` fits, or what has a place if not ``strict``.
+
+        What was left out or is new is a warning. ``state_dict`` itself stays as it is.
+        """
         if model_cfg is None and args is not None:
             model_cfg = convert_namespace_to_omegaconf(args).model
         fitted = self.fitted_state_dict(state_dict, model_cfg, strict)
-        logger.info(f"{type(self).__name__}: {what_came_of(state_dict, fitted, self).summary()}")
-        return super().load_state_dict(fitted, strict, model_cfg)
+        transfer = transfer_of(state_dict, fitted, self)
+        if transfer.left_out or transfer.new:
+            logger.warning(f"{type(self).__name__}: {transfer.summary()}")
+        elif strict:  # fairseq's averaged weights (--store-ema) are loaded without, at every update
+            logger.info(f"{type(self).__name__}: {transfer.summary()}")
+        return super().load_state_dict(fitted, strict)
 
     def fitted_state_dict(
-        self, state_dict: Dict[str, Any], model_cfg: Optional[Any] = None, strict: bool = True
-    ) -> Dict[str, Any]:
+        self, state_dict: dict[str, Any], model_cfg: Any | None = None, strict: bool = True
+    ) -> dict[str, Any]:
         """``state_dict`` in today's names and without layers that ``model_cfg`` does not keep; nothing is loaded.
 
         Raises:
-            ValueError: it does not fit; the model is as it was.
+            ValueError: it does not fit.
         """
-        fitted = dict(state_dict)
-        with _modules_kept(self):
-            self._upgrade(fitted)
-            fitted = prune_state_dict(fitted, model_cfg)  # once: it takes the option back
-            try:
-                check_state_dict(fitted, self, shapes_only=not strict)
-            except ValueError as error:
-                raise ValueError(f"{error}{_hint(fitted, self)}") from None
+        fitted = OrderedDict(state_dict)
+        vars(fitted).update(getattr(state_dict, "__dict__", {}))  # torch keeps its metadata there
+        self.upgrade_state_dict(fitted)
+        fitted = prune_state_dict(fitted, model_cfg)
+        try:
+            check_state_dict(fitted, self, shapes_only=not strict)
+        except ValueError as error:
+            raise ValueError(f"{error}{_hint(fitted, self)}") from None
         return fitted
 
-    def _upgrade(self, state_dict: Dict[str, Any]) -> None:
-        try:
-            self.upgrade_state_dict(state_dict)
-        except Exception as error:  # fairseq's modules raise what they like for what they do not know
-            reason = f"{type(error).__name__}: {error}"
-            raise ValueError(
-                f"the checkpoint does not fit {type(self).__name__}: {reason}; allowed: the tensors of this "
-                "architecture. Nothing was loaded"
-            ) from error
+    def upgrade_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """fairseq's hook. One without versions would be taken for one of 2018, and the final norm be dropped for it."""
+        for name, tensor in self.state_dict().items():
+            if name.endswith(_VERSION):
+                state_dict.setdefault(name, tensor.clone())
+        super().upgrade_state_dict(state_dict)
 
     @classmethod
     def from_pretrained(
@@ -77,19 +85,21 @@ class CheckedLoading:
 
         Raises:
             ValueError: a folder or file that cannot be read, a file that would run code, or that holds another
-                architecture or other weights.
+                architecture or other weights; an option that does not exist.
         """
-        if model_name_or_path not in cls.hub_models():
-            model_name_or_path = _folder(model_name_or_path)
-            for name in checkpoint_file.split(os.pathsep):
-                path = os.path.join(model_name_or_path, name)
-                kwargs = cls._overrides(read_checkpoint(path), path, kwargs)
-        return super().from_pretrained(model_name_or_path, checkpoint_file, data_name_or_path, **kwargs)
+        folder = find_folder("model_name_or_path", model_name_or_path)
+        data = os.path.join(folder, data_name_or_path) if data_name_or_path.startswith(".") else data_name_or_path
+        data = os.path.abspath(find_folder("data_name_or_path", data))
+        for name in checkpoint_file.split(os.pathsep):
+            path = os.path.join(folder, name)
+            kwargs = cls._overrides(read_checkpoint(path), path, kwargs)
+        return super().from_pretrained(folder, checkpoint_file, data, **kwargs)
 
     @classmethod
-    def _overrides(cls, state: Dict[str, Any], path: str, options: Dict[str, Any]) -> Dict[str, Any]:
+    def _overrides(cls, state: dict[str, Any], path: str, options: dict[str, Any]) -> dict[str, Any]:
         """``options`` that make fairseq build this model from what ``state`` holds."""
         stored = stored_architecture(state, path)
+        check_names("from_pretrained", options, checkpoint_options(cls, state), model_options(cls))
         model = ARCH_MODEL_REGISTRY.get(stored)
         if model is not None and issubclass(model, cls):
             return options
@@ -101,7 +111,7 @@ class CheckedLoading:
         raise ValueError(f"the checkpoint {path!r} holds {stored!r}; allowed for {cls.__name__}: {names}{stock}")
 
 
-def stored_architecture(state: Dict[str, Any], path: str) -> str:
+def stored_architecture(state: dict[str, Any], path: str) -> str:
     """The name of the model in a checkpoint of fairseq, of either of its configuration systems.
 
     Raises:
@@ -123,12 +133,12 @@ def stored_architecture(state: Dict[str, Any], path: str) -> str:
     return name
 
 
-def registered_names(model: type) -> List[str]:
+def registered_names(model: type) -> list[str]:
     """The names under which ``model`` and classes built on it are registered as models."""
     return [name for name, registered in MODEL_REGISTRY.items() if issubclass(registered, model)]
 
 
-def stock_overrides(state: Dict[str, Any], model: type, options: Dict[str, Any]) -> Dict[str, Any]:
+def stock_overrides(state: dict[str, Any], model: type, options: dict[str, Any]) -> dict[str, Any]:
     """Overrides by which fairseq builds ``model`` from a checkpoint of its ``transformer_lm``, and ``options``."""
     name = registered_names(model)[0]
     if state.get("args") is not None:
@@ -142,52 +152,60 @@ def stock_overrides(state: Dict[str, Any], model: type, options: Dict[str, Any])
     return {**options, "model": {"_name": name, "lineartime_post_norm": post_norm, **ours, **given}}
 
 
-def what_came_of(state_dict: Dict[str, Tensor], fitted: Dict[str, Tensor], model: nn.Module) -> Transfer:
-    """What ``model`` takes of ``state_dict`` when ``fitted``, the same upgraded and pruned, is loaded."""
+def transfer_of(state_dict: dict[str, Any], fitted: dict[str, Any], model: nn.Module) -> Transfer:
+    """What ``model`` takes of ``state_dict`` when ``fitted``, the same upgraded and pruned, is loaded.
+
+    fairseq's number of a state dict's version is no weight: it is not said to be new where it was missing.
+    """
+    # By memory: upgrading renames tensors, cuts some in pieces, and fills in weights of the model's own.
+    own, stored = model.state_dict(), {_memory(x) for x in state_dict.values()}
+    taken = [name for name in fitted if name in own and _memory(fitted[name]) in stored]
+    used = {_memory(fitted[name]) for name in taken}
+    left_out = [name for name, x in state_dict.items() if _memory(x) not in used]
+    new = [name for name in own if name not in taken and not name.endswith(_VERSION)]
+    return Transfer(taken, left_out, new)
+
+
+def _memory(tensor: Any) -> Any:
+    """What tells the memory of one tensor from that of another."""
+    return tensor.untyped_storage().data_ptr() if isinstance(tensor, Tensor) else id(tensor)
+
+
+def _hint(state_dict: dict[str, Any], model: nn.Module) -> str:
+    """What may be meant by a ``state_dict`` that does not fit, in options of the command line."""
     own = model.state_dict()
-    taken = [name for name in fitted if name in own]
-    places = {fitted[name].data_ptr() for name in taken}  # upgrading renames tensors, and cuts some in pieces
-    left_out = [name for name, x in state_dict.items() if not isinstance(x, Tensor) or x.data_ptr() not in places]
-    return Transfer(taken, left_out, [name for name in own if name not in fitted])
-
-
-@contextlib.contextmanager
-def _modules_kept(model: nn.Module) -> Iterator[None]:
-    """Give ``model`` its modules back if the block fails: fairseq's upgrading drops norms and adds heads on the way."""
-    kept = [(module, dict(module._modules)) for module in model.modules()]
-    try:
-        yield
-    except BaseException:
-        for module, children in kept:
-            module._modules.clear()
-            module._modules.update(children)
-        raise
-
-
-def _hint(state_dict: Dict[str, Any], model: nn.Module) -> str:
-    """What may be meant by a ``state_dict`` that does not fit."""
-    own = model.state_dict()
-    hints = []
-    norm = "decoder.layer_norm.weight"
-    if norm in own and norm not in state_dict:
-        hints.append("a post-norm model has no decoder.layer_norm: --lineartime-post-norm (lineartime_post_norm=True)")
-    if norm in state_dict and norm not in own and "decoder.version" in own:
-        hints.append("decoder.layer_norm is of a pre-norm model: leave --lineartime-post-norm away")
-    for name in ("decoder.embed_tokens.weight", "encoder.sentence_encoder.embed_tokens.weight"):
-        symbols = [len(x) for x in (state_dict.get(name), own.get(name)) if isinstance(x, Tensor) and x.dim()]
-        if len(symbols) == 2 and symbols[0] != symbols[1]:
-            hints.append(f"it was trained with a dictionary of {symbols[0]} symbols, and the data has {symbols[1]}")
+    hints = [*_norm_hints(state_dict, own), *_dictionary_hints(state_dict, own), *_relative_bias_hints(state_dict, own)]
     return "".join(f" ({hint})" for hint in hints)
 
 
-def _folder(model_name_or_path: str) -> str:
-    """The folder at a path or URL, unpacked by fairseq where it is an archive; ValueError if there is none."""
-    if os.path.isdir(model_name_or_path):
-        return model_name_or_path
-    try:
-        folder = load_archive_file(model_name_or_path)
-    except tarfile.TarError:
-        folder = None
-    if folder is None:
-        raise ValueError(f"model_name_or_path is {model_name_or_path!r}; allowed: a folder, or the URL of an archive")
-    return folder
+def _norm_hints(state_dict: dict[str, Any], own: dict[str, Tensor]) -> Iterator[str]:
+    norm = "decoder.layer_norm.weight"
+    if norm in own and norm not in state_dict:
+        yield "a post-norm model has no decoder.layer_norm: --lineartime-post-norm (lineartime_post_norm=True)"
+    if norm in state_dict and norm not in own and "decoder.version" in own:
+        yield "decoder.layer_norm is of a pre-norm model: leave --lineartime-post-norm away"
+
+
+def _dictionary_hints(state_dict: dict[str, Any], own: dict[str, Tensor]) -> Iterator[str]:
+    for name in ("decoder.embed_tokens.weight", "encoder.sentence_encoder.embed_tokens.weight"):
+        symbols = [len(x) for x in (state_dict.get(name), own.get(name)) if isinstance(x, Tensor) and x.dim()]
+        if len(symbols) == 2 and symbols[0] != symbols[1]:
+            yield f"it was trained with a dictionary of {symbols[0]} symbols, and the data has {symbols[1]}"
+
+
+def _relative_bias_hints(state_dict: dict[str, Any], own: dict[str, Tensor]) -> Iterator[str]:
+    """For FLASH's bias by distance: one weight per distance (toeplitz) or two vectors (rotary), ``auto`` by length."""
+    for name, tensor in state_dict.items():
+        module, _, weight = name.rpartition(".")
+        if not module.endswith(".bias") or not isinstance(tensor, Tensor):
+            continue
+        if weight == "a" and name not in own:
+            yield "its relative bias is rotary: --flash-relative-bias rotary"
+            return
+        tokens = (tensor.shape[-1] + 1) // 2
+        if weight == "weight" and name not in own:
+            yield f"its relative bias is toeplitz, for at most {tokens} tokens: --flash-relative-bias toeplitz"
+            return
+        if weight == "weight" and own[name].shape[-1] > tensor.shape[-1]:
+            yield f"its relative bias is for at most {tokens} tokens, --flash-relative-bias rotary alone is for more"
+            return

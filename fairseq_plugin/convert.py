@@ -8,26 +8,28 @@ import argparse
 import ast
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Dict, Optional, Sequence, Tuple
+from typing import Any
 
 import torch
 from fairseq.checkpoint_utils import load_checkpoint_to_cpu
 from fairseq.data import Dictionary
-from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY, build_model
+from fairseq.models import ARCH_MODEL_REGISTRY, build_model
 from fairseq.models.transformer_lm import TransformerLanguageModel
 from omegaconf import OmegaConf
 
 from common.checkpoints import Transfer, read_checkpoint
 
-from .checkpoints import CheckedLoading, registered_names, stock_overrides, stored_architecture, what_came_of
+from ._known_options import check_names, model_options
+from .checkpoints import CheckedLoading, stock_overrides, stored_architecture, transfer_of
 
 #: What only goes on training the model that was.
 _LEFT_OUT = ("last_optimizer_state",)
 
 
-def convert(source: Path, arch: str, overrides: Optional[Dict[str, Any]] = None) -> Tuple[Dict[str, Any], Transfer]:
+def convert(source: Path, arch: str, overrides: dict[str, Any] | None = None) -> tuple[dict[str, Any], Transfer]:
     """The checkpoint ``source`` of ``transformer_lm`` as one of ``arch``, and what was taken, left out and new.
 
     ``overrides`` are options of the model. The model is built once, to see that they fit.
@@ -44,36 +46,42 @@ def convert(source: Path, arch: str, overrides: Optional[Dict[str, Any]] = None)
     stored = stored_architecture(state, str(source))
     if ARCH_MODEL_REGISTRY.get(stored) is not TransformerLanguageModel:
         raise ValueError(f"the checkpoint {str(source)!r} holds {stored!r}; allowed: 'transformer_lm' and its sizes")
+    _check_plain(state, source)
     given = stock_overrides(state, target, _checked_options(overrides or {}, target))
     state = load_checkpoint_to_cpu(str(source), given)  # again, by fairseq, which brings all of its formats up to date
     transfer = _check_fit(state["cfg"].model, state["model"])
     left_out = [name for name in _LEFT_OUT if name in state]
     converted = {name: value for name, value in state.items() if name not in (*left_out, "args")}
-    converted["cfg"] = OmegaConf.to_container(state["cfg"], resolve=True, enum_to_str=True)
+    converted["cfg"] = OmegaConf.to_container(state["cfg"], resolve=False, enum_to_str=True)
     return {"args": None, **converted}, transfer._replace(left_out=[*transfer.left_out, *left_out])
 
 
-def _checked_options(overrides: Dict[str, Any], target: type) -> Dict[str, Any]:
-    fields = MODEL_DATACLASS_REGISTRY[registered_names(target)[0]].__dataclass_fields__
-    unknown = sorted(set(map(str, overrides)) - set(fields)) if isinstance(overrides, dict) else [repr(overrides)]
-    if unknown:
-        raise ValueError(
-            f"model_overrides has {', '.join(unknown)}; allowed: a dictionary of {', '.join(sorted(fields))}"
-        )
+def _check_plain(state: dict[str, Any], source: Path) -> None:
+    """Raise ValueError for interpolations in a Namespace: fairseq would resolve them, those of the environment too."""
+    for name, value in vars(state["args"]).items() if state.get("args") is not None else ():
+        if "${" in str(value):
+            raise ValueError(f"the checkpoint {str(source)!r} has {name} = {value!r}; allowed: no interpolation")
+
+
+def _checked_options(overrides: dict[str, Any], target: type) -> dict[str, Any]:
+    if not isinstance(overrides, dict):
+        raise ValueError(f"model_overrides is {overrides!r}; allowed: a dictionary as Python writes it")
+    known = model_options(target)
+    check_names("model_overrides", overrides, known, known)
     return overrides
 
 
-def _check_fit(config: Any, weights: Dict[str, torch.Tensor]) -> Transfer:
+def _check_fit(config: Any, weights: dict[str, torch.Tensor]) -> Transfer:
     """What comes of ``weights`` in the model of as many symbols as they have; ValueError if they do not fit."""
     symbols = Dictionary()
     for i in range(_vocabulary_size(weights) - len(symbols)):
         symbols.add_symbol(f"symbol{i}")
     task = SimpleNamespace(source_dictionary=symbols, target_dictionary=symbols)
     model = build_model(config.copy(), task, from_checkpoint=True)
-    return what_came_of(weights, model.fitted_state_dict(weights, config.copy()), model)
+    return transfer_of(weights, model.fitted_state_dict(weights, config.copy()), model)
 
 
-def _vocabulary_size(weights: Dict[str, torch.Tensor]) -> int:
+def _vocabulary_size(weights: dict[str, torch.Tensor]) -> int:
     # One table, or with adaptive inputs one per band of frequency, each followed by a projection.
     tables = [
         x for name, x in weights.items() if re.fullmatch(r"decoder\.embed_tokens\.(embeddings\.\d+\.0\.)?weight", name)
@@ -106,7 +114,7 @@ def _literal(text: str) -> Any:
         raise ValueError(f"model_overrides is {text!r}; allowed: a dictionary as Python writes it") from error
 
 
-def _save(state: Dict[str, Any], target: Path) -> None:
+def _save(state: dict[str, Any], target: Path) -> None:
     """Write ``state`` to ``target`` as a whole or not at all."""
     if not target.parent.is_dir():
         raise ValueError(f"target is {str(target)!r}; allowed: a file in a folder that exists")

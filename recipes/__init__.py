@@ -1,6 +1,6 @@
-"""What to run: one folder per experiment of the papers, and the demo. Run from a checkout; not installed."""
+"""The experiments of the papers, one folder each, with the demo and the benchmark. Run from a checkout."""
 
 import logging
 
-# Before fairseq does: one of its models, when imported, makes every library tell all it does.
+# Before fairseq is imported: one of its models sets logging up so that every library prints debug messages.
 logging.basicConfig()

@@ -1,12 +1,12 @@
 """The one way tests compare tensors: relative root mean square error, one table of tolerances, NaN refused."""
 
-from typing import Dict, Iterable, Optional, Tuple
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
 
 #: Largest accepted ||actual - expected|| / ||expected||, by the coarser dtype of the two.
-TOLERANCES: Dict[torch.dtype, float] = {
+TOLERANCES: dict[torch.dtype, float] = {
     torch.float64: 1e-9,
     torch.float32: 1e-5,
     torch.float16: 2e-3,
@@ -14,20 +14,46 @@ TOLERANCES: Dict[torch.dtype, float] = {
 }
 
 
-def assert_close(name: str, actual: Tensor, expected: Tensor, tolerance: Optional[float] = None) -> None:
-    """Fail, naming the tensor, unless shapes agree, all is finite and the relative RMS error is within tolerance."""
+def assert_close(
+    name: str, actual: Tensor, expected: Tensor, tolerance: float | None = None, floor: float = 0.0
+) -> None:
+    """Fail, naming the tensor, unless shapes agree, all is finite and the relative RMS error is within tolerance.
+
+    The error is relative to the norm of ``expected``, or to ``floor`` where that is larger.
+    """
     assert actual.shape == expected.shape, f"{name}: shape {tuple(actual.shape)}, expected {tuple(expected.shape)}"
     assert torch.isfinite(actual).all(), f"{name}: not finite"
     assert torch.isfinite(expected).all(), f"{name}: the expected value is not finite"
     if tolerance is None:
         tolerance = max(TOLERANCES[actual.dtype], TOLERANCES[expected.dtype])
-    difference, size = (actual.double() - expected.double()).norm().item(), expected.double().norm().item()
+    difference = (actual.double() - expected.double()).norm().item()
+    size = max(expected.double().norm().item(), floor)
     error = difference / size if size > 0.0 else difference
     assert error <= tolerance, f"{name}: relative error {error:.3g}, allowed {tolerance:.3g}"
 
 
-def gradients(out: Tensor, inputs: Iterable[Tensor], seed: int = 0) -> Tuple[Tensor, ...]:
-    """Gradients of a fixed random projection of ``out`` with respect to ``inputs``."""
+def gradients(out: Tensor, inputs: Iterable[Tensor], seed: int = 0, retain_graph: bool = False) -> tuple[Tensor, ...]:
+    """Gradients of a fixed random projection of ``out``; 0 for one of ``inputs`` that it does not depend on."""
     generator = torch.Generator().manual_seed(seed)
     weights = torch.randn(out.shape, generator=generator, dtype=torch.float64).to(out.dtype)
-    return torch.autograd.grad((out * weights).sum(), list(inputs))
+    options = {"allow_unused": True, "materialize_grads": True, "retain_graph": retain_graph}
+    return torch.autograd.grad((out * weights).sum(), list(inputs), **options)
+
+
+def assert_gradients_close(
+    out: Tensor, expected: Tensor, inputs: Mapping[str, Tensor], tolerance: float | None = None
+) -> None:
+    """``assert_close`` for the gradients of ``inputs``, by name, through ``out`` and through ``expected``."""
+    assert_all_close(inputs, gradients(out, inputs.values()), gradients(expected, inputs.values()), tolerance)
+
+
+def assert_all_close(
+    names: Iterable[str], actual: Iterable[Tensor], expected: Iterable[Tensor], tolerance: float | None = None
+) -> None:
+    """``assert_close`` for each pair; one whose size is below 0.001 of all is compared with that: it may be 0 but for
+    rounding.
+    """
+    actual, expected = list(actual), list(expected)
+    floor = 1e-3 * sum(x.double().norm().item() ** 2 for x in expected) ** 0.5
+    for name, one, other in zip(names, actual, expected, strict=True):
+        assert_close(f"gradient of {name}", one, other, tolerance, floor)

@@ -1,4 +1,4 @@
-"""What a plain ``pip install .`` installs, seen in the wheel it makes."""
+"""The wheel that ``pip install .`` makes: its files, its metadata, and that it runs alone."""
 
 import email
 import shutil
@@ -8,6 +8,9 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
+
+import common
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("common", "fairseq_plugin", "timm_plugin")
@@ -36,18 +39,21 @@ def metadata(wheel) -> email.message.Message:
 
 
 def test_the_wheel_holds_every_module_of_the_three_packages_and_nothing_else(wheel):
-    """No tests, no recipes."""
+    """Every module, and the marker that the package is typed; no tests, no recipes."""
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
     expected = {str(path.relative_to(ROOT)) for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
-    assert "common/ops/flow_attention.py" in expected
-    assert names == expected
+    assert {"common/ops/flow/interface.py", "fairseq_plugin/models/daft.py", "timm_plugin/layers/block.py"} <= expected
+    assert names == expected | {f"{package}/py.typed" for package in PACKAGES}
     assert wheel.name.startswith("lineartime-") and wheel.name.endswith("-py3-none-any.whl")
 
 
 def test_the_metadata_names_the_extras_and_the_core_needs_torch_alone(metadata):
-    """Hosts are extras."""
+    """Hosts are extras. The version is the one that ``common.__version__``, the changelog and the citation say."""
     assert metadata["Name"] == "lineartime"
+    assert metadata["Version"] == common.__version__
+    assert f"\n## [{common.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
+    assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == common.__version__
     assert set(metadata.get_all("Provides-Extra")) == {"fairseq", "timm", "test", "demo", "bench"}
     required = [line for line in metadata.get_all("Requires-Dist") if "extra ==" not in line]
     assert len(required) == 1 and required[0].startswith("torch>=")

@@ -7,17 +7,15 @@ Raises ImportError, naming the cause and the command that mends it, when timm, t
 too old or not the right one. fairseq is not needed.
 """
 
-from .host import check_host
+from ._host import check_host
 
 check_host()
 
-from . import daft, flowformer, flowformer_deit  # noqa: E402
-from .auxiliary_loss import add_auxiliary_losses  # noqa: E402
-from .cpu_processes import allow_cpu_processes  # noqa: E402
-from .registry import register_attention_layers  # noqa: E402
+from .layers.attention import attention_layer
+from .models import daft, flowformer, flowformer_deit
+from .models._registry import register_attention_layers
+from .replace import replace_attention
 
 register_attention_layers()
-allow_cpu_processes()
-add_auxiliary_losses()
 
-__all__ = ["daft", "flowformer", "flowformer_deit"]
+__all__ = ["attention_layer", "daft", "flowformer", "flowformer_deit", "replace_attention"]

@@ -1,19 +1,24 @@
 """``python -m timm_plugin SCRIPT ARGUMENTS...``: run one of timm's scripts, as it is, with the plugin imported.
 
 For the scripts that cannot import a plugin themselves: validate.py, inference.py, benchmark.py, onnx_export.py.
-(train.py can: ``--device-modules timm_plugin``.) Also ``torchrun --nproc_per_node 2 -m timm_plugin train.py ...``.
+(train.py can: ``--device-modules timm_plugin``.) Also ``torchrun --nproc_per_node 2 -m timm_plugin train.py ...``, on
+CPUs too, where train.py by itself fails for every model, timm's own included.
 """
 
+import functools
 import os
 import runpy
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import List
+from typing import Any
+
+import timm.task
 
 USAGE = "usage: python -m timm_plugin SCRIPT [ARGUMENTS...]"
 
 
-def main(arguments: List[str]) -> None:
+def main(arguments: list[str]) -> None:
     """Run the script ``arguments[0]`` as ``__main__`` with the rest as its arguments, untouched.
 
     Raises:
@@ -28,6 +33,7 @@ def main(arguments: List[str]) -> None:
         raise SystemExit(2)
     sys.argv = arguments
     _set_import_path(script)
+    _allow_processes_on_cpus()
     runpy.run_path(script, run_name="__main__")
 
 
@@ -37,6 +43,25 @@ def _set_import_path(script: str) -> None:
     root = str(Path(__file__).resolve().parents[1])
     if root not in (os.path.realpath(entry) for entry in sys.path):
         sys.path.append(root)  # a dataloader's workers may be new interpreters, which take over this path
+
+
+def _allow_processes_on_cpus() -> None:
+    """Let timm's training tasks wrap a model on CPUs in DistributedDataParallel.
+
+    train.py gives them ``device_ids=[cpu]``; DistributedDataParallel wants None there.
+    """
+    for task in [value for value in vars(timm.task).values() if isinstance(value, type)]:
+        if "prepare_distributed" in vars(task):
+            task.prepare_distributed = _without_cpus(task.prepare_distributed)
+
+
+def _without_cpus(prepare: Callable) -> Callable:
+    @functools.wraps(prepare)
+    def prepare_distributed(self: Any, device_ids: list[Any] | None = None, **ddp_args: Any) -> Any:
+        on_cpus = device_ids and all(getattr(device, "type", None) == "cpu" for device in device_ids)
+        return prepare(self, device_ids=None if on_cpus else device_ids, **ddp_args)
+
+    return prepare_distributed
 
 
 if __name__ == "__main__":

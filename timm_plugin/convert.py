@@ -9,8 +9,9 @@ import argparse
 import logging
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Dict, Sequence
+from typing import Any
 
 import timm
 import torch
@@ -21,14 +22,14 @@ from torch import nn
 
 from common.checkpoints import read_checkpoint
 
-from . import daft, flowformer, flowformer_deit
+from .models import daft, flowformer, flowformer_deit
 
 _OUR_MODULES = [module.__name__ for module in (daft, flowformer, flowformer_deit)]
 #: Where checkpoints keep their tensors, in timm's order: averaged weights come first.
 _WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model")
 
 
-def convert(name: str, source: Path, model_args: Dict[str, Any]) -> nn.Module:
+def convert(name: str, source: Path, model_args: dict[str, Any]) -> nn.Module:
     """The model ``name`` with the weights of ``source``; what was taken, left out and new is logged.
 
     It has the classes and image channels of ``source`` unless ``model_args`` say otherwise.
@@ -40,7 +41,7 @@ def convert(name: str, source: Path, model_args: Dict[str, Any]) -> nn.Module:
     if name not in ours:
         raise ValueError(f"the model is {name!r}; allowed: {', '.join(ours)}")
     state_dict = read_weights(source)
-    overlay: Dict[str, Any] = {"state_dict": state_dict}
+    overlay: dict[str, Any] = {"state_dict": state_dict}
     head = state_dict.get("head.weight", state_dict.get("head.fc.weight"))
     if head is not None:
         overlay["num_classes"] = len(head)
@@ -50,7 +51,7 @@ def convert(name: str, source: Path, model_args: Dict[str, Any]) -> nn.Module:
     return timm.create_model(name, pretrained=True, pretrained_cfg_overlay=overlay, **model_args)
 
 
-def read_weights(source: Path) -> Dict[str, Any]:
+def read_weights(source: Path) -> dict[str, Any]:
     """The tensors of a checkpoint, averaged ones if it has them, read without running code of the file.
 
     Raises:

@@ -1,12 +1,14 @@
 """Attention modules by name: (q, k, v) -> out, the inner attention that both hosts' adapters wrap.
 
-``build_attention("flow", causal=True, form="paper")``. A new mechanism is one module file and one line below.
+``build_attention("flow", causal=True, form="paper")``. A mechanism is one file of this folder; files that begin with an
+underscore are what the mechanisms share.
 """
 
-from typing import Dict, Type
-
-from ..ops.checks import check_choice
-from .base import InnerAttention
+from ._base import FACTS, INPUTS, SUPPORTS, AttentionShape, InnerAttention
+from ._options import AttentionOptions, Option
+from ._record import AttentionRecord, KeyRecord, record_attention, record_keys
+from ._registry import ATTENTIONS, build_attention, import_mechanisms, register_attention
+from ._rotary import RotaryAttention
 from .combiner import CombinerAttention
 from .daft_conv import DaftConvAttention, position_entropy
 from .daft_full import DaftFullAttention
@@ -14,40 +16,18 @@ from .flow import FlowAttention
 from .linear import LinearAttention
 from .mixed_chunk import MixedChunkAttention
 from .quadratic import QuadraticAttention
-from .record import AttentionRecord, KeyRecord, record_attention, record_keys
-from .rotary import RotaryAttention
 from .softmax import SoftmaxAttention
 
-ATTENTIONS: Dict[str, Type[InnerAttention]] = {
-    "combiner": CombinerAttention,
-    "daft_conv": DaftConvAttention,
-    "daft_full": DaftFullAttention,
-    "flow": FlowAttention,
-    "linear": LinearAttention,
-    "mixed_chunk": MixedChunkAttention,
-    "quadratic": QuadraticAttention,
-    "softmax": SoftmaxAttention,
-}
-
-
-def build_attention(name: str, **options) -> InnerAttention:
-    """The attention module called ``name``; ``options`` are its constructor's.
-
-    Raises:
-        ValueError: an unknown name, an option the mechanism does not have, or a value it does not allow.
-    """
-    check_choice("attention", name, tuple(ATTENTIONS))
-    attention = ATTENTIONS[name]
-    allowed = attention.option_names()
-    for option in options:
-        if option not in allowed:
-            raise ValueError(f"attention {name!r} has no option {option!r}; allowed: {', '.join(allowed)}")
-    return attention(**options)
-
+import_mechanisms(__name__, __path__)
 
 __all__ = [
     "ATTENTIONS",
+    "FACTS",
+    "INPUTS",
+    "SUPPORTS",
+    "AttentionOptions",
     "AttentionRecord",
+    "AttentionShape",
     "CombinerAttention",
     "DaftConvAttention",
     "DaftFullAttention",
@@ -56,6 +36,7 @@ __all__ = [
     "KeyRecord",
     "LinearAttention",
     "MixedChunkAttention",
+    "Option",
     "QuadraticAttention",
     "RotaryAttention",
     "SoftmaxAttention",
@@ -63,4 +44,5 @@ __all__ = [
     "position_entropy",
     "record_attention",
     "record_keys",
+    "register_attention",
 ]

@@ -1,17 +1,31 @@
 """Combiner's attention with learned row summaries: the sparse baseline of FLASH's tables."""
 
-from typing import Optional, Tuple
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from ..ops.checks import State, check_padding_mask, check_positive_int, check_query_key_value
-from ..ops.chunks import zero_padding
-from ..ops.combiner_attention import combiner_attention, row_attention
-from ..ops.history import extend_history
-from ..positions import check_even, rotate, token_positions
-from .base import InnerAttention, drop_sources
+from ..modules.rotary import check_even, rotate, token_positions
+from ..ops.combiner import combiner_attention, row_attention
+from ..ops.combiner.reference import combiner_attention_reference, row_attention_reference
+from ..ops.shared.checks import check_padding_mask, check_query_key_value
+from ..ops.shared.kv_cache import extend_kv_cache
+from ..ops.shared.padding import zero_padding
+from ..ops.shared.state import State
+from ._base import InnerAttention, drop_sources
+from ._options import AttentionOptions, count, flag
+from ._registry import register_attention
 
 
+@dataclass(frozen=True)
+class CombinerOptions(AttentionOptions):
+    """Options of Combiner; see ``common.ops.combiner_attention``."""
+
+    row_length: int = count(128, "tokens in a row; the authors' language model has 128, cost is least at √T")
+    rotary: bool = flag(True, "rotary positions of queries and keys")
+
+
+@register_attention("combiner")
 class CombinerAttention(InnerAttention):
     """Row-major axial Combiner (Ren et al., NeurIPS 2021): the own row, and one learned summary per earlier row.
 
@@ -23,22 +37,18 @@ class CombinerAttention(InnerAttention):
     O(n R D + n D²): it is there to be right, not to be fast.
 
     Raises:
-        ValueError: a count below 1, or an odd ``head_dim`` with rotary positions.
+        ValueError: an option that is not allowed, or an odd ``head_dim`` with rotary positions.
     """
 
+    Options = CombinerOptions
+    supports = frozenset({"causal", "bidirectional", "rotary"})
+    needs = frozenset({"num_heads", "head_dim", "x"})
     state_is_constant_size = False
-    needs_input = True
 
-    def __init__(
-        self, causal: bool = False, *, num_heads: int, head_dim: int, row_length: int = 128, rotary: bool = True
-    ) -> None:
-        super().__init__(causal)
-        for name, given in (("num_heads", num_heads), ("head_dim", head_dim), ("row_length", row_length)):
-            check_positive_int(name, given)
-        if rotary:
-            check_even("head_dim", head_dim)
-        self.num_heads, self.head_dim, self.row_length, self.rotary = num_heads, head_dim, row_length, rotary
-        width = num_heads * head_dim
+    def setup(self) -> None:
+        if self.options.rotary:
+            check_even("head_dim", self.shape.head_dim)
+        width = self.shape.num_heads * self.shape.head_dim
         self.summary_proj = nn.Linear(width, width)
         self.summary_norm = nn.LayerNorm(width)
         self.summary_k_proj = nn.Linear(width, width)
@@ -48,8 +58,8 @@ class CombinerAttention(InnerAttention):
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        key_padding_mask: Optional[Tensor] = None,
-        query_padding_mask: Optional[Tensor] = None,
+        key_padding_mask: Tensor | None = None,
+        query_padding_mask: Tensor | None = None,
         dropout_p: float = 0.0,
         *,
         x: Tensor,
@@ -59,17 +69,46 @@ class CombinerAttention(InnerAttention):
         check_padding_mask("key_padding_mask", key_padding_mask, k)
         check_padding_mask("query_padding_mask", query_padding_mask, q)
         x = zero_padding(x.unsqueeze(1), key_padding_mask).squeeze(1)  # it must not reach the parameters' gradients
-        v = drop_sources(v, dropout_p)
+        return self._attend(
+            q, k, drop_sources(v, dropout_p), x, key_padding_mask, query_padding_mask, row_attention, combiner_attention
+        )
+
+    def reference(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        key_padding_mask: Tensor | None = None,
+        query_padding_mask: Tensor | None = None,
+        *,
+        x: Tensor,
+    ) -> Tensor:
+        """The literal formula, slowly; shapes and masks as in ``forward``."""
+        functions = row_attention_reference, combiner_attention_reference
+        return self._attend(q, k, v, x, key_padding_mask, query_padding_mask, *functions)
+
+    def _attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        x: Tensor,
+        key_padding_mask: Tensor | None,
+        query_padding_mask: Tensor | None,
+        row_attention: Callable[..., Tensor],
+        combiner_attention: Callable[..., Tensor],
+    ) -> Tensor:
+        """Summaries of rows by ``row_attention``, then attention to rows and summaries by ``combiner_attention``."""
         positions = token_positions(q, key_padding_mask)
-        if self.rotary:
+        if self.options.rotary:
             q, k = rotate(q, positions), rotate(k, positions)
-        options = {"row_length": self.row_length, "key_padding_mask": key_padding_mask}
+        options = {"row_length": self.options.row_length, "key_padding_mask": key_padding_mask}
         summary_v = row_attention(q, k, v, **options)
         summary_k = self.summary_proj(summary_v.transpose(1, 2).flatten(2))  # (B, H, n, d) -> (B, n, D)
         summary_k = self.summary_k_proj(self.summary_norm(x + summary_k))
         # (B, n, D) -> (B, H, n, d), and under autocast to the dtype of k
-        summary_k = summary_k.unflatten(-1, (self.num_heads, -1)).transpose(1, 2).to(k.dtype)
-        if self.rotary:
+        summary_k = summary_k.unflatten(-1, (self.shape.num_heads, -1)).transpose(1, 2).to(k.dtype)
+        if self.options.rotary:
             summary_k = rotate(summary_k, positions)
         out = combiner_attention(q, k, v, summary_k, summary_v, causal=self.causal, **options)
         return zero_padding(out, query_padding_mask)
@@ -79,28 +118,32 @@ class CombinerAttention(InnerAttention):
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        padding_mask: Optional[Tensor] = None,
-        state: Optional[State] = None,
+        padding_mask: Tensor | None = None,
+        state: State | None = None,
         *,
         x: Tensor,
-    ) -> Tuple[Tensor, State]:
+    ) -> tuple[Tensor, State]:
         """The next tokens' outputs (B, H, n, d) and the state, every token so far: ``q``, ``k``, ``v``, ``x``."""
         self._check_causal()
         self._check(q, k, v, x)
         check_padding_mask("padding_mask", padding_mask, q)
-        state = extend_history({"q": q, "k": k, "v": v, "x": x.unsqueeze(1).to(q.dtype)}, padding_mask, state)
-        seen = state["padding_mask"]
-        out = self(state["q"], state["k"], state["v"], seen, seen, x=state["x"].squeeze(1))
+        state = extend_kv_cache({"q": q, "k": k, "v": v, "x": x.unsqueeze(1).to(q.dtype)}, padding_mask, state)
+        padding = state["padding_mask"]
+        # What was seen in another dtype, under autocast or before it, is read in that of q.
+        seen = {name: state[name].to(q.dtype) for name in ("q", "k", "v", "x")}
+        out = self(seen["q"], seen["k"], seen["v"], padding, padding, x=seen["x"].squeeze(1))
         return out[:, :, -q.shape[2] :], state
 
     def _check(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor) -> None:
         check_query_key_value(q, k, v, one_length=True)
-        if (q.shape[1], q.shape[3]) != (self.num_heads, self.head_dim):
-            raise ValueError(
-                f"q has shape {tuple(q.shape)}; allowed: {self.num_heads} heads of {self.head_dim} channels"
-            )
+        heads, channels = self.shape.num_heads, self.shape.head_dim
+        if (q.shape[1], q.shape[3]) != (heads, channels):
+            raise ValueError(f"q has shape {tuple(q.shape)}; allowed: {heads} heads of {channels} channels")
         if v.shape != q.shape:
             raise ValueError(f"v has shape {tuple(v.shape)}; allowed: that of q, {tuple(q.shape)}")
-        wanted = (q.shape[0], q.shape[2], self.num_heads * self.head_dim)
-        if tuple(x.shape) != wanted:
-            raise ValueError(f"x has shape {tuple(x.shape)}; allowed: (batch, tokens, width) = {wanted}")
+        wanted = (q.shape[0], q.shape[2], heads * channels)
+        if not isinstance(x, Tensor) or tuple(x.shape) != wanted:
+            shape = f"shape {tuple(x.shape)}" if isinstance(x, Tensor) else f"type {type(x).__name__}"
+            raise ValueError(f"x has {shape}; allowed: a tensor (batch, tokens, width) = {wanted}")
+        if not x.is_floating_point() or x.device != q.device:
+            raise ValueError(f"x is {x.dtype} on {x.device}; allowed: floating point on the device of q, {q.device}")

@@ -1,21 +1,66 @@
 """DAFT-conv as a module: attention by key and by distance inside a window, gated by the query."""
 
-from typing import Final, Optional, Tuple, Union
+from dataclasses import dataclass
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..ops.checks import State, check_positive_int, check_query_key_value
-from ..ops.chunks import compute_dtype, zero_padding
-from ..ops.daft_conv import daft_conv, daft_conv_scriptable
-from ..ops.daft_select import daft_select, daft_select_scriptable
-from .base import drop_sources
-from .daft import DaftAttention, merge_heads, split_heads
+from ..ops.daft.conv import daft_conv, daft_conv_scriptable
+from ..ops.daft.conv_reference import daft_conv_reference
+from ..ops.daft.select import daft_select, daft_select_scriptable
+from ..ops.shared.checks import check_query_key_value
+from ..ops.shared.padding import zero_padding
+from ..ops.shared.precision import compute_dtype
+from ..ops.shared.state import State
+from ._base import drop_sources
+from ._daft import DaftAttention, merge_heads, split_heads
+from ._options import AttentionOptions, flag, number, option
+from ._registry import register_attention
 
-Window = Union[int, Tuple[int, int]]
+Window = int | tuple[int, int]
+
+#: Side of the window in the paper's image models, and tokens in that of its Enwik8 model (one more where a window has
+#: a token in its middle).
+_IMAGE_WINDOW = 11
+_TEXT_WINDOW = 64
 
 
+def _read_window(name: str, value: Any) -> Window | None:
+    """``value`` as a window: None, an integer, or a pair of integers, each at least 1; ValueError otherwise."""
+    sizes = tuple(value) if isinstance(value, (tuple, list)) else (value,)
+    counts = all(isinstance(size, int) and not isinstance(size, bool) and size >= 1 for size in sizes)
+    if value is not None and not (counts and 1 <= len(sizes) <= 2):
+        raise ValueError(
+            f"{name} is {value!r}; allowed: an integer of at least 1, two of them (height, width) for images, or None"
+        )
+    return value if value is None or isinstance(value, int) else sizes
+
+
+@dataclass(frozen=True)
+class DaftConvOptions(AttentionOptions):
+    """Options of DAFT-conv; see ``common.ops.daft_conv``."""
+
+    window: Window | None = option(
+        None,
+        "tokens in the window, itself included (the paper: 64 on Enwik8, 256 on pixels, 11 x 11 on images); by default "
+        "64, 65 where it is not causal, and 11 x 11 for images",
+        int,
+        _read_window,
+    )
+    query: bool = flag(True, "queries gate what attention gives (Table 8 is without)")
+    local_only: bool = flag(False, "nothing outside of the window is seen (ablation, Figure 2)")
+    reparameterize: bool = flag(True, "filters are standardised and scaled (Table 7 is without)")
+    gumbel_temperature: float | None = number(
+        None,
+        "each head selects one token of its window, softly in training by Gumbel-softmax at this temperature "
+        "(Equation 11; the paper: 0.5)",
+        optional=True,
+    )
+
+
+@register_attention("daft_conv")
 class DaftConvAttention(DaftAttention):
     """``daft_conv`` with a learned filter r per head, one key per token and head (Eq. 7-9); O(n window H d).
 
@@ -34,41 +79,34 @@ class DaftConvAttention(DaftAttention):
             selection with ``local_only``.
     """
 
+    Options = DaftConvOptions
+    supports = frozenset({"causal", "bidirectional", "images"})
+    needs = frozenset({"num_heads"})
     causal: Final[bool]
     local_only: Final[bool]
-    reparameterize: Final[bool]
-    key_channels = 1
+    standardise: Final[bool]
 
-    def __init__(
-        self,
-        causal: bool = False,
-        *,
-        num_heads: int,
-        window: Window = 64,
-        query: bool = True,
-        local_only: bool = False,
-        reparameterize: bool = True,
-        gumbel_temperature: Optional[float] = None,
-    ) -> None:
-        super().__init__(causal)
-        check_positive_int("num_heads", num_heads)
-        self.window_shape = _window_shape(window, causal)
-        number = isinstance(gumbel_temperature, (int, float))
-        if gumbel_temperature is not None and not (number and gumbel_temperature > 0.0):
-            raise ValueError(f"gumbel_temperature is {gumbel_temperature!r}; allowed: a number above 0, or None")
-        if gumbel_temperature is not None and local_only:
+    def setup(self) -> None:
+        options, heads = self.options, self.shape.num_heads
+        if options.gumbel_temperature is not None and options.local_only:
             raise ValueError("local_only is True; allowed with a gumbel_temperature: False")
-        self.num_heads, self.window, self.query = num_heads, window, query
-        self.local_only, self.reparameterize = local_only, reparameterize
-        self.gumbel_temperature = gumbel_temperature
-        self.r = nn.Parameter(torch.empty(num_heads, *self.window_shape))
-        self.gamma = nn.Parameter(torch.empty(num_heads, 1)) if reparameterize else None
-        self.beta = nn.Parameter(torch.empty(num_heads, 1)) if reparameterize else None
+        self.window_shape = _window_shape(options.window, self.causal, self.shape.spatial_dims)
+        if len(self.window_shape) == 2:
+            self.needs = self.needs | {"spatial_shape"}
+        self.local_only, self.gumbel_temperature = options.local_only, options.gumbel_temperature
+        self.standardise = options.reparameterize  # not under that name, which timm calls as a method
+        self.r = nn.Parameter(torch.empty(heads, *self.window_shape))
+        self.gamma = nn.Parameter(torch.empty(heads, 1)) if self.standardise else None
+        self.beta = nn.Parameter(torch.empty(heads, 1)) if self.standardise else None
         self.reset_parameters()
+
+    def projections(self, head_dim: int) -> dict[str, int]:
+        """Channels per head: one for the keys."""
+        return {**super().projections(head_dim), "k": 1}
 
     def reset_parameters(self) -> None:
         """Filters that are 0, so that at first attention is by key alone."""
-        if self.reparameterize:
+        if self.standardise:
             nn.init.normal_(self.r)
             nn.init.zeros_(self.gamma)
             nn.init.zeros_(self.beta)
@@ -78,7 +116,7 @@ class DaftConvAttention(DaftAttention):
     def position_bias(self) -> Tensor:
         """The filter of each head, (h, window) or (h, height, width), before any selection."""
         r = self.r.to(compute_dtype(self.r))
-        if self.reparameterize:
+        if self.standardise:
             assert self.gamma is not None and self.beta is not None  # for TorchScript
             flat = r.flatten(1)
             # The epsilon is for windows of one entry, whose deviation is 0.
@@ -92,13 +130,13 @@ class DaftConvAttention(DaftAttention):
 
     def forward(
         self,
-        q: Optional[Tensor],
+        q: Tensor | None,
         k: Tensor,
         v: Tensor,
-        key_padding_mask: Optional[Tensor] = None,
-        query_padding_mask: Optional[Tensor] = None,
+        key_padding_mask: Tensor | None = None,
+        query_padding_mask: Tensor | None = None,
         dropout_p: float = 0.0,
-        spatial_shape: Optional[Tuple[int, int]] = None,
+        spatial_shape: tuple[int, int] | None = None,
     ) -> Tensor:
         """q, v (B, H, n, d), k (B, H, n, 1) -> (B, H, n, d); see ``InnerAttention``."""
         v = drop_sources(v, dropout_p)
@@ -108,7 +146,7 @@ class DaftConvAttention(DaftAttention):
             return self._attend_scriptable(q, k, v, spatial_shape)
         return self._attend(q, k, v, key_padding_mask, query_padding_mask, spatial_shape)
 
-    def _attend_scriptable(self, q: Optional[Tensor], k: Tensor, v: Tensor, spatial_shape: Tuple[int, int]) -> Tensor:
+    def _attend_scriptable(self, q: Tensor | None, k: Tensor, v: Tensor, spatial_shape: tuple[int, int]) -> Tensor:
         height, width = spatial_shape
         heads = v.shape[1]
         query = None if q is None else merge_heads(q)
@@ -124,12 +162,12 @@ class DaftConvAttention(DaftAttention):
     @torch.jit.unused
     def _attend(
         self,
-        q: Optional[Tensor],
+        q: Tensor | None,
         k: Tensor,
         v: Tensor,
-        key_padding_mask: Optional[Tensor],
-        query_padding_mask: Optional[Tensor],
-        spatial_shape: Optional[Tuple[int, int]],
+        key_padding_mask: Tensor | None,
+        query_padding_mask: Tensor | None,
+        spatial_shape: tuple[int, int] | None,
     ) -> Tensor:
         q, k, v = self._merged(q, k, v, "query_padding_mask", query_padding_mask)
         options = {"causal": self.causal, "spatial_shape": spatial_shape, "key_padding_mask": key_padding_mask}
@@ -138,10 +176,28 @@ class DaftConvAttention(DaftAttention):
             out = daft_select(q, k, v, *self._selected(), window=window, **options)
         else:
             out = daft_conv(q, k, v, self._filters(), local_only=self.local_only, **options)
-        return zero_padding(split_heads(out, self.num_heads), query_padding_mask)
+        return zero_padding(split_heads(out, self.shape.num_heads), query_padding_mask)
 
     @torch.jit.unused
-    def _op(self, q: Optional[Tensor], k: Tensor, v: Tensor, **options) -> Tuple[Tensor, State]:
+    def reference(
+        self,
+        q: Tensor | None,
+        k: Tensor,
+        v: Tensor,
+        key_padding_mask: Tensor | None = None,
+        query_padding_mask: Tensor | None = None,
+        spatial_shape: tuple[int, int] | None = None,
+    ) -> Tensor:
+        """The literal formula with the filters as they are applied, slowly; shapes and masks as in ``forward``."""
+        query = None if q is None else merge_heads(q)
+        options = {"causal": self.causal, "spatial_shape": spatial_shape, "key_padding_mask": key_padding_mask}
+        out = daft_conv_reference(
+            query, merge_heads(k), merge_heads(v), self._filters(), local_only=self.local_only, **options
+        )
+        return zero_padding(split_heads(out, self.shape.num_heads), query_padding_mask)
+
+    @torch.jit.unused
+    def _op(self, q: Tensor | None, k: Tensor, v: Tensor, **options) -> tuple[Tensor, State]:
         return daft_conv(q, k, v, self._filters(), causal=True, local_only=self.local_only, **options)
 
     def _filters(self) -> Tensor:
@@ -155,16 +211,16 @@ class DaftConvAttention(DaftAttention):
         index, bias = self._selected()
         return torch.zeros_like(r).flatten(1).scatter(1, index[:, None], bias[:, None]).view_as(r)
 
-    def _selected(self) -> Tuple[Tensor, Tensor]:
+    def _selected(self) -> tuple[Tensor, Tensor]:
         """Of each head the place of its largest entry in the flattened window, (h,), and the entry, (h,)."""
         bias, index = self.position_bias().flatten(1).max(1)
         return index, bias
 
     @torch.jit.unused
-    def _check(self, q: Optional[Tensor], k: Tensor, v: Tensor) -> None:
+    def _check(self, q: Tensor | None, k: Tensor, v: Tensor) -> None:
         check_query_key_value(v if q is None else q, v, v, one_length=True, names=("q", "v", "v"))
-        if v.shape[1] != self.num_heads:
-            raise ValueError(f"v has shape {tuple(v.shape)}; allowed: {self.num_heads} heads")
+        if v.shape[1] != self.shape.num_heads:
+            raise ValueError(f"v has shape {tuple(v.shape)}; allowed: {self.shape.num_heads} heads")
         if not isinstance(k, Tensor) or tuple(k.shape) != (*v.shape[:3], 1):
             given = tuple(k.shape) if isinstance(k, Tensor) else type(k).__name__
             raise ValueError(
@@ -184,13 +240,13 @@ def position_entropy(model: nn.Module) -> Tensor:
     return torch.stack(entropies).sum()
 
 
-def _window_shape(window: Window, causal: bool) -> Tuple[int, ...]:
+def _window_shape(window: Window | None, causal: bool, spatial_dims: int) -> tuple[int, ...]:
     """``window`` as the last dimensions of the filters; ValueError for what they cannot be."""
-    sizes = tuple(window) if isinstance(window, (tuple, list)) else (window,)
-    if not sizes or len(sizes) > 2 or (causal and len(sizes) == 2):
-        raise ValueError(f"window is {window!r}; allowed: an integer, or when not causal two, (height, width)")
-    for size in sizes:
-        check_positive_int("window", size)
-        if not causal and size % 2 == 0:
-            raise ValueError(f"window is {window!r}; allowed when not causal: odd sizes")
+    if window is None:
+        window = _IMAGE_WINDOW if spatial_dims == 2 else _TEXT_WINDOW + (not causal)
+    sizes = (window,) * spatial_dims if isinstance(window, int) else window
+    if causal and len(sizes) == 2:
+        raise ValueError(f"window is {window!r}; allowed when causal: one integer")
+    if not causal and any(size % 2 == 0 for size in sizes):
+        raise ValueError(f"window is {window!r}; allowed when not causal: odd sizes")
     return sizes

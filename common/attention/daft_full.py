@@ -1,41 +1,58 @@
 """DAFT-full as a module: attention by key and by pair of positions, gated by the query."""
 
-from typing import Final, Optional, Tuple, Union
+from dataclasses import dataclass
+from typing import Final
 
 import torch
 from torch import Tensor, nn
 
-from ..ops.checks import State, check_positive_int, check_query_key_value
-from ..ops.chunks import zero_padding
-from ..ops.daft_full import daft_full, daft_full_scriptable
-from .base import drop_sources
-from .daft import DaftAttention, merge_heads, split_heads
+from ..ops.daft.full import daft_full, daft_full_scriptable
+from ..ops.daft.full_reference import daft_full_reference
+from ..ops.shared.checks import check_query_key_value
+from ..ops.shared.padding import zero_padding
+from ..ops.shared.state import State, state_entry
+from ._base import drop_sources
+from ._daft import DaftAttention, merge_heads, split_heads
+from ._options import AttentionOptions, count, flag
+from ._registry import register_attention
 
 
+@dataclass(frozen=True)
+class DaftFullOptions(AttentionOptions):
+    """Options of DAFT-full; see ``common.ops.daft_full``."""
+
+    bias_dim: int | None = count(
+        128,
+        "width n of the two factors of the position bias (the paper: 128, pixels 256); 0 for a free matrix, tokens x "
+        "tokens, in place of two factors (Table 6)",
+        optional=True,
+    )
+    query: bool = flag(True, "queries gate what attention gives (Table 8 is without)")
+
+
+@register_attention("daft_full")
 class DaftFullAttention(DaftAttention):
     """``daft_full`` with a learned position bias w for at most T = ``max_tokens`` tokens (Eq. 5, 6), O(n² H d) time.
 
-    w is pe0 pe1ᵀ with pe0, pe1 (T, ``bias_dim``), or a free matrix (T, T) with ``bias_dim`` None (Table 6); one for all
-    channels, so heads are without meaning here: any split of the width gives the same. ``query`` False leaves
-    sigmoid(q) out (Table 8), and q is None. Self-attention only. Shapes and masks as in ``InnerAttention``; the state
-    is every key and value so far.
+    w is pe0 pe1ᵀ with pe0, pe1 (T, ``bias_dim``), or a free matrix (T, T) with ``bias_dim`` None or 0 (Table 6). It is
+    one for all channels, so that heads have no meaning here: any split of the width gives the same. ``query`` False
+    leaves sigmoid(q) out (Table 8), and q is None. Self-attention only. Shapes and masks as in ``InnerAttention``; the
+    state is every key and value so far.
 
     Raises:
-        ValueError: a count below 1; an input of more than ``max_tokens`` tokens.
+        ValueError: an option that is not allowed; an input of more than ``max_tokens`` tokens.
     """
 
-    causal: Final[bool]
+    Options = DaftFullOptions
+    supports = frozenset({"causal", "bidirectional", "images"})
+    needs = frozenset({"max_tokens"})
     state_is_constant_size = False
+    causal: Final[bool]
 
-    def __init__(
-        self, causal: bool = False, *, max_tokens: int, bias_dim: Optional[int] = 128, query: bool = True
-    ) -> None:
-        super().__init__(causal)
-        check_positive_int("max_tokens", max_tokens)
-        if bias_dim is not None:
-            check_positive_int("bias_dim", bias_dim)
-        self.max_tokens, self.bias_dim, self.query = max_tokens, bias_dim, query
-        shape = (max_tokens, max_tokens if bias_dim is None else bias_dim)
+    def setup(self) -> None:
+        tokens, bias_dim = self.shape.max_tokens, self.options.bias_dim
+        self.max_tokens = tokens
+        shape = (tokens, tokens if bias_dim is None else bias_dim)
         self.pe0 = nn.Parameter(torch.empty(shape)) if bias_dim is not None else None
         self.pe1 = nn.Parameter(torch.empty(shape)) if bias_dim is not None else None
         self.w = nn.Parameter(torch.empty(shape)) if bias_dim is None else None
@@ -46,7 +63,7 @@ class DaftFullAttention(DaftAttention):
         # Smaller factors learn slowly, each waiting for the other: 3.21 bits per character with 0.02 against 3.08 after
         # 250 updates of 2,048 characters of tinyshakespeare, 4 layers of width 128 (2026-11-21, one seed).
         for parameter in self.parameters():
-            nn.init.normal_(parameter, std=0.1 if self.bias_dim is not None else 0.02)
+            nn.init.normal_(parameter, std=0.02 if self.options.bias_dim is None else 0.1)
 
     def position_bias(self) -> Tensor:
         """w (T, T): row t is added to the keys that token t sees."""
@@ -57,11 +74,11 @@ class DaftFullAttention(DaftAttention):
 
     def forward(
         self,
-        q: Optional[Tensor],
+        q: Tensor | None,
         k: Tensor,
         v: Tensor,
-        key_padding_mask: Optional[Tensor] = None,
-        query_padding_mask: Optional[Tensor] = None,
+        key_padding_mask: Tensor | None = None,
+        query_padding_mask: Tensor | None = None,
         dropout_p: float = 0.0,
     ) -> Tensor:
         """q, k, v (B, H, n, d) -> (B, H, n, d); see ``InnerAttention``."""
@@ -78,28 +95,52 @@ class DaftFullAttention(DaftAttention):
     @torch.jit.unused
     def _attend(
         self,
-        q: Optional[Tensor],
+        q: Tensor | None,
         k: Tensor,
         v: Tensor,
-        key_padding_mask: Optional[Tensor],
-        query_padding_mask: Optional[Tensor],
+        key_padding_mask: Tensor | None,
+        query_padding_mask: Tensor | None,
     ) -> Tensor:
-        heads = v.shape[1]
-        q, k, v = self._merged(q, k, v, "query_padding_mask", query_padding_mask)
-        out = daft_full(q, k, v, self._bias(), causal=self.causal, key_padding_mask=key_padding_mask)
-        return zero_padding(split_heads(out, heads), query_padding_mask)
+        merged = self._merged(q, k, v, "query_padding_mask", query_padding_mask)
+        out = daft_full(*merged, self._bias(), causal=self.causal, key_padding_mask=key_padding_mask)
+        return zero_padding(split_heads(out, v.shape[1]), query_padding_mask)
 
     @torch.jit.unused
-    def _op(self, q: Optional[Tensor], k: Tensor, v: Tensor, **options) -> Tuple[Tensor, State]:
+    def reference(
+        self,
+        q: Tensor | None,
+        k: Tensor,
+        v: Tensor,
+        key_padding_mask: Tensor | None = None,
+        query_padding_mask: Tensor | None = None,
+    ) -> Tensor:
+        """The literal formula, slowly; shapes and masks as in ``forward``."""
+        query = None if q is None else merge_heads(q)
+        options = {"causal": self.causal, "key_padding_mask": key_padding_mask}
+        out = daft_full_reference(query, merge_heads(k), merge_heads(v), self._bias(), **options)
+        return zero_padding(split_heads(out, v.shape[1]), query_padding_mask)
+
+    @torch.jit.unused
+    def _op(self, q: Tensor | None, k: Tensor, v: Tensor, **options) -> tuple[Tensor, State]:
+        state = options["initial_state"]
+        if state is not None:
+            self._check_tokens(k.shape[1] + state_entry(state, "padding_mask", 2, k).shape[1])
         return daft_full(q, k, v, self._bias(), causal=True, **options)
 
     @torch.jit.unused
-    def _check(self, q: Optional[Tensor], k: Tensor, v: Tensor) -> None:
+    def _check(self, q: Tensor | None, k: Tensor, v: Tensor) -> None:
         """Raise ValueError unless all are (B, H, n, d)."""
         check_query_key_value(v if q is None else q, k, v, one_length=True)
         if v.shape != k.shape:
             raise ValueError(f"v has shape {tuple(v.shape)}; allowed: that of k, {tuple(k.shape)}")
+        self._check_tokens(k.shape[2])
 
     @torch.jit.unused
-    def _bias(self) -> Union[Tensor, Tuple[Tensor, Tensor]]:
+    def _check_tokens(self, tokens: int) -> None:
+        """Raise ValueError for more tokens than there are position biases."""
+        if tokens > self.max_tokens:
+            raise ValueError(f"the input has {tokens} tokens; allowed: at most max_tokens={self.max_tokens}")
+
+    @torch.jit.unused
+    def _bias(self) -> Tensor | tuple[Tensor, Tensor]:
         return self.w if self.pe0 is None else (self.pe0, self.pe1)

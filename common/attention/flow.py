@@ -1,72 +1,99 @@
 """Flow-Attention as a module."""
 
-from typing import Optional, Tuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..ops.checks import check_positive_int
-from ..ops.flow_attention import flow_attention, flow_attention_map, flow_attention_weights
-from ..ops.flow_attention_full import flow_attention_scriptable
-from ..ops.flow_options import FlowOptions, flow_options
-from .base import OpAttention
+from ..ops.flow import attend, flow_attention_map, flow_attention_weights
+from ..ops.flow.full import flow_attention_scriptable
+from ..ops.flow.options import ALLOCATIONS, COMPETITIONS, FORMS, FlowOptions, flow_options
+from ..ops.flow.reference import flow_attention_reference
+from ..ops.shared.feature_maps import FEATURE_MAPS
+from ..ops.shared.state import State
+from ._base import OpAttention
+from ._options import AttentionOptions, choice, count, number
+from ._registry import register_attention
 
 
+@dataclass(frozen=True)
+class FlowAttentionOptions(AttentionOptions):
+    """Options of Flow-Attention; see ``common.ops.flow_attention``."""
+
+    form: str = choice(
+        "released",
+        tuple(FORMS),
+        "paper: Algorithms 1 and 2 of the Flowformer paper to the letter; released: the authors' scaling, 1e-6 and "
+        "clamp, which released weights need; released_vision: their image model's extra 1e-6 as well",
+    )
+    clamp: float | None = number(
+        1.0,
+        "bound on the conserved outgoing flow in the released forms: 1 in the authors' core module and image model, 5 "
+        "in their language model, inf for none; the form paper has none and ignores it",
+        optional=True,
+    )
+    phi: str = choice("sigmoid", FEATURE_MAPS, "feature map of queries and keys (Table 10 of the Flowformer paper)")
+    competition: str = choice("softmax", COMPETITIONS, "how sources compete, none being an ablation (Table 11)")
+    allocation: str = choice("sigmoid", ALLOCATIONS, "how sinks are gated, none being an ablation (Table 11)")
+    chunk_size: int = count(
+        64, "tokens computed at once by the causal form: speed and memory, never the result", speed_only=True
+    )
+
+
+@register_attention("flow")
 class FlowAttention(OpAttention):
     """Flow-Attention (Flowformer, ICML 2022, Algorithms 1 and 2); no parameters, O(n d²).
 
-    Shapes and masks as in ``InnerAttention``; arguments, and the ValueErrors they raise, as in
-    ``common.ops.flow_attention``.
+    Shapes and masks as in ``InnerAttention``; options as in ``common.ops.flow_attention``.
     """
 
-    op = staticmethod(flow_attention)
-    _options: FlowOptions
+    Options = FlowAttentionOptions
+    supports = frozenset({"causal", "bidirectional", "cross", "images"})
+    op = staticmethod(attend)
+    reference_op = staticmethod(flow_attention_reference)
+    _flow_options: FlowOptions
 
-    def __init__(
-        self,
-        causal: bool = False,
-        form: str = "released",
-        clamp: Optional[float] = 1.0,
-        phi: str = "sigmoid",
-        competition: str = "softmax",
-        allocation: str = "sigmoid",
-        chunk_size: int = 64,
-    ) -> None:
-        super().__init__(causal)
-        self._options = flow_options(form, clamp, phi, competition, allocation)
-        check_positive_int("chunk_size", chunk_size)
-        self.form = form
-        self.clamp = clamp
-        self.phi = phi
-        self.competition = competition
-        self.allocation = allocation
-        self.chunk_size = chunk_size
+    def setup(self) -> None:
+        names = ("form", "clamp", "phi", "competition", "allocation")
+        self._flow_options = flow_options(*(getattr(self.options, name) for name in names))
+        super().setup()
+
+    def _op_arguments(self) -> dict[str, Any]:
+        return {"causal": self.causal, "options": self._flow_options, "chunk_size": self.options.chunk_size}
 
     def _attend_scriptable(
-        self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Optional[Tensor], query_padding_mask: Optional[Tensor]
+        self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None, query_padding_mask: Tensor | None
     ) -> Tensor:
-        return flow_attention_scriptable(q, k, v, key_padding_mask, query_padding_mask, self._options)
+        return flow_attention_scriptable(q, k, v, key_padding_mask, query_padding_mask, self._flow_options)
 
     @torch.jit.unused
     def weights(
         self,
         q: Tensor,
         k: Tensor,
-        key_padding_mask: Optional[Tensor] = None,
-        query_padding_mask: Optional[Tensor] = None,
-    ) -> Tuple[Tensor, Tensor]:
-        """Competition (B, H, m) and allocation (B, H, n) weights; see ``flow_attention_weights``."""
+        key_padding_mask: Tensor | None = None,
+        query_padding_mask: Tensor | None = None,
+        state: State | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Competition (B, H, m) and allocation (B, H, n) weights, after ``state`` when decoding.
+
+        See ``common.ops.flow_attention_weights``.
+        """
         masks = {"key_padding_mask": key_padding_mask, "query_padding_mask": query_padding_mask}
-        return flow_attention_weights(q, k, **masks, **self._arguments())
+        return flow_attention_weights(q, k, causal=self.causal, initial_state=state, **masks, **self.options.as_dict())
+
+    #: What ``record_attention`` keeps of a call.
+    recorded_weights = weights
 
     @torch.jit.unused
     def attention_map(
         self,
         q: Tensor,
         k: Tensor,
-        key_padding_mask: Optional[Tensor] = None,
-        query_padding_mask: Optional[Tensor] = None,
+        key_padding_mask: Tensor | None = None,
+        query_padding_mask: Tensor | None = None,
     ) -> Tensor:
-        """The implied map (B, H, n, m) of a short input; see ``flow_attention_map``."""
+        """The implied map (B, H, n, m) of a short input; see ``common.ops.flow_attention_map``."""
         masks = {"key_padding_mask": key_padding_mask, "query_padding_mask": query_padding_mask}
-        return flow_attention_map(q, k, **masks, **self._arguments())
+        return flow_attention_map(q, k, causal=self.causal, **masks, **self.options.as_dict())

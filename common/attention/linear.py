@@ -1,32 +1,46 @@
 """Linear attention as a module, the baseline of every table."""
 
-from typing import Optional
+from dataclasses import dataclass
 
 from torch import Tensor
 
-from ..ops.checks import check_choice, check_positive_int
-from ..ops.feature_maps import FEATURE_MAPS
-from ..ops.linear_attention import linear_attention, linear_attention_scriptable
-from .base import OpAttention
+from ..ops.linear import attend
+from ..ops.linear.interface import linear_attention_scriptable
+from ..ops.linear.reference import linear_attention_reference
+from ..ops.shared.feature_maps import FEATURE_MAPS
+from ._base import OpAttention
+from ._options import AttentionOptions, choice, count
+from ._registry import register_attention
 
 
+@dataclass(frozen=True)
+class LinearAttentionOptions(AttentionOptions):
+    """Options of linear attention; see ``common.ops.linear_attention``."""
+
+    phi: str = choice("elu+1", FEATURE_MAPS, "feature map of queries and keys")
+    chunk_size: int = count(
+        64, "tokens computed at once by the causal form: speed and memory, never the result", speed_only=True
+    )
+
+
+@register_attention("linear")
 class LinearAttention(OpAttention):
     """Linear attention (Katharopoulos et al., ICML 2020); no parameters, O(n d²).
 
-    Shapes and masks as in ``InnerAttention``; arguments, and the ValueErrors they raise, as in
-    ``common.ops.linear_attention``.
+    Shapes and masks as in ``InnerAttention``; options as in ``common.ops.linear_attention``.
     """
 
-    op = staticmethod(linear_attention)
+    Options = LinearAttentionOptions
+    supports = frozenset({"causal", "bidirectional", "cross", "images"})
+    op = staticmethod(attend)
+    reference_op = staticmethod(linear_attention_reference)
+    phi: str
 
-    def __init__(self, causal: bool = False, phi: str = "elu+1", chunk_size: int = 64) -> None:
-        super().__init__(causal)
-        check_choice("phi", phi, FEATURE_MAPS)
-        check_positive_int("chunk_size", chunk_size)
-        self.phi = phi
-        self.chunk_size = chunk_size
+    def setup(self) -> None:
+        super().setup()
+        self.phi = self.options.phi
 
     def _attend_scriptable(
-        self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Optional[Tensor], query_padding_mask: Optional[Tensor]
+        self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None, query_padding_mask: Tensor | None
     ) -> Tensor:
         return linear_attention_scriptable(q, k, v, key_padding_mask, query_padding_mask, self.phi)

@@ -1,16 +1,33 @@
 """Multi-head attention with another kernel than softmax: an ablation of FLASH's Tables 1 and 2."""
 
-from typing import Optional, Tuple
+from dataclasses import dataclass
 
 from torch import Tensor
 
-from ..ops.checks import State, check_choice, check_padding_mask, check_query_key_value
-from ..ops.chunks import zero_padding
-from ..ops.gau_attention import gau_attention
-from ..ops.score_kernels import SCORE_KERNELS
-from .base import InnerAttention, drop_sources
+from ..ops.quadratic import attend
+from ..ops.quadratic.reference import gau_attention_reference
+from ..ops.shared.checks import check_padding_mask, check_query_key_value
+from ..ops.shared.padding import zero_padding
+from ..ops.shared.score_kernels import SCORE_KERNELS
+from ..ops.shared.state import State
+from ._base import InnerAttention, drop_sources
+from ._options import AttentionOptions, choice, number
+from ._registry import register_attention
 
 
+@dataclass(frozen=True)
+class QuadraticOptions(AttentionOptions):
+    """Options of ``common.ops.gau_attention``."""
+
+    kernel: str = choice("relu2", SCORE_KERNELS, "what turns scores into weights (FLASH, Table 2)")
+    divisor: float | None = number(
+        None,
+        "what scores are divided by; by default the number of real tokens that the query sees",
+        optional=True,
+    )
+
+
+@register_attention("quadratic")
 class QuadraticAttention(InnerAttention):
     """``gau_attention`` per head, without bias: kernel(q·k / divisor) v; no parameters, O(n²) time, O(n) memory.
 
@@ -18,36 +35,45 @@ class QuadraticAttention(InnerAttention):
     raise, as in ``gau_attention``.
     """
 
+    Options = QuadraticOptions
+    supports = frozenset({"causal", "bidirectional"})
     state_is_constant_size = False
 
-    def __init__(self, causal: bool = False, kernel: str = "relu2", divisor: Optional[float] = None) -> None:
-        super().__init__(causal)
-        check_choice("kernel", kernel, SCORE_KERNELS)
-        self.kernel = kernel
-        self.divisor = divisor
+    def setup(self) -> None:
+        self._arguments = {"causal": self.causal, **self.options.as_dict()}
 
     def forward(
         self,
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        key_padding_mask: Optional[Tensor] = None,
-        query_padding_mask: Optional[Tensor] = None,
+        key_padding_mask: Tensor | None = None,
+        query_padding_mask: Tensor | None = None,
         dropout_p: float = 0.0,
     ) -> Tensor:
         """q, k (B, H, n, d), v (B, H, n, e) -> (B, H, n, e); see ``InnerAttention``."""
         check_query_key_value(q, k, v, one_length=True)
         check_padding_mask("query_padding_mask", query_padding_mask, q)
-        options = {"causal": self.causal, "kernel": self.kernel, "divisor": self.divisor}
-        out = gau_attention(q, k, drop_sources(v, dropout_p), key_padding_mask=key_padding_mask, **options)
+        q = zero_padding(q, query_padding_mask)  # what stands in padding must not reach any gradient
+        out = attend(q, k, drop_sources(v, dropout_p), key_padding_mask=key_padding_mask, **self._arguments)
+        return zero_padding(out, query_padding_mask)
+
+    def reference(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        key_padding_mask: Tensor | None = None,
+        query_padding_mask: Tensor | None = None,
+    ) -> Tensor:
+        """The literal formula, slowly; shapes and masks as in ``forward``."""
+        out = gau_attention_reference(q, k, v, key_padding_mask=key_padding_mask, **self._arguments)
         return zero_padding(out, query_padding_mask)
 
     def extend(
-        self, q: Tensor, k: Tensor, v: Tensor, padding_mask: Optional[Tensor] = None, state: Optional[State] = None
-    ) -> Tuple[Tensor, State]:
+        self, q: Tensor, k: Tensor, v: Tensor, padding_mask: Tensor | None = None, state: State | None = None
+    ) -> tuple[Tensor, State]:
         """The next tokens' outputs (B, H, n, e) and the state, every token so far; see ``gau_attention``."""
         self._check_causal()
-        options = {"causal": True, "kernel": self.kernel, "divisor": self.divisor}
-        return gau_attention(
-            q, k, v, key_padding_mask=padding_mask, initial_state=state, return_state=True, **options
-        )  # fmt: skip
+        masks = {"key_padding_mask": padding_mask}
+        return attend(q, k, v, initial_state=state, return_state=True, **masks, **self._arguments)

@@ -1,17 +1,20 @@
 """Softmax attention as a module: torch's fused kernel, the peer everything is compared with."""
 
-from typing import Final, Optional, Tuple
+from typing import Final
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..ops.checks import State, check_padding_mask, check_query_key_value
-from ..ops.chunks import zero_padding
-from ..ops.history import extend_history
-from .base import InnerAttention
+from ..ops.shared.checks import check_padding_mask, check_query_key_value
+from ..ops.shared.kv_cache import extend_kv_cache
+from ..ops.shared.padding import zero_padding
+from ..ops.shared.state import State
+from ._base import InnerAttention
+from ._registry import register_attention
 
 
+@register_attention("softmax")
 class SoftmaxAttention(InnerAttention):
     """``scaled_dot_product_attention`` with scale 1/sqrt(d), O(n m d) time; shapes and masks as in ``InnerAttention``.
 
@@ -19,16 +22,17 @@ class SoftmaxAttention(InnerAttention):
     it has seen: its state grows. Raises ValueError for shapes or masks that do not fit.
     """
 
-    causal: Final[bool]
+    supports = frozenset({"causal", "bidirectional", "cross", "images"})
     state_is_constant_size = False
+    causal: Final[bool]
 
     def forward(
         self,
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        key_padding_mask: Optional[Tensor] = None,
-        query_padding_mask: Optional[Tensor] = None,
+        key_padding_mask: Tensor | None = None,
+        query_padding_mask: Tensor | None = None,
         dropout_p: float = 0.0,
     ) -> Tensor:
         """q (B, H, n, d), k (B, H, m, d), v (B, H, m, e) -> (B, H, n, e); see ``InnerAttention``."""
@@ -47,16 +51,37 @@ class SoftmaxAttention(InnerAttention):
         return zero_padding(out, query_padding_mask)
 
     @torch.jit.unused
+    def reference(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        key_padding_mask: Tensor | None = None,
+        query_padding_mask: Tensor | None = None,
+    ) -> Tensor:
+        """softmax(q kᵀ / sqrt(d)) v with the whole map written out; shapes and masks as in ``forward``."""
+        scores = q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5  # (B, H, n, m)
+        hidden = torch.zeros_like(scores, dtype=torch.bool)
+        if self.causal:
+            hidden = hidden | torch.ones_like(hidden).triu(1)
+        if key_padding_mask is not None:
+            hidden = hidden | key_padding_mask[:, None, None, :]
+        weights = scores.masked_fill(hidden, torch.finfo(scores.dtype).min).softmax(-1).masked_fill(hidden, 0.0)
+        return zero_padding(weights @ v, query_padding_mask)
+
+    @torch.jit.unused
     def extend(
-        self, q: Tensor, k: Tensor, v: Tensor, padding_mask: Optional[Tensor] = None, state: Optional[State] = None
-    ) -> Tuple[Tensor, State]:
+        self, q: Tensor, k: Tensor, v: Tensor, padding_mask: Tensor | None = None, state: State | None = None
+    ) -> tuple[Tensor, State]:
         """The next tokens' outputs (B, H, n, e) and the keys, values and padding of all tokens so far."""
         self._check_causal()
         check_query_key_value(q, k, v, one_length=True)
         check_padding_mask("padding_mask", padding_mask, q)
         q, k, v = (zero_padding(x, padding_mask) for x in (q, k, v))
-        seen = extend_history({"k": k, "v": v}, padding_mask, state)
-        out = _masked(q, seen["k"], seen["v"], seen["padding_mask"], True, 0.0)
+        seen = extend_kv_cache({"k": k, "v": v}, padding_mask, state)
+        # What was seen in another dtype, under autocast or before it, is read in that of q.
+        k, v = seen["k"].to(q.dtype), seen["v"].to(q.dtype)
+        out = _masked(q, k, v, seen["padding_mask"], True, 0.0)
         return zero_padding(out, padding_mask), seen
 
 

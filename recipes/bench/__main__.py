@@ -1,7 +1,6 @@
-"""Speed and memory beside what one would use instead: ``python -m recipes.bench --help``, or ``make bench``."""
+"""Speed and memory compared with the usual alternatives: ``python -m recipes.bench --help``, or ``make bench``."""
 
 import argparse
-import shlex
 import sys
 import time
 from collections.abc import Callable
@@ -10,14 +9,15 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from ..commands import shown
-from ..tables import as_markdown, as_text
-from ..text_files import positive
-from . import machine, picture, report
+from ..shared.commands import shown_path
+from ..shared.scripts import command_line, positive_int
+from ..shared.tables import as_markdown, as_text
+from . import targets
 from .cases import CASES
-from .measure import measure
-from .records import FAILED, NOT_RUN, Record, Results, save
-from .work import Case, Settings
+from .harness import machine, picture, report
+from .harness.measure import measure
+from .harness.records import FAILED, NOT_RUN, Record, Results, save
+from .harness.work import Case, Settings
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 DEVICES = ("cpu", "cuda")
@@ -30,7 +30,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these cases alone; --list names them")
     parser.add_argument("--list", action="store_true", help="name the cases, with their sizes, and stop")
     parser.add_argument("--quick", action="store_true", help="few and small sizes, which reach no target")
-    parser.add_argument("--threads", type=positive, help="of torch, for all forms (default: torch's own)")
+    parser.add_argument("--threads", type=positive_int, help="of torch, the same for all (default: torch's own)")
     parser.add_argument("--device", choices=DEVICES, default="cpu", help="default: %(default)s")
     parser.add_argument("--dtype", choices=DTYPES, help="default: float32 on cpu, bfloat16 on cuda")
     parser.add_argument("--out", type=Path, default=Path("work/bench"), help="for the results (%(default)s)")
@@ -38,38 +38,38 @@ def parser() -> argparse.ArgumentParser:
 
 
 def chosen(only: list[str] | None) -> list[Case]:
-    """The cases called ``only``, all if None, in the order of the registry.
+    """The cases named in ``only``, or all, in the order of the registry.
 
     Raises:
-        ValueError: a name that no case has.
+        ValueError: no case has such a name.
     """
     for name in only or ():
         if name not in CASES:
-            raise ValueError(f"--only is given {name}; allowed: {', '.join(CASES)}")
+            raise ValueError(f"--only is {name}; allowed: {', '.join(CASES)}")
     return [case for name, case in CASES.items() if only is None or name in only]
 
 
 def settings_of(options: argparse.Namespace) -> Settings:
-    """What all cases share.
+    """The device, the dtype and the sizes, which all cases share.
 
     Raises:
-        ValueError: a device that is not there.
+        ValueError: this machine has no such device.
     """
     if options.device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("--device is cuda, of which torch finds none; allowed here: cpu")
+        raise ValueError("--device is cuda, but torch finds no such device; allowed here: cpu")
     dtype = options.dtype or ("bfloat16" if options.device == "cuda" else "float32")
     return Settings(options.device, DTYPES[dtype], options.quick)
 
 
 def run(cases: list[Case], settings: Settings, keep: Callable[[list[Record]], None]) -> list[Record]:
-    """Measure ``cases`` one size after another, giving ``keep`` all there is after each; Ctrl-C ends it with that."""
+    """Measure ``cases`` size by size and call ``keep`` with all records after each; Ctrl-C ends it early."""
     records: list[Record] = []
     work = []
     for case in cases:
         if settings.device in case.devices:
             work += [(case, size) for size in case.sizes_of(settings)]
         else:
-            records.append(Record(case.name, 0, "", "all forms", NOT_RUN, _wrong_device(case)))
+            records.append(Record(case.name, 0, "", "all", NOT_RUN, _wrong_device(case)))
     with tqdm(work, unit=" sizes", disable=None) as bar:
         try:
             for case, size in bar:
@@ -77,9 +77,7 @@ def run(cases: list[Case], settings: Settings, keep: Callable[[list[Record]], No
                 records += measure(case, size, settings)
                 keep(records)
         except KeyboardInterrupt:
-            records.append(
-                Record("all", 0, "", "all forms", FAILED, "interrupted: what was measured until now follows")
-            )
+            records.append(Record("all", 0, "", "all", FAILED, "interrupted; the rest was not measured"))
     return records
 
 
@@ -90,13 +88,13 @@ def _wrong_device(case: Case) -> str:
 
 
 def write(out: Path, results: Results) -> str:
-    """results.txt, .md and .json and pictures in ``out``; returns the text."""
-    blocks, foot = report.tables(results), report.run_of(results)
+    """Write results.txt, .md and .json and the pictures into ``out``; returns the text."""
+    blocks, foot = report.tables(results, CASES, targets.verdicts(results)), report.run_of(results)
     plain = as_text(blocks, foot)
     (out / "results.txt").write_text(plain + "\n", encoding="utf-8")
     save(results, out / "results.json")
-    pictures = [f"![{CASES[path.stem].title}]({path.name})" for path in picture.draw(results, out)]
-    # A terminal shows the end of a text, a page its beginning.
+    pictures = [f"![{CASES[path.stem].title}]({path.name})" for path in picture.draw(results, CASES, out)]
+    # A terminal shows the end of a text and a page its beginning: the targets go to where they are seen first.
     blocks = sorted(blocks, key=lambda block: block.title != report.REACH)
     parts = [_HEAD, as_markdown(blocks, foot), *pictures]
     (out / "results.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
@@ -104,9 +102,9 @@ def write(out: Path, results: Results) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the script; returns the exit status: 1 where something differed from its reference, or failed."""
+    """Run the benchmark; returns 1 if a candidate differed from its reference or failed, else 0."""
     options = parser().parse_args(arguments)
-    given = sys.argv[1:] if arguments is None else arguments
+    command = command_line("recipes.bench", arguments)
     started = time.monotonic()
     try:
         cases, settings = chosen(options.only), settings_of(options)
@@ -116,22 +114,22 @@ def main(arguments: list[str] | None = None) -> int:
     if options.list:
         for case in cases:
             sizes = ", ".join(f"{size:,}" for size in case.sizes)
-            print(f"{case.name:<18} {case.title} ({'/'.join(case.devices)}; {case.axis}: {sizes})")
+            print(f"{case.name:<22} {case.title} ({'/'.join(case.devices)}; {case.axis}: {sizes})")
         return 0
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    here = machine.describe(shlex.join(["python", "-m", "recipes.bench", *given]), settings)
+    here = machine.describe(command, settings)
     out = options.out.absolute()
     out.mkdir(parents=True, exist_ok=True)
 
     def results_of(records: list[Record]) -> Results:
         return Results(here._replace(minutes=round((time.monotonic() - started) / 60, 1)), records)
 
-    # A machine that goes down leaves the numbers it had.
-    records = run(cases, settings, lambda found: save(results_of(found), out / "results.json"))
+    # Saved after every size, so that a crash loses nothing.
+    records = run(cases, settings, lambda records: save(results_of(records), out / "results.json"))
     results = results_of(records)
     print("\n" + write(out, results))
-    print(f"\nThe same as Markdown and JSON, and pictures: {shown(out)}")
+    print(f"\nThe same as Markdown and JSON, and pictures: {shown_path(out)}")
     for fault in results.faults():
         print(f"bench: {fault.case}, {fault.form}: {fault.reason}", file=sys.stderr)
     return 1 if results.faults() else 0

@@ -1,1 +1,1 @@
-"""Pixels: images as sequences of subpixels, and the completion of an image."""
+"""CIFAR-10 as sequences of subpixels, and the completion of half an image."""

@@ -18,18 +18,18 @@ from torch import Tensor
 from tqdm import tqdm
 
 from fairseq_plugin import PixelModelingTask
-from fairseq_plugin.pixel_data import to_images
+from fairseq_plugin.data.pixels import to_images
 
-from ..commands import shown
-from ..text_files import positive
+from ..shared.commands import shown_path
+from ..shared.scripts import positive_int, script
 from .picture import Completions, draw
 
 
 def load(checkpoint: Path, data: Path) -> tuple[BaseFairseqModel, PixelModelingTask]:
-    """A trained model, where there is one on the GPU, and its task with the images of ``data``.
+    """Load a trained model, on the GPU if there is one, and its task with the images of ``data``.
 
     Raises:
-        ValueError: there is no such checkpoint, it is of another task, or of images of another shape.
+        ValueError: the checkpoint does not exist, or it is of another task or another image shape.
     """
     if not checkpoint.is_file():
         raise ValueError(f"--checkpoint is {checkpoint}, which is no file; allowed: a checkpoint of fairseq-train")
@@ -40,10 +40,10 @@ def load(checkpoint: Path, data: Path) -> tuple[BaseFairseqModel, PixelModelingT
 
 
 def read_targets(task: PixelModelingTask, split: str, count: int) -> Tensor:
-    """Tokens (N, T) of the first ``count`` images of a split.
+    """The tokens (N, T) of the first ``count`` images of a split.
 
     Raises:
-        ValueError: it has fewer, or there is no such split.
+        ValueError: the split does not exist or has fewer images.
     """
     try:
         task.load_dataset(split)
@@ -58,23 +58,25 @@ def read_targets(task: PixelModelingTask, split: str, count: int) -> Tensor:
 def complete(
     model: BaseFairseqModel, task: PixelModelingTask, targets: Tensor, samples: int, temperature: float = 1.0
 ) -> Completions:
-    """Images of ``targets`` (N, T) and ``samples`` completions of each one's upper half; O(T) steps of the decoder."""
+    """Complete the upper half of each image of ``targets`` (N, T) ``samples`` times; O(T) steps of the decoder."""
     shape = task.image_shape
-    given_rows = shape.height // 2
-    prefix = targets[:, : given_rows * shape.width * shape.channels].to(next(model.parameters()).device)
+    known_rows = shape.height // 2
+    prefix = targets[:, : known_rows * shape.width * shape.channels].to(next(model.parameters()).device)
     generator = task.build_generator([model], Namespace(sampling=True, beam=samples, temperature=temperature))
     start = prefix.new_full((len(prefix), 1), task.source_dictionary.eos())
     batch = {"net_input": {"src_tokens": start, "src_lengths": torch.ones_like(start[:, 0])}}
     with _StepBar(model, shape.length):
-        found = task.inference_step(generator, [model], batch, prefix_tokens=prefix)
-    tokens = torch.stack([sample["tokens"][:-1] for image in found for sample in image])  # (N S, T), without the end
+        hypotheses = task.inference_step(generator, [model], batch, prefix_tokens=prefix)
+    tokens = torch.stack(
+        [sample["tokens"][:-1] for image in hypotheses for sample in image]
+    )  # (N S, T), without the end
     drawn = to_images(tokens.cpu(), shape).view(len(targets), samples, *shape)
     originals = to_images(targets, shape)
-    return Completions(originals.numpy().astype(np.uint8), drawn.numpy().astype(np.uint8), given_rows)
+    return Completions(originals.numpy().astype(np.uint8), drawn.numpy().astype(np.uint8), known_rows)
 
 
 class _StepBar:
-    """A progress bar of the decoder's steps, since the generator has none."""
+    """A progress bar of the decoder's steps, which fairseq's generator lacks."""
 
     def __init__(self, model: BaseFairseqModel, steps: int) -> None:
         self.model, self.bar = model, tqdm(total=steps, unit=" subpixels", leave=False, disable=None)
@@ -96,8 +98,8 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--data", type=Path, required=True, metavar="DATA-BIN", help="folder that prepare has written")
     parser.add_argument("--split", default="test", help="default: %(default)s")
     parser.add_argument("--output", type=Path, default=Path("completed.png"), help="default: %(default)s")
-    parser.add_argument("--images", type=positive, default=8, help="the first ones of the split; default: %(default)s")
-    parser.add_argument("--samples", type=positive, default=3, help="completions of each image; default: %(default)s")
+    parser.add_argument("--images", type=positive_int, default=8, help="of the split, from the first (%(default)s)")
+    parser.add_argument("--samples", type=positive_int, default=3, help="completions of each image (%(default)s)")
     parser.add_argument(
         "--temperature", type=_temperature, default=1.0, help="below 1, likelier subpixels; default: %(default)s"
     )
@@ -112,19 +114,16 @@ def _temperature(text: str) -> float:
     return value
 
 
+@script("complete")
 def main(arguments: Iterable[str] | None = None) -> int:
     """Run the script; returns the exit status."""
     options = parser().parse_args(arguments)
     torch.manual_seed(options.seed)
-    try:
-        model, task = load(options.checkpoint, options.data)
-        targets = read_targets(task, options.split, options.images)
-        completions = complete(model, task, targets, options.samples, options.temperature)
-    except ValueError as error:
-        print(f"complete: {error}", file=sys.stderr)
-        return 1
+    model, task = load(options.checkpoint, options.data)
+    targets = read_targets(task, options.split, options.images)
+    completions = complete(model, task, targets, options.samples, options.temperature)
     draw(completions, options.output)
-    print(f"Ready: {shown(options.output)}")
+    print(f"Ready: {shown_path(options.output)}")
     return 0
 
 

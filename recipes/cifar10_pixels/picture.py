@@ -1,4 +1,4 @@
-"""The picture of completed images: original, given half, samples."""
+"""The picture of completed images: the original, its upper half, and the samples."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -6,29 +6,29 @@ from typing import NamedTuple
 import numpy as np
 from matplotlib import pyplot as plt
 
-from ..plots import STYLE
+from ..shared.plots import STYLE
 
-#: Inches of one image in the picture, and of the titles above.
+#: Inches of one image in the picture, and of the row of titles.
 _SIDE, _TITLE = 1.1, 0.35
-#: Of the missing half.
+#: The colour of the missing half.
 _GREY = 128
 
 
 class Completions(NamedTuple):
-    """Images and what was made of their upper halves, uint8."""
+    """Images and the completions of their upper halves, uint8."""
 
     originals: np.ndarray  # (N, H, W, C)
     samples: np.ndarray  # (N, S, H, W, C)
-    given_rows: int
+    known_rows: int
 
 
 def draw(completions: Completions, path: Path) -> None:
-    """Write one picture: a row for each image, with the original, what was given, and the samples."""
-    originals, samples, given_rows = completions
-    given = originals.copy()
-    given[:, given_rows:] = _GREY
-    titles = ["original", "given", *(f"sample {number}" for number in range(1, samples.shape[1] + 1))]
-    rows = [[original, half, *drawn] for original, half, drawn in zip(originals, given, samples)]
+    """Write one picture: a row for each image, with the original, its upper half, and the samples."""
+    originals, samples, known_rows = completions
+    halves = originals.copy()
+    halves[:, known_rows:] = _GREY
+    titles = ["original", "upper half", *(f"sample {number}" for number in range(1, samples.shape[1] + 1))]
+    rows = [[original, half, *drawn] for original, half, drawn in zip(originals, halves, samples)]
     height = originals.shape[1] / originals.shape[2] * len(rows) * _SIDE + _TITLE
     with plt.rc_context(STYLE):
         figure, grid = plt.subplots(

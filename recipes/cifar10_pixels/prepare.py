@@ -1,6 +1,6 @@
-"""Get CIFAR-10 as sequences of subpixels: ``python -m recipes.cifar10_pixels.prepare`` from the checkout's root.
+"""Write CIFAR-10 as sequences of subpixels: ``python -m recipes.cifar10_pixels.prepare`` from the checkout's root.
 
-``--file`` takes the archive you have; ``--images`` any folder of images, for a trial of the commands.
+``--file`` takes an archive that you have; ``--images`` takes any folder of images, for a trial of the commands.
 """
 
 import argparse
@@ -16,20 +16,21 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 from tqdm import tqdm
 
-from fairseq_plugin.pixel_data import FIRST_TOKEN, ImageShape, pixel_dictionary
+from fairseq_plugin.data.pixels import FIRST_TOKEN, ImageShape, pixel_dictionary
 
-from ..commands import shown
-from ..download import DownloadFailed, download, file_sha256
-from ..indexed_files import count_tokens, whole_folder, write_dictionary, write_split
-from ..text_files import TRIAL_PARTS, positive
+from ..shared.commands import shown_path
+from ..shared.download import DownloadFailed, download, file_sha256
+from ..shared.indexed_files import count_tokens, whole_folder, write_dictionary, write_split
+from ..shared.scripts import positive_int, script
+from ..shared.text_files import TRIAL_PARTS
 
-#: Without pickles. Size and checksum from TensorFlow Datasets' url_checksums/cifar10.txt.
+#: The binary version, which has no pickles. Size and checksum: TensorFlow Datasets' url_checksums/cifar10.txt.
 URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
 SIZE = 170_052_171
 SHA256 = "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"
 
 SHAPE = ImageShape(32, 32, 3)
-#: The archive's files of each part; the last images of the training files are held out for validation.
+#: The files of each split; the last images of the training files are held out for validation.
 TRAIN_FILES = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
 TEST_FILES = ("test_batch.bin",)
 IMAGES_PER_FILE = 10_000
@@ -38,7 +39,7 @@ _LABELS = 10
 
 
 class Split(NamedTuple):
-    """Images (H, W, C), uint8, and how many there will be."""
+    """Images (H, W, C), uint8, and their number."""
 
     images: Iterable[np.ndarray]
     count: int
@@ -48,7 +49,7 @@ def fetch(folder: Path) -> Path:
     """Download the archive into ``folder``; returns it.
 
     Raises:
-        DownloadFailed: it could not be had whole.
+        DownloadFailed: it could not be downloaded whole.
     """
     path = folder / "cifar-10-binary.tar.gz"
     if not path.exists():
@@ -69,13 +70,13 @@ def check(path: Path) -> None:
         raise ValueError(f"--file is {path}, which is no file; allowed: cifar-10-binary.tar.gz")
     if path.stat().st_size != SIZE:
         raise ValueError(f"{path} has {path.stat().st_size:,} bytes; allowed: {SIZE:,}, cifar-10-binary.tar.gz")
-    found = file_sha256(path)
-    if found != SHA256:
-        raise ValueError(f"{path} has sha256 {found}; allowed: {SHA256}, cifar-10-binary.tar.gz")
+    digest = file_sha256(path)
+    if digest != SHA256:
+        raise ValueError(f"{path} has sha256 {digest}; allowed: {SHA256}, cifar-10-binary.tar.gz")
 
 
 def read_archive(path: Path) -> dict[str, Split]:
-    """The splits of CIFAR-10, all in memory (180 MB).
+    """Read all splits of CIFAR-10 into memory (180 MB).
 
     Raises:
         ValueError: the archive is damaged or lacks a file.
@@ -94,7 +95,7 @@ def read_archive(path: Path) -> dict[str, Split]:
 
 
 def _read_member(archive: tarfile.TarFile, members: dict[str, tarfile.TarInfo], name: str, path: Path) -> np.ndarray:
-    """The images (N, H, W, C) of one of the archive's files: a byte of label and three planes each."""
+    """The images (N, H, W, C) of one file of the archive, which has a byte of label and three planes for each."""
     if name not in members:
         raise ValueError(f"{path} lacks {name}; allowed: cifar-10-binary.tar.gz")
     content = np.frombuffer(archive.extractfile(members[name]).read(), np.uint8)
@@ -110,16 +111,16 @@ def _read_member(archive: tarfile.TarFile, members: dict[str, tarfile.TarInfo], 
 
 
 def read_folder(folder: Path, size: int, grey: bool) -> dict[str, Split]:
-    """The images below a folder as splits of 90, 5 and 5 per cent, read one by one when they are iterated.
+    """Splits of 90, 5 and 5 per cent of the images below a folder; images are read when they are iterated.
 
-    Which split an image is in depends on the files' names alone: they are ordered by a hash of theirs.
+    Files are ordered by a hash of their names, so that the split of an image depends on the names alone.
 
     Args:
-        size: side to which an image is resized; what is then too long is cut off on both sides.
-        grey: one channel in place of three.
+        size: side of the square to which an image is resized and centre cropped.
+        grey: one channel instead of three.
 
     Raises:
-        ValueError: no such folder, or too few images in it.
+        ValueError: the folder does not exist or has too few images.
     """
     if not folder.is_dir():
         raise ValueError(f"--images is {folder}, which is no folder; allowed: a folder of images")
@@ -139,7 +140,7 @@ def read_folder(folder: Path, size: int, grey: bool) -> dict[str, Split]:
 
 
 def read_image(path: Path, size: int, grey: bool) -> np.ndarray:
-    """An image file as (size, size, 1 or 3), uint8: upright, resized and centre cropped.
+    """Read an image file as (size, size, 1 or 3), uint8: upright, resized and centre cropped.
 
     Raises:
         ValueError: it cannot be read.
@@ -148,13 +149,13 @@ def read_image(path: Path, size: int, grey: bool) -> np.ndarray:
         with Image.open(path) as image:
             upright = ImageOps.exif_transpose(image).convert("L" if grey else "RGB")
             pixels = np.asarray(ImageOps.fit(upright, (size, size), Image.Resampling.BICUBIC))
-    except (UnidentifiedImageError, OSError, SyntaxError) as error:  # Pillow says SyntaxError of some broken files
+    except (UnidentifiedImageError, OSError, SyntaxError) as error:  # Pillow raises SyntaxError for some broken files
         raise ValueError(f"{path} cannot be read: {error}; allowed: images that Pillow reads") from error
     return pixels[..., None] if grey else pixels  # (H, W) -> (H, W, 1)
 
 
 def binarise(splits: dict[str, Split], shape: ImageShape, data_bin: Path) -> None:
-    """Write the images as a data set of fairseq, with their shape."""
+    """Write the images and their shape as a data set of fairseq."""
     dictionary = pixel_dictionary()
     total = sum(split.count for split in splits.values())
     with whole_folder(data_bin) as folder, tqdm(total=total, unit=" images", disable=None) as bar:
@@ -179,25 +180,22 @@ def parser() -> argparse.ArgumentParser:
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--file", type=Path, help="the archive cifar-10-binary.tar.gz you have")
     source.add_argument("--images", type=Path, metavar="FOLDER", help="images for a trial, in place of CIFAR-10")
-    parser.add_argument("--size", type=positive, help="side of the images of --images; default: 32")
+    parser.add_argument("--size", type=positive_int, help="side of the images of --images; default: 32")
     parser.add_argument("--grey", action="store_true", help="one channel in place of three, of the images of --images")
     return parser
 
 
+@script("prepare")
 def main(arguments: list[str] | None = None) -> int:
     """Run the script; returns the exit status."""
     options = parser().parse_args(arguments)
     out = options.out.absolute()
-    try:
-        splits, shape = _read(options, out)
-        binarise(splits, shape, out / "data-bin")
-    except (ValueError, DownloadFailed) as error:
-        print(f"prepare: {error}", file=sys.stderr)
-        return 1
+    splits, shape = _read(options, out)
+    binarise(splits, shape, out / "data-bin")
     for name, split in splits.items():
         tokens = count_tokens(out / "data-bin", name)
         print(f"  {name:<5}  {split.count:6,d} images  {tokens:11,d} subpixels, {shape.length} an image")
-    print(f"Ready: {shown(out / 'data-bin')}. The commands to train with are in recipes/cifar10_pixels/README.md.")
+    print(f"Ready: {shown_path(out / 'data-bin')}. The commands to train with are in recipes/cifar10_pixels/README.md.")
     return 0
 
 
@@ -207,7 +205,7 @@ def _read(options: argparse.Namespace, out: Path) -> tuple[dict[str, Split], Ima
         shape = ImageShape(size, size, 1 if options.grey else 3)
         return read_folder(options.images, size, options.grey), shape
     if options.size is not None or options.grey:
-        raise ValueError("--size and --grey are given without --images; allowed: CIFAR-10 as it is, 32 x 32 x 3")
+        raise ValueError("--size or --grey was passed without --images; allowed: CIFAR-10 as it is, 32 x 32 x 3")
     if options.file is None:
         return read_archive(fetch(out)), SHAPE
     check(options.file)

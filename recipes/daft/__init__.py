@@ -1,1 +1,1 @@
-"""DAFT: pictures of what a trained model has learned to look at."""
+"""DAFT: pictures of the position biases and keys of a trained model."""

@@ -1,8 +1,9 @@
-"""Models with DAFT from any checkpoint of ours, whichever host wrote it, without the data they were trained on."""
+"""Load a model with DAFT from a checkpoint of either host, without the data that it was trained on."""
 
 import argparse
 import pickle
 from pathlib import Path
+from textwrap import shorten
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -14,19 +15,19 @@ class Loaded(NamedTuple):
     """A model of a checkpoint, in evaluation mode."""
 
     model: nn.Module
-    reads: str  # "images", or as a language model "pixels" or "text"
-    data: dict[str, Any] | None = None  # how timm makes input of an image for it, as in its training if that is known
+    reads: str  # "images"; "pixels" or "text" for a language model
+    data: dict[str, Any] | None = None  # of timm: how an image is preprocessed, as in training if the file says that
 
 
 def load_model(checkpoint: Path, name: str | None = None, model_kwargs: dict[str, Any] | None = None) -> Loaded:
-    """The model of a checkpoint; of the weights' averages (EMA) where the file has them.
+    """Load the model of a checkpoint, with the averaged weights (EMA) if the file has them.
 
-    A file of fairseq-train; a file of timm's train.py; state dicts, safetensors among them, of timm's model ``name``
-    with ``model_kwargs``, which also replace what train.py's file says; a folder as timm's ``local-dir:`` names it.
-    Nothing but tensors and plain data is read.
+    ``checkpoint`` is a file of fairseq-train or of timm's train.py, a state dict or safetensors file of timm's model
+    ``name``, or a folder as timm saves one for its hub. ``model_kwargs`` are arguments of the model, and win over those
+    in a file of train.py. Nothing but tensors and plain data is read.
 
     Raises:
-        ValueError: there is no such file, it cannot be read, does not say its model, or does not fit it.
+        ValueError: the file does not exist, cannot be read, does not name its model, or does not fit it.
     """
     if checkpoint.is_dir():
         return _timm_model(f"local-dir:{checkpoint}", model_kwargs or {}, {}, pretrained=True)
@@ -35,7 +36,7 @@ def load_model(checkpoint: Path, name: str | None = None, model_kwargs: dict[str
     state = {} if checkpoint.suffix == ".safetensors" else _read(checkpoint)
     if "cfg" in state:
         if name is not None or model_kwargs:
-            raise ValueError(f"--model or --model-kwargs is given; allowed with fairseq's {checkpoint}: neither")
+            raise ValueError(f"--model or --model-kwargs was passed; allowed with fairseq's {checkpoint}: neither")
         return _fairseq_model(checkpoint)
     saved = vars(state["args"]) if isinstance(state.get("args"), argparse.Namespace) else {}
     name = name or saved.get("model")
@@ -46,7 +47,7 @@ def load_model(checkpoint: Path, name: str | None = None, model_kwargs: dict[str
 
 
 def _read(checkpoint: Path) -> dict[str, Any]:
-    """What a file of either host holds; {"cfg": None} alone if it needs fairseq's classes to be read."""
+    """The content of a file of either host; {"cfg": None} if reading it needs fairseq's classes."""
     try:
         with torch.serialization.safe_globals([argparse.Namespace]):
             state = torch.load(checkpoint, map_location="cpu", weights_only=True)
@@ -62,7 +63,7 @@ def _read(checkpoint: Path) -> dict[str, Any]:
 
 
 def _unknown_classes(checkpoint: Path) -> list[str]:
-    """Names of what a file holds beside tensors and plain data; none if it is no file of torch's."""
+    """Names of the classes in a file that are not tensors or plain data; empty if torch did not write the file."""
     try:
         return torch.serialization.get_unsafe_globals_in_checkpoint(checkpoint)
     except (ValueError, RuntimeError, EOFError, pickle.UnpicklingError):
@@ -70,11 +71,11 @@ def _unknown_classes(checkpoint: Path) -> list[str]:
 
 
 def _train_arguments(saved: dict[str, Any]) -> dict[str, Any]:
-    """What timm's train.py gives create_model, of its options as it ``saved`` them."""
+    """The arguments that timm's train.py passes to create_model, from the options that it ``saved``."""
     channels = saved.get("in_chans") or (saved.get("input_size") or [None])[0]
-    given = {"num_classes": saved.get("num_classes"), "in_chans": channels, "global_pool": saved.get("gp")}
-    given = {key: value for key, value in given.items() if value is not None}
-    return {**given, **(saved.get("model_kwargs") or {})}
+    arguments = {"num_classes": saved.get("num_classes"), "in_chans": channels, "global_pool": saved.get("gp")}
+    arguments = {key: value for key, value in arguments.items() if value is not None}
+    return {**arguments, **(saved.get("model_kwargs") or {})}
 
 
 def _timm_model(name: str, kwargs: dict[str, Any], saved: dict[str, Any], **source: Any) -> Loaded:
@@ -89,7 +90,7 @@ def _timm_model(name: str, kwargs: dict[str, Any], saved: dict[str, Any], **sour
         where = (
             f"{source['checkpoint_path']} cannot be {name}" if "checkpoint_path" in source else f"no model of {name}"
         )
-        raise ValueError(f"{where} with {kwargs or 'no arguments'}: {_first_line(error)}") from error
+        raise ValueError(f"{where} with {kwargs or 'no arguments'}: {_first_lines(error)}") from error
     patches = getattr(model, "patch_embed", None)
     if patches is not None and not (saved.get("img_size") or saved.get("input_size")):
         saved = {**saved, "input_size": (model.in_chans, *patches.img_size)}
@@ -115,13 +116,13 @@ def _fairseq_model(checkpoint: Path) -> Loaded:
     try:
         model.load_state_dict(weights, strict=True, model_cfg=config)
     except RuntimeError as error:
-        raise ValueError(f"{checkpoint} does not fit {name}: {_first_line(error)}") from error
+        raise ValueError(f"{checkpoint} does not fit {name}: {_first_lines(error)}") from error
     task = getattr(state["cfg"].task, "_name", None)
     return Loaded(model.eval(), "pixels" if task == "pixel_modeling" else "text")
 
 
 def _dictionary(weights: dict[str, torch.Tensor]) -> Any:
-    """A dictionary of as many symbols as have embeddings: which they were is of no matter here."""
+    """A dictionary with one symbol per embedding; the names of the symbols do not matter here."""
     from fairseq.data import Dictionary
 
     embedding = weights.get("decoder.embed_tokens.weight")
@@ -133,6 +134,6 @@ def _dictionary(weights: dict[str, torch.Tensor]) -> Any:
     return symbols
 
 
-def _first_line(error: Exception) -> str:
-    """The first two lines of a message, as one: torch's first says what failed and the second where."""
-    return " ".join(line.strip() for line in str(error).splitlines()[:2]) or type(error).__name__
+def _first_lines(error: Exception) -> str:
+    """The first two lines of a message as one, shortened: torch may name every parameter of a model."""
+    return shorten(" ".join(str(error).splitlines()[:2]), 300, placeholder=" ...") or type(error).__name__

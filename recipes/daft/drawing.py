@@ -1,4 +1,4 @@
-"""The two pictures: position biases of every layer, and the keys of an image."""
+"""Draw the two pictures: the position biases of every layer, and the keys of an image."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,40 +10,40 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import FuncNorm, LogNorm, Normalize
 from matplotlib.figure import Figure
 
-from ..plots import STYLE
+from ..shared.plots import STYLE
 from .maps import Bias, KeyMaps
 
-#: Blue below, white at, red above what no bias, or an even share, is.
+#: White is no bias or an even share, blue less, red more; grey is no value.
 _COLOURS = plt.get_cmap("RdBu_r").with_extremes(bad="#BBBBBB")
-#: Part of the values inside the colour scale, so that one of many does not bleach the others.
+#: The part of the values inside the colour scale, so that one outlier does not make all others pale.
 _INSIDE = 0.995
-#: Where a colour bar may have ticks.
+#: Values at which a colour bar may have ticks.
 _STEPS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 _POWERS = tuple(10.0**power for power in range(1, 13))
-#: Layers next to each other, where a layer is one picture.
+#: Layers in a row, if a layer is one panel.
 _COLUMNS = 4
 
 
 def draw_biases(biases: Sequence[Bias], heads: int, title: str, path: Path) -> None:
-    """Write exp(w) - 1 of every layer: a matrix, lines of heads, or a row of small filters, of ``heads`` heads."""
-    # Colours go by w, so that what makes a token lighter shows as much as what makes it heavier.
+    """Write a picture of exp(w) - 1 of every layer: a matrix, or the filters of at most ``heads`` heads."""
+    # Colours are linear in w, so that half the weight is as far from white as twice the weight.
     limit, beyond = _limit(np.concatenate([np.abs(_log1p(bias.values)).ravel() for bias in biases]))
     norm = FuncNorm((_log1p, np.expm1), np.expm1(-limit), np.expm1(limit))
     layers = [bias.values if bias.full else bias.values[:heads] for bias in biases]
     with plt.rc_context(STYLE):
         if layers[0].ndim == 3:
             figure, shown = _rows(layers, norm, "head")
-            for axes in figure.axes:  # the token itself, in the middle of its window
+            for axes in figure.axes:  # a dot at the token itself, in the middle of its window
                 axes.plot(layers[0].shape[2] // 2, layers[0].shape[1] // 2, ".", color="black", ms=3)
         else:
             figure, shown = _panels(biases, layers, norm)
         _bar(figure, shown, "exp(w) - 1", beyond, _bias_ticks(limit))
-        figure.suptitle(f"{title}: {_what(biases[0])}{_cut(biases[0], heads)}")
+        figure.suptitle(f"{title}: {_kind(biases[0])}{_heads_shown(biases[0], heads)}")
         _save(figure, path)
 
 
 def draw_key_maps(maps: KeyMaps, heads: int, title: str, path: Path) -> None:
-    """Write the weights by key of an image's tokens in every layer, of ``heads`` heads, and the image."""
+    """Write a picture of an image and its tokens' weights by key in every layer, of at most ``heads`` heads."""
     layers = [layer[:heads] for layer in maps.layers]
     every = np.concatenate([np.abs(np.log(layer)).ravel() for layer in layers])
     limit, beyond = _limit(every)
@@ -57,47 +57,47 @@ def draw_key_maps(maps: KeyMaps, heads: int, title: str, path: Path) -> None:
         _save(figure, path)
 
 
-def _what(bias: Bias) -> str:
+def _kind(bias: Bias) -> str:
     if bias.full:
         return f"position biases of {bias.values.shape[0]} x {bias.values.shape[1]} tokens"
     window = " x ".join(map(str, bias.values.shape[1:]))
     return f"filters of {window} tokens"
 
 
-def _cut(bias: Bias, heads: int) -> str:
-    """Which heads are shown, for a title."""
+def _heads_shown(bias: Bias, heads: int) -> str:
+    """The heads in the picture, for its title."""
     if bias.full:
         return ""
     count = bias.values.shape[0]
     return f", heads 1 to {heads} of {count}" if heads < count else f", {_number(count, 'head')}"
 
 
-def _number(count: int, what: str) -> str:
-    return f"{count} {what}" + ("s" if count > 1 else "")
+def _number(count: int, noun: str) -> str:
+    return f"{count} {noun}" + ("s" if count > 1 else "")
 
 
 def _log1p(values: np.ndarray) -> np.ndarray:
-    """The inverse of expm1, finite where that has rounded to -1."""
+    """The inverse of expm1; finite also for values that were rounded to -1."""
     return np.log1p(np.maximum(values, -1 + 1e-12))
 
 
 def _limit(sizes: np.ndarray) -> tuple[float, bool]:
-    """The end of a colour scale for logarithms of these ``sizes``, and whether some are beyond it."""
+    """The end of a colour scale for ``sizes``, which are absolute logarithms, and whether some lie beyond it."""
     sizes = sizes[np.isfinite(sizes)]
     limit = float(np.quantile(sizes, _INSIDE))
-    if limit < 1e-6:  # a model as it was initialised
+    if limit < 1e-6:  # all biases of a new model are 0
         return 1.0, False
     return limit, bool(sizes.max() > limit * 1.001)
 
 
 def _bias_ticks(limit: float) -> dict[float, str]:
-    """0 and round numbers around it, for exp(w) - 1 with |w| up to ``limit``, with what to write there."""
+    """Ticks and their labels for exp(w) - 1 with |w| up to ``limit``: 0 and round numbers."""
     rounds = [*_STEPS, 2.0, 5.0, *_POWERS, *(-step for step in _STEPS[:-1]), -0.8, -0.9, -0.99, -0.999, -0.9999]
     return _spread({float(_log1p(tick)): (tick, f"{tick:g}") for tick in rounds}, limit, (0.0, "0"))
 
 
 def _share_ticks(limit: float) -> dict[float, str]:
-    """1 and round numbers and their inverses around it, for shares whose logarithms are up to ``limit``."""
+    """Ticks and their labels for shares with logarithms up to ``limit``: 1, round numbers and their inverses."""
     rounds = [*(1 + step for step in _STEPS), 3.0, 5.0, *_POWERS]
     above = {float(np.log(tick)): (tick, f"{tick:g}") for tick in rounds}
     below = {-place: (1 / tick, f"1/{label}") for place, (tick, label) in above.items()}
@@ -105,7 +105,7 @@ def _share_ticks(limit: float) -> dict[float, str]:
 
 
 def _spread(ticks: dict[float, tuple[float, str]], limit: float, middle: tuple[float, str]) -> dict[float, str]:
-    """Of ``ticks`` by their place on the bar, the outermost up to ``limit`` that do not crowd each other."""
+    """Select from ``ticks`` (place on the bar -> tick and label) the outermost that do not crowd each other."""
     kept = {0.0: middle}
     for place in sorted(ticks, key=abs, reverse=True):
         if abs(place) <= limit and all(abs(place - other) >= limit / 6 for other in kept):
@@ -114,7 +114,7 @@ def _spread(ticks: dict[float, tuple[float, str]], limit: float, middle: tuple[f
 
 
 def _bar(figure: Figure, shown: ScalarMappable, label: str, beyond: bool, ticks: dict[float, str]) -> None:
-    """The one colour bar of all parts of a figure; a tall figure does not need a tall bar."""
+    """Draw one colour bar for all panels of a figure, at most 4 inches tall."""
     shrink, extend = min(1.0, 4.0 / figure.get_figheight()), "both" if beyond else "neither"
     bar = figure.colorbar(shown, ax=figure.axes, extend=extend, shrink=shrink, pad=0.02, aspect=25)
     bar.set_ticks(list(ticks), labels=list(ticks.values()))
@@ -125,7 +125,7 @@ def _bar(figure: Figure, shown: ScalarMappable, label: str, beyond: bool, ticks:
 def _rows(
     layers: Sequence[np.ndarray], norm: Normalize, kind: str, image: np.ndarray | None = None
 ) -> tuple[Figure, ScalarMappable]:
-    """A row for each layer of (heads, Y, X), a column for each head; ``image`` in front of the first row."""
+    """Draw a row for each layer (heads, Y, X) and a column for each head, with ``image`` left of the first row."""
     columns, offset = max(len(layer) for layer in layers), int(image is not None)
     height = layers[0].shape[1] / layers[0].shape[2]
     size = (0.95 * (columns + offset) + 1.9, 0.95 * height * len(layers) + 0.8)
@@ -148,7 +148,7 @@ def _rows(
 
 
 def _panels(biases: Sequence[Bias], layers: Sequence[np.ndarray], norm: Normalize) -> tuple[Figure, ScalarMappable]:
-    """A panel for each layer: a matrix of tokens by tokens, or a line of the window for each head."""
+    """Draw a panel for each layer: a matrix of tokens by tokens, or a line of the window for each head."""
     columns = min(_COLUMNS, len(layers))
     rows = -(-len(layers) // columns)
     height = 3.2 if biases[0].full else 0.22 * max(len(layer) for layer in layers) + 0.9

@@ -1,4 +1,4 @@
-"""What the pictures show, as arrays: position biases of a model, and the keys it gives an image."""
+"""The arrays that the pictures show: the position biases of a model, and its keys for an image."""
 
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,27 +14,28 @@ from .checkpoints import Loaded
 
 
 class Bias(NamedTuple):
-    """exp(w) - 1 of one layer: what its position bias adds to the weights of tokens, relative to none."""
+    """exp(w) - 1 of one layer: the relative change of a token's weight by its position."""
 
-    values: np.ndarray  # DAFT-full (T, T), NaN where a causal model sees nothing; DAFT-conv (h, window) or (h, kh, kw)
-    full: bool  # DAFT-full's matrix
+    #: DAFT-full (T, T), NaN for tokens that a causal model does not see; DAFT-conv (h, window) or (h, kh, kw).
+    values: np.ndarray
+    full: bool  # whether this is the matrix of DAFT-full
     causal: bool
 
 
 class KeyMaps(NamedTuple):
-    """An image and the weights of its tokens by their keys alone: exp(K) over its mean, so 1 is an even share."""
+    """An image and the weights of its tokens by their keys alone: exp(K) over its mean; 1 is an even share."""
 
-    image: np.ndarray  # (H, W, 3) or (H, W), 0..1: what the model saw
-    layers: list[np.ndarray]  # each (heads, Y, X), NaN where there is no token
+    image: np.ndarray  # (H, W, 3) or (H, W), 0..1, as the model saw it
+    layers: list[np.ndarray]  # each (heads, Y, X), NaN for places without a token
     heads_are: str  # "head", or "channel" in DAFT-full, which has a key for each
 
 
 @torch.no_grad()
 def position_biases(model: nn.Module) -> list[Bias]:
-    """One ``Bias`` per DAFT module of ``model``, in the order of its layers; filters as they are before any selection.
+    """The ``Bias`` of every DAFT module of ``model``, in the order of its layers; filters before Gumbel selection.
 
     Raises:
-        ValueError: ``model`` holds none.
+        ValueError: ``model`` has no such module.
     """
     biases = []
     for module in model.modules():
@@ -50,10 +51,10 @@ def position_biases(model: nn.Module) -> list[Bias]:
 
 
 def key_maps(loaded: Loaded, path: Path) -> KeyMaps:
-    """The keys of the image file ``path`` in every layer of a model of images or of pixels.
+    """The keys of an image in every layer of a model of images or of pixels.
 
     Raises:
-        ValueError: no image, a language model of text, or one of pixels whose images are not square.
+        ValueError: ``path`` is no image, or the model reads text or pixels of images that are not square.
     """
     try:
         with Image.open(path) as file:
@@ -61,7 +62,7 @@ def key_maps(loaded: Loaded, path: Path) -> KeyMaps:
     except (OSError, UnidentifiedImageError) as error:
         raise ValueError(f"--image is {path}, which cannot be read ({error}); allowed: an image file") from error
     if loaded.reads == "text":
-        raise ValueError(f"--image is {path}; allowed with a language model of text: not given")
+        raise ValueError(f"--image is {path}; allowed with a language model of text: no --image")
     if loaded.reads == "pixels":
         return _maps_of_pixels(loaded.model, image)
     return _maps_of_vision(loaded.model, loaded.data, image)
@@ -69,13 +70,13 @@ def key_maps(loaded: Loaded, path: Path) -> KeyMaps:
 
 @torch.no_grad()
 def _maps_of_vision(model: nn.Module, data: dict[str, Any], image: Image.Image) -> KeyMaps:
-    """Through the preprocessing that timm evaluates the model with."""
+    """Key maps of an image model, with the preprocessing of timm's evaluation."""
     from timm.data import create_transform
 
     if model.in_chans not in (1, 3):
         raise ValueError(f"the model reads {model.in_chans} channels; allowed with --image: 1 or 3")
     grey = model.in_chans == 1
-    if grey:  # timm's defaults are three numbers, whatever the channels
+    if grey:  # timm's defaults have three numbers, whatever the number of channels
         data = {**data, **{name: (sum(data[name]) / len(data[name]),) for name in ("mean", "std")}}
     pixels = create_transform(**data, is_training=False)(image.convert("L") if grey else image)  # (C, H, W)
     with record_keys(model) as records:
@@ -89,19 +90,19 @@ def _maps_of_vision(model: nn.Module, data: dict[str, Any], image: Image.Image) 
 
 @torch.no_grad()
 def _maps_of_pixels(model: nn.Module, image: Image.Image) -> KeyMaps:
-    """As the task pixel_modeling reads an image; a pixel's weight is that of its subpixels together."""
-    from fairseq_plugin.pixel_data import to_tokens
+    """Key maps of a model of pixels, as pixel_modeling reads an image; a pixel has the mean of its subpixels."""
+    from fairseq_plugin.data.pixels import to_tokens
 
     shape = _square_shape(model.max_positions())
     resized = image.convert("L" if shape.channels == 1 else "RGB").resize((shape.width, shape.height))
     values = torch.from_numpy(np.array(resized)).view(1, *shape)  # (1, H, W, C)
     tokens = to_tokens(values)  # (1, T)
-    start = torch.full_like(tokens[:, :1], 2)  # fairseq's </s>, with which an image begins
+    start = torch.full_like(tokens[:, :1], 2)  # fairseq's </s>, which begins an image
     with record_keys(model) as records:
         model(torch.cat([start, tokens[:, :-1]], dim=1))
     maps = []
     for record in records:
-        # The model reads </s> and all subpixels but the last, which has no key then.
+        # The model reads </s> and all subpixels but the last, which therefore has no key.
         share = torch.nn.functional.pad(_shares(record.keys[0, :, 1:]), (0, 1), value=torch.nan)  # (heads, T)
         maps.append(share.unflatten(1, shape).nanmean(-1).numpy())  # (heads, H, W, C) -> (heads, H, W)
     shown = values[0].numpy() / 255  # (H, W, C)
@@ -109,8 +110,8 @@ def _maps_of_pixels(model: nn.Module, image: Image.Image) -> KeyMaps:
 
 
 def _square_shape(length: int):
-    """The (height, width, channels) of square images of ``length`` subpixels, grey or coloured: never both fit."""
-    from fairseq_plugin.pixel_data import ImageShape
+    """The (height, width, channels) of square images of ``length`` subpixels: at most one of grey and colour fits."""
+    from fairseq_plugin.data.pixels import ImageShape
 
     for channels in (1, 3):
         side = round((length / channels) ** 0.5)

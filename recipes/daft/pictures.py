@@ -1,7 +1,7 @@
-"""Pictures of what a DAFT model has learned: ``python -m recipes.daft.pictures --checkpoint FILE``.
+"""Draw the position biases and keys of a DAFT model: ``python -m recipes.daft.pictures --checkpoint FILE``.
 
-exp(w) - 1 of every layer, and with an image the weights of its tokens by their keys, as *A Dot Product Attention Free
-Transformer* shows them, for any checkpoint of ours.
+The pictures show exp(w) - 1 of every layer, and with an image the weights of its tokens by their keys, as in
+*A Dot Product Attention Free Transformer*.
 """
 
 import argparse
@@ -11,8 +11,8 @@ from pathlib import Path
 
 from timm.utils import ParseKwargs
 
-from ..commands import shown
-from ..text_files import positive
+from ..shared.commands import shown_path
+from ..shared.scripts import positive_int, script
 from .checkpoints import load_model
 from .drawing import draw_biases, draw_key_maps
 from .maps import key_maps, position_biases
@@ -22,31 +22,35 @@ def parser() -> argparse.ArgumentParser:
     """The script's options."""
     parser = argparse.ArgumentParser(prog="python -m recipes.daft.pictures", description=__doc__.splitlines()[0])
     parser.add_argument(
-        "--checkpoint", type=Path, required=True, metavar="FILE",
+        "--checkpoint",
+        type=Path,
+        required=True,
+        metavar="FILE",
         help="of timm's train.py or of fairseq-train; or a state dict, or safetensors, with --model; or a folder as "
         "timm saves one for its hub",
-    )  # fmt: skip
+    )
     parser.add_argument("--image", type=Path, help="draw its keys, too; for models of images and of pixels")
     parser.add_argument("--output", type=Path, default=Path("pictures"), metavar="FOLDER", help="default: %(default)s")
-    parser.add_argument("--heads", type=positive, default=8, help="most heads of a layer shown; default: %(default)s")
+    parser.add_argument("--heads", type=positive_int, default=8, help="most heads shown of a layer (%(default)s)")
     parser.add_argument("--model", help="timm's name of the model, where the file does not say it")
     parser.add_argument(
-        "--model-kwargs", nargs="*", default={}, action=ParseKwargs, metavar="KEY=VALUE",
+        "--model-kwargs",
+        nargs="*",
+        default={},
+        action=ParseKwargs,
+        metavar="KEY=VALUE",
         help="arguments of the model, as timm's train.py takes them, such as num_classes=10",
-    )  # fmt: skip
+    )
     return parser
 
 
+@script("pictures")
 def main(arguments: Iterable[str] | None = None) -> int:
     """Run the script; returns the exit status."""
     options = parser().parse_args(arguments)
-    try:
-        loaded = load_model(options.checkpoint, options.model, options.model_kwargs)
-        biases = position_biases(loaded.model)
-        maps = None if options.image is None else key_maps(loaded, options.image)
-    except ValueError as error:
-        print(f"pictures: {error}", file=sys.stderr)
-        return 1
+    loaded = load_model(options.checkpoint, options.model, options.model_kwargs)
+    biases = position_biases(loaded.model)
+    maps = None if options.image is None else key_maps(loaded, options.image)
     options.output.mkdir(parents=True, exist_ok=True)
     title = type(loaded.model).__name__
     written = [options.output / "position_biases.png"]
@@ -54,7 +58,7 @@ def main(arguments: Iterable[str] | None = None) -> int:
     if maps is not None:
         written.append(options.output / "key_maps.png")
         draw_key_maps(maps, options.heads, title, written[1])
-    print("Ready: " + ", ".join(shown(path) for path in written))
+    print("Ready: " + ", ".join(shown_path(path) for path in written))
     return 0
 
 

@@ -1,13 +1,13 @@
 """``python -m recipes.demo``: train, evaluate and write text with fairseq, train on images with timm, show both."""
 
 import argparse
-import shlex
 import sys
 import time
 from pathlib import Path
 
-from ..commands import ROOT, CommandFailed, python, run, shown
-from ..tables import describe_run
+from ..shared.commands import ROOT, python_command, run, shown_path
+from ..shared.scripts import command_line, script
+from ..shared.tables import describe_run
 from . import picture, results
 from .images import REQUIRED_TOP1, check_scripts, run_images
 from .text import FULL, QUICK, run_text
@@ -33,6 +33,7 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
+@script("demo")
 def main(arguments: list[str] | None = None) -> int:
     """Run the demo; returns the exit status."""
     options = parser().parse_args(arguments)
@@ -42,25 +43,18 @@ def main(arguments: list[str] | None = None) -> int:
     if scripts is None and (FETCHED_SCRIPTS / "train.py").is_file():
         scripts = FETCHED_SCRIPTS
     started = time.monotonic()
-    command = shlex.join(["python", "-m", "recipes.demo", *(sys.argv[1:] if arguments is None else arguments)])
-    try:
-        check_scripts(scripts)  # before minutes are spent
-        text = run_text(out, budget)
-        print(f"Speed of a training step at {', '.join(f'{n:,}' for n in budget.lengths)} tokens", flush=True)
-        log = out / "logs" / "lengths.log"
-        run(python("-m", "recipes.demo.lengths", out / "bin", "--lengths", *budget.lengths), log)
-        images = run_images(out, budget, scripts and scripts.absolute())
-        speeds = results.read_speeds(log.read_text(encoding="utf-8").splitlines())
-        run_description = describe_run(command, time.monotonic() - started)
-        print("\n" + results.write(out, text, speeds, images, run_description))
-        picture.draw(text, images, out / "demo.png")
-    except (CommandFailed, ValueError) as error:
-        print(f"\nThe demo stopped: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("\nThe demo was interrupted.", file=sys.stderr)
-        return 130
-    print(f"\nPicture: {shown(out / 'demo.png')}   everything else: {shown(out)}")
+    command = command_line("recipes.demo", arguments)
+    check_scripts(scripts)  # before minutes are spent
+    text = run_text(out, budget)
+    print(f"Speed of a training step at {', '.join(f'{n:,}' for n in budget.lengths)} tokens", flush=True)
+    log = out / "logs" / "lengths.log"
+    run(python_command("-m", "recipes.demo.lengths", out / "bin", "--lengths", *budget.lengths), log)
+    images = run_images(out, budget, scripts and scripts.absolute())
+    speeds = results.read_speeds(log.read_text(encoding="utf-8").splitlines())
+    run_description = describe_run(command, time.monotonic() - started)
+    print("\n" + results.write(out, text, speeds, images, run_description))
+    picture.draw(text, images, out / "demo.png")
+    print(f"\nPicture: {shown_path(out / 'demo.png')}   everything else: {shown_path(out)}")
     if not options.quick and images.top1 < REQUIRED_TOP1:
         print(f"The digits were learned to {images.top1:.1f} %; {REQUIRED_TOP1:.0f} % are required.", file=sys.stderr)
         return 1

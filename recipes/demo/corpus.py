@@ -1,6 +1,6 @@
-"""Real text found on every machine: the interpreter's own standard library, split by file, one line per file.
+"""Real text that every machine has: Python's own standard library, split by file, one line per file.
 
-fairseq reads one document per line and pieces separated by whitespace, so whitespace other than the space is written
+fairseq reads one document per line and tokens separated by whitespace, so whitespace other than the space is written
 as a visible mark (newline as "⏎"); sentencepiece writes the space as "▁". Nothing is lost: ``from_line(to_line(t))``
 is ``t``, and encoding followed by decoding gives the line back.
 """
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import sentencepiece
 
-from ..subwords import load_sentencepiece
+from ..shared.subwords import load_sentencepiece
 
 #: Mark of each whitespace character a document may hold besides the space.
 MARKS = {"\n": "⏎", "\t": "⇥", "\f": "␌"}
@@ -35,9 +35,9 @@ SKIPPED_FOLDERS = frozenset(
     ]
 )
 
-#: Bytes of text per split. Train is what the demo's updates go through once, about.
+#: Bytes of text per split. The demo's updates go through train about once.
 SPLIT_BYTES = {"test": 120_000, "valid": 60_000, "train": 1_250_000}
-#: A file larger than this would be most of a small split by itself.
+#: Larger files are left out: one of them would fill most of a small split.
 MAX_FILE_BYTES = 60_000
 
 
@@ -57,7 +57,7 @@ def to_line(text: str) -> str:
     """``text`` as one line: newline, tab and form feed become visible marks.
 
     Raises:
-        ValueError: a character that could not be told from a mark or would split a piece.
+        ValueError: a character is one of the marks, or whitespace at which fairseq would split a token.
     """
     for character in text:
         if character in MARKS.values() or character == SPACE_PIECE or _is_foreign_space(character):
@@ -100,10 +100,10 @@ def _digest(name: str) -> str:
 
 
 def split_by_file(documents: Iterator[Document], split_bytes: dict[str, int]) -> dict[str, list[Document]]:
-    """Whole documents to each split in turn until it has its bytes; the last split may stay smaller.
+    """Give whole documents to each split in turn until it has its bytes; the last split may stay smaller.
 
     Raises:
-        ValueError: too little text to give every split a document.
+        ValueError: there is too little text to give every split a document.
     """
     splits: dict[str, list[Document]] = {name: [] for name in split_bytes}
     room = dict(split_bytes)
@@ -122,8 +122,8 @@ def split_by_file(documents: Iterator[Document], split_bytes: dict[str, int]) ->
 def train_sentencepiece(
     documents: list[Document], prefix: Path, vocab_size: int
 ) -> sentencepiece.SentencePieceProcessor:
-    """A byte-pair model that loses nothing: identity normalisation, every space kept, unknown characters as bytes."""
-    # Source lines, not documents, are its sentences: it skips sentences longer than a few thousand bytes.
+    """Train a byte-pair model that loses nothing: no normalisation, every space kept, unknown characters as bytes."""
+    # Train on source lines, not documents: sentencepiece skips sentences longer than a few thousand bytes.
     lines = (to_line(line) for document in documents for line in document.text.splitlines(keepends=True))
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=lines,
@@ -144,7 +144,7 @@ def train_sentencepiece(
 
 
 def write_split(documents: list[Document], model: sentencepiece.SentencePieceProcessor, path: Path) -> int:
-    """One document per line as pieces; returns how many tokens fairseq will see, one end of document each included."""
+    """Write one document per line as subwords; returns the tokens, one end per document included."""
     tokens = 0
     with open(path, "w", encoding="utf-8") as file:
         for document in documents:
@@ -155,5 +155,5 @@ def write_split(documents: list[Document], model: sentencepiece.SentencePiecePro
 
 
 def decode(pieces: list[str], model: sentencepiece.SentencePieceProcessor) -> str:
-    """Text of ``pieces``, for people to read."""
+    """Turn subwords back into text that people read."""
     return from_line(model.decode_pieces(pieces))

@@ -14,7 +14,7 @@ _LARGEST_VALUE = 16
 
 
 def write_digits(folder: Path, side: int = SIDE, validation: int = VALIDATION_DIGITS) -> dict[str, int]:
-    """``folder``/{train,validation}/<digit>/<index>.png, every digit in the same proportion; images per split."""
+    """Write ``folder``/{train,validation}/<digit>/<index>.png, stratified by digit; returns images per split."""
     pixels, labels = load_digits(return_X_y=True)
     indices = np.arange(len(labels))
     splits = dict(

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from tqdm import tqdm
 
-from ..commands import Finished, python, run
+from ..shared.commands import Finished, python_command, run
 from .digits import VALIDATION_DIGITS, write_digits
 from .text import Budget
 
@@ -29,7 +29,7 @@ class Epoch(NamedTuple):
 
 
 class Maps(NamedTuple):
-    """What Flow-Attention does with a few digits, as arrays (digit, height, width)."""
+    """Flow-Attention's weights for a few digits, as arrays (digit, height, width)."""
 
     labels: list[int]
     predictions: list[int]
@@ -40,25 +40,25 @@ class Maps(NamedTuple):
 
 
 class ImageResult(NamedTuple):
-    """Everything the image half found out."""
+    """All results of the image half."""
 
     parameters: int
     digits: dict[str, int]  # split -> number of images
     epochs: list[Epoch]
     training: Finished
-    trainer: str  # what trained: "train.py" or this package's loop
-    top1: float  # after the last epoch: nothing is chosen by the held-out digits
+    trainer: str  # the training script: "train.py" or this package's loop
+    top1: float  # after the last epoch; the held-out digits do not choose the checkpoint
     maps: Maps
 
 
 def check_scripts(timm_scripts: Path | None) -> None:
-    """Raises ValueError if ``timm_scripts`` is given and holds no train.py."""
+    """Raise ValueError if ``timm_scripts`` is a folder without train.py; None is accepted."""
     if timm_scripts is not None and not (timm_scripts / "train.py").is_file():
         raise ValueError(f"--timm-scripts is {timm_scripts}; allowed: a folder that holds timm's train.py")
 
 
 def run_images(out: Path, budget: Budget, timm_scripts: Path | None = None) -> ImageResult:
-    """The whole image half in the folder ``out``; by the train.py in ``timm_scripts`` if that is given."""
+    """Run the whole image half in the folder ``out``, with the train.py in ``timm_scripts`` unless that is None."""
     print("Images: scikit-learn's handwritten digits", flush=True)
     shutil.rmtree(out / "images", ignore_errors=True)
     folder = out / "images" / "digits"
@@ -67,23 +67,63 @@ def run_images(out: Path, budget: Budget, timm_scripts: Path | None = None) -> I
     trainer = ["-m", "recipes.demo.train_digits"]
     if timm_scripts is not None:
         trainer = ["-m", "timm_plugin", timm_scripts / "train.py"]
-    command = python(
-        *trainer, "--data-dir", folder, "--device-modules", "timm_plugin", "--device", "cpu", "--model", MODEL,
-        "--num-classes", 10, "--epochs", budget.epochs, "--warmup-epochs", min(2, budget.epochs - 1),
-        "--batch-size", 64, "--opt", "adamw", "--lr", "2e-3", "--weight-decay", "0.05", "--sched", "cosine",
-        "--smoothing", "0.1", "--scale", "0.7", "1.0", "--hflip", "0", "--color-jitter", "0", "--workers", 0,
-        "--seed", 1, "--checkpoint-hist", 1, "--log-interval", 1000, "--output", out / "images",
-        "--experiment", MODEL,
-    )  # fmt: skip
+    command = python_command(
+        *trainer,
+        "--data-dir",
+        folder,
+        "--device-modules",
+        "timm_plugin",
+        "--device",
+        "cpu",
+        "--model",
+        MODEL,
+        "--num-classes",
+        10,
+        "--epochs",
+        budget.epochs,
+        "--warmup-epochs",
+        min(2, budget.epochs - 1),
+        "--batch-size",
+        64,
+        "--opt",
+        "adamw",
+        "--lr",
+        "2e-3",
+        "--weight-decay",
+        "0.05",
+        "--sched",
+        "cosine",
+        "--smoothing",
+        "0.1",
+        "--scale",
+        "0.7",
+        "1.0",
+        "--hflip",
+        "0",
+        "--color-jitter",
+        "0",
+        "--workers",
+        0,
+        "--seed",
+        1,
+        "--checkpoint-hist",
+        1,
+        "--log-interval",
+        1000,
+        "--output",
+        out / "images",
+        "--experiment",
+        MODEL,
+    )
     with tqdm(total=budget.epochs, desc=f"  {MODEL}", unit=" epochs", leave=False, disable=None) as bar:
 
         def on_line(line: str) -> None:
-            found = _EPOCH_STARTS.match(line)
-            if found is not None:
-                bar.update(min(int(found[1]) + 1, budget.epochs) - bar.n)
+            epoch = _EPOCH_STARTS.match(line)
+            if epoch is not None:
+                bar.update(min(int(epoch[1]) + 1, budget.epochs) - bar.n)
 
         training = run(command, out / "logs" / f"{MODEL}.train.log", on_line)
-    # last, not model_best: the held-out digits must not choose the checkpoint they judge.
+    # The last checkpoint, not the best one: the held-out digits must not choose the checkpoint that they test.
     epochs = read_summary(out / "images" / MODEL / "summary.csv")
     parameters, top1, maps = examine(out / "images" / MODEL / "last.pth.tar", folder)
     print(f"  {top1:.1f} % of {VALIDATION_DIGITS} held-out digits right, {training.seconds:.0f} s")

@@ -1,7 +1,7 @@
 """Seconds of a training step at several lengths: ``python -m recipes.demo.lengths --help``.
 
-Builds the models as fairseq-train would and times forward, backward and update on random tokens: 4096 of them per step,
-or one sequence where that is longer, so that the numbers along a row show what length alone costs.
+Builds the models as fairseq-train would and times forward, backward and update on random tokens. A step has 4096
+tokens, or one sequence where that is longer, so that a row of the table shows the cost of length alone.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from .text import ARCHITECTURES, SHAPE
 
 TOKENS_PER_STEP = 4096
-#: Steps are timed for so long, and at least two.
+#: How long steps are timed; at least two steps are.
 SECONDS = 4.0
 
 
@@ -62,8 +62,8 @@ def main(arguments: list[str] | None = None) -> int:
     for length in chosen.lengths:
         for architecture in ARCHITECTURES:
             speed = measure(chosen.data, architecture, length)
-            found = {"architecture": architecture, "length": length, "tokens_per_second": round(speed, 1)}
-            print(json.dumps(found), flush=True)
+            measurement = {"architecture": architecture, "length": length, "tokens_per_second": round(speed, 1)}
+            print(json.dumps(measurement), flush=True)
     return 0
 
 

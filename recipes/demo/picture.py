@@ -1,4 +1,4 @@
-"""One picture: what was learned, and what Flow-Attention looks at."""
+"""Draw one picture of the demo: the training curves and Flow-Attention's weights."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -7,8 +7,8 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ..fairseq_log import Entry
-from ..plots import COLOURS, DASHES, STYLE
+from ..shared.fairseq_log import Entry
+from ..shared.plots import COLOURS, DASHES, STYLE
 from .images import ImageResult, Maps
 from .text import ARCHITECTURES, LanguageModel, TextResult
 

@@ -1,23 +1,23 @@
-"""What the demo found out, and as one table: plain text, Markdown and JSON."""
+"""The results of the demo, as a table in plain text and Markdown, and as JSON."""
 
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .. import fairseq_log
-from ..tables import MISSING, Run, Speeds, Table, as_markdown, as_text, break_even
+from ..shared import fairseq_log
+from ..shared.tables import MISSING, Run, Speeds, Table, as_markdown, as_text, break_even
 from .images import REQUIRED_TOP1, ImageResult
 from .text import ARCHITECTURES, TOKENS_PER_SAMPLE, TextResult
 
 
 def read_speeds(lines: Sequence[str]) -> Speeds:
-    """The measurements ``recipes.demo.lengths`` printed."""
+    """Read the measurements that ``recipes.demo.lengths`` printed."""
     speeds: Speeds = {}
     for line in lines:
         if line.startswith('{"architecture"'):
-            found = json.loads(line)
-            speeds.setdefault(found["architecture"], {})[found["length"]] = found["tokens_per_second"]
+            speed = json.loads(line)
+            speeds.setdefault(speed["architecture"], {})[speed["length"]] = speed["tokens_per_second"]
     return speeds
 
 
@@ -129,6 +129,6 @@ def write(out: Path, text: TextResult, speeds: Speeds, images: ImageResult, run:
     plain = as_text(blocks, run)
     (out / "results.txt").write_text(plain + "\n", encoding="utf-8")
     (out / "results.md").write_text(as_markdown(blocks, run) + "\n", encoding="utf-8")
-    found = json.dumps(as_json(text, speeds, images, run), indent=1, ensure_ascii=False)
-    (out / "results.json").write_text(found + "\n", encoding="utf-8")
+    content = json.dumps(as_json(text, speeds, images, run), indent=1, ensure_ascii=False)
+    (out / "results.json").write_text(content + "\n", encoding="utf-8")
     return plain

@@ -6,15 +6,16 @@ from typing import NamedTuple
 
 from tqdm import tqdm
 
-from .. import fairseq_log
-from ..commands import Finished, python, run, shown
-from ..fairseq_log import Entry, Evaluation
-from ..subwords import write_dictionary
+from ..shared import fairseq_log
+from ..shared.commands import Finished, python_command, run, shown_path
+from ..shared.fairseq_log import Entry, Evaluation
+from ..shared.fairseq_training import train
+from ..shared.subwords import write_dictionary
 from . import corpus
 
 
 class Budget(NamedTuple):
-    """How much is done: the same for every model."""
+    """How long the models train and on how much data; the same for every model."""
 
     updates: int
     train_bytes: int
@@ -26,7 +27,7 @@ FULL = Budget(updates=128, train_bytes=1_250_000, lengths=[512, 2048, 8192], epo
 #: To see that everything runs; nothing is learned.
 QUICK = Budget(updates=10, train_bytes=200_000, lengths=[512], epochs=1)
 
-#: Architecture -> what it is. All have the same shape; the second is Flowformer's fair peer, torch's fused kernel.
+#: Architecture -> its attention. All have the same shape. The fair peer of Flowformer is torch's fused kernel.
 ARCHITECTURES = {
     "flowformer_lm": "Flow-Attention",
     "softmax_lm": "softmax, torch's fused kernel",
@@ -35,15 +36,28 @@ ARCHITECTURES = {
 
 TOKENS_PER_SAMPLE = 2048
 VOCABULARY = 4000
-#: Shape of the models: what fairseq-train and the speed table are given alike. Pre-norm is said for transformer_lm,
-#: whose default is post-norm; without input and output dims, fairseq projects from and to 512.
+#: Options for the shape of the models, for fairseq-train and for the speed table. ``--decoder-normalize-before`` is for
+#: transformer_lm, whose default is post-norm. Embeddings have width 512, fairseq's default, and are projected to 256.
 SHAPE = [
-    "--decoder-embed-dim", "256", "--decoder-input-dim", "512", "--decoder-output-dim", "512",
-    "--decoder-ffn-embed-dim", "1024", "--decoder-layers", "3", "--decoder-attention-heads", "4",
-    "--decoder-normalize-before", "--share-decoder-input-output-embed", "--dropout", "0.1",
-]  # fmt: skip
+    "--decoder-embed-dim",
+    "256",
+    "--decoder-input-dim",
+    "512",
+    "--decoder-output-dim",
+    "512",
+    "--decoder-ffn-embed-dim",
+    "1024",
+    "--decoder-layers",
+    "3",
+    "--decoder-attention-heads",
+    "4",
+    "--decoder-normalize-before",
+    "--share-decoder-input-output-embed",
+    "--dropout",
+    "0.1",
+]
 PROMPTS = ['import os⏎import sys⏎⏎⏎class Reader:⏎    """', "def __init__(self", "    for name in"]
-#: Of a sample, the prompt included.
+#: Length of a sample, the prompt included.
 SAMPLE_TOKENS = 120
 
 
@@ -60,7 +74,7 @@ class LanguageModel(NamedTuple):
 
 
 class TextResult(NamedTuple):
-    """Everything the text half found out."""
+    """All results of the text half."""
 
     models: list[LanguageModel]
     files: dict[str, int]  # split -> number of files
@@ -70,7 +84,7 @@ class TextResult(NamedTuple):
 
 
 def prepare(out: Path, budget: Budget) -> TextResult:
-    """Corpus, sentencepiece model and binarised splits in ``out``; a result without models."""
+    """Write corpus, sentencepiece model and binarised splits to ``out``; returns a result without models."""
     print("Text: the interpreter's own standard library", flush=True)
     out.mkdir(parents=True, exist_ok=True)
     documents = tqdm(corpus.read_library(), desc="  reading", unit=" files", leave=False, disable=None)
@@ -84,86 +98,163 @@ def prepare(out: Path, budget: Budget) -> TextResult:
         print(f"  {name:<5}  {files[name]:4d} files  {sizes[name]:9,d} bytes  {tokens[name]:8,d} tokens")
     shutil.rmtree(out / "bin", ignore_errors=True)
     run(
-        python(
-            "-m", "fairseq_cli.preprocess", "--only-source", "--srcdict", out / "dict.txt", "--trainpref",
-            out / "train.txt", "--validpref", out / "valid.txt", "--testpref", out / "test.txt",
-            "--destdir", out / "bin",
+        python_command(
+            "-m",
+            "fairseq_cli.preprocess",
+            "--only-source",
+            "--srcdict",
+            out / "dict.txt",
+            "--trainpref",
+            out / "train.txt",
+            "--validpref",
+            out / "valid.txt",
+            "--testpref",
+            out / "test.txt",
+            "--destdir",
+            out / "bin",
         ),
         out / "logs" / "preprocess.log",
-    )  # fmt: skip
+    )
     return TextResult([], files, sizes, tokens, [])
 
 
-def train(out: Path, architecture: str, budget: Budget) -> Finished:
-    """fairseq-train; progress from its own log."""
+def train_model(out: Path, architecture: str, budget: Budget) -> Finished:
+    """Train one model with fairseq-train."""
     shutil.rmtree(out / architecture, ignore_errors=True)  # fairseq-train would go on with an earlier demo's model
     every = max(1, budget.updates // 30)
-    command = python(
-        "-m", "fairseq_cli.train", out / "bin", "--user-dir", "fairseq_plugin", "--task", "language_modeling",
-        "--arch", architecture, *SHAPE, "--tokens-per-sample", TOKENS_PER_SAMPLE, "--sample-break-mode", "none",
-        "--max-tokens", TOKENS_PER_SAMPLE, "--num-workers", 0, "--optimizer", "adam", "--adam-betas", "(0.9, 0.98)",
-        "--weight-decay", "0.01", "--clip-norm", "1.0", "--lr", "0.004", "--lr-scheduler", "polynomial_decay",
-        "--warmup-updates", budget.updates // 5, "--total-num-update", budget.updates,
-        "--max-update", budget.updates, "--validate-interval-updates", max(1, budget.updates // 4),
-        "--no-epoch-checkpoints", "--log-format", "json", "--log-interval", every, "--seed", "1",
-        "--save-dir", out / architecture,
-    )  # fmt: skip
-    with tqdm(total=budget.updates, desc=f"  {architecture}", unit=" updates", leave=False, disable=None) as bar:
-
-        def on_line(line: str) -> None:
-            entry = fairseq_log.parse_entry(line)
-            if entry is not None:
-                bar.set_postfix_str(f"{'valid' if entry.kind == 'valid' else 'train'} {entry.loss:.2f} bits/token")
-                bar.update(entry.update - bar.n)
-
-        return run(command, out / "logs" / f"{architecture}.train.log", on_line)
+    command = python_command(
+        "-m",
+        "fairseq_cli.train",
+        out / "bin",
+        "--user-dir",
+        "fairseq_plugin",
+        "--task",
+        "language_modeling",
+        "--arch",
+        architecture,
+        *SHAPE,
+        "--tokens-per-sample",
+        TOKENS_PER_SAMPLE,
+        "--sample-break-mode",
+        "none",
+        "--max-tokens",
+        TOKENS_PER_SAMPLE,
+        "--num-workers",
+        0,
+        "--data-buffer-size",
+        0,  # no reader thread, in which a training that ends may abort
+        "--optimizer",
+        "adam",
+        "--adam-betas",
+        "(0.9, 0.98)",
+        "--weight-decay",
+        "0.01",
+        "--clip-norm",
+        "1.0",
+        "--lr",
+        "0.004",
+        "--lr-scheduler",
+        "polynomial_decay",
+        "--warmup-updates",
+        budget.updates // 5,
+        "--total-num-update",
+        budget.updates,
+        "--max-update",
+        budget.updates,
+        "--validate-interval-updates",
+        max(1, budget.updates // 4),
+        "--no-epoch-checkpoints",
+        "--log-format",
+        "json",
+        "--log-interval",
+        every,
+        "--seed",
+        "1",
+        "--save-dir",
+        out / architecture,
+    )
+    finished, _ = train(command, out / "logs" / f"{architecture}.train.log", budget.updates, architecture)
+    return finished
 
 
 def evaluate(out: Path, architecture: str, expected_tokens: int) -> Evaluation:
-    """fairseq-eval-lm on the test split.
+    """Run fairseq-eval-lm on the test split.
 
     Raises:
         ValueError: it did not score every token of the split.
     """
     log = out / "logs" / f"{architecture}.eval.log"
     run(
-        python(
-            "-m", "fairseq_cli.eval_lm", out / "bin", "--user-dir", "fairseq_plugin", "--gen-subset", "test",
-            "--path", out / architecture / "checkpoint_last.pt", "--tokens-per-sample", TOKENS_PER_SAMPLE,
-            "--max-tokens", TOKENS_PER_SAMPLE, "--sample-break-mode", "none",
+        python_command(
+            "-m",
+            "fairseq_cli.eval_lm",
+            out / "bin",
+            "--user-dir",
+            "fairseq_plugin",
+            "--gen-subset",
+            "test",
+            "--path",
+            out / architecture / "checkpoint_last.pt",
+            "--tokens-per-sample",
+            TOKENS_PER_SAMPLE,
+            "--max-tokens",
+            TOKENS_PER_SAMPLE,
+            "--sample-break-mode",
+            "none",
         ),
         log,
-    )  # fmt: skip
+    )
     evaluation = fairseq_log.parse_evaluation(_lines(log))
     if evaluation.tokens != expected_tokens:
-        raise ValueError(f"{shown(log)}: {evaluation.tokens} tokens were scored; allowed: all {expected_tokens}")
+        raise ValueError(f"{shown_path(log)}: {evaluation.tokens} tokens were scored; allowed: all {expected_tokens}")
     return evaluation
 
 
 def sample(out: Path, architecture: str) -> list[str]:
-    """What the model writes after each prompt, through fairseq-interactive."""
+    """Let the model continue each prompt with fairseq-interactive; returns the texts."""
     prompts = out / "prompts.txt"
     prompts.write_text("".join(prompt + "\n" for prompt in PROMPTS), encoding="utf-8")
     log = out / "logs" / f"{architecture}.interactive.log"
     run(
-        python(
-            "-m", "fairseq_cli.interactive", out / "bin", "--user-dir", "fairseq_plugin",
-            "--task", "language_modeling", "--path", out / architecture / "checkpoint_last.pt",
-            "--bpe", "sentencepiece", "--sentencepiece-model", out / "sentencepiece.model", "--input", prompts,
-            "--beam", 1, "--sampling", "--sampling-topp", "0.9", "--temperature", "0.7",
-            "--max-len-b", SAMPLE_TOKENS, "--seed", 1,
+        python_command(
+            "-m",
+            "fairseq_cli.interactive",
+            out / "bin",
+            "--user-dir",
+            "fairseq_plugin",
+            "--task",
+            "language_modeling",
+            "--path",
+            out / architecture / "checkpoint_last.pt",
+            "--bpe",
+            "sentencepiece",
+            "--sentencepiece-model",
+            out / "sentencepiece.model",
+            "--input",
+            prompts,
+            "--beam",
+            1,
+            "--sampling",
+            "--sampling-topp",
+            "0.9",
+            "--temperature",
+            "0.7",
+            "--max-len-b",
+            SAMPLE_TOKENS,
+            "--seed",
+            1,
         ),
         log,
-    )  # fmt: skip
+    )
     return [corpus.from_line(line) for line in fairseq_log.parse_samples(_lines(log))]
 
 
 def run_text(out: Path, budget: Budget) -> TextResult:
-    """The whole text half in the folder ``out``."""
+    """Run the whole text half in the folder ``out``."""
     result = prepare(out, budget)
     for architecture, meaning in ARCHITECTURES.items():
         print(f"{architecture} ({meaning})", flush=True)
-        training = train(out, architecture, budget)
+        training = train_model(out, architecture, budget)
         evaluation = evaluate(out, architecture, result.tokens["test"])
         lines = _lines(out / "logs" / f"{architecture}.train.log")
         entries = fairseq_log.parse_training(lines)

@@ -1,4 +1,4 @@
-"""A training loop of timm's own parts, for where upstream's train.py, which is not in timm's wheel, is not at hand.
+"""A training loop built from timm's own parts, for use where timm's train.py, which its wheel lacks, is missing.
 
 ``python -m recipes.demo.train_digits --help``. Its options are a subset of train.py's, with the same names, meanings
 and output files, so that one command line serves both.
@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options, each as in train.py. Plain types alone: timm's loader refuses a checkpoint that holds others."""
+    """The options, each as in train.py. They have plain types only: timm refuses to load a checkpoint with others."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data-dir", required=True, help="folder with train/ and validation/")
     parser.add_argument("--device-modules", nargs="+", default=[], help="modules to import first, such as timm_plugin")
@@ -51,7 +51,7 @@ def parser() -> argparse.ArgumentParser:
 def train_epoch(
     model: nn.Module, loader: DataLoader, criterion: nn.Module, optimizer: torch.optim.Optimizer
 ) -> dict[str, float]:
-    """One pass over ``loader``; its mean loss."""
+    """Train for one pass over ``loader``; returns the mean loss."""
     model.train()
     losses = AverageMeter()
     for images, labels in loader:
@@ -112,18 +112,22 @@ def main(arguments: list[str] | None = None) -> int:
     folder = Path(options.output, options.experiment)
     folder.mkdir(parents=True, exist_ok=True)
     saver = CheckpointSaver(
-        model, optimizer, args=options, checkpoint_dir=str(folder), recovery_dir=str(folder),
+        model,
+        optimizer,
+        args=options,
+        checkpoint_dir=str(folder),
+        recovery_dir=str(folder),
         max_history=options.checkpoint_hist,
-    )  # fmt: skip
+    )
     criterion = LabelSmoothingCrossEntropy(options.smoothing)
     for epoch in range(epochs):
         learned = train_epoch(model, train_loader, criterion, optimizer)
         scheduler.step(epoch + 1)
-        found = validate(model, validation_loader)
+        scores = validate(model, validation_loader)
         lr = optimizer.param_groups[0]["lr"]
-        update_summary(epoch, learned, found, folder / "summary.csv", lr=lr)
-        saver.save_checkpoint(epoch, metric=found["top1"])
-        print(f"Train: {epoch} loss {learned['loss']:.3f}  Test: top1 {found['top1']:.2f}", flush=True)
+        update_summary(epoch, learned, scores, folder / "summary.csv", lr=lr)
+        saver.save_checkpoint(epoch, metric=scores["top1"])
+        print(f"Train: {epoch} loss {learned['loss']:.3f}  Test: top1 {scores['top1']:.2f}", flush=True)
     return 0
 
 

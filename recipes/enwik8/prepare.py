@@ -15,12 +15,13 @@ import numpy as np
 from fairseq.data import Dictionary
 from tqdm import tqdm
 
-from ..commands import shown
-from ..download import DownloadFailed, download, file_digest
-from ..indexed_files import count_tokens, whole_folder, write_dictionary, write_split
-from ..text_files import TRIAL_PARTS, part, positive
+from ..shared.commands import shown_path
+from ..shared.download import DownloadFailed, download, file_digest
+from ..shared.indexed_files import count_tokens, whole_folder, write_dictionary, write_split
+from ..shared.scripts import positive_int, script
+from ..shared.text_files import TRIAL_PARTS, unfinished_path
 
-#: Of the file itself: its publisher's page, http://mattmahoney.net/dc/textdata.html.
+#: Size and md5 of enwik8 itself, from its publisher's page, http://mattmahoney.net/dc/textdata.html.
 SIZE = 100_000_000
 MD5 = "a1fa5ffddb56f4953e226637dabbb36a"
 #: Bytes of each split, in this order.
@@ -32,9 +33,9 @@ ZIP_SIZE = 36_445_475
 ZIP_SHA256 = "547994d9980ebed1288380d652999f38a14fe291a6247c157c3d33d4932534bc"
 
 _NEWLINE = ord("\n")
-#: Of a file without line ends, so many bytes at once become a sequence; fairseq joins sequences anyway.
+#: Longer lines are cut into sequences of so many bytes, which changes nothing: fairseq joins sequences anyway.
 _LONGEST_SEQUENCE = 1 << 16
-_BLOCK = 1 << 20
+_READ_BYTES = 1 << 20
 
 
 def byte_dictionary() -> Dictionary:
@@ -57,8 +58,8 @@ def fetch(folder: Path) -> Path:
     """Download enwik8 into ``folder``; returns the file.
 
     Raises:
-        DownloadFailed: it could not be had whole.
-        ValueError: what is in the archive is not enwik8.
+        DownloadFailed: it could not be downloaded whole.
+        ValueError: the file in the archive is not enwik8.
     """
     path, archive = folder / "enwik8", folder / "enwik8.zip"
     if not path.exists():
@@ -84,13 +85,13 @@ def extract(archive: Path, path: Path) -> None:
             members = {Path(info.filename).name: info for info in opened.infolist()}
             if "enwik8" not in members:
                 raise ValueError(f"{archive} lacks enwik8; allowed: enwik8.zip")
-            with opened.open(members["enwik8"]) as source, open(part(path), "wb") as target:
+            with opened.open(members["enwik8"]) as source, open(unfinished_path(path), "wb") as target:
                 bar = tqdm.wrapattr(source, "read", total=members["enwik8"].file_size, desc="unzipping", disable=None)
                 with bar as watched:
-                    shutil.copyfileobj(watched, target, _BLOCK)
+                    shutil.copyfileobj(watched, target, _READ_BYTES)
     except (zipfile.BadZipFile, zlib.error, EOFError) as error:
         raise ValueError(f"{archive}: {error}; allowed: a whole zip archive") from error
-    part(path).replace(path)
+    unfinished_path(path).replace(path)
 
 
 def check(path: Path) -> None:
@@ -102,20 +103,20 @@ def check(path: Path) -> None:
     size = path.stat().st_size
     if size != SIZE:
         raise ValueError(f"{path} has {size:,} bytes; allowed: {SIZE:,}, which enwik8 has")
-    found = file_digest(path, "md5")
-    if found != MD5:
-        raise ValueError(f"{path} has md5 {found}; allowed: {MD5}, which enwik8 has")
+    digest = file_digest(path, "md5")
+    if digest != MD5:
+        raise ValueError(f"{path} has md5 {digest}; allowed: {MD5}, which enwik8 has")
 
 
 def take_file(path: Path, folder: Path) -> tuple[Path, bool]:
-    """What the user has at ``path`` as a file of bytes, and whether it is enwik8.
+    """The user's file at ``path``, unpacked if it is an archive, and whether it is enwik8.
 
     Args:
         path: enwik8, its zip archive, or any other file, which is used for a trial.
         folder: where an archive is unpacked.
 
     Raises:
-        ValueError: there is no such file, or it claims to be enwik8 and is not.
+        ValueError: there is no such file, or it has the name or size of enwik8 but other content.
     """
     if not path.is_file():
         raise ValueError(f"--file is {path}, which is no file; allowed: enwik8, its zip archive, or a text file")
@@ -144,11 +145,11 @@ def cut(size: int) -> dict[str, int]:
 def binarise(path: Path, splits: dict[str, int], data_bin: Path) -> None:
     """Write the first bytes of ``path`` as a data set: each byte one token, each line a sequence.
 
-    fairseq-preprocess would do the same but for the cuts: it ends the last line of a split with a ``</s>`` that stands
-    for no byte where the cut is inside of a line.
+    fairseq-preprocess would do almost the same. But where a split is cut inside a line, it would add a ``</s>`` that
+    stands for no byte.
 
     Raises:
-        ValueError: a split has not as many tokens as bytes.
+        ValueError: the numbers of tokens and bytes of a split differ.
     """
     dictionary = byte_dictionary()
     table = token_table(dictionary)
@@ -165,7 +166,7 @@ def binarise(path: Path, splits: dict[str, int], data_bin: Path) -> None:
 
 
 def read_lines(file, size: int, on_bytes: Callable[[int], object]) -> Iterator[bytes]:
-    """The next ``size`` bytes of a binary file in lines with their ends, very long ones in pieces."""
+    """The next ``size`` bytes of a binary file as lines with their ends; very long lines are cut."""
     while size and (line := file.readline(min(size, _LONGEST_SEQUENCE))):
         size -= len(line)
         on_bytes(len(line))
@@ -178,25 +179,25 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, default=Path("work/enwik8"), help="default: %(default)s")
     parser.add_argument("--file", type=Path, help="enwik8 or its zip archive, or any text file for a trial")
     parser.add_argument(
-        "--limit", type=positive, metavar="BYTES", help="for a trial: only the first bytes, cut in 90, 5 and 5 per cent"
+        "--limit",
+        type=positive_int,
+        metavar="BYTES",
+        help="for a trial: only the first bytes, cut 90, 5 and 5 per cent",
     )
     return parser
 
 
+@script("prepare")
 def main(arguments: list[str] | None = None) -> int:
     """Run the script; returns the exit status."""
     options = parser().parse_args(arguments)
     out = options.out.absolute()
-    try:
-        path, genuine = (fetch(out), True) if options.file is None else take_file(options.file, out)
-        splits = SPLIT_BYTES if genuine and options.limit is None else cut(_usable(path, options.limit))
-        binarise(path, splits, out / "data-bin")
-    except (ValueError, DownloadFailed) as error:
-        print(f"prepare: {error}", file=sys.stderr)
-        return 1
+    path, genuine = (fetch(out), True) if options.file is None else take_file(options.file, out)
+    splits = SPLIT_BYTES if genuine and options.limit is None else cut(_usable(path, options.limit))
+    binarise(path, splits, out / "data-bin")
     for split, size in splits.items():
         print(f"  {split:<5}  {size:11,d} bytes  {count_tokens(out / 'data-bin', split):11,d} tokens")
-    print(f"Ready: {shown(out / 'data-bin')}. The commands to train with are in recipes/enwik8/README.md.")
+    print(f"Ready: {shown_path(out / 'data-bin')}. The commands to train with are in recipes/enwik8/README.md.")
     return 0
 
 

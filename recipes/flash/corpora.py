@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from ..download import DownloadFailed, first_source
+from ..shared.download import DownloadFailed, first_source
 from .documents import count_documents, require_parquet
 from .sources import HUBS, Record, Remote, fetch, hub_files, recorded_files
 
@@ -20,10 +20,10 @@ Listing = Callable[[Path, int], list[Remote]]
 
 
 class Corpus(NamedTuple):
-    """What is known of a corpus."""
+    """Sources, files and size of a corpus."""
 
     title: str
-    #: Whose first group that matched, in a file's path, is the publisher's name of its split.
+    #: Matches the path of a file; its first group that matched is the publisher's name of the split.
     pattern: re.Pattern
     #: Documents in each split.
     documents: dict[str, int]
@@ -42,24 +42,27 @@ class Corpus(NamedTuple):
 
     def split_of(self, name: str) -> str | None:
         """The split that a file of this path belongs to; None for no file of the corpus."""
-        found = self.pattern.search(name)
-        return _SPLITS[next(filter(None, found.groups()))] if found else None
+        match = self.pattern.search(name)
+        return _SPLITS[next(filter(None, match.groups()))] if match else None
 
 
-def _parquet_of_hub(hub: str, dataset: str, revision: str, folder: str, raw: Path, shards: int) -> list[Remote]:
-    require_parquet(dataset)  # before gigabytes are got
+def list_hub_parquet(hub: str, dataset: str, revision: str, folder: str, raw: Path, shards: int) -> list[Remote]:
+    require_parquet(dataset)  # before gigabytes are downloaded
     return hub_files(hub, dataset, revision, folder)
 
 
 #: The list made when the dataset was added to Hugging Face's library (its pull request 306, 2020).
 PG19_RECORD = Record(
-    "6ce73f6263f9fc3df0db84ae7f937d27a5c208f7", "datasets/pg19/dataset_infos.json", 4_190_146,
-    "e1aee83469a852323b2a93a16772e4f17b33a7c5a675daf70488d59f42c076f7", "default",
-)  # fmt: skip
+    "6ce73f6263f9fc3df0db84ae7f937d27a5c208f7",
+    "datasets/pg19/dataset_infos.json",
+    4_190_146,
+    "e1aee83469a852323b2a93a16772e4f17b33a7c5a675daf70488d59f42c076f7",
+    "default",
+)
 PG19_BUCKET = "https://storage.googleapis.com/deepmind-gutenberg/"
 
 
-def _pg19_bucket(raw: Path, shards: int) -> list[Remote]:
+def list_pg19_bucket(raw: Path, shards: int) -> list[Remote]:
     files = recorded_files(PG19_RECORD, raw)
     names = {url: url.removeprefix("gs://deepmind-gutenberg/") for url in files}
     return [
@@ -71,20 +74,23 @@ def _pg19_bucket(raw: Path, shards: int) -> list[Remote]:
 
 #: The list of release 2.4.0 of Hugging Face's library.
 C4_RECORD = Record(
-    "401d4c4f9b9594cb6527c599c0e7a72ce1a0ea49", "datasets/c4/dataset_infos.json", 2_396_072,
-    "87da4361a73a9454de9eaeb6e59f4bec3df82afd68bce9ce7ab9f8c904f68e5a", "en",
-)  # fmt: skip
+    "401d4c4f9b9594cb6527c599c0e7a72ce1a0ea49",
+    "datasets/c4/dataset_infos.json",
+    2_396_072,
+    "87da4361a73a9454de9eaeb6e59f4bec3df82afd68bce9ce7ab9f8c904f68e5a",
+    "en",
+)
 C4_SHARDS = 1024
 
 
-def _c4_of_hub(hub: str, raw: Path, shards: int) -> list[Remote]:
+def list_hub_c4(hub: str, raw: Path, shards: int) -> list[Remote]:
     files = recorded_files(C4_RECORD, raw)
-    found = [
+    remotes = [
         file._replace(url=url.replace("https://huggingface.co", hub), name=Path(url).name)
         for url, file in sorted(files.items())
     ]
-    train = [file for file in found if "c4-train." in file.name]
-    return train[:shards] + [file for file in found if "c4-validation." in file.name]
+    train = [file for file in remotes if "c4-train." in file.name]
+    return train[:shards] + [file for file in remotes if "c4-validation." in file.name]
 
 
 _PARQUET = r"\b(train|validation|test)-[^/]*\.parquet$"
@@ -95,7 +101,7 @@ CORPORA = {
         re.compile(_PARQUET),
         {"train": 2_926_536, "valid": 163_597, "test": 162_274},
         tuple(
-            partial(_parquet_of_hub, hub, "google/wiki40b", "06bfe584d8193cf58f79c6354ecc2a2b94a7deea", "en")
+            partial(list_hub_parquet, hub, "google/wiki40b", "06bfe584d8193cf58f79c6354ecc2a2b94a7deea", "en")
             for hub in HUBS
         ),
     ),
@@ -104,9 +110,9 @@ CORPORA = {
         re.compile(rf"{_PARQUET}|\b(train|validation|test)/\d+\.txt$"),
         {"train": 28_602, "valid": 50, "test": 100},
         (
-            _pg19_bucket,
+            list_pg19_bucket,
             *(
-                partial(_parquet_of_hub, hub, "emozilla/pg19", "b7bca68072ef1d86348f080bbda0996648d94315", "data")
+                partial(list_hub_parquet, hub, "emozilla/pg19", "b7bca68072ef1d86348f080bbda0996648d94315", "data")
                 for hub in HUBS
             ),
         ),
@@ -116,7 +122,7 @@ CORPORA = {
         "C4 (English)",
         re.compile(r"\bc4-(train|validation)\.[^/]*\.json(?:\.gz)?$"),
         {"train": 364_868_892, "valid": 364_608},
-        tuple(partial(_c4_of_hub, hub) for hub in HUBS),
+        tuple(partial(list_hub_c4, hub) for hub in HUBS),
         train_files=C4_SHARDS,
         masked=True,
     ),
@@ -124,7 +130,7 @@ CORPORA = {
 
 
 def fetch_corpus(corpus: Corpus, raw: Path, shards: int) -> Files:
-    """Get ``corpus`` into ``raw`` from the first source that gives it whole; of C4 so many training shards.
+    """Get ``corpus`` into ``raw`` from the first source that gives it whole; of C4 only ``shards`` training files.
 
     Raises:
         DownloadFailed: no source did; the message has every reason.
@@ -144,7 +150,7 @@ def fetch_corpus(corpus: Corpus, raw: Path, shards: int) -> Files:
 
 
 def find_corpus(corpus: Corpus, paths: Iterable[Path], shards: int) -> Files | None:
-    """The files of ``corpus`` that the user has: folders, searched, and files. None for one that is no such file.
+    """The files of ``corpus`` that the user has: folders, searched, and files. None for a single file of another text.
 
     Raises:
         ValueError: a path does not exist or is no file of the corpus, or a split is missing.
@@ -153,7 +159,7 @@ def find_corpus(corpus: Corpus, paths: Iterable[Path], shards: int) -> Files | N
     candidates = []
     for path in paths:
         if path.is_dir():
-            candidates += [found for found in sorted(path.rglob("*")) if corpus.split_of(found.as_posix())]
+            candidates += [file for file in sorted(path.rglob("*")) if corpus.split_of(file.as_posix())]
         elif not path.is_file():
             raise ValueError(f"--file is {path}, which does not exist; allowed: {_allowed(corpus)}, or any text file")
         elif corpus.split_of(path.absolute().as_posix()):
@@ -165,8 +171,8 @@ def find_corpus(corpus: Corpus, paths: Iterable[Path], shards: int) -> Files | N
     files = group(corpus, candidates)
     missing = [split for split in corpus.splits if not files[split]]
     if missing:
-        given = ", ".join(map(str, paths))
-        raise ValueError(f"--file is {given}, without files of {', '.join(missing)}; allowed: {_allowed(corpus)}")
+        listed = ", ".join(map(str, paths))
+        raise ValueError(f"--file is {listed}, without files of {', '.join(missing)}; allowed: {_allowed(corpus)}")
     if corpus.train_files is not None:
         files["train"] = files["train"][:shards]
     return files
@@ -185,7 +191,7 @@ def group(corpus: Corpus, paths: Iterable[Path]) -> Files:
 
 
 def check(corpus: Corpus, files: Files) -> None:
-    """Compare how many documents are there with how many the corpus has.
+    """Compare the number of documents in the files with that of the corpus.
 
     Raises:
         ValueError: a split differs. C4's training split is compared only when all of it is used.
@@ -193,9 +199,9 @@ def check(corpus: Corpus, files: Files) -> None:
     for split, expected in corpus.documents.items():
         if split == "train" and corpus.train_files not in (None, len(files[split])):
             continue
-        found = sum(map(count_documents, files[split]))
-        if found != expected:
+        documents = sum(map(count_documents, files[split]))
+        if documents != expected:
             raise ValueError(
-                f"the {len(files[split])} files of {split} hold {found:,} documents; allowed: {expected:,}, which"
+                f"the {len(files[split])} files of {split} hold {documents:,} documents; allowed: {expected:,}, which"
                 f" {corpus.title} has"
             )

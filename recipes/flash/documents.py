@@ -1,4 +1,4 @@
-"""Documents of a corpus, one after the other, from the files its publishers give it as."""
+"""Read the documents of a corpus, one after the other, from its publishers' files."""
 
 import contextlib
 import gzip
@@ -8,16 +8,16 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from ..text_files import read_lines
+from ..shared.text_files import read_lines
 
 if TYPE_CHECKING:
     import pyarrow.parquet
 
-#: Newer ones need numpy 2, which fairseq does not bear.
+#: Newer versions of pyarrow need numpy 2, with which fairseq fails.
 _PYARROW = "reading it needs pyarrow: python -m pip install 'pyarrow<22' 'numpy<2'"
-#: Lines of a file with this suffix are documents: of the text a user gives for a trial.
+#: In a file with this suffix every line is a document. A user's text for a trial is written so.
 LINES_SUFFIX = ".lines"
-#: What Wiki-40B writes at the begin of titles, headings and paragraphs, and for a line's end inside a paragraph.
+#: Wiki-40B's markers for the beginning of titles, headings and paragraphs, and for a line's end inside a paragraph.
 _WIKI40B_MARKERS = re.compile("_START_ARTICLE_|_START_SECTION_|_START_PARAGRAPH_|_NEWLINE_")
 
 
@@ -62,7 +62,7 @@ def _reader(path: Path) -> tuple[Callable[[Path], Iterator[str]], Callable[[Path
 
 
 def require_parquet(what: str) -> None:
-    """Raise ValueError, naming ``what`` it is for, if Parquet files cannot be read here."""
+    """Raise ValueError if Parquet files cannot be read here; its message begins with ``what`` needs them."""
     try:
         import pyarrow.parquet  # noqa: F401
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""What a comparison measured, as tables, JSON and a picture; and what it did not."""
+"""The measurements of a comparison, as tables, JSON and a picture, with notes on those that failed."""
 
 import json
 from pathlib import Path
@@ -7,8 +7,8 @@ from typing import NamedTuple
 from matplotlib import pyplot as plt
 from matplotlib.ticker import NullLocator, ScalarFormatter
 
-from ..plots import COLOURS, DASHES, STYLE
-from ..tables import MISSING, Run, Table, as_markdown, as_text, break_even
+from ..shared.plots import COLOURS, DASHES, STYLE
+from ..shared.tables import MISSING, Run, Table, as_markdown, as_text, break_even
 from .models import MODELS
 from .subword_text import SplitCounts
 
@@ -29,7 +29,7 @@ class Measurement(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What is done with every model."""
+    """The lengths, updates and batch of every model."""
 
     architectures: list[str]
     lengths: list[int]
@@ -39,7 +39,7 @@ class Plan(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """Everything that is known at some moment."""
+    """All measurements so far, and the failures."""
 
     plan: Plan
     text: dict[str, SplitCounts]
@@ -47,21 +47,21 @@ class Comparison(NamedTuple):
     failed: dict[tuple[str, int], str]  # architecture and length -> the last line of the reason
 
 
-def missing(found: Comparison) -> list[tuple[str, int]]:
-    """What the plan has and nobody measured."""
-    done = {(one.architecture, one.length) for one in found.measured}
+def missing(comparison: Comparison) -> list[tuple[str, int]]:
+    """Architectures and lengths of the plan that are not measured."""
+    done = {(one.architecture, one.length) for one in comparison.measured}
     return [
         (architecture, length)
-        for length in found.plan.lengths
-        for architecture in found.plan.architectures
+        for length in comparison.plan.lengths
+        for architecture in comparison.plan.architectures
         if (architecture, length) not in done
     ]
 
 
-def tables(found: Comparison) -> list[Table]:
-    """One table each of perplexity, seconds and memory: a row a model, a column a length."""
-    plan, valid = found.plan, found.text["valid"]
-    by = {(one.architecture, one.length): one for one in found.measured}
+def tables(comparison: Comparison) -> list[Table]:
+    """One table each of perplexity, seconds and memory: a row for each model, a column for each length."""
+    plan, valid = comparison.plan, comparison.text["valid"]
+    by = {(one.architecture, one.length): one for one in comparison.measured}
 
     def rows(cell) -> list[tuple[str, ...]]:
         return [
@@ -77,7 +77,7 @@ def tables(found: Comparison) -> list[Table]:
         "Perplexity by sequence length",
         ("model", "architecture", "parameters", *header[2:]),
         [
-            (row[0], architecture, _parameters(found, architecture), *row[2:])
+            (row[0], architecture, _parameters(comparison, architecture), *row[2:])
             for architecture, row in zip(plan.architectures, rows(lambda one: f"{one.perplexity:.2f}"), strict=True)
         ],
         [
@@ -91,25 +91,25 @@ def tables(found: Comparison) -> list[Table]:
         f"Seconds per training step of {per_update:,} tokens",
         header,
         rows(lambda one: f"{per_update / one.tokens_per_second:.3f}"),
-        [f"{per_update:,} over the median of the tokens per second in fairseq's log", *_break_even_notes(found)],
+        [f"{per_update:,} over the median of the tokens per second in fairseq's log", *_break_even_notes(comparison)],
     )
     memory = Table(
         "Peak memory of fairseq-train, MiB",
         header,
         rows(lambda one: f"{one.peak_bytes / 2**20:,.0f}"),
-        ["the whole process, Python and torch included", *_not_measured(found)],
+        ["the whole process, Python and torch included", *_not_measured(comparison)],
     )
     return [perplexity, seconds, memory]
 
 
-def _parameters(found: Comparison, architecture: str) -> str:
-    counts = sorted({one.parameters for one in found.measured if one.architecture == architecture})
+def _parameters(comparison: Comparison, architecture: str) -> str:
+    counts = sorted({one.parameters for one in comparison.measured if one.architecture == architecture})
     return " to ".join(f"{count:,}" for count in counts[:: max(1, len(counts) - 1)]) or MISSING
 
 
-def _break_even_notes(found: Comparison) -> list[str]:
+def _break_even_notes(comparison: Comparison) -> list[str]:
     speeds: dict[str, dict[int, float]] = {}
-    for one in found.measured:
+    for one in comparison.measured:
         speeds.setdefault(one.architecture, {})[one.length] = one.tokens_per_second
     if FUSED not in speeds:
         return []
@@ -122,51 +122,51 @@ def _break_even_notes(found: Comparison) -> list[str]:
     return notes
 
 
-def _not_measured(found: Comparison) -> list[str]:
+def _not_measured(comparison: Comparison) -> list[str]:
     return [
         f"not measured: {architecture} at {length:,}" + (f": {reason}" if reason else "")
-        for architecture, length in missing(found)
-        for reason in [found.failed.get((architecture, length))]
+        for architecture, length in missing(comparison)
+        for reason in [comparison.failed.get((architecture, length))]
     ]
 
 
-def write(out: Path, found: Comparison, run: Run) -> str:
-    """results.txt, .md and .json and speed.png in ``out``; returns the text."""
-    blocks = tables(found)
+def write(out: Path, comparison: Comparison, run: Run) -> str:
+    """Write results.txt, .md and .json and speed.png to ``out``; returns the text."""
+    blocks = tables(comparison)
     plain = as_text(blocks, run)
     (out / "results.txt").write_text(plain + "\n", encoding="utf-8")
     (out / "results.md").write_text(as_markdown(blocks, run) + "\n", encoding="utf-8")
     content = {
         "run": run._asdict(),
-        "plan": found.plan._asdict(),
-        "text": {split: counts._asdict() for split, counts in found.text.items()},
-        "measured": [one._asdict() for one in found.measured],
+        "plan": comparison.plan._asdict(),
+        "text": {split: counts._asdict() for split, counts in comparison.text.items()},
+        "measured": [one._asdict() for one in comparison.measured],
         "not_measured": [
-            {"architecture": architecture, "length": length, "reason": found.failed.get((architecture, length))}
-            for architecture, length in missing(found)
+            {"architecture": architecture, "length": length, "reason": comparison.failed.get((architecture, length))}
+            for architecture, length in missing(comparison)
         ],
     }
     (out / "results.json").write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    if found.measured:
-        draw(found, out / "speed.png")
+    if comparison.measured:
+        draw(comparison, out / "speed.png")
     return plain
 
 
-def draw(found: Comparison, path: Path) -> None:
-    """Seconds per step against length, both logarithmic: a straight line is a power of the length."""
+def draw(comparison: Comparison, path: Path) -> None:
+    """Draw seconds per step against length, both axes logarithmic: a straight line is a power of the length."""
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(figsize=(6.5, 4.5), layout="constrained")
-        for architecture, colour, dash in zip(found.plan.architectures, COLOURS, DASHES):
+        for architecture, colour, dash in zip(comparison.plan.architectures, COLOURS, DASHES):
             points = sorted(
-                (one.length, found.plan.tokens_per_update / one.tokens_per_second)
-                for one in found.measured
+                (one.length, comparison.plan.tokens_per_update / one.tokens_per_second)
+                for one in comparison.measured
                 if one.architecture == architecture
             )
             if points:
                 axes.plot(*zip(*points), linestyle=dash, marker="o", color=colour, label=MODELS[architecture][0])
         axes.set(xscale="log", yscale="log", xlabel="tokens in a sequence", ylabel="seconds per training step")
-        axes.set_title(f"{found.plan.tokens_per_update:,} tokens per step")
-        axes.set_xticks(found.plan.lengths)
+        axes.set_title(f"{comparison.plan.tokens_per_update:,} tokens per step")
+        axes.set_xticks(comparison.plan.lengths)
         axes.xaxis.set_minor_locator(NullLocator())
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_formatter(ScalarFormatter())

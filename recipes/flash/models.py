@@ -27,10 +27,12 @@ class Shape(NamedTuple):
     def arguments(self, architecture: str, inner_width: int | None) -> list[str]:
         """The options of fairseq-train that make a model."""
         units = architecture.startswith("flash_")
-        found = ["--arch", architecture, "--decoder-embed-dim", str(self.width), "--share-decoder-input-output-embed"]
-        found += ["--decoder-layers", str(self.layers * 2 if units else self.layers)]
-        found += ["--flash-query-dim", str(self.query_dim)] if units else ["--decoder-attention-heads", str(self.heads)]
-        return found + (["--decoder-ffn-embed-dim", str(inner_width)] if inner_width else [])
+        options = ["--arch", architecture, "--decoder-embed-dim", str(self.width), "--share-decoder-input-output-embed"]
+        options += ["--decoder-layers", str(self.layers * 2 if units else self.layers)]
+        options += (
+            ["--flash-query-dim", str(self.query_dim)] if units else ["--decoder-attention-heads", str(self.heads)]
+        )
+        return options + (["--decoder-ffn-embed-dim", str(inner_width)] if inner_width else [])
 
 
 SHAPE = Shape()

@@ -1,7 +1,7 @@
 """Get one of the paper's corpora as 32,000 subwords, binarised: ``python -m recipes.flash.prepare wiki40b``.
 
 Run from the checkout's root. ``--file`` takes the files or the folder you have, or any text file for a trial of the
-commands. What is done already is not done again.
+commands. Steps that are finished are not repeated.
 """
 
 import argparse
@@ -17,18 +17,19 @@ from typing import Any, NamedTuple
 import sentencepiece
 from tqdm import tqdm
 
-from ..commands import CommandFailed, python, run, shown
-from ..download import DownloadFailed, file_sha256
-from ..subwords import write_dictionary
-from ..text_files import cut_text, part, positive
+from ..shared.commands import python_command, run, shown_path
+from ..shared.download import file_sha256
+from ..shared.scripts import positive_int, script
+from ..shared.subwords import write_dictionary
+from ..shared.text_files import cut_text, unfinished_path
 from .corpora import CORPORA, Corpus, Files, check, fetch_corpus, find_corpus
 from .documents import LINES_SUFFIX, read_all
 from .subword_text import SplitCounts, encode, train_sentencepiece
 
-#: As the paper's: 125,000 updates of 2^18 tokens read less than this part of C4 in one pass, see README.md.
+#: Enough for the paper's 125,000 updates of 2^18 tokens without repeating text; see README.md.
 C4_SHARDS = 256
 #: The subwords are learned on files of about this size in all, evenly chosen where there are more.
-_LEARN_BYTES = 4 << 30
+LEARN_BYTES = 4 << 30
 
 
 class Settings(NamedTuple):
@@ -59,7 +60,7 @@ def get_files(options: argparse.Namespace, corpus: Corpus, out: Path) -> tuple[F
 
 
 def cut_trial(path: Path, raw: Path, limit: int | None) -> Files:
-    """A user's text in three files of lines.
+    """Cut a user's text into three files of lines.
 
     Raises:
         ValueError: it cannot be cut.
@@ -71,7 +72,7 @@ def cut_trial(path: Path, raw: Path, limit: int | None) -> Files:
 
 
 def learn_subwords(files: Files, path: Path, settings: Settings) -> None:
-    """The sentencepiece model of the training split at ``path``; other splits are not looked at."""
+    """Train a sentencepiece model on the training split alone and write it to ``path``."""
     documents = tqdm(
         read_all(spread(files["train"]), settings.limit), desc="learning", unit=" documents", leave=False, disable=None
     )
@@ -80,43 +81,43 @@ def learn_subwords(files: Files, path: Path, settings: Settings) -> None:
 
 
 def spread(paths: list[Path]) -> list[Path]:
-    """Every n-th of ``paths``, so that they have no more than ``_LEARN_BYTES`` or so in all."""
+    """Every n-th of ``paths``, so that they have no more than ``LEARN_BYTES`` or so in all."""
     total = sum(path.stat().st_size for path in paths)
-    return paths[:: -(-total // _LEARN_BYTES) or 1]
+    return paths[:: -(-total // LEARN_BYTES) or 1]
 
 
 def binarise(texts: dict[str, Path], dictionary: Path, data_bin: Path, workers: int) -> None:
-    """fairseq-preprocess of the splits, into a folder that exists only when it is whole."""
-    unfinished = part(data_bin)
+    """Run fairseq-preprocess on the splits, into a folder that exists only when it is whole."""
+    unfinished = unfinished_path(data_bin)
     shutil.rmtree(unfinished, ignore_errors=True)
     prefixes = (item for split, path in texts.items() for item in (f"--{split}pref", path))
-    command = python("-m", "fairseq_cli.preprocess", "--only-source", "--srcdict", dictionary, *prefixes)
-    run([*command, "--destdir", shown(unfinished), "--workers", str(workers)], data_bin.parent / "preprocess.log")
+    command = python_command("-m", "fairseq_cli.preprocess", "--only-source", "--srcdict", dictionary, *prefixes)
+    run([*command, "--destdir", shown_path(unfinished), "--workers", str(workers)], data_bin.parent / "preprocess.log")
     shutil.rmtree(data_bin, ignore_errors=True)
     unfinished.replace(data_bin)
 
 
 def once(path: Path, key: dict[str, Any], make: Callable[[], Any]) -> Any:
-    """What ``make``, which makes ``path``, returned; it is called only if it was not with the same ``key`` before."""
+    """Call ``make``, which writes ``path``, unless it ran before with the same ``key``; returns its result."""
     record = path.with_name(path.name + ".json")
     if path.exists() and record.exists():
         known = json.loads(record.read_text(encoding="utf-8"))
         if known["key"] == key:
-            print(f"  {shown(path)} is as it should be", flush=True)
+            print(f"  {shown_path(path)} is up to date", flush=True)
             return known["found"]
     record.unlink(missing_ok=True)
-    found = make()
-    record.write_text(json.dumps({"key": key, "found": found}, indent=1) + "\n", encoding="utf-8")
-    return found
+    result = make()
+    record.write_text(json.dumps({"key": key, "found": result}, indent=1) + "\n", encoding="utf-8")
+    return result
 
 
 def describe(paths: list[Path]) -> list[list]:
-    """Name, size and time of each file: what a change of the text shows in, without reading it."""
+    """Name, size and time of each file, which show that a text has changed without reading it."""
     return [[str(path), path.stat().st_size, path.stat().st_mtime_ns] for path in paths]
 
 
 def write_manifest(path: Path, files: Files, subwords: Path, counts: dict[str, SplitCounts], settings: dict) -> None:
-    """Record what the data was made of, with checksums, so that another machine can compare."""
+    """Record the files and settings behind the data, with checksums, so that machines can be compared."""
     bar = tqdm(total=sum(map(len, files.values())), desc="checksums", unit=" files", leave=False, disable=None)
 
     def checksums(paths: list[Path]) -> Iterator[dict]:
@@ -125,7 +126,7 @@ def write_manifest(path: Path, files: Files, subwords: Path, counts: dict[str, S
             bar.update()
 
     with bar:
-        found = {
+        manifest = {
             **settings,
             "sentencepiece_sha256": file_sha256(subwords),
             "splits": {
@@ -134,8 +135,8 @@ def write_manifest(path: Path, files: Files, subwords: Path, counts: dict[str, S
             },
             "files": {split: list(checksums(paths)) for split, paths in files.items()},
         }
-    part(path).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    part(path).replace(path)
+    unfinished_path(path).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+    unfinished_path(path).replace(path)
 
 
 def to_data_bin(files: Files, out: Path, settings: Settings) -> dict[str, SplitCounts]:
@@ -192,30 +193,29 @@ def parser() -> argparse.ArgumentParser:
         metavar="PATH",
         help="the folder or files you have, or any text file for a trial",
     )
-    parser.add_argument("--vocabulary", type=positive, default=32_000, help="rows of the embedding (%(default)s)")
-    parser.add_argument("--shards", type=positive, default=C4_SHARDS, help="training files of C4 (%(default)s of 1024)")
+    parser.add_argument("--vocabulary", type=positive_int, default=32_000, help="rows of the embedding (%(default)s)")
     parser.add_argument(
-        "--limit", type=positive, metavar="N", help="for a trial: only the first documents of each split, or lines"
+        "--shards", type=positive_int, default=C4_SHARDS, help="training files of C4 (%(default)s of 1024)"
     )
-    parser.add_argument("--workers", type=positive, default=os.cpu_count() or 1, help="processes and threads")
+    parser.add_argument(
+        "--limit", type=positive_int, metavar="N", help="for a trial: only the first documents of each split, or lines"
+    )
+    parser.add_argument("--workers", type=positive_int, default=os.cpu_count() or 1, help="processes and threads")
     return parser
 
 
+@script("prepare")
 def main(arguments: list[str] | None = None) -> int:
     """Run the script; returns the exit status."""
     options = parser().parse_args(arguments)
     options.out = options.out or Path("work/flash") / options.corpus
-    try:
-        counts = prepare(options)
-    except (ValueError, DownloadFailed, CommandFailed) as error:
-        print(f"prepare: {error}", file=sys.stderr)
-        return 1
+    counts = prepare(options)
     for split, count in counts.items():
         print(
             f"  {split:<5}  {count.documents:11,d} documents  {count.words:14,d} words  {count.tokens:14,d} tokens"
             f"  {count.tokens_per_word:.4f} tokens a word"
         )
-    print(f"Ready: {shown(options.out / 'data-bin')}. The commands to train with are in recipes/flash/README.md.")
+    print(f"Ready: {shown_path(options.out / 'data-bin')}. The commands to train with are in recipes/flash/README.md.")
     return 0
 
 

@@ -9,13 +9,15 @@ from typing import NamedTuple
 
 from tqdm import tqdm
 
-from ..download import DownloadFailed, download, first_source, read_json
+from ..shared.download import DownloadFailed, download, first_source, read_json
 
 #: Hosts with the same addresses below them: Hugging Face's own, and a mirror used in its place through HF_ENDPOINT.
 HUBS = ("https://huggingface.co", "https://hf-mirror.com")
 #: Hosts that give a file of a GitHub repository at a commit.
-_GITHUB = ("https://raw.githubusercontent.com/{repository}/{commit}/{path}",
-           "https://cdn.jsdelivr.net/gh/{repository}@{commit}/{path}")  # fmt: skip
+GITHUB_URLS = (
+    "https://raw.githubusercontent.com/{repository}/{commit}/{path}",
+    "https://cdn.jsdelivr.net/gh/{repository}@{commit}/{path}",
+)
 
 
 class Remote(NamedTuple):
@@ -41,14 +43,14 @@ class Record(NamedTuple):
     def urls(self) -> list[str]:
         """Addresses of the list."""
         place = {"repository": self.repository, "commit": self.commit, "path": self.path}
-        return [pattern.format(**place) for pattern in _GITHUB]
+        return [pattern.format(**place) for pattern in GITHUB_URLS]
 
 
 def hub_files(hub: str, dataset: str, revision: str, folder: str) -> list[Remote]:
-    """The files in a folder of a dataset repository at ``revision``, with what the hub says of them.
+    """The files in a folder of a dataset repository at ``revision``, with size and checksum as the hub lists them.
 
     Raises:
-        DownloadFailed: no list came.
+        DownloadFailed: the hub gave no list.
     """
     url = f"{hub}/api/datasets/{dataset}/tree/{revision}/{folder}"
     try:
@@ -67,10 +69,10 @@ def hub_files(hub: str, dataset: str, revision: str, folder: str) -> list[Remote
 
 
 def recorded_files(record: Record, folder: Path) -> dict[str, Remote]:
-    """Recorded address of each file -> what is recorded of it. The list is kept in ``folder``.
+    """Recorded address of each file -> its recorded size and checksum. The list is kept in ``folder``.
 
     Raises:
-        DownloadFailed: no source gave the very list.
+        DownloadFailed: no source gave exactly this list.
     """
     path = folder / f"{Path(record.path).parent.name}.{Path(record.path).name}"
     if not path.exists():
@@ -81,13 +83,13 @@ def recorded_files(record: Record, folder: Path) -> dict[str, Remote]:
 
 
 def fetch(files: Sequence[Remote], folder: Path, at_once: int = 1) -> None:
-    """Get ``files`` into ``folder``; those that lie there are left.
+    """Download ``files`` into ``folder``, but for those that are already there.
 
     Args:
-        at_once: how many at the same time, for many small ones.
+        at_once: number of simultaneous downloads; more than one helps with many small files.
 
     Raises:
-        DownloadFailed: one could not be had.
+        DownloadFailed: a file could not be downloaded.
     """
     missing = [file for file in files if not (folder / file.name).exists()]
 

@@ -1,4 +1,4 @@
-"""A corpus as subwords: the sentencepiece model of its training split, and its splits written in pieces for fairseq."""
+"""A corpus as subwords: a sentencepiece model of its training split, and its splits encoded for fairseq."""
 
 import io
 import itertools
@@ -10,7 +10,7 @@ from typing import NamedTuple
 import sentencepiece
 from tqdm import tqdm
 
-from ..text_files import part
+from ..shared.text_files import unfinished_path
 
 #: fairseq's own symbols: <s>, <pad>, </s>, <unk>; sentencepiece has three of them.
 FAIRSEQ_SYMBOLS = 4
@@ -19,7 +19,7 @@ _SENTENCEPIECE_SYMBOLS = 3
 SAMPLE_LINES = 500_000
 #: Longer lines are left out of the training.
 _MAX_LINE_BYTES = 16_384
-_BATCH_CHARACTERS = 4_000_000
+BATCH_CHARACTERS = 4_000_000
 _TOO_MANY = re.compile(r"Vocabulary size too high \(\d+\)\. Please set it to a value <= (\d+)")
 _TOO_FEW = re.compile(r"Vocabulary size is smaller than required_chars\. \d+ vs (\d+)")
 
@@ -35,7 +35,7 @@ class SplitCounts(NamedTuple):
 
     @property
     def tokens_per_word(self) -> float:
-        """Ratio of the two, for comparing perplexities of different subwords."""
+        """Tokens per word, for comparing perplexities of different subwords."""
         return self.tokens / self.words
 
 
@@ -43,7 +43,7 @@ def train_sentencepiece(lines: Iterable[str], path: Path, vocabulary: int, maske
     """Train a unigram model with byte fallback on ``lines`` and write it to ``path``.
 
     Args:
-        vocabulary: rows of the model's embedding: the pieces, fairseq's four symbols and, if ``masked``, its <mask>.
+        vocabulary: rows of the model's embedding: the subwords, fairseq's four symbols and, if ``masked``, its <mask>.
 
     Raises:
         ValueError: no text, or a vocabulary that this text does not allow.
@@ -68,15 +68,15 @@ def train_sentencepiece(lines: Iterable[str], path: Path, vocabulary: int, maske
     except RuntimeError as error:
         raise ValueError(_explain(str(error), vocabulary, extra)) from error
     path.parent.mkdir(parents=True, exist_ok=True)
-    part(path).write_bytes(written.getvalue())
-    part(path).replace(path)
+    unfinished_path(path).write_bytes(written.getvalue())
+    unfinished_path(path).replace(path)
 
 
 def _explain(error: str, vocabulary: int, extra: int) -> str:
     for pattern, bound in ((_TOO_MANY, "at most"), (_TOO_FEW, "at least")):
-        found = pattern.search(error)
-        if found is not None:
-            return f"--vocabulary is {vocabulary}; allowed for this text: {bound} {int(found[1]) + extra}"
+        bounds = pattern.search(error)
+        if bounds is not None:
+            return f"--vocabulary is {vocabulary}; allowed for this text: {bound} {int(bounds[1]) + extra}"
     if "!sentences_.empty()" in error:
         return "the training split is empty; allowed: at least one line of text, of at most 16,384 bytes"
     return f"sentencepiece: {error}"
@@ -89,11 +89,11 @@ def encode(
     threads: int,
     total: int | None = None,
 ) -> SplitCounts:
-    """Write ``documents``, each its lines, to ``path`` in pieces, one document a line; ``total`` is for the bar."""
+    """Write ``documents``, lists of lines, to ``path`` as subwords, one document a line; ``total`` is for the bar."""
     counts = SplitCounts(0, 0, 0, 0, 0)
     path.parent.mkdir(parents=True, exist_ok=True)
     bar = tqdm(documents, total=total, desc=path.stem, unit=" documents", leave=False, disable=None)
-    with bar, open(part(path), "w", encoding="utf-8", newline="\n") as file:
+    with bar, open(unfinished_path(path), "w", encoding="utf-8", newline="\n") as file:
         for batch in _batches(bar):
             lines = [line for document in batch for line in document]
             pieces = iter(model.encode(lines, out_type=str, num_threads=threads))
@@ -102,25 +102,25 @@ def encode(
                 encoded = list(itertools.chain.from_iterable(itertools.islice(pieces, len(document))))
                 tokens += len(encoded) + 1
                 file.write(" ".join(encoded) + "\n")
-            found = SplitCounts(
+            batch_counts = SplitCounts(
                 documents=len(batch),
                 empty_documents=sum(not document for document in batch),
                 words=sum(line.count(" ") + 1 for line in lines),
                 text_bytes=sum(len(line.encode()) + 1 for line in lines),
                 tokens=tokens,
             )
-            counts = SplitCounts(*(before + new for before, new in zip(counts, found)))
-    part(path).replace(path)
+            counts = SplitCounts(*(before + new for before, new in zip(counts, batch_counts)))
+    unfinished_path(path).replace(path)
     return counts
 
 
 def _batches(documents: Iterable[list[str]]) -> Iterator[list[list[str]]]:
-    """``documents`` in lists of limited length: sentencepiece's threads share what they are given at once."""
+    """``documents`` in lists of limited length; sentencepiece's threads share the lines of one list."""
     batch, size = [], 0
     for document in documents:
         batch.append(document)
         size += sum(map(len, document)) + 1
-        if size > _BATCH_CHARACTERS:
+        if size > BATCH_CHARACTERS:
             yield batch
             batch, size = [], 0
     if batch:

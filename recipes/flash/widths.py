@@ -8,11 +8,12 @@ from pathlib import Path
 from fairseq import options, tasks
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
+from ..shared.scripts import script
 from .models import MODELS, SHAPE
 
-#: Its parameters, at its own default inner width, are what the others are given.
+#: The others get as many parameters as this architecture has with its default inner width.
 REFERENCE = "transformer_pp_lm"
-#: How far from the reference's the number of parameters may be.
+#: Largest relative difference from the reference's number of parameters.
 TOLERANCE = 0.02
 _WIDTH_STEP = 8
 
@@ -52,15 +53,16 @@ def equal_widths(data: Path, architectures: list[str], length: int) -> dict[str,
         slope = (count(high) - count(low)) / (high - low)
         width = round((low + (target - count(low)) / slope) / _WIDTH_STEP) * _WIDTH_STEP
         widths[architecture] = max(width, _WIDTH_STEP)
-        found = count(widths[architecture])
-        if abs(found - target) > TOLERANCE * target:
+        parameters = count(widths[architecture])
+        if abs(parameters - target) > TOLERANCE * target:
             raise ValueError(
-                f"{architecture} has {found:,} parameters at the nearest inner width, {widths[architecture]}; allowed:"
-                f" within {TOLERANCE:.0%} of the {target:,} of {REFERENCE}"
+                f"{architecture} has {parameters:,} parameters at the nearest inner width, {widths[architecture]};"
+                f" allowed: within {TOLERANCE:.0%} of the {target:,} of {REFERENCE}"
             )
     return widths
 
 
+@script("widths")
 def main(arguments: list[str] | None = None) -> int:
     """Print architecture -> width as JSON; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -68,11 +70,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--archs", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--length", type=int, default=512, help="tokens in a sequence (%(default)s)")
     chosen = parser.parse_args(arguments)
-    try:
-        print(json.dumps(equal_widths(chosen.data, chosen.archs, chosen.length)))
-    except ValueError as error:
-        print(f"widths: {error}", file=sys.stderr)
-        return 1
+    print(json.dumps(equal_widths(chosen.data, chosen.archs, chosen.length)))
     return 0
 
 

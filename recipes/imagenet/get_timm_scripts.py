@@ -15,19 +15,20 @@ from pathlib import Path
 
 import timm
 
-from ..commands import shown
-from ..download import DownloadFailed, download
+from ..shared.commands import shown_path
+from ..shared.download import DownloadFailed, download
+from ..shared.scripts import RecipeFailed, script
 
 REPOSITORY = "https://github.com/huggingface/pytorch-image-models"
 ARCHIVE = "https://codeload.github.com/huggingface/pytorch-image-models/zip/refs/tags/{tag}"
-#: What is taken; the first is the one no recipe works without.
+#: The scripts that are copied; only the first must exist.
 SCRIPTS = ("train.py", "validate.py", "inference.py", "benchmark.py", "onnx_export.py", "avg_checkpoints.py")
 VERSION_FILE = "timm/version.py"
 _GIT_SECONDS = 300
 
 
-class NotFound(RuntimeError):
-    """The scripts could not be had at a tag; the message says from where and why."""
+class NotFound(RecipeFailed):
+    """No source has the scripts at a tag; the message names the sources and the reasons."""
 
 
 def installed_tag() -> str:
@@ -36,20 +37,20 @@ def installed_tag() -> str:
 
 
 def read_version(folder: Path) -> str:
-    """The version a timm source tree says it is, without running it.
+    """Read the version of a timm source tree without running it.
 
     Raises:
-        NotFound: there is none.
+        NotFound: the tree names no version.
     """
     path = folder / VERSION_FILE
-    found = path.is_file() and re.search(r"""__version__ = ['"]([^'"]+)['"]""", path.read_text(encoding="utf-8"))
-    if not found:
+    match = path.is_file() and re.search(r"""__version__ = ['"]([^'"]+)['"]""", path.read_text(encoding="utf-8"))
+    if not match:
         raise NotFound(f"{path} names no version; allowed: timm's source tree")
-    return found[1]
+    return match[1]
 
 
 def from_git(source: str, tag: str, folder: Path) -> None:
-    """The scripts at ``tag`` of the git repository ``source``, a path or an address, into ``folder``.
+    """Copy the scripts at ``tag`` of the git repository ``source``, a path or an address, into ``folder``.
 
     Raises:
         NotFound: git is missing, or the repository or the tag is.
@@ -68,7 +69,7 @@ def from_git(source: str, tag: str, folder: Path) -> None:
 
 
 def from_archive(url: str, folder: Path) -> None:
-    """The scripts in the zip archive at ``url`` into ``folder``.
+    """Copy the scripts in the zip archive at ``url`` into ``folder``.
 
     Raises:
         NotFound: it cannot be downloaded or is no archive of timm.
@@ -90,7 +91,7 @@ def from_archive(url: str, folder: Path) -> None:
 
 
 def copy(tree: Path, folder: Path) -> None:
-    """The scripts of timm's source tree ``tree`` into ``folder``, with the file that tells the version.
+    """Copy the scripts of timm's source tree ``tree`` into ``folder``, with the file that names the version.
 
     Raises:
         NotFound: ``tree`` is not timm's source tree.
@@ -116,14 +117,14 @@ def tags_of(repository: Path) -> list[str]:
 
 
 def get(out: Path, tag: str, source: Path | None = None) -> str:
-    """The scripts at ``tag`` into the folder ``out``; returns the version they are of.
+    """Put the scripts at ``tag`` into the folder ``out``; returns their version.
 
     Args:
         source: a git repository or an unpacked source tree to take them from; the network otherwise.
 
     Raises:
         ValueError: ``source`` does not exist.
-        NotFound: no way led to them, or they are of another version than ``tag`` says.
+        NotFound: no source has them, or their version is not that of ``tag``.
     """
     ways: list[Callable[[Path], None]]
     if source is None:
@@ -175,6 +176,7 @@ def _advice(tag: str, source: Path | None) -> str:
     )
 
 
+@script("get_timm_scripts")
 def main(arguments: list[str] | None = None) -> int:
     """Run the script; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m recipes.imagenet.get_timm_scripts", description=__doc__)
@@ -182,12 +184,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--tag", default=installed_tag(), help="default: %(default)s, the installed timm's")
     parser.add_argument("--from", dest="source", type=Path, help="a git repository or source tree of timm on this disk")
     options = parser.parse_args(arguments)
-    try:
-        version = get(options.out.absolute(), options.tag, options.source)
-    except (NotFound, ValueError) as error:
-        print(f"get_timm_scripts: {error}", file=sys.stderr)
-        return 1
-    print(f"timm {version}'s scripts are in {shown(options.out)}")
+    version = get(options.out.absolute(), options.tag, options.source)
+    print(f"timm {version}'s scripts are in {shown_path(options.out)}")
     if version != timm.__version__:
         print(f"Note: the timm installed is {timm.__version__}.")
     return 0

@@ -1,1 +1,1 @@
-"""Released, stock and own checkpoints as a start: commands, and what the start is worth on data at hand."""
+"""Training that starts from released, stock or own checkpoints: commands, and a comparison with random weights."""

@@ -1,27 +1,26 @@
-"""Start from stock softmax weights or from random ones, on data at hand: what is the start worth?
+"""Compare training from stock softmax weights with training from random weights, on data that every machine has.
 
 ``python -m recipes.pretrained.compare [--file any.txt]`` from the checkout's root: about ten minutes on 2 CPU cores.
 Language models through fairseq-train, image models through timm's parts.
 """
 
 import argparse
-import shlex
 import sys
 import time
 from pathlib import Path
 from typing import NamedTuple
 
-from ..commands import CommandFailed, shown
 from ..demo import corpus
-from ..tables import describe_run
-from ..text_files import positive
+from ..shared.commands import shown_path
+from ..shared.scripts import command_line, positive_int, script
+from ..shared.tables import describe_run
 from .images import compare_images
 from .results import write
 from .text import compare_text
 
 
 class Budget(NamedTuple):
-    """How much is done."""
+    """How long each model trains, and its vocabulary."""
 
     source_updates: int  # of the stock language model
     updates: int  # of ours, from either start
@@ -33,7 +32,7 @@ class Budget(NamedTuple):
 FULL = Budget(source_updates=300, updates=200, vocabulary=2000, source_epochs=16, epochs=9)
 #: To see that everything runs; nothing is learned.
 QUICK = Budget(source_updates=5, updates=5, vocabulary=2000, source_epochs=1, epochs=1)
-#: Bytes of the interpreter's library that are the text if none is given.
+#: Bytes of Python's standard library that are the text without ``--file``.
 _LIBRARY_BYTES = 1_200_000
 
 
@@ -50,35 +49,28 @@ def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m recipes.pretrained.compare", description=__doc__.splitlines()[0])
     parser.add_argument("--file", type=Path, help="any text in UTF-8; default: Python's standard library")
     parser.add_argument("--out", type=Path, default=Path("work/pretrained"), help="default: %(default)s")
-    parser.add_argument("--vocabulary", type=positive, help=f"subwords; default: {FULL.vocabulary}")
+    parser.add_argument("--vocabulary", type=positive_int, help=f"subwords; default: {FULL.vocabulary}")
     parser.add_argument("--quick", action="store_true", help="only see that everything runs: nothing is learned")
     return parser
 
 
+@script("compare")
 def main(arguments: list[str] | None = None) -> int:
     """Run the script; returns the exit status."""
     options = parser().parse_args(arguments)
     budget, out = QUICK if options.quick else FULL, options.out.absolute()
-    given = sys.argv[1:] if arguments is None else arguments
-    command = shlex.join(["python", "-m", "recipes.pretrained.compare", *given])
+    command = command_line("recipes.pretrained.compare", arguments)
     started = time.monotonic()
-    try:
-        if options.file is not None and not options.file.is_file():
-            raise ValueError(f"--file is {options.file}, which does not exist; allowed: a text file")
-        text = options.file or library_text(out / "library.txt")
-        vocabulary = options.vocabulary or budget.vocabulary
-        halves = [
-            compare_text(out / "text", text, budget.source_updates, budget.updates, vocabulary),
-            compare_images(out / "images", budget.source_epochs, budget.epochs),
-        ]
-    except (ValueError, CommandFailed) as error:
-        print(f"compare: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("\ncompare: interrupted.", file=sys.stderr)
-        return 130
+    if options.file is not None and not options.file.is_file():
+        raise ValueError(f"--file is {options.file}, which does not exist; allowed: a text file")
+    text = options.file or library_text(out / "library.txt")
+    vocabulary = options.vocabulary or budget.vocabulary
+    halves = [
+        compare_text(out / "text", text, budget.source_updates, budget.updates, vocabulary),
+        compare_images(out / "images", budget.source_epochs, budget.epochs),
+    ]
     print("\n" + write(out, halves, describe_run(command, time.monotonic() - started)))
-    print(f"\nThe same as Markdown and JSON: {shown(out)}")
+    print(f"\nThe same as Markdown and JSON: {shown_path(out)}")
     return 0
 
 

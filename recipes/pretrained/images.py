@@ -1,4 +1,4 @@
-"""The image half: timm's DeiT learns handwritten digits, and our vision transformers start from it or from nothing."""
+"""The image half: train timm's DeiT on handwritten digits, then our models from its weights and from random ones."""
 
 import shutil
 from pathlib import Path
@@ -24,7 +24,7 @@ from .results import RANDOM, STOCK, Half, Outcome
 SOURCE = "deit_tiny_patch16_224"
 #: One shape for all, with 64 patches.
 SHAPE: dict[str, Any] = dict(img_size=32, patch_size=4, embed_dim=64, depth=4, num_classes=10)
-#: Ours, with what their own parts need; the first entry is the stock model's.
+#: Arguments of each model beside the common shape; the first entry is the stock model.
 ARGUMENTS: dict[str, dict[str, Any]] = {
     SOURCE: dict(num_heads=4),
     "flowformer_deit_ti": dict(num_heads=4),
@@ -35,29 +35,37 @@ _BATCH, _SEED = 64, 1
 
 
 def build(name: str, checkpoint: Path | None = None) -> nn.Module:
-    """The model ``name`` in the common shape, from ``checkpoint`` as from pretrained weights if it is given."""
+    """The model ``name`` in the common shape, with ``checkpoint`` as its pretrained weights unless that is None."""
     random_seed(_SEED)
     overlay = {} if checkpoint is None else dict(pretrained_cfg_overlay=dict(file=str(checkpoint), num_classes=10))
     return timm.create_model(name, pretrained=checkpoint is not None, **overlay, **SHAPE, **ARGUMENTS[name])
 
 
 def loaders(folder: Path, model: nn.Module) -> tuple[DataLoader, DataLoader]:
-    """timm's, of the digits to learn from and of those held out."""
+    """timm's loaders of the training digits and of the held-out ones."""
     data = resolve_data_config({"input_size": (3, 32, 32), "crop_pct": 1.0}, model=model)
 
     def loader(split: str, **augmentation: Any) -> DataLoader:
         return create_loader(
-            create_dataset("", root=str(folder), split=split), input_size=data["input_size"], batch_size=_BATCH,
-            is_training=split == "train", interpolation=data["interpolation"], mean=data["mean"], std=data["std"],
-            crop_pct=data["crop_pct"], num_workers=0, device=torch.device("cpu"), persistent_workers=False,
+            create_dataset("", root=str(folder), split=split),
+            input_size=data["input_size"],
+            batch_size=_BATCH,
+            is_training=split == "train",
+            interpolation=data["interpolation"],
+            mean=data["mean"],
+            std=data["std"],
+            crop_pct=data["crop_pct"],
+            num_workers=0,
+            device=torch.device("cpu"),
+            persistent_workers=False,
             **augmentation,
-        )  # fmt: skip
+        )
 
     return loader("train", scale=(0.7, 1.0), hflip=0.0, color_jitter=0.0), loader("validation")
 
 
 def train(model: nn.Module, folder: Path, epochs: int, name: str) -> tuple[dict[str, float], dict[str, float]]:
-    """Train; loss and accuracy on the held-out digits before and after."""
+    """Train; returns loss and accuracy on the held-out digits before and after."""
     random_seed(_SEED)
     learn, hold = loaders(folder, model)
     optimizer = create_optimizer_v2(model, opt="adamw", lr=2e-3, weight_decay=0.05)

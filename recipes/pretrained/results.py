@@ -1,10 +1,10 @@
-"""What starting from stock softmax weights gave against starting from random ones, as tables and JSON."""
+"""Results of training from stock softmax weights and from random ones, as tables and JSON."""
 
 import json
 from pathlib import Path
 from typing import NamedTuple
 
-from ..tables import MISSING, Run, Table, as_markdown, as_text
+from ..shared.tables import MISSING, Run, Table, as_markdown, as_text
 
 STOCK, RANDOM = "stock weights", "random weights"
 
@@ -31,7 +31,7 @@ class Half(NamedTuple):
 
 
 def table(half: Half) -> Table:
-    """Loss before and after, a row a model and start."""
+    """Loss before and after, a row for each model and start."""
     header = ["model", "started from", "before", f"after {half.updates} updates"]
     images = any(outcome.top1 is not None for outcome in half.outcomes)
     header += ["top-1, %"] if images else []
@@ -48,7 +48,7 @@ def table(half: Half) -> Table:
 
 
 def write(out: Path, halves: list[Half], run: Run) -> str:
-    """results.txt, .md and .json in ``out``; returns the text."""
+    """Write results.txt, .md and .json to ``out``; returns the text."""
     blocks = [table(half) for half in halves]
     plain = as_text(blocks, run)
     content = {

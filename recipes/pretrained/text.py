@@ -1,38 +1,91 @@
-"""The text half: fairseq's transformer_lm learns a text, and our language models start from it or from nothing."""
+"""The text half: train fairseq's transformer_lm on a text, then our models from its weights and from random ones."""
 
 import shutil
 from pathlib import Path
 
-from tqdm import tqdm
-
-from .. import fairseq_log
-from ..commands import python, run, shown
 from ..flash.prepare import Settings, cut_trial, to_data_bin
+from ..shared import fairseq_log
+from ..shared.commands import python_command, shown_path
+from ..shared.fairseq_training import last_validation, train
 from .results import RANDOM, STOCK, Half, Outcome
 
 SOURCE, MODELS = "transformer_lm", ("flowformer_lm", "linear_lm")
 LENGTH, TOKENS_PER_UPDATE = 512, 4096
-#: One shape for all, pre-norm, which is said for transformer_lm.
+#: One shape for all; ``--decoder-normalize-before`` is for transformer_lm, whose default is post-norm.
 SHAPE = [
-    "--decoder-embed-dim", 128, "--decoder-input-dim", 128, "--decoder-output-dim", 128, "--decoder-ffn-embed-dim", 512,
-    "--decoder-layers", 2, "--decoder-attention-heads", 4, "--decoder-normalize-before",
-    "--share-decoder-input-output-embed", "--dropout", 0.1,
-]  # fmt: skip
+    "--decoder-embed-dim",
+    128,
+    "--decoder-input-dim",
+    128,
+    "--decoder-output-dim",
+    128,
+    "--decoder-ffn-embed-dim",
+    512,
+    "--decoder-layers",
+    2,
+    "--decoder-attention-heads",
+    4,
+    "--decoder-normalize-before",
+    "--share-decoder-input-output-embed",
+    "--dropout",
+    0.1,
+]
 _LOG_POINTS = 20
 
 
 def train_command(data: Path, folder: Path, architecture: str, updates: int, lr: float, *further: object) -> list[str]:
     """fairseq-train with one validation, at the end."""
-    return python(
-        "-m", "fairseq_cli.train", data, "--user-dir", "fairseq_plugin", "--task", "language_modeling",
-        "--arch", architecture, *SHAPE, "--tokens-per-sample", LENGTH, "--sample-break-mode", "none",
-        "--max-tokens", TOKENS_PER_UPDATE, "--num-workers", 0, "--optimizer", "adam",
-        "--adam-betas", "(0.9, 0.98)", "--weight-decay", "0.01", "--clip-norm", "1.0", "--lr", lr,
-        "--lr-scheduler", "polynomial_decay", "--warmup-updates", max(1, updates // 10),
-        "--total-num-update", updates, "--max-update", updates, "--validate-interval", 1_000_000,
-        "--save-dir", folder, "--seed", 1, "--log-format", "json",
-        "--log-interval", max(1, updates // _LOG_POINTS), *further,
-    )  # fmt: skip
+    return python_command(
+        "-m",
+        "fairseq_cli.train",
+        data,
+        "--user-dir",
+        "fairseq_plugin",
+        "--task",
+        "language_modeling",
+        "--arch",
+        architecture,
+        *SHAPE,
+        "--tokens-per-sample",
+        LENGTH,
+        "--sample-break-mode",
+        "none",
+        "--max-tokens",
+        TOKENS_PER_UPDATE,
+        "--num-workers",
+        0,
+        "--data-buffer-size",
+        0,  # no reader thread, in which a training that ends may abort
+        "--optimizer",
+        "adam",
+        "--adam-betas",
+        "(0.9, 0.98)",
+        "--weight-decay",
+        "0.01",
+        "--clip-norm",
+        "1.0",
+        "--lr",
+        lr,
+        "--lr-scheduler",
+        "polynomial_decay",
+        "--warmup-updates",
+        max(1, updates // 10),
+        "--total-num-update",
+        updates,
+        "--max-update",
+        updates,
+        "--validate-interval",
+        1_000_000,
+        "--save-dir",
+        folder,
+        "--seed",
+        1,
+        "--log-format",
+        "json",
+        "--log-interval",
+        max(1, updates // _LOG_POINTS),
+        *further,
+    )
 
 
 def validation_loss(command: list[str], log: Path, updates: int) -> float:
@@ -42,18 +95,8 @@ def validation_loss(command: list[str], log: Path, updates: int) -> float:
         CommandFailed: fairseq-train failed.
         ValueError: its log does not end with a validation.
     """
-    with tqdm(total=updates, desc=f"  {log.stem}", unit=" updates", leave=False, disable=None) as bar:
-
-        def on_line(line: str) -> None:
-            entry = fairseq_log.parse_entry(line)
-            if entry is not None:
-                bar.update(entry.update - bar.n)
-
-        run(command, log, on_line)
-    entries = fairseq_log.parse_training(log.read_text(encoding="utf-8").splitlines())
-    if not entries or entries[-1].kind != "valid" or entries[-1].update != updates:
-        raise ValueError(f"{shown(log)} does not end with a validation after update {updates}")
-    return entries[-1].loss
+    _, lines = train(command, log, updates, log.stem)
+    return last_validation(fairseq_log.parse_training(lines), log, updates).loss
 
 
 def compare_text(out: Path, text: Path, source_updates: int, updates: int, vocabulary: int) -> Half:
@@ -62,7 +105,7 @@ def compare_text(out: Path, text: Path, source_updates: int, updates: int, vocab
     Raises:
         CommandFailed, ValueError: see the functions above.
     """
-    print(f"Text: {shown(text)}", flush=True)
+    print(f"Text: {shown_path(text)}", flush=True)
     to_data_bin(cut_trial(text, out / "raw", None), out, Settings(vocabulary))
     data, logs, folder = out / "data-bin", out / "logs", out / SOURCE
     shutil.rmtree(folder, ignore_errors=True)  # fairseq-train would go on with an earlier run's model
@@ -73,7 +116,7 @@ def compare_text(out: Path, text: Path, source_updates: int, updates: int, vocab
         for start, flags in ((STOCK, ["--finetune-from-model", folder / "checkpoint_last.pt"]), (RANDOM, [])):
             name = f"{model}.{start.split()[0]}"
             flags = ["--no-save", *flags]
-            # An update with a learning rate of 0 changes nothing: the validation after it is of the start.
+            # An update with a learning rate of 0 changes nothing, so the validation after it is that of the start.
             first = train_command(data, out / name, model, 1, 0.0, *flags)
             before = validation_loss(first, logs / f"{name}.before.log", 1)
             last = train_command(data, out / name, model, updates, 0.003, *flags)

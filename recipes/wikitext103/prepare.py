@@ -14,9 +14,10 @@ from typing import NamedTuple
 
 from tqdm import tqdm
 
-from ..commands import CommandFailed, python, run, shown
-from ..download import DownloadFailed, download, first_source
-from ..text_files import cut_text, part, positive, read_lines, write_lines
+from ..shared.commands import python_command, run, shown_path
+from ..shared.download import DownloadFailed, download, first_source
+from ..shared.scripts import positive_int, script
+from ..shared.text_files import cut_text, read_lines, unfinished_path, write_lines
 
 SPLITS = ("train", "valid", "test")
 
@@ -38,10 +39,10 @@ EXPECTED = {
 #: Size and checksum of wikitext-103-v1.zip, from Hugging Face's datasets/wikitext/dataset_infos.json.
 ZIP_SIZE = 190_229_076
 ZIP_SHA256 = "242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590"
-#: Addresses of that very file: the dataset's first author's.
+#: Addresses of exactly this file: the site of the dataset's first author.
 ZIP_URLS = ("https://wikitext.smerity.com/wikitext-103-v1.zip",)
 
-#: Newer ones need numpy 2, which fairseq does not bear.
+#: Newer versions of pyarrow need numpy 2, with which fairseq fails.
 _PYARROW = "reading it needs pyarrow: python -m pip install 'pyarrow<22' 'numpy<2'"
 
 #: The same text as tables, at a fixed revision of the publisher's repository; reading them needs pyarrow.
@@ -94,12 +95,12 @@ def _fetch_parquet(folder: Path) -> None:
 
 
 def write_rows(rows: Iterable[str], path: Path) -> None:
-    """A table's rows as the archive's lines: a row keeps its line's end, but a blank line is an empty row there."""
+    """Write a table's rows as the archive's lines: rows keep their line ends, but blank lines are empty rows there."""
     write_lines(path, (row or " \n" for row in rows))
 
 
 def extract(archive: Path, folder: Path) -> None:
-    """The three splits of a zip archive, wherever in it they lie, into ``folder``.
+    """Extract the three splits of a zip archive, from any folder in it, into ``folder``.
 
     Raises:
         ValueError: it is no zip archive or lacks a split.
@@ -111,31 +112,31 @@ def extract(archive: Path, folder: Path) -> None:
                 path = split_path(folder, split)
                 if path.name not in members:
                     raise ValueError(f"{archive} lacks {path.name}; allowed: wikitext-103-v1.zip (not the raw one)")
-                with opened.open(members[path.name]) as source, open(part(path), "wb") as target:
+                with opened.open(members[path.name]) as source, open(unfinished_path(path), "wb") as target:
                     shutil.copyfileobj(source, target)
-                part(path).replace(path)
+                unfinished_path(path).replace(path)
     except zipfile.BadZipFile as error:
         raise ValueError(f"{archive}: {error}; allowed: a whole zip archive") from error
 
 
 def take_file(path: Path, folder: Path, limit: int | None = None) -> bool:
-    """Put what the user has at ``path`` into ``folder``; True if it claims to be WikiText-103.
+    """Put the user's text at ``path`` into ``folder``; True if it has the form of WikiText-103.
 
     Args:
         path: the zip archive, a folder with its three files, or any text file, which is cut in three.
-        limit: use only the first so many lines of a text file.
+        limit: number of lines of a text file that are used, from the first one.
 
     Raises:
-        ValueError: ``path`` is nothing of that.
+        ValueError: ``path`` is none of these.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if path.is_dir():
         for split in SPLITS:
-            found = next(iter(sorted(path.rglob(split_path(path, split).name))), None)
-            if found is None:
+            source = next(iter(sorted(path.rglob(split_path(path, split).name))), None)
+            if source is None:
                 names = ", ".join(split_path(path, split).name for split in SPLITS)
                 raise ValueError(f"--file is the folder {path}, without {names}; allowed: a folder that holds them")
-            write_lines(split_path(folder, split), read_lines(found))
+            write_lines(split_path(folder, split), read_lines(source))
         return True
     if not path.is_file():
         raise ValueError(f"--file is {path}, which does not exist; allowed: a zip archive, a folder or a text file")
@@ -156,16 +157,16 @@ def count(path: Path) -> Counts:
 
 
 def check(folder: Path) -> None:
-    """Compare the three splits with what WikiText-103 has.
+    """Compare the sizes of the three splits with those of WikiText-103.
 
     Raises:
         ValueError: a split differs.
     """
     for split in tqdm(SPLITS, desc="counting", unit=" splits", leave=False, disable=None):
-        found, expected = count(split_path(folder, split)), EXPECTED[split]
-        if found != expected:
+        counts, expected = count(split_path(folder, split)), EXPECTED[split]
+        if counts != expected:
             raise ValueError(
-                f"{split_path(folder, split)} has {found.lines:,} lines and {found.tokens:,} tokens; allowed:"
+                f"{split_path(folder, split)} has {counts.lines:,} lines and {counts.tokens:,} tokens; allowed:"
                 f" {expected.lines:,} and {expected.tokens:,}, which WikiText-103 has"
             )
 
@@ -178,10 +179,10 @@ def shorten(folder: Path, limit: int) -> None:
 
 
 def binarise(folder: Path, data_bin: Path, workers: int) -> None:
-    """fairseq-preprocess of the three splits, as fairseq's own recipe has it: words by whitespace, no threshold."""
+    """Run fairseq-preprocess on the three splits as fairseq's own recipe does: words by whitespace, no threshold."""
     shutil.rmtree(data_bin, ignore_errors=True)  # it would keep the dictionary of other text
     prefixes = (item for split in SPLITS for item in (f"--{split}pref", split_path(folder, split)))
-    command = python("-m", "fairseq_cli.preprocess", "--only-source", *prefixes, "--destdir", data_bin)
+    command = python_command("-m", "fairseq_cli.preprocess", "--only-source", *prefixes, "--destdir", data_bin)
     run([*command, "--workers", str(workers)], folder / "preprocess.log")
 
 
@@ -190,34 +191,31 @@ def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m recipes.wikitext103.prepare", description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("work/wikitext103"), help="default: %(default)s")
     parser.add_argument("--file", type=Path, help="the zip or folder you have, or any text file for a trial")
-    parser.add_argument("--limit", type=positive, metavar="LINES", help="for a trial: only the first lines")
-    parser.add_argument("--workers", type=positive, default=2, help="processes of fairseq-preprocess")
+    parser.add_argument("--limit", type=positive_int, metavar="LINES", help="for a trial: only the first lines")
+    parser.add_argument("--workers", type=positive_int, default=2, help="processes of fairseq-preprocess")
     return parser
 
 
+@script("prepare")
 def main(arguments: list[str] | None = None) -> int:
     """Run the script; returns the exit status."""
     options = parser().parse_args(arguments)
     out = options.out.absolute()
     text, data_bin = out / "text", out / "data-bin"
-    try:
-        genuine = True
-        if options.file is not None:
-            genuine = take_file(options.file, text, options.limit)
-        else:
-            fetch(text)
-        if genuine:
-            check(text)
-            if options.limit is not None:
-                shorten(text, options.limit)
-        binarise(text, data_bin, options.workers)
-    except (ValueError, DownloadFailed, CommandFailed) as error:
-        print(f"prepare: {error}", file=sys.stderr)
-        return 1
+    genuine = True
+    if options.file is not None:
+        genuine = take_file(options.file, text, options.limit)
+    else:
+        fetch(text)
+    if genuine:
+        check(text)
+        if options.limit is not None:
+            shorten(text, options.limit)
+    binarise(text, data_bin, options.workers)
     for split in SPLITS:
-        found = count(split_path(text, split))
-        print(f"  {split:<5}  {found.lines:9,d} lines  {found.tokens:11,d} tokens")
-    print(f"Ready: {shown(data_bin)}. The commands to train with are in recipes/wikitext103/README.md.")
+        counts = count(split_path(text, split))
+        print(f"  {split:<5}  {counts.lines:9,d} lines  {counts.tokens:11,d} tokens")
+    print(f"Ready: {shown_path(data_bin)}. The commands to train with are in recipes/wikitext103/README.md.")
     return 0
 
 

@@ -1,14 +1,12 @@
 """Random tensors and padding masks for the tests of the core."""
 
-from typing import Optional, Tuple
-
 import torch
 from torch import Tensor
 
 
 def qkv(
     n: int,
-    m: Optional[int] = None,
+    m: int | None = None,
     *,
     batch: int = 2,
     heads: int = 2,
@@ -17,7 +15,7 @@ def qkv(
     dtype: torch.dtype = torch.float64,
     seed: int = 0,
     scale: float = 1.0,
-) -> Tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """q (B, H, n, d), k (B, H, m, d), v (B, H, m, e), leaves that want gradients; m is n when None."""
     generator = torch.Generator().manual_seed(seed)
     m = n if m is None else m
@@ -31,13 +29,13 @@ def mixed_chunk_inputs(
     n: int,
     *,
     batch: int = 2,
-    heads: Optional[int] = 2,
+    heads: int | None = 2,
     s: int = 4,
     e: int = 3,
     dtype: torch.dtype = torch.float64,
     seed: int = 0,
     scale: float = 1.0,
-) -> Tuple[Tensor, ...]:
+) -> tuple[Tensor, ...]:
     """q_quad, k_quad, q_lin, k_lin (B, H, n, s) and v (B, H, n, e), leaves; (B, n, s) and (B, n, e) for None heads."""
     generator = torch.Generator().manual_seed(seed)
     leading = (batch,) if heads is None else (batch, heads)
@@ -49,7 +47,7 @@ def mixed_chunk_inputs(
 BIASES = ("no bias", "vector", "matrix", "vectors", "matrices")
 
 
-def bias_like(form: str, tokens: int, heads: int = 2, dtype: torch.dtype = torch.float64) -> Optional[Tensor]:
+def bias_like(form: str, tokens: int, heads: int = 2, dtype: torch.dtype = torch.float64) -> Tensor | None:
     """A bias for ``tokens`` tokens, a leaf: over distances or a matrix, one for all heads or (plural) one for each."""
     if form == "no bias":
         return None
@@ -59,7 +57,7 @@ def bias_like(form: str, tokens: int, heads: int = 2, dtype: torch.dtype = torch
     return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
 
 
-def doubled(*tensors: Tensor) -> Tuple[Tensor, ...]:
+def doubled(*tensors: Tensor) -> tuple[Tensor, ...]:
     """The same numbers as new float64 leaves, for the reference of a less precise input."""
     return tuple(x.detach().double().requires_grad_() for x in tensors)
 
@@ -68,7 +66,7 @@ def doubled(*tensors: Tensor) -> Tuple[Tensor, ...]:
 SIDES = ("none", "left", "right", "both", "holes", "all")
 
 
-def padding(side: str, batch: int, tokens: int) -> Optional[Tensor]:
+def padding(side: str, batch: int, tokens: int) -> Tensor | None:
     """Bool (batch, tokens), True = padding, another amount in each row; "all" leaves one row without a real token."""
     if side == "none":
         return None
@@ -85,3 +83,28 @@ def padding(side: str, batch: int, tokens: int) -> Optional[Tensor]:
     mask = position >= tokens - amount
     mask[0] = True
     return mask
+
+
+#: Options of Flow-Attention: one change each from the defaults, and all at once.
+FLOW_OPTIONS = [
+    {},
+    {"form": "paper"},
+    {"form": "released_vision"},
+    {"clamp": 0.9},
+    {"clamp": 5.0},
+    {"clamp": None},
+    {"phi": "elu+1"},
+    {"phi": "relu"},
+    {"competition": "sigmoid"},
+    {"competition": "none"},
+    {"allocation": "softmax"},
+    {"allocation": "none"},
+    {"form": "paper", "phi": "elu+1", "competition": "sigmoid", "allocation": "softmax"},
+    {"form": "paper", "competition": "none", "allocation": "none"},
+    {"form": "released_vision", "phi": "elu+1", "clamp": None, "allocation": "softmax"},
+]
+
+
+def name_of(options: dict) -> str:
+    """The options as the label of a test."""
+    return ",".join(f"{key}={value}" for key, value in options.items()) or "defaults"

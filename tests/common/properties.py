@@ -1,6 +1,6 @@
-"""What every op that takes a padding mask promises, whichever op it is."""
+"""Promises of every operation that takes a padding mask."""
 
-from typing import Callable, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -18,6 +18,25 @@ class Elements(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         self.total += sum(x.numel() for x in torch.utils._pytree.tree_leaves(out) if isinstance(x, Tensor))
         return out
+
+
+class LargestTensor(TorchDispatchMode):
+    """The number of elements of the largest tensor any operation makes inside of it, in ``numel``."""
+
+    numel = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        made = [x for x in torch.utils._pytree.tree_leaves(out) if isinstance(x, Tensor)]
+        self.numel = max([self.numel, *(x.untyped_storage().nbytes() // x.element_size() for x in made)])
+        return out
+
+
+def largest_tensor(call: Callable[[], object]) -> int:
+    """The number of elements of the largest tensor that ``call()`` makes."""
+    with LargestTensor() as seen:
+        call()
+    return seen.numel
 
 
 def assert_prefixes_stand_alone(op: Callable[..., Tensor], inputs: Sequence[Tensor], lengths: Sequence[int]) -> None:

@@ -3,16 +3,17 @@
 import os
 import pickle
 import struct
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Callable, Dict
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from common.checkpoints import Transfer, check_state_dict, complete_state_dict, read_checkpoint
-from common.positions import ToeplitzBias
+from common.checkpoints import Transfer, check_state_dict, read_checkpoint
+from common.modules.relative_bias import ToeplitzBias
 
 STATE = {"weight": torch.arange(6.0).reshape(2, 3), "bias": torch.ones(2)}
 
@@ -55,6 +56,16 @@ def test_reads_what_was_written(tmp_path: Path, name: str, as_string: bool) -> N
         torch.save(STATE, path, **(OLD if name == "old.pt" else {}))
     found = read_checkpoint(str(path) if as_string else path)
     assert found.keys() == STATE.keys() and all(torch.equal(found[key], STATE[key]) for key in STATE)
+
+
+def test_tensors_are_read_when_they_are_used(tmp_path: Path) -> None:
+    """Looking at a large file's configuration costs none of its size: the file is mapped, and stays as it is."""
+    torch.save(STATE, tmp_path / "c.pt")
+    before = (tmp_path / "c.pt").read_bytes()
+    weight = read_checkpoint(tmp_path / "c.pt")["weight"]
+    assert str(tmp_path / "c.pt") in Path("/proc/self/maps").read_text()
+    weight += 1
+    assert (tmp_path / "c.pt").read_bytes() == before
 
 
 REFUSED = {
@@ -100,7 +111,7 @@ class _Model(nn.Module):
         self.linear, self.bias = nn.Linear(3, 2), ToeplitzBias(4)
 
 
-def _changed(**changes: Any) -> Dict[str, Any]:
+def _changed(**changes: Any) -> dict[str, Any]:
     state = {**_Model().state_dict(), **{name.replace("__", "."): value for name, value in changes.items()}}
     return {name: value for name, value in state.items() if value is not None}
 
@@ -119,7 +130,7 @@ def _changed(**changes: Any) -> Dict[str, Any]:
         (_changed(**{f"x{i}": torch.ones(1) for i in range(6)}), ["6 not of this model (x0, x1, x2, x3, ...)"]),
     ],
 )
-def test_check_says_all_that_is_wrong(state: Dict[str, Any], parts) -> None:
+def test_check_says_all_that_is_wrong(state: dict[str, Any], parts) -> None:
     """Every kind of fault, with names and shapes, in one ValueError that names the model."""
     with pytest.raises(ValueError, match="does not fit _Model: .*allowed: .*Nothing was loaded") as refusal:
         check_state_dict(state, _Model())
@@ -133,19 +144,6 @@ def test_check_accepts_what_fits() -> None:
     check_state_dict(_changed(linear__bias=None, more=torch.ones(1)), _Model(), shapes_only=True)
     with pytest.raises(ValueError, match="1 of other shapes"):
         check_state_dict(_changed(linear__bias=torch.ones(1)), _Model(), shapes_only=True)
-
-
-def test_completing() -> None:
-    """What is allowed to be left out goes, what may be new comes from the model, the rest is left to the check."""
-    model = _Model()
-    state = _changed(linear__bias=None, bias__weight=None, old__a=torch.ones(1), b=torch.ones(1))
-    transfer = complete_state_dict(state, model, lambda name: name.startswith("old"), lambda name: "bias" == name[-4:])
-    assert transfer == Transfer(["linear.weight", "b"], ["old.a"], ["linear.bias"])
-    assert state.keys() == {"linear.weight", "b", "linear.bias"}
-    assert torch.equal(state["linear.bias"], model.linear.bias)
-    assert state["linear.bias"].data_ptr() != model.linear.bias.data_ptr()
-    with pytest.raises(ValueError, match=r"1 missing \(bias.weight\); 1 not of this model \(b\)"):
-        check_state_dict(state, model)
 
 
 def test_summary_counts_and_names() -> None:

@@ -10,11 +10,9 @@ USE = """
 import torch
 from common.attention import build_attention, record_attention
 from common.attention import RotaryAttention
-from common.gau import GatedAttentionUnit
-from common.norms import build_norm
-from common.positions import ScaledSin
-import common, common.ops.flow_attention_reference, common.ops.linear_attention_reference
-import common.ops.combiner_attention_reference, common.ops.mixed_chunk_attention_reference
+from common.modules import GatedAttentionUnit, ScaledSin, build_norm
+import common, common.ops.flow.reference, common.ops.linear.reference
+import common.ops.combiner.reference, common.ops.mixed_chunk.reference
 x = torch.randn(1, 2, 9, 4)
 for name in ("flow", "linear", "quadratic", "softmax"):
     for causal in (False, True):
@@ -31,8 +29,9 @@ for causal in (False, True):
         module = GatedAttentionUnit(8, query_dim=4, causal=causal, norm="scalenorm", **form)
         assert module(tokens + ScaledSin(8)(torch.arange(9))).shape == tokens.shape
 assert build_norm("layernorm", 8)(tokens).shape == tokens.shape
-with record_attention(torch.nn.Sequential(build_attention("flow"))) as records:
-    pass
+recorded = torch.nn.Sequential(build_attention("flow"))
+with record_attention(recorded) as records:
+    recorded[0](x, x, x)
 assert common.DISTRIBUTION == "lineartime"
 """
 

@@ -6,7 +6,6 @@ fairseq's pre-norm or post-norm Transformer of sinusoidal positions and relu.
 """
 
 import math
-from typing import Dict, Tuple
 
 import torch
 from torch import Tensor
@@ -14,15 +13,15 @@ from torch.nn import functional as F
 
 from recipes.bench.peers.released_attention import language_model as flow_attention
 
-State = Dict[str, Tensor]
+State = dict[str, Tensor]
 PAD = 1
 
 
 def released_shapes(
     symbols: int, dim: int, ffn_dim: int, layers: int, pre_norm: bool = True
-) -> Dict[str, Tuple[int, ...]]:
+) -> dict[str, tuple[int, ...]]:
     """Name and shape of every tensor of their model, in the order fairseq's module of 2021 has them."""
-    shapes: Dict[str, Tuple[int, ...]] = {"decoder.version": (1,), "decoder.embed_tokens.weight": (symbols, dim)}
+    shapes: dict[str, tuple[int, ...]] = {"decoder.version": (1,), "decoder.embed_tokens.weight": (symbols, dim)}
     shapes["decoder.embed_positions._float_tensor"] = (1,)
     sizes = {"k_proj": (dim, dim), "v_proj": (dim, dim), "q_proj": (dim, dim), "out_proj": (dim, dim)}
     sizes = {f"self_attn.{name}": size for name, size in sizes.items()}

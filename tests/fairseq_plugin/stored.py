@@ -2,7 +2,7 @@
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Dict, List
+from typing import Any
 
 import torch
 from fairseq import options, tasks
@@ -20,7 +20,7 @@ STOCK = ("transformer_lm", *SMALL)
 _NEW_OPTIONS = ("ema", "decoder_xformers_att_config", "scale_fc", "scale_attn", "scale_heads", "scale_resids")
 
 
-def command(arch: str, *arguments: str) -> List[str]:
+def command(arch: str, *arguments: str) -> list[str]:
     """A training's arguments; later ones win."""
     return ["data", "--task", "language_modeling", "--arch", arch, "--tokens-per-sample", "48", *arguments]
 
@@ -35,24 +35,30 @@ def build(arch: str, *arguments: str, words: int = WORDS, seed: int = 1) -> nn.M
     return awake(model).eval()
 
 
-def save(path: Path, weights: Dict[str, Tensor], kind: str, arch: str, *arguments: str) -> Path:
+def save(path: Path, weights: dict[str, Tensor], kind: str, arch: str, *arguments: str) -> Path:
     """Write ``weights`` as the training ``command(arch, *arguments)`` would, ``kind`` being one of KINDS."""
     args = options.parse_args_and_arch(options.get_training_parser(), command(arch, *arguments))
-    state: Dict[str, Any] = {
+    state: dict[str, Any] = {
         "args": args if kind == "args" else None,
         "model": weights,
         "criterion": None,
         "optimizer_history": [
-            {"criterion_name": "CrossEntropyCriterion", "optimizer_name": "FairseqAdam", "num_updates": 7,
-             "lr_scheduler_state": {"best": None}},
+            {
+                "criterion_name": "CrossEntropyCriterion",
+                "optimizer_name": "FairseqAdam",
+                "num_updates": 7,
+                "lr_scheduler_state": {"best": None},
+            },
         ],
         "task_state": {},
         "extra_state": {
-            "metrics": [], "previous_training_time": 1.5, "val_loss": 4.2,
+            "metrics": [],
+            "previous_training_time": 1.5,
+            "val_loss": 4.2,
             "train_iterator": {"epoch": 2, "iterations_in_epoch": 0, "shuffle": True, "version": 2},
         },
         "last_optimizer_state": {"state": {0: {"step": 7, "exp_avg": torch.zeros(4)}}, "param_groups": []},
-    }  # fmt: skip
+    }
     if kind == "cfg":
         config = OmegaConf.to_container(convert_namespace_to_omegaconf(args), resolve=True, enum_to_str=True)
         for group in (config, config["model"]):  # of fairseq's first versions with groups

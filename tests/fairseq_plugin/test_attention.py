@@ -6,7 +6,7 @@ from fairseq.modules import MultiheadAttention
 
 from common.attention import FlowAttention, record_attention
 from common.ops import flow_attention
-from fairseq_plugin.attention import InnerMultiheadAttention, LayerDesign
+from fairseq_plugin.modules.multihead_attention import InnerMultiheadAttention, LayerDesign
 from tests.compare import assert_close
 
 from .toy import build_model, tokens
@@ -30,7 +30,7 @@ def test_equals_the_op_on_projected_heads() -> None:
     x = torch.randn(11, 2, 16)
     padding = torch.zeros(2, 11, dtype=torch.bool)
     padding[1, 8:] = True
-    out, weights = attention(x, x, x, key_padding_mask=padding, attn_mask=x.new_empty(0))
+    out, weights = attention(x, x, x, key_padding_mask=padding)
     heads = [
         project(x).view(11, 2, 4, 4).permute(1, 2, 0, 3)
         for project in (attention.q_proj, attention.k_proj, attention.v_proj)
@@ -43,22 +43,22 @@ def test_equals_the_op_on_projected_heads() -> None:
 def test_attention_dropout_drops_sources_in_training_only() -> None:
     """--attention-dropout changes the training output, never the evaluation's."""
     attention = _attention(dropout=0.5)
-    x, marker = torch.randn(20, 2, 16), torch.empty(0)
+    x = torch.randn(20, 2, 16)
     torch.manual_seed(0)
-    first, second = (attention(x, x, x, attn_mask=marker)[0] for _ in range(2))
+    first, second = (attention(x, x, x)[0] for _ in range(2))
     assert not torch.allclose(first, second)
     attention.eval()
-    first, second = (attention(x, x, x, attn_mask=marker)[0] for _ in range(2))
+    first, second = (attention(x, x, x)[0] for _ in range(2))
     assert torch.equal(first, second)
 
 
 @pytest.mark.parametrize(
     ("call", "named"),
     [
-        (dict(), "full_context_alignment"),
-        (dict(attn_mask=torch.empty(0), static_kv=True), "static_kv"),
-        (dict(attn_mask=torch.empty(0), need_weights=True), "need_weights"),
-        (dict(attn_mask=torch.empty(0), key=torch.randn(5, 2, 16)), "self-attention"),
+        (dict(attn_mask=torch.zeros(5, 5)), "attn_mask"),
+        (dict(static_kv=True), "static_kv"),
+        (dict(need_weights=True), "need_weights"),
+        (dict(key=torch.randn(5, 2, 16)), "self-attention"),
     ],
 )
 def test_refused_calls_name_the_cause(call, named: str) -> None:
@@ -77,8 +77,10 @@ def test_full_context_is_refused_by_the_model() -> None:
     ("arguments", "named"),
     [
         (["--decoder-attention-heads", "5"], "decoder_attention_heads is 5"),
-        (["--flow-clamp", "-1"], "clamp is -1.0"),
-        (["--flow-chunk-size", "0"], "chunk_size is 0"),
+        (["--flow-clamp", "-1"], "--flow-clamp is -1.0"),
+        (["--flow-chunk-size", "0"], "--flow-chunk-size is 0"),
+        (["--tokens-per-sample", "0"], "--tokens-per-sample is 0"),
+        (["--max-target-positions", "-2"], "--max-target-positions is -2"),
         (["--decoder-xformers-att-config", "{'name': 'linformer'}"], "xformers_att_config"),
     ],
 )
@@ -91,7 +93,7 @@ def test_bad_options_are_named(arguments, named: str) -> None:
 def test_too_long_for_learned_positions() -> None:
     """Both lengths are named."""
     model = build_model("flowformer_lm", "--decoder-learned-pos", "--tokens-per-sample", "8")
-    with pytest.raises(ValueError, match="9 tokens; allowed by the position limit: 8"):
+    with pytest.raises(ValueError, match="9 tokens; allowed: 8, which --max-target-positions or --tokens-per-sample"):
         model(tokens(1, 9))
 
 
@@ -103,13 +105,13 @@ def test_flow_options_reach_the_attention() -> None:
     for layer in model.decoder.layers:
         inner = layer.self_attn.inner
         assert isinstance(inner, FlowAttention)
-        assert {name: getattr(inner, name) for name in expected} == expected
+        assert {name: getattr(inner.options, name) for name in expected} == expected
 
 
 def test_defaults_are_the_released_language_model() -> None:
     """Clamp 5, the authors' scaling, layers pre-norm; post-norm on request."""
     inner = build_model("flowformer_lm").decoder.layers[0].self_attn.inner
-    assert (inner.form, inner.clamp, inner.causal) == ("released", 5.0, True)
+    assert (inner.options.form, inner.options.clamp, inner.causal) == ("released", 5.0, True)
     assert build_model("flowformer_lm").decoder.layers[0].normalize_before
     assert not build_model("flowformer_lm", "--lineartime-post-norm").decoder.layers[0].normalize_before
 

@@ -15,7 +15,7 @@ from fairseq.models import build_model
 from fairseq.tasks import FairseqTask
 from omegaconf import OmegaConf
 
-from fairseq_plugin.language_model import FlowformerLanguageModelConfig  # the import adds the allow-list
+from fairseq_plugin.models.flowformer import FlowformerLanguageModelConfig
 
 from .toy import ARCHITECTURES, SMALL, awake, dictionary, tokens
 
@@ -68,9 +68,13 @@ def test_other_classes_are_still_refused(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 NAMED_SIZES = (
-    "flash_lm_base", "transformer_pp_lm_base", "daft_full_lm_enwik8", "daft_full_lm_cifar10", "daft_conv_lm_enwik8",
+    "flash_lm_base",
+    "transformer_pp_lm_base",
+    "daft_full_lm_enwik8",
+    "daft_full_lm_cifar10",
+    "daft_conv_lm_enwik8",
     "daft_conv_lm_cifar10",
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize("arch", [*ARCHITECTURES, *NAMED_SIZES])

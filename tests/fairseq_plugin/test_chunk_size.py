@@ -19,7 +19,7 @@ def test_logits_and_gradients(arch, option):
     for model in models[1:]:
         out = model(sequence)[0]
         assert_close("logits", out, expected)
-        assert model.decoder.layers[0].self_attn.inner.chunk_size != 64
+        assert model.decoder.layers[0].self_attn.inner.options.chunk_size != 64
         for name, gradient, one in zip(parameters, gradients(out, model.parameters()), wanted):
             if one.norm() > 1e-9:  # what is exactly zero is a rounding error on both sides
                 assert_close(f"gradient of {name}", gradient, one, 1e-8)

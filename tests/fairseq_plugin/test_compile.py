@@ -20,6 +20,8 @@ LENGTHS = (71, 69, 90)
 FIRST = LENGTHS[0]
 #: Graph breaks and graphs of fairseq's own transformer_lm and roberta.
 STOCK_CAUSAL, STOCK_MASKED = (3, 3), (4, 6)
+#: Where parameters limit the length, one small graph more reads it.
+LIMITED = ("flash_quad_lm", "daft_full_lm")
 
 
 @pytest.fixture(autouse=True)
@@ -84,7 +86,8 @@ def test_where_stock_models_break():
 @pytest.mark.parametrize("arch", CAUSAL)
 def test_causal_models_of_any_length(arch):
     model, sequences = causal(arch), [tokens(2, length, seed=length) for length in LENGTHS]
-    assert assert_any_length(model, sequences) == STOCK_CAUSAL
+    breaks, graphs = STOCK_CAUSAL
+    assert assert_any_length(model, sequences) == (breaks, graphs + (arch in LIMITED))
 
 
 @pytest.mark.parametrize("arch", MASKED)

@@ -3,7 +3,7 @@
 import re
 import shutil
 from pathlib import Path
-from typing import Any, Dict, NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -32,11 +32,16 @@ STOCK = {
     "adaptive, not tied": ("transformer_lm", PRE_NORM, *ADAPTIVE[:5], *ADAPTIVE[7:]),
     "other widths": ("transformer_lm", PRE_NORM, "--decoder-input-dim", "16", "--decoder-output-dim", "24"),
     "characters": (
-        "transformer_lm", PRE_NORM, "--character-embeddings", "--character-filters", "[(1, 8), (2, 8)]",
-        "--character-embedding-dim", "4",
+        "transformer_lm",
+        PRE_NORM,
+        "--character-embeddings",
+        "--character-filters",
+        "[(1, 8), (2, 8)]",
+        "--character-embedding-dim",
+        "4",
     ),
     "transformer_lm_gpt": ("transformer_lm_gpt",),
-}  # fmt: skip
+}
 OURS = ("flowformer_lm", "linear_lm", "softmax_lm")
 CLASS = {arch: ARCH_MODEL_REGISTRY[arch] for arch in OURS}
 
@@ -135,7 +140,7 @@ class Commands(NamedTuple):
     """What fairseq's commands made of a stock training, and where."""
 
     folder: Path
-    outputs: Dict[str, str]
+    outputs: dict[str, str]
 
 
 @pytest.fixture(scope="module")
@@ -207,7 +212,7 @@ def stock_file(tmp_path: Path) -> Path:
         (["--arch", "daft_full_lm"], "arch is 'daft_full_lm'; allowed: "),
         (["--arch", "nonsense"], "arch is 'nonsense'; allowed: "),
         (["--model-overrides", "{'flow_frm': 'paper'}"], "model_overrides has flow_frm; allowed: "),
-        (["--model-overrides", "['flow_form']"], r"model_overrides has \['flow_form'\]; allowed: a dictionary"),
+        (["--model-overrides", "['flow_form']"], r"model_overrides is \['flow_form'\]; allowed: a dictionary"),
         (["--model-overrides", "{'flow_form'"], "model_overrides is .*; allowed: a dictionary as Python writes it"),
         (["--model-overrides", "{'flow_form': 'other'}"], "other"),
         (["--model-overrides", "{'decoder_attention_heads': 5}"], "decoder_attention_heads is 5; allowed: a divisor"),
@@ -285,6 +290,29 @@ def test_bad_files_are_refused(write, reason: str, tmp_path: Path) -> None:
         main([str(tmp_path / "source.pt"), str(tmp_path / "target.pt")])
     assert sorted(path.name for path in tmp_path.iterdir()) == before
     assert (tmp_path / "target.pt").read_text() == "as before"
+
+
+SECRET = "${oc.env:LINEARTIME_SECRET}"
+
+
+def test_interpolations_are_not_resolved(stock_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file cannot make the converted one, which people upload, hold what is in the environment."""
+    monkeypatch.setenv("LINEARTIME_SECRET", "hunter2")
+    state = torch.load(stock_file)
+    state["cfg"]["common"]["wandb_project"] = SECRET
+    torch.save(state, stock_file)
+    main([str(stock_file), str(stock_file)])
+    assert torch.load(stock_file)["cfg"]["common"]["wandb_project"] == SECRET
+    assert b"hunter2" not in stock_file.read_bytes()
+
+
+def test_interpolations_in_a_namespace_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """fairseq itself resolves them when it makes a configuration of the namespace."""
+    monkeypatch.setenv("LINEARTIME_SECRET", "hunter2")
+    save_model(tmp_path / "stock.pt", "args", *STOCK["pre-norm"], "--wandb-project", SECRET)
+    with pytest.raises(SystemExit, match=r"wandb_project.*LINEARTIME_SECRET"):
+        main([str(tmp_path / "stock.pt"), str(tmp_path / "ours.pt")])
+    assert [path.name for path in tmp_path.iterdir()] == ["stock.pt"]
 
 
 def test_a_file_is_converted_in_place(stock_file: Path) -> None:

@@ -3,7 +3,6 @@
 import math
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Dict, List
 
 import pytest
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from common.attention import position_entropy
-from fairseq_plugin.criterions import SparseCrossEntropyCriterion
+from fairseq_plugin.criterions.sparse_cross_entropy import SparseCrossEntropyCriterion
 from tests.compare import assert_close
 
 from .toy import awake, build_model, dictionary, run_in_turn, tokens, training_command
@@ -25,7 +24,7 @@ def _criterion(weight: float = WEIGHT, sentence_avg: bool = False) -> SparseCros
     return SparseCrossEntropyCriterion(SimpleNamespace(target_dictionary=dictionary()), sentence_avg, weight)
 
 
-def _sample(batch: int, length: int, padding: int = 0, seed: int = 0) -> Dict[str, object]:
+def _sample(batch: int, length: int, padding: int = 0, seed: int = 0) -> dict[str, object]:
     """A batch as ``language_modeling`` makes it, the last row ending in ``padding``."""
     sequence = tokens(batch, length + 1, seed)
     source, target = sequence[:, :-1].clone(), sequence[:, 1:].clone()
@@ -35,7 +34,7 @@ def _sample(batch: int, length: int, padding: int = 0, seed: int = 0) -> Dict[st
     return {"net_input": {"src_tokens": source, "src_lengths": None}, "target": target, "ntokens": real}
 
 
-def _literal_entropy(state: Dict[str, Tensor]) -> Tensor:
+def _literal_entropy(state: dict[str, Tensor]) -> Tensor:
     """Σ over layers and heads of -Σ p log p, p = softmax(γ (r - mean) / std + β), from a model's parameters."""
     total = torch.zeros(())
     for name in [name for name in state if name.endswith("inner.r")]:
@@ -122,7 +121,7 @@ STEP = (
     "--max-tokens 96 --required-batch-size-multiple 1 --no-epoch-checkpoints --num-workers 0"
 ).split()
 SPARSE = ["--criterion", "sparse_cross_entropy", "--entropy-weight", str(WEIGHT)]
-UPDATES: Dict[str, List[str]] = {
+UPDATES: dict[str, list[str]] = {
     "plain": [],
     "accumulated": ["--update-freq", "3"],
     "by sentence": ["--sentence-avg"],
@@ -130,7 +129,7 @@ UPDATES: Dict[str, List[str]] = {
 }
 
 
-def _numbers(output: str) -> List[Dict[str, float]]:
+def _numbers(output: str) -> list[dict[str, float]]:
     return entries(output, "train_inner")
 
 
@@ -156,7 +155,7 @@ def updates(data_bin: str, tmp_path_factory: pytest.TempPathFactory):
     return SimpleNamespace(root=root, logs=logs, before=stored["model"])
 
 
-def _after(updates, name: str, kind: str) -> Dict[str, Tensor]:
+def _after(updates, name: str, kind: str) -> dict[str, Tensor]:
     return torch.load(updates.root / f"{name} {kind}" / "checkpoint_last.pt")["model"]
 
 
@@ -204,11 +203,18 @@ def test_batches_differ_in_size(updates) -> None:
 def test_training_makes_filters_sparse(data_bin: str, tmp_path: Path) -> None:
     """With a large weight the entropy falls from update to update; without it stays about that of uniform filters."""
     options = ["--lr", "0.02", "--max-update", "40", "--criterion", "sparse_cross_entropy", "--num-workers", "0"]
-    outputs = run_in_turn(*(
-        ("fairseq_cli.train",
-         training_command(data_bin, str(tmp_path / weight), "daft_conv_lm", *options, "--entropy-weight", weight), "")
-        for weight in ("0", "1")
-    ))  # fmt: skip
+    outputs = run_in_turn(
+        *(
+            (
+                "fairseq_cli.train",
+                training_command(
+                    data_bin, str(tmp_path / weight), "daft_conv_lm", *options, "--entropy-weight", weight
+                ),
+                "",
+            )
+            for weight in ("0", "1")
+        )
+    )
     without, by_weight = ([entry["position_entropy"] for entry in _numbers(output)] for output in outputs)
     uniform = 2 * 4 * math.log(9)
     assert without[0] == by_weight[0] == pytest.approx(uniform, abs=1e-3)

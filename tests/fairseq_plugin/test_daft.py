@@ -1,7 +1,5 @@
 """The language models of the DAFT paper: sizes, defaults, what every option does, selection, bad input."""
 
-from typing import Dict, Tuple
-
 import pytest
 import torch
 from fairseq import options
@@ -10,9 +8,9 @@ from fairseq.modules import MultiheadAttention
 from torch import nn
 from torch.nn import functional as F
 
-from common.ops.daft_conv_reference import daft_conv_reference
-from common.ops.daft_full_reference import daft_full_reference
-from fairseq_plugin.attention import InnerMultiheadAttention, LayerDesign
+from common.ops.daft.conv_reference import daft_conv_reference
+from common.ops.daft.full_reference import daft_full_reference
+from fairseq_plugin.modules.multihead_attention import InnerMultiheadAttention, LayerDesign, NoProjection
 from tests.compare import assert_close, gradients
 
 from .toy import DAFT_FAMILY, awake, build_model, tokens
@@ -34,7 +32,7 @@ def _decoded(model: nn.Module, sequence: torch.Tensor) -> torch.Tensor:
     return torch.cat(steps, dim=1)
 
 
-def _shapes(model: nn.Module) -> Dict[str, Tuple[int, ...]]:
+def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
     return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
 
 
@@ -46,7 +44,7 @@ WINDOW, LENGTH = 5, 13
 def _daft_full(query: bool) -> InnerMultiheadAttention:
     torch.manual_seed(0)
     attention = InnerMultiheadAttention(
-        16, 4, LayerDesign("daft_full", {"max_tokens": LENGTH + 2, "bias_dim": 3, "query": query}), causal=True
+        16, 4, LayerDesign("daft_full", {"bias_dim": 3, "query": query}, max_tokens=LENGTH + 2), causal=True
     )
     return awake(attention)
 
@@ -65,10 +63,10 @@ def test_equals_the_paper_between_projections(name: str, query: bool, side: str)
     x = torch.randn(LENGTH, 2, 16, dtype=torch.double, requires_grad=True)
     padding = torch.zeros(2, LENGTH, dtype=torch.bool)
     padding[1, slice(0, 4) if side == "left" else slice(LENGTH - 4, LENGTH)] = True
-    out, weights = attention(x, x, x, key_padding_mask=padding, attn_mask=x.new_empty(0))
+    out, weights = attention(x, x, x, key_padding_mask=padding)
     # T x B x C -> B x T x C
     q, k, v = (
-        None if project is None else project(x).transpose(0, 1)
+        None if isinstance(project, NoProjection) else project(x).transpose(0, 1)
         for project in (attention.q_proj, attention.k_proj, attention.v_proj)
     )
     if name == "daft_full":
@@ -116,7 +114,7 @@ def test_quantisation_noise_reaches_every_projection(arch: str, arguments) -> No
     for layer in model.decoder.layers:
         attention = layer.self_attn
         projections = [attention.q_proj, attention.k_proj, attention.v_proj, attention.out_proj]
-        assert (attention.q_proj is None) == bool(arguments)
+        assert isinstance(attention.q_proj, NoProjection) == bool(arguments)
         for linear in projections[bool(arguments) :]:
             assert 0.25 < (linear.weight == 0.0).float().mean() < 0.75
 
@@ -146,9 +144,9 @@ def test_named_sizes(arch: str, length: int, attention: int) -> None:
     assert sum(parameter.numel() for parameter in model.parameters()) == expected
     inner = decoder.layers[11].self_attn.inner
     if arch.startswith("daft_full"):
-        assert (inner.max_tokens, inner.bias_dim) == (length, 256 if "cifar10" in arch else 128)
+        assert (inner.shape.max_tokens, inner.options.bias_dim) == (length, 256 if "cifar10" in arch else 128)
     else:
-        assert (inner.window, inner.num_heads) == (256 if "cifar10" in arch else 64, 8)
+        assert (inner.options.window, inner.shape.num_heads) == (256 if "cifar10" in arch else 64, 8)
 
 
 def _parsed(arch: str, *arguments: str):
@@ -173,9 +171,9 @@ def test_defaults_are_the_papers() -> None:
     sizes = ("--decoder-layers", "1", "--decoder-embed-dim", "32", "--decoder-input-dim", "32")
     sizes = (*sizes, "--decoder-output-dim", "32")
     full, conv = (build_model(arch, sizes=sizes).decoder.layers[0].self_attn.inner for arch in DAFT_FAMILY)
-    assert (full.causal, full.bias_dim, full.max_tokens, full.query) == (True, 128, 256, True)
-    expected = dict(window=64, num_heads=8, query=True, local_only=False, reparameterize=True, gumbel_temperature=None)
-    assert conv.causal and {name: getattr(conv, name) for name in expected} == expected
+    assert (full.causal, full.shape.max_tokens, full.options.as_dict()) == (True, 256, {"bias_dim": 128, "query": True})
+    expected = dict(window=64, query=True, local_only=False, reparameterize=True, gumbel_temperature=None)
+    assert (conv.causal, conv.shape.num_heads, conv.options.as_dict()) == (True, 8, expected)
     assert conv.position_bias().abs().max() == 0.0
 
 
@@ -189,7 +187,7 @@ def test_biases_are_for_the_longest_input() -> None:
 
 # ---- Options. Each changes what is computed, given the same parameters, or the parameters themselves.
 
-OPTIONS: Dict[str, Dict[str, str]] = {
+OPTIONS: dict[str, dict[str, str]] = {
     "daft_full_lm": {"bias_dim": "--daft-bias-dim 5", "free_bias": "--daft-free-bias", "no_query": "--daft-no-query"},
     "daft_conv_lm": {
         "window": "--daft-window 5",
@@ -199,7 +197,7 @@ OPTIONS: Dict[str, Dict[str, str]] = {
         "gumbel_temperature": "--daft-gumbel-temperature 0.5",
     },
 }
-REACHED: Dict[str, Tuple[str, object]] = {
+REACHED: dict[str, tuple[str, object]] = {
     "--daft-bias-dim 5": ("bias_dim", 5),
     "--daft-free-bias": ("bias_dim", None),
     "--daft-no-query": ("query", False),
@@ -227,8 +225,8 @@ def test_option_changes_the_model(arch: str, arguments: str) -> None:
     plain, changed = awake(build_model(arch)), awake(build_model(arch, *arguments.split()))
     name, value = REACHED[arguments]
     for layer in changed.decoder.layers:
-        assert getattr(layer.self_attn.inner, name) == value
-    assert all(getattr(layer.self_attn.inner, name) != value for layer in plain.decoder.layers)
+        assert getattr(layer.self_attn.inner.options, name) == value
+    assert all(getattr(layer.self_attn.inner.options, name) != value for layer in plain.decoder.layers)
     if _shapes(plain) == _shapes(changed):
         changed.load_state_dict(plain.state_dict())
         assert (_logits(plain) - _logits(changed)).abs().max() > 1e-3
@@ -252,8 +250,10 @@ def test_window_and_what_is_outside_of_it() -> None:
     sequence = tokens(1, 40)
     for arguments, seen in ((["--daft-local-only"], 2 * (9 - 1)), ([], 39)):
         model = awake(build_model("daft_conv_lm", "--no-token-positional-embeddings", *arguments)).eval()
-        embedded = []
-        model.decoder.embed_tokens.register_forward_hook(lambda module, args, out: embedded.append(out) or out)
+        embedded: list = []
+        model.decoder.embed_tokens.register_forward_hook(
+            lambda module, args, out, kept=embedded: kept.append(out) or out
+        )
         (gradient,) = torch.autograd.grad(model(sequence)[0][:, 39].square().sum(), embedded)
         reached = gradient[0].abs().amax(-1) > 0.0
         assert reached.tolist() == [39 - t <= seen for t in range(40)]
@@ -262,11 +262,16 @@ def test_window_and_what_is_outside_of_it() -> None:
 VARIANTS = {
     "daft_full_lm": ["--daft-free-bias", "--daft-no-query"],
     "daft_conv_lm": [
-        "--daft-local-only", "--daft-plain-filter", "--daft-no-query", "--daft-gumbel-temperature 0.5",
-        "--daft-gumbel-temperature 0.5 --daft-plain-filter --daft-no-query", "--daft-window 1", "--daft-window 64",
+        "--daft-local-only",
+        "--daft-plain-filter",
+        "--daft-no-query",
+        "--daft-gumbel-temperature 0.5",
+        "--daft-gumbel-temperature 0.5 --daft-plain-filter --daft-no-query",
+        "--daft-window 1",
+        "--daft-window 64",
         "--decoder-attention-heads 32",
     ],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("arch", DAFT_FAMILY)
@@ -325,20 +330,29 @@ def test_temperature_sharpens_the_sample() -> None:
 @pytest.mark.parametrize(
     ("arch", "arguments", "message"),
     [
-        ("daft_conv_lm", "--daft-window 0", "window is 0; allowed: an integer of at least 1"),
-        ("daft_conv_lm", "--daft-window -4", "window is -4; allowed: an integer of at least 1"),
-        ("daft_conv_lm", "--daft-gumbel-temperature 0", "gumbel_temperature is 0.0; allowed: a number above 0"),
-        ("daft_conv_lm", "--daft-gumbel-temperature nan", "gumbel_temperature is nan; allowed: a number above 0"),
+        ("daft_conv_lm", "--daft-window 0", "--daft-window is 0; allowed: an integer of at least 1"),
+        ("daft_conv_lm", "--daft-window -4", "--daft-window is -4; allowed: an integer of at least 1"),
+        ("daft_conv_lm", "--daft-gumbel-temperature 0", "--daft-gumbel-temperature is 0.0; allowed: a number above 0"),
+        (
+            "daft_conv_lm",
+            "--daft-gumbel-temperature nan",
+            "--daft-gumbel-temperature is nan; allowed: a number above 0",
+        ),
         ("daft_conv_lm", "--daft-gumbel-temperature 1 --daft-local-only", "local_only is True; allowed with a gumbel"),
-        ("daft_full_lm", "--daft-bias-dim 0", "bias_dim is 0; allowed: an integer of at least 1"),
-        ("daft_full_lm", "--max-target-positions 0", "max_tokens is 0; allowed: an integer of at least 1"),
-        *((arch, f"--decoder-attention-heads {heads}", f"heads is {heads}; allowed: a divisor of the width 32")
-          for arch in DAFT_FAMILY for heads in (5, 0)),
-        *((arch, "--decoder-xformers-att-config {'name':'linformer'}", "xformers_att_config is")
-          for arch in DAFT_FAMILY),
+        ("daft_full_lm", "--daft-bias-dim 0", "--daft-bias-dim is 0; allowed: an integer of at least 1"),
+        ("daft_full_lm", "--max-target-positions 0", "--max-target-positions is 0; allowed: an integer of at least 1"),
+        *(
+            (arch, f"--decoder-attention-heads {heads}", f"heads is {heads}; allowed: a divisor of the width 32")
+            for arch in DAFT_FAMILY
+            for heads in (5, 0)
+        ),
+        *(
+            (arch, "--decoder-xformers-att-config {'name':'linformer'}", "xformers_att_config is")
+            for arch in DAFT_FAMILY
+        ),
     ],
     ids=lambda value: None if " is " in value else value.replace("--", "").replace(" ", "-"),
-)  # fmt: skip
+)
 def test_bad_options_are_named(arch: str, arguments: str, message: str) -> None:
     """At construction: the argument, what was given, and what is allowed."""
     with pytest.raises(ValueError, match=message):
@@ -352,12 +366,21 @@ def test_more_tokens_than_positions(arguments) -> None:
     sequence, state = tokens(2, 9), {}
     with torch.no_grad():
         assert_close("logits", _decoded(model, sequence[:, :8]), model(sequence[:, :8])[0], tolerance=1e-5)
-        with pytest.raises(ValueError, match="9 tokens.* 8$"):
+        with pytest.raises(ValueError, match=r"9 tokens; allowed: 8, .*--max-target-positions or --tokens-per-sample"):
             model(sequence)
         for end in range(1, 9):
             model.decoder(sequence[:, :end], incremental_state=state)
-        with pytest.raises(ValueError, match="9 tokens.* 8$"):
+        with pytest.raises(ValueError, match=r"9 tokens; allowed: 8, .*--max-target-positions or --tokens-per-sample"):
             model.decoder(sequence, incremental_state=state)
+
+
+def test_the_token_of_add_bos_has_a_position() -> None:
+    """Without --max-target-positions there is one more position than --tokens-per-sample."""
+    model = build_model("daft_full_lm", "--tokens-per-sample", "8", "--add-bos-token").eval()
+    assert model.max_positions() == model.decoder.layers[0].self_attn.inner.shape.max_tokens == 9
+    assert _logits(model, 9).shape[1] == 9
+    with pytest.raises(ValueError, match="10 tokens; allowed: 9"):
+        model(tokens(1, 10))
 
 
 def test_daft_conv_takes_any_length() -> None:

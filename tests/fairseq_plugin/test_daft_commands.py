@@ -5,7 +5,6 @@ import math
 import re
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Dict, List
 
 import pytest
 import torch
@@ -132,7 +131,7 @@ def test_hydra_training(data_bin: str, tmp_path: Path) -> None:
     (model,), stored, _ = load_model_ensemble_and_task([str(tmp_path / "out" / "checkpoint_last.pt")])
     assert stored.criterion.entropy_weight == 0.01
     inner = model.decoder.layers[1].self_attn.inner
-    assert (inner.window, inner.gumbel_temperature) == (9, 0.25)
+    assert (inner.options.window, inner.options.gumbel_temperature) == (9, 0.25)
     assert inner.gamma.abs().max() > 0.0, "it was trained"
 
 
@@ -151,10 +150,10 @@ for module, arguments in json.loads(sys.argv[1]):
 """
 _POSITIVE = "allowed: an integer of at least 1"
 _SPARSE = "--criterion sparse_cross_entropy"
-REFUSED: Dict[str, List[str]] = {
-    "daft_conv_lm --daft-window 0": ["ValueError: window is 0", _POSITIVE],
-    "daft_full_lm --daft-bias-dim 0": ["ValueError: bias_dim is 0", _POSITIVE],
-    "daft_conv_lm --daft-gumbel-temperature 0": ["ValueError: gumbel_temperature is 0.0; allowed: "],
+REFUSED: dict[str, list[str]] = {
+    "daft_conv_lm --daft-window 0": ["ValueError: --daft-window is 0", _POSITIVE],
+    "daft_full_lm --daft-bias-dim 0": ["ValueError: --daft-bias-dim is 0", _POSITIVE],
+    "daft_conv_lm --daft-gumbel-temperature 0": ["ValueError: --daft-gumbel-temperature is 0.0; allowed: "],
     "daft_conv_lm --daft-gumbel-temperature 0.5 --daft-local-only": ["ValueError: local_only is True; allowed with"],
     "daft_conv_lm --decoder-attention-heads 5": ["ValueError: decoder_attention_heads is 5; allowed: ", "width 32"],
     f"daft_conv_lm {_SPARSE} --entropy-weight -1": ["ValueError: entropy_weight is -1.0; allowed"],
@@ -163,7 +162,7 @@ REFUSED: Dict[str, List[str]] = {
 
 
 @pytest.fixture(scope="module")
-def last_lines(data_bin: str, tmp_path_factory: pytest.TempPathFactory) -> Dict[str, str]:
+def last_lines(data_bin: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What each refused training ends with, and a prompt that is longer than the positions of daft_full_lm."""
     folder = tmp_path_factory.mktemp("refused")
     (folder / "long.txt").write_text(" ".join(["w3"] * 60) + "\n")
@@ -178,13 +177,13 @@ def last_lines(data_bin: str, tmp_path_factory: pytest.TempPathFactory) -> Dict[
 
 
 @pytest.mark.parametrize("given", REFUSED)
-def test_one_line_says_what_is_refused(last_lines: Dict[str, str], given: str) -> None:
+def test_one_line_says_what_is_refused(last_lines: dict[str, str], given: str) -> None:
     """The argument, what was given, what is allowed."""
     assert len(last_lines[given].strip().splitlines()) == 1
     assert all(part in last_lines[given] for part in REFUSED[given]), last_lines[given]
 
 
-def test_a_prompt_longer_than_the_positions(last_lines: Dict[str, str]) -> None:
+def test_a_prompt_longer_than_the_positions(last_lines: dict[str, str]) -> None:
     """fairseq-interactive names both lengths of what daft_full_lm cannot hold."""
     assert last_lines["training"] == ""
     assert "(=61)" in last_lines["prompt"] and "max_positions=48" in last_lines["prompt"]

@@ -1,7 +1,7 @@
 """Fine-tuning masked models on labelled sentences with fairseq's sentence_prediction, as its RoBERTa recipe does."""
 
 from pathlib import Path
-from typing import Dict, List, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -37,23 +37,64 @@ class FineTuned(NamedTuple):
 
     data: str
     text: Path
-    pretrained: Dict[str, Path]
-    folders: Dict[str, Path]
-    training: Dict[str, str]
-    validation: Dict[str, str]
+    pretrained: dict[str, Path]
+    folders: dict[str, Path]
+    training: dict[str, str]
+    validation: dict[str, str]
 
 
-def _fine_tuning(data: str, pretrained: Path, save_dir: Path, arch: str, *arguments: str) -> List[str]:
+def _fine_tuning(data: str, pretrained: Path, save_dir: Path, arch: str, *arguments: str) -> list[str]:
     """fairseq's GLUE recipe, on a CPU and for a toy."""
     return [
-        data, "--user-dir", USER_DIR, "--task", "sentence_prediction", "--criterion", "sentence_prediction",
-        "--arch", arch, *small(arch), *LIMIT, "--restore-file", str(pretrained), "--reset-optimizer",
-        "--reset-dataloader", "--reset-meters", "--num-classes", "2", "--init-token", "0", "--separator-token", "2",
-        "--batch-size", "16", "--required-batch-size-multiple", "1", "--optimizer", "adam", "--lr", "2e-3",
-        "--max-epoch", "3", "--best-checkpoint-metric", "accuracy", "--maximize-best-checkpoint-metric",
-        "--no-epoch-checkpoints", "--save-dir", str(save_dir), "--log-format", "json", "--log-interval", "1", "--cpu",
-        "--seed", "1", "--num-workers", "0", *arguments,
-    ]  # fmt: skip
+        data,
+        "--user-dir",
+        USER_DIR,
+        "--task",
+        "sentence_prediction",
+        "--criterion",
+        "sentence_prediction",
+        "--arch",
+        arch,
+        *small(arch),
+        *LIMIT,
+        "--restore-file",
+        str(pretrained),
+        "--reset-optimizer",
+        "--reset-dataloader",
+        "--reset-meters",
+        "--num-classes",
+        "2",
+        "--init-token",
+        "0",
+        "--separator-token",
+        "2",
+        "--batch-size",
+        "16",
+        "--required-batch-size-multiple",
+        "1",
+        "--optimizer",
+        "adam",
+        "--lr",
+        "2e-3",
+        "--max-epoch",
+        "3",
+        "--best-checkpoint-metric",
+        "accuracy",
+        "--maximize-best-checkpoint-metric",
+        "--no-epoch-checkpoints",
+        "--save-dir",
+        str(save_dir),
+        "--log-format",
+        "json",
+        "--log-interval",
+        "1",
+        "--cpu",
+        "--seed",
+        "1",
+        "--num-workers",
+        "0",
+        *arguments,
+    ]
 
 
 def _preprocess(text: Path, kind: str, *arguments: str):
@@ -83,12 +124,34 @@ def fine_tuned(data_bin: str, tmp_path_factory: pytest.TempPathFactory) -> FineT
         for name, (arch, *arguments) in runs.items()
     ]
     validation = [
-        ("fairseq_cli.validate",
-         [data, "--user-dir", USER_DIR, "--task", "sentence_prediction", "--criterion", "sentence_prediction",
-          "--path", str(folders[name] / "checkpoint_last.pt"), "--num-classes", "2", "--init-token", "0", "--cpu",
-          "--valid-subset", "valid", "--batch-size", "16", "--log-format", "json"], "")
+        (
+            "fairseq_cli.validate",
+            [
+                data,
+                "--user-dir",
+                USER_DIR,
+                "--task",
+                "sentence_prediction",
+                "--criterion",
+                "sentence_prediction",
+                "--path",
+                str(folders[name] / "checkpoint_last.pt"),
+                "--num-classes",
+                "2",
+                "--init-token",
+                "0",
+                "--cpu",
+                "--valid-subset",
+                "valid",
+                "--batch-size",
+                "16",
+                "--log-format",
+                "json",
+            ],
+            "",
+        )
         for name in RUNS
-    ]  # fmt: skip
+    ]
     outputs = run_in_turn(*preprocessing, *pretraining, *training, *validation)
     outputs = outputs[len(preprocessing) + len(pretraining) :]
     return FineTuned(data, text, pretrained, folders, dict(zip(runs, outputs)), dict(zip(RUNS, outputs[len(runs) :])))
@@ -151,8 +214,11 @@ def test_pretrained_weights_are_restored(fine_tuned: FineTuned) -> None:
         expected = pretrained[name][:, 8:-8] if name in biases else pretrained[name]  # 31 distances, 15 of them left
         assert torch.equal(restored[name], expected), name
     assert {name[len(HEAD) :]: tuple(value.shape) for name, value in restored.items() if name not in names} == {
-        "dense.weight": (32, 32), "dense.bias": (32,), "out_proj.weight": (2, 32), "out_proj.bias": (2,),
-    }  # fmt: skip
+        "dense.weight": (32, 32),
+        "dense.bias": (32,),
+        "out_proj.weight": (2, 32),
+        "out_proj.bias": (2,),
+    }
     log = fine_tuned.training["restored"]
     assert log.count("a relative bias for 16 tokens is read for 8") == len(biases)
     assert "a relative bias" not in fine_tuned.training["plain"]

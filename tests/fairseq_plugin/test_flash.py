@@ -1,18 +1,16 @@
 """The causal models of the FLASH paper are the paper's: sizes, parts and defaults; every option does what it says."""
 
 import math
-from typing import Dict, Tuple
 
 import pytest
 import torch
 from fairseq.models import MODEL_DATACLASS_REGISTRY
-from fairseq.modules import LearnedPositionalEmbedding
 from torch import nn
 from torch.nn import functional as F
 
 from common.attention import QuadraticAttention, SoftmaxAttention
-from common.norms import ScaleNorm
-from common.positions import RotaryBias, ToeplitzBias
+from common.modules.norms import ScaleNorm
+from common.modules.relative_bias import RotaryBias, ToeplitzBias
 from tests.compare import assert_close
 
 from .toy import FLASH_FAMILY, awake, build_model, tokens
@@ -65,7 +63,7 @@ def test_size_is_the_papers(arch: str, millions: int, layers: int, heads: int) -
     else:
         attention = decoder.layers[0].self_attn
         assert attention.num_heads == heads
-        assert not arch.startswith("mc") or attention.inner.chunk_size == chunk
+        assert not arch.startswith("mc") or attention.inner.options.chunk_size == chunk
 
 
 @pytest.mark.parametrize("arch", ["flash_lm_large", "transformer_pp_lm_base"])
@@ -150,8 +148,8 @@ def test_embeddings_of_transformers_are_fairseqs(arch: str) -> None:
 def test_layers_are_pre_norm(arch: str) -> None:
     """What a layer adds does not depend on the size of its input; a post-norm layer's whole output would not."""
     layer = awake(build_model(arch)).eval().double().decoder.layers[0]
-    x, marker = 1e5 * torch.randn(20, 2, 32, dtype=torch.double), torch.empty(0)
-    added = [layer(scale * x, self_attn_mask=marker)[0] - scale * x for scale in (1.0, 4.0)]
+    x = 1e5 * torch.randn(20, 2, 32, dtype=torch.double)
+    added = [layer(scale * x)[0] - scale * x for scale in (1.0, 4.0)]
     assert added[0].square().mean() > 1e-4
     assert_close("added", added[1], added[0], tolerance=1e-3)
 
@@ -175,22 +173,30 @@ def test_positions_are_scaled_sinusoids(arch: str) -> None:
     assert scale.grad.abs().item() > 0.0
 
 
-@pytest.mark.parametrize("learned", [False, True], ids=["scaled", "learned"])
-@pytest.mark.parametrize("arch", FLASH_FAMILY)
-def test_position_limit(arch: str, learned: bool) -> None:
-    """Both lengths are named; padding does not count; fairseq's generator knows the limit."""
-    # A toeplitz bias of FLASH-Quad, the default here, ends at as many tokens, padding included.
-    bias = ["--flash-relative-bias", "rotary"] if arch == "flash_quad_lm" else []
-    model = build_model(arch, *["--decoder-learned-pos"] * learned, "--tokens-per-sample", "8", *bias).eval()
-    assert isinstance(model.decoder.embed_positions, LearnedPositionalEmbedding) == learned
-    assert model.max_positions() == 8
-    sequence = torch.cat([torch.ones(2, 5, dtype=torch.long), tokens(2, 8)], dim=1)
+@pytest.mark.parametrize(
+    ("arch", "arguments", "limit"),
+    [
+        *[(arch, "--flash-relative-bias rotary" if arch == "flash_quad_lm" else "", None) for arch in FLASH_FAMILY],
+        *[(arch, "--decoder-learned-pos", 8) for arch in FLASH_FAMILY],
+        ("flash_quad_lm", "--flash-relative-bias toeplitz", 8),
+        ("flash_quad_lm", "--flash-relative-bias toeplitz --no-token-positional-embeddings", 8),
+        ("flash_quad_lm", "--flash-relative-bias toeplitz --add-bos-token", 9),
+        ("flash_lm", "--decoder-learned-pos --add-bos-token", 9),
+        ("flash_lm", "--decoder-learned-pos --add-bos-token --max-target-positions 8", 8),
+    ],
+)
+def test_only_tables_have_a_limit(arch: str, arguments: str, limit: int | None) -> None:
+    """A longer input is refused where there is a parameter per position; padding does not count."""
+    model = build_model(arch, "--tokens-per-sample", "8", *arguments.split()).eval()
+    assert model.max_positions() == (limit or 8)
+    fits = limit or 20
+    sequence = torch.cat([torch.ones(2, 5, dtype=torch.long), tokens(2, fits)], dim=1)
     with torch.no_grad():
-        assert (model(sequence)[0][:, 5:] - model(tokens(2, 8))[0]).abs().max() < 1e-5
-    with pytest.raises(ValueError, match="9 tokens; allowed by the position limit: 8"):
-        model(tokens(1, 9))
-    with pytest.raises(ValueError, match="9 tokens; allowed by the position limit: 8"):
-        model.decoder(tokens(1, 9), incremental_state={})
+        assert_close("logits", model(sequence)[0][:, 5:], model(tokens(2, fits))[0], tolerance=1e-4)
+    if limit is not None:
+        for options in ({}, {"incremental_state": {}}):
+            with pytest.raises(ValueError, match=f"{limit + 1} tokens; allowed: {limit}, .*--tokens-per-sample"):
+                model.decoder(tokens(1, limit + 1), **options)
 
 
 # ---- Options. Each changes what is computed, given the same parameters, or the parameters themselves.
@@ -209,9 +215,12 @@ _TRANSFORMER = {
     "attention_gate": "--flash-attention-gate",
 }
 _PLUS = {**_TRANSFORMER, "kernel": "--flash-kernel relu2|--flash-kernel laplace"}
-OPTIONS: Dict[str, Dict[str, str]] = {
+OPTIONS: dict[str, dict[str, str]] = {
     "flash_lm": {
-        **_UNIT, "chunk_size": "--flash-chunk-size 32", "no_local": "--flash-no-local", "no_linear": "--flash-no-linear"
+        **_UNIT,
+        "chunk_size": "--flash-chunk-size 32",
+        "no_local": "--flash-no-local",
+        "no_linear": "--flash-no-linear",
     },
     "flash_quad_lm": {**_UNIT, "divisor": "--flash-divisor 64"},
     "transformer_plus_lm": _PLUS,
@@ -219,7 +228,7 @@ OPTIONS: Dict[str, Dict[str, str]] = {
     "mc_transformer_pp_lm": {**_PLUS, "chunk_size": "--flash-chunk-size 32"},
     "performer_lm": _TRANSFORMER,
     "combiner_lm": {**_TRANSFORMER, "row_length": "--flash-row-length 16"},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("arch", FLASH_FAMILY)
@@ -231,7 +240,7 @@ def test_every_option_is_tried_below(arch: str) -> None:
         assert len(MODEL_DATACLASS_REGISTRY[arch].__dataclass_fields__[name].metadata["help"]) >= 15, name
 
 
-def _shapes(model: nn.Module) -> Dict[str, Tuple[int, ...]]:
+def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
     return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
 
 
@@ -298,7 +307,7 @@ def test_feed_forward_is_gelu_times_a_projection(arch: str) -> None:
     (weight, bias), width = (layer.fc1.proj.weight, layer.fc1.proj.bias), layer.fc2.in_features
     gate = F.gelu(F.linear(normed, weight[:width], bias[:width]))
     expected = x + layer.fc2(gate * F.linear(normed, weight[width:], bias[width:]))
-    assert_close("layer", layer(x, self_attn_mask=torch.empty(0))[0], expected)
+    assert_close("layer", layer(x)[0], expected)
 
 
 @pytest.mark.parametrize("arch", ["transformer_plus_lm", "performer_lm", "combiner_lm"])
@@ -309,7 +318,7 @@ def test_feed_forward_is_gelu(arch: str) -> None:
     nn.init.zeros_(layer.self_attn.out_proj.bias)
     x = torch.randn(20, 2, 32)
     expected = x + layer.fc2(F.gelu(layer.fc1(layer.final_layer_norm(x))))
-    assert_close("layer", layer(x, self_attn_mask=torch.empty(0))[0], expected)
+    assert_close("layer", layer(x)[0], expected)
 
 
 @pytest.mark.parametrize("arch", TRANSFORMERS)
@@ -324,7 +333,7 @@ def test_attention_gate_multiplies_what_attention_gives(arch: str) -> None:
         attention.out_proj.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
     x = torch.randn(20, 2, 32)
     for attention in (plain, gated):
-        attention(x, attn_mask=torch.empty(0))
+        attention(x)
     assert_close("gated", seen[1], F.silu(gated.gate_proj(x)) * seen[0])
 
 
@@ -337,7 +346,10 @@ def test_kernel_of_a_transformer(arch: str, kernel: str) -> None:
     if kernel == "softmax":
         assert isinstance(inner, SoftmaxAttention)
     else:
-        assert isinstance(inner, QuadraticAttention) and (inner.kernel, inner.divisor) == (kernel, 128.0)
+        assert isinstance(inner, QuadraticAttention) and (inner.options.kernel, inner.options.divisor) == (
+            kernel,
+            128.0,
+        )
     assert attention.inner.causal and inner.causal
 
 
@@ -363,18 +375,23 @@ def test_divisor_is_the_training_length() -> None:
     [
         ("flash_lm", "--flash-query-dim 7", "query_dim is 7; allowed with rotary positions: an even number"),
         ("flash_quad_lm", "--flash-query-dim 7", "query_dim is 7; allowed with rotary positions: an even number"),
-        ("flash_lm", "--flash-query-dim 0", "query_dim is 0; allowed"),
-        ("flash_lm", "--flash-chunk-size 0", "chunk_size is 0; allowed"),
-        ("mc_transformer_pp_lm", "--flash-chunk-size 0", "chunk_size is 0; allowed"),
-        ("combiner_lm", "--flash-row-length 0", "row_length is 0; allowed"),
+        ("flash_lm", "--flash-query-dim 0", "--flash-query-dim is 0; allowed"),
+        ("flash_lm", "--flash-chunk-size 0", "--flash-chunk-size is 0; allowed"),
+        ("mc_transformer_pp_lm", "--flash-chunk-size 0", "--flash-chunk-size is 0; allowed"),
+        ("combiner_lm", "--flash-row-length 0", "--flash-row-length is 0; allowed"),
         ("flash_lm", "--decoder-attention-heads 5", "heads is 5; allowed: a divisor of expanded_dim, 64"),
         ("flash_quad_lm", "--decoder-attention-heads 5", "heads is 5; allowed: a divisor of expanded_dim, 64"),
-        *((arch, "--decoder-attention-heads 5", "decoder_attention_heads is 5; allowed: a divisor of the width 32")
-          for arch in TRANSFORMERS),
+        *(
+            (arch, "--decoder-attention-heads 5", "decoder_attention_heads is 5; allowed: a divisor of the width 32")
+            for arch in TRANSFORMERS
+        ),
         ("transformer_plus_lm", "--decoder-attention-heads 32", "head dimension is 1; allowed.* even"),
         ("mc_transformer_pp_lm", "--decoder-attention-heads 32", "head_dim is 1; allowed.* even"),
-        *((arch, f"--{option.replace('_', '-')}", f"{option} is True; allowed for the gated attention unit: False")
-          for arch in GATED_UNITS for option in ("scale_attn", "scale_fc", "scale_heads", "scale_resids")),
+        *(
+            (arch, f"--{option.replace('_', '-')}", f"{option} is True; allowed for the gated attention unit: False")
+            for arch in GATED_UNITS
+            for option in ("scale_attn", "scale_fc", "scale_heads", "scale_resids")
+        ),
         ("flash_lm", "--decoder-xformers-att-config {'name':'linformer'}", "xformers_att_config is set; allowed"),
         ("performer_lm", "--decoder-xformers-att-config {'name':'linformer'}", "xformers_att_config is"),
         ("flash_quad_lm", "--flash-divisor 0", "divisor is 0; allowed: above 0"),
@@ -383,7 +400,7 @@ def test_divisor_is_the_training_length() -> None:
         ("flash_lm", "--dropout 1.5", "dropout is 1.5; allowed"),
     ],
     ids=lambda value: None if " is " in value else value.replace("--", "").replace(" ", "-"),
-)  # fmt: skip
+)
 def test_bad_options_are_named(arch: str, arguments: str, message: str) -> None:
     """At construction: the argument, what was given, and what is allowed."""
     with pytest.raises(ValueError, match=message):
@@ -410,18 +427,6 @@ def test_unknown_choices_are_refused_by_the_parser(arch: str, arguments: str, al
     assert torch.tensor([name in error for name in allowed.split(".*")]).all()
 
 
-def test_too_long_for_a_toeplitz_bias() -> None:
-    """Without position embeddings the bias of FLASH-Quad is what ends, in the full forward and while decoding."""
-    model = build_model("flash_quad_lm", "--tokens-per-sample", "8", "--no-token-positional-embeddings").eval()
-    with pytest.raises(ValueError, match="9 tokens; allowed by its relative bias: 8"):
-        model(tokens(1, 9))
-    state = {}
-    for end in range(1, 9):
-        model.decoder(tokens(1, 9)[:, :end], incremental_state=state)
-    with pytest.raises(ValueError, match="9 tokens; allowed by its relative bias: 8"):
-        model.decoder(tokens(1, 9), incremental_state=state)
-
-
 @pytest.mark.parametrize("arch", FLASH_FAMILY)
 def test_full_context_is_refused(arch: str) -> None:
     """A causal decoder asked to see the future says so."""
@@ -434,4 +439,4 @@ def test_gated_unit_attends_to_itself_alone(option: str) -> None:
     """Neither an encoder nor another layer's state can be given."""
     layer = build_model("flash_lm").decoder.layers[0]
     with pytest.raises(ValueError, match=option.replace("self_", "").replace("prev_attn", "prev_\\*")):
-        layer(torch.randn(4, 1, 32), self_attn_mask=torch.empty(0), **{option: torch.randn(4, 1, 32)})
+        layer(torch.randn(4, 1, 32), **{option: torch.randn(4, 1, 32)})

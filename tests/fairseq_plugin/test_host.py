@@ -4,14 +4,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Dict
 
 import pytest
 
 from .toy import CHECKOUT, USER_DIR, run_module
 
 
-def _import_plugin(tmp_path: Path, files: Dict[str, str], code: str = "import fairseq_plugin") -> str:
+def _import_plugin(tmp_path: Path, files: dict[str, str], code: str = "import fairseq_plugin") -> str:
     """Run ``code`` in a new process whose first import folder holds ``files``; its output, whatever it exits with."""
     for name, text in files.items():
         path = tmp_path / name
@@ -29,24 +28,25 @@ def _import_plugin(tmp_path: Path, files: Dict[str, str], code: str = "import fa
     [
         (
             {"fairseq/__init__.py": "raise ModuleNotFoundError(\"No module named 'fairseq'\", name='fairseq')"},
-            "fairseq_plugin needs fairseq, which is not installed",
-            "pip install 'lineartime[fairseq]'",
+            "fairseq, which is not installed",
+            "pip install '.[fairseq]'",
+        ),
+        (
+            {"fairseq/__init__.py": "raise ModuleNotFoundError(\"No module named 'hydra'\", name='hydra')"},
+            "No module named 'hydra'",
+            "pip install '.[fairseq]'",
         ),
         (
             {"fairseq/__init__.py": "raise ValueError('mutable default CommonConfig: use default_factory')"},
-            "cannot be imported (mutable default CommonConfig",
-            "pip uninstall -y fairseq && pip install 'lineartime[fairseq]'",
+            "mutable default CommonConfig",
+            "pip uninstall fairseq",
         ),
-        (
-            {"numpy.py": "__version__ = '2.1.0'"},
-            "found numpy 2.1.0; fairseq works with numpy 1",
-            "pip install 'numpy<2'",
-        ),
-        ({"common/__init__.py": "", "common/ops.py": ""}, "found another one in", "export PYTHONPATH="),
+        ({"numpy.py": "__version__ = '2.1.0'"}, "numpy 2.1.0", "pip install 'numpy<2'"),
+        ({"common/__init__.py": "", "common/ops.py": ""}, "another one in", "export PYTHONPATH="),
     ],
-    ids=["missing", "too-old", "numpy-2", "foreign-common"],
+    ids=["missing", "requirement-missing", "too-old", "numpy-2", "foreign-common"],
 )
-def test_one_import_error_names_cause_and_cure(tmp_path: Path, files: Dict[str, str], cause: str, cure: str) -> None:
+def test_one_import_error_names_cause_and_cure(tmp_path: Path, files: dict[str, str], cause: str, cure: str) -> None:
     """The last line of the traceback is all a user needs."""
     output = _import_plugin(tmp_path, files)
     last = output.strip().splitlines()[-1]

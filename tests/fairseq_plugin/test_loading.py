@@ -1,14 +1,21 @@
 """Checkpoints of ours load as a whole or not at all, and the error says why."""
 
+import logging
 import os
+import re
 import sys
+import warnings
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Callable, Dict, Tuple
+from typing import Any
 
 import pytest
 import torch
 from fairseq import options
+from fairseq.checkpoint_utils import load_checkpoint_to_cpu
+from fairseq.dataclass.configs import EMAConfig
 from fairseq.models import ARCH_MODEL_REGISTRY
+from fairseq.models.ema import EMA
 from fairseq_cli import eval_lm, train
 from torch import Tensor, nn
 
@@ -34,30 +41,32 @@ def _model(arch: str) -> nn.Module:
     return build_masked(arch) if arch.endswith("_mlm") else build(arch, *small(arch))
 
 
-def _snapshot(model: nn.Module) -> Tuple[str, Dict[str, Tensor]]:
+def _snapshot(model: nn.Module) -> tuple[str, dict[str, Tensor]]:
     return repr(model), {name: x.clone() for name, x in model.state_dict().items()}
 
 
-def _unchanged(model: nn.Module, before: Tuple[str, Dict[str, Tensor]]) -> bool:
+def _unchanged(model: nn.Module, before: tuple[str, dict[str, Tensor]]) -> bool:
     modules, tensors = _snapshot(model)
-    return modules == before[0] and tensors.keys() == before[1].keys() and all(
-        torch.equal(tensors[name], before[1][name]) for name in tensors
-    )  # fmt: skip
+    return (
+        modules == before[0]
+        and tensors.keys() == before[1].keys()
+        and all(torch.equal(tensors[name], before[1][name]) for name in tensors)
+    )
 
 
-def _first(state: Dict[str, Any], end: str) -> str:
+def _first(state: dict[str, Any], end: str) -> str:
     return next(name for name in state if name.endswith(end))
 
 
-def _delete(state: Dict[str, Any], end: str) -> None:
+def _delete(state: dict[str, Any], end: str) -> None:
     del state[_first(state, end)]
 
 
-def _put(state: Dict[str, Any], end: str, value: Any) -> None:
+def _put(state: dict[str, Any], end: str, value: Any) -> None:
     state[_first(state, end)] = value
 
 
-FAULTS: Dict[str, Tuple[Callable[[Dict[str, Any]], None], str]] = {
+FAULTS: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "a missing tensor": (lambda state: _delete(state, "out_proj.bias"), r"1 missing \(.*out_proj.bias\)"),
     "one too many": (lambda state: state.update({"decoder.more.weight": torch.ones(2)}), "1 not of this model"),
     "another shape": (
@@ -66,7 +75,7 @@ FAULTS: Dict[str, Tuple[Callable[[Dict[str, Any]], None], str]] = {
     ),
     "no tensor": (lambda state: _put(state, "out_proj.weight", "text"), "out_proj.weight a str, not"),
     "nothing": (lambda state: state.clear(), "missing"),
-}  # fmt: skip
+}
 TRANSFORMERS = ("flowformer_lm", "transformer_pp_lm", "daft_conv_lm", "performer_mlm")
 
 
@@ -85,32 +94,70 @@ def test_nothing_is_loaded_of_what_does_not_fit(arch: str, fault: str) -> None:
     assert state.keys() == given.keys() and all(state[name] is given[name] for name in given)
 
 
-@pytest.mark.parametrize("arch", ["flowformer_lm", "flash_lm"])
-def test_a_file_without_a_version_changes_no_module(arch: str) -> None:
-    """fairseq takes it for one of 2018 and drops the final norm on the way."""
+@pytest.mark.parametrize("arch", ["flowformer_lm", "flash_lm", "flash_mlm"])
+def test_a_file_without_a_version_keeps_the_final_norm(arch: str, caplog: pytest.LogCaptureFixture) -> None:
+    """fairseq takes it for one of 2018, and drops the norm on the way."""
     model = _model(arch)
-    before, state = _snapshot(model), model.state_dict()
-    del state["decoder.version"]
-    with pytest.raises(ValueError, match="decoder.layer_norm"):
-        model.load_state_dict(state)
-    assert _unchanged(model, before)
+    modules, state = repr(model), {name: x + 1 for name, x in model.state_dict().items()}
+    (version,) = [name for name in state if name.endswith(".version")]
+    del state[version]
+    caplog.clear()
+    model.load_state_dict(state)
+    assert repr(model) == modules
+    assert all(torch.equal(x, state[name]) for name, x in model.state_dict().items() if name != version)
+    assert not _warned(caplog)
 
 
-def test_heads_of_a_file_that_does_not_fit_are_not_kept() -> None:
-    """RoBERTa's loading registers classification heads before it looks at anything else."""
+def test_averaged_weights_keep_the_final_norm(caplog: pytest.LogCaptureFixture) -> None:
+    """fairseq's --store-ema loads state dicts without a version at every update, and nobody wants a log of each."""
+    model = build("flowformer_lm", *SMALL)
+    average = EMA(model, EMAConfig(store_ema=True, ema_decay=0.5))
+    caplog.clear()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(1.0)
+    average.step(model, updates=1)
+    assert repr(average.get_model()) == repr(model) and not caplog.records
+    norms = [x.decoder.layer_norm.weight for x in (model, average.get_model())]
+    assert_close("norm", norms[1], norms[0] - 0.5)
+
+
+def _warned(caplog: pytest.LogCaptureFixture) -> str:
+    """What reached the console of a Python that has no logging set up."""
+    return "\n".join(record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING)
+
+
+def test_heads(caplog: pytest.LogCaptureFixture) -> None:
+    """RoBERTa's loading fills in its own heads' weights, and drops others: either is warned of."""
     model, other = build_masked("flash_mlm"), build_masked("flash_mlm")
     other.register_classification_head("labels", num_classes=3)
-    model.args.load_checkpoint_heads = True
-    before, state = _snapshot(model), other.state_dict()
+    state = other.state_dict()
+    before = _snapshot(model)
     spoiled = {name: x for name, x in state.items() if not name.endswith("lm_head.bias")}
     with pytest.raises(ValueError, match=r"1 missing \(encoder.lm_head.bias\)"):
         model.load_state_dict(spoiled)
     assert _unchanged(model, before)
-    with pytest.raises(ValueError, match="KeyError: .*labels.dense.weight.*Nothing was loaded"):
-        model.load_state_dict({name: x for name, x in state.items() if not name.endswith("labels.dense.weight")})
-    assert _unchanged(model, before)
+    model.load_state_dict(state)
+    assert re.search(r"4 left out \(classification_heads.labels.*; 0 new", _warned(caplog))
+    caplog.clear()
+    other.load_state_dict(model.state_dict())
+    assert re.search(r"0 left out; 4 new \(classification_heads.labels", _warned(caplog))
+    caplog.clear()
+    model.args.load_checkpoint_heads = True
     model.load_state_dict(state)
     assert torch.equal(model.classification_heads["labels"].dense.weight, state[_first(state, "labels.dense.weight")])
+    assert not _warned(caplog)
+
+
+def test_what_is_left_out_and_new_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    """Of ``strict=False`` too; a file that fits as a whole is none."""
+    model = build("linear_lm", *SMALL)
+    state = model.state_dict()
+    model.load_state_dict(state)
+    assert not _warned(caplog)
+    state["more.weight"] = state.pop("decoder.layers.1.fc2.bias") + 1
+    model.load_state_dict(state, strict=False)
+    assert "1 left out (more.weight); 1 new (decoder.layers.1.fc2.bias)" in _warned(caplog)
 
 
 @pytest.mark.parametrize("arch", ["flowformer_lm", "flash_mlm"])
@@ -152,6 +199,30 @@ def test_the_message_tells_another_dictionary(arch: str) -> None:
         make(arch, words=50).load_state_dict(make(arch, words=45).state_dict())
 
 
+@pytest.mark.parametrize(
+    ("arch", "stored", "built", "hint"),
+    [
+        ("flash_quad_lm", "600", "200", "--flash-relative-bias rotary"),
+        ("flash_quad_lm", "200", "600", "200 tokens: --flash-relative-bias toeplitz"),
+        ("flash_quad_lm", "200", "300", "for at most 200 tokens"),
+        ("flash_quad_mlm", "600", "200", "--flash-relative-bias rotary"),
+    ],
+)
+def test_the_message_tells_the_relative_bias(arch: str, stored: str, built: str, hint: str) -> None:
+    """Which is of one kind below 512 tokens and of another from there on, unless an option says which."""
+
+    def model(tokens: str, *arguments: str) -> nn.Module:
+        if arch.endswith("_mlm"):
+            return build_masked(arch, "--max-positions", tokens, *arguments)
+        return build(arch, *small(arch), "--tokens-per-sample", tokens, *arguments)
+
+    state = model(stored).state_dict()
+    with pytest.raises(ValueError, match=f"does not fit .*{hint}"):
+        model(built).load_state_dict(state)
+    if hint == "--flash-relative-bias rotary":
+        model(built, *hint.split()).load_state_dict(state)
+
+
 def test_args_prune_as_a_configuration_does() -> None:
     """fairseq's older way of saying which layers are kept."""
     command = ["data", "--task", "language_modeling", "--arch", "flowformer_lm", *SMALL, "--tokens-per-sample", "48"]
@@ -185,7 +256,7 @@ def test_a_new_process_loads_every_architecture(tmp_path: Path) -> None:
     assert found == [[arch, ARCH_MODEL_REGISTRY[arch].__name__, "True"] for arch in registered()]
 
 
-def _rewritten(arch: str, folder: Path, change: Callable[[Any], None]) -> Dict[str, Tensor]:
+def _rewritten(arch: str, folder: Path, change: Callable[[Any], None]) -> dict[str, Tensor]:
     """The golden checkpoint with other options in ``folder``; its tokens and logits."""
     state = torch.load(FOLDER / f"{arch}.pt")
     model = state["cfg"]["model"]
@@ -198,7 +269,7 @@ def _rewritten(arch: str, folder: Path, change: Callable[[Any], None]) -> Dict[s
 def test_options_of_other_versions(arch: str, tmp_path: Path) -> None:
     """An option that the file lacks has its default, one that is not known here is passed over."""
 
-    def change(model: Dict[str, Any]) -> None:
+    def change(model: dict[str, Any]) -> None:
         for name in OUR_OPTIONS:
             model.pop(name, None)
         model["flow_unheard_of"] = model["unheard_of"] = 3
@@ -261,7 +332,7 @@ def test_another_architecture_is_refused(
         model.from_pretrained(str(tmp_path), "c.pt", data_bin)
 
 
-def _stored(folder: Path, change: Callable[[Dict[str, Any]], None]) -> None:
+def _stored(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
     save_model(folder / "c.pt", "cfg", "flowformer_lm")
     state = torch.load(folder / "c.pt")
     change(state)
@@ -273,7 +344,7 @@ def _cut(folder: Path) -> None:
     (folder / "c.pt").write_bytes((folder / "c.pt").read_bytes()[:20000])
 
 
-BAD_FILES: Dict[str, Tuple[Callable[[Path], None], str]] = {
+BAD_FILES: dict[str, tuple[Callable[[Path], None], str]] = {
     "cut short": (_cut, "c.pt' cannot be read, it may be cut short"),
     "empty": (lambda folder: (folder / "c.pt").touch(), "c.pt' cannot be read, it may be cut short"),
     "text": (lambda folder: (folder / "c.pt").write_text("hello"), "c.pt' cannot be read"),
@@ -290,9 +361,10 @@ BAD_FILES: Dict[str, Tuple[Callable[[Path], None], str]] = {
         r"6 of other shapes \(decoder.layers.0.fc1.weight \(64, 32\), not \(48, 32\)",
     ),
     "layers": (
-        lambda folder: _stored(folder, lambda state: state["cfg"]["model"].update(decoder_layers=3)), "16 missing",
+        lambda folder: _stored(folder, lambda state: state["cfg"]["model"].update(decoder_layers=3)),
+        "16 missing",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", BAD_FILES)
@@ -321,6 +393,65 @@ def test_a_folder_that_is_none(given: str, data_bin: str, tmp_path: Path) -> Non
     with pytest.raises(ValueError, match=f"model_name_or_path is '.*{given}'; allowed: a folder"):
         ARCH_MODEL_REGISTRY["flowformer_lm"].from_pretrained(str(tmp_path / given), "c.pt", data_bin)
     assert torch.load(tmp_path / "c.pt")["cfg"]["model"]["_name"] == "flowformer_lm"
+
+
+@pytest.mark.parametrize("data", ["/nowhere/at/all", "./nowhere"])
+def test_a_data_folder_that_is_none(data: str, tmp_path: Path) -> None:
+    """The error names the argument and what was typed."""
+    save_model(tmp_path / "c.pt", "cfg", "flowformer_lm")
+    with pytest.raises(ValueError, match=f"data_name_or_path is '.*{data}'; allowed: a folder"):
+        ARCH_MODEL_REGISTRY["flowformer_lm"].from_pretrained(str(tmp_path), "c.pt", data)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("arch", "option", "meant"),
+    [
+        ("flowformer_lm", {"flow_clmp": 1.0}, "flow_clamp"),
+        ("flowformer_lm", {"flash_chunk_size": 8}, "flow_chunk_size"),
+        ("linear_lm", {"xyz": 1}, "linear_chunk_size"),
+    ],
+)
+def test_a_mistyped_option_is_refused(
+    kind: str, arch: str, option: dict[str, Any], meant: str, data_bin: str, tmp_path: Path
+) -> None:
+    """The error names it, and what is near or what there is."""
+    save_model(tmp_path / "c.pt", kind, arch)
+    with pytest.raises(ValueError, match=f"{next(iter(option))}; allowed: .*{meant}"):
+        ARCH_MODEL_REGISTRY[arch].from_pretrained(str(tmp_path), "c.pt", data_bin, **option)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_options_of_fairseq_are_taken(kind: str, data_bin: str, tmp_path: Path) -> None:
+    """Of its groups, of the model and of the task."""
+    save_model(tmp_path / "c.pt", kind, "flowformer_lm")
+    options = {"fp16": False, "dropout": 0.3, "tokens_per_sample": 40, "beam": 2}
+    hub = ARCH_MODEL_REGISTRY["flowformer_lm"].from_pretrained(str(tmp_path), "c.pt", data_bin, **options)
+    assert hub.models[0].decoder.dropout_module.p == 0.3 and hub.task.args.tokens_per_sample == 40
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_of_another_formula_are_a_warning(kind: str, data_bin: str, tmp_path: Path) -> None:
+    """Loaded as a training goes on from a file, and by ``from_pretrained``; the stored formula is none."""
+    trained = save_model(tmp_path / "c.pt", kind, "flowformer_lm", "--flow-form", "paper")
+    model, weights = type(trained), load_checkpoint_to_cpu(str(tmp_path / "c.pt"))["model"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        trained.load_state_dict(weights)
+    with pytest.warns(UserWarning, match="form='paper'.*form='released'"):
+        build("flowformer_lm", *SMALL).load_state_dict(weights)
+    with pytest.warns(UserWarning, match="phi='sigmoid'.*phi='relu'"):
+        model.from_pretrained(str(tmp_path), "c.pt", data_bin, flow_phi="relu")
+
+
+def test_a_divisor_that_follows_the_length_is_a_warning() -> None:
+    """FLASH-Quad divides scores by the longest training length unless told otherwise."""
+    rotary = ("--flash-relative-bias", "rotary")
+    short, long = (
+        build("flash_quad_lm", *small("flash_quad_lm"), *rotary, "--tokens-per-sample", n) for n in ("48", "96")
+    )
+    with pytest.warns(UserWarning, match="divisor=48.*divisor=96"):
+        long.load_state_dict(short.state_dict())
 
 
 def test_an_ensemble_is_read_file_by_file(data_bin: str, tmp_path: Path) -> None:

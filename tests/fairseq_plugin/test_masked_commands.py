@@ -5,7 +5,7 @@ import json
 import math
 import re
 from pathlib import Path
-from typing import Dict, List, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import sentencepiece
@@ -35,10 +35,10 @@ for name, folder, data in json.loads(sys.argv[1]):
 class Trained(NamedTuple):
     """A short training of each architecture: its log, what fairseq-validate says, and what a new process loads."""
 
-    folders: Dict[str, Path]
-    training: Dict[str, str]
-    validation: Dict[str, str]
-    loaded: Dict[str, List[str]]
+    folders: dict[str, Path]
+    training: dict[str, str]
+    validation: dict[str, str]
+    loaded: dict[str, list[str]]
 
 
 @pytest.fixture(scope="module")
@@ -63,11 +63,24 @@ def trained(data_bin: str, tmp_path_factory: pytest.TempPathFactory) -> Trained:
     )
 
 
-def _validate(data: str, folder: Path, *arguments: str) -> List[str]:
+def _validate(data: str, folder: Path, *arguments: str) -> list[str]:
     return [
-        data, "--user-dir", USER_DIR, "--task", "masked_lm", "--path", str(folder / "checkpoint_last.pt"), "--cpu",
-        "--valid-subset", "valid", "--max-tokens", "384", "--log-format", "json", *arguments,
-    ]  # fmt: skip
+        data,
+        "--user-dir",
+        USER_DIR,
+        "--task",
+        "masked_lm",
+        "--path",
+        str(folder / "checkpoint_last.pt"),
+        "--cpu",
+        "--valid-subset",
+        "valid",
+        "--max-tokens",
+        "384",
+        "--log-format",
+        "json",
+        *arguments,
+    ]
 
 
 @pytest.mark.parametrize("arch", MASKED)
@@ -139,7 +152,7 @@ MODES = {
 
 
 @pytest.fixture(scope="module")
-def modes(data_bin: str, tmp_path_factory: pytest.TempPathFactory) -> Dict[str, str]:
+def modes(data_bin: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The logs of trainings of ``flash_mlm``, all in one process; "plain" has none of the options."""
     root = tmp_path_factory.mktemp("modes")
     commands = [
@@ -150,7 +163,7 @@ def modes(data_bin: str, tmp_path_factory: pytest.TempPathFactory) -> Dict[str, 
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_training_modes(modes: Dict[str, str], mode: str) -> None:
+def test_training_modes(modes: dict[str, str], mode: str) -> None:
     """Precision, accumulation and noise that fairseq allows: a loss that falls; half precision follows single."""
     numbers = losses(modes[mode])
     assert len(numbers) == 6 and numbers[-1] < numbers[0]
@@ -162,7 +175,7 @@ def test_training_modes(modes: Dict[str, str], mode: str) -> None:
         assert numbers != losses(modes["plain"])
 
 
-def _states(root: Path, *names: str) -> List[Dict[str, torch.Tensor]]:
+def _states(root: Path, *names: str) -> list[dict[str, torch.Tensor]]:
     return [torch.load(root / name / "checkpoint_last.pt")["model"] for name in names]
 
 
@@ -232,9 +245,11 @@ def test_fill_mask(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     folder.mkdir()
     sentencepiece.SentencePieceTrainer.train(
-        input=str(tmp_path / "train.txt"), model_prefix=str(folder / "sentencepiece.bpe"), vocab_size=60,
+        input=str(tmp_path / "train.txt"),
+        model_prefix=str(folder / "sentencepiece.bpe"),
+        vocab_size=60,
         minloglevel=2,
-    )  # fmt: skip
+    )
     encoder = sentencepiece.SentencePieceProcessor(model_file=str(folder / "sentencepiece.bpe.model"))
     for split in ("train", "valid"):
         pieces = encoder.encode((tmp_path / f"{split}.txt").read_text().splitlines(), out_type=str)

@@ -1,23 +1,25 @@
 """The masked models: padding, positions, options, sizes, initialisation, with weights under which attention shows."""
 
 from functools import partial
-from typing import List, Tuple
+from types import SimpleNamespace
 
 import fairseq.models.roberta.model as roberta
 import pytest
 import torch
 from fairseq.modules import LayerDropModuleList
+from fairseq.tasks import FairseqTask
+from fairseq.tasks.language_modeling import LanguageModelingTask
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-import fairseq_plugin.encoder
-from common.norms import ScaleNorm
-from fairseq_plugin.layers import GatedLinear
-from fairseq_plugin.positions import LearnedPositions, ScaledSinPositions
+import fairseq_plugin.models._encoder
+from common.modules.norms import ScaleNorm
+from fairseq_plugin.modules.positions import LearnedPositions, ScaledSinPositions
+from fairseq_plugin.modules.transformer_layer import GatedLinear
 from tests.common.refusals import refused
 from tests.compare import assert_close
 
-from .toy import build_model, tokens
+from .toy import build_model, dictionary, tokens
 from .toy_masked import GATED_ATTENTION_UNITS, MASKED, PAD, build_masked, build_random, features, padded
 
 GLU = ("transformer_pp_mlm", "mc_transformer_pp_mlm")
@@ -30,7 +32,7 @@ def _layers(model) -> nn.ModuleList:
 
 @pytest.mark.parametrize("positions", [(), ("--encoder-learned-pos",)], ids=["scaled sinusoids", "learned"])
 @pytest.mark.parametrize("arch", MASKED)
-def test_padding_never_changes_real_features(arch: str, positions: Tuple[str, ...]) -> None:
+def test_padding_never_changes_real_features(arch: str, positions: tuple[str, ...]) -> None:
     """On the left, on the right, on both sides and in between."""
     model, sequence = build_random(arch, *positions), tokens(2, LENGTH)
     alone = features(model, sequence)
@@ -39,18 +41,6 @@ def test_padding_never_changes_real_features(arch: str, positions: Tuple[str, ..
         assert_close(f"features with {left} and {right} of padding", beside, alone)
     between = torch.cat([padded(sequence[:, :21], 0, 2), sequence[:, 21:]], dim=1)
     assert_close("features with padding in between", features(model, between)[between.ne(PAD)], alone.flatten(0, 1))
-
-
-@pytest.mark.parametrize("arch", MASKED)
-def test_a_batch_gives_what_its_rows_give_alone(arch: str) -> None:
-    """Rows of unequal length, one of a single token, padded on different sides."""
-    model = build_random(arch)
-    rows = [tokens(1, length, seed=length) for length in (LENGTH, 20, 1)]
-    batch = torch.cat([rows[0], padded(rows[1], 0, LENGTH - 20), padded(rows[2], LENGTH - 1, 0)])
-    together = features(model, batch)
-    for row, alone in enumerate(rows):
-        real = batch[row].ne(PAD)
-        assert_close(f"row {row}", together[row, real], features(model, alone)[0])
 
 
 @pytest.mark.parametrize("arch", MASKED)
@@ -64,18 +54,6 @@ def test_a_row_of_padding_alone_is_finite(arch: str) -> None:
     model(sequence)[0].square().mean().backward()
     reached = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     assert reached and all(torch.isfinite(gradient).all() for gradient in reached)
-
-
-@pytest.mark.parametrize("arch", MASKED)
-def test_every_token_sees_every_token(arch: str) -> None:
-    """Not causal: another last token changes the first's features, and another first one the last's."""
-    model, sequence = build_random(arch), tokens(1, LENGTH)
-    before = features(model, sequence)
-    for changed, seen in ((-1, 0), (0, -1)):
-        other = sequence.clone()
-        other[0, changed] = 4 if sequence[0, changed] != 4 else 5
-        change = (features(model, other) - before)[0, seen].norm() / before[0, seen].norm()
-        assert change > 1e-3, f"token {seen} does not see token {changed}"
 
 
 @pytest.mark.parametrize("arch", MASKED)
@@ -161,15 +139,24 @@ def test_learned_positions() -> None:
     assert (features(model, tokens(1, 5)) - before)[0, 4].norm() > 1e-2
 
 
-@pytest.mark.parametrize("positions", [(), ("--encoder-learned-pos",)], ids=["scaled sinusoids", "learned"])
-@pytest.mark.parametrize("arch", ["flash_mlm", "flash_quad_mlm", "transformer_plus_mlm"])
-def test_position_limit(arch: str, positions: Tuple[str, ...]) -> None:
-    """--max-positions real tokens pass, padding does not count, one more real token is refused."""
-    model = build_random(arch, "--max-positions", "24", *positions)
+@pytest.mark.parametrize(
+    ("arch", "arguments", "limit"),
+    [
+        *[(arch, "--encoder-learned-pos", 24) for arch in ("flash_mlm", "flash_quad_mlm", "transformer_plus_mlm")],
+        ("flash_quad_mlm", "", 24),  # of its relative bias
+        ("flash_quad_mlm", "--flash-relative-bias rotary", None),
+        ("flash_mlm", "", None),
+        ("transformer_plus_mlm", "", None),
+    ],
+)
+def test_only_tables_have_a_limit(arch: str, arguments: str, limit: int | None) -> None:
+    """--max-positions is refused to be passed where each position has a parameter; padding does not count."""
+    model = build_random(arch, "--max-positions", "24", *arguments.split())
     assert model.max_positions() == model.encoder.sentence_encoder.max_positions() == 24
-    assert torch.isfinite(features(model, padded(tokens(1, 24), 2, 2))).all()
-    with refused("the input", "25", "24"):
-        features(model, tokens(1, 25))
+    assert torch.isfinite(features(model, padded(tokens(1, limit or 40), 2, 2))).all()
+    if limit is not None:
+        with pytest.raises(ValueError, match="25 tokens; allowed: 24, which --max-positions"):
+            features(model, tokens(1, 25))
 
 
 def test_position_limit_is_the_samples_length() -> None:
@@ -246,7 +233,7 @@ OWN = {
 }
 
 
-def _flags() -> List[Tuple[str, str, str]]:
+def _flags() -> list[tuple[str, str, str]]:
     return [(arch, flag, what) for arch in MASKED for flag, what in {**EVERY, **OWN[arch]}.items()]
 
 
@@ -269,7 +256,7 @@ def test_every_option_does_something(arch: str, flag: str, what: str) -> None:
     assert (features(plain, sequence) - features(changed, sequence)).abs().max() > 1e-4
 
 
-def _changed_rows(arch: str, flag: str, sequence: Tensor) -> List[int]:
+def _changed_rows(arch: str, flag: str, sequence: Tensor) -> list[int]:
     """Which tokens' features ``flag`` changes in one layer with the same parameters."""
     plain, changed = (build_random(arch, "--encoder-layers", "1", *more) for more in ((), (flag,)))
     changed.load_state_dict(plain.state_dict())
@@ -301,39 +288,6 @@ def test_first_to_all_sees_all() -> None:
         change = (features(model, sequence) - features(model, other))[0].norm(dim=-1)
         assert (change[0] > 1e-9) == (change[16] > 1e-9) == depends
         assert change[1] < 1e-12 and change[17] < 1e-12
-
-
-@pytest.mark.parametrize("arch", MASKED)
-def test_half_precision_parameters(arch: str) -> None:
-    """fairseq's --fp16 halves the whole model; features stay those of float64 within the format."""
-    model, sequence = build_random(arch), tokens(2, LENGTH)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter *= 0.4  # N(0, 0.2): in half precision larger ones amplify every rounding error
-        sequence = padded(sequence, 2, 3)
-        expected = features(model, sequence)
-        actual = features(model.half(), sequence)
-    assert actual.dtype == torch.float16
-    real = sequence.ne(PAD)
-    assert_close("features", actual.double()[real], expected[real], tolerance=2e-2)
-
-
-@pytest.mark.parametrize("arch", MASKED)
-def test_checkpointed_activations_are_recomputed(arch: str) -> None:
-    """Each layer runs twice, and the gradients stay the same; offloading implies it."""
-    results = {}
-    for flag in ("", "--checkpoint-activations", "--offload-activations"):
-        model = build_random(arch, *flag.split()).train()
-        calls = []
-        for layer in _layers(model):
-            inner = layer.unit if arch in GATED_ATTENTION_UNITS else layer.self_attn
-            inner.register_forward_hook(lambda *_, calls=calls: calls.append(1))
-        features(model, padded(tokens(2, LENGTH), 0, 2)).square().sum(-1).sqrt().mean().backward()
-        results[flag] = len(calls), model.encoder.sentence_encoder.embed_tokens.weight.grad
-    assert results[""][0] == 2
-    for flag in ("--checkpoint-activations", "--offload-activations"):
-        assert results[flag][0] == 4, f"{flag}: layers were not wrapped"
-        assert_close("gradient", results[flag][1], results[""][1])
 
 
 def _differs_in_training(model) -> bool:
@@ -402,16 +356,24 @@ def test_initialisation(arch: str) -> None:
 
 # Millions of parameters, vocabulary of 32,000 and shared embeddings (Tables 8 and 9).
 PAPER = {
-    "flash_mlm_base": 112, "flash_quad_mlm_base": 112, "transformer_plus_mlm_base": 110, "transformer_pp_mlm_base": 110,
-    "performer_mlm_base": 110, "combiner_mlm_base": 124, "flash_mlm_large": 496, "flash_quad_mlm_large": 496,
-    "transformer_plus_mlm_large": 486, "transformer_pp_mlm_large": 486, "combiner_mlm_large": 562,
-}  # fmt: skip
+    "flash_mlm_base": 112,
+    "flash_quad_mlm_base": 112,
+    "transformer_plus_mlm_base": 110,
+    "transformer_pp_mlm_base": 110,
+    "performer_mlm_base": 110,
+    "combiner_mlm_base": 124,
+    "flash_mlm_large": 496,
+    "flash_quad_mlm_large": 496,
+    "transformer_plus_mlm_large": 486,
+    "transformer_pp_mlm_large": 486,
+    "combiner_mlm_large": 562,
+}
 
 
 @pytest.mark.parametrize("arch", PAPER)
 def test_parameter_counts_are_the_papers(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Within 1 %, without RoBERTa's head beside the embeddings: d² + d, a LayerNorm's 2d, a bias per word."""
-    for module in (roberta, fairseq_plugin.encoder):
+    for module in (roberta, fairseq_plugin.models._encoder):
         monkeypatch.setattr(module, "init_bert_params", lambda module: None)  # which moves data that is not there
     with torch.device("meta"):
         model = build_masked(arch, "--tokens-per-sample", "512", sizes=False, words=32000 - 4)
@@ -433,9 +395,14 @@ BAD = [
         ("local", "False", "without first_softmax and first_to_all"),
     ),
     ("flash_mlm", "--flash-no-local --flash-no-linear", ("local", "False", "linear=True")),
-    ("flash_mlm", "--mha-reg-scale-factor 0.1", ("mha_reg_scale_factor", "0.1", "0.0")),
-    ("flash_quad_mlm", "--ffn-blocks-to-remove 2", ("ffn_blocks_to_remove", "2", "-1")),
-    ("transformer_pp_mlm", "--mha-heads-to-keep 2", ("mha_heads_to_keep", "2", "-1")),
+    ("flash_mlm", "--mha-reg-scale-factor 0.1", ("--mha-reg-scale-factor", "0.1", "0.0")),
+    ("flash_quad_mlm", "--ffn-blocks-to-remove 2", ("--ffn-blocks-to-remove", "2", "-1")),
+    ("transformer_pp_mlm", "--mha-heads-to-keep 2", ("--mha-heads-to-keep", "2", "-1")),
+    ("combiner_mlm", "--mha-heads-to-keep 2", ("--mha-heads-to-keep", "2", "-1")),
+    ("combiner_mlm", "--mha-reg-scale-factor 0.1", ("--mha-reg-scale-factor", "0.1", "0.0")),
+    ("performer_mlm", "--mha-heads-to-keep 2 --flash-attention-gate", ("--mha-heads-to-keep", "2", "-1")),
+    ("flash_mlm", "--activation-fn relu", ("--activation-fn", "relu", "gelu")),
+    ("flash_quad_mlm", "--activation-fn tanh", ("--activation-fn", "tanh", "gelu")),
     (
         "transformer_plus_mlm",
         "--encoder-attention-heads 5",
@@ -448,10 +415,24 @@ BAD = [
 
 
 @pytest.mark.parametrize(("arch", "arguments", "message"), BAD)
-def test_bad_values_are_refused(arch: str, arguments: str, message: Tuple[str, str, str]) -> None:
+def test_bad_values_are_refused(arch: str, arguments: str, message: tuple[str, str, str]) -> None:
     """A ValueError with the argument, what was given and what is allowed."""
     with refused(*message):
         build_masked(arch, *arguments.split())
+
+
+@pytest.mark.parametrize("arguments", ["--mha-heads-to-keep 2", "--ffn-blocks-to-remove 1 --flash-attention-gate"])
+def test_pruning_that_works_is_allowed(arguments: str) -> None:
+    """Heads of an attention without parameters of its own; blocks of any plain feed-forward layer."""
+    build_masked("transformer_plus_mlm", *arguments.split())
+
+
+def test_task_of_causal_models_is_refused() -> None:
+    """With the tasks there are for masked models."""
+    configuration = build_masked("flash_mlm").args
+    task = LanguageModelingTask(SimpleNamespace(), dictionary())
+    with refused("--task", "language_modeling", "masked_lm"):
+        FairseqTask.build_model(task, configuration)
 
 
 @pytest.mark.parametrize(

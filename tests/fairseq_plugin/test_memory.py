@@ -32,9 +32,12 @@ print("PEAK", 1024 * (kilobytes("VmHWM") - before))
 
 def _step_memory(arch: str, length: int) -> int:
     finished = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", STEP, arch, str(length)], capture_output=True, text=True, cwd=CHECKOUT,
+        [sys.executable, "-W", "ignore", "-c", STEP, arch, str(length)],
+        capture_output=True,
+        text=True,
+        cwd=CHECKOUT,
         env={**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"},  # freed tensors go back at once: repeatable peaks
-    )  # fmt: skip
+    )
     assert finished.returncode == 0, finished.stderr[-2000:]
     return int(finished.stdout.split("PEAK")[1])
 

@@ -11,12 +11,13 @@ import pytest
 import torch
 from fairseq.checkpoint_utils import load_model_ensemble_and_task
 from fairseq.models import FairseqIncrementalDecoder
+from fairseq.tasks.language_modeling import LanguageModelingTask
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fairseq_plugin.pixel_data import SHAPE_FILE, ImageShape, pixel_dictionary, to_images, to_tokens
-from fairseq_plugin.pixel_generator import build_pixel_generator
+from fairseq_plugin.data.pixels import SHAPE_FILE, ImageShape, pixel_dictionary, to_images, to_tokens
+from fairseq_plugin.pixel_sequence_generator import build_pixel_generator
 
 from .toy import SMALL, USER_DIR, run_in_turn, run_module
 from .toy_pixels import COUNTS, SHAPE, batch, images_of, logits_bits, pixel_task, toy_images, write_pixels
@@ -314,11 +315,39 @@ def test_generator_keeps_the_models_probabilities() -> None:
 def command(data: Path, save_dir: Path, *arguments: str) -> list:
     """Arguments of a short ``fairseq-train`` on the CPU, of 12 updates in 2 epochs; later ``arguments`` win."""
     return [
-        str(data), "--user-dir", USER_DIR, "--task", "pixel_modeling", "--tokens-per-sample", str(SHAPE.length),
-        "--arch", "flowformer_lm", *SMALL, "--dropout", "0.1", "--batch-size", "8", "--optimizer", "adam",
-        "--lr", "3e-3", "--max-update", "12", "--save-dir", str(save_dir), "--log-format", "json",
-        "--log-interval", "1", "--cpu", "--seed", "1", "--required-batch-size-multiple", "1", *arguments,
-    ]  # fmt: skip
+        str(data),
+        "--user-dir",
+        USER_DIR,
+        "--task",
+        "pixel_modeling",
+        "--tokens-per-sample",
+        str(SHAPE.length),
+        "--arch",
+        "flowformer_lm",
+        *SMALL,
+        "--dropout",
+        "0.1",
+        "--batch-size",
+        "8",
+        "--optimizer",
+        "adam",
+        "--lr",
+        "3e-3",
+        "--max-update",
+        "12",
+        "--save-dir",
+        str(save_dir),
+        "--log-format",
+        "json",
+        "--log-interval",
+        "1",
+        "--cpu",
+        "--seed",
+        "1",
+        "--required-batch-size-multiple",
+        "1",
+        *arguments,
+    ]
 
 
 def losses(output: str) -> list:
@@ -385,6 +414,14 @@ def test_generate_continues_images(outputs: dict) -> None:
         values = sample.split()
         assert len(values) == SHAPE.length and all(0 <= int(value) <= 255 for value in values)
         assert values[:30] == targets[index].split()[:30]
+
+
+def test_the_tasks_configuration_is_fairseqs(data: Path) -> None:
+    """Every epoch has batches of its own without anything in the place of the task's configuration."""
+    task = pixel_task(data)
+    task.load_dataset("train")
+    assert task.cfg == LanguageModelingTask(task.args, task.dictionary).cfg
+    assert not task.can_reuse_epoch_itr(task.dataset("train"))
 
 
 def test_context_windows_are_refused(outputs: dict, data: Path) -> None:

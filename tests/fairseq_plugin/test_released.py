@@ -3,7 +3,7 @@
 import math
 import re
 from pathlib import Path
-from typing import Dict, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -29,9 +29,9 @@ class Released(NamedTuple):
     """A file laid out as theirs, its weights, and what commands made of it."""
 
     folder: Path
-    weights: Dict[str, torch.Tensor]
+    weights: dict[str, torch.Tensor]
     pre_norm: bool
-    outputs: Dict[str, str]
+    outputs: dict[str, str]
     expected_loss: float
 
     def logits(self, sequence: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -40,7 +40,7 @@ class Released(NamedTuple):
         return released_forward(sequence, state, HEADS, LAYERS, self.pre_norm)
 
 
-def _loss(data: str, weights: Dict[str, torch.Tensor], pre_norm: bool) -> float:
+def _loss(data: str, weights: dict[str, torch.Tensor], pre_norm: bool) -> float:
     """Bits per token of the test set in blocks of 48, by the transcription."""
     args = options.parse_args_and_arch(options.get_training_parser(), [data, *command("transformer_lm")[1:]])
     task = tasks.setup_task(convert_namespace_to_omegaconf(args).task)
@@ -61,8 +61,16 @@ def released(request: pytest.FixtureRequest, data_bin: str, tmp_path_factory: py
     norm = ["--decoder-normalize-before"] if pre_norm else []
     ours = [] if pre_norm else ["--lineartime-post-norm"]
     evaluation = [
-        data_bin, "--user-dir", USER_DIR, "--cpu", "--tokens-per-sample", "48", "--gen-subset", "test", "--path"
-    ]  # fmt: skip
+        data_bin,
+        "--user-dir",
+        USER_DIR,
+        "--cpu",
+        "--tokens-per-sample",
+        "48",
+        "--gen-subset",
+        "test",
+        "--path",
+    ]
     commands = {}
     for kind in KINDS:
         original = save(folder / f"{kind}.pt", weights, kind, "transformer_lm", *SMALL, SHARED, *norm)

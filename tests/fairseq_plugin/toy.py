@@ -1,4 +1,4 @@
-"""What the fairseq tests share: toy text, models built through fairseq's own parser, its commands as processes."""
+"""Helpers of the fairseq tests: toy text, models built through fairseq's own parser, its commands as processes."""
 
 import json
 import os
@@ -6,9 +6,9 @@ import random
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import List, Optional, Sequence, Tuple
 
 import torch
 from fairseq import options, tasks
@@ -18,14 +18,19 @@ from torch import Tensor, nn
 
 import fairseq_plugin  # noqa: F401  registers the architectures
 from common.attention import DaftConvAttention, DaftFullAttention, MixedChunkAttention
-from common.gau import GatedAttentionUnit
+from common.modules.gated_attention_unit import GatedAttentionUnit
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 USER_DIR = str(CHECKOUT / "fairseq_plugin")
 FLASH_FAMILY = (
-    "flash_lm", "flash_quad_lm", "transformer_plus_lm", "transformer_pp_lm", "mc_transformer_pp_lm", "performer_lm",
+    "flash_lm",
+    "flash_quad_lm",
+    "transformer_plus_lm",
+    "transformer_pp_lm",
+    "mc_transformer_pp_lm",
+    "performer_lm",
     "combiner_lm",
-)  # fmt: skip
+)
 DAFT_FAMILY = ("daft_full_lm", "daft_conv_lm")
 ARCHITECTURES = ("flowformer_lm", "flowformer_lm_wiki103", "linear_lm", "softmax_lm", *FLASH_FAMILY, *DAFT_FAMILY)
 SMALL = (
@@ -42,9 +47,12 @@ CHUNKS = {
     "daft_full_lm": ("--daft-bias-dim", "12"),
     "daft_conv_lm": ("--daft-window", "9"),
 }
+#: The training reads its batches itself. By default fairseq reads ahead in a daemon thread; where ``--max-update`` ends
+#: a training while that thread is inside of torch, the process aborts: "terminate called without an active exception".
+NO_READER_THREAD = ("--num-workers", "0", "--data-buffer-size", "0")
 
 
-def small(arch: str) -> List[str]:
+def small(arch: str) -> list[str]:
     """Options that make any architecture small."""
     return [*SMALL, *CHUNKS.get(arch, ())]
 
@@ -57,7 +65,7 @@ def dictionary(words: int = 60) -> Dictionary:
     return symbols
 
 
-def build_model(arch: str, *arguments: str, seed: int = 1, sizes: Optional[Sequence[str]] = None, words: int = 60):
+def build_model(arch: str, *arguments: str, seed: int = 1, sizes: Sequence[str] | None = None, words: int = 60):
     """The model that ``fairseq-train --arch ARCH SIZES ARGUMENTS`` builds, small unless told otherwise."""
     parser = options.get_training_parser()
     sizes = small(arch) if sizes is None else sizes
@@ -85,7 +93,7 @@ def awake(model: nn.Module) -> nn.Module:
             nn.init.normal_(module.beta)
         if isinstance(module, DaftFullAttention):  # biases of deviation 1
             for parameter in module.parameters():
-                nn.init.normal_(parameter, std=(module.bias_dim or 1) ** -0.25)
+                nn.init.normal_(parameter, std=(module.options.bias_dim or 1) ** -0.25)
         if isinstance(module, DaftConvAttention):  # filters of deviation 1 to 2 about a mean of -2 to 2
             nn.init.normal_(module.r)
             for parameter, low, high in ((module.gamma, 1.0, 2.0), (module.beta, -2.0, 2.0)):
@@ -104,16 +112,25 @@ def run_program(arguments: Sequence[str], stdin: str = "", cwd: str = "") -> str
     """Run ``python ARGUMENTS`` in a new process and return its output, stderr included; it must succeed."""
     finished = subprocess.run(
         [sys.executable, "-W", "ignore", *arguments],
-        input=stdin, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300, cwd=cwd or None,
+        input=stdin,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=300,
+        cwd=cwd or None,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    )
     assert finished.returncode == 0, f"{' '.join(arguments)}\n{finished.stdout[-3000:]}"
     return finished.stdout
 
 
 def run_module(module: str, arguments: Sequence[str], stdin: str = "", cwd: str = "") -> str:
     """Run ``python -m MODULE ARGUMENTS`` in a new process and return its output, stderr included; it must succeed."""
-    return run_program(["-m", module, *arguments], stdin, cwd)
+    return run_program(["-m", module, *_arguments(module, arguments)], stdin, cwd)
+
+
+def _arguments(module: str, arguments: Sequence[str]) -> list[str]:
+    return [*arguments, *(NO_READER_THREAD if module == "fairseq_cli.train" else ())]
 
 
 # One process that runs several commands, each as ``python -m`` would: importing fairseq takes longer than most of them.
@@ -127,39 +144,78 @@ for module, arguments, stdin in json.loads(sys.argv[1]):
 """
 
 
-def run_in_turn(*commands: Tuple[str, Sequence[str], str]) -> List[str]:
+def run_in_turn(*commands: tuple[str, Sequence[str], str]) -> list[str]:
     """The outputs of ``commands``, each a module or a script, its arguments and its stdin, all in one new process."""
-    outputs = run_program(["-c", _IN_TURN, json.dumps(commands)]).split("\nNEXT COMMAND\n")[1:]
+    complete = [(module, _arguments(module, arguments), stdin) for module, arguments, stdin in commands]
+    outputs = run_program(["-c", _IN_TURN, json.dumps(complete)]).split("\nNEXT COMMAND\n")[1:]
     assert len(outputs) == len(commands)
     return outputs
 
 
-def training_command(data: str, save_dir: str, arch: str, *arguments: str) -> List[str]:
+def training_command(data: str, save_dir: str, arch: str, *arguments: str) -> list[str]:
     """Arguments of a short ``fairseq-train`` on the CPU; later ``arguments`` win."""
     return [
-        data, "--user-dir", USER_DIR, "--task", "language_modeling", "--arch", arch, *small(arch), "--dropout", "0.1",
-        "--tokens-per-sample", "48", "--max-tokens", "384", "--optimizer", "adam", "--lr", "3e-3", "--max-update", "6",
-        "--save-dir", save_dir, "--log-format", "json", "--log-interval", "1", "--cpu", "--seed", "1", *arguments,
-    ]  # fmt: skip
+        data,
+        "--user-dir",
+        USER_DIR,
+        "--task",
+        "language_modeling",
+        "--arch",
+        arch,
+        *small(arch),
+        "--dropout",
+        "0.1",
+        "--tokens-per-sample",
+        "48",
+        "--max-tokens",
+        "384",
+        "--optimizer",
+        "adam",
+        "--lr",
+        "3e-3",
+        "--max-update",
+        "6",
+        "--save-dir",
+        save_dir,
+        "--log-format",
+        "json",
+        "--log-interval",
+        "1",
+        "--cpu",
+        "--seed",
+        "1",
+        *arguments,
+    ]
 
 
-def run_two_processes(command: Sequence[str]) -> List[str]:
+def run_two_processes(command: Sequence[str]) -> list[str]:
     """The outputs of ``fairseq-train COMMAND`` in two gloo processes that train together; both must succeed."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     distributed = [
-        "--distributed-no-spawn", "--distributed-world-size", "2", "--distributed-backend", "gloo",
-        "--distributed-init-method", f"tcp://127.0.0.1:{port}", "--ddp-backend", "legacy_ddp", "--distributed-rank",
-    ]  # fmt: skip
-    program = [sys.executable, "-W", "ignore", "-m", "fairseq_cli.train", *command, *distributed]
+        "--distributed-no-spawn",
+        "--distributed-world-size",
+        "2",
+        "--distributed-backend",
+        "gloo",
+        "--distributed-init-method",
+        f"tcp://127.0.0.1:{port}",
+        "--ddp-backend",
+        "legacy_ddp",
+        "--distributed-rank",
+    ]
+    program = [sys.executable, "-W", "ignore", "-m", "fairseq_cli.train", *command, *NO_READER_THREAD, *distributed]
     processes = [
         subprocess.Popen(
-            [*program, str(rank)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            [*program, str(rank)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
         for rank in (0, 1)
-    ]  # fmt: skip
+    ]
     outputs = [process.communicate(timeout=240)[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0], outputs[0][-2000:]
     return outputs

@@ -1,11 +1,10 @@
-"""What the tests of masked models share: toy models, a short training, labelled sentences."""
+"""Helpers of the tests of masked models: toy models, a short training, labelled sentences."""
 
 import json
 import random
 import re
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Dict, List
 
 import torch
 from fairseq import options, tasks
@@ -14,12 +13,18 @@ from torch import Tensor, nn
 from .toy import USER_DIR, dictionary
 
 GATED_ATTENTION_UNITS = ("flash_mlm", "flash_quad_mlm")
-MASKED = (*GATED_ATTENTION_UNITS, "transformer_plus_mlm", "transformer_pp_mlm", "mc_transformer_pp_mlm",
-          "performer_mlm", "combiner_mlm")  # fmt: skip
+MASKED = (
+    *GATED_ATTENTION_UNITS,
+    "transformer_plus_mlm",
+    "transformer_pp_mlm",
+    "mc_transformer_pp_mlm",
+    "performer_mlm",
+    "combiner_mlm",
+)
 PAD = 1
 
 
-def small(arch: str) -> List[str]:
+def small(arch: str) -> list[str]:
     """Options that make ``arch`` small, with chunks and rows so short that toy sequences cross several."""
     command = "--encoder-layers 2 --encoder-embed-dim 32 --encoder-ffn-embed-dim 64".split()
     if arch in GATED_ATTENTION_UNITS:
@@ -66,24 +71,54 @@ def padded(sequence: Tensor, left: int, right: int) -> Tensor:
     return nn.functional.pad(sequence, (left, right), value=PAD)
 
 
-def masked_training_command(data: str, save_dir: str, arch: str, *arguments: str) -> List[str]:
+def masked_training_command(data: str, save_dir: str, arch: str, *arguments: str) -> list[str]:
     """Arguments of a short ``fairseq-train --task masked_lm`` on the CPU; later ``arguments`` win."""
     return [
-        data, "--user-dir", USER_DIR, "--task", "masked_lm", "--criterion", "masked_lm", "--arch", arch, *small(arch),
-        "--dropout", "0.1", "--tokens-per-sample", "48", "--max-tokens", "384", "--optimizer", "adam", "--lr", "3e-3",
-        "--max-update", "6", "--save-dir", save_dir, "--log-format", "json", "--log-interval", "1", "--cpu",
-        "--seed", "1", "--num-workers", "0", *arguments,
-    ]  # fmt: skip
+        data,
+        "--user-dir",
+        USER_DIR,
+        "--task",
+        "masked_lm",
+        "--criterion",
+        "masked_lm",
+        "--arch",
+        arch,
+        *small(arch),
+        "--dropout",
+        "0.1",
+        "--tokens-per-sample",
+        "48",
+        "--max-tokens",
+        "384",
+        "--optimizer",
+        "adam",
+        "--lr",
+        "3e-3",
+        "--max-update",
+        "6",
+        "--save-dir",
+        save_dir,
+        "--log-format",
+        "json",
+        "--log-interval",
+        "1",
+        "--cpu",
+        "--seed",
+        "1",
+        "--num-workers",
+        "0",
+        *arguments,
+    ]
 
 
-def entries(output: str, kind: str) -> List[Dict[str, float]]:
+def entries(output: str, kind: str) -> list[dict[str, float]]:
     """The numbers of fairseq's JSON log lines: ``train`` at the ends of epochs, ``train_inner``, ``valid``."""
     # "| INFO | valid | {...}" by itself, "INFO:valid:{...}" behind another command in one process.
     lines = re.findall(rf"(?:\| |:){kind}(?: \| |:)(\{{.*\}})", output)
     return [{key: float(value) for key, value in json.loads(line).items()} for line in lines]
 
 
-def losses(output: str) -> List[float]:
+def losses(output: str) -> list[float]:
     """The training loss of every update."""
     return [entry["loss"] for entry in entries(output, "train_inner")]
 

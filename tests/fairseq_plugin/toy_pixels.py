@@ -1,7 +1,6 @@
-"""What the pixel tests share: toy images, a data set of them, the task over it."""
+"""Helpers of the pixel tests: toy images, a data set of them, the task over it."""
 
 from pathlib import Path
-from typing import List
 
 import numpy as np
 import torch
@@ -10,8 +9,8 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from torch import Tensor
 
 import fairseq_plugin
-from fairseq_plugin.pixel_data import FIRST_TOKEN, ImageShape, pixel_dictionary
-from recipes.indexed_files import write_dictionary, write_split
+from fairseq_plugin.data.pixels import FIRST_TOKEN, ImageShape, pixel_dictionary
+from recipes.shared.indexed_files import write_dictionary, write_split
 
 #: No two sides are equal, so that none can stand for another.
 SHAPE = ImageShape(4, 5, 3)
@@ -45,7 +44,7 @@ def pixel_task(data: Path, *arguments: str) -> fairseq_plugin.PixelModelingTask:
     return tasks.setup_task(convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, command)).task)
 
 
-def batch(task: fairseq_plugin.PixelModelingTask, split: str, indices: List[int]) -> dict:
+def batch(task: fairseq_plugin.PixelModelingTask, split: str, indices: list[int]) -> dict:
     """A batch of a split, as the host's loader makes it."""
     if split not in task.datasets:
         task.load_dataset(split)

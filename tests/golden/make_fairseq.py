@@ -7,8 +7,9 @@ users have. Only a change that is meant to be without regard to earlier checkpoi
 import argparse
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Dict, List, Sequence
+from typing import Any
 
 import torch
 from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
@@ -23,7 +24,7 @@ _CAUSAL = (
     "--decoder-attention-heads 2 --share-decoder-input-output-embed"
 ).split()
 _MASKED = "--encoder-layers 1 --encoder-embed-dim 8 --encoder-ffn-embed-dim 16 --encoder-attention-heads 2".split()
-_FURTHER: Dict[str, List[str]] = {
+_FURTHER: dict[str, list[str]] = {
     "flowformer_lm": ["--flow-chunk-size", "4"],
     "linear_lm": ["--linear-chunk-size", "4"],
     "flash_lm": ["--flash-chunk-size", "4", "--flash-query-dim", "4", "--decoder-attention-heads", "1"],
@@ -46,9 +47,11 @@ NAMED_SIZES = {
 }
 
 
-def registered() -> List[str]:
-    """Every model of the plugin, and the named sizes."""
-    ours = [name for name, model in MODEL_REGISTRY.items() if model.__module__.startswith("fairseq_plugin.")]
+def registered() -> list[str]:
+    """Every model that is a class of its own, and the named sizes; not those derived from a declaration alone."""
+    derived = "fairseq_plugin.models.attention"
+    modules = {name: model.__module__ for name, model in MODEL_REGISTRY.items()}
+    ours = [name for name, module in modules.items() if module.startswith("fairseq_plugin.") and module != derived]
     return [*ours, *NAMED_SIZES]
 
 
@@ -60,24 +63,57 @@ def load(arch: str, folder: Path = FOLDER) -> nn.Module:
     return model
 
 
-def _training(arch: str, data: str, save_dir: str) -> List[str]:
+def _training(arch: str, data: str, save_dir: str) -> list[str]:
     masked = "_mlm" in arch
     return [
-        data, "--user-dir", USER_DIR, "--task", "masked_lm" if masked else "language_modeling",
-        "--criterion", "masked_lm" if masked else "cross_entropy", "--arch", arch, *(_MASKED if masked else _CAUSAL),
-        *_FURTHER.get(NAMED_SIZES.get(arch, arch), ()), "--tokens-per-sample", "16", "--max-tokens", "64", "--cpu",
-        "--optimizer", "adam", "--lr", "0.001", "--max-update", "1", "--save-dir", save_dir, "--no-epoch-checkpoints",
-        "--no-save-optimizer-state", "--num-workers", "0", "--disable-validation",
-    ]  # fmt: skip
+        data,
+        "--user-dir",
+        USER_DIR,
+        "--task",
+        "masked_lm" if masked else "language_modeling",
+        "--criterion",
+        "masked_lm" if masked else "cross_entropy",
+        "--arch",
+        arch,
+        *(_MASKED if masked else _CAUSAL),
+        *_FURTHER.get(NAMED_SIZES.get(arch, arch), ()),
+        "--tokens-per-sample",
+        "16",
+        "--max-tokens",
+        "64",
+        "--cpu",
+        "--optimizer",
+        "adam",
+        "--lr",
+        "0.001",
+        "--max-update",
+        "1",
+        "--save-dir",
+        save_dir,
+        "--no-epoch-checkpoints",
+        "--no-save-optimizer-state",
+        "--num-workers",
+        "0",
+        "--data-buffer-size",
+        "0",  # no reader thread, in which a training that ends may abort
+        "--disable-validation",
+    ]
 
 
 def _train(architectures: Sequence[str], folder: Path) -> None:
     lines = [" ".join(WORDS[(3 * i + j) % 8] for j in range(9)) for i in range(8)]
     (folder / "text").write_text("\n".join(lines) + "\n")
     preprocessing = [
-        "--only-source", "--trainpref", str(folder / "text"), "--srcdict", str(FOLDER / "dict.txt"), "--destdir",
-        str(folder / "bin"), "--workers", "1",
-    ]  # fmt: skip
+        "--only-source",
+        "--trainpref",
+        str(folder / "text"),
+        "--srcdict",
+        str(FOLDER / "dict.txt"),
+        "--destdir",
+        str(folder / "bin"),
+        "--workers",
+        "1",
+    ]
     trainings = (_training(arch, str(folder / "bin"), str(folder / arch)) for arch in architectures)
     commands = [("fairseq_cli.train", training, "") for training in trainings]
     run_in_turn(("fairseq_cli.preprocess", preprocessing, ""), *commands)

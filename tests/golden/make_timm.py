@@ -6,7 +6,7 @@ stand for those that users have. Only a change that is meant to be without regar
 
 import json
 from pathlib import Path
-from typing import Any, Dict, List, Tuple
+from typing import Any
 
 import timm
 import torch
@@ -19,13 +19,13 @@ from tests.timm_plugin.checkpoint_files import randomise
 from tests.timm_plugin.models import images
 
 FOLDER = Path(__file__).parent / "timm"
-_HIERARCHICAL: Dict[str, Any] = dict(
+_HIERARCHICAL: dict[str, Any] = dict(
     img_size=16, embed_dims=(8, 12), depths=(1, 1), num_heads=2, num_classes=3, out_indices=(0, 1)
 )
-_COLUMNAR: Dict[str, Any] = dict(img_size=16, patch_size=4, embed_dim=16, depth=1, num_classes=3)
+_COLUMNAR: dict[str, Any] = dict(img_size=16, patch_size=4, embed_dim=16, depth=1, num_classes=3)
 #: File -> model and the arguments that make it tiny. Shapes of the image and the filters are no squares where they
 #: need not be, so that rows cannot be taken for columns.
-GOLDEN: Dict[str, Tuple[str, Dict[str, Any]]] = {
+GOLDEN: dict[str, tuple[str, dict[str, Any]]] = {
     "flowformer_hier_s": ("flowformer_hier_s", {**_HIERARCHICAL, "img_size": (16, 24)}),
     "flowformer_hier_s_12h": ("flowformer_hier_s_12h", _HIERARCHICAL),
     "flowformer_deit_s": ("flowformer_deit_s", {**_COLUMNAR, "num_heads": 2, "img_size": (16, 24)}),
@@ -46,7 +46,7 @@ SIZES_OF = {
 }
 
 
-def registered() -> List[str]:
+def registered() -> list[str]:
     """Every image model of the plugin."""
     modules = (timm_plugin.daft, timm_plugin.flowformer, timm_plugin.flowformer_deit)
     return [
@@ -78,7 +78,7 @@ def make(file: str) -> None:
     save_file({"images": x, "logits": logits}, expected(file))
 
 
-def stored(file: str) -> Tuple[str, Dict[str, Any], Tensor, Tensor]:
+def stored(file: str) -> tuple[str, dict[str, Any], Tensor, Tensor]:
     """Model, arguments, images and logits of the checkpoint ``file``."""
     with safe_open(weights(file), "pt") as opened:
         metadata = opened.metadata()

@@ -27,9 +27,24 @@ def checkpoints(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict:
     """Short trainings under the pixel task and under fairseq's own."""
     folder = tmp_path_factory.mktemp("runs")
     command = [
-        str(data), "--user-dir", USER_DIR, "--arch", "flowformer_lm", *SMALL, "--tokens-per-sample", "60",
-        "--batch-size", "8", "--optimizer", "adam", "--lr", "3e-3", "--max-update", "10", "--cpu",
-    ]  # fmt: skip
+        str(data),
+        "--user-dir",
+        USER_DIR,
+        "--arch",
+        "flowformer_lm",
+        *SMALL,
+        "--tokens-per-sample",
+        "60",
+        "--batch-size",
+        "8",
+        "--optimizer",
+        "adam",
+        "--lr",
+        "3e-3",
+        "--max-update",
+        "10",
+        "--cpu",
+    ]
     tasks = ("pixel_modeling", "language_modeling")
     run_in_turn(
         *(("fairseq_cli.train", [*command, "--task", task, "--save-dir", str(folder / task)], "") for task in tasks)
@@ -53,7 +68,7 @@ def test_upper_half_stays_and_lower_half_is_drawn(loaded) -> None:
         drawn.append(complete.complete(model, task, targets, samples=3))
     originals = toy_images("test", COUNTS["test"])[:4]
     found = drawn[0]
-    assert found.samples.shape == (4, 3, *SHAPE) and found.samples.dtype == np.uint8 and found.given_rows == 2
+    assert found.samples.shape == (4, 3, *SHAPE) and found.samples.dtype == np.uint8 and found.known_rows == 2
     assert np.array_equal(found.originals, originals)
     for sample in range(3):
         assert np.array_equal(found.samples[:, sample, :2], originals[:, :2])

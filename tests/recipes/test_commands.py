@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from recipes import commands
-from recipes.commands import ROOT, CommandFailed, python, run, shown
+from recipes.shared import commands
+from recipes.shared.commands import ROOT, CommandFailed, python_command, run, shown_path
 
 
 def test_output_is_logged_and_watched(tmp_path, capsys):
@@ -52,7 +52,7 @@ def test_a_watcher_that_raises_ends_the_command(tmp_path):
 
 
 def test_paths_are_shown_relative_to_the_checkout(tmp_path):
-    assert shown(ROOT / "work" / "demo") == "work/demo"
-    assert shown(tmp_path) == str(tmp_path)
-    assert python("-m", "x", ROOT / "a.txt", 3)[1:] == ["-m", "x", "a.txt", "3"]
+    assert shown_path(ROOT / "work" / "demo") == "work/demo"
+    assert shown_path(tmp_path) == str(tmp_path)
+    assert python_command("-m", "x", ROOT / "a.txt", 3)[1:] == ["-m", "x", "a.txt", "3"]
     assert (commands.ROOT / "setup.cfg").is_file()

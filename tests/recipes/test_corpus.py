@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from recipes.demo import corpus
 from recipes.demo.corpus import Document
-from recipes.subwords import write_dictionary
+from recipes.shared.subwords import write_dictionary
 
 ALLOWED = st.text(
     st.characters(
@@ -15,7 +15,7 @@ ALLOWED = st.text(
         exclude_categories=["Z", "Cs", "Cc"],
     )
     | st.sampled_from(" \n\t\f")
-)  # fmt: skip
+)
 
 
 @pytest.fixture(scope="module")

@@ -18,10 +18,10 @@ from timm.utils import CheckpointSaver
 
 import timm_plugin  # noqa: F401  (registers the models)
 from common.attention import DaftConvAttention, DaftFullAttention
-from recipes.commands import ROOT
 from recipes.daft import drawing, pictures
 from recipes.daft.checkpoints import load_model
 from recipes.daft.maps import Bias, KeyMaps, key_maps, position_biases
+from recipes.shared.commands import ROOT
 from tests.fairseq_plugin.toy import SMALL
 
 CONV = dict(num_classes=10, patch_size=4, window=(5, 3))
@@ -70,7 +70,7 @@ def language_checkpoint(path, arch, task="language_modeling", words=256, tokens=
     from fairseq.models import build_model
 
     import fairseq_plugin  # noqa: F401
-    from fairseq_plugin.pixel_data import pixel_dictionary
+    from fairseq_plugin.data.pixels import pixel_dictionary
 
     command = ["data", "--task", task, "--arch", arch, *SMALL, "--tokens-per-sample", str(tokens)]
     for name, value in options.items():
@@ -83,11 +83,14 @@ def language_checkpoint(path, arch, task="language_modeling", words=256, tokens=
     torch.manual_seed(0)
     model = awake(build_model(config.model, argparse.Namespace(source_dictionary=symbols, target_dictionary=symbols)))
     state = {
-        "args": None, "cfg": OmegaConf.to_container(config, resolve=True, enum_to_str=True),
+        "args": None,
+        "cfg": OmegaConf.to_container(config, resolve=True, enum_to_str=True),
         "model": model.state_dict(),
         "optimizer_history": [{"optimizer_name": "FairseqAdam", "lr_scheduler_state": {}, "num_updates": 1}],
-        "extra_state": {"train_iterator": {"epoch": 1}}, "task_state": {}, "last_optimizer_state": {},
-    }  # fmt: skip
+        "extra_state": {"train_iterator": {"epoch": 1}},
+        "task_state": {},
+        "last_optimizer_state": {},
+    }
     torch.save(state, path)
     return model
 
@@ -137,8 +140,9 @@ def test_state_dicts_need_a_name(form, tmp_path):
     assert same_weights(load_model(path, "daft_full_s", FULL).model, model)
     with pytest.raises(ValueError, match="does not say what model it is of; allowed: one whose name --model gives"):
         load_model(path)
-    with pytest.raises(ValueError, match="cannot be daft_full_s with no arguments: .*patch_embed"):
+    with pytest.raises(ValueError, match="cannot be daft_full_s") as refusal:
         load_model(path, "daft_full_s")
+    assert len(str(refusal.value)) < 600, "not every parameter of the model is named"
 
 
 def test_folders_of_timms_hub(tmp_path):
@@ -205,7 +209,7 @@ def test_files_that_are_no_checkpoint_of_ours_are_refused(tmp_path):
         ("other.pt",): "other.pt is of transformer_lm, without DAFT; allowed: daft_conv_lm, daft_full_lm",
         ("flow.pt",): "flow.pt is of flowformer_lm, without DAFT",
         ("adaptive.pt",): "has adaptive or character embeddings; allowed: one embedding of all symbols",
-        ("daft.pt", "daft_conv_s"): "--model or --model-kwargs is given; allowed with fairseq's .*: neither",
+        ("daft.pt", "daft_conv_s"): "--model or --model-kwargs .*daft.pt",
         ("model_best.pth.tar", "no_such_model"): "cannot be no_such_model with .*Unknown model",
     }
     for (name, *model), message in expected.items():
@@ -321,7 +325,7 @@ def test_key_maps_of_pixel_models(arch, channels, tmp_path):
 
 def test_images_for_models_that_do_not_take_them_are_refused(image, tmp_path):
     language_checkpoint(tmp_path / "text.pt", "daft_conv_lm", daft_window=9)
-    with pytest.raises(ValueError, match="^--image is .*; allowed with a language model of text: not given"):
+    with pytest.raises(ValueError, match="^--image is .*; allowed with .*text"):
         key_maps(load_model(tmp_path / "text.pt"), image)
     language_checkpoint(tmp_path / "oblong.pt", "daft_conv_lm", "pixel_modeling", tokens=60, daft_window=9)
     with pytest.raises(ValueError, match="images of 60 subpixels; allowed with --image: square ones"):
@@ -351,107 +355,77 @@ def panels(figure):
     return [axes for axes in figure.axes if axes.images]
 
 
-def test_small_filters_of_every_layer_and_head(figures, tmp_path):
-    values = np.linspace(-0.9, 3.0, 2 * 5 * 3 * 3).reshape(2, 5, 3, 3)
-    biases = [Bias(layer, False, False) for layer in values]
+def small_filters():
+    return [Bias(layer, False, False) for layer in np.linspace(-0.9, 3.0, 2 * 5 * 3 * 3).reshape(2, 5, 3, 3)]
+
+
+def lines(causal):
+    return [Bias(layer, False, causal) for layer in np.linspace(-0.5, 0.5, 5 * 2 * 7).reshape(5, 2, 7)]
+
+
+def matrices():
+    values = np.random.default_rng(0).normal(size=(2, 6, 6)).clip(-0.9)
+    values[:, 0, 5] = np.nan  # a token that is not seen
+    return [Bias(layer, True, True) for layer in values]
+
+
+@pytest.mark.parametrize(
+    ("biases", "expected"),
+    [
+        (small_filters(), [head for bias in small_filters() for head in bias.values[:4]]),
+        (lines(True), [bias.values for bias in lines(True)]),
+        (lines(False), [bias.values for bias in lines(False)]),
+        (matrices(), [bias.values for bias in matrices()]),
+    ],
+    ids=["small filters", "causal lines", "centred lines", "matrices"],
+)
+def test_biases_are_drawn_in_one_scale_of_colours(biases, expected, figures, tmp_path):
     drawing.draw_biases(biases, 4, "Model", tmp_path / "x.png")
-    (figure,) = figures
-    shown = panels(figure)
-    assert len(shown) == 2 * 4
-    for axes, expected in zip(shown, values[:, :4].reshape(-1, 3, 3)):
-        assert np.array_equal(axes.images[0].get_array(), expected)
-        assert axes.images[0].norm is shown[0].images[0].norm, "one scale of colours"
-    norm = shown[0].images[0].norm  # of colours, by w: half of a weight is as far from white as its double
+    shown = [axes.images[0] for axes in panels(figures[0])]
+    assert len(shown) == len(expected)
+    for image, values in zip(shown, expected):
+        assert np.array_equal(np.ma.filled(image.get_array(), np.nan), values, equal_nan=True)
+        assert image.norm is shown[0].norm
+    norm = shown[0].norm  # linear in w: half of a weight is as far from white as its double
     assert norm(0.0) == pytest.approx(0.5) and norm(1.0) - 0.5 == pytest.approx(0.5 - norm(-0.5))
-    assert norm.vmin <= -0.85 and (1 + norm.vmin) * (1 + norm.vmax) == pytest.approx(1.0)
-    assert [axes.get_title() for axes in shown[:4]] == ["head 1", "head 2", "head 3", "head 4"]
-    assert [shown[0].get_ylabel(), shown[4].get_ylabel()] == ["layer 1", "layer 2"]
-    assert figure.get_suptitle() == "Model: filters of 3 x 3 tokens, heads 1 to 4 of 5"
     with Image.open(tmp_path / "x.png") as picture:
         assert picture.width > 400 and len(picture.convert("RGB").getcolors(2**24)) > 50
 
 
-@pytest.mark.parametrize("causal", [False, True])
-def test_lines_of_heads(causal, figures, tmp_path):
-    values = np.linspace(-0.5, 0.5, 5 * 2 * 7).reshape(5, 2, 7)
-    drawing.draw_biases([Bias(layer, False, causal) for layer in values], 8, "Model", tmp_path / "x.png")
-    (figure,) = figures
-    shown = panels(figure)
-    assert [axes.get_title() for axes in shown] == [f"layer {number}" for number in range(1, 6)]
-    assert all(np.array_equal(axes.images[0].get_array(), layer) for axes, layer in zip(shown, values))
-    # The last entry of a causal filter is the token itself; a centred one has it in the middle.
-    left, right, bottom, top = shown[0].images[0].get_extent()
-    assert (left, right) == ((-6.5, 0.5) if causal else (-3.5, 3.5)) and (bottom, top) == (2.5, 0.5)
-    # The fifth is below the first: each column is labelled at its foot, each row at its left.
-    assert [axes.get_xlabel() != "" for axes in shown] == [False, True, True, True, True]
-    assert [axes.get_ylabel() != "" for axes in shown] == [True, False, False, False, True]
-    assert figure.get_suptitle() == "Model: filters of 7 tokens, 2 heads"
+@pytest.mark.parametrize(("causal", "left", "right"), [(True, -6.5, 0.5), (False, -3.5, 3.5)])
+def test_a_line_is_placed_by_the_distance_of_the_token(causal, left, right, figures, tmp_path):
+    drawing.draw_biases(lines(causal), 8, "Model", tmp_path / "x.png")
+    assert panels(figures[0])[0].images[0].get_extent() == [left, right, 2.5, 0.5]
 
 
-def test_matrices_of_every_layer(figures, tmp_path):
-    values = np.random.default_rng(0).normal(size=(2, 6, 6)).astype(np.float32).clip(-0.9)
-    values[:, 0, 5] = np.nan
-    drawing.draw_biases([Bias(layer, True, True) for layer in values], 3, "Model", tmp_path / "x.png")
-    (figure,) = figures
-    shown = panels(figure)
-    assert len(shown) == 2 and figure.get_suptitle() == "Model: position biases of 6 x 6 tokens"
-    for axes, layer in zip(shown, values):
-        array = axes.images[0].get_array()
-        assert array.mask[0, 5] and array.mask.sum() == 1
-        assert np.array_equal(array.filled(np.nan), layer, equal_nan=True)
-
-
-def test_one_large_entry_does_not_bleach_the_others(figures, tmp_path):
-    values = np.full((1, 1, 31, 31), 0.2)
-    values[0, 0, 3, 4] = 1e6
-    drawing.draw_biases([Bias(values[0], False, False)], 3, "Model", tmp_path / "x.png")
+def test_one_large_entry_does_not_make_the_others_pale(figures, tmp_path):
+    values = np.full((1, 31, 31), 0.2)
+    values[0, 3, 4] = 1e6
+    drawing.draw_biases([Bias(values, False, False)], 3, "Model", tmp_path / "x.png")
     (axes,) = panels(figures[0])
     assert axes.images[0].norm.vmax == pytest.approx(0.2)
     assert axes.images[0].colorbar.extend == "both"
 
 
-def test_a_model_as_it_was_initialised_is_drawn(figures, tmp_path):
-    """Every bias 0, every share even."""
-    drawing.draw_biases([Bias(np.zeros((2, 3, 3)), False, False)], 3, "Model", tmp_path / "x.png")
-    drawing.draw_key_maps(KeyMaps(np.zeros((4, 4)), [np.ones((2, 2, 2))], "head"), 3, "Model", tmp_path / "y.png")
-    for figure, value in zip(figures, (0.0, 1.0)):
-        assert panels(figure)[-1].images[0].norm(value) == pytest.approx(0.5)
-    assert all(panels(figure)[-1].images[0].colorbar.extend == "neither" for figure in figures)
-
-
-def test_key_maps_and_their_image(figures, tmp_path):
+@pytest.mark.parametrize("spread", [0.0, 0.05, 1.0, 12.0])
+def test_key_maps_their_image_and_ticks(spread, figures, tmp_path):
     generator = np.random.default_rng(0)
-    layers = list(np.exp(generator.normal(size=(3, 6, 4, 5))))
+    layers = list(np.exp(spread * generator.uniform(-1, 1, size=(3, 6, 4, 5))))
     layers[0][:, 3, 4] = np.nan
     picture = generator.random((8, 10, 3))
     drawing.draw_key_maps(KeyMaps(picture, layers, "channel"), 2, "Model", tmp_path / "x.png")
-    (figure,) = figures
-    image, *shown = panels(figure)
-    assert np.array_equal(image.images[0].get_array(), picture) and image.get_title() == "image"
-    assert len(shown) == 3 * 2
+    image, *shown = panels(figures[0])
+    assert np.array_equal(image.images[0].get_array(), picture) and len(shown) == 3 * 2
     for axes, expected in zip(shown, (head for layer in layers for head in layer[:2])):
         assert np.array_equal(np.ma.filled(axes.images[0].get_array(), np.nan), expected, equal_nan=True)
     norm = shown[0].images[0].norm
     assert norm(1.0) == pytest.approx(0.5) and norm.vmin == pytest.approx(1 / norm.vmax)
-    assert figure.get_suptitle() == "Model: weights of tokens by their keys, channels 1 to 2 of 6"
-    assert [axes.get_title() for axes in shown[:2]] == ["channel 1", "channel 2"]
-    labels = [text.get_text() for text in shown[-1].images[0].colorbar.ax.get_yticklabels()]
-    assert "1" in labels and any(label.startswith("1/") for label in labels)
-
-
-@pytest.mark.parametrize("limit", [1e-4, 0.05, 0.3, 1.0, 3.0, 12.0])
-def test_ticks_are_round_and_do_not_crowd(limit):
-    for ticks, log, middle in (
-        (drawing._bias_ticks(limit), np.log1p, 0.0),
-        (drawing._share_ticks(limit), np.log, 1.0),
-    ):
-        places = log(np.array(list(ticks)))
-        assert middle in ticks and (np.abs(places) <= limit).all()
-        assert (np.diff(places) >= limit / 6.001).all()
-        assert len(ticks) >= (3 if limit > 0.01 else 1)
-        for tick, label in ticks.items():
-            above, _, below = label.partition("/")
-            assert tick == pytest.approx(float(above) / float(below or 1))
+    bar = shown[-1].images[0].colorbar
+    for tick, text in zip(bar.get_ticks(), bar.ax.get_yticklabels()):  # "2" or "1/2"
+        above, _, below = text.get_text().partition("/")
+        assert tick == pytest.approx(float(above) / float(below or 1))
+    places = np.log(bar.get_ticks())
+    assert 0.0 in places and (len(places) == 1 or np.diff(places).min() > np.log(norm.vmax) / 7), "ticks have room"
 
 
 # The command

@@ -4,7 +4,7 @@ import hashlib
 
 import pytest
 
-from recipes.download import DownloadFailed, download
+from recipes.shared.download import DownloadFailed, download
 
 from .server import Page, serve
 

@@ -13,8 +13,8 @@ import torch
 from fairseq.checkpoint_utils import load_model_ensemble_and_task
 from fairseq.data import Dictionary, indexed_dataset
 
-from recipes import download as download_module
 from recipes.enwik8 import prepare
+from recipes.shared import download as download_module
 from tests.fairseq_plugin.toy import SMALL, USER_DIR, run_in_turn
 from tests.fairseq_plugin.toy_pixels import logits_bits
 
@@ -178,7 +178,7 @@ def test_very_long_lines(tmp_path: Path) -> None:
 def test_file_that_ends_too_soon(tmp_path: Path) -> None:
     """Fewer tokens than bytes are an error, and leave no data set."""
     (tmp_path / "short").write_bytes(b"abc")
-    with pytest.raises(ValueError, match="train became 3 tokens; allowed: 4, its bytes"):
+    with pytest.raises(ValueError, match="train .*3 tokens; allowed: 4"):
         prepare.binarise(tmp_path / "short", {"train": 4}, tmp_path / "bin")
     assert not (tmp_path / "bin").exists()
 
@@ -197,15 +197,46 @@ def test_evaluation_prints_bits_per_character(tmp_path: Path) -> None:
     (tmp_path / "any.txt").write_bytes(TEXT)
     data = tmp_path / "out" / "data-bin"
     train = [
-        str(data), "--user-dir", USER_DIR, "--task", "language_modeling", "--arch", "flowformer_lm", *SMALL,
-        "--tokens-per-sample", "64", "--max-tokens", "512", "--optimizer", "adam", "--lr", "3e-3", "--max-update", "8",
-        "--save-dir", str(tmp_path / "run"), "--cpu", "--sample-break-mode", "none",
-        "--required-batch-size-multiple", "1",
-    ]  # fmt: skip
+        str(data),
+        "--user-dir",
+        USER_DIR,
+        "--task",
+        "language_modeling",
+        "--arch",
+        "flowformer_lm",
+        *SMALL,
+        "--tokens-per-sample",
+        "64",
+        "--max-tokens",
+        "512",
+        "--optimizer",
+        "adam",
+        "--lr",
+        "3e-3",
+        "--max-update",
+        "8",
+        "--save-dir",
+        str(tmp_path / "run"),
+        "--cpu",
+        "--sample-break-mode",
+        "none",
+        "--required-batch-size-multiple",
+        "1",
+    ]
     evaluate = [
-        str(data), "--user-dir", USER_DIR, "--path", str(tmp_path / "run" / "checkpoint_last.pt"), "--cpu",
-        "--tokens-per-sample", "64", "--max-tokens", "512", "--sample-break-mode", "none",
-    ]  # fmt: skip
+        str(data),
+        "--user-dir",
+        USER_DIR,
+        "--path",
+        str(tmp_path / "run" / "checkpoint_last.pt"),
+        "--cpu",
+        "--tokens-per-sample",
+        "64",
+        "--max-tokens",
+        "512",
+        "--sample-break-mode",
+        "none",
+    ]
     assert prepare.main(["--file", str(tmp_path / "any.txt"), "--out", str(tmp_path / "out")]) == 0
     _, output = run_in_turn(("fairseq_cli.train", train, ""), ("fairseq_cli.eval_lm", evaluate, ""))
     (model,), _, _ = load_model_ensemble_and_task([str(tmp_path / "run" / "checkpoint_last.pt")])

@@ -5,13 +5,13 @@ import json
 import pytest
 from PIL import Image
 
-from recipes import fairseq_log
-from recipes.commands import CommandFailed, Finished
 from recipes.flash import compare, measurements, widths
 from recipes.flash.measurements import Comparison, Measurement, Plan
 from recipes.flash.models import MODELS, SHAPE
 from recipes.flash.subword_text import SplitCounts
-from recipes.tables import Run
+from recipes.shared import fairseq_log, fairseq_training
+from recipes.shared.commands import CommandFailed, Finished
+from recipes.shared.tables import Run
 
 RUN = Run("python -m recipes.flash.compare", "2 CPU cores", "Python 3.11", "2026-11-20", 20.0)
 PLAN = Plan(["flash_lm", "performer_lm", "transformer_pp_lm"], [512, 4096], 100, 4096, 2000)
@@ -131,6 +131,7 @@ def canned(monkeypatch, tmp_path, answer):
         return Finished(60.0, 2**30)
 
     monkeypatch.setattr(compare, "run", run)
+    monkeypatch.setattr(fairseq_training, "run", run)
     monkeypatch.setattr(compare, "cut_trial", lambda *_: {})
     monkeypatch.setattr(compare, "to_data_bin", lambda *_: {"train": COUNTS["train"], "valid": COUNTS["valid"]})
     (tmp_path / "any.txt").write_text("x")

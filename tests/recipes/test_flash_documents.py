@@ -78,7 +78,7 @@ def test_a_row_is_read_before_the_next_batch_is(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("suffix", [".parquet", ".json.gz"])
 def test_truncated(tmp_path, suffix):
-    path = write(tmp_path, suffix, ["some text %d" % i for i in range(3000)])
+    path = write(tmp_path, suffix, [f"some text {i}" for i in range(3000)])
     path.write_bytes(path.read_bytes()[:-3000])
     with pytest.raises(ValueError, match=r"x.* allowed: whole lines|x.* allowed: a whole Parquet file"):
         list(read_documents(path))
@@ -86,10 +86,10 @@ def test_truncated(tmp_path, suffix):
 
 def test_without_a_text(tmp_path):
     (tmp_path / "x.json").write_text('{"body": 1}\n')
-    with pytest.raises(ValueError, match=r"x.json: KeyError\('text'\); allowed: whole lines of JSON with a text"):
+    with pytest.raises(ValueError, match=r"x.json: KeyError\('text'\); allowed: .*JSON"):
         list(read_documents(tmp_path / "x.json"))
     parquet(tmp_path / "x.parquet", ["a"], column="body")
-    with pytest.raises(ValueError, match="no column text among body, other"):
+    with pytest.raises(ValueError, match="column text .*body, other"):
         list(read_documents(tmp_path / "x.parquet"))
 
 

@@ -10,11 +10,11 @@ from fairseq.data import Dictionary, data_utils
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recipes.commands import ROOT
 from recipes.flash import prepare, subword_text
 from recipes.flash.documents import paragraphs
 from recipes.flash.subword_text import SplitCounts, encode, train_sentencepiece
-from recipes.subwords import write_dictionary
+from recipes.shared.commands import ROOT
+from recipes.shared.subwords import write_dictionary
 
 WORDS = "the a one two linear time model attends tokens chunks gates width state sums over rows columns".split()
 WORDS += [first + second + third for first in "bdgk" for second in ("ar", "el", "io") for third in ("mon", "tas", "s")]
@@ -81,7 +81,7 @@ def test_round_trip(model):
 
 
 def test_counts(model, tmp_path, monkeypatch):
-    monkeypatch.setattr(subword_text, "_BATCH_CHARACTERS", 20)  # several batches
+    monkeypatch.setattr(subword_text, "BATCH_CHARACTERS", 20)  # several batches
     documents = [["the model", "a"], [], ["one two linear"]] * 5
     counts = encode(iter(documents), model[0], tmp_path / "x.txt", threads=2)
     lines = (tmp_path / "x.txt").read_text(encoding="utf-8").splitlines()
@@ -92,7 +92,7 @@ def test_counts(model, tmp_path, monkeypatch):
 
 
 def test_documents_are_encoded_as_they_come(model, tmp_path, monkeypatch):
-    monkeypatch.setattr(subword_text, "_BATCH_CHARACTERS", 100)
+    monkeypatch.setattr(subword_text, "BATCH_CHARACTERS", 100)
     asked = []
 
     def documents():
@@ -153,7 +153,7 @@ def test_subwords_are_learned_on_files_from_everywhere(tmp_path, monkeypatch):
     for path in paths:
         path.write_bytes(bytes(100))
     assert prepare.spread(paths) == paths
-    monkeypatch.setattr(prepare, "_LEARN_BYTES", 350)
+    monkeypatch.setattr(prepare, "LEARN_BYTES", 350)
     assert prepare.spread(paths) == paths[::3]
 
 
@@ -195,7 +195,7 @@ def test_what_is_done_is_not_done_again(prepared, capsys):
     command, out, _ = prepared
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file() and path.suffix == ".txt"}
     assert prepare.main(command[3:]) == 0
-    assert capsys.readouterr().out.count("is as it should be") == 6
+    assert capsys.readouterr().out.count("up to date") == 6
     again = [path.name for path, time in before.items() if path.stat().st_mtime_ns != time]
     assert again == ["dict.txt"]  # written each time, from the model
 

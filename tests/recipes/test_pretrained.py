@@ -5,10 +5,11 @@ import json
 import pytest
 import torch
 
-from recipes.commands import CommandFailed, Finished
 from recipes.pretrained import compare, images, results, text
 from recipes.pretrained.results import RANDOM, STOCK, Half, Outcome
-from recipes.tables import Run
+from recipes.shared import fairseq_training
+from recipes.shared.commands import CommandFailed, Finished
+from recipes.shared.tables import Run
 
 RUN = Run("python -m recipes.pretrained.compare", "2 CPU cores", "Python 3.11", "2026-11-21", 9.0)
 TEXT = Half("Text", "bits", "transformer_lm after 9 updates", 6.5, 7, [Outcome("flowformer_lm", STOCK, 8.25, 6.75)])
@@ -68,7 +69,7 @@ def test_a_training_without_its_validation_is_refused(tmp_path, monkeypatch):
         log.write_text('| valid | {"valid_loss": "7.5", "valid_ppl": "181", "valid_num_updates": "5"}\n')
         return Finished(1.0, 1)
 
-    monkeypatch.setattr(text, "run", run)
+    monkeypatch.setattr(fairseq_training, "run", run)
     assert text.validation_loss([], tmp_path / "x.log", 5) == 7.5
     with pytest.raises(ValueError, match="does not end with a validation after update 6"):
         text.validation_loss([], tmp_path / "x.log", 6)

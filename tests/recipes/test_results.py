@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from recipes import tables
-from recipes.commands import Finished
 from recipes.demo import picture, results
 from recipes.demo.images import Epoch, ImageResult, Maps
 from recipes.demo.text import ARCHITECTURES, LanguageModel, TextResult
-from recipes.fairseq_log import Entry, Evaluation
-from recipes.tables import Run
+from recipes.shared import tables
+from recipes.shared.commands import Finished
+from recipes.shared.fairseq_log import Entry, Evaluation
+from recipes.shared.tables import Run
 
 SPEEDS = {
     "flowformer_lm": {512: 2000.0, 2048: 2000.0, 8192: 2000.0},

@@ -2,7 +2,6 @@
 
 import pytest
 
-from recipes.commands import Finished
 from recipes.demo import corpus, text
 from recipes.demo.text import Budget
 
@@ -42,9 +41,9 @@ def test_train_evaluate_and_write_text(small, tmp_path, monkeypatch):
 
 def test_models_have_the_same_shape(monkeypatch, tmp_path):
     commands = []
-    monkeypatch.setattr(text, "run", lambda command, *rest: commands.append(command) or Finished(1.0, 1))
+    monkeypatch.setattr(text, "train", lambda command, *_: (commands.append(command), []))
     for architecture in text.ARCHITECTURES:
-        text.train(tmp_path, architecture, BUDGET)
+        text.train_model(tmp_path, architecture, BUDGET)
     for command, architecture in zip(commands, text.ARCHITECTURES, strict=True):
         command[command.index(architecture)] = "NAME"
         command[-1] = "FOLDER"

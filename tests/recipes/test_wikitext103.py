@@ -8,7 +8,7 @@ import zipfile
 
 import pytest
 
-from recipes.commands import ROOT
+from recipes.shared.commands import ROOT
 from recipes.wikitext103 import prepare
 from recipes.wikitext103.prepare import SPLITS, Counts
 

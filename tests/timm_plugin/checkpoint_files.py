@@ -1,14 +1,15 @@
 """Checkpoints as tests need them: of small stock models, and files that are none."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any
 
 import timm
 import torch
 from torch import Tensor, nn
 
-State = Dict[str, Tensor]
+State = dict[str, Tensor]
 #: The shape of the small stock transformers, and of ours that start from them.
 STOCK = dict(img_size=64, embed_dim=48, depth=2)
 
@@ -47,19 +48,22 @@ class Hostile:
     def __init__(self, trace: Path) -> None:
         self.trace = trace
 
-    def __reduce__(self) -> Tuple[Callable, Tuple]:
+    def __reduce__(self) -> tuple[Callable, tuple]:
         return os.system, (f"touch {self.trace}",)
 
 
-def unusable_files(state: State, folder: Path) -> Tuple[List[Path], Path]:
+def unusable_files(state: State, folder: Path) -> tuple[list[Path], Path]:
     """Files that hold no checkpoint, and the path that appears if the last of them is run."""
     whole, trace = folder / "whole.pth", folder / "trace"
     torch.save({"state_dict": state}, whole)
     content = whole.read_bytes()
     files = {
-        "truncated.pth": content[: len(content) // 2], "empty.pth": b"", "text.pth": b"a text\n" * 100,
-        "text.safetensors": b"a text\n" * 100, "empty.safetensors": b"",
-    }  # fmt: skip
+        "truncated.pth": content[: len(content) // 2],
+        "empty.pth": b"",
+        "text.pth": b"a text\n" * 100,
+        "text.safetensors": b"a text\n" * 100,
+        "empty.safetensors": b"",
+    }
     for name, data in files.items():
         (folder / name).write_bytes(data)
     torch.save({"state_dict": state, "extra": Hostile(trace)}, folder / "hostile.pth")

@@ -75,3 +75,13 @@ def images(model: nn.Module, batch: int = 2, size: tuple = ()) -> Tensor:
     height, width = size or model.patch_embed.img_size
     generator = torch.Generator().manual_seed(1)
     return torch.randn(batch, model.in_chans, height, width, generator=generator)
+
+
+def filters_by_hand(attention: nn.Module) -> Tensor:
+    """γ (r - mean) / std + β per head, or r itself: (h, kh, kw)."""
+    if attention.gamma is None:
+        return attention.r
+    flat = attention.r.flatten(1)
+    variance = flat.var(1, keepdim=True, unbiased=False) + 1e-6  # which a window of one entry needs
+    standardised = (flat - flat.mean(1, keepdim=True)) / variance.sqrt()
+    return (attention.gamma * standardised + attention.beta).view_as(attention.r)

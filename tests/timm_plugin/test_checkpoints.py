@@ -7,7 +7,7 @@ from timm.layers import resample_abs_pos_embed, resample_patch_embed
 
 from recipes.bench.peers.released_image_model import released_forward, released_shapes
 from tests.compare import assert_close
-from timm_plugin.checkpoints import checkpoint_filter_fn
+from timm_plugin.models._weights import fit_hierarchical
 
 from .models import build, images
 
@@ -49,9 +49,13 @@ def test_pretrained_deit_of_another_size(tmp_path):
     stock = timm.create_model("deit_tiny_patch16_224", img_size=64, depth=3)
     torch.save(stock.state_dict(), tmp_path / "deit.pth")
     model = timm.create_model(
-        "flowformer_deit_ti", pretrained=True, img_size=96, depth=3, num_classes=4,
+        "flowformer_deit_ti",
+        pretrained=True,
+        img_size=96,
+        depth=3,
+        num_classes=4,
         pretrained_cfg_overlay=dict(file=str(tmp_path / "deit.pth")),
-    )  # fmt: skip
+    )
     assert_close("body", model.blocks[1].attn.qkv.weight, stock.blocks[1].attn.qkv.weight)
     assert_close("positions", model.pos_embed, resample_abs_pos_embed(stock.pos_embed, [6, 6]))
 
@@ -110,9 +114,14 @@ def test_released_weights_give_released_outputs(tmp_path):
     state = _released_state(side=64)
     torch.save({"model": state, "epoch": 299}, tmp_path / "released.pth")
     model = timm.create_model(
-        "flowformer_hier_s_12h", pretrained=True, img_size=64, embed_dims=DIMS, depths=DEPTHS, num_classes=7,
+        "flowformer_hier_s_12h",
+        pretrained=True,
+        img_size=64,
+        embed_dims=DIMS,
+        depths=DEPTHS,
+        num_classes=7,
         pretrained_cfg_overlay=dict(file=str(tmp_path / "released.pth"), num_classes=7),
-    ).eval()  # fmt: skip
+    ).eval()
     x = images(model)
     assert_close("logits", model(x), released_forward(x, state, DEPTHS), 1e-5)
     x = x.double()
@@ -123,8 +132,8 @@ def test_released_weights_give_released_outputs(tmp_path):
 def test_released_form_matters():
     """The comparison above can tell the forms apart."""
     state = _released_state(side=64)
-    model = build("hier_12h", depths=DEPTHS, num_classes=7, form="paper")
-    model.load_state_dict(checkpoint_filter_fn(state, model))
+    overlay = dict(state_dict=state, num_classes=7)
+    model = build("hier_12h", depths=DEPTHS, form="paper", pretrained=True, pretrained_cfg_overlay=overlay)
     x = images(model)
     expected = released_forward(x, state, DEPTHS)
     assert (model(x) - expected).norm() > 1e-2 * expected.norm()
@@ -135,10 +144,10 @@ def test_released_state_dict_fits_the_full_model():
     state = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
     model = timm.create_model("flowformer_hier_s_12h", device="meta")
     ours = {name: tensor.shape for name, tensor in model.state_dict().items()}
-    assert {name: t.shape for name, t in checkpoint_filter_fn(state, model).items()} == ours
+    assert {name: t.shape for name, t in fit_hierarchical(state, model).items()} == ours
 
 
 def test_released_weights_at_another_size():
-    model = build("hier_12h", depths=DEPTHS, num_classes=7, img_size=96)
-    model.load_state_dict(checkpoint_filter_fn(_released_state(side=64), model), strict=True)
+    overlay = dict(state_dict=_released_state(side=64), num_classes=7)
+    model = build("hier_12h", depths=DEPTHS, img_size=96, pretrained=True, pretrained_cfg_overlay=overlay)
     assert torch.isfinite(model(images(model))).all()

@@ -1,4 +1,4 @@
-"""What timm's own test suite asks of every registered model (its tests/test_models.py), asked of ours."""
+"""Our models pass what timm's own test suite asks of every registered model (its tests/test_models.py)."""
 
 import math
 import warnings

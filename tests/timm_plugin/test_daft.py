@@ -6,21 +6,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from common.ops.daft_conv_reference import daft_conv_reference
-from common.ops.daft_full_reference import daft_full_reference
+from common.ops.daft.conv_reference import daft_conv_reference
+from common.ops.daft.full_reference import daft_full_reference
 from tests.compare import assert_close, gradients
-from timm_plugin.daft_attention import DaftConvSelfAttention, DaftFullSelfAttention
+from timm_plugin import attention_layer
 
-from .models import build, draw_filters, images
+from .models import build, draw_filters, filters_by_hand, images
 
 C, H = 12, 4
 #: Rows and columns of a map that is no square and, with a window of 5, smaller than the window one way.
 Y, X = 3, 7
 
 
-def _layer(kind: type, **options) -> nn.Module:
-    layer = kind(C, H, qkv_bias=True).double()
-    layer.configure(**options)
+def _layer(kind: str, **options) -> nn.Module:
+    layer = attention_layer(kind, **options)(C, H, qkv_bias=True, dtype=torch.float64)
     draw_filters(layer)
     return layer
 
@@ -30,20 +29,10 @@ def _map(*shape: int) -> Tensor:
     return torch.randn(*shape, generator=generator, dtype=torch.float64, requires_grad=True)
 
 
-def filters_by_hand(attention: nn.Module) -> Tensor:
-    """γ (r - mean) / std + β per head, or r itself: (h, kh, kw)."""
-    if attention.gamma is None:
-        return attention.r
-    flat = attention.r.flatten(1)
-    variance = flat.var(1, keepdim=True, unbiased=False) + 1e-6  # which a window of one entry needs
-    standardised = (flat - flat.mean(1, keepdim=True)) / variance.sqrt()
-    return (attention.gamma * standardised + attention.beta).view_as(attention.r)
-
-
 def conv_by_hand(layer: nn.Module, tokens: Tensor, shape: tuple, filters: Tensor) -> Tensor:
     """The layer on tokens (B, N, C) that are the raster of ``shape``."""
-    q, k, v = layer.qkv(tokens).split([C if layer.attention.query else 0, H, C], dim=-1)
-    q = q if layer.attention.query else None
+    q, k, v = layer.qkv(tokens).split([C if layer.attention.options.query else 0, H, C], dim=-1)
+    q = q if layer.attention.options.query else None
     out = daft_conv_reference(q, k, v, filters, spatial_shape=shape, local_only=layer.attention.local_only)
     return layer.proj(out)
 
@@ -62,7 +51,7 @@ def conv_by_hand(layer: nn.Module, tokens: Tensor, shape: tuple, filters: Tensor
     ],
 )
 def test_conv_is_the_reference_over_the_raster(options):
-    layer, x = _layer(DaftConvSelfAttention, **options), _map(2, Y, X, C)
+    layer, x = _layer("daft_conv", **options), _map(2, Y, X, C)
     expected = conv_by_hand(layer, x.flatten(1, 2), (Y, X), filters_by_hand(layer.attention)).view_as(x)
     actual = layer(x)
     assert_close("output", actual, expected)
@@ -72,19 +61,19 @@ def test_conv_is_the_reference_over_the_raster(options):
 
 
 def test_window_is_11_and_square_unless_given():
-    assert DaftConvSelfAttention(C, H).attention.window_shape == (11, 11)
+    assert attention_layer("daft_conv")(C, H).attention.window_shape == (11, 11)
     assert build("daft_conv", window=(3, 7)).blocks[0].attn.attention.r.shape == (4, 3, 7)
 
 
 def test_tokens_of_a_square_are_its_map():
-    layer, x = _layer(DaftConvSelfAttention, window=3), _map(2, 4, 4, C)
+    layer, x = _layer("daft_conv", window=3), _map(2, 4, 4, C)
     assert_close("tokens", layer(x.flatten(1, 2)).view_as(x), layer(x))
 
 
 @pytest.mark.parametrize("query", [True, False])
 @pytest.mark.parametrize("bias_dim", [6, None])
 def test_full_is_the_reference(bias_dim, query):
-    layer, x = _layer(DaftFullSelfAttention, max_tokens=9, bias_dim=bias_dim, query=query), _map(2, 9, C)
+    layer, x = _layer("daft_full", max_tokens=9, bias_dim=bias_dim, query=query), _map(2, 9, C)
     attention = layer.attention
     for parameter in attention.parameters():
         nn.init.normal_(parameter)
@@ -102,10 +91,10 @@ def test_full_is_the_reference(bias_dim, query):
 def test_widths_of_the_projection(query):
     """Keys of DAFT-conv are one number per head; DAFT-full has timm's width, so that stock weights fit."""
     queries = C if query else 0
-    assert _layer(DaftConvSelfAttention, query=query).qkv.weight.shape == (queries + H + C, C)
-    full = _layer(DaftFullSelfAttention, query=query)
+    assert _layer("daft_conv", query=query).qkv.weight.shape == (queries + H + C, C)
+    full = _layer("daft_full", max_tokens=4, query=query)
     assert full.qkv.weight.shape == (queries + 2 * C, C)
-    assert DaftConvSelfAttention(C, H, qkv_bias=False).qkv.bias is None
+    assert attention_layer("daft_conv")(C, H, qkv_bias=False).qkv.bias is None
     assert full.qkv.bias.dtype == torch.float64
 
 
@@ -167,9 +156,12 @@ def test_conv_checkpoint_of_another_size(tmp_path):
     source = build("daft_conv")
     torch.save(source.state_dict(), tmp_path / "conv.pth")
     model = timm.create_model(
-        "daft_conv_test", pretrained=True, img_size=(96, 48), in_chans=3,
+        "daft_conv_test",
+        pretrained=True,
+        img_size=(96, 48),
+        in_chans=3,
         pretrained_cfg_overlay=dict(file=str(tmp_path / "conv.pth")),
-    ).eval()  # fmt: skip
+    ).eval()
     x = images(model)
     assert x.shape == (2, 3, 96, 48)
     assert_close("logits", model(x), source(x))
@@ -216,7 +208,7 @@ def test_filters_are_drawn_again():
 
 
 def test_a_selection_is_sampled_in_training():
-    layer, x = _layer(DaftConvSelfAttention, window=3, gumbel_temperature=0.5), _map(1, 3, 4, C)
+    layer, x = _layer("daft_conv", window=3, gumbel_temperature=0.5), _map(1, 3, 4, C)
     layer.train()
     assert (layer(x) - layer(x)).abs().max() > 1e-3
     torch.manual_seed(5)
@@ -233,7 +225,7 @@ def test_a_selection_is_sampled_in_training():
 
 
 def test_a_selection_is_indexed_in_evaluation(monkeypatch):
-    layer, x = _layer(DaftConvSelfAttention, window=(5, 3), gumbel_temperature=0.5), _map(2, Y, X, C)
+    layer, x = _layer("daft_conv", window=(5, 3), gumbel_temperature=0.5), _map(2, Y, X, C)
     layer.eval()
     flat = filters_by_hand(layer.attention).flatten(1)
     largest = F.one_hot(flat.argmax(1), 15).to(flat) * flat
@@ -266,7 +258,7 @@ def test_a_selecting_model_is_the_model_with_one_hot_filters():
     ("args", "message"),
     [
         (dict(num_heads=5), "num_heads is 5 and dim 48; allowed: a num_heads that divides dim"),
-        (dict(window=4), r"window is \(4, 4\); allowed when not causal: odd sizes"),
+        (dict(window=4), r"window is 4; allowed when not causal: odd sizes"),
         (dict(window=(3, 4)), r"window is \(3, 4\); allowed when not causal: odd sizes"),
         (dict(window=(3, 5, 7)), r"window is \(3, 5, 7\); allowed: an integer"),
         (dict(window=0), "window is 0; allowed: an integer of at least 1"),
@@ -289,8 +281,8 @@ def test_a_selecting_model_is_the_model_with_one_hot_filters():
         (dict(gumbel_temperature=0.0), "gumbel_temperature is 0.0; allowed: a number above 0"),
         (dict(gumbel_temperature=-0.5), "gumbel_temperature is -0.5; allowed: a number above 0"),
         (dict(gumbel_temperature=0.5, local_only=True), "local_only is True; allowed with a gumbel_temperature: False"),
-        (dict(qk_norm=True), "qk_norm is True; allowed with DAFT: False"),
-        (dict(img_size=8), r"img_size is \(8, 8\); allowed: at least one patch, \(16, 16\)"),
+        (dict(qk_norm=True), "qk_norm is True; allowed .*: False"),
+        (dict(img_size=8), r"img_size is \(8, 8\); allowed: at least \(16, 16\)"),
         (dict(img_size=50), r"img_size is \(50, 50\); allowed: multiples of the patch"),
         (dict(img_size="64"), "img_size is '64'; allowed: an integer or two"),
     ],
@@ -312,9 +304,9 @@ def test_bad_arguments_of_conv(args, message):
         (dict(block_fn=nn.Identity), "block_fn is .*; allowed for DAFT-full: not given"),
         (dict(embed_layer=nn.Identity), "embed_layer is .*; allowed for DAFT-full: not given"),
         (dict(class_token=False), "global_pool is 'token'; allowed without a class token"),
-        (dict(qk_norm=True), "qk_norm is True; allowed with DAFT: False"),
+        (dict(qk_norm=True), "qk_norm is True; allowed .*: False"),
         (dict(img_size=50), r"img_size is \(50, 50\); allowed: multiples of the patch"),
-        (dict(img_size=(8, 64)), r"img_size is \(8, 64\); allowed: at least one patch"),
+        (dict(img_size=(8, 64)), r"img_size is \(8, 64\); allowed: at least"),
     ],
 )
 def test_bad_arguments_of_full(args, message):
@@ -328,7 +320,7 @@ def test_bad_arguments_of_full(args, message):
         ("daft_full", (64, 96), "x has image size 64 x 96; allowed: 64 x 64"),
         ("daft_full", (32, 32), "x has image size 32 x 32; allowed: 64 x 64"),
         ("daft_conv", (64, 50), "x has image size 64 x 50; allowed: multiples of the patch 16 x 16"),
-        ("daft_conv", (8, 64), "x has image size 8 x 64; allowed: at least one patch, 16 x 16"),
+        ("daft_conv", (8, 64), "x has image size 8 x 64; allowed: multiples of the patch"),
     ],
 )
 def test_images_of_a_wrong_size(case, size, message):
@@ -347,7 +339,7 @@ def test_images_of_a_wrong_shape(case):
 def test_masks_are_refused_by_whole_models(case):
     model = build(case)
     x = images(model)
-    with pytest.raises(ValueError, match="attn_mask is given; allowed: None"):
+    with pytest.raises(ValueError, match="attn_mask has shape"):
         model(x, attn_mask=torch.ones(16, 16, dtype=torch.bool))
     with pytest.raises(ValueError, match="is_causal is True; allowed: False"):
         model(x, is_causal=True)
@@ -356,9 +348,9 @@ def test_masks_are_refused_by_whole_models(case):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (dict(), "x has 17 tokens; allowed for DAFT-conv in a stock vision transformer: those of a square image"),
-        (dict(class_token=False, global_pool="avg", img_size=(64, 96)), "x has 24 tokens; allowed for DAFT-conv"),
-        (dict(class_token=False, global_pool="avg", reg_tokens=4), "x has 20 tokens; allowed for DAFT-conv"),
+        (dict(), "x has 17 tokens; allowed .*square"),
+        (dict(class_token=False, global_pool="avg", img_size=(64, 96)), "x has 24 tokens; allowed .*square"),
+        (dict(class_token=False, global_pool="avg", reg_tokens=4), "x has 20 tokens; allowed .*square"),
     ],
 )
 def test_stock_vits_that_are_no_square(args, message):
@@ -368,20 +360,22 @@ def test_stock_vits_that_are_no_square(args, message):
 
 
 def test_stock_vit_with_normalised_queries():
-    with pytest.raises(ValueError, match="qk_norm is True; allowed with DAFT: False"):
+    with pytest.raises(ValueError, match="qk_norm is True; allowed with attention 'daft_conv'.*: False"):
         timm.create_model("vit_tiny_patch16_224", attn_layer="daft_conv", qk_norm=True, depth=1)
 
 
-@pytest.mark.parametrize("kind", [DaftConvSelfAttention, DaftFullSelfAttention])
-def test_bad_arguments_of_layers(kind):
+def test_bad_arguments_of_layers():
+    conv = attention_layer("daft_conv")
     with pytest.raises(ValueError, match="num_heads is 5 and dim 12"):
-        kind(C, 5)
-    with pytest.raises(ValueError, match="qk_norm is True; allowed with DAFT: False"):
-        kind(C, H, qk_norm=True, norm_layer=nn.LayerNorm)
+        conv(C, 5)
+    with pytest.raises(ValueError, match="qk_norm is True"):
+        conv(C, H, qk_norm=True, norm_layer=nn.LayerNorm)
     with pytest.raises(ValueError, match="has no option 'form'"):
-        kind(C, H).configure(form="paper")
+        attention_layer("daft_conv", form="paper")
+    with pytest.raises(ValueError, match="max_tokens is None"):
+        attention_layer("daft_full")(C, H)
 
 
 def test_more_tokens_than_the_full_layer_has_positions_for():
-    with pytest.raises(ValueError, match="the input has 10 tokens; allowed by w: at most 9"):
-        _layer(DaftFullSelfAttention, max_tokens=9)(_map(1, 10, C))
+    with pytest.raises(ValueError, match="10 tokens.*max_tokens=9"):
+        _layer("daft_full", max_tokens=9)(_map(1, 10, C))

@@ -1,4 +1,4 @@
-"""The regulariser of DAFT-conv (Eq. 10) in timm's own training tasks."""
+"""The regulariser of DAFT-conv (Eq. 10) in whatever trains the model."""
 
 import subprocess
 import sys
@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import timm
-import timm.task
 import torch
 from timm.optim import create_optimizer_v2
 from timm.task import (
@@ -14,15 +13,12 @@ from timm.task import (
     FeatureDistillationTask,
     LogitDistillationTask,
     MultiLabelClassificationTask,
-    TrainingTask,
 )
 from torch import Tensor, nn
 
 from tests.compare import assert_close
-from timm_plugin import add_auxiliary_losses
 
-from .models import build, draw_filters, images
-from .test_daft import filters_by_hand
+from .models import build, draw_filters, filters_by_hand, images
 
 ROOT = Path(__file__).resolve().parents[2]
 LABELS = torch.tensor([3, 5])
@@ -40,168 +36,172 @@ def entropy_by_hand(model: nn.Module) -> Tensor:
 
 
 def _model(**args) -> nn.Module:
-    return build("daft_conv", num_classes=10, **{**dict(entropy_weight=WEIGHT), **args}).train()
+    """In float64, because β's gradients nearly cancel."""
+    return build("daft_conv", num_classes=10, **{**dict(entropy_weight=WEIGHT, dtype=torch.float64), **args}).train()
+
+
+def _images(model: nn.Module) -> Tensor:
+    return images(model).double()
 
 
 def _criterion(output: Tensor, target: Tensor) -> Tensor:
     return nn.functional.cross_entropy(output, target)
 
 
-def test_loss_of_the_classification_task():
-    model = _model()
-    x = images(model)
-    result = ClassificationTask(model, _criterion)(x, LABELS)
-    entropy = WEIGHT * entropy_by_hand(model)
-    assert entropy > 1e-3
-    assert_close("auxiliary loss", result["auxiliary_loss"], entropy)
-    assert_close("loss", result["loss"], _criterion(model(x), LABELS) + entropy, 1e-6)
-    assert_close("what was added", result["loss"] - _criterion(result["output"], LABELS), entropy, 1e-3)
-    assert not result["auxiliary_loss"].requires_grad
+def gradients(model: nn.Module, loss: Tensor) -> dict[str, Tensor]:
+    """Of ``loss``, by the names of the parameters of ``model``; 0 where there is none."""
+    found = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True, materialize_grads=True)
+    return dict(zip([name for name, _ in model.named_parameters()], found))
 
 
-def test_gradient_of_the_regulariser():
-    """It reaches γ and r; β, added to every entry, changes no softmax."""
+def assert_same_gradients(model: nn.Module, loss: Tensor, expected: Tensor, tolerance: float = 1e-8) -> None:
+    """``loss``, computed by a trainer, has the gradients of ``expected``."""
+    found, wanted = gradients(model, loss), gradients(model, expected)
+    for name, tensor in wanted.items():
+        # β, added to every entry of a filter, changes no softmax: its gradients may be mere rounding.
+        assert_close(f"gradient of {name}", found[name] + 1e-3, tensor + 1e-3, tolerance)
+
+
+@pytest.mark.parametrize(
+    "args", [{}, dict(gumbel_temperature=0.5), dict(reparameterize=False), dict(local_only=True, query=False)]
+)
+def test_any_loss_of_the_output_has_the_gradients_of_the_regularised_loss(args):
+    model, plain = _model(entropy_weight=0.5, **args), _model(entropy_weight=0.0, **args)
+    x = _images(model)
+    torch.manual_seed(3)  # for the draws of a selection
+    output = model(x)
+    torch.manual_seed(3)
+    assert torch.equal(output, plain(x))  # the value of the loss is the classification's
+    torch.manual_seed(3)
+    plain.load_state_dict(model.state_dict())
+    expected = _criterion(plain(x), LABELS) + 0.5 * entropy_by_hand(plain)
+    wanted = gradients(plain, expected)
+    found = gradients(model, _criterion(output, LABELS))
+    for name in wanted:
+        assert_close(f"gradient of {name}", found[name] + 1e-3, wanted[name] + 1e-3, 1e-8)
+
+
+def test_the_regulariser_alone():
+    """With a loss that is constant the filters are all that gets a gradient."""
     model = _model(entropy_weight=0.5)
-    ClassificationTask(model, lambda output, target: 0.0 * output.sum())(images(model), LABELS)["loss"].backward()
-    filters = {name: p for name, p in model.named_parameters() if ".attn.attention." in name}
-    expected = torch.autograd.grad(0.5 * entropy_by_hand(model), filters.values())
-    for (name, parameter), wanted in zip(filters.items(), expected):
-        if name.endswith("beta"):
-            assert parameter.grad.abs().max() < 1e-5
-        else:
-            assert parameter.grad.abs().min() > 0.0
-            assert_close(f"gradient of {name}", parameter.grad, wanted, 1e-4)
-    others = [p.grad for name, p in model.named_parameters() if name not in filters]
-    assert all(grad is None or not grad.any() for grad in others)
+    found = gradients(model, 0.0 * model(_images(model)).sum())
+    wanted = gradients(model, 0.5 * entropy_by_hand(model))
+    for name, tensor in found.items():
+        if name.endswith(("attention.r", "attention.gamma")):
+            assert wanted[name].abs().min() > 0.0
+            assert_close(f"gradient of {name}", tensor, wanted[name], 1e-4)
+        elif not name.endswith("beta"):
+            assert not tensor.any(), name
 
 
-def test_filters_of_zero():
-    """A model as it is built: the largest entropy there is."""
+def test_the_value_for_logging():
     model = timm.create_model("daft_conv_test", entropy_weight=WEIGHT, num_classes=10)
-    result = ClassificationTask(model, _criterion)(images(model), LABELS)
-    wanted = WEIGHT * 3 * 4 * torch.log(torch.tensor(25.0))
-    assert_close("auxiliary loss", result["auxiliary_loss"], wanted)
+    assert_close("auxiliary loss", model.auxiliary_loss(), WEIGHT * 3 * 4 * torch.log(torch.tensor(25.0)))
+    assert timm.create_model("daft_conv_test").auxiliary_loss() is None
 
 
-def test_selecting_models_and_plain_filters():
-    for args in (dict(gumbel_temperature=0.5), dict(reparameterize=False), dict(local_only=True)):
-        model = _model(**args)
-        result = ClassificationTask(model, _criterion)(images(model), LABELS)
-        assert_close(f"auxiliary loss with {args}", result["auxiliary_loss"], WEIGHT * entropy_by_hand(model))
+def test_tasks_of_timm():
+    """Classification, several labels, and distillation, where the student's alone counts."""
+    model, teacher = _model(entropy_weight=1.0), _model(entropy_weight=100.0)
+    draw_filters(teacher)
+    x, distillation = _images(model), [nn.CrossEntropyLoss()]
+    tasks = [
+        (ClassificationTask(model, _criterion), LABELS),
+        (MultiLabelClassificationTask(model, nn.BCEWithLogitsLoss()), torch.eye(10)[LABELS]),
+        (LogitDistillationTask(model, teacher, *distillation, task_loss_weight=0.5), LABELS),
+        (FeatureDistillationTask(model, teacher, *distillation, task_loss_weight=0.5), LABELS),
+    ]
+    for task, target in tasks:
+        task.train()
+        loss = task(x, target)["loss"]
+        model.entropy_weight = 0.0
+        plain = task(x, target)["loss"]
+        model.entropy_weight = 1.0
+        assert torch.equal(loss, plain)
+        assert_same_gradients(model, loss, plain + entropy_by_hand(model))
+
+
+def test_features_between_the_blocks():
+    """A loss on feature maps, as a detector has it, is regularised as well."""
+    model = _model(entropy_weight=0.5)
+    maps = model.forward_intermediates(_images(model), intermediates_only=True)
+    model.entropy_weight = 0.0
+    plain = model.forward_intermediates(_images(model), intermediates_only=True)
+    expected = plain[-1].square().sum() + 0.5 * entropy_by_hand(model)
+    assert_same_gradients(model, maps[-1].square().sum(), expected)
 
 
 @pytest.mark.parametrize("case", ["daft_conv", "daft_full", "hier", "daft_conv_vit"])
-def test_models_without_it_are_unchanged(case):
-    model = build(case, num_classes=10).train()
-    x = images(model)
-    result = ClassificationTask(model, _criterion)(x, LABELS)
-    assert set(result) == {"loss", "output"}
-    assert torch.equal(result["loss"], _criterion(result["output"], LABELS))
+def test_models_without_it_and_models_in_evaluation_are_unchanged(case):
+    args = dict(entropy_weight=WEIGHT) if case == "daft_conv" else {}
+    model = build(case, num_classes=10, **args)
+    output = model(images(model))
+    filters = [p for name, p in model.named_parameters() if ".attention." in name]
+    if filters:
+        found = torch.autograd.grad(0.0 * output.sum(), filters)
+        assert not any(grad.any() for grad in found)
 
 
-def test_not_in_evaluation():
-    model = _model().eval()
+def test_checkpointing_and_averaged_weights():
+    model = _model(entropy_weight=0.5)
+    x = _images(model)
+    loss = _criterion(model(x), LABELS)
+    model.set_grad_checkpointing()
     task = ClassificationTask(model, _criterion)
-    result = task(images(model), LABELS)
-    assert set(result) == {"loss", "output"}
-    assert torch.equal(result["loss"], _criterion(model(images(model)), LABELS))
-    evaluator = task.create_evaluator()
-    evaluator.update(result["output"], LABELS)
-    assert evaluator.summary()["loss"] == pytest.approx(result["loss"].item(), rel=1e-6)
-
-
-def test_added_once_by_a_task_that_is_built_on_another():
-    model = _model()
-    target = torch.eye(10)[LABELS]
-    result = MultiLabelClassificationTask(model, nn.BCEWithLogitsLoss())(images(model), target)
-    classification = nn.functional.binary_cross_entropy_with_logits(result["output"], target)
-    assert_close("loss", result["loss"], classification + WEIGHT * entropy_by_hand(model), 1e-6)
-
-
-@pytest.mark.parametrize("kind", [LogitDistillationTask, FeatureDistillationTask])
-def test_distillation_adds_the_students(kind):
-    student, teacher = _model(entropy_weight=1.0), _model(entropy_weight=100.0)
-    draw_filters(teacher)
-    task = kind(student, teacher, nn.CrossEntropyLoss(), task_loss_weight=0.5).train()
-    result = task(images(student), LABELS)
-    entropy = entropy_by_hand(student)
-    assert_close("auxiliary loss", result["auxiliary_loss"], entropy)
-    parts = 0.5 * result["task_loss"] + 0.5 * result["kd_loss"]
-    assert_close("loss", result["loss"], parts + entropy)
-
-
-def test_averaged_weights_change_nothing():
-    model = _model()
-    task = ClassificationTask(model, _criterion)
-    expected = task(images(model), LABELS)["loss"]
     task.setup_ema(decay=0.5)
-    assert torch.equal(task(images(model), LABELS)["loss"], expected)
     task.update_ema(1)
-    task.train()  # the averaged model is now in training mode too, but it is not what is trained
-    assert torch.equal(task(images(model), LABELS)["loss"], expected)
+    again = task.train()(x, LABELS)["loss"]  # the averaged model is in training mode too, but is not what is trained
+    found, wanted = gradients(model, again), gradients(model, loss)
+    for name, tensor in wanted.items():
+        assert_close(f"gradient of {name}", found[name], tensor, 1e-5)
 
 
 @pytest.mark.parametrize("whole", [False, True])
 def test_compiled(whole):
-    model = _model()
+    model = _model(entropy_weight=0.5)
     task = ClassificationTask(model, _criterion)
-    expected = task(images(model), LABELS)["loss"]
-    expected.backward()
-    gradients = [parameter.grad.clone() for parameter in model.parameters()]
-    model.zero_grad()
+    x = _images(model)
+    expected = task(x, LABELS)["loss"]
+    wanted = gradients(model, expected)
     torch._dynamo.reset()
-    compiled = task
-    if whole:
-        compiled = torch.compile(task, backend="aot_eager")
-    else:
-        task.compile(backend="aot_eager")
-    loss = compiled(images(model), LABELS)["loss"]
-    loss.backward()
+    compiled = torch.compile(task if whole else model, backend="aot_eager", fullgraph=not whole)
+    loss = compiled(x, LABELS)["loss"] if whole else _criterion(compiled(x), LABELS)
     assert_close("loss", loss, expected)
-    for (name, parameter), wanted in zip(model.named_parameters(), gradients):
-        assert_close(f"gradient of {name}", parameter.grad, wanted, 1e-4)
+    found = gradients(model, loss)
+    for name, tensor in wanted.items():
+        assert_close(f"gradient of {name}", found[name], tensor, 1e-6)
     torch._dynamo.reset()
 
 
-def test_under_autocast():
-    model = _model(entropy_weight=1.0)
+def test_scripted():
+    """TorchScript cannot train with it, and evaluates without it."""
+    model = build("daft_conv", entropy_weight=WEIGHT, scriptable=True)
+    scripted = torch.jit.script(model)
+    assert_close("logits", scripted(images(model)), model(images(model)))
+
+
+def test_bfloat16_is_exact_and_float16_is_refused():
+    model = _model(entropy_weight=1.0, dtype=torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
-        result = ClassificationTask(model, _criterion)(images(model), LABELS)
-    assert result["auxiliary_loss"].dtype == torch.float32
-    assert_close("auxiliary loss", result["auxiliary_loss"], entropy_by_hand(model))
+        loss = 0.0 * model(images(model)).float().sum()
+    assert_same_gradients(model, loss, entropy_by_hand(model), 1e-3)
+    with torch.autocast("cpu", torch.float16), pytest.raises(ValueError, match="float16"):
+        model(images(model))
+    with torch.autocast("cpu", torch.float16):
+        assert torch.isfinite(model.eval()(images(model))).all()
 
 
-def test_done_again_adds_nothing_more():
-    forwards = {task: task.forward for task in vars(timm.task).values() if isinstance(task, type)
-                and issubclass(task, TrainingTask)}  # fmt: skip
-    try:
-        add_auxiliary_losses()
-        add_auxiliary_losses()
-        assert ClassificationTask.forward.__wrapped__ is forwards[ClassificationTask].__wrapped__  # timm's own
-        model = _model()
-        result = ClassificationTask(model, _criterion)(images(model), LABELS)
-        assert_close("loss", result["loss"], _criterion(model(images(model)), LABELS) + WEIGHT * entropy_by_hand(model))
-    finally:
-        for task, forward in forwards.items():
-            task.forward = forward
-
-
-RELOADED = """
-import sys, timm, torch, timm_plugin
-for name in [name for name in sys.modules if name.startswith("timm_plugin")]:
-    del sys.modules[name]
+def test_timm_is_not_patched():
+    code = """
+import timm.task
+def methods():
+    tasks = [task for task in vars(timm.task).values() if isinstance(task, type)]
+    return [(task, name, value) for task in tasks for name, value in vars(task).items() if callable(value)]
+before = methods()
 import timm_plugin
-from timm.task import ClassificationTask
-model = timm.create_model("daft_conv_test", entropy_weight=1.0, num_classes=10)
-result = ClassificationTask(model, torch.nn.CrossEntropyLoss())(torch.randn(2, 3, 64, 64), torch.tensor([0, 1]))
-alone = torch.nn.functional.cross_entropy(result["output"], torch.tensor([0, 1]))
-print(round(((result["loss"] - alone) / (12 * torch.log(torch.tensor(25.0)))).item(), 4))
+assert methods() == before and len(before) > 20
 """
-
-
-def test_models_of_a_reloaded_plugin():
-    result = subprocess.run([sys.executable, "-c", RELOADED], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert result.stdout == "1.0\n", result.stderr
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
 PROCESSES = """
@@ -227,7 +227,7 @@ torch.distributed.destroy_process_group()
 
 
 def test_two_processes_have_the_gradients_of_one_with_both_batches(tmp_path):
-    model = _model(entropy_weight=0.5, dtype=torch.float64)  # β's gradients nearly cancel
+    model = _model(entropy_weight=0.5)
     x, labels = torch.randn(8, 3, 64, 64, dtype=torch.float64), torch.arange(8)
     torch.save((x, labels, model.state_dict()), tmp_path / "batch.pt")
     (tmp_path / "script.py").write_text(PROCESSES)
@@ -235,6 +235,7 @@ def test_two_processes_have_the_gradients_of_one_with_both_batches(tmp_path):
     arguments = [str(tmp_path / name) for name in ("script.py", "batch.pt", "gradients")]
     subprocess.run([*launcher, "-m", "timm_plugin", *arguments], cwd=ROOT, check=True)
 
+    model.entropy_weight = 0.0
     optimizer = create_optimizer_v2(model, "sgd", lr=0.1)
     for _ in range(2):
         optimizer.zero_grad()

@@ -94,7 +94,7 @@ def test_sizes_that_are_none():
     model = build("daft_full")
     with pytest.raises(ValueError, match=r"img_size is \(50, 64\); allowed: multiples of the patch"):
         model.set_input_size((50, 64))
-    with pytest.raises(ValueError, match=r"img_size is \(8, 8\); allowed: at least one patch"):
+    with pytest.raises(ValueError, match=r"img_size is \(8, 8\); allowed: at least"):
         model.set_input_size(8)
     assert model(images(model)).shape == (2, 1000)
 
@@ -129,9 +129,14 @@ def test_checkpoint_of_another_size(tmp_path, case):
     source = _saved(tmp_path, case)
     args = dict(bias_dim=0, query=False) if case == "daft_full_free" else {}
     model = timm.create_model(
-        "daft_full_s", pretrained=True, img_size=(96, 32), embed_dim=48, depth=3, **{**dict(bias_dim=16), **args},
+        "daft_full_s",
+        pretrained=True,
+        img_size=(96, 32),
+        embed_dim=48,
+        depth=3,
+        **{**dict(bias_dim=16), **args},
         pretrained_cfg_overlay=dict(file=str(tmp_path / "full.pth")),
-    ).eval()  # fmt: skip
+    ).eval()
     _check(model, _biases(source), (4, 4), (6, 2), 1)
     source.set_input_size((96, 32))
     assert_close("logits", model(images(model)), source(images(model)))

@@ -100,5 +100,5 @@ def test_whole_model_saved():
     torch.save(model, buffer)
     buffer.seek(0)
     loaded = torch.load(buffer, weights_only=False)
-    assert loaded.stages[0].blocks[0].attn.attention.form == "paper"
+    assert loaded.stages[0].blocks[0].attn.attention.options.form == "paper"
     assert_close("loaded", loaded(images(model)), model(images(model)))

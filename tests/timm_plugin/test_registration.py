@@ -8,7 +8,8 @@ from pathlib import Path
 import timm
 
 import timm_plugin
-from timm_plugin import host
+from common._installed import version_numbers
+from timm_plugin import _host as host
 
 from .models import REGISTERED
 
@@ -71,7 +72,7 @@ def test_import_twice_reload_and_without_fairseq():
 
 OVERWRITE = """
 import timm, timm_plugin, warnings
-from timm_plugin.registry import register_once
+from timm_plugin.models._registry import register_once
 def flowformer_hier_test(pretrained=False, **kwargs):
     return None
 flowformer_hier_test.__module__ = "timm.models.vision_transformer"
@@ -91,4 +92,4 @@ def test_minimum_version_is_the_one_installed_by_the_extra():
     config.read(ROOT / "setup.cfg")
     wanted = [line for line in config["options.extras_require"]["timm"].splitlines() if line.startswith("timm>=")]
     assert wanted == ["timm>=" + ".".join(map(str, host.MINIMUM_TIMM))]
-    assert host.version_numbers(timm.__version__) >= host.MINIMUM_TIMM
+    assert version_numbers(timm.__version__) >= host.MINIMUM_TIMM

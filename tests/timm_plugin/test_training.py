@@ -25,9 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 #: A quarter of the work of the registered model.
 SMALL = dict(embed_dims=(24, 48, 96))
 #: What makes a model of vision transformers' shape one for 32 x 32 images of ten classes.
-DAFT = dict(
-    img_size=32, patch_size=8, depth=2, num_classes=10, pretrained_cfg_overlay=dict(input_size=(3, 32, 32))
-)  # fmt: skip
+DAFT = dict(img_size=32, patch_size=8, depth=2, num_classes=10, pretrained_cfg_overlay=dict(input_size=(3, 32, 32)))
 
 EVALUATE = """
 import sys, torch, timm
@@ -55,11 +53,19 @@ def _loader(digits: Path, split: str, model):
     config = resolve_model_data_config(model)
     assert config["input_size"] == (3, 32, 32)
     return create_loader(
-        create_dataset("", root=str(digits), split=split), input_size=config["input_size"], batch_size=25,
-        is_training=split == "train", no_aug=True, use_prefetcher=False, mean=config["mean"], std=config["std"],
-        crop_pct=config["crop_pct"], interpolation=config["interpolation"], num_workers=0,
+        create_dataset("", root=str(digits), split=split),
+        input_size=config["input_size"],
+        batch_size=25,
+        is_training=split == "train",
+        no_aug=True,
+        use_prefetcher=False,
+        mean=config["mean"],
+        std=config["std"],
+        crop_pct=config["crop_pct"],
+        interpolation=config["interpolation"],
+        num_workers=0,
         persistent_workers=False,
-    )  # fmt: skip
+    )
 
 
 def _accuracy(model, loader) -> float:

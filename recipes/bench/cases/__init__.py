@@ -1,8 +1,10 @@
-"""The cases by name; a new one is a function that builds its forms and a line here."""
+"""All cases by name. A new operation is a row in ``operations``; a registered attention has its case without any."""
 
-from ..work import Case
-from . import daft, flow, images, language_models, packages, rates
+from ..harness.work import Case
+from . import attentions, gated_attention_unit, images, language_models, operations, rates
 
 CASES: dict[str, Case] = {
-    case.name: case for module in (rates, flow, language_models, images, daft, packages) for case in module.CASES
+    case.name: case
+    for module in (rates, operations, language_models, images, gated_attention_unit, attentions)
+    for case in module.CASES
 }

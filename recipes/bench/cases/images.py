@@ -1,55 +1,63 @@
-"""Training steps of image models: the hierarchical one beside the authors', and DeiT with Flow-Attention by size."""
+"""Training steps of image models: ours and the authors' hierarchical one, and DeiT with Flow-Attention and softmax."""
+
+from typing import Any
 
 from torch import Tensor
 
-from ..packages import missing
-from ..work import TRAINING, Absent, Case, Comparison, Form, Settings
+from ..harness.packages import missing
+from ..harness.work import TRAINING, Absent, Candidate, Case, Comparison, Settings
 
 HIERARCHICAL, RELEASED_HEADS, AUTHORS = "flowformer_hier_s", "flowformer_hier_s_12h", "the authors' model"
 FLOW, SOFTMAX = "flowformer_deit_s", "deit_small_patch16_224"
-_BATCH = 4
-#: Images in a batch by their side; one for any other.
+BATCH = 4
+#: Side of the images -> images in a batch; 1 for any other side.
 _DEIT_BATCH = {224: 4, 512: 1, 1024: 1}
 #: Side of the images of the comparison with softmax attention written out as a map.
 _MAP_SIDE = 224
 
 
-def hierarchical(settings: Settings, size: int) -> list[Form | Absent]:
-    """The paper's model, the same with the authors' number of heads, and theirs."""
+def hierarchical(settings: Settings, size: int, batch: int = BATCH, **arguments: Any) -> list[Candidate | Absent]:
+    """The paper's model, the same with the number of heads of the authors' code, and the authors' model.
+
+    ``arguments`` go to all models.
+    """
     reason = missing("timm")
     if reason is not None:
         return [Absent(name, size, reason) for name in (HIERARCHICAL, RELEASED_HEADS, AUTHORS)]
-    forms = [_hierarchical(name, settings, size) for name in (HIERARCHICAL, RELEASED_HEADS)]
-    return [*forms, _authors(settings, size)]
+    ours = [_hierarchical(name, settings, size, batch, arguments) for name in (HIERARCHICAL, RELEASED_HEADS)]
+    return [*ours, _authors(settings, size, batch, arguments)]
 
 
-def _hierarchical(name: str, settings: Settings, size: int) -> Form:
-    # Hosts take seconds to import, and a benchmark of something else does without.
+def _hierarchical(name: str, settings: Settings, size: int, batch: int, arguments: dict[str, Any]) -> Candidate:
+    # Imported here because timm takes seconds to import, which other cases do not need.
     from ..models import timm_models
     from ..models.training import compare_training, training_step
 
-    model = timm_models.build(name, size, settings)
-    images, classes = timm_models.random_images(settings, _BATCH, size)
+    model = timm_models.build(name, size, settings, **arguments)
+    images, classes = timm_models.random_images(settings, batch, size)
 
     def check() -> list[Comparison]:
-        # The authors' formulas on the very parameters of the model, with its number of heads.
+        # The authors' formulas with the parameters and the number of heads of our model.
         state = timm_models.authors_parameters(model)
         return compare_training(
-            lambda: timm_models.loss_of(model, images[:1], classes[:1]), model.parameters(),
-            lambda: timm_models.authors_loss(state, model, images[:1], classes[:1]), model.parameters(), settings.dtype,
-        )  # fmt: skip
+            lambda: timm_models.loss_of(model, images[:1], classes[:1]),
+            model.parameters(),
+            lambda: timm_models.authors_loss(state, model, images[:1], classes[:1]),
+            model.parameters(),
+            settings.dtype,
+        )
 
     step = training_step(lambda: timm_models.loss_of(model, images, classes), model.parameters())
-    return Form(name, size, _BATCH, {TRAINING: step}, check)
+    return Candidate(name, size, batch, {TRAINING: step}, check)
 
 
-def _authors(settings: Settings, size: int) -> Form:
+def _authors(settings: Settings, size: int, batch: int, arguments: dict[str, Any]) -> Candidate:
     from ..models import timm_models
     from ..models.training import compare_training, training_step
 
-    model = timm_models.build(RELEASED_HEADS, size, settings)
+    model = timm_models.build(RELEASED_HEADS, size, settings, **arguments)
     shared = timm_models.authors_parameters(model)
-    images, classes = timm_models.random_images(settings, _BATCH, size)
+    images, classes = timm_models.random_images(settings, batch, size)
     state = {name: x.detach().clone().requires_grad_() for name, x in shared.items()}
 
     def loss(count: int) -> Tensor:
@@ -57,35 +65,38 @@ def _authors(settings: Settings, size: int) -> Form:
 
     def check() -> list[Comparison]:
         return compare_training(
-            lambda: loss(1), state.values(),
-            lambda: timm_models.loss_of(model, images[:1], classes[:1]), shared.values(), settings.dtype,
-        )  # fmt: skip
+            lambda: loss(1),
+            state.values(),
+            lambda: timm_models.loss_of(model, images[:1], classes[:1]),
+            shared.values(),
+            settings.dtype,
+        )
 
-    return Form(AUTHORS, size, _BATCH, {TRAINING: training_step(lambda: loss(_BATCH), state.values())}, check)
+    return Candidate(AUTHORS, size, batch, {TRAINING: training_step(lambda: loss(batch), state.values())}, check)
 
 
-def deit(settings: Settings, size: int) -> list[Form | Absent]:
-    """DeiT-S with Flow-Attention, and with timm's fused softmax attention."""
+def deit(settings: Settings, size: int, **arguments: Any) -> list[Candidate | Absent]:
+    """DeiT-S with Flow-Attention, and with timm's fused softmax attention; ``arguments`` go to both models."""
     reason = missing("timm")
     if reason is not None:
         return [Absent(name, size, reason) for name in (FLOW, SOFTMAX)]
-    return [_deit(name, settings, size) for name in (FLOW, SOFTMAX)]
+    return [_deit(name, settings, size, arguments) for name in (FLOW, SOFTMAX)]
 
 
-def _deit(name: str, settings: Settings, size: int) -> Form:
+def _deit(name: str, settings: Settings, size: int, arguments: dict[str, Any]) -> Candidate:
     from ..models import timm_models
     from ..models.training import attention_written_out, compare_training, training_step
 
-    model = timm_models.build(name, size, settings)
+    model = timm_models.build(name, size, settings, **arguments)
     batch = _DEIT_BATCH.get(size, 1)
     images, classes = timm_models.random_images(settings, batch, size)
 
     def check() -> list[Comparison]:
         if name == FLOW:
             checked, side, literal = model, size, timm_models.authors_attention(model)
-        else:  # a map of the longest images would be gigabytes
+        else:  # the attention maps of the largest images would take gigabytes
             side = min(size, _MAP_SIDE)
-            checked, literal = timm_models.build(name, side, settings), attention_written_out()
+            checked, literal = timm_models.build(name, side, settings, **arguments), attention_written_out()
         sample = timm_models.random_images(settings, 1, side)
 
         def reference() -> Tensor:
@@ -93,12 +104,15 @@ def _deit(name: str, settings: Settings, size: int) -> Form:
                 return timm_models.loss_of(checked, *sample)
 
         return compare_training(
-            lambda: timm_models.loss_of(checked, *sample), checked.parameters(), reference, checked.parameters(),
+            lambda: timm_models.loss_of(checked, *sample),
+            checked.parameters(),
+            reference,
+            checked.parameters(),
             settings.dtype,
-        )  # fmt: skip
+        )
 
     step = training_step(lambda: timm_models.loss_of(model, images, classes), model.parameters())
-    return Form(name, size, batch, {TRAINING: step}, check)
+    return Candidate(name, size, batch, {TRAINING: step}, check)
 
 
 CASES = (
@@ -111,7 +125,7 @@ CASES = (
         (64,),
         hierarchical,
         plotted=False,
-        note=f"batches of {_BATCH}; forward, backward and AdamW; no stochastic depth",
+        note=f"batches of {BATCH}; forward, backward and AdamW; no stochastic depth",
     ),
     Case(
         "deit",

@@ -1,42 +1,41 @@
-"""Language models: a training step of FLASH beside Transformer++, and a decoding step by position."""
+"""Language models: a training step of FLASH and of Transformer++, and one decoding step at two positions."""
 
 from collections.abc import Callable
-from functools import lru_cache
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..compare import MODEL_TOLERANCES, compare
-from ..packages import missing
-from ..work import DECODING, TRAINING, Absent, Case, Comparison, Form, Settings
+from ..harness.compare import MODEL_TOLERANCES, compare
+from ..harness.packages import missing
+from ..harness.work import DECODING, TRAINING, Absent, Candidate, Case, Comparison, Settings
 
 TRAINED = ("flash_lm", "transformer_pp_lm")
 DECODED = ("flowformer_lm", "flash_lm", "transformer_lm")
-#: Where a step is timed. All positions in the same rounds, since they are compared with one another.
+#: Positions at which a decoding step is timed, in the same rounds because they are compared with each other.
 NEAR, FAR, QUICK_FAR = 128, 16384, 1024
-_TRAINING_LAYERS, _DECODING_LAYERS, _DECODING_WIDTH = 2, 6, 512
-#: Tokens of the comparison with attention written out as a map: more than two chunks, and no whole number of them.
+TRAINING_LAYERS, DECODING_LAYERS, DECODING_WIDTH = 2, 6, 512
+#: Tokens of the comparison with attention written out as a map: more than two chunks, but no whole number of chunks.
 _MAP = 700
 
 
-def training(width: int) -> Callable[[Settings, int], list[Form | Absent]]:
-    """Forms that train models of ``width`` on one sequence of so many tokens."""
+def training(width: int, layers: int = TRAINING_LAYERS) -> Callable[[Settings, int], list[Candidate | Absent]]:
+    """A function that builds the models of ``width``, to be trained on one sequence of a given length."""
 
-    def forms(settings: Settings, size: int) -> list[Form | Absent]:
+    def candidates(settings: Settings, size: int) -> list[Candidate | Absent]:
         reason = missing("fairseq")
         if reason is not None:
             return [Absent(name, size, reason) for name in TRAINED]
-        return [_training_form(name, width, settings, size) for name in TRAINED]
+        return [_training_candidate(name, width, layers, settings, size) for name in TRAINED]
 
-    return forms
+    return candidates
 
 
-def _training_form(architecture: str, width: int, settings: Settings, size: int) -> Form:
-    # Hosts take seconds to import, and a benchmark of something else does without.
+def _training_candidate(architecture: str, width: int, layers: int, settings: Settings, size: int) -> Candidate:
+    # Imported here because fairseq takes seconds to import, which other cases do not need.
     from ..models import fairseq_models
     from ..models.training import attention_written_out, compare_training, training_step
 
-    model = fairseq_models.build(architecture, width, _TRAINING_LAYERS, size, settings).train()
+    model = fairseq_models.build(architecture, width, layers, size, settings).train()
     tokens = fairseq_models.random_tokens(settings, size)
 
     def reference() -> Tensor:
@@ -49,7 +48,7 @@ def _training_form(architecture: str, width: int, settings: Settings, size: int)
         )
 
     step = training_step(lambda: _loss(model, tokens), model.parameters())
-    return Form(architecture, size, size, {TRAINING: step}, check)
+    return Candidate(architecture, size, size, {TRAINING: step}, check)
 
 
 def _loss(model: nn.Module, tokens: Tensor) -> Tensor:
@@ -57,39 +56,42 @@ def _loss(model: nn.Module, tokens: Tensor) -> Tensor:
     return F.cross_entropy(logits.flatten(0, 1).float(), tokens.roll(-1, 1).flatten())
 
 
-def decoding(settings: Settings, size: int) -> list[Form | Absent]:
-    """Forms that decode one token, near the start and at ``size``."""
+def decoding(
+    settings: Settings, size: int, width: int = DECODING_WIDTH, layers: int = DECODING_LAYERS
+) -> list[Candidate | Absent]:
+    """Models that decode one token, near the start and at position ``size``."""
     reason = missing("fairseq")
-    places = [(name, position) for name in DECODED for position in (NEAR, size)]
     if reason is not None:
-        return [Absent(name, position, reason) for name, position in places]
-    return [_decoding_form(name, settings, position, size + 1) for name, position in places]
+        return [Absent(name, position, reason) for name in DECODED for position in (NEAR, size)]
+    return [one for name in DECODED for one in _decoding_candidates(name, settings, size, width, layers)]
 
 
-def _decoding_form(architecture: str, settings: Settings, position: int, longest: int) -> Form:
+def _decoding_candidates(architecture: str, settings: Settings, far: int, width: int, layers: int) -> list[Candidate]:
+    from ..models import fairseq_models
+
+    model = fairseq_models.build(architecture, width, layers, far + 1, settings).eval()
+    # The full forward of fairseq's own attention would allocate several tensors of position² per head.
+    twin = None
+    if architecture == "transformer_lm":
+        twin = fairseq_models.build("softmax_lm", width, layers, far + 1, settings).eval()
+        twin.load_state_dict(model.state_dict())
+    return [_decoding_candidate(architecture, settings, position, model, twin) for position in (NEAR, far)]
+
+
+def _decoding_candidate(
+    name: str, settings: Settings, position: int, model: nn.Module, twin: nn.Module | None
+) -> Candidate:
     from ..models.decoding import decoding_step, reach
     from ..models.fairseq_models import random_tokens
 
-    model = _decoder(architecture, settings, longest)
     tokens = random_tokens(settings, position + 1)
-    # fairseq's own full forward would make several tensors of position² per head.
-    twin = _decoder("softmax_lm", settings, longest) if architecture == "transformer_lm" else None
-    if twin is not None:
-        twin.load_state_dict(model.state_dict())
     state, expected = reach(model, tokens, twin)
     step = decoding_step(model, tokens, state)
 
     def check() -> list[Comparison]:
         return [compare("logits", step()[0], expected, MODEL_TOLERANCES[settings.dtype])]
 
-    return Form(architecture, position, 1, {DECODING: step}, check)
-
-
-@lru_cache(maxsize=len(DECODED) + 1)
-def _decoder(architecture: str, settings: Settings, longest: int) -> nn.Module:
-    from ..models import fairseq_models
-
-    return fairseq_models.build(architecture, _DECODING_WIDTH, _DECODING_LAYERS, longest, settings).eval()
+    return Candidate(name, position, 1, {DECODING: step}, check)
 
 
 def _training_case(name: str, width: int, sizes: tuple[int, ...], devices: tuple[str, ...]) -> Case:
@@ -102,7 +104,7 @@ def _training_case(name: str, width: int, sizes: tuple[int, ...], devices: tuple
         sizes[:1],
         training(width),
         devices,
-        note=f"one sequence; {_TRAINING_LAYERS} layers with {width // 64} heads of 64, or {2 * _TRAINING_LAYERS} gated "
+        note=f"one sequence; {TRAINING_LAYERS} layers with {width // 64} heads of 64, or {2 * TRAINING_LAYERS} gated "
         "attention units; 1,000 words; forward, backward and AdamW",
     )
 
@@ -121,7 +123,7 @@ CASES = (
         decoding,
         memory=False,
         plotted=False,
-        note=f"one sequence; width {_DECODING_WIDTH}, {_DECODING_LAYERS} layers or {2 * _DECODING_LAYERS} gated "
+        note=f"one sequence; width {DECODING_WIDTH}, {DECODING_LAYERS} layers or {2 * DECODING_LAYERS} gated "
         "attention units; 1,000 words",
     ),
 )

@@ -1,16 +1,15 @@
-"""What the machine can do: the rate of one large matrix product and of copying memory, of which floors are made."""
+"""The speed of this machine, from which floors are computed: one large matrix product, and copying memory."""
 
 import torch
 from torch import Tensor
 
-from ..compare import TOLERANCES, compare
-from ..work import FORWARD, Absent, Case, Comparison, Form, Settings
+from ..harness.compare import TOLERANCES, compare
+from ..harness.floors import COPY, PRODUCT, RATES
+from ..harness.work import FORWARD, Absent, Candidate, Case, Comparison, Settings
 
-PRODUCT, COPY = "matrix product", "copy"
 
-
-def rates(settings: Settings, size: int) -> list[Form | Absent]:
-    """A product of two (size, size) matrices, in units of operations, and a copy of 16 of them, in bytes."""
+def rates(settings: Settings, size: int) -> list[Candidate | Absent]:
+    """A product of two (size, size) matrices, counted in operations, and a copy of 16 of them, counted in bytes."""
     generator = torch.Generator().manual_seed(0)
     a, b = (settings.to(torch.randn(size, size, generator=generator)) for _ in range(2))
     source = a.repeat(16, 1)
@@ -31,14 +30,14 @@ def rates(settings: Settings, size: int) -> list[Form | Absent]:
 
     moved = 2 * source.numel() * source.element_size()  # read and written
     return [
-        Form(PRODUCT, size, 2 * size**3, {FORWARD: product}, check_product),
-        Form(COPY, size, moved, {FORWARD: copy}, check_copy),
+        Candidate(PRODUCT, size, 2 * size**3, {FORWARD: product}, check_product),
+        Candidate(COPY, size, moved, {FORWARD: copy}, check_copy),
     ]
 
 
 CASES = (
     Case(
-        "rates",
+        RATES,
         "Rates of this machine",
         "operations or bytes",
         "rows",

@@ -1,1 +1,1 @@
-"""Whole models as fairseq and timm build them, and what is run of them; importing a module here imports its host."""
+"""Models as fairseq and timm build them, and their training and decoding steps. Each file imports its host."""

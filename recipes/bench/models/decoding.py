@@ -1,4 +1,4 @@
-"""One decoding step of a language model at a position, whose state is reached without as many steps."""
+"""One decoding step of a language model at a far position, whose state is computed without stepping there."""
 
 from collections.abc import Callable
 
@@ -9,10 +9,10 @@ State = dict[str, dict[str, Tensor | None]]
 
 
 def decoding_step(model: nn.Module, tokens: Tensor, state: State) -> Callable[[], list[Tensor]]:
-    """The logits of the token after ``tokens`` (1, n), of which ``state`` holds all but the last, as a function."""
+    """A function that computes the logits after ``tokens`` (1, n); ``state`` holds all of them but the last."""
 
     def step() -> list[Tensor]:
-        # Steps put new tensors into the state and leave the old ones as they are.
+        # A step replaces tensors of the state and never changes them, so a shallow copy suffices.
         copy = {name: dict(entry) for name, entry in state.items()}
         with torch.no_grad():
             logits, _ = model(tokens, incremental_state=copy)
@@ -22,10 +22,10 @@ def decoding_step(model: nn.Module, tokens: Tensor, state: State) -> Callable[[]
 
 
 def reach(model: nn.Module, tokens: Tensor, forward: nn.Module | None = None) -> tuple[State, Tensor]:
-    """The state after all of ``tokens`` (1, n) but the last, and the logits after the last from the full forward.
+    """The state after all of ``tokens`` (1, n) but the last, and the logits of the full forward after the last.
 
-    ``forward`` is another model with the same weights for the full forward, where the model's own needs too much.
-    Every layer is given what the full forward gave it, so that all tokens go through a layer at once.
+    Every layer gets its input from the full forward, all tokens at once. ``forward`` is a model with the same weights
+    that computes the full forward, where that of ``model`` would take too much memory.
     """
     forward = model if forward is None else forward
     inputs: list[Tensor] = []
@@ -49,7 +49,7 @@ def reach(model: nn.Module, tokens: Tensor, forward: nn.Module | None = None) ->
 
 
 def _cache(layer: nn.Module, x: Tensor, state: State) -> None:
-    """Fill the cache of a pre-norm layer of fairseq's own from x (T, B, C)."""
+    """Fill the cache of one of fairseq's own pre-norm layers from its input x (T, B, C)."""
     attention = layer.self_attn
     normed = layer.self_attn_layer_norm(x)
 
@@ -57,6 +57,4 @@ def _cache(layer: nn.Module, x: Tensor, state: State) -> None:
         return projected.unflatten(-1, (attention.num_heads, -1)).permute(1, 2, 0, 3).contiguous()
 
     keys, values = heads(attention.k_proj(normed)), heads(attention.v_proj(normed))
-    attention._set_input_buffer(
-        state, {"prev_key": keys, "prev_value": values, "prev_key_padding_mask": None}
-    )  # fmt: skip
+    attention._set_input_buffer(state, {"prev_key": keys, "prev_value": values, "prev_key_padding_mask": None})

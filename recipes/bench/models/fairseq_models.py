@@ -1,4 +1,4 @@
-"""Language models as fairseq-train builds them, of one shape for all architectures."""
+"""Language models as fairseq-train builds them, in one shape for all architectures."""
 
 import warnings
 from types import SimpleNamespace
@@ -10,19 +10,18 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from torch import Tensor, nn
 
 import fairseq_plugin  # noqa: F401  registers the architectures
-from common.gau import GatedAttentionUnit
+from common.modules.gated_attention_unit import GatedAttentionUnit
 
-from ..work import Settings
+from ..harness.work import Settings
 
-#: So few that the output layer is small beside the rest; four more are fairseq's.
+#: Few, so that the output layer is small compared with the rest; fairseq adds four symbols.
 _WORDS = 996
 
 
 def build(architecture: str, width: int, layers: int, positions: int, settings: Settings) -> nn.Module:
-    """The model of ``layers`` layers with heads of 64 channels, from a fixed seed and without dropout.
+    """A model with ``layers`` pre-norm layers and heads of 64 channels, from a fixed seed and without dropout.
 
-    Two gated attention units stand for one layer of a Transformer. Layers are pre-norm. ``positions`` is the longest
-    length.
+    Two gated attention units count as one layer. ``positions`` is the longest length.
     """
     command = ["data", "--task", "language_modeling", "--arch", architecture, "--dropout", "0"]
     command += ["--share-decoder-input-output-embed", "--tokens-per-sample", str(positions)]
@@ -43,11 +42,11 @@ def build(architecture: str, width: int, layers: int, positions: int, settings: 
         symbols.add_symbol(f"w{i}")
     torch.manual_seed(1)
     task = SimpleNamespace(source_dictionary=symbols, target_dictionary=symbols)
-    return settings.to(_awake(tasks.FairseqTask.build_model(task, config.model)))
+    return settings.to(_with_visible_attention(tasks.FairseqTask.build_model(task, config.model)))
 
 
-def _awake(model: nn.Module) -> nn.Module:
-    """``model`` with weights under which attention shows: that of FLASH begins near zero, and so would any error."""
+def _with_visible_attention(model: nn.Module) -> nn.Module:
+    """Give the units of FLASH larger weights: theirs begin near zero, where an error in attention would not show."""
     for unit in model.modules():
         if isinstance(unit, GatedAttentionUnit):
             nn.init.normal_(unit.in_proj.weight, std=2.0 * unit.dim**-0.5)
@@ -60,6 +59,6 @@ def _awake(model: nn.Module) -> nn.Module:
 
 
 def random_tokens(settings: Settings, size: int) -> Tensor:
-    """One sequence of random words (1, ``size``), none of them padding."""
+    """One sequence of random words (1, ``size``) without padding."""
     generator = torch.Generator().manual_seed(2)
     return torch.randint(4, _WORDS, (1, size), generator=generator).to(settings.device)

@@ -11,13 +11,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import timm_plugin  # noqa: F401  registers the models
-from timm_plugin.attention import SelfAttention
-from timm_plugin.checkpoints import released_name
-from timm_plugin.flowformer import Flowformer
+from common.attention import FlowAttention
+from timm_plugin.layers.attention import SelfAttention
+from timm_plugin.models._weights import released_name
+from timm_plugin.models.flowformer import Flowformer
 
+from ..harness.work import Settings
 from ..peers import released_attention
 from ..peers.released_image_model import released_forward, released_shapes
-from ..work import Settings
 
 CLASSES = 1000
 
@@ -25,21 +26,21 @@ CLASSES = 1000
 def build(name: str, side: int, settings: Settings, **arguments: Any) -> nn.Module:
     """timm's model ``name`` for square images in training mode, without stochastic depth, from a fixed seed.
 
-    ``arguments`` are further ones of the model.
+    ``arguments`` go to the model.
 
     Raises:
-        ValueError: a model with softmax attention that is not fused.
+        ValueError: the model has softmax attention that is not fused.
     """
     torch.manual_seed(1)
     model = timm.create_model(name, img_size=side, drop_path_rate=0.0, **arguments).train()
     for module in model.modules():
         if not getattr(module, "fused_attn", True):
             raise ValueError(f"{name} has attention that is not fused; allowed: timm's default, TIMM_FUSED_ATTN=1")
-    return settings.to(_awake(model))
+    return settings.to(_with_visible_branches(model))
 
 
-def _awake(model: nn.Module) -> nn.Module:
-    """``model`` with weights under which every branch shows; a layer scale of 1e-5 would hide errors in its own."""
+def _with_visible_branches(model: nn.Module) -> nn.Module:
+    """Give linear layers and layer scales larger values: a scale of 1e-5 would hide an error in its branch."""
     for module in model.modules():
         if isinstance(module, nn.Linear):
             nn.init.normal_(module.weight, std=module.in_features**-0.5)
@@ -61,20 +62,20 @@ def loss_of(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
 
 
 def authors_parameters(model: Flowformer) -> dict[str, Tensor]:
-    """The parameters of ``model`` by the authors' names; the layer scale they have and it has not is all ones."""
+    """The parameters of ``model`` by the authors' names; their layer scale, which ours lacks, is all ones."""
     ours = dict(model.named_parameters())
     depths = [len(stage.blocks) for stage in model.stages]
     widths = [info["num_chs"] for info in model.feature_info]
     side = model.patch_embed.img_size[0]
     shapes = released_shapes(model.num_classes, side, widths, depths, model.patch_embed.patch_size[0])
     like = next(model.parameters())
-    found = {}
+    renamed = {}
     for name, shape in shapes.items():
         parameter = ours.get(released_name(name))
         if parameter is None and not name.endswith(".gamma"):
             raise ValueError(f"the model has no {released_name(name)}; allowed: one of the authors' shape")
-        found[name] = torch.ones(shape).to(like) if parameter is None else parameter
-    return found
+        renamed[name] = torch.ones(shape).to(like) if parameter is None else parameter
+    return renamed
 
 
 def authors_loss(state: dict[str, Tensor], model: Flowformer, images: Tensor, classes: Tensor) -> Tensor:
@@ -84,19 +85,27 @@ def authors_loss(state: dict[str, Tensor], model: Flowformer, images: Tensor, cl
     return F.cross_entropy(released_forward(images, state, depths, heads).float(), classes)
 
 
-class _Authors(nn.Module):
-    """The authors' formula where the mechanism of a ``SelfAttention`` stands."""
+class _Authors(FlowAttention):
+    """The authors' formula in place of our Flow-Attention."""
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> Tensor:
-        """q, k, v (B, H, N, d) -> (B, H, N, d)."""
-        if dropout_p:
-            raise ValueError(f"dropout_p is {dropout_p}; allowed: 0")
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        key_padding_mask: Tensor | None = None,
+        query_padding_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+    ) -> Tensor:
+        """q, k, v (B, H, N, d) -> (B, H, N, d), without masks or dropout."""
+        if dropout_p or key_padding_mask is not None or query_padding_mask is not None:
+            raise ValueError(f"dropout_p is {dropout_p}, or a mask is given; allowed: 0 and no mask")
         return released_attention.full(q, k, v)
 
 
 @contextmanager
 def authors_attention(model: nn.Module) -> Iterator[None]:
-    """Every Flow-Attention of ``model`` computed by the authors' formula."""
+    """Compute every Flow-Attention of ``model`` by the authors' formula."""
     layers = [module for module in model.modules() if isinstance(module, SelfAttention)]
     mechanisms = [layer.attention for layer in layers]
     try:

@@ -1,25 +1,26 @@
-"""Training steps of whole models, and their gradients beside those of a reference."""
+"""Training steps of whole models, and the comparison of their gradients with a reference."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 from unittest import mock
 
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from common import gau
+from common.ops import mixed_chunk
 
-from ..compare import MODEL_TOLERANCES, compare
+from ..harness.compare import MODEL_TOLERANCES, compare
+from ..harness.work import Comparison
 from ..peers import attention_maps
-from ..work import Comparison
 
-#: Of ``mixed_chunk_attention``, as the models call it; the map has no form for anything else.
-_PLAIN = {"key_padding_mask": None, "kernel": "relu2", "local": True, "linear": True, "return_state": False}
+#: The options of mixed chunk attention that the map can compute; the models use these values.
+_PLAIN = {"causal": True, "kernel": "relu2", "local": True, "linear": True}
 
 
 def training_step(loss: Callable[[], Tensor], parameters: Iterable[Tensor]) -> Callable[[], list[Tensor]]:
-    """One update of ``parameters`` with AdamW, as a function; nothing of it remains but the parameters."""
+    """A function that does one update of ``parameters`` with AdamW and leaves no gradients behind."""
     optimizer = torch.optim.AdamW(list(parameters), lr=1e-4)
 
     def step() -> list[Tensor]:
@@ -38,9 +39,9 @@ def compare_training(
     reference_parameters: Iterable[Tensor],
     dtype: torch.dtype,
 ) -> list[Comparison]:
-    """A loss and its gradients beside a reference's; parameters are given in the same order.
+    """Compare a loss and its gradients with a reference; both lists of parameters are in the same order.
 
-    Gradients are compared as one vector: some, of a bias before a softmax, are nothing but rounding by themselves.
+    Gradients are compared as one vector, because some are nothing but rounding: that of a bias before a softmax, say.
     """
     actual, expected = loss(), reference()
     allowed = MODEL_TOLERANCES[dtype]
@@ -56,12 +57,15 @@ def compare_training(
 
 @contextmanager
 def attention_written_out() -> Iterator[None]:
-    """Gated attention units and fused softmax attention take their weights from a map of every two tokens."""
+    """Compute gated attention units and fused softmax attention by maps of all pairs of tokens."""
 
-    def literal(*heads: Tensor, chunk_size: int, bias: Tensor | None, causal: bool, **other: object) -> Tensor:
-        if not causal or any(other.get(name, value) != value for name, value in _PLAIN.items()):
-            raise ValueError(f"causal is {causal}, with {other}; allowed here: the causal form without options")
-        return attention_maps.mixed_chunk_attention(*heads, chunk_size=chunk_size, bias=bias)
+    def literal(*inputs: Any, bias: Tensor | None = None, **other: Any) -> Tensor:
+        *heads, options = inputs
+        wrong = {name: x for name, x in options._asdict().items() if _PLAIN.get(name, x) != x}
+        wrong.update({name: x for name, x in other.items() if x is not None and x is not False})
+        if wrong:
+            raise ValueError(f"mixed chunk attention is called with {wrong}; allowed here: {_PLAIN}, without masks")
+        return attention_maps.mixed_chunk_attention(*heads, chunk_size=options.chunk_size, bias=bias)
 
-    with mock.patch.object(gau, "mixed_chunk_attention", literal), sdpa_kernel(SDPBackend.MATH):
+    with mock.patch.object(mixed_chunk, "attend", literal), sdpa_kernel(SDPBackend.MATH):
         yield

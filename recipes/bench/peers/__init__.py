@@ -1,1 +1,1 @@
-"""What is compared with: the authors' released formulas, and attention written out as a map."""
+"""Implementations to compare with: the authors' released formulas, and attention written out as a map."""

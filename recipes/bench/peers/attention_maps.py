@@ -1,4 +1,4 @@
-"""Attention written out as a map of every query and key, to compare with: any dtype, any device, O(n²) memory."""
+"""References that write attention out as a map of all queries and keys: any dtype, any device, O(n²) memory."""
 
 import torch
 from torch import Tensor
@@ -7,7 +7,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 
 def softmax_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
-    """torch's own softmax attention in its literal form, not fused: q, k, v (..., n, d) -> (..., n, d)."""
+    """torch's softmax attention without fusing: q, k, v (..., n, d) -> (..., n, d)."""
     with sdpa_kernel(SDPBackend.MATH):
         return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
 

@@ -1,4 +1,4 @@
-"""DAFT-conv by one depthwise convolution with exp(r), and a running sum of what is behind the window."""
+"""DAFT-conv by one depthwise convolution with exp(r), and a running sum over the tokens before the window."""
 
 import torch
 from torch import Tensor
@@ -8,8 +8,8 @@ from torch.nn import functional as F
 def daft_conv(q: Tensor, k: Tensor, v: Tensor, r: Tensor) -> Tensor:
     """Causal, q, v (B, T, d), k (B, T, h), r (h, window) -> (B, T, d); O(T window d) time.
 
-    Everything is relative to the largest key of all and in float64, which holds keys 600 below it: float32 would be
-    zero divided by zero from 80 on.
+    All weights are relative to the largest key and in float64, which holds keys down to 600 below it; in float32 keys
+    80 below it would give zero divided by zero.
     """
     heads, window = r.shape
     values = v.double().unflatten(-1, (heads, -1)).transpose(1, 2)  # (B, h, T, c)

@@ -1,8 +1,8 @@
-"""What the authors' released modules compute after their projections, written out as functions of q, k, v.
+"""The formulas of the authors' released modules after their projections, as functions of q, k and v.
 
 From https://github.com/thuml/Flowformer (MIT license, Wu, Wu, Xu, Wang, Long, ICML 2022): ``Flow_Attention.py``,
-``Flowformer_CV/flowformer.py`` and ``Flowformer_NLP/flow_attention.py``. The formulas are theirs, constants included,
-and so is the kind of operation of each step, which decides what it costs; the code is ours. q (..., n, d), k
+``Flowformer_CV/flowformer.py`` and ``Flowformer_NLP/flow_attention.py``. The formulas and constants are theirs,
+and so is the kind of operation of each step, which decides its cost; the code is ours. q (..., n, d), k
 (..., m, d), v (..., m, e), before the sigmoid -> (..., n, e). The causal ones take O(n d e) memory, since theirs sum
 kᵀv over positions without chunks.
 """
@@ -25,12 +25,12 @@ def image_model(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return _full(q, k, v, _summed, EPS, 1.0)
 
 
-def _contracted(receivers: Tensor, given: Tensor) -> Tensor:
-    return torch.einsum("...ld,...d->...l", receivers, given)
+def _contracted(receivers: Tensor, total: Tensor) -> Tensor:
+    return torch.einsum("...ld,...d->...l", receivers, total)
 
 
-def _summed(receivers: Tensor, given: Tensor) -> Tensor:
-    return (receivers * given.unsqueeze(-2)).sum(-1)
+def _summed(receivers: Tensor, total: Tensor) -> Tensor:
+    return (receivers * total.unsqueeze(-2)).sum(-1)
 
 
 def _full(

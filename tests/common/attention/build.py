@@ -5,12 +5,13 @@ from torch import Tensor, nn
 
 from common.attention import InnerAttention, build_attention
 
-#: Options without a default, and small chunks and windows.
+#: What a host knows, and small chunks and windows.
+SHAPE = {"num_heads": 2, "head_dim": 4, "max_tokens": 24}
 REQUIRED = {
-    "combiner": {"num_heads": 2, "head_dim": 4, "row_length": 4},
-    "daft_conv": {"num_heads": 2, "window": 5},
-    "daft_full": {"max_tokens": 24, "bias_dim": 3},
-    "mixed_chunk": {"num_heads": 2, "head_dim": 4, "chunk_size": 4},
+    "combiner": {**SHAPE, "row_length": 4},
+    "daft_conv": {**SHAPE, "window": 5},
+    "daft_full": {**SHAPE, "bias_dim": 3},
+    "mixed_chunk": {**SHAPE, "chunk_size": 4},
 }
 
 
@@ -24,12 +25,12 @@ def build(name: str, causal: bool = False, dtype: torch.dtype = torch.float64, *
 
 def needed(module: InnerAttention, v: Tensor) -> dict:
     """v (B, H, n, e) as the tokens x (B, n, D) before a projection, if the module wants them."""
-    return {"x": v.transpose(1, 2).flatten(2)} if module.needs_input else {}
+    return module.inputs(x=v.transpose(1, 2).flatten(2))
 
 
 def narrow(module: InnerAttention, k: Tensor) -> Tensor:
     """k (B, H, n, d) with the channels that keys of the module have."""
-    return k[..., : module.key_channels]
+    return k[..., : module.projections(k.shape[-1])["k"]]
 
 
 def attend(module: InnerAttention, q: Tensor, k: Tensor, v: Tensor, **masks) -> Tensor:

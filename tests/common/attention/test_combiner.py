@@ -5,9 +5,9 @@ import torch
 from torch.nn import functional as F
 
 from common.attention import build_attention
-from common.attention.base import drop_sources
+from common.attention._base import drop_sources
+from common.modules.rotary import rotate
 from common.ops import combiner_attention, row_attention
-from common.positions import rotate
 from tests.common.attention.build import build
 from tests.common.inputs import padding, qkv
 from tests.common.refusals import refused
@@ -45,7 +45,7 @@ def test_the_key_of_a_summary_is_w2_norm_x_plus_w1_a(rotary, causal):
 def test_it_has_two_matrices_of_the_width_more_than_a_transformer():
     module = build_attention("combiner", num_heads=12, head_dim=64)
     assert sum(x.numel() for x in module.parameters()) == 2 * (768 * 768 + 768) + 2 * 768
-    assert module.row_length == 128 and module.rotary
+    assert module.options.row_length == 128 and module.options.rotary
 
 
 @pytest.mark.parametrize("side", ["none", "left"])

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from common.gau import GatedAttentionUnit
+from common.modules.gated_attention_unit import GatedAttentionUnit
 from tests.common.attention.build import attend, build
 from tests.common.inputs import qkv
 from tests.compare import assert_close, gradients

@@ -5,9 +5,9 @@ import torch
 from torch.nn import functional as F
 
 from common.attention import build_attention
-from common.attention.base import drop_sources
+from common.attention._base import drop_sources
+from common.modules.rotary import rotate
 from common.ops import mixed_chunk_attention
-from common.positions import rotate
 from tests.common.attention.build import build
 from tests.common.inputs import padding, qkv
 from tests.common.refusals import refused
@@ -47,7 +47,7 @@ def test_parameters_start_as_in_the_gated_attention_unit():
         "beta": (2, 64, 64),
     }
     assert (module.beta == 0).all() and abs(module.gamma.std() - 0.02) < 1e-3 and abs(module.gamma.mean()) < 1e-3
-    assert (module.chunk_size, module.kernel, module.rotary) == (256, "softmax", True)
+    assert (module.options.chunk_size, module.options.kernel, module.options.rotary) == (256, "softmax", True)
 
 
 @causality

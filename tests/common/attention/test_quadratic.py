@@ -5,9 +5,9 @@ import torch
 from torch.nn import functional as F
 
 from common.attention import build_attention
-from common.attention.base import drop_sources
+from common.attention._base import drop_sources
 from common.ops import gau_attention
-from common.ops.score_kernels import SCORE_KERNELS
+from common.ops.shared.score_kernels import SCORE_KERNELS
 from tests.common.inputs import padding, qkv
 from tests.common.refusals import refused
 from tests.compare import assert_close
@@ -52,7 +52,7 @@ def test_dropout_drops_whole_sources(causal):
 
 
 def test_a_divisor_is_above_0_and_attention_is_to_itself():
-    with refused("divisor", "-1.0", "above 0, or None"):
+    with refused("divisor", "-1.0", "above 0"):
         build_attention("quadratic", divisor=-1.0)(*qkv(3))
     with refused("k", "5 tokens and q 3", "the same number"):
         build_attention("quadratic")(*qkv(3, 5))

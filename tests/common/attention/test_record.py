@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from common.attention import (
     AttentionRecord,
@@ -15,6 +16,7 @@ from common.attention import (
     record_keys,
 )
 from tests.common.inputs import padding, qkv
+from tests.compare import assert_close
 
 
 class Model(nn.Module):
@@ -119,4 +121,61 @@ def test_recorded_keys_stay_what_they_were():
 def test_a_model_without_daft_is_refused():
     match = "model is a Sequential without DAFT; allowed: a model that holds one"
     with pytest.raises(ValueError, match=match), record_keys(nn.Sequential(FlowAttention())):
+        pass
+
+
+@pytest.mark.parametrize("side", ["none", "left"])
+def test_generation_records_the_weights_of_the_whole_sequence(side):
+    """Allocation is a token's own; competition is normalised over what has come, so that its last one is compared."""
+    q, k, v = (x.detach() for x in qkv(9))
+    module, mask = FlowAttention(causal=True), padding(side, 2, 9)
+    competition, allocation = module.weights(q, k, mask, mask)
+    with record_attention(module) as records:
+        state = None
+        for part in torch.arange(9).split([4, 1, 1, 3]):
+            some = None if mask is None else mask[:, part]
+            _, state = module.extend(*(x[:, :, part] for x in (q, k, v)), padding_mask=some, state=state)
+    assert len(records) == 4, "one for each call"
+    assert_close("allocation", torch.cat([record.allocation for record in records], dim=2), allocation)
+    assert_close("competition", torch.cat([record.competition for record in records], dim=2), competition)
+
+
+def test_generation_records_keys():
+    q, k, v = (x.detach() for x in qkv(9, d=4, e=4, dtype=torch.float32))
+    module = DaftFullAttention(causal=True, max_tokens=9)
+    with record_keys(module) as records:
+        state = None
+        for part in torch.arange(9).split([4, 1, 4]):
+            _, state = module.extend(*(x[:, :, part] for x in (q, k, v)), state=state)
+    assert torch.equal(torch.cat([record.keys for record in records], dim=2), k)
+
+
+@pytest.mark.parametrize("reentrant", [False, True], ids=["saved tensors", "reentrant"])
+def test_activation_checkpointing_records_each_module_once(reentrant):
+    model, inputs = Model(), qkv(9)
+    with record_attention(model) as records:
+        out = checkpoint(model, *inputs, None, use_reentrant=reentrant)
+        out.sum().backward()
+    assert [record.name for record in records] == ["others.1", "first"]
+
+
+def test_a_compiled_model_is_recorded_as_the_model_is():
+    """The block takes the modules out of the graph that was compiled before it."""
+    torch._dynamo.reset()
+    model, inputs = Model(), [x.detach() for x in qkv(9)]
+    compiled = torch.compile(model, backend="eager")
+    compiled(*inputs, None)
+    with record_attention(model) as expected:
+        model(*inputs, None)
+    with record_attention(compiled) as records:
+        compiled(*inputs, None)
+    assert len(records) == len(expected) == 2
+    for record, one in zip(records, expected):
+        assert record.name.endswith(one.name)
+        assert_close("competition", record.competition, one.competition)
+        assert_close("allocation", record.allocation, one.allocation)
+
+
+def test_a_record_of_no_call_is_refused():
+    with pytest.raises(ValueError, match="Flow-Attention"), record_attention(Model()):
         pass

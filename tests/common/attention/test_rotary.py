@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from common.attention import ATTENTIONS, RotaryAttention, build_attention
-from common.positions import rotate, token_positions
+from common.modules.rotary import rotate, token_positions
 from tests.common.inputs import SIDES, padding, qkv
 from tests.compare import assert_close, gradients
 
@@ -46,18 +46,6 @@ def test_it_is_the_inner_attention_of_rotated_queries_and_keys(name, causal):
     assert torch.equal(module(q, k, v), module.inner(rotate(q, positions), rotate(k, positions), v))
     assert not torch.allclose(module(q, k, v), module.inner(q, k, v))
     assert module.state_is_constant_size == module.inner.state_is_constant_size
-
-
-@names
-@pytest.mark.parametrize("side", ["left", "right", "both", "holes"])
-def test_padding_a_row_does_not_change_it(side, name):
-    inputs, mask = qkv(21, batch=3, d=4), padding(side, 3, 21)
-    for causal in (False, True):
-        module = rotary(name, causal)
-        out = module(*inputs, key_padding_mask=mask, query_padding_mask=mask)
-        for b in range(3):
-            alone = module(*(x[b : b + 1, :, ~mask[b]] for x in inputs))
-            assert_close(f"row {b}", out[b : b + 1, :, ~mask[b]], alone)
 
 
 def test_queries_and_keys_have_their_own_masks():
@@ -139,11 +127,3 @@ def test_it_copies_and_prints_the_inner_attention():
     module, inputs = rotary("linear", causal=True), qkv(9, d=4)
     assert torch.equal(copy.deepcopy(module)(*inputs), module(*inputs))
     assert "(inner): LinearAttention(causal=True" in repr(module)
-
-
-@names
-def test_half_precision_stays_half_precision(name):
-    inputs = qkv(9, d=4, dtype=torch.bfloat16)
-    out = rotary(name)(*inputs)
-    assert out.dtype == torch.bfloat16
-    assert_close("out", out, rotary(name)(*(x.double() for x in inputs)), 0.02)

@@ -1,12 +1,12 @@
 """How many rows, tokens or pieces an implementation takes at once is speed and memory, never the result."""
 
-import sys
-
 import pytest
 
-from common.ops import daft_conv, daft_conv_blocks, daft_full, gau_attention, linear_attention
-from tests.common.inputs import padding, qkv
-from tests.common.ops.daft_formulas import daft_inputs, normal
+from common.ops import daft_conv, daft_full, gau_attention
+from common.ops.daft import conv_causal, full_sequence
+from common.ops.quadratic import interface
+from tests.common.inputs import qkv
+from tests.common.ops.daft.formulas import daft_inputs, normal
 from tests.compare import assert_close, gradients
 
 
@@ -22,30 +22,13 @@ def assert_independent(function, inputs, change, sizes) -> None:
             assert_close(f"gradient {i} of {size}", gradient, one)
 
 
-@pytest.mark.parametrize("size", [1, 7, 16, 64, 100, 101, 1000])
-@pytest.mark.parametrize("side", ["none", "left"])
-def test_linear_attention_and_its_state(side, size):
-    inputs, mask = qkv(101), padding(side, 2, 101)
-    options = {"causal": True, "key_padding_mask": mask, "query_padding_mask": mask}
-    (out, state), (expected, last) = (
-        linear_attention(*inputs, chunk_size=c, return_state=True, **options) for c in (size, 33)
-    )
-    assert_close("out", out, expected)
-    for name in state:
-        assert_close(f"state {name}", state[name], last[name])
-    for actual, wanted in zip(gradients(out, inputs), gradients(expected, inputs)):
-        assert_close("gradient", actual, wanted)
-
-
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 def test_rows_of_gau_attention(causal, monkeypatch):
-    module = sys.modules["common.ops.gau_attention"]
-
     def function(q, k, v):
         return gau_attention(q, k, v, causal=causal, kernel="relu2")
 
     def change(size):
-        monkeypatch.setattr(module, "_BLOCK_ROWS", size)
+        monkeypatch.setattr(interface, "BLOCK_ROWS", size)
 
     assert_independent(function, qkv(75), change, (1, 8, 74, 75))
 
@@ -57,19 +40,18 @@ def test_blocks_of_daft_conv(monkeypatch):
         return daft_conv(q, k, v, r, causal=True)
 
     def change(size):
-        monkeypatch.setattr(daft_conv_blocks, "_BLOCK", size)
+        monkeypatch.setattr(conv_causal, "CHUNK_SIZE", size)
 
     assert_independent(function, [*daft_inputs(70, 2, channels=128), normal(2, 40, seed=3)], change, (1, 5, 8, 100))
 
 
 def test_blocks_of_daft_full(monkeypatch):
-    module = sys.modules["common.ops.daft_full"]
     w = normal(50, 50, seed=3)
 
     def function(q, k, v, w):
         return daft_full(q, k, v, w, causal=True)
 
     def change(size):
-        monkeypatch.setattr(module, "_BASE", size)
+        monkeypatch.setattr(full_sequence, "CHUNK_SIZE", size)
 
     assert_independent(function, [*daft_inputs(50, 4), w], change, (1, 2, 16, 64))

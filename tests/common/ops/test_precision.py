@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from common.ops import flow_attention, linear_attention
-from common.ops.feature_maps import FEATURE_MAPS
-from common.ops.flow_options import FORMS
+from common.ops.flow.options import FORMS
+from common.ops.shared.feature_maps import FEATURE_MAPS
 from tests.common.inputs import doubled, qkv
 from tests.compare import assert_close, gradients
 

@@ -1,0 +1,40 @@
+"""Imports of the packages that a plugin needs; each failure is one ImportError with its cause and a command."""
+
+import importlib
+import os
+import re
+from pathlib import Path
+from types import ModuleType
+
+
+def install_command(extra: str) -> str:
+    """The command that installs what the plugin for ``extra``, "fairseq" or "timm", needs."""
+    return f"pip install '.[{extra}]' (in a checkout of lineartime)"
+
+
+def import_for(plugin: str, name: str, command: str) -> ModuleType:
+    """Import the module ``name``, which ``plugin`` needs.
+
+    Raises:
+        ImportError: it is missing, or its own import fails, with whatever exception; ``command`` is what to run.
+    """
+    try:
+        return importlib.import_module(name)
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and error.name == name:
+            raise ImportError(f"{plugin} needs {name}, which is not installed. Run: {command}") from error
+        raise ImportError(f"{plugin} needs {name}, whose import fails with: {error}. Run: {command}") from error
+
+
+def location(module: ModuleType) -> str:
+    """The folder of a package, or the file of a module; a namespace package has only a search path."""
+    if getattr(module, "__file__", None):
+        path = Path(module.__file__)
+        return str(path.parent if path.name == "__init__.py" else path)
+    return os.pathsep.join(getattr(module, "__path__", ["an unknown place"]))
+
+
+def version_numbers(version: str) -> tuple[int, ...]:
+    """The leading numbers of a version: "1.0.29.dev0" -> (1, 0, 29)."""
+    numbers = re.match(r"\d+(\.\d+)*", version)
+    return tuple(int(number) for number in numbers.group().split(".")) if numbers else (0,)

@@ -1,0 +1,225 @@
+"""The contract between a mechanism and the hosts: what it declares, what it is given, and what it computes.
+
+Legend: B batch, H heads, n queries, m keys, d channels of a head's query and key, e channels of its value, D width.
+"""
+
+from collections.abc import Callable
+from typing import Any, ClassVar, Final, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..modules.remembered_options import RemembersOptions
+from ..ops.shared.checks import check_positive_int
+from ..ops.shared.state import State
+from ._options import AttentionOptions
+
+#: What a mechanism may support.
+SUPPORTS = {
+    "causal": "each token sees those before it and itself; decoding by `extend`",
+    "bidirectional": "each token sees all tokens",
+    "cross": "n queries of one sequence attend to m keys of another, bidirectional",
+    "images": "tokens of an image, in TorchScript too",
+    "rotary": "it rotates queries and keys itself, by its option `rotary`",
+}
+#: What a mechanism may need of a host beside q, k and v: facts for its constructor, then inputs of every call.
+FACTS = ("num_heads", "head_dim", "max_tokens")
+INPUTS = {
+    "x": "the tokens (B, n, D) before their projection",
+    "spatial_shape": "rows and columns of an image's tokens, (height, width)",
+}
+
+
+class AttentionShape(NamedTuple):
+    """What a host knows of the attention it builds; every mechanism is given all of it."""
+
+    causal: bool = False
+    num_heads: int | None = None  # H
+    head_dim: int | None = None  # d
+    max_tokens: int | None = None  # of the longest sequence
+    spatial_dims: int = 1  # 1 for a sequence, 2 for the rows and columns of an image
+
+
+class InnerAttention(RemembersOptions):
+    """(q, k, v) -> out between a host's projections: the base class of every mechanism.
+
+    Args:
+        causal: whether a token sees only those before it and itself.
+        num_heads, head_dim: H and d, which a host always gives; needed where ``needs`` says so.
+        max_tokens: the longest sequence; needed where ``needs`` says so.
+        spatial_dims: 1 for sequences, 2 for images.
+        options: fields of the class's ``Options``.
+
+    A subclass declares ``Options``, ``supports`` and ``needs``, builds its parameters in ``setup``, and defines:
+
+    ``forward(q, k, v, key_padding_mask=None, query_padding_mask=None, dropout_p=0.0) -> out``: attention over whole
+    sequences. q (B, H, n, d), k (B, H, m, d), v (B, H, m, e) -> (B, H, n, e), heads already split. Masks are bool,
+    (B, m) for keys and (B, n) for queries, True = padding; a padded query gives 0. ``dropout_p`` is applied in either
+    mode of the module, since hosts decide that themselves. The inputs that ``needs`` names are further keywords.
+
+    ``extend(q, k, v, padding_mask=None, state=None) -> (out, state)``, where it supports "causal": attention from the
+    next tokens of a sequence, one or many. ``padding_mask`` (B, n) is theirs alone, ``state`` None starts a sequence.
+    Every tensor of a state has the batch as dimension 0.
+
+    ``reference(q, k, v, key_padding_mask=None, query_padding_mask=None) -> out``: the paper's formula, literally and
+    slowly, with this module's parameters and options; what everything faster is compared with.
+
+    Raises:
+        ValueError: an option that the mechanism does not have or a value it does not allow; ``causal`` or images where
+            it does not support them; a fact that it needs and that is not given.
+    """
+
+    #: The name in the registry, set by ``register_attention``.
+    name: ClassVar[str] = ""
+    #: The dataclass of the options.
+    Options: ClassVar[type[AttentionOptions]] = AttentionOptions
+    #: Keys of ``SUPPORTS``.
+    supports: ClassVar[frozenset[str]] = frozenset({"causal", "bidirectional"})
+    #: Names of ``FACTS`` and of ``INPUTS``.
+    needs: frozenset[str] = frozenset()
+    #: Whether the decoding state has the same size after any number of tokens, and so the cost is linear in them.
+    state_is_constant_size: bool = True
+
+    def __init__(
+        self,
+        causal: bool = False,
+        *,
+        num_heads: int | None = None,
+        head_dim: int | None = None,
+        max_tokens: int | None = None,
+        spatial_dims: int = 1,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        self.causal = causal
+        self.shape = AttentionShape(causal, num_heads, head_dim, max_tokens, spatial_dims)
+        self._check_shape()
+        self.options = self.Options.read(self.name, options)
+        self.setup()
+
+    def setup(self) -> None:
+        """Build parameters and buffers from ``self.shape`` and ``self.options``; nothing where there are none."""
+
+    def projections(self, head_dim: int) -> dict[str, int]:
+        """Channels per head of what a host projects tokens to: "q", "k" and "v". One that is left out is None."""
+        return {"q": head_dim, "k": head_dim, "v": head_dim}
+
+    def remembered_options(self) -> dict[str, Any]:
+        """Its options but those of speed alone; other ones make other outputs of the same weights."""
+        described = self.options.described()
+        return {name: value for name, value in self.options.as_dict().items() if not described[name].speed_only}
+
+    def inputs(self, **available: Any) -> dict[str, Any]:
+        """Of the inputs that a host can give, by name, those that this module takes."""
+        return {name: value for name, value in available.items() if name in self.needs}
+
+    @torch.jit.unused
+    def extend(
+        self, q: Tensor, k: Tensor, v: Tensor, padding_mask: Tensor | None = None, state: State | None = None
+    ) -> tuple[Tensor, State]:
+        """Refused with a ValueError; a mechanism that supports "causal" defines it."""
+        raise ValueError(f"causal is {self.causal}; attention {self.name!r} does not decode; allowed: forward alone")
+
+    def _check_shape(self) -> None:
+        name = self.name or type(self).__name__
+        wanted = "causal" if self.causal else "bidirectional"
+        if wanted not in self.supports:
+            raise ValueError(f"causal is {self.causal}; allowed for attention {name!r}: {not self.causal}")
+        if self.shape.spatial_dims not in (1, 2) or (self.shape.spatial_dims == 2 and "images" not in self.supports):
+            allowed = "1 or 2" if "images" in self.supports else "1, it does not support images"
+            raise ValueError(f"spatial_dims is {self.shape.spatial_dims}; allowed for attention {name!r}: {allowed}")
+        for fact in FACTS:
+            value = getattr(self.shape, fact)
+            if value is None and fact not in self.needs:
+                continue
+            if value is None:
+                raise ValueError(f"{fact} is None; allowed for attention {name!r}: an integer of at least 1")
+            check_positive_int(fact, value)
+
+    def _check_causal(self) -> None:
+        if not self.causal:
+            raise ValueError("causal is False; allowed for extend: an attention built with causal=True")
+
+    def extra_repr(self) -> str:
+        """What it was built with, for ``print(model)``."""
+        facts = {name: value for name, value in self.shape._asdict().items() if name in ("causal", *self.needs)}
+        return ", ".join(f"{name}={value!r}" for name, value in {**facts, **self.options.as_dict()}.items())
+
+
+class OpAttention(InnerAttention):
+    """An ``InnerAttention`` without parameters that is one function of ``common.ops``.
+
+    Subclasses name the function, ``op``, which need not check options, its literal form, ``reference_op``, and define
+    ``_attend_scriptable``, its bidirectional form for TorchScript. The options are keyword arguments of ``op``, unless
+    ``_op_arguments`` says otherwise; those of speed alone are not arguments of ``reference_op``.
+    """
+
+    op: Callable
+    reference_op: Callable
+    causal: Final[bool]
+
+    def setup(self) -> None:
+        self._arguments = self._op_arguments()
+
+    def _op_arguments(self) -> dict[str, Any]:
+        """The arguments of ``op`` that are the same for every call."""
+        return {"causal": self.causal, **self.options.as_dict()}
+
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        key_padding_mask: Tensor | None = None,
+        query_padding_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+    ) -> Tensor:
+        """q (B, H, n, d), k (B, H, m, d), v (B, H, m, e) -> (B, H, n, e); see ``InnerAttention``."""
+        v = drop_sources(v, dropout_p)
+        if torch.jit.is_scripting():
+            if self.causal:
+                raise ValueError("causal is True; allowed in TorchScript: causal=False")
+            return self._attend_scriptable(q, k, v, key_padding_mask, query_padding_mask)
+        return self._attend(q, k, v, key_padding_mask, query_padding_mask)
+
+    @torch.jit.unused
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None, query_padding_mask: Tensor | None
+    ) -> Tensor:
+        masks = {"key_padding_mask": key_padding_mask, "query_padding_mask": query_padding_mask}
+        return type(self).op(q, k, v, **masks, **self._arguments)
+
+    @torch.jit.unused
+    def extend(
+        self, q: Tensor, k: Tensor, v: Tensor, padding_mask: Tensor | None = None, state: State | None = None
+    ) -> tuple[Tensor, State]:
+        """The next tokens' outputs (B, H, n, e) and the state after them; O(1) memory and time per token."""
+        self._check_causal()
+        masks = {"key_padding_mask": padding_mask, "query_padding_mask": padding_mask}
+        return type(self).op(q, k, v, initial_state=state, return_state=True, **masks, **self._arguments)
+
+    @torch.jit.unused
+    def reference(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        key_padding_mask: Tensor | None = None,
+        query_padding_mask: Tensor | None = None,
+    ) -> Tensor:
+        """The literal formula, slowly; shapes and masks as in ``forward``."""
+        described = self.options.described()
+        options = {name: x for name, x in self.options.as_dict().items() if not described[name].speed_only}
+        masks = {"key_padding_mask": key_padding_mask, "query_padding_mask": query_padding_mask}
+        return type(self).reference_op(q, k, v, causal=self.causal, **masks, **options)
+
+
+def drop_sources(v: Tensor, dropout_p: float) -> Tensor:
+    """Attention dropout in linear time: whole sources of v (B, H, m, e) are dropped, the rest scaled by 1/(1-p).
+
+    Dropping entries of the attention map one by one would need the map; this drops the same columns for every query.
+    """
+    if dropout_p == 0.0:
+        return v
+    return v * F.dropout(torch.ones_like(v[..., :1]), dropout_p)

@@ -1,0 +1,122 @@
+"""How a mechanism declares its options: once, as fields of a frozen dataclass, which checks them once, when it is made.
+
+Both hosts derive their command lines and keyword arguments from these fields.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, NamedTuple
+
+from ..ops.shared.checks import check_choice
+
+
+class Option(NamedTuple):
+    """What is known of one option besides its name and default."""
+
+    help: str  # one sentence for a command line
+    type: type  # what a command line reads: str, int, float or bool
+    choices: tuple[str, ...] | None  # the allowed values where they are names
+    parse: Callable[[str, Any], Any]  # (name, value) -> the value that is kept; ValueError for one that is not allowed
+    speed_only: bool  # True where the option changes speed and memory but never a result
+
+
+def option(
+    default: Any,
+    help: str,
+    type: type,
+    parse: Callable[[str, Any], Any],
+    choices: Sequence[str] | None = None,
+    speed_only: bool = False,
+) -> Any:
+    """A field of an options dataclass; see ``Option``. The functions below make the common kinds."""
+    described = Option(help, type, None if choices is None else tuple(choices), parse, speed_only)
+    return field(default=default, metadata={"option": described})
+
+
+def choice(default: str, choices: Sequence[str], help: str) -> Any:
+    """A field that holds one of the names in ``choices``."""
+
+    def parse(name: str, value: Any) -> str:
+        check_choice(name, value, choices)
+        return value
+
+    return option(default, help, str, parse, choices)
+
+
+def count(default: int | None, help: str, optional: bool = False, speed_only: bool = False) -> Any:
+    """A field that holds an integer of at least 1; with ``optional`` also None, for which a command line says 0."""
+
+    def parse(name: str, value: Any) -> int | None:
+        if optional and (value is None or (value == 0 and not isinstance(value, bool))):
+            return None
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ValueError(f"{name} is {value!r}; allowed: an integer of at least 1{', or None' if optional else ''}")
+        return value
+
+    return option(default, help, int, parse, speed_only=speed_only)
+
+
+def number(default: float | None, help: str, optional: bool = False) -> Any:
+    """A field that holds a number above 0, which a string may spell out; with ``optional`` also "inf" and None."""
+
+    def parse(name: str, value: Any) -> float | None:
+        try:
+            read = float(value) if isinstance(value, str) else value
+        except ValueError:
+            read = math.nan
+        is_number = isinstance(read, (int, float)) and not isinstance(read, bool) and read > 0.0
+        if not (is_number and (optional or read < math.inf) or (optional and read is None)):
+            raise ValueError(f"{name} is {value!r}; allowed: a number above 0{', inf, or None' if optional else ''}")
+        return read
+
+    return option(default, help, float, parse)
+
+
+def flag(default: bool, help: str) -> Any:
+    """A field that holds True or False."""
+
+    def parse(name: str, value: Any) -> bool:
+        if not isinstance(value, bool):
+            raise ValueError(f"{name} is {value!r}; allowed: True or False")
+        return value
+
+    return option(default, help, bool, parse)
+
+
+@dataclass(frozen=True)
+class AttentionOptions:
+    """The options of one mechanism. A subclass has one field per option, made by one of the functions above.
+
+    Raises:
+        ValueError: a value that its option does not allow.
+    """
+
+    def __post_init__(self) -> None:
+        for name, described in self.described().items():
+            object.__setattr__(self, name, described.parse(name, getattr(self, name)))
+
+    @classmethod
+    def described(cls) -> dict[str, Option]:
+        """Each option's name and what is known of it, in the order of declaration."""
+        return {x.name: x.metadata["option"] for x in fields(cls)}
+
+    @classmethod
+    def defaults(cls) -> dict[str, Any]:
+        """Each option's name and default."""
+        return {x.name: x.default for x in fields(cls) if x.default is not MISSING}
+
+    @classmethod
+    def read(cls, attention: str, options: Mapping[str, Any]) -> "AttentionOptions":
+        """The options of the mechanism called ``attention`` from keyword arguments; ValueError for an unknown one."""
+        names = cls.described()
+        for name in options:
+            if name not in names:
+                raise ValueError(
+                    f"attention {attention!r} has no option {name!r}; allowed: {', '.join(names) or 'none'}"
+                )
+        return cls(**options)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Names and values, in the order of declaration."""
+        return {x.name: getattr(self, x.name) for x in fields(self)}

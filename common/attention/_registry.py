@@ -1,0 +1,56 @@
+"""The mechanisms by name. A file of this folder registers its own; nothing else has to be edited."""
+
+from collections.abc import Callable
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import TypeVar
+
+from ..ops.shared.checks import check_choice
+from ._base import InnerAttention
+
+#: Every mechanism by its name, in alphabetical order of the files.
+ATTENTIONS: dict[str, type[InnerAttention]] = {}
+
+_Attention = TypeVar("_Attention", bound=type[InnerAttention])
+
+
+def register_attention(name: str) -> Callable[[_Attention], _Attention]:
+    """A class decorator: the mechanism is called ``name`` in ``build_attention`` and in both hosts."""
+
+    def register(attention: _Attention) -> _Attention:
+        if name in ATTENTIONS:
+            raise ValueError(f"attention {name!r} is {ATTENTIONS[name].__qualname__} already; allowed: a new name")
+        attention.name = name
+        ATTENTIONS[name] = attention
+        return attention
+
+    return register
+
+
+def import_mechanisms(package: str, path: list[str]) -> None:
+    """Import every file of the folder ``path`` of ``package`` that does not begin with an underscore."""
+    for module in sorted(iter_modules(path), key=lambda x: x.name):
+        if not module.name.startswith("_"):
+            import_module(f"{package}.{module.name}")
+
+
+def build_attention(
+    name: str,
+    causal: bool = False,
+    *,
+    num_heads: int | None = None,
+    head_dim: int | None = None,
+    max_tokens: int | None = None,
+    spatial_dims: int = 1,
+    **options,
+) -> InnerAttention:
+    """The attention module called ``name``; the arguments are those of ``InnerAttention``.
+
+    Raises:
+        ValueError: an unknown name, an option the mechanism does not have or a value it does not allow, or something
+            that it needs and that is not given.
+    """
+    check_choice("attention", name, tuple(ATTENTIONS))
+    return ATTENTIONS[name](
+        causal, num_heads=num_heads, head_dim=head_dim, max_tokens=max_tokens, spatial_dims=spatial_dims, **options
+    )

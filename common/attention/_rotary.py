@@ -1,0 +1,93 @@
+"""Rotary positions around any inner attention."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..modules.rotary import check_even, rotate, token_positions
+from ..ops.shared.checks import check_padding_mask, check_query_key_value
+from ..ops.shared.state import State, state_entry
+from ._base import InnerAttention
+
+
+class RotaryAttention(InnerAttention):
+    """Rotates queries and keys by their position among the real tokens (RoFormer) before ``inner`` sees them.
+
+    Shapes and masks as in ``InnerAttention``; the state is the inner one's and ``rotary_count`` (B,), real tokens so
+    far. The head dimension must be even (ValueError otherwise).
+    """
+
+    def __init__(self, inner: InnerAttention, head_dim: int) -> None:
+        check_even("the head dimension", head_dim)
+        self.supports = inner.supports
+        super().__init__(inner.causal)
+        self.inner = inner
+        self.needs = inner.needs
+
+    @property
+    def state_is_constant_size(self) -> bool:
+        """That of the inner attention."""
+        return self.inner.state_is_constant_size
+
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        key_padding_mask: Tensor | None = None,
+        query_padding_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        **inputs: Any,
+    ) -> Tensor:
+        """q (B, H, n, d), k (B, H, m, d), v (B, H, m, e) -> (B, H, n, e); see ``InnerAttention``."""
+        check_query_key_value(q, k, v, self.causal)
+        check_padding_mask("key_padding_mask", key_padding_mask, k)
+        check_padding_mask("query_padding_mask", query_padding_mask, q)
+        q = rotate(q, token_positions(q, query_padding_mask))
+        k = rotate(k, token_positions(k, key_padding_mask))
+        return self.inner(q, k, v, key_padding_mask, query_padding_mask, dropout_p, **inputs)
+
+    def extend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        padding_mask: Tensor | None = None,
+        state: State | None = None,
+        **inputs: Any,
+    ) -> tuple[Tensor, State]:
+        """The next tokens' outputs (B, H, n, e) and the state after them."""
+        check_query_key_value(q, k, v, one_length=True)
+        check_padding_mask("padding_mask", padding_mask, q)
+        if state is None:
+            before = torch.zeros(q.shape[0], dtype=torch.long, device=q.device)
+        else:
+            before = state_entry(state, "rotary_count", 1, q)
+            state = {name: tensor for name, tensor in state.items() if name != "rotary_count"}
+        positions = token_positions(q, padding_mask, before)
+        out, state = self.inner.extend(rotate(q, positions), rotate(k, positions), v, padding_mask, state, **inputs)
+        new = q.shape[2] if padding_mask is None else (~padding_mask).sum(1)
+        return out, {**state, "rotary_count": before + new}
+
+    def projections(self, head_dim: int) -> dict[str, int]:
+        """Those of the inner attention."""
+        return self.inner.projections(head_dim)
+
+    def reference(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        key_padding_mask: Tensor | None = None,
+        query_padding_mask: Tensor | None = None,
+        **inputs: Any,
+    ) -> Tensor:
+        """The inner attention's literal formula of rotated queries and keys; shapes and masks as in ``forward``."""
+        q = rotate(q, token_positions(q, query_padding_mask))
+        k = rotate(k, token_positions(k, key_padding_mask))
+        return self.inner.reference(q, k, v, key_padding_mask, query_padding_mask, **inputs)
+
+    def extra_repr(self) -> str:
+        """Nothing: the inner attention is printed below."""
+        return ""

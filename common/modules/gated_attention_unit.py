@@ -1,0 +1,259 @@
+"""The gated attention unit: attention and feed-forward in one block, FLASH-Quad or FLASH by its chunk size.
+
+Hua, Dai, Liu, Le, *Transformer Quality in Linear Time*, ICML 2022, sections 3 and 4.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..ops import mixed_chunk, quadratic
+from ..ops.shared.checks import check_choice, check_padding_mask, check_positive_int, check_probability
+from ..ops.shared.relative_bias import resize_toeplitz
+from ..ops.shared.score_kernels import SCORE_KERNELS
+from ..ops.shared.state import State, state_entry
+from .norms import build_norm
+from .relative_bias import RELATIVE_BIASES, ToeplitzBias, relative_bias
+from .remembered_options import RemembersOptions
+from .rotary import check_even, rotate, token_positions
+
+
+class GatedAttentionUnit(RemembersOptions):
+    """x + (U ⊙ attention(Q, K, V)) W_o, where U, V and Z, the base of Q and K, are silu(norm(x) W) (FLASH, section 3).
+
+    With ``chunk_size`` None attention is quadratic, ``gau_attention`` (FLASH-Quad); with C tokens it is mixed chunk
+    attention (FLASH), linear in n. B batch, n tokens, d = ``dim``, e = ``expanded_dim``, s = ``query_dim``: x (B, n, d)
+    -> (B, n, d). Cost beside the attention's: O(n d (3e + s)).
+
+    Args:
+        dim: width d.
+        expanded_dim: width e of U and V; None for 2d.
+        query_dim: width s of Z, and so of every query and key.
+        heads: each has its own scales and offsets of Z, and e / heads channels of V.
+        causal: a token sees those before it and itself.
+        chunk_size: C, or None for FLASH-Quad.
+        max_positions: the longest training length of the quadratic form, the reach of a ``toeplitz`` bias. Not needed
+            with a chunk size.
+        divisor: of the quadratic form's scores; None is ``max_positions`` when causal, a constant so that a prefix does
+            not depend on what follows, and otherwise each row's number of real tokens. Softmax has √s instead.
+        kernel: ``relu2``, ``softmax`` (divided by √s) or ``laplace``.
+        gate: multiply by U; without it the block has no U.
+        local, linear: leave out the quadratic or the linear term of mixed chunk attention (Figure 7).
+        rotary: rotate queries and keys by their position among the real tokens.
+        bias: relative bias on scores: ``toeplitz``, ``rotary``, ``none``, or ``auto``, the paper's choice by length.
+        norm: ``layernorm`` or ``scalenorm``.
+        first_softmax, first_to_all: the fine-tuning forms of Table 4; not causal.
+        dropout, attention_dropout, activation_dropout: of the branch, of whole source tokens (there is no map to
+            drop entries of in linear time), and of what goes into W_o. The paper uses none.
+        dropout_layer: makes these from their probability, so that a host can give its own.
+
+    Raises:
+        ValueError: a value that is not allowed; a width that is odd with rotary positions or that the heads do not
+            divide; the quadratic form without ``max_positions``; an option of FLASH-Quad with FLASH, or the reverse.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        expanded_dim: int | None = None,
+        query_dim: int = 128,
+        heads: int = 1,
+        causal: bool = False,
+        chunk_size: int | None = 256,
+        max_positions: int | None = None,
+        divisor: float | None = None,
+        kernel: str = "relu2",
+        gate: bool = True,
+        local: bool = True,
+        linear: bool = True,
+        rotary: bool = True,
+        bias: str = "auto",
+        norm: str = "layernorm",
+        first_softmax: bool = False,
+        first_to_all: bool = False,
+        dropout: float = 0.0,
+        attention_dropout: float = 0.0,
+        activation_dropout: float = 0.0,
+        dropout_layer: Callable[[float], nn.Module] = nn.Dropout,
+    ) -> None:
+        super().__init__()
+        expanded_dim = 2 * dim if expanded_dim is None else expanded_dim
+        for name, value in (("dim", dim), ("expanded_dim", expanded_dim), ("query_dim", query_dim), ("heads", heads)):
+            check_positive_int(name, value)
+        if expanded_dim % heads:
+            raise ValueError(f"heads is {heads}; allowed: a divisor of expanded_dim, {expanded_dim}")
+        if rotary or bias == "rotary":
+            check_even("query_dim", query_dim)
+        check_choice("kernel", kernel, SCORE_KERNELS)
+        check_choice("bias", bias, RELATIVE_BIASES)
+        dropouts = {
+            "dropout": dropout,
+            "attention_dropout": attention_dropout,
+            "activation_dropout": activation_dropout,
+        }
+        for name, value in dropouts.items():
+            check_probability(name, value)
+        if divisor is not None and (chunk_size is not None or kernel == "softmax" or not divisor > 0):
+            raise ValueError(f"divisor is {divisor!r}; allowed: above 0, with chunk_size=None, without softmax")
+        _check_form(chunk_size, max_positions, causal, local, linear, first_softmax, first_to_all)
+        self.dim, self.expanded_dim, self.query_dim, self.heads = dim, expanded_dim, query_dim, heads
+        self.causal, self.chunk_size, self.max_positions = causal, chunk_size, max_positions
+        if divisor is None and chunk_size is None and causal and kernel != "softmax":
+            divisor = max_positions
+        self.divisor = divisor
+        self.kernel, self.gate, self.local, self.linear, self.rotary = kernel, gate, local, linear, rotary
+        self.first_softmax, self.first_to_all = first_softmax, first_to_all
+        self._chunk_options = None
+        if chunk_size is not None:
+            self._chunk_options = mixed_chunk.mixed_chunk_options(
+                chunk_size, causal, kernel, local, linear, first_softmax, first_to_all
+            )
+        self.norm = build_norm(norm, dim)
+        self.widths: list[int] = [expanded_dim, expanded_dim, query_dim] if gate else [expanded_dim, query_dim]
+        self.in_proj = nn.Linear(dim, sum(self.widths))
+        self.out_proj = nn.Linear(expanded_dim, dim)
+        roles = 4 if chunk_size is not None and local and linear else 2  # query and key, of one term or of both
+        self.gamma = nn.Parameter(torch.empty(roles, heads, query_dim))
+        self.beta = nn.Parameter(torch.empty(roles, heads, query_dim))
+        reach = max_positions if chunk_size is None else chunk_size
+        self.bias = relative_bias(bias, reach, query_dim, heads) if local else None
+        self.dropout = dropout_layer(dropout)
+        self.attention_dropout = dropout_layer(attention_dropout)
+        self.activation_dropout = dropout_layer(activation_dropout)
+        self.reset_parameters()
+
+    def remembered_options(self) -> dict[str, str | int | float | bool | None]:
+        """What changes the result and no shape of a weight."""
+        names = ("kernel", "chunk_size", "divisor", "local", "linear", "rotary", "first_softmax", "first_to_all")
+        return {name: getattr(self, name) for name in names}
+
+    @property
+    def state_is_constant_size(self) -> bool:
+        """Whether decoding needs memory that does not grow with the tokens seen."""
+        return self.chunk_size is not None
+
+    def reset_parameters(self) -> None:
+        """Dense weights and scales N(0, 0.02), biases and offsets 0 (section 3)."""
+        for linear in (self.in_proj, self.out_proj):
+            nn.init.normal_(linear.weight, std=0.02)
+            nn.init.zeros_(linear.bias)
+        nn.init.normal_(self.gamma, std=0.02)
+        nn.init.zeros_(self.beta)
+        if self.bias is not None:
+            self.bias.reset_parameters()
+
+    def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+        """x (B, n, d), ``padding_mask`` bool (B, n) with True = padding, on any side -> (B, n, d).
+
+        A padded token's output is its input plus what W_o's bias makes of zeros; it never touches a real token.
+
+        Raises:
+            ValueError: a mask that does not fit, or more real tokens than a ``toeplitz`` bias of FLASH-Quad reaches.
+        """
+        return self._attend(x, padding_mask, None, False)[0]
+
+    def extend(self, x: Tensor, padding_mask: Tensor | None = None, state: State | None = None) -> tuple[Tensor, State]:
+        """The next tokens' outputs and the state after them; arguments as in ``forward``, ``state`` None to start.
+
+        Every tensor of the state has the batch first. It does not grow with a chunk size; O(n) otherwise.
+        """
+        if not self.causal:
+            raise ValueError("causal is False; allowed for extend: a unit built with causal=True")
+        return self._attend(x, padding_mask, state, True)
+
+    def _attend(
+        self, x: Tensor, padding_mask: Tensor | None, state: State | None, return_state: bool
+    ) -> tuple[Tensor, State | None]:
+        if x.dim() != 3 or x.shape[2] != self.dim:
+            raise ValueError(f"x has shape {tuple(x.shape)}; allowed: (batch, tokens, {self.dim})")
+        check_padding_mask("padding_mask", padding_mask, x.unsqueeze(1))
+        projected = F.silu(self.in_proj(self.norm(x))).split(self.widths, dim=-1)
+        v, z = projected[-2:]
+        heads = self._queries_and_keys(z, padding_mask, state)  # each (B, H, n, s)
+        v = v.unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (B, n, e) -> (B, H, n, e/H)
+        if self.attention_dropout.p > 0.0:
+            v = v * self.attention_dropout(torch.ones_like(v[..., :1]))
+        op = self._quadratic if self.chunk_size is None else self._mixed_chunk
+        out = op(heads, v, padding_mask, initial_state=state, return_state=return_state)
+        out, state = out if return_state else (out, None)
+        out = out.transpose(1, 2).flatten(2)  # (B, H, n, e/H) -> (B, n, e)
+        if self.gate:
+            out = projected[0] * out
+        return x + self.dropout(self.out_proj(self.activation_dropout(out))), state
+
+    def _queries_and_keys(self, z: Tensor, padding_mask: Tensor | None, state: State | None) -> tuple[Tensor, ...]:
+        """Scaled, shifted and rotated copies of z (B, n, s): (B, H, n, s) each."""
+        # (B, 1, 1, n, s), (R, H, 1, s) -> (B, R, H, n, s)
+        copies = z[:, None, None] * self.gamma[:, :, None] + self.beta[:, :, None]
+        if self.rotary:
+            positions = token_positions(copies[:, 0], padding_mask, self._count(state, z))  # (n,) or (B, 1, n)
+            copies = rotate(copies, positions if positions.dim() == 1 else positions[:, None])
+        return copies.to(z.dtype).unbind(1)  # under autocast z is of half precision, the scales are not
+
+    def _count(self, state: State | None, z: Tensor) -> Tensor | None:
+        """Real tokens before this call of z (B, n, s): (B,)."""
+        if state is None:
+            return None
+        if self.chunk_size is None:
+            return (~state_entry(state, "padding_mask", 2, z)).sum(1)
+        return state_entry(state, "count", 1, z)
+
+    def _quadratic(self, heads: tuple[Tensor, ...], v: Tensor, padding_mask: Tensor | None, **state) -> Tensor:
+        bias = self._whole_bias(v, padding_mask, state["initial_state"])
+        options = dict(causal=self.causal, divisor=self.divisor, kernel=self.kernel, first_softmax=self.first_softmax)
+        return quadratic.attend(*heads, v, bias=bias, key_padding_mask=padding_mask, **options, **state)
+
+    def _whole_bias(self, v: Tensor, padding_mask: Tensor | None, state: State | None) -> Tensor | None:
+        """The relative bias of v's tokens (B, H, n, e) and those of ``state``, as ``gau_attention`` takes it."""
+        if self.bias is None:
+            return None
+        padding = padding_mask
+        if padding is None:
+            padding = torch.zeros(v.shape[0], v.shape[2], dtype=torch.bool, device=v.device)
+        if state is not None:
+            padding = torch.cat([state_entry(state, "padding_mask", 2, v), padding], dim=1)
+        tokens = padding.shape[1]
+        if not isinstance(self.bias, ToeplitzBias) or tokens <= self.max_positions:
+            return self.bias(tokens)
+        # Padding has no position, so the bias must reach over the real tokens of the longest row.
+        reach = max(1, int((~padding).sum(1).max()))
+        return resize_toeplitz(self.bias(reach), tokens)
+
+    def _mixed_chunk(self, heads: tuple[Tensor, ...], v: Tensor, padding_mask: Tensor | None, **state) -> Tensor:
+        bias = None if self.bias is None else self.bias(self.chunk_size)
+        heads = heads if len(heads) == 4 else heads * 2
+        return mixed_chunk.attend(*heads, v, self._chunk_options, bias=bias, key_padding_mask=padding_mask, **state)
+
+    def extra_repr(self) -> str:
+        """The options, for ``print(model)``."""
+        names = ("heads", "causal", "chunk_size", "max_positions", "divisor", "kernel", "gate", "local", "linear")
+        names += ("rotary", "first_softmax", "first_to_all")
+        return ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
+
+
+def _check_form(
+    chunk_size: int | None,
+    max_positions: int | None,
+    causal: bool,
+    local: bool,
+    linear: bool,
+    first_softmax: bool,
+    first_to_all: bool,
+) -> None:
+    """Raise ValueError unless the options belong to one form, FLASH-Quad or FLASH."""
+    if causal and (first_softmax or first_to_all):
+        name = "first_softmax" if first_softmax else "first_to_all"
+        raise ValueError(f"{name} is True with causal=True; allowed: False, a first token sees itself only")
+    if chunk_size is not None:
+        check_positive_int("chunk_size", chunk_size)
+        if not local and (not linear or first_softmax or first_to_all):
+            raise ValueError("local is False; allowed: with linear=True, and without first_softmax and first_to_all")
+        return
+    if max_positions is None:
+        raise ValueError("max_positions is None with chunk_size=None; allowed: the longest training length")
+    check_positive_int("max_positions", max_positions)
+    if not local or not linear or first_to_all:
+        raise ValueError("local, linear or first_to_all is given with chunk_size=None; allowed: with a chunk size")

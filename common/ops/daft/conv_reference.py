@@ -1,0 +1,72 @@
+"""DAFT-conv, literally: equation 5 with the w that equation 7 is made for, every key of the input in both sums."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def daft_conv_reference(
+    q: Tensor | None,
+    k: Tensor,
+    v: Tensor,
+    r: Tensor,
+    *,
+    causal: bool = False,
+    spatial_shape: Sequence[int] | None = None,
+    key_padding_mask: Tensor | None = None,
+    local_only: bool = False,
+) -> Tensor:
+    """w is r inside a window and 0, or -inf if ``local_only``, outside; arguments as in ``daft_conv``. O(T² d).
+
+    Equation 7's exp(r) - 1 is not formed: for r of -50 it is -1, and the sums would cancel to nothing.
+    """
+    heads, channels = k.shape[2], v.shape[2] // k.shape[2]
+    rows = []
+    for b in range(k.shape[0]):
+        places = _places(k.shape[1], spatial_shape, None if key_padding_mask is None else key_padding_mask[b])
+        outputs = []
+        for place in places:
+            if place is None:
+                outputs.append(torch.zeros_like(v[b, 0]))
+                continue
+            seen = [i for i, other in enumerate(places) if other is not None and not (causal and other > place)]
+            if local_only:
+                seen = [i for i in seen if _index(r, place, places[i], causal) is not None]
+            logits = torch.stack([k[b, i] + _bias(r, place, places[i], causal) for i in seen])  # (seen, h)
+            weights = torch.exp(logits - logits.max(0).values)
+            numerator = sum(weight[:, None] * v[b, i].view(heads, channels) for weight, i in zip(weights, seen))
+            denominator = weights.sum(0)
+            outputs.append((numerator / denominator[:, None]).flatten())
+        rows.append(torch.stack(outputs))
+    out = torch.stack(rows)
+    return out if q is None else torch.sigmoid(q) * out  # padding stays 0
+
+
+def _places(tokens: int, shape: Sequence[int] | None, padding: Tensor | None) -> list[tuple[int, ...] | None]:
+    """Where each token stands, None for padding: (position among the real ones,), or (row, column)."""
+    places: list[tuple[int, ...] | None] = []
+    real = 0
+    for i in range(tokens):
+        if padding is not None and padding[i]:
+            places.append(None)
+            continue
+        places.append((real,) if shape is None else divmod(i, shape[1]))
+        real += 1
+    return places
+
+
+def _index(r: Tensor, place: tuple[int, ...], other: tuple[int, ...], causal: bool) -> tuple[int, ...] | None:
+    """Where ``other`` is in the window of ``place``; None outside of it."""
+    window = r.shape[1:]
+    if causal:
+        index = [window[0] - 1 - (place[0] - other[0])]
+    else:
+        index = [there - here + size // 2 for here, there, size in zip(place, other, window)]
+    return None if any(i < 0 or i >= size for i, size in zip(index, window)) else tuple(index)
+
+
+def _bias(r: Tensor, place: tuple[int, ...], other: tuple[int, ...], causal: bool) -> Tensor:
+    """w of every head (h,): r where ``other`` is in the window of ``place``, else 0."""
+    index = _index(r, place, other, causal)
+    return torch.zeros_like(r.flatten(1)[:, 0]) if index is None else r[(slice(None), *index)]

@@ -1,0 +1,68 @@
+"""Means under exponential weights, each with the logarithm of its weight, so that merging them cannot overflow."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class WeightedMean(NamedTuple):
+    """Σ exp(a_i) x_i / Σ exp(a_i) and log Σ exp(a_i), over some set of i."""
+
+    mean: Tensor  # (..., c)
+    log_weight: Tensor  # (..., c), or (..., 1) where channels share their weights
+
+
+def empty_log_weight() -> float:
+    """The logarithm of the weight of an empty set (a function, because TorchScript cannot read module globals).
+
+    Finite, since the difference of two infinities is NaN.
+    """
+    return -1e37
+
+
+def headroom() -> float:
+    """The logarithm of the largest of several exponentials that are taken relative to it (a function for TorchScript).
+
+    With exp(20) in place of exp(0), three factors, summed over thousands of terms, still stay far inside the range of
+    float32, and each keeps its precision down to exp(-107) of the largest.
+    """
+    return 20.0
+
+
+def exponentials(k: Tensor, v: Tensor, padding_mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """exp(k) v and exp(k) side by side, relative to the largest key of each head, and the logarithm of that scale.
+
+    k (B, h, T), v (B, h, T, c) -> (B, h, T, c + 1) and (B, h, 1, 1); O(T c). ``padding_mask``: bool (B, T), True =
+    padding: its terms are 0 and it is never the largest key, except in a row of padding alone.
+    """
+    keys = k if padding_mask is None else k.masked_fill(padding_mask[:, None], empty_log_weight())
+    scale = keys.detach().amax(2, keepdim=True) - headroom()  # (B, h, 1)
+    weight = torch.exp(keys - scale).unsqueeze(-1)  # (B, h, T, 1)
+    return torch.cat([weight * v, weight], dim=-1), scale.unsqueeze(-1)
+
+
+def mean_of_sums(weighted: Tensor, weight: Tensor, log_scale: Tensor) -> WeightedMean:
+    """The mean from Σ w x and Σ w, whose w are relative to exp(``log_scale``); an empty sum weighs nothing."""
+    # The smallest normal number, written out as TorchScript has no torch.finfo.
+    some = weight.clamp(min=2.2250738585072014e-308 if weight.dtype == torch.float64 else 1.1754943508222875e-38)
+    return WeightedMean(weighted / some, (some.log() + log_scale).masked_fill(weight == 0.0, empty_log_weight()))
+
+
+def merge(first: WeightedMean, second: WeightedMean) -> WeightedMean:
+    """The mean over both sets; elementwise, so that shapes may broadcast."""
+    share = torch.sigmoid(first.log_weight - second.log_weight)
+    mean = second.mean + share * (first.mean - second.mean)
+    return WeightedMean(mean, torch.logaddexp(first.log_weight, second.log_weight))
+
+
+def running_merge(means: WeightedMean, dim: int) -> WeightedMean:
+    """The means over all sets up to each one along ``dim``, itself included; O(n log n), in log n steps."""
+    step, length = 1, means.mean.shape[dim]
+    while step < length:
+        first = (x.narrow(dim, 0, step) for x in means)
+        before = WeightedMean(*(x.narrow(dim, 0, length - step) for x in means))
+        after = WeightedMean(*(x.narrow(dim, step, length - step) for x in means))
+        means = WeightedMean(*(torch.cat(x, dim=dim) for x in zip(first, merge(before, after))))
+        step *= 2
+    return means

@@ -1,0 +1,22 @@
+"""Flow-Attention: attention as a flow network with conserved capacities (Flowformer, ICML 2022).
+
+Legend, for every file of this folder:
+    B batch, H heads, n sinks (queries), m sources (keys), d channels of q and k, e channels of v,
+    C tokens of a chunk, G = ceil(n / C) chunks.
+    I, O: flows into the sinks and out of the sources; Î, Ô: the same, conserved.
+    ``grad_x`` is the gradient of the loss with respect to x.
+
+``README.md`` has the derivation and says which file computes what, and why there are several.
+"""
+
+from .interface import attend, flow_attention, flow_attention_map, flow_attention_weights
+from .options import FlowOptions, flow_options
+
+__all__ = [
+    "FlowOptions",
+    "attend",
+    "flow_attention",
+    "flow_attention_map",
+    "flow_attention_weights",
+    "flow_options",
+]

@@ -1,0 +1,203 @@
+"""Causal Flow-Attention in chunks of C tokens, in plain PyTorch: Flowformer (ICML 2022), Algorithm 2, exactly.
+
+Every running sum of Algorithm 2 is a sum inside the token's own chunk, from one C x C product, plus a sum carried over
+from all earlier chunks; ``README.md`` has the formulas. Sinks and sources do the same with each other, so both are one
+tensor: its first dimension, the *side*, is 0 for sinks and 1 for sources, and ``flip(0)`` gives each side the other's.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..shared.chunks import carry_sums, split_chunks
+from ..shared.feature_maps import real_features
+from ..shared.padding import zero_padding
+from ..shared.precision import compute_dtype
+from ..shared.state import State
+from .causal_weights import Positions, flow_scale, flow_weights
+from .options import FlowForm, FlowOptions, replace_zero_by_one
+
+
+class CausalInputs(NamedTuple):
+    """The arguments of every implementation of causal Flow-Attention."""
+
+    q: Tensor  # (B, H, n, d)
+    k: Tensor  # (B, H, n, d)
+    v: Tensor  # (B, H, n, e)
+    padding: Tensor | None  # bool (B, n), True = padding
+    options: FlowOptions
+    chunk_size: int  # C; a shorter input is one chunk of its own length
+    state: State | None  # after the tokens before these
+
+
+class Scores(NamedTuple):
+    """P = q kᵀ inside of each chunk, (B, H, G, C, C), cut into its causal halves."""
+
+    to_sinks: Tensor  # the lower triangle: sink i, source j <= i
+    to_sources: Tensor  # the upper triangle: sink i, source j >= i
+
+
+class ChunkFlow(NamedTuple):
+    """The flows of Algorithm 2 and the sums they are made of; (2, B, H, G, C) unless another shape is written."""
+
+    totals: Tensor  # each token's features, summed over d
+    carried: Tensor  # sums of the features over all earlier chunks (2, B, H, G, d)
+    carried_inverse: Tensor  # sums of features times ``inverse_flow`` over all earlier chunks (2, B, H, G, d)
+    flow: Tensor  # I and O, not divided by the count c of tokens so far
+    inverse_flow: Tensor  # c / I, by which sinks are weighted in Ô, and c / O, by which sources are weighted in Î
+    conserved_flow: Tensor  # Î and Ô, not divided by c
+    competition: Tensor  # weight of every source (B, H, G, C)
+    allocation: Tensor  # weight of every sink (B, H, G, C)
+
+
+#: The sums of a state, in the order in which functions with a backward pass by hand take and return them.
+STATE_SUMS = (
+    "sum_k",
+    "sum_q",
+    "sum_k_over_outgoing",
+    "sum_q_over_incoming",
+    "log_competition",
+    "log_allocation",
+    "sum_kv",
+)
+
+
+def state_shapes(q: Tensor, v: Tensor) -> dict[str, tuple[int, ...]]:
+    """The shape of every tensor of a state: ``count`` and STATE_SUMS."""
+    batch, heads, _, d = q.shape
+    vector, number = (batch, heads, d), (batch, heads)
+    shapes = (vector, vector, vector, vector, number, number, (*vector, v.shape[3]))
+    return {"count": (batch,), **dict(zip(STATE_SUMS, shapes))}
+
+
+def attention_in_chunks(inputs: CausalInputs) -> tuple[Tensor, State]:
+    """Algorithm 2: the output (B, H, n, e) and the state after the tokens.
+
+    O(n (C d + d e)) time, O(n (C + d + e) + (n / C) d e) memory.
+    """
+    total, scale, state, _ = chunks_forward(inputs)
+    return total * scale, state
+
+
+def chunks_forward(inputs: CausalInputs) -> tuple[Tensor, Tensor, State, ChunkFlow]:
+    """The output as two factors, the state after the tokens, and the flows.
+
+    The factors are the sum in the last line of Algorithm 2 (B, H, n, e) and the weight of its sink (B, H, n, 1).
+    """
+    q, k, v, padding, options, chunk_size, initial_state = inputs
+    length, size = q.shape[2], min(chunk_size, q.shape[2])
+    positions = chunk_positions(q, padding, size, initial_state)
+    features = chunk_features(q, k, options.phi, padding, size)
+    scores = chunk_scores(features)
+    flow, state = causal_flow(features, scores, positions, options, initial_state)
+    (q, k), to_sinks, scale = features.unbind(), scores.to_sinks, flow_scale(flow.allocation, flow.flow[0])
+    del scores  # frees the upper triangle before more is allocated
+    # Contiguous, since each product of many small matrices would copy others.
+    v = (chunk_values(v, padding, size) * flow.competition.unsqueeze(-1)).contiguous()
+    initial_sum = None if initial_state is None else initial_state["sum_kv"]
+    earlier, state["sum_kv"] = carry_sums(k.transpose(-2, -1) @ v, initial_sum)
+    # (B, H, G, ...) -> (B H G, ...), so that one product is added to the other as it is formed
+    total, to_sinks, values = (x.flatten(0, 2) for x in (q @ earlier, to_sinks, v))
+    total = total.baddbmm_(to_sinks, values).view_as(v)
+    return joined(total, length), joined(scale, length).unsqueeze(-1), state, flow
+
+
+def chunk_positions(q: Tensor, padding: Tensor | None, size: int, state: State | None) -> Positions:
+    """Positions of the tokens of q (B, H, n, d) in chunks of ``size``, counted on from those of ``state``."""
+    earlier = None if state is None else state["count"]
+    batch, length = q.shape[0], q.shape[2]
+    if padding is None:
+        count = torch.arange(1, length + 1, device=q.device).expand(1 if earlier is None else batch, length)
+    else:
+        count = (~padding).cumsum(1)
+    if earlier is not None:
+        count = count + earlier[:, None]
+    total = count[:, -1].expand(batch).clone()
+    excluded = None
+    if padding is not None or length % size:
+        excluded = torch.zeros(1, length, dtype=torch.bool, device=q.device) if padding is None else padding
+        excluded = ~split_chunks(~excluded[:, None], size)  # the tokens that split_chunks appends are excluded too
+    return Positions(split_chunks(count[:, None], size).clamp(min=1).to(compute_dtype(q)), excluded, total)
+
+
+def chunk_features(q: Tensor, k: Tensor, phi: str, padding: Tensor | None, size: int) -> Tensor:
+    """phi(q) and phi(k), zero at padding, in chunks: (B, H, n, d) -> (2, B, H, G, C, d)."""
+    both = torch.stack([x.to(compute_dtype(x)) for x in (q, k)])  # (2, B, H, n, d)
+    features = real_features(both, phi, padding).flatten(0, 1)
+    return split_chunks(features, size).unflatten(0, (2, q.shape[0]))
+
+
+def chunk_values(v: Tensor, padding: Tensor | None, size: int) -> Tensor:
+    """v, zero at padding, in chunks: (B, H, n, e) -> (B, H, G, C, e)."""
+    return split_chunks(zero_padding(v.to(compute_dtype(v)), padding), size)
+
+
+def chunk_scores(features: Tensor) -> Scores:
+    """P = q kᵀ of the features (2, B, H, G, C, d); O(n C d)."""
+    q, k = features.unbind()
+    scores = q @ k.transpose(-2, -1)
+    lower = torch.ones(scores.shape[-2:], dtype=q.dtype, device=q.device).tril()
+    to_sources = scores * lower.T
+    return Scores(scores.mul_(lower), to_sources)
+
+
+def causal_flow(
+    features: Tensor, scores: Scores, positions: Positions, options: FlowOptions, initial_state: State | None
+) -> tuple[ChunkFlow, State]:
+    """All of Algorithm 2 but its last line from the features (2, B, H, G, C, d); the state lacks ``sum_kv``."""
+    to_sinks, to_sources = scores
+    totals = features.sum(-1)
+    carried, sums = carry_sides(features.sum(-2), side_sums(initial_state, "sum_q", "sum_k"))
+    inside = torch.stack([to_sinks.sum(-1), to_sources.sum(-2)])
+    flow = _received(inside, features, totals, carried, options.form)
+    inverse_flow = positions.count / replace_zero_by_one(flow)  # I and O are means over c, so their reciprocals have c
+    initial_inverse = side_sums(initial_state, "sum_q_over_incoming", "sum_k_over_outgoing")
+    carried_inverse, sums_inverse = carry_sides(row_times(inverse_flow, features), initial_inverse)
+    inside = torch.stack([times_column(to_sinks, inverse_flow[1]), row_times(inverse_flow[0], to_sources)])
+    conserved_flow = _received(inside, features, totals * inverse_flow, carried_inverse, options.form)
+    competition, allocation, logs = flow_weights(*conserved_flow.unbind(), positions, options, initial_state)
+    result = ChunkFlow(totals, carried, carried_inverse, flow, inverse_flow, conserved_flow, competition, allocation)
+    # Clones, because callers may change the tensors of a state in place: they must share no memory.
+    (sum_q, sum_k), (sum_q_in, sum_k_out) = ([x.clone() for x in pair.unbind()] for pair in (sums, sums_inverse))
+    sums = {"sum_k": sum_k, "sum_q": sum_q, "sum_k_over_outgoing": sum_k_out, "sum_q_over_incoming": sum_q_in}
+    return result, {"count": positions.total, **sums, **logs}
+
+
+def side_sums(state: State | None, of_sinks: str, of_sources: str) -> Tensor | None:
+    """Two sums of a state as (2, B, H, d)."""
+    return None if state is None else torch.stack([state[of_sinks], state[of_sources]])
+
+
+def carry_sides(chunk_sums: Tensor, initial: Tensor | None, reverse: bool = False) -> tuple[Tensor, Tensor]:
+    """``carry_sums`` of both sides, (2, B, H, G, d): up to before each chunk, and over all chunks (2, B, H, d)."""
+    initial = None if initial is None else initial.flatten(0, 1)
+    return tuple(x.unflatten(0, chunk_sums.shape[:2]) for x in carry_sums(chunk_sums.flatten(0, 1), initial, reverse))
+
+
+def joined(chunks: Tensor, length: int) -> Tensor:
+    """(B, H, G, C, ...) -> (B, H, n, ...), without what fills the last chunk."""
+    return chunks.flatten(2, 3)[:, :, :length]
+
+
+def row_times(row: Tensor, matrix: Tensor) -> Tensor:
+    """row (..., a) times matrix (..., a, b) -> (..., b)."""
+    return (row.unsqueeze(-2) @ matrix).squeeze(-2)
+
+
+def times_column(matrix: Tensor, column: Tensor) -> Tensor:
+    """matrix (..., a, b) times column (..., b) -> (..., a), as a row: a CPU does that in a sixth of the time."""
+    return row_times(column, matrix.transpose(-2, -1))
+
+
+def _received(inside: Tensor, receivers: Tensor, giver_totals: Tensor, carried: Tensor, form: FlowForm) -> Tensor:
+    """The flow that receivers (2, B, H, G, C, d) get from the other side up to their own position, (2, B, H, G, C).
+
+    ``inside`` (2, B, H, G, C) is the part from their own chunk, without the form's eps; ``giver_totals``, of the same
+    shape, is each giver's sum over d; ``carried`` (2, B, H, G, d) holds the givers' sums over earlier chunks.
+    """
+    carried = carried.flip(0) + form.eps
+    received = inside + times_column(receivers, carried) + form.outer_eps
+    if not form.eps:
+        return received
+    return received + form.eps * (giver_totals.flip(0).cumsum(-1) + carried.sum(-1, keepdim=True))

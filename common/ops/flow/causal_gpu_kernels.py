@@ -1,0 +1,523 @@
+"""Causal Flow-Attention by Triton kernels, the device's side: one program per chunk of one head and tile of channels.
+
+A chunk has C tokens, a tile at most E of the e channels. Two kinds of kernel alternate: one forms the sum over each
+chunk; a cumulative sum over chunks in PyTorch follows; the next kernel reads there what came before its own chunk. With
+ε the form's constant, P = q kᵀ inside a chunk, q̃ = q + ε and x̄ the sum of x over all earlier chunks, the flow from
+sources with weights x into sink i is (I and Î; exchange q and k for O and Ô)
+
+    F_i = Σ_{j<=i} x_j (P_ij + ε Σ_c k_jc) + q̃_i·(x k)‾ + ε Σ_c q̃_ic + ε'
+
+and its gradient, with x̂ the sum of x over all after chunks, is dx_j = Σ_{i>=j} dF_i (P_ij + ε Σ_c k_jc) + k_j·(dF q̃)^.
+
+Arguments: ``x`` pointers of (B, H, n, c) with strides of batch, head and token; ``padding`` (B, n), one byte each, 1 =
+padding; ``count`` (B, n); flows and weights (B, H, n), float32. Sums are (2, B H, G + 1, d), of q and of k, or
+(B H, G + 1, d, e): slot g of a forward sum holds all before chunk g, slot G - 1 - g of a reversed one all behind it.
+"""
+
+import triton
+import triton.language as tl
+
+from ..shared.gpu.launch import tuned
+from ..shared.gpu.tiles import load_matrix, load_tile, store_tile
+
+
+@triton.jit
+def _features(x, stride, rows, channels, keep, d: tl.constexpr, phi: tl.constexpr):
+    """phi(x) of a tile (C, D) in float32, zero where not ``keep`` and beyond d channels."""
+    inside = keep[:, None] & (channels < d)[None, :]
+    x = tl.load(x + rows[:, None] * stride + channels[None, :], mask=inside, other=0.0).to(tl.float32)
+    if phi == "sigmoid":
+        x = 1.0 / (1.0 + tl.exp(-x))
+    elif phi == "elu+1":
+        x = tl.where(x > 0.0, x + 1.0, tl.exp(x))
+    else:
+        x = tl.where(x < 0.0, 0.0, x) + 1e-6  # not maximum, which need not hand on a NaN
+    return tl.where(inside, x, 0.0)
+
+
+@triton.jit
+def _slope(features, phi: tl.constexpr):
+    """The derivative of phi, from ``features`` = phi(x)."""
+    if phi == "sigmoid":
+        return features * (1.0 - features)
+    elif phi == "elu+1":
+        return tl.where(features > 1.0, 1.0, features)
+    else:
+        return tl.where(features > 1e-6, 1.0, 0.0)
+
+
+@triton.jit
+def _replace_zero_by_one(flow):
+    """``flow``, but 1 where it is 0, so that 1 / flow is finite."""
+    return tl.where(flow < 1e-18, 1.0, flow)
+
+
+@triton.jit
+def _location(padding, n, heads, groups, PADDED: tl.constexpr, C: tl.constexpr):
+    """This program's head b H + h, b, h, chunk and rows; which rows exist, and which are real tokens."""
+    program = tl.program_id(0).to(tl.int64)  # all offsets are of 64 bits: tensors pass 2³¹ elements
+    head, chunk = program // groups, program % groups
+    batch = head // heads
+    rows = chunk * C + tl.arange(0, C)
+    exist = rows < n
+    real = exist
+    if PADDED:
+        real = exist & (tl.load(padding + batch * n + rows, mask=exist, other=1) == 0)
+    return head, batch, head % heads, chunk, rows, exist, real
+
+
+@tuned(["d", "C", "WEIGHTED"])
+@triton.jit
+def feature_sums(
+    q,
+    k,
+    padding,
+    weights_q,
+    weights_k,
+    sums,
+    n,
+    heads,
+    groups,
+    eps,
+    qb,
+    qh,
+    qn,
+    kb,
+    kh,
+    kn,
+    d: tl.constexpr,
+    phi: tl.constexpr,
+    PADDED: tl.constexpr,
+    WEIGHTED: tl.constexpr,
+    C: tl.constexpr,
+    D: tl.constexpr,
+):
+    """Σ q and Σ k of each chunk; if WEIGHTED, reversed, Σ w (q + ε) and Σ w (k + ε)."""
+    head, batch, h, chunk, rows, exist, real = _location(padding, n, heads, groups, PADDED, C)
+    channels = tl.arange(0, D)
+    q = _features(q + batch * qb + h * qh, qn, rows, channels, real, d, phi)
+    k = _features(k + batch * kb + h * kh, kn, rows, channels, real, d, phi)
+    slot = chunk + 1
+    if WEIGHTED:
+        slot = groups - chunk
+        q = (q + eps) * tl.load(weights_q + head * n + rows, mask=exist, other=0.0)[:, None]
+        k = (k + eps) * tl.load(weights_k + head * n + rows, mask=exist, other=0.0)[:, None]
+    sums += (head * (groups + 1) + slot) * d + channels
+    tl.store(sums, tl.sum(q, 0), mask=channels < d)
+    sums += (tl.num_programs(0).to(tl.int64) + tl.num_programs(0) // groups) * d  # (B H) (G + 1) d
+    tl.store(sums, tl.sum(k, 0), mask=channels < d)
+
+
+@tuned(["d", "C", "CONSERVED"])
+@triton.jit
+def flows(
+    q,
+    k,
+    padding,
+    count,
+    incoming,
+    outgoing,
+    conserved_incoming,
+    conserved_outgoing,
+    sums,
+    next_sums,
+    n,
+    heads,
+    groups,
+    count_stride,
+    eps,
+    outer_eps,
+    qb,
+    qh,
+    qn,
+    kb,
+    kh,
+    kn,
+    d: tl.constexpr,
+    phi: tl.constexpr,
+    precision: tl.constexpr,
+    PADDED: tl.constexpr,
+    CONSERVED: tl.constexpr,
+    C: tl.constexpr,
+    D: tl.constexpr,
+):
+    """I and O, and Σ (c / I) q and Σ (c / O) k of each chunk; or, if CONSERVED, Î and Ô from I and O.
+
+    None of the four flows is divided by c.
+    """
+    head, batch, h, chunk, rows, exist, real = _location(padding, n, heads, groups, PADDED, C)
+    channels = tl.arange(0, D)
+    inside = channels < d
+    q = _features(q + batch * qb + h * qh, qn, rows, channels, real, d, phi)
+    k = _features(k + batch * kb + h * kh, kn, rows, channels, real, d, phi)
+    of_k = (tl.num_programs(0).to(tl.int64) + tl.num_programs(0) // groups) * d
+    slot = (head * (groups + 1) + chunk) * d + channels
+    sum_q = tl.load(sums + slot, mask=inside, other=0.0)
+    sum_k = tl.load(sums + of_k + slot, mask=inside, other=0.0)
+    count = tl.load(count + batch * count_stride + rows, mask=exist, other=1.0)
+    at = head * n + rows
+    scores = tl.dot(q, tl.trans(k), input_precision=precision)
+    row, column = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
+    width_q, width_k = tl.sum(q, 1), tl.sum(k, 1)
+    to_sinks = scores + eps * width_k[None, :]
+    to_sources = scores + eps * width_q[:, None]
+    if CONSERVED:
+        to_sinks *= (count / _replace_zero_by_one(tl.load(outgoing + at, mask=exist, other=1.0)))[None, :]
+        to_sources *= (count / _replace_zero_by_one(tl.load(incoming + at, mask=exist, other=1.0)))[:, None]
+    flow_in = tl.sum(tl.where(column <= row, to_sinks, 0.0), 1) + tl.sum((q + eps) * sum_k[None, :], 1)
+    flow_out = tl.sum(tl.where(row <= column, to_sources, 0.0), 0) + tl.sum((k + eps) * sum_q[None, :], 1)
+    flow_in += eps * (width_q + d * eps) + outer_eps
+    flow_out += eps * (width_k + d * eps) + outer_eps
+    if CONSERVED:
+        tl.store(conserved_incoming + at, flow_in, mask=exist)
+        tl.store(conserved_outgoing + at, flow_out, mask=exist)
+    else:
+        tl.store(incoming + at, flow_in, mask=exist)
+        tl.store(outgoing + at, flow_out, mask=exist)
+        slot += d
+        tl.store(next_sums + slot, tl.sum(q * (count / _replace_zero_by_one(flow_in))[:, None], 0), mask=inside)
+        tl.store(next_sums + of_k + slot, tl.sum(k * (count / _replace_zero_by_one(flow_out))[:, None], 0), mask=inside)
+
+
+@tuned(["d", "e", "C", "REVERSED"])
+@triton.jit
+def value_sums(
+    x,
+    v,
+    padding,
+    weights,
+    sums,
+    n,
+    heads,
+    groups,
+    xb,
+    xh,
+    xn,
+    vb,
+    vh,
+    vn,
+    d: tl.constexpr,
+    e: tl.constexpr,
+    phi: tl.constexpr,
+    precision: tl.constexpr,
+    PADDED: tl.constexpr,
+    REVERSED: tl.constexpr,
+    C: tl.constexpr,
+    D: tl.constexpr,
+    E: tl.constexpr,
+):
+    """Σ phi(x)ᵀ (w v) of each chunk, (d, e): of k and v, or, REVERSED, of q and the gradient of the output."""
+    head, batch, h, chunk, rows, exist, real = _location(padding, n, heads, groups, PADDED, C)
+    channels, columns = tl.arange(0, D), tl.program_id(1) * E + tl.arange(0, E)
+    x = _features(x + batch * xb + h * xh, xn, rows, channels, real, d, phi)
+    v = load_tile(v + batch * vb + h * vh, vn, rows, columns, real, e)
+    v *= tl.load(weights + head * n + rows, mask=exist, other=0.0)[:, None]
+    slot = groups - chunk if REVERSED else chunk + 1
+    sums += (head * (groups + 1) + slot) * d * e + channels[:, None] * e + columns[None, :]
+    product = tl.dot(tl.trans(x), v, input_precision=precision)
+    tl.store(sums, product, mask=(channels < d)[:, None] & (columns < e)[None, :])
+
+
+@tuned(["d", "e", "C"])
+@triton.jit
+def outputs(
+    q,
+    k,
+    v,
+    padding,
+    competition,
+    scale,
+    sums,
+    out,
+    n,
+    heads,
+    groups,
+    qb,
+    qh,
+    qn,
+    kb,
+    kh,
+    kn,
+    vb,
+    vh,
+    vn,
+    d: tl.constexpr,
+    e: tl.constexpr,
+    phi: tl.constexpr,
+    precision: tl.constexpr,
+    PADDED: tl.constexpr,
+    C: tl.constexpr,
+    D: tl.constexpr,
+    E: tl.constexpr,
+):
+    """s_i (Σ_{j<=i} P_ij w_j v_j + q_i (kᵀ w v)‾) for w ``competition`` and s ``scale``; out (B, H, n, e)."""
+    head, batch, h, chunk, rows, exist, real = _location(padding, n, heads, groups, PADDED, C)
+    channels, columns = tl.arange(0, D), tl.program_id(1) * E + tl.arange(0, E)
+    q = _features(q + batch * qb + h * qh, qn, rows, channels, real, d, phi)
+    k = _features(k + batch * kb + h * kh, kn, rows, channels, real, d, phi)
+    v = load_tile(v + batch * vb + h * vh, vn, rows, columns, real, e)
+    v *= tl.load(competition + head * n + rows, mask=exist, other=0.0)[:, None]
+    scores = tl.dot(q, tl.trans(k), input_precision=precision)
+    scores = tl.where(tl.arange(0, C)[None, :] <= tl.arange(0, C)[:, None], scores, 0.0)
+    earlier = load_matrix(sums + (head * (groups + 1) + chunk) * d * e, channels, columns, d, e)
+    result = tl.dot(scores, v, input_precision=precision)
+    result = tl.dot(q, earlier, result, input_precision=precision)
+    result *= tl.load(scale + head * n + rows, mask=exist, other=0.0)[:, None]
+    store_tile(out + head * n * e, e, rows, columns, exist, e, result)
+
+
+@tuned(["d", "e", "C"])
+@triton.jit
+def values_backward(
+    q,
+    k,
+    v,
+    grad_out,
+    padding,
+    competition,
+    scale,
+    sums,
+    reversed_sums,
+    grad_v,
+    grad_competition,
+    grad_scale,
+    n,
+    heads,
+    groups,
+    qb,
+    qh,
+    qn,
+    kb,
+    kh,
+    kn,
+    vb,
+    vh,
+    vn,
+    ob,
+    oh,
+    on,
+    d: tl.constexpr,
+    e: tl.constexpr,
+    phi: tl.constexpr,
+    precision: tl.constexpr,
+    PADDED: tl.constexpr,
+    C: tl.constexpr,
+    D: tl.constexpr,
+    E: tl.constexpr,
+):
+    """Gradients of v (B, H, n, e), and of w and s, a part (B, H, n) from each block of e channels."""
+    head, batch, h, chunk, rows, exist, real = _location(padding, n, heads, groups, PADDED, C)
+    channels, columns = tl.arange(0, D), tl.program_id(1) * E + tl.arange(0, E)
+    at = head * n + rows
+    q = _features(q + batch * qb + h * qh, qn, rows, channels, real, d, phi)
+    k = _features(k + batch * kb + h * kh, kn, rows, channels, real, d, phi)
+    v = load_tile(v + batch * vb + h * vh, vn, rows, columns, real, e)
+    grad_out = load_tile(grad_out + batch * ob + h * oh, on, rows, columns, real, e)
+    competition = tl.load(competition + at, mask=exist, other=0.0)
+    scale = tl.load(scale + at, mask=exist, other=0.0)
+    scores = tl.dot(q, tl.trans(k), input_precision=precision)
+    scores = tl.where(tl.arange(0, C)[None, :] <= tl.arange(0, C)[:, None], scores, 0.0)
+    head_sums = head * (groups + 1) * d * e
+    after = load_matrix(reversed_sums + head_sums + (groups - 1 - chunk) * d * e, channels, columns, d, e)
+    grad_weighted = tl.dot(tl.trans(scores), grad_out * scale[:, None], input_precision=precision)
+    grad_weighted = tl.dot(k, after, grad_weighted, input_precision=precision)
+    store_tile(grad_v + head * n * e, e, rows, columns, exist, e, grad_weighted * competition[:, None])
+    part = tl.program_id(1).to(tl.int64) * (tl.num_programs(0) // groups) * n
+    tl.store(grad_competition + part + at, tl.sum(grad_weighted * v, 1), mask=exist)
+    earlier = load_matrix(sums + head_sums + chunk * d * e, channels, columns, d, e)
+    unscaled = tl.dot(scores, v * competition[:, None], input_precision=precision)
+    unscaled = tl.dot(q, earlier, unscaled, input_precision=precision)
+    tl.store(grad_scale + part + at, tl.sum(unscaled * grad_out, 1), mask=exist)
+
+
+@tuned(["d", "C"])
+@triton.jit
+def flows_backward(
+    q,
+    k,
+    padding,
+    count,
+    incoming,
+    outgoing,
+    grad_conserved_incoming,
+    grad_conserved_outgoing,
+    grad_incoming_direct,
+    reversed_sums,
+    grad_incoming,
+    grad_outgoing,
+    next_sums,
+    n,
+    heads,
+    groups,
+    count_stride,
+    eps,
+    qb,
+    qh,
+    qn,
+    kb,
+    kh,
+    kn,
+    d: tl.constexpr,
+    phi: tl.constexpr,
+    precision: tl.constexpr,
+    PADDED: tl.constexpr,
+    C: tl.constexpr,
+    D: tl.constexpr,
+):
+    """Gradients of I and O from those of Î and Ô; and, reversed, Σ dI (q + ε) and Σ dO (k + ε).
+
+    Ô depends on c / I, and Î on c / O. ``grad_incoming_direct`` is the gradient of I that does not pass through Ô.
+    """
+    head, batch, h, chunk, rows, exist, real = _location(padding, n, heads, groups, PADDED, C)
+    channels = tl.arange(0, D)
+    inside = channels < d
+    q = _features(q + batch * qb + h * qh, qn, rows, channels, real, d, phi)
+    k = _features(k + batch * kb + h * kh, kn, rows, channels, real, d, phi)
+    of_k = (tl.num_programs(0).to(tl.int64) + tl.num_programs(0) // groups) * d
+    slot = (head * (groups + 1) + groups - 1 - chunk) * d + channels
+    after_q = tl.load(reversed_sums + slot, mask=inside, other=0.0)
+    after_k = tl.load(reversed_sums + of_k + slot, mask=inside, other=0.0)
+    at = head * n + rows
+    count = tl.load(count + batch * count_stride + rows, mask=exist, other=1.0)
+    grad_in = tl.load(grad_conserved_incoming + at, mask=exist, other=0.0)
+    grad_out = tl.load(grad_conserved_outgoing + at, mask=exist, other=0.0)
+    scores = tl.dot(q, tl.trans(k), input_precision=precision)
+    row, column = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
+    to_sinks = (scores + eps * tl.sum(k, 1)[None, :]) * grad_in[:, None]
+    to_sources = (scores + eps * tl.sum(q, 1)[:, None]) * grad_out[None, :]
+    grad_inverse_outgoing = tl.sum(tl.where(column <= row, to_sinks, 0.0), 0) + tl.sum(k * after_q[None, :], 1)
+    grad_inverse_incoming = tl.sum(tl.where(row <= column, to_sources, 0.0), 1) + tl.sum(q * after_k[None, :], 1)
+    flow_in = tl.load(incoming + at, mask=exist, other=1.0)
+    flow_out = tl.load(outgoing + at, mask=exist, other=1.0)
+    grad_in = tl.load(grad_incoming_direct + at, mask=exist, other=0.0)
+    some_in, some_out = _replace_zero_by_one(flow_in), _replace_zero_by_one(flow_out)
+    grad_in -= tl.where(flow_in < 1e-18, 0.0, grad_inverse_incoming * (count / some_in) / some_in)
+    grad_out = -tl.where(flow_out < 1e-18, 0.0, grad_inverse_outgoing * (count / some_out) / some_out)
+    tl.store(grad_incoming + at, grad_in, mask=exist)
+    tl.store(grad_outgoing + at, grad_out, mask=exist)
+    slot += d
+    tl.store(next_sums + slot, tl.sum((q + eps) * grad_in[:, None], 0), mask=inside)
+    tl.store(next_sums + of_k + slot, tl.sum((k + eps) * grad_out[:, None], 0), mask=inside)
+
+
+@tuned(["d", "e", "C"])
+@triton.jit
+def features_backward(
+    q,
+    k,
+    v,
+    grad_out,
+    padding,
+    count,
+    incoming,
+    outgoing,
+    competition,
+    scale,
+    grad_incoming,
+    grad_outgoing,
+    grad_conserved_incoming,
+    grad_conserved_outgoing,
+    sums,
+    conserved_sums,
+    reversed_sums,
+    reversed_conserved_sums,
+    kv_sums,
+    reversed_kv_sums,
+    grad_q,
+    grad_k,
+    n,
+    heads,
+    groups,
+    count_stride,
+    eps,
+    qb,
+    qh,
+    qn,
+    kb,
+    kh,
+    kn,
+    vb,
+    vh,
+    vn,
+    ob,
+    oh,
+    on,
+    d: tl.constexpr,
+    e: tl.constexpr,
+    phi: tl.constexpr,
+    precision: tl.constexpr,
+    PADDED: tl.constexpr,
+    C: tl.constexpr,
+    D: tl.constexpr,
+    E: tl.constexpr,
+):
+    """Gradients of q and k (B, H, n, d), before phi, from those of the flows and of the output.
+
+    Inside the chunk all gradients pass through P: dq = dP k and dk = dPᵀ q. Those that cross chunks are products with
+    the sums.
+    """
+    head, batch, h, chunk, rows, exist, real = _location(padding, n, heads, groups, PADDED, C)
+    channels = tl.arange(0, D)
+    at = head * n + rows
+    q = _features(q + batch * qb + h * qh, qn, rows, channels, real, d, phi)
+    k = _features(k + batch * kb + h * kh, kn, rows, channels, real, d, phi)
+    competition = tl.load(competition + at, mask=exist, other=0.0)
+    scale = tl.load(scale + at, mask=exist, other=0.0)
+    v += batch * vb + h * vh
+    grad_out += batch * ob + h * oh
+    kv_sums += (head * (groups + 1) + chunk) * d * e
+    reversed_kv_sums += (head * (groups + 1) + groups - 1 - chunk) * d * e
+    grad_scores = tl.zeros((C, C), tl.float32)
+    total_q = tl.zeros((C, D), tl.float32)
+    total_k = tl.zeros((C, D), tl.float32)
+    for start in range(0, e, E):
+        columns = start + tl.arange(0, E)
+        grad_tile = load_tile(grad_out, on, rows, columns, real, e) * scale[:, None]
+        values = load_tile(v, vn, rows, columns, real, e) * competition[:, None]
+        grad_scores = tl.dot(grad_tile, tl.trans(values), grad_scores, input_precision=precision)
+        earlier = load_matrix(kv_sums, channels, columns, d, e)
+        total_q = tl.dot(grad_tile, tl.trans(earlier), total_q, input_precision=precision)
+        after = load_matrix(reversed_kv_sums, channels, columns, d, e)
+        total_k = tl.dot(values, tl.trans(after), total_k, input_precision=precision)
+
+    count = tl.load(count + batch * count_stride + rows, mask=exist, other=1.0)
+    inverse_incoming = count / _replace_zero_by_one(tl.load(incoming + at, mask=exist, other=1.0))
+    inverse_outgoing = count / _replace_zero_by_one(tl.load(outgoing + at, mask=exist, other=1.0))
+    grad_in = tl.load(grad_incoming + at, mask=exist, other=0.0)
+    grad_out_flow = tl.load(grad_outgoing + at, mask=exist, other=0.0)
+    grad_in_hat = tl.load(grad_conserved_incoming + at, mask=exist, other=0.0)
+    grad_out_hat = tl.load(grad_conserved_outgoing + at, mask=exist, other=0.0)
+    row, column = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
+    to_sinks = grad_scores + grad_in[:, None] + grad_in_hat[:, None] * inverse_outgoing[None, :]
+    to_sources = grad_out_flow[None, :] + grad_out_hat[None, :] * inverse_incoming[:, None]
+    grad_scores = tl.where(column <= row, to_sinks, 0.0) + tl.where(row <= column, to_sources, 0.0)
+    total_q = tl.dot(grad_scores, k, total_q, input_precision=precision)
+    total_k = tl.dot(tl.trans(grad_scores), q, total_k, input_precision=precision)
+
+    inside = channels < d
+    of_k = (tl.num_programs(0).to(tl.int64) + tl.num_programs(0) // groups) * d
+    before = (head * (groups + 1) + chunk) * d + channels
+    behind = (head * (groups + 1) + groups - 1 - chunk) * d + channels
+    # As receivers: products with the sums of the givers, each with its ε.
+    total_q += grad_in[:, None] * (tl.load(sums + of_k + before, mask=inside, other=0.0) + eps)[None, :]
+    total_q += grad_in_hat[:, None] * (tl.load(conserved_sums + of_k + before, mask=inside, other=0.0) + eps)[None, :]
+    total_k += grad_out_flow[:, None] * (tl.load(sums + before, mask=inside, other=0.0) + eps)[None, :]
+    total_k += grad_out_hat[:, None] * (tl.load(conserved_sums + before, mask=inside, other=0.0) + eps)[None, :]
+    # As givers: the sums of the receivers, and the ε of the receivers in this chunk.
+    total_q += tl.load(reversed_sums + of_k + behind, mask=inside, other=0.0)[None, :]
+    total_k += tl.load(reversed_sums + behind, mask=inside, other=0.0)[None, :]
+    hat_q = tl.load(reversed_conserved_sums + of_k + behind, mask=inside, other=0.0)
+    hat_k = tl.load(reversed_conserved_sums + behind, mask=inside, other=0.0)
+    total_q += inverse_incoming[:, None] * hat_q[None, :]
+    total_k += inverse_outgoing[:, None] * hat_k[None, :]
+    # received_q: what source ``column`` received from sink ``row``; received_k the reverse.
+    received_q = grad_out_flow[None, :] + grad_out_hat[None, :] * inverse_incoming[:, None]
+    received_k = grad_in[:, None] + grad_in_hat[:, None] * inverse_outgoing[None, :]
+    total_q += eps * tl.sum(tl.where(row <= column, received_q, 0.0), 1)[:, None]
+    total_k += eps * tl.sum(tl.where(column <= row, received_k, 0.0), 0)[:, None]
+    store_tile(
+        grad_q + head * n * d, d, rows, channels, exist, d, tl.where(real[:, None], total_q * _slope(q, phi), 0.0)
+    )
+    store_tile(
+        grad_k + head * n * d, d, rows, channels, exist, d, tl.where(real[:, None], total_k * _slope(k, phi), 0.0)
+    )

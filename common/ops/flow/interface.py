@@ -1,0 +1,233 @@
+"""Flow-Attention: attention as a flow network with conserved capacities, linear in the sequence length.
+
+Wu, Wu, Xu, Wang, Long, *Flowformer: Linearizing Transformers with Conservation Flows*, ICML 2022, equations 4-8,
+Algorithm 1 (not causal) and Algorithm 2 (causal).
+"""
+
+import torch
+from torch import Tensor
+
+from ..shared.checks import check_padding_mask, check_positive_int, check_query_key_value
+from ..shared.gpu import dispatch
+from ..shared.precision import autocast_off, compute_dtype
+from ..shared.state import State, check_continuation, state_of_sums
+from ..shared.tracing import runs_eagerly
+from . import causal_gpu
+from .causal import (
+    CausalInputs,
+    attention_in_chunks,
+    causal_flow,
+    chunk_features,
+    chunk_positions,
+    chunk_scores,
+    joined,
+    state_shapes,
+)
+from .causal_cpu import causal_attention_in_blocks
+from .full import flow_attention_scriptable, full_flow
+from .full_cpu import full_attention_in_blocks
+from .options import FlowOptions, flow_options
+
+
+def flow_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool = False,
+    key_padding_mask: Tensor | None = None,
+    query_padding_mask: Tensor | None = None,
+    form: str = "released",
+    clamp: float | None = 1.0,
+    phi: str = "sigmoid",
+    competition: str = "softmax",
+    allocation: str = "sigmoid",
+    chunk_size: int = 64,
+    initial_state: State | None = None,
+    return_state: bool = False,
+) -> Tensor | tuple[Tensor, State]:
+    """Flow-Attention of q (B, H, n, d), k (B, H, m, d), v (B, H, m, e) -> (B, H, n, e), in v's dtype.
+
+    Incoming flow I_i = phi(q_i)·Σ_j phi(k_j) and outgoing flow O_j = phi(k_j)·Σ_i phi(q_i) (Eq. 4-5), conserved
+    Î_i = phi(q_i)·Σ_j phi(k_j)/O_j and Ô_j = phi(k_j)·Σ_i phi(q_i)/I_i (Eq. 6-7), then
+    R_i = sigmoid(Î_i) · phi(q_i)/I_i · Σ_j phi(k_j)ᵀ softmax(Ô)_j v_j (Eq. 8). Causal (Algorithm 2), every sum
+    runs over j <= i and is divided by the number of real tokens up to i.
+
+    Masks: bool, ``key_padding_mask`` (B, m), ``query_padding_mask`` (B, n), True = padding. Padding on either side
+    never changes a real token's output and its own output is 0, all-padding rows included; in self-attention pass
+    the same mask for both. Causal, a token is padding when either mask says so.
+
+    Args:
+        form: "paper" is Algorithms 1 and 2 to the letter; "released" adds the authors' 1e-6 to q, k and the sums,
+            multiplies the softmax by m and Î by n/m; "released_vision" adds 1e-6 to every flow as well.
+        clamp: bound on the size of Ô in the released forms; "paper" has none and ignores it. Part of the trained model:
+            1 in the authors' core module and image model, 5 in their fairseq language model, 10 in their RL model,
+            none (None or inf) in their long-range-arena code.
+        phi: "sigmoid", "elu+1" or "relu" (plus 1e-6) (Table 10).
+        competition: "softmax" over the sources, "sigmoid" or "none" (Table 11). (The authors' long-range-arena
+            code takes its softmax over heads; that is not offered.)
+        allocation: "sigmoid", "softmax" over the sinks or "none" (Table 11); the softmax is multiplied by the
+            number of sinks where the competition is by the number of sources.
+        chunk_size: C of the causal algorithm, any length; results do not depend on it.
+        initial_state: causal; the state of the tokens before these, as returned. One token, or several at once,
+            continue a sequence exactly.
+        return_state: causal; also return the state after the last token: ``count`` (B,), ``sum_k``, ``sum_q``,
+            ``sum_k_over_outgoing``, ``sum_q_over_incoming`` (B, H, d), ``log_competition``, ``log_allocation``
+            (B, H), ``sum_kv`` (B, H, d, e). float32 and of constant size; the batch is dimension 0 of each.
+
+    Cost: O(n d e) time; causal, O(n (C + d) + (n / C) d e) memory, nothing of size n x n. Sums and normalisers are
+    float32 (float64 for float64 inputs) whatever the input, autocast included.
+
+    Raises:
+        ValueError: a shape, dtype, mask, name, clamp, chunk size or state that does not fit; a state without causal.
+    """
+    options = flow_options(form, clamp, phi, competition, allocation)
+    check_positive_int("chunk_size", chunk_size)
+    masks = {"key_padding_mask": key_padding_mask, "query_padding_mask": query_padding_mask}
+    state = {"initial_state": initial_state, "return_state": return_state}
+    return attend(q, k, v, options, causal=causal, chunk_size=chunk_size, **masks, **state)
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    options: FlowOptions,
+    *,
+    causal: bool,
+    chunk_size: int,
+    key_padding_mask: Tensor | None = None,
+    query_padding_mask: Tensor | None = None,
+    initial_state: State | None = None,
+    return_state: bool = False,
+) -> Tensor | tuple[Tensor, State]:
+    """``flow_attention`` for modules, which have checked ``options`` and ``chunk_size`` when they were built."""
+    _check_tensors(q, k, v, causal, key_padding_mask, query_padding_mask)
+    check_continuation(causal, initial_state, return_state)
+    with autocast_off(q):
+        if not causal:
+            return _full(q, k, v, key_padding_mask, query_padding_mask, options)
+        state = state_of_sums(initial_state, state_shapes(q, v), compute_dtype(q), q)
+        padding = _either(key_padding_mask, query_padding_mask)
+        out, state = _causal(CausalInputs(q, k, v, padding, options, chunk_size, state))
+    out = out.to(v.dtype)
+    return (out, state) if return_state else out
+
+
+def _full(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    key_padding_mask: Tensor | None,
+    query_padding_mask: Tensor | None,
+    options: FlowOptions,
+) -> Tensor:
+    """Attention that is not causal: with the backward pass by hand, or as plain PyTorch for what traces or transforms.
+
+    On a CPU the former goes through the input in blocks; on a GPU all of it is one block.
+    """
+    by_hand = runs_eagerly(q, k, v)
+    implementation = full_attention_in_blocks if by_hand else flow_attention_scriptable
+    return implementation(q, k, v, key_padding_mask, query_padding_mask, options)
+
+
+def _causal(inputs: CausalInputs) -> tuple[Tensor, State]:
+    """Causal attention: kernels on a GPU, blocks on a CPU (but for a single token), otherwise plain PyTorch."""
+    q, k, v = inputs.q, inputs.k, inputs.v  # not a slice, which torch.compile of torch 2.6 refuses
+    if causal_gpu.applies(q, k, v):
+        return dispatch.guarded(
+            causal_gpu.NAME, lambda: causal_gpu.causal_attention(inputs), lambda: attention_in_chunks(inputs)
+        )
+    if q.device.type == "cpu" and q.shape[2] > 1 and runs_eagerly(q, k, v):
+        return causal_attention_in_blocks(inputs)
+    return attention_in_chunks(inputs)
+
+
+def flow_attention_weights(
+    q: Tensor,
+    k: Tensor,
+    *,
+    causal: bool = False,
+    key_padding_mask: Tensor | None = None,
+    query_padding_mask: Tensor | None = None,
+    form: str = "released",
+    clamp: float | None = 1.0,
+    phi: str = "sigmoid",
+    competition: str = "softmax",
+    allocation: str = "sigmoid",
+    chunk_size: int = 64,
+    initial_state: State | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The competition weight of every source (B, H, m) and allocation weight of every sink (B, H, n) (Figures 4-9).
+
+    Exactly what ``flow_attention`` with the same arguments multiplies the values and the result with, so the
+    released softmax competition is around 1, not around 1/m. 0 at padding. Cost and errors as there. ``initial_state``
+    is the state of ``flow_attention`` after the tokens before these (causal).
+    """
+    options = flow_options(form, clamp, phi, competition, allocation)
+    check_positive_int("chunk_size", chunk_size)
+    _check_tensors(q, k, k, causal, key_padding_mask, query_padding_mask)
+    check_continuation(causal, initial_state, return_state=False)
+    with autocast_off(q):
+        dtype = compute_dtype(q)
+        if not causal:
+            flow = full_flow(q.to(dtype), k.to(dtype), key_padding_mask, query_padding_mask, options)
+            sources, sinks = flow.competition, flow.allocation
+        else:
+            key_padding_mask = query_padding_mask = _either(key_padding_mask, query_padding_mask)
+            length, size = q.shape[2], min(chunk_size, q.shape[2])
+            state = _state_without_values(initial_state, q)
+            positions = chunk_positions(q, key_padding_mask, size, state)
+            features = chunk_features(q, k, phi, key_padding_mask, size)
+            flow, _ = causal_flow(features, chunk_scores(features), positions, options, state)
+            sources, sinks = joined(flow.competition, length), joined(flow.allocation, length)
+    if key_padding_mask is not None:
+        sources = sources.masked_fill(key_padding_mask[:, None], 0.0)
+    if query_padding_mask is not None:
+        sinks = sinks.masked_fill(query_padding_mask[:, None], 0.0)
+    return sources, sinks
+
+
+def _state_without_values(state: State | None, q: Tensor) -> State | None:
+    """``state``, checked, without its sum over values, which the weights of q (B, H, n, d) do not need."""
+    if isinstance(state, dict):
+        state = {name: x for name, x in state.items() if name != "sum_kv"}
+    shapes = {name: shape for name, shape in state_shapes(q, q).items() if name != "sum_kv"}
+    return state_of_sums(state, shapes, compute_dtype(q), q)
+
+
+def flow_attention_map(q: Tensor, k: Tensor, *, causal: bool = False, max_tokens: int = 4096, **options) -> Tensor:
+    """The attention map (B, H, n, m) that Flow-Attention never forms: ``map @ v`` is its output.
+
+    For looking at short inputs: O(n m) memory, ``options`` and errors as in ``flow_attention``.
+
+    Raises:
+        ValueError: also for more than ``max_tokens`` sinks or sources.
+    """
+    check_query_key_value(q, k, k, causal)
+    n, m, dtype = q.shape[2], k.shape[2], compute_dtype(q)
+    if max(n, m) > max_tokens:
+        raise ValueError(f"q and k have {n} and {m} tokens; allowed: at most max_tokens={max_tokens} each")
+    # The output for one-hot values is the share that each source has in each sink.
+    identity = torch.eye(m, dtype=dtype, device=k.device).expand(*k.shape[:2], m, m)
+    return flow_attention(q.to(dtype), k.to(dtype), identity, causal=causal, **options)
+
+
+def _check_tensors(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool,
+    key_padding_mask: Tensor | None,
+    query_padding_mask: Tensor | None,
+) -> None:
+    check_query_key_value(q, k, v, causal)
+    check_padding_mask("key_padding_mask", key_padding_mask, k)
+    check_padding_mask("query_padding_mask", query_padding_mask, q)
+
+
+def _either(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    """Padding by either mask; a causal token is source and sink at once."""
+    if a is None or b is None or a is b:
+        return a if b is None else b
+    return a | b

@@ -1,0 +1,77 @@
+"""The options of Flow-Attention, and the constants in which the paper and the authors' code differ."""
+
+import math
+from typing import NamedTuple
+
+from torch import Tensor
+
+from ..shared.checks import check_choice
+from ..shared.feature_maps import FEATURE_MAPS
+
+COMPETITIONS = ("softmax", "sigmoid", "none")
+ALLOCATIONS = ("sigmoid", "softmax", "none")
+
+
+class FlowForm(NamedTuple):
+    """The constants in which the paper and the authors' released modules differ."""
+
+    eps: float  # added to q, k and their sums inside every flow
+    outer_eps: float  # added to every flow as a whole
+    rescale: bool  # softmax over m sources times m, incoming flow times n / m, outgoing flow clamped
+
+
+FORMS: dict[str, FlowForm] = {
+    # Algorithms 1 and 2 to the letter.
+    "paper": FlowForm(eps=0.0, outer_eps=0.0, rescale=False),
+    # The authors' Flow_Attention.py and their fairseq module.
+    "released": FlowForm(eps=1e-6, outer_eps=0.0, rescale=True),
+    # The authors' image model.
+    "released_vision": FlowForm(eps=1e-6, outer_eps=1e-6, rescale=True),
+}
+
+
+class FlowOptions(NamedTuple):
+    """The options of ``flow_attention``, checked. ``flow_options`` makes them."""
+
+    form: FlowForm
+    clamp: float  # inf for none
+    phi: str
+    competition: str
+    allocation: str
+
+
+def flow_options(
+    form: str = "released",
+    clamp: float | None = 1.0,
+    phi: str = "sigmoid",
+    competition: str = "softmax",
+    allocation: str = "sigmoid",
+) -> FlowOptions:
+    """Check the options of ``flow_attention`` and put them into one tuple; ValueError names the wrong one."""
+    check_choice("form", form, tuple(FORMS))
+    check_choice("phi", phi, FEATURE_MAPS)
+    check_choice("competition", competition, COMPETITIONS)
+    check_choice("allocation", allocation, ALLOCATIONS)
+    if clamp is not None and not (isinstance(clamp, (int, float)) and clamp > 0.0):
+        raise ValueError(f"clamp is {clamp!r}; allowed: a number above 0, or None (or inf) for no clamp")
+    unclamped = clamp is None or not FORMS[form].rescale
+    return FlowOptions(FORMS[form], math.inf if unclamped else float(clamp), phi, competition, allocation)
+
+
+def replace_zero_by_one(flow: Tensor) -> Tensor:
+    """``flow``, but 1 where it is 0, so that 1 / flow is finite: padding has no flow, nor have underflowed features."""
+    return flow.masked_fill(flow < 1e-18, 1.0)
+
+
+def clamp_flow(outgoing: Tensor, clamp: float) -> Tensor:
+    """``outgoing`` limited to [-clamp, clamp]; as it is for an infinite clamp."""
+    # Not isinf: torch.compile, which may make a symbol of a number, does not trace it.
+    return outgoing.clamp(-clamp, clamp) if clamp < math.inf else outgoing
+
+
+def excluded_logit() -> float:
+    """The logit of padding in a softmax over tokens (a function, because TorchScript cannot read module globals).
+
+    Finite, because a softmax over nothing but -inf is NaN.
+    """
+    return -1e30

@@ -1,0 +1,121 @@
+"""Flow-Attention, literally: the paper's algorithms row by row, padding left out, one token at a time.
+
+Slow and readable; every other form is compared with these. Runs in any dtype, float64 included.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from ..shared.feature_maps import feature_map
+from .options import FORMS, FlowForm
+
+
+def flow_attention_reference(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool = False,
+    key_padding_mask: Tensor | None = None,
+    query_padding_mask: Tensor | None = None,
+    form: str = "released",
+    clamp: float | None = 1.0,
+    phi: str = "sigmoid",
+    competition: str = "softmax",
+    allocation: str = "sigmoid",
+) -> Tensor:
+    """Algorithms 1 and 2 (ICML 2022, appendix), arguments and shapes as in ``flow_attention``.
+
+    Each row of the batch is computed from its real tokens alone; padded sinks give 0. O(n m d) not causal,
+    O(n² d + n d e) causal.
+    """
+    rows = []
+    for b in range(q.shape[0]):
+        real_sink = _real(query_padding_mask, b, q)
+        real_source = _real(key_padding_mask, b, k)
+        if causal:
+            real_sink = real_source = real_sink & real_source
+        out = torch.zeros(q.shape[1], q.shape[2], v.shape[3], dtype=v.dtype, device=v.device)  # (H, n, e)
+        if real_sink.any() and real_source.any():
+            features_q = feature_map(q[b, :, real_sink], phi)  # (H, sinks, d)
+            features_k = feature_map(k[b, :, real_source], phi)  # (H, sources, d)
+            values = v[b, :, real_source]  # (H, sources, e)
+            bound = math.inf if clamp is None or form == "paper" else clamp
+            algorithm = _algorithm_2 if causal else _algorithm_1
+            rows_out = algorithm(features_q, features_k, values, FORMS[form], bound, competition, allocation)
+            out = out.index_copy(1, real_sink.nonzero().squeeze(1), rows_out)
+        rows.append(out)
+    return torch.stack(rows)  # (B, H, n, e)
+
+
+def _real(padding_mask: Tensor | None, b: int, x: Tensor) -> Tensor:
+    if padding_mask is None:
+        return torch.ones(x.shape[2], dtype=torch.bool, device=x.device)
+    return ~padding_mask[b]
+
+
+def _flow(receivers: Tensor, sums: Tensor, form: FlowForm) -> Tensor:
+    """receivers (H, r, d) times sums (H, d), with the form's constants: (H, r)."""
+    return ((receivers + form.eps) * (sums[:, None] + form.eps)).sum(-1) + form.outer_eps
+
+
+def _algorithm_1(
+    q: Tensor, k: Tensor, v: Tensor, form: FlowForm, clamp: float, competition: str, allocation: str
+) -> Tensor:
+    """Not causal: q (H, n, d), k (H, m, d), v (H, m, e) -> (H, n, e)."""
+    n, m = q.shape[1], k.shape[1]
+    incoming = _flow(q, k.sum(1), form)  # I (H, n)
+    outgoing = _flow(k, q.sum(1), form)  # O (H, m)
+    conserved_incoming = _flow(q, (k / outgoing[..., None]).sum(1), form)
+    conserved_outgoing = _flow(k, (q / incoming[..., None]).sum(1), form).clamp(-clamp, clamp)
+    if form.rescale:
+        conserved_incoming = conserved_incoming * n / m
+    competing = {
+        "softmax": conserved_outgoing.softmax(-1) * (m if form.rescale else 1),
+        "sigmoid": conserved_outgoing.sigmoid(),
+        "none": torch.ones_like(conserved_outgoing),
+    }[competition]
+    allocated = {
+        "sigmoid": conserved_incoming.sigmoid(),
+        "softmax": conserved_incoming.softmax(-1) * (n if form.rescale else 1),
+        "none": torch.ones_like(conserved_incoming),
+    }[allocation]
+    attention = (q / incoming[..., None]) @ k.transpose(-2, -1)  # (H, n, m)
+    return allocated[..., None] * (attention @ (competing[..., None] * v))
+
+
+def _algorithm_2(
+    q: Tensor, k: Tensor, v: Tensor, form: FlowForm, clamp: float, competition: str, allocation: str
+) -> Tensor:
+    """Causal: q, k (H, n, d), v (H, n, e) -> (H, n, e). Position i uses positions up to i only."""
+    incoming: list[Tensor] = []  # I_i, O_i, Ô_i, Î_i, w_i: each (H,)
+    outgoing: list[Tensor] = []
+    conserved_outgoing: list[Tensor] = []
+    conserved_incoming: list[Tensor] = []
+    weighted_values: list[Tensor] = []  # w_i v_i (H, e)
+    outputs = []
+    for i in range(q.shape[1]):
+        c, past, q_i, k_i = i + 1, slice(0, i + 1), q[:, i : i + 1], k[:, i : i + 1]
+        incoming.append(_flow(q_i, k[:, past].sum(1), form)[:, 0] / c)
+        outgoing.append(_flow(k_i, q[:, past].sum(1), form)[:, 0] / c)
+        given_k = (k[:, past] / torch.stack(outgoing, 1)[..., None]).sum(1)
+        given_q = (q[:, past] / torch.stack(incoming, 1)[..., None]).sum(1)
+        conserved_incoming.append(_flow(q_i, given_k, form)[:, 0] / c)
+        conserved_outgoing.append((_flow(k_i, given_q, form)[:, 0] / c).clamp(-clamp, clamp))
+        weight = _last_weight(conserved_outgoing, competition)
+        weighted_values.append(weight[:, None] * v[:, i])
+        attention = (k[:, past] * (q_i / (incoming[i] * c)[:, None, None])).sum(-1)  # (H, i + 1)
+        aggregated = (attention[..., None] * torch.stack(weighted_values, 1)).sum(1)  # (H, e)
+        outputs.append(_last_weight(conserved_incoming, allocation)[:, None] * aggregated)
+    return torch.stack(outputs, 1)
+
+
+def _last_weight(flows: list[Tensor], kind: str) -> Tensor:
+    """The weight of the last of ``flows`` (H,) among all of them; the softmax is times their number."""
+    if kind == "none":
+        return torch.ones_like(flows[-1])
+    if kind == "sigmoid":
+        return flows[-1].sigmoid()
+    return torch.stack(flows, -1).softmax(-1)[..., -1] * len(flows)

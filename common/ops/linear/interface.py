@@ -1,0 +1,122 @@
+"""Linear attention with the feature map elu+1, the baseline of every table.
+
+Katharopoulos, Vyas, Pappas, Fleuret, *Transformers are RNNs*, ICML 2020, equations 5, 7 and 9-12.
+"""
+
+from torch import Tensor
+
+from ..shared.checks import check_choice, check_padding_mask, check_positive_int, check_query_key_value
+from ..shared.chunks import carry_sums, split_chunks
+from ..shared.feature_maps import FEATURE_MAPS, real_features
+from ..shared.padding import zero_padding
+from ..shared.precision import autocast_off, compute_dtype
+from ..shared.state import State, check_continuation, state_of_sums
+
+#: Added to every normaliser, so that a row without sources gives 0 and not NaN.
+EPS = 1e-6
+
+
+def linear_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool = False,
+    key_padding_mask: Tensor | None = None,
+    query_padding_mask: Tensor | None = None,
+    phi: str = "elu+1",
+    chunk_size: int = 64,
+    initial_state: State | None = None,
+    return_state: bool = False,
+) -> Tensor | tuple[Tensor, State]:
+    """phi(q_i)·Σ_j phi(k_j) v_jᵀ / (phi(q_i)·Σ_j phi(k_j) + 1e-6), over all j, or j <= i when causal.
+
+    q (B, H, n, d), k (B, H, m, d), v (B, H, m, e) ->
+    (B, H, n, e) in v's dtype. Masks: bool (B, m) and (B, n), True = padding; a padded query gives 0. Cost: O(n d e)
+    time and, causal, O(n C + (n / C) d e) memory with C = ``chunk_size``. ``initial_state`` and ``return_state``
+    (causal) continue a sequence: state ``sum_k`` (B, H, d), ``sum_kv`` (B, H, d, e), float32.
+
+    Raises:
+        ValueError: a shape, mask, name or state that does not fit, or a state without ``causal``.
+    """
+    check_choice("phi", phi, FEATURE_MAPS)
+    check_positive_int("chunk_size", chunk_size)
+    masks = {"key_padding_mask": key_padding_mask, "query_padding_mask": query_padding_mask}
+    state = {"initial_state": initial_state, "return_state": return_state}
+    return attend(q, k, v, causal=causal, phi=phi, chunk_size=chunk_size, **masks, **state)
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool,
+    phi: str,
+    chunk_size: int,
+    key_padding_mask: Tensor | None = None,
+    query_padding_mask: Tensor | None = None,
+    initial_state: State | None = None,
+    return_state: bool = False,
+) -> Tensor | tuple[Tensor, State]:
+    """``linear_attention`` for modules, which have checked ``phi`` and ``chunk_size`` when they were built."""
+    check_query_key_value(q, k, v, causal)
+    check_padding_mask("key_padding_mask", key_padding_mask, k)
+    check_padding_mask("query_padding_mask", query_padding_mask, q)
+    check_continuation(causal, initial_state, return_state)
+    batch, heads, _, d = q.shape
+    dtype = compute_dtype(q)
+    shapes = {"sum_k": (batch, heads, d), "sum_kv": (batch, heads, d, v.shape[3])}
+    initial_state = state_of_sums(initial_state, shapes, dtype, q)
+    with autocast_off(q):
+        if not causal:
+            return linear_attention_scriptable(q, k, v, key_padding_mask, query_padding_mask, phi)
+        queries = real_features(q.to(dtype), phi, query_padding_mask)
+        keys = real_features(k.to(dtype), phi, key_padding_mask)
+        out, state = _chunked(queries, keys, zero_padding(v.to(dtype), key_padding_mask), chunk_size, initial_state)
+    out = out.to(v.dtype)
+    return (out, state) if return_state else out
+
+
+def linear_attention_scriptable(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    key_padding_mask: Tensor | None,
+    query_padding_mask: Tensor | None,
+    phi: str,
+) -> Tensor:
+    """``linear_attention`` with ``causal=False`` for callers inside TorchScript, which has no union of result types.
+
+    Arguments are not checked; shapes, masks, cost as in ``linear_attention``.
+    """
+    dtype = compute_dtype(q)
+    return _full(q.to(dtype), k.to(dtype), v.to(dtype), key_padding_mask, query_padding_mask, phi).to(v.dtype)
+
+
+def _full(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    key_padding_mask: Tensor | None,
+    query_padding_mask: Tensor | None,
+    phi: str,
+) -> Tensor:
+    """Attention that is not causal, in the dtype of its arguments."""
+    q = real_features(q, phi, query_padding_mask)
+    k = real_features(k, phi, key_padding_mask)
+    normaliser = (q * k.sum(2, keepdim=True)).sum(-1, keepdim=True) + 1e-6  # EPS; (B, H, n, 1)
+    return q @ (k.transpose(-2, -1) @ zero_padding(v, key_padding_mask)) / normaliser
+
+
+def _chunked(q: Tensor, k: Tensor, v: Tensor, chunk_size: int, initial_state: State | None) -> tuple[Tensor, State]:
+    """Causal attention: one C x C product inside each chunk, a d x e sum across chunks."""
+    length, size = q.shape[2], min(chunk_size, q.shape[2])
+    q, k, v = (split_chunks(x, size) for x in (q, k, v))  # (B, H, G, C, channels)
+    scores = (q @ k.transpose(-2, -1)).tril()  # (B, H, G, C, C)
+    earlier_k, sum_k = carry_sums(k.sum(3), None if initial_state is None else initial_state["sum_k"])
+    earlier_kv, sum_kv = carry_sums(k.transpose(-2, -1) @ v, None if initial_state is None else initial_state["sum_kv"])
+    normaliser = scores.sum(-1, keepdim=True) + q @ earlier_k.unsqueeze(-1) + EPS  # (B, H, G, C, 1)
+    out = (scores @ v + q @ earlier_kv) / normaliser
+    # (B, H, G, C, e) -> (B, H, n, e)
+    return out.flatten(2, 3)[:, :, :length], {"sum_k": sum_k, "sum_kv": sum_kv}

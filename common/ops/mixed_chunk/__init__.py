@@ -1,0 +1,14 @@
+"""Mixed chunk attention: quadratic inside chunks, linear across them (FLASH, ICML 2022, section 4).
+
+Legend, for every file of this folder:
+    B batch, H heads, n tokens, s channels of q and k, e channels of v, C tokens of a chunk, G = ceil(n / C) chunks.
+    ``quad``: of the quadratic term, inside chunks; ``lin``: of the linear term, across chunks.
+    ``grad_x`` is the gradient of the loss with respect to x.
+
+``README.md`` has the derivation and says which file computes what.
+"""
+
+from .interface import attend, mixed_chunk_attention
+from .sequence import MixedChunkOptions, mixed_chunk_options
+
+__all__ = ["MixedChunkOptions", "attend", "mixed_chunk_attention", "mixed_chunk_options"]

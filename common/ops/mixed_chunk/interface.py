@@ -1,0 +1,132 @@
+"""Mixed chunk attention: quadratic inside a chunk, linear across chunks.
+
+Hua, Dai, Liu, Le, *Transformer Quality in Linear Time* (FLASH), ICML 2022, section 4, equations 7 and 8.
+"""
+
+from torch import Tensor
+
+from ..shared.checks import check_padding_mask, check_query_key_value
+from ..shared.gpu import dispatch
+from ..shared.heads import with_heads
+from ..shared.padding import zero_padding
+from ..shared.precision import autocast_off, compute_dtype
+from ..shared.relative_bias import check_bias
+from ..shared.state import State, check_continuation, state_of_sums
+from . import causal_cpu, decoding, gpu
+from .sequence import (
+    MixedChunkOptions,
+    Tokens,
+    attend_in_graph,
+    mixed_chunk_options,
+    prepare,
+    whole_sequence,
+)
+
+
+def mixed_chunk_attention(
+    q_quad: Tensor,
+    k_quad: Tensor,
+    q_lin: Tensor,
+    k_lin: Tensor,
+    v: Tensor,
+    *,
+    chunk_size: int,
+    bias: Tensor | None = None,
+    causal: bool = False,
+    key_padding_mask: Tensor | None = None,
+    kernel: str = "relu2",
+    local: bool = True,
+    linear: bool = True,
+    first_softmax: bool = False,
+    first_to_all: bool = False,
+    initial_state: State | None = None,
+    return_state: bool = False,
+) -> Tensor | tuple[Tensor, State]:
+    """kernel(q_quad·k_quad / C + bias) v inside each chunk of C tokens, plus q_lin·Σ k_lin vᵀ (FLASH, section 4).
+
+    The sum is over all real tokens, divided by their number (Eq. 7), or, causal, over those of earlier chunks, divided
+    by C (Eq. 8). With C = ``chunk_size`` and any n: q_quad, k_quad, q_lin and k_lin (B, n, s), v (B, n, e) ->
+    (B, n, e), or with heads (B, H, n, s) and (B, H, n, e) -> (B, H, n, e); in v's dtype.
+    ``key_padding_mask``: bool (B, n), True = padding, on any side; chunks and positions count real tokens and a padded
+    token gives 0. Cost: O(n (C (s + e) + s e)) time, O(n (C + s + e) + (n / C) s e) memory; on a CPU, causal with
+    relu2 and both terms, without the n C.
+
+    Args:
+        bias: (2C-1,), entry r + C - 1 for a query r tokens after its key, or (C, C); with heads (H, 2C-1), (H, C, C).
+        kernel: ``relu2``, ``laplace``, or ``softmax``, whose scores are divided by √s; see ``score_kernel``.
+        local, linear: leave one of the two terms out (Figure 7).
+        first_softmax: the first real token attends inside its chunk with softmax, whatever the kernel (Table 4).
+        first_to_all: the first token of each chunk attends to the whole sequence with softmax in place of its chunk,
+            without ``bias``; adds O(n² (s + e) / C) time and O(n² / C) memory (Table 4, "first-to-all").
+        initial_state, return_state: continue a causal sequence. The state has constant size: ``count`` (B,) tokens so
+            far, ``sum_kv`` (B, H, s, e), and the last tokens in rings of C slots, ``k_quad`` and ``k_lin`` (B, H, C, s)
+            and ``v`` (B, H, C, e), in float32 (H = 1 without heads). Every step costs the same; see ``decoding``.
+
+    Raises:
+        ValueError: a shape, dtype, mask, bias, name or state that does not fit; ``chunk_size`` below 1; both terms left
+            out; ``first_softmax`` or ``first_to_all`` of a causal sequence or without the local term; a state of one
+            that is not causal.
+    """
+    options = mixed_chunk_options(chunk_size, causal, kernel, local, linear, first_softmax, first_to_all)
+    state = {"initial_state": initial_state, "return_state": return_state}
+    return attend(q_quad, k_quad, q_lin, k_lin, v, options, bias=bias, key_padding_mask=key_padding_mask, **state)
+
+
+def attend(
+    q_quad: Tensor,
+    k_quad: Tensor,
+    q_lin: Tensor,
+    k_lin: Tensor,
+    v: Tensor,
+    options: MixedChunkOptions,
+    *,
+    bias: Tensor | None = None,
+    key_padding_mask: Tensor | None = None,
+    initial_state: State | None = None,
+    return_state: bool = False,
+) -> Tensor | tuple[Tensor, State]:
+    """``mixed_chunk_attention`` for modules, which have checked ``options`` when they were built."""
+    if not isinstance(q_quad, Tensor) or q_quad.dim() not in (3, 4):
+        shape = tuple(q_quad.shape) if isinstance(q_quad, Tensor) else type(q_quad).__name__
+        raise ValueError(f"q_quad is {shape}; allowed: a tensor (B, n, s) or (B, H, n, s)")
+    without_heads = q_quad.dim() == 3
+    tokens = Tokens(*with_heads(Tokens._fields, (q_quad, k_quad, q_lin, k_lin, v), without_heads))
+    _check_tensors(tokens, bias, options.chunk_size, key_padding_mask)
+    check_continuation(options.causal, initial_state, return_state)
+    if initial_state is not None:
+        shapes = decoding.state_shapes(tokens, options.chunk_size)
+        initial_state = state_of_sums(initial_state, shapes, compute_dtype(v), v)
+    with autocast_off(v):
+        state = None
+        if initial_state is None and not return_state:
+            out = _whole(tokens, bias, options, key_padding_mask)
+        else:
+            state = decoding.empty_state(tokens, options.chunk_size) if initial_state is None else initial_state
+            extend = decoding.step if v.shape[-2] == 1 else decoding.several
+            out, state = extend(*prepare(tokens, bias, key_padding_mask), options, key_padding_mask, state)
+        out = zero_padding(out, key_padding_mask).to(v.dtype)
+    out = out.squeeze(1) if without_heads else out  # (B, 1, n, e) -> (B, n, e)
+    return (out, state) if return_state else out
+
+
+def _whole(tokens: Tokens, bias: Tensor | None, options: MixedChunkOptions, padding_mask: Tensor | None) -> Tensor:
+    """A whole sequence: kernels on a GPU, blocks on a CPU for the paper's language model, otherwise plain PyTorch."""
+    arguments = (tokens, bias, options, padding_mask)
+    if gpu.applies(tokens, options):
+        return dispatch.guarded(gpu.NAME, lambda: gpu.whole_sequence(*arguments), lambda: whole_sequence(*arguments))
+    in_blocks = causal_cpu.applies(tokens, bias, options)
+    return whole_sequence(*arguments, causal_cpu.causal_attention_in_blocks if in_blocks else attend_in_graph)
+
+
+def _check_tensors(tokens: Tokens, bias: Tensor | None, chunk_size: int, padding_mask: Tensor | None) -> None:
+    """Raise ValueError unless inputs, bias and mask fit together."""
+    check_query_key_value(tokens.q_quad, tokens.k_quad, tokens.v, one_length=True, names=("q_quad", "k_quad", "v"))
+    for name in ("q_lin", "k_lin"):
+        x = getattr(tokens, name)
+        if x.shape != tokens.q_quad.shape or x.dtype != tokens.v.dtype or x.device != tokens.v.device:
+            raise ValueError(
+                f"{name} is {tuple(x.shape)}, {x.dtype}, on {x.device}; allowed: as q_quad, "
+                f"{tuple(tokens.q_quad.shape)}, {tokens.v.dtype}, on {tokens.v.device}"
+            )
+    check_padding_mask("key_padding_mask", padding_mask, tokens.v)
+    check_bias(bias, chunk_size, tokens.v.shape[1], tokens.v, "chunk_size")

@@ -1,0 +1,101 @@
+"""Checks of arguments: each raises a ValueError that names the argument, its value and what is allowed."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def check_choice(argument: str, value: Any, allowed: Sequence[str]) -> None:
+    """Raise ValueError unless ``value`` is one of ``allowed``."""
+    if value not in allowed:
+        raise ValueError(f"{argument} is {value!r}; allowed: {', '.join(repr(name) for name in allowed)}")
+
+
+def check_positive_int(argument: str, value: Any) -> None:
+    """Raise ValueError unless ``value`` is an int of at least 1."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{argument} is {value!r}; allowed: an integer of at least 1")
+
+
+def check_probability(argument: str, value: float) -> None:
+    """Raise ValueError unless 0 <= ``value`` < 1."""
+    if not isinstance(value, (int, float)) or not 0.0 <= value < 1.0:
+        raise ValueError(f"{argument} is {value!r}; allowed: at least 0 and below 1")
+
+
+def check_query_key_value(
+    q: Tensor, k: Tensor, v: Tensor, one_length: bool, names: Sequence[str] = ("q", "k", "v")
+) -> None:
+    """Raise ValueError unless q (B, H, n, d), k (B, H, m, d), v (B, H, m, e) fit together; ``one_length`` needs n = m.
+
+    ``names`` are the names that the user knows them by.
+    """
+    for name, tensor in zip(names, (q, k, v)):
+        if not isinstance(tensor, Tensor):
+            raise ValueError(f"{name} is a {type(tensor).__name__}; allowed: a tensor")
+        if tensor.dim() != 4:
+            raise ValueError(f"{name} has shape {tuple(tensor.shape)}; allowed: 4 dimensions (B, H, tokens, channels)")
+        if not tensor.is_floating_point():
+            raise ValueError(f"{name} has dtype {tensor.dtype}; allowed: a floating point dtype")
+        if tensor.shape[2] == 0 or tensor.shape[3] == 0:
+            raise ValueError(f"{name} has shape {tuple(tensor.shape)}; allowed: at least one token and one channel")
+    query, key, value = names
+    if q.shape[:2] != k.shape[:2] or q.shape[3] != k.shape[3]:
+        raise ValueError(
+            f"{key} has shape {tuple(k.shape)} and {query} {tuple(q.shape)}; "
+            "allowed: the same batch, heads and channels"
+        )
+    if k.shape[:3] != v.shape[:3]:
+        raise ValueError(
+            f"{value} has shape {tuple(v.shape)} and {key} {tuple(k.shape)}; allowed: the same batch, heads and tokens"
+        )
+    if q.dtype != k.dtype or q.dtype != v.dtype:
+        raise ValueError(
+            f"{query}, {key} and {value} have dtypes {q.dtype}, {k.dtype} and {v.dtype}; allowed: one dtype"
+        )
+    if q.device != k.device or q.device != v.device:
+        raise ValueError(
+            f"{query}, {key} and {value} are on {q.device}, {k.device} and {v.device}; allowed: one device"
+        )
+    if one_length and q.shape[2] != k.shape[2]:
+        raise ValueError(
+            f"{key} has {k.shape[2]} tokens and {query} {q.shape[2]}; "
+            "allowed in causal attention and self-attention: the same number"
+        )
+
+
+def check_gate_key_value(q: Tensor | None, k: Tensor, v: Tensor, key_channels: int | None = None) -> None:
+    """Raise ValueError unless q (or None) and v are (B, T, d) and k is (B, T, d), or (B, T, ``key_channels``)."""
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if tensor is None and name == "q":
+            continue
+        if not isinstance(tensor, Tensor):
+            raise ValueError(f"{name} is a {type(tensor).__name__}; allowed: a tensor")
+        if tensor.dim() != 3 or 0 in tensor.shape[1:]:
+            raise ValueError(f"{name} has shape {tuple(tensor.shape)}; allowed: (B, tokens, channels), none empty")
+        if not tensor.is_floating_point() or tensor.dtype != v.dtype or tensor.device != v.device:
+            raise ValueError(
+                f"{name} is {tensor.dtype} on {tensor.device}; allowed: floating point as v, {v.dtype} on {v.device}"
+            )
+    expected = {"q": v.shape, "k": (*v.shape[:2], v.shape[2] if key_channels is None else key_channels)}
+    for name, tensor in (("q", q), ("k", k)):
+        if tensor is not None and tuple(tensor.shape) != tuple(expected[name]):
+            raise ValueError(
+                f"{name} has shape {tuple(tensor.shape)}; allowed beside v of {tuple(v.shape)}: {tuple(expected[name])}"
+            )
+
+
+def check_padding_mask(argument: str, mask: Tensor | None, like: Tensor) -> None:
+    """Raise ValueError unless ``mask`` is None or bool (B, tokens of ``like``) on its device; True = padding."""
+    if mask is None:
+        return
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+        dtype = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
+        raise ValueError(f"{argument} has dtype {dtype}; allowed: torch.bool with True = padding")
+    expected = (like.shape[0], like.shape[2])
+    if tuple(mask.shape) != expected:
+        raise ValueError(f"{argument} has shape {tuple(mask.shape)}; allowed: (batch, tokens) = {expected}")
+    if mask.device != like.device:
+        raise ValueError(f"{argument} is on {mask.device}; allowed: the device of the input, {like.device}")

@@ -1,0 +1,54 @@
+"""Tools of causal attention in chunks: cutting a sequence into chunks, and sums over earlier chunks."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+#: Up to this many chunks, a CPU forms running sums over chunks as a matrix product.
+_FEW_CHUNKS = 32
+
+
+def split_chunks(x: Tensor, chunk_size: int) -> Tensor:
+    """(B, H, n, ...) -> (B, H, G, C, ...) with G = ceil(n / C), zeros appended to fill the last chunk."""
+    batch, heads, length = x.shape[:3]
+    missing = -length % chunk_size
+    if missing:
+        x = F.pad(x, [0, 0] * (x.dim() - 3) + [0, missing])
+    return x.reshape(batch, heads, (length + missing) // chunk_size, chunk_size, *x.shape[3:])
+
+
+def reverse_cumsum(x: Tensor) -> Tensor:
+    """Sums over the last dimension from each place to the end, (..., C) -> (..., C)."""
+    return x.flip(-1).cumsum(-1).flip(-1)
+
+
+def carry_sums(chunk_sums: Tensor, initial: Tensor | None, reverse: bool = False) -> tuple[Tensor, Tensor]:
+    """Running sums over chunks: (B, H, G, ...) -> up to before each chunk (B, H, G, ...) and over all (B, H, ...).
+
+    ``initial`` (B, H, ...) is the sum over everything before the first chunk, zero when None. With ``reverse``, sums
+    run from the last chunk to the first: the result is the sum behind each chunk, and ``initial`` that behind the last.
+    """
+    groups = chunk_sums.shape[2]
+    if chunk_sums.device.type == "cpu" and not torch.compiler.is_compiling() and groups <= _FEW_CHUNKS:
+        return _carry_few_sums(chunk_sums, initial, reverse)
+    if reverse:
+        carried, total = carry_sums(chunk_sums.flip(2), initial)
+        return carried.flip(2), total
+    inclusive = chunk_sums.cumsum(2)
+    if initial is not None:
+        inclusive = inclusive + initial.unsqueeze(2)
+    first = torch.zeros_like(inclusive[:, :, :1]) if initial is None else initial.unsqueeze(2)
+    # (B, H, 1, ...), (B, H, G-1, ...) -> (B, H, G, ...)
+    return torch.cat([first.to(inclusive.dtype), inclusive[:, :, :-1]], dim=2), inclusive[:, :, -1]
+
+
+def _carry_few_sums(chunk_sums: Tensor, initial: Tensor | None, reverse: bool) -> tuple[Tensor, Tensor]:
+    """``carry_sums`` as a product with a triangle of ones, which takes a CPU a third of the time; O(G²)."""
+    batch, heads, groups = chunk_sums.shape[:3]
+    triangle = chunk_sums.new_ones(groups, groups)
+    triangle = (triangle.triu(1) if reverse else triangle.tril(-1)).expand(batch * heads, -1, -1)
+    carried = torch.bmm(triangle, chunk_sums.flatten(3).flatten(0, 1))  # (B H, G, ...)
+    if initial is not None:
+        carried.add_(initial.flatten(2).flatten(0, 1).unsqueeze(1))  # (B, H, ...) -> (B H, 1, ...)
+    carried, last = carried.view_as(chunk_sums), 0 if reverse else -1
+    return carried, carried[:, :, last] + chunk_sums[:, :, last]

@@ -1,0 +1,44 @@
+"""Elementwise, positive feature maps phi of the linear mechanisms (Flowformer, Table 10)."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from .padding import zero_padding
+
+FEATURE_MAPS = ("sigmoid", "elu+1", "relu")
+
+
+def feature_map(x: Tensor, phi: str) -> Tensor:
+    """phi(x), positive and of the shape of ``x``; O(size of x).
+
+    ``relu`` adds 1e-6, as the authors' long-range-arena code does: a sink whose features are all zero would divide
+    by an incoming flow of zero.
+    """
+    if phi == "sigmoid":
+        return torch.sigmoid(x)
+    if phi == "elu+1":
+        return F.elu(x) + 1.0
+    return F.relu(x) + 1e-6
+
+
+def real_features(x: Tensor, phi: str, padding_mask: Tensor | None) -> Tensor:
+    """phi(x) for x (B, H, n, d), zero at padding (B, n; True = padding).
+
+    Padding is cleared before the map too. Clearing the result alone would keep NaN out of the output but not out of
+    the gradient, since 0 * NaN is NaN.
+    """
+    return zero_padding(feature_map(zero_padding(x, padding_mask), phi), padding_mask)
+
+
+def feature_map_gradient(grad: Tensor, features: Tensor, phi: str, out: Tensor) -> None:
+    """Write the gradient of x into ``out``, from that of ``features`` = phi(x); 0 at padding, where these are 0.
+
+    All of one shape; O(size of x).
+    """
+    if phi == "sigmoid":
+        torch.ops.aten.sigmoid_backward.grad_input(grad, features, grad_input=out)
+    elif phi == "elu+1":
+        torch.mul(grad, features.clamp(max=1.0), out=out)
+    else:
+        torch.mul(grad, features > 1e-6, out=out)

@@ -1,0 +1,120 @@
+"""When Triton kernels are used, and what happens where they fail. Imports no Triton and knows no mechanism.
+
+Kernels take CUDA tensors in float32, float16 or bfloat16. Plain PyTorch is used for all else: other devices and dtypes
+(float64), torch.compile, torch.export and tracing (to which kernels are opaque; inductor fuses plain PyTorch
+itself), torch.func's transforms, forward-mode gradients and tensor subclasses. ``LINEARTIME_TRITON=0`` turns all
+kernels off. Triton's interpreter (``TRITON_INTERPRET=1`` before Triton is imported) takes the place of a GPU: kernels
+then run on CPU tensors, slowly, which is how they are tested.
+"""
+
+import functools
+import importlib
+import os
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..tracing import runs_eagerly
+
+#: The environment variable that turns kernels off.
+VARIABLE = "LINEARTIME_TRITON"
+#: The oldest Triton they are written for, that of torch 2.6.
+OLDEST_TRITON = (3, 2)
+#: Most channels of q and k: the scores of a tile are one product, which holds all channels at once.
+MAX_CHANNELS = 128
+
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+_NOT_ERRORS_OF_A_KERNEL = (torch.OutOfMemoryError, ValueError)
+_failed: set[str] = set()  # names whose kernels are not tried again
+
+
+def switched_on() -> bool:
+    """Whether ``LINEARTIME_TRITON`` is "1" (the default) and not "0"; ValueError for anything else."""
+    value = os.environ.get(VARIABLE, "1")
+    if value not in ("0", "1"):
+        raise ValueError(
+            f"the environment variable {VARIABLE} is {value!r}; allowed: '0' (off) and '1' (on, the default)"
+        )
+    return value == "1"
+
+
+def interpreted() -> bool:
+    """Whether Triton's interpreter, which runs kernels on CPU tensors, is asked for."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def applies(name: str, *tensors: Tensor) -> bool:
+    """Whether kernels can be used for ``tensors``, those of ``name`` have not failed, and they are not switched off.
+
+    Each mechanism adds its own limits in an ``applies`` beside its kernels.
+
+    Raises:
+        ValueError: ``LINEARTIME_TRITON`` is neither 0 nor 1.
+    """
+    # First, as a graph that is being traced must not depend on the environment.
+    if not runs_eagerly(*tensors):
+        return False
+    if not switched_on() or name in _failed:
+        return False
+    on_device = all(x.is_cuda for x in tensors) or (interpreted() and all(x.device.type == "cpu" for x in tensors))
+    return on_device and all(_has_kernel_dtype(x) for x in tensors) and _has_triton()
+
+
+def _has_kernel_dtype(x: Tensor) -> bool:
+    """Whether ``x`` is a tensor of a dtype that kernels take, not empty and not of a subclass."""
+    return type(x) in (Tensor, torch.nn.Parameter) and x.dtype in _DTYPES and x.numel() > 0
+
+
+@functools.cache
+def _has_triton() -> bool:
+    """Whether a Triton that is new enough can be imported; if not, a warning, once."""
+    oldest = ".".join(map(str, OLDEST_TRITON))
+    try:
+        version = importlib.import_module("triton").__version__
+    except ImportError as error:
+        problem = f"Triton cannot be imported ({error})"
+    else:
+        if _numbers(version) >= OLDEST_TRITON:
+            return True
+        problem = f"Triton {version} is too old"
+    warnings.warn(
+        f"{problem}; plain PyTorch is used. For kernels: pip install 'triton>={oldest}'. "
+        f"To use plain PyTorch without this warning: {VARIABLE}=0",
+        stacklevel=4,
+    )
+    return False
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """Major and minor of "3.2.0+git1234"."""
+    return tuple(int(number) for number in version.split(".")[:2])
+
+
+def guarded(name: str, kernel: Callable[[], Any], fallback: Callable[[], Any]) -> Any:
+    """``kernel()``; where it fails, a warning, once, and ``fallback()`` from then on for all kernels of ``name``.
+
+    A kernel that a combination of GPU, driver and Triton cannot compile must not end a training that PyTorch can do.
+    Lack of memory and a ValueError are raised: they are no failure of the kernel.
+    """
+    if name not in _failed:
+        try:
+            return kernel()
+        except _NOT_ERRORS_OF_A_KERNEL:
+            raise
+        except Exception as error:
+            _give_up(name, error)
+    return fallback()
+
+
+def _give_up(name: str, error: BaseException) -> None:
+    """Warn that the kernels of ``name`` have failed with ``error``, and use them no more in this process."""
+    _failed.add(name)
+    reason = (str(error).strip().splitlines() or [""])[0]
+    warnings.warn(
+        f"Triton kernels of {name} failed ({type(error).__name__}: {reason}); plain PyTorch is used from now on. "
+        f"To use that without this warning: {VARIABLE}=0",
+        stacklevel=4,
+    )

@@ -1,0 +1,46 @@
+"""Padding: moving each row's real tokens to its front, so that chunks and positions count those alone; clearing it."""
+
+import torch
+from torch import Tensor
+
+
+def real_positions(padding_mask: Tensor) -> Tensor:
+    """The number of real tokens before each token: (B, n), True = padding -> int64 (B, n); O(n)."""
+    real = ~padding_mask
+    return real.cumsum(1) - real.long()
+
+
+def real_first(padding_mask: Tensor | None) -> Tensor | None:
+    """The order (B, n) that puts each row's real tokens first and padding last, otherwise unchanged; None for no mask.
+
+    ``padding_mask`` is bool (B, n), True = padding, on any side or in between. O(n).
+    """
+    if padding_mask is None:
+        return None
+    position = real_positions(padding_mask)
+    behind = (~padding_mask).sum(1, keepdim=True) + real_positions(~padding_mask)
+    places = torch.where(padding_mask, behind, position)  # where each token goes
+    return invert(places)
+
+
+def invert(order: Tensor) -> Tensor:
+    """The order (B, n) that undoes ``order``; O(n)."""
+    index = torch.arange(order.shape[1], device=order.device).expand_as(order)
+    return torch.empty_like(order).scatter(1, order, index)
+
+
+def take(x: Tensor, order: Tensor | None) -> Tensor:
+    """Tokens of x (B, H, n, c) in ``order`` (B, m) -> (B, H, m, c); x itself for None. O(m c)."""
+    if order is None:
+        return x
+    return x.gather(2, order[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3]))
+
+
+def put_back(x: Tensor, order: Tensor | None) -> Tensor:
+    """The inverse of ``take`` for a whole row: x (B, H, n, c) -> (B, H, n, c)."""
+    return x if order is None else take(x, invert(order))
+
+
+def zero_padding(x: Tensor, padding_mask: Tensor | None) -> Tensor:
+    """``x`` (B, H, n, d) with zeros at padding (B, n; True = padding), also where it is NaN or inf."""
+    return x if padding_mask is None else x.masked_fill(padding_mask[:, None, :, None], 0.0)

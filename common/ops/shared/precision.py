@@ -1,0 +1,32 @@
+"""The dtype that sums are formed in, and keeping autocast from rounding products to half precision."""
+
+import contextlib
+
+import torch
+from torch import Tensor
+
+
+def compute_dtype(tensor: Tensor) -> torch.dtype:
+    """float32, or float64 for a float64 tensor: sums, states and normalisers are never half precision."""
+    return torch.promote_types(tensor.dtype, torch.float32)
+
+
+def autocast_off(tensor: Tensor) -> contextlib.AbstractContextManager:
+    """A context in which autocast does not turn the products of ``tensor``'s device into half precision."""
+    device = tensor.device.type
+    # The meta device, on which models are measured without memory, knows no autocast and refuses the question. (Asking
+    # torch.amp.is_autocast_available would break the graph of torch.compile in torch 2.6.)
+    if device == "meta" or not torch.is_autocast_enabled(device):
+        return contextlib.nullcontext()
+    return torch.autocast(device_type=device, enabled=False)
+
+
+def autocast_remains(x: Tensor) -> bool:
+    """Whether autocast rounds products of ``x`` inside TorchScript, which has no ``autocast_off``; float64 never.
+
+    TorchScript cannot ask whether autocast is on either (torch 2.15 crashes), so a small product is tried.
+    """
+    if not torch.jit.is_scripting():
+        return False
+    zero = torch.zeros([1, 1], dtype=x.dtype, device=x.device)
+    return torch.mm(zero, zero).dtype != x.dtype

@@ -1,0 +1,82 @@
+"""The state of a causal attention after some tokens: a dict of tensors with the batch as their first dimension."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+State = dict[str, Tensor]
+
+#: Entries of a state that count or mask tokens; all others are floating point.
+_ENTRY_DTYPES = {"count": torch.int64, "rotary_count": torch.int64, "padding_mask": torch.bool}
+
+
+def check_continuation(causal: bool, initial_state: State | None, return_state: bool) -> None:
+    """Raise ValueError if a state is given to, or wanted from, attention that is not causal."""
+    if not causal and (initial_state is not None or return_state):
+        raise ValueError("initial_state and return_state are given with causal=False; allowed: only with causal=True")
+
+
+def check_state(
+    state: State | None, shapes: dict[str, Sequence[int]], dtypes: Sequence[torch.dtype], like: Tensor
+) -> None:
+    """Raise ValueError unless ``state`` is None or holds exactly the tensors named in ``shapes``, so shaped.
+
+    They must be on the device of ``like``. Counts and masks have their own dtypes, all others one of ``dtypes``.
+    """
+    if state is None:
+        return
+    if not isinstance(state, dict) or set(state) != set(shapes):
+        raise ValueError(f"initial_state holds {_content(state)}; allowed: a returned state, holding {sorted(shapes)}")
+    for name, shape in shapes.items():
+        tensor, argument = state[name], f"initial_state[{name!r}]"
+        if not isinstance(tensor, Tensor):
+            raise ValueError(f"{argument} is a {type(tensor).__name__}; allowed: a tensor")
+        if tuple(tensor.shape) != tuple(shape):
+            raise ValueError(f"{argument} has shape {tuple(tensor.shape)}; allowed for this input: {tuple(shape)}")
+        allowed = (_ENTRY_DTYPES[name],) if name in _ENTRY_DTYPES else dtypes
+        if tensor.dtype not in allowed:
+            raise ValueError(
+                f"{argument} has dtype {tensor.dtype}; allowed for this input: {', '.join(map(str, allowed))}"
+            )
+        if tensor.device != like.device:
+            raise ValueError(f"{argument} is on {tensor.device}; allowed: the device of the input, {like.device}")
+
+
+def state_of_sums(
+    state: State | None, shapes: dict[str, Sequence[int]], dtype: torch.dtype, like: Tensor
+) -> State | None:
+    """``state``, checked against ``shapes`` and with its sums in ``dtype``, which is float32 or float64; None for None.
+
+    So a sequence may go on in another dtype than it began in. A state in half precision is refused: rounded sums are
+    no sums.
+
+    Raises:
+        ValueError: ``state`` does not fit; see ``check_state``.
+    """
+    check_state(state, shapes, (torch.float32, torch.float64), like)
+    if state is None:
+        return None
+    return {name: x if name in _ENTRY_DTYPES else x.to(dtype) for name, x in state.items()}
+
+
+def state_entry(state: State, name: str, dim: int, like: Tensor) -> Tensor:
+    """``state[name]``, a count or a mask; ValueError unless it has ``dim`` dimensions and fits ``like``."""
+    entry = state.get(name) if isinstance(state, dict) else None
+    if not isinstance(entry, Tensor):
+        raise ValueError(f"initial_state holds {_content(state)}; allowed: a returned state, holding {name!r}")
+    if entry.dim() != dim or entry.shape[0] != like.shape[0] or entry.dtype != _ENTRY_DTYPES[name]:
+        raise ValueError(
+            f"initial_state[{name!r}] is {tuple(entry.shape)}, {entry.dtype}; allowed: {dim} dimensions, "
+            f"the first of size {like.shape[0]}, {_ENTRY_DTYPES[name]}"
+        )
+    if entry.device != like.device:
+        raise ValueError(
+            f"initial_state[{name!r}] is on {entry.device}; allowed: the device of the input, {like.device}"
+        )
+    return entry
+
+
+def _content(state: object) -> object:
+    """What ``state`` holds, for messages."""
+    return sorted(state) if isinstance(state, dict) else type(state).__name__

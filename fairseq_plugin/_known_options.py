@@ -1,0 +1,42 @@
+"""The options that may be given along with a checkpoint, and an error for any other."""
+
+import argparse
+import difflib
+from collections.abc import Iterable
+from dataclasses import is_dataclass
+from typing import Any
+
+from fairseq.dataclass.configs import FairseqConfig
+from fairseq.registry import REGISTRIES
+
+
+def model_options(model: type) -> set[str]:
+    """Names of the options of a fairseq model."""
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    model.add_args(parser)
+    return set(vars(parser.parse_args([])))
+
+
+def checkpoint_options(model: type, state: dict[str, Any]) -> set[str]:
+    """Names of the options that ``model`` can be loaded with from the checkpoint ``state``.
+
+    They are those of fairseq's groups, the stored ones, and those of the model, which may be newer than the file.
+    """
+    names = {"generation_args", *model_options(model)}
+    for group, options in vars(FairseqConfig()).items():
+        names |= {group, *(vars(options) if is_dataclass(options) else ())}
+    for registry in REGISTRIES.values():
+        for options in filter(is_dataclass, registry["dataclass_registry"].values()):
+            names |= options.__dataclass_fields__.keys()
+    if state.get("args") is not None:
+        return names | vars(state["args"]).keys()
+    groups = [x if hasattr(x, "keys") else getattr(x, "__dict__", {}) for x in state["cfg"].values()]
+    return names.union(*(group.keys() for group in groups))
+
+
+def check_names(what: str, names: Iterable[Any], known: set[str], listed: set[str]) -> None:
+    """ValueError for the first of ``names`` that is not ``known``; it says what is near, or else what is ``listed``."""
+    for name in map(str, names):
+        if name not in known:
+            near = difflib.get_close_matches(name, known)
+            raise ValueError(f"{what} has {name}; allowed: {', '.join(near or sorted(listed))}")

@@ -1,0 +1,88 @@
+"""fairseq's Transformer decoder over layers of ours."""
+
+from collections.abc import Callable
+from typing import Any
+
+from fairseq.distributed import fsdp_wrap
+from fairseq.models.transformer import TransformerConfig, TransformerDecoder
+from fairseq.modules.checkpoint_activations import checkpoint_wrapper
+from omegaconf import OmegaConf
+from torch import Tensor, nn
+
+from common.modules.norms import build_norm
+
+from ..modules.positions import check_length, count_real_tokens, find_max_tokens
+
+# NormFormer options of transformer_lm that fairseq's own TransformerConfig does not carry on to the layers.
+_NORMFORMER = ("scale_attn", "scale_fc", "scale_heads", "scale_resids")
+
+BuildLayer = Callable[[TransformerConfig, bool], nn.Module]
+
+
+class LinearTimeDecoder(TransformerDecoder):
+    """fairseq's ``TransformerDecoder`` over the layers that ``build_layer(cfg, no_encoder_attn)`` makes.
+
+    ``build_positions`` turns fairseq's position embedding into the one that is used, which counts real tokens in every
+    mode; ``norm`` names the final normalisation. Nothing of size T x T is allocated.
+
+    Raises:
+        ValueError: when called with more tokens than a part of the model has parameters for, or with
+            ``full_context_alignment``.
+    """
+
+    def __init__(
+        self,
+        args,
+        dictionary,
+        embed_tokens,
+        build_layer: BuildLayer,
+        build_positions: Callable[[nn.Module], nn.Module] = count_real_tokens,
+        norm: str = "layernorm",
+        **host_options,
+    ) -> None:
+        self.build_layer = build_layer  # a plain attribute, read by build_decoder_layer inside of __init__
+        if OmegaConf.is_config(args):  # kept without the enums of fairseq's options, which cannot be pickled
+            args = OmegaConf.create(OmegaConf.to_container(args, resolve=True, enum_to_str=True))
+        super().__init__(args, dictionary, embed_tokens, **host_options)
+        del self.build_layer  # it keeps the enums too
+        if self.embed_positions is not None:
+            self.embed_positions = build_positions(self.embed_positions)
+        if self.layer_norm is not None and norm != "layernorm":
+            self.layer_norm = build_norm(norm, self.embed_dim)
+        self.max_tokens = find_max_tokens(self)
+
+    def build_decoder_layer(self, args: TransformerConfig, no_encoder_attn: bool = False) -> nn.Module:
+        """fairseq's hook: one layer, wrapped for activation checkpointing and sharding as fairseq wraps its own."""
+        cfg = TransformerConfig.from_namespace(args)
+        for option in _NORMFORMER:
+            setattr(cfg, option, getattr(self.args, option, False))
+        return wrap_layer(self.build_layer(cfg, no_encoder_attn), cfg)
+
+    def extract_features(
+        self,
+        prev_output_tokens: Tensor,
+        encoder_out: dict[str, list[Tensor]] | None = None,
+        incremental_state: dict[str, dict[str, Tensor | None]] | None = None,
+        full_context_alignment: bool = False,
+        *alignment,
+        **further,
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """fairseq's, for inputs that the model can honour."""
+        if full_context_alignment:
+            raise ValueError("full_context_alignment is True; allowed: False, attention is causal by construction")
+        options = "--max-target-positions or --tokens-per-sample"
+        check_length(prev_output_tokens, self.padding_idx, self.max_tokens, options)
+        return self.extract_features_scriptable(  # as fairseq's does; one more call would break torch.compile's graph
+            prev_output_tokens, encoder_out, incremental_state, False, *alignment, **further
+        )
+
+    def buffered_future_mask(self, tensor: Tensor) -> None:
+        """None in place of fairseq's (T, T) mask: the attentions of our layers are causal without one."""
+        return None
+
+
+def wrap_layer(layer: nn.Module, cfg: TransformerConfig) -> nn.Module:
+    """``layer`` as fairseq's builders wrap theirs: activation checkpointing inside of sharding, where asked for."""
+    if cfg.checkpoint_activations:
+        layer = checkpoint_wrapper(layer, offload_to_cpu=cfg.offload_activations)
+    return fsdp_wrap(layer, min_num_params=0 if cfg.checkpoint_activations else cfg.min_params_to_wrap)

@@ -1,0 +1,66 @@
+"""RoBERTa's encoder over layers of ours."""
+
+from collections.abc import Callable
+
+from fairseq.models.roberta import RobertaEncoder
+from fairseq.models.transformer import TransformerConfig, TransformerEncoder
+from fairseq.modules.transformer_sentence_encoder import init_bert_params
+from torch import Tensor, nn
+
+from common.modules.norms import build_norm
+
+from ..modules.positions import check_length, count_real_tokens, find_max_tokens
+from ._decoder import wrap_layer
+
+BuildLayer = Callable[[TransformerConfig], nn.Module]
+
+
+class LinearTimeEncoder(TransformerEncoder):
+    """fairseq's ``TransformerEncoder`` over the layers that ``build_layer(cfg)`` makes.
+
+    ``build_positions`` turns fairseq's position embedding into the one that is used; ``norm`` names the final
+    normalisation.
+
+    Raises:
+        ValueError: when called with more tokens than a part of the model has parameters for.
+    """
+
+    def __init__(
+        self,
+        args,
+        dictionary,
+        embed_tokens,
+        build_layer: BuildLayer,
+        build_positions: Callable[[nn.Module], nn.Module] = count_real_tokens,
+        norm: str = "layernorm",
+    ) -> None:
+        self.build_layer = build_layer  # a plain attribute, read by build_encoder_layer inside of __init__
+        super().__init__(args, dictionary, embed_tokens)
+        if self.embed_positions is not None:
+            self.embed_positions = build_positions(self.embed_positions)
+        if self.layer_norm is not None and norm != "layernorm":
+            self.layer_norm = build_norm(norm, embed_tokens.embedding_dim)
+        self.max_tokens = find_max_tokens(self)
+
+    def forward(self, src_tokens: Tensor, *options, **further) -> dict[str, list[Tensor]]:
+        """fairseq's, for inputs that are not longer than what the model has parameters for."""
+        check_length(src_tokens, self.padding_idx, self.max_tokens, "--max-positions or --tokens-per-sample")
+        return self.forward_scriptable(src_tokens, *options, **further)  # as fairseq's; see the decoder's
+
+    def build_encoder_layer(self, args: TransformerConfig) -> nn.Module:
+        """fairseq's hook: one layer, wrapped for activation checkpointing and sharding as fairseq wraps its own."""
+        cfg = TransformerConfig.from_namespace(args)
+        return wrap_layer(self.build_layer(cfg), cfg)
+
+
+class LinearTimeRobertaEncoder(RobertaEncoder):
+    """fairseq's ``RobertaEncoder``, language-model head and all, around ``LinearTimeEncoder(**encoder_options)``."""
+
+    def __init__(self, args, dictionary, **encoder_options) -> None:
+        self.encoder_options = encoder_options  # a plain attribute, read by build_encoder inside of __init__
+        super().__init__(args, dictionary)
+
+    def build_encoder(self, args, dictionary, embed_tokens) -> nn.Module:
+        """fairseq's hook: the stack of layers, initialised as fairseq initialises its own."""
+        encoder = LinearTimeEncoder(args, dictionary, embed_tokens, **self.encoder_options)
+        return encoder.apply(init_bert_params)

@@ -1,0 +1,175 @@
+"""The base of all causal language models: everything that ``transformer_lm`` takes and does."""
+
+from ast import literal_eval
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from fairseq.data import Dictionary
+from fairseq.models import ARCH_CONFIG_REGISTRY, register_model
+from fairseq.models.transformer import TransformerConfig
+from fairseq.models.transformer_lm import TransformerLanguageModel, TransformerLanguageModelConfig
+from fairseq.modules import AdaptiveInput, CharacterTokenEmbedder
+from fairseq.utils import eval_str_list, safe_getattr
+from torch import nn
+
+from common.ops.shared.checks import check_positive_int
+
+from ..checkpoints import CheckedLoading
+from ..modules.multihead_attention import LayerDesign
+from ..modules.transformer_layer import LinearTimeDecoderLayer
+from ._decoder import LinearTimeDecoder
+
+
+@dataclass
+class LinearTimeLanguageModelConfig(TransformerLanguageModelConfig):
+    """Options of ``transformer_lm``, in whose place these models stand, and what all of them add.
+
+    Layers are pre-norm, as the released models' are and as every named architecture of ``transformer_lm`` is;
+    ``--arch transformer_lm`` itself needs ``--decoder-normalize-before`` to be compared with them.
+    """
+
+    lineartime_post_norm: bool = field(
+        default=False,
+        metadata={
+            "help": "LayerNorm after each block, as in the Flowformer paper's equation 9; "
+            "--decoder-normalize-before is the default otherwise"
+        },
+    )
+
+
+#: Options of the task that a language model's configuration refers to.
+_TASK_OPTIONS = ("tokens_per_sample", "max_target_positions", "add_bos_token")
+#: Pairs of options that have to be equal where the weights of adaptive inputs and softmax are tied.
+_TIED = (
+    ("adaptive_input_factor", "adaptive_softmax_factor"),
+    ("adaptive_input_cutoff", "adaptive_softmax_cutoff"),
+    ("decoder_input_dim", "decoder_output_dim"),
+)
+
+
+class LinearTimeLanguageModel(CheckedLoading, TransformerLanguageModel):
+    """fairseq's Transformer language model around ``LinearTimeDecoder``; subclasses name the attention."""
+
+    attention_name: str
+
+    @classmethod
+    def hub_models(cls) -> dict[str, Any]:
+        """No downloads: the stock ones hold softmax attention."""
+        return {}
+
+    @classmethod
+    def attention_options(cls, args) -> dict[str, Any]:
+        """Constructor arguments of the attention, from the model's configuration."""
+        return {}
+
+    @classmethod
+    def layer_design(cls, args) -> LayerDesign:
+        """The parts of a layer, from the model's configuration."""
+        return LayerDesign(cls.attention_name, cls.attention_options(args), max_tokens=args.max_target_positions)
+
+    @classmethod
+    def build_layer(cls, args, cfg: TransformerConfig, no_encoder_attn: bool) -> nn.Module:
+        """One layer of the decoder, not yet wrapped."""
+        return LinearTimeDecoderLayer(cfg, no_encoder_attn, design=cls.layer_design(args))
+
+    @classmethod
+    def decoder_options(cls, args) -> dict[str, Any]:
+        """Further arguments of ``LinearTimeDecoder``."""
+        return {}
+
+    @classmethod
+    def build_model(cls, args, task):
+        """Build the model: what fairseq's own does, with our decoder.
+
+        Raises:
+            ValueError: an option the attention does not allow, or a head count that does not divide the width.
+        """
+        _complete_options(args)
+        decoder = LinearTimeDecoder(
+            args,
+            task.target_dictionary,
+            cls.build_token_embedding(args, task.source_dictionary),
+            partial(cls.build_layer, args),
+            no_encoder_attn=True,
+            **cls.decoder_options(args),
+        )
+        return cls(decoder)
+
+    @classmethod
+    def build_token_embedding(cls, args, dictionary: Dictionary) -> nn.Module:
+        """Token embeddings of the kind that fairseq's options ask for: of characters, adaptive, or plain ones."""
+        if args.character_embeddings:
+            return CharacterTokenEmbedder(
+                dictionary,
+                literal_eval(args.character_filters),
+                args.character_embedding_dim,
+                args.decoder_embed_dim,
+                args.char_embedder_highway_layers,
+            )
+        if args.adaptive_input:
+            return AdaptiveInput(
+                len(dictionary),
+                dictionary.pad(),
+                args.decoder_input_dim,
+                args.adaptive_input_factor,
+                args.decoder_embed_dim,
+                eval_str_list(args.adaptive_input_cutoff, type=int),
+                args.quant_noise_pq,
+                args.quant_noise_pq_block_size,
+            )
+        return cls.build_embedding(args, dictionary, args.decoder_input_dim)
+
+
+def _complete_options(args) -> None:
+    """Fill in the options of a language model that follow from others, as fairseq does, and check those it asserts.
+
+    The position limit is ``--max-target-positions``, or where that is not given the longest sample:
+    ``--tokens-per-sample`` tokens, and one more with ``--add-bos-token``. Only learned positions and attentions with a
+    parameter per position refuse a longer input; sinusoids and rotations have no limit.
+    """
+    args.decoder_normalize_before = not safe_getattr(args, "lineartime_post_norm", False)
+    if args.offload_activations:  # as its help says, and as fairseq's named architectures do
+        args.checkpoint_activations = True
+    if args.decoder_layers_to_keep:
+        args.decoder_layers = len(args.decoder_layers_to_keep.split(","))
+    if args.max_target_positions is None:
+        check_positive_int("--tokens-per-sample", args.tokens_per_sample)
+        args.max_target_positions = args.tokens_per_sample + int(args.add_bos_token)
+    check_positive_int("--max-target-positions", args.max_target_positions)
+    if args.tie_adaptive_weights:
+        if not args.adaptive_input:
+            raise ValueError("--tie-adaptive-weights is given; allowed: with --adaptive-input")
+        for one, other in _TIED:
+            if getattr(args, one) != getattr(args, other):
+                flags = [f"--{name.replace('_', '-')}" for name in (one, other)]
+                raise ValueError(
+                    f"{flags[0]} is {getattr(args, one)} and {flags[1]} is {getattr(args, other)}; allowed with "
+                    "--tie-adaptive-weights: equal values"
+                )
+
+
+def register_language_model(name: str, dataclass: type) -> Callable[[type], type]:
+    """fairseq's ``register_model`` for a language model, whose command line is checked once it is parsed."""
+
+    def register(model: type) -> type:
+        model = register_model(name, dataclass=dataclass)(model)
+        ARCH_CONFIG_REGISTRY[name] = check_command_line  # fairseq's entry for a model with a dataclass does nothing
+        return model
+
+    return register
+
+
+def check_command_line(args) -> None:
+    """Check the options of a parsed command line that fairseq would fail on without a word of help.
+
+    Options that nobody typed are not in ``args``, but for those of the task.
+
+    Raises:
+        ValueError: a task that is no language modeling, or two options that contradict each other.
+    """
+    if not all(hasattr(args, name) for name in _TASK_OPTIONS):
+        raise ValueError(f"--task is {args.task}; allowed with --arch {args.arch}: language_modeling")
+    if safe_getattr(args, "lineartime_post_norm", False) and safe_getattr(args, "decoder_normalize_before", False):
+        raise ValueError("--decoder-normalize-before is given; allowed with --lineartime-post-norm: not given")

@@ -1,0 +1,155 @@
+"""The base of all masked models, which see the whole sequence: fairseq's RoBERTa over layers of ours.
+
+Everything around the layers is RoBERTa's: embeddings, language-model head, classification heads, initialisation
+N(0, 0.02).
+"""
+
+import contextlib
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from fairseq.dataclass import FairseqDataclass
+from fairseq.dataclass.utils import gen_parser_from_dataclass
+from fairseq.models.roberta import RobertaHubInterface, RobertaModel
+from fairseq.models.roberta.model import base_architecture
+from fairseq.models.transformer import TransformerConfig
+from fairseq.tasks import FairseqTask
+from fairseq.tasks.language_modeling import LanguageModelingTask
+from fairseq.utils import safe_getattr
+from omegaconf import OmegaConf, open_dict
+from torch import nn
+
+from ..checkpoints import CheckedLoading
+from ._encoder import LinearTimeRobertaEncoder
+
+#: The default of ``--activation-fn``, which is that of RoBERTa's language-model head too.
+_HEAD_ACTIVATION = "gelu"
+# Options of fairseq's adaptive pruning, and their values where there is none.
+_ADAPTIVE_PRUNING = {
+    "mha_reg_scale_factor": 0.0,
+    "ffn_reg_scale_factor": 0.0,
+    "mha_heads_to_keep": -1,
+    "ffn_blocks_to_remove": -1,
+}
+
+
+@dataclass
+class MaskedOptions(FairseqDataclass):
+    """What fairseq's other encoders have on the command line and its RoBERTa has not."""
+
+    encoder_learned_pos: bool = field(
+        default=False, metadata={"help": "use learned positional embeddings in the encoder"}
+    )
+    checkpoint_activations: bool = field(default=False, metadata={"help": "checkpoint activations at each layer"})
+    offload_activations: bool = field(
+        default=False, metadata={"help": "move checkpointed activations to CPU; sets --checkpoint-activations"}
+    )
+
+
+class LinearTimeMaskedModel(CheckedLoading, RobertaModel):
+    """fairseq's RoBERTa over layers that subclasses build; for the tasks ``masked_lm`` and ``sentence_prediction``."""
+
+    #: Dataclasses of options beside those of all masked models.
+    option_classes: tuple[type, ...] = ()
+    #: What is built around the layers.
+    encoder_class: type[LinearTimeRobertaEncoder] = LinearTimeRobertaEncoder
+    #: The tasks it is for, and the classes of those it is often confused with.
+    task_names = "masked_lm, sentence_prediction"
+    other_tasks: dict[str, type[FairseqTask]] = {"language_modeling": LanguageModelingTask}
+
+    @classmethod
+    def hub_models(cls) -> dict[str, Any]:
+        """No downloads: the stock ones hold softmax attention."""
+        return {}
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        model_name_or_path: str,
+        checkpoint_file: str = "model.pt",
+        data_name_or_path: str = ".",
+        bpe: str | None = None,
+        **options,
+    ) -> RobertaHubInterface:
+        """As fairseq's, whose default for ``bpe`` is GPT-2's and downloads it; here None, that of the training if any.
+
+        ``encode`` and ``fill_mask``, which take sentences, need one; ``extract_features`` takes tokens.
+        """
+        return super().from_pretrained(model_name_or_path, checkpoint_file, data_name_or_path, bpe=bpe, **options)
+
+    @classmethod
+    def add_args(cls, parser) -> None:
+        """RoBERTa's options and ours."""
+        RobertaModel.add_args(parser)
+        for options in (MaskedOptions, *cls.option_classes):
+            gen_parser_from_dataclass(parser, options(), delete_default=True)
+
+    @classmethod
+    def complete_options(cls, args) -> None:
+        """Fill in what the command line left open: pre-norm, sinusoids, and else the defaults of RoBERTa."""
+        args.encoder_normalize_before = True
+        args.layernorm_embedding = safe_getattr(args, "layernorm_embedding", False)
+        args.encoder_learned_pos = safe_getattr(args, "encoder_learned_pos", False)
+        base_architecture(args)
+
+    @classmethod
+    def build_model(cls, args, task):
+        """Build the model as ``RobertaModel`` does, with our encoder in it.
+
+        Raises:
+            ValueError: an option that the layers do not allow, or a task of other models.
+        """
+        for name, other in cls.other_tasks.items():
+            if isinstance(task, other):
+                raise ValueError(
+                    f"--task is {name}; allowed with --arch {safe_getattr(args, 'arch')}: {cls.task_names}"
+                )
+        with open_dict(args) if OmegaConf.is_config(args) else contextlib.nullcontext():
+            cls.complete_options(args)
+            if safe_getattr(args, "max_positions") is None:
+                args.max_positions = safe_getattr(args, "tokens_per_sample") or task.max_positions()
+            if safe_getattr(args, "offload_activations", False):
+                args.checkpoint_activations = True
+            encoder = cls.encoder_class(
+                args, task.source_dictionary, build_layer=partial(cls.build_layer, args), **cls.encoder_options(args)
+            )
+        _check_activation(args, encoder.sentence_encoder.layers)
+        _check_pruning(args, encoder.sentence_encoder.layers)
+        return cls(args, encoder)
+
+    @classmethod
+    def build_layer(cls, args, cfg: TransformerConfig) -> nn.Module:
+        """One layer of the encoder, not yet wrapped; subclasses define it."""
+        raise TypeError(f"{cls.__name__} has no layers; allowed: a subclass that defines build_layer")
+
+    @classmethod
+    def encoder_options(cls, args) -> dict[str, Any]:
+        """Further arguments of ``LinearTimeEncoder``."""
+        return {}
+
+
+def _check_activation(args, layers: nn.ModuleList) -> None:
+    """Raise ValueError for an activation function that no layer has."""
+    if args.activation_fn != _HEAD_ACTIVATION and not any(hasattr(layer, "fc1") for layer in layers.children()):
+        raise ValueError(
+            f"--activation-fn is {args.activation_fn}; allowed: {_HEAD_ACTIVATION}, that of the language-model head, "
+            "since gated attention units always have silu"
+        )
+
+
+def _check_pruning(args, layers: nn.ModuleList) -> None:
+    """Raise ValueError for options of RoBERTa's adaptive pruning where layers have not the matrices it prunes."""
+    # Children: with layer drop, iterating over the list itself leaves some of them out at random.
+    if not all(isinstance(getattr(layer, "fc1", None), nn.Linear) for layer in layers.children()):
+        _refuse_pruning(args, tuple(_ADAPTIVE_PRUNING), "gated attention units and with GLU")
+    elif any(not layer.self_attn.has_prunable_heads for layer in layers.children()):
+        names = ("mha_reg_scale_factor", "mha_heads_to_keep")
+        _refuse_pruning(args, names, "an attention with a gate or with parameters of its own")
+
+
+def _refuse_pruning(args, names: tuple[str, ...], layers: str) -> None:
+    for name in names:
+        value, off = safe_getattr(args, name, _ADAPTIVE_PRUNING[name]), _ADAPTIVE_PRUNING[name]
+        if value != off:
+            raise ValueError(f"--{name.replace('_', '-')} is {value}; allowed for {layers}: {off}, no pruning")

@@ -1,0 +1,145 @@
+"""The language models of the DAFT paper: attention-free Transformers, over characters and over pixels.
+
+*A Dot Product Attention Free Transformer*: DAFT-full and DAFT-conv in place of a Transformer's attention.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Optional
+
+from fairseq.models import register_model_architecture
+from fairseq.models.transformer_lm import base_lm_architecture
+from fairseq.utils import safe_getattr
+
+from common.attention import ATTENTIONS
+from common.ops.shared.checks import check_positive_int
+
+from ._language_model import (
+    LinearTimeLanguageModel,
+    LinearTimeLanguageModelConfig,
+    check_command_line,
+    register_language_model,
+)
+from ._options import count_option, option
+
+
+@dataclass
+class DaftConfig(LinearTimeLanguageModelConfig):
+    """Options of ``transformer_lm``, and what both kinds of DAFT share."""
+
+    daft_no_query: bool = field(
+        default=False, metadata={"help": "no queries: nothing gates what attention gives (Table 8)"}
+    )
+
+
+@dataclass
+class DaftFullConfig(DaftConfig):
+    """Options of ``daft_full_lm``."""
+
+    decoder_attention_heads: int = field(
+        default=1, metadata={"help": "without effect but that it must divide the width: DAFT-full has no heads"}
+    )
+    daft_bias_dim: int = field(
+        default=128, metadata={"help": "width n of the two factors of the position bias (the paper: 128, pixels 256)"}
+    )
+    daft_free_bias: bool = field(
+        default=False,
+        metadata={"help": "a free matrix of position biases, tokens x tokens, in place of two factors (Table 6)"},
+    )
+
+
+@register_language_model("daft_full_lm", dataclass=DaftFullConfig)
+class DaftFullLanguageModel(LinearTimeLanguageModel):
+    """DAFT-full, O(T²) time in two matrix products, O(T² + T d) memory; T is at most --tokens-per-sample.
+
+    Decoding keeps every key and value. ``--max-target-positions``, which is --tokens-per-sample where it is not given,
+    is the number of positions that have a bias; a longer input is a ValueError.
+    """
+
+    attention_name = "daft_full"
+
+    @classmethod
+    def attention_options(cls, args) -> dict[str, Any]:
+        """The ``--daft-...`` options; one that an older checkpoint lacks takes its default."""
+        free = option(args, DaftFullConfig, "daft_free_bias")
+        if not free:  # the mechanism takes 0 for a free matrix, which has a flag of its own here
+            check_positive_int("--daft-bias-dim", option(args, DaftFullConfig, "daft_bias_dim"))
+        return {
+            "bias_dim": None if free else option(args, DaftFullConfig, "daft_bias_dim"),
+            "query": not option(args, DaftFullConfig, "daft_no_query"),
+        }
+
+
+@dataclass
+class DaftConvConfig(DaftConfig):
+    """Options of ``daft_conv_lm``."""
+
+    decoder_attention_heads: int = field(
+        default=8, metadata={"help": "num heads h: each has one key per token and one filter"}
+    )
+    daft_window: int = field(
+        default=64, metadata={"help": "tokens in the window, itself included (the paper: 64 on Enwik8, 256 on pixels)"}
+    )
+    daft_local_only: bool = field(
+        default=False, metadata={"help": "nothing outside of the window is seen (ablation, Figure 2)"}
+    )
+    daft_plain_filter: bool = field(
+        default=False, metadata={"help": "filters that are not standardised and scaled (ablation, Table 7)"}
+    )
+    daft_gumbel_temperature: Optional[float] = field(
+        default=None,
+        metadata={
+            "help": "each head selects one token of its window, softly in training by Gumbel-softmax at this "
+            "temperature (Equation 11; the paper: 0.5)"
+        },
+    )
+
+
+@register_language_model("daft_conv_lm", dataclass=DaftConvConfig)
+class DaftConvLanguageModel(LinearTimeLanguageModel):
+    """DAFT-conv, O(T window); any length, decoding state of constant size: a window of tokens and two sums."""
+
+    attention_name = "daft_conv"
+
+    @classmethod
+    def attention_options(cls, args) -> dict[str, Any]:
+        """The ``--daft-...`` options; one that an older checkpoint lacks takes its default."""
+        return {
+            "window": count_option(args, DaftConvConfig, "daft_window"),
+            "query": not option(args, DaftConvConfig, "daft_no_query"),
+            "local_only": option(args, DaftConvConfig, "daft_local_only"),
+            "reparameterize": not option(args, DaftConvConfig, "daft_plain_filter"),
+            "gumbel_temperature": _temperature(option(args, DaftConvConfig, "daft_gumbel_temperature")),
+        }
+
+
+def _temperature(value: float | None) -> float | None:
+    """``value``, a ValueError unless the mechanism allows it; it names the option of the command line."""
+    described = ATTENTIONS["daft_conv"].Options.described()["gumbel_temperature"]
+    return described.parse("--daft-gumbel-temperature", value)
+
+
+#: Both experiments: 12 layers of width 512.
+_PAPER = {"decoder_layers": 12, "decoder_embed_dim": 512, "decoder_ffn_embed_dim": 2048, "dropout": 0.1}
+#: What differs between them, by architecture. The paper does not say how many heads DAFT-conv has; 8 here.
+_SIZES = {
+    "daft_full_lm_enwik8": {"daft_bias_dim": 128, "decoder_attention_heads": 1},
+    "daft_full_lm_cifar10": {"daft_bias_dim": 256, "decoder_attention_heads": 1},
+    "daft_conv_lm_enwik8": {"daft_window": 64, "decoder_attention_heads": 8},
+    "daft_conv_lm_cifar10": {"daft_window": 256, "decoder_attention_heads": 8},
+}
+
+
+def _architecture(size: dict[str, Any]):
+    """What fills in the options that a command line left open."""
+
+    def architecture(args) -> None:
+        check_command_line(args)
+        for name, value in {**_PAPER, **size}.items():
+            setattr(args, name, safe_getattr(args, name, value))
+        base_lm_architecture(args)
+
+    return architecture
+
+
+for _name, _size in _SIZES.items():
+    register_model_architecture(_name.rpartition("_")[0], _name)(_architecture(_size))

@@ -1,0 +1,73 @@
+"""``flowformer_lm`` with the paper's size, and the models it is compared with: linear and softmax attention."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from fairseq.models import register_model_architecture
+from fairseq.models.transformer_lm import base_lm_architecture
+from fairseq.utils import safe_getattr
+
+from ._language_model import (
+    LinearTimeLanguageModel,
+    LinearTimeLanguageModelConfig,
+    check_command_line,
+    register_language_model,
+)
+from ._options import attention_config, attention_options
+
+
+@dataclass
+class FlowformerLanguageModelConfig(attention_config("flow", clamp=5.0), LinearTimeLanguageModelConfig):
+    """Options of ``transformer_lm`` and of Flow-Attention; the defaults are those of the released language model."""
+
+
+@register_language_model("flowformer_lm", dataclass=FlowformerLanguageModelConfig)
+class FlowformerLanguageModel(LinearTimeLanguageModel):
+    """Flowformer language model (Wu et al., ICML 2022, section 4.2), O(T), decoding state of constant size."""
+
+    attention_name = "flow"
+    takes_stock_weights = True
+
+    @classmethod
+    def attention_options(cls, args) -> dict[str, Any]:
+        """The ``--flow-...`` options; one that an older checkpoint lacks takes its default."""
+        return attention_options(args, cls.attention_name, FlowformerLanguageModelConfig)
+
+
+@dataclass
+class LinearLanguageModelConfig(attention_config("linear", only=["chunk_size"]), LinearTimeLanguageModelConfig):
+    """Options of ``transformer_lm`` and of linear attention."""
+
+
+@register_language_model("linear_lm", dataclass=LinearLanguageModelConfig)
+class LinearLanguageModel(LinearTimeLanguageModel):
+    """The linear-attention baseline (Katharopoulos et al., ICML 2020; elu+1), O(T), constant decoding state."""
+
+    attention_name = "linear"
+    takes_stock_weights = True
+
+    @classmethod
+    def attention_options(cls, args) -> dict[str, Any]:
+        """The ``--linear-...`` options."""
+        return attention_options(args, cls.attention_name, LinearLanguageModelConfig)
+
+
+@register_language_model("softmax_lm", dataclass=LinearTimeLanguageModelConfig)
+class SoftmaxLanguageModel(LinearTimeLanguageModel):
+    """``transformer_lm`` on torch's fused softmax attention: the peer to compare speed with, O(T²) time."""
+
+    attention_name = "softmax"
+    takes_stock_weights = True
+
+
+@register_model_architecture("flowformer_lm", "flowformer_lm_wiki103")
+def flowformer_lm_wiki103(args) -> None:
+    """The paper's WikiText-103 model (section 4.2): 6 layers, width 512, 8 heads, FFN 2048, shared embeddings."""
+    check_command_line(args)
+    args.dropout = safe_getattr(args, "dropout", 0.1)
+    args.share_decoder_input_output_embed = safe_getattr(args, "share_decoder_input_output_embed", True)
+    args.decoder_layers = safe_getattr(args, "decoder_layers", 6)
+    args.decoder_embed_dim = safe_getattr(args, "decoder_embed_dim", 512)
+    args.decoder_ffn_embed_dim = safe_getattr(args, "decoder_ffn_embed_dim", 2048)
+    args.decoder_attention_heads = safe_getattr(args, "decoder_attention_heads", 8)
+    base_lm_architecture(args)

@@ -1,0 +1,1 @@
+"""Layers in the places of fairseq's: attention, Transformer layers, positions."""

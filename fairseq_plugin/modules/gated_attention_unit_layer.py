@@ -1,0 +1,121 @@
+"""The gated attention unit as a layer of fairseq's decoder and of its encoder."""
+
+from typing import Any
+
+from fairseq.incremental_decoding_utils import with_incremental_state
+from fairseq.models.transformer import TransformerConfig
+from fairseq.modules import FairseqDropout
+from fairseq.modules.quant_noise import quant_noise
+from torch import Tensor, nn
+
+from common.modules.gated_attention_unit import GatedAttentionUnit
+from common.modules.relative_bias import ToeplitzBias
+
+from .multihead_attention import IncrementalState, check_no_mask
+
+_STATE = "attn_state"
+
+
+class _GatedAttentionUnitLayer(nn.Module):
+    """fairseq's dropout and quantisation noise around ``GatedAttentionUnit(dim, **unit)``.
+
+    Raises:
+        ValueError: an option of fairseq's Transformer layers that this block, in which attention and feed-forward are
+            one, does not have, or one that ``GatedAttentionUnit`` refuses.
+    """
+
+    causal: bool
+
+    def __init__(self, cfg: TransformerConfig, unit: dict[str, Any]) -> None:
+        super().__init__()
+        side = cfg.decoder if self.causal else cfg.encoder
+        for option in ("scale_attn", "scale_fc", "scale_heads", "scale_resids"):
+            if getattr(cfg, option, False):
+                raise ValueError(f"{option} is True; allowed for the gated attention unit: False")
+        if side.xformers_att_config:
+            raise ValueError("xformers_att_config is set; allowed for the gated attention unit: unset")
+        self.unit = GatedAttentionUnit(
+            side.embed_dim,
+            expanded_dim=side.ffn_embed_dim,
+            heads=side.attention_heads,
+            causal=self.causal,
+            dropout=float(cfg.dropout),
+            attention_dropout=float(cfg.attention_dropout),
+            activation_dropout=float(cfg.activation_dropout or cfg.relu_dropout or 0.0),
+            dropout_layer=lambda p: FairseqDropout(p, module_name=type(self).__name__),
+            **unit,
+        )
+        for linear in (self.unit.in_proj, self.unit.out_proj):
+            quant_noise(linear, cfg.quant_noise.pq, cfg.quant_noise.pq_block_size)  # a hook, in place
+
+    @property
+    def max_tokens(self) -> int | None:
+        """The longest input that a Toeplitz bias of FLASH-Quad has parameters for; None where any length is allowed."""
+        quadratic = self.unit.chunk_size is None
+        return self.unit.max_positions if quadratic and isinstance(self.unit.bias, ToeplitzBias) else None
+
+
+@with_incremental_state
+class GatedAttentionUnitDecoderLayer(_GatedAttentionUnitLayer):
+    """A causal gated attention unit where ``TransformerDecoderLayerBase`` stands, decoding state and all."""
+
+    causal = True
+
+    def forward(
+        self,
+        x: Tensor,
+        encoder_out: Tensor | None = None,
+        encoder_padding_mask: Tensor | None = None,
+        incremental_state: IncrementalState | None = None,
+        prev_self_attn_state: Any | None = None,
+        prev_attn_state: Any | None = None,
+        self_attn_mask: Tensor | None = None,
+        self_attn_padding_mask: Tensor | None = None,
+        need_attn: bool = False,
+        need_head_weights: bool = False,
+    ) -> tuple[Tensor, None, None]:
+        """x (T, B, C), self_attn_padding_mask (B, T) with True = padding -> (T, B, C), and no weights.
+
+        With ``incremental_state``, the T tokens continue the sequence whose state it holds. ``self_attn_mask`` is
+        None, the unit is causal by itself. There are no weights for ``need_attn``, as in a language model of fairseq's
+        own there are none.
+
+        Raises:
+            ValueError: an encoder's output, another layer's state, or a ``self_attn_mask``.
+        """
+        if encoder_out is not None or prev_self_attn_state is not None or prev_attn_state is not None:
+            raise ValueError("encoder_out or prev_*_state is given; allowed: None, there is no attention to an encoder")
+        check_no_mask(self_attn_mask)
+        tokens = x.transpose(0, 1)  # T x B x C -> B x T x C
+        if incremental_state is None:
+            out = self.unit(tokens, self_attn_padding_mask)
+        else:
+            state = self.get_incremental_state(incremental_state, _STATE)
+            out, state = self.unit.extend(tokens, self_attn_padding_mask, state)
+            self.set_incremental_state(incremental_state, _STATE, state)
+        return out.transpose(0, 1), None, None
+
+    def reorder_incremental_state(self, incremental_state: IncrementalState, new_order: Tensor) -> None:
+        """Beam search: row i goes on from what was row ``new_order[i]``."""
+        state = self.get_incremental_state(incremental_state, _STATE)
+        if state is not None:
+            state = {name: value.index_select(0, new_order) for name, value in state.items()}
+            self.set_incremental_state(incremental_state, _STATE, state)
+
+
+class GatedAttentionUnitEncoderLayer(_GatedAttentionUnitLayer):
+    """A gated attention unit that sees the whole sequence where ``TransformerEncoderLayerBase`` stands."""
+
+    causal = False
+
+    def forward(self, x: Tensor, encoder_padding_mask: Tensor | None, attn_mask: Tensor | None = None) -> Tensor:
+        """x (T, B, C), encoder_padding_mask (B, T) with True = padding -> (T, B, C).
+
+        Raises:
+            ValueError: an ``attn_mask``.
+        """
+        check_no_mask(attn_mask)
+        return self.unit(x.transpose(0, 1), encoder_padding_mask).transpose(0, 1)  # through B x T x C
+
+    def upgrade_state_dict_named(self, state_dict: dict[str, Any], name: str) -> None:
+        """fairseq calls this on every encoder layer; nothing here has had another name."""

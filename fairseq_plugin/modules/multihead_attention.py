@@ -1,0 +1,156 @@
+"""fairseq's multi-head attention with another attention inside it."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from fairseq.modules import MultiheadAttention
+from fairseq.modules.quant_noise import quant_noise
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from common.attention import ATTENTIONS, InnerAttention, RotaryAttention, build_attention
+
+IncrementalState = dict[str, dict[str, Tensor | None]]
+
+
+@dataclass(frozen=True)
+class LayerDesign:
+    """What a Transformer layer of ours has in place of fairseq's."""
+
+    attention: str  # a name of common.attention.ATTENTIONS
+    options: dict[str, Any] = field(default_factory=dict)  # of its constructor
+    rotary: bool = False  # rotary positions of queries and keys
+    attention_gate: bool = False  # a gate on what attention gives (FLASH, Table 2)
+    gated_ffn: bool = False  # GLU: the activation of one projection times another
+    norm: str = "layernorm"  # a name of common.modules.NORMS
+    max_tokens: int | None = None  # of the longest sequence
+
+    def build_inner(self, causal: bool, num_heads: int, head_dim: int) -> InnerAttention:
+        """The inner attention of ``num_heads`` heads of ``head_dim`` channels."""
+        rotates_itself = "rotary" in ATTENTIONS[self.attention].supports
+        options = {**self.options, "rotary": self.rotary} if rotates_itself else self.options
+        shape = {"num_heads": num_heads, "head_dim": head_dim, "max_tokens": self.max_tokens}
+        inner = build_attention(self.attention, causal, **shape, **options)
+        return RotaryAttention(inner, head_dim) if self.rotary and not rotates_itself else inner
+
+
+class NoProjection(nn.Module):
+    """In the place of a projection that a mechanism has no use for: gives None and has no parameters.
+
+    Not None itself: RoBERTa's initialisation draws the ``weight`` of each of attention's three projections.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.empty(0)
+
+    def forward(self, x: Tensor) -> None:
+        """x (T, B, C) -> None."""
+        return None
+
+
+class InnerMultiheadAttention(MultiheadAttention):
+    """Self-attention: fairseq's projections around the ``InnerAttention`` of a ``LayerDesign``, causal or not.
+
+    Parameter names, initialisation, quantisation noise and the reordering of the decoding state are those of
+    ``fairseq.modules.MultiheadAttention``, so its checkpoints fit. Heads can be pruned as there where
+    ``has_prunable_heads`` says so. The decoding state is the inner
+    attention's, of constant size where that is. The projection to queries is None where the inner attention has none,
+    and that to keys is as wide as its keys. Attention dropout drops whole sources (see ``drop_sources``), or
+    entries of the attention map where the inner attention has one.
+
+    Raises:
+        ValueError: a head count that does not divide the width, or an option that only softmax attention has.
+    """
+
+    def __init__(self, embed_dim: int, num_heads: int, design: LayerDesign, causal: bool, **host_options) -> None:
+        side = "decoder" if causal else "encoder"
+        if num_heads < 1 or embed_dim % num_heads:
+            raise ValueError(f"{side}_attention_heads is {num_heads}; allowed: a divisor of the width {embed_dim}")
+        for option in ("add_bias_kv", "add_zero_attn", "xformers_att_config"):
+            if host_options.get(option):
+                raise ValueError(f"{option} is {host_options[option]!r}; allowed with {design.attention}: unset")
+        super().__init__(embed_dim, num_heads, self_attention=True, **host_options)
+        self.inner = design.build_inner(causal, num_heads, embed_dim // num_heads)
+        noise = (host_options.get("q_noise", 0.0), host_options.get("qn_block_size", 8))
+        channels = self.inner.projections(self.head_dim)
+        for name in ("q", "k", "v"):
+            own = getattr(self, f"{name}_proj")
+            if name not in channels:
+                setattr(self, f"{name}_proj", NoProjection())
+            elif channels[name] != self.head_dim:
+                projection = nn.Linear(embed_dim, num_heads * channels[name], bias=own.bias is not None)
+                nn.init.xavier_uniform_(projection.weight, gain=2**-0.5)  # as fairseq's reset_parameters
+                setattr(self, f"{name}_proj", quant_noise(projection, *noise))
+        self.gate_proj = quant_noise(nn.Linear(embed_dim, embed_dim), *noise) if design.attention_gate else None
+
+    @property
+    def has_prunable_heads(self) -> bool:
+        """Whether fairseq's pruning of heads, which cuts the four projections, leaves an attention that works."""
+        return self.gate_proj is None and not any(True for _ in self.inner.parameters())
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor | None = None,
+        value: Tensor | None = None,
+        key_padding_mask: Tensor | None = None,
+        incremental_state: IncrementalState | None = None,
+        need_weights: bool = False,
+        static_kv: bool = False,
+        attn_mask: Tensor | None = None,
+        before_softmax: bool = False,
+        need_head_weights: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """query (T, B, C), key_padding_mask (B, T) with True = padding -> (T, B, C) and no weights.
+
+        Self-attention: ``key`` and ``value`` are ``query``. With ``incremental_state``, the T tokens continue the
+        sequence whose state it holds. ``attn_mask`` is None: whether attention is causal is a property of the
+        module. See ``common.ops`` for costs.
+
+        Raises:
+            ValueError: an ``attn_mask``, a state where attention is not causal, attention to something other than
+                ``query``, or weights that do not exist.
+        """
+        check_no_mask(attn_mask)
+        if (key is not None and key is not query) or (value is not None and value is not query):
+            raise ValueError("key or value is not query; allowed: self-attention")
+        if static_kv or before_softmax or need_weights or need_head_weights:
+            raise ValueError(
+                "static_kv, before_softmax, need_weights or need_head_weights is True; allowed: False, since no "
+                "attention weights are formed (common.attention.record_attention shows what there is)"
+            )
+        q, k, v = (self._split_heads(project(query)) for project in (self.q_proj, self.k_proj, self.v_proj))
+        more = self.inner.inputs(x=query.transpose(0, 1))
+        if incremental_state is None:
+            dropping = self.training or self.dropout_module.apply_during_inference
+            out = self.inner(
+                q,
+                k,
+                v,
+                key_padding_mask=key_padding_mask,
+                query_padding_mask=key_padding_mask,
+                dropout_p=self.dropout_module.p if dropping else 0.0,
+                **more,
+            )
+        else:
+            state = self._get_input_buffer(incremental_state) or None
+            out, state = self.inner.extend(q, k, v, key_padding_mask, state, **more)
+            self._set_input_buffer(incremental_state, state)
+        out = out.permute(2, 0, 1, 3).flatten(2)  # B x H x T x D -> T x B x C
+        if self.gate_proj is not None:
+            out = F.silu(self.gate_proj(query)) * out
+        return self.out_proj(out), None
+
+    def _split_heads(self, x: Tensor | None) -> Tensor | None:
+        if x is None:
+            return None
+        # T x B x C -> T x B x H x D -> B x H x T x D
+        return x.unflatten(-1, (self.num_heads, -1)).permute(1, 2, 0, 3)
+
+
+def check_no_mask(attn_mask: Tensor | None) -> None:
+    """Raise ValueError for a mask of pairs of tokens, which no attention of ours reads."""
+    if attn_mask is not None:
+        raise ValueError("attn_mask is a tensor; allowed: None, attention is causal or not as the model was built")

@@ -1,0 +1,130 @@
+"""Position embeddings that count real tokens while decoding too.
+
+fairseq's own number the tokens of a left-padded prefix from its first real one in a full forward, but from its first
+padding in incremental decoding; here both are the first. Parameters and tables are fairseq's.
+"""
+
+import sys
+from typing import Any
+
+from fairseq.modules import LearnedPositionalEmbedding, SinusoidalPositionalEmbedding
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from common.modules.sinusoids import ScaledSin
+from common.ops.shared.padding import real_positions
+
+from .multihead_attention import IncrementalState
+
+
+def last_position(tokens: Tensor, padding_idx: int) -> Tensor:
+    """fairseq's number of the last of ``tokens`` (B, T): padding_idx plus the real tokens so far, (B,).
+
+    padding_idx itself where the last token is padding. O(T).
+    """
+    real = tokens.ne(padding_idx)
+    return padding_idx + real.sum(1) * real[:, -1]
+
+
+class SinusoidalPositions(SinusoidalPositionalEmbedding):
+    """Sinusoidal positions of real tokens; tokens (B, T) -> (B, T, C), or (B, 1, C) for the last while decoding."""
+
+    def upgrade_state_dict_named(self, state_dict: dict[str, Any], name: str) -> None:
+        """fairseq's hook: leave out what its earlier versions stored, the table itself and a marker of its dtype."""
+        for key in ("weights", "_float_tensor"):
+            state_dict.pop(f"{name}.{key}", None)
+
+    def forward(
+        self,
+        input: Tensor,
+        incremental_state: IncrementalState | None = None,
+        timestep: Tensor | None = None,
+        positions: Tensor | None = None,
+    ) -> Tensor:
+        embedded = super().forward(input, incremental_state, timestep, positions)  # also lets the table grow
+        if incremental_state is None:
+            return embedded
+        return self.weights[last_position(input, self.padding_idx)].unsqueeze(1)  # (B, C) -> (B, 1, C)
+
+
+class LearnedPositions(LearnedPositionalEmbedding):
+    """Learned positions of real tokens; tokens (B, T) -> (B, T, C), or (B, 1, C) for the last while decoding.
+
+    The model that holds them refuses a longer input than ``max_tokens`` real tokens.
+    """
+
+    @property
+    def max_tokens(self) -> int:
+        """The number of positions."""
+        return self.max_positions
+
+    def forward(
+        self,
+        input: Tensor,
+        incremental_state: IncrementalState | None = None,
+        positions: Tensor | None = None,
+    ) -> Tensor:
+        if incremental_state is None:
+            return super().forward(input, None, positions)
+        return F.embedding(last_position(input, self.padding_idx), self.weight, self.padding_idx).unsqueeze(1)
+
+
+class ScaledSinPositions(nn.Module):
+    """``ScaledSin`` of real tokens behind fairseq's call: tokens (B, T) -> (B, T, C), or (B, 1, C) while decoding.
+
+    Padding is embedded as zeros. Any number of tokens is allowed.
+    """
+
+    #: fairseq takes the smaller of this and the model's own limit.
+    max_positions = sys.maxsize
+
+    def __init__(self, embedding_dim: int, padding_idx: int) -> None:
+        super().__init__()
+        self.padding_idx = padding_idx
+        self.scaled_sin = ScaledSin(embedding_dim)
+
+    def forward(self, input: Tensor, incremental_state: IncrementalState | None = None) -> Tensor:
+        padding = input.eq(self.padding_idx)
+        positions = real_positions(padding)  # (B, T)
+        if incremental_state is not None:
+            padding, positions = padding[:, -1:], positions[:, -1:]
+        return self.scaled_sin(positions).masked_fill(padding[..., None], 0.0)
+
+
+def find_max_tokens(model: nn.Module) -> int | None:
+    """The longest input for which every part of ``model`` has a parameter or a table; None for any length.
+
+    Learned positions have such a limit, and so have the attentions with a parameter per position or distance: each is
+    a module with an attribute ``max_tokens``. Sinusoids and rotations have none.
+    """
+    limits = [getattr(module, "max_tokens", None) for module in model.modules()]
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def check_length(tokens: Tensor, padding_idx: int, max_tokens: int | None, options: str) -> None:
+    """Raise ValueError if a row of ``tokens`` (B, T) has more than ``max_tokens`` real ones.
+
+    ``options`` are the options of the command line that set the limit.
+    """
+    if max_tokens is not None and tokens.size(1) > max_tokens:
+        longest = int(tokens.ne(padding_idx).sum(1).max())
+        if longest > max_tokens:
+            raise ValueError(f"the input has {longest} tokens; allowed: {max_tokens}, which {options} set in training")
+
+
+def count_real_tokens(host: nn.Module) -> nn.Module:
+    """The position embedding ``host`` of fairseq as one of ours, with the same parameters and tables."""
+    if isinstance(host, LearnedPositionalEmbedding):
+        ours = LearnedPositions(host.num_embeddings, host.embedding_dim, host.padding_idx)
+        ours.weight = host.weight
+        return ours
+    ours = SinusoidalPositions(host.embedding_dim, host.padding_idx, init_size=host.padding_idx + 1)
+    ours.weights = host.weights
+    return ours
+
+
+def scaled_sin_positions(host: nn.Module) -> nn.Module:
+    """Scaled sinusoids in place of fairseq's plain ones; learned positions stay learned."""
+    if isinstance(host, LearnedPositionalEmbedding):
+        return count_real_tokens(host)
+    return ScaledSinPositions(host.embedding_dim, host.padding_idx)

@@ -1,0 +1,79 @@
+"""fairseq's Transformer layers with the parts of a ``LayerDesign``."""
+
+from typing import Any
+
+from fairseq import utils
+from fairseq.models.transformer import TransformerConfig
+from fairseq.modules.quant_noise import quant_noise
+from fairseq.modules.transformer_layer import TransformerDecoderLayerBase, TransformerEncoderLayerBase
+from torch import Tensor, nn
+
+from common.modules.norms import build_norm
+
+from .multihead_attention import InnerMultiheadAttention, LayerDesign
+
+
+class GatedLinear(nn.Module):
+    """GLU: act(x W) ⊙ (x V), in place of a feed-forward block's first layer (Shazeer, 2020); (..., d) -> (..., ffn)."""
+
+    def __init__(self, input_dim: int, output_dim: int, activation_fn: str, q_noise: float, qn_block_size: int) -> None:
+        super().__init__()
+        self.proj = quant_noise(nn.Linear(input_dim, 2 * output_dim), q_noise, qn_block_size)
+        self.activation_fn = utils.get_activation_fn(activation_fn)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., d) -> (..., ffn)."""
+        gate, value = self.proj(x).chunk(2, dim=-1)
+        return self.activation_fn(gate) * value
+
+
+class _DesignedLayer:
+    """Builds a fairseq layer through its hooks; ``cfg`` is its only positional argument that differs by kind."""
+
+    causal: bool
+
+    def __init__(self, cfg: TransformerConfig, *host_options: Any, design: LayerDesign) -> None:
+        # Plain attributes, which nn.Module takes before its own __init__; the hooks run inside of it.
+        self.design, self.activation_name = design, cfg.activation_fn
+        super().__init__(cfg, *host_options)
+        if design.gated_ffn:
+            self.activation_fn = nn.Identity()  # inside of fc1
+        if design.norm != "layernorm":
+            self.self_attn_layer_norm = build_norm(design.norm, self.embed_dim)
+            self.final_layer_norm = build_norm(design.norm, self.embed_dim)
+
+    def build_fc1(self, input_dim: int, output_dim: int, q_noise: float, qn_block_size: int) -> nn.Module:
+        """fairseq's hook: the first layer of the feed-forward block."""
+        if not self.design.gated_ffn:
+            return super().build_fc1(input_dim, output_dim, q_noise, qn_block_size)
+        return GatedLinear(input_dim, output_dim, self.activation_name, q_noise, qn_block_size)
+
+    def build_self_attention(
+        self, embed_dim: int, cfg: TransformerConfig, add_bias_kv: bool = False, add_zero_attn: bool = False
+    ) -> InnerMultiheadAttention:
+        """fairseq's hook: the self-attention of this layer."""
+        side = cfg.decoder if self.causal else cfg.encoder
+        return InnerMultiheadAttention(
+            embed_dim,
+            side.attention_heads,
+            self.design,
+            self.causal,
+            dropout=cfg.attention_dropout,
+            add_bias_kv=add_bias_kv,
+            add_zero_attn=add_zero_attn,
+            q_noise=self.quant_noise,
+            qn_block_size=self.quant_noise_block_size,
+            xformers_att_config=side.xformers_att_config,
+        )
+
+
+class LinearTimeDecoderLayer(_DesignedLayer, TransformerDecoderLayerBase):
+    """A decoder layer of fairseq, causal, as its ``LayerDesign`` says."""
+
+    causal = True
+
+
+class LinearTimeEncoderLayer(_DesignedLayer, TransformerEncoderLayerBase):
+    """An encoder layer of fairseq, not causal, as its ``LayerDesign`` says."""
+
+    causal = False

@@ -1,0 +1,117 @@
+"""One case for every registered attention, derived from its declaration: a new one has its case without an edit here.
+
+Causal if the attention supports it, with default options, next to fused softmax attention. It is compared with its own
+``reference`` at a short length, and with itself in float64 at the timed length.
+"""
+
+import copy
+import math
+from collections.abc import Callable, Iterator
+from functools import lru_cache, partial
+
+import torch
+from torch import Tensor, nn
+
+from common.attention import ATTENTIONS, InnerAttention, build_attention
+
+from ..harness.compare import compare_attention
+from ..harness.work import Absent, Candidate, Case, Comparison, Settings, attention_runs, random_inputs
+
+SOFTMAX = "softmax"
+HEADS, HEAD_DIM = 8, 64
+#: Squares, so that an attention that needs the shape of an image gets one.
+LENGTHS, QUICK_LENGTHS = (256, 1024, 4096), (256,)
+#: Tokens and heads of the comparison with the reference, which may be a slow loop; most tokens of that with float64.
+_REFERENCE, _REFERENCE_HEADS, _FLOAT64 = 36, 2, 1024
+#: Standard deviation of the noise on parameters: some are 0 at first, where an error in using them would not show.
+_NOISE = 0.1
+
+
+def candidates(name: str, settings: Settings, size: int) -> list[Candidate | Absent]:
+    """The attention ``name`` and fused softmax attention at ``size`` tokens."""
+    causal = is_causal(name)
+    return [_candidate(each, causal, settings, size) for each in (name, SOFTMAX)]
+
+
+def is_causal(name: str) -> bool:
+    """Whether the case of the attention ``name`` is causal: if it supports that."""
+    return "causal" in ATTENTIONS[name].supports
+
+
+def _candidate(name: str, causal: bool, settings: Settings, size: int) -> Candidate:
+    attention = _build(name, causal, settings, size, HEADS)
+    shapes = _shapes(attention, size)
+    inputs = random_inputs(settings, *shapes.values())
+
+    def check() -> list[Comparison]:
+        return [
+            *_compare(name, causal, settings, _REFERENCE, _REFERENCE_HEADS, "reference"),
+            *_compare(name, causal, settings, min(size, _FLOAT64), HEADS, "forward"),
+        ]
+
+    nbytes = sum(x.numel() * x.element_size() for x in inputs)
+    # The parameters are inputs as well, so that they get gradients.
+    runs = attention_runs(_called(attention, "forward", shapes), [*inputs, *attention.parameters()])
+    return Candidate(name, size, size, runs, check, nbytes)
+
+
+def _build(name: str, causal: bool, settings: Settings, tokens: int, heads: int) -> InnerAttention:
+    """The attention ``name`` with default options and random parameters, for sequences of ``tokens``."""
+    torch.manual_seed(1)
+    attention = build_attention(name, causal, num_heads=heads, head_dim=HEAD_DIM, max_tokens=tokens)
+    with torch.no_grad():
+        for parameter in attention.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=_NOISE)
+    return settings.to(attention).eval()
+
+
+@lru_cache  # of the reference and of the peer, which are the same for several cases and sizes
+def _compare(
+    name: str, causal: bool, settings: Settings, tokens: int, heads: int, method: str
+) -> tuple[Comparison, ...]:
+    """Compare the attention with its ``method`` in float64, at ``tokens`` tokens."""
+    attention = _build(name, causal, settings, tokens, heads)
+    shapes = _shapes(attention, tokens)
+    forward, expected = (
+        _called(attention, "forward", shapes),
+        _called(copy.deepcopy(attention).double(), method, shapes),
+    )
+    return tuple(compare_attention(forward, expected, random_inputs(settings, *shapes.values()), list(shapes)))
+
+
+def _shapes(attention: InnerAttention, tokens: int) -> dict[str, tuple[int, ...]]:
+    """Name -> shape of the tensors that ``attention`` takes: its projections, and the tokens if it needs them."""
+    heads = attention.shape.num_heads
+    shapes = {name: (1, heads, tokens, width) for name, width in attention.projections(HEAD_DIM).items()}
+    return {**shapes, **attention.inputs(x=(1, tokens, heads * HEAD_DIM))}
+
+
+def _called(attention: nn.Module, method: str, shapes: dict[str, tuple[int, ...]]) -> Callable[..., Tensor]:
+    """``method`` of ``attention`` as a function of the tensors in ``shapes``; further arguments are ignored."""
+
+    def call(*tensors: Tensor) -> Tensor:
+        named = dict(zip(shapes, tensors))
+        side = math.isqrt(shapes["v"][2])
+        projected = [named.pop(name, None) for name in ("q", "k", "v")]
+        return getattr(attention, method)(*projected, **named, **attention.inputs(spatial_shape=(side, side)))
+
+    return call
+
+
+def _cases() -> Iterator[Case]:
+    for name, attention in ATTENTIONS.items():
+        if name != SOFTMAX:
+            yield Case(
+                f"attention_{name}",
+                f"The registered attention {name!r}" + (", causal" if is_causal(name) else ""),
+                "tokens",
+                "tokens",
+                LENGTHS,
+                QUICK_LENGTHS,
+                partial(candidates, name),
+                plotted=False,
+                note=f"{attention.__name__} with default options; B = 1, H = {HEADS}, d = {HEAD_DIM}",
+            )
+
+
+CASES = tuple(_cases())

@@ -1,0 +1,19 @@
+"""Optional packages that a candidate may need."""
+
+import importlib.util
+
+#: Module -> the command that installs it.
+INSTALL = {
+    "fairseq": "pip install '.[fairseq]'",
+    "timm": "pip install '.[timm]'",
+    "flash_pytorch": "pip install '.[bench]'",
+    "performer_pytorch": "pip install '.[bench]'",
+    "fla": "pip install flash-linear-attention",
+}
+
+
+def missing(module: str) -> str | None:
+    """The reason for the results why a candidate did not run; None if ``module`` is installed."""
+    if importlib.util.find_spec(module) is not None:
+        return None
+    return f"not installed: {INSTALL[module]}"

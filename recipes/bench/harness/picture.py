@@ -1,0 +1,58 @@
+"""Time and memory by length, on logarithmic axes: a straight line is a power of the length."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter, NullLocator
+
+from ...shared.plots import COLOURS, DASHES, STYLE
+from .records import Record, Results
+from .work import Case
+
+
+def draw(results: Results, cases: Mapping[str, Case], folder: Path) -> list[Path]:
+    """Write one picture into ``folder`` for each case that was timed at two or more sizes; returns the paths."""
+    paths = []
+    for name in dict.fromkeys(one.case for one in results.timed()):
+        records = [one for one in results.timed() if one.case == name]
+        if cases[name].plotted and len({one.size for one in records}) > 1:
+            paths.append(folder / f"{name}.png")
+            _draw_case(cases[name], records, paths[-1])
+    return paths
+
+
+def _draw_case(case: Case, records: list[Record], path: Path) -> None:
+    runs = list(dict.fromkeys(one.run for one in records))
+    names = list(dict.fromkeys(one.form for one in records))
+    with_memory = any(one.extra_bytes is not None for one in records)
+    with plt.rc_context(STYLE):
+        count = len(runs) + with_memory
+        figure, panels = plt.subplots(1, count, figsize=(3.6 * count, 3.6), layout="constrained", squeeze=False)
+        for axes, run in zip(panels[0], runs):
+            _lines(axes, [one for one in records if one.run == run], names, lambda one: 1000 * one.median)
+            axes.set(title=f"{run}, ms", xlabel=case.axis)
+        if with_memory:
+            axes = panels[0][-1]
+            last = [one for one in records if one.run == runs[-1] and one.extra_bytes]
+            _lines(axes, last, names, lambda one: one.extra_bytes / 2**20)
+            axes.set(title="peak memory beyond inputs and results, MiB", xlabel=case.axis)
+            axes.title.set_fontsize(9)
+        panels[0][0].legend(frameon=False, fontsize=8)
+        figure.suptitle(case.title, fontsize=11)
+        figure.savefig(path, dpi=75, pil_kwargs={"optimize": True})
+        plt.close(figure)
+
+
+def _lines(axes: Axes, records: list[Record], names: list[str], value: Callable[[Record], float]) -> None:
+    sizes = sorted({one.size for one in records})
+    for name, colour, dash in zip(names, COLOURS, DASHES):
+        points = sorted((one.size, value(one)) for one in records if one.form == name)
+        if points:
+            axes.plot(*zip(*points), linestyle=dash, marker="o", markersize=3, color=colour, label=name)
+    axes.set(xscale="log", yscale="log")
+    axes.set_xticks(sizes, [f"{size:,}" for size in sizes], rotation=45, fontsize=8)
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
+    axes.grid(alpha=0.25, which="both")

@@ -1,0 +1,110 @@
+"""The results of one run of the benchmark, and results.json."""
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+from .timing import quartiles, ratio
+
+TIMED = "timed"
+#: Unequal to its reference; ended with an error; impossible here (a package, a device, memory), which is no fault.
+UNEQUAL, FAILED, NOT_RUN = "unequal", "failed", "not run"
+
+
+class Record(NamedTuple):
+    """One run of one candidate at one size, or the reason why there is none."""
+
+    case: str
+    size: int
+    run: str  # "" where nothing was run
+    form: str  # the name of the candidate
+    status: str
+    reason: str = ""
+    seconds: tuple[float, ...] = ()  # of one call, by round; round i is the same for all candidates of a case and size
+    units: float = 0.0  # tokens or images of one call
+    extra_bytes: int | None = None  # peak memory beyond inputs, outputs and gradients; None: not measured
+    input_bytes: int = 0  # of q, k and v
+
+    @property
+    def median(self) -> float:
+        """Seconds of one call."""
+        return quartiles(self.seconds)[1]
+
+    @property
+    def per_second(self) -> float:
+        """Tokens or images per second."""
+        return self.units / self.median
+
+
+class Machine(NamedTuple):
+    """The machine, the versions and the date of a run of the benchmark."""
+
+    command: str
+    date: str
+    commit: str
+    processor: str
+    cores: int
+    threads: int
+    memory_gib: float
+    load: float  # of the minute before; other programs make times longer
+    python: str
+    versions: str
+    device: str
+    dtype: str
+    minutes: float = 0.0
+
+
+class Results(NamedTuple):
+    """Everything that has been measured so far."""
+
+    machine: Machine
+    records: list[Record]
+
+    def find(self, case: str, size: int, run: str, form: str) -> Record | None:
+        """The record of a measurement, None if there is none."""
+        wanted = (case, size, run, form)
+        return next((one for one in self.timed() if (one.case, one.size, one.run, one.form) == wanted), None)
+
+    def ratio(self, case: str, size: int, run: str, form: str, peer: str, peer_size: int | None = None) -> float | None:
+        """How many times as long ``peer`` takes, at ``peer_size`` if given; None where one of them was not timed."""
+        ours, theirs = self.find(case, size, run, form), self.find(case, peer_size or size, run, peer)
+        return None if ours is None or theirs is None else ratio(ours.seconds, theirs.seconds)
+
+    def faults(self) -> list[Record]:
+        """The records of candidates that differed from their reference or ended with an error."""
+        return [one for one in self.records if one.status in (UNEQUAL, FAILED)]
+
+    def timed(self) -> list[Record]:
+        """The records with times."""
+        return [one for one in self.records if one.status == TIMED]
+
+    def sizes(self, case: str, run: str, form: str) -> list[int]:
+        """The sizes at which a candidate was timed, in order."""
+        return sorted(one.size for one in self.timed() if (one.case, one.run, one.form) == (case, run, form))
+
+
+def save(results: Results, path: Path) -> None:
+    """Write ``results`` as JSON."""
+    content = {"machine": results.machine._asdict(), "records": [_rounded(one) for one in results.records]}
+    lines = json.dumps(content["machine"], indent=1, ensure_ascii=False)
+    records = ",\n".join(" " + json.dumps(record, ensure_ascii=False) for record in content["records"])
+    path.write_text(f'{{"machine": {lines},\n"records": [\n{records}\n]}}\n', encoding="utf-8")
+
+
+def _rounded(record: Record) -> dict:
+    """A record whose times have no more digits than a clock."""
+    return record._replace(seconds=[float(f"{seconds:.5g}") for seconds in record.seconds])._asdict()
+
+
+def load(path: Path) -> Results:
+    """Read the results that ``save`` wrote.
+
+    Raises:
+        ValueError: the file is not one that ``save`` wrote.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        records = [Record(**{**record, "seconds": tuple(record["seconds"])}) for record in content["records"]]
+        return Results(Machine(**content["machine"]), records)
+    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is not a file of results ({error}); allowed: one that recipes.bench wrote") from error

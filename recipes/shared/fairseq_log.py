@@ -1,0 +1,123 @@
+"""Read the output of fairseq's commands: training logs (--log-format json), eval-lm's result, samples."""
+
+import itertools
+import json
+import re
+import statistics
+from collections.abc import Iterable
+from typing import NamedTuple
+
+_ENTRY = re.compile(r"\| (train_inner|valid) \| (\{.*\})\s*$")
+_PARAMETERS = re.compile(r"num\. shared model params: ([\d,]+) \(")
+_TOKENS = re.compile(r"Evaluated ([\d,]+) tokens in")
+_LOSS = re.compile(r"Loss \(base 2\): ([\d.]+), Perplexity: ([\d.]+)")
+_SAMPLE = re.compile(r"^D-\d+\t[^\t]*\t(.*)$")
+
+
+class Entry(NamedTuple):
+    """One logged point of a training run; losses in bits per token."""
+
+    kind: str  # "train_inner" or "valid"
+    update: int
+    loss: float
+    wall: float  # seconds since training began
+    tokens_per_second: float | None  # None for "valid"
+    perplexity: float | None = None  # None for "train_inner"; has more digits than the loss
+
+
+class Evaluation(NamedTuple):
+    """eval-lm's result."""
+
+    tokens: int
+    bits_per_token: float
+    perplexity: float
+
+
+def parse_entry(line: str) -> Entry | None:
+    """The training or validation point in a line of a log; None if there is none."""
+    found = _ENTRY.search(line)
+    if found is None:
+        return None
+    kind, values = found[1], json.loads(found[2])
+    if kind == "valid":
+        # fairseq prints no wall time for a validation; parse_training fills it in.
+        loss, perplexity = float(values["valid_loss"]), float(values["valid_ppl"])
+        return Entry(kind, int(values["valid_num_updates"]), loss, float("nan"), None, perplexity)
+    return Entry(kind, int(values["num_updates"]), float(values["loss"]), float(values["wall"]), float(values["wps"]))
+
+
+def parse_training(lines: Iterable[str]) -> list[Entry]:
+    """Every point of a training log, in order; a validation gets the wall time of the training point before it."""
+    entries: list[Entry] = []
+    wall = 0.0
+    for entry in filter(None, map(parse_entry, lines)):
+        if entry.kind == "valid":
+            entry = entry._replace(wall=wall)
+        wall = entry.wall
+        entries.append(entry)
+    return entries
+
+
+def median_tokens_per_second(entries: Iterable[Entry]) -> float:
+    """The median of the logged training speeds.
+
+    The first is left out because the machine still warms up, and so are those of an interval with a validation.
+
+    Raises:
+        ValueError: nothing is left.
+    """
+    entries = list(entries)
+    speeds = [
+        entry.tokens_per_second
+        for before, entry in itertools.pairwise(entries)
+        if entry.kind == before.kind == "train_inner"
+    ]
+    if not speeds:
+        raise ValueError(
+            f"the log has {len(entries)} points; allowed: two training points in a row, see --log-interval"
+        )
+    return statistics.median(speeds)
+
+
+def parse_parameters(lines: Iterable[str]) -> int:
+    """The number of parameters that fairseq-train prints."""
+    return int(_search(_PARAMETERS, lines, "number of parameters")[1].replace(",", ""))
+
+
+def parse_evaluation(lines: Iterable[str]) -> Evaluation:
+    """The scored tokens, bits per token and perplexity that fairseq-eval-lm prints."""
+    lines = list(lines)
+    tokens = _search(_TOKENS, lines, "number of tokens evaluated")
+    loss = _search(_LOSS, lines, "loss")
+    return Evaluation(int(tokens[1].replace(",", "")), float(loss[1]), float(loss[2]))
+
+
+def parse_samples(lines: Iterable[str]) -> list[str]:
+    """The texts that fairseq-interactive wrote: one line for each prompt."""
+    return [found[1] for found in map(_SAMPLE.match, lines) if found is not None]
+
+
+def bits_per_byte(evaluation: Evaluation, text_bytes: int) -> float:
+    """The bits of all scored tokens, ends of documents included, over the bytes of the text in UTF-8.
+
+    Unlike perplexity it does not depend on the tokens into which the text is cut.
+    """
+    if text_bytes < 1:
+        raise ValueError(f"text_bytes is {text_bytes}; allowed: at least 1")
+    return evaluation.bits_per_token * evaluation.tokens / text_bytes
+
+
+def _search(pattern: re.Pattern, lines: Iterable[str], what: str) -> re.Match:
+    for line in lines:
+        found = pattern.search(line)
+        if found is not None:
+            return found
+    raise ValueError(f"the log has no {what}; allowed: a line like {pattern.pattern!r}")
+
+
+def summary(entries: Iterable[Entry]) -> dict[str, list[list]]:
+    """Curves for a JSON file: kind -> [update, loss, wall seconds]."""
+    curves: dict[str, list[list]] = {"train_inner": [], "valid": []}
+    for entry in entries:
+        curves[entry.kind].append([entry.update, entry.loss, entry.wall])
+    return curves

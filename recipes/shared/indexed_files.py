@@ -1,0 +1,46 @@
+"""Write data sets that fairseq's loaders read, with fairseq's own writer, for data that is no text.
+
+The files are those of fairseq-preprocess, which itself takes lines of words and ends each line with ``</s>``.
+"""
+
+import contextlib
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from fairseq.data import Dictionary, indexed_dataset
+
+from .text_files import unfinished_path
+
+
+@contextlib.contextmanager
+def whole_folder(path: Path) -> Iterator[Path]:
+    """Yield an empty folder to write into; it replaces ``path`` if the block ends without an error."""
+    unfinished = unfinished_path(path)
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir(parents=True)
+    yield unfinished
+    shutil.rmtree(path, ignore_errors=True)
+    unfinished.replace(path)
+
+
+def write_dictionary(folder: Path, dictionary: Dictionary) -> None:
+    """Write ``folder``/dict.txt."""
+    dictionary.save(str(folder / "dict.txt"))
+
+
+def write_split(folder: Path, split: str, sequences: Iterable[np.ndarray], symbols: int) -> None:
+    """Write sequences of tokens (T,), below ``symbols``, as a split of the data set in ``folder``."""
+    prefix = str(folder / split)
+    builder = indexed_dataset.make_builder(indexed_dataset.data_file_path(prefix), "mmap", vocab_size=symbols)
+    for sequence in sequences:
+        builder.add_item(torch.from_numpy(sequence))
+    builder.finalize(indexed_dataset.index_file_path(prefix))
+
+
+def count_tokens(folder: Path, split: str) -> int:
+    """The number of tokens of a split that fairseq's loader sees."""
+    dataset = indexed_dataset.make_dataset(str(folder / split), "mmap")  # keep a reference: its sizes are freed with it
+    return int(dataset.sizes.sum(dtype=np.int64))

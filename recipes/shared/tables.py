@@ -1,0 +1,98 @@
+"""Tables of measurements as plain text and Markdown, with the machine and the versions below them."""
+
+import datetime
+import os
+import platform
+from collections.abc import Sequence
+from importlib import metadata
+from typing import NamedTuple
+
+import psutil
+
+_PACKAGES = ("torch", "fairseq-fixed", "fairseq", "timm", "sentencepiece", "numpy")
+#: architecture -> length -> tokens per second.
+Speeds = dict[str, dict[int, float]]
+#: The cell of a number that was not measured.
+MISSING = "-"
+
+
+class Run(NamedTuple):
+    """The command, machine, versions, date and duration of a run."""
+
+    command: str
+    machine: str
+    versions: str
+    date: str
+    minutes: float
+
+
+class Table(NamedTuple):
+    """A table of text cells; columns of numbers are aligned right."""
+
+    title: str
+    header: Sequence[str]
+    rows: list[Sequence[str]]
+    notes: list[str]
+
+
+def describe_run(command: str, seconds: float) -> Run:
+    """Describe this machine, its packages and the date."""
+    versions = [f"Python {platform.python_version()}"]
+    for package in _PACKAGES:
+        try:
+            versions.append(f"{package} {metadata.version(package)}")
+        except metadata.PackageNotFoundError:
+            continue
+    gibibytes = psutil.virtual_memory().total / 2**30
+    machine = (
+        f"{os.cpu_count()} CPU cores, {gibibytes:.0f} GiB memory, {platform.system()} {platform.machine()}, no GPU used"
+    )
+    date = datetime.date.today().isoformat()
+    return Run(command, machine, ", ".join(versions), date, seconds / 60)
+
+
+def break_even(speeds: Speeds, ours: str, peer: str) -> int | None:
+    """The shortest measured length from which on ``ours`` is at least as fast as ``peer``; None if there is none."""
+    lengths = sorted(set(speeds.get(ours, {})) & set(speeds.get(peer, {})))
+    reached = None
+    for length in reversed(lengths):
+        if speeds[ours][length] < speeds[peer][length]:
+            break
+        reached = length
+    return reached
+
+
+def as_text(blocks: Sequence[Table], run: Run) -> str:
+    """Format tables for a terminal."""
+    lines = []
+    for block in blocks:
+        columns = list(zip(block.header, *block.rows))
+        widths = [max(map(len, column)) for column in columns]
+        right = [all(_is_number(cell) for cell in column[1:]) for column in columns]
+        lines += [block.title, ""]
+        for number, row in enumerate([block.header, *block.rows]):
+            cells = [c.rjust(w) if r else c.ljust(w) for c, w, r in zip(row, widths, right)]
+            lines.append(("  " + "   ".join(cells)).rstrip())
+            if number == 0:
+                lines.append("  " + "   ".join("-" * width for width in widths))
+        lines += [f"  * {note}" for note in block.notes] + [""]
+    lines.append(f"{run.command}, {run.minutes:.1f} minutes, {run.date}")
+    lines += [run.machine, run.versions]
+    return "\n".join(lines)
+
+
+def as_markdown(blocks: Sequence[Table], run: Run) -> str:
+    """Format tables for a README."""
+    lines = []
+    for block in blocks:
+        right = [all(_is_number(cell) for cell in column) for column in zip(*block.rows)]
+        lines += [f"### {block.title}", "", "| " + " | ".join(block.header) + " |"]
+        lines.append("| " + " | ".join("---:" if r else "---" for r in right) + " |")
+        lines += ["| " + " | ".join(row) + " |" for row in block.rows]
+        lines += [""] + [f"* {note}" for note in block.notes] + [""]
+    lines.append(f"`{run.command}`, {run.minutes:.1f} minutes, {run.date}; {run.machine}; {run.versions}.")
+    return "\n".join(lines)
+
+
+def _is_number(cell: str) -> bool:
+    return cell == MISSING or cell[:1].isdigit()

@@ -1,0 +1,217 @@
+"""Every registered mechanism with small sizes, and inputs for it, derived from what the mechanism declares.
+
+A new mechanism is tested without an edit here. Where options matter only together, ``cases/NAME.py`` can add to them:
+``VARIANTS``, a dict from a label to options. ``WITHOUT``, a dict from a promise to a reason, takes away what cannot be.
+"""
+
+import importlib.util
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from common.attention import ATTENTIONS, INPUTS, InnerAttention, Option, RotaryAttention, build_attention
+from tests.compare import TOLERANCES
+
+#: H, d, and the longest sequence of the tests of small inputs.
+HEADS, CHANNELS, LONGEST = 2, 4, 41
+#: What every integer option is (tokens in a chunk, a row or a window, or a rank): shorter than most inputs, and odd.
+COUNT = 5
+#: Other values for options of each type; those that an option refuses are left out.
+OTHER_VALUES = {int: (1, 65, None), float: (0.5, 2.0, float("inf"), None), bool: (False, True), str: ()}
+
+
+class Case(NamedTuple):
+    """A mechanism with options."""
+
+    name: str
+    causal: bool
+    label: str = "default"
+    options: dict[str, Any] = {}
+    rotary: bool = False  # wrapped in RotaryAttention
+    image: bool = False
+
+    @property
+    def kind(self) -> type[InnerAttention]:
+        """The mechanism's class."""
+        return ATTENTIONS[self.name]
+
+    def build(self, dtype: torch.dtype = torch.float64, std: float = 0.5, max_tokens: int = LONGEST) -> InnerAttention:
+        """The attention in evaluation mode, its parameters large enough to matter."""
+        shape = {"num_heads": HEADS, "head_dim": CHANNELS, "max_tokens": max_tokens, "spatial_dims": 1 + self.image}
+        module = build_attention(self.name, self.causal, **shape, **{**small_options(self.kind), **self.options})
+        generator = torch.Generator().manual_seed(1)
+        for parameter in module.parameters():
+            nn.init.normal_(parameter, std=std, generator=generator)
+        if self.rotary:
+            module = RotaryAttention(module, CHANNELS)
+        return module.to(dtype).eval()
+
+    def __str__(self) -> str:
+        kinds = ("rotary" if self.rotary else "", "image" if self.image else "")
+        return "-".join(
+            [self.name, "causal" if self.causal else "full", *filter(None, kinds)]
+            + ([] if self.label == "default" else [self.label])
+        )
+
+
+def small_options(kind: type[InnerAttention]) -> dict[str, Any]:
+    """``COUNT`` for every option that is an integer."""
+    return {name: COUNT for name, described in kind.Options.described().items() if described.type is int}
+
+
+def _other_values(name: str, described: Option, default: Any) -> Iterable[Any]:
+    """Values of one option other than its default, or than ``COUNT``."""
+    for value in described.choices or OTHER_VALUES[described.type]:
+        try:
+            described.parse(name, value)
+        except ValueError:
+            continue
+        if value != (COUNT if described.type is int else default):
+            yield value
+
+
+def _variants(kind: type[InnerAttention]) -> dict[str, dict[str, Any]]:
+    """Options by label: the default, each option alone with each of its other values, and those of ``cases/``."""
+    variants: dict[str, dict[str, Any]] = {"default": {}}
+    defaults = kind.Options.defaults()
+    for name, described in kind.Options.described().items():
+        for value in _other_values(name, described, defaults[name]):
+            variants[f"{name}={value}"] = {name: value}
+    return {**variants, **_declared(kind.name, "VARIANTS")}
+
+
+def _declared(name: str, what: str) -> dict[str, Any]:
+    """The dict ``what`` of ``cases/NAME.py``, empty where there is none."""
+    module = f"{__package__}.cases.{name}"
+    return getattr(importlib.import_module(module), what, {}) if importlib.util.find_spec(module) else {}
+
+
+def without(name: str) -> dict[str, str]:
+    """The promises that a mechanism cannot keep, and why."""
+    return _declared(name, "WITHOUT")
+
+
+def can_be_wrapped(kind: type[InnerAttention]) -> bool:
+    """Whether RotaryAttention can turn its queries and keys."""
+    if "rotary" in kind.supports or set(INPUTS) & set(kind.needs):
+        return False
+    widths = Case(kind.name, "causal" in kind.supports).build().projections(CHANNELS)
+    return widths.get("q") == widths.get("k") == CHANNELS
+
+
+def _cases(kind: type[InnerAttention]) -> Iterable[Case]:
+    for causal in (False, True):
+        if ("causal" if causal else "bidirectional") not in kind.supports:
+            continue
+        yield from (Case(kind.name, causal, label, options) for label, options in _variants(kind).items())
+        if can_be_wrapped(kind):
+            yield Case(kind.name, causal, rotary=True)
+    if {"images", "bidirectional"} <= kind.supports:
+        yield Case(kind.name, False, image=True)
+
+
+#: Every mechanism with every option.
+CASES = [case for kind in ATTENTIONS.values() for case in _cases(kind)]
+#: Every mechanism with its default options, wrapped in rotary positions, and for images.
+DEFAULTS = [case for case in CASES if case.label == "default"]
+
+
+def cases(chosen: Iterable[Case] = DEFAULTS, causal: bool | None = None):
+    """A decorator: run the test for each of the ``chosen`` cases, as its argument ``case``."""
+    wanted = [case for case in chosen if causal is None or case.causal == causal]
+    return pytest.mark.parametrize("case", wanted, ids=str)
+
+
+def supporting(what: str) -> list[Case]:
+    """The default cases of mechanisms that support it, those that build it alone."""
+    return [case for case in DEFAULTS if what in case.kind.supports]
+
+
+def tensors(
+    module: InnerAttention,
+    n: int,
+    m: int | None = None,
+    *,
+    batch: int = 2,
+    dtype: torch.dtype = torch.float64,
+    seed: int = 0,
+    scale: float = 1.0,
+    grad: bool = True,
+) -> dict[str, Any]:
+    """The keyword arguments of ``module`` for n queries and m keys: leaves, and the height and width of an image."""
+    generator = torch.Generator().manual_seed(seed)
+    widths, m = module.projections(CHANNELS), n if m is None else m
+
+    def leaf(*shape: int) -> Tensor:
+        x = scale * torch.randn(shape, generator=generator, dtype=torch.float64)
+        return x.to(dtype).requires_grad_(grad)
+
+    lengths = {"q": n, "k": m, "v": m}
+    made = {x: leaf(batch, HEADS, lengths[x], widths[x]) if x in widths else None for x in lengths}
+    available = {"x": leaf(batch, n, HEADS * CHANNELS), "spatial_shape": image_shape(n)}
+    assert set(available) == set(INPUTS), f"{set(INPUTS) - set(available)} is not made here"
+    return {**made, **module.inputs(**available)}
+
+
+def image_shape(n: int) -> tuple[int, int]:
+    """Height and width of n tokens, as square as can be."""
+    height = max(x for x in range(1, int(n**0.5) + 1) if n % x == 0)
+    return height, n // height
+
+
+def leaves(inputs: dict[str, Any], module: nn.Module) -> dict[str, Tensor]:
+    """By name, what an output may depend on: the tensors of ``inputs`` and the parameters of ``module``."""
+    given = {name: x for name, x in inputs.items() if isinstance(x, Tensor)}
+    return {**given, **dict(module.named_parameters())}
+
+
+def at(inputs: dict[str, Any], tokens: Any) -> dict[str, Any]:
+    """``inputs`` of some tokens alone: those of a slice, or at indices."""
+    dim = {"q": 2, "k": 2, "v": 2, "x": 1}
+
+    def some(name: str, x: Any) -> Any:
+        if not isinstance(x, Tensor):
+            return x
+        return x[:, :, tokens] if dim[name] == 2 else x[:, tokens]
+
+    return {name: some(name, x) for name, x in inputs.items()}
+
+
+def rows(inputs: dict[str, Any], which: Any) -> dict[str, Any]:
+    """``inputs`` of some rows of the batch alone."""
+    return {name: x[which] if isinstance(x, Tensor) else x for name, x in inputs.items()}
+
+
+def cast(inputs: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
+    """The same numbers as new leaves of ``dtype``."""
+    return {
+        name: x.detach().to(dtype).requires_grad_(x.requires_grad) if isinstance(x, Tensor) else x
+        for name, x in inputs.items()
+    }
+
+
+def both(mask: Tensor | None) -> dict[str, Tensor | None]:
+    """``mask`` of the keys and of the queries."""
+    return {"key_padding_mask": mask, "query_padding_mask": mask}
+
+
+def run_in_parts(module: InnerAttention, inputs: dict[str, Any], parts: Iterable[int], mask: Tensor | None = None):
+    """``extend`` over parts of so many tokens: the outputs together, and the states after each."""
+    outputs, states, begin, state = [], [], 0, None
+    for length in parts:
+        some = slice(begin, begin + length)
+        out, state = module.extend(
+            **at(inputs, some), padding_mask=None if mask is None else mask[:, some], state=state
+        )
+        outputs.append(out)
+        states.append(state)
+        begin += length
+    return torch.cat(outputs, dim=2), states
+
+
+def tolerance_of(module: nn.Module, dtype: torch.dtype) -> float:
+    """What is accepted of ``dtype``: twice as much where layers inside the module round to it on the way."""
+    return TOLERANCES[dtype] * (2 if list(module.parameters()) else 1)

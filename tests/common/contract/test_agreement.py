@@ -1,0 +1,104 @@
+"""Every mechanism agrees with the literal formula that it brings, in outputs and in all gradients."""
+
+import pytest
+import torch
+
+from tests.common.contract.mechanisms import (
+    CASES,
+    DEFAULTS,
+    Case,
+    both,
+    cases,
+    cast,
+    leaves,
+    supporting,
+    tensors,
+    tolerance_of,
+)
+from tests.common.inputs import SIDES, padding
+from tests.compare import assert_all_close, assert_close, assert_gradients_close, gradients
+
+#: Around a chunk of five tokens, and primes.
+LENGTHS = (1, 2, 4, 5, 6, 13, 17)
+
+
+def assert_agrees(case: Case, n: int, side: str = "none", training: bool = False) -> None:
+    """``case`` against its reference in float64, for n tokens with padding on a side."""
+    module = case.build().train(training)
+    inputs, masks = tensors(module, n), both(padding(side, 2, n))
+    wanted = leaves(inputs, module)
+    torch.manual_seed(3)
+    out = module(**inputs, **masks)
+    torch.manual_seed(3)
+    expected = module.reference(**inputs, **masks)
+    assert_close(f"out of {n} tokens", out, expected)
+    assert_gradients_close(out, expected, wanted)
+
+
+@cases(DEFAULTS)
+@pytest.mark.parametrize("n", LENGTHS)
+def test_lengths(n, case):
+    assert_agrees(case, n)
+
+
+@cases(DEFAULTS)
+@pytest.mark.parametrize("side", [side for side in SIDES if side != "none"])
+def test_padding(side, case):
+    assert_agrees(case, 12, side)
+
+
+@cases(DEFAULTS)
+def test_masks_of_keys_and_of_queries_are_two_things(case):
+    module = case.build()
+    inputs = tensors(module, 12)
+    keys, queries = padding("left", 2, 12), padding("right", 2, 12)
+    for masks in (
+        {"key_padding_mask": keys},
+        {"query_padding_mask": queries},
+        {"key_padding_mask": keys, "query_padding_mask": queries},
+    ):
+        out, expected = module(**inputs, **masks), module.reference(**inputs, **masks)
+        assert_close(f"out with {list(masks)}", out, expected)
+        assert_gradients_close(out, expected, leaves(inputs, module))
+
+
+@cases(case for case in CASES if case.label != "default")
+def test_options(case):
+    """In training too: what is drawn there is drawn from torch's generator."""
+    assert_agrees(case, 2)
+    assert_agrees(case, 13, "left")
+    assert_agrees(case, 11, training=True)
+
+
+@cases(DEFAULTS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_dtypes(dtype, case):
+    """Against the same numbers in float64; the result has the dtype of the inputs."""
+    module, exact = case.build(dtype), case.build(dtype).double()
+    inputs = tensors(module, 21, dtype=dtype)
+    masks = both(padding("right", 2, 21))
+    out, doubled = module(**inputs, **masks), cast(inputs, torch.float64)
+    expected = exact(**doubled, **masks)
+    assert out.dtype == dtype
+    tolerance = tolerance_of(module, dtype)
+    assert_close("out", out, expected, tolerance)
+    names, actual = list(leaves(inputs, module)), gradients(out, leaves(inputs, module).values())
+    assert all(gradient.dtype == dtype for gradient in actual)
+    assert_all_close(names, actual, gradients(expected, leaves(doubled, exact).values()), tolerance)
+
+
+@cases(supporting("cross"))
+@pytest.mark.parametrize("n, m", [(1, 7), (7, 2), (6, 11), (13, 5)])
+def test_queries_of_one_sequence_and_keys_of_another(n, m, case):
+    if case.causal:
+        with pytest.raises(ValueError, match="^k "):
+            module = case.build()
+            module(**tensors(module, n, m))
+        return
+    module = case.build()
+    inputs = tensors(module, n, m)
+    for queries, keys in (("none", "none"), ("left", "right"), ("all", "holes"), ("both", "all")):
+        masks = {"query_padding_mask": padding(queries, 2, n), "key_padding_mask": padding(keys, 2, m)}
+        out, expected = module(**inputs, **masks), module.reference(**inputs, **masks)
+        assert_close(f"out with {queries} and {keys}", out, expected)
+        assert_gradients_close(out, expected, leaves(inputs, module))

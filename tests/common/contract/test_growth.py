@@ -1,0 +1,70 @@
+"""Time and memory grow as is declared: in proportion to the tokens where the state has a constant size.
+
+What is counted are the elements of all tensors that are made, which does not depend on the machine.
+"""
+
+import pytest
+import torch
+
+from tests.common.contract.mechanisms import DEFAULTS, at, both, cases, leaves, tensors
+from tests.common.properties import Elements, largest_tensor
+from tests.compare import gradients
+
+linear = [case for case in DEFAULTS if case.build().state_is_constant_size]
+growing = [case for case in DEFAULTS if case.causal and not case.build().state_is_constant_size]
+masked = pytest.mark.parametrize("masked", [False, True], ids=["whole", "masked"])
+
+
+def step(case, n: int, masked: bool):
+    """A training step of one row, as a function without arguments."""
+    module = case.build(torch.float32, max_tokens=n)
+    inputs = tensors(module, n, batch=1, dtype=torch.float32)
+    mask = (torch.arange(n) < n // 3)[None] if masked else None
+    return lambda: gradients(module(**inputs, **both(mask)), leaves(inputs, module).values())
+
+
+def elements(call) -> int:
+    with Elements() as counted:
+        call()
+    return counted.total
+
+
+@cases(linear)
+@masked
+def test_a_training_step_is_linear_in_the_tokens(masked, case):
+    half, whole = (elements(step(case, n, masked)) for n in (480, 960))
+    assert whole <= 2.05 * half
+    assert largest_tensor(step(case, 960, masked)) < 960 * 960 / 4
+
+
+@cases(linear)
+def test_what_is_kept_for_the_backward_pass_is_linear_in_the_tokens(case):
+    def saved(n: int) -> int:
+        storages = {}
+
+        def remember(x):
+            storages[x.untyped_storage().data_ptr()] = x.untyped_storage()  # kept, so that no address is used twice
+            return x
+
+        module = case.build(torch.float32)
+        inputs = tensors(module, n, batch=1, dtype=torch.float32)
+        with torch.autograd.graph.saved_tensors_hooks(remember, lambda x: x):
+            out = module(**inputs)
+        assert out.requires_grad
+        return sum(storage.nbytes() for storage in storages.values())
+
+    assert saved(2048) <= 2.05 * saved(1024)
+
+
+@cases(case for case in linear if case.causal)
+@torch.no_grad()
+def test_a_step_of_decoding_costs_the_same_after_any_number_of_tokens(case):
+    module = case.build(torch.float32)
+    inputs = tensors(module, 500, batch=1, dtype=torch.float32, grad=False)
+    costs = []
+    for before in (50, 499):
+        _, state = module.extend(**at(inputs, slice(0, before)))
+        with Elements() as counted:
+            module.extend(**at(inputs, slice(before, before + 1)), state=state)
+        costs.append(counted.total)
+    assert costs[0] == costs[1]

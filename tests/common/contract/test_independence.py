@@ -1,0 +1,164 @@
+"""A token's output depends on the real tokens that it sees, and on nothing else in the batch."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.common.contract.mechanisms import (
+    DEFAULTS,
+    at,
+    both,
+    cases,
+    cast,
+    leaves,
+    rows,
+    run_in_parts,
+    tensors,
+    without,
+)
+from tests.common.inputs import SIDES, padding
+from tests.compare import assert_close, gradients
+
+MASKED = [side for side in SIDES if side != "none"]
+sequences = [case for case in DEFAULTS if not case.image]
+
+
+def poisoned(inputs: dict, mask: Tensor, poison: float) -> dict:
+    """``inputs`` with ``poison`` where ``mask`` (B, n) is True."""
+
+    def one(x: Tensor) -> Tensor:
+        hidden = mask[:, None, :, None] if x.dim() == 4 else mask[:, :, None]
+        return x.detach().masked_fill(hidden, poison).requires_grad_()
+
+    return {name: one(x) if isinstance(x, Tensor) else x for name, x in inputs.items()}
+
+
+@cases(DEFAULTS)
+@pytest.mark.parametrize("poison", [float("nan"), float("inf"), 1e30])
+@pytest.mark.parametrize("side", MASKED)
+def test_what_stands_in_padding_changes_no_bit(side, poison, case):
+    module, mask = case.build(torch.float32), padding(side, 2, 14)
+    clean = tensors(module, 14, dtype=torch.float32)
+    changed = poisoned(clean, mask, poison)
+    out, expected = module(**changed, **both(mask)), module(**clean, **both(mask))
+    assert torch.equal(out, expected) and torch.isfinite(out).all()
+    assert (out.masked_select(mask[:, None, :, None]) == 0).all(), "a padded query gives 0"
+    actual, wanted = (gradients(y, leaves(x, module).values()) for x, y in ((changed, out), (clean, expected)))
+    for name, gradient, other in zip(leaves(clean, module), actual, wanted):
+        assert torch.equal(gradient, other) and torch.isfinite(gradient).all(), f"gradient of {name}"
+    for name, gradient in zip(leaves(clean, module), actual):
+        if name in clean:  # no gradient reaches padding
+            hidden = mask[:, None, :, None] if gradient.dim() == 4 else mask[:, :, None]
+            assert (gradient.masked_select(hidden) == 0).all(), f"gradient of {name} in padding"
+
+
+@cases(case for case in DEFAULTS if "query_padding" not in without(case.name))
+def test_what_stands_in_queries_that_are_padding_alone_changes_no_bit(case):
+    """The keys of the same tokens are real."""
+    module, mask = case.build(torch.float32), padding("right", 2, 14)
+    clean = tensors(module, 14, dtype=torch.float32)
+    loud = {**clean, "q": poisoned({"q": clean["q"]}, mask, float("nan"))["q"]}
+    out, expected = (module(**x, query_padding_mask=mask) for x in (loud, clean))
+    assert torch.equal(out, expected)
+    actual, wanted = (gradients(y, leaves(x, module).values()) for x, y in ((loud, out), (clean, expected)))
+    assert all(torch.equal(*pair) for pair in zip(actual, wanted))
+
+
+@cases(sequences, causal=True)
+@pytest.mark.parametrize("side", MASKED)
+def test_what_stands_in_padding_changes_no_state(side, case):
+    module, mask = case.build(torch.float32), padding(side, 2, 14)
+    clean = tensors(module, 14, dtype=torch.float32)
+    changed = poisoned(clean, mask, float("nan"))
+    (out, _), (expected, _) = (run_in_parts(module, x, (6, 1, 1, 6), mask) for x in (changed, clean))
+    assert torch.equal(out, expected) and (out.masked_select(mask[:, None, :, None]) == 0).all()
+    actual, wanted = (gradients(y, leaves(x, module).values()) for x, y in ((changed, out), (clean, expected)))
+    for name, gradient, other in zip(leaves(clean, module), actual, wanted):
+        assert torch.equal(gradient, other), f"gradient of {name}"
+
+
+@cases(sequences)
+@pytest.mark.parametrize("side", MASKED)
+def test_each_row_is_what_it_is_alone_without_padding(side, case):
+    module, mask = case.build(), padding(side, 3, 14)
+    inputs = tensors(module, 14, batch=3)
+    out = module(**inputs, **both(mask))
+    for b in range(3):
+        real = ~mask[b]
+        if real.any():
+            alone = module(**at(rows(inputs, slice(b, b + 1)), real))
+            assert_close(f"row {b}", out[b : b + 1, :, real], alone)
+
+
+@cases(DEFAULTS)
+def test_neighbours_in_the_batch_change_nothing(case):
+    """Neither do infinite ones, nor does a gradient reach them."""
+    module = case.build()
+    inputs = tensors(module, 12, batch=3)
+    loud = {name: x.detach().clone() if isinstance(x, Tensor) else x for name, x in inputs.items()}
+    for x in loud.values():
+        if isinstance(x, Tensor):
+            x[0], x[2] = 1e3 * x[0], float("inf")
+    alone = module(**rows(inputs, slice(1, 2)))
+    assert_close("row 1", module(**inputs)[1:2], alone)
+    assert_close("row 1 beside infinite rows", module(**loud)[1:2], alone)
+    given = {name: x for name, x in inputs.items() if isinstance(x, Tensor)}
+    for name, gradient in zip(given, gradients(module(**inputs)[1], given.values())):
+        assert (gradient[[0, 2]] == 0).all() and (gradient[1] != 0).any(), f"gradient of {name}"
+
+
+@cases(DEFAULTS)
+def test_an_empty_batch_gives_an_empty_result(case):
+    module = case.build()
+    inputs, mask = tensors(module, 7, batch=0), torch.zeros(0, 7, dtype=torch.bool)
+    for given in (None, mask):
+        assert tuple(module(**inputs, **both(given)).shape) == tuple(inputs["v"].shape)
+        if case.causal:
+            out, states = run_in_parts(module, inputs, [3, 4], given)
+            assert tuple(out.shape) == tuple(inputs["v"].shape)
+            assert all(len(x) == 0 for state in states for x in state.values())
+
+
+@cases(sequences, causal=True)
+def test_a_prefix_does_not_depend_on_what_follows(case):
+    module = case.build()
+    inputs = tensors(module, 23)
+    whole = module(**inputs)
+    given = {name: x for name, x in inputs.items() if isinstance(x, Tensor)}
+    for t in (1, 4, 5, 6, 11, 22):
+        alone = module(**at(inputs, slice(0, t)))
+        assert_close(f"the first {t}", whole[:, :, :t], alone)
+        after = torch.arange(23) >= t
+        loud = {name: x.detach() * (1 + 50 * after[:, None]) for name, x in given.items()}
+        assert_close(f"the first {t}, before others", module(**{**inputs, **loud})[:, :, :t], alone)
+        for name, gradient in zip(given, gradients(whole[:, :, :t], given.values(), retain_graph=True)):
+            later = gradient[:, :, t:] if gradient.dim() == 4 else gradient[:, t:]
+            assert later.norm() <= 1e-12 * gradient.norm(), f"gradient of {name} after {t}"
+
+
+@cases(sequences)
+def test_padding_at_the_end_is_as_if_it_were_not_there(case):
+    """The length that a batch is padded to is not a length that anything depends on."""
+    module = case.build()
+    inputs = tensors(module, 9)
+    alone = module(**inputs)
+    for more in (1, 3, 20):
+        longer = {
+            name: torch.cat([x, x.new_zeros(x.shape[:-2] + (more, x.shape[-1]))], dim=-2)
+            for name, x in inputs.items()
+            if isinstance(x, Tensor)
+        }
+        mask = (torch.arange(9 + more) >= 9).expand(2, -1)
+        assert_close(f"{more} tokens of padding", module(**{**inputs, **longer}, **both(mask))[:, :, :9], alone)
+
+
+@cases(DEFAULTS)
+def test_memory_layout_changes_nothing(case):
+    """q, k and v as hosts have them, heads split from the channels of (B, n, D)."""
+    module = case.build()
+    inputs = cast(tensors(module, 13), torch.float64)
+    strided = {
+        name: x.detach().transpose(1, 2).contiguous().transpose(1, 2) if isinstance(x, Tensor) and x.dim() == 4 else x
+        for name, x in inputs.items()
+    }
+    assert_close("out", module(**strided), module(**inputs), 1e-12)

@@ -1,0 +1,197 @@
+"""Whatever a mechanism cannot take is a ValueError that begins with the name of the argument."""
+
+import re
+
+import pytest
+import torch
+
+from common.attention import ATTENTIONS, FACTS, SUPPORTS, build_attention
+from tests.common.contract.mechanisms import (
+    CASES,
+    CHANNELS,
+    DEFAULTS,
+    HEADS,
+    LONGEST,
+    Case,
+    cases,
+    small_options,
+    tensors,
+)
+
+names = pytest.mark.parametrize("name", ATTENTIONS)
+FLOOR = {"num_heads": HEADS, "head_dim": CHANNELS, "max_tokens": LONGEST}
+
+
+def refused(argument: str):
+    """Expect a ValueError about ``argument`` that says what is allowed."""
+    return pytest.raises(ValueError, match=rf"(?s)^{argument}(?!\w).*allowed")
+
+
+def build(name, **changes):
+    kind = ATTENTIONS[name]
+    causal = "bidirectional" not in kind.supports
+    return build_attention(name, **{"causal": causal, **FLOOR, **small_options(kind), **changes})
+
+
+@names
+def test_declarations_are_of_known_words(name):
+    kind = ATTENTIONS[name]
+    assert kind.supports <= set(SUPPORTS) and kind.supports & {"causal", "bidirectional"} and kind.name == name
+    for described in kind.Options.described().values():
+        assert described.help and described.type in (str, int, float, bool)
+    assert kind.Options(**kind.Options.defaults()) == kind.Options()
+
+
+@names
+@pytest.mark.parametrize("fact", FACTS)
+def test_facts(fact, name):
+    for wrong in (0, -1, 2.0, True, "4"):
+        with refused(fact):
+            build(name, **{fact: wrong})
+    if fact in ATTENTIONS[name].needs:
+        with refused(fact):
+            build(name, **{fact: None})
+    else:
+        build(name, **{fact: None})
+
+
+@names
+def test_what_is_not_supported(name):
+    supports = ATTENTIONS[name].supports
+    for causal, word in ((True, "causal"), (False, "bidirectional")):
+        if word not in supports:
+            with refused("causal"):
+                build(name, causal=causal)
+    for dims in (0, 3) if "images" in supports else (0, 2, 3):
+        with refused("spatial_dims"):
+            build(name, spatial_dims=dims)
+
+
+@names
+def test_options(name):
+    with pytest.raises(ValueError, match=f"(?s)attention '{name}'.*'no_such_option'.*allowed"):
+        build(name, no_such_option=1)
+    wrong = {
+        str: ("no such value", None, 1),
+        bool: (1, 0, "yes", None),
+        int: (-1, 2.5, "4", True),
+        float: (0.0, -1.0, float("nan"), "x"),
+    }
+    for option, described in ATTENTIONS[name].Options.described().items():
+        for value in wrong[described.type]:
+            with refused(option):
+                build(name, **{option: value})
+
+
+def wrong_tensors(inputs: dict, causal_or_self: bool):
+    """Changes of ``inputs`` that make one thing wrong each."""
+    names = [x for x in ("q", "k", "v", "x") if inputs.get(x) is not None]
+    for which in names:
+        x = inputs[which].detach()
+        yield {which: x[0]}
+        yield {which: x[None]}
+        yield {which: x.tolist()}
+        yield {which: x.long()}
+        if which != "x":
+            yield {which: x[..., :0]}
+        if len(names) == 1:  # there is no other tensor that it would have to fit
+            continue
+        yield {which: x[:1]}
+        yield {which: x.to("meta")}
+        if which != "x":  # which autocast may leave in another dtype
+            yield {which: x.float()}
+            yield {which: x[:, :1]}
+        if which in ("k", "v") or causal_or_self:
+            yield {which: x[..., 1:, :]}
+    yield {which: inputs[which][:, :, :0].detach() for which in ("q", "k", "v") if inputs[which] is not None}
+
+
+@cases(DEFAULTS)
+def test_tensors(case):
+    """The name that comes first may be that of a tensor that the wrong one does not fit."""
+    module = case.build()
+    inputs = tensors(module, 6)
+    for change in wrong_tensors(inputs, case.causal or "cross" not in case.kind.supports):
+        with refused("(q|k|v|x|the input|spatial_shape)"):
+            module(**{**inputs, **change})
+        if case.causal:
+            with refused("(q|k|v|x|the input)"):
+                module.extend(**{**inputs, **change})
+
+
+def wrong_masks(n: int):
+    """Masks that do not fit two rows of n tokens."""
+    yield torch.zeros(2, n)
+    yield torch.zeros(2, n, dtype=torch.uint8)
+    yield torch.zeros(2, n, dtype=torch.long)
+    yield [[False] * n] * 2
+    yield torch.zeros(1, n, dtype=torch.bool)
+    yield torch.zeros(2, n - 1, dtype=torch.bool)
+    yield torch.zeros(2, n + 1, dtype=torch.bool)
+    yield torch.zeros(n, dtype=torch.bool)
+    yield torch.zeros(n, n, dtype=torch.bool)
+    yield torch.zeros(2, HEADS, n, dtype=torch.bool)
+    yield torch.zeros(2, n, dtype=torch.bool, device="meta")
+
+
+@cases(DEFAULTS)
+def test_masks(case):
+    module = case.build()
+    inputs = tensors(module, 6)
+    for mask in wrong_masks(6):
+        for argument in ("key_padding_mask", "query_padding_mask"):
+            with refused(argument):
+                module(**inputs, **{argument: mask})
+        if case.causal:
+            with refused("(padding_mask|key_padding_mask)"):
+                module.extend(**inputs, padding_mask=mask)
+
+
+@cases((case for case in DEFAULTS if not case.image), causal=False)
+def test_extend_of_what_is_not_causal(case):
+    module = case.build()
+    with refused("causal"):
+        module.extend(**tensors(module, 3))
+
+
+@cases(DEFAULTS, causal=True)
+def test_states(case):
+    module = case.build()
+    inputs = tensors(module, 6)
+    _, state = module.extend(**inputs)
+    wrong = [{}, [1], tuple(state.values()), {"k": 1}, {**state, "more": state}]
+    wrong += [{name: tensor for name, tensor in state.items() if name != missing} for missing in state]
+    wrong += [{**state, name: 1.0} for name in state]
+    for whole in wrong:
+        with refused("initial_state"):
+            module.extend(**inputs, state=whole)
+    for name, tensor in state.items():
+        entries = [tensor[:1], tensor[None], tensor.to(torch.int16), tensor.to("meta")]
+        if name.startswith("sum_"):
+            entries.append(tensor.half())  # a rounded sum is no sum
+        for entry in entries:
+            with refused(re.escape(f"initial_state['{name}']")):
+                module.extend(**inputs, state={**state, name: entry})
+    module.extend(**inputs, state=state)
+
+
+@cases(case for case in CASES if "max_tokens" in case.kind.needs and case.label == "default" and not case.rotary)
+def test_more_tokens_than_the_longest_length(case: Case):
+    module = case.build()
+    module(**tensors(module, LONGEST))
+    with refused("the input"):
+        module(**tensors(module, LONGEST + 1))
+    if case.causal:
+        _, state = module.extend(**tensors(module, LONGEST))
+        with refused("the input"):
+            module.extend(**tensors(module, 1), state=state)
+
+
+@cases(case for case in DEFAULTS if case.image)
+def test_shapes_of_images(case):
+    module = case.build()
+    inputs = tensors(module, 6)
+    if "spatial_shape" in module.needs:
+        for wrong in (None, (2, 4), (6,), (1, 2, 3)):
+            with refused("spatial_shape"):
+                module(**{**inputs, "spatial_shape": wrong})

@@ -1,0 +1,174 @@
+"""torch.compile, TorchScript, torch.export and torch.func take every mechanism as it is."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.common.contract.mechanisms import (
+    CASES,
+    DEFAULTS,
+    LONGEST,
+    at,
+    both,
+    cases,
+    leaves,
+    run_in_parts,
+    supporting,
+    tensors,
+    without,
+)
+from tests.common.inputs import padding
+from tests.compare import assert_close, assert_gradients_close, gradients
+
+plain = [case for case in DEFAULTS if not case.rotary]
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled_before() -> None:
+    """No graph of another test is left."""
+    torch._dynamo.reset()
+
+
+@cases(plain)
+def test_it_compiles_into_one_graph_with_its_backward_pass(case):
+    module, mask = case.build(torch.float32), padding("left", 2, 22)
+    inputs = tensors(module, 22, dtype=torch.float32)
+    out = torch.compile(module, backend="aot_eager", fullgraph=True)(**inputs, **both(mask))
+    expected = module(**inputs, **both(mask))
+    assert_close("out", out, expected)
+    assert_gradients_close(out, expected, leaves(inputs, module))
+
+
+@cases(case for case in plain if case.build().state_is_constant_size and not case.image)
+def test_it_compiles_for_any_length(case):
+    module = case.build(torch.float32)
+    compiled = torch.compile(module, backend="eager", fullgraph=True, dynamic=True)
+    for n in (20, 14, 33):
+        inputs = tensors(module, n, dtype=torch.float32)
+        out, expected = compiled(**inputs), module(**inputs)
+        assert_close(f"out of {n} tokens", out, expected)
+        assert_gradients_close(out, expected, leaves(inputs, module))
+
+
+@cases((case for case in plain if case.build().state_is_constant_size), causal=True)
+@torch.no_grad()
+def test_steps_of_decoding_compile_into_one_graph(case):
+    module, graphs = case.build(torch.float32), []
+    inputs = tensors(module, 8, dtype=torch.float32, grad=False)
+
+    def backend(graph, _):
+        graphs.append(graph)
+        return graph
+
+    step = torch.compile(module.extend, backend=backend, fullgraph=True, dynamic=False)
+    # The state after many tokens may have other strides than after one.
+    state, whole = run_in_parts(module, inputs, (3, 1))[1][-1], module(**inputs)
+    for t in range(4, 8):
+        out, state = step(**at(inputs, slice(t, t + 1)), state=state)
+        assert_close("out", out, whole[:, :, t : t + 1])
+    assert len(graphs) == 1
+
+
+def scripted_arguments(module, n: int, dtype: torch.dtype) -> tuple[list, dict]:
+    """q, k and v, and further keywords."""
+    inputs = tensors(module, n, dtype=dtype, grad=False)
+    return [inputs.pop(x) for x in "qkv"], inputs
+
+
+@cases(case for case in CASES if "images" in case.kind.supports and not case.causal and not case.rotary)
+def test_it_is_torchscript(case, tmp_path):
+    """As what it is for: of an image; the options of one that is not are scripted for an image as well."""
+    module = case._replace(image=True).build()
+    torch.jit.script(module).save(tmp_path / "module.pt")
+    scripted = torch.jit.load(tmp_path / "module.pt")
+    for dtype in (torch.float64, torch.bfloat16):
+        positional, named = scripted_arguments(module, 21, dtype)
+        out = scripted(*positional, **named)
+        assert out.dtype == dtype
+        assert_close("out", out, module(*positional, **named))
+
+
+@cases(case for case in DEFAULTS if case.image)
+def test_torchscript_stays_precise_under_autocast(case):
+    module = case.build(torch.float32)
+    positional, named = scripted_arguments(module, 36, torch.float32)
+    scripted = torch.jit.script(module)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = scripted(*positional, **named)
+    assert_close("out", out.float(), module(*positional, **named), 1e-2)
+
+
+@cases(case for case in supporting("images") if not case.rotary)
+def test_it_exports(case):
+    """With any number of tokens of a bidirectional sequence, else with the one that it is exported with."""
+    module = case.build()
+    positional, named = scripted_arguments(module, 21, torch.float64)
+    tokens = torch.export.Dim("tokens", min=2, max=LONGEST)
+    any_length = not case.causal and not case.image
+    shapes = [None if x is None else {2: tokens} for x in positional] if any_length else None
+    program = torch.export.export(module, tuple(positional), named, dynamic_shapes=shapes)
+    for n in (21, 3, LONGEST) if any_length else (21,):
+        positional, named = scripted_arguments(module, n, torch.float64)
+        assert_close(f"out of {n} tokens", program.module()(*positional, **named), module(*positional, **named))
+
+
+@cases(DEFAULTS)
+def test_gradients_of_each_sample_by_functorch(case):
+    module = case.build()
+    inputs = tensors(module, 11, batch=3)
+    given = {name: x.detach() for name, x in inputs.items() if isinstance(x, Tensor)}
+    rest = {name: x for name, x in inputs.items() if name not in given}
+
+    def loss(sample: dict[str, Tensor]) -> Tensor:
+        return module(**{name: x[None] for name, x in sample.items()}, **rest).square().sum()
+
+    each = torch.func.vmap(torch.func.grad(loss))(given)
+    unused = {"allow_unused": True, "materialize_grads": True}
+    wanted = torch.autograd.grad(module(**inputs).square().sum(), [inputs[name] for name in given], **unused)
+    for name, expected in zip(given, wanted):
+        assert_close(f"gradient of {name}", each[name], expected)
+
+
+@cases(case for case in DEFAULTS if "second_order" not in without(case.name))
+def test_gradients_of_gradients(case):
+    """Those of the literal formula, as a penalty on gradients has them."""
+    module = case.build()
+    inputs = tensors(module, 7)
+    found = []
+    for call in (module, module.reference):
+        given = leaves(inputs, module)
+        options = {"create_graph": True, "allow_unused": True, "materialize_grads": True}
+        keys_and_values = [x for x in (inputs["k"], inputs["v"]) if x is not None]
+        first = torch.autograd.grad(call(**inputs).square().sum(), keys_and_values, **options)
+        found.append(gradients(first[0] + 0 * first[-1].sum(), given.values()))
+    for name, actual, expected in zip(leaves(inputs, module), *found):
+        assert_close(f"second gradient of {name}", actual, expected, 1e-7, floor=1e-3)
+
+
+@cases(CASES)
+def test_it_is_copied_pickled_and_loaded(case):
+    module = case.build()
+    inputs = tensors(module, 9)
+    expected = module(**inputs)
+    for other in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        assert torch.equal(other(**inputs), expected) and repr(other) == repr(module)
+    fresh = case.build(std=0.1)
+    assert case.label != "default" or not list(module.parameters()) or not torch.equal(fresh(**inputs), expected)
+    fresh.load_state_dict(module.state_dict(), strict=True)
+    assert torch.equal(fresh(**inputs), expected)
+    for option, value in case.options.items():
+        assert f"{option}={value!r}" in repr(module) or isinstance(value, tuple)
+
+
+@cases(DEFAULTS)
+def test_dropout_drops_where_a_rate_is_given(case):
+    """In either mode of the module: hosts decide that themselves. With a rate of 0 nothing is drawn."""
+    module = case.build()
+    inputs = tensors(module, 12, batch=1, grad=False)
+    whole, random = module(**inputs), torch.get_rng_state()
+    assert torch.equal(module(**inputs, dropout_p=0.0), whole) and torch.equal(torch.get_rng_state(), random)
+    dropped = module(**inputs, dropout_p=0.4)
+    assert not torch.allclose(dropped, whole) and torch.isfinite(dropped).all()

@@ -1,0 +1,518 @@
+"""The gated attention unit: the formula of the block, its options, its parameters, its state."""
+
+import copy
+import math
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from common.modules.gated_attention_unit import GatedAttentionUnit
+from common.modules.norms import ScaleNorm
+from common.modules.relative_bias import RotaryBias, ToeplitzBias
+from common.modules.rotary import rotate
+from common.ops import gau_attention, mixed_chunk_attention
+from common.ops.shared.score_kernels import SCORE_KERNELS
+from tests.common.inputs import padding
+from tests.common.refusals import refused
+from tests.compare import assert_close, gradients
+
+FORMS = {"quad": {"chunk_size": None, "max_positions": 24}, "flash": {"chunk_size": 5}}
+forms = pytest.mark.parametrize("form", FORMS)
+causality = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+
+
+def unit(form="flash", dtype=torch.float64, scale=0.5, **options) -> GatedAttentionUnit:
+    """A unit of width 6, e 8 and s 4 whose parameters are all large enough to matter."""
+    module = GatedAttentionUnit(6, expanded_dim=8, query_dim=4, **{**FORMS[form], **options})
+    generator = torch.Generator().manual_seed(2)
+    for parameter in module.parameters():
+        nn.init.normal_(parameter, std=scale, generator=generator)
+    return module.to(dtype)
+
+
+def tokens(n, batch=2, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(batch, n, 6, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
+
+
+def in_pieces(module, x, pieces, mask=None):
+    outputs, state = [], None
+    for part in torch.arange(x.shape[1]).split(pieces):
+        out, state = module.extend(x[:, part], None if mask is None else mask[:, part], state)
+        outputs.append(out)
+    return torch.cat(outputs, dim=1), state
+
+
+def assert_same(out, expected, module, x) -> None:
+    """Outputs and the gradients of the input and of every parameter."""
+    assert_close("out", out, expected)
+    names, leaves = zip(("x", x), *module.named_parameters())
+    for name, actual, wanted in zip(names, gradients(out, leaves), gradients(expected, leaves)):
+        assert_close(f"gradient of {name}", actual, wanted)
+
+
+@causality
+def test_flash_quad_is_the_formula_of_the_paper(causal):
+    """Section 3 with every matrix written out; 24 is the training length, which divides the scores when causal."""
+    module, x = unit("quad", causal=causal), tokens(13)
+    weights, biases = module.in_proj.weight.split([8, 8, 4]), module.in_proj.bias.split([8, 8, 4])
+    normal = F.layer_norm(x, (6,), module.norm.weight, module.norm.bias)
+    u, v, z = (F.silu(normal @ w.T + b) for w, b in zip(weights, biases))
+    q, k = (rotate(z * module.gamma[i, 0] + module.beta[i, 0], torch.arange(13)) for i in range(2))
+    distance = torch.arange(13)[:, None] - torch.arange(13)
+    bias = module.bias.weight[0, distance + 23]
+    attention = F.relu(q @ k.transpose(1, 2) / (24 if causal else 13) + bias).square()
+    attention = attention.tril() if causal else attention
+    expected = (u * (attention @ v)) @ module.out_proj.weight.T + module.out_proj.bias + x
+    assert_same(module(x), expected, module, x)
+
+
+CHANGES = [
+    {},
+    {"linear": False},
+    {"local": False},
+    {"kernel": "laplace"},
+    {"kernel": "softmax"},
+    {"first_softmax": True},
+    {"first_to_all": True},
+]
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: ", ".join(change) or "plain")
+@pytest.mark.parametrize("heads", [1, 2])
+def test_flash_is_mixed_chunk_attention_between_the_projections(heads, change):
+    for causal in (False,) if "first" in "".join(change) else (False, True):
+        module, x = unit(causal=causal, heads=heads, bias="rotary", norm="scalenorm", **change), tokens(13)
+        normal = x * module.norm.weight / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+        u, v, z = F.silu(F.linear(normal, module.in_proj.weight, module.in_proj.bias)).split([8, 8, 4], -1)
+        outputs = []
+        for h, values in enumerate(v.split(8 // heads, -1)):
+            copies = [z * gamma[h] + beta[h] for gamma, beta in zip(module.gamma, module.beta)]
+            copies = [rotate(copy, torch.arange(13)) for copy in copies]
+            nothing = [torch.full_like(z, math.nan)] * (4 - len(copies))  # of a term that is left out nothing matters
+            copies = copies + nothing if module.local else nothing + copies
+            options = {"chunk_size": 5, "causal": causal, **change}
+            if module.local:
+                options["bias"] = rotate(module.bias.a[h].expand(9, -1), torch.arange(-4, 5)) @ module.bias.b[h]
+            outputs.append(mixed_chunk_attention(*copies, values, **options))
+        expected = F.linear(u * torch.cat(outputs, -1), module.out_proj.weight, module.out_proj.bias) + x
+        assert_same(module(x), expected, module, x)
+
+
+def test_one_causal_chunk_is_flash_quad():
+    """With C = n the linear term is empty, and both divide by the same constant."""
+    flash, quad, x = unit(chunk_size=24, causal=True, linear=False), unit("quad", causal=True), tokens(24)
+    quad.load_state_dict(flash.state_dict())
+    assert_close("out", flash(x), quad(x))
+    whole = unit(chunk_size=24, causal=True)
+    with torch.no_grad():
+        for name, parameter in quad.named_parameters():
+            parameter.copy_(whole.get_parameter(name)[: len(parameter)])
+    assert_close("out", whole(x), quad(x))
+
+
+OPTIONS = {
+    "causal": ({"causal": True}, FORMS),
+    "chunk_size": ({"chunk_size": 3}, ["flash"]),
+    "relu2 to laplace": ({"kernel": "laplace"}, FORMS),
+    "relu2 to softmax": ({"kernel": "softmax"}, FORMS),
+    "divisor": ({"divisor": 3.0}, ["quad"]),
+    "local": ({"local": False}, ["flash"]),
+    "linear": ({"linear": False}, ["flash"]),
+    "rotary": ({"rotary": False}, FORMS),
+    "first_softmax": ({"first_softmax": True}, FORMS),
+    "first_to_all": ({"first_to_all": True}, ["flash"]),
+    "heads": ({"heads": 2}, FORMS),
+    "gate": ({"gate": False}, FORMS),
+    "bias": ({"bias": "none"}, FORMS),
+    "rotary bias": ({"bias": "rotary"}, FORMS),
+    "norm": ({"norm": "scalenorm"}, FORMS),
+}
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_every_option_changes_the_output_for_the_same_parameters(option):
+    """What it shares with the plain unit is copied, so that what is left is the option itself."""
+    change, names = OPTIONS[option]
+    for form in names:
+        plain, other, x = unit(form), unit(form, **change), tokens(13)
+        with torch.no_grad():
+            for name, parameter in other.named_parameters():
+                given = dict(plain.named_parameters()).get(name)
+                if given is not None and given.shape == parameter.shape:
+                    parameter.copy_(given)
+                elif given is not None and name.startswith("in_proj"):  # without a gate: V and Z of U, V and Z
+                    parameter.copy_(given[-len(parameter) :])
+                elif given is not None and name in ("gamma", "beta") and option == "heads":
+                    parameter.copy_(given.expand_as(parameter))
+                elif given is not None and name in ("gamma", "beta"):
+                    parameter.copy_(given[: len(parameter)])
+        if option == "heads":  # two equal heads would be one; only V is split
+            with torch.no_grad():
+                other.gamma[:, 1] *= 2
+        difference = (other(x) - plain(x)).norm() / plain(x).norm()
+        assert difference > 1e-3, form
+
+
+@causality
+def test_max_positions_divides_what_is_causal_and_nothing_else(causal):
+    """Not causal, the real tokens of each row do; the shorter unit has the middle of the longer one's bias."""
+    module, longer, x = unit("quad", causal=causal), unit("quad", causal=causal, max_positions=48), tokens(13)
+    module.load_state_dict(longer.state_dict())
+    assert torch.allclose(module(x), longer(x)) != causal
+    same = unit("quad", causal=causal, max_positions=48, divisor=24.0 if causal else 13.0)
+    same.load_state_dict(longer.state_dict())
+    assert_close("out", same(x), module(x))
+
+
+def test_parameters_of_the_papers_width():
+    """d 768, e 1536, s 128: (d + 1)(2e + s) + (e + 1) d of the projections, γ and β, a bias and a norm."""
+
+    def count(**options):
+        return sum(x.numel() for x in GatedAttentionUnit(768, **options).parameters())
+
+    dense, norm = 769 * (2 * 1536 + 128) + 1537 * 768, 2 * 768
+    quad = {"chunk_size": None, "max_positions": 512}
+    assert count(**quad) == dense + 2 * 2 * 128 + norm + 2 * 128
+    assert count(**{**quad, "max_positions": 511}) == dense + 2 * 2 * 128 + norm + 2 * 511 - 1
+    assert count() == dense + 2 * 4 * 128 + norm + 2 * 256 - 1
+    assert count(chunk_size=512) == dense + 2 * 4 * 128 + norm + 2 * 128
+    assert count(norm="scalenorm") == count() - norm + 1
+    assert count(gate=False) == count() - 769 * 1536
+    assert count(bias="none") == count() - 511
+    assert count(heads=4) == count() + 3 * (2 * 4 * 128 + 511)
+    assert count(linear=False) == count() - 2 * 2 * 128
+    assert count(expanded_dim=768) == count() - 769 * 2 * 768 - 768 * 768
+    assert count(query_dim=64) == count() - 769 * 64 - 2 * 4 * 64
+    assert count(local=False) <= count() - 511, "no bias without the local term"
+
+
+def test_parameters_start_as_in_the_paper():
+    module = GatedAttentionUnit(768)
+    for weight in (module.in_proj.weight, module.out_proj.weight, module.gamma, module.bias.weight):
+        assert abs(weight.std() / 0.02 - 1) < 0.1 and abs(weight.mean()) < 2e-3
+    for zero in (module.in_proj.bias, module.out_proj.bias, module.beta):
+        assert (zero == 0).all()
+    assert (module.norm.weight == 1).all() and (module.norm.bias == 0).all()
+    assert (module.expanded_dim, module.query_dim, module.heads, module.chunk_size) == (1536, 128, 1, 256)
+    assert module.kernel == "relu2" and module.gate and module.rotary and not module.causal
+    nn.init.ones_(module.beta), nn.init.ones_(module.bias.weight), nn.init.ones_(module.out_proj.bias)
+    module.reset_parameters()
+    assert not module.beta.any() and not module.out_proj.bias.any() and abs(module.bias.weight.std() - 0.02) < 0.005
+
+
+def test_norms_and_biases_by_name():
+    assert type(GatedAttentionUnit(6).norm) is nn.LayerNorm
+    assert type(GatedAttentionUnit(6, norm="scalenorm").norm) is ScaleNorm
+    assert type(GatedAttentionUnit(6).bias) is ToeplitzBias
+    assert type(GatedAttentionUnit(6, chunk_size=512).bias) is RotaryBias
+    assert type(GatedAttentionUnit(6, chunk_size=512, bias="toeplitz").bias) is ToeplitzBias
+    assert type(GatedAttentionUnit(6, bias="rotary").bias) is RotaryBias
+    assert GatedAttentionUnit(6, bias="none").bias is None
+    assert GatedAttentionUnit(6, chunk_size=None, max_positions=300).bias.max_positions == 300
+
+
+@forms
+def test_each_dropout_is_its_own_and_only_in_training(form):
+    x = tokens(13)
+    for name in ("dropout", "attention_dropout", "activation_dropout"):
+        module = unit(form, **{name: 0.5})
+        assert torch.equal(module.eval()(x), unit(form)(x))
+        torch.manual_seed(3)
+        dropped = module.train()(x)
+        assert not torch.equal(dropped, module.eval()(x))
+        branch, plain = dropped - x, module.eval()(x) - x
+        if name == "dropout":  # entries of the branch, and nothing of the residual
+            share = branch / plain
+            assert_close("share", share, (share > 1).double() * 2) and 0.3 < (share > 1).double().mean() < 0.7
+    made = []
+
+    def layer(p):
+        made.append(p)
+        return nn.Dropout(p)
+
+    GatedAttentionUnit(6, dropout=0.1, attention_dropout=0.2, activation_dropout=0.3, dropout_layer=layer)
+    assert sorted(made) == [0.1, 0.2, 0.3]
+
+
+def test_attention_dropout_drops_whole_sources():
+    """In chunks of one token without a linear term each source has one sink, which loses all of it or gets it twice."""
+    module, x = unit(chunk_size=1, linear=False, attention_dropout=0.5), tokens(40)
+    plain = module.eval()(x) - x - module.out_proj.bias
+    share = (module.train()(x) - x - module.out_proj.bias) / plain
+    for row in share:
+        kept = row.mean(-1, keepdim=True) > 1
+        assert_close("share", row, 2.0 * kept.double().expand_as(row), 1e-6)
+        assert 0.2 < kept.double().mean() < 0.8
+    assert not torch.equal(share[0] > 1, share[1] > 1)
+
+
+@forms
+@pytest.mark.parametrize("side", ["none", "left", "right", "holes", "all"])
+@pytest.mark.parametrize("pieces", [[1] * 22, [22], [7, 1, 1, 13]], ids=str)
+def test_extend_continues_what_forward_does_at_once(pieces, side, form):
+    mask, x = padding(side, 2, 22), tokens(22)
+    for options in ({"heads": 2}, {"kernel": "softmax", "bias": "rotary", "gate": False}):
+        module = unit(form, causal=True, **options)
+        out, state = in_pieces(module, x, pieces, mask)
+        assert_same(out, module(x, mask), module, x)
+        assert all(tensor.shape[0] == 2 for tensor in state.values())
+
+
+@forms
+def test_the_state_is_as_large_as_it_says(form):
+    module, sizes = unit(form, causal=True), []
+    for n in (2, 20):
+        _, state = module.extend(tokens(n))
+        sizes.append(sum(tensor.numel() for tensor in state.values()))
+    assert module.state_is_constant_size == (sizes[0] == sizes[1]) == (form == "flash")
+
+
+@forms
+def test_a_beam_reorder_is_an_index_select_of_dimension_0(form):
+    order, mask = torch.tensor([1, 1, 0]), padding("left", 2, 7)
+    module, first, second = unit(form, causal=True), tokens(7), tokens(6, batch=3)
+    _, state = module.extend(first, mask)
+    before = {name: tensor.clone() for name, tensor in state.items()}
+    out, _ = module.extend(second, None, {name: tensor.index_select(0, order) for name, tensor in state.items()})
+    whole = torch.cat([first.index_select(0, order), second], dim=1)
+    assert_close("out", out, module(whole, F.pad(mask.index_select(0, order), (0, 6)))[:, 7:])
+    assert all(torch.equal(state[name], tensor) for name, tensor in before.items())
+
+
+@forms
+@pytest.mark.parametrize("kernel", SCORE_KERNELS)
+def test_a_prefix_does_not_depend_on_what_follows(kernel, form):
+    module, x = unit(form, causal=True, kernel=kernel), tokens(22)
+    whole = module(x)
+    for t in (1, 4, 5, 6, 21):
+        changed = torch.cat([x[:, :t], 9 * torch.randn_like(x[:, t:])], dim=1)
+        assert_close(f"the first {t}", module(changed)[:, :t], whole[:, :t], 1e-12)
+        assert_close(f"the first {t}", module(x[:, :t]), whole[:, :t], 1e-12)
+
+
+@forms
+@causality
+@pytest.mark.parametrize("side", ["left", "right", "holes"])
+def test_padding_a_row_does_not_change_it(side, causal, form):
+    module, x, mask = unit(form, causal=causal), tokens(22, batch=3), padding(side, 3, 22)
+    out = module(x, mask)
+    for b in range(3):
+        assert_close(f"row {b}", out[b : b + 1, ~mask[b]], module(x[b : b + 1, ~mask[b]]), 1e-12)
+        # What the docstring promises for padding.
+        assert torch.equal(out[b, mask[b]], x[b, mask[b]] + module.out_proj.bias)
+
+
+@forms
+@causality
+def test_what_stands_in_padding_does_not_reach_real_tokens(causal, form):
+    module, clean, mask = unit(form, causal=causal), tokens(22, batch=3), padding("all", 3, 22)
+    real = ~mask[..., None]
+
+    def outputs(x):
+        return module(x, mask).masked_select(real)
+
+    for poison in (1e9, math.nan, math.inf):
+        x = clean.detach().masked_fill(mask[..., None], poison).requires_grad_()
+        assert torch.equal(outputs(x), outputs(clean))
+        found, wanted = (gradients(outputs(given), [given])[0].masked_select(real) for given in (x, clean))
+        assert torch.equal(found, wanted)
+        if poison == 1e9:  # the products of a projection with NaN are NaN in its own gradient, in any Transformer
+            leaves = list(module.parameters())
+            for actual, expected in zip(gradients(outputs(x), leaves), gradients(outputs(clean), leaves)):
+                assert_close("gradient of a parameter", actual, expected)
+
+
+@forms
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_lower_precision_agrees_with_float64(dtype, form):
+    module, x, mask = unit(form, causal=True, dtype=dtype, scale=0.3), tokens(22, dtype=dtype), padding("left", 2, 22)
+    out = module(x, mask)
+    assert out.dtype == dtype
+    exact = copy.deepcopy(module).double()(x.double(), mask)
+    assert_close("out", out, exact, {torch.float32: None, torch.bfloat16: 0.02, torch.float16: 4e-3}[dtype])
+    pieces, _ = in_pieces(module, x, [5, 1, 1, 15], mask)
+    assert_close("in pieces", pieces, exact, {torch.float32: None, torch.bfloat16: 0.02, torch.float16: 4e-3}[dtype])
+
+
+@forms
+@causality
+def test_it_runs_under_autocast(causal, form):
+    module, x = unit(form, causal=causal, dtype=torch.float32, scale=0.3), tokens(22, dtype=torch.float32)
+    expected = module(x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = module(x)
+        pieces = in_pieces(module, x, [5, 1, 16])[0] if causal else out
+    for actual in (out, pieces):
+        assert_close("out", actual.float(), expected, 0.02)
+    assert torch.isfinite(torch.cat([gradient.flatten() for gradient in gradients(out, [*module.parameters()])])).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_long_inputs_stay_finite_in_half_precision(dtype):
+    for causal in (False, True):
+        module = GatedAttentionUnit(16, query_dim=8, chunk_size=64, causal=causal).to(dtype)
+        out = module(torch.randn(1, 8192, 16).to(dtype))
+        assert out.dtype == dtype and torch.isfinite(out).all()
+        assert all(torch.isfinite(gradient).all() for gradient in gradients(out, list(module.parameters())))
+
+
+@forms
+def test_modules_copy_pickle_load_and_print_their_options(form, tmp_path):
+    module, x = unit(form, causal=True, heads=2), tokens(13)
+    expected = module(x)
+    torch.save(module.state_dict(), tmp_path / "state")
+    again = GatedAttentionUnit(6, expanded_dim=8, query_dim=4, causal=True, heads=2, **FORMS[form]).double()
+    again.load_state_dict(torch.load(tmp_path / "state", weights_only=True))
+    for other in (again, copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        assert torch.equal(other(x), expected) and repr(other) == repr(module)
+    assert f"heads=2, causal=True, chunk_size={FORMS[form]['chunk_size']}" in repr(module)
+
+
+@forms
+@causality
+def test_compiled_without_graph_breaks(causal, form):
+    torch._dynamo.reset()
+    module, x, mask = unit(form, torch.float32, causal=causal), tokens(13, dtype=torch.float32), padding("left", 2, 13)
+    out = torch.compile(module, backend="aot_eager", fullgraph=True)(x, mask)
+    expected = module(x, mask)
+    assert_close("out", out, expected)
+    leaves = [x, *module.parameters()]
+    for actual, wanted in zip(gradients(out, leaves), gradients(expected, leaves)):
+        assert_close("gradient", actual, wanted)
+
+
+def test_flash_quad_of_several_blocks_compiles():
+    """More than 256 tokens: every block of rows is computed again in the backward pass."""
+    torch._dynamo.reset()
+    x = tokens(300, batch=1, dtype=torch.float32)
+    module = unit("quad", torch.float32, causal=True, max_positions=300)
+    out = torch.compile(module, backend="aot_eager", fullgraph=True)(x)
+    expected = module(x)
+    assert_close("out", out, expected)
+    for actual, wanted in zip(gradients(out, [x, module.gamma]), gradients(expected, [x, module.gamma])):
+        assert_close("gradient", actual, wanted)
+
+
+REFUSED = [
+    ({"expanded_dim": 0}, "expanded_dim", "0", "an integer of at least 1"),
+    ({"query_dim": -4}, "query_dim", "-4", "an integer of at least 1"),
+    ({"heads": 2.0}, "heads", "2.0", "an integer of at least 1"),
+    ({"heads": 5}, "heads", "5", "a divisor of expanded_dim, 12"),
+    ({"query_dim": 5}, "query_dim", "5", "an even number"),
+    ({"query_dim": 5, "rotary": False, "bias": "rotary"}, "query_dim", "5", "an even number"),
+    ({"kernel": "relu"}, "kernel", "'relu'", "'relu2', 'softmax', 'laplace'"),
+    ({"bias": "t5"}, "bias", "'t5'", "'auto', 'toeplitz', 'rotary', 'none'"),
+    ({"norm": "rms"}, "norm", "'rms'", "'layernorm', 'scalenorm'"),
+    ({"dropout": 1.0}, "dropout", "1.0", "at least 0 and below 1"),
+    ({"attention_dropout": -0.1}, "attention_dropout", "-0.1", "at least 0 and below 1"),
+    ({"activation_dropout": 2}, "activation_dropout", "2", "at least 0 and below 1"),
+    ({"chunk_size": 0}, "chunk_size", "0", "an integer of at least 1"),
+    ({"chunk_size": 2.5}, "chunk_size", "2.5", "an integer of at least 1"),
+    ({"chunk_size": None}, "max_positions", "None with chunk_size=None", "the longest training length"),
+    ({"chunk_size": None, "max_positions": 0}, "max_positions", "0", "an integer of at least 1"),
+    ({"chunk_size": None, "max_positions": 9, "local": False}, "local, linear or first_to_all", "", "a chunk size"),
+    ({"chunk_size": None, "max_positions": 9, "linear": False}, "local, linear or first_to_all", "", "a chunk size"),
+    ({"chunk_size": None, "max_positions": 9, "first_to_all": True}, "local, linear or first_to_all", "", "a chunk"),
+    ({"causal": True, "first_softmax": True}, "first_softmax", "True with causal=True", "False"),
+    ({"causal": True, "first_to_all": True}, "first_to_all", "True with causal=True", "False"),
+    ({"local": False, "linear": False}, "local", "False", "linear=True"),
+    ({"local": False, "first_softmax": True}, "local", "False", "without first_softmax and first_to_all"),
+    ({"local": False, "first_to_all": True}, "local", "False", "without first_softmax and first_to_all"),
+    ({"divisor": 4.0}, "divisor", "4.0", "above 0, with chunk_size=None, without softmax"),
+    ({"chunk_size": None, "max_positions": 9, "divisor": 0.0}, "divisor", "0.0", "above 0"),
+    (
+        {"chunk_size": None, "max_positions": 9, "divisor": 2.0, "kernel": "softmax"},
+        "divisor",
+        "2.0",
+        "without softmax",
+    ),
+]
+
+
+@pytest.mark.parametrize("options, argument, given, allowed", REFUSED, ids=lambda x: str(x) if type(x) is dict else "")
+def test_options_that_are_not_allowed(options, argument, given, allowed):
+    with refused(argument, given, allowed):
+        GatedAttentionUnit(6, **options)
+
+
+def test_a_width_is_at_least_1():
+    with refused("dim", "0", "an integer of at least 1"):
+        GatedAttentionUnit(0)
+
+
+@forms
+def test_inputs_masks_and_states_that_do_not_fit(form):
+    module, x = unit(form, causal=True), tokens(5)
+    for wrong in (x[0], x[..., 1:], x[None]):
+        with refused("x", str(tuple(wrong.shape)), "(batch, tokens, 6)"):
+            module(wrong)
+    with refused("padding_mask", "torch.int64", "torch.bool"):
+        module(x, torch.zeros(2, 5, dtype=torch.long))
+    with refused("padding_mask", "(2, 4)", "(2, 5)"):
+        module(x, torch.zeros(2, 4, dtype=torch.bool))
+    with refused("padding_mask", "(2, 9)", "(2, 5)"):
+        module.extend(x, torch.zeros(2, 9, dtype=torch.bool))
+    _, state = module.extend(x)
+    wrong = [{}, [1], {"k": 1}, {name: tensor[:1] for name, tensor in state.items()}, {**state, "more": x}]
+    wrong += [{name: tensor for name, tensor in state.items() if name != missing} for missing in state]
+    wrong += [{**state, name: tensor[:1]} for name, tensor in state.items()]
+    wrong += [{**state, name: tensor.to(torch.int16)} for name, tensor in state.items()]
+    for given in wrong:
+        with pytest.raises(ValueError, match="^initial_state.* allowed"):
+            module.extend(x, None, given)
+    with refused("causal", "False", "extend: a unit built with causal=True"):
+        unit(form).extend(x)
+
+
+def test_a_toeplitz_bias_reaches_as_far_as_max_positions():
+    module = unit("quad", causal=True, max_positions=8)
+    assert module(tokens(8)).shape == (2, 8, 6)
+    with refused("the input", "9 tokens", "by its relative bias: 8"):
+        module(tokens(9))
+    _, state = module.extend(tokens(8))
+    with refused("the input", "9 tokens", "by its relative bias: 8"):
+        module.extend(tokens(1), None, state)
+    assert unit("quad", causal=True, max_positions=8, bias="rotary")(tokens(30)).shape == (2, 30, 6)
+
+
+@causality
+@pytest.mark.parametrize("side", ["left", "right", "holes"])
+def test_padding_does_not_count_in_the_reach_of_a_toeplitz_bias(side, causal):
+    x, mask = tokens(22, batch=3), padding(side, 3, 22)
+    longest = int((~mask).sum(1).max())
+    assert longest < 22
+    module = unit("quad", causal=causal, max_positions=longest)
+    out = module(x, mask)
+    for b in range(3):
+        assert_close(f"row {b}", out[b : b + 1, ~mask[b]], module(x[b : b + 1, ~mask[b]]), 1e-12)
+    if causal:
+        assert_same(in_pieces(module, x, [9, 1, 12], mask)[0], module(x, mask), module, x)
+    with refused("the input", f"{longest} tokens", f"by its relative bias: {longest - 1}"):
+        unit("quad", causal=causal, max_positions=longest - 1)(x, mask)
+    assert (module(x, torch.ones_like(mask)) == x + module.out_proj.bias).all()
+
+
+def test_softmax_scores_are_divided_by_the_root_of_the_query_width():
+    """For the kernel softmax max_positions is no divisor, in either form."""
+    module, x = unit("quad", causal=True, kernel="softmax", bias="none", rotary=False), tokens(13)
+    u, v, z = F.silu(module.in_proj(module.norm(x))).split([8, 8, 4], -1)
+    q, k = (z * module.gamma[i, 0] + module.beta[i, 0] for i in range(2))
+    out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    assert_close("out", module(x), module.out_proj(u * out) + x)
+    assert_close("out", gau_attention(q, k, v, causal=True, kernel="softmax"), out)
+
+
+def test_the_reach_of_a_toeplitz_bias_counts_real_tokens():
+    """More columns than the bias reaches are padding, or an error that names both numbers; step by step too."""
+    module, x, mask = unit("quad", causal=True, max_positions=8), tokens(13), torch.zeros(2, 13, dtype=torch.bool)
+    mask[:, :5] = True
+    mask[0, 12] = True
+    out = module(x, mask)
+    assert_close("out", out[1:, 5:], module(x[1:, 5:]))
+    assert_close("steps", in_pieces(module, x, [1] * 13, mask)[0][~mask], out[~mask])
+    with pytest.raises(ValueError, match="the input has 13 tokens; allowed by its relative bias: 8"):
+        module(x)

@@ -1,0 +1,156 @@
+"""Combiner's row attention and joint softmax against their literal references and against torch's softmax."""
+
+import math
+
+import hypothesis
+import pytest
+import torch
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+from common.ops import combiner_attention, row_attention
+from common.ops.combiner.reference import combiner_attention_reference, row_attention_reference
+from tests.common.inputs import SIDES, doubled, mixed_chunk_inputs, padding, qkv
+from tests.common.refusals import refused
+from tests.compare import assert_close, gradients
+
+NAMES = ("q", "k", "v", "summary_k", "summary_v")
+causality = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+
+
+def combiner_inputs(n, **sizes):
+    """q, k, v, summary_k and summary_v."""
+    q, k, summary_k, _, v = mixed_chunk_inputs(n, **sizes)
+    return q, k, v, summary_k, mixed_chunk_inputs(n, **{"seed": 1, **sizes})[4]
+
+
+def assert_same(out, expected, inputs) -> None:
+    assert_close("out", out, expected)
+    found, wanted = (gradients(x + 0 * sum(leaf.sum() for leaf in inputs), inputs) for x in (out, expected))
+    for name, actual, other in zip(NAMES, found, wanted):
+        assert_close(f"gradient of {name}", actual, other)
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("row_length", [1, 4, 13, 20])
+def test_every_mask_and_row_length_agrees(row_length, side):
+    mask, options = padding(side, 3, 13), {"row_length": row_length}
+    options["key_padding_mask"] = mask
+    inputs = qkv(13, batch=3)
+    assert_same(row_attention(*inputs, **options), row_attention_reference(*inputs, **options), inputs)
+    inputs = combiner_inputs(13, batch=3)
+    for causal in (False, True):
+        out = combiner_attention(*inputs, causal=causal, **options)
+        assert_same(out, combiner_attention_reference(*inputs, causal=causal, **options), inputs)
+
+
+@hypothesis.given(data=st.data())
+@hypothesis.settings(max_examples=30)
+def test_any_combination_agrees(data):
+    tokens, causal = data.draw(st.integers(1, 17), "tokens"), data.draw(st.booleans(), "causal")
+    rows = st.lists(st.booleans(), min_size=tokens, max_size=tokens)
+    options = {
+        "row_length": data.draw(st.integers(1, 20), "row_length"),
+        "key_padding_mask": data.draw(st.none() | st.lists(rows, min_size=2, max_size=2).map(torch.tensor), "mask"),
+    }
+    inputs = combiner_inputs(tokens, heads=data.draw(st.integers(1, 3), "heads"))
+    out = combiner_attention(*inputs, causal=causal, **options)
+    assert_same(out, combiner_attention_reference(*inputs, causal=causal, **options), inputs)
+    out, expected = (op(*inputs[:3], **options) for op in (row_attention, row_attention_reference))
+    assert_same(out, expected, inputs[:3])
+
+
+def test_row_attention_is_torchs_softmax_in_each_row():
+    q, k, v = inputs = qkv(12)
+    expected = F.scaled_dot_product_attention(*(x.unflatten(2, (3, 4)) for x in (q, k, v))).flatten(2, 3)
+    assert_same(row_attention(q, k, v, row_length=4), expected, inputs)
+
+
+@causality
+def test_the_joint_softmax_is_torchs_over_a_masked_list_of_all_keys(causal):
+    """Token (row r, column c) sees keys of row r and summaries of column c: of all rows, or, causal, of rows before."""
+    q, k, v, summary_k, summary_v = inputs = combiner_inputs(12)
+    token = torch.arange(12)
+    row, column = token // 4, token % 4
+    near, far = row[:, None] == row, column[:, None] == column
+    if causal:
+        near, far = near & (token <= token[:, None]), far & (row < row[:, None])
+    keys, values = torch.cat([k, summary_k], dim=2), torch.cat([v, summary_v], dim=2)
+    expected = F.scaled_dot_product_attention(q, keys, values, attn_mask=torch.cat([near, far], dim=1))
+    assert_same(combiner_attention(*inputs, row_length=4, causal=causal), expected, inputs)
+
+
+def test_one_row_is_causal_softmax_attention():
+    inputs = combiner_inputs(13)
+    for row_length in (13, 40):
+        expected = F.scaled_dot_product_attention(*inputs[:3], is_causal=True)
+        assert_same(combiner_attention(*inputs, row_length=row_length, causal=True), expected, inputs)
+
+
+def test_the_future_does_not_touch_the_past():
+    inputs = combiner_inputs(20)
+    out = combiner_attention(*inputs, row_length=6, causal=True)
+    for t in (1, 5, 6, 7, 12, 19):
+        changed = [torch.cat([x[:, :, :t], 100 * torch.randn_like(x[:, :, t:])], dim=2) for x in inputs]
+        assert_close("out", combiner_attention(*changed, row_length=6, causal=True)[:, :, :t], out[:, :, :t], 1e-12)
+
+
+@causality
+@pytest.mark.parametrize("side", ["left", "right", "holes"])
+def test_padding_a_row_does_not_change_it(side, causal):
+    inputs, mask = combiner_inputs(21, batch=3), padding(side, 3, 21)
+    out = combiner_attention(*inputs, row_length=4, causal=causal, key_padding_mask=mask)
+    rows = row_attention(*inputs[:3], row_length=4, key_padding_mask=mask)
+    for b in range(3):
+        alone = [x[b : b + 1, :, ~mask[b]] for x in inputs]
+        expected = combiner_attention(*alone, row_length=4, causal=causal)
+        assert_close(f"row {b}", out[b : b + 1, :, ~mask[b]], expected, 1e-12)
+        expected = row_attention(*alone[:3], row_length=4)
+        assert_close(f"row {b}", rows[b : b + 1, :, ~mask[b]], expected, 1e-12)
+        assert (out[b, :, mask[b]] == 0).all() and (rows[b, :, mask[b]] == 0).all()
+
+
+@causality
+@pytest.mark.parametrize("poison", [math.nan, math.inf, 1e9])
+def test_what_stands_in_padding_never_leaks(poison, causal):
+    mask, clean = padding("all", 3, 19), combiner_inputs(19, batch=3, dtype=torch.float32)
+    poisoned = [x.detach().masked_fill(mask[:, None, :, None], poison).requires_grad_() for x in clean]
+    options = {"row_length": 4, "key_padding_mask": mask}
+    pairs = [[row_attention(*x[:3], **options) for x in (poisoned, clean)]]
+    pairs.append([combiner_attention(*x, causal=causal, **options) for x in (poisoned, clean)])
+    for inputs, (out, expected) in zip((3, 5), pairs):
+        assert torch.equal(out, expected) and (out[0] == 0).all()
+        for actual, wanted in zip(gradients(out, poisoned[:inputs]), gradients(expected, clean[:inputs])):
+            assert torch.equal(actual, wanted) and torch.isfinite(actual).all()
+
+
+@causality
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_lower_precision_agrees_with_float64(dtype, causal):
+    inputs, mask = combiner_inputs(70, dtype=dtype), padding("left", 2, 70)
+    exact, options = doubled(*inputs), {"row_length": 16, "key_padding_mask": mask}
+    pairs = [[row_attention(*x[:3], **options) for x in (inputs, exact)]]
+    pairs.append([combiner_attention(*x, causal=causal, **options) for x in (inputs, exact)])
+    for count, (out, expected) in zip((3, 5), pairs):
+        assert out.dtype == dtype
+        assert_close("out", out, expected)
+        for name, actual, wanted in zip(NAMES, gradients(out, inputs[:count]), gradients(expected, exact[:count])):
+            assert_close(f"gradient of {name}", actual, wanted)
+
+
+@causality
+def test_autocast_changes_nothing(causal):
+    inputs = combiner_inputs(40, dtype=torch.float32)
+    expected = combiner_attention(*inputs, row_length=8, causal=causal), row_attention(*inputs[:3], row_length=8)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = combiner_attention(*inputs, row_length=8, causal=causal), row_attention(*inputs[:3], row_length=8)
+    assert all(torch.equal(*pair) for pair in zip(out, expected))
+
+
+def test_summaries_that_do_not_fit_are_refused():
+    inputs = dict(zip(NAMES, (x.detach() for x in combiner_inputs(5))))
+    for name, size in (("summary_k", 4), ("summary_v", 3)):
+        with refused(name, f"(2, 2, 4, {size})", f"(2, 2, 5, {size})"):
+            combiner_attention(**{**inputs, name: inputs[name][:, :, 1:]}, row_length=2)
+        with refused(name, "torch.float32", "torch.float64"):
+            combiner_attention(**{**inputs, name: inputs[name].float()}, row_length=2)

@@ -1,0 +1,215 @@
+"""DAFT's functions in TorchScript, torch.export, ONNX and torch.compile give the numbers they give without."""
+
+import pytest
+import torch
+from onnx.reference import ReferenceEvaluator
+from torch import nn
+from torch._dynamo.testing import CompileCounterWithBackend
+
+from common.ops import daft_conv, daft_full, daft_select
+from common.ops.daft.conv import daft_conv_scriptable
+from common.ops.daft.full import daft_full_scriptable
+from common.ops.daft.select import daft_select_scriptable
+from tests.common.ops.daft.formulas import daft_inputs, normal
+from tests.compare import assert_close, gradients
+
+R, R_IMAGE, W = normal(2, 5, seed=3).detach(), normal(2, 3, 5, seed=3).detach(), normal(64, 64, seed=3).detach()
+INDEX, BIAS = torch.tensor([1, 4]), normal(2, seed=4).detach()
+
+
+def _sequences(causal):
+    """Name -> a function of q, k, v, and the channels of k."""
+    return {
+        "full": (lambda q, k, v: daft_full(q, k, v, W.to(v), causal=causal), 4),
+        "conv": (lambda q, k, v: daft_conv(q, k, v, R.to(v), causal=causal), 2),
+        "local": (lambda q, k, v: daft_conv(q, k, v, R.to(v), causal=causal, local_only=True), 2),
+        "select": (lambda q, k, v: daft_select(q, k, v, INDEX, BIAS.to(v), window=5, causal=causal), 2),
+    }
+
+
+IMAGES = {
+    "conv": lambda q, k, v, shape: daft_conv(q, k, v, R_IMAGE.to(v), spatial_shape=shape),
+    "local": lambda q, k, v, shape: daft_conv(q, k, v, R_IMAGE.to(v), spatial_shape=shape, local_only=True),
+    "select": lambda q, k, v, shape: daft_select(q, k, v, INDEX, BIAS.to(v), window=(3, 5), spatial_shape=shape),
+}
+images = pytest.mark.parametrize("name", IMAGES)
+names = pytest.mark.parametrize("name", ["full", "conv", "local", "select"])
+causality = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+
+
+class _Sequence(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, q, k, v):
+        return self.function(q, k, v)
+
+
+class _Image(nn.Module):
+    """Of k (B, h, H, W) and v (B, d, H, W), whose size the traced graph must not fix."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, k, v):
+        k_tokens, v_tokens = (x.flatten(2).transpose(1, 2) for x in (k, v))
+        return self.function(v_tokens, k_tokens, v_tokens, v.shape[2:])
+
+
+def _scriptable(name, q, k, v, shape):
+    """The function of that name, its arguments for an image of ``shape``, and what it must give."""
+    image = IMAGES.get(name)
+    if name == "full":
+        w = W[: v.shape[1], : v.shape[1]].to(v)
+        return daft_full_scriptable, (q, k, v, w), daft_full(q, k, v, w)
+    if name == "select":
+        arguments = (q, k, v, INDEX, BIAS.to(v), (3, 5), *shape)
+        return daft_select_scriptable, arguments, image(q, k, v, shape)
+    arguments = (q, k, v, R_IMAGE.to(v), *shape, name == "local")
+    return daft_conv_scriptable, arguments, image(q, k, v, shape)
+
+
+@names
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_torchscript(dtype, name, tmp_path):
+    """Saved and loaded, at two sizes, with and without a gate; gradients too."""
+    scripted = None
+    for shape in ((3, 4), (5, 2)):
+        for gated in (True, False):
+            inputs = daft_inputs(shape[0] * shape[1], 4 if name == "full" else 2, dtype=dtype)
+            q, leaves = (inputs[0], inputs) if gated else (None, inputs[1:])
+            function, arguments, expected = _scriptable(name, q, *inputs[1:], shape)
+            if scripted is None:
+                torch.jit.script(function).save(str(tmp_path / "function.pt"))
+                scripted = torch.jit.load(str(tmp_path / "function.pt"))
+            out = scripted(*arguments)
+            assert out.dtype == dtype
+            assert_close("out", out, expected)
+            assert torch.equal(function(*arguments), expected)  # the same without TorchScript
+            for actual, wanted in zip(gradients(out, leaves), gradients(expected, leaves)):
+                assert_close("gradient", actual, wanted)
+
+
+@names
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_torchscript_stays_precise_under_autocast(dtype, name):
+    """Large keys too: what is relative to their maximum would overflow float16."""
+    q, k, v = (x.detach() for x in daft_inputs(12, 4 if name == "full" else 2, dtype=torch.float32))
+    for scale in (1.0, 100.0):
+        function, arguments, expected = _scriptable(name, q, k * scale, v, (3, 4))
+        scripted = torch.jit.script(function)
+        with torch.autocast("cpu", dtype=dtype):
+            out = scripted(*arguments)
+        assert_close("out", out, expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "causal"),
+    # Without causal DAFT-full, whose blocks double until one holds all: another graph for each length.
+    [("full", False), *((name, causal) for name in IMAGES for causal in (False, True))],
+)
+def test_export_with_a_dynamic_length(name, causal):
+    function, channels = _sequences(causal)[name]
+    # W has 64 rows, and torch.export takes a slice of all of them for another graph.
+    tokens = torch.export.Dim("tokens", min=2, max=63)
+    program = torch.export.export(
+        _Sequence(function).eval(), tuple(daft_inputs(21, channels)), dynamic_shapes=[{1: tokens}] * 3
+    )
+    for length in (21, 40, 3):
+        other = daft_inputs(length, channels)
+        assert_close("out", program.module()(*other), function(*other))
+
+
+@images
+def test_export_with_dynamic_images(name):
+    """Smaller than the window, and larger."""
+    module, dims = _Image(IMAGES[name]), {2: torch.export.Dim("H", min=2, max=64), 3: torch.export.Dim("W", min=2)}
+    program = torch.export.export(
+        module, (normal(2, 2, 6, 7).detach(), normal(2, 4, 6, 7).detach()), dynamic_shapes=[dims] * 2
+    )
+    for shape in ((6, 7), (2, 3), (9, 2), (12, 12)):
+        other = normal(2, 2, *shape).detach(), normal(2, 4, *shape, seed=1).detach()
+        assert_close("out", program.module()(*other), module(*other))
+
+
+@pytest.mark.parametrize("name", ["full", *IMAGES])
+def test_onnx_with_a_dynamic_batch(name):
+    if name == "full":
+        function, channels = _sequences(False)[name]
+    else:
+        function, channels = (lambda q, k, v: IMAGES[name](q, k, v, (3, 4))), 2
+    batch = torch.export.Dim("batch", min=1, max=8)
+    inputs = [x.detach() for x in daft_inputs(12, channels, dtype=torch.float32)]
+    program = torch.onnx.export(
+        _Sequence(function).eval(), tuple(inputs), dynamo=True, verbose=False, dynamic_shapes=({0: batch},) * 3
+    )
+    session = ReferenceEvaluator(program.model_proto)
+    for size in (2, 3):
+        inputs = [x.detach() for x in daft_inputs(12, channels, batch=size, dtype=torch.float32)]
+        (out,) = session.run(None, {name: x.numpy() for name, x in zip(session.input_names, inputs)})
+        assert_close("out", torch.from_numpy(out), function(*inputs), 1e-5)
+
+
+@names
+@causality
+def test_compile_to_one_graph(causal, name):
+    """Forward and backward; 100 tokens, so that the causal forms have several blocks."""
+    torch._dynamo.reset()
+    function, channels = _sequences(causal)[name]
+    if name == "full":
+        inputs = daft_inputs(50, channels)
+    else:
+        inputs = daft_inputs(100, channels)
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager", dynamic=False)
+    out, expected = compiled(*inputs), function(*inputs)
+    assert_close("out", out, expected)
+    for actual, wanted in zip(gradients(out, inputs), gradients(expected, inputs)):
+        assert_close("gradient", actual, wanted)
+
+
+def test_causal_daft_full_has_few_graphs_for_many_lengths():
+    """One for lengths of 49 to 64, one for 33 to 48, one for 9 to 16, one up to 8."""
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("eager")
+
+    def function(q, k, v):
+        return daft_full(q, k, v, W.to(v), causal=True)
+
+    compiled = torch.compile(function, fullgraph=True, backend=counter, dynamic=True)
+    graphs = []
+    for length in (50, 57, 49, 33, 41, 9, 15, 5):
+        inputs = daft_inputs(length, 4)
+        out, expected = compiled(*inputs), function(*inputs)
+        assert_close("out", out, expected)
+        for actual, wanted in zip(gradients(out, inputs), gradients(expected, inputs)):
+            assert_close("gradient", actual, wanted)
+        graphs.append(counter.frame_count)
+    assert graphs == [1, 1, 1, 2, 2, 3, 3, 4]
+
+
+def test_the_blocked_form_compiles_to_one_graph():
+    """64 channels per head and a window of 40, which is beyond what is convolved directly."""
+    torch._dynamo.reset()
+    inputs, r = daft_inputs(70, 2, channels=128), normal(2, 40, seed=3)
+
+    def function(q, k, v, r):
+        return daft_conv(q, k, v, r, causal=True)
+
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager", dynamic=False)
+    out, expected = compiled(*inputs, r), function(*inputs, r)
+    assert_close("out", out, expected)
+    for actual, wanted in zip(gradients(out, [*inputs, r]), gradients(expected, [*inputs, r])):
+        assert_close("gradient", actual, wanted)
+
+
+@images
+def test_images_compile_to_one_graph(name):
+    torch._dynamo.reset()
+    inputs = daft_inputs(42, 2)
+    compiled = torch.compile(lambda q, k, v: IMAGES[name](q, k, v, (6, 7)), fullgraph=True, backend="aot_eager")
+    out, expected = compiled(*inputs), IMAGES[name](*inputs, (6, 7))
+    assert_close("out", out, expected)
+    for actual, wanted in zip(gradients(out, inputs), gradients(expected, inputs)):
+        assert_close("gradient", actual, wanted)

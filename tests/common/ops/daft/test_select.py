@@ -1,0 +1,208 @@
+"""A selection is DAFT-conv under a filter of one entry per head, by indexing and without a convolution."""
+
+import math
+
+import hypothesis
+import pytest
+import torch
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from common.ops import daft_conv, daft_select
+from common.ops.daft.conv_reference import daft_conv_reference
+from tests.common.inputs import SIDES, doubled, padding
+from tests.common.ops.daft.formulas import (
+    assert_agrees,
+    assert_every_row_is_right,
+    assert_past_stays,
+    daft_inputs,
+    filter_bias,
+    normal,
+    one_hot_filter,
+    written_out,
+)
+from tests.common.properties import LargestTensor, assert_padding_never_leaks, assert_rows_stand_alone
+from tests.compare import assert_close, gradients
+
+causality = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+
+
+@causality
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("window", [1, 5, 61])
+def test_sequences(window, side, causal):
+    """Each place of the window in turn, the first and the last included; forward and gradients, that of bias too."""
+    options = {"causal": causal, "key_padding_mask": padding(side, 2, 17)}
+    for first in {0, window // 2, window - 1}:
+        index, bias, inputs = torch.tensor([first, (first + 7) % window]), normal(2, seed=3), daft_inputs(17, 2)
+        expected = daft_conv_reference(*inputs, one_hot_filter(index, bias, (window,)), **options)
+        assert_agrees(daft_select(*inputs, index, bias, window=window, **options), expected, [*inputs, bias])
+
+
+@pytest.mark.parametrize("window", [4, 16, 17, 64])
+def test_a_causal_window_may_be_even(window):
+    index, bias, inputs = torch.tensor([0, window // 3]), normal(2, seed=3), daft_inputs(33, 2)
+    expected = daft_conv_reference(*inputs, one_hot_filter(index, bias, (window,)), causal=True)
+    assert_agrees(daft_select(*inputs, index, bias, window=window, causal=True), expected, [*inputs, bias])
+
+
+@pytest.mark.parametrize("window", [(1, 1), (3, 5), (11, 11)], ids=str)
+@pytest.mark.parametrize("side", SIDES)
+def test_images(side, window):
+    """Each place of a small window, and of one larger than the image a few; without the gate too."""
+    entries = window[0] * window[1]
+    for shape in ((3, 4), (6, 2)):
+        options = {"spatial_shape": shape, "key_padding_mask": padding(side, 2, 12)}
+        for first in range(0, entries, max(1, entries // 15)):
+            index, bias, inputs = torch.tensor([first, entries - 1 - first]), normal(2, seed=3), daft_inputs(12, 2)
+            expected = daft_conv(*inputs, one_hot_filter(index, bias, window), **options)
+            assert_agrees(daft_select(*inputs, index, bias, window=window, **options), expected, [*inputs, bias])
+        bare = daft_select(None, *inputs[1:], index, bias, window=window, **options)
+        expected = daft_conv_reference(None, *inputs[1:], one_hot_filter(index, bias, window), **options)
+        assert_agrees(bare, expected, [*inputs[1:], bias])
+
+
+@hypothesis.given(
+    tokens=st.integers(1, 70),
+    window=st.integers(1, 60),
+    heads=st.sampled_from([1, 2, 4]),
+    causal=st.booleans(),
+    side=st.sampled_from(SIDES),
+    seed=st.integers(0, 99),
+)
+@hypothesis.settings(max_examples=80)
+def test_any_length_heads_and_window(tokens, window, heads, causal, side, seed):
+    window += 0 if causal else 1 - window % 2
+    index = torch.randint(window, (heads,), generator=torch.Generator().manual_seed(seed))
+    inputs, bias, mask = daft_inputs(tokens, heads), normal(heads, seed=seed), padding(side, 2, tokens)
+    out = daft_select(*inputs, index, bias, window=window, causal=causal, key_padding_mask=mask)
+    r = one_hot_filter(index, bias, (window,))
+    assert_close("out", out, daft_conv(*inputs, r, causal=causal, key_padding_mask=mask))
+
+
+@causality
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_lower_precision_and_autocast(dtype, causal):
+    inputs, bias, index = daft_inputs(70, 2, dtype=dtype), normal(2, seed=3, dtype=dtype), torch.tensor([1, 6])
+    exact = doubled(*inputs, bias)
+    out = daft_select(*inputs, index, bias, window=7, causal=causal)
+    expected = daft_select(*exact[:3], index, exact[3], window=7, causal=causal)
+    assert out.dtype == dtype
+    assert_close("out", out, expected)
+    for actual, wanted in zip(gradients(out, [*inputs, bias]), gradients(expected, exact)):
+        assert_close("gradient", actual, wanted)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(daft_select(*inputs, index, bias, window=7, causal=causal), out)
+
+
+@causality
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("bias", [50.0, -50.0])
+def test_large_keys_and_biases(bias, dtype, causal):
+    """The neighbour may be the largest key by far with a bias that takes it away, or the smallest and be raised."""
+    place = torch.arange(60)
+    rows = [torch.where(chosen, 1.0, -1.0) for chosen in (place < 30, place >= 30, place % 7 == 3, place == 20)]
+    rows.append((place == 20) * 0.4)  # less above the others than a bias of -50 takes away
+    index, biases = torch.tensor([0, 3, 6, 8]), torch.full((4,), bias).to(dtype)
+    w = filter_bias(one_hot_filter(index, biases.double(), (9,)), 60, causal)
+    v = normal(1, 60, 4, dtype=dtype).detach()
+    for x in rows:
+        assert_every_row_is_right(
+            lambda k, v: daft_select(None, k, v, index, biases, window=9, causal=causal),
+            lambda k, v: written_out(None, k, v, w, causal),
+            (x[None, :, None].expand(1, 60, 4) * 100).to(dtype),
+            v,
+        )
+
+
+@causality
+@pytest.mark.parametrize("side", SIDES)
+def test_a_constant_added_to_all_keys_cancels(side, causal):
+    """Also beside padding, whose keys are none to be relative to."""
+    (q, k, v), bias, index = daft_inputs(37, 2), normal(2, seed=3), torch.tensor([1, 4])
+    options = {"window": 5, "causal": causal, "key_padding_mask": padding(side, 2, 37)}
+    expected = daft_select(q, k, v, index, bias, **options)
+    for constant in (-1000.0, 1000.0):
+        assert_close("out", daft_select(q, k + constant, v, index, bias, **options), expected)
+
+
+@causality
+def test_gradcheck(causal):
+    inputs, bias, index = daft_inputs(12, 2, batch=1), normal(2, seed=3), torch.tensor([1, 4])
+    torch.autograd.gradcheck(
+        lambda q, k, v, bias: daft_select(q, k, v, index, bias, window=5, causal=causal), [*inputs, bias]
+    )
+
+
+def test_the_future_changes_nothing():
+    bias, index = normal(2, seed=3), torch.tensor([1, 4])
+    assert_past_stays(lambda *x: daft_select(*x, index, bias, window=5, causal=True), daft_inputs(37, 2))
+
+
+def _one_head(index, bias, **options):
+    """``daft_select`` of q, k, v (B, 1, T, channels) for the promises of every op."""
+
+    def op(q, k, v, key_padding_mask=None):
+        inputs = (x.squeeze(1) for x in (q, k, v))
+        return daft_select(*inputs, index, bias, key_padding_mask=key_padding_mask, **options).unsqueeze(1)
+
+    return op
+
+
+@pytest.mark.parametrize("poison", [math.nan, math.inf, 1e9])
+def test_padding_never_leaks(poison):
+    inputs = [x.detach().unsqueeze(1).requires_grad_() for x in daft_inputs(20, 2, batch=3)]
+    index, bias = torch.tensor([1, 4]), normal(2, seed=3)
+    for options in (
+        {"window": 5},
+        {"window": 5, "causal": True},
+        {"window": (3, 5), "spatial_shape": (4, 5)},
+    ):
+        op = _one_head(index, bias, **options)
+        assert_padding_never_leaks(op, inputs, [bias], padding("all", 3, 20), poison)
+        for side in SIDES[1:-1] if "spatial_shape" not in options else ():
+            assert_rows_stand_alone(op, inputs, padding(side, 3, 20))
+
+
+class _Operators(TorchDispatchMode):
+    """The names of all operators that run inside of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.add(func._schema.name)
+        return func(*args, **(kwargs or {}))
+
+
+def test_it_indexes_instead_of_convolving():
+    inputs, bias, index = daft_inputs(12, 2), normal(2, seed=3), torch.tensor([1, 4])
+    for options in ({"window": 5}, {"window": 5, "causal": True}, {"window": (3, 5), "spatial_shape": (3, 4)}):
+        with _Operators() as seen:
+            daft_select(*inputs, index, bias, **options)
+        assert "aten::gather" in seen.names and "aten::convolution" not in seen.names
+    with _Operators() as seen:
+        daft_conv(*inputs, one_hot_filter(index, bias, (5,)))
+    assert "aten::convolution" in seen.names  # the watch sees one
+
+
+@causality
+def test_memory_is_proportional_to_the_length(causal):
+    """h = 4, d = 32 and a window far wider than that: no tensor has an entry for each of its places."""
+    bias, index = normal(4, seed=3, dtype=torch.float32), torch.tensor([0, 100, 128, 256])
+    for tokens in (500, 2000):
+        inputs = daft_inputs(tokens, 4, batch=1, channels=32, dtype=torch.float32)
+        with LargestTensor() as seen:
+            out = daft_select(*inputs, index, bias, window=257, causal=causal)
+            torch.autograd.grad(out.sum(), [*inputs, bias])
+        assert seen.numel <= 40 * (tokens + 257)
+
+
+@causality
+def test_an_empty_batch_and_the_meta_device(causal):
+    index, bias = torch.tensor([1, 4]), torch.zeros(2)
+    empty = (torch.zeros(0, 9, 4), torch.zeros(0, 9, 2), torch.zeros(0, 9, 4))
+    assert daft_select(*empty, index, bias, window=5, causal=causal).shape == (0, 9, 4)
+    meta = [torch.empty(3, *x.shape[1:], device="meta") for x in empty]
+    assert daft_select(*meta, index.to("meta"), bias.to("meta"), window=5, causal=causal).shape == (3, 9, 4)

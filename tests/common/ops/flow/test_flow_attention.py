@@ -1,0 +1,384 @@
+"""Every form of Flow-Attention against its literal reference, forward and in gradients, and its mathematics."""
+
+import math
+
+import hypothesis
+import pytest
+import torch
+from hypothesis import strategies as st
+
+from common.ops import flow_attention, flow_attention_map, flow_attention_weights
+from common.ops.flow import causal_cpu
+from common.ops.flow.options import ALLOCATIONS, COMPETITIONS, FORMS
+from common.ops.flow.reference import flow_attention_reference
+from common.ops.shared.feature_maps import FEATURE_MAPS
+from tests.common.inputs import FLOW_OPTIONS, SIDES, doubled, name_of, padding, qkv
+from tests.compare import assert_close, gradients
+
+
+def assert_agrees(inputs, tolerance=None, **options) -> None:
+    """Output and all gradients equal those of the reference in float64 on the same numbers."""
+    fast_only = {key: options.pop(key) for key in ("chunk_size",) if key in options}
+    exact = doubled(*inputs)
+    out, expected = flow_attention(*inputs, **options, **fast_only), flow_attention_reference(*exact, **options)
+    assert out.dtype == inputs[2].dtype
+    if tolerance is None:
+        assert_close("out", out, expected.to(out.dtype))
+    else:
+        assert_close("out", out, expected, tolerance)
+    found, wanted = gradients(out, inputs), gradients(expected, exact)
+    largest = max(reference.norm() for reference in wanted)
+    for name, actual, reference in zip("qkv", found, wanted):
+        if reference.norm() < 1e-12 * largest:
+            # A single token has weight sigmoid(1) whatever q and k are: what is left of their gradients is rounding.
+            assert actual.norm() < 1e-12 * largest, f"gradient of {name}"
+        else:
+            assert_close(f"gradient of {name}", actual, reference.to(out.dtype), tolerance)
+
+
+# --- agreement with the reference ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", FLOW_OPTIONS, ids=name_of)
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+def test_every_option_agrees_with_the_reference(causal, options):
+    # An unclamped relu flow reaches 1e10, where the sum of its exponentials, kept as a logarithm, has 1e-6 left.
+    loose = options.get("phi") == "relu"
+    assert_agrees(qkv(37), causal=causal, chunk_size=8, tolerance=1e-7 if loose else None, **options)
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 63, 64, 65, 127, 200])
+@pytest.mark.parametrize("form", FORMS)
+def test_causal_agrees_at_any_length(form, length):
+    assert_agrees(qkv(length, batch=1, heads=2, d=7, e=5), causal=True, form=form)
+
+
+@pytest.mark.parametrize("n, m", [(1, 1), (1, 9), (9, 1), (7, 65), (200, 33), (64, 128)])
+@pytest.mark.parametrize("form", FORMS)
+def test_cross_attention_agrees(form, n, m):
+    assert_agrees(qkv(n, m), form=form, clamp=None)
+    assert_agrees(qkv(n, m), form=form)
+
+
+@pytest.mark.parametrize("d, e", [(1, 1), (1, 6), (6, 1), (3, 17), (17, 3)])
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+def test_odd_channel_counts_agree(causal, d, e):
+    assert_agrees(qkv(21, d=d, e=e), causal=causal, chunk_size=4)
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+def test_padding_on_any_side_agrees(causal, form, side):
+    mask = padding(side, 3, 19)
+    options = {"key_padding_mask": mask, "query_padding_mask": mask, "allocation": "softmax"}
+    assert_agrees(qkv(19, batch=3), causal=causal, form=form, chunk_size=4, **options)
+    assert_agrees(qkv(19, batch=3), causal=causal, form=form, chunk_size=4, **{**options, "clamp": None})
+
+
+@pytest.mark.parametrize("sinks", SIDES)
+@pytest.mark.parametrize("sources", SIDES)
+def test_different_masks_for_sinks_and_sources_agree(sinks, sources):
+    masks = {"query_padding_mask": padding(sinks, 3, 11), "key_padding_mask": padding(sources, 3, 8)}
+    assert_agrees(qkv(11, 8, batch=3), **masks)
+    masks["key_padding_mask"] = padding(sources, 3, 11)
+    assert_agrees(qkv(11, batch=3), causal=True, chunk_size=4, **masks)
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_lower_precision_agrees_with_the_float64_reference(dtype, form, causal):
+    mask = padding("left", 2, 130)
+    inputs = qkv(130, d=16, e=16, dtype=dtype)
+    assert_agrees(inputs, causal=causal, form=form, key_padding_mask=mask, query_padding_mask=mask)
+
+
+@hypothesis.given(data=st.data())
+@hypothesis.settings(max_examples=60)
+def test_any_shape_mask_and_option_agrees(data):
+    causal = data.draw(st.booleans(), "causal")
+    n = data.draw(st.integers(1, 24), "n")
+    m = n if causal else data.draw(st.integers(1, 24), "m")
+    batch, heads = data.draw(st.integers(1, 3), "batch"), data.draw(st.integers(1, 3), "heads")
+    d, e = data.draw(st.integers(1, 6), "d"), data.draw(st.integers(1, 6), "e")
+
+    def mask(tokens):
+        rows = st.lists(st.booleans(), min_size=tokens, max_size=tokens)
+        return st.none() | st.lists(rows, min_size=batch, max_size=batch).map(torch.tensor)
+
+    options = {
+        "form": data.draw(st.sampled_from(list(FORMS)), "form"),
+        "clamp": data.draw(st.sampled_from([None, 0.5, 1.0, 5.0, math.inf]), "clamp"),
+        "phi": data.draw(st.sampled_from(["sigmoid", "elu+1"]), "phi"),
+        "competition": data.draw(st.sampled_from(COMPETITIONS), "competition"),
+        "allocation": data.draw(st.sampled_from(ALLOCATIONS), "allocation"),
+        "query_padding_mask": data.draw(mask(n), "query_padding_mask"),
+        "key_padding_mask": data.draw(mask(m), "key_padding_mask"),
+    }
+    inputs = qkv(n, m, batch=batch, heads=heads, d=d, e=e, seed=data.draw(st.integers(0, 999), "seed"))
+    out = flow_attention(*inputs, causal=causal, chunk_size=data.draw(st.integers(1, 30), "chunk_size"), **options)
+    assert_close("out", out, flow_attention_reference(*inputs, causal=causal, **options))
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+def test_gradients_of_first_and_second_order_pass_gradcheck(causal):
+    inputs = qkv(5, batch=1, heads=1, d=2, e=2)
+    mask = torch.tensor([[True, False, False, False, True]])
+
+    def attend(q, k, v):
+        # A clamp no flow reaches: finite differences across its kink are no derivative.
+        masks = {"key_padding_mask": mask, "query_padding_mask": mask}
+        return flow_attention(q, k, v, causal=causal, clamp=20.0, chunk_size=2, **masks)
+
+    assert torch.autograd.gradcheck(attend, inputs)
+    assert torch.autograd.gradgradcheck(attend, inputs)
+
+
+@pytest.mark.parametrize("chunk_size", [1, 2, 7, 64, 100, 101, 1000])
+@pytest.mark.parametrize("clamp", [1.0, None])
+def test_results_do_not_depend_on_the_chunk_size(chunk_size, clamp):
+    inputs, mask = qkv(101), padding("both", 2, 101)
+    options = {"causal": True, "clamp": clamp, "key_padding_mask": mask}
+    out, expected = flow_attention(*inputs, chunk_size=chunk_size, **options), flow_attention(*inputs, **options)
+    assert_close("out", out, expected)
+    for name, actual, wanted in zip("qkv", gradients(out, inputs), gradients(expected, inputs)):
+        assert_close(f"gradient of {name}", actual, wanted)
+
+
+# --- options -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", FLOW_OPTIONS[1:], ids=name_of)
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+def test_every_option_changes_the_output(causal, options):
+    inputs = qkv(20)
+    difference = flow_attention(*inputs, causal=causal, **options) - flow_attention(*inputs, causal=causal)
+    # 1e-6 added to each flow is all that sets the vision form apart.
+    assert difference.abs().max() > (1e-9 if options == {"form": "released_vision"} else 1e-4)
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+def test_clamp_is_ignored_by_the_paper_and_none_is_infinity(causal):
+    inputs = qkv(20)
+    paper = [flow_attention(*inputs, causal=causal, form="paper", clamp=clamp) for clamp in (0.1, 1.0, None)]
+    assert torch.equal(paper[0], paper[1]) and torch.equal(paper[0], paper[2])
+    unclamped = [flow_attention(*inputs, causal=causal, clamp=clamp) for clamp in (None, math.inf)]
+    assert torch.equal(*unclamped)
+
+
+@pytest.mark.parametrize("clamp", [25.0, 30.0, 31.0])
+def test_both_running_softmaxes_agree_where_they_meet(clamp):
+    """Up to a clamp of 30 exponentials are summed directly, above as logarithms; flows here stay far below either."""
+    inputs = qkv(50)
+    expected = flow_attention(*inputs, causal=True, clamp=None)
+    assert_close("out", flow_attention(*inputs, causal=True, clamp=clamp), expected)
+
+
+@pytest.mark.parametrize("form, factor", [("released", 1.0), ("paper", 1.0 / 24)])
+def test_only_the_released_forms_multiply_the_softmaxes_by_the_token_count(form, factor):
+    q, k, _ = qkv(24)
+    competition, allocation = flow_attention_weights(q, k, form=form, allocation="softmax")
+    for weights in (competition, allocation):
+        assert_close("mean weight", weights.mean(-1), torch.full((2, 2), factor, dtype=torch.float64))
+
+
+# --- conservation, equation 6 --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("phi", FEATURE_MAPS)
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+def test_every_sink_receives_one_in_all(causal, phi):
+    """Σ_j q_i·k_j / I_i = 1: without competition and allocation, these are the rows of the map."""
+    q, k, _ = qkv(13, 13 if causal else 29)
+    plain = {"form": "paper", "competition": "none", "allocation": "none", "phi": phi}
+    rows = flow_attention_map(q, k, causal=causal, **plain).sum(-1)
+    assert_close("what each sink receives", rows, torch.ones_like(rows))
+
+
+def test_every_source_gives_one_in_all():
+    """Σ_i q_i·k_j / O_j = 1: a source is a sink of the reversed flow."""
+    q, k, _ = qkv(13, 29)
+    columns = flow_attention_map(k, q, form="paper", competition="none", allocation="none").sum(-1)
+    assert_close("what each source gives", columns, torch.ones_like(columns))
+
+
+@pytest.mark.parametrize("n, m", [(13, 29), (29, 13), (8, 8)])
+def test_conserved_flows_sum_to_the_number_of_tokens(n, m):
+    """Σ_j Ô_j = n, as each of n sinks takes 1, and Σ_i Î_i = m; both read back from sigmoid weights."""
+    q, k, _ = qkv(n, m)
+    competition, allocation = flow_attention_weights(q, k, form="paper", competition="sigmoid")
+    assert_close("Σ Ô", competition.logit().sum(-1), torch.full((2, 2), float(n), dtype=torch.float64))
+    assert_close("Σ Î", allocation.logit().sum(-1), torch.full((2, 2), float(m), dtype=torch.float64))
+
+
+# --- weights and map -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", FLOW_OPTIONS, ids=name_of)
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+def test_the_map_times_the_values_is_the_output(causal, options):
+    q, k, v = qkv(11, 11 if causal else 17)
+    masks = {"query_padding_mask": padding("left", 2, 11), "key_padding_mask": padding("right", 2, k.shape[2])}
+    attention_map = flow_attention_map(q, k, causal=causal, **masks, **options)
+    assert attention_map.shape == (2, 2, 11, k.shape[2])
+    assert_close("map @ v", attention_map @ v, flow_attention(q, k, v, causal=causal, **masks, **options))
+    assert (attention_map >= 0).all()
+    if causal:
+        assert (attention_map.triu(1) == 0).all()
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("form", FORMS)
+def test_the_map_is_made_of_the_weights(form, causal):
+    """map = allocation_i · (q_i·k_j / I_i) · competition_j, the middle being the map without either weight."""
+    q, k, _ = qkv(11, 11 if causal else 17)
+    competition, allocation = flow_attention_weights(q, k, causal=causal, form=form)
+    assert competition.shape == k.shape[:3] and allocation.shape == q.shape[:3]
+    middle = flow_attention_map(q, k, causal=causal, form=form, competition="none", allocation="none")
+    expected = allocation[..., None] * middle * competition[:, :, None]
+    assert_close("map", flow_attention_map(q, k, causal=causal, form=form), expected)
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+def test_weights_are_zero_at_padding_and_that_of_the_rest_alone_elsewhere(causal):
+    q, k, _ = qkv(16)
+    mask = padding("left", 2, 16)
+    weights = flow_attention_weights(q, k, causal=causal, key_padding_mask=mask, query_padding_mask=mask)
+    for b in range(2):
+        rest = ~mask[b]
+        alone = flow_attention_weights(q[b : b + 1, :, rest], k[b : b + 1, :, rest], causal=causal)
+        for name, actual, expected in zip(("competition", "allocation"), weights, alone):
+            assert_close(name, actual[b : b + 1, :, rest], expected)
+            assert (actual[b, :, mask[b]] == 0).all()
+
+
+def test_competition_of_the_paper_is_a_distribution_over_real_sources():
+    q, k, _ = qkv(9, 16)
+    competition, _ = flow_attention_weights(q, k, form="paper", key_padding_mask=padding("holes", 2, 16))
+    assert_close("Σ competition", competition.sum(-1), torch.ones(2, 2, dtype=torch.float64))
+
+
+def test_the_map_of_half_precision_inputs_is_float32():
+    q, k, v = qkv(9, dtype=torch.bfloat16)
+    attention_map = flow_attention_map(q, k)
+    assert attention_map.dtype == torch.float32
+    assert_close("map @ v", attention_map @ v.float(), flow_attention(q, k, v))
+
+
+# --- symmetries and causality --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_order_of_sinks_carries_over_and_order_of_sources_does_not_matter(form):
+    q, k, v = qkv(12, 20)
+    out = flow_attention(q, k, v, form=form)
+    sinks, sources = torch.randperm(12), torch.randperm(20)
+    assert_close("sinks", flow_attention(q[:, :, sinks], k, v, form=form), out[:, :, sinks])
+    assert_close("sources", flow_attention(q, k[:, :, sources], v[:, :, sources], form=form), out)
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+def test_rows_and_heads_do_not_mix_and_values_enter_linearly(causal):
+    q, k, v = qkv(70, batch=3, heads=3)
+    out = flow_attention(q, k, v, causal=causal)
+    for b in range(3):
+        row = flow_attention(*(x[b : b + 1] for x in (q, k, v)), causal=causal)
+        assert_close("one row of the batch", row, out[b : b + 1])
+        head = flow_attention(*(x[:, b : b + 1] for x in (q, k, v)), causal=causal)
+        assert_close("one head", head, out[:, b : b + 1])
+    other = torch.randn_like(v)
+    combined = flow_attention(q, k, 2 * v - 3 * other, causal=causal)
+    assert_close("linear in v", combined, 2 * out - 3 * flow_attention(q, k, other, causal=causal))
+
+
+@pytest.mark.parametrize("options", FLOW_OPTIONS, ids=name_of)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_future_does_not_touch_a_bit_of_the_past(dtype, options):
+    q, k, v = qkv(40, dtype=dtype)
+    out = flow_attention(q, k, v, causal=True, chunk_size=16, **options)
+    for t in (1, 15, 16, 17, 39):
+        changed = [torch.cat([x[:, :, :t], 100 * torch.randn_like(x[:, :, t:])], dim=2) for x in (q, k, v)]
+        again = flow_attention(*changed, causal=True, chunk_size=16, **options)
+        assert torch.equal(again[:, :, :t], out[:, :, :t])
+        assert not torch.equal(again[:, :, t:], out[:, :, t:])
+        for name, gradient in zip("qkv", gradients(out[:, :, :t], (q, k, v))):
+            assert (gradient[:, :, t:] == 0).all(), f"{name} after {t} reaches the past"
+            # One token's output may be its value, whatever q and k are.
+            assert t == 1 or (gradient[:, :, :t] != 0).any()
+        out = flow_attention(q, k, v, causal=True, chunk_size=16, **options)
+
+
+@pytest.mark.parametrize("options", FLOW_OPTIONS, ids=name_of)
+def test_a_prefix_does_not_depend_on_what_follows_or_how_long_it_is(options):
+    q, k, v = qkv(150)
+    out = flow_attention(q, k, v, causal=True, **options)
+    for t in (1, 63, 64, 65, 149):
+        prefix = flow_attention(*(x[:, :, :t] for x in (q, k, v)), causal=True, **options)
+        assert_close(f"prefix of {t}", prefix, out[:, :, :t])
+
+
+# --- padding -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf, 1e9, -1e9])
+@pytest.mark.parametrize("side", SIDES[1:])
+@pytest.mark.parametrize("phi", FEATURE_MAPS)
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+def test_what_stands_in_padding_never_leaks(causal, phi, side, poison):
+    mask = padding(side, 3, 19)
+    options = {"causal": causal, "phi": phi, "key_padding_mask": mask, "query_padding_mask": mask, "chunk_size": 8}
+    clean = qkv(19, batch=3, dtype=torch.float32)
+    poisoned = [x.detach().masked_fill(mask[:, None, :, None], poison).requires_grad_() for x in clean]
+    out, expected = flow_attention(*poisoned, **options), flow_attention(*clean, **options)
+    assert torch.equal(out, expected)
+    assert (out.masked_select(mask[:, None, :, None]) == 0).all()
+    for name, actual, wanted in zip("qkv", gradients(out, poisoned), gradients(expected, clean)):
+        assert torch.equal(actual, wanted), f"gradient of {name}"
+        assert (actual.masked_select(mask[:, None, :, None]) == 0).all(), f"gradient of {name} at padding"
+
+
+@pytest.mark.parametrize("side", ["left", "right", "both"])
+@pytest.mark.parametrize("amount", [1, 63, 64, 65])
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+def test_real_tokens_do_not_see_how_much_padding_there_is(causal, amount, side):
+    inputs = qkv(30)
+    before, after = {"left": (amount, 0), "right": (0, amount), "both": (amount, amount)}[side]
+    padded = [torch.nn.functional.pad(x, (0, 0, before, after), value=7.0) for x in inputs]
+    mask = torch.ones(2, 30 + before + after, dtype=torch.bool)
+    mask[:, before : before + 30] = False
+    out = flow_attention(*padded, causal=causal, key_padding_mask=mask, query_padding_mask=mask)
+    assert_close("out", out[:, :, before : before + 30], flow_attention(*inputs, causal=causal))
+
+
+@pytest.mark.parametrize("options", FLOW_OPTIONS, ids=name_of)
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+def test_rows_of_nothing_but_padding_give_zero_and_finite_gradients(causal, options):
+    inputs = qkv(9, dtype=torch.float32)
+    mask = torch.ones(2, 9, dtype=torch.bool)
+    nothing = {"key_padding_mask": mask, "query_padding_mask": mask}
+    sources_only = {"key_padding_mask": mask, "query_padding_mask": None}
+    for masks in (nothing, sources_only):
+        out = flow_attention(*inputs, causal=causal, chunk_size=4, **masks, **options)
+        assert (out == 0).all()
+        assert all(torch.isfinite(gradient).all() for gradient in gradients(out, inputs))
+
+
+def test_masking_one_side_alone_is_honoured():
+    inputs, mask = qkv(12), padding("left", 2, 12)
+    out = flow_attention(*inputs, query_padding_mask=mask)
+    assert (out.masked_select(mask[:, None, :, None]) == 0).all()
+    assert not torch.allclose(out, flow_attention(*inputs, key_padding_mask=mask))
+    both = flow_attention(*inputs, causal=True, key_padding_mask=mask, query_padding_mask=mask)
+    for one in ({"key_padding_mask": mask}, {"query_padding_mask": mask}):
+        assert torch.equal(flow_attention(*inputs, causal=True, **one), both)
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("options", FLOW_OPTIONS[:6] + FLOW_OPTIONS[-3:], ids=name_of)
+def test_long_sequences_in_pieces_are_the_same_function(options, side, monkeypatch):
+    """What a CPU does with thousands of tokens, here in pieces of one chunk and a rest."""
+    monkeypatch.setattr(causal_cpu, "BLOCK_NUMBERS", 1)
+    mask = padding(side, 2, 37)
+    masks = {"key_padding_mask": mask, "query_padding_mask": mask}
+    assert_agrees(qkv(37), causal=True, chunk_size=5, **masks, **options)

@@ -1,0 +1,217 @@
+"""The state of causal Flow-Attention: prompts in pieces, one-token steps, beams, padding in between."""
+
+import hypothesis
+import pytest
+import torch
+from hypothesis import strategies as st
+
+from common.ops import flow_attention, flow_attention_weights
+from common.ops.flow.options import ALLOCATIONS, COMPETITIONS, FORMS
+from tests.common.inputs import padding, qkv
+from tests.common.properties import Elements
+from tests.compare import assert_close, gradients
+
+
+def in_pieces(inputs, pieces, mask=None, state=None, **options):
+    """Output and last state of ``inputs`` given as consecutive ``pieces`` of these lengths, each padded by ``mask``."""
+    outputs, start = [], 0
+    for length in pieces:
+        part = slice(start, start + length)
+        part_mask = None if mask is None else mask[:, part]
+        masks = {"key_padding_mask": part_mask, "query_padding_mask": part_mask}
+        q, k, v = (x[:, :, part] for x in inputs)
+        out, state = flow_attention(q, k, v, causal=True, initial_state=state, return_state=True, **masks, **options)
+        outputs.append(out)
+        start += length
+    assert start == inputs[0].shape[2]
+    return torch.cat(outputs, dim=2), state
+
+
+def assert_states_agree(actual, expected) -> None:
+    assert actual.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert_close(name, actual[name].double(), tensor.double())
+
+
+@pytest.mark.parametrize("pieces", [[1] * 70, [70], [64, 6], [65, 5], [1, 63, 1, 5], [30, 1, 1, 38]], ids=str)
+@pytest.mark.parametrize("side", ["none", "left", "right", "holes", "all"])
+@pytest.mark.parametrize("form", FORMS)
+def test_any_pieces_give_the_output_state_and_gradients_of_the_whole(form, side, pieces):
+    inputs, mask = qkv(70), padding(side, 2, 70)
+    for options in ({}, {"clamp": None, "allocation": "softmax"}):
+        whole, last = in_pieces(inputs, [70], mask, form=form, **options)
+        out, state = in_pieces(inputs, pieces, mask, form=form, **options)
+        assert_close("out", out, whole)
+        assert_states_agree(state, last)
+        found, wanted = gradients(out, inputs), gradients(whole, inputs)
+        for name, actual, expected in zip("qkv", found, wanted):
+            assert_close(f"gradient of {name}", actual, expected)
+
+
+def test_tensors_of_a_state_share_no_memory():
+    """A beam search that reorders one of them in place must not touch another."""
+    _, state = flow_attention(*qkv(20), causal=True, chunk_size=8, return_state=True)
+    storages = {x.untyped_storage().data_ptr() for x in state.values()}
+    assert len(storages) == len(state)
+
+
+@hypothesis.given(data=st.data())
+@hypothesis.settings(max_examples=40)
+def test_any_cut_mask_and_option_gives_the_whole(data):
+    pieces = data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=6), "pieces")
+    tokens = sum(pieces)
+    rows = st.lists(st.booleans(), min_size=tokens, max_size=tokens)
+    mask = data.draw(st.none() | st.lists(rows, min_size=2, max_size=2).map(torch.tensor), "mask")
+    options = {
+        "form": data.draw(st.sampled_from(list(FORMS)), "form"),
+        "clamp": data.draw(st.sampled_from([None, 1.0, 5.0]), "clamp"),
+        "competition": data.draw(st.sampled_from(COMPETITIONS), "competition"),
+        "allocation": data.draw(st.sampled_from(ALLOCATIONS), "allocation"),
+        "chunk_size": data.draw(st.integers(1, 10), "chunk_size"),
+    }
+    inputs = qkv(tokens, seed=data.draw(st.integers(0, 99), "seed"))
+    whole, last = in_pieces(inputs, [tokens], mask, **options)
+    out, state = in_pieces(inputs, pieces, mask, **options)
+    assert_close("out", out, whole)
+    assert_states_agree(state, last)
+
+
+def test_the_state_is_batch_first_float32_and_of_constant_size():
+    shapes = {
+        "count": (3,),
+        "sum_k": (3, 2, 5),
+        "sum_q": (3, 2, 5),
+        "sum_k_over_outgoing": (3, 2, 5),
+        "sum_q_over_incoming": (3, 2, 5),
+        "log_competition": (3, 2),
+        "log_allocation": (3, 2),
+        "sum_kv": (3, 2, 5, 4),
+    }
+    for n in (1, 64, 200):
+        for dtype in (torch.float32, torch.bfloat16, torch.float16):
+            _, state = in_pieces(qkv(n, batch=3, e=4, dtype=dtype), [n])
+            assert {name: tuple(tensor.shape) for name, tensor in state.items()} == shapes
+            assert {tensor.dtype for name, tensor in state.items() if name != "count"} == {torch.float32}
+            assert state["count"].tolist() == [n] * 3
+
+
+def test_sequences_of_unequal_length_continue_in_one_batch_as_they_would_alone():
+    """Left padding in the prompt, as a generator makes it; then one token at a time without any padding."""
+    prompts, continuation = [1, 13, 20], 6
+    tokens = [qkv(length + continuation, batch=1, seed=length) for length in prompts]
+    longest = max(prompts)
+    padded = [
+        torch.cat([torch.nn.functional.pad(row[i], (0, 0, longest - n, 0)) for n, row in zip(prompts, tokens)])
+        for i in range(3)
+    ]
+    mask = torch.arange(longest)[None] < torch.tensor([longest - n for n in prompts])[:, None]
+    q, k, v = (x[:, :, :longest] for x in padded)
+    masks = {"key_padding_mask": mask, "query_padding_mask": mask}
+    _, state = flow_attention(q, k, v, causal=True, return_state=True, **masks)
+    out, _ = in_pieces([x[:, :, longest:] for x in padded], [1] * continuation, state=state)
+    for b, (n, row) in enumerate(zip(prompts, tokens)):
+        alone = flow_attention(*row, causal=True)
+        assert_close(f"continuation of the prompt of {n}", out[b : b + 1], alone[:, :, n:])
+
+
+def test_a_beam_reorder_is_an_index_select_of_dimension_0():
+    order = torch.tensor([2, 0, 0, 1, 2])
+    inputs, rest = qkv(20, batch=3), qkv(9, batch=5, seed=1)
+    _, state = in_pieces(inputs, [20])
+    state = {name: tensor.index_select(0, order) for name, tensor in state.items()}
+    out, _ = in_pieces(rest, [1] * 9, state=state)
+    whole = [torch.cat([x.index_select(0, order), y], dim=2) for x, y in zip(inputs, rest)]
+    assert_close("out", out, flow_attention(*whole, causal=True)[:, :, 20:])
+
+
+@pytest.mark.parametrize("clamp", [1.0, None])
+def test_padding_leaves_the_state_as_it_was(clamp):
+    inputs = qkv(20)
+    _, before = in_pieces(inputs, [20], clamp=clamp)
+    nothing = torch.ones(2, 7, dtype=torch.bool)
+    _, after = in_pieces(qkv(7, seed=1), [7], nothing, state=before, clamp=clamp)
+    for name, tensor in before.items():
+        assert_close(name, after[name].double(), tensor.double(), 1e-14)
+    mask = torch.arange(27).expand(2, 27) >= 20
+    _, trailing = in_pieces([torch.nn.functional.pad(x, (0, 0, 0, 7)) for x in inputs], [27], mask, clamp=clamp)
+    assert_states_agree(trailing, before)
+
+
+def test_the_gradient_flows_through_the_initial_state():
+    inputs = qkv(30)
+    _, state = in_pieces([x[:, :, :20] for x in inputs], [20], allocation="softmax")
+    leaves = {name: t.detach().requires_grad_(t.is_floating_point()) for name, t in state.items()}
+    out, _ = in_pieces([x[:, :, 20:] for x in inputs], [4, 6], state=leaves, allocation="softmax")
+    sums = [name for name in leaves if name != "count"]
+    found = gradients(out, [leaves[name] for name in sums])
+    for name, gradient in zip(sums, found):
+        assert (gradient != 0).any(), name
+    names = dict(zip(sums, found))
+    # Carried back to the first piece, they are the gradients of the whole.
+    first = torch.autograd.grad([state[name] for name in sums], inputs, [names[name] for name in sums])
+    whole = flow_attention(*inputs, causal=True, allocation="softmax")[:, :, 20:]
+    for name, actual, expected in zip("qkv", first, gradients(whole, inputs)):
+        assert_close(f"gradient of {name}", actual[:, :, :20], expected[:, :, :20])
+
+
+def test_the_gradient_to_the_initial_state_passes_gradcheck():
+    inputs = qkv(3, batch=1, heads=1, d=2, e=2)
+    _, state = in_pieces(qkv(4, batch=1, heads=1, d=2, e=2, seed=1), [4], clamp=None)
+    names = [name for name in state if name != "count"]
+
+    def attend(*values):
+        given = {"count": state["count"], **dict(zip(names, values))}
+        options = {"clamp": None, "allocation": "softmax", "initial_state": given, "return_state": True}
+        out, last = flow_attention(*inputs, causal=True, **options)
+        return (out, *(last[name] for name in names))
+
+    assert torch.autograd.gradcheck(attend, [state[name].detach().requires_grad_() for name in names])
+
+
+@pytest.mark.parametrize("clamp", [1.0, None])
+def test_gradients_stay_finite_through_a_piece_of_nothing_but_padding(clamp):
+    inputs = qkv(12, dtype=torch.float32)
+    mask = torch.arange(12).expand(2, 12) < torch.tensor([[6], [2]])
+    options = {"clamp": clamp, "allocation": "softmax"}
+    _, state = in_pieces([x[:, :, :3] for x in inputs], [3], mask[:, :3], **options)
+    state = {name: t.detach().requires_grad_(t.is_floating_point()) for name, t in state.items()}
+    out, last = in_pieces([x[:, :, 3:] for x in inputs], [2, 7], mask[:, 3:], state=state, **options)
+    total = out.sum() + sum(tensor.clamp(min=-1e3).sum() for name, tensor in last.items() if name != "count")
+    leaves = {**dict(zip("qkv", inputs)), **{name: t for name, t in state.items() if name != "count"}}
+    for name, gradient in zip(leaves, torch.autograd.grad(total, leaves.values())):
+        assert torch.isfinite(gradient).all(), f"gradient of {name}"
+
+
+def test_steps_in_half_precision_do_not_drift():
+    """The state stays float32, so 500 steps are as good as one call."""
+    inputs = qkv(500, dtype=torch.bfloat16)
+    with torch.no_grad():
+        out, _ = in_pieces(inputs, [1] * 500)
+        assert_close("out", out, flow_attention(*inputs, causal=True))
+
+
+def test_a_step_does_not_depend_on_how_much_came_before():
+    """Numbers and bytes of a decoding step are those of one token: no tensor has the length of the past."""
+    counted = []
+    for past in (2, 300):
+        _, state = in_pieces(qkv(past, dtype=torch.float32), [past])
+        with Elements() as elements, torch.no_grad():
+            in_pieces(qkv(1, dtype=torch.float32), [1], state=state)
+        counted.append(elements.total)
+    assert counted[0] == counted[1]
+
+
+@pytest.mark.parametrize("side", ["none", "left"])
+def test_the_weights_after_a_state_are_those_of_the_whole_sequence(side):
+    q, k, v = qkv(11)
+    mask = padding(side, 2, 11)
+    first, rest = ((None, None) if mask is None else (mask[:, :7], mask[:, 7:]))[:2]
+    whole = flow_attention_weights(q, k, causal=True, key_padding_mask=mask)
+    _, state = flow_attention(*(x[:, :, :7] for x in (q, k, v)), causal=True, key_padding_mask=first, return_state=True)
+    inputs = q[:, :, 7:], k[:, :, 7:]
+    weights = flow_attention_weights(*inputs, causal=True, key_padding_mask=rest, initial_state=state)
+    for name, part, all_of_them in zip(("competition", "allocation"), weights, whole):
+        assert_close(name, part, all_of_them[:, :, 7:], 1e-12)
+    for wrong in ({}, {**state, "sum_k": state["sum_k"][:1]}, {**state, "sum_q": state["sum_q"].half()}):
+        with pytest.raises(ValueError, match="initial_state"):
+            flow_attention_weights(*inputs, causal=True, initial_state=wrong)

@@ -1,0 +1,262 @@
+"""Mixed chunk attention against its literal reference, the paper's equations and other functions."""
+
+import math
+from functools import partial
+
+import hypothesis
+import pytest
+import torch
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+from common.ops import gau_attention, mixed_chunk_attention
+from common.ops.mixed_chunk.reference import mixed_chunk_attention_reference
+from common.ops.shared.score_kernels import SCORE_KERNELS
+from tests.common.inputs import BIASES, SIDES, bias_like, doubled, mixed_chunk_inputs, padding
+from tests.common.properties import assert_padding_never_leaks, assert_prefixes_stand_alone, assert_rows_stand_alone
+from tests.compare import assert_close, gradients
+
+NAMES = ("q_quad", "k_quad", "q_lin", "k_lin", "v", "bias")
+TERMS = {"both": {}, "local": {"linear": False}, "linear": {"local": False}}
+
+kernels = pytest.mark.parametrize("kernel", SCORE_KERNELS)
+causality = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+terms = pytest.mark.parametrize("term", TERMS)
+
+
+def assert_same(out, expected, leaves) -> None:
+    """Outputs and gradients agree; a leaf that has no part in either has none in both."""
+    assert_close("out", out, expected)
+    found, wanted = (_gradients(x, leaves) for x in (out, expected))
+    for name, actual, other in zip(NAMES, found, wanted):
+        assert_close(f"gradient of {name}", actual, other)
+
+
+def _gradients(out, leaves):
+    return gradients(out + 0 * sum(leaf.sum() for leaf in leaves), leaves)
+
+
+def assert_agrees(inputs, bias=None, **options) -> None:
+    out = mixed_chunk_attention(*inputs, bias=bias, **options)
+    expected = mixed_chunk_attention_reference(*inputs, bias=bias, **options)
+    assert_same(out, expected, inputs if bias is None else [*inputs, bias])
+
+
+@pytest.mark.parametrize("side", SIDES)
+@causality
+@pytest.mark.parametrize(
+    "term, kernel", [("both", "relu2"), ("local", "softmax"), ("both", "laplace"), ("linear", "relu2")]
+)
+def test_every_kernel_term_and_mask_agrees(term, kernel, causal, side):
+    options = {"causal": causal, "key_padding_mask": padding(side, 3, 13), "kernel": kernel, **TERMS[term]}
+    assert_agrees(mixed_chunk_inputs(13, batch=3, heads=1), bias_like("vector", 4), chunk_size=4, **options)
+
+
+@causality
+@pytest.mark.parametrize("chunk_size", [1, 3, 13, 20])
+@pytest.mark.parametrize("length", [1, 13])
+def test_every_chunk_size_and_form_of_bias_agrees(length, chunk_size, causal):
+    for form in BIASES:
+        bias, inputs = bias_like(form, chunk_size), mixed_chunk_inputs(length, e=5, batch=1)
+        assert_agrees(inputs, bias, chunk_size=chunk_size, causal=causal)
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("chunk_size", [1, 4, 20])
+def test_the_fine_tuning_forms_agree(chunk_size, side):
+    mask, bias = padding(side, 3, 13), bias_like("vectors", chunk_size, 1)
+    for options in ({"first_softmax": True}, {"first_to_all": True}, {"first_softmax": True, "first_to_all": True}):
+        for kernel in SCORE_KERNELS if chunk_size == 4 else ("relu2",):
+            inputs = mixed_chunk_inputs(13, batch=3, heads=1, s=2, e=2)
+            assert_agrees(inputs, bias, chunk_size=chunk_size, key_padding_mask=mask, kernel=kernel, **options)
+
+
+@hypothesis.given(data=st.data())
+@hypothesis.settings(max_examples=60)
+def test_any_combination_agrees(data):
+    tokens, heads = data.draw(st.integers(1, 17), "tokens"), data.draw(st.sampled_from([None, 1, 3]), "heads")
+    rows = st.lists(st.booleans(), min_size=tokens, max_size=tokens)
+    chunk_size, causal = data.draw(st.integers(1, 20), "chunk_size"), data.draw(st.booleans(), "causal")
+    term = data.draw(st.sampled_from(list(TERMS)), "term")
+    fine_tuning = not causal and term != "linear"
+    options = {
+        "causal": causal,
+        "chunk_size": chunk_size,
+        "key_padding_mask": data.draw(st.none() | st.lists(rows, min_size=2, max_size=2).map(torch.tensor), "mask"),
+        "kernel": data.draw(st.sampled_from(SCORE_KERNELS), "kernel"),
+        "first_softmax": fine_tuning and data.draw(st.booleans(), "first_softmax"),
+        "first_to_all": fine_tuning and data.draw(st.booleans(), "first_to_all"),
+        **TERMS[term],
+    }
+    sizes = {"s": data.draw(st.integers(1, 5), "s"), "e": data.draw(st.integers(1, 5), "e")}
+    bias = bias_like(data.draw(st.sampled_from(BIASES), "bias"), chunk_size, heads or 1)
+    assert_agrees(mixed_chunk_inputs(tokens, heads=heads, **sizes), bias, **options)
+
+
+@causality
+def test_inputs_without_heads_are_those_of_one_head(causal):
+    inputs, mask = mixed_chunk_inputs(11, heads=None), padding("left", 2, 11)
+    options = {"causal": causal, "key_padding_mask": mask, "chunk_size": 4}
+    out = mixed_chunk_attention(*inputs, **options)
+    assert torch.equal(out, mixed_chunk_attention(*(x[:, None] for x in inputs), **options)[:, 0])
+
+
+def test_equation_8_with_chunks_written_out():
+    """Causal: relu(Q Kᵀ / C + bias)² V below the diagonal of each chunk, Q Σ_{h<g} Kᵀ V / C across; n = 3 C."""
+    inputs, bias = mixed_chunk_inputs(12, heads=None), bias_like("matrix", 4)
+    q_quad, k_quad, q_lin, k_lin, v = (x.unflatten(1, (3, 4)) for x in inputs)  # (B, G, C, c)
+    scores = torch.einsum("bgis,bgjs->bgij", q_quad, k_quad) / 4 + bias
+    local = torch.where(scores > 0, scores**2, 0.0).tril() @ v
+    summed = torch.einsum("bgjs,bgje->bgse", k_lin, v)
+    before = torch.stack([torch.zeros_like(summed[:, 0]), summed[:, 0], summed[:, 0] + summed[:, 1]], dim=1)
+    expected = (local + torch.einsum("bgis,bgse->bgie", q_lin, before) / 4).flatten(1, 2)
+    out = mixed_chunk_attention(*inputs, chunk_size=4, bias=bias, causal=True)
+    assert_same(out, expected, [*inputs, bias])
+
+
+def test_equation_7_with_chunks_written_out():
+    """Not causal: relu(Q Kᵀ / C + bias)² V in each chunk, Q Σ_h Kᵀ V / n over all of them; n = 3 C."""
+    inputs, bias = mixed_chunk_inputs(12, heads=None), bias_like("matrix", 4)
+    q_quad, k_quad, q_lin, k_lin, v = (x.unflatten(1, (3, 4)) for x in inputs)  # (B, G, C, c)
+    scores = torch.einsum("bgis,bgjs->bgij", q_quad, k_quad) / 4 + bias
+    local = torch.where(scores > 0, scores**2, 0.0) @ v
+    expected = (local + torch.einsum("bgis,bhjs,bhje->bgie", q_lin, k_lin, v) / 12).flatten(1, 2)
+    assert_same(mixed_chunk_attention(*inputs, chunk_size=4, bias=bias), expected, [*inputs, bias])
+
+
+@kernels
+@pytest.mark.parametrize("chunk_size", [13, 40])
+def test_one_causal_chunk_is_flash_quad(chunk_size, kernel):
+    """Nothing is across chunks; the scores are divided by C, however few the tokens are."""
+    inputs, mask = mixed_chunk_inputs(13), padding("left", 2, 13)
+    bias = bias_like("vectors", chunk_size)
+    out = mixed_chunk_attention(
+        *inputs, chunk_size=chunk_size, causal=True, key_padding_mask=mask, kernel=kernel, bias=bias
+    )
+    q, k, _, _, v = inputs
+    options = {"bias": bias[:, chunk_size - 13 : chunk_size + 12], "kernel": kernel, "key_padding_mask": mask}
+    divisor = None if kernel == "softmax" else float(chunk_size)
+    assert_same(out, gau_attention(q, k, v, causal=True, divisor=divisor, **options), [*inputs, bias])
+
+
+def test_chunks_of_one_token_are_a_cumulative_sum():
+    inputs = mixed_chunk_inputs(9, heads=None)
+    _, _, q, k, v = inputs
+    outer = (k[:, :, :, None] * v[:, :, None]).cumsum(1)  # (B, n, s, e)
+    before = torch.cat([torch.zeros_like(outer[:, :1]), outer[:, :-1]], dim=1)
+    expected = torch.einsum("bns,bnse->bne", q, before)
+    assert_same(mixed_chunk_attention(*inputs, chunk_size=1, causal=True, local=False), expected, inputs)
+
+
+@causality
+def test_softmax_in_a_chunk_is_torchs(causal):
+    inputs = mixed_chunk_inputs(12)
+    q, k, _, _, v = (x.unflatten(2, (3, 4)) for x in inputs)
+    expected = F.scaled_dot_product_attention(q, k, v, is_causal=causal).flatten(2, 3)
+    out = mixed_chunk_attention(*inputs, chunk_size=4, linear=False, kernel="softmax", causal=causal)
+    assert_same(out, expected, inputs)
+
+
+def test_first_tokens_attend_to_everything_as_torchs_softmax_does():
+    inputs, bias = mixed_chunk_inputs(14), bias_like("vector", 4)
+    q, k, _, _, v = inputs
+    options = {"chunk_size": 4, "linear": False, "bias": bias}
+    out, plain = (mixed_chunk_attention(*inputs, **options, first_to_all=first) for first in (True, False))
+    first = torch.arange(14) % 4 == 0
+    assert_close("first tokens", out[:, :, first], F.scaled_dot_product_attention(q[:, :, first], k, v))
+    assert torch.equal(out[:, :, ~first], plain[:, :, ~first])
+
+
+def test_the_first_token_attends_to_its_chunk_as_torchs_softmax_does():
+    inputs, bias = mixed_chunk_inputs(14), bias_like("matrix", 4)
+    q, k, _, _, v = (x[:, :, :4] for x in inputs)
+    options = {"chunk_size": 4, "linear": False, "bias": bias}
+    out, plain = (mixed_chunk_attention(*inputs, **options, first_softmax=first) for first in (True, False))
+    expected = F.scaled_dot_product_attention(q[:, :, :1], k, v, attn_mask=bias[:1])
+    assert_close("first token", out[:, :, :1], expected)
+    assert torch.equal(out[:, :, 1:], plain[:, :, 1:])
+
+
+@terms
+@kernels
+def test_a_prefix_does_not_depend_on_what_follows(kernel, term):
+    options = {"chunk_size": 7, "causal": True, "kernel": kernel, "bias": bias_like("vectors", 7), **TERMS[term]}
+    op = partial(mixed_chunk_attention, **options)
+    assert_prefixes_stand_alone(op, mixed_chunk_inputs(30), (1, 6, 7, 8, 15, 29))
+
+
+@kernels
+@causality
+@pytest.mark.parametrize("side", ["left", "right", "holes"])
+def test_padding_a_row_does_not_change_it(side, causal, kernel):
+    """Every row of a padded batch is what it is alone and without padding: chunks and n count real tokens."""
+    inputs, mask = mixed_chunk_inputs(21, batch=3), padding(side, 3, 21)
+    forms = [{}] if causal else [{}, {"first_softmax": True}, {"first_to_all": True}]
+    for form in forms:
+        options = {"causal": causal, "kernel": kernel, "chunk_size": 4, "bias": bias_like("vector", 4), **form}
+        assert_rows_stand_alone(partial(mixed_chunk_attention, **options), inputs, mask)
+
+
+@kernels
+@causality
+@pytest.mark.parametrize("poison", [math.nan, math.inf, 1e9])
+def test_what_stands_in_padding_never_leaks(poison, causal, kernel):
+    mask, bias = padding("all", 3, 19), bias_like("vectors", 8, dtype=torch.float32)
+    inputs = mixed_chunk_inputs(19, batch=3, dtype=torch.float32)
+    for form in [{}] if causal else [{"first_softmax": True}, {"first_to_all": True}]:
+        op = partial(mixed_chunk_attention, causal=causal, kernel=kernel, bias=bias, chunk_size=8, **form)
+        assert_padding_never_leaks(op, inputs, [bias], mask, poison)
+
+
+@causality
+@kernels
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_lower_precision_agrees_with_float64(dtype, kernel, causal):
+    inputs, mask = mixed_chunk_inputs(70, dtype=dtype), padding("left", 2, 70)
+    bias = bias_like("vectors", 16, dtype=dtype)
+    exact, exact_bias = doubled(*inputs), *doubled(bias)
+    options = {"kernel": kernel, "causal": causal, "key_padding_mask": mask, "chunk_size": 16}
+    out = mixed_chunk_attention(*inputs, bias=bias, **options)
+    expected = mixed_chunk_attention(*exact, bias=exact_bias, **options)
+    assert out.dtype == dtype
+    assert_close("out", out, expected)
+    found, wanted = gradients(out, [*inputs, bias]), gradients(expected, [*exact, exact_bias])
+    for name, actual, other in zip(NAMES, found, wanted):
+        assert_close(f"gradient of {name}", actual, other)
+
+
+@causality
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("tokens", [8192, 32768])
+def test_long_sums_in_half_precision_keep_their_precision(tokens, dtype, causal):
+    """The causal sum grows with the number of chunks; each k·v is positive, so that nothing cancels."""
+    inputs = [x.detach().abs() / 2 for x in mixed_chunk_inputs(tokens, batch=1, heads=None, s=8, e=4, dtype=dtype)]
+    inputs = [x.requires_grad_() for x in inputs]
+    exact = doubled(*inputs)
+    out = mixed_chunk_attention(*inputs, chunk_size=256, causal=causal)
+    expected = mixed_chunk_attention(*exact, chunk_size=256, causal=causal)
+    assert_close("out", out, expected)
+    # Weights of about 1 / tokens keep the true gradients within float16's range.
+    for name, actual, other in zip(NAMES, _gradients(out / tokens, inputs), _gradients(expected / tokens, exact)):
+        assert torch.isfinite(actual).all(), f"gradient of {name}"
+        if dtype == torch.bfloat16:
+            assert_close(f"gradient of {name}", actual, other)
+
+
+@causality
+def test_autocast_changes_nothing(causal):
+    inputs = mixed_chunk_inputs(40, dtype=torch.float32)
+    expected = mixed_chunk_attention(*inputs, causal=causal, chunk_size=8)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = mixed_chunk_attention(*inputs, causal=causal, chunk_size=8)
+    assert torch.equal(out, expected)
+    for actual, wanted in zip(gradients(out, inputs), gradients(expected, inputs)):
+        assert torch.equal(actual, wanted)
+
+
+@causality
+def test_the_meta_device_gives_shapes(causal):
+    inputs = [torch.empty(2, 3, 7, size, device="meta") for size in (4, 4, 4, 4, 5)]
+    for mask in (None, torch.empty(2, 7, device="meta").bool()):
+        out = mixed_chunk_attention(*inputs, chunk_size=3, causal=causal, key_padding_mask=mask)
+        assert out.shape == (2, 3, 7, 5)

@@ -1,0 +1,208 @@
+"""The quadratic attention of the gated attention unit against its literal reference and against others' formulas."""
+
+import math
+from functools import partial
+
+import hypothesis
+import pytest
+import torch
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+from common.ops import gau_attention
+from common.ops.quadratic import interface
+from common.ops.quadratic.reference import gau_attention_reference
+from common.ops.shared.score_kernels import SCORE_KERNELS
+from tests.common.inputs import BIASES, SIDES, bias_like, doubled, padding, qkv
+from tests.common.properties import assert_padding_never_leaks, assert_prefixes_stand_alone, assert_rows_stand_alone
+from tests.compare import assert_close, gradients
+
+kernels = pytest.mark.parametrize("kernel", SCORE_KERNELS)
+causality = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+
+NAMES = ("q", "k", "v", "bias")
+
+
+def without_heads(tensors):
+    return [x.detach()[:, 0].requires_grad_() for x in tensors]
+
+
+def assert_agrees(inputs, bias=None, **options) -> None:
+    out = gau_attention(*inputs, bias=bias, **options)
+    expected = gau_attention_reference(*inputs, bias=bias, **options)
+    assert_close("out", out, expected)
+    leaves = inputs if bias is None else [*inputs, bias]
+    for name, actual, wanted in zip(NAMES, gradients(out, leaves), gradients(expected, leaves)):
+        assert_close(f"gradient of {name}", actual, wanted)
+
+
+@pytest.mark.parametrize("side", SIDES)
+@causality
+@kernels
+def test_every_kernel_and_mask_agrees(kernel, causal, side):
+    for divisor, form in ((None, "no bias"), (2.5, "vectors")):
+        mask = padding(side, 3, 13)
+        options = {"causal": causal, "divisor": divisor, "key_padding_mask": mask, "kernel": kernel}
+        assert_agrees(qkv(13, batch=3, heads=1), bias_like(form, 13, 1), **options)
+
+
+@causality
+@pytest.mark.parametrize("form", BIASES)
+@pytest.mark.parametrize("length", [1, 7])
+def test_every_form_of_bias_agrees(length, form, causal):
+    for kernel, heads in (("relu2", 1), ("softmax", 3), ("laplace", 2)):
+        inputs, bias = qkv(length, heads=heads, d=4, e=7), bias_like(form, length, heads)
+        assert_agrees(inputs, bias, causal=causal, kernel=kernel, divisor=1.5)
+
+
+@pytest.mark.parametrize("side", SIDES)
+@causality
+@pytest.mark.parametrize("rows", [1, 4, 12])
+def test_any_number_of_blocks_of_rows_agrees(rows, causal, side, monkeypatch):
+    """Blocks are computed again in the backward pass; the last one is shorter."""
+    monkeypatch.setattr(interface, "BLOCK_ROWS", rows)
+    form = "vectors" if rows == 4 else "matrices"
+    options = {"causal": causal, "key_padding_mask": padding(side, 2, 13), "first_softmax": not causal}
+    assert_agrees(qkv(13), bias_like(form, 13), **options)
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_the_first_real_token_with_softmax_agrees(side):
+    for kernel, form in (("relu2", "vectors"), ("laplace", "no bias"), ("softmax", "matrix")):
+        for divisor in (None, 3.0):
+            options = {"kernel": kernel, "key_padding_mask": padding(side, 3, 9), "divisor": divisor}
+            assert_agrees(qkv(9, batch=3), bias_like(form, 9), first_softmax=True, **options)
+
+
+@hypothesis.given(data=st.data())
+@hypothesis.settings(max_examples=40)
+def test_any_combination_agrees(data):
+    tokens, heads = data.draw(st.integers(1, 17), "tokens"), data.draw(st.sampled_from([None, 1, 3]), "heads")
+    rows = st.lists(st.booleans(), min_size=tokens, max_size=tokens)
+    mask = data.draw(st.none() | st.lists(rows, min_size=2, max_size=2).map(torch.tensor), "mask")
+    causal = data.draw(st.booleans(), "causal")
+    options = {
+        "causal": causal,
+        "divisor": data.draw(st.sampled_from([None, 0.5, 17.0]), "divisor"),
+        "key_padding_mask": mask,
+        "kernel": data.draw(st.sampled_from(SCORE_KERNELS), "kernel"),
+        "first_softmax": not causal and data.draw(st.booleans(), "first_softmax"),
+    }
+    inputs = qkv(tokens, heads=heads or 1, d=data.draw(st.integers(1, 6), "s"), e=data.draw(st.integers(1, 6), "e"))
+    inputs = inputs if heads else without_heads(inputs)
+    bias = bias_like(data.draw(st.sampled_from(BIASES), "bias"), tokens, heads or 1)
+    assert_agrees(inputs, bias, **options)
+
+
+@causality
+def test_inputs_without_heads_are_those_of_one_head(causal):
+    inputs, mask = qkv(11, heads=1), padding("left", 2, 11)
+    out = gau_attention(*without_heads(inputs), causal=causal, key_padding_mask=mask)
+    assert torch.equal(out, gau_attention(*inputs, causal=causal, key_padding_mask=mask)[:, 0])
+
+
+@causality
+@pytest.mark.parametrize("tokens", [13, 300])
+def test_it_is_the_formula_of_the_paper(tokens, causal):
+    """A = relu(Q Kᵀ / n + bias)², masked above the diagonal when causal, O = A V."""
+    (q, k, v), bias = qkv(tokens), bias_like("matrix", tokens)
+    scores = torch.einsum("bhis,bhjs->bhij", q, k) / tokens + bias
+    attention = torch.where(scores > 0, scores**2, 0.0)
+    attention = attention.tril() if causal else attention
+    expected = torch.einsum("bhij,bhje->bhie", attention, v)
+    wanted = gradients(expected, [q, k, v, bias])
+    for divisor in [float(tokens)] if causal else [float(tokens), None]:  # None counts what a query sees
+        out = gau_attention(q, k, v, bias=bias, causal=causal, divisor=divisor)
+        assert_close("out", out, expected)
+        for name, actual, other in zip(NAMES, gradients(out, [q, k, v, bias]), wanted):
+            assert_close(f"gradient of {name}", actual, other)
+
+
+@causality
+def test_softmax_is_torchs(causal):
+    q, k, v = qkv(260)
+    expected = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+    assert_close("out", gau_attention(q, k, v, kernel="softmax", causal=causal), expected)
+    bias, mask = torch.randn(2, 260, 260, dtype=torch.float64), padding("right", 2, 260)
+    visible = ~mask[:, None, None] & (torch.ones(260, 260).tril() > 0 if causal else torch.tensor(True))
+    expected = F.scaled_dot_product_attention(q, k, v, attn_mask=bias.masked_fill(~visible, -math.inf))
+    out = gau_attention(q, k, v, kernel="softmax", causal=causal, bias=bias, key_padding_mask=mask)
+    assert_close("out", out, expected.masked_fill(mask[:, None, :, None], 0.0))
+
+
+def test_the_first_token_with_softmax_is_torchs():
+    q, k, v = qkv(13)
+    out = gau_attention(q, k, v, first_softmax=True, divisor=0.5)
+    assert_close("first", out[:, :, :1], F.scaled_dot_product_attention(q, k, v)[:, :, :1])
+    assert torch.equal(out[:, :, 1:], gau_attention(q, k, v, divisor=0.5)[:, :, 1:])
+
+
+@kernels
+@pytest.mark.parametrize("divisor", [None, 2.0])
+def test_a_prefix_does_not_depend_on_what_follows(divisor, kernel):
+    op = partial(gau_attention, causal=True, divisor=divisor, kernel=kernel)
+    assert_prefixes_stand_alone(op, qkv(260), (1, 2, 50, 255, 256, 257))
+
+
+@kernels
+@causality
+@pytest.mark.parametrize("side", ["left", "right", "holes"])
+def test_padding_a_row_does_not_change_it(side, causal, kernel):
+    """Every row of a padded batch is what it is alone and without padding, whatever the divisor."""
+    inputs, mask = qkv(21, batch=3), padding(side, 3, 21)
+    for divisor in (None, 2.0):
+        op = partial(gau_attention, causal=causal, divisor=divisor, kernel=kernel)
+        assert_rows_stand_alone(op, inputs, mask)
+
+
+@kernels
+@causality
+@pytest.mark.parametrize("poison", [math.nan, math.inf, 1e9])
+def test_what_stands_in_padding_never_leaks(poison, causal, kernel):
+    mask, bias = padding("all", 3, 19), bias_like("vectors", 19, dtype=torch.float32)
+    op = partial(gau_attention, causal=causal, kernel=kernel, bias=bias)
+    assert_padding_never_leaks(op, qkv(19, batch=3, dtype=torch.float32), [bias], mask, poison)
+
+
+@kernels
+def test_many_blocks_are_as_exact_in_half_precision_as_one(kernel):
+    for dtype in (torch.bfloat16, torch.float16):
+        for causal in (False, True):
+            inputs, mask = qkv(260, batch=1, heads=1, dtype=dtype), padding("left", 1, 260)
+            bias = bias_like("vector", 260, 1, dtype)
+            exact, exact_bias = doubled(*inputs), *doubled(bias)
+            options = {"kernel": kernel, "causal": causal, "key_padding_mask": mask}
+            out = gau_attention(*inputs, bias=bias, **options)
+            expected = gau_attention(*exact, bias=exact_bias, **options)
+            assert out.dtype == dtype
+            assert_close("out", out, expected)
+            found, wanted = gradients(out, [*inputs, bias]), gradients(expected, [*exact, exact_bias])
+            for name, actual, other in zip(NAMES, found, wanted):
+                assert_close(f"gradient of {name}", actual, other)
+
+
+@causality
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_8192_tokens_in_half_precision_are_as_exact_as_they_can_be(dtype, causal):
+    """Without a gradient; Σ over 8192 squares of scores that pass neither float16's range nor bfloat16's 8 bits."""
+    inputs = [x.detach() for x in qkv(8192, batch=1, heads=1, d=16, e=8, dtype=dtype)]
+    out = gau_attention(*inputs, causal=causal, divisor=4.0)
+    assert_close("out", out, gau_attention(*(x.float() for x in inputs), causal=causal, divisor=4.0))
+
+
+@kernels
+def test_autocast_changes_nothing(kernel):
+    inputs = qkv(260, dtype=torch.float32)
+    expected = gau_attention(*inputs, causal=True, kernel=kernel)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = gau_attention(*inputs, causal=True, kernel=kernel)
+    assert torch.equal(out, expected)
+    for actual, wanted in zip(gradients(out, inputs), gradients(expected, inputs)):
+        assert torch.equal(actual, wanted)
+
+
+def test_the_meta_device_gives_shapes():
+    q, k, v = (torch.empty(2, 3, 150, size, device="meta") for size in (4, 4, 5))
+    mask = torch.empty(2, 150, device="meta").bool()
+    assert gau_attention(q, k, v, causal=True).shape == (2, 3, 150, 5)
+    assert gau_attention(q[:, 0], k[:, 0], v[:, 0], key_padding_mask=mask).shape == (2, 150, 5)

@@ -1,0 +1,38 @@
+"""Makes sure that kernels ran: the PyTorch forms are taken away, and a warning that one runs is an error."""
+
+import warnings
+
+import pytest
+
+# Imported before the PyTorch forms are taken away, which they fall back to.
+from common.ops.flow import causal_gpu  # noqa: F401
+from common.ops.flow import interface as flow
+from common.ops.mixed_chunk import gpu  # noqa: F401
+from common.ops.mixed_chunk import interface as mixed_chunk
+from common.ops.shared.gpu import dispatch
+
+PYTORCH_FORMS = ((flow, "attention_in_chunks"), (mixed_chunk, "whole_sequence"))
+
+
+def _taken_away(*args, **kwargs):
+    raise AssertionError("a PyTorch form ran where a kernel was to be tested")
+
+
+@pytest.fixture(autouse=True)
+def kernels_alone(request, monkeypatch):
+    """No PyTorch form, unless a test is marked as one that compares with it."""
+    monkeypatch.setattr(dispatch, "_failed", set())
+    if "with_pytorch" in request.fixturenames:
+        yield
+        return
+    for module, name in PYTORCH_FORMS:
+        monkeypatch.setattr(module, name, _taken_away)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        yield
+    assert not dispatch._failed
+
+
+@pytest.fixture
+def with_pytorch():
+    """Leaves the PyTorch forms in place."""

@@ -1,0 +1,214 @@
+"""When kernels are used and when not, the environment variable, and what a kernel that fails does; without a GPU."""
+
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+import torch
+from torch.autograd import forward_ad
+
+from common.ops import flow_attention, mixed_chunk_attention
+from common.ops.flow import causal_gpu
+from common.ops.mixed_chunk import gpu
+from common.ops.mixed_chunk.sequence import Tokens, mixed_chunk_options
+from common.ops.shared.gpu import dispatch
+from tests.common.inputs import mixed_chunk_inputs, qkv
+from tests.compare import assert_close
+
+ROOT = Path(__file__).parents[5]
+
+
+@pytest.fixture
+def on_cpu_too(monkeypatch):
+    """As if Triton's interpreter were on and Triton there, without either; kernels can then be replaced."""
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.delenv(dispatch.VARIABLE, raising=False)
+    monkeypatch.setattr(dispatch, "_failed", set())
+    monkeypatch.setattr(dispatch, "_has_triton", lambda: True)
+
+
+def missing(*args):
+    raise RuntimeError("there is no kernel")
+
+
+@pytest.fixture
+def kernel(on_cpu_too, monkeypatch):
+    """Puts a function in the place of the kernels of causal Flow-Attention; until then they fail."""
+
+    def replace(function):
+        monkeypatch.setattr(causal_gpu, "causal_attention", function)
+
+    replace(missing)
+    return replace
+
+
+def chunks_apply(q, v, kernel="relu2", **options):
+    return gpu.applies(Tokens(q, q, q, q, v), mixed_chunk_options(4, kernel=kernel, **options))
+
+
+def float32(n=9):
+    return qkv(n, dtype=torch.float32)
+
+
+# --- the environment variable --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("given", ["", "yes", "2", "off"])
+def test_another_value_of_the_variable_is_refused(given, monkeypatch):
+    monkeypatch.setenv("LINEARTIME_TRITON", given)
+    message = rf"LINEARTIME_TRITON is '{given}'; allowed: '0' \(off\) and '1' \(on, the default\)"
+    with pytest.raises(ValueError, match=message):
+        flow_attention(*float32(), causal=True)
+    with pytest.raises(ValueError, match=message):
+        mixed_chunk_attention(*mixed_chunk_inputs(9, dtype=torch.float32), chunk_size=4)
+
+
+@pytest.mark.parametrize("given, on", [("0", False), ("1", True), (None, True)])
+def test_the_variable_turns_kernels_off(given, on, on_cpu_too, monkeypatch):
+    if given is not None:
+        monkeypatch.setenv("LINEARTIME_TRITON", given)
+    assert causal_gpu.applies(*float32()) is on
+    assert chunks_apply(*float32()[1:]) is on
+
+
+# --- what they are for ---------------------------------------------------------------------------------------------
+
+
+def test_a_cpu_alone_has_no_kernels(monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    assert not causal_gpu.applies(*float32())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64], ids=str)
+def test_dtypes(dtype, on_cpu_too):
+    assert causal_gpu.applies(*qkv(9, dtype=dtype)) is (dtype != torch.float64)
+
+
+def test_widths_and_options(on_cpu_too):
+    for d in (128, 129):
+        q, k, v = qkv(3, d=d, e=200, dtype=torch.float32)
+        assert causal_gpu.applies(q, k, v) is (d == 128)
+        assert chunks_apply(q, v, "laplace") is (d == 128)
+    assert not chunks_apply(q[..., :4], v, "softmax")
+    assert not chunks_apply(q[..., :4], v, first_softmax=True)
+
+
+def test_other_devices_subclasses_and_mixed_devices_have_none(on_cpu_too):
+    class Subclass(torch.Tensor):
+        pass
+
+    q, k, v = float32()
+    meta = q.to("meta")
+    assert causal_gpu.applies(torch.nn.Parameter(q), k, v)
+    assert not causal_gpu.applies(q.as_subclass(Subclass), k, v)
+    assert not causal_gpu.applies(meta, meta, meta)
+    assert not causal_gpu.applies(q, k, meta)
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.*torch.jit:FutureWarning")
+def test_transforms_and_graphs_have_none(kernel):
+    """Those of torch.func, forward-mode gradients, torch.compile, tracing: each sees through the PyTorch form."""
+    q, k, v = (x.detach() for x in float32())
+    expected = flow_attention(q.double(), k.double(), v.double(), causal=True).float()
+
+    def attend(q):
+        return flow_attention(q, k, v, causal=True)
+
+    torch._dynamo.reset()
+    assert_close("compile", torch.compile(attend, backend="eager", fullgraph=True)(q), expected)
+    assert_close("trace", torch.jit.trace(attend, q, check_trace=False)(q), expected)
+    assert_close("vmap", torch.func.vmap(attend)(q[None])[0], expected)
+    assert_close("jvp", torch.func.jvp(attend, (q,), (q,))[0], expected)
+    with forward_ad.dual_level():
+        assert_close("dual", forward_ad.unpack_dual(attend(forward_ad.make_dual(q, q))).primal, expected)
+    with pytest.warns(UserWarning, match="kernels of flow_attention failed"):  # there are none, but they were asked for
+        assert_close("eager", attend(q), expected)
+
+
+# --- Triton --------------------------------------------------------------------------------------------------------
+
+WITHOUT = """
+import importlib, pkgutil, sys
+import common
+for module in pkgutil.walk_packages(common.__path__, "common."):
+    if not module.name.endswith(("gpu_kernels", "gpu.tiles")):  # what runs on the device
+        importlib.import_module(module.name)
+import torch
+from common.ops import flow_attention, mixed_chunk_attention
+x = torch.randn(1, 2, 9, 4, requires_grad=True)
+flow_attention(x, x, x, causal=True).sum().backward()
+mixed_chunk_attention(x, x, x, x, x, chunk_size=4, causal=True).sum().backward()
+print([name for name in sys.modules if name.partition(".")[0] == "triton"])
+"""
+
+
+def test_triton_is_never_imported_on_a_machine_without_a_gpu(monkeypatch):
+    for name in ("TRITON_INTERPRET", dispatch.VARIABLE):
+        monkeypatch.delenv(name, raising=False)
+    done = subprocess.run([sys.executable, "-c", WITHOUT], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    "module, problem",
+    [
+        (None, r"Triton cannot be imported \(.*\)"),
+        (types.SimpleNamespace(__version__="3.1.0"), r"Triton 3\.1\.0 is too old"),
+    ],
+)
+def test_without_a_triton_there_is_one_warning_and_the_pytorch_form(module, problem, monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.delenv(dispatch.VARIABLE, raising=False)
+    monkeypatch.setitem(sys.modules, "triton", module)
+    dispatch._has_triton.cache_clear()
+    inputs = float32()
+    try:
+        with pytest.warns(UserWarning, match=problem) as seen:
+            outputs = [flow_attention(*inputs, causal=True) for _ in range(3)]
+        assert len(seen) == 1 and "LINEARTIME_TRITON=0" in str(seen[0].message)
+    finally:
+        dispatch._has_triton.cache_clear()
+    monkeypatch.delenv("TRITON_INTERPRET")
+    assert all(torch.equal(out, flow_attention(*inputs, causal=True)) for out in outputs)
+
+
+@pytest.mark.parametrize(
+    "version, new_enough", [("3.2.0", True), ("3.10.1+git5", True), ("4.0", True), ("3.1.9", False)]
+)
+def test_versions(version, new_enough):
+    assert (dispatch._numbers(version) >= dispatch.OLDEST_TRITON) is new_enough
+
+
+# --- failures ------------------------------------------------------------------------------------------------------
+
+
+def test_a_kernel_that_fails_gives_way_once_and_for_all(kernel, monkeypatch):
+    calls = []
+
+    def broken(*args):
+        calls.append(args)
+        raise RuntimeError("out of resource: shared memory")
+
+    kernel(broken)
+    inputs = float32()
+    message = r"kernels of flow_attention failed \(RuntimeError: out of resource: shared memory\).*LINEARTIME_TRITON=0"
+    with pytest.warns(UserWarning, match=message) as seen:
+        outputs = [flow_attention(*inputs, causal=True) for _ in range(3)]
+    assert len(seen) == len(calls) == 1
+    assert chunks_apply(*inputs[1:])  # other kernels may be well
+    monkeypatch.setenv(dispatch.VARIABLE, "0")
+    assert all(torch.equal(out, flow_attention(*inputs, causal=True)) for out in outputs)
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("memory"), ValueError("value"), KeyboardInterrupt()])
+def test_what_is_no_failure_of_a_kernel_is_raised(error, kernel):
+    def broken(*args):
+        raise error
+
+    kernel(broken)
+    with pytest.raises(type(error)):
+        flow_attention(*float32(), causal=True)
+    assert causal_gpu.applies(*float32())

@@ -1,0 +1,22 @@
+"""Whole models can be copied and pickled, before and after they are used."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+
+from .toy import ARCHITECTURES, awake, build_model, tokens
+from .toy_masked import MASKED, build_random
+
+
+@pytest.mark.parametrize("arch", [*ARCHITECTURES, *MASKED])
+def test_copies_and_pickles_give_the_same_output(arch: str) -> None:
+    model = build_random(arch) if arch in MASKED else awake(build_model(arch)).eval()
+    sequence = tokens(2, 40)
+    with torch.no_grad():
+        unused = [copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
+        expected = model(sequence)[0]
+        used = [copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
+        for other in (*unused, *used):
+            assert torch.equal(other(sequence)[0], expected)

@@ -1,0 +1,125 @@
+"""The READMEs as data: their code blocks, links and headings; and a process that runs blocks as a reader would.
+
+A block marked ``shell`` or ``python`` runs, unless a line like this stands above it, with a blank line between or not::
+
+    <!-- not run in tests: needs ImageNet -->
+"""
+
+import json
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+RUN = ("shell", "python")
+SHOWN = ("text", "mermaid", "yaml", "toml", "bibtex")
+
+_MARKER = re.compile(r"^ *<!-- not run in tests: (?P<reason>.+) -->$")
+_FENCE = re.compile(r"^ *```(?P<language>\w*)$")
+
+#: Put before every shell block: what is too long or reaches beyond the folder is cut short here, and nowhere else.
+PRELUDE = """
+set -euo pipefail
+fairseq-train() {
+  local layers=--decoder-layers
+  case "$*" in *_mlm*|*_classifier*) layers=--encoder-layers;; esac
+  command fairseq-train "$@" --max-update 2 --max-tokens 1024 $layers 1 --no-epoch-checkpoints --data-buffer-size 0
+}
+make() { command make --dry-run --directory "$CHECKOUT" "$@"; }
+"""
+
+
+@dataclass(frozen=True)
+class Block:
+    """One fenced block of code; ``reason`` says why it is not run, and is None where it is."""
+
+    readme: str
+    line: int
+    language: str
+    code: str
+    reason: str | None
+
+    @property
+    def place(self) -> str:
+        return f"{self.readme}:{self.line}"
+
+
+def readmes() -> list[Path]:
+    """Every Markdown file of the checkout."""
+    top = list(ROOT.glob("*.md"))
+    folders = ("common", "fairseq_plugin", "timm_plugin", "recipes", "tests")
+    return sorted(top + [path for folder in folders for path in (ROOT / folder).rglob("*.md")])
+
+
+def blocks(path: Path) -> list[Block]:
+    """The code blocks of a Markdown file, in order. Raises ValueError for a marker that stands above no block."""
+    name, found, reason, opened, inside = str(path.relative_to(ROOT)), [], None, None, []
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        fence, marker = _FENCE.match(line), _MARKER.match(line)
+        if opened is not None and fence:
+            found.append(Block(name, opened[0], opened[1], "\n".join(inside) + "\n", reason))
+            opened, reason, inside = None, None, []
+        elif opened is not None:
+            inside.append(line)
+        elif fence:
+            opened = number, fence["language"]
+        elif marker:
+            reason = marker["reason"]
+        elif line.strip() and reason is not None:
+            raise ValueError(f"{name}:{number}: the marker above stands above no block of code")
+    if opened is not None or reason is not None:
+        raise ValueError(f"{name}: ends inside of a block of code, or with a marker")
+    return found
+
+
+def prose(path: Path) -> str:
+    """The text of a Markdown file without its blocks of code."""
+    lines, inside = [], False
+    for line in path.read_text().splitlines():
+        if _FENCE.match(line):
+            inside = not inside
+        elif not inside:
+            lines.append(line)
+    return "\n".join(lines)
+
+
+def links(path: Path) -> list[str]:
+    """The targets of all links and pictures of a Markdown file that lead to no other site."""
+    text = re.sub(r"`[^`]*`", "", prose(path))
+    targets = re.findall(r"\]\(([^)\s]+)[^)]*\)", text) + re.findall(r'(?:src|href)="([^"]+)"', text)
+    return [target for target in targets if not re.match(r"[a-z]+:", target)]
+
+
+def anchors(path: Path) -> set[str]:
+    """What ``#...`` can name in a Markdown file: its headings in small letters, words joined by hyphens."""
+    headings = re.findall(r"^#+ (.+)$", prose(path), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+def run_blocks(wanted: list[Block], folder: Path, environment: dict[str, str]) -> subprocess.CompletedProcess:
+    """Run blocks one after another in one process in ``folder``; those in Python share their names."""
+    command = [sys.executable, "-W", "ignore", __file__]
+    data = json.dumps([[block.place, block.language, block.code] for block in wanted])
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.run(command, input=data, cwd=folder, env=environment, **streams)
+
+
+def _main() -> None:
+    """Run the blocks on standard input. The first that fails ends the process."""
+    sys.path[0] = ""  # as for somebody who types Python in this folder
+    names: dict[str, object] = {"__name__": "__main__"}
+    for place, language, code in json.load(sys.stdin):
+        print(f"--- {place}", flush=True)
+        if language == "python":
+            exec(compile(code, place, "exec"), names)
+        else:
+            done = subprocess.run(["bash", "-c", PRELUDE + code], stdin=subprocess.DEVNULL)
+            if done.returncode:
+                sys.exit(f"{place} ended with exit status {done.returncode}")
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,253 @@
+"""Every case at a small size: all candidates equal their references, and one that does not is noticed."""
+
+import pytest
+import torch
+
+from common.attention import ATTENTIONS, FlowAttention
+from common.modules import GatedAttentionUnit
+from common.ops import mixed_chunk
+from recipes.bench.cases import CASES, attentions, gated_attention_unit, images, language_models, operations, rates
+from recipes.bench.harness import packages
+from recipes.bench.harness.compare import first_unequal
+from recipes.bench.harness.memory import peak_beyond
+from recipes.bench.harness.operations import candidates
+from recipes.bench.harness.work import BACKWARD, DECODING, FORWARD, TRAINING, Absent, Candidate, Settings
+from recipes.bench.models import decoding, timm_models, training
+from recipes.bench.models.fairseq_models import build, random_tokens
+from recipes.bench.peers import attention_maps
+
+HERE = Settings(quick=True)
+ROWS = {operation.name: operation for operation in operations.OPERATIONS}
+NARROW = dict(batch=1, embed_dims=(48, 96, 144, 192), depths=(1, 2, 1, 1))
+
+
+def wrong(function, factor=1.05):
+    """``function`` times ``factor``."""
+    return lambda *inputs, **options: function(*inputs, **options) * factor
+
+
+def unequal(built):
+    """Name -> the first tensor that differs from the reference, None where the candidate is equal to it."""
+    found = {one.name: first_unequal(one.check()) for one in built if isinstance(one, Candidate)}
+    return {name: one and one.tensor for name, one in found.items()}
+
+
+def test_every_case_has_sizes_for_every_run():
+    for name, case in CASES.items():
+        assert case.name == name and case.sizes and case.quick_sizes and case.devices and case.note
+        assert max(case.quick_sizes) <= max(case.sizes)
+        for device in ("cpu", "cuda"):
+            runs_here = device in case.devices
+            assert case.sizes_of(Settings(device)) == (case.sizes if runs_here else ())
+            assert case.sizes_of(Settings(device, quick=True)) == (case.quick_sizes if runs_here else ())
+
+
+# Operations
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_operations_equal_their_references(name):
+    row = ROWS[name]
+    built = candidates(row, HERE, 150)
+    assert [one.name for one in built] == [function.name for function in row.functions]
+    for one, function in zip(built, row.functions):
+        if isinstance(one, Absent):
+            assert one.reason == packages.missing(function.package)
+            continue
+        shapes = [tuple(shape) for shape in row.shapes(150)]
+        assert one.size == one.units == 150 and one.input_bytes == 4 * sum(
+            map(torch.Size.numel, map(torch.Size, shapes[:3]))
+        )
+        assert [tuple(x.shape) for x in one.runs[FORWARD]()] == [shapes[2]]
+        out, *gradients = one.runs[BACKWARD]()
+        assert out.requires_grad and [tuple(x.shape) for x in gradients] == shapes
+    assert not any(unequal(built).values())
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_wrong_operation_is_noticed_by_each_of_its_checks(name):
+    """A check may compare the function with another option, so both are made wrong."""
+    row = ROWS[name]
+    for function in row.functions:
+        for check in function.checks:
+            other = check._replace(function=wrong(check.function or function.call))
+            broken = row._replace(functions=(function._replace(checks=(other,)),))
+            (one,) = candidates(broken, HERE, 60)
+            assert isinstance(one, Absent) or first_unequal(one.check()).tensor == "output"
+
+
+def test_an_operation_that_is_wrong_from_some_length_on_is_noticed():
+    row = ROWS["causal_flow"]
+    ours = row.functions[0]
+
+    def late(call):
+        return lambda q, k, v: torch.cat([call(q, k, v)[:, :, :120], call(q, k, v)[:, :, 120:] * 1.01], dim=2)
+
+    checks = tuple(check._replace(function=late(check.function or ours.call)) for check in ours.checks)
+    broken = row._replace(functions=(ours._replace(checks=checks),))
+    assert unequal(candidates(broken, HERE, 150)) == {operations.FLOW: "output"}
+
+
+def test_operations_in_half_precision():
+    row = ROWS["causal_flow"]
+    built = candidates(row._replace(functions=row.functions[:1]), HERE._replace(dtype=torch.bfloat16), 100)
+    assert unequal(built) == {operations.FLOW: None}
+    assert built[0].runs[FORWARD]()[0].dtype == torch.bfloat16
+
+
+def test_the_authors_form_is_left_out_where_it_takes_too_long_or_too_much_memory():
+    assert operations.authors_refusal(HERE, 64) is None
+    assert "run up to" in operations.authors_refusal(HERE, 4096) or "GiB" in operations.authors_refusal(HERE, 4096)
+    assert "allowed here" in operations.authors_refusal(HERE, 2**30)
+    (authors,) = candidates(ROWS["causal_flow"]._replace(functions=ROWS["causal_flow"].functions[2:]), HERE, 64)
+    tensor = 8 * 64 * 64 * 64 * 4  # (n, d, e) per head
+    assert 2 * tensor < peak_beyond(authors.runs[BACKWARD], "cpu") <= 5 * tensor, "the estimate of its memory holds"
+
+
+def test_rates():
+    product, copy = rates.rates(HERE, 64)
+    assert not any(unequal([product, copy]).values())
+    assert product.units == 2 * 64**3 and copy.units == 2 * 16 * 64 * 64 * 4
+
+
+def test_the_map_of_daft_is_causal():
+    q, k, v, r = (torch.randn(shape) for shape in ROWS["daft_conv"].shapes(90))
+    changed = attention_maps.daft_conv(q, k, torch.cat([v[:, :50], v[:, 50:] + 1.0], dim=1), r)
+    assert torch.equal(changed[:, :50], attention_maps.daft_conv(q, k, v, r)[:, :50])
+
+
+def test_the_gated_attention_unit_and_its_peer(monkeypatch):
+    built = gated_attention_unit.gated_attention_unit(HERE, 300)
+    assert [one.name for one in built] == [gated_attention_unit.GAU, gated_attention_unit.FLASH]
+    assert not any(unequal(built).values())
+    if isinstance(built[1], Candidate):  # it has the same weights, so it gives the same output
+        ours, theirs = (one.runs[FORWARD]()[0] for one in built)
+        assert (ours - theirs).norm() <= 1e-4 * ours.norm()
+    monkeypatch.setattr(mixed_chunk, "attend", wrong(mixed_chunk.attend))
+    assert unequal(gated_attention_unit.gated_attention_unit(HERE, 300)[:1]) == {gated_attention_unit.GAU: "output"}
+
+
+# Language models
+
+
+def test_training_and_a_wrong_model(monkeypatch):
+    built = language_models.training(64, layers=1)(HERE, 300)
+    for one in built:
+        assert unequal([one])[one.name] is None
+        assert one.runs[TRAINING]() == []
+        assert unequal([one])[one.name] is None, "after a training step"
+    monkeypatch.setattr(mixed_chunk, "attend", wrong(mixed_chunk.attend))
+    found = unequal(built)
+    assert found["flash_lm"] is not None and found["transformer_pp_lm"] is None
+
+
+def test_a_training_step_changes_every_parameter():
+    parameter = torch.ones(3, requires_grad=True)
+    step = training.training_step(lambda: (parameter * torch.tensor([1.0, 2.0, -1.0])).sum(), [parameter])
+    assert step() == [] and parameter.grad is None
+    assert (parameter.detach() != 1.0).all()
+
+
+@pytest.mark.parametrize("options", [dict(causal=False), dict(causal=True, kernel="laplace")])
+def test_the_map_refuses_options_that_it_does_not_compute(options):
+    unit = GatedAttentionUnit(16, chunk_size=4, **options)
+    with training.attention_written_out(), pytest.raises(ValueError, match="False|laplace"):
+        unit(torch.randn(1, 9, 16))
+
+
+def test_decoding_gives_the_logits_of_the_full_forward_at_both_positions():
+    built = language_models.decoding(HERE, 300, width=64, layers=1)
+    places = [(one.name, one.size) for one in built]
+    assert places == [(name, place) for name in language_models.DECODED for place in (language_models.NEAR, 300)]
+    for one in built:
+        assert first_unequal(one.check()) is None
+        first, second = one.runs[DECODING](), one.runs[DECODING]()
+        assert torch.equal(first[0], second[0]), "a step leaves its state unchanged"
+        assert one.units == 1
+
+
+@pytest.mark.parametrize("architecture", language_models.DECODED)
+def test_a_step_depends_on_the_state(architecture):
+    model = build(architecture, 64, 1, 300, HERE).eval()
+    twin = build("softmax_lm", 64, 1, 300, HERE).eval() if architecture == "transformer_lm" else None
+    if twin is not None:
+        twin.load_state_dict(model.state_dict())
+    tokens = random_tokens(HERE, 280)
+    state, expected = decoding.reach(model, tokens, twin)
+    changed = torch.cat([tokens[:, :-1] + 1, tokens[:, -1:]], dim=1)  # all but the token that the step reads
+    other, _ = decoding.reach(model, changed, twin)
+    (right,), (far,) = (decoding.decoding_step(model, tokens, each)() for each in (state, other))
+    assert (right - expected).norm() <= 1e-5 * expected.norm()
+    assert (far - expected).norm() > 1e-3 * expected.norm()
+
+
+# Image models
+
+
+def test_hierarchical_models_and_a_wrong_one(monkeypatch):
+    built = images.hierarchical(HERE, 32, **NARROW)
+    assert unequal(built) == {images.HIERARCHICAL: None, images.RELEASED_HEADS: None, images.AUTHORS: None}
+    right = timm_models.released_forward
+    monkeypatch.setattr(timm_models, "released_forward", lambda x, state, depths, heads: right(x, state, depths, 4))
+    assert unequal(built[:1])[images.HIERARCHICAL] is not None
+
+
+def test_the_authors_model_has_all_our_parameters():
+    model = timm_models.build(images.HIERARCHICAL, 32, HERE, embed_dims=NARROW["embed_dims"], depths=NARROW["depths"])
+    state = timm_models.authors_parameters(model)
+    theirs = sum(x.numel() for name, x in state.items() if not name.endswith(".gamma"))
+    assert theirs == sum(x.numel() for x in model.parameters())
+
+
+def test_deit_and_a_wrong_one(monkeypatch):
+    built = images.deit(HERE, 32, depth=2)
+    assert unequal(built) == {images.FLOW: None, images.SOFTMAX: None}
+    full = timm_models.released_attention.full
+    monkeypatch.setattr(timm_models.released_attention, "full", wrong(full))
+    assert unequal(built[:1])[images.FLOW] is not None
+
+
+def test_softmax_attention_that_is_not_fused_is_refused(monkeypatch):
+    monkeypatch.setattr("timm.models.vision_transformer.Attention.fused_attn", False, raising=False)
+    monkeypatch.setattr("timm.layers.attention.use_fused_attn", lambda: False)
+    with pytest.raises(ValueError, match=f"{images.SOFTMAX}.*fused"):
+        timm_models.build(images.SOFTMAX, 32, HERE, depth=1)
+
+
+@pytest.mark.parametrize("names", [("decoding", "flash_lm_256"), ("deit", "hier")])
+def test_cases_of_a_missing_host_name_it(names, monkeypatch):
+    monkeypatch.setattr(packages.importlib.util, "find_spec", lambda name: None)
+    built = [one for name in names for one in CASES[name].build(HERE, 64)]
+    assert all(isinstance(one, Absent) for one in built)
+    assert len({one.reason for one in built}) == 1 and "not installed" in built[0].reason
+
+
+# Registered attentions
+
+
+@pytest.mark.parametrize("name", [name for name in ATTENTIONS if name != attentions.SOFTMAX])
+def test_every_registered_attention_has_a_case_that_equals_its_reference(name):
+    built = CASES[f"attention_{name}"].build(HERE, 64)
+    assert [one.name for one in built] == [name, attentions.SOFTMAX]
+    assert not any(unequal(built).values())
+    for one in built:
+        assert set(one.runs) == {FORWARD, BACKWARD} and one.runs[BACKWARD]()[0].shape == (1, 8, 64, 64)
+
+
+class WrongFlow(FlowAttention):
+    """Flow-Attention whose outputs are off by one part in twenty."""
+
+    def forward(self, *arguments, **options):
+        return 1.05 * super().forward(*arguments, **options)
+
+
+def test_a_wrong_registered_attention_is_noticed(monkeypatch):
+    monkeypatch.setitem(ATTENTIONS, "wrong_flow", WrongFlow)
+    found = unequal(attentions.candidates("wrong_flow", HERE, 64))
+    assert found == {"wrong_flow": "output", attentions.SOFTMAX: None}
+
+
+def test_an_attention_that_is_not_causal_runs_so(monkeypatch):
+    monkeypatch.setattr(FlowAttention, "supports", frozenset({"bidirectional"}))
+    assert not attentions.is_causal("flow")
+    assert not any(unequal(attentions.candidates("flow", HERE, 64)).values())

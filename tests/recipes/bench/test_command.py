@@ -1,0 +1,115 @@
+"""``python -m recipes.bench``: its options, its exit status and its files."""
+
+import pytest
+import torch
+
+from recipes.bench import __main__ as bench
+from recipes.bench.cases import CASES, operations
+from recipes.bench.harness import machine, packages, records
+from recipes.bench.harness.records import UNEQUAL, Record
+from recipes.bench.harness.work import BACKWARD, FORWARD, Settings
+
+
+def small_daft(monkeypatch, *sizes, peer=None):
+    """The case daft_conv at ``sizes`` with --quick, and with another function for its peer."""
+    (row,) = (operation for operation in operations.OPERATIONS if operation.name == "daft_conv")
+    if peer is not None:
+        ours, direct = row.functions
+        row = row._replace(functions=(ours, direct._replace(call=peer)))
+    monkeypatch.setitem(CASES, "daft_conv", row._replace(quick_sizes=sizes).case())
+
+
+def test_unknown_names_are_refused_with_the_names_there_are(capsys):
+    assert bench.main(["--only", "causal_flow", "casual_flow"]) == 1
+    error = capsys.readouterr().err
+    assert "--only" in error and "casual_flow" in error and all(name in error for name in CASES)
+
+
+def test_cases_are_listed_with_their_sizes(capsys):
+    assert bench.main(["--list", "--only", "deit", "daft_conv"]) == 0
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    assert set(lines) == {"deit", "daft_conv"} and "224, 512, 1,024" in lines["deit"]
+
+
+@pytest.mark.parametrize("arguments", [["--threads", "0"], ["--dtype", "int8"], ["--device", "tpu"]])
+def test_impossible_values_are_refused(arguments, capsys):
+    with pytest.raises(SystemExit):
+        bench.main(arguments)
+    assert arguments[0] in capsys.readouterr().err
+
+
+def test_without_a_gpu_its_cases_are_named_and_its_device_is_refused(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert bench.main(["--device", "cuda"]) == 1
+    assert "--device is cuda" in capsys.readouterr().err
+    assert bench.main(["--only", "causal_flow_cuda", "flash_lm_cuda", "--out", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.count("no CUDA device") == 2
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert "--device cuda" in bench.run([CASES["flash_lm_cuda"]], Settings(), len)[0].reason
+
+
+def test_a_small_benchmark_from_end_to_end(monkeypatch, tmp_path, capsys):
+    small_daft(monkeypatch, 40, 90)
+    threads = torch.get_num_threads()
+    arguments = ["--quick", "--only", "daft_conv", "--threads", "1", "--out", str(tmp_path / "out")]
+    try:
+        assert bench.main(arguments) == 0
+    finally:
+        torch.set_num_threads(threads)
+    results = records.load(tmp_path / "out" / "results.json")
+    assert results.machine.command == f"python -m recipes.bench {' '.join(arguments)}" and results.machine.threads == 1
+    assert [(one.size, one.run, one.form) for one in results.records] == [
+        (size, run, form)
+        for size in (40, 90)
+        for run in (FORWARD, BACKWARD)
+        for form in (operations.DAFT, operations.DIRECT)
+    ]
+    assert (tmp_path / "out" / "results.txt").read_text().strip() in capsys.readouterr().out
+    assert (tmp_path / "out" / "daft_conv.png").stat().st_size > 5000
+    markdown = (tmp_path / "out" / "results.md").read_text()
+    assert markdown.index("not measured") < markdown.index("quartiles"), "targets come first in the file"
+
+
+def test_a_candidate_that_differs_ends_with_status_1_and_without_a_time(monkeypatch, tmp_path, capsys):
+    right = operations.direct_convolution.daft_conv
+    small_daft(monkeypatch, 80, peer=lambda q, k, v, r: right(q, k, v, r.roll(1, 1)))
+    assert bench.main(["--quick", "--only", "daft_conv", "--out", str(tmp_path)]) == 1
+    assert operations.DIRECT in capsys.readouterr().err
+    results = records.load(tmp_path / "results.json")
+    assert {one.form for one in results.timed()} == {operations.DAFT}
+    assert [one.status for one in results.records if one.form == operations.DIRECT] == [UNEQUAL]
+    assert UNEQUAL in (tmp_path / "results.md").read_text()
+
+
+@pytest.mark.parametrize("end", [KeyboardInterrupt, SystemExit])
+def test_an_early_end_keeps_the_results_so_far(end, monkeypatch, tmp_path):
+    def measure(case, size, settings):
+        if case.name == "daft_conv":
+            raise end
+        return [Record(case.name, size, FORWARD, "matrix product", records.TIMED, "", (1.0,), 1.0)]
+
+    monkeypatch.setattr(bench, "measure", measure)
+    command = ["--only", "rates", "daft_conv", "--out", str(tmp_path)]
+    if end is KeyboardInterrupt:  # Ctrl-C still writes the report
+        assert bench.main(command) == 1 and (tmp_path / "results.md").is_file()
+    else:
+        with pytest.raises(SystemExit):
+            bench.main(command)
+    assert len(records.load(tmp_path / "results.json").timed()) == 1
+
+
+def test_the_machine_is_described(monkeypatch):
+    here = machine.describe("python -m recipes.bench", Settings(dtype=torch.bfloat16))
+    assert here.threads == torch.get_num_threads() and here.cores >= 1 and here.memory_gib > 0.5 and here.processor
+    assert (here.dtype, here.device) == ("bfloat16", "CPU")
+    assert f"torch {torch.__version__.split('+')[0]}" in here.versions
+    monkeypatch.setenv("PATH", "")  # no git
+    assert machine.describe("x", Settings()).commit == "not a git checkout"
+
+
+def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatch):
+    monkeypatch.setattr(packages.importlib.util, "find_spec", lambda name: None)
+    for module, command in packages.INSTALL.items():
+        assert command in packages.missing(module)
+    monkeypatch.undo()
+    assert packages.missing("timm") is None

@@ -1,0 +1,118 @@
+"""The READMEs keep their word: commands run, or are known at least where they take too long; links lead somewhere."""
+
+import inspect
+import json
+import os
+import re
+import shlex
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from fairseq import options
+
+import fairseq_plugin  # noqa: F401  (registers what the commands name)
+from tests.readmes import RUN, SHOWN, Block, anchors, blocks, links, readmes, run_blocks
+
+ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
+ALL = [block for path in readmes() for block in blocks(path)]
+TO_RUN = [block for block in ALL if block.language in RUN and block.reason is None]
+NOT_RUN = [block for block in ALL if block.language == "shell" and block.reason is not None]
+PARSERS = {
+    "fairseq-train": options.get_training_parser,
+    "fairseq-eval-lm": options.get_eval_lm_parser,
+    "fairseq-validate": options.get_validation_parser,
+    "fairseq-generate": options.get_generation_parser,
+    "fairseq-interactive": lambda: options.get_generation_parser(interactive=True),
+}
+
+
+def text(of: ModuleType) -> list[str]:
+    """Words of a module of the standard library, line by line."""
+    lines = (" ".join(re.findall(r"[a-zA-Z]+", line)) for line in inspect.getsource(of).splitlines())
+    return [line for line in lines if line]
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """A folder that looks like a checkout, with the text that the READMEs speak of, each part above 512 tokens."""
+    for name in ("common", "fairseq_plugin", "timm_plugin", "recipes"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    for name, source, lines in ("train", inspect, 600), ("valid", json, 250), ("test", shlex, 250):
+        (tmp_path / f"{name}.txt").write_text("\n".join(text(source)[:lines]) + "\n")
+    return tmp_path
+
+
+@pytest.fixture
+def environment() -> dict[str, str]:
+    """That of a shell in which the virtual environment is active; the packages are found from the folder alone."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    own = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    return {**own, "PATH": path, "OMP_NUM_THREADS": "1", "CHECKOUT": str(ROOT)}
+
+
+@pytest.mark.parametrize("readme", sorted({block.readme for block in TO_RUN}))
+def test_what_a_readme_shows_runs(readme, folder, environment):
+    """All blocks of one README in order, in one folder: later ones use what earlier ones made. Trainings are short."""
+    done = run_blocks([block for block in TO_RUN if block.readme == readme], folder, environment)
+    assert done.returncode == 0, done.stdout[-6000:]
+
+
+def commands(block: Block) -> list[list[str]]:
+    """The commands of a shell block as words, with its variables filled in."""
+    joined = block.code.replace("\\\n", " ")
+    variables = dict(re.findall(r"^(?:for )?(\w+)(?:=| in )(\S+)", joined, flags=re.MULTILINE))
+    filled = re.sub(r"\$\{?(\w+)\}?", lambda match: variables.get(match[1], match[0]), joined)
+    return [words for line in filled.splitlines() if (words := shlex.split(line, comments=True))]
+
+
+def known_fairseq_command(words: list[str]) -> None:
+    """Raise SystemExit unless fairseq's own parser takes every option."""
+    arguments = words[1 : words.index("|")] if "|" in words else words[1:]
+    options.parse_args_and_arch(PARSERS[words[0]](), input_args=arguments)
+
+
+def known_module(words: list[str]) -> None:
+    """Assert that ``python -m MODULE --option ...`` names a module, and options that its package writes down."""
+    module = words[2]
+    spec = find_spec(f"{module}.__main__") if find_spec(module).submodule_search_locations else find_spec(module)
+    assert spec is not None, f"{module} cannot be run"
+    sources = "\n".join(path.read_text() for path in Path(spec.origin).parent.glob("*.py"))
+    for option in (word for word in words[3:] if word.startswith("--") and not module.startswith("timm_plugin")):
+        assert f'"{option}"' in sources, f"{module} has no {option}"
+
+
+@pytest.mark.parametrize("block", NOT_RUN, ids=lambda block: block.place)
+def test_what_is_not_run_is_known_at_least(block):
+    """Options of fairseq's commands pass fairseq's parsers, with the architectures they name; our own modules exist."""
+    for words in commands(block):
+        if words[0] in PARSERS and "..." not in words:
+            known_fairseq_command(words)
+        elif words[:2] == ["python", "-m"] and words[2].split(".")[0] in ("recipes", "fairseq_plugin", "timm_plugin"):
+            known_module(words)
+
+
+@pytest.mark.parametrize("path", readmes(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_link_within_the_checkout_leads_somewhere(path):
+    for target in links(path):
+        file, _, anchor = target.partition("#")
+        linked = path.parent / file if file else path
+        assert linked.exists(), f"{target}: no such file"
+        assert not anchor or anchor in anchors(linked), f"{target}: no such heading"
+
+
+def test_every_block_says_its_language():
+    """Otherwise a command could be overlooked."""
+    for block in ALL:
+        assert block.language in RUN + SHOWN, f"{block.place}: ```{block.language}"
+
+
+def test_both_hosts_are_on_the_first_screen_of_a_short_readme():
+    lines = README.read_text().splitlines()
+    assert len(lines) <= 160
+    assert "fairseq-train" in "\n".join(lines[:40]) and "create_model" in "\n".join(lines[:40])
+    assert any(block.readme == "README.md" and "fairseq-train" in block.code for block in TO_RUN)
+    assert any(block.readme == "README.md" and "create_model" in block.code for block in TO_RUN)

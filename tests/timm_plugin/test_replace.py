@@ -1,0 +1,115 @@
+"""Another attention in models that are built already."""
+
+import pytest
+import timm
+import torch
+from timm.layers import Attention
+from timm.utils import reparameterize_model
+
+from common.attention import FlowAttention
+from tests.compare import assert_close
+from timm_plugin import attention_layer, replace_attention
+from timm_plugin.layers.attention import SelfAttention
+
+from .logs import warnings_of
+from .models import build, draw_filters, images
+
+VIT = dict(img_size=64, depth=2, num_classes=5)
+
+
+@pytest.mark.parametrize("norms", [{}, dict(qk_norm=True, scale_attn_norm=True)])
+def test_a_stock_vit_is_the_one_with_attn_layer(norms, caplog):
+    model = timm.create_model("vit_tiny_patch16_224", **VIT, **norms).eval()
+    parameters = dict(model.named_parameters())
+    expected = timm.create_model(
+        "vit_tiny_patch16_224", attn_layer=attention_layer("flow", form="paper"), **VIT, **norms
+    ).eval()
+    expected.load_state_dict(model.state_dict())
+    assert replace_attention(model, "flow", form="paper") is model
+    assert all(dict(model.named_parameters())[name] is parameter for name, parameter in parameters.items())
+    assert all(block.attn.attention.options.form == "paper" for block in model.blocks)
+    assert_close("logits", model(images(model)), expected(images(model)))
+    assert warnings_of(caplog) == []
+    model.train()(images(model)).sum().backward()
+
+
+def test_softmax_changes_nothing():
+    model = timm.create_model("deit3_small_patch16_224", **VIT).eval()
+    before = model(images(model))
+    assert_close("logits", replace_attention(model, "softmax")(images(model)), before)
+
+
+@pytest.mark.parametrize(
+    "name, small",
+    [
+        ("cait_xxs24_224", dict(img_size=64, depth=2)),  # talking heads, and class attention
+        ("swin_tiny_patch4_window7_224", dict(depths=(1, 1))),  # relative position biases
+        ("beit_base_patch16_224", dict(depth=1)),
+        ("eva02_tiny_patch14_224", dict(depth=1)),  # rotary positions
+        ("vit_base_patch16_xp_224", dict(depth=1)),  # attention inside of the block itself
+        ("resnet18", {}),
+    ],
+)
+def test_other_attention_is_refused_with_the_reason(name, small):
+    model = timm.create_model(name, **small)
+    before = {path: type(module) for path, module in model.named_modules()}
+    with pytest.raises(ValueError, match=f"model is a {type(model).__name__} whose attention cannot be replaced: .*;"):
+        replace_attention(model, "flow")
+    assert {path: type(module) for path, module in model.named_modules()} == before
+
+
+def test_what_stays_is_a_warning(caplog):
+    """DaViT has attention of tokens in windows, and attention of channels."""
+    model = replace_attention(timm.create_model("davit_tiny", depths=(1, 1, 1, 1), num_classes=3).eval(), "flow")
+    (line,) = warnings_of(caplog)
+    assert "these stay: ChannelAttention" in line
+    assert sum(isinstance(module, FlowAttention) for module in model.modules()) == 4
+    assert torch.isfinite(model(torch.randn(1, 3, 64, 64))).all()
+
+
+def test_a_model_on_the_meta_device():
+    model = replace_attention(timm.create_model("vit_base_patch16_224", device="meta"), "flow")
+    assert sum(isinstance(module, SelfAttention) for module in model.modules()) == 12
+    assert all(parameter.is_meta for parameter in model.parameters())
+
+
+def test_daft_keeps_the_values_and_knows_the_image(caplog):
+    args = dict(VIT, img_size=(32, 128), class_token=False, global_pool="avg")  # 2 x 8 tokens, as many as 4 x 4
+    model = timm.create_model("vit_tiny_patch16_224", **args).eval()
+    values = model.blocks[1].attn.qkv.weight[-192:].clone()
+    replace_attention(model, "daft_conv", window=3)
+    assert "new: qkv.weight (2), qkv.bias (2), attention." in warnings_of(caplog)[-1]
+    assert model.blocks[1].attn.grid_size == (2, 8)
+    assert torch.equal(model.blocks[1].attn.qkv.weight[-192:], values)
+    assert model(images(model)).shape == (2, 5)
+    full = replace_attention(timm.create_model("vit_tiny_patch16_224", **VIT), "daft_full", bias_dim=4)
+    assert full.blocks[0].attn.attention.pe0.shape == (17, 4)
+
+
+def test_daft_conv_without_a_grid_is_refused():
+    for args in ({}, dict(class_token=False, global_pool="avg", dynamic_img_size=True)):
+        model = timm.create_model("vit_tiny_patch16_224", **VIT, **args)
+        with pytest.raises(ValueError, match="tokens are not those of one grid"):
+            replace_attention(model, "daft_conv")
+        assert all(type(block.attn) is Attention for block in model.blocks)
+
+
+def test_bad_options():
+    model = timm.create_model("vit_tiny_patch16_224", **VIT)
+    for name, options, message in (
+        ("flow", dict(form="papers"), "form"),
+        ("flow", dict(shape=1), "shape"),
+        ("flo", {}, "flo"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            replace_attention(model, name, **options)
+    assert all(type(block.attn) is Attention for block in model.blocks)
+
+
+@pytest.mark.parametrize("case", ["daft_conv", "daft_conv_vit", "hier", "daft_full"])
+def test_timms_reparameterisation(case):
+    """``--reparam`` of timm's scripts calls what a module has under its name."""
+    model = build(case)
+    draw_filters(model)
+    expected = model(images(model))
+    assert_close("logits", reparameterize_model(model)(images(model)), expected)

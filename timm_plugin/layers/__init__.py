@@ -1,0 +1,1 @@
+"""Layers in the places of timm's: attention, blocks, position embedding."""

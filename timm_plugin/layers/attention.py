@@ -1,0 +1,283 @@
+"""Self-attention layers for timm's vision transformers: timm's projections around the mechanisms of ``common``.
+
+Legend: B batch, N tokens, C channels, H heads, d channels of a head, Y x X the rows and columns of an image's tokens.
+"""
+
+import functools
+import math
+from typing import Any, ClassVar, Final
+
+import torch
+from timm.layers import register_notrace_function, register_notrace_module
+from timm.layers.typing import LayerType
+from torch import Tensor, nn
+
+from common.attention import ATTENTIONS, AttentionOptions, InnerAttention, build_attention
+from common.ops.shared.checks import check_choice
+
+# FX must not trace into the mechanisms: they check shapes.
+register_notrace_module(InnerAttention)
+
+
+class SelfAttention(nn.Module):
+    """Multi-head self-attention (B, N, C) -> (B, N, C), with the arguments and parameter names of timm's Attention.
+
+    ``qkv``, ``proj``, ``q_norm``, ``k_norm``, ``norm`` and ``gate`` are timm's, so stock checkpoints load where the
+    mechanism has no parameters of its own; those are named ``attention.*``. ``attention_layer`` makes the subclasses,
+    one for a mechanism and its options. O(N C²) for the projections plus the mechanism's cost.
+
+    Args:
+        dim: C.
+        num_heads: H.
+        attn_head_dim: d; C / H by default.
+        dim_out: channels of the output, C by default.
+        qkv_bias: whether the projection to q, k and v has a bias.
+        qk_norm: normalise every head of q and k with ``norm_layer``.
+        scale_norm: normalise the attention's output, before ``proj``, with ``norm_layer``.
+        proj_bias: whether ``proj`` has a bias.
+        gated: multiply the attention's output by the sigmoid of a projection of the tokens.
+        attn_drop: dropout rate of the mechanism; the linear ones drop whole sources.
+        proj_drop: dropout rate of the output.
+
+    Raises:
+        ValueError: without ``attn_head_dim``, a ``dim`` that is no multiple of ``num_heads``; a norm without
+            ``norm_layer``; ``qk_norm`` for a mechanism whose queries or keys are not heads of d channels.
+    """
+
+    #: Name in ``common.attention.ATTENTIONS``, its options, and its number of tokens and their grid where that is set.
+    mechanism: ClassVar[str]
+    options: ClassVar[AttentionOptions]
+    max_tokens: ClassVar[int | None] = None
+    grid_size: tuple[int, int] | None = None
+
+    has_query: Final[bool]
+    has_key: Final[bool]
+    needs_grid: Final[bool]
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int = 8,
+        attn_head_dim: int | None = None,
+        dim_out: int | None = None,
+        qkv_bias: bool = False,
+        qk_norm: bool = False,
+        scale_norm: bool = False,
+        proj_bias: bool = True,
+        gated: bool = False,
+        attn_drop: float = 0.0,
+        proj_drop: float = 0.0,
+        norm_layer: type[nn.Module] | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if num_heads < 1 or (attn_head_dim is None and dim % num_heads != 0):
+            raise ValueError(f"num_heads is {num_heads} and dim {dim}; allowed: a num_heads that divides dim")
+        if (qk_norm or scale_norm) and norm_layer is None:
+            raise ValueError("norm_layer is None; allowed with qk_norm or scale_norm: a normalisation layer")
+        dd = {"device": device, "dtype": dtype}
+        self.num_heads = num_heads
+        self.grid_size = type(self).grid_size  # TorchScript sees attributes of the object alone
+        self.head_dim = attn_head_dim or dim // num_heads
+        attention = self._build_mechanism()
+        channels = attention.projections(self.head_dim)
+        if qk_norm and not channels.get("q") == channels.get("k") == self.head_dim:
+            raise ValueError(f"qk_norm is True; allowed with attention {self.mechanism!r} and its options: False")
+        self.widths = [num_heads * channels.get(name, 0) for name in ("q", "k", "v")]
+        self.has_query, self.has_key = "q" in channels, "k" in channels
+        self.needs_grid = "spatial_shape" in attention.needs
+        self.qkv = nn.Linear(dim, sum(self.widths), bias=qkv_bias, **dd)
+        self.q_norm = norm_layer(self.head_dim, **dd) if qk_norm else nn.Identity()
+        self.k_norm = norm_layer(self.head_dim, **dd) if qk_norm else nn.Identity()
+        self.attn_drop = nn.Dropout(attn_drop)
+        self.norm = norm_layer(self.widths[2], **dd) if scale_norm else nn.Identity()
+        self.gate = nn.Linear(dim, self.widths[2], bias=qkv_bias, **dd) if gated else None
+        self.proj = nn.Linear(self.widths[2], dim_out or dim, bias=proj_bias, **dd)
+        self.proj_drop = nn.Dropout(proj_drop)
+        self.attention = attention.to(self.proj.weight.device, self.proj.weight.dtype)
+
+    def _build_mechanism(self) -> InnerAttention:
+        images = "images" in ATTENTIONS[self.mechanism].supports
+        return build_attention(
+            self.mechanism,
+            num_heads=self.num_heads,
+            head_dim=self.head_dim,
+            max_tokens=self.max_tokens,
+            spatial_dims=2 if images else 1,
+            **self.options.as_dict(),
+        )
+
+    def __reduce__(self) -> tuple:
+        """Classes that ``attention_layer`` makes have no name by which pickle could find them."""
+        return _new, (self.mechanism, self.options, self.max_tokens, self.grid_size), self.__dict__
+
+    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+        """x, tokens (B, N, C) or a map of them (B, Y, X, C) -> the same shape with ``dim_out`` channels.
+
+        ``attn_mask`` may say which tokens are padding, as that of NaFlexViT: bool, True for a pair that attends, or
+        a float, 0 for such a pair and a large negative number for others; (B, 1, N, N), or (B, 1, 1, N) of the keys.
+
+        Raises:
+            ValueError: any other ``attn_mask``; ``is_causal``; tokens that lie on no known grid where the mechanism
+                needs one.
+        """
+        padding = key_padding(x, attn_mask, is_causal)
+        tokens = x.flatten(1, -2)
+        q, k, v = self.qkv(tokens).split(self.widths, dim=-1)  # each (B, N, H channels)
+        value = v.unflatten(2, (self.num_heads, -1)).transpose(1, 2)  # (B, H, N, channels)
+        # Under autocast a normalisation gives float32 whatever comes in.
+        if self.has_query:
+            query = self.q_norm(q.unflatten(2, (self.num_heads, -1)).transpose(1, 2)).type_as(value)
+        else:
+            query = None
+        if self.has_key:
+            key = self.k_norm(k.unflatten(2, (self.num_heads, -1)).transpose(1, 2)).type_as(value)
+        else:
+            key = None
+        dropout_p = self.attn_drop.p if self.training else 0.0
+        if torch.jit.is_scripting():
+            if self.needs_grid:
+                grid = grid_of(x, self.grid_size)
+                out = self.attention(query, key, value, padding, padding, dropout_p, grid)
+            else:
+                out = self.attention(query, key, value, padding, padding, dropout_p)
+        else:
+            out = self._attend(x, tokens, query, key, value, padding, dropout_p)
+        out = self.norm(out.transpose(1, 2).flatten(2))  # (B, H, N, channels) -> (B, N, H channels)
+        if self.gate is not None:
+            out = out * self.gate(tokens).sigmoid()
+        out = self.proj_drop(self.proj(out))
+        return out.view(x.shape[:-1] + out.shape[-1:])
+
+    @torch.jit.unused
+    def _attend(
+        self,
+        x: Tensor,
+        tokens: Tensor,
+        query: Tensor | None,
+        key: Tensor | None,
+        value: Tensor,
+        padding: Tensor | None,
+        dropout_p: float,
+    ) -> Tensor:
+        """The mechanism with whatever inputs it needs; TorchScript, which knows no ``**``, calls it by itself."""
+        grid = grid_of(x, self.grid_size) if self.needs_grid else None
+        inputs = self.attention.inputs(x=tokens, spatial_shape=grid)
+        return self.attention(query, key, value, padding, padding, dropout_p, **inputs)
+
+
+def attention_layer(
+    name: str, *, max_tokens: int | None = None, grid_size: tuple[int, int] | None = None, **options: Any
+) -> type[SelfAttention]:
+    """The class of layers with the mechanism ``name``, for ``attn_layer=`` of timm's vision transformers.
+
+    ``create_model("vit_small_patch16_224", attn_layer=attention_layer("flow", form="paper"))``
+
+    Args:
+        name: one of ``common.attention.ATTENTIONS``.
+        max_tokens: the number of tokens, class token and registers included; DAFT-full needs it.
+        grid_size: (Y, X) of the tokens, for DAFT-conv on images that are not square.
+        options: of the mechanism.
+
+    Raises:
+        ValueError: a mechanism that is unknown or that sees earlier tokens alone, or an option that it does not have or
+            allow.
+    """
+    check_choice("attention", name, usable_mechanisms())
+    grid_size = None if grid_size is None else tuple(grid_size)
+    return _layer_class(name, ATTENTIONS[name].Options.read(name, options), max_tokens, grid_size)
+
+
+def usable_mechanisms() -> tuple[str, ...]:
+    """Names of the mechanisms with which all tokens of an image see each other."""
+    return tuple(name for name, attention in ATTENTIONS.items() if "bidirectional" in attention.supports)
+
+
+def with_options(attn_layer: LayerType, **options: Any) -> LayerType:
+    """``attn_layer`` as a user gives it, with those ``options`` that are not None.
+
+    Raises:
+        ValueError: options for an attention that is not one of ours.
+    """
+    options = {name: value for name, value in options.items() if value is not None}
+    if attn_layer in usable_mechanisms():
+        return attention_layer(attn_layer, **options)
+    if options:
+        raise ValueError(
+            f"attn_layer is {attn_layer!r}, which takes no {', '.join(options)}; "
+            f"allowed with these: {', '.join(usable_mechanisms())}"
+        )
+    return attn_layer
+
+
+@functools.cache
+def _layer_class(
+    name: str, options: AttentionOptions, max_tokens: int | None, grid_size: tuple[int, int] | None
+) -> type[SelfAttention]:
+    members = {
+        "mechanism": name,
+        "options": options,
+        "max_tokens": max_tokens,
+        "grid_size": grid_size,
+        "__doc__": f"``SelfAttention`` with the mechanism {name!r} and {options}.",
+        "__module__": __name__,
+    }
+    return type(f"{name.title().replace('_', '')}SelfAttention", (SelfAttention,), members)
+
+
+def _new(*arguments: Any) -> SelfAttention:
+    layer = _layer_class(*arguments)
+    return layer.__new__(layer)
+
+
+@torch.fx.wrap
+@register_notrace_function
+def key_padding(x: Tensor, attn_mask: Tensor | None, is_causal: bool) -> Tensor | None:
+    """``attn_mask`` as (B, N), True = padding; a function by itself because FX carries timm's masks as unknowns."""
+    if is_causal:
+        raise ValueError("is_causal is True; allowed: False, this attention sees all tokens of an image")
+    return None if attn_mask is None else _padding_of_mask(x, attn_mask)
+
+
+@torch.jit.unused
+def _padding_of_mask(x: Tensor, attn_mask: Tensor) -> Tensor:
+    attends = attn_mask if attn_mask.dtype == torch.bool else attn_mask == 0
+    fits = attends.dim() == 4 and attends.shape[1] == 1 and attends.shape[2] in (1, x.shape[1])
+    if x.dim() != 3 or not fits or attends.shape[3] != x.shape[1]:
+        raise ValueError(
+            f"attn_mask has shape {tuple(attn_mask.shape)}; allowed: one that says which tokens are padding, "
+            f"(batch, 1, {x.shape[1]} or 1, {x.shape[1]})"
+        )
+    keys = attends.any(2, keepdim=True)
+    says_padding = (attends == (keys & attends.any(3, keepdim=True))).all()
+    if attn_mask.dtype != torch.bool:
+        says_padding = says_padding & (attends | (attn_mask <= -1e4)).all()
+    message = "attn_mask is not one of padding alone; allowed: the same keys for all queries, for each masked or not"
+    if torch.compiler.is_compiling():
+        torch._assert_async(says_padding, message)
+    elif not says_padding:
+        raise ValueError(message)
+    return ~keys[:, 0, 0].expand(len(x), -1)
+
+
+@torch.fx.wrap
+@register_notrace_function
+def grid_of(x: Tensor, grid_size: tuple[int, int] | None) -> tuple[int, int]:
+    """Y and X of a map (B, Y, X, C), or of tokens (B, N, C) on ``grid_size`` or, by default, of a square image.
+
+    A function by itself because FX must not trace its conditions.
+    """
+    if x.dim() == 4:
+        return x.shape[1], x.shape[2]
+    if grid_size is not None:
+        height, width = grid_size
+    else:
+        height = width = int(math.sqrt(x.shape[1]))
+    if height * width != x.shape[1]:
+        wanted = "a square image" if grid_size is None else f"a grid of {height} x {width}"
+        raise ValueError(
+            f"x has {x.shape[1]} tokens; allowed for this attention: those of {wanted}, with class_token=False, "
+            "global_pool='avg' and without registers (daft_conv_s takes images of any size)"
+        )
+    return height, width

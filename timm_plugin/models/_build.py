@@ -1,0 +1,70 @@
+"""Building models by timm's factory, and strict loading with an error that names the ways to adapt weights."""
+
+import inspect
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from timm.models import build_model_with_cfg
+from torch import nn
+
+#: Without handlers of its own: warnings reach the console through Python's handler of last resort.
+logger = logging.getLogger("timm_plugin")
+
+#: Arguments that timm's factory takes beside those of its signature.
+_FACTORY_ARGUMENTS = ("features_only", "feature_cls", "out_indices", "pruned")
+#: Arguments that change what the weights of a model mean, but no tensor's shape.
+_MEANING = ("form", "clamp", "phi", "competition", "allocation", "attn_layer")
+
+_HOW_TO_ADAPT = (
+    "Nothing is adapted here. Weights of another model, or of other sizes, are adapted by "
+    "create_model(..., pretrained=True, pretrained_cfg_overlay=dict(file=...)), in train.py by --pretrained "
+    "--pretrained-path FILE, or once and for all by python -m timm_plugin.convert"
+)
+
+
+class StrictLoading:
+    """Beside ``nn.Module``: when ``load_state_dict`` fails, its error also says how weights can be adapted."""
+
+    def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """As torch's, with its RuntimeError and the names of the ways that adapt."""
+        try:
+            return super().load_state_dict(state_dict, strict, assign)
+        except RuntimeError as error:
+            raise RuntimeError(f"{error}\n{_HOW_TO_ADAPT}") from error
+
+
+def build(
+    model: type[nn.Module], variant: str, pretrained: bool, filter_fn: Callable, feature_cfg: dict, **kwargs: Any
+) -> nn.Module:
+    """timm's ``build_model_with_cfg`` with ``filter_fn`` for ``pretrained=True``, which checks and completes by itself.
+
+    A folder (``local-dir:``) or hub stores the arguments of its model. Of these, an argument that ``model`` does not
+    know is left out with a warning; a changed option that gives the stored weights another meaning is a warning too.
+    """
+    stored = kwargs.get("pretrained_model_args") or {}
+    for name in [name for name in stored if name not in _arguments(model) and kwargs.get(name) == stored[name]]:
+        logger.warning(f"{variant}: the stored argument {name}={stored[name]!r} is not known here and left out")
+        del kwargs[name]
+    if stored and pretrained:
+        for name in _MEANING:
+            if kwargs.get(name) != stored.get(name):
+                logger.warning(
+                    f"{variant}: {name} is {kwargs.get(name)!r}, but the stored weights belong to {stored.get(name)!r} "
+                    "(None is the default): the model computes something else than the stored one"
+                )
+    return build_model_with_cfg(
+        model,
+        variant,
+        pretrained,
+        pretrained_filter_fn=filter_fn,
+        pretrained_strict=False,  # filter_fn has compared all names and shapes before
+        feature_cfg=feature_cfg,
+        **kwargs,
+    )
+
+
+def _arguments(model: type) -> set[str]:
+    """Names of the arguments that ``model``, with its base classes, or timm's factory takes."""
+    takers = [cls.__init__ for cls in model.__mro__ if "__init__" in vars(cls)] + [build_model_with_cfg]
+    return {name for taker in takers for name in inspect.signature(taker).parameters} | set(_FACTORY_ARGUMENTS)

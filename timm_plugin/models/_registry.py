@@ -1,0 +1,45 @@
+"""Registering models and attention layers in timm's tables, quietly when it is done again."""
+
+import warnings
+from collections.abc import Callable
+
+from timm.models import is_model, model_entrypoint, register_model
+from timm.models.vision_transformer import ATTN_LAYERS
+
+from common.attention import ATTENTIONS
+
+from ..layers.attention import attention_layer, usable_mechanisms
+
+
+def register_attention_layers() -> None:
+    """Put our mechanisms into timm's own table of names, so that stock vision transformers take ``attn_layer="flow"``.
+
+    These are the mechanisms that need to know no number of tokens. A name that is timm's or somebody else's is left
+    alone, with a warning.
+    """
+    for name in usable_mechanisms():
+        if "max_tokens" in ATTENTIONS[name].needs:
+            continue
+        layer = attention_layer(name)
+        present = ATTN_LAYERS.setdefault(name, layer)
+        if present.__module__ == layer.__module__:
+            ATTN_LAYERS[name] = layer
+        else:
+            warnings.warn(
+                f"attn_layer {name!r} is already {present.__module__}.{present.__qualname__} and stays so; "
+                f"pass attn_layer=timm_plugin.attention_layer({name!r}) for lineartime's",
+                stacklevel=2,
+            )
+
+
+def register_once(entrypoint: Callable) -> Callable:
+    """timm's ``register_model`` that does not warn when a reload registers the same function of the same module again.
+
+    A name that somebody else has registered still gets timm's "Overwriting" warning.
+    """
+    name = entrypoint.__name__
+    ours = is_model(name) and model_entrypoint(name).__module__ == entrypoint.__module__
+    with warnings.catch_warnings():
+        if ours:
+            warnings.simplefilter("ignore")
+        return register_model(entrypoint)

@@ -1,0 +1,194 @@
+"""Weights of other models as a start for ours: for timm's ``pretrained=True``, where a user asks for adaptation.
+
+Nothing here is used by ``load_state_dict``, which takes the model's own tensors alone.
+"""
+
+import logging
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from timm.layers import resample_abs_pos_embed, resample_patch_embed
+from timm.models.vision_transformer import checkpoint_filter_fn as timm_filter_fn
+from torch import Tensor, nn
+
+from common.checkpoints import check_state_dict
+
+from ..layers.position_bias import resample_position_bias
+
+StateDict = dict[str, Any]
+logger = logging.getLogger("timm_plugin")
+
+#: The parameter names of the authors' vision model (thuml/Flowformer, Flowformer_CV/flowformer.py) and ours; the first
+#: pattern that matches counts.
+RELEASED_NAMES: tuple[tuple[str, str], ...] = (
+    (r"^pos_embed$", r"pos_embed.weight"),
+    (r"^patch_embed\.0\.", r"patch_embed."),
+    (r"^patch_embed\.(\d+)\.proj\.", r"stages.\1.downsample.proj."),
+    (r"^blocks\.(\d+)\.(\d+)\.gamma$", r"stages.\1.blocks.\2.ls2.gamma"),
+    (r"^blocks\.(\d+)\.(\d+)\.", r"stages.\1.blocks.\2."),
+    (r"^head\.", r"head.fc."),
+)
+#: Tokens beside those of patches; their positions come first in ``pos_embed``, in this order.
+_PREFIX_TOKENS = ("cls_token", "dist_token")
+#: The second classifier of a distilled transformer, which none of ours has.
+_DISTILLED_HEAD = ("head_dist.weight", "head_dist.bias")
+
+
+def released_name(name: str) -> str:
+    """Our name of the authors' parameter ``name``; a name without a rule is the same in both."""
+    for pattern, replacement in RELEASED_NAMES:
+        if re.search(pattern, name):
+            return re.sub(pattern, replacement, name)
+    return name
+
+
+def fit_hierarchical(state_dict: StateDict, model: nn.Module) -> StateDict:
+    """Weights of a hierarchical Flowformer, ours or the authors': patches and positions are resampled.
+
+    Raises:
+        ValueError: they do not fit ``model``, or their positions belong to no grid that is known.
+    """
+    state_dict = _unwrapped(state_dict)
+    if "patch_embed.0.proj.weight" in state_dict:  # the authors' names
+        state_dict = {released_name(name): tensor for name, tensor in state_dict.items()}
+    patches, positions = state_dict.get("patch_embed.proj.weight"), state_dict.get("pos_embed.weight")
+    if positions is not None:
+        grid = source_grid(positions.shape[1], patches, model)
+        new_grid = list(model.pos_embed.grid_size)
+        state_dict["pos_embed.weight"] = resample_abs_pos_embed(positions, new_grid, grid, num_prefix_tokens=0)
+    if patches is not None and patches.shape[-2:] != tuple(model.patch_embed.patch_size):
+        state_dict["patch_embed.proj.weight"] = resample_patch_embed(patches, list(model.patch_embed.patch_size))
+    return checked(state_dict, model)
+
+
+def fit_vision_transformer(state_dict: StateDict, model: nn.Module, values_only: bool = False) -> StateDict:
+    """Weights of timm's ViT or DeiT, or of one of ours, as ``model`` of the same shape has them.
+
+    Patches, positions and DAFT-full's position biases are resampled. Tokens, positions and a classifier that the model
+    has not are left out. Of a model without DAFT, position biases and filters are new, and with ``values_only`` of its
+    ``qkv`` the rows of the values alone are taken (the paper's procedure for DAFT-conv).
+
+    Raises:
+        ValueError: the weights do not fit ``model``, or their positions belong to no grid that is known.
+    """
+    state_dict, own = _unwrapped(state_dict), model.state_dict()
+    left_out = _leave_out(state_dict, own)
+    for parameter in ("weight", "bias"):  # the last normalisation is before or after the pooling
+        names = f"norm.{parameter}", f"fc_norm.{parameter}"
+        for there, here in (names, names[::-1]):
+            if there in state_dict and here in own and there not in own:
+                state_dict[here] = state_dict.pop(there)
+    patches = state_dict.get("patch_embed.proj.weight")
+    stock = not any(".attn.attention." in name for name in state_dict)
+    grid, prefix, in_part = model.patch_embed.grid_size, model.num_prefix_tokens, []
+    for name, tensor in state_dict.items():
+        parameter = name.rpartition(".attn.attention.")[2]
+        if name in own and parameter in ("pe0", "pe1", "w"):
+            old = source_grid(len(tensor) - prefix, patches, model)
+            state_dict[name] = resample_position_bias(parameter, tensor, grid, old, prefix)
+        elif stock and values_only and name in own and ".attn.qkv." in name and tensor.shape[1:] == own[name].shape[1:]:
+            if len(tensor) == 3 * model.embed_dim:
+                state_dict[name] = torch.cat([own[name][: -model.embed_dim], tensor[-model.embed_dim :].to(own[name])])
+                in_part.append(name)
+    fitted = timm_filter_fn(state_dict, model, adapt_layer_scale=True)
+    new = [name for name in own if ".attn.attention." in name] if stock else []
+    return checked(fitted, model, left_out, new, in_part)
+
+
+def checked(
+    fitted: StateDict,
+    model: nn.Module,
+    left_out: Iterable[str] = (),
+    new: Iterable[str] = (),
+    in_part: Iterable[str] = (),
+) -> StateDict:
+    """``fitted`` for ``model``, without a classifier that timm replaces; what is not taken is a warning on the console.
+
+    Image channels may differ: timm adapts the first convolution after this.
+
+    Args:
+        left_out: names of the checkpoint that have no place in the model.
+        new: names of the model that may be missing.
+        in_part: names of ``fitted`` of which the checkpoint gave a part.
+
+    Raises:
+        ValueError: other names or shapes than the model's are missing or too many.
+    """
+    own, cfg = model.state_dict(), getattr(model, "pretrained_cfg", None) or {}
+    left_out, new = list(left_out), list(new)
+    classifier, stem = (f"{cfg.get(part, part)}." for part in ("classifier", "first_conv"))
+    if model.num_classes != cfg.get("num_classes", model.num_classes):
+        left_out += [name for name in fitted if name.startswith(classifier)]
+        new += [name for name in own if name.startswith(classifier)]
+        fitted = {name: tensor for name, tensor in fitted.items() if not name.startswith(classifier)}
+    complete = {**{name: own[name] for name in new}, **fitted}
+    weight = f"{stem}weight"
+    if (
+        weight in fitted
+        and fitted[weight].shape[2:] == own[weight].shape[2:]
+        and len(fitted[weight]) == len(own[weight])
+    ):
+        complete[weight] = own[weight]
+    check_state_dict(complete, model)
+    lists = [("left out", left_out), ("new, as first drawn", new), ("taken in part", in_part)]
+    summary = "; ".join(f"{what}: {_grouped(names)}" for what, names in lists if names)
+    taken = f"{type(model).__name__}: {len(fitted) - len(list(in_part))} tensors of the checkpoint are taken"
+    logger.log(logging.WARNING if summary else logging.INFO, f"{taken}; {summary}" if summary else taken)
+    return fitted
+
+
+def source_grid(tokens: int, patches: Tensor | None, model: nn.Module) -> tuple[int, int]:
+    """The grid (rows, columns) of a checkpoint's positions: its image size over its patch, or the model's, or a square.
+
+    The checkpoint's image size is what its folder stores, or ``input_size`` in ``pretrained_cfg_overlay``.
+    """
+    cfg = getattr(model, "pretrained_cfg", None) or {}  # a model built without create_model has none
+    size = getattr(model, "pretrained_model_args", {}).get("img_size") or cfg.get(
+        "input_size", model.patch_embed.img_size
+    )
+    size = (size, size) if isinstance(size, int) else tuple(size)[-2:]
+    patch = model.patch_embed.patch_size if patches is None else patches.shape[-2:]
+    stated = tuple(math.ceil(pixels / side) for pixels, side in zip(size, patch))
+    side = math.isqrt(tokens)
+    for grid in (stated, tuple(model.patch_embed.grid_size), (side, side)):
+        if grid[0] * grid[1] == tokens:
+            return grid
+    raise ValueError(
+        f"the checkpoint has {tokens} positions and input_size {size}; allowed: a square grid, or its own "
+        "size in pretrained_cfg_overlay=dict(input_size=(channels, height, width))"
+    )
+
+
+def _unwrapped(state_dict: StateDict) -> StateDict:
+    """A copy of the names and tensors, which a checkpoint may hold as its "model" or "state_dict"."""
+    for wrapper in ("model", "state_dict"):
+        state_dict = state_dict.get(wrapper, state_dict)
+    for name, tensor in state_dict.items():
+        if not isinstance(tensor, Tensor):
+            raise ValueError(f"the checkpoint's {name!r} is a {type(tensor).__name__}; allowed: tensors by name")
+    return dict(state_dict)
+
+
+def _leave_out(state_dict: StateDict, own: StateDict) -> list[str]:
+    """Take out of ``state_dict``, in place, tokens, their positions and a second classifier that ``own`` has not."""
+    present = [name for name in _PREFIX_TOKENS if name in state_dict]
+    optional = [*_PREFIX_TOKENS, *_DISTILLED_HEAD, *(() if "pos_embed" in own else ("pos_embed", "reg_token"))]
+    left_out = [name for name in optional if name in state_dict and name not in own]
+    for name in left_out:
+        del state_dict[name]
+    positions = state_dict.get("pos_embed")
+    kept = [i for i, name in enumerate(present) if name not in left_out]
+    # A square number of positions are those of patches alone (timm's no_embed_class).
+    if positions is not None and len(kept) < len(present) and math.isqrt(positions.shape[1]) ** 2 != positions.shape[1]:
+        state_dict["pos_embed"] = positions[:, kept + list(range(len(present), positions.shape[1]))]
+    return left_out
+
+
+def _grouped(names: Iterable[str]) -> str:
+    """All ``names``, those that differ by a block's number as one with their count."""
+    counts = Counter(re.sub(r"\.\d+(?=\.)", ".*", name) for name in names)
+    return ", ".join(f"{name} ({count})" if count > 1 else name for name, count in counts.items())

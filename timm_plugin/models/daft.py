@@ -1,0 +1,327 @@
+"""DAFT for images: attention-free vision transformers of DeiT's shape.
+
+*A Dot Product Attention Free Transformer*, Tables 2 and 7: DAFT-full with DeiT's class token and position embedding,
+DAFT-conv without either, for images of any size. Legend: B batch, C channels, Y x X rows and columns of tokens.
+"""
+
+import math
+from functools import partial
+from typing import Any
+
+import torch
+from timm.models import generate_default_cfgs
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+
+from common.attention import position_entropy
+from common.modules.added_gradient import add_gradient
+
+from ..layers.attention import attention_layer
+from ..layers.images import ImageSize, check_images, check_img_size
+from ..layers.position_bias import set_grid_size
+from ._build import StrictLoading, build
+from ._default_cfg import untrained_cfg
+from ._registry import register_once
+from ._weights import fit_vision_transformer
+
+__all__ = ["DaftConvVisionTransformer", "DaftFullVisionTransformer"]  # register_model appends every entry point
+
+
+def flatten_map(self: nn.Module, input: tuple[Tensor], output: Tensor) -> Tensor:
+    """A hook after the last normalisation: a map (B, Y, X, C) -> tokens (B, N, C), as timm's features are."""
+    return output.flatten(1, -2)
+
+
+def _refuse(given: dict[str, Any], allowed: dict[str, Any], model: str) -> None:
+    """Raise ValueError for arguments of timm's ``VisionTransformer`` that are ``given`` and not as ``allowed``."""
+    for name in ("attn_layer", "block_fn", "embed_layer"):
+        if name in given:
+            raise ValueError(f"{name} is {given[name]!r}; allowed for {model}: not given, it has its own")
+    for name, value in allowed.items():
+        if name in given and given[name] != value:
+            raise ValueError(f"{name} is {given[name]!r}; allowed for {model}: {value!r}")
+
+
+def _check_global_pool(global_pool: str, class_token: bool) -> None:
+    if global_pool == "token" and not class_token:
+        raise ValueError("global_pool is 'token'; allowed without a class token: '', 'avg' and timm's others")
+
+
+class DaftVisionTransformer(StrictLoading, VisionTransformer):
+    """What both kinds of DAFT do alike with timm's ``VisionTransformer``."""
+
+    def __init__(self, *args: Any, in_chans: int = 3, **kwargs: Any) -> None:
+        super().__init__(*args, in_chans=in_chans, **kwargs)
+        self.patch_embed.in_chans = in_chans  # not read from proj, around which adapters such as LoRA put a layer
+        self.patch_embed.register_forward_pre_hook(check_images)  # TorchScript knows no super(), but hooks
+
+    @torch.jit.ignore
+    def no_weight_decay(self) -> set[str]:
+        """timm's, and the position biases and filters."""
+        return super().no_weight_decay() | self.position_parameters()
+
+    @torch.jit.ignore
+    def position_parameters(self) -> set[str]:
+        """Names of the parameters inside of DAFT: position biases or filters."""
+        return {name for name, _ in self.named_parameters() if ".attn.attention." in name}
+
+    @torch.jit.ignore
+    def set_input_size(self, img_size: ImageSize | None = None, patch_size: ImageSize | None = None) -> None:
+        """Make the model one for another patch size, resampling patches, and for images of another size.
+
+        Raises:
+            ValueError: as when building a model of that size.
+        """
+        embed = self.patch_embed
+        check_img_size(img_size or embed.img_size, patch_size or embed.patch_size, embed.dynamic_img_pad)
+        super().set_input_size(img_size, patch_size)
+
+
+class DaftFullVisionTransformer(DaftVisionTransformer):
+    """timm's ``VisionTransformer`` with DAFT-full, O(N² C) without attention maps; images of one size.
+
+    Args:
+        img_size, patch_size, num_heads, class_token, reg_tokens, global_pool: as in timm; heads have no meaning here.
+        bias_dim: width n of the factors of the position bias (Eq. 6), 0 for a free matrix (Table 6).
+        query: False leaves the gate by queries out (Table 8).
+        kwargs: every other argument of timm's, but those that name a part this model has its own of.
+
+    Raises:
+        ValueError: an argument that is none of the above; an image of another size than the model's.
+    """
+
+    def __init__(
+        self,
+        img_size: ImageSize = 224,
+        patch_size: ImageSize = 16,
+        *,
+        bias_dim: int = 128,
+        query: bool = True,
+        class_token: bool = True,
+        reg_tokens: int = 0,
+        global_pool: str = "token",
+        **kwargs: Any,
+    ) -> None:
+        _check_global_pool(global_pool, class_token)
+        fixed = {"dynamic_img_size": False, "dynamic_img_pad": False, "patch_drop_rate": 0.0, "qk_norm": False}
+        _refuse(kwargs, fixed, "DAFT-full")
+        size, patch = check_img_size(img_size, patch_size, False), _pair(patch_size)
+        tokens = (size[0] // patch[0]) * (size[1] // patch[1]) + reg_tokens + int(class_token)
+        super().__init__(
+            size,
+            patch_size,
+            class_token=class_token,
+            reg_tokens=reg_tokens,
+            global_pool=global_pool,
+            attn_layer=attention_layer("daft_full", max_tokens=tokens, bias_dim=bias_dim, query=query),
+            **kwargs,
+        )
+
+    @torch.jit.ignore
+    def set_input_size(self, img_size: ImageSize | None = None, patch_size: ImageSize | None = None) -> None:
+        """Make the model one for another image or patch size, resampling positions, their biases and patches.
+
+        Raises:
+            ValueError: as when building a model of that size.
+        """
+        old = self.patch_embed.grid_size
+        super().set_input_size(img_size, patch_size)
+        for block in self.blocks:
+            set_grid_size(block.attn.attention, self.patch_embed.grid_size, old, self.num_prefix_tokens)
+
+
+class DaftConvVisionTransformer(DaftVisionTransformer):
+    """timm's ``VisionTransformer`` with DAFT-conv, O(N C window), for images of any size with the same weights.
+
+    There is neither class token nor position embedding: positions are in the filters, and ``global_pool`` is "avg"
+    unless given. Tokens pass the blocks as maps (B, Y, X, C); features are (B, N, C) as in timm.
+
+    Args:
+        img_size, patch_size: as in timm; the first is what the model is measured and exported with, no limit.
+        num_heads: h; each has one key per token and one filter.
+        window: side of the filters, or (height, width); odd.
+        query: False leaves the gate by queries out (Table 8).
+        local_only: nothing outside of the window is seen (Figure 2).
+        reparameterize: False for filters that are not standardised and scaled (Table 7).
+        gumbel_temperature: each head selects one neighbour (Eq. 11); 0.5 in the paper, None for none.
+        entropy_weight: factor of the entropy of the filters, which training then keeps small (Eq. 10); 0.001 in the
+            paper. Its gradient reaches any trainer's loss; float16 training is refused with it.
+        global_pool, fc_norm, dynamic_img_pad: as in timm, the mean of normalised tokens unless given.
+        kwargs: every other argument of timm's, but those that name a part this model has its own of, or none.
+
+    Raises:
+        ValueError: an argument that is none of the above; an image that is not whole patches, unless
+            ``dynamic_img_pad``.
+    """
+
+    def __init__(
+        self,
+        img_size: ImageSize = 224,
+        patch_size: ImageSize = 16,
+        *,
+        window: int | tuple[int, int] = 11,
+        query: bool = True,
+        local_only: bool = False,
+        reparameterize: bool = True,
+        gumbel_temperature: float | None = None,
+        entropy_weight: float = 0.0,
+        global_pool: str = "avg",
+        fc_norm: bool = False,
+        dynamic_img_pad: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        fixed = {"class_token": False, "pos_embed": "none", "dynamic_img_size": True}
+        without = {
+            "reg_tokens": 0,
+            "no_embed_class": False,
+            "pool_include_prefix": False,
+            "patch_drop_rate": 0.0,
+            "pos_drop_rate": 0.0,
+        }
+        _refuse(kwargs, {**fixed, **without}, "DAFT-conv")
+        check_img_size(img_size, patch_size, dynamic_img_pad)
+        _check_global_pool(global_pool, False)
+        if not isinstance(entropy_weight, (int, float)) or not 0.0 <= entropy_weight < math.inf:
+            raise ValueError(f"entropy_weight is {entropy_weight!r}; allowed: a number of at least 0")
+        options = {
+            "window": window,
+            "query": query,
+            "local_only": local_only,
+            "reparameterize": reparameterize,
+            "gumbel_temperature": gumbel_temperature,
+        }
+        super().__init__(
+            img_size,
+            patch_size,
+            global_pool=global_pool,
+            fc_norm=fc_norm,
+            dynamic_img_pad=dynamic_img_pad,
+            attn_layer=attention_layer("daft_conv", **options),
+            **{**kwargs, **fixed},
+        )
+        self.entropy_weight = entropy_weight
+        self.norm.register_forward_hook(flatten_map)
+
+    @torch.jit.ignore
+    def auxiliary_loss(self) -> Tensor | None:
+        """``entropy_weight`` · the sum of Eq. 10, for logging; None if the factor is 0.
+
+        Its gradient is part of every backward pass through a forward pass in training mode, so it is not to be added
+        to a loss. A training loop that scales its loss builds the model with ``entropy_weight=0`` and adds
+        ``0.001 * common.attention.position_entropy(model)`` before it scales; ``add_gradient`` says why.
+        """
+        return self.entropy_weight * position_entropy(self) if self.entropy_weight > 0.0 else None
+
+    @torch.jit.unused
+    def _regularised(self, x: Tensor) -> Tensor:
+        return add_gradient(x, self.auxiliary_loss())
+
+    @torch.jit.ignore
+    def load_pretrained(self, checkpoint_path: str, prefix: str = "") -> None:
+        """Refused with a ValueError: timm's reading of JAX's files knows softmax attention alone."""
+        raise ValueError(
+            f"the checkpoint {checkpoint_path!r} is of JAX; allowed for DAFT-conv: of torch, such as the state dict "
+            "of a vision transformer of timm that has read it"
+        )
+
+    def _pos_embed(self, x: Tensor) -> Tensor:
+        """timm's hook between patches and blocks: maps (B, Y, X, C) stay what they are."""
+        return self._regularised(x) if self.training and self.entropy_weight > 0.0 else x
+
+    @torch.jit.ignore
+    def forward_intermediates(
+        self,
+        x: Tensor,
+        indices: int | list[int] | None = None,
+        return_prefix_tokens: bool = False,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: str = "NCHW",
+        intermediates_only: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        """As timm's; "NLC" and the final features are (B, N, C), of the maps (B, Y, X, C) between the blocks."""
+        found = super().forward_intermediates(
+            x, indices, return_prefix_tokens, norm, stop_early, output_fmt, intermediates_only, **kwargs
+        )
+
+        def tokens(features: Tensor | list[Tensor]) -> Tensor | list[Tensor]:
+            if isinstance(features, Tensor):
+                return features.flatten(1, -2)  # the last normalisation has given tokens already
+            return [tokens(feature) for feature in features] if output_fmt == "NLC" else features
+
+        if isinstance(found, dict):
+            return {name: tokens(features) for name, features in found.items()}
+        return tokens(found) if intermediates_only else tuple(tokens(features) for features in found)
+
+    @torch.jit.ignore
+    def prune_intermediate_layers(
+        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
+    ) -> list[int]:
+        """As timm's; a normalisation that is removed still makes tokens of a map."""
+        take = super().prune_intermediate_layers(indices, prune_norm, prune_head)
+        if prune_norm:
+            self.norm.register_forward_hook(flatten_map)
+        return take
+
+
+def _pair(size: ImageSize) -> tuple[int, int]:
+    return (size, size) if isinstance(size, int) else tuple(size)
+
+
+_PAPER = {"paper_ids": None, "paper_name": "A Dot Product Attention Free Transformer"}
+_ANY_SIZE = {**_PAPER, "fixed_input_size": False}
+
+default_cfgs = generate_default_cfgs(
+    {
+        "daft_full_s.untrained": untrained_cfg(**_PAPER),
+        "daft_conv_s.untrained": untrained_cfg(**_ANY_SIZE),
+        "daft_conv_s_h16.untrained": untrained_cfg(**_ANY_SIZE),
+        "daft_conv_b_384.untrained": untrained_cfg(**_ANY_SIZE, input_size=(3, 384, 384), crop_pct=1.0),
+        "daft_conv_test.untrained": untrained_cfg(**_ANY_SIZE, input_size=(3, 64, 64)),
+    }
+)
+
+
+def _create(model: type, filter_fn: Any, variant: str, pretrained: bool, **kwargs: Any) -> VisionTransformer:
+    feature_cfg = dict(out_indices=kwargs.pop("out_indices", 3), feature_cls="getter")
+    return build(model, variant, pretrained, filter_fn, feature_cfg, **kwargs)
+
+
+_create_full = partial(_create, DaftFullVisionTransformer, fit_vision_transformer)
+_create_conv = partial(_create, DaftConvVisionTransformer, partial(fit_vision_transformer, values_only=True))
+
+
+@register_once
+def daft_full_s(pretrained: bool = False, **kwargs: Any) -> DaftFullVisionTransformer:
+    """DAFT-full of DeiT-S's shape, biases of width 128: 22.7 M parameters; the paper: 22.6 M, top-1 79.8."""
+    model_args = dict(patch_size=16, embed_dim=384, depth=12, num_heads=6)
+    return _create_full("daft_full_s", pretrained, **dict(model_args, **kwargs))
+
+
+@register_once
+def daft_conv_s(pretrained: bool = False, **kwargs: Any) -> DaftConvVisionTransformer:
+    """DAFT-conv of DeiT-S's shape, 384 heads, window 11; the paper: 23.0 M, top-1 80.8."""
+    model_args = dict(patch_size=16, embed_dim=384, depth=12, num_heads=384)
+    return _create_conv("daft_conv_s", pretrained, **dict(model_args, **kwargs))
+
+
+@register_once
+def daft_conv_s_h16(pretrained: bool = False, **kwargs: Any) -> DaftConvVisionTransformer:
+    """DAFT-conv of DeiT-S's shape, 16 heads, window 11; the paper: 20.3 M, top-1 80.2."""
+    model_args = dict(patch_size=16, embed_dim=384, depth=12, num_heads=16)
+    return _create_conv("daft_conv_s_h16", pretrained, **dict(model_args, **kwargs))
+
+
+@register_once
+def daft_conv_b_384(pretrained: bool = False, **kwargs: Any) -> DaftConvVisionTransformer:
+    """DAFT-conv of DeiT-B's shape at 384 x 384, 32 heads, window 25; the paper: 79.7 M, top-1 83.4 from DeiT-B."""
+    model_args = dict(img_size=384, patch_size=16, embed_dim=768, depth=12, num_heads=32, window=25)
+    return _create_conv("daft_conv_b_384", pretrained, **dict(model_args, **kwargs))
+
+
+@register_once
+def daft_conv_test(pretrained: bool = False, **kwargs: Any) -> DaftConvVisionTransformer:
+    """DAFT-conv as small as it goes, for tests; not in the paper."""
+    model_args = dict(img_size=64, patch_size=16, embed_dim=48, depth=3, num_heads=4, window=5)
+    return _create_conv("daft_conv_test", pretrained, **dict(model_args, **kwargs))

@@ -1,0 +1,445 @@
+"""The hierarchical Flowformer for images.
+
+Wu, Wu, Xu, Wang, Long, *Flowformer: Linearizing Transformers with Conservation Flows*, ICML 2022, Table 8: four stages
+of pre-norm Flow-Attention blocks on ever coarser maps; linear attention makes 3136 tokens at the first affordable.
+Legend: B batch, C channels, H x W the size of a map, N = H W tokens.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final
+
+import torch
+from timm.layers import ClassifierHead, LayerNorm, PatchEmbed, calculate_drop_path_rates, get_norm_layer, to_ntuple
+from timm.layers.typing import LayerType
+from timm.models import checkpoint_seq, generate_default_cfgs, named_apply
+from timm.models._features import feature_take_indices
+from timm.models._input import update_model_input_size
+from timm.models.vision_transformer import init_weights_vit_timm
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from common.ops.shared.checks import check_choice, check_positive_int
+
+from ..layers.attention import with_options
+from ..layers.block import MlpScaleBlock
+from ..layers.images import ImageSize, PositionEmbedding, check_image, check_img_size
+from ._build import StrictLoading, build
+from ._default_cfg import untrained_cfg
+from ._registry import register_once
+from ._weights import fit_hierarchical
+
+__all__ = ["Flowformer"]  # register_model appends every entry point
+
+GLOBAL_POOLS = ("", "avg", "max", "avgmax", "catavgmax")
+
+
+class Downsample(nn.Module):
+    """The 2x2 convolution with stride 2 between stages; an odd H or W gets a row or column of zeros."""
+
+    def __init__(self, dim: int, dim_out: int, device: Any = None, dtype: torch.dtype | None = None) -> None:
+        super().__init__()
+        self.proj = nn.Conv2d(dim, dim_out, kernel_size=2, stride=2, device=device, dtype=dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (B, C, H, W) -> (B, C', ceil(H / 2), ceil(W / 2))."""
+        # Without a condition, so that an exported model keeps its freedom of size; nothing is added to even sizes.
+        x = F.pad(x, [0, x.shape[3] % 2, 0, x.shape[2] % 2])
+        return self.proj(x)
+
+
+class FlowformerStage(nn.Module):
+    """Blocks at one resolution, on a map before and after: (B, C, H, W) -> (B, C', H', W')."""
+
+    def __init__(self, downsample: nn.Module, blocks: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.grad_checkpointing = False
+        self.downsample = downsample
+        self.blocks = nn.Sequential(*blocks)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (B, C, H, W) -> (B, C', H', W'), halved where the stage has a downsampling."""
+        x = self.downsample(x)
+        B, C, H, W = x.shape
+        x = x.flatten(2).transpose(1, 2)  # (B, C, H, W) -> (B, N, C)
+        if self.grad_checkpointing and not torch.jit.is_scripting():
+            x = checkpoint_seq(self.blocks, x)
+        else:
+            x = self.blocks(x)
+        return x.transpose(1, 2).reshape(B, C, H, W)  # (B, N, C) -> (B, C, H, W)
+
+
+class Flowformer(StrictLoading, nn.Module):
+    """Hierarchical vision transformer with Flow-Attention, O(N C d) per block; everything timm asks of a model.
+
+    Images are (B, in_chans, H, W); features are maps (B, C, H / 32, W / 32), rounded up, for four stages.
+
+    Args:
+        img_size: height and width, or one number for both.
+        patch_size: side of the stem's patches.
+        in_chans: channels of the images.
+        num_classes: outputs of the classifier, 0 for none.
+        global_pool: "avg", "max", "avgmax", "catavgmax", or "" for unpooled maps.
+        embed_dims, depths: channels and number of blocks of every stage.
+        num_heads, mlp_ratio: one value, or one per stage.
+        qkv_bias, qk_norm, proj_drop_rate, attn_drop_rate, norm_layer, act_layer: as in timm's blocks.
+        init_values: start of timm's layer scale on both branches, None for none.
+        mlp_init_values: start of a layer scale on the MLP branch alone.
+        attn_layer: "flow", or another name or class that timm's vision transformers take.
+        form, clamp, phi, competition, allocation: options of the mechanism, None for its default; see
+            ``common.ops.flow_attention``. ``clamp`` "inf" is no clamp.
+        dynamic_img_size: accept images of any size that is a multiple of ``patch_size``, resampling the position
+            embedding to each.
+        dynamic_img_pad: pad images to a multiple of ``patch_size`` with zeros. (Maps of odd size are always padded
+            between stages.)
+        drop_rate, pos_drop_rate, drop_path_rate: dropout before the classifier and after the position embedding,
+            stochastic depth, rising linearly from block to block.
+
+    Raises:
+        ValueError: an argument that is none of the above; an image of another size than the model's.
+    """
+
+    dynamic_img_size: Final[bool]
+    dynamic_img_pad: Final[bool]
+
+    def __init__(
+        self,
+        img_size: ImageSize = 224,
+        patch_size: int = 4,
+        in_chans: int = 3,
+        num_classes: int = 1000,
+        global_pool: str = "avg",
+        embed_dims: Sequence[int] = (96, 192, 384, 768),
+        depths: Sequence[int] = (3, 3, 10, 3),
+        num_heads: int | Sequence[int] = 16,
+        mlp_ratio: float | Sequence[float] = 4.0,
+        qkv_bias: bool = True,
+        qk_norm: bool = False,
+        init_values: float | None = None,
+        mlp_init_values: float | None = None,
+        attn_layer: LayerType = "flow",
+        form: str | None = None,
+        clamp: float | str | None = None,
+        phi: str | None = None,
+        competition: str | None = None,
+        allocation: str | None = None,
+        dynamic_img_size: bool = False,
+        dynamic_img_pad: bool = False,
+        drop_rate: float = 0.0,
+        pos_drop_rate: float = 0.0,
+        proj_drop_rate: float = 0.0,
+        attn_drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
+        norm_layer: LayerType | None = None,
+        act_layer: LayerType = nn.GELU,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        dd = {"device": device, "dtype": dtype}
+        _check_arguments(patch_size, in_chans, num_classes, global_pool, embed_dims, depths)
+        img_size = check_img_size(img_size, patch_size, dynamic_img_pad)
+        norm_layer = get_norm_layer(norm_layer) or LayerNorm
+        self.num_classes = num_classes
+        self.in_chans = in_chans
+        self.global_pool = global_pool
+        self.dynamic_img_size = dynamic_img_size
+        self.dynamic_img_pad = dynamic_img_pad
+        self.num_features = self.embed_dim = embed_dims[-1]
+        self.feature_info = [
+            dict(module=f"stages.{i}", num_chs=dim, reduction=patch_size * 2**i) for i, dim in enumerate(embed_dims)
+        ]
+
+        self.patch_embed = PatchEmbed(
+            img_size,
+            patch_size,
+            in_chans,
+            embed_dims[0],
+            flatten=False,
+            strict_img_size=not dynamic_img_size,
+            dynamic_img_pad=dynamic_img_pad,
+            **dd,
+        )
+        grid_size = self.patch_embed.dynamic_feat_size(img_size)
+        self.pos_embed = PositionEmbedding(grid_size, embed_dims[0], pos_drop_rate, dynamic_img_size, **dd)
+        options = dict(form=form, clamp=clamp, phi=phi, competition=competition, allocation=allocation)
+        block = partial(
+            MlpScaleBlock,
+            attn_layer=with_options(attn_layer, **options),
+            qkv_bias=qkv_bias,
+            qk_norm=qk_norm,
+            init_values=init_values,
+            mlp_init_values=mlp_init_values,
+            proj_drop=proj_drop_rate,
+            attn_drop=attn_drop_rate,
+            norm_layer=norm_layer,
+            act_layer=act_layer,
+            **dd,
+        )
+        self.stages = nn.Sequential(*_stages(block, embed_dims, depths, num_heads, mlp_ratio, drop_path_rate, dd))
+        self.norm = norm_layer(self.num_features, **dd)
+        self.head = ClassifierHead(self.num_features, num_classes, pool_type=global_pool, drop_rate=drop_rate, **dd)
+        self.head_hidden_size = self.num_features * self.head.global_pool.feat_mult()
+        self.init_weights(needs_reset=False)
+
+    @torch.jit.ignore
+    def init_weights(self, needs_reset: bool = True) -> None:
+        """Draw new weights, timm's way; without ``needs_reset`` only those whose layer has drawn them otherwise."""
+        named_apply(partial(init_weights_vit_timm, needs_reset=needs_reset), self)
+
+    @torch.jit.ignore
+    def no_weight_decay(self) -> set[str]:
+        """Parameters without weight decay, apart from the biases and scales that timm leaves out by itself."""
+        return {"pos_embed.weight"}
+
+    @torch.jit.ignore
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        """Patterns of parameter names by depth, for layer-wise learning rates: by block, or by stage if ``coarse``."""
+        by_block = [
+            (r"^stages\.(\d+)\.downsample", (0,)),
+            (r"^stages\.(\d+)\.blocks\.(\d+)", None),
+            (r"^norm", (99999,)),
+        ]
+        return dict(stem=r"^patch_embed|^pos_embed", blocks=r"^stages\.(\d+)" if coarse else by_block)
+
+    @torch.jit.ignore
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Recompute every block in the backward pass instead of keeping its activations."""
+        for stage in self.stages:
+            stage.grad_checkpointing = enable
+
+    @torch.jit.ignore
+    def get_classifier(self) -> nn.Module:
+        """The last layer."""
+        return self.head.fc
+
+    @torch.jit.ignore
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """A new classifier for ``num_classes``, 0 for none, and another pooling unless None."""
+        pool = self.global_pool if global_pool is None else global_pool
+        check_choice("global_pool", pool, GLOBAL_POOLS)
+        _check_num_classes(num_classes)
+        self.num_classes = num_classes
+        self.global_pool = pool
+        weight = self.pos_embed.weight
+        head = ClassifierHead(
+            self.num_features,
+            num_classes,
+            pool_type=pool,
+            drop_rate=self.head.drop.p,
+            device=weight.device,
+            dtype=weight.dtype,
+        )
+        self.head = head.train(self.training)
+        self.head_hidden_size = self.num_features * head.global_pool.feat_mult()
+
+    @torch.jit.ignore
+    def set_input_size(self, img_size: ImageSize | None = None, patch_size: int | None = None) -> None:
+        """Make the model one for another image or patch size, resampling positions and patches; None keeps a size.
+
+        Raises:
+            ValueError: as when building a model of that size.
+        """
+        new_patch = self.patch_embed.patch_size if patch_size is None else patch_size
+        new_size = check_img_size(img_size or self.patch_embed.img_size, new_patch, self.dynamic_img_pad)
+        self.patch_embed.set_input_size(img_size=new_size, patch_size=patch_size)
+        self.pos_embed.set_grid_size(self.patch_embed.dynamic_feat_size(new_size))
+        for i, info in enumerate(self.feature_info):
+            info["reduction"] = self.patch_embed.feat_ratio() * 2**i
+        update_model_input_size(self, new_size, patch_size=patch_size)
+
+    def _stem(self, x: Tensor) -> Tensor:
+        """(B, in_chans, H, W) -> (B, C, H / patch, W / patch), positions added."""
+        x = check_image(
+            x,
+            self.in_chans,
+            self.patch_embed.img_size,
+            self.patch_embed.patch_size,
+            self.dynamic_img_size,
+            self.dynamic_img_pad,
+        )
+        return self.pos_embed(self.patch_embed(x))
+
+    def _norm(self, x: Tensor) -> Tensor:
+        """The last normalisation, over the channels of a map (B, C, H, W)."""
+        return self.norm(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """x (B, in_chans, H, W) -> (B, C, H / 32, W / 32), normalised, not pooled."""
+        return self._norm(self.stages(self._stem(x)))
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        """x (B, C, H', W') -> logits (B, num_classes), or (B, C) before the classifier if ``pre_logits``."""
+        return self.head(x, pre_logits=pre_logits)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (B, in_chans, H, W) -> logits (B, num_classes)."""
+        return self.forward_head(self.forward_features(x))
+
+    def forward_intermediates(
+        self,
+        x: Tensor,
+        indices: int | list[int] | None = None,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: str = "NCHW",
+        intermediates_only: bool = False,
+    ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
+        """``forward_features`` and the map after every stage, as (final, maps) or the maps alone.
+
+        Args:
+            indices: the last n stages if an int, all if None, else these stages, from the end if negative.
+            norm: apply the last normalisation to the last stage's map as well.
+            stop_early: leave out the stages after the last one asked for.
+            output_fmt: "NCHW".
+            intermediates_only: return the maps alone.
+
+        Raises:
+            ValueError: another ``output_fmt``.
+        """
+        if output_fmt != "NCHW":
+            raise ValueError(f"output_fmt is {output_fmt}; allowed: NCHW")
+        maps: list[Tensor] = []
+        last = len(self.feature_info) - 1
+        take, max_index = feature_take_indices(len(self.stages), indices)
+        x = self._stem(x)
+        stages = self.stages
+        if not torch.jit.is_scripting() and stop_early:
+            stages = stages[: max_index + 1]
+        reached = -1
+        for i, stage in enumerate(stages):
+            x = stage(x)
+            reached = i
+            if i in take:
+                maps.append(self._norm(x) if norm and i == last else x)
+        if intermediates_only:
+            return maps
+        # The last normalisation has the last stage's channels.
+        return (self._norm(x) if reached == last else x), maps
+
+    @torch.jit.ignore
+    def prune_intermediate_layers(
+        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
+    ) -> list[int]:
+        """Remove the stages, and if asked the normalisation and the head, that ``indices`` do not need.
+
+        Returns:
+            the indices as numbers from the first stage on.
+        """
+        take, max_index = feature_take_indices(len(self.stages), indices)
+        shortened = max_index < len(self.stages) - 1
+        self.stages = self.stages[: max_index + 1]
+        if shortened:
+            self.num_features = self.feature_info[max_index]["num_chs"]
+        if prune_norm or shortened:
+            self.norm = nn.Identity()
+        if prune_head or shortened:
+            self.reset_classifier(0, "")
+        return take
+
+
+def _stages(
+    block: Callable[..., nn.Module],
+    embed_dims: Sequence[int],
+    depths: Sequence[int],
+    num_heads: int | Sequence[int],
+    mlp_ratio: float | Sequence[float],
+    drop_path_rate: float,
+    dd: dict[str, Any],
+) -> list[FlowformerStage]:
+    """The stages: ``depths[i]`` blocks of ``embed_dims[i]`` channels, after a downsampling for all but the first."""
+    heads, ratios = to_ntuple(len(depths))(num_heads), to_ntuple(len(depths))(mlp_ratio)
+    if len(heads) != len(depths) or len(ratios) != len(depths):
+        raise ValueError(f"num_heads is {num_heads} and mlp_ratio {mlp_ratio}; allowed: one or {len(depths)} values")
+    rates = calculate_drop_path_rates(drop_path_rate, list(depths), stagewise=True)
+    stages = []
+    for i, dim in enumerate(embed_dims):
+        downsample = nn.Identity() if i == 0 else Downsample(embed_dims[i - 1], dim, **dd)
+        blocks = [block(dim, heads[i], mlp_ratio=ratios[i], drop_path=rate) for rate in rates[i]]
+        stages.append(FlowformerStage(downsample, blocks))
+    return stages
+
+
+def _check_arguments(
+    patch_size: int,
+    in_chans: int,
+    num_classes: int,
+    global_pool: str,
+    embed_dims: Sequence[int],
+    depths: Sequence[int],
+) -> None:
+    check_positive_int("patch_size", patch_size)
+    check_positive_int("in_chans", in_chans)
+    _check_num_classes(num_classes)
+    check_choice("global_pool", global_pool, GLOBAL_POOLS)
+    if not depths or len(depths) != len(embed_dims):
+        raise ValueError(f"depths is {depths} and embed_dims {embed_dims}; allowed: one number per stage in both")
+    for depth in depths:
+        check_positive_int("depths", depth)
+    for dim in embed_dims:
+        check_positive_int("embed_dims", dim)
+
+
+def _check_num_classes(num_classes: int) -> None:
+    if num_classes < 0:
+        raise ValueError(f"num_classes is {num_classes}; allowed: 0, for no classifier, or more")
+
+
+_cfg = partial(untrained_cfg, pool_size=(7, 7), classifier="head.fc")
+
+default_cfgs = generate_default_cfgs(
+    {
+        "flowformer_hier_s.untrained": _cfg(),
+        "flowformer_hier_s_12h.untrained": _cfg(),
+        "flowformer_hier_ti.untrained": _cfg(),
+        "flowformer_hier_digits.untrained": _cfg(
+            num_classes=10, input_size=(3, 32, 32), pool_size=(2, 2), crop_pct=1.0
+        ),
+        "flowformer_hier_test.untrained": _cfg(input_size=(3, 64, 64), pool_size=(2, 2)),
+    }
+)
+
+
+def _create(variant: str, pretrained: bool, **kwargs: Any) -> nn.Module:
+    out_indices = kwargs.pop("out_indices", tuple(range(len(kwargs.get("depths", (0,) * 4)))))
+    feature_cfg = dict(out_indices=out_indices, flatten_sequential=True)
+    return build(Flowformer, variant, pretrained, fit_hierarchical, feature_cfg, **kwargs)
+
+
+@register_once
+def flowformer_hier_s(pretrained: bool = False, **kwargs: Any) -> Flowformer:
+    """The paper's vision model (Table 8): 19 blocks in four stages, 16 heads, 43.3 M parameters; top-1 80.6 there."""
+    model_args = dict(embed_dims=(96, 192, 384, 768), depths=(3, 3, 10, 3), num_heads=16)
+    return _create("flowformer_hier_s", pretrained, **dict(model_args, **kwargs))
+
+
+@register_once
+def flowformer_hier_s_12h(pretrained: bool = False, **kwargs: Any) -> Flowformer:
+    """The same as the authors released it: 12 heads, layer scale 1e-5 on the MLP branch, drop path 0.2, own form."""
+    model_args: dict[str, Any] = dict(
+        embed_dims=(96, 192, 384, 768), depths=(3, 3, 10, 3), num_heads=12, mlp_init_values=1e-5, drop_path_rate=0.2
+    )
+    if kwargs.get("attn_layer", "flow") == "flow":
+        model_args.update(form="released_vision", clamp=1.0)
+    return _create("flowformer_hier_s_12h", pretrained, **dict(model_args, **kwargs))
+
+
+@register_once
+def flowformer_hier_ti(pretrained: bool = False, **kwargs: Any) -> Flowformer:
+    """A sibling with half the channels and 12 blocks for quick work; not in the paper."""
+    model_args = dict(embed_dims=(48, 96, 192, 384), depths=(2, 2, 6, 2), num_heads=8)
+    return _create("flowformer_hier_ti", pretrained, **dict(model_args, **kwargs))
+
+
+@register_once
+def flowformer_hier_digits(pretrained: bool = False, **kwargs: Any) -> Flowformer:
+    """Three stages for 32 x 32 images and 10 classes, trained in minutes without a GPU; not in the paper."""
+    model_args = dict(embed_dims=(48, 96, 192), depths=(1, 2, 1), num_heads=4)
+    return _create("flowformer_hier_digits", pretrained, **dict(model_args, **kwargs))
+
+
+@register_once
+def flowformer_hier_test(pretrained: bool = False, **kwargs: Any) -> Flowformer:
+    """Four stages as small as they go, for tests; not in the paper."""
+    model_args = dict(embed_dims=(16, 24, 32, 48), depths=(1, 1, 2, 1), num_heads=4)
+    return _create("flowformer_hier_test", pretrained, **dict(model_args, **kwargs))

@@ -1,0 +1,72 @@
+"""DeiT with Flow-Attention in place of softmax attention (Flowformer, ICML 2022; DeiT-S there: top-1 80.0).
+
+Parameters are named as in timm's DeiT, so a stock ``deit_small_patch16_224`` state dict loads.
+"""
+
+from typing import Any
+
+from timm.layers.typing import LayerType
+from timm.models import generate_default_cfgs
+from timm.models.vision_transformer import VisionTransformer
+
+from ..layers.attention import with_options
+from ._build import StrictLoading, build
+from ._default_cfg import untrained_cfg
+from ._registry import register_once
+from ._weights import fit_vision_transformer
+
+__all__ = ["FlowVisionTransformer"]  # register_model appends every entry point
+
+
+class FlowVisionTransformer(StrictLoading, VisionTransformer):
+    """timm's ``VisionTransformer``, every argument of it, with the options of the attention mechanism as well.
+
+    Args:
+        attn_layer: name or class of the attention, as in timm.
+        form, clamp, phi, competition, allocation: options of the mechanism, None for its default; see
+            ``common.ops.flow_attention``. ``clamp`` "inf" is no clamp.
+
+    Raises:
+        ValueError: an option the mechanism does not have, or a value it does not allow.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        attn_layer: LayerType = "flow",
+        form: str | None = None,
+        clamp: float | str | None = None,
+        phi: str | None = None,
+        competition: str | None = None,
+        allocation: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        options = dict(form=form, clamp=clamp, phi=phi, competition=competition, allocation=allocation)
+        super().__init__(*args, attn_layer=with_options(attn_layer, **options), **kwargs)
+
+
+default_cfgs = generate_default_cfgs(
+    {
+        "flowformer_deit_s.untrained": untrained_cfg(),
+        "flowformer_deit_ti.untrained": untrained_cfg(),
+    }
+)
+
+
+def _create(variant: str, pretrained: bool, **kwargs: Any) -> FlowVisionTransformer:
+    feature_cfg = dict(out_indices=kwargs.pop("out_indices", 3), feature_cls="getter")
+    return build(FlowVisionTransformer, variant, pretrained, fit_vision_transformer, feature_cfg, **kwargs)
+
+
+@register_once
+def flowformer_deit_s(pretrained: bool = False, **kwargs: Any) -> FlowVisionTransformer:
+    """DeiT-S with Flow-Attention: 12 blocks of 384 channels and 6 heads, class token, 22 M parameters."""
+    model_args = dict(patch_size=16, embed_dim=384, depth=12, num_heads=6)
+    return _create("flowformer_deit_s", pretrained, **dict(model_args, **kwargs))
+
+
+@register_once
+def flowformer_deit_ti(pretrained: bool = False, **kwargs: Any) -> FlowVisionTransformer:
+    """DeiT-Ti with Flow-Attention: 12 blocks of 192 channels and 3 heads, class token, 5.7 M parameters."""
+    model_args = dict(patch_size=16, embed_dim=192, depth=12, num_heads=3)
+    return _create("flowformer_deit_ti", pretrained, **dict(model_args, **kwargs))
