@@ -385,7 +385,7 @@ def test_parameter_counts_are_the_papers(arch: str, monkeypatch: pytest.MonkeyPa
 
 
 BAD = [
-    ("flash_mlm", "--flash-chunk-size 0", ("chunk_size", "0", "")),
+    ("flash_mlm", "--flash-chunk-size 0", ("--flash-chunk-size", "0", "")),
     ("flash_mlm", "--flash-query-dim 7", ("query_dim", "7", "even")),
     ("flash_mlm", "--encoder-attention-heads 3", ("heads", "3", "divisor of expanded_dim, 64")),
     ("flash_quad_mlm", "--flash-divisor 0", ("divisor", "0", "above 0")),
@@ -409,8 +409,8 @@ BAD = [
         ("encoder_attention_heads", "5", "divisor of the width 32"),
     ),
     ("performer_mlm", "--encoder-attention-heads 32", ("the head dimension", "1", "even")),
-    ("combiner_mlm", "--flash-row-length 0", ("row_length", "0", "")),
-    ("mc_transformer_pp_mlm", "--flash-chunk-size -1", ("chunk_size", "-1", "")),
+    ("combiner_mlm", "--flash-row-length 0", ("--flash-row-length", "0", "")),
+    ("mc_transformer_pp_mlm", "--flash-chunk-size -1", ("--flash-chunk-size", "-1", "")),
 ]
 
 
