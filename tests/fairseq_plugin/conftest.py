@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from .toy import run_module, write_text
+from tests.fairseq_plugin.helpers.commands import run_module
+from tests.fairseq_plugin.helpers.text import write_text
 
 
 @pytest.fixture(scope="session")

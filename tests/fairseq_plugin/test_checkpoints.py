@@ -16,8 +16,8 @@ from fairseq.tasks import FairseqTask
 from omegaconf import OmegaConf
 
 from fairseq_plugin.models.flowformer import FlowformerLanguageModelConfig
-
-from .toy import ARCHITECTURES, SMALL, awake, dictionary, tokens
+from tests.fairseq_plugin.helpers.language_models import ARCHITECTURES, SMALL, awake
+from tests.fairseq_plugin.helpers.text import dictionary, tokens
 
 
 class _Attack:

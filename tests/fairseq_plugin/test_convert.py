@@ -12,9 +12,10 @@ from fairseq.models.transformer_lm import TransformerLanguageModel
 
 from fairseq_plugin.convert import convert, main
 from tests.compare import assert_close
-
-from .stored import KINDS, build, save, save_model
-from .toy import SMALL, USER_DIR, run_in_turn, tokens, training_command
+from tests.fairseq_plugin.helpers.checkpoint_files import KINDS, build, save, save_model
+from tests.fairseq_plugin.helpers.commands import USER_DIR, run_in_turn, training_command
+from tests.fairseq_plugin.helpers.language_models import SMALL
+from tests.fairseq_plugin.helpers.text import tokens
 
 PRE_NORM = "--decoder-normalize-before"
 ADAPTIVE = (

@@ -11,8 +11,7 @@ import pytest
 
 from fairseq_plugin import FlowformerLanguageModel
 from fairseq_plugin._folders import find_folder
-
-from .stored import save_model
+from tests.fairseq_plugin.helpers.checkpoint_files import save_model
 
 
 def _archive(path: Path, *members: tarfile.TarInfo) -> Path:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from .toy import CHECKOUT, USER_DIR, run_module
+from tests.fairseq_plugin.helpers.commands import USER_DIR, run_module
+from tests.processes import CHECKOUT
 
 
 def _import_plugin(tmp_path: Path, files: dict[str, str], code: str = "import fairseq_plugin") -> str:

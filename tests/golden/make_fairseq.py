@@ -15,7 +15,8 @@ import torch
 from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
 from torch import Tensor, nn
 
-from tests.fairseq_plugin.toy import CHECKOUT, USER_DIR, run_in_turn
+from tests.fairseq_plugin.helpers.commands import USER_DIR, run_in_turn
+from tests.processes import CHECKOUT
 
 FOLDER = Path(__file__).parent / "fairseq"
 WORDS = [f"w{i}" for i in range(8)]

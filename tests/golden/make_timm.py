@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import timm_plugin  # noqa: F401  (registers the models)
-from tests.timm_plugin.checkpoint_files import randomise
-from tests.timm_plugin.models import images
+from tests.timm_plugin.helpers.checkpoint_files import randomise
+from tests.timm_plugin.helpers.models import images
 
 FOLDER = Path(__file__).parent / "timm"
 _HIERARCHICAL: dict[str, Any] = dict(

@@ -10,8 +10,9 @@ from PIL import Image
 
 from recipes.cifar10_pixels import complete
 from recipes.cifar10_pixels.picture import Completions, draw
-from tests.fairseq_plugin.toy import SMALL, USER_DIR, run_in_turn
-from tests.fairseq_plugin.toy_pixels import COUNTS, SHAPE, toy_images, write_pixels
+from tests.fairseq_plugin.helpers.commands import USER_DIR, run_in_turn
+from tests.fairseq_plugin.helpers.language_models import SMALL
+from tests.fairseq_plugin.helpers.pixels import COUNTS, SHAPE, toy_images, write_pixels
 
 ROW = SHAPE.width * SHAPE.channels
 

@@ -22,7 +22,7 @@ from recipes.daft import drawing, pictures
 from recipes.daft.checkpoints import load_model
 from recipes.daft.maps import Bias, KeyMaps, key_maps, position_biases
 from recipes.shared.commands import ROOT
-from tests.fairseq_plugin.toy import SMALL
+from tests.fairseq_plugin.helpers.language_models import SMALL
 
 CONV = dict(num_classes=10, patch_size=4, window=(5, 3))
 FULL = dict(img_size=16, patch_size=4, embed_dim=8, depth=2, num_heads=2)

@@ -15,8 +15,9 @@ from fairseq.data import Dictionary, indexed_dataset
 
 from recipes.enwik8 import prepare
 from recipes.shared import download as download_module
-from tests.fairseq_plugin.toy import SMALL, USER_DIR, run_in_turn
-from tests.fairseq_plugin.toy_pixels import logits_bits
+from tests.fairseq_plugin.helpers.commands import USER_DIR, run_in_turn
+from tests.fairseq_plugin.helpers.language_models import SMALL
+from tests.fairseq_plugin.helpers.pixels import logits_bits
 
 from .server import Page, serve
 

@@ -12,12 +12,18 @@ import torch
 
 from recipes.bench.peers.released_image_model import released_forward, released_shapes
 from tests.compare import assert_close
+from tests.processes import CHECKOUT
+from tests.timm_plugin.helpers.checkpoint_files import (
+    STOCK,
+    assert_same,
+    copy_of,
+    randomise,
+    stock_state,
+    unusable_files,
+)
+from tests.timm_plugin.helpers.models import build, images
 from timm_plugin.convert import convert, main, read_weights, save
 
-from .checkpoint_files import STOCK, assert_same, copy_of, randomise, stock_state, unusable_files
-from .models import build, images
-
-ROOT = Path(__file__).resolve().parents[2]
 #: As they are typed after --model-kwargs.
 SMALL = [f"{name}={value}" for name, value in STOCK.items()]
 
@@ -32,7 +38,7 @@ def stock_file(tmp_path):
 def test_the_command(stock_file, tmp_path):
     command = [sys.executable, "-m", "timm_plugin.convert", "daft_conv_s_h16", stock_file, tmp_path / "start"]
     command += ["--model-kwargs", *SMALL, "num_classes=5"]
-    done = subprocess.run(list(map(str, command)), cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(list(map(str, command)), cwd=CHECKOUT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     assert lines[-1] == f"{tmp_path / 'start'}: daft_conv_s_h16"

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.processes import CHECKOUT
 from timm_plugin import _host as host
 
-ROOT = Path(__file__).resolve().parents[2]
 INSTALL = r"pip install '\.\[timm\]'"
 
 
@@ -83,7 +83,7 @@ def test_foreign_common(monkeypatch, tmp_path):
     folder = _fake(monkeypatch, tmp_path, "common", "DISTRIBUTION = 'something else'")
     with pytest.raises(ImportError, match="found another one in") as caught:
         host.check_host()
-    assert str(folder) in str(caught.value) and f"export PYTHONPATH='{ROOT}'" in str(caught.value)
+    assert str(folder) in str(caught.value) and f"export PYTHONPATH='{CHECKOUT}'" in str(caught.value)
 
 
 def test_foreign_common_that_is_only_a_folder(monkeypatch):
@@ -102,7 +102,7 @@ def test_foreign_common_that_is_only_a_folder(monkeypatch):
     ],
 )
 def test_the_import_itself_fails_so(blocked, message):
-    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); {blocked}; import timm_plugin"
+    code = f"import sys; sys.path.insert(0, {str(CHECKOUT)!r}); {blocked}; import timm_plugin"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert result.returncode == 1
     last = result.stderr.strip().splitlines()[-1]

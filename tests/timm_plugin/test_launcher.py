@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.processes import CHECKOUT
 from timm_plugin.__main__ import USAGE, main
-
-ROOT = Path(__file__).resolve().parents[2]
 
 SCRIPT = """
 import json, multiprocessing, os, sys
@@ -48,7 +47,7 @@ def _launch(script: Path, *arguments: str, launcher=()) -> subprocess.CompletedP
     """Run the launcher from another folder than the script's and the checkout's."""
     environment = {
         **os.environ,
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": str(CHECKOUT),
         "ANSWER": str(script.parent / "answer"),
         "OMP_NUM_THREADS": "1",
     }
@@ -91,7 +90,7 @@ def test_started_in_the_checkout(script):
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     result = subprocess.run(
         [sys.executable, "-m", "timm_plugin", str(script), "--workers"],
-        cwd=ROOT,
+        cwd=CHECKOUT,
         env={**environment, "ANSWER": str(script.parent / "answer")},
         capture_output=True,
         text=True,

@@ -3,23 +3,20 @@
 import configparser
 import subprocess
 import sys
-from pathlib import Path
 
 import timm
 
 import timm_plugin
 from common._installed import version_numbers
+from tests.processes import CHECKOUT
+from tests.timm_plugin.helpers.models import REGISTERED
 from timm_plugin import _host as host
-
-from .models import REGISTERED
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def _python(code: str, *flags: str) -> subprocess.CompletedProcess:
     """Run ``code`` in a new interpreter that finds this checkout."""
     return subprocess.run(
-        [sys.executable, *flags, "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{code}"],
+        [sys.executable, *flags, "-c", f"import sys; sys.path.insert(0, {str(CHECKOUT)!r})\n{code}"],
         capture_output=True,
         text=True,
         check=False,
@@ -89,7 +86,7 @@ def test_somebody_elses_name_still_warns():
 
 def test_minimum_version_is_the_one_installed_by_the_extra():
     config = configparser.ConfigParser()
-    config.read(ROOT / "setup.cfg")
+    config.read(CHECKOUT / "setup.cfg")
     wanted = [line for line in config["options.extras_require"]["timm"].splitlines() if line.startswith("timm>=")]
     assert wanted == ["timm>=" + ".".join(map(str, host.MINIMUM_TIMM))]
     assert version_numbers(timm.__version__) >= host.MINIMUM_TIMM

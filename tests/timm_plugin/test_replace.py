@@ -8,11 +8,10 @@ from timm.utils import reparameterize_model
 
 from common.attention import FlowAttention
 from tests.compare import assert_close
+from tests.timm_plugin.helpers.logs import warnings_of
+from tests.timm_plugin.helpers.models import build, draw_filters, images
 from timm_plugin import attention_layer, replace_attention
 from timm_plugin.layers.attention import SelfAttention
-
-from .logs import warnings_of
-from .models import build, draw_filters, images
 
 VIT = dict(img_size=64, depth=2, num_classes=5)
 

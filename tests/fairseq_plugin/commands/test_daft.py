@@ -1,0 +1,191 @@
+"""DAFT's language models by fairseq's commands: precision, resuming, two processes, hydra, what is refused."""
+
+import json
+import math
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import yaml
+from fairseq.checkpoint_utils import load_model_ensemble_and_task
+
+from tests.fairseq_plugin.helpers.commands import USER_DIR, run_in_turn, run_module, run_two_processes, training_command
+from tests.fairseq_plugin.helpers.language_models import DAFT_FAMILY, SMALL
+from tests.fairseq_plugin.helpers.logs import entries, losses
+from tests.processes import run_program
+
+#: Of each architecture what makes most of the state of a training: noise of its own, a loss of two terms.
+ARGUMENTS = {
+    "daft_full_lm": ["--daft-free-bias"],
+    "daft_conv_lm": ["--daft-gumbel-temperature", "0.5", "--criterion", "sparse_cross_entropy"],
+}
+MODES = {
+    "plain": [],
+    "fp16": ["--fp16", "--fp16-no-flatten-grads"],
+    "memory-efficient fp16": ["--memory-efficient-fp16"],
+    "amp": ["--amp"],
+    "checkpointed": ["--checkpoint-activations"],
+    "noise": ["--quant-noise-pq", "0.1", "--attention-dropout", "0.1", "--decoder-layerdrop", "0.2"],
+}
+RUNS = [*(("daft_conv_lm", mode) for mode in MODES), ("daft_full_lm", "plain"), ("daft_full_lm", "fp16")]
+#: Batches of unequal numbers of tokens, and a regulariser that shows.
+UNEQUAL = (
+    "--dropout 0 --max-tokens 96 --sample-break-mode eos --no-epoch-checkpoints --criterion sparse_cross_entropy "
+    "--entropy-weight 1"
+).split()
+
+
+@pytest.fixture(scope="module")
+def trained(data_bin: str, tmp_path_factory: pytest.TempPathFactory):
+    """Six updates in every mode, three that another process continues and evaluates twice, one run of UNEQUAL."""
+    root = tmp_path_factory.mktemp("daft")
+
+    def training(arch: str, name: str, *arguments: str):
+        options = [*ARGUMENTS[arch], "--no-epoch-checkpoints", "--num-workers", "0", *arguments]
+        return "fairseq_cli.train", training_command(data_bin, str(root / arch / name), arch, *options), ""
+
+    commands = {(arch, mode): training(arch, mode, *MODES[mode]) for arch, mode in RUNS}
+    commands.update({(arch, "first half"): training(arch, "continued", "--max-update", "3") for arch in DAFT_FAMILY})
+    doubled = training_command(data_bin, str(root / "doubled"), "daft_conv_lm", *UNEQUAL, "--update-freq", "2")
+    commands["doubled"] = ("fairseq_cli.train", doubled, "")
+    logs = dict(zip(commands, run_in_turn(*commands.values())))
+    commands = {}
+    for arch in DAFT_FAMILY:
+        path = str(root / arch / "continued" / "checkpoint_last.pt")
+        evaluation = [data_bin, "--user-dir", USER_DIR, "--cpu", "--tokens-per-sample", "48", "--gen-subset", "valid"]
+        commands[arch, "second half"] = training(arch, "continued")
+        for name in ("evaluation", "evaluation again"):
+            commands[arch, name] = ("fairseq_cli.eval_lm", [*evaluation, "--path", path], "")
+    logs.update(zip(commands, run_in_turn(*commands.values())))
+    return SimpleNamespace(root=root, logs=logs)
+
+
+@pytest.mark.parametrize(("arch", "mode"), RUNS)
+def test_training_modes(trained, arch: str, mode: str) -> None:
+    """Precision, recomputed activations and noise that fairseq allows: a loss that falls, half precision as single."""
+    log = trained.logs[arch, mode]
+    numbers, plain = losses(log), losses(trained.logs[arch, "plain"])
+    assert len(numbers) == 6 and numbers[-1] < numbers[0] - 0.05
+    assert ('"loss_scale": "128"' in log) == ("fp16" in mode)
+    if mode in ("fp16", "memory-efficient fp16", "amp"):
+        assert max(abs(a - b) for a, b in zip(numbers, plain)) < 0.02
+    elif mode == "checkpointed":
+        assert numbers == plain
+    elif mode == "noise":
+        assert numbers != plain
+    if arch == "daft_conv_lm":
+        entropies = [entry["position_entropy"] for entry in entries(log, "train_inner")]
+        assert all(abs(entropy - 2 * 4 * math.log(9)) < 0.1 for entropy in entropies)
+
+
+@pytest.mark.parametrize("arch", DAFT_FAMILY)
+def test_resumed_training_is_the_same_training(trained, arch: str) -> None:
+    """Three updates, then three more in a new process, equal six at once: dropout, samples of selection and all."""
+    assert "Loaded checkpoint" in trained.logs[arch, "second half"]
+    resumed, whole = (entries(trained.logs[arch, name], "train_inner") for name in ("second half", "plain"))
+    keys = {"loss", "ppl", "gnorm", "position_entropy"} & set(whole[0])
+    assert len(resumed) == 3 and all(one[key] == other[key] for one, other in zip(resumed, whole[3:]) for key in keys)
+    states = [torch.load(trained.root / arch / name / "checkpoint_last.pt")["model"] for name in ("plain", "continued")]
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+
+
+@pytest.mark.parametrize("arch", DAFT_FAMILY)
+def test_evaluation_draws_nothing(trained, arch: str) -> None:
+    """fairseq-eval-lm repeats itself, with selection too, and agrees with the last validation."""
+    first, again = (
+        re.search(r"Perplexity: ([\d.]+)", trained.logs[arch, name]).group(1)
+        for name in ("evaluation", "evaluation again")
+    )
+    valid = entries(trained.logs[arch, "second half"], "valid")[-1]
+    assert first == again and math.isclose(float(first), 2.0 ** valid["valid_loss"], rel_tol=0.01)
+
+
+def test_two_processes_train_as_one(trained, data_bin: str, tmp_path: Path) -> None:
+    """Two gloo processes log and learn what one process with twice the --update-freq does, the regulariser included."""
+    two = run_two_processes(training_command(data_bin, str(tmp_path), "daft_conv_lm", *UNEQUAL))
+    logs = [entries(output, "train_inner") for output in (two[0], trained.logs["doubled"])]
+    assert len(logs[0]) == len(logs[1]) == 6 and len({entry["wpb"] for entry in logs[0]}) > 1
+    for key in ("loss", "ppl", "position_entropy"):
+        assert [entry[key] for entry in logs[0]] == [entry[key] for entry in logs[1]], key
+    states = [torch.load(folder / "checkpoint_last.pt")["model"] for folder in (tmp_path, trained.root / "doubled")]
+    assert max((states[0][name] - states[1][name]).abs().max().item() for name in states[0]) < 1e-5
+
+
+def test_hydra_training(data_bin: str, tmp_path: Path) -> None:
+    """fairseq-hydra-train with the options of model and criterion in a YAML file; its checkpoint holds them."""
+    sizes = {flag.strip("-").replace("-", "_"): int(value) for flag, value in zip(SMALL[::2], SMALL[1::2])}
+    config = {
+        "common": {"user_dir": USER_DIR, "cpu": True, "log_format": "json", "log_interval": 1},
+        "task": {"_name": "language_modeling", "data": data_bin, "tokens_per_sample": 48},
+        "model": {"_name": "daft_conv_lm", "daft_window": 9, "daft_gumbel_temperature": 0.25, **sizes},
+        "criterion": {"_name": "sparse_cross_entropy", "entropy_weight": 0.01},
+        "optimizer": {"_name": "adam"},
+        "lr_scheduler": {"_name": "fixed"},
+        "dataset": {"max_tokens": 384, "num_workers": 0},
+        "optimization": {"max_update": 3, "lr": [0.003]},
+        "checkpoint": {"save_dir": str(tmp_path / "out")},
+        "hydra": {"run": {"dir": str(tmp_path / "run")}},
+    }
+    (tmp_path / "tiny.yaml").write_text("# @package _group_\n" + yaml.safe_dump(config))
+    run_module("fairseq_cli.hydra_train", ["--config-dir", str(tmp_path), "--config-name", "tiny"])
+    (model,), stored, _ = load_model_ensemble_and_task([str(tmp_path / "out" / "checkpoint_last.pt")])
+    assert stored.criterion.entropy_weight == 0.01
+    inner = model.decoder.layers[1].self_attn.inner
+    assert (inner.options.window, inner.options.gumbel_temperature) == (9, 0.25)
+    assert inner.gamma.abs().max() > 0.0, "it was trained"
+
+
+# ---- Bad input at the command line
+
+# Each command in turn, whatever becomes of it, and the line that Python would print last.
+_FAILING = """
+import json, runpy, sys, traceback
+for module, arguments in json.loads(sys.argv[1]):
+    sys.argv = [module, *arguments]
+    try:
+        runpy.run_module(module, run_name="__main__")
+        print('\\nLAST ""', flush=True)
+    except BaseException as error:
+        print("\\nLAST", json.dumps("".join(traceback.format_exception_only(error))), flush=True)
+"""
+_POSITIVE = "allowed: an integer of at least 1"
+_SPARSE = "--criterion sparse_cross_entropy"
+REFUSED: dict[str, list[str]] = {
+    "daft_conv_lm --daft-window 0": ["ValueError: --daft-window is 0", _POSITIVE],
+    "daft_full_lm --daft-bias-dim 0": ["ValueError: --daft-bias-dim is 0", _POSITIVE],
+    "daft_conv_lm --daft-gumbel-temperature 0": ["ValueError: --daft-gumbel-temperature is 0.0; allowed: "],
+    "daft_conv_lm --daft-gumbel-temperature 0.5 --daft-local-only": ["ValueError: local_only is True; allowed with"],
+    "daft_conv_lm --decoder-attention-heads 5": ["ValueError: decoder_attention_heads is 5; allowed: ", "width 32"],
+    f"daft_conv_lm {_SPARSE} --entropy-weight -1": ["ValueError: entropy_weight is -1.0; allowed"],
+    f"flowformer_lm {_SPARSE}": ["ValueError: model is a FlowformerLanguageModel without DAFT-conv; "],
+}
+
+
+@pytest.fixture(scope="module")
+def last_lines(data_bin: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What each refused training ends with, and a prompt that is longer than the positions of daft_full_lm."""
+    folder = tmp_path_factory.mktemp("refused")
+    (folder / "long.txt").write_text(" ".join(["w3"] * 60) + "\n")
+    full = training_command(data_bin, str(folder), "daft_full_lm", "--max-update", "1", "--num-workers", "0")
+    prompted = [data_bin, "--user-dir", USER_DIR, "--cpu", "--task", "language_modeling"]
+    prompted += ["--path", str(folder / "checkpoint_last.pt"), "--input", str(folder / "long.txt")]
+    commands = {given: training_command(data_bin, str(folder / "none"), *given.split()) for given in REFUSED}
+    commands = [("fairseq_cli.train", command) for command in (*commands.values(), full)]
+    output = run_program(["-c", _FAILING, json.dumps([*commands, ("fairseq_cli.interactive", prompted)])])
+    lines = map(json.loads, re.findall(r"^LAST (.*)$", output, re.MULTILINE))
+    return dict(zip([*REFUSED, "training", "prompt"], lines))
+
+
+@pytest.mark.parametrize("given", REFUSED)
+def test_one_line_says_what_is_refused(last_lines: dict[str, str], given: str) -> None:
+    """The argument, what was given, what is allowed."""
+    assert len(last_lines[given].strip().splitlines()) == 1
+    assert all(part in last_lines[given] for part in REFUSED[given]), last_lines[given]
+
+
+def test_a_prompt_longer_than_the_positions(last_lines: dict[str, str]) -> None:
+    """fairseq-interactive names both lengths of what daft_full_lm cannot hold."""
+    assert last_lines["training"] == ""
+    assert "(=61)" in last_lines["prompt"] and "max_positions=48" in last_lines["prompt"]

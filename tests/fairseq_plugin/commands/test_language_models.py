@@ -1,0 +1,266 @@
+"""Every fairseq command, as a user runs it: train, resume, validate, evaluate, generate, interact, load in Python."""
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+import yaml
+from fairseq.checkpoint_utils import load_model_ensemble_and_task
+
+from tests.compare import assert_close
+from tests.fairseq_plugin.helpers.commands import USER_DIR, run_in_turn, run_module, run_two_processes, training_command
+from tests.fairseq_plugin.helpers.language_models import ARCHITECTURES, SMALL
+from tests.processes import CHECKOUT, run_program
+
+PROMPTS = "w3 w21 w28\nw5\n"
+
+
+def _entries(output: str, kind: str) -> list[dict[str, float]]:
+    """The numbers of fairseq's JSON log lines: ``train`` at the ends of epochs, ``train_inner``, ``valid``."""
+    lines = re.findall(rf"\| {kind} \| (\{{.*\}})", output)
+    return [{key: float(value) for key, value in json.loads(line).items()} for line in lines]
+
+
+def _perplexity(output: str) -> float:
+    return float(re.search(r"Perplexity: ([\d.]+)", output).group(1))
+
+
+# Commands differ by what a layer is, not by the attention inside it: these run each command in a process of its own,
+# as a user does, the others all commands in one process, which saves most of the time. flash_lm_base is here as a named
+# size, whose checkpoint holds another kind of configuration. The others train on samples of the greatest length with
+# --add-bos-token, which makes each one token longer.
+SEPARATELY = ("flowformer_lm", "flash_lm")
+CLASSES = {
+    "flowformer_lm": "FlowformerLanguageModel",
+    "flowformer_lm_wiki103": "FlowformerLanguageModel",
+    "linear_lm": "LinearLanguageModel",
+    "softmax_lm": "SoftmaxLanguageModel",
+    "flash_lm": "FlashLanguageModel",
+    "flash_lm_base": "FlashLanguageModel",
+    "flash_quad_lm": "FlashQuadLanguageModel",
+    "transformer_plus_lm": "TransformerPlusLanguageModel",
+    "transformer_pp_lm": "TransformerPlusPlusLanguageModel",
+    "mc_transformer_pp_lm": "MixedChunkTransformerLanguageModel",
+    "performer_lm": "PerformerLanguageModel",
+    "combiner_lm": "CombinerLanguageModel",
+    "daft_full_lm": "DaftFullLanguageModel",
+    "daft_conv_lm": "DaftConvLanguageModel",
+}
+LOAD = """
+import sys; sys.path.insert(0, {checkout!r})
+from fairseq_plugin import {name} as Model
+hub = Model.from_pretrained({folder!r}, "checkpoint_best.pt", data_name_or_path={data!r}).eval()
+print("CLASS", type(hub.models[0]).__name__)
+print("SCORES", hub.score("w3 w21 w28 w5")["positional_scores"].tolist())
+print("SAMPLE", hub.sample("w3 w21", beam=2, max_len_b=6))
+"""
+
+
+class Trained(NamedTuple):
+    """A short training and what every other command made of its checkpoint."""
+
+    arch: str
+    checkpoint: str
+    outputs: dict[str, str]
+
+
+@pytest.fixture(scope="module", params=[*ARCHITECTURES, "flash_lm_base"])
+def trained(request: pytest.FixtureRequest, data_bin: str, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """The output of every command: train, eval-lm, eval-lm with a context window, validate, generate, interactive,
+    and of ``from_pretrained`` in a script.
+    """
+    arch, folder = request.param, tmp_path_factory.mktemp(request.param)
+    bos = [] if arch in SEPARATELY else ["--add-bos-token"]
+    checkpoint = str(folder / "checkpoint_best.pt")
+    script = folder / "load.py"
+    script.write_text(LOAD.format(checkout=str(CHECKOUT), name=CLASSES[arch], folder=str(folder), data=data_bin))
+    base = [data_bin, "--user-dir", USER_DIR, "--path", checkpoint, "--cpu"]
+    evaluation = [*base, *bos, "--tokens-per-sample", "48", "--gen-subset", "valid"]
+    task = [*base, *bos, "--task", "language_modeling"]
+    lines = ["--sample-break-mode", "eos", "--prefix-size", "3", "--batch-size", "4"]
+    commands = {
+        "train": ("fairseq_cli.train", training_command(data_bin, str(folder), arch, *bos), ""),
+        "eval": ("fairseq_cli.eval_lm", evaluation, ""),
+        "window": ("fairseq_cli.eval_lm", [*evaluation, "--context-window", "40"], ""),
+        "validate": (
+            "fairseq_cli.validate",
+            [*task, "--valid-subset", "valid", "--max-tokens", "384", "--log-format", "json"],
+            "",
+        ),
+        "generate": (
+            "fairseq_cli.generate",
+            [*task, "--beam", "3", *lines, "--required-batch-size-multiple", "1"],
+            "",
+        ),
+        "interactive": (
+            "fairseq_cli.interactive",
+            [*task, "--beam", "3", "--buffer-size", "2", "--max-len-b", "99"],
+            PROMPTS,
+        ),
+        "load": (str(script), [], ""),
+    }
+    if arch in SEPARATELY:
+        outputs = [
+            run_program([file], stdin) if file.endswith(".py") else run_module(file, arguments, stdin)
+            for file, arguments, stdin in commands.values()
+        ]
+    else:
+        outputs = run_in_turn(*commands.values())
+    return Trained(arch, checkpoint, dict(zip(commands, outputs)))
+
+
+def test_training_learns(trained: Trained) -> None:
+    """The loss falls within a few updates and is finite; gated attention units begin no worse than by guessing."""
+    losses = [entry["loss"] for entry in _entries(trained.outputs["train"], "train_inner")]
+    assert len(losses) == 6 and losses[-1] < losses[0] - 0.05
+
+
+def test_evaluation(trained: Trained) -> None:
+    """fairseq-eval-lm, with a context window too, and fairseq-validate agree with the training's own validation."""
+    expected = 2.0 ** _entries(trained.outputs["train"], "valid")[-1]["valid_loss"]
+    plain = _perplexity(trained.outputs["eval"])
+    # With --add-bos-token fairseq-eval-lm leaves out the loss of that token itself.
+    assert math.isclose(plain, expected, rel_tol=0.01 if trained.arch in SEPARATELY else 0.1)
+    validated = _entries(trained.outputs["validate"], "valid")[-1]["valid_loss"]
+    assert math.isclose(2.0**validated, expected, rel_tol=0.01)
+    assert math.isclose(_perplexity(trained.outputs["window"]), plain, rel_tol=0.2)
+
+
+def test_generation(trained: Trained) -> None:
+    """Beam search of fairseq-generate, and of fairseq-interactive with prompts of unequal length, up to the limit."""
+    hypotheses = re.findall(r"^H-\d+\t(\S+)\t(.*)$", trained.outputs["generate"], re.MULTILINE)
+    assert len(hypotheses) == 20 and all(math.isfinite(float(score)) for score, _ in hypotheses)
+    answers = dict(re.findall(r"^H-(\d+)\t\S+\t(.*)$", trained.outputs["interactive"], re.MULTILINE))
+    assert answers["0"].startswith("w3 w21 w28") and answers["1"].startswith("w5")
+
+
+def test_loading_in_python(trained: Trained, data_bin: str) -> None:
+    """``from_pretrained`` in a new process gives the architecture's class, scores as here, and samples text."""
+    printed = trained.outputs["load"]
+    assert re.search(r"CLASS (\w+)", printed).group(1) == CLASSES[trained.arch]
+    (model,), _, task = load_model_ensemble_and_task([trained.checkpoint], arg_overrides={"data": data_bin})
+    sequence = task.source_dictionary.encode_line("w3 w21 w28 w5", add_if_not_exist=False).long()[None, :-1]
+    with torch.no_grad():
+        first = task.source_dictionary.bos() if task.args.add_bos_token else task.source_dictionary.eos()
+        logits = model.eval()(torch.cat([torch.full((1, 1), first), sequence], dim=1)[:, :-1])[0]
+    expected = logits.log_softmax(-1).gather(-1, sequence[..., None])[0, :, 0]
+    scores = torch.tensor(json.loads(re.search(r"SCORES (.*)", printed).group(1)))
+    assert_close("scores", scores, expected[-len(scores) :], tolerance=1e-4)
+    assert re.search(r"SAMPLE w3 w21", printed)
+
+
+@pytest.mark.parametrize("arch", ["flowformer_lm", "flash_lm"])
+def test_resumed_training_is_the_same_training(arch: str, data_bin: str, tmp_path: Path) -> None:
+    """Three updates, then three more from the checkpoint in a new process, equal six at once."""
+    split = training_command(data_bin, str(tmp_path / "split"), arch)
+    whole, _ = run_in_turn(
+        ("fairseq_cli.train", training_command(data_bin, str(tmp_path / "whole"), arch), ""),
+        ("fairseq_cli.train", [*split, "--max-update", "3"], ""),
+    )
+    resumed = run_module("fairseq_cli.train", split)
+    assert "Loaded checkpoint" in resumed
+    losses = [[entry["loss"] for entry in _entries(output, "train_inner")] for output in (whole, resumed)]
+    assert len(losses[1]) == 3 and losses[0][3:] == losses[1]
+    states = [torch.load(tmp_path / name / "checkpoint_last.pt")["model"] for name in ("whole", "split")]
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+
+
+# In one process: a training takes a second, importing fairseq two.
+MODES = {
+    "fp16": ["--fp16", "--fp16-no-flatten-grads"],
+    "memory-efficient-fp16": ["--memory-efficient-fp16"],
+    "amp": ["--amp"],
+    "checkpoint-activations": ["--checkpoint-activations", "--update-freq", "2"],
+    "adaptive-loss": [
+        "--criterion",
+        "adaptive_loss",
+        "--adaptive-softmax-cutoff",
+        "20,40",
+        "--add-bos-token",
+        "--ddp-backend",
+        "legacy_ddp",
+    ],
+}
+
+
+@pytest.fixture(scope="module", params=[*SEPARATELY, "flash_quad_lm"])
+def trained_in_modes(request: pytest.FixtureRequest, data_bin: str, tmp_path_factory: pytest.TempPathFactory):
+    """The logs of one training per mode."""
+    folder = tmp_path_factory.mktemp(f"{request.param}_modes")
+    commands = [
+        training_command(data_bin, str(folder / mode), request.param, "--max-update", "4", *arguments)
+        for mode, arguments in MODES.items()
+    ]
+    path = [data_bin, "--user-dir", USER_DIR, "--path", str(folder / "adaptive-loss" / "checkpoint_last.pt"), "--cpu"]
+    task = ["--task", "language_modeling", "--add-bos-token", "--tokens-per-sample", "48"]
+    evaluation = ("fairseq_cli.eval_lm", [*path, *task, "--gen-subset", "valid"], "")
+    # A whole line as the prefix ends in eos, after which fairseq's generation fails, for every architecture.
+    lines = ["--sample-break-mode", "eos", "--prefix-size", "3", "--required-batch-size-multiple", "1"]
+    lines += ["--max-tokens", "500"]
+    generation = ("fairseq_cli.generate", [*path, *task, *lines], "")
+    training = [("fairseq_cli.train", command, "") for command in commands]
+    return dict(zip([*MODES, "eval", "generate"], run_in_turn(*training, evaluation, generation)))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_training_modes(trained_in_modes: dict[str, str], mode: str) -> None:
+    """Precision, accumulation and criteria that fairseq allows, with a finite loss that falls."""
+    losses = [entry["loss"] for entry in _entries(trained_in_modes[mode], "train_inner")]
+    assert len(losses) == 4 and all(math.isfinite(loss) for loss in losses) and losses[-1] < losses[0]
+
+
+def test_adaptive_softmax_evaluates_and_generates(trained_in_modes: dict[str, str]) -> None:
+    """Of a model that was trained with adaptive loss and --add-bos-token on samples of the greatest length."""
+    expected = 2.0 ** _entries(trained_in_modes["adaptive-loss"], "valid")[-1]["valid_loss"]
+    # fairseq-eval-lm leaves out the loss of the added token, which is far from the others after four updates.
+    assert math.isclose(_perplexity(trained_in_modes["eval"]), expected, rel_tol=0.2)
+    scores = re.findall(r"^H-\d+\t(\S+)\t", trained_in_modes["generate"], re.MULTILINE)
+    assert len(scores) == 20 and all(math.isfinite(float(score)) for score in scores)
+
+
+def test_namespaces_in_a_checkpoint_load(data_bin: str, tmp_path: Path) -> None:
+    """``--optimizer sgd`` has no dataclass: its checkpoint holds an argparse.Namespace, which torch >= 2.6 refuses."""
+    options = ["--optimizer", "sgd", "--lr", "0.1", "--max-update", "2"]
+    run_module("fairseq_cli.train", training_command(data_bin, str(tmp_path), "flowformer_lm", *options))
+    evaluation = [data_bin, "--user-dir", USER_DIR, "--path", str(tmp_path / "checkpoint_last.pt"), "--cpu"]
+    assert math.isfinite(_perplexity(run_module("fairseq_cli.eval_lm", [*evaluation, "--tokens-per-sample", "48"])))
+
+
+def test_hydra_training(data_bin: str, tmp_path: Path) -> None:
+    """fairseq-hydra-train from a YAML file with model._name and common.user_dir; its checkpoint evaluates."""
+    sizes = {flag.strip("-").replace("-", "_"): int(value) for flag, value in zip(SMALL[::2], SMALL[1::2])}
+    config = {
+        "common": {"user_dir": USER_DIR, "cpu": True},
+        "task": {"_name": "language_modeling", "data": data_bin, "tokens_per_sample": 48},
+        "model": {"_name": "flowformer_lm", "flow_form": "paper", **sizes},
+        "criterion": {"_name": "cross_entropy"},
+        "optimizer": {"_name": "adam"},
+        "lr_scheduler": {"_name": "fixed"},
+        "dataset": {"max_tokens": 384},
+        "optimization": {"max_update": 3, "lr": [0.003]},
+        "checkpoint": {"save_dir": str(tmp_path / "out")},
+        "hydra": {"run": {"dir": str(tmp_path / "run")}},
+    }
+    (tmp_path / "tiny.yaml").write_text("# @package _group_\n" + yaml.safe_dump(config))
+    run_module("fairseq_cli.hydra_train", ["--config-dir", str(tmp_path), "--config-name", "tiny"])
+    checkpoint = tmp_path / "out" / "checkpoint_last.pt"
+    assert torch.load(checkpoint)["cfg"]["model"]["flow_form"] == "paper"
+    evaluation = [data_bin, "--user-dir", USER_DIR, "--path", str(checkpoint), "--tokens-per-sample", "48", "--cpu"]
+    assert math.isfinite(_perplexity(run_module("fairseq_cli.eval_lm", evaluation)))
+
+
+@pytest.mark.parametrize("arch", ["flowformer_lm", "flash_lm"])
+def test_two_processes_train_as_one(arch: str, data_bin: str, tmp_path: Path) -> None:
+    """Two gloo processes give the loss and the weights of one process with twice the --update-freq."""
+    common = ["--dropout", "0", "--max-tokens", "192"]
+    two = run_two_processes(training_command(data_bin, str(tmp_path / "two"), arch, *common))
+    doubled = training_command(data_bin, str(tmp_path / "one"), arch, *common, "--update-freq", "2")
+    one = run_module("fairseq_cli.train", doubled)
+    losses = [[entry["loss"] for entry in _entries(output, "train_inner")] for output in (two[0], one)]
+    assert losses[0] == losses[1]
+    states = [torch.load(tmp_path / name / "checkpoint_last.pt")["model"] for name in ("two", "one")]
+    assert max((states[0][name] - states[1][name]).abs().max().item() for name in states[0]) < 1e-6

@@ -1,0 +1,111 @@
+"""torch.compile of every architecture: outputs and gradients as without it, and no new graph for a new length."""
+
+import logging
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch._dynamo.utils import counters
+
+from tests.compare import assert_close, gradients
+from tests.fairseq_plugin.helpers.language_models import ARCHITECTURES, awake, build_model
+from tests.fairseq_plugin.helpers.masked_models import MASKED, build_masked, randomised
+from tests.fairseq_plugin.helpers.text import padded, tokens
+
+#: flowformer_lm_wiki103 is flowformer_lm in another size.
+CAUSAL = [name for name in ARCHITECTURES if name != "flowformer_lm_wiki103"]
+#: None fills the last chunk, row or block of any model, and all fill the same number of DAFT-full's blocks.
+LENGTHS = (71, 69, 90)
+FIRST = LENGTHS[0]
+#: Graph breaks and graphs of fairseq's own transformer_lm and roberta.
+STOCK_CAUSAL, STOCK_MASKED = (3, 3), (4, 6)
+#: Where parameters limit the length, one small graph more reads it.
+LIMITED = ("flash_quad_lm", "daft_full_lm")
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler(monkeypatch):
+    # pytest keeps every record of torch's trace log, which makes compiling slower.
+    monkeypatch.setattr(logging.getLogger("torch.__trace"), "disabled", True)
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+def causal(arch: str) -> nn.Module:
+    """A language model of one layer, in training without dropout."""
+    return awake(build_model(arch, "--decoder-layers", "1", "--dropout", "0"))
+
+
+def masked(arch: str) -> nn.Module:
+    """A masked language model of one layer, in training without dropout."""
+    return randomised(build_masked(arch, "--encoder-layers", "1", "--dropout", "0", "--attention-dropout", "0"), 0.3)
+
+
+def assert_same(compiled: nn.Module, model: nn.Module, sequence: Tensor) -> None:
+    """Logits and the gradients of every parameter."""
+    out, expected = compiled(sequence)[0], model(sequence)[0]
+    assert_close("logits", out, expected)
+    parameters = dict(model.named_parameters())
+    wanted = gradients(expected, parameters.values())
+    for name, gradient, one in zip(parameters, gradients(out, parameters.values()), wanted):
+        # What is exactly zero, as of a key's bias under softmax, is a rounding error on both sides.
+        if one.norm() > 1e-4 or gradient.norm() > 1e-4:
+            assert_close(f"gradient of {name}", gradient, one, 5e-5)
+
+
+def breaks_and_graphs(model: nn.Module, sequence: Tensor) -> tuple:
+    """How often the graph of ``model`` breaks, and how many graphs that makes."""
+    counter = CompileCounterWithBackend("eager")
+    torch.compile(model, backend=counter, dynamic=True)(sequence)
+    return sum(counters["graph_break"].values()), counter.frame_count
+
+
+def assert_any_length(model: nn.Module, sequences: list) -> tuple:
+    """The model of the first of ``sequences`` compiled serves the others; its graph breaks and graphs."""
+    counter = CompileCounterWithBackend("eager")
+    compiled = torch.compile(model, backend=counter, dynamic=True)
+    assert_same(compiled, model, sequences[0])
+    breaks = sum(counters["graph_break"].values())
+    with torch.compiler.set_stance("fail_on_recompile"):
+        for sequence in sequences[1:]:
+            assert_same(compiled, model, sequence)
+    return breaks, counter.frame_count
+
+
+def test_where_stock_models_break():
+    """fairseq's own code asks whether there is padding; what follows compares with these numbers."""
+    assert breaks_and_graphs(build_model("transformer_lm"), tokens(2, FIRST)) == STOCK_CAUSAL
+    torch._dynamo.reset()
+    counters.clear()
+    assert breaks_and_graphs(build_masked("roberta"), padded(tokens(2, FIRST), 3, 4)) == STOCK_MASKED
+
+
+@pytest.mark.parametrize("arch", CAUSAL)
+def test_causal_models_of_any_length(arch):
+    model, sequences = causal(arch), [tokens(2, length, seed=length) for length in LENGTHS]
+    breaks, graphs = STOCK_CAUSAL
+    assert assert_any_length(model, sequences) == (breaks, graphs + (arch in LIMITED))
+
+
+@pytest.mark.parametrize("arch", MASKED)
+def test_masked_models_of_any_length(arch):
+    model, sequences = masked(arch), [padded(tokens(2, length - 7, seed=length), 3, 4) for length in LENGTHS]
+    breaks, graphs = assert_any_length(model, sequences)
+    # Beside RoBERTa's: the last normalisation, which it has not.
+    assert breaks == STOCK_MASKED[0] and graphs <= STOCK_MASKED[1] + 1
+
+
+def test_lengths_below_one_chunk():
+    assert_any_length(causal("flash_lm"), [tokens(2, length) for length in (13, 7, 11)])
+
+
+# Its decompositions are those of the default backend. "aot_eager" trusts what torch says of the layout of
+# native_dropout_backward's and elu_backward's results, which is wrong for (T, B, C) in torch 2.15, stock models too.
+@pytest.mark.parametrize("arch", ["flowformer_lm", "flash_lm", "flash_quad_lm", "flash_mlm", "flash_quad_mlm"])
+def test_the_backward_pass_is_traced_too(arch):
+    model = masked(arch) if arch in MASKED else causal(arch)
+    compiled = torch.compile(model, backend="aot_eager_decomp_partition", dynamic=False)
+    assert_same(compiled, model, padded(tokens(2, 31), 6, 0))

@@ -1,0 +1,396 @@
+"""The language models of the DAFT paper: sizes, defaults, what every option does, selection, bad input."""
+
+import pytest
+import torch
+from fairseq import options
+from fairseq.models import MODEL_DATACLASS_REGISTRY
+from fairseq.modules import MultiheadAttention
+from torch import nn
+from torch.nn import functional as F
+
+from common.ops.daft.conv_reference import daft_conv_reference
+from common.ops.daft.full_reference import daft_full_reference
+from fairseq_plugin.modules.multihead_attention import InnerMultiheadAttention, LayerDesign, NoProjection
+from tests.compare import assert_close, gradients
+from tests.fairseq_plugin.helpers.language_models import DAFT_FAMILY, awake, build_model
+from tests.fairseq_plugin.helpers.text import tokens
+
+PAD = 1
+
+
+def _logits(model: nn.Module, length: int = 101) -> torch.Tensor:
+    with torch.no_grad():
+        return model.eval()(tokens(2, length))[0]
+
+
+def _decoded(model: nn.Module, sequence: torch.Tensor) -> torch.Tensor:
+    """Logits (B, T, V) one step at a time."""
+    state, steps = {}, []
+    with torch.no_grad():
+        for end in range(1, sequence.shape[1] + 1):
+            steps.append(model.decoder(sequence[:, :end], incremental_state=state)[0])
+    return torch.cat(steps, dim=1)
+
+
+def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+
+
+# ---- The attention between fairseq's projections
+
+WINDOW, LENGTH = 5, 13
+
+
+def _daft_full(query: bool) -> InnerMultiheadAttention:
+    torch.manual_seed(0)
+    attention = InnerMultiheadAttention(
+        16, 4, LayerDesign("daft_full", {"bias_dim": 3, "query": query}, max_tokens=LENGTH + 2), causal=True
+    )
+    return awake(attention)
+
+
+def _daft_conv(query: bool) -> InnerMultiheadAttention:
+    torch.manual_seed(0)
+    return awake(InnerMultiheadAttention(16, 4, LayerDesign("daft_conv", {"window": WINDOW, "query": query}), True))
+
+
+@pytest.mark.parametrize("query", [True, False], ids=["query", "no-query"])
+@pytest.mark.parametrize("name", ["daft_full", "daft_conv"])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_equals_the_paper_between_projections(name: str, query: bool, side: str) -> None:
+    """(T, B, C) in and out: equation 5 of the projections, forward and gradients, beside padding."""
+    attention = (_daft_full if name == "daft_full" else _daft_conv)(query).double().eval()
+    x = torch.randn(LENGTH, 2, 16, dtype=torch.double, requires_grad=True)
+    padding = torch.zeros(2, LENGTH, dtype=torch.bool)
+    padding[1, slice(0, 4) if side == "left" else slice(LENGTH - 4, LENGTH)] = True
+    out, weights = attention(x, x, x, key_padding_mask=padding)
+    # T x B x C -> B x T x C
+    q, k, v = (
+        None if isinstance(project, NoProjection) else project(x).transpose(0, 1)
+        for project in (attention.q_proj, attention.k_proj, attention.v_proj)
+    )
+    if name == "daft_full":
+        w = attention.inner.pe0 @ attention.inner.pe1.T
+        attended = daft_full_reference(q, k, v, w, causal=True, key_padding_mask=padding)
+    else:
+        r, gamma, beta = attention.inner.r, attention.inner.gamma, attention.inner.beta
+        r = gamma * (r - r.mean(1, keepdim=True)) / r.std(1, keepdim=True, unbiased=False) + beta
+        attended = daft_conv_reference(q, k, v, r, causal=True, key_padding_mask=padding)
+    expected = attention.out_proj(attended).transpose(0, 1)
+    assert weights is None
+    # The deviation of a filter has an epsilon.
+    assert_close("out", out, expected, tolerance=1e-5)
+    wanted = {"x": x, **dict(attention.named_parameters())}
+    for given, actual, literal in zip(wanted, gradients(out, wanted.values()), gradients(expected, wanted.values())):
+        if given != "k_proj.bias":  # a constant of all keys, which cancels: 0 but for rounding
+            assert_close(f"gradient of {given}", actual, literal, tolerance=1e-4)
+
+
+@pytest.mark.parametrize("query", [True, False], ids=["query", "no-query"])
+def test_projections_are_fairseqs(query: bool) -> None:
+    """Names and shapes, but for one key per head of DAFT-conv and no projection to queries where there are none."""
+    stock = {name: tuple(p.shape) for name, p in MultiheadAttention(16, 4, self_attention=True).named_parameters()}
+    if not query:
+        del stock["q_proj.weight"], stock["q_proj.bias"]
+    full, conv = ({n: s for n, s in _shapes(f(query)).items() if "inner" not in n} for f in (_daft_full, _daft_conv))
+    assert full == stock
+    assert conv == {**stock, "k_proj.weight": (4, 16), "k_proj.bias": (4,)}
+
+
+def test_narrow_keys_start_as_fairseqs() -> None:
+    """Xavier's bound for the width of one key per head, times fairseq's gain for q, k and v."""
+    weight = InnerMultiheadAttention(256, 64, LayerDesign("daft_conv"), causal=True).k_proj.weight
+    bound = (0.5 * 6.0 / (256 + 64)) ** 0.5
+    assert 0.99 * bound <= weight.abs().max() <= bound
+    assert abs(weight.std().item() - bound / 3**0.5) <= 0.02 * bound
+
+
+@pytest.mark.parametrize("arguments", [[], ["--daft-no-query"]], ids=["query", "no-query"])
+@pytest.mark.parametrize("arch", DAFT_FAMILY)
+def test_quantisation_noise_reaches_every_projection(arch: str, arguments) -> None:
+    """Blocks of the weights are zeroed in training, those of the narrow keys too."""
+    model = build_model(arch, "--quant-noise-pq", "0.5", "--decoder-attention-heads", "32", *arguments).train()
+    model(tokens(2, 20))
+    for layer in model.decoder.layers:
+        attention = layer.self_attn
+        projections = [attention.q_proj, attention.k_proj, attention.v_proj, attention.out_proj]
+        assert isinstance(attention.q_proj, NoProjection) == bool(arguments)
+        for linear in projections[bool(arguments) :]:
+            assert 0.25 < (linear.weight == 0.0).float().mean() < 0.75
+
+
+# ---- The paper's models
+
+_LAYER = 3 * (512 * 512 + 512) + (512 * 2048 + 2048) + (2048 * 512 + 512) + 4 * 512  # but for keys and positions
+
+
+@pytest.mark.parametrize(
+    ("arch", "length", "attention"),
+    [
+        ("daft_full_lm_enwik8", 1024, (512 * 512 + 512) + 2 * 1024 * 128),
+        ("daft_full_lm_cifar10", 3072, (512 * 512 + 512) + 2 * 3072 * 256),
+        ("daft_conv_lm_enwik8", 1024, (512 * 8 + 8) + 8 * (64 + 2)),
+        ("daft_conv_lm_cifar10", 3072, (512 * 8 + 8) + 8 * (256 + 2)),
+    ],
+)
+def test_named_sizes(arch: str, length: int, attention: int) -> None:
+    """12 layers, width 512, FFN 2048, dropout 0.1, counted to the last parameter with 256 symbols."""
+    with torch.device("meta"):
+        model = build_model(arch, "--tokens-per-sample", str(length), sizes=(), words=252)
+    decoder = model.decoder
+    assert (len(decoder.layers), decoder.embed_dim, decoder.dropout_module.p) == (12, 512, 0.1)
+    assert all(layer.fc1.out_features == 2048 and layer.normalize_before for layer in decoder.layers)
+    expected = 12 * (_LAYER + attention) + 2 * 512 + 2 * 256 * 512  # layers, last norm, embeddings and output
+    assert sum(parameter.numel() for parameter in model.parameters()) == expected
+    inner = decoder.layers[11].self_attn.inner
+    if arch.startswith("daft_full"):
+        assert (inner.shape.max_tokens, inner.options.bias_dim) == (length, 256 if "cifar10" in arch else 128)
+    else:
+        assert (inner.options.window, inner.shape.num_heads) == (256 if "cifar10" in arch else 64, 8)
+
+
+def _parsed(arch: str, *arguments: str):
+    command = ["data", "--task", "language_modeling", "--arch", arch, *arguments]
+    return options.parse_args_and_arch(options.get_training_parser(), command)
+
+
+@pytest.mark.parametrize("size", ["enwik8", "cifar10"])
+@pytest.mark.parametrize(("arch", "option"), [("daft_full_lm", "daft_bias_dim"), ("daft_conv_lm", "daft_window")])
+def test_users_options_win_over_a_named_size(arch: str, option: str, size: str) -> None:
+    """A size fills in only what the command line leaves open; widths in and out follow that of the layers."""
+    flags = "--decoder-layers 2 --decoder-embed-dim 48 --decoder-ffn-embed-dim 80 --decoder-attention-heads 3"
+    parsed = _parsed(f"{arch}_{size}", *flags.split(), "--dropout", "0.3", f"--{option.replace('_', '-')}", "7")
+    assert (parsed.decoder_layers, parsed.decoder_embed_dim, parsed.decoder_ffn_embed_dim) == (2, 48, 80)
+    assert (parsed.decoder_input_dim, parsed.decoder_output_dim) == (48, 48)
+    assert (parsed.decoder_attention_heads, parsed.dropout, getattr(parsed, option)) == (3, 0.3, 7)
+    assert _parsed(f"{arch}_{size}").decoder_attention_heads == (1 if arch == "daft_full_lm" else 8)
+
+
+def test_defaults_are_the_papers() -> None:
+    """Biases of width 128 for as many tokens as one trains on; a window of 64 with queries and scaled filters."""
+    sizes = ("--decoder-layers", "1", "--decoder-embed-dim", "32", "--decoder-input-dim", "32")
+    sizes = (*sizes, "--decoder-output-dim", "32")
+    full, conv = (build_model(arch, sizes=sizes).decoder.layers[0].self_attn.inner for arch in DAFT_FAMILY)
+    assert (full.causal, full.shape.max_tokens, full.options.as_dict()) == (True, 256, {"bias_dim": 128, "query": True})
+    expected = dict(window=64, query=True, local_only=False, reparameterize=True, gumbel_temperature=None)
+    assert (conv.causal, conv.shape.num_heads, conv.options.as_dict()) == (True, 8, expected)
+    assert conv.position_bias().abs().max() == 0.0
+
+
+def test_biases_are_for_the_longest_input() -> None:
+    """--max-target-positions where it is given, otherwise --tokens-per-sample; fairseq's generator knows it."""
+    for arguments, limit in (((), 256), (("--max-target-positions", "300"), 300)):
+        model = build_model("daft_full_lm", *arguments)
+        assert model.decoder.layers[0].self_attn.inner.pe0.shape == (limit, 12)
+        assert model.max_positions() == limit
+
+
+# ---- Options. Each changes what is computed, given the same parameters, or the parameters themselves.
+
+OPTIONS: dict[str, dict[str, str]] = {
+    "daft_full_lm": {"bias_dim": "--daft-bias-dim 5", "free_bias": "--daft-free-bias", "no_query": "--daft-no-query"},
+    "daft_conv_lm": {
+        "window": "--daft-window 5",
+        "no_query": "--daft-no-query",
+        "local_only": "--daft-local-only",
+        "plain_filter": "--daft-plain-filter",
+        "gumbel_temperature": "--daft-gumbel-temperature 0.5",
+    },
+}
+REACHED: dict[str, tuple[str, object]] = {
+    "--daft-bias-dim 5": ("bias_dim", 5),
+    "--daft-free-bias": ("bias_dim", None),
+    "--daft-no-query": ("query", False),
+    "--daft-window 5": ("window", 5),
+    "--daft-local-only": ("local_only", True),
+    "--daft-plain-filter": ("reparameterize", False),
+    "--daft-gumbel-temperature 0.5": ("gumbel_temperature", 0.5),
+}
+
+
+@pytest.mark.parametrize("arch", DAFT_FAMILY)
+def test_every_option_is_tried_below(arch: str) -> None:
+    """OPTIONS names every ``--daft-...`` option of the architecture."""
+    own = {name for name in MODEL_DATACLASS_REGISTRY[arch].__dataclass_fields__ if name.startswith("daft_")}
+    assert own == {f"daft_{name}" for name in OPTIONS[arch]}
+
+
+@pytest.mark.parametrize(
+    ("arch", "arguments"),
+    [(arch, flags) for arch in DAFT_FAMILY for flags in OPTIONS[arch].values()],
+    ids=lambda value: value.replace("--daft-", "").replace(" ", "-"),
+)
+def test_option_changes_the_model(arch: str, arguments: str) -> None:
+    """In every layer the module is told, and parameters are other ones, or the same ones give other logits."""
+    plain, changed = awake(build_model(arch)), awake(build_model(arch, *arguments.split()))
+    name, value = REACHED[arguments]
+    for layer in changed.decoder.layers:
+        assert getattr(layer.self_attn.inner.options, name) == value
+    assert all(getattr(layer.self_attn.inner.options, name) != value for layer in plain.decoder.layers)
+    if _shapes(plain) == _shapes(changed):
+        changed.load_state_dict(plain.state_dict())
+        assert (_logits(plain) - _logits(changed)).abs().max() > 1e-3
+    else:
+        for i in range(2):
+            assert _shapes(plain.decoder.layers[i]) != _shapes(changed.decoder.layers[i])
+        assert torch.isfinite(_logits(changed)).all()
+
+
+@pytest.mark.parametrize("heads", ["1", "2", "32"])
+def test_heads_of_daft_full_are_without_effect(heads: str) -> None:
+    """As the option says."""
+    expected = awake(build_model("daft_full_lm"))
+    model = build_model("daft_full_lm", "--decoder-attention-heads", heads)
+    model.load_state_dict(expected.state_dict())
+    assert_close("logits", _logits(model), _logits(expected), tolerance=1e-6)
+
+
+def test_window_and_what_is_outside_of_it() -> None:
+    """With a window alone a token sees as many as it holds per layer; otherwise every one before it."""
+    sequence = tokens(1, 40)
+    for arguments, seen in ((["--daft-local-only"], 2 * (9 - 1)), ([], 39)):
+        model = awake(build_model("daft_conv_lm", "--no-token-positional-embeddings", *arguments)).eval()
+        embedded: list = []
+        model.decoder.embed_tokens.register_forward_hook(
+            lambda module, args, out, kept=embedded: kept.append(out) or out
+        )
+        (gradient,) = torch.autograd.grad(model(sequence)[0][:, 39].square().sum(), embedded)
+        reached = gradient[0].abs().amax(-1) > 0.0
+        assert reached.tolist() == [39 - t <= seen for t in range(40)]
+
+
+VARIANTS = {
+    "daft_full_lm": ["--daft-free-bias", "--daft-no-query"],
+    "daft_conv_lm": [
+        "--daft-local-only",
+        "--daft-plain-filter",
+        "--daft-no-query",
+        "--daft-gumbel-temperature 0.5",
+        "--daft-gumbel-temperature 0.5 --daft-plain-filter --daft-no-query",
+        "--daft-window 1",
+        "--daft-window 64",
+        "--decoder-attention-heads 32",
+    ],
+}
+
+
+@pytest.mark.parametrize("arch", DAFT_FAMILY)
+def test_variants_decode_as_they_attend(arch: str) -> None:
+    """Step by step, over left-padded rows and past the window, the logits of the full forward."""
+    sequence = tokens(3, 41)
+    for row, padding in enumerate((9, 0, 17)):
+        sequence[row, :padding] = PAD
+    real = sequence.ne(PAD)
+    for arguments in VARIANTS[arch]:
+        model = awake(build_model(arch, *arguments.split())).eval()
+        with torch.no_grad():
+            full = model(sequence)[0]
+        error = (full - _decoded(model, sequence))[real].abs().max()
+        assert error <= 1e-4, f"{arguments}: {error:.2e}"
+
+
+# ---- Selection by Gumbel-softmax (Equation 11)
+
+
+def test_selection_is_sampled_in_training_alone() -> None:
+    """Each training step draws one; evaluation does not, and takes each head's largest bias alone."""
+    model = awake(build_model("daft_conv_lm", "--daft-gumbel-temperature", "0.5", "--dropout", "0")).train()
+    first, second = (model(tokens(2, 30))[0] for _ in range(2))
+    assert (first - second).abs().max() > 1e-3
+    assert torch.equal(_logits(model), _logits(model))
+    (first.square().mean() + second.square().mean()).backward()
+    for layer in model.decoder.layers:
+        inner = layer.self_attn.inner
+        for parameter in (inner.r, inner.gamma, inner.beta):
+            assert torch.isfinite(parameter.grad).all() and parameter.grad.abs().max() > 0.0
+    expected = build_model("daft_conv_lm", "--daft-plain-filter")
+    state = model.state_dict()
+    for i, layer in enumerate(model.decoder.layers):
+        r = layer.self_attn.inner.position_bias().detach()
+        one_hot = F.one_hot(r.argmax(1), r.shape[1])
+        prefix = f"decoder.layers.{i}.self_attn.inner"
+        del state[f"{prefix}.gamma"], state[f"{prefix}.beta"]
+        state[f"{prefix}.r"] = r * one_hot
+    expected.load_state_dict(state)
+    assert_close("logits", _logits(model), _logits(expected))
+
+
+def test_temperature_sharpens_the_sample() -> None:
+    """Near 0 a training step uses one entry of a filter alone, at a high temperature all of them, evenly."""
+    for temperature, low, high in (("0.01", 0.8, 1.0), ("100", 0.0, 0.15)):
+        inner = awake(build_model("daft_conv_lm", "--daft-gumbel-temperature", temperature)).decoder.layers[0]
+        inner = inner.self_attn.inner.train()
+        weights = torch.stack([inner._filters() / inner.position_bias() for _ in range(20)])
+        assert low <= weights.amax(-1).mean() <= high
+
+
+# ---- Bad input
+
+
+@pytest.mark.parametrize(
+    ("arch", "arguments", "message"),
+    [
+        ("daft_conv_lm", "--daft-window 0", "--daft-window is 0; allowed: an integer of at least 1"),
+        ("daft_conv_lm", "--daft-window -4", "--daft-window is -4; allowed: an integer of at least 1"),
+        ("daft_conv_lm", "--daft-gumbel-temperature 0", "--daft-gumbel-temperature is 0.0; allowed: a number above 0"),
+        (
+            "daft_conv_lm",
+            "--daft-gumbel-temperature nan",
+            "--daft-gumbel-temperature is nan; allowed: a number above 0",
+        ),
+        ("daft_conv_lm", "--daft-gumbel-temperature 1 --daft-local-only", "local_only is True; allowed with a gumbel"),
+        ("daft_full_lm", "--daft-bias-dim 0", "--daft-bias-dim is 0; allowed: an integer of at least 1"),
+        ("daft_full_lm", "--max-target-positions 0", "--max-target-positions is 0; allowed: an integer of at least 1"),
+        *(
+            (arch, f"--decoder-attention-heads {heads}", f"heads is {heads}; allowed: a divisor of the width 32")
+            for arch in DAFT_FAMILY
+            for heads in (5, 0)
+        ),
+        *(
+            (arch, "--decoder-xformers-att-config {'name':'linformer'}", "xformers_att_config is")
+            for arch in DAFT_FAMILY
+        ),
+    ],
+    ids=lambda value: None if " is " in value else value.replace("--", "").replace(" ", "-"),
+)
+def test_bad_options_are_named(arch: str, arguments: str, message: str) -> None:
+    """At construction: the argument, what was given, and what is allowed."""
+    with pytest.raises(ValueError, match=message):
+        build_model(arch, *arguments.split())
+
+
+@pytest.mark.parametrize("arguments", [[], ["--daft-free-bias"], ["--no-token-positional-embeddings"]], ids=str)
+def test_more_tokens_than_positions(arguments) -> None:
+    """Both lengths are named, in the full forward and while decoding; up to the limit all is well."""
+    model = build_model("daft_full_lm", "--tokens-per-sample", "8", *arguments).eval()
+    sequence, state = tokens(2, 9), {}
+    with torch.no_grad():
+        assert_close("logits", _decoded(model, sequence[:, :8]), model(sequence[:, :8])[0], tolerance=1e-5)
+        with pytest.raises(ValueError, match=r"9 tokens; allowed: 8, .*--max-target-positions or --tokens-per-sample"):
+            model(sequence)
+        for end in range(1, 9):
+            model.decoder(sequence[:, :end], incremental_state=state)
+        with pytest.raises(ValueError, match=r"9 tokens; allowed: 8, .*--max-target-positions or --tokens-per-sample"):
+            model.decoder(sequence, incremental_state=state)
+
+
+def test_the_token_of_add_bos_has_a_position() -> None:
+    """Without --max-target-positions there is one more position than --tokens-per-sample."""
+    model = build_model("daft_full_lm", "--tokens-per-sample", "8", "--add-bos-token").eval()
+    assert model.max_positions() == model.decoder.layers[0].self_attn.inner.shape.max_tokens == 9
+    assert _logits(model, 9).shape[1] == 9
+    with pytest.raises(ValueError, match="10 tokens; allowed: 9"):
+        model(tokens(1, 10))
+
+
+def test_daft_conv_takes_any_length() -> None:
+    """It has no limit of its own: longer than the window, and than what it was trained on."""
+    model = awake(build_model("daft_conv_lm", "--tokens-per-sample", "8"))
+    assert torch.isfinite(_logits(model, 50)).all()
+
+
+@pytest.mark.parametrize("arch", DAFT_FAMILY)
+def test_full_context_is_refused(arch: str) -> None:
+    """A causal decoder asked to see the future says so."""
+    with pytest.raises(ValueError, match="full_context_alignment"):
+        build_model(arch)(tokens(1, 4), full_context_alignment=True)

@@ -1,0 +1,140 @@
+"""Token by token, with padding, and after a beam reorder, decoding gives the full forward's logits."""
+
+import pytest
+import torch
+
+from tests.compare import assert_close
+from tests.fairseq_plugin.helpers.language_models import ARCHITECTURES, awake, build_model
+from tests.fairseq_plugin.helpers.text import tokens
+
+PAD = 1
+POSITIONS = {"learned": ["--decoder-learned-pos"], "none": ["--no-token-positional-embeddings"]}
+#: Those whose decoding state does not grow with the tokens seen.
+CONSTANT = ("flowformer_lm", "linear_lm", "flash_lm", "mc_transformer_pp_lm", "performer_lm", "daft_conv_lm")
+LAYERS, HEADS, WIDTH, EXPANDED, QUERY, CHUNK = 2, 4, 32, 64, 128, 16  # of the models of toy.build_model
+
+
+def _model(arch: str, *arguments: str):
+    return awake(build_model(arch, *arguments)).eval()
+
+
+def _left_padded(real: torch.Tensor, padding) -> torch.Tensor:
+    """Rows of ``real`` with their first ``padding[b]`` tokens replaced by padding."""
+    padded = real.clone()
+    for row, count in enumerate(padding):
+        padded[row, :count] = PAD
+    return padded
+
+
+def _decode(model, sequence: torch.Tensor) -> torch.Tensor:
+    """Logits (B, T, V) collected one step at a time through fairseq's incremental state."""
+    state, steps = {}, []
+    for end in range(1, sequence.shape[1] + 1):
+        steps.append(model.decoder(sequence[:, :end], incremental_state=state)[0])
+    return torch.cat(steps, dim=1)
+
+
+@pytest.mark.parametrize("positions", POSITIONS)
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_steps_equal_the_full_forward(arch: str, positions: str) -> None:
+    """Also over left-padded prefixes of unequal length in one batch, and across several chunks."""
+    model = _model(arch, *POSITIONS[positions])
+    sequence = _left_padded(tokens(3, 101), (9, 0, 50))
+    with torch.no_grad():
+        full, stepped = model(sequence)[0], _decode(model, sequence)
+    real = sequence.ne(PAD)
+    assert (full - stepped)[real].abs().max() <= 1e-4
+    assert torch.isfinite(stepped).all() and torch.isfinite(full).all()
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_a_row_of_padding_alone_is_not_nan(arch: str) -> None:
+    """Forward, backward and decoding."""
+    model = awake(build_model(arch))
+    sequence = _left_padded(tokens(2, 21), (21, 0))
+    model(sequence)[0].sum().backward()
+    assert all(torch.isfinite(parameter.grad).all() for parameter in model.parameters() if parameter.grad is not None)
+    with torch.no_grad():
+        assert torch.isfinite(_decode(model.eval(), sequence)).all()
+
+
+@pytest.mark.parametrize("length", [20, 31, 32], ids=["inside-a-chunk", "before-its-end", "at-its-end"])
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_reordered_state_continues_the_other_row(arch: str, length: int) -> None:
+    """What beam search does between steps: rows, each at its own place in a chunk, are dropped, doubled and swapped."""
+    model = _model(arch)
+    prefixes = _left_padded(tokens(3, length), (0, 4, 11))
+    order = torch.tensor([2, 0, 0, 1])
+    continuation = tokens(4, 14, seed=5)
+    sequence = torch.cat([prefixes[order], continuation], dim=1)
+    state = {}
+    with torch.no_grad():
+        for end in range(1, length + 1):
+            model.decoder(prefixes[:, :end], incremental_state=state)
+        model.decoder.reorder_incremental_state_scripting(state, order)
+        steps = [
+            model.decoder(sequence[:, :end], incremental_state=state)[0]
+            for end in range(length + 1, sequence.shape[1] + 1)
+        ]
+        assert_close("logits", torch.cat(steps, dim=1), model(sequence)[0][:, length:], tolerance=1e-4)
+
+
+def _state_sizes(arch: str, length: int):
+    """Number of elements of the state after each of ``length`` steps of three rows, and the last state."""
+    model = build_model(arch).eval()
+    sequence, state, sizes = tokens(3, length), {}, []
+    with torch.no_grad():
+        for end in range(1, length + 1):
+            model.decoder(sequence[:, :end], incremental_state=state)
+            sizes.append(sum(value.numel() for entry in state.values() for value in entry.values()))
+    return sizes, state
+
+
+@pytest.mark.parametrize("arch", CONSTANT)
+def test_state_is_of_constant_size(arch: str) -> None:
+    """Every entry has the batch first, and none grows with the tokens seen."""
+    sizes, state = _state_sizes(arch, 2 * CHUNK + 8)
+    assert len(set(sizes)) == 1
+    assert all(value.shape[0] == 3 for entry in state.values() for value in entry.values())
+
+
+@pytest.mark.parametrize("arch", sorted(set(ARCHITECTURES) - {*CONSTANT, "flowformer_lm_wiki103"}))
+def test_state_of_quadratic_models_grows_by_the_token(arch: str) -> None:
+    """Each step adds the same number of elements, so that memory is O(T) and not O(T²); the batch comes first."""
+    sizes, state = _state_sizes(arch, 24)
+    assert len(set(torch.tensor(sizes).diff().tolist())) == 1 and sizes[0] < sizes[1]
+    assert all(value.shape[0] == 3 for entry in state.values() for value in entry.values())
+
+
+@pytest.mark.parametrize(
+    ("arch", "heads", "s", "e"),
+    [("flash_lm", HEADS, QUERY, EXPANDED // HEADS), ("mc_transformer_pp_lm", HEADS, WIDTH // HEADS, WIDTH // HEADS)],
+)
+def test_state_is_one_matrix_and_a_chunk_of_rows(arch: str, heads: int, s: int, e: int) -> None:
+    """Per layer and head the s x e sum of the chunks before, and C rows of both keys and the value."""
+    _, state = _state_sizes(arch, 3 * CHUNK)
+    (entries,) = {frozenset(entry) for entry in state.values()}
+    assert len(state) == LAYERS and entries == {"count", "sum_kv", "k_quad", "k_lin", "v"}
+    for entry in state.values():
+        assert entry["count"].tolist() == [3 * CHUNK] * 3
+        assert entry["sum_kv"].shape == (3, heads, s, e)
+        assert entry["k_quad"].shape == entry["k_lin"].shape == (3, heads, CHUNK, s)
+        assert entry["v"].shape == (3, heads, CHUNK, e)
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_future_tokens_change_nothing(arch: str) -> None:
+    """Causality of the whole model: earlier logits are equal, and have no gradient from later embeddings."""
+    model = _model(arch)
+    sequence = tokens(1, 101)
+    changed = sequence.clone()
+    changed[0, 70:] = tokens(1, 31, seed=9)[0]
+    with torch.no_grad():
+        assert torch.equal(model(sequence)[0][:, :70], model(changed)[0][:, :70])
+    embedded = []
+    model.decoder.embed_tokens.register_forward_hook(lambda module, args, out: embedded.append(out) or out)
+    logits = model(sequence)[0]
+    (gradient,) = torch.autograd.grad(logits[:, 69].square().sum(), embedded[-1])
+    assert gradient[:, 70:].abs().max() == 0.0
+    # Nor does any token before go unseen.
+    assert gradient[0, :70].abs().amax(-1).min() > 1e-5 * gradient.abs().max()

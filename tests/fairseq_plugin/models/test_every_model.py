@@ -1,0 +1,233 @@
+"""The promises of every model of the plugin, over fairseq's registry; a new mechanism needs no line here."""
+
+from argparse import ArgumentParser
+from copy import deepcopy
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from fairseq import options, tasks
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
+from omegaconf import OmegaConf
+from torch import Tensor, nn
+
+import fairseq_plugin  # noqa: F401  registers the models
+from common.attention import ATTENTIONS
+from tests.compare import assert_close
+from tests.fairseq_plugin.helpers.language_models import awake
+from tests.fairseq_plugin.helpers.masked_models import randomised
+from tests.fairseq_plugin.helpers.text import dictionary, tokens
+
+PAD = 1
+MODELS = sorted(name for name, model in MODEL_REGISTRY.items() if model.__module__.startswith("fairseq_plugin."))
+CAUSAL = [name for name in MODELS if name.endswith("_lm")]
+BIDIRECTIONAL = [name for name in MODELS if not name.endswith("_lm")]
+TASKS = {"lm": "language_modeling", "mlm": "masked_lm", "classifier": "sentence_prediction"}
+MASKS = {"mlm": "<mask>", "classifier": "[MASK]"}
+CRITERIA = {"language_modeling": "cross_entropy"}
+#: Where a model has an option that ends so, this value lets toy sequences cross several chunks, rows and windows.
+SHORT = {"chunk_size": "8", "row_length": "4", "daft_window": "5", "bias_dim": "4", "flash_query_dim": "8"}
+LENGTH = 27
+LIMIT = 40
+
+
+@cache
+def configuration(name: str, *arguments: str):
+    """What ``fairseq-train --arch NAME ARGUMENTS`` makes of a command line with a tiny size, in the task it is for."""
+    side, task = "decoder" if name in CAUSAL else "encoder", TASKS[name.rpartition("_")[2]]
+    command = ["data", "--task", task, "--criterion", CRITERIA.get(task, task), "--arch", name]
+    command += f"--{side}-layers 2 --{side}-embed-dim 16 --{side}-ffn-embed-dim 16 --{side}-attention-heads 2".split()
+    if name in CAUSAL:
+        command += "--decoder-input-dim 16 --decoder-output-dim 16".split()
+    command += ["--max-positions" if name.endswith("classifier") else "--tokens-per-sample", str(LIMIT)]
+    command += ["--num-classes", "3"] * name.endswith("classifier")
+    parser = ArgumentParser(allow_abbrev=False)
+    MODEL_REGISTRY[name].add_args(parser)
+    known = vars(parser.parse_args([]))
+    for ending, value in SHORT.items():
+        command += [x for field in known if field.endswith(ending) for x in (f"--{field.replace('_', '-')}", value)]
+    command += ["--dropout", "0", *arguments]
+    return convert_namespace_to_omegaconf(options.parse_args_and_arch(options.get_training_parser(), command))
+
+
+def build(name: str, *arguments: str) -> nn.Module:
+    """A tiny model in evaluation mode, without dropout, with weights under which attention shows in its outputs."""
+    symbols = dictionary()
+    if name not in CAUSAL:
+        symbols.add_symbol(MASKS[name.rpartition("_")[2]])  # as the task does
+    task = SimpleNamespace(source_dictionary=symbols, target_dictionary=symbols, max_positions=lambda: LIMIT)
+    torch.manual_seed(1)
+    model = tasks.FairseqTask.build_model(task, deepcopy(configuration(name, *arguments).model))
+    if name.endswith("classifier"):
+        model.register_classification_head("sentence_classification_head", num_classes=3)
+    return awake(model).eval()
+
+
+def build_shown(name: str) -> nn.Module:
+    """The same; an encoder in float64 with large weights, since attention of RoBERTa's first weights is near zero."""
+    return build(name) if name in CAUSAL else randomised(build(name).double())
+
+
+def outputs(model: nn.Module, sequence: Tensor) -> Tensor:
+    """Logits or features (B, T, ...) of sequence (B, T)."""
+    return model(sequence)[0]
+
+
+def pad(sequence: Tensor, left: int, right: int) -> Tensor:
+    """sequence (B, T) between padding."""
+    return nn.functional.pad(sequence, (left, right), value=PAD)
+
+
+def test_every_mechanism_has_its_models() -> None:
+    """One language model for those that are causal, a masked model and a classifier for the others."""
+    for name, mechanism in ATTENTIONS.items():
+        kinds = [("causal", "lm"), ("bidirectional", "mlm"), ("bidirectional", "classifier")]
+        for supported, kind in kinds:
+            assert (supported in mechanism.supports) == (f"{name}_{kind}" in MODELS), f"{name}_{kind}"
+    assert {"flowformer_lm", "flowformer_mlm", "flowformer_classifier"} <= set(MODELS)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_command_line(name: str) -> None:
+    """``--help`` is printed, and explains every option that fairseq's own models have not."""
+    parser, stock = (ArgumentParser(allow_abbrev=False) for _ in range(2))
+    MODEL_REGISTRY[name].add_args(parser)
+    MODEL_REGISTRY["transformer_lm" if name in CAUSAL else "roberta"].add_args(stock)
+    assert f"usage: {parser.prog}" in parser.format_help()
+    theirs = {action.dest for action in stock._actions}
+    ours = [action for action in parser._actions if action.dest not in theirs]
+    assert all(len(action.help) >= 15 for action in ours), [action.dest for action in ours]
+
+
+@pytest.mark.parametrize("name", MODELS)
+@torch.no_grad()
+def test_padding_and_neighbours_never_change_a_token(name: str) -> None:
+    """On either side, and rows of another length in the same batch, one token too; a row of padding alone is finite."""
+    model, sequence = build_shown(name), tokens(2, LENGTH)
+    alone = outputs(model, sequence)
+    for left, right in ((5, 0), (0, 7), (3, 2)):
+        beside = outputs(model, pad(sequence, left, right))[:, left : left + LENGTH]
+        assert_close(f"outputs with {left} and {right} of padding", beside, alone, 2e-5)
+    short, one = pad(sequence[:1, :6], LENGTH - 6, 0), pad(sequence[:1, :1], 0, LENGTH - 1)
+    batch = torch.cat([sequence, short, one, torch.full((1, LENGTH), PAD)])
+    together = outputs(model, batch)
+    assert torch.isfinite(together).all()
+    assert_close("rows beside others", together[:2], alone, 2e-5)
+    assert_close("a short row", together[2, LENGTH - 6 :], outputs(model, sequence[:1, :6])[0], 2e-5)
+    assert_close("a row of one token", together[3, :1], outputs(model, sequence[:1, :1])[0], 2e-5)
+
+
+@pytest.mark.parametrize("name", BIDIRECTIONAL)
+@torch.no_grad()
+def test_every_token_sees_every_token(name: str) -> None:
+    """Other last tokens change the first one's output, and the reverse; several, since relu² has zeros."""
+    model, sequence = build_shown(name), tokens(1, LENGTH)
+    before = outputs(model, sequence)
+    for changed, seen in ((slice(-6, None), 0), (slice(0, 6), -1)):
+        other = sequence.clone()
+        other[0, changed] = tokens(1, 6, seed=9)[0]
+        assert (outputs(model, other) - before)[0, seen].norm() > 1e-6 * before[0, seen].norm()
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+@torch.no_grad()
+def test_decoding_is_the_full_forward(name: str) -> None:
+    """A prefix gives what it gives in the whole; so do steps, also after a reordering of beams with padded rows."""
+    model, sequence = build(name), tokens(3, LENGTH)
+    sequence[1, :4] = PAD
+    whole, real = outputs(model, sequence), sequence.ne(PAD)
+    for length in (1, 8, 9, 20):
+        prefix = outputs(model, sequence[:, :length])
+        assert_close(f"the first {length}", prefix[real[:, :length]], whole[:, :length][real[:, :length]], 2e-5)
+    state, steps = {}, []
+    for end in range(1, 18):
+        steps.append(model.decoder(sequence[:, :end], incremental_state=state)[0])
+    assert_close("steps", torch.cat(steps, dim=1)[real[:, :17]], whole[:, :17][real[:, :17]], 2e-5)
+    order = torch.tensor([2, 1, 1])
+    sequence, whole = sequence[order], whole[order]
+    model.decoder.reorder_incremental_state_scripting(state, order)
+    for end in range(18, LENGTH + 1):
+        step = model.decoder(sequence[:, :end], incremental_state=state)[0]
+        assert_close(f"step {end} after the reordering", step[:, 0], whole[:, end - 1], 2e-5)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_gradients_and_checkpointed_activations(name: str) -> None:
+    """Gradients are the same with --checkpoint-activations, under which layers run twice; offloading implies it."""
+    found = []
+    for arguments in ((), ("--checkpoint-activations",), ("--offload-activations",)):
+        model = build(name, *arguments).train()
+        calls = []
+        stack = model.decoder if name in CAUSAL else model.encoder.sentence_encoder
+        for layer in stack.layers:
+            part = layer.unit if hasattr(layer, "unit") else layer.self_attn
+            part.register_forward_hook(lambda *_, calls=calls: calls.append(1))
+        outputs(model, pad(tokens(2, LENGTH), 0, 2))[:, :LENGTH].square().mean().backward()
+        gradients = [parameter.grad for parameter in stack.layers.parameters() if parameter.grad is not None]
+        found.append((len(calls), torch.cat([gradient.flatten() for gradient in gradients])))
+    assert [calls for calls, _ in found] == [2, 4, 4]
+    assert torch.isfinite(found[0][1]).all()
+    for _, gradients in found[1:]:
+        assert_close("gradients", gradients, found[0][1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "autocast"])
+@pytest.mark.parametrize("name", MODELS)
+@torch.no_grad()
+def test_half_precision(name: str, dtype: torch.dtype) -> None:
+    """fairseq's --fp16, which halves the model, and autocast: outputs near those of float32."""
+    model, sequence = build(name), pad(tokens(2, LENGTH), 2, 3)
+    real, expected = sequence.ne(PAD), outputs(model, sequence)
+    if dtype == torch.float16:
+        actual = outputs(model.half(), sequence)
+        assert actual.dtype == dtype
+    else:
+        with torch.autocast("cpu", dtype=dtype):
+            actual = outputs(model, sequence)
+    assert_close("outputs", actual[real].float(), expected[real], 0.1 if dtype == torch.bfloat16 else 2e-2)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@torch.no_grad()
+def test_saved_models_load(name: str, tmp_path: Path) -> None:
+    """``from_pretrained`` of what fairseq-train writes gives the same outputs; ``load_state_dict`` is strict."""
+    model, sequence = build(name), tokens(2, LENGTH)
+    state = {key: value.clone() for key, value in model.state_dict().items()}
+    key = next(key for key in state if key.endswith("fc2.weight") or key.endswith("out_proj.weight"))
+    with pytest.raises(ValueError, match=key.replace(".", r"\.")):
+        build(name).load_state_dict({**state, key: state[key][:-1]})
+    with pytest.raises(ValueError, match=key.replace(".", r"\.")):
+        build(name).load_state_dict({other: value for other, value in state.items() if other != key})
+    dictionary().save(str(tmp_path / "dict.txt"))
+    if name.endswith("classifier"):
+        for part in ("input0", "label"):
+            (tmp_path / part).mkdir()
+            dictionary().save(str(tmp_path / part / "dict.txt"))
+    stored = {
+        "cfg": OmegaConf.to_container(deepcopy(configuration(name)), enum_to_str=True),
+        "args": None,
+        "model": state,
+        "optimizer_history": [{"num_updates": 0, "lr_scheduler_state": {}}],
+        "extra_state": {"train_iterator": {"epoch": 1}},
+        "task_state": {},
+    }
+    torch.save(stored, tmp_path / "model.pt")
+    hub = ARCH_MODEL_REGISTRY[name].from_pretrained(str(tmp_path), "model.pt", data_name_or_path=str(tmp_path))
+    loaded = hub.models[0] if hasattr(hub, "models") else hub.model
+    assert type(loaded) is type(model)
+    loaded.eval()  # of a loaded language model it returns None
+    assert_close("outputs", outputs(loaded, sequence), outputs(model, sequence))
+
+
+@pytest.mark.parametrize("name", ["daft_full_mlm", "daft_conv_mlm", "daft_full_classifier", "daft_full_lm"])
+def test_attention_with_fewer_projections(name: str) -> None:
+    flag = "--daft-no-query" if name in ("daft_full_lm",) else f"--{name.rpartition('_')[0].replace('_', '-')}-no-query"
+    model = build(name, flag)
+    attention = [x for x in model.modules() if hasattr(x, "q_proj")]
+    assert len(attention) == 2 and all(
+        not list(x.q_proj.parameters()) and list(x.k_proj.parameters()) for x in attention
+    )
+    assert torch.isfinite(outputs(model, tokens(2, 9))).all()

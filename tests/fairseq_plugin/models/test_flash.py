@@ -1,0 +1,442 @@
+"""The causal models of the FLASH paper are the paper's: sizes, parts and defaults; every option does what it says."""
+
+import math
+
+import pytest
+import torch
+from fairseq.models import MODEL_DATACLASS_REGISTRY
+from torch import nn
+from torch.nn import functional as F
+
+from common.attention import QuadraticAttention, SoftmaxAttention
+from common.modules.norms import ScaleNorm
+from common.modules.relative_bias import RotaryBias, ToeplitzBias
+from tests.compare import assert_close
+from tests.fairseq_plugin.helpers.language_models import FLASH_FAMILY, awake, build_model
+from tests.fairseq_plugin.helpers.text import tokens
+
+GATED_UNITS = ("flash_lm", "flash_quad_lm")
+TRANSFORMERS = tuple(arch for arch in FLASH_FAMILY if arch not in GATED_UNITS)
+
+
+def _logits(model: nn.Module, length: int = 101) -> torch.Tensor:
+    with torch.no_grad():
+        return model.eval()(tokens(2, length))[0]
+
+
+# ---- Sizes of Tables 8 and 9
+
+
+@pytest.mark.parametrize(
+    ("arch", "millions", "layers", "heads"),
+    [
+        ("flash_lm_base", 112, 24, 1),
+        ("flash_lm_large", 496, 72, 1),
+        ("flash_quad_lm_base", 112, 24, 1),
+        ("flash_quad_lm_large", 496, 72, 1),
+        ("transformer_plus_lm_base", 110, 12, 12),
+        ("transformer_plus_lm_large", 486, 36, 16),
+        ("transformer_pp_lm_base", 110, 12, 12),
+        ("transformer_pp_lm_large", 486, 36, 16),
+        ("mc_transformer_pp_lm_base", 110, 12, 12),
+        ("mc_transformer_pp_lm_large", 486, 36, 16),
+        ("performer_lm_base", 110, 12, 12),
+        ("performer_lm_large", 486, 36, 16),
+        ("combiner_lm_base", 124, 12, 12),
+        ("combiner_lm_large", 562, 36, 16),
+    ],
+)
+def test_size_is_the_papers(arch: str, millions: int, layers: int, heads: int) -> None:
+    """Parameters with the paper's 32,000 words, within 1 %, and where they come from."""
+    with torch.device("meta"):
+        model = build_model(arch, "--tokens-per-sample", "512", sizes=(), words=32000 - 4)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    assert abs(parameters / 1e6 - millions) <= 0.01 * millions
+    decoder, width = model.decoder, 768 if arch.endswith("base") else 1024
+    assert (len(decoder.layers), decoder.embed_dim) == (layers, width)
+    assert decoder.output_projection.weight is decoder.embed_tokens.weight
+    chunk = 256 if arch.endswith("base") else 512
+    if arch.startswith("flash"):
+        unit = decoder.layers[0].unit
+        assert (unit.heads, unit.expanded_dim, unit.query_dim) == (heads, 2 * width, 128)
+        assert unit.chunk_size == (None if "quad" in arch else chunk)
+    else:
+        attention = decoder.layers[0].self_attn
+        assert attention.num_heads == heads
+        assert not arch.startswith("mc") or attention.inner.options.chunk_size == chunk
+
+
+@pytest.mark.parametrize("arch", ["flash_lm_large", "transformer_pp_lm_base"])
+def test_users_options_win_over_a_named_size(arch: str) -> None:
+    """A size fills in only what the command line leaves open."""
+    chunk = ["--flash-chunk-size", "64"] if arch.startswith("flash") else []
+    decoder = build_model(arch, "--decoder-layers", "2", "--decoder-embed-dim", "48", *chunk, sizes=()).decoder
+    assert (len(decoder.layers), decoder.embed_dim) == (2, 48)
+    assert not chunk or decoder.layers[0].unit.chunk_size == 64
+
+
+@pytest.mark.parametrize(
+    ("arch", "inner"),
+    [
+        ("flash_lm", 96),
+        ("flash_quad_lm", 96),
+        ("transformer_plus_lm", 192),
+        ("transformer_pp_lm", 128),
+        ("mc_transformer_pp_lm", 128),
+        ("performer_lm", 192),
+        ("combiner_lm", 192),
+    ],
+)
+def test_widths_follow_the_embedding(arch: str, inner: int) -> None:
+    """--decoder-embed-dim alone is enough; --decoder-ffn-embed-dim wins over the default."""
+    sizes = ("--decoder-layers", "1", "--decoder-attention-heads", "4", "--decoder-embed-dim", "48")
+    for arguments, expected in (((), inner), (("--decoder-ffn-embed-dim", "80"), 80)):
+        decoder = build_model(arch, *arguments, sizes=sizes).decoder
+        assert decoder.project_in_dim is None and decoder.project_out_dim is None
+        assert decoder.output_projection.weight.shape[1] == decoder.embed_tokens.embedding_dim == 48
+        layer = decoder.layers[0]
+        second = layer.unit.out_proj if arch in GATED_UNITS else layer.fc2
+        assert (second.in_features, second.out_features) == (expected, 48)
+        assert _logits(build_model(arch, *arguments, sizes=sizes)).shape == (2, 101, 64)
+
+
+def test_glu_width_that_is_no_integer_is_rounded_up() -> None:
+    """8/3 of 40 is 106.7; 112 is the next multiple of 8."""
+    sizes = ("--decoder-layers", "1", "--decoder-attention-heads", "4", "--decoder-embed-dim", "40")
+    assert build_model("transformer_pp_lm", sizes=sizes).decoder.layers[0].fc2.in_features == 112
+
+
+# ---- Defaults
+
+
+@pytest.mark.parametrize("arch", FLASH_FAMILY)
+def test_defaults_are_the_papers(arch: str) -> None:
+    """No dropout, embeddings as they are, layers pre-norm, a final norm, scaled sinusoids."""
+    decoder = build_model(arch).decoder
+    assert decoder.embed_scale == 1.0 and decoder.dropout_module.p == 0.0
+    assert isinstance(decoder.layer_norm, nn.LayerNorm)
+    assert decoder.embed_positions.scaled_sin.dim == 32
+    for layer in decoder.layers:
+        if arch in GATED_UNITS:
+            unit = layer.unit
+            assert (unit.kernel, unit.gate, unit.rotary, unit.query_dim) == ("relu2", True, True, 128)
+            assert (unit.dropout.p, unit.attention_dropout.p, unit.activation_dropout.p) == (0.0, 0.0, 0.0)
+        else:
+            assert layer.normalize_before and layer.dropout_module.p == layer.self_attn.dropout_module.p == 0.0
+
+
+@pytest.mark.parametrize("arch", GATED_UNITS)
+def test_embeddings_of_gated_units_are_small_at_first(arch: str) -> None:
+    """N(0, 0.02), padding 0, so that a model whose branches are near zero does not foretell the token it is given."""
+    model = build_model(arch, "--share-decoder-input-output-embed", words=2000)
+    weight = model.decoder.embed_tokens.weight
+    assert abs(weight.std().item() - 0.02) <= 0.001 and weight[1].abs().max() == 0.0
+    sequence = tokens(2, 64)
+    with torch.no_grad():
+        logits = model.eval()(sequence)[0]
+    assert F.cross_entropy(logits[:, :-1].flatten(0, 1), sequence[:, 1:].flatten()) < math.log(2004) + 0.7
+
+
+@pytest.mark.parametrize("arch", TRANSFORMERS)
+def test_embeddings_of_transformers_are_fairseqs(arch: str) -> None:
+    """N(0, 1/√d)."""
+    weight = build_model(arch, words=2000).decoder.embed_tokens.weight
+    assert abs(weight.std().item() - weight.shape[1] ** -0.5) <= 0.01
+
+
+@pytest.mark.parametrize("arch", FLASH_FAMILY)
+def test_layers_are_pre_norm(arch: str) -> None:
+    """What a layer adds does not depend on the size of its input; a post-norm layer's whole output would not."""
+    layer = awake(build_model(arch)).eval().double().decoder.layers[0]
+    x = 1e5 * torch.randn(20, 2, 32, dtype=torch.double)
+    added = [layer(scale * x)[0] - scale * x for scale in (1.0, 4.0)]
+    assert added[0].square().mean() > 1e-4
+    assert_close("added", added[1], added[0], tolerance=1e-3)
+
+
+# ---- Positions
+
+
+@pytest.mark.parametrize("arch", FLASH_FAMILY)
+def test_positions_are_scaled_sinusoids(arch: str) -> None:
+    """Sines, then cosines, times one learned scalar that starts at 1/sqrt(d); they count real tokens; padding is 0."""
+    model = build_model(arch)
+    positions = model.decoder.embed_positions
+    (scale,) = positions.parameters()
+    assert scale.item() == pytest.approx(1.0 / math.sqrt(32))
+    sequence = tokens(1, 9)
+    sequence[0, :3] = 1
+    angles = torch.arange(6.0)[:, None] * 10000.0 ** (-torch.arange(16.0) / 16.0)
+    expected = torch.cat([torch.zeros(3, 32), torch.cat([angles.sin(), angles.cos()], dim=1) / math.sqrt(32)])
+    assert_close("positions", positions(sequence)[0], expected)
+    model(sequence)[0].square().mean().backward()
+    assert scale.grad.abs().item() > 0.0
+
+
+@pytest.mark.parametrize(
+    ("arch", "arguments", "limit"),
+    [
+        *[(arch, "--flash-relative-bias rotary" if arch == "flash_quad_lm" else "", None) for arch in FLASH_FAMILY],
+        *[(arch, "--decoder-learned-pos", 8) for arch in FLASH_FAMILY],
+        ("flash_quad_lm", "--flash-relative-bias toeplitz", 8),
+        ("flash_quad_lm", "--flash-relative-bias toeplitz --no-token-positional-embeddings", 8),
+        ("flash_quad_lm", "--flash-relative-bias toeplitz --add-bos-token", 9),
+        ("flash_lm", "--decoder-learned-pos --add-bos-token", 9),
+        ("flash_lm", "--decoder-learned-pos --add-bos-token --max-target-positions 8", 8),
+    ],
+)
+def test_only_tables_have_a_limit(arch: str, arguments: str, limit: int | None) -> None:
+    """A longer input is refused where there is a parameter per position; padding does not count."""
+    model = build_model(arch, "--tokens-per-sample", "8", *arguments.split()).eval()
+    assert model.max_positions() == (limit or 8)
+    fits = limit or 20
+    sequence = torch.cat([torch.ones(2, 5, dtype=torch.long), tokens(2, fits)], dim=1)
+    with torch.no_grad():
+        assert_close("logits", model(sequence)[0][:, 5:], model(tokens(2, fits))[0], tolerance=1e-4)
+    if limit is not None:
+        for options in ({}, {"incremental_state": {}}):
+            with pytest.raises(ValueError, match=f"{limit + 1} tokens; allowed: {limit}, .*--tokens-per-sample"):
+                model.decoder(tokens(1, limit + 1), **options)
+
+
+# ---- Options. Each changes what is computed, given the same parameters, or the parameters themselves.
+
+_UNIT = {
+    "query_dim": "--flash-query-dim 64",
+    "kernel": "--flash-kernel softmax|--flash-kernel laplace",
+    "relative_bias": "--flash-relative-bias rotary|--flash-relative-bias none",
+    "norm": "--flash-norm scalenorm",
+    "no_gate": "--flash-no-gate",
+    "no_rotary": "--flash-no-rotary",
+}
+_TRANSFORMER = {
+    "norm": "--flash-norm scalenorm",
+    "no_rotary": "--flash-no-rotary",
+    "attention_gate": "--flash-attention-gate",
+}
+_PLUS = {**_TRANSFORMER, "kernel": "--flash-kernel relu2|--flash-kernel laplace"}
+OPTIONS: dict[str, dict[str, str]] = {
+    "flash_lm": {
+        **_UNIT,
+        "chunk_size": "--flash-chunk-size 32",
+        "no_local": "--flash-no-local",
+        "no_linear": "--flash-no-linear",
+    },
+    "flash_quad_lm": {**_UNIT, "divisor": "--flash-divisor 64"},
+    "transformer_plus_lm": _PLUS,
+    "transformer_pp_lm": _PLUS,
+    "mc_transformer_pp_lm": {**_PLUS, "chunk_size": "--flash-chunk-size 32"},
+    "performer_lm": _TRANSFORMER,
+    "combiner_lm": {**_TRANSFORMER, "row_length": "--flash-row-length 16"},
+}
+
+
+@pytest.mark.parametrize("arch", FLASH_FAMILY)
+def test_every_option_is_tried_below(arch: str) -> None:
+    """OPTIONS names every ``--flash-...`` option of the architecture."""
+    own = {name for name in MODEL_DATACLASS_REGISTRY[arch].__dataclass_fields__ if name.startswith("flash_")}
+    assert own == {f"flash_{name}" for name in OPTIONS[arch]}
+    for name in own:
+        assert len(MODEL_DATACLASS_REGISTRY[arch].__dataclass_fields__[name].metadata["help"]) >= 15, name
+
+
+def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+
+
+@pytest.mark.parametrize(
+    ("arch", "arguments"),
+    [(arch, flags) for arch in FLASH_FAMILY for value in OPTIONS[arch].values() for flags in value.split("|")],
+    ids=lambda value: value.replace("--flash-", "").replace(" ", "-"),
+)
+def test_option_changes_the_model(arch: str, arguments: str) -> None:
+    """In every layer, parameters are other ones, or the same ones give other logits."""
+    plain, changed = awake(build_model(arch)), awake(build_model(arch, *arguments.split()))
+    if _shapes(plain) == _shapes(changed):
+        changed.load_state_dict(plain.state_dict())
+        before, after = _logits(plain), _logits(changed)
+        assert (before - after).abs().max() > 1e-3
+    else:
+        for i in range(2):
+            assert _shapes(plain.decoder.layers[i]) != _shapes(changed.decoder.layers[i])
+        assert torch.isfinite(_logits(changed)).all()
+
+
+def test_options_reach_every_gated_unit() -> None:
+    """Each under its own name in ``common.gau``."""
+    shared = "--flash-query-dim 64 --flash-kernel laplace --flash-no-gate --flash-no-rotary --flash-relative-bias none"
+    for arch, arguments, expected in (
+        ("flash_lm", "--flash-chunk-size 7 --flash-no-local", dict(chunk_size=7, local=False, linear=True)),
+        ("flash_lm", "--flash-chunk-size 7 --flash-no-linear", dict(chunk_size=7, local=True, linear=False)),
+        ("flash_quad_lm", "--flash-divisor 7", dict(chunk_size=None, divisor=7, max_positions=256)),
+    ):
+        expected.update(query_dim=64, kernel="laplace", gate=False, rotary=False, bias=None, heads=2, expanded_dim=80)
+        sizes = ("--decoder-attention-heads", "2", "--decoder-ffn-embed-dim", "80")
+        for layer in build_model(arch, *shared.split(), *arguments.split(), *sizes).decoder.layers:
+            assert {name: getattr(layer.unit, name) for name in expected} == expected
+
+
+def test_relative_bias_is_chosen_by_length() -> None:
+    """Below 512 tokens, of a chunk or of the training, one parameter per distance; from there two vectors."""
+    for arch, option in (("flash_lm", "--flash-chunk-size"), ("flash_quad_lm", "--tokens-per-sample")):
+        short, long = (build_model(arch, option, length).decoder.layers[1].unit.bias for length in ("511", "512"))
+        assert isinstance(short, ToeplitzBias) and short.max_positions == 511
+        assert isinstance(long, RotaryBias)
+
+
+@pytest.mark.parametrize("arch", FLASH_FAMILY)
+def test_scalenorm_is_everywhere(arch: str) -> None:
+    """In front of every block and at the end; Combiner's norm of its row summaries is its own."""
+    model = build_model(arch, "--flash-norm", "scalenorm")
+    assert isinstance(model.decoder.layer_norm, ScaleNorm)
+    layer_norms = [name for name, module in model.named_modules() if isinstance(module, nn.LayerNorm)]
+    assert all(name.endswith("summary_norm") for name in layer_norms)
+    assert len(layer_norms) == (2 if arch == "combiner_lm" else 0)
+    norms = sum(isinstance(module, ScaleNorm) for module in model.modules())
+    assert norms == 1 + 2 * (1 if arch in GATED_UNITS else 2)
+
+
+@pytest.mark.parametrize("arch", ["transformer_pp_lm", "mc_transformer_pp_lm"])
+def test_feed_forward_is_gelu_times_a_projection(arch: str) -> None:
+    """x + W_2 (gelu(x' W) ⊙ x' V), and nothing more."""
+    layer = build_model(arch).eval().decoder.layers[0]
+    nn.init.zeros_(layer.self_attn.out_proj.weight)
+    nn.init.zeros_(layer.self_attn.out_proj.bias)
+    x = torch.randn(20, 2, 32)
+    normed = layer.final_layer_norm(x)
+    (weight, bias), width = (layer.fc1.proj.weight, layer.fc1.proj.bias), layer.fc2.in_features
+    gate = F.gelu(F.linear(normed, weight[:width], bias[:width]))
+    expected = x + layer.fc2(gate * F.linear(normed, weight[width:], bias[width:]))
+    assert_close("layer", layer(x)[0], expected)
+
+
+@pytest.mark.parametrize("arch", ["transformer_plus_lm", "performer_lm", "combiner_lm"])
+def test_feed_forward_is_gelu(arch: str) -> None:
+    """x + W_2 gelu(x' W)."""
+    layer = build_model(arch).eval().decoder.layers[0]
+    nn.init.zeros_(layer.self_attn.out_proj.weight)
+    nn.init.zeros_(layer.self_attn.out_proj.bias)
+    x = torch.randn(20, 2, 32)
+    expected = x + layer.fc2(F.gelu(layer.fc1(layer.final_layer_norm(x))))
+    assert_close("layer", layer(x)[0], expected)
+
+
+@pytest.mark.parametrize("arch", TRANSFORMERS)
+def test_attention_gate_multiplies_what_attention_gives(arch: str) -> None:
+    """silu of a projection of the input, in front of W_o; the same attention otherwise."""
+    plain = build_model(arch).eval().decoder.layers[0].self_attn
+    gated = build_model(arch, "--flash-attention-gate").eval().decoder.layers[0].self_attn
+    missing, unexpected = gated.load_state_dict(plain.state_dict(), strict=False)
+    assert missing == ["gate_proj.weight", "gate_proj.bias"] and not unexpected
+    seen = []
+    for attention in (plain, gated):
+        attention.out_proj.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    x = torch.randn(20, 2, 32)
+    for attention in (plain, gated):
+        attention(x)
+    assert_close("gated", seen[1], F.silu(gated.gate_proj(x)) * seen[0])
+
+
+@pytest.mark.parametrize("kernel", ["softmax", "relu2", "laplace"])
+@pytest.mark.parametrize("arch", ["transformer_plus_lm", "transformer_pp_lm"])
+def test_kernel_of_a_transformer(arch: str, kernel: str) -> None:
+    """softmax is torch's fused attention; the others divide by the position limit, a constant."""
+    attention = build_model(arch, "--flash-kernel", kernel, "--tokens-per-sample", "128").decoder.layers[1].self_attn
+    inner = attention.inner.inner  # inside of the rotation
+    if kernel == "softmax":
+        assert isinstance(inner, SoftmaxAttention)
+    else:
+        assert isinstance(inner, QuadraticAttention) and (inner.options.kernel, inner.options.divisor) == (
+            kernel,
+            128.0,
+        )
+    assert attention.inner.causal and inner.causal
+
+
+def test_divisor_is_the_training_length() -> None:
+    """Not the current one; with a larger position limit --flash-divisor keeps it."""
+    rotary = ("--flash-relative-bias", "rotary")
+    trained = awake(build_model("flash_quad_lm", "--tokens-per-sample", "128", *rotary))
+    assert [layer.unit.divisor for layer in trained.decoder.layers] == [128, 128]
+    expected = _logits(trained)
+    longer = ("--tokens-per-sample", "128", "--max-target-positions", "200", *rotary)
+    for arguments, same in (("--flash-divisor", "128"), True), ((), False):
+        model = build_model("flash_quad_lm", *longer, *arguments)
+        model.load_state_dict(trained.state_dict())
+        assert ((_logits(model) - expected).abs().max().item() < 1e-5) == same
+    assert _logits(model, 200).shape == (2, 200, 64)
+
+
+# ---- Bad input
+
+
+@pytest.mark.parametrize(
+    ("arch", "arguments", "message"),
+    [
+        ("flash_lm", "--flash-query-dim 7", "query_dim is 7; allowed with rotary positions: an even number"),
+        ("flash_quad_lm", "--flash-query-dim 7", "query_dim is 7; allowed with rotary positions: an even number"),
+        ("flash_lm", "--flash-query-dim 0", "--flash-query-dim is 0; allowed"),
+        ("flash_lm", "--flash-chunk-size 0", "--flash-chunk-size is 0; allowed"),
+        ("mc_transformer_pp_lm", "--flash-chunk-size 0", "--flash-chunk-size is 0; allowed"),
+        ("combiner_lm", "--flash-row-length 0", "--flash-row-length is 0; allowed"),
+        ("flash_lm", "--decoder-attention-heads 5", "heads is 5; allowed: a divisor of expanded_dim, 64"),
+        ("flash_quad_lm", "--decoder-attention-heads 5", "heads is 5; allowed: a divisor of expanded_dim, 64"),
+        *(
+            (arch, "--decoder-attention-heads 5", "decoder_attention_heads is 5; allowed: a divisor of the width 32")
+            for arch in TRANSFORMERS
+        ),
+        ("transformer_plus_lm", "--decoder-attention-heads 32", "head dimension is 1; allowed.* even"),
+        ("mc_transformer_pp_lm", "--decoder-attention-heads 32", "head_dim is 1; allowed.* even"),
+        *(
+            (arch, f"--{option.replace('_', '-')}", f"{option} is True; allowed for the gated attention unit: False")
+            for arch in GATED_UNITS
+            for option in ("scale_attn", "scale_fc", "scale_heads", "scale_resids")
+        ),
+        ("flash_lm", "--decoder-xformers-att-config {'name':'linformer'}", "xformers_att_config is set; allowed"),
+        ("performer_lm", "--decoder-xformers-att-config {'name':'linformer'}", "xformers_att_config is"),
+        ("flash_quad_lm", "--flash-divisor 0", "divisor is 0; allowed: above 0"),
+        ("flash_quad_lm", "--flash-divisor 8 --flash-kernel softmax", "divisor is 8; allowed.*without softmax"),
+        ("flash_lm", "--flash-no-local --flash-no-linear", "local is False; allowed: with linear=True"),
+        ("flash_lm", "--dropout 1.5", "dropout is 1.5; allowed"),
+    ],
+    ids=lambda value: None if " is " in value else value.replace("--", "").replace(" ", "-"),
+)
+def test_bad_options_are_named(arch: str, arguments: str, message: str) -> None:
+    """At construction: the argument, what was given, and what is allowed."""
+    with pytest.raises(ValueError, match=message):
+        build_model(arch, *arguments.split())
+
+
+@pytest.mark.parametrize(
+    ("arch", "arguments", "allowed"),
+    [
+        ("flash_lm", "--flash-kernel cosine", "relu2.*softmax.*laplace"),
+        ("transformer_plus_lm", "--flash-kernel cosine", "relu2.*softmax.*laplace"),
+        ("flash_quad_lm", "--flash-relative-bias alibi", "auto.*toeplitz.*rotary.*none"),
+        ("performer_lm", "--flash-norm batchnorm", "layernorm.*scalenorm"),
+        ("flash_lm", "--activation-fn gelu", "silu"),
+    ],
+    ids=lambda value: value.replace("--", "").replace(" ", "-"),
+)
+def test_unknown_choices_are_refused_by_the_parser(arch: str, arguments: str, allowed: str, capsys) -> None:
+    """With the choices there are."""
+    with pytest.raises(SystemExit):
+        build_model(arch, *arguments.split())
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.count(arguments.split()[0]) == 1 and arguments.split()[1] in error
+    assert torch.tensor([name in error for name in allowed.split(".*")]).all()
+
+
+@pytest.mark.parametrize("arch", FLASH_FAMILY)
+def test_full_context_is_refused(arch: str) -> None:
+    """A causal decoder asked to see the future says so."""
+    with pytest.raises(ValueError, match="full_context_alignment"):
+        build_model(arch)(tokens(1, 4), full_context_alignment=True)
+
+
+@pytest.mark.parametrize("option", ["encoder_out", "prev_self_attn_state", "prev_attn_state"])
+def test_gated_unit_attends_to_itself_alone(option: str) -> None:
+    """Neither an encoder nor another layer's state can be given."""
+    layer = build_model("flash_lm").decoder.layers[0]
+    with pytest.raises(ValueError, match=option.replace("self_", "").replace("prev_attn", "prev_\\*")):
+        layer(torch.randn(4, 1, 32), **{option: torch.randn(4, 1, 32)})

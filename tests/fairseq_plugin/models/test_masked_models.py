@@ -1,0 +1,459 @@
+"""The masked models: padding, positions, options, sizes, initialisation, with weights under which attention shows."""
+
+from functools import partial
+from types import SimpleNamespace
+
+import fairseq.models.roberta.model as roberta
+import pytest
+import torch
+from fairseq.modules import LayerDropModuleList
+from fairseq.tasks import FairseqTask
+from fairseq.tasks.language_modeling import LanguageModelingTask
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import fairseq_plugin.models._encoder
+from common.modules.norms import ScaleNorm
+from fairseq_plugin.modules.positions import LearnedPositions, ScaledSinPositions
+from fairseq_plugin.modules.transformer_layer import GatedLinear
+from tests.common.refusals import refused
+from tests.compare import assert_close
+from tests.fairseq_plugin.helpers.language_models import build_model
+from tests.fairseq_plugin.helpers.masked_models import (
+    GATED_ATTENTION_UNITS,
+    MASKED,
+    build_masked,
+    build_random,
+    features,
+)
+from tests.fairseq_plugin.helpers.text import PAD, dictionary, padded, tokens
+
+GLU = ("transformer_pp_mlm", "mc_transformer_pp_mlm")
+LENGTH = 37  # odd; two chunks of 16 and a rest, four rows of 8 and a rest
+
+
+def _layers(model) -> nn.ModuleList:
+    return model.encoder.sentence_encoder.layers
+
+
+@pytest.mark.parametrize("positions", [(), ("--encoder-learned-pos",)], ids=["scaled sinusoids", "learned"])
+@pytest.mark.parametrize("arch", MASKED)
+def test_padding_never_changes_real_features(arch: str, positions: tuple[str, ...]) -> None:
+    """On the left, on the right, on both sides and in between."""
+    model, sequence = build_random(arch, *positions), tokens(2, LENGTH)
+    alone = features(model, sequence)
+    for left, right in ((5, 0), (0, 7), (3, 20)):
+        beside = features(model, padded(sequence, left, right))[:, left : left + LENGTH]
+        assert_close(f"features with {left} and {right} of padding", beside, alone)
+    between = torch.cat([padded(sequence[:, :21], 0, 2), sequence[:, 21:]], dim=1)
+    assert_close("features with padding in between", features(model, between)[between.ne(PAD)], alone.flatten(0, 1))
+
+
+@pytest.mark.parametrize("arch", MASKED)
+def test_a_row_of_padding_alone_is_finite(arch: str) -> None:
+    """Forward and backward, and the rows beside it do not notice."""
+    model, sequence = build_random(arch), tokens(2, LENGTH)
+    sequence[1] = PAD
+    out = features(model, sequence)
+    assert torch.isfinite(out).all()
+    assert_close("the other row", out[:1], features(model, sequence[:1]))
+    model(sequence)[0].square().mean().backward()
+    reached = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    assert reached and all(torch.isfinite(gradient).all() for gradient in reached)
+
+
+@pytest.mark.parametrize("arch", MASKED)
+def test_what_the_criterion_passes(arch: str) -> None:
+    """``masked_tokens`` selects rows of the logits; lengths and the sample's index, which fairseq adds, change none."""
+    model, sequence = build_random(arch), tokens(3, LENGTH)
+    logits = model(sequence)[0]
+    chosen = torch.rand(3, LENGTH) < 0.3
+    some = model(sequence, src_lengths=torch.full((3,), LENGTH), src_id=torch.arange(3), masked_tokens=chosen)[0]
+    assert logits.shape == (3, LENGTH, len(model.encoder.dictionary))
+    assert_close("logits of the chosen", some, logits[chosen])
+
+
+@pytest.mark.parametrize("arch", MASKED)
+def test_every_parameter_is_used(arch: str) -> None:
+    """Each has a gradient from the logits that is neither zero nor infinite, with and without its gates."""
+    gate = "--flash-no-gate" if arch in GATED_ATTENTION_UNITS else "--flash-attention-gate"
+    for arguments in ((), (gate,)):
+        model = build_random(arch, *arguments)
+        logits = model(padded(tokens(2, LENGTH), 0, 2))[0]
+        (logits * torch.randn(logits.shape, dtype=logits.dtype)).sum().backward()
+        for name, parameter in model.named_parameters():
+            assert parameter.grad is not None and parameter.grad.any(), name
+            assert torch.isfinite(parameter.grad).all(), name
+            if name.endswith("in_proj.bias"):  # U, V and Z stand behind each other in it
+                assert all(part.any() for part in parameter.grad.split([16] * (len(parameter) // 16))), name
+
+
+@pytest.mark.parametrize("arch", GATED_ATTENTION_UNITS)
+def test_dropouts_reach_the_unit(arch: str) -> None:
+    """Each of fairseq's three is the unit's of the same name; none by default, as in the paper."""
+    names = ("dropout", "attention_dropout", "activation_dropout")
+    arguments = "--dropout 0.1 --attention-dropout 0.2 --activation-dropout 0.3".split()
+    for given, expected in ((arguments, [0.1, 0.2, 0.3]), ([], [0.0, 0.0, 0.0])):
+        for layer in _layers(build_masked(arch, *given)):
+            assert [getattr(layer.unit, name).p for name in names] == expected
+
+
+@pytest.mark.parametrize("arch", MASKED)
+def test_norms(arch: str) -> None:
+    """ScaleNorm before every branch and at the end, and LayerNorm there on request; Combiner has one of its own."""
+    names = ["unit.norm"] if arch in GATED_ATTENTION_UNITS else ["self_attn_layer_norm", "final_layer_norm"]
+    for arguments, expected in (((), ScaleNorm), (("--flash-norm", "layernorm"), nn.LayerNorm)):
+        encoder = build_masked(arch, *arguments).encoder.sentence_encoder
+        assert isinstance(encoder.layer_norm, expected)
+        for layer in encoder.layers:
+            norms = {
+                name: type(part) for name, part in layer.named_modules() if isinstance(part, (ScaleNorm, nn.LayerNorm))
+            }
+            own = norms.pop("self_attn.inner.summary_norm", None)
+            assert norms == dict.fromkeys(names, expected) and (own is nn.LayerNorm) == (arch == "combiner_mlm")
+
+
+@pytest.mark.parametrize("arch", MASKED)
+def test_the_final_norm_is_applied(arch: str) -> None:
+    """Every token's features have the root mean square of ScaleNorm's scalar, as no sum of branches would."""
+    model = build_random(arch)
+    scale = model.encoder.sentence_encoder.layer_norm.weight
+    rms = features(model, tokens(2, LENGTH)).square().mean(-1).sqrt()
+    assert_close("root mean square", rms, scale.abs().expand_as(rms), tolerance=1e-3)
+
+
+def test_positions_are_scaled_sinusoids_of_real_tokens() -> None:
+    """Half sines, half cosines, times one learned scalar that starts at 1/sqrt(d); padding is embedded as zeros."""
+    embed = build_masked("flash_mlm").encoder.sentence_encoder.embed_positions
+    assert isinstance(embed, ScaledSinPositions)
+    angle = torch.arange(5.0)[:, None] * 10000 ** (-torch.arange(16) / 16)
+    expected = torch.cat([angle.sin(), angle.cos()], dim=1) / 32**0.5
+    embedded = embed(padded(tokens(1, 5), 3, 2))[0]
+    assert_close("positions", embedded[3:8], expected, tolerance=1e-4)
+    assert not embedded[:3].any() and not embedded[8:].any()
+    assert [name for name, _ in embed.named_parameters()] == ["scaled_sin.scale"]
+
+
+def test_learned_positions() -> None:
+    """Instead of the scaled sinusoids, one for each position, and used."""
+    model = build_random("flash_mlm", "--encoder-learned-pos")
+    embed = model.encoder.sentence_encoder.embed_positions
+    assert isinstance(embed, LearnedPositions) and embed.max_positions == 128
+    before = features(model, tokens(1, 5))
+    with torch.no_grad():
+        embed.weight[embed.padding_idx + 5] += 1.0  # of the fifth token
+    assert (features(model, tokens(1, 5)) - before)[0, 4].norm() > 1e-2
+
+
+@pytest.mark.parametrize(
+    ("arch", "arguments", "limit"),
+    [
+        *[(arch, "--encoder-learned-pos", 24) for arch in ("flash_mlm", "flash_quad_mlm", "transformer_plus_mlm")],
+        ("flash_quad_mlm", "", 24),  # of its relative bias
+        ("flash_quad_mlm", "--flash-relative-bias rotary", None),
+        ("flash_mlm", "", None),
+        ("transformer_plus_mlm", "", None),
+    ],
+)
+def test_only_tables_have_a_limit(arch: str, arguments: str, limit: int | None) -> None:
+    """--max-positions is refused to be passed where each position has a parameter; padding does not count."""
+    model = build_random(arch, "--max-positions", "24", *arguments.split())
+    assert model.max_positions() == model.encoder.sentence_encoder.max_positions() == 24
+    assert torch.isfinite(features(model, padded(tokens(1, limit or 40), 2, 2))).all()
+    if limit is not None:
+        with pytest.raises(ValueError, match="25 tokens; allowed: 24, which --max-positions"):
+            features(model, tokens(1, 25))
+
+
+def test_position_limit_is_the_samples_length() -> None:
+    """Without --max-positions, --tokens-per-sample."""
+    assert build_masked("flash_mlm", "--tokens-per-sample", "77").max_positions() == 77
+
+
+@pytest.mark.parametrize("arch", MASKED)
+def test_feed_forward(arch: str) -> None:
+    """GLU in Transformer++ and its mixed chunk form, fairseq's in the others, none beside a gated attention unit."""
+    layer = _layers(build_random(arch))[0]
+    if arch in GATED_ATTENTION_UNITS:
+        assert not hasattr(layer, "fc1")
+        return
+    assert isinstance(layer.fc1, GatedLinear if arch in GLU else nn.Linear)
+    x = torch.randn(3, 32, dtype=torch.float64)
+    inner = layer.activation_fn(layer.fc1(x))
+    if arch in GLU:
+        gate, value = F.linear(x, layer.fc1.proj.weight, layer.fc1.proj.bias).split(64, dim=1)
+        assert_close("inner layer", inner, F.gelu(gate) * value, tolerance=1e-6)
+    else:
+        assert_close("inner layer", inner, F.gelu(layer.fc1(x)), tolerance=1e-6)
+
+
+# Options, and whether they change the parameters or only what is computed with them.
+EVERY = {
+    "--flash-no-rotary": "features",
+    "--flash-norm layernorm": "parameters",
+    "--encoder-learned-pos": "parameters",
+    "--layernorm-embedding": "parameters",
+    "--untie-weights-roberta": "parameters",
+    "--encoder-ffn-embed-dim 48": "parameters",
+    "--encoder-embed-dim 16": "parameters",
+    "--encoder-layers 3": "parameters",
+}
+UNIT = {
+    "--flash-query-dim 8": "parameters",
+    "--flash-kernel softmax": "features",
+    "--flash-kernel laplace": "features",
+    "--flash-relative-bias rotary": "parameters",
+    "--flash-relative-bias none": "parameters",
+    "--flash-no-gate": "parameters",
+    "--flash-first-softmax": "features",
+    "--encoder-attention-heads 2": "parameters",
+}
+TRANSFORMER = {
+    "--flash-attention-gate": "parameters",
+    "--activation-fn relu": "features",
+    "--encoder-attention-heads 2": "features",
+}
+OWN = {
+    "flash_mlm": {
+        **UNIT,
+        "--flash-chunk-size 8": "features",
+        "--flash-no-local": "parameters",
+        "--flash-no-linear": "parameters",
+        "--flash-first-to-all": "features",
+    },
+    "flash_quad_mlm": {**UNIT, "--flash-divisor 9": "features"},
+    "transformer_plus_mlm": {
+        **TRANSFORMER,
+        "--flash-kernel relu2": "features",
+        "--flash-kernel laplace": "features",
+    },
+    "transformer_pp_mlm": {**TRANSFORMER, "--flash-kernel relu2": "features"},
+    "mc_transformer_pp_mlm": {
+        **TRANSFORMER,
+        "--flash-kernel relu2": "features",
+        "--flash-chunk-size 8": "features",
+        "--encoder-attention-heads 2": "parameters",
+    },
+    "performer_mlm": TRANSFORMER,
+    "combiner_mlm": {**TRANSFORMER, "--flash-row-length 5": "features"},
+}
+
+
+def _flags() -> list[tuple[str, str, str]]:
+    return [(arch, flag, what) for arch in MASKED for flag, what in {**EVERY, **OWN[arch]}.items()]
+
+
+@pytest.mark.parametrize(("arch", "flag", "what"), _flags())
+def test_every_option_does_something(arch: str, flag: str, what: str) -> None:
+    """It changes the parameters, or with the same parameters the features."""
+    plain, changed = build_random(arch), build_random(arch, *flag.split())
+    shapes = [{name: value.shape for name, value in model.state_dict().items()} for model in (plain, changed)]
+    ours = ["--flash-chunk-size 8"] if arch == "flash_mlm" else []  # its bias reads the middle of the longer one
+    if what == "parameters":
+        assert shapes[0] != shapes[1] or flag == "--untie-weights-roberta"
+        if flag == "--untie-weights-roberta":
+            assert plain.encoder.lm_head.weight is plain.encoder.sentence_encoder.embed_tokens.weight
+            assert changed.encoder.lm_head.weight is not changed.encoder.sentence_encoder.embed_tokens.weight
+        assert torch.isfinite(features(changed, tokens(1, 9))).all()
+        return
+    assert shapes[0] == shapes[1] or flag in ours
+    changed.load_state_dict(plain.state_dict())
+    sequence = tokens(1, LENGTH)
+    assert (features(plain, sequence) - features(changed, sequence)).abs().max() > 1e-4
+
+
+def _changed_rows(arch: str, flag: str, sequence: Tensor) -> list[int]:
+    """Which tokens' features ``flag`` changes in one layer with the same parameters."""
+    plain, changed = (build_random(arch, "--encoder-layers", "1", *more) for more in ((), (flag,)))
+    changed.load_state_dict(plain.state_dict())
+    change = (features(plain, sequence) - features(changed, sequence))[0].norm(dim=-1)
+    assert ((change > 1e-4) | (change < 1e-12)).all()
+    return (change > 1e-4).nonzero().flatten().tolist()
+
+
+@pytest.mark.parametrize("arch", GATED_ATTENTION_UNITS)
+def test_first_softmax_changes_the_first_real_token(arch: str) -> None:
+    """And no other, wherever padding stands."""
+    assert _changed_rows(arch, "--flash-first-softmax", tokens(1, LENGTH)) == [0]
+    assert _changed_rows(arch, "--flash-first-softmax", padded(tokens(1, LENGTH), 3, 2)) == [3]
+
+
+def test_first_to_all_changes_the_first_of_each_chunk() -> None:
+    """Chunks of 16 real tokens."""
+    assert _changed_rows("flash_mlm", "--flash-first-to-all", tokens(1, LENGTH)) == [0, 16, 32]
+    assert _changed_rows("flash_mlm", "--flash-first-to-all", padded(tokens(1, LENGTH), 3, 2)) == [3, 19, 35]
+
+
+def test_first_to_all_sees_all() -> None:
+    """Without the linear term, a first token's features depend on other chunks with it, and not without it."""
+    for arguments, depends in ((("--flash-first-to-all",), True), ((), False)):
+        model = build_random("flash_mlm", "--encoder-layers", "1", "--flash-no-linear", *arguments)
+        sequence = tokens(1, LENGTH)
+        other = sequence.clone()
+        other[0, -1] = 4 if sequence[0, -1] != 4 else 5
+        change = (features(model, sequence) - features(model, other))[0].norm(dim=-1)
+        assert (change[0] > 1e-9) == (change[16] > 1e-9) == depends
+        assert change[1] < 1e-12 and change[17] < 1e-12
+
+
+def _differs_in_training(model) -> bool:
+    model.train()
+    sequence = tokens(1, LENGTH)
+    return (features(model, sequence) - features(model, sequence)).abs().max().item() > 1e-6
+
+
+@pytest.mark.parametrize("arch", MASKED)
+@pytest.mark.parametrize(
+    "option", ["--dropout", "--attention-dropout", "--activation-dropout", "--quant-noise-pq", "--encoder-layerdrop"]
+)
+def test_noise_of_training(arch: str, option: str) -> None:
+    """Off by default; each option makes two passes in training differ, none in evaluation; gradients are finite."""
+    assert not _differs_in_training(build_random(arch))
+    model = build_random(arch, option, "0.4", "--encoder-layers", "6")
+    sequence = tokens(1, LENGTH)
+    assert torch.equal(features(model, sequence), features(model, sequence))
+    assert _differs_in_training(model)
+    features(model, sequence).norm().backward()
+    reached = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    assert reached and all(torch.isfinite(gradient).all() for gradient in reached)
+
+
+@pytest.mark.parametrize("arch", MASKED)
+def test_quantisation_noise_is_in_every_dense_layer(arch: str) -> None:
+    """fairseq's hook is on each projection of our layers, as on its own, if not on Combiner's summaries."""
+    for layer in _layers(build_masked(arch, "--quant-noise-pq", "0.1")):
+        dense = {name: module for name, module in layer.named_modules() if isinstance(module, nn.Linear)}
+        noisy = [name for name, module in dense.items() if module._forward_pre_hooks]
+        assert len(noisy) >= 2 and noisy == [name for name in dense if "summary" not in name]
+
+
+@pytest.mark.parametrize("arch", MASKED)
+def test_kept_layers(arch: str) -> None:
+    """--encoder-layers-to-keep builds that many, and loads just those of a deeper checkpoint."""
+    deep = build_random(arch, "--encoder-layers", "3")
+    kept = build_random(arch, "--encoder-layers", "3", "--encoder-layers-to-keep", "0,2")
+    assert len(_layers(kept)) == 2
+    kept.load_state_dict(deep.state_dict(), model_cfg=kept.args)
+    for ours, theirs in zip(_layers(kept), (_layers(deep)[0], _layers(deep)[2])):
+        assert all(torch.equal(value, theirs.state_dict()[name]) for name, value in ours.state_dict().items())
+    dropping = build_masked(arch, "--encoder-layerdrop", "0.5").encoder.sentence_encoder
+    assert isinstance(dropping.layers, LayerDropModuleList)
+
+
+@pytest.mark.parametrize("arch", MASKED)
+def test_initialisation(arch: str) -> None:
+    """Dense weights, embeddings, scales, biases of distances N(0, 0.02); other biases and offsets zero, norms one."""
+    model = build_masked(arch, "--encoder-embed-dim", "64", "--encoder-ffn-embed-dim", "256")
+    seen = set()
+    for name, parameter in model.encoder.sentence_encoder.named_parameters():
+        value, kind = parameter.detach(), name.split(".")[-1]
+        if name.endswith("embed_tokens.weight"):
+            assert not value[PAD].any()
+            value = value[PAD + 1 :]
+        if "norm" in name or kind in ("beta", "scale") or (kind == "bias" and value.dim() == 1):
+            expected = 64**-0.5 if kind == "scale" else float("norm" in name and kind == "weight")
+            assert torch.equal(value, torch.full_like(value, expected)), name
+        else:
+            seen.add(kind)
+            assert abs(value.mean()) < 0.01 and 0.015 < value.std() < 0.025, f"{name}: {value.mean()}, {value.std()}"
+    units = {"weight", "gamma"}
+    assert seen == (units if arch in (*GATED_ATTENTION_UNITS, "mc_transformer_pp_mlm") else {"weight"})
+
+
+# Millions of parameters, vocabulary of 32,000 and shared embeddings (Tables 8 and 9).
+PAPER = {
+    "flash_mlm_base": 112,
+    "flash_quad_mlm_base": 112,
+    "transformer_plus_mlm_base": 110,
+    "transformer_pp_mlm_base": 110,
+    "performer_mlm_base": 110,
+    "combiner_mlm_base": 124,
+    "flash_mlm_large": 496,
+    "flash_quad_mlm_large": 496,
+    "transformer_plus_mlm_large": 486,
+    "transformer_pp_mlm_large": 486,
+    "combiner_mlm_large": 562,
+}
+
+
+@pytest.mark.parametrize("arch", PAPER)
+def test_parameter_counts_are_the_papers(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within 1 %, without RoBERTa's head beside the embeddings: d² + d, a LayerNorm's 2d, a bias per word."""
+    for module in (roberta, fairseq_plugin.models._encoder):
+        monkeypatch.setattr(module, "init_bert_params", lambda module: None)  # which moves data that is not there
+    with torch.device("meta"):
+        model = build_masked(arch, "--tokens-per-sample", "512", sizes=False, words=32000 - 4)
+    width = model.args.encoder_embed_dim
+    head = sum(p.numel() for name, p in model.encoder.lm_head.named_parameters() if name != "weight")
+    assert head == width * width + 3 * width + 32000 and len(model.encoder.dictionary) == 32000
+    count = sum(p.numel() for p in model.parameters()) - head
+    assert abs(count / 1e6 / PAPER[arch] - 1.0) < 0.01, f"{count / 1e6:.1f} M"
+
+
+BAD = [
+    ("flash_mlm", "--flash-chunk-size 0", ("--flash-chunk-size", "0", "")),
+    ("flash_mlm", "--flash-query-dim 7", ("query_dim", "7", "even")),
+    ("flash_mlm", "--encoder-attention-heads 3", ("heads", "3", "divisor of expanded_dim, 64")),
+    ("flash_quad_mlm", "--flash-divisor 0", ("divisor", "0", "above 0")),
+    (
+        "flash_mlm",
+        "--flash-no-local --flash-first-to-all",
+        ("local", "False", "without first_softmax and first_to_all"),
+    ),
+    ("flash_mlm", "--flash-no-local --flash-no-linear", ("local", "False", "linear=True")),
+    ("flash_mlm", "--mha-reg-scale-factor 0.1", ("--mha-reg-scale-factor", "0.1", "0.0")),
+    ("flash_quad_mlm", "--ffn-blocks-to-remove 2", ("--ffn-blocks-to-remove", "2", "-1")),
+    ("transformer_pp_mlm", "--mha-heads-to-keep 2", ("--mha-heads-to-keep", "2", "-1")),
+    ("combiner_mlm", "--mha-heads-to-keep 2", ("--mha-heads-to-keep", "2", "-1")),
+    ("combiner_mlm", "--mha-reg-scale-factor 0.1", ("--mha-reg-scale-factor", "0.1", "0.0")),
+    ("performer_mlm", "--mha-heads-to-keep 2 --flash-attention-gate", ("--mha-heads-to-keep", "2", "-1")),
+    ("flash_mlm", "--activation-fn relu", ("--activation-fn", "relu", "gelu")),
+    ("flash_quad_mlm", "--activation-fn tanh", ("--activation-fn", "tanh", "gelu")),
+    (
+        "transformer_plus_mlm",
+        "--encoder-attention-heads 5",
+        ("encoder_attention_heads", "5", "divisor of the width 32"),
+    ),
+    ("performer_mlm", "--encoder-attention-heads 32", ("the head dimension", "1", "even")),
+    ("combiner_mlm", "--flash-row-length 0", ("--flash-row-length", "0", "")),
+    ("mc_transformer_pp_mlm", "--flash-chunk-size -1", ("--flash-chunk-size", "-1", "")),
+]
+
+
+@pytest.mark.parametrize(("arch", "arguments", "message"), BAD)
+def test_bad_values_are_refused(arch: str, arguments: str, message: tuple[str, str, str]) -> None:
+    """A ValueError with the argument, what was given and what is allowed."""
+    with refused(*message):
+        build_masked(arch, *arguments.split())
+
+
+@pytest.mark.parametrize("arguments", ["--mha-heads-to-keep 2", "--ffn-blocks-to-remove 1 --flash-attention-gate"])
+def test_pruning_that_works_is_allowed(arguments: str) -> None:
+    """Heads of an attention without parameters of its own; blocks of any plain feed-forward layer."""
+    build_masked("transformer_plus_mlm", *arguments.split())
+
+
+def test_task_of_causal_models_is_refused() -> None:
+    """With the tasks there are for masked models."""
+    configuration = build_masked("flash_mlm").args
+    task = LanguageModelingTask(SimpleNamespace(), dictionary())
+    with refused("--task", "language_modeling", "masked_lm"):
+        FairseqTask.build_model(task, configuration)
+
+
+@pytest.mark.parametrize(
+    ("build", "arch", "flag"),
+    [
+        (build_masked, "flash_quad_mlm", "--flash-first-to-all"),
+        (build_masked, "transformer_plus_mlm", "--flash-first-softmax"),
+        (build_masked, "flash_quad_mlm", "--flash-chunk-size=16"),
+        (build_masked, "performer_mlm", "--flash-kernel=relu2"),
+        (partial(build_model, sizes=()), "flash_lm", "--flash-first-to-all"),
+        (partial(build_model, sizes=()), "flash_lm", "--flash-first-softmax"),
+    ],
+)
+def test_options_of_other_models_are_unknown(build, arch: str, flag: str, capsys: pytest.CaptureFixture) -> None:
+    """The command line refuses them, those of masked models on a causal one included."""
+    with pytest.raises(SystemExit):
+        build(arch, flag)
+    assert f"unrecognized arguments: {flag}" in capsys.readouterr().err

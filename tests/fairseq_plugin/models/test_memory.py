@@ -1,0 +1,104 @@
+"""A training step needs memory in proportion to its length, and nothing of size T x T."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.fairseq_plugin.helpers.language_models import build_model
+from tests.fairseq_plugin.helpers.text import tokens
+from tests.processes import CHECKOUT
+
+# Peak memory of one training step at the length given, in bytes above what the process held before it. VmHWM, because
+# ru_maxrss begins with that of the process that started this one.
+STEP = """
+import sys
+from tests.fairseq_plugin.helpers.language_models import SMALL, build_model
+from tests.fairseq_plugin.helpers.text import tokens
+def kilobytes(entry):
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith(entry))
+arch, length = sys.argv[1], int(sys.argv[2])
+heads = "1" if arch.startswith("flash_") else "4"
+arguments = ["--tokens-per-sample", str(length), "--decoder-attention-heads", heads]
+arguments += ["--share-decoder-input-output-embed"]
+model = build_model(arch, *arguments, sizes=SMALL).train()
+model(tokens(1, 64))[0].sum().backward()
+before = kilobytes("VmRSS")
+model(tokens(1, length))[0].float().logsumexp(-1).mean().backward()
+print("PEAK", 1024 * (kilobytes("VmHWM") - before))
+"""
+
+
+def _step_memory(arch: str, length: int) -> int:
+    finished = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", STEP, arch, str(length)],
+        capture_output=True,
+        text=True,
+        cwd=CHECKOUT,
+        env={**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"},  # freed tensors go back at once: repeatable peaks
+    )
+    assert finished.returncode == 0, finished.stderr[-2000:]
+    return int(finished.stdout.split("PEAK")[1])
+
+
+@pytest.mark.parametrize(
+    ("arch", "length", "bound"),
+    [
+        ("flowformer_lm", 16384, 2.2),
+        ("linear_lm", 16384, 2.2),
+        ("flash_lm", 16384, 2.1),
+        ("mc_transformer_pp_lm", 16384, 2.1),
+        ("performer_lm", 16384, 2.1),
+        ("flash_quad_lm", 4096, 2.1),  # its time is quadratic
+        ("daft_conv_lm", 16384, 2.1),
+    ],
+)
+def test_memory_of_a_step_is_linear(arch: str, length: int, bound: float) -> None:
+    """At twice the length hardly more than twice the memory, as the operating system counts it."""
+    once, twice = _step_memory(arch, length), _step_memory(arch, 2 * length)
+    assert once > 2**25, "too little to measure"
+    assert twice <= bound * once, f"{twice / once:.2f} times"
+
+
+class _LargestTensor(TorchDispatchMode):
+    """Remembers the number of elements of the largest tensor made inside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, (tuple, list)) else (out,):
+            if isinstance(tensor, torch.Tensor):
+                self.elements = max(self.elements, tensor.numel())
+        return out
+
+
+@pytest.mark.parametrize(
+    "arch",
+    ["flowformer_lm", "linear_lm", "flash_lm", "mc_transformer_pp_lm", "performer_lm", "flash_quad_lm", "daft_conv_lm"],
+)
+def test_nothing_of_size_t_by_t(arch: str) -> None:
+    """No tensor of a step at 4096 tokens comes near 4096 x 4096 elements, with padding and fairseq's mask too."""
+    model = build_model(arch, "--tokens-per-sample", "4096", "--decoder-attention-heads", "1").train()
+    sequence = tokens(1, 4096)
+    sequence[0, -100:] = 1
+    with _LargestTensor() as largest:
+        model(sequence)[0].sum().backward()
+    assert 4096 * 64 <= largest.elements <= 4096 * 4096 // 8
+
+
+@pytest.mark.parametrize("arguments", [[], ["--daft-free-bias"]], ids=["factors", "free"])
+def test_daft_full_holds_its_bias_and_nothing_larger(arguments) -> None:
+    """At 1024 tokens, 1024 x 1024 elements of w, padded to whole blocks, and not one such matrix per channel."""
+    model = build_model("daft_full_lm", "--tokens-per-sample", "1024", "--dropout", "0", *arguments).train()
+    sequence = tokens(1, 1021)
+    sequence[0, -100:] = 1
+    with _LargestTensor() as largest:
+        model(sequence)[0].sum().backward()
+    assert 1021 * 1021 <= largest.elements <= 1.1 * 1024 * 1024

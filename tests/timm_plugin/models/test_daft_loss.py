@@ -1,0 +1,245 @@
+"""The regulariser of DAFT-conv (Eq. 10) in whatever trains the model."""
+
+import subprocess
+import sys
+
+import pytest
+import timm
+import torch
+from timm.optim import create_optimizer_v2
+from timm.task import (
+    ClassificationTask,
+    FeatureDistillationTask,
+    LogitDistillationTask,
+    MultiLabelClassificationTask,
+)
+from torch import Tensor, nn
+
+from tests.compare import assert_close
+from tests.processes import CHECKOUT
+from tests.timm_plugin.helpers.models import build, draw_filters, filters_by_hand, images
+
+LABELS = torch.tensor([3, 5])
+WEIGHT = 0.001
+
+
+def entropy_by_hand(model: nn.Module) -> Tensor:
+    """Σ over layers and heads of -Σ p log p, p the softmax of the filter."""
+    total = torch.zeros(())
+    for block in model.blocks:
+        for filter_ in filters_by_hand(block.attn.attention):
+            p = torch.exp(filter_.flatten()) / torch.exp(filter_).sum()
+            total = total - (p * p.log()).sum()
+    return total
+
+
+def _model(**args) -> nn.Module:
+    """In float64, because β's gradients nearly cancel."""
+    return build("daft_conv", num_classes=10, **{**dict(entropy_weight=WEIGHT, dtype=torch.float64), **args}).train()
+
+
+def _images(model: nn.Module) -> Tensor:
+    return images(model).double()
+
+
+def _criterion(output: Tensor, target: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(output, target)
+
+
+def gradients(model: nn.Module, loss: Tensor) -> dict[str, Tensor]:
+    """Of ``loss``, by the names of the parameters of ``model``; 0 where there is none."""
+    found = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True, materialize_grads=True)
+    return dict(zip([name for name, _ in model.named_parameters()], found))
+
+
+def assert_same_gradients(model: nn.Module, loss: Tensor, expected: Tensor, tolerance: float = 1e-8) -> None:
+    """``loss``, computed by a trainer, has the gradients of ``expected``."""
+    found, wanted = gradients(model, loss), gradients(model, expected)
+    for name, tensor in wanted.items():
+        # β, added to every entry of a filter, changes no softmax: its gradients may be mere rounding.
+        assert_close(f"gradient of {name}", found[name] + 1e-3, tensor + 1e-3, tolerance)
+
+
+@pytest.mark.parametrize(
+    "args", [{}, dict(gumbel_temperature=0.5), dict(reparameterize=False), dict(local_only=True, query=False)]
+)
+def test_any_loss_of_the_output_has_the_gradients_of_the_regularised_loss(args):
+    model, plain = _model(entropy_weight=0.5, **args), _model(entropy_weight=0.0, **args)
+    x = _images(model)
+    torch.manual_seed(3)  # for the draws of a selection
+    output = model(x)
+    torch.manual_seed(3)
+    assert torch.equal(output, plain(x))  # the value of the loss is the classification's
+    torch.manual_seed(3)
+    plain.load_state_dict(model.state_dict())
+    expected = _criterion(plain(x), LABELS) + 0.5 * entropy_by_hand(plain)
+    wanted = gradients(plain, expected)
+    found = gradients(model, _criterion(output, LABELS))
+    for name in wanted:
+        assert_close(f"gradient of {name}", found[name] + 1e-3, wanted[name] + 1e-3, 1e-8)
+
+
+def test_the_regulariser_alone():
+    """With a loss that is constant the filters are all that gets a gradient."""
+    model = _model(entropy_weight=0.5)
+    found = gradients(model, 0.0 * model(_images(model)).sum())
+    wanted = gradients(model, 0.5 * entropy_by_hand(model))
+    for name, tensor in found.items():
+        if name.endswith(("attention.r", "attention.gamma")):
+            assert wanted[name].abs().min() > 0.0
+            assert_close(f"gradient of {name}", tensor, wanted[name], 1e-4)
+        elif not name.endswith("beta"):
+            assert not tensor.any(), name
+
+
+def test_the_value_for_logging():
+    model = timm.create_model("daft_conv_test", entropy_weight=WEIGHT, num_classes=10)
+    assert_close("auxiliary loss", model.auxiliary_loss(), WEIGHT * 3 * 4 * torch.log(torch.tensor(25.0)))
+    assert timm.create_model("daft_conv_test").auxiliary_loss() is None
+
+
+def test_tasks_of_timm():
+    """Classification, several labels, and distillation, where the student's alone counts."""
+    model, teacher = _model(entropy_weight=1.0), _model(entropy_weight=100.0)
+    draw_filters(teacher)
+    x, distillation = _images(model), [nn.CrossEntropyLoss()]
+    tasks = [
+        (ClassificationTask(model, _criterion), LABELS),
+        (MultiLabelClassificationTask(model, nn.BCEWithLogitsLoss()), torch.eye(10)[LABELS]),
+        (LogitDistillationTask(model, teacher, *distillation, task_loss_weight=0.5), LABELS),
+        (FeatureDistillationTask(model, teacher, *distillation, task_loss_weight=0.5), LABELS),
+    ]
+    for task, target in tasks:
+        task.train()
+        loss = task(x, target)["loss"]
+        model.entropy_weight = 0.0
+        plain = task(x, target)["loss"]
+        model.entropy_weight = 1.0
+        assert torch.equal(loss, plain)
+        assert_same_gradients(model, loss, plain + entropy_by_hand(model))
+
+
+def test_features_between_the_blocks():
+    """A loss on feature maps, as a detector has it, is regularised as well."""
+    model = _model(entropy_weight=0.5)
+    maps = model.forward_intermediates(_images(model), intermediates_only=True)
+    model.entropy_weight = 0.0
+    plain = model.forward_intermediates(_images(model), intermediates_only=True)
+    expected = plain[-1].square().sum() + 0.5 * entropy_by_hand(model)
+    assert_same_gradients(model, maps[-1].square().sum(), expected)
+
+
+@pytest.mark.parametrize("case", ["daft_conv", "daft_full", "hier", "daft_conv_vit"])
+def test_models_without_it_and_models_in_evaluation_are_unchanged(case):
+    args = dict(entropy_weight=WEIGHT) if case == "daft_conv" else {}
+    model = build(case, num_classes=10, **args)
+    output = model(images(model))
+    filters = [p for name, p in model.named_parameters() if ".attention." in name]
+    if filters:
+        found = torch.autograd.grad(0.0 * output.sum(), filters)
+        assert not any(grad.any() for grad in found)
+
+
+def test_checkpointing_and_averaged_weights():
+    model = _model(entropy_weight=0.5)
+    x = _images(model)
+    loss = _criterion(model(x), LABELS)
+    model.set_grad_checkpointing()
+    task = ClassificationTask(model, _criterion)
+    task.setup_ema(decay=0.5)
+    task.update_ema(1)
+    again = task.train()(x, LABELS)["loss"]  # the averaged model is in training mode too, but is not what is trained
+    found, wanted = gradients(model, again), gradients(model, loss)
+    for name, tensor in wanted.items():
+        assert_close(f"gradient of {name}", found[name], tensor, 1e-5)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_compiled(whole):
+    model = _model(entropy_weight=0.5)
+    task = ClassificationTask(model, _criterion)
+    x = _images(model)
+    expected = task(x, LABELS)["loss"]
+    wanted = gradients(model, expected)
+    torch._dynamo.reset()
+    compiled = torch.compile(task if whole else model, backend="aot_eager", fullgraph=not whole)
+    loss = compiled(x, LABELS)["loss"] if whole else _criterion(compiled(x), LABELS)
+    assert_close("loss", loss, expected)
+    found = gradients(model, loss)
+    for name, tensor in wanted.items():
+        assert_close(f"gradient of {name}", found[name], tensor, 1e-6)
+    torch._dynamo.reset()
+
+
+def test_scripted():
+    """TorchScript cannot train with it, and evaluates without it."""
+    model = build("daft_conv", entropy_weight=WEIGHT, scriptable=True)
+    scripted = torch.jit.script(model)
+    assert_close("logits", scripted(images(model)), model(images(model)))
+
+
+def test_bfloat16_is_exact_and_float16_is_refused():
+    model = _model(entropy_weight=1.0, dtype=torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = 0.0 * model(images(model)).float().sum()
+    assert_same_gradients(model, loss, entropy_by_hand(model), 1e-3)
+    with torch.autocast("cpu", torch.float16), pytest.raises(ValueError, match="float16"):
+        model(images(model))
+    with torch.autocast("cpu", torch.float16):
+        assert torch.isfinite(model.eval()(images(model))).all()
+
+
+def test_timm_is_not_patched():
+    code = """
+import timm.task
+def methods():
+    tasks = [task for task in vars(timm.task).values() if isinstance(task, type)]
+    return [(task, name, value) for task in tasks for name, value in vars(task).items() if callable(value)]
+before = methods()
+import timm_plugin
+assert methods() == before and len(before) > 20
+"""
+    subprocess.run([sys.executable, "-c", code], cwd=CHECKOUT, check=True)
+
+
+PROCESSES = """
+import sys, torch, timm
+from timm.optim import create_optimizer_v2
+from timm.task import ClassificationTask
+torch.distributed.init_process_group("gloo")
+rank, device = torch.distributed.get_rank(), torch.device("cpu")
+images, labels, weights = torch.load(sys.argv[1], weights_only=True)
+model = timm.create_model("daft_conv_test", num_classes=10, entropy_weight=0.5, dtype=torch.float64)
+model.load_state_dict(weights)
+task = ClassificationTask(model, torch.nn.CrossEntropyLoss(), device=device)
+task.prepare_distributed(device_ids=[device])  # as train.py calls it
+optimizer = create_optimizer_v2(model, "sgd", lr=0.1)
+for _ in range(2):
+    optimizer.zero_grad()
+    task(images[rank::2], labels[rank::2])["loss"].backward()
+    optimizer.step()
+gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+torch.save(gradients, sys.argv[2] + str(rank))
+torch.distributed.destroy_process_group()
+"""
+
+
+def test_two_processes_have_the_gradients_of_one_with_both_batches(tmp_path):
+    model = _model(entropy_weight=0.5)
+    x, labels = torch.randn(8, 3, 64, 64, dtype=torch.float64), torch.arange(8)
+    torch.save((x, labels, model.state_dict()), tmp_path / "batch.pt")
+    (tmp_path / "script.py").write_text(PROCESSES)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    arguments = [str(tmp_path / name) for name in ("script.py", "batch.pt", "gradients")]
+    subprocess.run([*launcher, "-m", "timm_plugin", *arguments], cwd=CHECKOUT, check=True)
+
+    model.entropy_weight = 0.0
+    optimizer = create_optimizer_v2(model, "sgd", lr=0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        (_criterion(model(x), labels) + 0.5 * entropy_by_hand(model)).backward()
+        optimizer.step()
+    for rank in "01":
+        gradients = torch.load(tmp_path / f"gradients{rank}", weights_only=True)
+        for name, parameter in model.named_parameters():
+            assert_close(f"gradient of {name} in process {rank}", gradients[name], parameter.grad, 1e-8)

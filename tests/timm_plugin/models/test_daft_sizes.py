@@ -1,0 +1,165 @@
+"""DAFT-full at other image sizes: its position biases are resampled as timm resamples positions, and never silently."""
+
+import pytest
+import timm
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tests.compare import assert_close
+from tests.timm_plugin.helpers.models import build, images
+
+#: Biases as factors, or a free matrix.
+CASES = ("daft_full", "daft_full_free")
+
+
+def _resampled(bias: Tensor, old: tuple, new: tuple, prefix: int) -> Tensor:
+    """Positions (N, n) on the grid ``old`` to ``new``, those of the class token and registers as they are."""
+    grid = bias[prefix:].T.reshape(1, -1, *old)  # (N, n) -> (1, n, Y, X)
+    grid = F.interpolate(grid, size=new, mode="bicubic", antialias=True)
+    return torch.cat([bias[:prefix], grid[0].flatten(1).T])
+
+
+def _expected(name: str, bias: Tensor, old: tuple, new: tuple, prefix: int) -> Tensor:
+    bias = _resampled(bias, old, new, prefix)
+    return _resampled(bias.T, old, new, prefix).T if name == "w" else bias  # both ends of a pair
+
+
+def _biases(model: nn.Module) -> dict:
+    return {name: tensor.clone() for name, tensor in model.state_dict().items() if ".attn.attention." in name}
+
+
+def _check(model: nn.Module, before: dict, old: tuple, new: tuple, prefix: int) -> None:
+    """The biases of ``model`` are ``before`` resampled, and it runs at its size."""
+    after = _biases(model)
+    assert set(after) == set(before) and len(after) > 0
+    for name, bias in before.items():
+        assert_close(name, after[name], _expected(name.rsplit(".")[-1], bias, old, new, prefix))
+    x = images(model)
+    assert x.shape[2:] == (16 * new[0], 16 * new[1])
+    assert model(x).shape == (2, 1000)
+
+
+@pytest.mark.parametrize("prefix", [0, 1, 3])
+@pytest.mark.parametrize("case", CASES)
+def test_set_input_size_resamples_biases(case, prefix):
+    args = {0: dict(class_token=False, global_pool="avg"), 1: {}, 3: dict(reg_tokens=2)}[prefix]
+    model = build(case, **args)
+    before = _biases(model)
+    model.set_input_size((96, 32))
+    _check(model, before, (4, 4), (6, 2), prefix)
+    between = _biases(model)
+    model.set_input_size((32, 96))  # as many tokens, elsewhere
+    _check(model, between, (6, 2), (2, 6), prefix)
+    with pytest.raises(ValueError, match="x has image size 64 x 64; allowed: 32 x 96"):
+        model(images(model, size=(64, 64)))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_same_size_changes_nothing(case):
+    model = build(case, img_size=(48, 80))
+    before = _biases(model)
+    model.set_input_size((48, 80))
+    for name, bias in _biases(model).items():
+        assert torch.equal(bias, before[name])
+
+
+def test_resampled_biases_stay_what_they_were():
+    model = build("daft_full").to(torch.bfloat16)
+    for parameter in model.blocks[1].attn.attention.parameters():
+        parameter.requires_grad_(False)
+    model.set_input_size(96)
+    for i, block in enumerate(model.blocks):
+        attention = block.attn.attention
+        assert attention.max_tokens == 37
+        for parameter in attention.parameters():
+            assert isinstance(parameter, nn.Parameter) and parameter.is_leaf
+            assert parameter.dtype == torch.bfloat16 and parameter.requires_grad == (i != 1)
+            assert parameter.is_contiguous()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_another_patch_resamples_biases(case):
+    model = build(case)
+    before = _biases(model)
+    model.set_input_size(patch_size=32)
+    after = _biases(model)
+    for name, bias in before.items():
+        assert_close(name, after[name], _expected(name.rsplit(".")[-1], bias, (4, 4), (2, 2), 1))
+    assert model(images(model)).shape == (2, 1000)
+
+
+def test_sizes_that_are_none():
+    model = build("daft_full")
+    with pytest.raises(ValueError, match=r"img_size is \(50, 64\); allowed: multiples of the patch"):
+        model.set_input_size((50, 64))
+    with pytest.raises(ValueError, match=r"img_size is \(8, 8\); allowed: at least"):
+        model.set_input_size(8)
+    assert model(images(model)).shape == (2, 1000)
+
+
+# ---- checkpoints
+
+
+def _saved(tmp_path, case: str = "daft_full", wrapper: str = "", **args) -> nn.Module:
+    """A model whose state dict is in ``tmp_path``, as "model" or "state_dict" if ``wrapper`` says so."""
+    model = build(case, **args)
+    state = model.state_dict()
+    torch.save({wrapper: state} if wrapper else state, tmp_path / "full.pth")
+    return model
+
+
+def _loaded(tmp_path, input_size=None, **args) -> nn.Module:
+    overlay = dict(file=str(tmp_path / "full.pth"), **(dict(input_size=input_size) if input_size else {}))
+    small = dict(embed_dim=48, depth=3, bias_dim=16, **args)
+    return timm.create_model("daft_full_s", pretrained=True, pretrained_cfg_overlay=overlay, **small).eval()
+
+
+@pytest.mark.parametrize("wrapper", ["", "model", "state_dict"])
+def test_checkpoint_of_the_same_size(tmp_path, wrapper):
+    source = _saved(tmp_path, wrapper=wrapper)
+    model = _loaded(tmp_path, img_size=64)
+    assert all(torch.equal(bias, _biases(source)[name]) for name, bias in _biases(model).items())
+    assert_close("logits", model(images(model)), source(images(source)))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_checkpoint_of_another_size(tmp_path, case):
+    source = _saved(tmp_path, case)
+    args = dict(bias_dim=0, query=False) if case == "daft_full_free" else {}
+    model = timm.create_model(
+        "daft_full_s",
+        pretrained=True,
+        img_size=(96, 32),
+        embed_dim=48,
+        depth=3,
+        **{**dict(bias_dim=16), **args},
+        pretrained_cfg_overlay=dict(file=str(tmp_path / "full.pth")),
+    ).eval()
+    _check(model, _biases(source), (4, 4), (6, 2), 1)
+    source.set_input_size((96, 32))
+    assert_close("logits", model(images(model)), source(images(model)))
+
+
+def test_non_square_source_needs_its_size(tmp_path):
+    source = _saved(tmp_path, img_size=(32, 96))
+    model = _loaded(tmp_path, input_size=(3, 32, 96), img_size=64)
+    _check(model, _biases(source), (2, 6), (4, 4), 1)
+    with pytest.raises(ValueError, match="checkpoint has 12 positions and input_size"):
+        _loaded(tmp_path, img_size=64)
+
+
+def test_as_many_tokens_elsewhere(tmp_path):
+    source = _saved(tmp_path, img_size=(32, 96))
+    model = _loaded(tmp_path, input_size=(3, 32, 96), img_size=(48, 64))
+    _check(model, _biases(source), (2, 6), (3, 4), 1)
+    # Nothing says that the checkpoint is of another grid than the model's, of as many tokens.
+    same = _loaded(tmp_path, img_size=(32, 96))
+    assert_close("logits", same(images(same)), source(images(same)))
+
+
+def test_checkpoint_of_another_patch(tmp_path):
+    """The grid of a source is its own size over its own patch."""
+    source = _saved(tmp_path, img_size=(16, 48), patch_size=8)
+    model = _loaded(tmp_path, input_size=(3, 16, 48), img_size=64)
+    _check(model, _biases(source), (2, 6), (4, 4), 1)

@@ -1,0 +1,103 @@
+"""The models leave Python: torch.compile without graph breaks, torch.export, ONNX, pickles and copies."""
+
+import copy
+import io
+import logging
+import pickle
+
+import pytest
+import torch
+from onnx.reference import ReferenceEvaluator
+from torch.export import Dim
+
+from tests.compare import assert_close, gradients
+from tests.timm_plugin.helpers.models import ANY_SIZE, CASES, build, images
+
+SMALL = ("hier_12h", "deit", "daft_full", "daft_conv", "daft_gumbel", "daft_local")
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler(monkeypatch):
+    # pytest keeps every record of torch's trace log, which makes exporting several times slower.
+    monkeypatch.setattr(logging.getLogger("torch.__trace"), "propagate", False)
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize(
+    "case", ["hier", "hier_dynamic", "stock_vit", "daft_full", "daft_conv", "daft_gumbel", "daft_conv_vit"]
+)
+def test_compile_without_graph_breaks(case):
+    model = build(case)
+    x = images(model)
+    assert_close("compiled", torch.compile(model, fullgraph=True, backend="eager")(x), model(x))
+
+
+@pytest.mark.parametrize("case", ["hier", "daft_full", "daft_conv"])
+def test_compile_trains(case):
+    model = build(case)
+    x = images(model)
+    parameters = dict(model.named_parameters())
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    expected = gradients(model(x), parameters.values())
+    for name, actual, wanted in zip(parameters, gradients(compiled(x), parameters.values()), expected):
+        assert_close(f"gradient of {name}", actual, wanted)
+
+
+@pytest.mark.parametrize("case", SMALL)
+def test_export_any_batch(case):
+    model = build(case)
+    x = images(model)
+    program = torch.export.export(model, (x,), dynamic_shapes=({0: Dim("batch")},))
+    assert_close("exported", program.module()(x), model(x))
+    more = images(model, batch=5)
+    assert_close("exported, another batch", program.module()(more), model(more))
+
+
+@pytest.mark.parametrize(
+    ("case", "step", "sizes"),
+    [
+        ("hier_dynamic", 8, ((96, 128), (64, 96), (40, 160))),
+        *((case, 16, ((96, 128), (64, 96), (48, 160))) for case in ANY_SIZE),
+    ],
+)
+def test_export_any_size(case, step, sizes):
+    model = build(case)
+    height, width = Dim("height", min=2, max=64), Dim("width", min=2, max=64)
+    example = images(model, size=sizes[0])
+    program = torch.export.export(model, (example,), dynamic_shapes=({2: step * height, 3: step * width},))
+    for size in sizes:
+        x = images(model, size=size)
+        assert_close(f"exported at {size}", program.module()(x), model(x))
+
+
+@pytest.mark.parametrize("case", SMALL)
+def test_onnx(case):
+    model = build(case)
+    x = images(model)
+    program = torch.onnx.export(
+        model, (x,), dynamo=True, verbose=False, dynamic_shapes=({0: Dim("batch", min=1, max=64)},)
+    )
+    session = ReferenceEvaluator(program.model_proto)
+    for batch in (x, images(model, batch=3)):
+        (out,) = session.run(None, {session.input_names[0]: batch.numpy()})
+        assert_close("onnx", torch.from_numpy(out), model(batch), 1e-4)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_pickle_and_copy(case):
+    model = build(case)
+    x = images(model)
+    assert_close("pickled", pickle.loads(pickle.dumps(model))(x), model(x))
+    assert_close("copied", copy.deepcopy(model)(x), model(x))
+
+
+def test_whole_model_saved():
+    model = build("hier_12h", form="paper")
+    buffer = io.BytesIO()
+    torch.save(model, buffer)
+    buffer.seek(0)
+    loaded = torch.load(buffer, weights_only=False)
+    assert loaded.stages[0].blocks[0].attn.attention.options.form == "paper"
+    assert_close("loaded", loaded(images(model)), model(images(model)))

@@ -1,0 +1,294 @@
+"""Checkpoints of ours and of the authors by every way timm loads them, and all that cannot be loaded."""
+
+import argparse
+import json
+import subprocess
+import sys
+
+import pytest
+import timm
+import torch
+from safetensors.torch import save_file
+from timm.layers import resample_abs_pos_embed
+from timm.models import load_checkpoint, save_for_hf
+from timm.optim import create_optimizer_v2
+from timm.utils import CheckpointSaver, ModelEmaV3
+
+from recipes.bench.peers.released_image_model import released_forward, released_shapes
+from tests.compare import assert_close
+from tests.processes import CHECKOUT
+from tests.timm_plugin.helpers.checkpoint_files import assert_same, copy_of, randomise, unusable_files
+from tests.timm_plugin.helpers.logs import warnings_of
+from tests.timm_plugin.helpers.models import CASES, build, images
+from timm_plugin.models._weights import fit_hierarchical
+from timm_plugin.models.flowformer import Flowformer
+
+DIMS, DEPTHS = (24, 36, 48, 60), (1, 2, 1, 1)
+RELEASED = dict(img_size=64, embed_dims=DIMS, depths=DEPTHS, num_classes=7)
+#: One model of each class, small.
+CLASSES = ("hier", "deit", "daft_full", "daft_conv")
+
+
+@pytest.fixture(scope="module")
+def released():
+    """A state dict with the authors' names, for 64 x 64 images and 7 classes."""
+    generator = torch.Generator().manual_seed(3)
+    shapes = released_shapes(classes=7, side=64, embed_dims=DIMS, depths=DEPTHS)
+    state = {name: 0.2 * torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    return {name: 1.0 + t if "norm" in name and name.endswith("weight") else t for name, t in state.items()}
+
+
+@pytest.fixture
+def released_file(released, tmp_path):
+    """As the authors publish it."""
+    torch.save({"model": released, "epoch": 299}, tmp_path / "released.pth")
+    return str(tmp_path / "released.pth")
+
+
+def start_released(path, classes, **kwargs):
+    """The authors' model from ``path``, a file that is said to have ``classes``."""
+    overlay = dict(file=path, num_classes=classes)
+    arguments = {**RELEASED, **kwargs}
+    return timm.create_model("flowformer_hier_s_12h", True, pretrained_cfg_overlay=overlay, **arguments).eval()
+
+
+def test_released_outputs(released, released_file, caplog):
+    before = copy_of(released)
+    model = start_released(released_file, 7)
+    x = images(model)
+    assert_close("logits", model(x), released_forward(x, released, DEPTHS), 1e-5)
+    assert warnings_of(caplog) == []  # nothing is left out or new
+    assert_same(released, before)
+
+
+def test_the_authors_names_are_not_adapted_unasked(released, released_file):
+    model = Flowformer(**RELEASED, num_heads=12, mlp_init_values=1e-5, form="released_vision", clamp=1.0)
+    with pytest.raises(RuntimeError, match=r"pos_embed(.|\n)*pretrained=True(.|\n)*timm_plugin.convert"):
+        model.load_state_dict(released)
+    with pytest.raises(RuntimeError, match="timm_plugin.convert"):
+        timm.create_model("flowformer_hier_s_12h", checkpoint_path=released_file, **RELEASED)
+
+
+def test_released_state_dict_into_a_model_that_timm_did_not_make(released):
+    wide = Flowformer(**{**RELEASED, "img_size": 96}, num_heads=12, mlp_init_values=1e-5)
+    wide.load_state_dict(fit_hierarchical(released, wide))
+    expected = resample_abs_pos_embed(released["pos_embed"], [24, 24], [16, 16], num_prefix_tokens=0)
+    assert_close("positions", wide.pos_embed.weight, expected)
+
+
+@pytest.mark.parametrize("channels", [1, 4])
+@pytest.mark.parametrize("classes", [7, -1])  # -1 is what train.py's --pretrained-path says
+def test_released_with_other_channels_classes_and_size(classes, channels, released, released_file, caplog):
+    torch.manual_seed(7)
+    changed = dict(num_classes=5, in_chans=channels, img_size=(64, 96))
+    own = timm.create_model("flowformer_hier_s_12h", **{**RELEASED, **changed}).state_dict()
+    torch.manual_seed(7)
+    found = start_released(released_file, classes, **changed).state_dict()
+    stem = released["patch_embed.0.proj.weight"]
+    stem = stem.sum(1, keepdim=True) if channels == 1 else torch.cat([stem, stem[:, :1]], 1) * (3 / 4)
+    assert_close("stem", found["patch_embed.proj.weight"], stem)
+    positions = resample_abs_pos_embed(released["pos_embed"], [16, 24], [16, 16], num_prefix_tokens=0)
+    assert_close("positions", found["pos_embed.weight"], positions)
+    for name in ("head.fc.weight", "head.fc.bias"):
+        assert torch.equal(found[name], own[name]), name
+    for name, ours in (("blocks.1.1.gamma", "stages.1.blocks.1.ls2.gamma"), ("norm.weight", "norm.weight")):
+        assert torch.equal(found[ours], released[name])
+    (line,) = warnings_of(caplog)
+    assert "new, as first drawn: head.fc.weight, head.fc.bias" in line
+
+
+def test_same_number_of_positions_on_another_grid():
+    source = build("hier", img_size=(32, 128))
+    torch.manual_seed(0)
+    overlay = dict(state_dict=source.state_dict(), input_size=(3, 32, 128))
+    model = timm.create_model("flowformer_hier_test", True, pretrained_cfg_overlay=overlay, img_size=64)
+    expected = resample_abs_pos_embed(source.pos_embed.weight, [16, 16], [8, 32], num_prefix_tokens=0)
+    assert_close("positions", model.pos_embed.weight, expected)
+    assert (expected - source.pos_embed.weight).abs().max() > 1e-3
+
+
+LOAD_ELSEWHERE = """
+import sys, torch, timm, timm_plugin
+for model, target in zip(sys.argv[2::2], sys.argv[3::2]):
+    model = timm.create_model(model, pretrained=True).eval()
+    with torch.no_grad():
+        torch.save(model(torch.load(sys.argv[1], weights_only=True)), target)
+"""
+
+
+def test_folders_load_in_a_new_process_whatever_another_version_stored(tmp_path):
+    """As written, without an option that has its default, and with one that no version here knows."""
+    models = {case: randomise(build(case)) for case in CLASSES}
+    x = images(models["hier"], size=(64, 64))
+    torch.save(x, tmp_path / "images.pt")
+    arguments, expected = [], {}
+    for case, model in models.items():
+        for kind in ("as_is", "missing", "extra"):
+            folder = tmp_path / f"{case}.{kind}"
+            save_for_hf(model, folder, safe_serialization=kind != "missing")
+            config = json.loads((folder / "config.json").read_text())
+            stored = config.setdefault("model_args", {})
+            if kind == "extra":
+                stored["option_of_tomorrow"] = 3
+            elif kind == "missing":
+                stored = {name: value for name, value in stored.items() if name not in ("in_chans", "num_classes")}
+                config["model_args"] = stored
+            (folder / "config.json").write_text(json.dumps(config))
+            target = str(tmp_path / f"{case}.{kind}.pt")
+            arguments += [f"local-dir:{folder}", target]
+            expected[target] = model(x).detach()
+    command = [sys.executable, "-c", LOAD_ELSEWHERE, str(tmp_path / "images.pt"), *arguments]
+    done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("the stored argument option_of_tomorrow=3 is not known here and left out") == len(models)
+    for target, logits in expected.items():
+        assert_close(target, torch.load(target), logits)
+
+
+def test_an_option_that_the_caller_gives_is_never_left_out(tmp_path):
+    save_for_hf(build("daft_conv"), tmp_path / "model")
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    config.setdefault("model_args", {})["option_of_tomorrow"] = 3
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(TypeError, match="option_of_tomorrow"):
+        timm.create_model(f"local-dir:{tmp_path / 'model'}", option_of_tomorrow=4)
+    with pytest.raises(TypeError, match="option_of_tomorrow"):
+        timm.create_model("daft_conv_test", option_of_tomorrow=3)
+
+
+@pytest.mark.parametrize("case", CLASSES)
+def test_a_folder_for_other_classes_and_channels(case, tmp_path):
+    source = randomise(build(case))
+    save_for_hf(source, tmp_path / "model", safe_serialization=True)
+    model = timm.create_model(f"local-dir:{tmp_path / 'model'}", pretrained=True, num_classes=3, in_chans=1)
+    assert model(torch.randn(1, 1, 64, 64)).shape == (1, 3)
+    assert_close("stem", model.patch_embed.proj.weight, source.patch_embed.proj.weight.sum(1, keepdim=True))
+    assert torch.equal(model.norm.weight, source.norm.weight)
+
+
+@pytest.mark.parametrize("case", CLASSES)
+def test_checkpoints_as_train_writes_them(case, tmp_path):
+    """Its averaged weights are what is loaded, its arguments are a Namespace; resuming takes the others."""
+    model, fresh = randomise(build(case)), build(case)
+    averaged = ModelEmaV3(model)
+    randomise(averaged.module, seed=6)
+    optimizer = create_optimizer_v2(model, "adamw", lr=1e-3)
+    saver = CheckpointSaver(
+        model,
+        optimizer,
+        args=argparse.Namespace(model=case, amp=True),
+        model_ema=averaged,
+        checkpoint_dir=str(tmp_path),
+        recovery_dir=str(tmp_path),
+    )
+    saver.save_checkpoint(0, 1.0)
+    path = str(tmp_path / "last.pth.tar")
+    load_checkpoint(fresh, path)
+    assert_same(fresh.state_dict(), averaged.module.state_dict())
+    load_checkpoint(fresh, path, use_ema=False)
+    assert_same(fresh.state_dict(), model.state_dict())
+
+
+@pytest.mark.parametrize("case", CLASSES)
+def test_safetensors_and_prefixes_of_wrappers(case, tmp_path):
+    source = randomise(build(case))
+    save_file(source.state_dict(), tmp_path / "model.safetensors")
+    model = build(case)
+    load_checkpoint(model, str(tmp_path / "model.safetensors"))
+    assert_same(model.state_dict(), source.state_dict())
+    torch.save({f"module._orig_mod.{name}": t for name, t in source.state_dict().items()}, tmp_path / "ddp.pth")
+    model = build(case)
+    load_checkpoint(model, str(tmp_path / "ddp.pth"))
+    assert_same(model.state_dict(), source.state_dict())
+
+
+def _faulty(state):
+    """What is wrong with a state dict -> one such."""
+    first, last = list(state)[1], list(state)[-1]
+    wider = torch.cat([state[last], state[last]])
+    return {
+        "missing": {name: t for name, t in state.items() if name != last},
+        "not of this model": {**state, "other.weight": state[last]},
+        "of other shapes": {**state, last: wider},
+        "a str": {**state, first: "no tensor"},
+    }
+
+
+@pytest.mark.parametrize("fault", ["missing", "not of this model", "of other shapes", "a str"])
+@pytest.mark.parametrize("case", CLASSES)
+def test_what_does_not_fit_is_refused(case, fault):
+    model, state = build(case), randomise(build(case)).state_dict()
+    faulty = _faulty(state)[fault]
+    with pytest.raises((RuntimeError, AttributeError)):
+        model.load_state_dict(faulty)
+    overlay = dict(state_dict=faulty, num_classes=model.num_classes)
+    name, small = CASES[case]
+    with pytest.raises(ValueError, match=fault):
+        timm.create_model(name, True, pretrained_cfg_overlay=overlay, **small)
+
+
+@pytest.mark.parametrize("case", CLASSES)
+def test_not_strict_takes_what_has_a_place_and_says_what_has_none(case):
+    model, state = build(case), randomise(build(case)).state_dict()
+    own = copy_of(model.state_dict())
+    last = list(state)[-1]
+    part = {**_faulty(state)["missing"], "other.weight": torch.zeros(1)}
+    result = model.load_state_dict(part, strict=False)
+    assert (result.missing_keys, result.unexpected_keys) == ([last], ["other.weight"])
+    assert_same(model.state_dict(), {**state, last: own[last]})
+
+
+@pytest.mark.parametrize("case", CLASSES)
+def test_assign_makes_the_tensors_the_models(case):
+    state = randomise(build(case)).double().state_dict()
+    model = build(case)
+    model.load_state_dict(state, assign=True)
+    assert model.patch_embed.proj.weight.dtype == torch.float64
+
+
+@pytest.mark.parametrize("classes", [1000, 5])
+@pytest.mark.parametrize("case", CLASSES)
+def test_another_architecture_is_refused_whatever_the_classes(case, classes):
+    """With other classes timm loads without ``strict``, so that nothing at all could be taken without a word."""
+    names = {"hier": "flowformer_hier_test", "deit": "flowformer_deit_ti", "daft_full": "daft_full_s"}
+    for other in {*CLASSES, "resnet"} - {case}:
+        if (case, other) == ("daft_full", "deit"):
+            continue  # a vision transformer, which starts DAFT-full; it is of another width
+        stranger = timm.create_model("resnet18") if other == "resnet" else build(other)
+        with pytest.raises(ValueError, match="does not fit"):
+            timm.create_model(
+                names.get(case, "daft_conv_test"),
+                pretrained=True,
+                num_classes=classes,
+                pretrained_cfg_overlay=dict(state_dict=stranger.state_dict()),
+            )
+
+
+def test_unusable_files(tmp_path):
+    """timm reads the file itself, and says itself what is wrong with it: nothing is run and nothing is loaded."""
+    model = build("daft_conv")
+    before = copy_of(model.state_dict())
+    files, trace = unusable_files(before, tmp_path)
+    for path in files:
+        with pytest.raises(Exception) as found:
+            load_checkpoint(model, str(path))
+        assert not isinstance(found.value, (AttributeError, KeyError)), path
+        with pytest.raises(type(found.value)):
+            timm.create_model("daft_conv_test", checkpoint_path=str(path))
+        with pytest.raises(type(found.value)):
+            timm.create_model("daft_conv_test", pretrained=True, pretrained_cfg_overlay=dict(file=str(path)))
+        assert_same(model.state_dict(), before)
+    assert "weights_only=True blocked loading" in str(found.value) and "posix.system" in str(found.value)
+    assert not trace.exists()
+    torch.load(files[-1], weights_only=False)
+    assert trace.exists()  # it would have run
+
+
+def test_an_option_that_changes_what_stored_weights_mean_is_a_warning(tmp_path, caplog):
+    save_for_hf(build("hier", form="paper"), tmp_path / "model")
+    path = f"local-dir:{tmp_path / 'model'}"
+    timm.create_model(path, pretrained=True)
+    assert warnings_of(caplog) == []
+    timm.create_model(path, pretrained=True, form="released")
+    (line,) = warnings_of(caplog)
+    assert "form" in line and "'released'" in line and "'paper'" in line

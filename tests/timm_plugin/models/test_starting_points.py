@@ -1,0 +1,325 @@
+"""Stock vision transformers as a start: every tensor, taken, in part, left out or new, and the line that says so."""
+
+import subprocess
+import sys
+
+import pytest
+import timm
+import torch
+from timm.layers import resample_abs_pos_embed, resample_patch_embed
+
+from tests.compare import assert_close
+from tests.processes import CHECKOUT
+from tests.timm_plugin.helpers.checkpoint_files import STOCK, assert_same, copy_of, stock_state
+from tests.timm_plugin.helpers.logs import warnings_of
+from tests.timm_plugin.helpers.models import draw_filters, images
+from timm_plugin.convert import convert, save
+from timm_plugin.models._weights import fit_vision_transformer
+
+#: Our model -> arguments that give it the shape of the small stock ones.
+MODELS = {
+    "flowformer_deit_s": dict(num_heads=4),
+    "flowformer_deit_ti": dict(num_heads=4),
+    "daft_full_s": dict(bias_dim=8),
+    "daft_conv_s": dict(num_heads=48),  # h = C: as many keys as channels
+    "daft_conv_s_h16": {},
+    "daft_conv_b_384": dict(window=5, num_heads=6),
+}
+FLOW, FULL, CONV = [[name for name in MODELS if kind in name] for kind in ("flow", "full", "conv")]
+DIM = STOCK["embed_dim"]
+#: Ways in which timm fits sizes, channels and classes.
+PRETRAINED = ("pretrained", "pretrained-path")
+
+
+def create(name, state, way, folder, **kwargs):
+    """``name`` started from ``state`` in one of timm's ways or through the command, and the same model without."""
+    path = folder / "stock.pth"
+    torch.save(state, path)
+    small = {**STOCK, **MODELS[name], **kwargs}
+    torch.manual_seed(7)
+    own = timm.create_model(name, **small).state_dict()
+    torch.manual_seed(7)
+    if way == "pretrained":
+        model = timm.create_model(
+            name, pretrained=True, pretrained_cfg_overlay=dict(file=str(path), num_classes=1000), **small
+        )
+    elif way == "pretrained-path":  # what train.py's --pretrained-path makes of it
+        model = timm.create_model(
+            name, pretrained=True, pretrained_cfg_overlay=dict(file=str(path), num_classes=-1), **small
+        )
+    else:
+        converted = convert(name, path, small)
+        save(converted, folder / "converted.safetensors")
+        model = timm.create_model(name, checkpoint_path=str(folder / "converted.safetensors"), **small)
+        assert_same(model.state_dict(), converted.state_dict())
+    return model, own
+
+
+def expected_start(name, stock, own):
+    """What the model must hold, tensor by tensor, and the names that are taken whole, in part, left out and new."""
+    if name in FLOW:
+        return dict(stock), list(stock), [], [], []
+    expected, taken, in_part, new = {}, [], [], []
+    for key, tensor in own.items():
+        if ".attn.attention." in key:
+            expected[key] = tensor
+            new.append(key)
+        elif name in CONV and ".attn.qkv." in key:
+            expected[key] = torch.cat([tensor[:-DIM], stock[key][2 * DIM :]])
+            in_part.append(key)
+        else:
+            expected[key] = stock[key]
+            taken.append(key)
+    left_out = ["cls_token", "pos_embed"] if name in CONV else []
+    assert {*taken, *in_part, *left_out} == set(stock)
+    return expected, taken, in_part, left_out, new
+
+
+def grouped(kind, names, depth=2):
+    """How a warning lists ``names``: those of every block once, with their count."""
+    return f"{kind}: " + ", ".join(f"blocks.*.{name} ({depth})" for name in names)
+
+
+@pytest.mark.parametrize("way", ["pretrained", "convert"])
+@pytest.mark.parametrize("name", MODELS)
+def test_every_tensor(name, way, tmp_path, caplog):
+    stock = stock_state()
+    before = copy_of(stock)
+    model, own = create(name, stock, way, tmp_path)
+    expected, taken, in_part, left_out, new = expected_start(name, stock, own)
+    found = model.state_dict()
+    assert set(found) == set(expected)
+    for key, tensor in expected.items():
+        assert torch.equal(found[key], tensor), key
+    assert_same(stock, before)
+    if name in FLOW:
+        assert warnings_of(caplog) == []
+    else:
+        (line,) = warnings_of(caplog)
+        assert line.startswith(f"{type(model).__name__}: {len(taken)} tensors of the checkpoint are taken; ")
+        assert grouped("new, as first drawn", [key[9:] for key in new if key.startswith("blocks.0.")]) in line
+        assert ("left out" in line) == bool(left_out) and all(key in line for key in left_out)
+        if name in CONV:
+            assert line.endswith(grouped("taken in part", ["attn.qkv.weight", "attn.qkv.bias"]))
+    assert torch.isfinite(model(images(model))).all()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_loading_is_strict_where_adaptation_is_not_asked_for(name, tmp_path):
+    """A stock vision transformer is no ``daft_conv_s``: ``load_state_dict`` says so, and names what would adapt it."""
+    stock = stock_state(num_classes=10)
+    torch.save(stock, tmp_path / "stock.pth")
+    small = dict(STOCK, **MODELS[name])
+    model = timm.create_model(name, **small)
+    ways = (
+        lambda: model.load_state_dict(stock, strict=True),
+        lambda: timm.models.load_checkpoint(model, str(tmp_path / "stock.pth")),
+        lambda: timm.create_model(name, checkpoint_path=str(tmp_path / "stock.pth"), **small),
+    )
+    for way in ways:
+        with pytest.raises(RuntimeError, match=r"head.weight(.|\n)*pretrained=True(.|\n)*timm_plugin.convert"):
+            way()
+    same_classes = stock_state()
+    torch.save(same_classes, tmp_path / "stock.pth")
+    if name in FLOW:  # whose tensors are those of a stock vision transformer
+        way = timm.create_model(name, checkpoint_path=str(tmp_path / "stock.pth"), **small)
+        assert_same(way.state_dict(), same_classes)
+    else:
+        with pytest.raises(RuntimeError, match=r"attn.attention(.|\n)*pretrained=True(.|\n)*timm_plugin.convert"):
+            ways[2]()
+        own = {
+            key: tensor
+            for key, tensor in same_classes.items()
+            if model.state_dict().get(key, tensor[..., :0]).shape == tensor.shape
+        }
+        result = model.load_state_dict(own, strict=False)
+        assert set(result.missing_keys) == set(model.state_dict()) - set(own)
+        assert set(result.unexpected_keys) == set(own) - set(model.state_dict())
+
+
+def test_warnings_reach_the_console(tmp_path):
+    """With Python's logging as it is, in a process of its own."""
+    torch.save(stock_state(), tmp_path / "stock.pth")
+    code = (
+        "import sys, timm, timm_plugin; "
+        f"timm.create_model('daft_conv_s_h16', True, pretrained_cfg_overlay=dict(file=sys.argv[1]), **{STOCK})"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "stock.pth")]
+    done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, check=True)
+    assert "left out: cls_token, pos_embed; new, as first drawn: blocks.*.attn.attention" in done.stderr
+
+
+@pytest.mark.parametrize("channels", [1, 4])
+@pytest.mark.parametrize(
+    "name, way", [(name, way) for name in ("flowformer_deit_s", "daft_full_s", "daft_conv_s_h16") for way in PRETRAINED]
+)
+def test_other_channels_classes_size_and_patch(name, way, channels, tmp_path, caplog):
+    stock = stock_state()
+    model, own = create(name, stock, way, tmp_path, in_chans=channels, num_classes=5, img_size=(64, 96), patch_size=8)
+    found = model.state_dict()
+    patches = resample_patch_embed(stock["patch_embed.proj.weight"], [8, 8])
+    if channels == 1:
+        patches = patches.sum(1, keepdim=True)
+    else:
+        patches = torch.cat([patches, patches[:, :1]], 1) * (3 / 4)
+    assert_close("stem", found["patch_embed.proj.weight"], patches)
+    assert_close("body", found["blocks.1.mlp.fc1.weight"], stock["blocks.1.mlp.fc1.weight"])
+    for key in ("head.weight", "head.bias"):
+        assert torch.equal(found[key], own[key]), key
+    if name not in CONV:
+        expected = resample_abs_pos_embed(stock["pos_embed"], [8, 12], [4, 4])
+        assert_close("positions", found["pos_embed"], expected)
+    (line,) = warnings_of(caplog)
+    assert line.count("head.weight, head.bias") == 2  # those of the file are left out, and new ones drawn
+    assert model(images(model)).shape == (2, 5)
+
+
+@pytest.mark.parametrize("way", ["pretrained", "convert"])
+@pytest.mark.parametrize("name", ["flowformer_deit_ti", "daft_full_s", "daft_conv_s"])
+def test_distilled(name, way, tmp_path, caplog):
+    stock = stock_state("deit_tiny_distilled_patch16_224")
+    model, own = create(name, stock, way, tmp_path)
+    distilled = {key for key in stock if "dist" in key}
+    assert distilled == {"dist_token", "head_dist.weight", "head_dist.bias"}
+    plain = {key: tensor for key, tensor in stock.items() if key not in distilled}
+    plain["pos_embed"] = torch.cat([stock["pos_embed"][:, :1], stock["pos_embed"][:, 2:]], 1)
+    expected = expected_start(name, plain, own)[0]
+    found = model.state_dict()
+    assert set(found) == set(expected)
+    for key, tensor in expected.items():
+        assert torch.equal(found[key], tensor), key
+    (line,) = warnings_of(caplog)
+    assert all(key in line for key in distilled)
+
+
+def test_distilled_at_another_size(tmp_path):
+    stock = stock_state("deit_tiny_distilled_patch16_224")
+    model, _ = create("daft_full_s", stock, "pretrained", tmp_path, img_size=96)
+    positions = torch.cat([stock["pos_embed"][:, :1], stock["pos_embed"][:, 2:]], 1)
+    assert_close("positions", model.pos_embed, resample_abs_pos_embed(positions, [6, 6], [4, 4]))
+
+
+@pytest.mark.parametrize("way", ["pretrained", "convert"])
+@pytest.mark.parametrize("name, pooled", [("daft_full_s", False), ("daft_conv_s", False), ("daft_conv_s", True)])
+def test_normalisation_on_the_other_side_of_the_pool(name, pooled, way, tmp_path):
+    stock = stock_state("vit_tiny_patch16_224", global_pool="avg")
+    assert "fc_norm.weight" in stock and "norm.weight" not in stock
+    model, _ = create(name, stock, way, tmp_path, **(dict(fc_norm=True) if pooled else {}))
+    here = "fc_norm" if pooled else "norm"
+    for parameter in ("weight", "bias"):
+        assert torch.equal(model.state_dict()[f"{here}.{parameter}"], stock[f"fc_norm.{parameter}"])
+
+
+def test_normalisation_before_the_pool_starts_one_after_it(tmp_path):
+    stock = stock_state()
+    model, _ = create("daft_conv_s", stock, "pretrained", tmp_path, fc_norm=True)
+    assert torch.equal(model.fc_norm.weight, stock["norm.weight"])
+
+
+def test_pooled_vit_into_flow(tmp_path):
+    stock = stock_state("vit_tiny_patch16_224", global_pool="avg")
+    model, _ = create("flowformer_deit_s", stock, "pretrained", tmp_path, global_pool="avg")
+    assert_same(model.state_dict(), stock)
+
+
+def test_full_without_a_class_token(tmp_path):
+    stock = stock_state()
+    model, _ = create("daft_full_s", stock, "pretrained", tmp_path, class_token=False, global_pool="avg")
+    assert torch.equal(model.pos_embed, stock["pos_embed"][:, 1:])
+
+
+def test_positions_without_the_class_token_stay(tmp_path):
+    stock = stock_state(no_embed_class=True)
+    model, _ = create("daft_full_s", stock, "pretrained", tmp_path, class_token=False, global_pool="avg")
+    assert torch.equal(model.pos_embed, stock["pos_embed"])
+
+
+@pytest.mark.parametrize("query", [True, False])
+def test_values_of_conv_are_the_stock_values(query, tmp_path):
+    stock = stock_state()
+    model, _ = create("daft_conv_s_h16", stock, "pretrained", tmp_path, query=query)
+    x = torch.randn(2, 16, DIM)
+    attention = model.blocks[1].attn
+    q, k, v = attention.qkv(x).split(attention.widths, dim=-1)
+    qkv = torch.nn.functional.linear(x, stock["blocks.1.attn.qkv.weight"], stock["blocks.1.attn.qkv.bias"])
+    assert_close("values", v, qkv[..., 2 * DIM :])
+    assert (q.shape, k.shape) == ((2, 16, DIM if query else 0), (2, 16, 16))
+
+
+@pytest.mark.parametrize("name", ["daft_conv_s", "daft_full_s", "flowformer_deit_s"])
+def test_the_callers_state_dict_stays_as_it_is(name):
+    stock = stock_state("deit_tiny_distilled_patch16_224")
+    before = copy_of(stock)
+    overlay = dict(state_dict=stock, num_classes=-1)
+    timm.create_model(name, pretrained=True, pretrained_cfg_overlay=overlay, **STOCK, **MODELS[name])
+    assert_same(stock, before)
+
+
+@pytest.mark.parametrize("name", ["daft_conv_s", "daft_full_s", "flowformer_deit_s"])
+def test_features_and_no_classes(name, tmp_path, caplog):
+    stock = stock_state()
+    path = tmp_path / "stock.pth"
+    torch.save(stock, path)
+    small = {**STOCK, **MODELS[name]}
+    overlay = dict(pretrained_cfg_overlay=dict(file=str(path)))
+    model = timm.create_model(name, pretrained=True, features_only=True, out_indices=1, **overlay, **small)
+    assert len(model(torch.randn(1, 3, 64, 64))) > 0
+    assert torch.equal(model.model.blocks[0].mlp.fc1.weight, stock["blocks.0.mlp.fc1.weight"])
+    model = timm.create_model(name, pretrained=True, num_classes=0, **overlay, **small)
+    assert torch.equal(model.blocks[1].mlp.fc1.weight, stock["blocks.1.mlp.fc1.weight"])
+    assert "head.weight, head.bias" in warnings_of(caplog)[-1]
+
+
+@pytest.mark.parametrize(
+    "name, stock_name",
+    [
+        ("daft_full_s", "deit_small_patch16_224"),
+        ("daft_conv_s", "deit_small_patch16_224"),
+        ("daft_conv_s_h16", "deit_small_distilled_patch16_224"),
+        ("daft_conv_b_384", "deit_base_patch16_384"),
+        ("daft_conv_b_384", "deit_base_patch16_224"),
+    ],
+)
+def test_the_papers_sizes(name, stock_name):
+    stock = timm.create_model(stock_name, device="meta").state_dict()
+    model = timm.create_model(name, device="meta")
+    fitted = fit_vision_transformer(stock, model, values_only=name in CONV)
+    new = {key for key in model.state_dict() if ".attn.attention." in key}
+    shapes = {key: tensor.shape for key, tensor in fitted.items()}
+    assert shapes == {key: tensor.shape for key, tensor in model.state_dict().items() if key not in new}
+
+
+@pytest.mark.parametrize("way", ["pretrained", "pretrained-path", "convert"])
+@pytest.mark.parametrize(
+    "other, message",
+    [
+        (dict(embed_dim=36), r"norm1.weight|pos_embed|cls_token"),
+        (dict(depth=3), r"12 not of this model \(blocks.2.norm1.weight"),
+        (dict(depth=1), r"missing \(blocks.1.norm1.weight"),
+        (dict(init_values=0.1), r"4 not of this model \(blocks.0.ls1.gamma"),
+    ],
+)
+@pytest.mark.parametrize("name", ["flowformer_deit_s", "daft_full_s", "daft_conv_s"])
+def test_a_stock_model_of_another_shape_is_refused(name, other, message, way, tmp_path):
+    with pytest.raises(ValueError, match=message) as found:
+        create(name, stock_state(**other), way, tmp_path)
+    assert "Nothing was loaded" in str(found.value)
+
+
+def test_files_of_jax_are_refused_where_they_have_no_place(tmp_path):
+    (tmp_path / "vit.npz").touch()
+    with pytest.raises(ValueError, match="vit.npz' is of JAX; allowed for DAFT-conv"):
+        timm.create_model("daft_conv_test", checkpoint_path=str(tmp_path / "vit.npz"))
+
+
+def test_ours_is_not_taken_for_stock(tmp_path):
+    small = {**STOCK, **MODELS["daft_conv_s"]}
+    source = timm.create_model("daft_conv_s", **small)
+    draw_filters(source)
+    model, _ = create("daft_conv_s", source.state_dict(), "pretrained", tmp_path)
+    assert_same(model.state_dict(), source.state_dict())
+    model, _ = create("daft_conv_s", source.state_dict(), "pretrained", tmp_path, img_size=96)
+    assert_same(model.state_dict(), source.state_dict())
+    for way in PRETRAINED:
+        with pytest.raises(ValueError, match="does not fit DaftFullVisionTransformer"):
+            create("daft_full_s", source.state_dict(), way, tmp_path)
