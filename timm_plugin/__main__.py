@@ -3,8 +3,11 @@
 For the scripts that cannot import a plugin themselves: validate.py, inference.py, benchmark.py, onnx_export.py.
 (train.py can: ``--device-modules timm_plugin``.) Also ``torchrun --nproc_per_node 2 -m timm_plugin train.py ...``, on
 CPUs too, where train.py by itself fails for every model, timm's own included.
+
+``--model-kwargs attn_layer=flow`` for a model of timm that does not use it is an error before the script starts.
 """
 
+import argparse
 import functools
 import os
 import runpy
@@ -14,6 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import timm.task
+import torch
+import yaml
+from timm.utils import ParseKwargs
+
+from .create import asks_for_ours, create_model
 
 USAGE = "usage: python -m timm_plugin SCRIPT [ARGUMENTS...]"
 
@@ -22,7 +30,8 @@ def main(arguments: list[str]) -> None:
     """Run the script ``arguments[0]`` as ``__main__`` with the rest as its arguments, untouched.
 
     Raises:
-        SystemExit: whatever the script exits with; 2 when no script is named or it is not a file.
+        SystemExit: whatever the script exits with; 2 when no script is named, it is not a file, or ``--model-kwargs
+            attn_layer=...`` names attention of ours for a model that does not use it.
     """
     if not arguments or arguments[0] in ("-h", "--help"):
         print(USAGE, file=sys.stdout if arguments else sys.stderr)
@@ -31,10 +40,34 @@ def main(arguments: list[str]) -> None:
     if not os.path.isfile(script):
         print(f"{USAGE}\ntimm_plugin: no such file: {script!r}", file=sys.stderr)
         raise SystemExit(2)
+    _check_attn_layer(arguments[1:])
     sys.argv = arguments
     _set_import_path(script)
     _allow_processes_on_cpus()
     runpy.run_path(script, run_name="__main__")
+
+
+def _check_attn_layer(arguments: list[str]) -> None:
+    """Exit with 2 where timm's scripts are asked for attention of ours in a model that would not use it."""
+    parser = argparse.ArgumentParser(prog="timm_plugin", add_help=False, allow_abbrev=False)
+    parser.add_argument("-c", "--config")
+    parser.add_argument("-m", "--model")
+    parser.add_argument("--model-kwargs", nargs="*", action=ParseKwargs)
+    given, _ = parser.parse_known_args(arguments)
+    if given.config and os.path.isfile(given.config):  # the script says that a file is missing
+        with open(given.config) as file:
+            defaults = yaml.safe_load(file)
+        parser.set_defaults(**{name: defaults[name] for name in ("model", "model_kwargs") if name in defaults})
+        given, _ = parser.parse_known_args(arguments)
+    model_args = given.model_kwargs or {}
+    if given.model is None or not asks_for_ours(model_args.get("attn_layer")):
+        return
+    try:
+        with torch.device("meta"):
+            create_model(given.model, **model_args)
+    except ValueError as error:
+        print(f"timm_plugin: {error}", file=sys.stderr)
+        raise SystemExit(2) from error
 
 
 def _set_import_path(script: str) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from .layers.attention import SelfAttention, attention_layer
+from .layers.grid import fixed_grid, host_of_tokens, tell_grid
 
 logger = logging.getLogger("timm_plugin")
 
@@ -38,25 +39,24 @@ def replace_attention(model: nn.Module, name: str, **options: Any) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise ValueError(f"model is {model!r}; allowed: a built model, such as timm.create_model gives")
     layer = attention_layer(name, **_tokens_of(model), **options)
-    candidates = {path: module for path, module in model.named_modules() if _is_attention(module)}
-    reasons, kinds, new = Counter(), {}, {}
-    for path, module in candidates.items():
-        kind = (type(module), str(module))
-        if kind not in kinds:
-            kinds[kind] = _why_not(module)
-        if not kinds[kind]:
-            new[path] = _replacement(module, layer)
-        elif not any(x.startswith(f"{path}.") for x in candidates) and not any(path.startswith(f"{x}.") for x in new):
-            reasons[f"{type(module).__name__} {kinds[kind]}"] += 1
+    found = attention_modules(model)
+    new = {path: _replacement(model.get_submodule(path), layer) for path, reason in found.items() if not reason}
+    reasons = Counter(
+        f"{type(model.get_submodule(path)).__name__} {reason}" for path, reason in found.items() if reason
+    )
     stays = "; ".join(f"{reason} ({count} of them)" for reason, count in reasons.items())
     if not new:
         raise ValueError(
             f"model is a {type(model).__name__} whose attention cannot be replaced: {stays or 'no module is one'}; "
             "allowed: softmax attention of all tokens between projections qkv and proj, with nothing else in it"
         )
-    for path, module in new.items():
-        parent, _, child = path.rpartition(".")
-        setattr(model.get_submodule(parent), child, module)
+    old = {path: model.get_submodule(path) for path in new}
+    _put(model, new)
+    try:
+        tell_grid(model)
+    except ValueError:
+        _put(model, old)
+        raise
     own = Counter(
         parameter for module in new.values() for parameter, _ in module.named_parameters() if _is_new(module, parameter)
     )
@@ -67,18 +67,59 @@ def replace_attention(model: nn.Module, name: str, **options: Any) -> nn.Module:
     return model
 
 
+def _put(model: nn.Module, modules: dict[str, nn.Module]) -> None:
+    for path, module in modules.items():
+        parent, _, child = path.rpartition(".")
+        setattr(model.get_submodule(parent), child, module)
+
+
+def attention_modules(model: nn.Module, known: dict[Any, str] | None = None) -> dict[str, str]:
+    """The paths of the attention in ``model``, each with the reason why it cannot be replaced, "" where it can.
+
+    Attention inside of attention counts once: what can be replaced, or else the innermost.
+
+    Args:
+        known: reasons by kind of attention, which is filled and saves the trial of a kind that another model has, too.
+    """
+    candidates = {path: module for path, module in model.named_modules() if path and _is_attention(module)}
+    known = {} if known is None else known
+    found: dict[str, str] = {}
+    for path, module in candidates.items():
+        kind = _kind(module)
+        if kind not in known:
+            known[kind] = _why_not(module)
+        found[path] = known[kind]
+    replaced = [path for path, reason in found.items() if not reason]
+    return {
+        path: reason
+        for path, reason in found.items()
+        if not reason
+        or not (
+            any(inner.startswith(f"{path}.") for inner in candidates)
+            or any(path.startswith(f"{outer}.") for outer in replaced)
+        )
+    }
+
+
 def _tokens_of(model: nn.Module) -> dict[str, Any]:
-    """The number of tokens of ``model`` and, without class token and registers, their grid, where they are fixed."""
-    grid = getattr(getattr(model, "patch_embed", None), "grid_size", None)
-    prefix = getattr(model, "num_prefix_tokens", None)
-    if grid is None or prefix is None or getattr(model, "dynamic_img_size", False):
-        return {}
-    return {"max_tokens": grid[0] * grid[1] + prefix, "grid_size": None if prefix else tuple(grid)}
+    """The number of tokens of ``model``, where it is fixed."""
+    grid = fixed_grid(model)
+    return {} if grid is None else {"max_tokens": grid[0] * grid[1] + host_of_tokens(model).num_prefix_tokens}
 
 
 def _is_attention(module: nn.Module) -> bool:
+    """By the name of its class or, as some classes say nothing, by the names of its children."""
     name = type(module).__name__.lower()
-    return "attention" in name or "attn" in name
+    children = dict(module.named_children())
+    return "attention" in name or "attn" in name or "qkv" in children or "attn_drop" in children
+
+
+def _kind(module: nn.Module) -> tuple[type, str, str]:
+    """What decides whether ``module`` can be replaced: its class, its children and its numbers."""
+    numbers = {name: x for name, x in vars(module).items() if isinstance(x, (bool, int, float, str, tuple))}
+    numbers.pop("training", None)
+    parameters = [(name, tuple(parameter.shape)) for name, parameter in module.named_parameters()]
+    return type(module), str(module), repr((sorted(numbers.items()), parameters))
 
 
 def _is_new(layer: SelfAttention, parameter: str) -> bool:
@@ -89,7 +130,7 @@ def _replacement(module: nn.Module, layer: type[SelfAttention]) -> SelfAttention
     """A ``layer`` with the children of ``module``; of ``qkv`` it has the rows of the values where widths differ.
 
     Raises:
-        ValueError: the mechanism does not take normalised queries and keys, or tokens that lie on no known grid.
+        ValueError: the mechanism does not take normalised queries and keys.
     """
     qkv, proj = module.qkv, module.proj
     new = layer(
@@ -103,11 +144,6 @@ def _replacement(module: nn.Module, layer: type[SelfAttention]) -> SelfAttention
         device=qkv.weight.device,
         dtype=qkv.weight.dtype,
     )
-    if new.needs_grid and new.grid_size is None:
-        raise ValueError(
-            f"the model's tokens are not those of one grid; allowed with {layer.mechanism!r}: one image size "
-            "(dynamic_img_size=False), class_token=False, global_pool='avg' and no registers"
-        )
     for child in _KEPT:
         if isinstance(getattr(module, child, None), nn.Module):
             setattr(new, child, getattr(module, child))
@@ -136,15 +172,15 @@ def _why_not(module: nn.Module) -> str:
     own = sorted(set(stock.state_dict()) - set(plain.state_dict()))
     if own:
         return f"has {', '.join(own)} of its own"
-    x = torch.randn(2, 6, children["qkv"].in_features, dtype=torch.float64)
-    try:
-        with torch.no_grad():
-            same = torch.allclose(stock(x), plain(x))
-    except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as error:
-        return (
-            f"does not take tokens (batch, N, C): {str(error).splitlines()[0] if str(error) else type(error).__name__}"
-        )
-    return "" if same else "computes something else than softmax attention of all tokens"
+    tokens = torch.randn(2, 6, children["qkv"].in_features, dtype=torch.float64)
+    for x in (tokens, tokens.unflatten(1, (2, 3))):
+        try:
+            with torch.no_grad():
+                same = torch.allclose(stock(x), plain(x))
+        except (RuntimeError, ValueError, TypeError, IndexError, AssertionError):
+            continue
+        return "" if same else "computes something else than softmax attention of all tokens"
+    return "takes neither tokens (batch, N, C) nor a map of them (batch, rows, columns, C)"
 
 
 def _with_random_weights(module: nn.Module) -> nn.Module:

@@ -49,10 +49,10 @@ NAMED_SIZES = {
 
 
 def registered() -> list[str]:
-    """Every model of tokens that is a class of its own, and the named sizes; not those derived from a declaration."""
-    others = ("fairseq_plugin.models.attention", "fairseq_plugin.models.time_series")
+    """Every model that is a class of its own, and the named sizes; not those derived from a declaration alone."""
+    derived = "fairseq_plugin.models.attention"
     modules = {name: model.__module__ for name, model in MODEL_REGISTRY.items()}
-    ours = [name for name, module in modules.items() if module.startswith("fairseq_plugin.") and module not in others]
+    ours = [name for name, module in modules.items() if module.startswith("fairseq_plugin.") and module != derived]
     return [*ours, *NAMED_SIZES]
 
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import timm.task
 
 from tests.processes import CHECKOUT
 from timm_plugin.__main__ import USAGE, main
@@ -115,3 +116,47 @@ def test_no_such_script(capsys, script):
         main([script, "--model", "x"])
     assert exited.value.code == 2
     assert f"timm_plugin: no such file: {script!r}" in capsys.readouterr().err
+
+
+NO_ARGUMENTS = "import pathlib, sys\npathlib.Path(sys.argv[0] + '.ran').touch()\n"
+
+
+@pytest.fixture
+def quick_script(tmp_path, monkeypatch):
+    """A script that leaves a file beside itself; what the launcher changes is put back."""
+    monkeypatch.setattr(sys, "argv", [])
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for task in [value for value in vars(timm.task).values() if isinstance(value, type)]:
+        if "prepare_distributed" in vars(task):
+            monkeypatch.setattr(task, "prepare_distributed", task.prepare_distributed)
+    script = tmp_path / "quick.py"
+    script.write_text(NO_ARGUMENTS)
+    return script
+
+
+@pytest.mark.parametrize("where", ["options", "config"])
+def test_attention_that_a_model_ignores_is_refused_before_the_script_runs(quick_script, where, capsys):
+    given = ["--amp", "-m", "vit_pwee_patch16_reg1_gap_256", "--model-kwargs", "attn_layer=flow", "depth=1"]
+    if where == "config":
+        config = quick_script.with_suffix(".yaml")
+        config.write_text("model: vit_pwee_patch16_reg1_gap_256\nmodel_kwargs: {attn_layer: flow, depth: 1}\nlr: 0.1\n")
+        given = ["--amp", "-c", str(config)]
+    with pytest.raises(SystemExit) as exited:
+        main([str(quick_script), *given])
+    assert exited.value.code == 2
+    assert "attn_layer is 'flow', and vit_pwee_patch16_reg1_gap_256" in capsys.readouterr().err
+    assert not Path(f"{quick_script}.ran").exists()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ["--model", "vit_tiny_patch16_224", "--model-kwargs", "attn_layer=flow", "depth=1"],
+        ["--model", "vit_pwee_patch16_reg1_gap_256", "--model-kwargs", "attn_layer=diff"],  # not ours to judge
+        ["--model-ema", "--model-kwargs", "attn_layer=flow"],
+        ["-c", "missing.yaml"],
+    ],
+)
+def test_what_a_script_takes_is_left_to_it(quick_script, given):
+    main([str(quick_script), *given])
+    assert Path(f"{quick_script}.ran").exists()

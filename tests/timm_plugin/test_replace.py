@@ -4,6 +4,7 @@ import pytest
 import timm
 import torch
 from timm.layers import Attention
+from timm.models import convit, volo
 from timm.utils import reparameterize_model
 
 from common.attention import FlowAttention
@@ -64,6 +65,33 @@ def test_what_stays_is_a_warning(caplog):
     assert "these stay: ChannelAttention" in line
     assert sum(isinstance(module, FlowAttention) for module in model.modules()) == 4
     assert torch.isfinite(model(torch.randn(1, 3, 64, 64))).all()
+
+
+@pytest.mark.parametrize("kind, shape", [(convit.MHSA, (2, 6, 24)), (volo.Attention, (2, 2, 3, 24))])
+def test_attention_under_another_name_and_of_maps(kind, shape):
+    """ConViT's has neither "attention" nor "attn" in its name; VOLO's takes maps of tokens."""
+    model = torch.nn.Sequential(kind(24, num_heads=3, qkv_bias=True)).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    x = torch.randn(shape)
+    before = model(x)
+    assert_close("softmax", replace_attention(model, "softmax")(x), before)
+    flow = replace_attention(model, "flow")
+    assert isinstance(flow[0].attention, FlowAttention)
+    assert (flow(x) - before).abs().max() > 1e-3
+
+
+def test_numbers_that_no_parameter_shows_tell_kinds_apart():
+    """Two layers of one class and of the same parameters, of which the second scales its scores in its own way."""
+
+    class ScaledAttention(Attention):
+        def forward(self, x):
+            return super().forward(x) * self.factor
+
+    model = torch.nn.Sequential(ScaledAttention(24, 3), ScaledAttention(24, 3))
+    model[0].factor, model[1].factor = 1.0, 2.0
+    replace_attention(model, "flow")
+    assert isinstance(model[0], SelfAttention) and type(model[1]) is ScaledAttention
 
 
 def test_a_model_on_the_meta_device():

@@ -4,7 +4,6 @@ Legend: B batch, N tokens, C channels, H heads, d channels of a head, Y x X the 
 """
 
 import functools
-import math
 from typing import Any, ClassVar, Final
 
 import torch
@@ -177,7 +176,7 @@ def attention_layer(
     Args:
         name: one of ``common.attention.ATTENTIONS``.
         max_tokens: the number of tokens, class token and registers included; DAFT-full needs it.
-        grid_size: (Y, X) of the tokens, for DAFT-conv on images that are not square.
+        grid_size: (Y, X) of the tokens; DAFT-conv needs it, from here, ``create_model`` or ``replace_attention``.
         options: of the mechanism.
 
     Raises:
@@ -264,20 +263,22 @@ def _padding_of_mask(x: Tensor, attn_mask: Tensor) -> Tensor:
 @torch.fx.wrap
 @register_notrace_function
 def grid_of(x: Tensor, grid_size: tuple[int, int] | None) -> tuple[int, int]:
-    """Y and X of a map (B, Y, X, C), or of tokens (B, N, C) on ``grid_size`` or, by default, of a square image.
+    """Y and X of a map (B, Y, X, C), or of tokens (B, N, C) that lie on ``grid_size``.
 
     A function by itself because FX must not trace its conditions.
     """
     if x.dim() == 4:
         return x.shape[1], x.shape[2]
-    if grid_size is not None:
-        height, width = grid_size
-    else:
-        height = width = int(math.sqrt(x.shape[1]))
-    if height * width != x.shape[1]:
-        wanted = "a square image" if grid_size is None else f"a grid of {height} x {width}"
+    if grid_size is None:
         raise ValueError(
-            f"x has {x.shape[1]} tokens; allowed for this attention: those of {wanted}, with class_token=False, "
-            "global_pool='avg' and without registers (daft_conv_s takes images of any size)"
+            f"x has {x.shape[1]} tokens on an unknown grid, which timm does not tell its layers; allowed for this "
+            "attention: timm_plugin.create_model or replace_attention, which find the grid, or "
+            "attention_layer('daft_conv', grid_size=(rows, columns)); daft_conv_s takes images of any size"
+        )
+    height, width = grid_size
+    if height * width != x.shape[1]:
+        raise ValueError(
+            f"x has {x.shape[1]} tokens; allowed for this attention: those of a grid of {height} x {width}, with "
+            "class_token=False, global_pool='avg' and without registers"
         )
     return height, width

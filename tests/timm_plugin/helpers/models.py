@@ -4,7 +4,7 @@ import timm
 import torch
 from torch import Tensor, nn
 
-import timm_plugin  # noqa: F401  (registers the models)
+import timm_plugin
 from common.attention import DaftConvAttention
 
 #: Everything registered.
@@ -54,7 +54,9 @@ def build(case: str, **kwargs) -> nn.Module:
     """The model of ``case`` with fixed weights, in evaluation mode; ``kwargs`` are create_model's."""
     name, small = CASES[case]
     torch.manual_seed(0)
-    model = timm.create_model(name, **{**small, **kwargs}).eval()
+    arguments = {**small, **kwargs}
+    create = timm_plugin.create_model if "attn_layer" in arguments else timm.create_model
+    model = create(name, **arguments).eval()
     draw_filters(model)
     return model
 

@@ -16,17 +16,17 @@ from common.attention import ATTENTIONS, FlowAttention, record_attention
 from common.ops import flow_attention, flow_attention_weights
 from tests.compare import assert_close
 from tests.timm_plugin.helpers.models import build, images
-from timm_plugin import attention_layer
+from timm_plugin import attention_layer, create_model
 from timm_plugin.layers.attention import with_options
 from timm_plugin.models._registry import register_attention_layers
 
 B, C, H = 2, 24, 3
-N = 9  # DAFT-conv takes them for an image of 3 x 3
+N, GRID = 9, (3, 3)
 
 
-#: Every mechanism that a stock vision transformer takes by its name.
+#: Every mechanism that a stock vision transformer takes by its name, for tokens on GRID.
 LAYERS = {
-    name: attention_layer(name)
+    name: attention_layer(name, grid_size=GRID if name == "daft_conv" else None)
     for name, attention in ATTENTIONS.items()
     if "bidirectional" in attention.supports and "max_tokens" not in attention.needs
 }
@@ -42,9 +42,9 @@ def test_every_mechanism_for_images_is_in_timms_table():
     """DAFT-full must be told the number of tokens: it has a model of its own, and ``attention_layer``."""
     assert {"flow", "linear", "softmax", "quadratic", "mixed_chunk", "combiner", "daft_conv"} <= set(LAYERS)
     assert "daft_full" not in ATTN_LAYERS
-    for name, layer in LAYERS.items():
-        assert ATTN_LAYERS[name] is layer
-        assert layer.mechanism == name
+    for name in LAYERS:
+        assert ATTN_LAYERS[name] is attention_layer(name)
+        assert ATTN_LAYERS[name].mechanism == name
 
 
 def test_names_of_others_are_left_alone(monkeypatch):
@@ -217,7 +217,7 @@ def test_each_mechanism_is_built_once(monkeypatch):
 def test_daft_conv_on_a_grid_that_is_no_square(tokens):
     """2 x 8 tokens are also a square number of them: the grid says how they lie."""
     tokens = torch.randn(B, 16, C)
-    square = attention_layer("daft_conv", window=3)(C, H)
+    square = attention_layer("daft_conv", window=3, grid_size=(4, 4))(C, H)
     torch.nn.init.normal_(square.attention.gamma)
     wide = attention_layer("daft_conv", window=3, grid_size=(2, 8))(C, H)
     wide.load_state_dict(square.state_dict())
@@ -225,6 +225,11 @@ def test_daft_conv_on_a_grid_that_is_no_square(tokens):
     assert (wide(tokens) - square(tokens)).abs().max() > 1e-3
     with pytest.raises(ValueError, match="9 tokens; allowed .*grid of 2 x 8"):
         wide(torch.randn(B, 9, C))
+    unknown = attention_layer("daft_conv", window=3)(C, H)
+    unknown.load_state_dict(square.state_dict())
+    with pytest.raises(ValueError, match="x has 16 tokens on an unknown grid"):
+        unknown(tokens)
+    assert torch.equal(unknown(tokens.view(B, 2, 8, C)), square(tokens.view(B, 2, 8, C)))
 
 
 def test_with_options():
@@ -241,8 +246,8 @@ def test_with_options():
 @pytest.mark.parametrize("name", LAYERS)
 def test_any_stock_vit_takes_it(name):
     args = dict(class_token=False, global_pool="avg") if name == "daft_conv" else {}
-    model = timm.create_model("vit_tiny_patch16_224", attn_layer=name, img_size=48, depth=2, num_classes=3, **args)
-    assert all(type(block.attn) is LAYERS[name] for block in model.blocks)
+    model = create_model("vit_tiny_patch16_224", attn_layer=name, img_size=48, depth=2, num_classes=3, **args)
+    assert all(type(block.attn) is attention_layer(name) for block in model.blocks)
     assert model(images(model)).shape == (2, 3)
 
 

@@ -10,7 +10,7 @@ from common.ops.daft.conv_reference import daft_conv_reference
 from common.ops.daft.full_reference import daft_full_reference
 from tests.compare import assert_close, gradients
 from tests.timm_plugin.helpers.models import build, draw_filters, filters_by_hand, images
-from timm_plugin import attention_layer
+from timm_plugin import attention_layer, create_model, tell_grid
 
 C, H = 12, 4
 #: Rows and columns of a map that is no square and, with a window of 5, smaller than the window one way.
@@ -62,11 +62,6 @@ def test_conv_is_the_reference_over_the_raster(options):
 def test_window_is_11_and_square_unless_given():
     assert attention_layer("daft_conv")(C, H).attention.window_shape == (11, 11)
     assert build("daft_conv", window=(3, 7)).blocks[0].attn.attention.r.shape == (4, 3, 7)
-
-
-def test_tokens_of_a_square_are_its_map():
-    layer, x = _layer("daft_conv", window=3), _map(2, 4, 4, C)
-    assert_close("tokens", layer(x.flatten(1, 2)).view_as(x), layer(x))
 
 
 @pytest.mark.parametrize("query", [True, False])
@@ -345,17 +340,41 @@ def test_masks_are_refused_by_whole_models(case):
 
 
 @pytest.mark.parametrize(
-    ("args", "message"),
+    "args",
     [
-        (dict(), "x has 17 tokens; allowed .*square"),
-        (dict(class_token=False, global_pool="avg", img_size=(64, 96)), "x has 24 tokens; allowed .*square"),
-        (dict(class_token=False, global_pool="avg", reg_tokens=4), "x has 20 tokens; allowed .*square"),
+        dict(),
+        dict(class_token=False, global_pool="avg", reg_tokens=4),
+        dict(class_token=False, global_pool="avg", dynamic_img_size=True),
     ],
 )
-def test_stock_vits_that_are_no_square(args, message):
-    model = timm.create_model("deit_tiny_patch16_224", attn_layer="daft_conv", **{**dict(img_size=64, depth=1), **args})
-    with pytest.raises(ValueError, match=message):
+def test_stock_vits_whose_tokens_lie_on_no_grid(args):
+    with pytest.raises(ValueError, match="tokens are not those of one grid; allowed with 'daft_conv'"):
+        create_model("deit_tiny_patch16_224", attn_layer="daft_conv", img_size=64, depth=1, **args)
+
+
+def test_an_unknown_grid_is_refused():
+    """timm's own create_model tells a layer nothing; 16:9 images have 9 x 16 patches, as many as 12 x 12."""
+    args = dict(class_token=False, global_pool="avg", img_size=(144, 256), depth=1)
+    model = timm.create_model("deit_tiny_patch16_224", attn_layer="daft_conv", **args)
+    with pytest.raises(ValueError, match="x has 144 tokens on an unknown grid"):
         model(images(model))
+
+
+def test_the_grid_of_a_stock_vit_follows_the_image_size():
+    args = dict(class_token=False, global_pool="avg", img_size=(64, 16), depth=1, pos_embed="none")
+    model = create_model("deit_tiny_patch16_224", attn_layer=attention_layer("daft_conv", window=3), **args).eval()
+    draw_filters(model)
+    x = images(model)
+    tall = model(x)
+    model.set_input_size((32, 32))  # as many tokens
+    with pytest.raises(ValueError, match="2 x 2 since set_input_size, and its attention knows 4 x 1; run .*tell_grid"):
+        model(x.reshape(2, 3, 32, 32))
+    tell_grid(model)
+    assert model.blocks[0].attn.grid_size == (2, 2)
+    model(x.reshape(2, 3, 32, 32))
+    model.set_input_size((64, 16))
+    tell_grid(model)
+    assert torch.equal(model(x), tall)
 
 
 def test_stock_vit_with_normalised_queries():

@@ -1,1 +1,0 @@
-"""Optimizers that fairseq lacks."""

@@ -1,1 +1,0 @@
-"""Time series classification: the ten UEA data sets of the Flowformer paper's Table 6."""

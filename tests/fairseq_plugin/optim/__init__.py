@@ -1,1 +1,0 @@
-"""Tests of fairseq_plugin/optim."""

@@ -1,0 +1,59 @@
+"""timm's ``create_model`` for models with another attention, which says so where timm leaves the attention out."""
+
+from typing import Any
+
+import timm
+from timm.layers.typing import LayerType
+from timm.models.vision_transformer import ATTN_LAYERS
+from torch import nn
+
+from .layers.attention import SelfAttention
+from .layers.grid import tell_grid
+
+
+def create_model(model_name: str, *, attn_layer: LayerType, **arguments: Any) -> nn.Module:
+    """``timm.create_model(model_name, attn_layer=attn_layer, ...)`` of a model that does use ``attn_layer``.
+
+    Some of timm's models take any argument of that name and do nothing with it; timm says nothing then. Layers that
+    must know on which grid the tokens lie, DAFT-conv's, are told; timm does not do that either.
+
+    Args:
+        model_name: one of ``timm.list_models()``.
+        attn_layer: a name in timm's table, which has ours, or a class, such as ``attention_layer`` gives.
+        arguments: every other argument of timm's.
+
+    Raises:
+        ValueError: an unknown name; a model that does not take or does not use ``attn_layer``; tokens that do not lie
+            on one grid where the layer needs that.
+    """
+    if isinstance(attn_layer, str) and attn_layer not in ATTN_LAYERS:
+        names = ", ".join(name for name in ATTN_LAYERS if name)
+        raise ValueError(f"attn_layer is {attn_layer!r}; allowed: {names}, or a class such as attention_layer gives")
+    try:
+        model = timm.create_model(model_name, attn_layer=attn_layer, **arguments)
+    except (TypeError, AssertionError) as error:
+        if "attn" not in str(error):
+            raise
+        raise ValueError(_refusal(model_name, attn_layer, f"does not take it: {error}")) from error
+    layer = _layer_class(attn_layer)
+    if asks_for_ours(attn_layer) and not any(isinstance(module, layer) for module in model.modules()):
+        raise ValueError(_refusal(model_name, attn_layer, "takes it and does not use it"))
+    tell_grid(model)
+    return model
+
+
+def asks_for_ours(attn_layer: LayerType | None) -> bool:
+    """Whether ``attn_layer``, a name or a class, is attention of this plugin."""
+    layer = _layer_class(attn_layer)
+    return isinstance(layer, type) and issubclass(layer, SelfAttention)
+
+
+def _layer_class(attn_layer: LayerType | None) -> Any:
+    return ATTN_LAYERS.get(attn_layer) if isinstance(attn_layer, str) else attn_layer
+
+
+def _refusal(model_name: str, attn_layer: LayerType, why: str) -> str:
+    return (
+        f"attn_layer is {attn_layer!r}, and {model_name} {why}; allowed: a model that uses it, as most of timm's vit_* "
+        "and deit* do, or timm_plugin.replace_attention(model, ...), which says what it cannot replace"
+    )
