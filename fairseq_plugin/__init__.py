@@ -1,6 +1,6 @@
 """Linear-time Transformers for fairseq: ``fairseq-train --user-dir fairseq_plugin --arch flowformer_lm``.
 
-Importing the package registers its architectures, a criterion and a task, and lets ``torch.load`` read the
+Importing the package registers its architectures, a criterion, an optimizer and tasks, and lets ``torch.load`` read the
 configuration objects of fairseq's checkpoints. Training, evaluation, generation, checkpoints and distribution are
 fairseq's own.
 """
@@ -12,7 +12,9 @@ allow_checkpoint_classes()
 
 from .criterions.sparse_cross_entropy import SparseCrossEntropyCriterion
 from .models import attention as _derived  # noqa: F401  registers NAME_lm, NAME_mlm and NAME_classifier
+from .models import time_series as _time_series  # noqa: F401  registers NAME_time_series
 from .models._language_model import LinearTimeLanguageModel
+from .models._time_series import TimeSeriesClassifier
 from .models.daft import DaftConvLanguageModel, DaftFullLanguageModel
 from .models.flash import (
     CombinerLanguageModel,
@@ -33,13 +35,16 @@ from .models.flash_masked import (
     TransformerPlusPlusMaskedModel,
 )
 from .models.flowformer import FlowformerLanguageModel, LinearLanguageModel, SoftmaxLanguageModel
+from .optim.radam import FairseqRAdam
 from .tasks.pixel_modeling import PixelModelingTask
+from .tasks.time_series_classification import TimeSeriesClassificationTask
 
 __all__ = [
     "CombinerLanguageModel",
     "CombinerMaskedModel",
     "DaftConvLanguageModel",
     "DaftFullLanguageModel",
+    "FairseqRAdam",
     "FlashLanguageModel",
     "FlashMaskedModel",
     "FlashQuadLanguageModel",
@@ -54,6 +59,8 @@ __all__ = [
     "PixelModelingTask",
     "SoftmaxLanguageModel",
     "SparseCrossEntropyCriterion",
+    "TimeSeriesClassificationTask",
+    "TimeSeriesClassifier",
     "TransformerPlusLanguageModel",
     "TransformerPlusMaskedModel",
     "TransformerPlusPlusLanguageModel",

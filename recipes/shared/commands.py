@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import psutil
+from tqdm import tqdm
 
 from .scripts import RecipeFailed
 
@@ -47,18 +48,31 @@ def python_command(*arguments: object) -> list[str]:
     ]
 
 
-def run(command: list[str], log: Path, on_line: Callable[[str], None] | None = None) -> Finished:
+def run(
+    command: list[str],
+    log: Path,
+    on_line: Callable[[str], None] | None = None,
+    append: bool = False,
+    threads: int | None = None,
+) -> Finished:
     """Print and run ``command`` in the checkout; its output goes to ``log``, and line by line to ``on_line``.
+
+    Args:
+        append: keep what ``log`` holds already.
+        threads: that torch uses in it; None for as many as it takes by itself.
 
     Raises:
         CommandFailed: it could not be started or ended with an error.
     """
     text = shlex.join(command)
-    print(f"  $ {text}", flush=True)
+    with tqdm.external_write_mode():  # above the progress bars, if there are any
+        print(f"  $ {text}", flush=True)
     environment = dict(os.environ, PYTHONUNBUFFERED="1")
+    if threads is not None:
+        environment["OMP_NUM_THREADS"] = str(threads)
     started = time.monotonic()
     log.parent.mkdir(parents=True, exist_ok=True)
-    with open(log, "w", encoding="utf-8") as file:
+    with open(log, "a" if append else "w", encoding="utf-8") as file:
         file.write(f"$ {text}\n")
         file.flush()
         try:

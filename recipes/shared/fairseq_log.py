@@ -7,15 +7,24 @@ import statistics
 from collections.abc import Iterable
 from typing import NamedTuple
 
-_ENTRY = re.compile(r"\| (train_inner|valid) \| (\{.*\})\s*$")
+_VALUES = re.compile(r"\| (\w+) \| (\{.*\})\s*$")
 _PARAMETERS = re.compile(r"num\. shared model params: ([\d,]+) \(")
 _TOKENS = re.compile(r"Evaluated ([\d,]+) tokens in")
 _LOSS = re.compile(r"Loss \(base 2\): ([\d.]+), Perplexity: ([\d.]+)")
 _SAMPLE = re.compile(r"^D-\d+\t[^\t]*\t(.*)$")
 
 
+class Point(NamedTuple):
+    """One logged line of a training run, whatever was trained."""
+
+    split: str  # that was evaluated, or "train_inner" within an epoch and "train" at its end
+    epoch: int
+    update: int
+    values: dict[str, float]  # by name, without the split's in front
+
+
 class Entry(NamedTuple):
-    """One logged point of a training run; losses in bits per token."""
+    """One logged point of a language model's training; losses in bits per token."""
 
     kind: str  # "train_inner" or "valid"
     update: int
@@ -33,17 +42,60 @@ class Evaluation(NamedTuple):
     perplexity: float
 
 
-def parse_entry(line: str) -> Entry | None:
-    """The training or validation point in a line of a log; None if there is none."""
-    found = _ENTRY.search(line)
+def parse_values(line: str) -> tuple[str, dict[str, float]] | None:
+    """The split in a line of a log, see ``Point``, and what was measured of it, by name; None if there is nothing."""
+    found = _VALUES.search(line)
     if found is None:
         return None
-    kind, values = found[1], json.loads(found[2])
-    if kind == "valid":
+    split = found[1]
+    return split, {name.removeprefix(f"{split}_"): float(value) for name, value in json.loads(found[2]).items()}
+
+
+def parse_point(line: str) -> Point | None:
+    """The point in a line of a training log; None if there is none."""
+    split, values = parse_values(line) or ("", {})
+    if not {"epoch", "num_updates"} <= values.keys():
+        return None
+    return Point(split, int(values.pop("epoch")), int(values.pop("num_updates")), values)
+
+
+def parse_validation(lines: Iterable[str], split: str) -> dict[str, float]:
+    """What fairseq-validate printed of ``split``, by name.
+
+    Raises:
+        ValueError: it printed nothing of it.
+    """
+    for found in filter(None, map(parse_values, lines)):
+        if found[0] == split:
+            return found[1]
+    raise ValueError(f"the log has no results of {split}; allowed: those that fairseq-validate prints last")
+
+
+def parse_points(lines: Iterable[str]) -> list[Point]:
+    """Every point of a training log, in order.
+
+    What a training did after its last checkpoint, it does again when it is continued; the later lines count.
+    """
+    points: list[Point] = []
+    for point in filter(None, map(parse_point, lines)):
+        kept = len(points)
+        while kept and points[kept - 1].update >= point.update:
+            kept -= 1
+            if points[kept].update > point.update or points[kept].split == point.split:
+                del points[kept:]
+        points.append(point)
+    return points
+
+
+def parse_entry(line: str) -> Entry | None:
+    """The training or validation point in a line of a language model's log; None if there is none."""
+    split, values = parse_values(line) or ("", {})
+    if split == "valid":
         # fairseq prints no wall time for a validation; parse_training fills it in.
-        loss, perplexity = float(values["valid_loss"]), float(values["valid_ppl"])
-        return Entry(kind, int(values["valid_num_updates"]), loss, float("nan"), None, perplexity)
-    return Entry(kind, int(values["num_updates"]), float(values["loss"]), float(values["wall"]), float(values["wps"]))
+        return Entry(split, int(values["num_updates"]), values["loss"], float("nan"), None, values["ppl"])
+    if split == "train_inner":
+        return Entry(split, int(values["num_updates"]), values["loss"], values["wall"], values["wps"])
+    return None
 
 
 def parse_training(lines: Iterable[str]) -> list[Entry]:

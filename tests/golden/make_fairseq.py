@@ -49,10 +49,10 @@ NAMED_SIZES = {
 
 
 def registered() -> list[str]:
-    """Every model that is a class of its own, and the named sizes; not those derived from a declaration alone."""
-    derived = "fairseq_plugin.models.attention"
+    """Every model of tokens that is a class of its own, and the named sizes; not those derived from a declaration."""
+    others = ("fairseq_plugin.models.attention", "fairseq_plugin.models.time_series")
     modules = {name: model.__module__ for name, model in MODEL_REGISTRY.items()}
-    ours = [name for name, module in modules.items() if module.startswith("fairseq_plugin.") and module != derived]
+    ours = [name for name, module in modules.items() if module.startswith("fairseq_plugin.") and module not in others]
     return [*ours, *NAMED_SIZES]
 
 

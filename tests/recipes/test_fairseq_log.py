@@ -74,3 +74,10 @@ def test_bits_per_byte_is_all_bits_over_all_bytes():
 def test_bits_per_byte_of_no_text():
     with pytest.raises(ValueError, match="text_bytes is 0; allowed: at least 1"):
         fairseq_log.bits_per_byte(Evaluation(1, 1.0, 2.0), 0)
+
+
+def test_validation_of_a_split():
+    line = '2026-11-22 07:00:00 | INFO | test | {"test_loss": "0.25", "test_accuracy": "98.9"}\n'
+    assert fairseq_log.parse_validation([NOISE, line], "test") == {"loss": 0.25, "accuracy": 98.9}
+    with pytest.raises(ValueError, match="no results of valid"):
+        fairseq_log.parse_validation([NOISE, line], "valid")

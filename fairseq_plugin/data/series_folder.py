@@ -1,0 +1,197 @@
+"""Labelled time series on disk, and what training needs to know of them.
+
+A folder holds ``SPLIT.npz`` for each split and ``series.json``, which is written last. A series has T steps of C
+channels; the steps of all series of a split follow one another in one array.
+"""
+
+import json
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+DESCRIPTION_FILE = "series.json"
+TRAIN = "train"
+#: Labels that come back from a file as they were.
+Label = str | int
+
+
+class Split(NamedTuple):
+    """The series of a split, (T, C) each in float64, and the label of each."""
+
+    series: list[np.ndarray]
+    labels: list[Label]
+
+
+@dataclass(frozen=True)
+class Description:
+    """What is known of the series that a model was trained on.
+
+    Mean and deviation are those of each channel over all steps of the training series, with which every series is
+    standardised. A channel that never changes there keeps its deviation of 1.
+    """
+
+    labels: list[Label]  # the classes, in the order of the scores
+    mean: list[float]  # (C,)
+    std: list[float]  # (C,), with T - 1 in the denominator, as in the authors' code
+    longest: int  # steps of the longest training series
+
+    @property
+    def channels(self) -> int:
+        """C."""
+        return len(self.mean)
+
+    def standardise(self, series: np.ndarray) -> np.ndarray:
+        """Series (T, C) minus the mean, over the deviation, as float32."""
+        std = np.asarray(self.std) + np.finfo(np.float64).eps
+        return ((series - np.asarray(self.mean)) / std).astype(np.float32)
+
+    def class_of(self, label: Any, where: str) -> int:
+        """The class of a label; ValueError, which says ``where`` it was found, for one that was never seen."""
+        if label not in self.labels:
+            raise ValueError(f"{where} has the label {label!r}; allowed: {', '.join(map(repr, self.labels))}")
+        return self.labels.index(label)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, as JSON and checkpoints hold them."""
+        return asdict(self)
+
+
+def describe(train: Split) -> Description:
+    """The description of training series."""
+    steps = np.concatenate(train.series)  # (sum of T, C)
+    std = steps.std(axis=0, ddof=1) if len(steps) > 1 else np.zeros(steps.shape[1])
+    return Description(
+        labels=sorted(set(train.labels)),
+        mean=steps.mean(axis=0).tolist(),
+        std=np.where(std > 0.0, std, 1.0).tolist(),
+        longest=max(map(len, train.series)),
+    )
+
+
+def write_folder(folder: Path, splits: Mapping[str, tuple[Sequence[Any], Sequence[Label]]]) -> Description:
+    """Write splits, each series (T, C) and their labels, into an empty ``folder``; "train" is one of the splits.
+
+    Raises:
+        ValueError: a series that is none (see ``check_series``) or that has another number of channels, as many labels
+            as there are no series, or a label that no training series has.
+    """
+    if TRAIN not in splits:
+        raise ValueError(f"splits are {', '.join(splits) or 'none'}; allowed: {TRAIN!r} and others")
+    read = {TRAIN: _checked_split(TRAIN, *splits[TRAIN], channels=None)}
+    described = describe(read[TRAIN])
+    for name, (series, labels) in splits.items():
+        if name != TRAIN:
+            read[name] = _checked_split(name, series, labels, described.channels)
+    classes = {
+        name: [described.class_of(label, f"series {i} of {name}") for i, label in enumerate(split.labels)]
+        for name, split in read.items()
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, split in read.items():
+        lengths = np.array([len(x) for x in split.series])
+        np.savez(folder / f"{name}.npz", steps=np.concatenate(split.series), lengths=lengths, classes=classes[name])
+    text = json.dumps(described.as_dict(), indent=1, ensure_ascii=False)
+    (folder / DESCRIPTION_FILE).write_text(text + "\n", encoding="utf-8")
+    return described
+
+
+def read_description(folder: Path) -> Description:
+    """The description in a folder.
+
+    Raises:
+        ValueError: the folder has none, or one that is none.
+    """
+    path = folder / DESCRIPTION_FILE
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        described = Description(**found)
+        if not (len(described.mean) == len(described.std) >= 1 and described.longest >= 1 and described.labels):
+            raise TypeError("values that do not fit together")
+    except FileNotFoundError as error:
+        raise ValueError(
+            f"{folder} lacks {DESCRIPTION_FILE}; allowed: a folder that recipes.time_series.prepare has written"
+        ) from error
+    except (ValueError, TypeError) as error:
+        fields = ", ".join(Description.__dataclass_fields__)
+        raise ValueError(f"{path} cannot be read: {error}; allowed: JSON with {fields}") from error
+    return described
+
+
+def read_split(folder: Path, name: str) -> Split:
+    """A split of a folder.
+
+    Raises:
+        ValueError: the folder lacks it, or its file is damaged.
+    """
+    described, path = read_description(folder), folder / f"{name}.npz"
+    try:
+        with np.load(path) as stored:
+            steps, lengths, classes = (stored[key] for key in ("steps", "lengths", "classes"))
+        series = np.split(steps, np.cumsum(lengths)[:-1])
+        if steps.shape != (lengths.sum(), described.channels) or len(classes) != len(lengths):
+            raise ValueError("arrays that do not fit together")
+        labels = [described.labels[i] for i in classes]
+    except FileNotFoundError as error:
+        found = ", ".join(sorted(x.stem for x in folder.glob("*.npz")))
+        raise ValueError(f"{folder} has no split {name}; allowed: {found or 'none'}") from error
+    except (ValueError, KeyError, IndexError, EOFError, OSError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{path} cannot be read: {error}; allowed: a file of recipes.time_series.prepare") from error
+    return Split(series, labels)
+
+
+def check_series(series: Any, where: str, channels: int | None = None) -> np.ndarray:
+    """``series`` as an array (T, C) in float64.
+
+    Raises:
+        ValueError: it is not that, is empty, has another number of channels than ``channels``, or holds NaN or an
+            infinite value; the message says ``where``.
+    """
+    try:
+        values = np.asarray(series, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{where} cannot be read as numbers: {error}; allowed: an array (steps, channels)") from error
+    wanted = "channels of at least 1" if channels is None else f"channels {channels}"
+    if values.ndim != 2 or 0 in values.shape or channels not in (None, values.shape[1]):
+        raise ValueError(f"{where} has shape {values.shape}; allowed: (steps, channels), steps of at least 1, {wanted}")
+    if not np.isfinite(values).all():
+        step, channel = np.argwhere(~np.isfinite(values))[0]
+        raise ValueError(
+            f"{where} is {values[step, channel]} at step {step}, channel {channel}; allowed: finite numbers "
+            "(fill_missing interpolates over NaN)"
+        )
+    return values
+
+
+def fill_missing(series: np.ndarray) -> np.ndarray:
+    """Series (T, C) with each NaN interpolated linearly between its neighbours in time; at the ends the nearest value.
+
+    Raises:
+        ValueError: a channel has nothing but NaN.
+    """
+    filled = np.array(series, dtype=np.float64)
+    steps = np.arange(len(filled))
+    for channel, values in enumerate(filled.T):
+        missing = np.isnan(values)
+        if missing.all() and len(values):
+            raise ValueError(f"channel {channel} has no value at all; allowed: at least one of {len(values)} steps")
+        if missing.any():
+            values[missing] = np.interp(steps[missing], steps[~missing], values[~missing])
+    return filled
+
+
+def _checked_split(name: str, series: Sequence[Any], labels: Sequence[Label], channels: int | None) -> Split:
+    if len(series) != len(labels) or not len(series):
+        raise ValueError(f"{name} has {len(series)} series and {len(labels)} labels; allowed: as many, at least 1")
+    labels = [label.item() if isinstance(label, np.generic) else label for label in labels]
+    for i, label in enumerate(labels):
+        if type(label) is not type(labels[0]) or not isinstance(label, (str, int)):
+            raise ValueError(f"the label of series {i} of {name} is {label!r}; allowed: all strings, or all integers")
+    checked: list[np.ndarray] = []
+    for i, one in enumerate(series):
+        checked.append(check_series(one, f"series {i} of {name}", channels))
+        channels = checked[0].shape[1]
+    return Split(checked, labels)

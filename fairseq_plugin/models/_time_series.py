@@ -1,0 +1,244 @@
+"""The base of all classifiers of time series, for the task ``time_series_classification``.
+
+The model of the Flowformer paper's Table 6, as its authors released it: a linear embedding times √D, learned positions,
+post-norm layers and a final LayerNorm, gelu, and one linear layer over all steps.
+"""
+
+from argparse import Namespace
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from fairseq import utils
+from fairseq.dataclass import ChoiceEnum, FairseqDataclass
+from fairseq.models import FairseqEncoderModel
+from fairseq.models.transformer import TransformerConfig
+from fairseq.modules import FairseqDropout, LayerNorm
+from omegaconf import OmegaConf
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from common.ops.shared.checks import check_positive_int
+from common.ops.shared.padding import real_positions
+
+from ..checkpoints import CheckedLoading
+from ..time_series_hub_interface import TimeSeriesHubInterface
+from ._encoder import BuildLayer, LinearTimeEncoder
+from ._options import flag_of, option
+
+POOLINGS = ("flat", "mean")
+#: Tokens that stand for steps where fairseq's encoder reads tokens; padding is 0, as ``SeriesEmbedding`` says.
+_STEP = 1
+
+
+@dataclass
+class TimeSeriesConfig(FairseqDataclass):
+    """Options of all classifiers of time series; the defaults are the authors'."""
+
+    encoder_layers: int = field(default=2, metadata={"help": "num encoder layers"})
+    encoder_embed_dim: int = field(default=512, metadata={"help": "width of the encoder"})
+    encoder_ffn_embed_dim: int = field(default=2048, metadata={"help": "width inside a feed-forward block"})
+    encoder_attention_heads: int = field(default=8, metadata={"help": "num encoder attention heads"})
+    dropout: float = field(default=0.1, metadata={"help": "dropout probability"})
+    attention_dropout: float = field(default=0.0, metadata={"help": "dropout probability for sources of attention"})
+    activation_dropout: float = field(
+        default=0.1, metadata={"help": "dropout probability after the activation of a feed-forward block"}
+    )
+    pooling: ChoiceEnum(POOLINGS) = field(
+        default="flat",
+        metadata={"help": "what is classified: flat, the features of all steps side by side; mean, their mean"},
+    )
+    checkpoint_activations: bool = field(default=False, metadata={"help": "checkpoint activations at each layer"})
+    offload_activations: bool = field(
+        default=False, metadata={"help": "move checkpointed activations to CPU; sets --checkpoint-activations"}
+    )
+
+
+@dataclass
+class TransformerTimeSeriesConfig(TimeSeriesConfig):
+    """The same for Transformers."""
+
+    encoder_normalize_before: bool = field(
+        default=False, metadata={"help": "LayerNorm before each block; otherwise after it, as in the authors' model"}
+    )
+    activation_fn: ChoiceEnum(utils.get_available_activation_fns()) = field(
+        default="gelu", metadata={"help": "activation function of the feed-forward blocks"}
+    )
+
+
+class SeriesEmbedding(nn.Linear):
+    """Steps (B, T, channels) -> (B, T, D), where fairseq's encoder has its embedding of tokens."""
+
+    padding_idx = 0
+
+    @property
+    def embedding_dim(self) -> int:
+        """D."""
+        return self.out_features
+
+
+class TimeSeriesEncoder(LinearTimeEncoder):
+    """fairseq's Transformer encoder over series: source (B, T, channels) -> features (B, T, D).
+
+    Positions count real steps, so padding on any side has no influence on the features of a real one.
+
+    Raises:
+        ValueError: a series with more steps than there are positions, or with other channels.
+    """
+
+    def __init__(self, args: Namespace, channels: int, build_layer: BuildLayer) -> None:
+        super().__init__(args, None, SeriesEmbedding(channels, args.encoder_embed_dim), build_layer)
+        positions = self.embed_positions.weight
+        nn.init.uniform_(positions, -0.02, 0.02)
+        nn.init.zeros_(positions[self.padding_idx])
+        if self.layer_norm is None:  # fairseq's post-norm encoder ends without
+            self.layer_norm = LayerNorm(args.encoder_embed_dim)
+
+    def forward(self, source: Tensor, padding_mask: Tensor) -> Tensor:
+        """source (B, T, channels), padding_mask (B, T) with True = padding -> (B, T, D)."""
+        if source.dim() != 3 or source.shape[2] != self.embed_tokens.in_features:
+            channels = self.embed_tokens.in_features
+            raise ValueError(f"source has shape {tuple(source.shape)}; allowed: (batch, steps, {channels} channels)")
+        longest = int((~padding_mask).sum(1).max())
+        if longest > self.max_positions():
+            raise ValueError(
+                f"a series has {longest} steps; allowed: {self.max_positions()}, which --max-length set in training"
+            )
+        tokens = (~padding_mask).long() * _STEP
+        embedded = self.embed_tokens(source)
+        features = self.forward_scriptable(tokens, token_embeddings=embedded)["encoder_out"][0]
+        return features.transpose(0, 1)  # (T, B, D) -> (B, T, D)
+
+
+class TimeSeriesHead(nn.Module):
+    """gelu, dropout, a pooling over real steps, and a linear layer: features (B, T, D) -> scores (B, classes).
+
+    ``flat`` has a weight for each of ``max_length`` steps; those that a series lacks are zeros.
+    """
+
+    def __init__(self, embed_dim: int, num_classes: int, max_length: int, pooling: str, dropout: float) -> None:
+        super().__init__()
+        self.max_length, self.pooling = max_length, pooling
+        self.dropout = FairseqDropout(dropout, module_name=type(self).__name__)
+        self.out_proj = nn.Linear(embed_dim * max_length if pooling == "flat" else embed_dim, num_classes)
+
+    def forward(self, features: Tensor, padding_mask: Tensor) -> Tensor:
+        """features (B, T, D), padding_mask (B, T) with True = padding -> (B, classes)."""
+        features = self.dropout(F.gelu(features)).masked_fill(padding_mask[..., None], 0.0)
+        if self.pooling == "flat":
+            return self.out_proj(self._place(features, padding_mask).flatten(1))
+        real = (~padding_mask).sum(1, keepdim=True).clamp(min=1)
+        # Not summed in half precision, which would lose most of a mean over thousands of steps.
+        total = features.sum(1, dtype=torch.promote_types(features.dtype, torch.float32))
+        return self.out_proj((total / real).to(features.dtype))
+
+    def _place(self, features: Tensor, padding_mask: Tensor) -> Tensor:
+        """Features (B, T, D) of real steps at the places of their positions, (B, max_length, D); zeros elsewhere."""
+        places = real_positions(padding_mask).masked_fill(padding_mask, self.max_length)  # (B, T); one place is dropped
+        placed = features.new_zeros(len(features), self.max_length + 1, features.shape[2])
+        return placed.scatter_add(1, places[..., None].expand_as(features), features)[:, :-1]
+
+    def extra_repr(self) -> str:
+        """The options, for ``print(model)``."""
+        return f"max_length={self.max_length}, pooling={self.pooling!r}"
+
+
+class _HubModel(FairseqEncoderModel):
+    """A fairseq model whose ``from_pretrained`` gives an interface to predict with."""
+
+    @classmethod
+    def from_pretrained(
+        cls, model_name_or_path: str, checkpoint_file: str = "model.pt", data_name_or_path: str = ".", **kwargs: Any
+    ) -> TimeSeriesHubInterface:
+        """fairseq's, of one checkpoint."""
+        from fairseq import hub_utils
+
+        loaded = hub_utils.from_pretrained(model_name_or_path, checkpoint_file, data_name_or_path, **kwargs)
+        return TimeSeriesHubInterface(loaded["args"], loaded["task"], loaded["models"][0])
+
+
+class TimeSeriesClassifier(CheckedLoading, _HubModel):
+    """A linear embedding, an encoder over series, and classification heads; subclasses build the layers.
+
+    The task registers a head, ``register_classification_head``, and the criterion names it. Padding on any side has no
+    influence. ``TimeSeriesClassifier.from_pretrained`` loads every one of them, as a ``TimeSeriesHubInterface``; the
+    folder of the data is not needed for that.
+    """
+
+    #: The dataclass of all options.
+    config: type
+
+    def __init__(self, args: Namespace, encoder: TimeSeriesEncoder) -> None:
+        super().__init__(encoder)
+        self.args = args
+        self.classification_heads = nn.ModuleDict()
+
+    @classmethod
+    def hub_models(cls) -> dict[str, Any]:
+        """No downloads."""
+        return {}
+
+    @classmethod
+    def build_model(cls, args, task) -> "TimeSeriesClassifier":
+        """Build the model for the channels and the longest series of ``task``.
+
+        Raises:
+            ValueError: an option that the layers do not allow, or another task.
+        """
+        if not hasattr(task, "description"):
+            raise ValueError(
+                f"--task is {type(task).__name__}; allowed with {cls.__name__}: time_series_classification"
+            )
+        args = _plain(args)
+        for name in ("encoder_layers", "encoder_embed_dim", "encoder_attention_heads"):
+            check_positive_int(flag_of(name), getattr(args, name))
+        args.checkpoint_activations = args.checkpoint_activations or args.offload_activations
+        args.max_source_positions, args.encoder_learned_pos = task.max_length, True
+        cls.complete_options(args)
+        return cls(args, TimeSeriesEncoder(args, task.description.channels, partial(cls.build_layer, args)))
+
+    @classmethod
+    def complete_options(cls, args: Namespace) -> None:
+        """Fill in options that follow from others."""
+
+    @classmethod
+    def build_layer(cls, args: Namespace, cfg: TransformerConfig) -> nn.Module:
+        """One layer of the encoder, not yet wrapped; subclasses define it."""
+        raise TypeError(f"{cls.__name__} has no layers; allowed: a subclass that defines build_layer")
+
+    def register_classification_head(self, name: str, num_classes: int) -> None:
+        """Add a head for so many classes under ``name``."""
+        args = self.args
+        self.classification_heads[name] = TimeSeriesHead(
+            args.encoder_embed_dim,
+            num_classes,
+            args.max_source_positions,
+            option(args, self.config, "pooling"),
+            args.dropout,
+        )
+
+    def forward(
+        self,
+        source: Tensor,
+        padding_mask: Tensor | None = None,
+        features_only: bool = True,
+        classification_head_name: str | None = None,
+    ) -> tuple[Tensor, None]:
+        """source (B, T, channels), padding_mask (B, T), True = padding -> scores of a head's classes (B, classes).
+
+        Without a head they are the features, (B, T, D).
+        """
+        if padding_mask is None:
+            padding_mask = source.new_zeros(source.shape[:2], dtype=bool)
+        features = self.encoder(source, padding_mask)
+        if classification_head_name is None:
+            return features, None
+        return self.classification_heads[classification_head_name](features, padding_mask), None
+
+
+def _plain(args) -> Namespace:
+    """Options as plain values, without the enumerations of fairseq's options, which cannot be pickled."""
+    if OmegaConf.is_config(args):
+        return Namespace(**OmegaConf.to_container(args, resolve=True, enum_to_str=True))
+    return Namespace(**vars(args))

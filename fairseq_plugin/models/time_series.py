@@ -1,0 +1,91 @@
+"""``NAME_time_series`` for every attention NAME that sees the whole sequence, and ``flash_time_series``.
+
+Classifiers of time series in the size of the Flowformer paper's Table 6. The names and the ``--NAME-...`` options
+follow from what each mechanism declares.
+"""
+
+from argparse import Namespace
+from dataclasses import dataclass, field
+from typing import Optional
+
+from fairseq.dataclass import ChoiceEnum
+from fairseq.models import register_model
+from fairseq.models.transformer import TransformerConfig
+from torch import nn
+
+from common.attention import ATTENTIONS
+
+from ..modules.transformer_layer import LinearTimeEncoderLayer
+from . import _flash_options as flash_options
+from ._flash_variants import FLASH
+from ._options import attention_config, camel_case
+from ._time_series import TimeSeriesClassifier, TimeSeriesConfig, TransformerTimeSeriesConfig
+from .attention import FURTHER_NAMES, build_design
+
+#: Defaults of a mechanism's options that are the authors' for time series.
+_DEFAULTS = {"flow": {"clamp": None}}
+
+
+class AttentionTimeSeriesClassifier(TimeSeriesClassifier):
+    """A Transformer over the mechanism ``attention_name``."""
+
+    attention_name: str
+
+    @classmethod
+    def build_layer(cls, args: Namespace, cfg: TransformerConfig) -> nn.Module:
+        """One post-norm layer, or a pre-norm one."""
+        design = build_design(args, cls.attention_name, cls.config, args.max_source_positions)
+        return LinearTimeEncoderLayer(cfg, design=design)
+
+
+@dataclass
+class FlashTimeSeriesConfig(flash_options.MixedChunkOptions, TimeSeriesConfig):
+    """Options of ``flash_time_series``."""
+
+    encoder_layers: int = field(default=4, metadata={"help": "num gated attention units, two for a Transformer layer"})
+    encoder_attention_heads: int = field(default=1, metadata={"help": "num encoder attention heads; the paper has one"})
+    encoder_ffn_embed_dim: Optional[int] = field(
+        default=None, metadata={"help": "width of U and V in a unit; default: twice the width of the encoder"}
+    )
+    activation_dropout: float = field(
+        default=0.1, metadata={"help": "dropout probability of what goes into the last projection of a unit"}
+    )
+    activation_fn: ChoiceEnum(("silu",)) = field(
+        default="silu", metadata={"help": "activation function of the gated attention unit; there is one"}
+    )
+
+
+@register_model("flash_time_series", dataclass=FlashTimeSeriesConfig)
+class FlashTimeSeriesClassifier(TimeSeriesClassifier):
+    """Gated attention units with mixed chunk attention (FLASH), O(T); each normalises its input, not its output."""
+
+    config = FlashTimeSeriesConfig
+
+    @classmethod
+    def complete_options(cls, args: Namespace) -> None:
+        """The width of U and V."""
+        args.encoder_ffn_embed_dim = args.encoder_ffn_embed_dim or FLASH.inner_width(args.encoder_embed_dim)
+
+    @classmethod
+    def build_layer(cls, args: Namespace, cfg: TransformerConfig) -> nn.Module:
+        """One gated attention unit."""
+        return FLASH.build_layer(args, cfg, args.max_source_positions, False)
+
+
+def _register(prefix: str, attention: str) -> None:
+    """Register ``prefix``_time_series; this file holds its classes under their names, so that pickle finds them."""
+    options = attention_config(attention, **_DEFAULTS.get(attention, {}))
+    name = f"{camel_case(prefix)}TimeSeries"
+    held = {"__module__": __name__}
+    config = dataclass(type(f"{name}Config", (options, TransformerTimeSeriesConfig), held))
+    attributes = {**held, "__doc__": AttentionTimeSeriesClassifier.__doc__}
+    attributes |= {"attention_name": attention, "config": config}
+    model = type(f"{name}Classifier", (AttentionTimeSeriesClassifier,), attributes)
+    globals().update({config.__name__: config, model.__name__: model})
+    register_model(f"{prefix}_time_series", dataclass=config)(model)
+
+
+for _attention in ATTENTIONS:
+    if "bidirectional" in ATTENTIONS[_attention].supports:
+        for _prefix in (_attention, *FURTHER_NAMES.get(_attention, ())):
+            _register(_prefix, _attention)

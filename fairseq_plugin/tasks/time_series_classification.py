@@ -1,0 +1,124 @@
+"""Classification of time series: ``fairseq-train --user-dir fairseq_plugin --task time_series_classification``.
+
+A series is T steps of C real numbers. Training, validation, checkpoints and the criterion ``sentence_prediction`` are
+fairseq's own.
+"""
+
+import logging
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Optional
+
+import torch
+from fairseq.data import Dictionary
+from fairseq.dataclass import FairseqDataclass
+from fairseq.models import ARCH_MODEL_REGISTRY
+from fairseq.tasks import FairseqTask, register_task
+from omegaconf import II, MISSING
+from torch import nn
+
+from common.ops.shared.checks import check_positive_int
+
+from ..data.series_folder import Description, read_description, read_split
+from ..data.time_series import TimeSeriesDataset
+from ..models._time_series import TimeSeriesClassifier
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class TimeSeriesClassificationConfig(FairseqDataclass):
+    """Options of ``time_series_classification``."""
+
+    data: str = field(default=MISSING, metadata={"help": "folder that recipes.time_series.prepare has written"})
+    max_length: Optional[int] = field(  # noqa: UP045  fairseq reads Optional[...]
+        default=None,
+        metadata={
+            "help": "steps that the model has positions for; longer series are cut after so many. Default: those of "
+            "the longest training series, as in the authors' code"
+        },
+    )
+    classification_head_name: str = II("criterion.classification_head_name")
+
+
+@register_task("time_series_classification", dataclass=TimeSeriesClassificationConfig)
+class TimeSeriesClassificationTask(FairseqTask):
+    """Series with one label each, standardised with the statistics of the training series.
+
+    Those statistics and the labels are the task's state: a checkpoint holds them, and evaluation and prediction take
+    them from there, whatever folder they read.
+    """
+
+    def __init__(self, cfg: TimeSeriesClassificationConfig, **kwargs) -> None:
+        super().__init__(cfg)
+        if cfg.max_length is not None:
+            check_positive_int("--max-length", cfg.max_length)
+        self.state.add_factory("description", lambda: read_description(Path(cfg.data)).as_dict())
+
+    @property
+    def description(self) -> Description:
+        """What is known of the series that a model is, or was, trained on."""
+        return Description(**self.state.description)
+
+    @property
+    def max_length(self) -> int:
+        """The steps that a model has positions for."""
+        return self.cfg.max_length or self.description.longest
+
+    @cached_property
+    def label_dictionary(self) -> Dictionary:
+        """The labels as fairseq's criterion wants them."""
+        dictionary = Dictionary()
+        for label in self.description.labels:
+            dictionary.add_symbol(str(label))
+        return dictionary
+
+    def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs) -> None:
+        """Load a split: standardised, and cut to ``max_length``, of which the log says how often it happened.
+
+        Raises:
+            ValueError: the folder lacks it or is damaged, or its series have other channels or labels than those the
+                model was trained on.
+        """
+        folder, described = Path(self.cfg.data), self.description
+        series, labels = read_split(folder, split)
+        if series[0].shape[1] != described.channels:
+            raise ValueError(f"{folder} has series of {series[0].shape[1]} channels; allowed: {described.channels}")
+        classes = [described.class_of(label, f"series {i} of {split}") for i, label in enumerate(labels)]
+        limit = self.max_length
+        longer = sum(len(one) > limit for one in series)
+        cut = f", {longer} of them cut after {limit} steps (--max-length)" if longer else ""
+        logger.info(f"{split}: {len(series)} series of {described.channels} channels{cut}")
+        tensors = [torch.from_numpy(described.standardise(one[:limit])) for one in series]
+        self.datasets[split] = TimeSeriesDataset(tensors, classes)
+
+    def build_model(self, cfg, from_checkpoint: bool = False) -> nn.Module:
+        """fairseq's hook: the model, with a head for the labels.
+
+        Raises:
+            ValueError: an architecture that reads no series.
+        """
+        name = getattr(cfg, "_name", None) or getattr(cfg, "arch", None)
+        if not issubclass(ARCH_MODEL_REGISTRY.get(name, object), TimeSeriesClassifier):
+            known = sorted(
+                arch for arch, model in ARCH_MODEL_REGISTRY.items() if issubclass(model, TimeSeriesClassifier)
+            )
+            raise ValueError(f"--arch is {name}; allowed with --task time_series_classification: {', '.join(known)}")
+        model = super().build_model(cfg, from_checkpoint)
+        model.register_classification_head(self.cfg.classification_head_name, len(self.description.labels))
+        return model
+
+    def max_positions(self) -> int:
+        """fairseq's hook: the steps of a series; none is longer, since longer ones are cut."""
+        return self.max_length
+
+    @property
+    def source_dictionary(self) -> None:
+        """There is none: what is read are numbers."""
+        return None
+
+    @property
+    def target_dictionary(self) -> None:
+        """There is none: a label is a class, no sequence of symbols."""
+        return None

@@ -1,0 +1,77 @@
+"""A trained classifier of time series in Python: ``TimeSeriesClassifier.from_pretrained(...).predict(series)``."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from fairseq.models import BaseFairseqModel
+from fairseq.tasks import FairseqTask
+from torch import Tensor, nn
+
+from common.ops.shared.checks import check_positive_int
+
+from .data.series_folder import check_series
+from .data.time_series import collate
+
+
+class TimeSeriesHubInterface(nn.Module):
+    """A model of the task ``time_series_classification``, with the statistics and the labels that it was trained with.
+
+    ``series`` are a list of arrays (T, C), of any lengths, or one array (N, T, C), as they were measured: they are
+    standardised here. Attributes: ``cfg``, ``task`` and ``model``, and ``labels``, the classes in the order of scores.
+    """
+
+    def __init__(self, cfg: Any, task: FairseqTask, model: BaseFairseqModel) -> None:
+        super().__init__()
+        self.cfg, self.task, self.model = cfg, task, model
+        self.labels = np.array(task.description.labels)
+        self.model.eval()
+
+    def predict(self, series: Sequence[Any] | np.ndarray, *, cut: bool = False, batch_size: int = 64) -> np.ndarray:
+        """The labels (N,) of ``series``, as they were given in training: strings or integers.
+
+        Args:
+            cut: read only the first steps of a series that is longer than the model has positions for, as in training.
+            batch_size: series at once.
+
+        Raises:
+            ValueError: a series that is empty, has other channels, NaN or an infinite value, or is too long.
+        """
+        return self.labels[self.scores(series, cut=cut, batch_size=batch_size).argmax(1).numpy()]
+
+    def probabilities(
+        self, series: Sequence[Any] | np.ndarray, *, cut: bool = False, batch_size: int = 64
+    ) -> np.ndarray:
+        """Softmax of the scores (N, classes), in the order of ``labels``; arguments as in ``predict``."""
+        return self.scores(series, cut=cut, batch_size=batch_size).softmax(1).numpy()
+
+    @torch.no_grad()
+    def scores(self, series: Sequence[Any] | np.ndarray, *, cut: bool = False, batch_size: int = 64) -> Tensor:
+        """The scores (N, classes) of ``series``, float32; arguments as in ``predict``."""
+        check_positive_int("batch_size", batch_size)
+        ready = self.prepare(series, cut=cut)
+        weight, head = next(self.model.parameters()), self.task.cfg.classification_head_name
+        found = []
+        for start in range(0, len(ready), batch_size):
+            batch = collate(ready[start : start + batch_size])
+            source = batch["source"].to(weight.device, weight.dtype)
+            mask = batch["padding_mask"].to(weight.device)
+            found.append(self.model(source, mask, classification_head_name=head)[0].float().cpu())
+        return torch.cat(found) if found else torch.zeros(0, len(self.labels))
+
+    def prepare(self, series: Sequence[Any] | np.ndarray, *, cut: bool = False) -> list[Tensor]:
+        """``series`` as the model reads them: checked, cut where that is asked for, and standardised; (T, C) each."""
+        described, limit = self.task.description, self.task.max_length
+        if isinstance(series, np.ndarray) and series.ndim != 3 and series.dtype != object:
+            raise ValueError(f"series has shape {series.shape}; allowed: (series, steps, channels), or a list")
+        ready = []
+        for i, one in enumerate(series):
+            values = check_series(one, f"series {i}", described.channels)
+            if len(values) > limit and not cut:
+                raise ValueError(
+                    f"series {i} has {len(values)} steps; allowed: at most {limit}, as --max-length or the training "
+                    "data set, or cut=True, which reads the first steps alone"
+                )
+            ready.append(torch.from_numpy(described.standardise(values[:limit])))
+        return ready

@@ -1,0 +1,39 @@
+"""The settings with which a folder of results was begun, so that it never holds results of different ones."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from .text_files import write_lines
+
+
+def check_settings(path: Path, settings: dict[str, Any]) -> None:
+    """Compare ``settings`` with those in the file ``path``, if there is one.
+
+    Raises:
+        ValueError: one differs; the message names it, with both values.
+    """
+    if not path.exists():
+        return
+    stored = json.loads(path.read_text(encoding="utf-8"))
+    given = json.loads(json.dumps(settings))  # tuples and paths as they would be read back
+    for name in sorted({*stored, *given}):
+        if stored.get(name) != given.get(name) or (name in stored) != (name in given):
+            raise ValueError(
+                f"{name} is {_shown(given, name)}; allowed in {path.parent}: {_shown(stored, name)}, with which it was "
+                "begun, or choose another folder"
+            )
+
+
+def keep_settings(path: Path, settings: dict[str, Any]) -> None:
+    """``check_settings``, and write them where there are none yet."""
+    check_settings(path, settings)
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_lines(path, [json.dumps(settings, indent=1, ensure_ascii=False) + "\n"])
+
+
+def _shown(settings: dict[str, Any], name: str) -> str:
+    if name not in settings:
+        return "not given"
+    return "given" if settings[name] == "" else str(settings[name])

@@ -1,0 +1,173 @@
+"""A set of named fairseq trainings that an interruption does not lose.
+
+Each training has a folder of its own: ``settings.json``, the command line it was begun with; ``train.log``;
+``checkpoints``; and, once it is complete, ``result.json``. Run again, those with a result are skipped, and one that was
+interrupted goes on from its last checkpoint.
+"""
+
+import datetime
+import json
+import re
+import shlex
+import threading
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+from typing import NamedTuple
+
+from tqdm import tqdm
+
+from . import fairseq_log
+from .commands import CommandFailed, python_command, run
+from .fairseq_log import Point
+from .settings import check_settings, keep_settings
+from .tables import describe_run
+from .text_files import write_lines
+
+PROGRAM = ("-m", "fairseq_cli.train")
+_TIME = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) \|")
+
+
+class Training(NamedTuple):
+    """One training: the name of its folder, and fairseq-train's arguments without --save-dir and --log-format."""
+
+    name: str
+    arguments: list[object]
+
+
+class Trained(NamedTuple):
+    """What is kept of a complete training beside its log and its checkpoints."""
+
+    name: str
+    command: str
+    seconds: float  # of all its parts, if it was interrupted; from the times in its log
+    peak_bytes: int  # of the process, in its last part
+    date: str
+    machine: str
+    versions: str
+
+
+class Outcome(NamedTuple):
+    """The trainings that are complete, and why the others are not; both by name."""
+
+    trained: dict[str, Trained]
+    failed: dict[str, str]
+
+
+def train_all(trainings: Sequence[Training], out: Path, jobs: int = 1, program: Sequence[object] = PROGRAM) -> Outcome:
+    """Train what is not yet trained in ``out``, ``jobs`` at a time, each on one thread, with progress bars.
+
+    One training's failure does not stop the others. ``program`` is what Python runs before a training's arguments.
+
+    Raises:
+        ValueError: two trainings of one name, or one whose folder in ``out`` was begun with other arguments. Nothing
+            is trained then.
+    """
+    names = [training.name for training in trainings]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"{names.count(name)} trainings are called {name}; allowed: a name for each")
+    for training in trainings:
+        check_settings(out / training.name / "settings.json", _settings(training.arguments))
+    trained = {name: one for name in names if (one := read_trained(out / name)) is not None}
+    failed: dict[str, str] = {}
+    waiting = [training for training in trainings if training.name not in trained]
+    stopped = threading.Event()
+    bar = tqdm(total=len(names), initial=len(trained), desc="trainings", unit="", disable=None)
+    with bar, ThreadPoolExecutor(jobs) as pool:
+        futures = {pool.submit(_train, one, out / one.name, program, stopped): one.name for one in waiting}
+        try:
+            for future in as_completed(futures):
+                try:
+                    trained[futures[future]] = future.result()
+                except CommandFailed as error:
+                    tqdm.write(f"  {error}")
+                    failed[futures[future]] = str(error).strip().splitlines()[-1]
+                bar.update()
+        except BaseException:
+            stopped.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return Outcome({name: trained[name] for name in names if name in trained}, failed)
+
+
+def read_trained(folder: Path) -> Trained | None:
+    """The result of the training in ``folder``; None if it is not complete."""
+    path = folder / "result.json"
+    return Trained(**json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
+
+
+def read_points(folder: Path) -> list[Point]:
+    """What the training in ``folder`` logged, in order, as if it had not been interrupted."""
+    return fairseq_log.parse_points((folder / "train.log").read_text(encoding="utf-8").splitlines())
+
+
+def _train(training: Training, folder: Path, program: Sequence[object], stopped: threading.Event) -> Trained:
+    """Train, or go on; the result is written last."""
+    keep_settings(folder / "settings.json", _settings(training.arguments))
+    command = python_command(
+        *program, *training.arguments, "--save-dir", folder / "checkpoints", "--log-format", "json"
+    )
+    log = folder / "train.log"
+    options = _settings(training.arguments)
+    by_update = "--max-update" in options
+    total = int(options.get("--max-update" if by_update else "--max-epoch", 0)) or None
+    bar = tqdm(
+        total=total, desc=f"  {training.name}", unit=" updates" if by_update else " epochs", leave=False, disable=None
+    )
+    with bar:
+
+        def on_line(line: str) -> None:
+            if stopped.is_set():
+                raise KeyboardInterrupt
+            point = fairseq_log.parse_point(line)
+            if point is not None:
+                bar.update((point.update if by_update else point.epoch) - bar.n)
+                bar.set_postfix_str(_progress(point))
+
+        finished = run(command, log, on_line, append=True, threads=1)
+    lines = log.read_text(encoding="utf-8").splitlines()
+    described = describe_run(shlex.join(command), finished.seconds)
+    trained = Trained(
+        training.name,
+        described.command,
+        logged_seconds(lines),
+        finished.peak_bytes,
+        described.date,
+        described.machine,
+        described.versions,
+    )
+    write_lines(folder / "result.json", [json.dumps(trained._asdict(), indent=1) + "\n"])
+    return trained
+
+
+def logged_seconds(lines: Iterable[str]) -> float:
+    """The seconds between the first and the last time in a log, summed over the parts that begin with a command."""
+    seconds, first, last = 0.0, None, None
+    for line in lines:
+        if line.startswith("$ "):
+            seconds += (last - first).total_seconds() if first is not None else 0.0
+            first = last = None
+        elif found := _TIME.match(line):
+            last = datetime.datetime.fromisoformat(found[1])
+            first = first or last
+    return seconds + ((last - first).total_seconds() if first is not None else 0.0)
+
+
+def _progress(point: Point) -> str:
+    """Epoch, loss and accuracy of a point, for a progress bar."""
+    measured = [f"{name} {point.values[name]:.4g}" for name in ("loss", "accuracy") if name in point.values]
+    return ", ".join([f"epoch {point.epoch}", point.split, *measured])
+
+
+def _settings(arguments: Iterable[object]) -> dict[str, str]:
+    """Arguments by option, as a user would compare them; those before the first option are the data."""
+    settings: dict[str, list[str]] = {}
+    name = "data"
+    for argument in python_command(*arguments)[1:]:
+        if argument.startswith("--"):
+            name = argument
+            settings[name] = []
+        else:
+            settings.setdefault(name, []).append(argument)
+    return {name: " ".join(values) for name, values in settings.items()}

@@ -1,0 +1,57 @@
+"""Prepare a data set of time series for fairseq: ``python -m recipes.time_series.prepare --dataset JapaneseVowels``.
+
+JapaneseVowels and BasicMotions come with sktime, the others are downloaded; ``--file`` takes a zip or ``.ts`` files
+that you have, of any data set.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from fairseq_plugin.data.series_folder import Description, Split, write_folder
+
+from ..shared.commands import shown_path
+from ..shared.indexed_files import whole_folder
+from ..shared.scripts import script
+from .archives import ARCHIVES, read_archive
+
+
+def prepare(name: str, out: Path, file: Path | None = None) -> tuple[Description, dict[str, Split]]:
+    """Write data set ``name`` to the folder ``out``; downloads are kept beside it.
+
+    Raises:
+        ValueError: the name or the file; nothing is written then.
+        DownloadFailed: the data set could not be downloaded whole.
+    """
+    splits = read_archive(name, out.parent / "downloads", file)
+    with whole_folder(out) as folder:
+        described = write_folder(folder, splits)
+    return described, splits
+
+
+def parser() -> argparse.ArgumentParser:
+    """The script's options."""
+    parser = argparse.ArgumentParser(prog="python -m recipes.time_series.prepare", description=__doc__.splitlines()[0])
+    parser.add_argument("--dataset", required=True, metavar="NAME", help=f"{', '.join(ARCHIVES)}; or any with --file")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="default: work/time_series/NAME")
+    parser.add_argument("--file", type=Path, metavar="ZIP_OR_TS", help="NAME.zip you have, or NAME_TRAIN.ts")
+    return parser
+
+
+@script("prepare")
+def main(arguments: Iterable[str] | None = None) -> int:
+    """Run the script; returns the exit status."""
+    options = parser().parse_args(arguments)
+    out = (options.out or Path("work/time_series") / options.dataset).absolute()
+    described, splits = prepare(options.dataset, out, options.file)
+    for name, split in splits.items():
+        lengths = [len(one) for one in split.series]
+        print(f"  {name:<5}  {len(lengths):5,d} series of {min(lengths)} to {max(lengths)} steps")
+    print(f"  {described.channels} channels, {len(described.labels)} labels: {', '.join(map(str, described.labels))}")
+    print(f"Ready: {shown_path(out)}. The commands to train with are in recipes/time_series/README.md.")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

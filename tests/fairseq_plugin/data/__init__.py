@@ -1,0 +1,1 @@
+"""Tests of fairseq_plugin/data."""

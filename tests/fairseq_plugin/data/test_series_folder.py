@@ -1,0 +1,106 @@
+"""Series on disk: statistics of the training series, missing values, and what is refused before anything is written."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fairseq_plugin.data.series_folder import Description, fill_missing, read_description, read_split, write_folder
+from tests.fairseq_plugin.helpers.series import CHANNELS, LIMIT, waves
+
+
+def splits(**changes):
+    """A train and a test split; ``changes`` replace one of them."""
+    return {"train": waves(9, 1), "test": waves(6, 2), **changes}
+
+
+def changed(split: str, index: int, series=None, label=None):
+    """The splits with another series or label at one place."""
+    found = splits()
+    if series is not None:
+        found[split][0][index] = series
+    if label is not None:
+        found[split][1][index] = label
+    return found
+
+
+def test_what_was_written_comes_back(tmp_path: Path) -> None:
+    """Series in full precision, labels as they were, and statistics of the training series alone."""
+    written, given = write_folder(tmp_path, splits()), splits()
+    for name, (series, labels) in given.items():
+        read = read_split(tmp_path, name)
+        assert read.labels == labels
+        assert all(np.array_equal(one, other) for one, other in zip(read.series, series))
+    steps = np.concatenate(given["train"][0])
+    assert read_description(tmp_path) == written
+    assert np.allclose(written.mean, steps.mean(0)) and np.allclose(written.std, steps.std(0, ddof=1))
+    assert (written.channels, written.longest, written.labels) == (CHANNELS, LIMIT, ["Fast", "none", "slow"])
+    standardised = np.concatenate([written.standardise(one) for one in given["train"][0]])
+    assert np.allclose(standardised.mean(0), 0.0, atol=1e-5) and np.allclose(standardised.std(0, ddof=1), 1.0)
+
+
+def test_labels_may_be_integers_and_a_channel_constant(tmp_path: Path) -> None:
+    """numpy's integers come back as integers; a channel that never changes is 0, not a division by 0."""
+    series = [np.column_stack([np.full(5, 7.0), np.arange(5.0) * i]) for i in (1, 2)]
+    described = write_folder(tmp_path, {"train": (series, np.array([4, -1]))})
+    assert described.labels == [-1, 4] and read_split(tmp_path, "train").labels == [4, -1]
+    assert (described.standardise(series[0])[:, 0] == 0.0).all()
+
+
+def test_missing_values_are_interpolated() -> None:
+    """Linearly, per channel; at the ends the nearest value."""
+    nan = np.nan
+    filled = fill_missing(np.array([[nan, 1.0], [2.0, nan], [nan, nan], [nan, 7.0], [8.0, nan]]))
+    assert np.allclose(filled, [[2.0, 1.0], [2.0, 3.0], [4.0, 5.0], [6.0, 7.0], [8.0, 7.0]])
+    with pytest.raises(ValueError, match="channel 1 has no value"):
+        fill_missing(np.array([[1.0, nan], [2.0, nan]]))
+
+
+REFUSED = [
+    (lambda: changed("train", 2, np.array([[1.0, np.nan, 2.0]])), "series 2 of train is nan at step 0, channel 1"),
+    (lambda: changed("test", 1, np.array([[1.0, 2.0, -np.inf]])), "series 1 of test is -inf at step 0, channel 2"),
+    (lambda: changed("test", 3, np.zeros((4, 2))), r"series 3 of test has shape \(4, 2\); allowed: .*channels 3"),
+    (lambda: changed("train", 3, np.zeros((4, 2))), r"series 3 of train has shape \(4, 2\); allowed: .*channels 3"),
+    (lambda: changed("train", 0, np.zeros((0, 3))), r"series 0 of train has shape \(0, 3\); allowed: .*at least 1"),
+    (lambda: changed("train", 0, np.zeros(5)), r"series 0 of train has shape \(5,\); allowed: \(steps, channels\)"),
+    (lambda: changed("train", 4, [["a", "b", "c"]]), "series 4 of train cannot be read as numbers"),
+    (
+        lambda: changed("test", 5, label="loud"),
+        "series 5 of test has the label 'loud'; allowed: 'Fast', 'none', 'slow'",
+    ),
+    (lambda: changed("train", 5, label=5), "label of series 5 of train is 5; allowed"),
+    (lambda: splits(test=([], [])), "test has 0 series and 0 labels"),
+    (lambda: splits(test=(waves(3, 1)[0], ["slow"])), "test has 3 series and 1 labels"),
+    (lambda: {"test": waves(3, 1)}, "splits are test; allowed: 'train'"),
+]
+
+
+@pytest.mark.parametrize("make, message", REFUSED)
+def test_bad_input_is_refused_and_nothing_written(tmp_path: Path, make, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        write_folder(tmp_path / "new", make())
+    assert not (tmp_path / "new").exists()
+
+
+def test_damaged_folders(tmp_path: Path) -> None:
+    """A missing or broken description, a missing split, a file that was cut off."""
+    with pytest.raises(ValueError, match="lacks series.json; allowed: a folder that recipes.time_series.prepare"):
+        read_description(tmp_path)
+    write_folder(tmp_path, splits())
+    with pytest.raises(ValueError, match="no split valid; allowed: test, train"):
+        read_split(tmp_path, "valid")
+    whole = (tmp_path / "test.npz").read_bytes()
+    (tmp_path / "test.npz").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match="test.npz cannot be read"):
+        read_split(tmp_path, "test")
+    for text in ("{", '{"labels": []}', '{"labels": ["a"], "mean": [1.0], "std": [], "longest": 3}'):
+        (tmp_path / "series.json").write_text(text)
+        with pytest.raises(ValueError, match="series.json cannot be read: .*labels, mean, std, longest"):
+            read_description(tmp_path)
+
+
+def test_a_label_is_found_or_named() -> None:
+    described = Description(["a", "b"], [0.0], [1.0], 3)
+    assert described.class_of("b", "here") == 1
+    with pytest.raises(ValueError, match="series 1 has the label 'c'; allowed: 'a', 'b'"):
+        described.class_of("c", "series 1")

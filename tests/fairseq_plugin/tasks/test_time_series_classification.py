@@ -1,0 +1,154 @@
+"""The task: training, resumption, evaluation and prediction of series, through fairseq's commands and from Python."""
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from fairseq import options, tasks
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+
+from fairseq_plugin import TimeSeriesClassifier
+from fairseq_plugin.data.series_folder import write_folder
+from tests.fairseq_plugin.helpers.commands import USER_DIR, run_in_turn
+from tests.fairseq_plugin.helpers.logs import entries, losses
+from tests.fairseq_plugin.helpers.series import CHANNELS, LABELS, LIMIT, TASK, training_command, waves, write_waves
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("series")
+    write_waves(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def outputs(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict:
+    """The output of every command, all in one process; one training is stopped after an epoch and resumed."""
+    runs = tmp_path_factory.mktemp("runs")
+    evaluation = [str(data), "--user-dir", USER_DIR, *TASK, "--valid-subset", "test", "--cpu", "--log-format", "json"]
+    path = ["--path", str(runs / "whole" / "checkpoint_last.pt"), "--batch-size", "8"]
+    commands = {
+        "whole": training_command(data, runs / "whole", "flowformer_time_series"),
+        "begun": training_command(data, runs / "parts", "flowformer_time_series", "--max-epoch", "1"),
+        "resumed": training_command(data, runs / "parts", "flowformer_time_series"),
+        "flash": training_command(
+            data, runs / "flash", "flash_time_series", *"--max-length 31 --pooling mean --flash-chunk-size 8".split()
+        ),
+        "validate": [*evaluation, *path, "--required-batch-size-multiple", "1"],
+    }
+    modules = {name: f"fairseq_cli.{'validate' if name == 'validate' else 'train'}" for name in commands}
+    found = run_in_turn(*((modules[name], command, "") for name, command in commands.items()))
+    return {**dict(zip(commands, found)), "runs": runs}
+
+
+def build_task(data: Path, *arguments: str, arch: str = "linear_time_series"):
+    """The task and the configuration that a command line makes."""
+    command = [str(data), *TASK, "--arch", arch, *arguments]
+    config = convert_namespace_to_omegaconf(options.parse_args_and_arch(options.get_training_parser(), command))
+    return tasks.setup_task(config.task), config
+
+
+def test_it_learns_and_resumes_as_if_never_stopped(outputs: dict) -> None:
+    """Batches, dropout and RAdam's state come back: the same losses, the same weights. Guessing is right in 33 %."""
+    assert entries(outputs["whole"], "test")[-1]["test_accuracy"] > 75.0
+    assert losses(outputs["begun"]) + losses(outputs["resumed"]) == losses(outputs["whole"])
+    files = [outputs["runs"] / name / "checkpoint_last.pt" for name in ("whole", "parts")]
+    one, other = (torch.load(file)["model"] for file in files)
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_every_epoch_has_batches_of_its_own(data: Path) -> None:
+    """A permutation of all series, another one in the next epoch, the same for the same seed."""
+    task, _ = build_task(data)
+    task.load_dataset("train")
+
+    def ids(epoch: int) -> list[int]:
+        loader = task.get_batch_iterator(task.dataset("train"), max_sentences=8, seed=1, epoch=epoch)
+        return [i for batch in loader.next_epoch_itr(shuffle=False) for i in batch["id"].tolist()]
+
+    assert sorted(ids(1)) == list(range(48)) and ids(1) != ids(2) and ids(1) == ids(1)
+
+
+def test_longer_series_are_cut_or_kept(data: Path, outputs: dict, caplog: pytest.LogCaptureFixture) -> None:
+    """By default after the steps of the longest training series, which the log says; --max-length keeps them."""
+    task, _ = build_task(data)
+    with caplog.at_level(logging.INFO):
+        task.load_dataset("test")
+    cut = sum(len(one) > LIMIT for one in waves(24, 2, LIMIT + 4)[0])
+    assert task.dataset("test").sizes.max() == task.max_positions() == LIMIT
+    assert f"{cut} of them cut after {LIMIT} steps" in caplog.text and f"{cut} of them cut" in outputs["whole"]
+    task, _ = build_task(data, "--max-length", str(LIMIT + 4))
+    task.load_dataset("test")
+    assert task.dataset("test").sizes.max() == LIMIT + 4 and "of them cut" not in outputs["flash"]
+
+
+def test_validation_agrees(outputs: dict) -> None:
+    validated = entries(outputs["validate"], "test")[-1]["test_accuracy"]
+    assert validated == entries(outputs["whole"], "test")[-1]["test_accuracy"]
+
+
+@pytest.mark.parametrize("run", ["whole", "flash"])
+def test_prediction_from_python(outputs: dict, run: str) -> None:
+    """From the checkpoint alone, without the data: labels as given, of ragged lists, arrays and nothing at all."""
+    hub = TimeSeriesClassifier.from_pretrained(str(outputs["runs"] / run), "checkpoint_last.pt")
+    series, labels = waves(24, 2, LIMIT + 4)
+    predicted = hub.predict(series, cut=True, batch_size=7)
+    right = 100.0 * np.mean(predicted == np.array(labels))
+    assert right == pytest.approx(entries(outputs[run], "test")[-1]["test_accuracy"], abs=0.06)
+    assert set(predicted.tolist()) <= set(LABELS) and set(hub.labels.tolist()) == set(LABELS)
+    chances = hub.probabilities(series, cut=True)
+    assert chances.shape == (24, 3) and np.allclose(chances.sum(1), 1.0, atol=1e-5)
+    assert (hub.labels[chances.argmax(1)] == predicted).all()
+    array = np.stack([one[:6] for one in series]).astype(np.float32)
+    assert (hub.predict(array) == hub.predict(list(array))).all() and hub.predict([]).shape == (0,)
+
+
+def test_prediction_says_what_it_cannot_read(outputs: dict) -> None:
+    hub = TimeSeriesClassifier.from_pretrained(str(outputs["runs"] / "whole"), "checkpoint_last.pt")
+    good = np.full((5, CHANNELS), 50.0)
+    for bad, named in (
+        (np.full((5, CHANNELS), np.nan), "series 1 is nan at step 0, channel 0"),
+        (np.full((5, CHANNELS), np.inf), "series 1 is inf"),
+        (np.zeros((5, CHANNELS + 1)), rf"series 1 has shape \(5, 4\); allowed: .*channels {CHANNELS}"),
+        (np.zeros((0, CHANNELS)), "series 1 has shape"),
+        (np.full((LIMIT + 1, CHANNELS), 50.0), f"series 1 has {LIMIT + 1} steps; allowed: at most {LIMIT}"),
+    ):
+        with pytest.raises(ValueError, match=named):
+            hub.predict([good, bad])
+    with pytest.raises(ValueError, match=rf"series has shape \(5, {CHANNELS}\); allowed"):
+        hub.predict(good)
+    with pytest.raises(ValueError, match="batch_size is 0"):
+        hub.predict([good], batch_size=0)
+
+
+def test_other_data_is_mapped_or_refused(outputs: dict, tmp_path: Path) -> None:
+    """A checkpoint is evaluated with its own statistics and classes, whatever folder is read."""
+    hub = TimeSeriesClassifier.from_pretrained(str(outputs["runs"] / "whole"), "checkpoint_last.pt")
+    series, labels = waves(6, 3)
+    two = [i for i, label in enumerate(labels) if label != "Fast"]
+    write_folder(tmp_path / "fewer", {"train": ([series[i] for i in two], [labels[i] for i in two])})
+    hub.task.cfg.data = str(tmp_path / "fewer")
+    hub.task.load_dataset("train")
+    dataset = hub.task.dataset("train")
+    assert [hub.labels[i] for i in dataset.classes.tolist()] == [labels[i] for i in two]
+    assert torch.allclose(dataset[0]["source"], hub.prepare([series[two[0]]])[0])
+    write_folder(tmp_path / "more", {"train": (series, ["loud", *labels[1:]])})
+    write_folder(tmp_path / "wide", {"train": ([np.zeros((4, 5))], ["slow"])})
+    for folder, named in (("more", "label 'loud'"), ("wide", f"5 channels; allowed: {CHANNELS}")):
+        hub.task.cfg.data = str(tmp_path / folder)
+        with pytest.raises(ValueError, match=named):
+            hub.task.load_dataset("train")
+
+
+def test_refused_command_lines(data: Path, tmp_path: Path) -> None:
+    """A folder that is none, a length of 0, an architecture of tokens."""
+    task, config = build_task(tmp_path)
+    with pytest.raises(ValueError, match="lacks series.json"):
+        task.load_dataset("train")
+    with pytest.raises(ValueError, match="--max-length is 0; allowed"):
+        build_task(data, "--max-length", "0")
+    task, config = build_task(data, arch="flow_classifier")
+    with pytest.raises(ValueError, match="--arch is flow_classifier; allowed .*: .*flowformer_time_series"):
+        task.build_model(config.model)
