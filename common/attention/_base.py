@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..modules.remembered_options import RemembersOptions
-from ..ops.shared.checks import check_positive_int
+from ..ops.shared.checks import check_padding_mask, check_positive_int, check_query_key_value
 from ..ops.shared.state import State
 from ._options import AttentionOptions
 
@@ -141,6 +141,12 @@ class InnerAttention(RemembersOptions):
         if not self.causal:
             raise ValueError("causal is False; allowed for extend: an attention built with causal=True")
 
+    def _check_next_tokens(self, q: Tensor, k: Tensor, v: Tensor, padding_mask: Tensor | None) -> None:
+        """Raise ValueError unless ``extend`` can take these tokens and their mask."""
+        self._check_causal()
+        check_query_key_value(q, k, v, one_length=True)
+        check_padding_mask("padding_mask", padding_mask, v)
+
     def extra_repr(self) -> str:
         """What it was built with, for ``print(model)``."""
         facts = {name: value for name, value in self.shape._asdict().items() if name in ("causal", *self.needs)}
@@ -195,7 +201,7 @@ class OpAttention(InnerAttention):
         self, q: Tensor, k: Tensor, v: Tensor, padding_mask: Tensor | None = None, state: State | None = None
     ) -> tuple[Tensor, State]:
         """The next tokens' outputs (B, H, n, e) and the state after them; O(1) memory and time per token."""
-        self._check_causal()
+        self._check_next_tokens(q, k, v, padding_mask)
         masks = {"key_padding_mask": padding_mask, "query_padding_mask": padding_mask}
         return type(self).op(q, k, v, initial_state=state, return_state=True, **masks, **self._arguments)
 

@@ -124,9 +124,8 @@ class CombinerAttention(InnerAttention):
         x: Tensor,
     ) -> tuple[Tensor, State]:
         """The next tokens' outputs (B, H, n, d) and the state, every token so far: ``q``, ``k``, ``v``, ``x``."""
-        self._check_causal()
+        self._check_next_tokens(q, k, v, padding_mask)
         self._check(q, k, v, x)
-        check_padding_mask("padding_mask", padding_mask, q)
         state = extend_kv_cache({"q": q, "k": k, "v": v, "x": x.unsqueeze(1).to(q.dtype)}, padding_mask, state)
         padding = state["padding_mask"]
         # What was seen in another dtype, under autocast or before it, is read in that of q.

@@ -88,9 +88,8 @@ class MixedChunkAttention(InnerAttention):
         self, q: Tensor, k: Tensor, v: Tensor, padding_mask: Tensor | None = None, state: State | None = None
     ) -> tuple[Tensor, State]:
         """The next tokens' outputs (B, H, n, e) and the state after them; O(C) per token."""
-        self._check_causal()
+        self._check_next_tokens(q, k, v, padding_mask)
         self._check_heads(q, k, v)
-        check_padding_mask("padding_mask", padding_mask, q)
         count = None if state is None else state_entry(state, "count", 1, q)
         q, k = zero_padding(q, padding_mask), zero_padding(k, padding_mask)
         heads = self._queries_and_keys(q, k, token_positions(q, padding_mask, count))

@@ -74,6 +74,6 @@ class QuadraticAttention(InnerAttention):
         self, q: Tensor, k: Tensor, v: Tensor, padding_mask: Tensor | None = None, state: State | None = None
     ) -> tuple[Tensor, State]:
         """The next tokens' outputs (B, H, n, e) and the state, every token so far; see ``gau_attention``."""
-        self._check_causal()
+        self._check_next_tokens(q, k, v, padding_mask)
         masks = {"key_padding_mask": padding_mask}
         return attend(q, k, v, initial_state=state, return_state=True, **masks, **self._arguments)

@@ -74,9 +74,7 @@ class SoftmaxAttention(InnerAttention):
         self, q: Tensor, k: Tensor, v: Tensor, padding_mask: Tensor | None = None, state: State | None = None
     ) -> tuple[Tensor, State]:
         """The next tokens' outputs (B, H, n, e) and the keys, values and padding of all tokens so far."""
-        self._check_causal()
-        check_query_key_value(q, k, v, one_length=True)
-        check_padding_mask("padding_mask", padding_mask, q)
+        self._check_next_tokens(q, k, v, padding_mask)
         q, k, v = (zero_padding(x, padding_mask) for x in (q, k, v))
         seen = extend_kv_cache({"k": k, "v": v}, padding_mask, state)
         # What was seen in another dtype, under autocast or before it, is read in that of q.

@@ -38,7 +38,8 @@ def daft_full(
     Keys of ±100 and biases of any size are right to the precision of float32, also where a token sees small keys alone
     and large ones come later: where the keys of a channel and the biases of a token both span more than 90 (largest
     minus smallest), everything is computed in float64, which takes about twice the time. A compiled graph, which cannot
-    choose, stops with an error there.
+    choose, stops with an error there. Otherwise the choice reads one number of w back from a GPU at every call, which
+    waits until all that was queued before is done: the host cannot run ahead of the device.
 
     ``initial_state`` and ``return_state`` (causal) continue a sequence: the state is its keys and values so far, ``k``
     and ``v`` (B, 1, m, d), and ``padding_mask`` (B, m), all of which the definition needs; it grows. One token after m

@@ -62,13 +62,15 @@ def state_of_sums(
 
 def state_entry(state: State, name: str, dim: int, like: Tensor) -> Tensor:
     """``state[name]``, a count or a mask; ValueError unless it has ``dim`` dimensions and fits ``like``."""
-    entry = state.get(name) if isinstance(state, dict) else None
-    if not isinstance(entry, Tensor):
+    if not isinstance(state, dict) or name not in state:
         raise ValueError(f"initial_state holds {_content(state)}; allowed: a returned state, holding {name!r}")
-    if entry.dim() != dim or entry.shape[0] != like.shape[0] or entry.dtype != _ENTRY_DTYPES[name]:
+    entry, dtype = state[name], _ENTRY_DTYPES[name]
+    is_tensor = isinstance(entry, Tensor)
+    if not is_tensor or entry.dim() != dim or entry.shape[0] != like.shape[0] or entry.dtype != dtype:
+        found = f"{tuple(entry.shape)}, {entry.dtype}" if is_tensor else f"a {type(entry).__name__}"
         raise ValueError(
-            f"initial_state[{name!r}] is {tuple(entry.shape)}, {entry.dtype}; allowed: {dim} dimensions, "
-            f"the first of size {like.shape[0]}, {_ENTRY_DTYPES[name]}"
+            f"initial_state[{name!r}] is {found}; allowed: a tensor of {dim} dimensions, the first of size "
+            f"{like.shape[0]}, {dtype}"
         )
     if entry.device != like.device:
         raise ValueError(
