@@ -21,10 +21,13 @@ from fairseq.models.transformer_lm import TransformerLanguageModel
 from omegaconf import OmegaConf
 
 from common.checkpoints import Transfer, read_checkpoint
+from common.ops.shared.checks import ArgumentError
 
 from ._known_options import check_names, model_options
 from .checkpoints import CheckedLoading, stock_overrides, stored_architecture, transfer_of
 
+#: How a command line spells arguments of ``convert``.
+_TYPED = {"arch": "--arch", "model_overrides": "--model-overrides"}
 #: What only goes on training the model that was.
 _LEFT_OUT = ("last_optimizer_state",)
 
@@ -41,7 +44,7 @@ def convert(source: Path, arch: str, overrides: dict[str, Any] | None = None) ->
     target = ARCH_MODEL_REGISTRY.get(arch)
     if target is None or not issubclass(target, CheckedLoading) or not target.takes_stock_weights:
         fitting = [name for name, model in ARCH_MODEL_REGISTRY.items() if getattr(model, "takes_stock_weights", False)]
-        raise ValueError(f"arch is {arch!r}; allowed: {', '.join(sorted(fitting))}")
+        raise ArgumentError(f"`arch` is {arch!r}; allowed: {', '.join(sorted(fitting))}")
     state = read_checkpoint(source)
     stored = stored_architecture(state, str(source))
     if ARCH_MODEL_REGISTRY.get(stored) is not TransformerLanguageModel:
@@ -65,7 +68,7 @@ def _check_plain(state: dict[str, Any], source: Path) -> None:
 
 def _checked_options(overrides: dict[str, Any], target: type) -> dict[str, Any]:
     if not isinstance(overrides, dict):
-        raise ValueError(f"model_overrides is {overrides!r}; allowed: a dictionary as Python writes it")
+        raise ArgumentError(f"`model_overrides` is {overrides!r}; allowed: a dictionary as Python writes it")
     known = model_options(target)
     check_names("model_overrides", overrides, known, known)
     return overrides
@@ -102,6 +105,8 @@ def main(arguments: Sequence[str]) -> None:
     try:
         converted, transfer = convert(options.source, options.arch, _literal(options.model_overrides))
         _save(converted, options.target)
+    except ArgumentError as error:
+        raise SystemExit(f"{parser.prog}: {error.with_names(_TYPED)}") from error
     except (OSError, ValueError) as error:
         raise SystemExit(f"{parser.prog}: {error}") from error
     print(f"{options.target}: {options.arch}; {transfer.summary()}")
@@ -111,7 +116,7 @@ def _literal(text: str) -> Any:
     try:
         return ast.literal_eval(text)
     except (SyntaxError, ValueError) as error:
-        raise ValueError(f"model_overrides is {text!r}; allowed: a dictionary as Python writes it") from error
+        raise ArgumentError(f"`model_overrides` is {text!r}; allowed: a dictionary as Python writes it") from error
 
 
 def _save(state: dict[str, Any], target: Path) -> None:

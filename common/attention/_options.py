@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, NamedTuple
 
-from ..ops.shared.checks import check_choice
+from ..ops.shared.checks import ArgumentError, check_choice
 
 
 class Option(NamedTuple):
@@ -51,7 +51,8 @@ def count(default: int | None, help: str, optional: bool = False, speed_only: bo
         if optional and (value is None or (value == 0 and not isinstance(value, bool))):
             return None
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"{name} is {value!r}; allowed: an integer of at least 1{', or None' if optional else ''}")
+            allowed = f"an integer of at least 1{', or None' if optional else ''}"
+            raise ArgumentError(f"`{name}` is {value!r}; allowed: {allowed}")
         return value
 
     return option(default, help, int, parse, speed_only=speed_only)
@@ -67,7 +68,8 @@ def number(default: float | None, help: str, optional: bool = False) -> Any:
             read = math.nan
         is_number = isinstance(read, (int, float)) and not isinstance(read, bool) and read > 0.0
         if not (is_number and (optional or read < math.inf) or (optional and read is None)):
-            raise ValueError(f"{name} is {value!r}; allowed: a number above 0{', inf, or None' if optional else ''}")
+            allowed = f"a number above 0{', inf, or None' if optional else ''}"
+            raise ArgumentError(f"`{name}` is {value!r}; allowed: {allowed}")
         return read
 
     return option(default, help, float, parse)
@@ -78,7 +80,7 @@ def flag(default: bool, help: str) -> Any:
 
     def parse(name: str, value: Any) -> bool:
         if not isinstance(value, bool):
-            raise ValueError(f"{name} is {value!r}; allowed: True or False")
+            raise ArgumentError(f"`{name}` is {value!r}; allowed: True or False")
         return value
 
     return option(default, help, bool, parse)

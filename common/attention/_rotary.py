@@ -19,7 +19,7 @@ class RotaryAttention(InnerAttention):
     """
 
     def __init__(self, inner: InnerAttention, head_dim: int) -> None:
-        check_even("the head dimension", head_dim)
+        check_even("head_dim", head_dim)
         self.supports = inner.supports
         super().__init__(inner.causal)
         self.inner = inner

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from ..ops.daft.conv import daft_conv, daft_conv_scriptable
 from ..ops.daft.conv_reference import daft_conv_reference
 from ..ops.daft.select import daft_select, daft_select_scriptable
-from ..ops.shared.checks import check_query_key_value
+from ..ops.shared.checks import ArgumentError, check_query_key_value
 from ..ops.shared.padding import zero_padding
 from ..ops.shared.precision import compute_dtype
 from ..ops.shared.state import State
@@ -32,8 +32,8 @@ def _read_window(name: str, value: Any) -> Window | None:
     sizes = tuple(value) if isinstance(value, (tuple, list)) else (value,)
     counts = all(isinstance(size, int) and not isinstance(size, bool) and size >= 1 for size in sizes)
     if value is not None and not (counts and 1 <= len(sizes) <= 2):
-        raise ValueError(
-            f"{name} is {value!r}; allowed: an integer of at least 1, two of them (height, width) for images, or None"
+        raise ArgumentError(
+            f"`{name}` is {value!r}; allowed: an integer of at least 1, two of them (height, width) for images, or None"
         )
     return value if value is None or isinstance(value, int) else sizes
 
@@ -89,7 +89,7 @@ class DaftConvAttention(DaftAttention):
     def setup(self) -> None:
         options, heads = self.options, self.shape.num_heads
         if options.gumbel_temperature is not None and options.local_only:
-            raise ValueError("local_only is True; allowed with a gumbel_temperature: False")
+            raise ArgumentError("`local_only=True` is given; allowed: without `gumbel_temperature`")
         self.window_shape = _window_shape(options.window, self.causal, self.shape.spatial_dims)
         if len(self.window_shape) == 2:
             self.needs = self.needs | {"spatial_shape"}
@@ -246,7 +246,7 @@ def _window_shape(window: Window | None, causal: bool, spatial_dims: int) -> tup
         window = _IMAGE_WINDOW if spatial_dims == 2 else _TEXT_WINDOW + (not causal)
     sizes = (window,) * spatial_dims if isinstance(window, int) else window
     if causal and len(sizes) == 2:
-        raise ValueError(f"window is {window!r}; allowed when causal: one integer")
+        raise ArgumentError(f"`window` is {window!r}; allowed when causal: one integer")
     if not causal and any(size % 2 == 0 for size in sizes):
-        raise ValueError(f"window is {window!r}; allowed when not causal: odd sizes")
+        raise ArgumentError(f"`window` is {window!r}; allowed when not causal: odd sizes")
     return sizes

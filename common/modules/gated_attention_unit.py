@@ -10,7 +10,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..ops import mixed_chunk, quadratic
-from ..ops.shared.checks import check_choice, check_padding_mask, check_positive_int, check_probability
+from ..ops.shared.checks import (
+    ArgumentError,
+    check_choice,
+    check_padding_mask,
+    check_positive_int,
+    check_probability,
+)
 from ..ops.shared.relative_bias import resize_toeplitz
 from ..ops.shared.score_kernels import SCORE_KERNELS
 from ..ops.shared.state import State, state_entry
@@ -84,7 +90,7 @@ class GatedAttentionUnit(RemembersOptions):
         for name, value in (("dim", dim), ("expanded_dim", expanded_dim), ("query_dim", query_dim), ("heads", heads)):
             check_positive_int(name, value)
         if expanded_dim % heads:
-            raise ValueError(f"heads is {heads}; allowed: a divisor of expanded_dim, {expanded_dim}")
+            raise ArgumentError(f"`heads` is {heads}; allowed: a divisor of `expanded_dim`, {expanded_dim}")
         if rotary or bias == "rotary":
             check_even("query_dim", query_dim)
         check_choice("kernel", kernel, SCORE_KERNELS)
@@ -96,8 +102,10 @@ class GatedAttentionUnit(RemembersOptions):
         }
         for name, value in dropouts.items():
             check_probability(name, value)
-        if divisor is not None and (chunk_size is not None or kernel == "softmax" or not divisor > 0):
-            raise ValueError(f"divisor is {divisor!r}; allowed: above 0, with chunk_size=None, without softmax")
+        if divisor is not None and not divisor > 0:
+            raise ArgumentError(f"`divisor` is {divisor!r}; allowed: above 0")
+        if divisor is not None and (chunk_size is not None or kernel == "softmax"):
+            raise ArgumentError(f"`divisor` is {divisor!r}; allowed: without `chunk_size`, and without softmax")
         _check_form(chunk_size, max_positions, causal, local, linear, first_softmax, first_to_all)
         self.dim, self.expanded_dim, self.query_dim, self.heads = dim, expanded_dim, query_dim, heads
         self.causal, self.chunk_size, self.max_positions = causal, chunk_size, max_positions
@@ -246,14 +254,16 @@ def _check_form(
     """Raise ValueError unless the options belong to one form, FLASH-Quad or FLASH."""
     if causal and (first_softmax or first_to_all):
         name = "first_softmax" if first_softmax else "first_to_all"
-        raise ValueError(f"{name} is True with causal=True; allowed: False, a first token sees itself only")
+        raise ArgumentError(f"`{name}=True` is given; allowed: with causal=False, else a first token sees itself only")
     if chunk_size is not None:
         check_positive_int("chunk_size", chunk_size)
         if not local and (not linear or first_softmax or first_to_all):
-            raise ValueError("local is False; allowed: with linear=True, and without first_softmax and first_to_all")
+            others = "`linear=False`, `first_softmax=True` and `first_to_all=True`"
+            raise ArgumentError(f"`local=False` is given; allowed: without {others}")
         return
     if max_positions is None:
-        raise ValueError("max_positions is None with chunk_size=None; allowed: the longest training length")
+        raise ArgumentError("`max_positions` is None without `chunk_size`; allowed: the longest training length")
     check_positive_int("max_positions", max_positions)
-    if not local or not linear or first_to_all:
-        raise ValueError("local, linear or first_to_all is given with chunk_size=None; allowed: with a chunk size")
+    for name, given in (("local=False", not local), ("linear=False", not linear), ("first_to_all=True", first_to_all)):
+        if given:
+            raise ArgumentError(f"`{name}` is given; allowed: with `chunk_size`")

@@ -3,13 +3,14 @@
 import torch
 from torch import Tensor
 
+from ..ops.shared.checks import ArgumentError
 from ..ops.shared.padding import real_positions
 
 
 def check_even(argument: str, channels: int) -> None:
     """Raise ValueError unless ``channels`` can be rotated in two halves."""
     if channels % 2:
-        raise ValueError(f"{argument} is {channels}; allowed with rotary positions: an even number")
+        raise ArgumentError(f"`{argument}` is {channels}; allowed with rotary positions: an even number")
 
 
 def rotate(x: Tensor, positions: Tensor) -> Tensor:

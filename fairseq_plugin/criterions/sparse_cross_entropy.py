@@ -35,7 +35,7 @@ class SparseCrossEntropyCriterion(CrossEntropyCriterion):
     def __init__(self, task, sentence_avg: bool, entropy_weight: float) -> None:
         super().__init__(task, sentence_avg)
         if not 0.0 <= entropy_weight < math.inf:
-            raise ValueError(f"entropy_weight is {entropy_weight}; allowed: at least 0 and finite")
+            raise ValueError(f"--entropy-weight is {entropy_weight}; allowed: at least 0 and finite")
         self.entropy_weight = entropy_weight
 
     def forward(self, model: nn.Module, sample: dict[str, Any], reduce: bool = True) -> tuple[Tensor, int, dict]:

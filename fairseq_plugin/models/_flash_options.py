@@ -9,6 +9,8 @@ from common.modules.norms import NORMS
 from common.modules.relative_bias import RELATIVE_BIASES
 from common.ops.shared.score_kernels import SCORE_KERNELS
 
+from ._options import attention_config
+
 
 @dataclass
 class FlashOptions(FairseqDataclass):
@@ -86,19 +88,12 @@ class SoftmaxTransformerOptions(TransformerOptions):
 
 
 @dataclass
-class MixedChunkTransformerOptions(TransformerOptions):
+class MixedChunkTransformerOptions(
+    attention_config("mixed_chunk", only=["chunk_size", "kernel"], prefix="flash"), TransformerOptions
+):
     """Options of MC-TFM++."""
-
-    flash_chunk_size: int = field(default=256, metadata={"help": "tokens C in a chunk"})
-    flash_kernel: ChoiceEnum(SCORE_KERNELS) = field(
-        default="softmax", metadata={"help": "what turns scores into weights inside a chunk"}
-    )
 
 
 @dataclass
-class CombinerOptions(TransformerOptions):
+class CombinerOptions(attention_config("combiner", only=["row_length"], prefix="flash"), TransformerOptions):
     """Options of Combiner."""
-
-    flash_row_length: int = field(
-        default=128, metadata={"help": "tokens in a row; the authors' language model has 128, cost is least at √T"}
-    )

@@ -11,7 +11,7 @@ from ..modules.gated_attention_unit_layer import GatedAttentionUnitDecoderLayer,
 from ..modules.multihead_attention import LayerDesign
 from ..modules.transformer_layer import LinearTimeDecoderLayer, LinearTimeEncoderLayer
 from . import _flash_options as flash_options
-from ._options import count_option, option
+from ._options import attention_options, option
 
 
 class Variant(ABC):
@@ -42,6 +42,12 @@ class Variant(ABC):
             setattr(args, name, safe_getattr(args, name, value))
 
 
+def _with_chunks(sizes: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
+    """``sizes`` of the paper with the chunks of each."""
+    chunk_sizes = {"base": 256, "large": 512}
+    return {size: {**own, "flash_chunk_size": chunk_sizes[size]} for size, own in sizes.items()}
+
+
 class _GatedAttentionUnitVariant(Variant):
     """A stack of gated attention units."""
 
@@ -58,7 +64,7 @@ class _GatedAttentionUnitVariant(Variant):
     def unit(self, args, limit: int) -> dict[str, Any]:
         """Arguments of ``common.modules.GatedAttentionUnit`` beside width, heads and dropout."""
         return {
-            "query_dim": count_option(args, self.options, "flash_query_dim"),
+            "query_dim": option(args, self.options, "flash_query_dim"),
             "kernel": option(args, self.options, "flash_kernel"),
             "bias": option(args, self.options, "flash_relative_bias"),
             "norm": option(args, self.options, "flash_norm"),
@@ -74,15 +80,12 @@ class _GatedAttentionUnitVariant(Variant):
 
 class _Flash(_GatedAttentionUnitVariant):
     options = flash_options.MixedChunkOptions
-    sizes = {
-        "base": {**_GatedAttentionUnitVariant.sizes["base"], "flash_chunk_size": 256},
-        "large": {**_GatedAttentionUnitVariant.sizes["large"], "flash_chunk_size": 512},
-    }
+    sizes = _with_chunks(_GatedAttentionUnitVariant.sizes)
 
     def unit(self, args, limit: int) -> dict[str, Any]:
         return {
             **super().unit(args, limit),
-            "chunk_size": count_option(args, self.options, "flash_chunk_size"),
+            "chunk_size": option(args, self.options, "flash_chunk_size"),
             "local": not option(args, self.options, "flash_no_local"),
             "linear": not option(args, self.options, "flash_no_linear"),
             "first_to_all": safe_getattr(args, "flash_first_to_all", False),  # of masked models
@@ -146,16 +149,10 @@ class _TransformerPlusPlus(_TransformerPlus):
 class _MixedChunkTransformer(_TransformerVariant):
     options = flash_options.MixedChunkTransformerOptions
     gated_ffn = True
-    sizes = {
-        "base": {**_TransformerVariant.sizes["base"], "flash_chunk_size": 256},
-        "large": {**_TransformerVariant.sizes["large"], "flash_chunk_size": 512},
-    }
+    sizes = _with_chunks(_TransformerVariant.sizes)
 
     def attention(self, args, limit: int, causal: bool) -> tuple[str, dict[str, Any]]:
-        return "mixed_chunk", {
-            "chunk_size": count_option(args, self.options, "flash_chunk_size"),
-            "kernel": option(args, self.options, "flash_kernel"),
-        }
+        return "mixed_chunk", attention_options(args, "mixed_chunk", self.options, "flash")
 
 
 class _Performer(_TransformerVariant):
@@ -167,7 +164,7 @@ class _Combiner(_TransformerVariant):
     options = flash_options.CombinerOptions
 
     def attention(self, args, limit: int, causal: bool) -> tuple[str, dict[str, Any]]:
-        return "combiner", {"row_length": count_option(args, self.options, "flash_row_length")}
+        return "combiner", attention_options(args, "combiner", self.options, "flash")
 
 
 FLASH = _Flash()

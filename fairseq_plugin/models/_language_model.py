@@ -20,6 +20,7 @@ from ..checkpoints import CheckedLoading
 from ..modules.multihead_attention import LayerDesign
 from ..modules.transformer_layer import LinearTimeDecoderLayer
 from ._decoder import LinearTimeDecoder
+from ._options import errors_as_typed, flag_of
 
 
 @dataclass
@@ -53,6 +54,8 @@ class LinearTimeLanguageModel(CheckedLoading, TransformerLanguageModel):
     """fairseq's Transformer language model around ``LinearTimeDecoder``; subclasses name the attention."""
 
     attention_name: str
+    #: How the options of its attention begin.
+    option_prefix: str
 
     @classmethod
     def hub_models(cls) -> dict[str, Any]:
@@ -87,14 +90,15 @@ class LinearTimeLanguageModel(CheckedLoading, TransformerLanguageModel):
             ValueError: an option the attention does not allow, or a head count that does not divide the width.
         """
         _complete_options(args)
-        decoder = LinearTimeDecoder(
-            args,
-            task.target_dictionary,
-            cls.build_token_embedding(args, task.source_dictionary),
-            partial(cls.build_layer, args),
-            no_encoder_attn=True,
-            **cls.decoder_options(args),
-        )
+        with errors_as_typed(cls, cls.option_prefix, "decoder"):
+            decoder = LinearTimeDecoder(
+                args,
+                task.target_dictionary,
+                cls.build_token_embedding(args, task.source_dictionary),
+                partial(cls.build_layer, args),
+                no_encoder_attn=True,
+                **cls.decoder_options(args),
+            )
         return cls(decoder)
 
     @classmethod
@@ -143,11 +147,8 @@ def _complete_options(args) -> None:
             raise ValueError("--tie-adaptive-weights is given; allowed: with --adaptive-input")
         for one, other in _TIED:
             if getattr(args, one) != getattr(args, other):
-                flags = [f"--{name.replace('_', '-')}" for name in (one, other)]
-                raise ValueError(
-                    f"{flags[0]} is {getattr(args, one)} and {flags[1]} is {getattr(args, other)}; allowed with "
-                    "--tie-adaptive-weights: equal values"
-                )
+                given = " and ".join(f"{flag_of(name)} is {getattr(args, name)}" for name in (one, other))
+                raise ValueError(f"{given}; allowed with --tie-adaptive-weights: equal values")
 
 
 def register_language_model(name: str, dataclass: type) -> Callable[[type], type]:

@@ -22,6 +22,7 @@ from torch import nn
 
 from ..checkpoints import CheckedLoading
 from ._encoder import LinearTimeRobertaEncoder
+from ._options import errors_as_typed, flag_of
 
 #: The default of ``--activation-fn``, which is that of RoBERTa's language-model head too.
 _HEAD_ACTIVATION = "gelu"
@@ -50,6 +51,8 @@ class MaskedOptions(FairseqDataclass):
 class LinearTimeMaskedModel(CheckedLoading, RobertaModel):
     """fairseq's RoBERTa over layers that subclasses build; for the tasks ``masked_lm`` and ``sentence_prediction``."""
 
+    #: How the options of its attention begin.
+    option_prefix: str
     #: Dataclasses of options beside those of all masked models.
     option_classes: tuple[type, ...] = ()
     #: What is built around the layers.
@@ -111,9 +114,9 @@ class LinearTimeMaskedModel(CheckedLoading, RobertaModel):
                 args.max_positions = safe_getattr(args, "tokens_per_sample") or task.max_positions()
             if safe_getattr(args, "offload_activations", False):
                 args.checkpoint_activations = True
-            encoder = cls.encoder_class(
-                args, task.source_dictionary, build_layer=partial(cls.build_layer, args), **cls.encoder_options(args)
-            )
+            layers = {"build_layer": partial(cls.build_layer, args), **cls.encoder_options(args)}
+            with errors_as_typed(cls, cls.option_prefix, "encoder"):
+                encoder = cls.encoder_class(args, task.source_dictionary, **layers)
         _check_activation(args, encoder.sentence_encoder.layers)
         _check_pruning(args, encoder.sentence_encoder.layers)
         return cls(args, encoder)
@@ -152,4 +155,4 @@ def _refuse_pruning(args, names: tuple[str, ...], layers: str) -> None:
     for name in names:
         value, off = safe_getattr(args, name, _ADAPTIVE_PRUNING[name]), _ADAPTIVE_PRUNING[name]
         if value != off:
-            raise ValueError(f"--{name.replace('_', '-')} is {value}; allowed for {layers}: {off}, no pruning")
+            raise ValueError(f"{flag_of(name)} is {value}; allowed for {layers}: {off}, no pruning")

@@ -1,6 +1,7 @@
-"""The options of a model: reading them, and deriving those of an attention from its declaration."""
+"""The options of a model: reading them, deriving those of an attention from its declaration, naming them in errors."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import field, make_dataclass
 from typing import Any, Optional
 
@@ -8,7 +9,9 @@ from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.utils import safe_getattr
 
 from common.attention import ATTENTIONS, Option
-from common.ops.shared.checks import check_positive_int
+from common.ops.shared.checks import ArgumentError
+
+from .._known_options import model_options
 
 
 def option(args, config: type, name: str) -> Any:
@@ -20,20 +23,22 @@ def option(args, config: type, name: str) -> Any:
     return getattr(value, "value", value)
 
 
-def attention_config(attention: str, only: Sequence[str] | None = None, **defaults: Any) -> type:
+def attention_config(
+    attention: str, only: Sequence[str] | None = None, prefix: str | None = None, **defaults: Any
+) -> type:
     """A fairseq dataclass of the options that the mechanism called ``attention`` declares, or of ``only`` some.
 
-    The option x of the mechanism NAME is ``--NAME-x``. A flag that is True by default is ``--NAME-no-x``. ``defaults``
-    stand in place of the declared ones.
+    The option x of the mechanism NAME is ``--NAME-x``, or begins with another ``prefix``. A flag that is True by
+    default is ``--NAME-no-x``. ``defaults`` stand in place of the declared ones.
     """
     options = ATTENTIONS[attention].Options
     values = {**options.defaults(), **defaults}
     declared = {name: found for name, found in options.described().items() if only is None or name in only}
-    fields = [_field(attention, name, found, values[name]) for name, found in declared.items()]
+    fields = [_field(prefix or attention, name, found, values[name]) for name, found in declared.items()]
     return make_dataclass(f"{camel_case(attention)}Options", fields, bases=(FairseqDataclass,))
 
 
-def attention_options(args, attention: str, config: type) -> dict[str, Any]:
+def attention_options(args, attention: str, config: type, prefix: str | None = None) -> dict[str, Any]:
     """The options of ``attention`` that are fields of ``config``, as ``build_attention`` takes them.
 
     Raises:
@@ -42,7 +47,7 @@ def attention_options(args, attention: str, config: type) -> dict[str, Any]:
     options = ATTENTIONS[attention].Options
     read = {}
     for name, described in options.described().items():
-        field_name, negated = _field_name(attention, name, described, options.defaults()[name])
+        field_name, negated = _field_name(prefix or attention, name, described, options.defaults()[name])
         if hasattr(config, field_name):
             value = option(args, config, field_name)
             value = not value if negated else value
@@ -50,11 +55,34 @@ def attention_options(args, attention: str, config: type) -> dict[str, Any]:
     return read
 
 
-def count_option(args, config: type, name: str) -> int:
-    """``option``, a ValueError unless it is an integer of at least 1; it names the option of the command line."""
-    value = option(args, config, name)
-    check_positive_int(flag_of(name), value)
-    return value
+@contextmanager
+def errors_as_typed(model: type, prefix: str, side: str) -> Iterator[None]:
+    """Inside of it, an ``ArgumentError`` names the options of the command line that ``model`` is built from.
+
+    ``prefix`` begins the options of its attention, ``side`` (encoder or decoder) those of fairseq's layers.
+    """
+    try:
+        yield
+    except ArgumentError as error:
+        raise ValueError(error.with_names(_typed_names(model_options(model), prefix, side))) from None
+
+
+def _typed_names(options: Iterable[str], prefix: str, side: str) -> dict[str, str]:
+    """Arguments in Python, and "NAME=True" or "NAME=False" of a flag, by what a user typed for them."""
+    heads, width = f"--{side}-attention-heads", f"--{side}-embed-dim"
+    names = {
+        **dict.fromkeys(("heads", "num_heads"), heads),
+        **dict.fromkeys(("dim", "embed_dim"), width),
+        "head_dim": f"{width} / {heads}",
+        "expanded_dim": f"--{side}-ffn-embed-dim",
+        "xformers_att_config": f"--{side}-xformers-att-config",
+        "bias": "--flash-relative-bias",
+    }
+    for name in options:
+        own = name.removeprefix(f"{prefix}_")
+        names[name] = names[own] = names[f"{own}=True"] = flag_of(name)
+        names[f"{own.removeprefix('no_')}=False"] = flag_of(name)
+    return names
 
 
 def flag_of(name: str) -> str:
@@ -67,9 +95,9 @@ def camel_case(name: str) -> str:
     return "".join(part.capitalize() for part in name.split("_"))
 
 
-def _field(attention: str, name: str, described: Option, default: Any) -> tuple[str, Any, Any]:
+def _field(prefix: str, name: str, described: Option, default: Any) -> tuple[str, Any, Any]:
     """One field, as ``make_dataclass`` takes it."""
-    field_name, negated = _field_name(attention, name, described, default)
+    field_name, negated = _field_name(prefix, name, described, default)
     if described.type is bool:
         help = f"turn off: {described.help}" if negated else described.help
         return field_name, bool, field(default=False, metadata={"help": help})
@@ -78,7 +106,7 @@ def _field(attention: str, name: str, described: Option, default: Any) -> tuple[
     return field_name, kind, field(default=default, metadata={"help": described.help})
 
 
-def _field_name(attention: str, name: str, described: Option, default: Any) -> tuple[str, bool]:
+def _field_name(prefix: str, name: str, described: Option, default: Any) -> tuple[str, bool]:
     """The name of an option's field, and whether that is a flag which turns the option off."""
     negated = described.type is bool and default is True
-    return f"{attention}_no_{name}" if negated else f"{attention}_{name}", negated
+    return f"{prefix}_no_{name}" if negated else f"{prefix}_{name}", negated

@@ -71,12 +71,14 @@ def _subclass(bases: tuple[type, ...], prefix: str, suffix: str, **attributes: A
 
 def _register_language_model(prefix: str, attention: str, options: type) -> None:
     config = dataclass(_subclass((options, LinearTimeLanguageModelConfig), prefix, "LanguageModelConfig"))
-    model = _subclass((AttentionLanguageModel,), prefix, "LanguageModel", attention_name=attention, config=config)
+    attributes = {"attention_name": attention, "option_prefix": attention, "config": config}
+    model = _subclass((AttentionLanguageModel,), prefix, "LanguageModel", **attributes)
     register_language_model(f"{prefix}_lm", dataclass=config)(model)
 
 
 def _register_encoder(base: type, prefix: str, attention: str, options: type, kind: str, suffix: str) -> None:
-    attributes = {"attention_name": attention, "config": options, "option_classes": (options,)}
+    attributes = {"attention_name": attention, "option_prefix": attention}
+    attributes |= {"config": options, "option_classes": (options,)}
     model = register_model(f"{prefix}_{kind}")(_subclass((base,), prefix, suffix, **attributes))
     register_model_architecture(f"{prefix}_{kind}", f"{prefix}_{kind}")(model.complete_options)
 

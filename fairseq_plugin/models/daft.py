@@ -4,13 +4,12 @@
 """
 
 from dataclasses import dataclass, field
-from typing import Any, Optional
+from typing import Any
 
 from fairseq.models import register_model_architecture
 from fairseq.models.transformer_lm import base_lm_architecture
 from fairseq.utils import safe_getattr
 
-from common.attention import ATTENTIONS
 from common.ops.shared.checks import check_positive_int
 
 from ._language_model import (
@@ -19,25 +18,17 @@ from ._language_model import (
     check_command_line,
     register_language_model,
 )
-from ._options import count_option, option
+from ._options import attention_config, attention_options, option
 
 
 @dataclass
-class DaftConfig(LinearTimeLanguageModelConfig):
-    """Options of ``transformer_lm``, and what both kinds of DAFT share."""
-
-    daft_no_query: bool = field(
-        default=False, metadata={"help": "no queries: nothing gates what attention gives (Table 8)"}
-    )
-
-
-@dataclass
-class DaftFullConfig(DaftConfig):
-    """Options of ``daft_full_lm``."""
+class DaftFullConfig(attention_config("daft_full", only=["query"], prefix="daft"), LinearTimeLanguageModelConfig):
+    """Options of ``transformer_lm`` and of ``daft_full_lm``."""
 
     decoder_attention_heads: int = field(
         default=1, metadata={"help": "without effect but that it must divide the width: DAFT-full has no heads"}
     )
+    # The mechanism takes a width of 0 for a free matrix, which has a flag of its own here.
     daft_bias_dim: int = field(
         default=128, metadata={"help": "width n of the two factors of the position bias (the paper: 128, pixels 256)"}
     )
@@ -56,41 +47,33 @@ class DaftFullLanguageModel(LinearTimeLanguageModel):
     """
 
     attention_name = "daft_full"
+    option_prefix = "daft"
 
     @classmethod
     def attention_options(cls, args) -> dict[str, Any]:
         """The ``--daft-...`` options; one that an older checkpoint lacks takes its default."""
-        free = option(args, DaftFullConfig, "daft_free_bias")
-        if not free:  # the mechanism takes 0 for a free matrix, which has a flag of its own here
-            check_positive_int("--daft-bias-dim", option(args, DaftFullConfig, "daft_bias_dim"))
-        return {
-            "bias_dim": None if free else option(args, DaftFullConfig, "daft_bias_dim"),
-            "query": not option(args, DaftFullConfig, "daft_no_query"),
-        }
+        bias_dim: int | None = None
+        if not option(args, DaftFullConfig, "daft_free_bias"):
+            bias_dim = option(args, DaftFullConfig, "daft_bias_dim")
+            check_positive_int("--daft-bias-dim", bias_dim)
+        shared = attention_options(args, cls.attention_name, DaftFullConfig, cls.option_prefix)
+        return {**shared, "bias_dim": bias_dim}
+
+
+_CONV_OPTIONS = attention_config(
+    "daft_conv", only=["window", "query", "local_only", "gumbel_temperature"], prefix="daft", window=64
+)
 
 
 @dataclass
-class DaftConvConfig(DaftConfig):
-    """Options of ``daft_conv_lm``."""
+class DaftConvConfig(_CONV_OPTIONS, LinearTimeLanguageModelConfig):
+    """Options of ``transformer_lm`` and of ``daft_conv_lm``."""
 
     decoder_attention_heads: int = field(
         default=8, metadata={"help": "num heads h: each has one key per token and one filter"}
     )
-    daft_window: int = field(
-        default=64, metadata={"help": "tokens in the window, itself included (the paper: 64 on Enwik8, 256 on pixels)"}
-    )
-    daft_local_only: bool = field(
-        default=False, metadata={"help": "nothing outside of the window is seen (ablation, Figure 2)"}
-    )
     daft_plain_filter: bool = field(
         default=False, metadata={"help": "filters that are not standardised and scaled (ablation, Table 7)"}
-    )
-    daft_gumbel_temperature: Optional[float] = field(
-        default=None,
-        metadata={
-            "help": "each head selects one token of its window, softly in training by Gumbel-softmax at this "
-            "temperature (Equation 11; the paper: 0.5)"
-        },
     )
 
 
@@ -99,23 +82,13 @@ class DaftConvLanguageModel(LinearTimeLanguageModel):
     """DAFT-conv, O(T window); any length, decoding state of constant size: a window of tokens and two sums."""
 
     attention_name = "daft_conv"
+    option_prefix = "daft"
 
     @classmethod
     def attention_options(cls, args) -> dict[str, Any]:
         """The ``--daft-...`` options; one that an older checkpoint lacks takes its default."""
-        return {
-            "window": count_option(args, DaftConvConfig, "daft_window"),
-            "query": not option(args, DaftConvConfig, "daft_no_query"),
-            "local_only": option(args, DaftConvConfig, "daft_local_only"),
-            "reparameterize": not option(args, DaftConvConfig, "daft_plain_filter"),
-            "gumbel_temperature": _temperature(option(args, DaftConvConfig, "daft_gumbel_temperature")),
-        }
-
-
-def _temperature(value: float | None) -> float | None:
-    """``value``, a ValueError unless the mechanism allows it; it names the option of the command line."""
-    described = ATTENTIONS["daft_conv"].Options.described()["gumbel_temperature"]
-    return described.parse("--daft-gumbel-temperature", value)
+        declared = attention_options(args, cls.attention_name, DaftConvConfig, cls.option_prefix)
+        return {**declared, "reparameterize": not option(args, DaftConvConfig, "daft_plain_filter")}
 
 
 #: Both experiments: 12 layers of width 512.

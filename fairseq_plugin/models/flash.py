@@ -66,6 +66,7 @@ class FlashTransformerConfig(FlashFamilyConfig):
 class FlashFamilyLanguageModel(LinearTimeLanguageModel):
     """A language model of the paper's tables; subclasses name their ``Variant``."""
 
+    option_prefix = "flash"
     variant: Variant
 
     @classmethod

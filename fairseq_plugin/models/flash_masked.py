@@ -44,6 +44,7 @@ class FirstToAllOptions(FirstTokenOptions):
 class FlashFamilyMaskedModel(LinearTimeMaskedModel):
     """A masked model of the paper's tables; subclasses name their ``Variant``."""
 
+    option_prefix = "flash"
     variant: Variant
     #: Options beside those of the variant and of all masked models.
     further_options: type = FairseqDataclass

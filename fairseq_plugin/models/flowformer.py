@@ -25,7 +25,7 @@ class FlowformerLanguageModelConfig(attention_config("flow", clamp=5.0), LinearT
 class FlowformerLanguageModel(LinearTimeLanguageModel):
     """Flowformer language model (Wu et al., ICML 2022, section 4.2), O(T), decoding state of constant size."""
 
-    attention_name = "flow"
+    attention_name = option_prefix = "flow"
     takes_stock_weights = True
 
     @classmethod
@@ -43,7 +43,7 @@ class LinearLanguageModelConfig(attention_config("linear", only=["chunk_size"]),
 class LinearLanguageModel(LinearTimeLanguageModel):
     """The linear-attention baseline (Katharopoulos et al., ICML 2020; elu+1), O(T), constant decoding state."""
 
-    attention_name = "linear"
+    attention_name = option_prefix = "linear"
     takes_stock_weights = True
 
     @classmethod
@@ -56,7 +56,7 @@ class LinearLanguageModel(LinearTimeLanguageModel):
 class SoftmaxLanguageModel(LinearTimeLanguageModel):
     """``transformer_lm`` on torch's fused softmax attention: the peer to compare speed with, O(T²) time."""
 
-    attention_name = "softmax"
+    attention_name = option_prefix = "softmax"
     takes_stock_weights = True
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from common.modules.gated_attention_unit import GatedAttentionUnit
 from common.modules.relative_bias import ToeplitzBias
+from common.ops.shared.checks import ArgumentError
 
 from .multihead_attention import IncrementalState, check_no_mask
 
@@ -31,9 +32,9 @@ class _GatedAttentionUnitLayer(nn.Module):
         side = cfg.decoder if self.causal else cfg.encoder
         for option in ("scale_attn", "scale_fc", "scale_heads", "scale_resids"):
             if getattr(cfg, option, False):
-                raise ValueError(f"{option} is True; allowed for the gated attention unit: False")
+                raise ArgumentError(f"`{option}=True` is given; allowed: not for gated attention units")
         if side.xformers_att_config:
-            raise ValueError("xformers_att_config is set; allowed for the gated attention unit: unset")
+            raise ArgumentError("`xformers_att_config` is given; allowed: not for gated attention units")
         self.unit = GatedAttentionUnit(
             side.embed_dim,
             expanded_dim=side.ffn_embed_dim,

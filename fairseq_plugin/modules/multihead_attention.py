@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from common.attention import ATTENTIONS, InnerAttention, RotaryAttention, build_attention
+from common.ops.shared.checks import ArgumentError
 
 IncrementalState = dict[str, dict[str, Tensor | None]]
 
@@ -65,12 +66,12 @@ class InnerMultiheadAttention(MultiheadAttention):
     """
 
     def __init__(self, embed_dim: int, num_heads: int, design: LayerDesign, causal: bool, **host_options) -> None:
-        side = "decoder" if causal else "encoder"
         if num_heads < 1 or embed_dim % num_heads:
-            raise ValueError(f"{side}_attention_heads is {num_heads}; allowed: a divisor of the width {embed_dim}")
+            raise ArgumentError(f"`num_heads` is {num_heads}; allowed: a divisor of `embed_dim`, {embed_dim}")
         for option in ("add_bias_kv", "add_zero_attn", "xformers_att_config"):
             if host_options.get(option):
-                raise ValueError(f"{option} is {host_options[option]!r}; allowed with {design.attention}: unset")
+                given = host_options[option]
+                raise ArgumentError(f"`{option}` is {given!r}; allowed with {design.attention} attention: unset")
         super().__init__(embed_dim, num_heads, self_attention=True, **host_options)
         self.inner = design.build_inner(causal, num_heads, embed_dim // num_heads)
         noise = (host_options.get("q_noise", 0.0), host_options.get("qn_block_size", 8))

@@ -1,28 +1,46 @@
 """Checks of arguments: each raises a ValueError that names the argument, its value and what is allowed."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+_NAME = re.compile(r"`([^`]*)`")
+
+
+class ArgumentError(ValueError):
+    """A ValueError about options; their names stand between backquotes in its text and bare in its message.
+
+    A host whose user typed options of a command line names those: ``error.with_names({"heads": "--attention-heads"})``.
+    A flag that is on or off is named with its value, as in "local=False", since a command line has one word for both.
+    """
+
+    def __str__(self) -> str:
+        return self.with_names({})
+
+    def with_names(self, names: Mapping[str, str]) -> str:
+        """The message with ``names`` in place of those that it is about."""
+        return _NAME.sub(lambda found: names.get(found[1], found[1]), self.args[0])
+
 
 def check_choice(argument: str, value: Any, allowed: Sequence[str]) -> None:
     """Raise ValueError unless ``value`` is one of ``allowed``."""
     if value not in allowed:
-        raise ValueError(f"{argument} is {value!r}; allowed: {', '.join(repr(name) for name in allowed)}")
+        raise ArgumentError(f"`{argument}` is {value!r}; allowed: {', '.join(repr(name) for name in allowed)}")
 
 
 def check_positive_int(argument: str, value: Any) -> None:
     """Raise ValueError unless ``value`` is an int of at least 1."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{argument} is {value!r}; allowed: an integer of at least 1")
+        raise ArgumentError(f"`{argument}` is {value!r}; allowed: an integer of at least 1")
 
 
 def check_probability(argument: str, value: float) -> None:
     """Raise ValueError unless 0 <= ``value`` < 1."""
     if not isinstance(value, (int, float)) or not 0.0 <= value < 1.0:
-        raise ValueError(f"{argument} is {value!r}; allowed: at least 0 and below 1")
+        raise ArgumentError(f"`{argument}` is {value!r}; allowed: at least 0 and below 1")
 
 
 def check_query_key_value(

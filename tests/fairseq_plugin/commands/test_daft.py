@@ -156,9 +156,9 @@ REFUSED: dict[str, list[str]] = {
     "daft_conv_lm --daft-window 0": ["ValueError: --daft-window is 0", _POSITIVE],
     "daft_full_lm --daft-bias-dim 0": ["ValueError: --daft-bias-dim is 0", _POSITIVE],
     "daft_conv_lm --daft-gumbel-temperature 0": ["ValueError: --daft-gumbel-temperature is 0.0; allowed: "],
-    "daft_conv_lm --daft-gumbel-temperature 0.5 --daft-local-only": ["ValueError: local_only is True; allowed with"],
-    "daft_conv_lm --decoder-attention-heads 5": ["ValueError: decoder_attention_heads is 5; allowed: ", "width 32"],
-    f"daft_conv_lm {_SPARSE} --entropy-weight -1": ["ValueError: entropy_weight is -1.0; allowed"],
+    "daft_conv_lm --daft-gumbel-temperature 0.5 --daft-local-only": ["ValueError: --daft-local-only is given; "],
+    "daft_conv_lm --decoder-attention-heads 5": ["ValueError: --decoder-attention-heads is 5; allowed: ", "32"],
+    f"daft_conv_lm {_SPARSE} --entropy-weight -1": ["ValueError: --entropy-weight is -1.0; allowed"],
     f"flowformer_lm {_SPARSE}": ["ValueError: model is a FlowformerLanguageModel without DAFT-conv; "],
 }
 

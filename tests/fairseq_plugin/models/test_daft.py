@@ -338,16 +338,24 @@ def test_temperature_sharpens_the_sample() -> None:
             "--daft-gumbel-temperature nan",
             "--daft-gumbel-temperature is nan; allowed: a number above 0",
         ),
-        ("daft_conv_lm", "--daft-gumbel-temperature 1 --daft-local-only", "local_only is True; allowed with a gumbel"),
+        (
+            "daft_conv_lm",
+            "--daft-gumbel-temperature 1 --daft-local-only",
+            "--daft-local-only is given; allowed: without --daft-gumbel",
+        ),
         ("daft_full_lm", "--daft-bias-dim 0", "--daft-bias-dim is 0; allowed: an integer of at least 1"),
         ("daft_full_lm", "--max-target-positions 0", "--max-target-positions is 0; allowed: an integer of at least 1"),
         *(
-            (arch, f"--decoder-attention-heads {heads}", f"heads is {heads}; allowed: a divisor of the width 32")
+            (
+                arch,
+                f"--decoder-attention-heads {heads}",
+                f"--decoder-attention-heads is {heads}; allowed: a divisor of --decoder-embed-dim, 32",
+            )
             for arch in DAFT_FAMILY
             for heads in (5, 0)
         ),
         *(
-            (arch, "--decoder-xformers-att-config {'name':'linformer'}", "xformers_att_config is")
+            (arch, "--decoder-xformers-att-config {'name':'linformer'}", "--decoder-xformers-att-config is")
             for arch in DAFT_FAMILY
         ),
     ],

@@ -37,6 +37,14 @@ LIMIT = 40
 
 
 @cache
+def configuration_flags(name: str) -> list[str]:
+    """Every option of the model, as a command line spells it."""
+    parser = ArgumentParser(allow_abbrev=False)
+    MODEL_REGISTRY[name].add_args(parser)
+    return [f"--{field.replace('_', '-')}" for field in vars(parser.parse_args([]))]
+
+
+@cache
 def configuration(name: str, *arguments: str):
     """What ``fairseq-train --arch NAME ARGUMENTS`` makes of a command line with a tiny size, in the task it is for."""
     side, task = "decoder" if name in CAUSAL else "encoder", TASKS[name.rpartition("_")[2]]
@@ -46,11 +54,9 @@ def configuration(name: str, *arguments: str):
         command += "--decoder-input-dim 16 --decoder-output-dim 16".split()
     command += ["--max-positions" if name.endswith("classifier") else "--tokens-per-sample", str(LIMIT)]
     command += ["--num-classes", "3"] * name.endswith("classifier")
-    parser = ArgumentParser(allow_abbrev=False)
-    MODEL_REGISTRY[name].add_args(parser)
-    known = vars(parser.parse_args([]))
     for ending, value in SHORT.items():
-        command += [x for field in known if field.endswith(ending) for x in (f"--{field.replace('_', '-')}", value)]
+        ending = ending.replace("_", "-")
+        command += [x for flag in configuration_flags(name) if flag.endswith(ending) for x in (flag, value)]
     command += ["--dropout", "0", *arguments]
     return convert_namespace_to_omegaconf(options.parse_args_and_arch(options.get_training_parser(), command))
 
@@ -102,6 +108,25 @@ def test_command_line(name: str) -> None:
     theirs = {action.dest for action in stock._actions}
     ours = [action for action in parser._actions if action.dest not in theirs]
     assert all(len(action.help) >= 15 for action in ours), [action.dest for action in ours]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_errors_name_what_was_typed(name: str) -> None:
+    """Options of the host with their side, those of the attention with the prefix that the model gives them."""
+    side = "decoder" if name in CAUSAL else "encoder"
+    with pytest.raises(ValueError, match=f"^--{side}-attention-heads is 3; allowed: .* --{side}-[a-z-]+, 16"):
+        build(name, f"--{side}-attention-heads", "3")
+    flags = [flag for flag in configuration_flags(name) if flag.endswith(("-chunk-size", "-row-length", "-query-dim"))]
+    for flag in flags:
+        with pytest.raises(ValueError, match=f"^{flag} is -1; allowed"):
+            build(name, flag, "-1")
+
+
+@pytest.mark.parametrize("name", ["daft_conv_mlm", "daft_conv_classifier"])
+def test_errors_of_windows_name_what_was_typed(name: str) -> None:
+    """What only the built attention can refuse: a window without a token in its middle."""
+    with pytest.raises(ValueError, match="^--daft-conv-window is 8; allowed when not causal"):
+        build(name, "--daft-conv-window", "8")
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -373,31 +373,63 @@ def test_divisor_is_the_training_length() -> None:
 @pytest.mark.parametrize(
     ("arch", "arguments", "message"),
     [
-        ("flash_lm", "--flash-query-dim 7", "query_dim is 7; allowed with rotary positions: an even number"),
-        ("flash_quad_lm", "--flash-query-dim 7", "query_dim is 7; allowed with rotary positions: an even number"),
+        ("flash_lm", "--flash-query-dim 7", "--flash-query-dim is 7; allowed with rotary positions: an even number"),
+        (
+            "flash_quad_lm",
+            "--flash-query-dim 7",
+            "--flash-query-dim is 7; allowed with rotary positions: an even number",
+        ),
         ("flash_lm", "--flash-query-dim 0", "--flash-query-dim is 0; allowed"),
         ("flash_lm", "--flash-chunk-size 0", "--flash-chunk-size is 0; allowed"),
         ("mc_transformer_pp_lm", "--flash-chunk-size 0", "--flash-chunk-size is 0; allowed"),
         ("combiner_lm", "--flash-row-length 0", "--flash-row-length is 0; allowed"),
-        ("flash_lm", "--decoder-attention-heads 5", "heads is 5; allowed: a divisor of expanded_dim, 64"),
-        ("flash_quad_lm", "--decoder-attention-heads 5", "heads is 5; allowed: a divisor of expanded_dim, 64"),
+        (
+            "flash_lm",
+            "--decoder-attention-heads 5",
+            "--decoder-attention-heads is 5; allowed: a divisor of --decoder-ffn-embed-dim, 64",
+        ),
+        (
+            "flash_quad_lm",
+            "--decoder-attention-heads 5",
+            "--decoder-attention-heads is 5; allowed: a divisor of --decoder-ffn-embed-dim, 64",
+        ),
         *(
-            (arch, "--decoder-attention-heads 5", "decoder_attention_heads is 5; allowed: a divisor of the width 32")
+            (
+                arch,
+                "--decoder-attention-heads 5",
+                "--decoder-attention-heads is 5; allowed: a divisor of --decoder-embed-dim, 32",
+            )
             for arch in TRANSFORMERS
         ),
-        ("transformer_plus_lm", "--decoder-attention-heads 32", "head dimension is 1; allowed.* even"),
-        ("mc_transformer_pp_lm", "--decoder-attention-heads 32", "head_dim is 1; allowed.* even"),
-        *(
-            (arch, f"--{option.replace('_', '-')}", f"{option} is True; allowed for the gated attention unit: False")
-            for arch in GATED_UNITS
-            for option in ("scale_attn", "scale_fc", "scale_heads", "scale_resids")
+        (
+            "transformer_plus_lm",
+            "--decoder-attention-heads 32",
+            "--decoder-embed-dim / --decoder-attention-heads is 1; allowed.* even",
         ),
-        ("flash_lm", "--decoder-xformers-att-config {'name':'linformer'}", "xformers_att_config is set; allowed"),
-        ("performer_lm", "--decoder-xformers-att-config {'name':'linformer'}", "xformers_att_config is"),
-        ("flash_quad_lm", "--flash-divisor 0", "divisor is 0; allowed: above 0"),
-        ("flash_quad_lm", "--flash-divisor 8 --flash-kernel softmax", "divisor is 8; allowed.*without softmax"),
-        ("flash_lm", "--flash-no-local --flash-no-linear", "local is False; allowed: with linear=True"),
-        ("flash_lm", "--dropout 1.5", "dropout is 1.5; allowed"),
+        (
+            "mc_transformer_pp_lm",
+            "--decoder-attention-heads 32",
+            "--decoder-embed-dim / --decoder-attention-heads is 1; allowed.* even",
+        ),
+        *(
+            (arch, option, f"^{option} is given; allowed: not for gated attention units")
+            for arch in GATED_UNITS
+            for option in ("--scale-attn", "--scale-fc", "--scale-heads", "--scale-resids")
+        ),
+        (
+            "flash_lm",
+            "--decoder-xformers-att-config {'name':'linformer'}",
+            "--decoder-xformers-att-config is given; allowed",
+        ),
+        ("performer_lm", "--decoder-xformers-att-config {'name':'linformer'}", "--decoder-xformers-att-config is"),
+        ("flash_quad_lm", "--flash-divisor 0", "--flash-divisor is 0; allowed: above 0"),
+        ("flash_quad_lm", "--flash-divisor 8 --flash-kernel softmax", "--flash-divisor is 8; allowed.*without softmax"),
+        (
+            "flash_lm",
+            "--flash-no-local --flash-no-linear",
+            "--flash-no-local is given; allowed: without --flash-no-linear",
+        ),
+        ("flash_lm", "--dropout 1.5", "--dropout is 1.5; allowed"),
     ],
     ids=lambda value: None if " is " in value else value.replace("--", "").replace(" ", "-"),
 )

@@ -392,15 +392,15 @@ def test_parameter_counts_are_the_papers(arch: str, monkeypatch: pytest.MonkeyPa
 
 BAD = [
     ("flash_mlm", "--flash-chunk-size 0", ("--flash-chunk-size", "0", "")),
-    ("flash_mlm", "--flash-query-dim 7", ("query_dim", "7", "even")),
-    ("flash_mlm", "--encoder-attention-heads 3", ("heads", "3", "divisor of expanded_dim, 64")),
-    ("flash_quad_mlm", "--flash-divisor 0", ("divisor", "0", "above 0")),
+    ("flash_mlm", "--flash-query-dim 7", ("--flash-query-dim", "7", "even")),
+    ("flash_mlm", "--encoder-attention-heads 3", ("--encoder-attention-heads", "3", "of --encoder-ffn-embed-dim, 64")),
+    ("flash_quad_mlm", "--flash-divisor 0", ("--flash-divisor", "0", "above 0")),
     (
         "flash_mlm",
         "--flash-no-local --flash-first-to-all",
-        ("local", "False", "without first_softmax and first_to_all"),
+        ("--flash-no-local", "", "without --flash-no-linear, --flash-first-softmax and --flash-first-to-all"),
     ),
-    ("flash_mlm", "--flash-no-local --flash-no-linear", ("local", "False", "linear=True")),
+    ("flash_mlm", "--flash-no-local --flash-no-linear", ("--flash-no-local", "", "--flash-no-linear")),
     ("flash_mlm", "--mha-reg-scale-factor 0.1", ("--mha-reg-scale-factor", "0.1", "0.0")),
     ("flash_quad_mlm", "--ffn-blocks-to-remove 2", ("--ffn-blocks-to-remove", "2", "-1")),
     ("transformer_pp_mlm", "--mha-heads-to-keep 2", ("--mha-heads-to-keep", "2", "-1")),
@@ -412,9 +412,9 @@ BAD = [
     (
         "transformer_plus_mlm",
         "--encoder-attention-heads 5",
-        ("encoder_attention_heads", "5", "divisor of the width 32"),
+        ("--encoder-attention-heads", "5", "a divisor of --encoder-embed-dim, 32"),
     ),
-    ("performer_mlm", "--encoder-attention-heads 32", ("the head dimension", "1", "even")),
+    ("performer_mlm", "--encoder-attention-heads 32", ("--encoder-embed-dim / --encoder-attention-heads", "1", "even")),
     ("combiner_mlm", "--flash-row-length 0", ("--flash-row-length", "0", "")),
     ("mc_transformer_pp_mlm", "--flash-chunk-size -1", ("--flash-chunk-size", "-1", "")),
 ]

@@ -76,12 +76,12 @@ def test_full_context_is_refused_by_the_model() -> None:
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (["--decoder-attention-heads", "5"], "decoder_attention_heads is 5"),
+        (["--decoder-attention-heads", "5"], "--decoder-attention-heads is 5"),
         (["--flow-clamp", "-1"], "--flow-clamp is -1.0"),
         (["--flow-chunk-size", "0"], "--flow-chunk-size is 0"),
         (["--tokens-per-sample", "0"], "--tokens-per-sample is 0"),
         (["--max-target-positions", "-2"], "--max-target-positions is -2"),
-        (["--decoder-xformers-att-config", "{'name': 'linformer'}"], "xformers_att_config"),
+        (["--decoder-xformers-att-config", "{'name': 'linformer'}"], "--decoder-xformers-att-config"),
     ],
 )
 def test_bad_options_are_named(arguments, named: str) -> None:
