@@ -5,6 +5,7 @@ Legend: N tokens, n the width of the factors, prefix the tokens beside those of 
 
 from timm.layers import resample_abs_pos_embed
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 Grid = tuple[int, int]
 
@@ -17,6 +18,16 @@ def resample_position_bias(name: str, bias: Tensor, new: Grid, old: Grid, num_pr
 
     bias = resample(bias)
     return resample(bias.transpose(0, 1)).transpose(0, 1).contiguous() if name == "w" else bias
+
+
+def check_parameters(attention: nn.Module) -> None:
+    """Raise ValueError where a ``DaftFullAttention`` has position biases that are computed from other parameters."""
+    computed = [name for name in ("pe0", "pe1", "w") if is_parametrized(attention, name)]
+    if computed:
+        raise ValueError(
+            f"{', '.join(computed)} of the attention is parametrised; allowed for another image size: plain "
+            "parameters, as torch.nn.utils.parametrize.remove_parametrizations makes them"
+        )
 
 
 def set_grid_size(attention: nn.Module, new: Grid, old: Grid, num_prefix_tokens: int) -> None:

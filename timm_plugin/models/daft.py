@@ -18,7 +18,7 @@ from common.modules.added_gradient import add_gradient
 
 from ..layers.attention import attention_layer
 from ..layers.images import ImageSize, check_images, check_img_size
-from ..layers.position_bias import set_grid_size
+from ..layers.position_bias import check_parameters, set_grid_size
 from ._build import StrictLoading, build
 from ._default_cfg import untrained_cfg
 from ._registry import register_once
@@ -124,6 +124,8 @@ class DaftFullVisionTransformer(DaftVisionTransformer):
         Raises:
             ValueError: as when building a model of that size.
         """
+        for block in self.blocks:
+            check_parameters(block.attn.attention)
         old = self.patch_embed.grid_size
         super().set_input_size(img_size, patch_size)
         for block in self.blocks:

@@ -37,7 +37,7 @@ def attend_raster(
     exp(r) - 1. That is the same, but the two cancel to nothing where the window holds the largest key and r is far
     below 0.
     """
-    batch, channels, dtype = v.shape[0], v.shape[3], v.dtype
+    channels, dtype = v.shape[3], v.dtype
     if local_only or autocast_remains(k):
         # The largest key of all may be outside of a window that is all that is seen: float64 holds keys 600 below it.
         k, v, r = k.double(), v.double(), r.double()
@@ -46,15 +46,15 @@ def attend_raster(
     over = r.detach().flatten(1).amax(1).view(-1, 1, 1) - headroom()  # (h, 1, 1)
     filters = torch.exp(r - over).unsqueeze(1)  # (h, 1, kh, kw)
     near = F.conv2d(maps, filters, padding=[r.shape[1] // 2, r.shape[2] // 2], groups=r.shape[0])
-    out = _mean_of_maps(near, batch, channels, scale + over)
+    out = _mean_of_maps(near, channels, scale + over)
     if not local_only:
-        out = merge(_mean_of_maps(_outside(maps, r.shape[1], r.shape[2]), batch, channels, scale), out)
+        out = merge(_mean_of_maps(_outside(maps, r.shape[1], r.shape[2]), channels, scale), out)
     return out.mean.to(dtype)
 
 
-def _mean_of_maps(maps: Tensor, batch: int, channels: int, log_scale: Tensor) -> WeightedMean:
+def _mean_of_maps(maps: Tensor, channels: int, log_scale: Tensor) -> WeightedMean:
     """(B (c + 1), h, H, W) -> (B, h, T, c), (B, h, T, 1)."""
-    sums = maps.flatten(2).unflatten(0, [batch, channels + 1]).permute(0, 2, 3, 1)  # (B, h, T, c + 1)
+    sums = maps.flatten(2).unflatten(0, [-1, channels + 1]).permute(0, 2, 3, 1)  # (B, h, T, c + 1)
     return mean_of_sums(sums[..., :-1], sums[..., -1:], log_scale)
 
 

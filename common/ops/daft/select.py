@@ -169,8 +169,8 @@ def _shifted(x: Tensor, steps: int) -> Tensor:
 
 
 def _at(x: Tensor, place: Tensor) -> Tensor:
-    """The tokens of x (B, h, T, c) at ``place`` (h, n), another for each head: (B, h, n, c)."""
-    return x.gather(2, place[None, :, :, None].expand([x.shape[0], -1, -1, x.shape[3]]))
+    """The tokens of x (B, h, T, c) at ``place`` (h, T), another for each head: (B, h, T, c)."""
+    return x.gather(2, place[None, :, :, None].expand_as(x))
 
 
 def _add_neighbour(

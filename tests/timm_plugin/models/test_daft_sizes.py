@@ -5,6 +5,7 @@ import timm
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils.parametrizations import orthogonal
 
 from tests.compare import assert_close
 from tests.timm_plugin.helpers.models import build, images
@@ -87,6 +88,14 @@ def test_another_patch_resamples_biases(case):
     for name, bias in before.items():
         assert_close(name, after[name], _expected(name.rsplit(".")[-1], bias, (4, 4), (2, 2), 1))
     assert model(images(model)).shape == (2, 1000)
+
+
+def test_parametrised_biases_are_refused():
+    model = build("daft_full")
+    orthogonal(model.blocks[1].attn.attention, "pe0")
+    with pytest.raises(ValueError, match="pe0 of the attention is parametrised"):
+        model.set_input_size(96)
+    assert model(images(model, size=(64, 64))).shape == (2, 1000)  # nothing has changed
 
 
 def test_sizes_that_are_none():

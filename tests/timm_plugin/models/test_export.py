@@ -85,6 +85,18 @@ def test_onnx(case):
         assert_close("onnx", torch.from_numpy(out), model(batch), 1e-4)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("case", ["daft_full", "daft_conv", "daft_gumbel"])
+def test_onnx_of_the_tracing_exporter_keeps_the_batch_free(case, tmp_path):
+    """``dynamo=False``, as timm's onnx_export.py without ``--dynamo``."""
+    model, path = build(case), tmp_path / "model.onnx"
+    axes = {"x": {0: "batch"}}
+    torch.onnx.export(model, (images(model),), path, dynamo=False, input_names=["x"], dynamic_axes=axes)
+    more = images(model, batch=3)
+    (out,) = ReferenceEvaluator(str(path)).run(None, {"x": more.numpy()})
+    assert_close("onnx", torch.from_numpy(out), model(more), 1e-4)
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_pickle_and_copy(case):
     model = build(case)
