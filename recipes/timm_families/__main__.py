@@ -1,0 +1,55 @@
+"""``python -m recipes.timm_families``: try all of timm's models, and write ``timm_plugin/FAMILIES.md``.
+
+About 40 minutes on one of two busy cores (2026-11-22). An interrupted run goes on where it was; remove the file of
+``--records`` to begin anew.
+"""
+
+import argparse
+import logging
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+from recipes.shared.tables import describe_run
+
+from .records import add_record, read_records
+from .survey import Found, check_same_output, survey, timm_models
+from .table import PATH, as_document
+
+
+def main() -> None:
+    """Survey what is not yet in the records, check one model of each kind, and write the table."""
+    parser = argparse.ArgumentParser(prog="python -m recipes.timm_families", description=__doc__.split("\n")[0])
+    parser.add_argument("--records", type=Path, default=Path("work/timm_families.jsonl"), help="what is found so far")
+    parser.add_argument("--output", type=Path, default=PATH, help="the table")
+    options = parser.parse_args()
+    logging.getLogger("timm_plugin").setLevel(logging.ERROR)  # it warns of what stays, which the table says
+    torch.set_num_threads(1)
+    start = time.monotonic()
+    models, done = timm_models(), read_records(options.records)
+    went_on = bool(done)
+    for name in tqdm([name for name in models if name not in done], desc="models", unit=" models", disable=None):
+        done[name] = survey(name, models[name])
+        add_record(options.records, done[name])
+    records = [done[name] for name in models]
+    for name in tqdm(representatives(records), desc="whole models", unit=" models", disable=None):
+        check_same_output(name)
+    run = describe_run("python -m recipes.timm_families", time.monotonic() - start)
+    options.output.write_text(as_document(records, run, went_on))
+    print(options.output)
+
+
+def representatives(records: Iterable[Found]) -> list[str]:
+    """Of each family and class of attention that is replaced, the smallest model."""
+    smallest: dict[tuple[str, str], Found] = {}
+    for record in sorted(records, key=lambda record: record.parameters):
+        for kind in record.replaced:
+            smallest.setdefault((record.family, kind), record)
+    return sorted({record.model for record in smallest.values()})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""The table of timm's families is what the survey finds, for a sample, and no family is missing."""
+
+import pytest
+import timm
+
+from recipes.timm_families import table
+from recipes.timm_families.__main__ import representatives
+from recipes.timm_families.records import add_record, read_records
+from recipes.timm_families.survey import Found, check_same_output, survey, timm_models
+
+TEXT = table.PATH.read_text()
+ROWS = table.read_rows(TEXT)
+
+same_timm = pytest.mark.skipif(
+    table.timm_version(TEXT) != timm.__version__, reason=f"the table is of timm {table.timm_version(TEXT)}"
+)
+
+
+@same_timm
+def test_no_family_and_no_model_is_missing():
+    families = list(timm_models().values())
+    assert {family: int(row["models"]) for family, row in ROWS.items()} == {
+        family: families.count(family) for family in families
+    }
+
+
+@same_timm
+@pytest.mark.parametrize(
+    "name, attn_layer, outcome",
+    [
+        ("test_vit", "yes", "all"),
+        ("vit_pwee_patch16_reg1_gap_256", "ignored", "refused"),
+        ("efficientformer_l1", "TypeError", "refused"),
+        ("tiny_vit_5m_224", "TypeError", "refused"),
+        ("convit_tiny", "TypeError", "in part"),
+        ("eva02_tiny_patch14_224", "TypeError", "refused"),
+        ("mobilevit_xxs", "AssertionError", "all"),
+        ("resnet10t", "TypeError", "no attention"),
+    ],
+)
+def test_a_row_is_what_is_found(name, attn_layer, outcome):
+    found = survey(name, timm_models()[name])
+    assert (found.attn_layer, found.outcome) == (attn_layer, outcome)
+    row = ROWS[found.family]
+    assert f"{attn_layer}: " in row["`attn_layer=`"]
+    assert f"{outcome}: " in row["`replace_attention`"]
+    assert all(kind in row["replaced"] for kind in found.replaced)
+    assert all(reason in row["stays, because it"] for reason in found.stays)
+
+
+def test_a_whole_model_computes_the_same():
+    check_same_output("test_vit")
+    with pytest.raises(ValueError, match="GlobalContextVit whose attention cannot be replaced"):
+        check_same_output("gcvit_xxtiny")
+
+
+def test_the_survey_goes_on_where_it_was_cut_off(tmp_path):
+    path = tmp_path / "records" / "found.jsonl"
+    first, second = Found("a", "f", 2, "yes", {"Attention": 1}), Found("b", "f", 1, "yes", {"Attention": 1})
+    assert read_records(path) == {}
+    add_record(path, first)
+    with path.open("a") as file:
+        file.write('{"timm": "1.0')
+    assert read_records(path) == {"a": first}
+    add_record(path, second)
+    assert read_records(path) == {"a": first, "b": second}
+    path.write_text(path.read_text().replace(timm.__version__, "0.9"))
+    assert read_records(path) == {}
+    assert representatives([first, second]) == ["b"]
+
+
+def test_rows_are_read_as_they_are_written():
+    reason = "Block has no projections"
+    ignored = Found("a", "f", 1, "ignored", {}, {reason: 2})
+    cells = table.row("f", [ignored, Found("b", "f", 1, "yes", {"Attention": 3})])
+    assert cells == (
+        "`f`",
+        "2",
+        "ignored: 1, yes: 1",
+        "refused: 1, all: 1",
+        "Attention: 1",
+        "Block has no projections: 1",
+    )
