@@ -1,0 +1,152 @@
+"""Train classifiers of time series with several attentions and seeds, and print their accuracy beside the paper's.
+
+``python -m recipes.time_series.compare --dataset JapaneseVowels --seeds 5`` from the checkout's root, through
+fairseq-train, with the authors' training. An interrupted comparison goes on where it was.
+"""
+
+import argparse
+import math
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from fairseq_plugin.data.series_folder import Description
+
+from ..shared import fairseq_log
+from ..shared.commands import shown_path
+from ..shared.scripts import command_line, positive_int, script
+from ..shared.tables import describe_run
+from ..shared.trainings import Training, read_points, read_trained, train_all
+from .prepare import prepare
+from .results import Plan, Result, write
+
+SUFFIX = "_time_series"
+#: What is trained unless told otherwise: the paper's model, those it is compared with, FLASH and DAFT.
+NAMES = ("flowformer", "softmax", "linear", "flash", "daft_full", "daft_conv", "mixed_chunk")
+EPOCHS = {"PEMS-SF": 400}
+DEFAULT_EPOCHS = 100
+#: The authors' script has RAdam for all data sets but one.
+OPTIMIZERS = {"SpokenArabicDigits": "adam"}
+#: Epochs between two checkpoints: what an interruption may cost.
+SAVE_INTERVAL = 10
+LARGEST_CHUNK = 256
+
+
+def train_arguments(data: Path, plan: Plan, name: str, seed: int, longest: int) -> list[object]:
+    """fairseq-train's arguments: the authors' optimiser, batch, clipping and epochs, evaluated after every epoch."""
+    return [
+        data,
+        *"--user-dir fairseq_plugin --task time_series_classification --criterion sentence_prediction".split(),
+        *("--arch", name + SUFFIX, *chunk_arguments(name, longest)),
+        *("--optimizer", OPTIMIZERS.get(plan.dataset, "radam"), "--lr", "0.001", "--lr-scheduler", "fixed"),
+        *"--clip-norm 4.0 --batch-size 16 --required-batch-size-multiple 1".split(),
+        *("--max-epoch", plan.epochs, "--seed", seed),
+        *"--valid-subset test --batch-size-valid 128".split(),
+        *"--best-checkpoint-metric accuracy --maximize-best-checkpoint-metric".split(),
+        *("--save-interval", SAVE_INTERVAL, "--no-epoch-checkpoints"),
+        *"--num-workers 0 --data-buffer-size 0 --log-interval 1000000".split(),  # no reader thread, no inner log
+    ]
+
+
+def chunk_arguments(name: str, longest: int) -> list[object]:
+    """Chunks for the mechanisms that have them: about four to a series, at least 8 steps, at most the paper's 256."""
+    option = {"flash": "--flash-chunk-size", "mixed_chunk": "--mixed-chunk-chunk-size"}.get(name)
+    if option is None:
+        return []
+    return [option, min(LARGEST_CHUNK, max(8, 2 ** round(math.log2(max(1, longest / 4)))))]
+
+
+def trainings(data: Path, plan: Plan, described: Description) -> list[Training]:
+    """Every training of the plan, seed by seed."""
+    return [
+        Training(f"{name}.{seed}", train_arguments(data, plan, name, seed, described.longest))
+        for seed in plan.seeds
+        for name in plan.names
+    ]
+
+
+def read_results(out: Path, plan: Plan) -> list[Result]:
+    """The complete trainings of the plan.
+
+    Raises:
+        ValueError: a log lacks an evaluation or the number of parameters.
+    """
+    results = []
+    for name in plan.names:
+        for seed in plan.seeds:
+            folder = out / f"{name}.{seed}"
+            trained = read_trained(folder)
+            if trained is None:
+                continue
+            points = [point for point in read_points(folder) if point.split == "test"]
+            if [point.epoch for point in points] != list(range(1, plan.epochs + 1)):
+                raise ValueError(
+                    f"{shown_path(folder)}/train.log lacks an evaluation after each of {plan.epochs} epochs"
+                )
+            lines = (folder / "train.log").read_text(encoding="utf-8").splitlines()
+            accuracies = [point.values["accuracy"] for point in points]
+            parameters = fairseq_log.parse_parameters(lines)
+            results.append(Result(name, seed, parameters, accuracies, trained.seconds, trained.command))
+    return results
+
+
+def parser() -> argparse.ArgumentParser:
+    """The script's options."""
+    parser = argparse.ArgumentParser(prog="python -m recipes.time_series.compare", description=__doc__.splitlines()[0])
+    parser.add_argument("--dataset", default="JapaneseVowels", metavar="NAME", help="as for prepare (%(default)s)")
+    parser.add_argument(
+        "--file", type=Path, metavar="ZIP_OR_TS", help="a copy of the data set you have, as for prepare"
+    )
+    parser.add_argument("--seeds", type=positive_int, default=5, help="trainings of each model (%(default)s)")
+    parser.add_argument(
+        "--archs",
+        type=architectures,
+        default=list(NAMES),
+        help=f"comma-separated ({','.join(NAMES)}); all for every one",
+    )
+    parser.add_argument("--epochs", type=positive_int, help=f"default: the authors', {DEFAULT_EPOCHS}; 400 for PEMS-SF")
+    parser.add_argument("--jobs", type=positive_int, default=1, help="trainings at a time, of one thread each")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="default: work/time_series/compare/NAME")
+    return parser
+
+
+def architectures(text: str) -> list[str]:
+    """Comma-separated names of architectures, with or without _time_series, none twice."""
+    from fairseq.models import ARCH_MODEL_REGISTRY
+
+    import fairseq_plugin  # noqa: F401  registers the architectures
+
+    known = [name.removesuffix(SUFFIX) for name in sorted(ARCH_MODEL_REGISTRY) if name.endswith(SUFFIX)]
+    if text == "all":
+        return [name for name in known if name != "flow"]  # which is flowformer
+    names = list(dict.fromkeys(name.removesuffix(SUFFIX) for name in text.split(",")))
+    for name in names:
+        if name not in known:
+            raise argparse.ArgumentTypeError(f"{name}; allowed: {', '.join(known)}")
+    return names
+
+
+@script("compare")
+def main(arguments: Iterable[str] | None = None) -> int:
+    """Run the script; returns the exit status."""
+    options = parser().parse_args(arguments)
+    started, command = time.monotonic(), command_line("recipes.time_series.compare", arguments)
+    epochs = options.epochs or EPOCHS.get(options.dataset, DEFAULT_EPOCHS)
+    plan = Plan(options.dataset, options.archs, list(range(1, options.seeds + 1)), epochs)
+    out = (options.out or Path("work/time_series/compare") / options.dataset).absolute()
+    described, _ = prepare(options.dataset, out / "data", options.file)
+    failed: dict[str, str] = {}
+    try:
+        failed = train_all(trainings(out / "data", plan, described), out, options.jobs).failed
+    except KeyboardInterrupt:
+        print("\nInterrupted. Run again to go on; the trainings that are complete follow.", file=sys.stderr)
+    results = read_results(out, plan)
+    run = describe_run(command, time.monotonic() - started)
+    print("\n" + write(out, plan, results, failed, run))
+    print(f"\nThe same as Markdown, JSON and a picture: {shown_path(out)}")
+    return 0 if len(results) == len(plan.names) * len(plan.seeds) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

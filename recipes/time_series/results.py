@@ -1,0 +1,128 @@
+"""The results of a comparison: a table beside the published numbers, JSON, and a picture."""
+
+import json
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from matplotlib import pyplot as plt
+
+from ..shared.plots import COLOURS, DASHES, STYLE
+from ..shared.tables import MISSING, Run, Table, as_markdown, as_text
+from .published import MODELS, TABLE, published
+
+
+class Plan(NamedTuple):
+    """What is trained."""
+
+    dataset: str
+    names: list[str]  # of architectures, without _time_series
+    seeds: list[int]
+    epochs: int
+
+
+class Result(NamedTuple):
+    """One complete training."""
+
+    name: str
+    seed: int
+    parameters: int
+    accuracies: list[float]  # on the test series after each epoch, per cent, as fairseq rounds them
+    seconds: float
+    command: str
+
+    @property
+    def last(self) -> float:
+        """After the last epoch."""
+        return self.accuracies[-1]
+
+    @property
+    def best(self) -> float:
+        """The best of all epochs: chosen on the test series, as the paper does."""
+        return max(self.accuracies)
+
+
+def table(plan: Plan, results: Sequence[Result], failed: dict[str, str]) -> Table:
+    """A row for each model: accuracy after the last epoch and of the best one, mean and deviation, and the paper's."""
+    rows = []
+    for name in plan.names:
+        ours = [one for one in results if one.name == name]
+        paper = published(plan.dataset, name)
+        rows.append(
+            (
+                f"{name}_time_series",
+                f"{ours[0].parameters / 1e6:.2f} M" if ours else MISSING,
+                _spread([one.last for one in ours]),
+                _spread([one.best for one in ours]),
+                MISSING if paper is None else f"{paper:.1f}",
+                str(len(ours)),
+                f"{statistics.median(one.seconds for one in ours) / 60:.1f}" if ours else MISSING,
+            )
+        )
+    notes = [
+        f"per cent of the test series, after {plan.epochs} epochs of training; mean and deviation over seeds",
+        "the best epoch is chosen on the test series, as in the paper, whose numbers are of one run",
+        *(f"not trained: {name}: {reason}" for name, reason in failed.items()),
+    ]
+    if plan.dataset in TABLE:
+        row = ", ".join(f"{model} {value}" for model, value in zip(MODELS, TABLE[plan.dataset]))
+        notes.insert(2, f"the paper's row: {row}")
+    header = ("architecture", "parameters", "last epoch", "best epoch", "paper", "seeds", "minutes each")
+    return Table(f"Accuracy on {plan.dataset}", header, rows, notes)
+
+
+def _spread(values: Sequence[float]) -> str:
+    """Mean and deviation."""
+    if not values:
+        return MISSING
+    deviation = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.2f}{deviation}"
+
+
+def write(out: Path, plan: Plan, results: Sequence[Result], failed: dict[str, str], run: Run) -> str:
+    """Write results.txt, .md and .json and accuracy.png to ``out``; returns the text."""
+    out.mkdir(parents=True, exist_ok=True)
+    blocks = [table(plan, results, failed)]
+    plain = as_text(blocks, run)
+    (out / "results.txt").write_text(plain + "\n", encoding="utf-8")
+    (out / "results.md").write_text(as_markdown(blocks, run) + "\n", encoding="utf-8")
+    content = {"run": run._asdict(), "plan": plan._asdict(), "results": [one._asdict() for one in results]}
+    content["failed"] = failed
+    (out / "results.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    if results:
+        draw(plan, results, out / "accuracy.png")
+    return plain
+
+
+def draw(plan: Plan, results: Sequence[Result], path: Path) -> None:
+    """Draw the mean accuracy by epoch, and a dot for the last and the best epoch of each seed."""
+    names = [name for name in plan.names if any(one.name == name for one in results)]
+    with plt.rc_context(STYLE):
+        figure, (curves, dots) = plt.subplots(1, 2, figsize=(11, 4.5), layout="constrained")
+        for i, name in enumerate(names):
+            ours = [one for one in results if one.name == name]
+            style = {"color": COLOURS[i % len(COLOURS)], "linestyle": DASHES[i // len(COLOURS) % len(DASHES)]}
+            means = [statistics.mean(at) for at in zip(*(one.accuracies for one in ours))]
+            curves.plot(range(1, len(means) + 1), means, label=name, linewidth=1.3, **style)
+            _draw_dots(dots, plan, i, name, ours, style["color"])
+        lowest = min(min(one.last, one.best) for one in results)
+        curves.set(xlabel="epoch", ylabel="accuracy on the test series, %", ylim=(max(0.0, lowest - 6.0), 100.5))
+        curves.set_title("Mean over seeds")
+        curves.legend(frameon=False)
+        dots.set_xticks(range(len(names)), names, rotation=30, ha="right")
+        dots.set_title("Each seed: last epoch (hollow), best epoch (filled)\nand the paper's (cross)")
+        for axes in (curves, dots):
+            axes.grid(alpha=0.25)
+        figure.suptitle(f"{plan.dataset}: {len(plan.seeds)} seeds, {plan.epochs} epochs")
+        figure.savefig(path, dpi=130)
+        plt.close(figure)
+
+
+def _draw_dots(axes: plt.Axes, plan: Plan, place: int, name: str, ours: Sequence[Result], colour: str) -> None:
+    """The accuracies of one model, side by side."""
+    axes.plot([place - 0.15] * len(ours), [one.last for one in ours], "o", mfc="none", color=colour)
+    axes.plot([place + 0.15] * len(ours), [one.best for one in ours], "o", color=colour)
+    paper = published(plan.dataset, name)
+    if paper is not None:
+        axes.plot(place, paper, "x", color="black", ms=9, mew=2)

@@ -1,0 +1,103 @@
+"""The comparison of attentions on time series: commands, table, and that complete trainings are not repeated."""
+
+import json
+from pathlib import Path
+
+import pytest
+from fairseq import options
+from PIL import Image
+
+import fairseq_plugin  # noqa: F401  registers what the commands name
+from recipes.shared.trainings import Trained
+from recipes.time_series import compare, results
+from recipes.time_series.results import Plan, Result
+
+CASES = ["1,2,3:4,5,6:a", "3,2,1:6,5,4:b"]
+HEADER = ["@problemName Toy", "@timeStamps false", "@univariate false", "@classLabel true a b", "@data"]
+POINT = '2026-11-22 06:00:0%d | INFO | test | {"epoch": %d, "test_accuracy": "%s", "test_num_updates": "%d"}'
+
+
+@pytest.fixture
+def arguments(tmp_path: Path) -> list[str]:
+    """Of a comparison of two models, two seeds and three epochs on two series."""
+    for part in ("TRAIN", "TEST"):
+        (tmp_path / f"Toy_{part}.ts").write_text("\n".join([*HEADER, *CASES]) + "\n")
+    names = ["--dataset", "Toy", "--file", str(tmp_path / "Toy_TRAIN.ts"), "--out", str(tmp_path / "out")]
+    return [*names, "--archs", "flowformer,linear_time_series", "--seeds", "2", "--epochs", "3"]
+
+
+def complete(out: Path, name: str, accuracies: list[float]) -> None:
+    """A folder as a complete training leaves it."""
+    folder = out / name
+    folder.mkdir(parents=True)
+    trained = Trained(name, "fairseq-train ...", 60.0, 2**30, "2026-11-22", "a machine", "versions")
+    (folder / "result.json").write_text(json.dumps(trained._asdict()))
+    lines = ["$ fairseq-train ...", "INFO | num. shared model params: 6,446,089 (num. trained: 6,446,089)"]
+    lines += [POINT % (i, i, accuracy, 17 * i) for i, accuracy in enumerate(accuracies, 1)]
+    (folder / "train.log").write_text("\n".join(lines) + "\n")
+
+
+def test_complete_trainings_become_a_table(arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """Nothing is trained again; last and best epoch, mean and deviation over seeds; files and a picture."""
+    for name, accuracies in (
+        ("flowformer.1", [50.0, 90.0, 80.0]),
+        ("flowformer.2", [60.0, 70.0, 84.0]),
+        ("linear.1", [10.0, 20.0, 30.0]),
+        ("linear.2", [10.0, 20.0, 30.0]),
+    ):
+        complete(tmp_path / "out", name, accuracies)
+    assert compare.main(arguments) == 0
+    shown = capsys.readouterr().out
+    (row,) = [line.split() for line in shown.splitlines() if line.strip().startswith("flowformer_time_series")]
+    assert row[1:9] == ["6.45", "M", "82.00", "±", "2.83", "87.00", "±", "4.24"]
+    content = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert [one["name"] for one in content["results"]] == ["flowformer", "flowformer", "linear", "linear"]
+    assert content["results"][0]["accuracies"] == [50.0, 90.0, 80.0] and content["plan"]["epochs"] == 3
+    assert "| flowformer_time_series | 6.45 M | 82.00 ± 2.83 |" in (tmp_path / "out" / "results.md").read_text()
+    with Image.open(tmp_path / "out" / "accuracy.png") as image:
+        assert image.width > 600
+    complete(tmp_path / "short", "linear.1", [10.0])
+    with pytest.raises(ValueError, match="linear.1/train.log lacks an evaluation after each of 3 epochs"):
+        compare.read_results(tmp_path / "short", Plan("Toy", ["linear"], [1], 3))
+
+
+def test_the_papers_row_stands_beside() -> None:
+    plan = Plan("JapaneseVowels", ["flowformer", "softmax", "flash", "linear"], [1], 100)
+    ours = [Result("flowformer", 1, 6_446_089, [97.0, 98.6, 98.1], 480.0, "fairseq-train")]
+    found = results.table(plan, ours, {"flash.1": "out of memory"})
+    assert found.rows[0][2:] == ("98.10", "98.60", "98.9", "1", "8.0")
+    assert [row[4] for row in found.rows] == ["98.9", "98.7", "-", "99.2"] and found.rows[1][2] == "-"
+    assert any("Rocket 96.2" in note for note in found.notes)
+    assert any(note == "not trained: flash.1: out of memory" for note in found.notes)
+
+
+def test_commands_are_fairseqs_and_differ_in_the_model_alone() -> None:
+    """The authors' training; fairseq's own parser takes every option of every architecture."""
+    found = {}
+    for name in compare.architectures("all"):
+        plan = Plan("JapaneseVowels", [name], [1], 100)
+        command = [str(x) for x in compare.train_arguments(Path("data"), plan, name, 1, 26)]
+        parsed = options.parse_args_and_arch(options.get_training_parser(), [*command, "--cpu"])
+        assert (parsed.optimizer, parsed.lr, parsed.clip_norm, parsed.batch_size) == ("radam", [0.001], 4.0, 16)
+        found[name] = [x for x in command if x != f"{name}_time_series"]
+    assert set(compare.NAMES) <= set(found)
+    assert all(command == found["flowformer"] for name, command in found.items() if "chunk" not in str(command))
+
+
+@pytest.mark.parametrize("longest, chunk", [(7, 8), (26, 8), (100, 32), (1751, 256)])
+def test_about_four_chunks_to_a_series(longest: int, chunk: int) -> None:
+    assert compare.chunk_arguments("flash", longest) == ["--flash-chunk-size", chunk]
+    assert compare.chunk_arguments("mixed_chunk", longest) == ["--mixed-chunk-chunk-size", chunk]
+    assert compare.chunk_arguments("linear", longest) == []
+
+
+def test_epochs_and_optimizer_are_the_authors() -> None:
+    assert compare.EPOCHS == {"PEMS-SF": 400} and compare.DEFAULT_EPOCHS == 100
+    plan = Plan("SpokenArabicDigits", ["linear"], [1], 100)
+    assert "adam" in compare.train_arguments(Path("data"), plan, "linear", 1, 93)
+
+
+def test_unknown_architectures_are_refused(capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit):
+        compare.main(["--archs", "flowformer,gpt"])
+    assert "gpt; allowed: " in capsys.readouterr().err
