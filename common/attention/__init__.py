@@ -10,8 +10,10 @@ from ._record import AttentionRecord, KeyRecord, record_attention, record_keys
 from ._registry import ATTENTIONS, build_attention, import_mechanisms, register_attention
 from ._rotary import RotaryAttention
 from .combiner import CombinerAttention
+from .cosformer import CosformerAttention
 from .daft_conv import DaftConvAttention, position_entropy
 from .daft_full import DaftFullAttention
+from .favor import FavorAttention
 from .flow import FlowAttention
 from .linear import LinearAttention
 from .mixed_chunk import MixedChunkAttention
@@ -29,8 +31,10 @@ __all__ = [
     "AttentionRecord",
     "AttentionShape",
     "CombinerAttention",
+    "CosformerAttention",
     "DaftConvAttention",
     "DaftFullAttention",
+    "FavorAttention",
     "FlowAttention",
     "InnerAttention",
     "KeyRecord",

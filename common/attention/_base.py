@@ -154,11 +154,13 @@ class InnerAttention(RemembersOptions):
 
 
 class OpAttention(InnerAttention):
-    """An ``InnerAttention`` without parameters that is one function of ``common.ops``.
+    """An ``InnerAttention`` that is one function of ``common.ops``.
 
     Subclasses name the function, ``op``, which need not check options, its literal form, ``reference_op``, and define
     ``_attend_scriptable``, its bidirectional form for TorchScript. The options are keyword arguments of ``op``, unless
-    ``_op_arguments`` says otherwise; those of speed alone are not arguments of ``reference_op``.
+    ``_op_arguments`` says otherwise, and of ``reference_op`` unless ``_reference_arguments`` does, less those of speed
+    alone. What the module itself
+    holds, facts, parameters and buffers, reaches both by ``held``.
     """
 
     op: Callable
@@ -171,6 +173,17 @@ class OpAttention(InnerAttention):
     def _op_arguments(self) -> dict[str, Any]:
         """The arguments of ``op`` that are the same for every call."""
         return {"causal": self.causal, **self.options.as_dict()}
+
+    def _reference_arguments(self) -> dict[str, Any]:
+        """The arguments of ``reference_op`` that are the same for every call."""
+        described = self.options.described()
+        options = {name: x for name, x in self.options.as_dict().items() if not described[name].speed_only}
+        return {"causal": self.causal, **options}
+
+    @torch.jit.unused
+    def held(self) -> dict[str, Any]:
+        """Further arguments of ``op`` and of ``reference_op`` in this call: facts, parameters, buffers."""
+        return {}
 
     def forward(
         self,
@@ -194,7 +207,7 @@ class OpAttention(InnerAttention):
         self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None, query_padding_mask: Tensor | None
     ) -> Tensor:
         masks = {"key_padding_mask": key_padding_mask, "query_padding_mask": query_padding_mask}
-        return type(self).op(q, k, v, **masks, **self._arguments)
+        return type(self).op(q, k, v, **masks, **self._arguments, **self.held())
 
     @torch.jit.unused
     def extend(
@@ -203,7 +216,8 @@ class OpAttention(InnerAttention):
         """The next tokens' outputs (B, H, n, e) and the state after them; O(1) memory and time per token."""
         self._check_next_tokens(q, k, v, padding_mask)
         masks = {"key_padding_mask": padding_mask, "query_padding_mask": padding_mask}
-        return type(self).op(q, k, v, initial_state=state, return_state=True, **masks, **self._arguments)
+        continued = {"initial_state": state, "return_state": True}
+        return type(self).op(q, k, v, **continued, **masks, **self._arguments, **self.held())
 
     @torch.jit.unused
     def reference(
@@ -215,10 +229,8 @@ class OpAttention(InnerAttention):
         query_padding_mask: Tensor | None = None,
     ) -> Tensor:
         """The literal formula, slowly; shapes and masks as in ``forward``."""
-        described = self.options.described()
-        options = {name: x for name, x in self.options.as_dict().items() if not described[name].speed_only}
         masks = {"key_padding_mask": key_padding_mask, "query_padding_mask": query_padding_mask}
-        return type(self).reference_op(q, k, v, causal=self.causal, **masks, **options)
+        return type(self).reference_op(q, k, v, **masks, **self._reference_arguments(), **self.held())
 
 
 def drop_sources(v: Tensor, dropout_p: float) -> Tensor:

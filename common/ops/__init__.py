@@ -1,7 +1,9 @@
 """Attention mechanisms as pure functions of tensors: no parameters, no host words. One folder is one mechanism."""
 
 from .combiner import combiner_attention, row_attention
+from .cosformer import cosformer_attention
 from .daft import daft_conv, daft_full, daft_select
+from .favor import favor_attention
 from .flow import flow_attention, flow_attention_map, flow_attention_weights
 from .linear import linear_attention
 from .mixed_chunk import mixed_chunk_attention
@@ -9,9 +11,11 @@ from .quadratic import gau_attention
 
 __all__ = [
     "combiner_attention",
+    "cosformer_attention",
     "daft_conv",
     "daft_full",
     "daft_select",
+    "favor_attention",
     "flow_attention",
     "flow_attention_map",
     "flow_attention_weights",

@@ -6,8 +6,8 @@ Katharopoulos, Vyas, Pappas, Fleuret, *Transformers are RNNs*, ICML 2020, equati
 from torch import Tensor
 
 from ..shared.checks import check_choice, check_padding_mask, check_positive_int, check_query_key_value
-from ..shared.chunks import carry_sums, split_chunks
 from ..shared.feature_maps import FEATURE_MAPS, real_features
+from ..shared.feature_sums import causal_sums, full_sums, state_shapes
 from ..shared.padding import zero_padding
 from ..shared.precision import autocast_off, compute_dtype
 from ..shared.state import State, check_continuation, state_of_sums
@@ -64,17 +64,16 @@ def attend(
     check_padding_mask("key_padding_mask", key_padding_mask, k)
     check_padding_mask("query_padding_mask", query_padding_mask, q)
     check_continuation(causal, initial_state, return_state)
-    batch, heads, _, d = q.shape
     dtype = compute_dtype(q)
-    shapes = {"sum_k": (batch, heads, d), "sum_kv": (batch, heads, d, v.shape[3])}
-    initial_state = state_of_sums(initial_state, shapes, dtype, q)
+    initial_state = state_of_sums(initial_state, state_shapes(q.shape[3], v), dtype, q)
     with autocast_off(q):
         if not causal:
             return linear_attention_scriptable(q, k, v, key_padding_mask, query_padding_mask, phi)
         queries = real_features(q.to(dtype), phi, query_padding_mask)
         keys = real_features(k.to(dtype), phi, key_padding_mask)
-        out, state = _chunked(queries, keys, zero_padding(v.to(dtype), key_padding_mask), chunk_size, initial_state)
-    out = out.to(v.dtype)
+        values = zero_padding(v.to(dtype), key_padding_mask)
+        out, weights, state = causal_sums(queries, keys, values, chunk_size, initial_state)
+    out = (out / (weights + EPS)).to(v.dtype)
     return (out, state) if return_state else out
 
 
@@ -105,18 +104,5 @@ def _full(
     """Attention that is not causal, in the dtype of its arguments."""
     q = real_features(q, phi, query_padding_mask)
     k = real_features(k, phi, key_padding_mask)
-    normaliser = (q * k.sum(2, keepdim=True)).sum(-1, keepdim=True) + 1e-6  # EPS; (B, H, n, 1)
-    return q @ (k.transpose(-2, -1) @ zero_padding(v, key_padding_mask)) / normaliser
-
-
-def _chunked(q: Tensor, k: Tensor, v: Tensor, chunk_size: int, initial_state: State | None) -> tuple[Tensor, State]:
-    """Causal attention: one C x C product inside each chunk, a d x e sum across chunks."""
-    length, size = q.shape[2], min(chunk_size, q.shape[2])
-    q, k, v = (split_chunks(x, size) for x in (q, k, v))  # (B, H, G, C, channels)
-    scores = (q @ k.transpose(-2, -1)).tril()  # (B, H, G, C, C)
-    earlier_k, sum_k = carry_sums(k.sum(3), None if initial_state is None else initial_state["sum_k"])
-    earlier_kv, sum_kv = carry_sums(k.transpose(-2, -1) @ v, None if initial_state is None else initial_state["sum_kv"])
-    normaliser = scores.sum(-1, keepdim=True) + q @ earlier_k.unsqueeze(-1) + EPS  # (B, H, G, C, 1)
-    out = (scores @ v + q @ earlier_kv) / normaliser
-    # (B, H, G, C, e) -> (B, H, n, e)
-    return out.flatten(2, 3)[:, :, :length], {"sum_k": sum_k, "sum_kv": sum_kv}
+    values, weights = full_sums(q, k, zero_padding(v, key_padding_mask))
+    return values / (weights + 1e-6)  # EPS

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-#: Up to this many chunks, a CPU forms running sums over chunks as a matrix product.
+#: Up to this many chunks, running sums over chunks are a matrix product: on a CPU, and with decay.
 _FEW_CHUNKS = 32
 
 
@@ -52,3 +52,41 @@ def _carry_few_sums(chunk_sums: Tensor, initial: Tensor | None, reverse: bool) -
         carried.add_(initial.flatten(2).flatten(0, 1).unsqueeze(1))  # (B, H, ...) -> (B H, 1, ...)
     carried, last = carried.view_as(chunk_sums), 0 if reverse else -1
     return carried, carried[:, :, last] + chunk_sums[:, :, last]
+
+
+def carry_decayed_sums(chunk_sums: Tensor, initial: Tensor | None, log_decay: Tensor) -> tuple[Tensor, Tensor]:
+    """``carry_sums`` with decay: R_g = exp(log_decay_g) R_(g-1) + sum_g, for ``log_decay`` (B, H, G) of at most 0.
+
+    (B, H, G, ...) -> R before each chunk (B, H, G, ...) and behind all (B, H, ...), with ``initial`` before the first.
+    O(G).
+    """
+    first = torch.zeros_like(chunk_sums[:, :, :1]) if initial is None else initial.unsqueeze(2)
+    sums = torch.cat([first, chunk_sums], dim=2)  # (B, H, 1 + G, ...)
+    carried = _decayed_scan(sums.flatten(3), F.pad(log_decay, (1, 0))).reshape(sums.shape)
+    return carried[:, :, :-1], carried[:, :, -1]
+
+
+def decay_between(log_decay: Tensor) -> Tensor:
+    """exp(Σ log_decay_t over j < t <= i) for i >= j, otherwise 0: (..., C) -> (..., C, C); O(C²).
+
+    Each sum is formed by itself, since a difference of two running sums would lose small decays behind a large one.
+    """
+    size = log_decay.shape[-1]
+    below = torch.ones(size, size, dtype=torch.bool, device=log_decay.device).tril(-1)
+    return log_decay.unsqueeze(-1).masked_fill(~below, 0.0).cumsum(-2).exp().tril()
+
+
+def _decayed_scan(sums: Tensor, log_decay: Tensor) -> Tensor:
+    """R_g = exp(log_decay_g) R_(g-1) + sums_g: (B, H, G, c) -> (B, H, G, c).
+
+    Up to a few places as one product; of more, that many at a time, and the ends of these parts in the same way.
+    """
+    length = sums.shape[2]
+    if length <= _FEW_CHUNKS:
+        return decay_between(log_decay) @ sums
+    sums, log_decay = split_chunks(sums, _FEW_CHUNKS), split_chunks(log_decay, _FEW_CHUNKS)  # (B, H, parts, few, ...)
+    inside = decay_between(log_decay) @ sums
+    ends = _decayed_scan(inside[:, :, :, -1], log_decay.sum(-1))  # (B, H, parts, c)
+    before = F.pad(ends[:, :, :-1], (0, 0, 1, 0))
+    carried = inside + log_decay.cumsum(-1).exp().unsqueeze(-1) * before.unsqueeze(3)
+    return carried.flatten(2, 3)[:, :, :length]

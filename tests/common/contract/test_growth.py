@@ -46,7 +46,7 @@ def test_what_is_kept_for_the_backward_pass_is_linear_in_the_tokens(case):
             storages[x.untyped_storage().data_ptr()] = x.untyped_storage()  # kept, so that no address is used twice
             return x
 
-        module = case.build(torch.float32)
+        module = case.build(torch.float32, max_tokens=n)
         inputs = tensors(module, n, batch=1, dtype=torch.float32)
         with torch.autograd.graph.saved_tensors_hooks(remember, lambda x: x):
             out = module(**inputs)
@@ -59,7 +59,7 @@ def test_what_is_kept_for_the_backward_pass_is_linear_in_the_tokens(case):
 @cases(case for case in linear if case.causal)
 @torch.no_grad()
 def test_a_step_of_decoding_costs_the_same_after_any_number_of_tokens(case):
-    module = case.build(torch.float32)
+    module = case.build(torch.float32, max_tokens=500)
     inputs = tensors(module, 500, batch=1, dtype=torch.float32, grad=False)
     costs = []
     for before in (50, 499):

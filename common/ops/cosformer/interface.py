@@ -1,0 +1,151 @@
+"""cosFormer: linear attention whose weights fall off with the distance of query and key, as a cosine.
+
+Qin, Sun, Deng, Li, Wei, Lv, Yan, Kong, Zhong, *cosFormer: Rethinking Softmax in Attention*, ICLR 2022, equations 8-11.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..shared.checks import check_choice, check_padding_mask, check_positive_int, check_query_key_value
+from ..shared.feature_sums import causal_sums, full_sums, state_shapes
+from ..shared.padding import real_positions, zero_padding
+from ..shared.precision import autocast_off, compute_dtype
+from ..shared.state import State, check_continuation, state_of_sums
+
+#: Maps that are not negative: the paper's, and the other one of the authors' code.
+MAPS = ("relu", "elu+1")
+#: Least normaliser, as in the authors' code: a query with no weight on any key gives 0 and not NaN.
+EPS = 1e-6
+
+
+def cosformer_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    max_tokens: int,
+    causal: bool = False,
+    key_padding_mask: Tensor | None = None,
+    query_padding_mask: Tensor | None = None,
+    phi: str = "relu",
+    chunk_size: int = 64,
+    initial_state: State | None = None,
+    return_state: bool = False,
+) -> Tensor | tuple[Tensor, State]:
+    """Σ_j s_ij v_j / max(Σ_j s_ij, 1e-6) with s_ij = phi(q_i)·phi(k_j) cos(π/2 (i - j)/M); j <= i when causal.
+
+    q (B, H, n, d), k (B, H, m, d), v (B, H, m, e) ->
+    (B, H, n, e) in v's dtype. M = ``max_tokens`` is part of the trained model. i and j count real tokens from 1: of
+    the queries and of the keys, in self-attention both by the same mask. Masks: bool (B, m) and (B, n), True =
+    padding; a padded query gives 0. Cost: O(n d e) time and, causal, O(n C + (n / C) d e) memory with C =
+    ``chunk_size``, both with features of 2d channels. ``initial_state`` and ``return_state`` (causal) continue a
+    sequence: state ``count`` (B,), ``sum_k`` (B, H, 2d), ``sum_kv`` (B, H, 2d, e), float32.
+
+    The authors' code has the length of the batch for M, so that padding and neighbours change its output and decoding
+    does not give what the whole sequence gives.
+
+    Raises:
+        ValueError: a shape, mask, name or state that does not fit, a state without ``causal``, or more than
+            ``max_tokens`` real tokens, state included: the cosine would be negative.
+    """
+    check_positive_int("max_tokens", max_tokens)
+    check_choice("phi", phi, MAPS)
+    check_positive_int("chunk_size", chunk_size)
+    masks = {"key_padding_mask": key_padding_mask, "query_padding_mask": query_padding_mask}
+    state = {"initial_state": initial_state, "return_state": return_state}
+    return attend(q, k, v, max_tokens=max_tokens, causal=causal, phi=phi, chunk_size=chunk_size, **masks, **state)
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    max_tokens: int,
+    causal: bool,
+    phi: str,
+    chunk_size: int,
+    key_padding_mask: Tensor | None = None,
+    query_padding_mask: Tensor | None = None,
+    initial_state: State | None = None,
+    return_state: bool = False,
+) -> Tensor | tuple[Tensor, State]:
+    """``cosformer_attention`` for modules, which have checked their options when they were built."""
+    check_query_key_value(q, k, v, causal)
+    check_padding_mask("key_padding_mask", key_padding_mask, k)
+    check_padding_mask("query_padding_mask", query_padding_mask, q)
+    check_continuation(causal, initial_state, return_state)
+    dtype = compute_dtype(q)
+    shapes = {"count": (q.shape[0],), **state_shapes(2 * q.shape[3], v)}
+    state = state_of_sums(initial_state, shapes, dtype, q)
+    before = None if state is None else state["count"]
+    _check_tokens(q, query_padding_mask, before, max_tokens)
+    _check_tokens(k, key_padding_mask, before, max_tokens)
+    with autocast_off(q):
+        if not causal:
+            return cosformer_attention_scriptable(q, k, v, key_padding_mask, query_padding_mask, phi, max_tokens)
+        queries = _features(q.to(dtype), phi, query_padding_mask, max_tokens, before)
+        keys = _features(k.to(dtype), phi, key_padding_mask, max_tokens, before)
+        values = zero_padding(v.to(dtype), key_padding_mask)
+        out, weights, sums = causal_sums(queries, keys, values, chunk_size, state)
+    out = (out / weights.clamp(min=EPS)).to(v.dtype)
+    return (out, {"count": _count(k, key_padding_mask, before), **sums}) if return_state else out
+
+
+def cosformer_attention_scriptable(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    key_padding_mask: Tensor | None,
+    query_padding_mask: Tensor | None,
+    phi: str,
+    max_tokens: int,
+) -> Tensor:
+    """``cosformer_attention`` with ``causal=False`` for callers inside TorchScript.
+
+    Arguments are not checked; shapes, masks, cost as in ``cosformer_attention``.
+    """
+    dtype = compute_dtype(q)
+    queries = _features(q.to(dtype), phi, query_padding_mask, max_tokens, None)
+    keys = _features(k.to(dtype), phi, key_padding_mask, max_tokens, None)
+    values, weights = full_sums(queries, keys, zero_padding(v.to(dtype), key_padding_mask))
+    return (values / weights.clamp(min=1e-6)).to(v.dtype)  # EPS
+
+
+def _features(x: Tensor, phi: str, padding_mask: Tensor | None, max_tokens: int, before: Tensor | None) -> Tensor:
+    """phi(x) times the cosine and times the sine of its position: (B, H, n, d) -> (B, H, n, 2d), 0 at padding."""
+    x = zero_padding(x, padding_mask)
+    x = zero_padding(F.relu(x) if phi == "relu" else F.elu(x) + 1.0, padding_mask)
+    if padding_mask is None:
+        position = torch.arange(x.shape[2], device=x.device).unsqueeze(0)  # (1, n)
+    else:
+        position = real_positions(padding_mask)  # (B, n)
+    if before is not None:
+        position = position + before.unsqueeze(1)
+    angle = (position + 1).to(x.dtype)[:, None, :, None] * (math.pi / (2 * max_tokens))
+    return torch.cat([x * angle.cos(), x * angle.sin()], dim=-1)
+
+
+def _count(x: Tensor, padding_mask: Tensor | None, before: Tensor | None) -> Tensor:
+    """The real tokens so far (B,), those of x (B, H, n, c) included."""
+    if padding_mask is None:
+        new = torch.full((x.shape[0],), x.shape[2], dtype=torch.long, device=x.device)
+    else:
+        new = (~padding_mask).sum(1)
+    return new if before is None else before + new
+
+
+def _check_tokens(x: Tensor, padding_mask: Tensor | None, before: Tensor | None, max_tokens: int) -> None:
+    """Raise ValueError if a row has more real tokens than ``max_tokens``; they are counted only where there may be."""
+    if before is None and x.shape[2] <= max_tokens:
+        return
+    if before is None and padding_mask is None:
+        raise ValueError(f"the input has {x.shape[2]} tokens; allowed: at most max_tokens={max_tokens}")
+    tokens = _count(x, padding_mask, before)
+    if torch.compiler.is_compiling():  # where a graph must not depend on what a tensor holds
+        torch._assert_async((tokens <= max_tokens).all(), f"the input has more tokens than max_tokens={max_tokens}")
+    elif (tokens > max_tokens).any():
+        raise ValueError(f"the input has {int(tokens.max())} tokens; allowed: at most max_tokens={max_tokens}")

@@ -1,0 +1,11 @@
+"""FAVOR+, the attention of the Performer (Choromanski et al., ICLR 2021).
+
+Legend, for every file of this folder:
+    B batch, H heads, n queries, m keys, d channels of q and k, e channels of v, r random directions, C tokens of a
+    chunk.
+"""
+
+from .directions import LENGTHS, draw_directions
+from .interface import attend, favor_attention
+
+__all__ = ["LENGTHS", "attend", "draw_directions", "favor_attention"]

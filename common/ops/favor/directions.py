@@ -1,0 +1,20 @@
+"""The random directions of FAVOR+: orthogonal in blocks, each in itself as a Gaussian vector."""
+
+import torch
+from torch import Generator, Tensor
+
+#: How long a direction is: as a Gaussian vector, which makes the kernel unbiased, or √d, the paper's regularised one.
+LENGTHS = ("gaussian", "sqrt_d")
+
+
+def draw_directions(count: int, channels: int, lengths: str, generator: Generator | None = None) -> Tensor:
+    """(r, d) from torch's generator or ``generator``: blocks of at most d rows that are orthogonal; O(r d²)."""
+    blocks = []
+    for begin in range(0, count, channels):
+        gaussian = torch.randn(channels, channels, generator=generator)
+        rotation, triangle = torch.linalg.qr(gaussian)
+        # With these signs every rotation is as likely as every other.
+        blocks.append((rotation * triangle.diagonal().sign()).T[: count - begin])
+    if lengths == "sqrt_d":
+        return torch.cat(blocks) * channels**0.5
+    return torch.cat(blocks) * torch.randn(count, channels, generator=generator).norm(dim=1, keepdim=True)

@@ -1,0 +1,146 @@
+"""FAVOR+: softmax attention estimated by positive random features, in linear time.
+
+Choromanski, Likhosherstov, Dohan, Song, Gane, Sarlos, Hawkins, Davis, Mohiuddin, Kaiser, Belanger, Colwell, Weller,
+*Rethinking Attention with Performers*, ICLR 2021, section 2.3 (positive features) and 2.4 (orthogonal directions).
+"""
+
+import torch
+from torch import Tensor
+
+from ..shared.checks import check_padding_mask, check_positive_int, check_query_key_value
+from ..shared.feature_sums import causal_sums, full_sums, state_shapes
+from ..shared.padding import zero_padding
+from ..shared.precision import autocast_off, compute_dtype
+from ..shared.state import State, check_continuation, state_of_sums
+
+#: The largest exponent of no key at all: below that of any key, and far from what float32 cannot hold.
+_NONE = -1e30
+
+
+def favor_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    directions: Tensor,
+    *,
+    causal: bool = False,
+    key_padding_mask: Tensor | None = None,
+    query_padding_mask: Tensor | None = None,
+    chunk_size: int = 64,
+    initial_state: State | None = None,
+    return_state: bool = False,
+) -> Tensor | tuple[Tensor, State]:
+    """Σ_j phi(q_i)·phi(k_j) v_j / Σ_j phi(q_i)·phi(k_j), over all j, or j <= i when causal.
+
+    phi(x)_s = exp(w_s·x' - |x'|²/2) / √r with x' = x / d^(1/4) and w_s a row of ``directions`` (r, d), from
+    ``draw_directions``: phi(q)·phi(k) is exp(q·k / √d) in expectation. q (B, H, n, d), k (B, H, m, d),
+    v (B, H, m, e) -> (B, H, n, e) in v's dtype. Masks: bool (B, m) and (B, n), True = padding; a padded query gives 0,
+    and so does one without any key. Cost: O(n r (d + e)) time and, causal, O(n (C + r) + (n / C) r e) memory with C =
+    ``chunk_size``. ``initial_state`` and ``return_state`` (causal) continue a sequence: state ``log_max`` (B, H),
+    ``sum_k`` (B, H, r), ``sum_kv`` (B, H, r, e), float32.
+
+    Exponents are taken relative to the largest of the query's own, and to the largest of the keys up to each token,
+    which cancels: nothing overflows, and a token never depends on a later one. The README has the difference to the
+    authors' code.
+
+    Raises:
+        ValueError: a shape, mask or state that does not fit, or a state without ``causal``.
+    """
+    check_positive_int("chunk_size", chunk_size)
+    masks = {"key_padding_mask": key_padding_mask, "query_padding_mask": query_padding_mask}
+    state = {"initial_state": initial_state, "return_state": return_state}
+    return attend(q, k, v, directions=directions, causal=causal, chunk_size=chunk_size, **masks, **state)
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    directions: Tensor,
+    causal: bool,
+    chunk_size: int,
+    key_padding_mask: Tensor | None = None,
+    query_padding_mask: Tensor | None = None,
+    initial_state: State | None = None,
+    return_state: bool = False,
+) -> Tensor | tuple[Tensor, State]:
+    """``favor_attention`` for modules, which have checked ``chunk_size`` when they were built."""
+    check_query_key_value(q, k, v, causal)
+    if not isinstance(directions, Tensor) or directions.dim() != 2 or directions.shape[1] != q.shape[3]:
+        given = tuple(directions.shape) if isinstance(directions, Tensor) else type(directions).__name__
+        raise ValueError(f"q has {q.shape[3]} channels and directions {given}; allowed: (features, channels of q)")
+    check_padding_mask("key_padding_mask", key_padding_mask, k)
+    check_padding_mask("query_padding_mask", query_padding_mask, q)
+    check_continuation(causal, initial_state, return_state)
+    dtype = compute_dtype(q)
+    shapes = {"log_max": q.shape[:2], **state_shapes(len(directions), v)}
+    state = state_of_sums(initial_state, shapes, dtype, q)
+    with autocast_off(q):
+        if not causal:
+            return favor_attention_scriptable(q, k, v, directions, key_padding_mask, query_padding_mask)
+        keys, log_max, log_decay = _causal_keys(_exponents(k, directions, key_padding_mask), key_padding_mask, state)
+        queries = _query_features(q, directions, query_padding_mask)
+        values = zero_padding(v.to(dtype), key_padding_mask)
+        out, weights, sums = causal_sums(queries, keys, values, chunk_size, state, log_decay)
+    out = _divided(out, weights).to(v.dtype)
+    return (out, {"log_max": log_max, **sums}) if return_state else out
+
+
+def favor_attention_scriptable(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    directions: Tensor,
+    key_padding_mask: Tensor | None,
+    query_padding_mask: Tensor | None,
+) -> Tensor:
+    """``favor_attention`` with ``causal=False`` for callers inside TorchScript.
+
+    Arguments are not checked; shapes, masks, cost as in ``favor_attention``.
+    """
+    queries = _query_features(q, directions, query_padding_mask)
+    exponents = _exponents(k, directions, key_padding_mask)
+    keys = zero_padding((exponents - exponents.detach().amax([2, 3], keepdim=True)).exp(), key_padding_mask)
+    values, weights = full_sums(queries, keys, zero_padding(v.to(keys.dtype), key_padding_mask))
+    return _divided(values, weights).to(v.dtype)
+
+
+def _projected(x: Tensor, directions: Tensor, padding_mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """x' (B, H, n, d) and w·x' (B, H, n, r), in float32 or float64."""
+    dtype = compute_dtype(x)
+    x = zero_padding(x.to(dtype), padding_mask) * x.shape[3] ** -0.25
+    return x, x @ directions.to(dtype).transpose(0, 1)
+
+
+def _query_features(q: Tensor, directions: Tensor, padding_mask: Tensor | None) -> Tensor:
+    """phi(q) but for a factor of each query, which cancels: (B, H, n, d) -> (B, H, n, r), 0 at padding."""
+    _, projected = _projected(q, directions, padding_mask)
+    return zero_padding((projected - projected.detach().amax(-1, keepdim=True)).exp(), padding_mask)
+
+
+def _exponents(k: Tensor, directions: Tensor, padding_mask: Tensor | None) -> Tensor:
+    """log(√r phi(k)): (B, H, m, d) -> (B, H, m, r), as small at padding as that of no key."""
+    scaled, projected = _projected(k, directions, padding_mask)
+    exponents = projected - scaled.square().sum(-1, keepdim=True) / 2
+    if padding_mask is None:
+        return exponents
+    return exponents.masked_fill(padding_mask[:, None, :, None], -1e30)  # _NONE
+
+
+def _causal_keys(exponents: Tensor, padding_mask: Tensor | None, state: State | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Key features relative to the largest exponent so far, the largest of all, and what that does to earlier sums.
+
+    ``exponents`` (B, H, n, r) -> (B, H, n, r), (B, H), (B, H, n). Sums are in units of exp(largest so far): where a
+    token raises it, they shrink.
+    """
+    own = exponents.detach().amax(-1)  # (B, H, n)
+    before = torch.full_like(own[..., :1], _NONE) if state is None else state["log_max"].unsqueeze(-1)
+    largest = torch.cat([before, own], dim=-1).cummax(-1).values  # (B, H, 1 + n)
+    keys = zero_padding((exponents - largest[..., 1:, None]).exp(), padding_mask)
+    return keys, largest[..., -1], largest[..., :-1] - largest[..., 1:]
+
+
+def _divided(values: Tensor, weights: Tensor) -> Tensor:
+    """``values`` (B, H, n, e) by their ``weights`` (B, H, n, 1), which are 0 where there is no key."""
+    return values / weights.masked_fill(weights == 0.0, 1.0)

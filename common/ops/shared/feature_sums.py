@@ -1,0 +1,56 @@
+"""The core of linear attention with given features: sums of values, weighted by products of features.
+
+Legend: B batch, H heads, n queries, m keys, f features of a query or key, e channels of a value, C tokens of a chunk,
+G chunks. A mechanism makes the features, 0 at padding, and divides by the sum of the weights in its own way.
+"""
+
+from functools import partial
+
+from torch import Tensor
+
+from .chunks import carry_decayed_sums, carry_sums, decay_between, split_chunks
+from .state import State
+
+
+def state_shapes(features: int, v: Tensor) -> dict[str, tuple[int, ...]]:
+    """The shape of every tensor of a state of ``causal_sums``, for v (B, H, n, e)."""
+    vector = (*v.shape[:2], features)
+    return {"sum_k": vector, "sum_kv": (*vector, v.shape[3])}
+
+
+def full_sums(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Σ_j (q_i·k_j) v_j (B, H, n, e) and Σ_j q_i·k_j (B, H, n, 1) over all keys; O(n f e).
+
+    q (B, H, n, f), k (B, H, m, f), v (B, H, m, e). Works in TorchScript.
+    """
+    weights = (q * k.sum(2, keepdim=True)).sum(-1, keepdim=True)
+    return q @ (k.transpose(-2, -1) @ v), weights
+
+
+def causal_sums(
+    q: Tensor, k: Tensor, v: Tensor, chunk_size: int, state: State | None, log_decay: Tensor | None = None
+) -> tuple[Tensor, Tensor, State]:
+    """The same over j <= i, after the tokens of ``state``: both sums, and the state ``sum_k``, ``sum_kv`` behind them.
+
+    q, k (B, H, n, f), v (B, H, n, e). ``log_decay`` (B, H, n), at most 0: before token t is added, all sums are
+    multiplied by exp(log_decay_t). One C x C product inside each chunk, one f x e sum across chunks: O(n (C + e) f)
+    time, O(n C + (n / C) f e) memory. ``state`` has the dtype of the features.
+    """
+    length, size = q.shape[2], min(chunk_size, q.shape[2])
+    q, k, v = (split_chunks(x, size) for x in (q, k, v))  # (B, H, G, C, channels)
+    scores, carry = q @ k.transpose(-2, -1), carry_sums  # (B, H, G, C, C)
+    if log_decay is None:
+        scores = scores.tril()
+    else:
+        log_decay = split_chunks(log_decay, size)  # (B, H, G, C)
+        inside, since_start = decay_between(log_decay), log_decay.cumsum(-1).exp()
+        # What a chunk begins with has decayed when a query reads it, and so have its own keys when it ends.
+        scores, q, k = scores * inside, q * since_start.unsqueeze(-1), k * inside[..., -1, :].unsqueeze(-1)
+        carry = partial(carry_decayed_sums, log_decay=log_decay.sum(-1))
+    earlier_k, sum_k = carry(k.sum(3), None if state is None else state["sum_k"])
+    earlier_kv, sum_kv = carry(k.transpose(-2, -1) @ v, None if state is None else state["sum_kv"])
+    weights = scores.sum(-1, keepdim=True) + q @ earlier_k.unsqueeze(-1)  # (B, H, G, C, 1)
+    values = scores @ v + q @ earlier_kv
+    # (B, H, G, C, ...) -> (B, H, n, ...)
+    values, weights = (x.flatten(2, 3)[:, :, :length] for x in (values, weights))
+    return values, weights, {"sum_k": sum_k, "sum_kv": sum_kv}

@@ -1,0 +1,75 @@
+"""cosFormer beyond the contract: its weights, its largest position, its options."""
+
+import math
+
+import pytest
+import torch
+
+from common.attention import build_attention
+from common.ops import cosformer_attention
+from tests.common.inputs import doubled, qkv
+from tests.common.refusals import refused, tensors
+from tests.compare import assert_close, gradients
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+def test_weights_fall_off_as_a_cosine_of_the_distance(causal):
+    """Queries and keys of ones leave nothing but the cosine."""
+    ones = torch.ones(1, 1, 7, 3, dtype=torch.float64)
+    out = cosformer_attention(ones, ones, torch.eye(7, dtype=torch.float64)[None, None], max_tokens=9, causal=causal)
+    place = torch.arange(7, dtype=torch.float64)
+    weights = torch.cos(math.pi / 2 * (place[:, None] - place) / 9)
+    weights = weights.tril() if causal else weights
+    assert_close("weights", out[0, 0], weights / weights.sum(-1, keepdim=True))
+
+
+def test_m_is_no_length_of_the_batch():
+    """A longer M is another function, and the state dict of a module remembers which it is."""
+    q, k, v = qkv(6)
+    out, other = (cosformer_attention(q, k, v, max_tokens=m) for m in (6, 60))
+    assert (out - other).abs().max() > 1e-3
+    state = build_attention("cosformer", max_tokens=6).state_dict()
+    with pytest.warns(UserWarning, match="max_tokens=6.*max_tokens=60"):
+        build_attention("cosformer", max_tokens=60).load_state_dict(state)
+
+
+def test_padding_has_no_position_of_the_largest():
+    """A row of 20 tokens of which 8 are real, for M = 8; a ninth is refused, at once or in decoding."""
+    q, k, v = qkv(20, batch=1)
+    mask = (torch.arange(20) % 5 > 1)[None]  # 8 real tokens
+    options = {"max_tokens": 8, "causal": True, "key_padding_mask": mask, "query_padding_mask": mask}
+    out, state = cosformer_attention(q, k, v, return_state=True, **options)
+    real = ~mask[0]
+    alone = cosformer_attention(*(x[:, :, real] for x in (q, k, v)), max_tokens=8, causal=True)
+    assert_close("real tokens", out[:, :, real], alone)
+    one = [x[:, :, :1] for x in (q, k, v)]
+    with refused("the input", "9 tokens", "max_tokens=8"):
+        cosformer_attention(*one, max_tokens=8, causal=True, initial_state=state)
+    more = mask.clone()
+    more[0, 2] = False
+    with refused("the input", "9 tokens", "max_tokens=8"):
+        cosformer_attention(q, k, v, max_tokens=8, key_padding_mask=more, query_padding_mask=mask)
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+def test_long_sums_in_float32_agree_with_float64(causal):
+    inputs = qkv(8192, batch=1, heads=1, d=16, e=4, dtype=torch.float32)
+    exact = doubled(*inputs)
+    out, expected = (cosformer_attention(*x, max_tokens=8192, causal=causal) for x in (inputs, exact))
+    assert_close("out", out, expected)
+    for name, actual, wanted in zip("qkv", gradients(out, inputs), gradients(expected, exact)):
+        assert_close(f"gradient of {name}", actual, wanted)
+
+
+@pytest.mark.parametrize(
+    "argument, given, allowed",
+    [
+        ("max_tokens", 0, "an integer of at least 1"),
+        ("max_tokens", None, "an integer of at least 1"),
+        ("phi", "sigmoid", "'relu', 'elu+1'"),
+        ("chunk_size", 0, "an integer of at least 1"),
+    ],
+)
+def test_options_that_are_not_allowed(argument, given, allowed):
+    with refused(argument, repr(given), allowed):
+        cosformer_attention(**tensors(), **{"max_tokens": 5, argument: given})

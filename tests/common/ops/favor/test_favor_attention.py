@@ -1,0 +1,162 @@
+"""FAVOR+ beyond the contract: what it estimates, its directions, extreme inputs, and performer-pytorch beside it."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from common.attention import build_attention
+from common.ops import favor_attention
+from common.ops.favor import LENGTHS, draw_directions
+from tests.common.inputs import qkv
+from tests.common.refusals import refused, tensors
+from tests.compare import assert_close, gradients
+
+causality = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def error(q, k, v, directions, causal: bool) -> float:
+    """How far attention with ``directions`` is from softmax attention, relative to that."""
+    expected = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+    out = favor_attention(q, k, v, directions.to(q.dtype), causal=causal)
+    return ((out - expected).norm() / expected.norm()).item()
+
+
+@causality
+def test_it_estimates_softmax_attention(causal):
+    """Sixteen times the directions, a quarter of the error."""
+    with torch.no_grad():
+        inputs = qkv(23, d=8, e=4, scale=0.4)
+        few, many = (error(*inputs, draw_directions(r, 8, "gaussian", seeded()), causal) for r in (512, 8192))
+    assert many < 0.02 and 2.0 < few / many < 8.0
+
+
+def test_orthogonal_directions_have_the_smaller_error():
+    """Theorem 2 of the paper, on the mean of many draws of eight directions each."""
+    with torch.no_grad():
+        inputs, generator = qkv(9, d=8, e=4, scale=0.7), seeded(1)
+        orthogonal = [error(*inputs, draw_directions(8, 8, "gaussian", generator), False) for _ in range(300)]
+        independent = [error(*inputs, torch.randn(8, 8, generator=generator), False) for _ in range(300)]
+    assert sum(orthogonal) < 0.95 * sum(independent)
+
+
+@pytest.mark.parametrize("lengths", LENGTHS)
+def test_directions_are_orthogonal_in_blocks(lengths):
+    directions = draw_directions(11, 4, lengths, seeded()).double()
+    for block in directions.split(4):
+        products = block @ block.T
+        assert_close("products", products, torch.diag(products.diagonal()), 1e-6)
+    squares = draw_directions(4000, 4, lengths, seeded()).square().sum(1)
+    # A squared length has mean d, and as a Gaussian vector's the variance 2d.
+    assert abs(squares.mean() - 4.0) < 0.2 and abs(squares.var() - (8.0 if lengths == "gaussian" else 0.0)) < 1.0
+
+
+@causality
+def test_large_keys_and_queries_stay_finite_and_leave_the_past_alone(causal):
+    """Features of the authors' code would overflow here, or an earlier token lose its own to a later one."""
+    directions = draw_directions(16, 8, "gaussian", seeded())
+    q, k, v = (x.detach() for x in qkv(20, d=8, dtype=torch.float32, scale=1.0))
+    before = favor_attention(q, k, v, directions, causal=causal)
+    q[:, :, 12:], k[:, :, 12:] = 300.0 * q[:, :, 12:], 300.0 * k[:, :, 12:]
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    out = favor_attention(*leaves, directions, causal=causal, chunk_size=8)
+    assert torch.isfinite(out).all() and all(torch.isfinite(x).all() for x in gradients(out, leaves))
+    if causal:
+        assert_close("the past", out[:, :, :12], before[:, :, :12])
+
+
+def test_directions_are_drawn_again_every_so_many_passes_of_training():
+    module = build_attention("favor", head_dim=4, features=6, redraw=3).train()
+    inputs = qkv(5, d=4, dtype=torch.float32)
+    drawn = []
+    for _ in range(7):
+        module(*inputs)
+        drawn.append(module.directions)
+    same = [torch.equal(a, b) for a, b in zip(drawn, drawn[1:])]
+    assert same == [True, False, True, True, False, True]
+    module.eval()
+    for _ in range(4):
+        module(*inputs)
+    assert torch.equal(module.directions, drawn[-1])
+    fresh = build_attention("favor", head_dim=4, features=6)
+    fresh.load_state_dict(module.state_dict())
+    assert torch.equal(fresh(*inputs), module(*inputs))
+
+
+def test_directions_are_drawn_again_on_request():
+    module = build_attention("favor", head_dim=4, features=6)
+    before = module.directions.clone()
+    module.redraw_directions()
+    assert not torch.equal(module.directions, before)
+    module.redraw_directions(seed=5)
+    again = module.directions.clone()
+    module.redraw_directions(seed=5)
+    assert torch.equal(module.directions, again)
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_a_pass_that_checkpointing_repeats_has_its_directions(use_reentrant):
+    """With new directions in every pass, gradients are those of the same passes without checkpointing."""
+    found = []
+    for wrapped in (False, True):
+        torch.manual_seed(2)
+        module = build_attention("favor", head_dim=4, features=6, redraw=1).train()
+        inputs = qkv(5, d=4, dtype=torch.float32)
+        for _ in range(2):
+            out = checkpoint(module, *inputs, use_reentrant=use_reentrant) if wrapped else module(*inputs)
+            out.square().sum().backward()  # reentrant checkpointing supports nothing else
+        found.append([x.grad for x in inputs])
+    for plain, repeated in zip(*found):
+        assert_close("gradient", repeated, plain)
+
+
+def test_directions_of_other_channels_are_refused():
+    with refused("q", "4 channels", "channels of q"):
+        favor_attention(**tensors(), directions=torch.randn(6, 5))
+    with refused("chunk_size", "0", "an integer of at least 1"):
+        favor_attention(**tensors(), directions=torch.randn(6, 4), chunk_size=0)
+
+
+@pytest.fixture
+def performer():
+    """performer-pytorch, of the extra ``bench``."""
+    return pytest.importorskip("performer_pytorch.performer_pytorch")
+
+
+def test_the_kernel_is_that_of_performer_pytorch_without_its_epsilon(performer):
+    q, k, v = (x.detach() for x in qkv(21, d=8, e=4))
+    directions = draw_directions(16, 8, "gaussian", seeded()).double()
+
+    def theirs(eps: float):
+        options = {"projection_matrix": directions, "eps": eps}
+        features = [performer.softmax_kernel(x, is_query=x is q, **options) for x in (q, k)]
+        return performer.linear_attention(*features, v)
+
+    out = favor_attention(q, k, v, directions)
+    assert_close("without epsilon", theirs(0.0), out)
+    difference = (theirs(1e-4) - out).norm() / out.norm()
+    assert 1e-5 < difference < 0.05, "their default adds 1e-4 to every feature"
+
+
+def test_causal_performer_pytorch_depends_on_the_future(performer):
+    """Its stabiliser of keys is a maximum over all positions, relative to which it adds its epsilon; ours has none."""
+    q, k, v = (x.detach() for x in qkv(12, d=8, e=8, dtype=torch.float32))
+    module = performer.FastAttention(8, nb_features=16, causal=True)
+    later = k.clone()
+    later[:, :, 6:] *= 6.0
+
+    def theirs(keys):
+        features = [
+            performer.softmax_kernel(x, projection_matrix=module.projection_matrix, is_query=x is q) for x in (q, keys)
+        ]
+        return performer.causal_linear_attention_noncuda(*features, v)
+
+    def ours(keys):
+        return favor_attention(q, keys, v, module.projection_matrix, causal=True)
+
+    leak, own = ((f(later) - f(k))[:, :, :6].norm() / f(k)[:, :, :6].norm() for f in (theirs, ours))
+    assert leak > 1e-3 and own < 1e-6
