@@ -18,6 +18,8 @@ from .flow import FlowAttention
 from .linear import LinearAttention
 from .mixed_chunk import MixedChunkAttention
 from .quadratic import QuadraticAttention
+from .rfa import RfaAttention
+from .rfa_gate import RfaGateAttention
 from .softmax import SoftmaxAttention
 
 import_mechanisms(__name__, __path__)
@@ -42,6 +44,8 @@ __all__ = [
     "MixedChunkAttention",
     "Option",
     "QuadraticAttention",
+    "RfaAttention",
+    "RfaGateAttention",
     "RotaryAttention",
     "SoftmaxAttention",
     "build_attention",

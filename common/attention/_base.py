@@ -159,8 +159,7 @@ class OpAttention(InnerAttention):
     Subclasses name the function, ``op``, which need not check options, its literal form, ``reference_op``, and define
     ``_attend_scriptable``, its bidirectional form for TorchScript. The options are keyword arguments of ``op``, unless
     ``_op_arguments`` says otherwise, and of ``reference_op`` unless ``_reference_arguments`` does, less those of speed
-    alone. What the module itself
-    holds, facts, parameters and buffers, reaches both by ``held``.
+    alone. What the module itself holds, facts, parameters and buffers, reaches both by ``held``.
     """
 
     op: Callable

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from ..modules.rotary import check_even, rotate, token_positions
 from ..ops.combiner import combiner_attention, row_attention
 from ..ops.combiner.reference import combiner_attention_reference, row_attention_reference
-from ..ops.shared.checks import check_padding_mask, check_query_key_value
+from ..ops.shared.checks import check_padding_mask, check_query_key_value, check_tokens
 from ..ops.shared.kv_cache import extend_kv_cache
 from ..ops.shared.padding import zero_padding
 from ..ops.shared.state import State
@@ -140,9 +140,4 @@ class CombinerAttention(InnerAttention):
             raise ValueError(f"q has shape {tuple(q.shape)}; allowed: {heads} heads of {channels} channels")
         if v.shape != q.shape:
             raise ValueError(f"v has shape {tuple(v.shape)}; allowed: that of q, {tuple(q.shape)}")
-        wanted = (q.shape[0], q.shape[2], heads * channels)
-        if not isinstance(x, Tensor) or tuple(x.shape) != wanted:
-            shape = f"shape {tuple(x.shape)}" if isinstance(x, Tensor) else f"type {type(x).__name__}"
-            raise ValueError(f"x has {shape}; allowed: a tensor (batch, tokens, width) = {wanted}")
-        if not x.is_floating_point() or x.device != q.device:
-            raise ValueError(f"x is {x.dtype} on {x.device}; allowed: floating point on the device of q, {q.device}")
+        check_tokens(x, q, heads * channels)

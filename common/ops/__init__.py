@@ -8,6 +8,7 @@ from .flow import flow_attention, flow_attention_map, flow_attention_weights
 from .linear import linear_attention
 from .mixed_chunk import mixed_chunk_attention
 from .quadratic import gau_attention
+from .rfa import rfa_attention
 
 __all__ = [
     "combiner_attention",
@@ -22,5 +23,6 @@ __all__ = [
     "gau_attention",
     "linear_attention",
     "mixed_chunk_attention",
+    "rfa_attention",
     "row_attention",
 ]

@@ -105,6 +105,16 @@ def check_gate_key_value(q: Tensor | None, k: Tensor, v: Tensor, key_channels: i
             )
 
 
+def check_tokens(x: Tensor, q: Tensor, width: int) -> None:
+    """Raise ValueError unless x, the tokens before their projection to q (B, H, n, d), is (B, n, ``width``)."""
+    wanted = (q.shape[0], q.shape[2], width)
+    if not isinstance(x, Tensor) or tuple(x.shape) != wanted:
+        shape = f"shape {tuple(x.shape)}" if isinstance(x, Tensor) else f"type {type(x).__name__}"
+        raise ValueError(f"x has {shape}; allowed: a tensor (batch, tokens, width) = {wanted}")
+    if not x.is_floating_point() or x.device != q.device:
+        raise ValueError(f"x is {x.dtype} on {x.device}; allowed: floating point on the device of q, {q.device}")
+
+
 def check_padding_mask(argument: str, mask: Tensor | None, like: Tensor) -> None:
     """Raise ValueError unless ``mask`` is None or bool (B, tokens of ``like``) on its device; True = padding."""
     if mask is None:

@@ -181,7 +181,7 @@ def test_dropouts_only_in_training(tokens, name):
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_normalised_queries_under_autocast(tokens, name):
-    layer = LAYERS[name](C, H, qk_norm="daft" not in name, scale_norm=True, norm_layer=LayerNorm)
+    layer = LAYERS[name](C, H, qk_norm="daft" not in name, scale_norm=True, norm_layer=LayerNorm).eval()
     with torch.autocast("cpu", torch.bfloat16):
         out = layer(tokens)
     assert out.dtype == torch.bfloat16
@@ -190,7 +190,7 @@ def test_normalised_queries_under_autocast(tokens, name):
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_pickles(tokens, name):
-    layer = LAYERS[name](C, H)
+    layer = LAYERS[name](C, H).eval()
     assert_close("pickled", pickle.loads(pickle.dumps(layer))(tokens), layer(tokens))
 
 

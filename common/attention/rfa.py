@@ -1,0 +1,78 @@
+"""Random feature attention as a module."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..ops.rfa import attend
+from ..ops.rfa.interface import rfa_attention_scriptable
+from ..ops.rfa.reference import rfa_attention_reference
+from ..ops.shared.precision import compute_dtype
+from ._base import OpAttention
+from ._options import AttentionOptions, count, number
+from ._registry import register_attention
+
+
+@dataclass(frozen=True)
+class RfaOptions(AttentionOptions):
+    """Options of random feature attention; see ``common.ops.rfa_attention``."""
+
+    features: int = count(64, "random directions r of each head, and so 2r features of a query or key")
+    floor: float = number(1.0, "least normaliser; features may be negative (the released code has 1)")
+    chunk_size: int = count(
+        64, "tokens computed at once by the causal form: speed and memory, never the result", speed_only=True
+    )
+
+
+@register_attention("rfa")
+class RfaAttention(OpAttention):
+    """RFA (Peng et al., ICLR 2021): random features of unit queries and keys, with a learned ``sigma``; O(n r d).
+
+    Directions of each head are Gaussian, times sigma (H, 1, d), 1 at first. In training they are drawn anew in each
+    pass, from torch's generator; the released code picks one of 500 that it drew before. Evaluation and decoding have
+    those of the buffer ``directions`` (H, r, d), which a state dict holds. Shapes and masks as in ``InnerAttention``;
+    options as in ``common.ops.rfa_attention``.
+    """
+
+    Options = RfaOptions
+    supports = frozenset({"causal", "bidirectional", "cross", "images"})
+    needs = frozenset({"num_heads", "head_dim"})
+    op = staticmethod(attend)
+    reference_op = staticmethod(rfa_attention_reference)
+    directions: Tensor
+    floor: float
+
+    def setup(self) -> None:
+        super().setup()
+        heads, channels = self.shape.num_heads, self.shape.head_dim
+        self.floor = self.options.floor
+        self.sigma = nn.Parameter(torch.ones(heads, 1, channels))
+        self.register_buffer("directions", torch.randn(heads, self.options.features, channels))
+
+    def reset_parameters(self) -> None:
+        """sigma as it is at first: 1."""
+        nn.init.ones_(self.sigma)
+
+    def scaled_directions(self) -> Tensor:
+        """The directions of this pass times sigma, (H, r, d)."""
+        directions = torch.randn_like(self.directions) if self.training else self.directions
+        dtype = compute_dtype(self.sigma)
+        return directions.to(dtype) * self.sigma.to(dtype)
+
+    def held(self) -> dict[str, Any]:
+        """The directions of this pass."""
+        return {"directions": self.scaled_directions()}
+
+    def _op_arguments(self) -> dict[str, Any]:
+        return {"causal": self.causal, "floor": self.options.floor, "chunk_size": self.options.chunk_size}
+
+    def _reference_arguments(self) -> dict[str, Any]:
+        return {"causal": self.causal, "floor": self.options.floor}
+
+    def _attend_scriptable(
+        self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None, query_padding_mask: Tensor | None
+    ) -> Tensor:
+        directions = self.scaled_directions()
+        return rfa_attention_scriptable(q, k, v, directions, key_padding_mask, query_padding_mask, self.floor)

@@ -1,0 +1,10 @@
+"""Random feature attention (Peng et al., ICLR 2021), with and without its gate.
+
+Legend, for every file of this folder:
+    B batch, H heads, n queries, m keys, d channels of q and k, e channels of v, r random directions, C tokens of a
+    chunk.
+"""
+
+from .interface import attend, rfa_attention
+
+__all__ = ["attend", "rfa_attention"]

@@ -1,0 +1,144 @@
+"""Random feature attention: a Gaussian kernel of unit vectors, estimated by sines and cosines, in linear time.
+
+Peng, Pappas, Yogatama, Schwartz, Smith, Kong, *Random Feature Attention*, ICLR 2021, sections 3.1 and 3.2 (the gate).
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..shared.checks import check_padding_mask, check_positive_int, check_query_key_value
+from ..shared.feature_sums import causal_sums, full_sums, state_shapes
+from ..shared.padding import zero_padding
+from ..shared.precision import autocast_off, compute_dtype
+from ..shared.state import State, check_continuation, state_of_sums
+
+
+def rfa_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    directions: Tensor,
+    *,
+    log_gate: Tensor | None = None,
+    causal: bool = False,
+    key_padding_mask: Tensor | None = None,
+    query_padding_mask: Tensor | None = None,
+    floor: float = 1.0,
+    chunk_size: int = 64,
+    initial_state: State | None = None,
+    return_state: bool = False,
+) -> Tensor | tuple[Tensor, State]:
+    """phi(q_i)·S / max(phi(q_i)·z, floor) with S = Σ_j phi(k_j) v_jᵀ, z = Σ_j phi(k_j); over j <= i when causal.
+
+    phi(x) = [sin(W x/|x|); cos(W x/|x|)] / √r with the W of each head in ``directions`` (H, r, d): phi(q)·phi(k) is
+    exp(-|q/|q| - k/|k||²/2) in expectation for directions from N(0, 1). With ``log_gate`` (B, H, n), log g_t <= 0,
+    causal: S_t = g_t S_(t-1) + (1 - g_t) phi(k_t) v_tᵀ, and z likewise. Features may be negative, and so may the
+    normaliser: hence ``floor``. q (B, H, n, d), k (B, H, m, d), v (B, H, m, e) -> (B, H, n, e) in v's dtype. Masks:
+    bool (B, m) and (B, n), True = padding; a padded query gives 0, a padded key changes no sum. Cost: O(n r (d + e))
+    time and, causal, O(n (C + r) + (n / C) r e) memory with C = ``chunk_size``. ``initial_state`` and ``return_state``
+    (causal) continue a sequence: state ``sum_k`` (B, H, 2r), ``sum_kv`` (B, H, 2r, e), float32.
+
+    Raises:
+        ValueError: a shape, mask, number or state that does not fit; a state or a gate without ``causal``.
+    """
+    check_positive_int("chunk_size", chunk_size)
+    if isinstance(floor, bool) or not isinstance(floor, (int, float)) or not 0.0 < floor < float("inf"):
+        raise ValueError(f"floor is {floor!r}; allowed: a number above 0")
+    options = {
+        "directions": directions,
+        "log_gate": log_gate,
+        "causal": causal,
+        "floor": floor,
+        "chunk_size": chunk_size,
+    }
+    masks = {"key_padding_mask": key_padding_mask, "query_padding_mask": query_padding_mask}
+    return attend(q, k, v, **options, **masks, initial_state=initial_state, return_state=return_state)
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    directions: Tensor,
+    causal: bool,
+    floor: float,
+    chunk_size: int,
+    log_gate: Tensor | None = None,
+    key_padding_mask: Tensor | None = None,
+    query_padding_mask: Tensor | None = None,
+    initial_state: State | None = None,
+    return_state: bool = False,
+) -> Tensor | tuple[Tensor, State]:
+    """``rfa_attention`` for modules, which have checked ``floor`` and ``chunk_size`` when they were built."""
+    check_query_key_value(q, k, v, causal)
+    check_padding_mask("key_padding_mask", key_padding_mask, k)
+    check_padding_mask("query_padding_mask", query_padding_mask, q)
+    check_continuation(causal, initial_state, return_state)
+    _check_directions(q, directions)
+    _check_gate(q, log_gate, causal)
+    dtype = compute_dtype(q)
+    state = state_of_sums(initial_state, state_shapes(2 * directions.shape[1], v), dtype, q)
+    with autocast_off(q):
+        if not causal:
+            return rfa_attention_scriptable(q, k, v, directions, key_padding_mask, query_padding_mask, floor)
+        keys, log_decay = _features(k, directions, key_padding_mask), None
+        if log_gate is not None:
+            # A padded token leaves the sums as they are: its gate is 1.
+            log_decay = log_gate.to(dtype)
+            if key_padding_mask is not None:
+                log_decay = log_decay.masked_fill(key_padding_mask[:, None], 0.0)
+            keys = keys * -torch.expm1(log_decay).unsqueeze(-1)
+        queries = _features(q, directions, query_padding_mask)
+        values = zero_padding(v.to(dtype), key_padding_mask)
+        out, weights, state = causal_sums(queries, keys, values, chunk_size, state, log_decay)
+    out = (out / weights.clamp(min=floor)).to(v.dtype)
+    return (out, state) if return_state else out
+
+
+def rfa_attention_scriptable(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    directions: Tensor,
+    key_padding_mask: Tensor | None,
+    query_padding_mask: Tensor | None,
+    floor: float,
+) -> Tensor:
+    """``rfa_attention`` with ``causal=False`` for callers inside TorchScript.
+
+    Arguments are not checked; shapes, masks, cost as in ``rfa_attention``.
+    """
+    queries = _features(q, directions, query_padding_mask)
+    keys = _features(k, directions, key_padding_mask)
+    values, weights = full_sums(queries, keys, zero_padding(v.to(keys.dtype), key_padding_mask))
+    return (values / weights.clamp(min=floor)).to(v.dtype)
+
+
+def _features(x: Tensor, directions: Tensor, padding_mask: Tensor | None) -> Tensor:
+    """phi(x): (B, H, n, d) -> (B, H, n, 2r) in float32 or float64, 0 at padding."""
+    dtype = compute_dtype(x)
+    x = F.normalize(zero_padding(x.to(dtype), padding_mask), dim=-1)
+    projected = x @ directions.to(dtype).transpose(1, 2)  # (B, H, n, r)
+    features = torch.cat([projected.sin(), projected.cos()], dim=-1) * directions.shape[1] ** -0.5
+    return zero_padding(features, padding_mask)
+
+
+def _check_directions(q: Tensor, directions: Tensor) -> None:
+    fits = isinstance(directions, Tensor) and directions.dim() == 3
+    if not fits or (directions.shape[0], directions.shape[2]) != (q.shape[1], q.shape[3]):
+        given = tuple(directions.shape) if isinstance(directions, Tensor) else type(directions).__name__
+        raise ValueError(
+            f"q has shape {tuple(q.shape)} and directions {given}; allowed: (heads of q, features, channels of q)"
+        )
+
+
+def _check_gate(q: Tensor, log_gate: Tensor | None, causal: bool) -> None:
+    if log_gate is None:
+        return
+    if not causal:
+        raise ValueError("log_gate is given with causal=False; allowed: only with causal=True")
+    if not isinstance(log_gate, Tensor) or log_gate.shape != q.shape[:3]:
+        given = tuple(log_gate.shape) if isinstance(log_gate, Tensor) else type(log_gate).__name__
+        raise ValueError(f"log_gate is {given}; allowed for q of {tuple(q.shape)}: a tensor {tuple(q.shape[:3])}")
