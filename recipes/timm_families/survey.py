@@ -1,4 +1,4 @@
-"""What ``attn_layer=`` and ``replace_attention`` do with one of timm's models."""
+"""The answers of one of timm's models to ``attn_layer=`` and to ``replace_attention``."""
 
 from collections import Counter
 from dataclasses import dataclass, field

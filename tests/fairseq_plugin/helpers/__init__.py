@@ -1,1 +1,1 @@
-"""What tests of the fairseq plugin share: toy text and images, small models, commands, logs, checkpoints."""
+"""Shared by the tests of the fairseq plugin: toy text and images, small models, commands, logs, checkpoints."""
