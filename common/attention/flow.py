@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..ops.flow import attend, flow_attention_map, flow_attention_weights
 from ..ops.flow.full import flow_attention_scriptable
-from ..ops.flow.options import ALLOCATIONS, COMPETITIONS, FORMS, FlowOptions, flow_options
+from ..ops.flow.options import ALLOCATIONS, COMPETITIONS, FORMS, FlowOptions, check_competition, flow_options
 from ..ops.flow.reference import flow_attention_reference
 from ..ops.shared.feature_maps import FEATURE_MAPS
 from ..ops.shared.state import State
@@ -34,7 +34,12 @@ class FlowAttentionOptions(AttentionOptions):
         optional=True,
     )
     phi: str = choice("sigmoid", FEATURE_MAPS, "feature map of queries and keys (Table 10 of the Flowformer paper)")
-    competition: str = choice("softmax", COMPETITIONS, "how sources compete, none being an ablation (Table 11)")
+    competition: str = choice(
+        "softmax",
+        COMPETITIONS,
+        "how sources compete, none being an ablation (Table 11); softmax_heads, not causal: over the heads of each "
+        "source, as the authors' long-range-arena code does",
+    )
     allocation: str = choice("sigmoid", ALLOCATIONS, "how sinks are gated, none being an ablation (Table 11)")
     chunk_size: int = count(
         64, "tokens computed at once by the causal form: speed and memory, never the result", speed_only=True
@@ -57,6 +62,7 @@ class FlowAttention(OpAttention):
     def setup(self) -> None:
         names = ("form", "clamp", "phi", "competition", "allocation")
         self._flow_options = flow_options(*(getattr(self.options, name) for name in names))
+        check_competition(self._flow_options, self.causal)
         super().setup()
 
     def _op_arguments(self) -> dict[str, Any]:

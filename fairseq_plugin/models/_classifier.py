@@ -1,19 +1,24 @@
 """The base of all classifiers of sequences, for fairseq's task and criterion ``sentence_prediction``."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Optional
 
+import torch
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq.tasks.language_modeling import LanguageModelingTask
 from fairseq.tasks.masked_lm import MaskedLMTask
 from torch import Tensor
 
+from common.ops.shared.checks import check_positive_int
+
+from ..modules.arena_head import ArenaHead, init_as_arena
 from ._encoder import LinearTimeRobertaEncoder
 from ._masked_model import LinearTimeMaskedModel
 from ._options import option
 
 POOLINGS = ("first", "mean")
+STYLES = ("roberta", "arena")
 
 
 @dataclass
@@ -23,6 +28,17 @@ class ClassifierOptions(FairseqDataclass):
     pooling: ChoiceEnum(POOLINGS) = field(
         default="first",
         metadata={"help": "what a sequence is classified by: the features of its first token, or the mean over all"},
+    )
+    classifier_style: ChoiceEnum(STYLES) = field(
+        default="roberta",
+        metadata={
+            "help": "head and first weights: roberta, dropout, a layer with tanh and one of scores, from N(0, 0.02); "
+            "arena, those of the Long Range Arena: layers with relu and one of scores, Xavier's weights, and token "
+            "embeddings from N(0, 1)"
+        },
+    )
+    classifier_dim: Optional[int] = field(
+        default=None, metadata={"help": "width inside of the head; default: the encoder's, in style arena its ffn's"}
     )
 
 
@@ -34,15 +50,22 @@ class FeatureEncoder(LinearTimeRobertaEncoder):
 
 
 class LinearTimeClassifier(LinearTimeMaskedModel):
-    """An encoder, a pooling of its features, and RoBERTa's classification heads; subclasses build the layers.
+    """An encoder, a pooling of its features, and classification heads; subclasses build the layers.
 
     The task registers a head, ``register_classification_head``, and the criterion names it. Padding on any side has no
-    influence.
+    influence. Two sequences, where a task has them, go through one encoder, and the head gets both poolings.
     """
 
     encoder_class = FeatureEncoder
     task_names = "sentence_prediction"
     other_tasks = {"language_modeling": LanguageModelingTask, "masked_lm": MaskedLMTask}
+    #: Sequences of an example, which the task says.
+    sequences = 1
+
+    def __init__(self, args, encoder) -> None:
+        super().__init__(args, encoder)
+        if option(args, ClassifierOptions, "classifier_style") == "arena":
+            init_as_arena(self)
 
     @classmethod
     def add_args(cls, parser) -> None:
@@ -50,20 +73,57 @@ class LinearTimeClassifier(LinearTimeMaskedModel):
         super().add_args(parser)
         gen_parser_from_dataclass(parser, ClassifierOptions(), delete_default=True)
 
+    @classmethod
+    def build_model(cls, args, task):
+        """As for masked models; the task says how many sequences an example has."""
+        model = super().build_model(args, task)
+        model.sequences = getattr(task, "sequences", 1)
+        return model
+
+    def register_classification_head(
+        self, name: str, num_classes: int | None = None, inner_dim: int | None = None, **unused: Any
+    ) -> None:
+        """fairseq's hook: add the head ``name``, of the style that was asked for.
+
+        Raises:
+            ValueError: a width of the head that is no integer of at least 1, or two sequences with RoBERTa's head.
+        """
+        inner_dim = inner_dim or option(self.args, ClassifierOptions, "classifier_dim")
+        if inner_dim is not None:
+            check_positive_int("--classifier-dim", inner_dim)
+        if option(self.args, ClassifierOptions, "classifier_style") == "arena":
+            dims = self.args.encoder_embed_dim, inner_dim or self.args.encoder_ffn_embed_dim, num_classes
+            self.classification_heads[name] = ArenaHead(*dims, self.sequences)
+        elif self.sequences > 1:
+            raise ValueError(
+                f"--classifier-style is roberta; allowed with a task of {self.sequences} sequences: arena, whose head "
+                "takes them side by side"
+            )
+        else:
+            super().register_classification_head(name, num_classes, inner_dim)
+
     def forward(
         self,
         src_tokens: Tensor,
         features_only: bool = True,
         return_all_hiddens: bool = False,
         classification_head_name: str | None = None,
+        src_tokens2: Tensor | None = None,
         **unused: Any,
     ) -> tuple[Tensor, dict[str, Any]]:
-        """src_tokens (B, T) -> scores of the head's classes (B, classes), or features (B, T, C) without a head."""
+        """src_tokens (B, T) -> scores of the head's classes (B, classes), or features (B, T, C) without a head.
+
+        ``src_tokens2`` (B, T2) is the second sequence of each example, for a head that takes two.
+        """
         features, extra = super().forward(src_tokens, True, return_all_hiddens)
         if classification_head_name is None:
             return features, extra
-        pooled = self.pool(features, src_tokens)[:, None]  # RoBERTa's heads take the first of several tokens
-        return self.classification_heads[classification_head_name](pooled), extra
+        pooled = self.pool(features, src_tokens)
+        if src_tokens2 is not None:
+            second, _ = super().forward(src_tokens2, True, return_all_hiddens)
+            pooled = torch.cat([pooled, self.pool(second, src_tokens2)], 1)  # (B, 2 C)
+        # RoBERTa's heads take the first of several tokens.
+        return self.classification_heads[classification_head_name](pooled[:, None]), extra
 
     def pool(self, features: Tensor, src_tokens: Tensor) -> Tensor:
         """One vector (B, C) of the features (B, T, C) of src_tokens (B, T); 0 for a row of padding alone."""

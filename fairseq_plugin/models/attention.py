@@ -5,15 +5,17 @@ masked model and a classifier. Their ``--NAME-...`` options are the ones it decl
 folder defines under the same name stays as that file has it.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, Optional
 
+from fairseq.dataclass import FairseqDataclass
 from fairseq.models import MODEL_REGISTRY, register_model, register_model_architecture
 from fairseq.models.transformer import TransformerConfig
 from torch import nn
 
 from common.attention import ATTENTIONS
+from common.ops.shared.checks import check_positive_int
 
 from ..modules.multihead_attention import LayerDesign
 from ..modules.transformer_layer import LinearTimeEncoderLayer
@@ -21,7 +23,7 @@ from . import daft, flash, flash_masked, flowformer  # noqa: F401  their names c
 from ._classifier import LinearTimeClassifier
 from ._language_model import LinearTimeLanguageModel, LinearTimeLanguageModelConfig, register_language_model
 from ._masked_model import LinearTimeMaskedModel
-from ._options import attention_config, attention_options, camel_case
+from ._options import attention_config, attention_options, camel_case, option
 
 #: Further names of mechanisms in names of models.
 FURTHER_NAMES = {"flow": ("flowformer",)}
@@ -51,8 +53,35 @@ class AttentionMaskedModel(LinearTimeMaskedModel):
         return LinearTimeEncoderLayer(cfg, design=design)
 
 
+@dataclass
+class ProjectionOptions(FairseqDataclass):
+    """Options of the projections around a classifier's attention, which RoBERTa has not."""
+
+    encoder_attention_dim: Optional[int] = field(
+        default=None, metadata={"help": "channels of all heads together; default: the encoder's width"}
+    )
+    encoder_attention_no_bias: bool = field(
+        default=False, metadata={"help": "no bias in the projections to queries, keys and values and of the result"}
+    )
+
+
 class AttentionClassifier(LinearTimeClassifier, AttentionMaskedModel):
     """A classifier over the mechanism ``attention_name``, with the options of ``config``."""
+
+    option_classes = (ProjectionOptions,)
+
+    @classmethod
+    def build_layer(cls, args, cfg: TransformerConfig) -> nn.Module:
+        """One layer of the encoder, not yet wrapped."""
+        dim = option(args, ProjectionOptions, "encoder_attention_dim")
+        if dim is not None:
+            check_positive_int("encoder_attention_dim", dim)
+        design = replace(
+            build_design(args, cls.attention_name, cls.config, args.max_positions),
+            attention_dim=dim,
+            projection_bias=not option(args, ProjectionOptions, "encoder_attention_no_bias"),
+        )
+        return LinearTimeEncoderLayer(cfg, design=design)
 
 
 def build_design(args, attention: str, config: type, max_tokens: int) -> LayerDesign:
@@ -78,7 +107,7 @@ def _register_language_model(prefix: str, attention: str, options: type) -> None
 
 def _register_encoder(base: type, prefix: str, attention: str, options: type, kind: str, suffix: str) -> None:
     attributes = {"attention_name": attention, "option_prefix": attention}
-    attributes |= {"config": options, "option_classes": (options,)}
+    attributes |= {"config": options, "option_classes": (options, *base.option_classes)}
     model = register_model(f"{prefix}_{kind}")(_subclass((base,), prefix, suffix, **attributes))
     register_model_architecture(f"{prefix}_{kind}", f"{prefix}_{kind}")(model.complete_options)
 

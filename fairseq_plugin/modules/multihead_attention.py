@@ -26,6 +26,8 @@ class LayerDesign:
     gated_ffn: bool = False  # GLU: the activation of one projection times another
     norm: str = "layernorm"  # a name of common.modules.NORMS
     max_tokens: int | None = None  # of the longest sequence
+    attention_dim: int | None = None  # channels of all heads together, in place of the width
+    projection_bias: bool = True  # in the projections of attention
 
     def build_inner(self, causal: bool, num_heads: int, head_dim: int) -> InnerAttention:
         """The inner attention of ``num_heads`` heads of ``head_dim`` channels."""
@@ -66,25 +68,32 @@ class InnerMultiheadAttention(MultiheadAttention):
     """
 
     def __init__(self, embed_dim: int, num_heads: int, design: LayerDesign, causal: bool, **host_options) -> None:
-        if num_heads < 1 or embed_dim % num_heads:
-            raise ArgumentError(f"`num_heads` is {num_heads}; allowed: a divisor of `embed_dim`, {embed_dim}")
+        dim = design.attention_dim or embed_dim
+        for name, width in {"embed_dim": embed_dim, "encoder_attention_dim": dim}.items():
+            if num_heads < 1 or width % num_heads:
+                raise ArgumentError(f"`num_heads` is {num_heads}; allowed: a divisor of `{name}`, {width}")
         for option in ("add_bias_kv", "add_zero_attn", "xformers_att_config"):
             if host_options.get(option):
                 given = host_options[option]
                 raise ArgumentError(f"`{option}` is {given!r}; allowed with {design.attention} attention: unset")
-        super().__init__(embed_dim, num_heads, self_attention=True, **host_options)
-        self.inner = design.build_inner(causal, num_heads, embed_dim // num_heads)
+        super().__init__(embed_dim, num_heads, self_attention=True, bias=design.projection_bias, **host_options)
+        self.head_dim = dim // num_heads
+        self.inner = design.build_inner(causal, num_heads, self.head_dim)
         noise = (host_options.get("q_noise", 0.0), host_options.get("qn_block_size", 8))
         channels = self.inner.projections(self.head_dim)
         for name in ("q", "k", "v"):
             own = getattr(self, f"{name}_proj")
             if name not in channels:
                 setattr(self, f"{name}_proj", NoProjection())
-            elif channels[name] != self.head_dim:
+            elif num_heads * channels[name] != embed_dim:
                 projection = nn.Linear(embed_dim, num_heads * channels[name], bias=own.bias is not None)
                 nn.init.xavier_uniform_(projection.weight, gain=2**-0.5)  # as fairseq's reset_parameters
                 setattr(self, f"{name}_proj", quant_noise(projection, *noise))
-        self.gate_proj = quant_noise(nn.Linear(embed_dim, embed_dim), *noise) if design.attention_gate else None
+        if dim != embed_dim:
+            projection = nn.Linear(dim, embed_dim, bias=design.projection_bias)
+            nn.init.xavier_uniform_(projection.weight)  # as fairseq's
+            self.out_proj = quant_noise(projection, *noise)
+        self.gate_proj = quant_noise(nn.Linear(embed_dim, dim), *noise) if design.attention_gate else None
 
     @property
     def has_prunable_heads(self) -> bool:

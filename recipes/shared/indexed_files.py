@@ -5,7 +5,7 @@ The files are those of fairseq-preprocess, which itself takes lines of words and
 
 import contextlib
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -33,10 +33,17 @@ def write_dictionary(folder: Path, dictionary: Dictionary) -> None:
 
 def write_split(folder: Path, split: str, sequences: Iterable[np.ndarray], symbols: int) -> None:
     """Write sequences of tokens (T,), below ``symbols``, as a split of the data set in ``folder``."""
+    with split_writer(folder, split, symbols) as write:
+        for sequence in sequences:
+            write(sequence)
+
+
+@contextlib.contextmanager
+def split_writer(folder: Path, split: str, symbols: int) -> Iterator[Callable[[np.ndarray], None]]:
+    """Yield a function that writes the next sequence of tokens (T,), below ``symbols``, of a split in ``folder``."""
     prefix = str(folder / split)
     builder = indexed_dataset.make_builder(indexed_dataset.data_file_path(prefix), "mmap", vocab_size=symbols)
-    for sequence in sequences:
-        builder.add_item(torch.from_numpy(sequence))
+    yield lambda sequence: builder.add_item(torch.from_numpy(sequence))
     builder.finalize(indexed_dataset.index_file_path(prefix))
 
 

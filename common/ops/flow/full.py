@@ -125,6 +125,9 @@ def _weight(flow: Tensor, kind: str, padding_mask: Tensor | None, scale: Tensor 
         return torch.ones_like(flow)
     if kind == "sigmoid":
         return torch.sigmoid(flow)
+    if kind == "softmax_heads":
+        weights = torch.softmax(flow, dim=1)
+        return weights if scale is None else weights * scale
     if padding_mask is not None:
         flow = flow.masked_fill(padding_mask[:, None], excluded_logit())
     weights = torch.softmax(flow, dim=-1)

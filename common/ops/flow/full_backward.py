@@ -74,8 +74,9 @@ def _logit_gradient(log_gradient: Tensor, weights: Tensor, kind: str) -> Tensor:
         return torch.zeros_like(log_gradient)
     if kind == "sigmoid":
         return log_gradient * (1.0 - weights)
-    shares = weights / weights.sum(-1, keepdim=True)  # the softmax may have been multiplied by a count
-    return log_gradient - shares * log_gradient.sum(-1, keepdim=True)
+    over = 1 if kind == "softmax_heads" else -1
+    shares = weights / weights.sum(over, keepdim=True)  # the softmax may have been multiplied by a count
+    return log_gradient - shares * log_gradient.sum(over, keepdim=True)
 
 
 def _sum_gradient(receivers: Tensor, gradient: Tensor, form: FlowForm) -> Tensor:

@@ -1,7 +1,8 @@
 """Flow-Attention of all sinks with all sources in blocks that stay in a CPU's caches, with the backward pass by hand.
 
 Between the passes only the inputs and the output, which exist anyway, and vectors of one number per token are kept; the
-features are computed once more. A block is some heads of some rows of the batch, with all of their tokens.
+features are computed once more. A block is some heads of some rows of the batch, with all of their tokens, or all heads
+of them where these compete.
 """
 
 import itertools
@@ -44,7 +45,7 @@ class _InBlocks(torch.autograd.Function):
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, key_mask: _Mask, query_mask: _Mask, options: FlowOptions
     ) -> Tensor:
-        dtype, size = compute_dtype(q), _block_size(q, k, v)
+        dtype, size = compute_dtype(q), _block_size(q, k, v, options)
         out = _empty_output(q, v)
         saved: list[Tensor] = []
         for (q_block, k_block, v_block, out_block), masks in _blocks(size, (q, k, v, out), (key_mask, query_mask)):
@@ -89,14 +90,16 @@ def _dense(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x.to(dtype).transpose(-2, -1).contiguous().transpose(-2, -1)
 
 
-def _block_size(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, int]:
+def _block_size(q: Tensor, k: Tensor, v: Tensor, options: FlowOptions) -> tuple[int, int]:
     """Rows of the batch, and heads, of a block."""
     batch, heads = max(q.shape[0], 1), max(q.shape[1], 1)
     if q.device.type != "cpu":
         return batch, heads
     numbers = BLOCK_NUMBERS * torch.get_num_threads()
     fitting = max(numbers // (max(q.shape[2], k.shape[2]) * max(q.shape[3], v.shape[3])), 1)
-    return (1, fitting) if fitting < heads else (fitting // heads, heads)
+    if fitting < heads:
+        return 1, heads if options.competition == "softmax_heads" else fitting
+    return fitting // heads, heads
 
 
 def _blocks(

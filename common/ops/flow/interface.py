@@ -26,7 +26,7 @@ from .causal import (
 from .causal_cpu import causal_attention_in_blocks
 from .full import flow_attention_scriptable, full_flow
 from .full_cpu import full_attention_in_blocks
-from .options import FlowOptions, flow_options
+from .options import FlowOptions, check_competition, flow_options
 
 
 def flow_attention(
@@ -64,8 +64,9 @@ def flow_attention(
             1 in the authors' core module and image model, 5 in their fairseq language model, 10 in their RL model,
             none (None or inf) in their long-range-arena code.
         phi: "sigmoid", "elu+1" or "relu" (plus 1e-6) (Table 10).
-        competition: "softmax" over the sources, "sigmoid" or "none" (Table 11). (The authors' long-range-arena
-            code takes its softmax over heads; that is not offered.)
+        competition: "softmax" over the sources, "sigmoid" or "none" (Table 11). "softmax_heads", not causal, is what
+            the authors' long-range-arena code does instead: a softmax over the heads of each source, times m where
+            the form rescales. Sources do not compete in it, and with one head it is constant.
         allocation: "sigmoid", "softmax" over the sinks or "none" (Table 11); the softmax is multiplied by the
             number of sinks where the competition is by the number of sources.
         chunk_size: C of the causal algorithm, any length; results do not depend on it.
@@ -79,7 +80,8 @@ def flow_attention(
     float32 (float64 for float64 inputs) whatever the input, autocast included.
 
     Raises:
-        ValueError: a shape, dtype, mask, name, clamp, chunk size or state that does not fit; a state without causal.
+        ValueError: a shape, dtype, mask, name, clamp, chunk size or state that does not fit; a state without causal;
+            a competition over heads with causal.
     """
     options = flow_options(form, clamp, phi, competition, allocation)
     check_positive_int("chunk_size", chunk_size)
@@ -104,6 +106,7 @@ def attend(
     """``flow_attention`` for modules, which have checked ``options`` and ``chunk_size`` when they were built."""
     _check_tensors(q, k, v, causal, key_padding_mask, query_padding_mask)
     check_continuation(causal, initial_state, return_state)
+    check_competition(options, causal)
     with autocast_off(q):
         if not causal:
             return _full(q, k, v, key_padding_mask, query_padding_mask, options)
@@ -168,6 +171,7 @@ def flow_attention_weights(
     check_positive_int("chunk_size", chunk_size)
     _check_tensors(q, k, k, causal, key_padding_mask, query_padding_mask)
     check_continuation(causal, initial_state, return_state=False)
+    check_competition(options, causal)
     with autocast_off(q):
         dtype = compute_dtype(q)
         if not causal:

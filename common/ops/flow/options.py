@@ -5,10 +5,11 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from ..shared.checks import check_choice
+from ..shared.checks import ArgumentError, check_choice
 from ..shared.feature_maps import FEATURE_MAPS
 
-COMPETITIONS = ("softmax", "sigmoid", "none")
+#: "softmax_heads" is that of the authors' long-range-arena code, over the heads of each source.
+COMPETITIONS = ("softmax", "sigmoid", "none", "softmax_heads")
 ALLOCATIONS = ("sigmoid", "softmax", "none")
 
 
@@ -56,6 +57,13 @@ def flow_options(
         raise ValueError(f"clamp is {clamp!r}; allowed: a number above 0, or None (or inf) for no clamp")
     unclamped = clamp is None or not FORMS[form].rescale
     return FlowOptions(FORMS[form], math.inf if unclamped else float(clamp), phi, competition, allocation)
+
+
+def check_competition(options: FlowOptions, causal: bool) -> None:
+    """Raise ValueError for the competition over heads in causal attention, which has no such form."""
+    if causal and options.competition == "softmax_heads":
+        allowed = ", ".join(name for name in COMPETITIONS if name != "softmax_heads")
+        raise ArgumentError(f"`competition` is 'softmax_heads'; allowed with causal attention: {allowed}")
 
 
 def replace_zero_by_one(flow: Tensor) -> Tensor:

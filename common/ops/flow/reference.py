@@ -31,6 +31,8 @@ def flow_attention_reference(
     Each row of the batch is computed from its real tokens alone; padded sinks give 0. O(n m d) not causal,
     O(n² d + n d e) causal.
     """
+    if causal and competition == "softmax_heads":
+        raise ValueError("competition is 'softmax_heads'; allowed with causal attention: softmax, sigmoid, none")
     rows = []
     for b in range(q.shape[0]):
         real_sink = _real(query_padding_mask, b, q)
@@ -76,6 +78,7 @@ def _algorithm_1(
         "softmax": conserved_outgoing.softmax(-1) * (m if form.rescale else 1),
         "sigmoid": conserved_outgoing.sigmoid(),
         "none": torch.ones_like(conserved_outgoing),
+        "softmax_heads": conserved_outgoing.softmax(0) * (m if form.rescale else 1),
     }[competition]
     allocated = {
         "sigmoid": conserved_incoming.sigmoid(),

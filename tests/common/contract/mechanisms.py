@@ -2,6 +2,7 @@
 
 A new mechanism is tested without an edit here. Where options matter only together, ``cases/NAME.py`` can add to them:
 ``VARIANTS``, a dict from a label to options. ``WITHOUT``, a dict from a promise to a reason, takes away what cannot be.
+``NOT_CAUSAL``, a dict from a label "option=value" to a reason, names what causal attention refuses.
 """
 
 import importlib.util
@@ -91,6 +92,11 @@ def _declared(name: str, what: str) -> dict[str, Any]:
     return getattr(importlib.import_module(module), what, {}) if importlib.util.find_spec(module) else {}
 
 
+def not_causal() -> list[tuple[str, str]]:
+    """Mechanisms, and options "option=value" that they refuse in causal attention."""
+    return [(name, label) for name in ATTENTIONS for label in _declared(name, "NOT_CAUSAL")]
+
+
 def without(name: str) -> dict[str, str]:
     """The promises that a mechanism cannot keep, and why."""
     return _declared(name, "WITHOUT")
@@ -108,7 +114,9 @@ def _cases(kind: type[InnerAttention]) -> Iterable[Case]:
     for causal in (False, True):
         if ("causal" if causal else "bidirectional") not in kind.supports:
             continue
-        yield from (Case(kind.name, causal, label, options) for label, options in _variants(kind).items())
+        refused = _declared(kind.name, "NOT_CAUSAL") if causal else {}
+        variants = {label: options for label, options in _variants(kind).items() if label not in refused}
+        yield from (Case(kind.name, causal, label, options) for label, options in variants.items())
         if can_be_wrapped(kind):
             yield Case(kind.name, causal, rotary=True)
     if {"images", "bidirectional"} <= kind.supports:

@@ -14,6 +14,7 @@ from tests.common.contract.mechanisms import (
     LONGEST,
     Case,
     cases,
+    not_causal,
     small_options,
     tensors,
 )
@@ -53,6 +54,14 @@ def test_facts(fact, name):
             build(name, **{fact: None})
     else:
         build(name, **{fact: None})
+
+
+@pytest.mark.parametrize(("name", "label"), [found for found in not_causal() if "=" in found[1]])
+def test_what_causal_attention_refuses(name, label):
+    option, value = label.split("=")
+    build(name, causal=False, **{option: value})
+    with refused(option):
+        build(name, causal=True, **{option: value})
 
 
 @names

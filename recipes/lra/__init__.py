@@ -1,0 +1,1 @@
+"""The Long Range Arena: long sequences and their labels. See README.md."""

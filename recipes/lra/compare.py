@@ -1,0 +1,166 @@
+"""Train every attention on a task of the Long Range Arena with one budget, and print accuracy, speed and memory.
+
+``python -m recipes.lra.compare --task listops --length 256 --seeds 3`` from the checkout's root, through fairseq-train
+and fairseq-validate. Run again, it goes on where it was interrupted.
+"""
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+
+from ..shared import fairseq_log
+from ..shared.commands import python_command, run, shown_path
+from ..shared.scripts import command_line, positive_int, script
+from ..shared.settings import keep_settings
+from ..shared.tables import describe_run
+from ..shared.text_files import write_lines
+from ..shared.trainings import Trained, read_points, train_all
+from . import listops, speed
+from .examples import SPLITS, read_labels
+from .listops_blocks import Plan as ListopsPlan
+from .plan import MODELS, TASKS, Plan, validate_command
+from .results import Results, Score, write
+from .speed import Speed
+
+DEFAULT_MODELS = ["softmax", "flow", "linear", "flash", "daft_conv", "mixed_chunk"]
+SPEED_LENGTHS = [1024, 2048, 3072, 4096]
+UPDATES, EVALUATIONS = 1_500, 8
+#: To see that everything runs; nothing is learned.
+QUICK_UPDATES, QUICK_SPEED_LENGTHS = 8, [64, 128]
+#: Expressions of a generated ListOps, and the shortest ones as a share of the longest.
+SIZES = {"train": 64_000, "valid": 1_000, "test": 1_000}
+QUICK_SIZES = {"train": 200, "valid": 40, "test": 40}
+_SHORTEST = 16
+
+
+def prepare(plan: Plan, out: Path, sizes: dict[str, int], processes: int) -> Path:
+    """Generate ListOps of the plan's length below ``out``; returns its folder."""
+    # --max-length is exclusive, and the first token stands in front.
+    lengths = {"min_length": plan.length // _SHORTEST, "max_length": plan.length}
+    listops.generate(ListopsPlan(seed=1, **sizes, **lengths), out / "data", processes)
+    return out / "data"
+
+
+def score(plan: Plan, data: Path, folder: Path, trained: Trained) -> Score:
+    """The accuracies of a training: the test split of the selected checkpoint is evaluated, unless it has been."""
+    name, _, seed = trained.name.rpartition(".")
+    points = read_points(folder)
+    best = max((point for point in points if point.split == "valid"), key=lambda point: point.values["accuracy"])
+    path = folder / "test.json"
+    if not path.exists():
+        command = validate_command(plan, data, folder / "checkpoints" / "checkpoint_best.pt", "test")
+        log = folder / "test.log"
+        run(command, log, threads=1)
+        values = fairseq_log.parse_validation(log.read_text(encoding="utf-8").splitlines(), "test")
+        write_lines(path, [json.dumps(values) + "\n"])
+    test = json.loads(path.read_text(encoding="utf-8"))["accuracy"]
+    return Score(
+        name,
+        int(seed),
+        fairseq_log.parse_parameters((folder / "train.log").read_text(encoding="utf-8").splitlines()),
+        best.values["accuracy"],
+        best.update,
+        test,
+        max(point.values["accuracy"] for point in points if point.split == "test"),
+        trained.seconds,
+        trained.peak_bytes,
+        trained.command,
+    )
+
+
+def measure_speed(plan: Plan, out: Path, lengths: list[int], batch_size: int) -> list[Speed]:
+    """Steps per second of all models, measured unless they have been with the same arguments."""
+    arguments = [str(word) for word in speed.arguments(plan, lengths, batch_size)]
+    path = out / "speed.json"
+    if path.exists():
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        if stored["arguments"] == arguments:
+            return [Speed(**one) for one in stored["measured"]]
+    log = out / "logs" / "speed.log"
+    run(python_command("-m", "recipes.lra.speed", *arguments), log, threads=1)
+    measured = json.loads(log.read_text(encoding="utf-8").splitlines()[-1])
+    write_lines(path, [json.dumps({"arguments": arguments, "measured": measured}, indent=1) + "\n"])
+    return [Speed(**one) for one in measured]
+
+
+def parser() -> argparse.ArgumentParser:
+    """The script's options."""
+    parser = argparse.ArgumentParser(prog="python -m recipes.lra.compare", description=__doc__.splitlines()[0])
+    parser.add_argument("--task", choices=TASKS, default="listops", help="default: %(default)s")
+    parser.add_argument(
+        "--data", type=Path, help="the folder that a prepare command wrote; default: a ListOps that is generated"
+    )
+    parser.add_argument("--out", type=Path, default=Path("work/lra/compare"), help="default: %(default)s")
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=DEFAULT_MODELS, help="default: %(default)s")
+    parser.add_argument("--seeds", type=positive_int, default=3, help="runs of each model (%(default)s)")
+    parser.add_argument(
+        "--length", type=positive_int, help="tokens of the longest sequence, with the first; default: the task's"
+    )
+    parser.add_argument("--updates", type=positive_int, help=f"of every training; default: {UPDATES:,}")
+    parser.add_argument("--lr", type=float, default=1e-3, help="highest learning rate (%(default)s)")
+    sizes = {"batch-size": 32, "width": 64, "layers": 1, "heads": 2}
+    for name, default in sizes.items():
+        parser.add_argument(f"--{name}", type=positive_int, default=default, help="default: %(default)s")
+    parser.add_argument("--jobs", type=positive_int, default=1, help="trainings at a time, a thread each (%(default)s)")
+    parser.add_argument(
+        "--speed-lengths", type=positive_int, nargs="+", help=f"lengths to time; default: {SPEED_LENGTHS}"
+    )
+    parser.add_argument("--speed-batch", type=positive_int, default=2, help="sequences in a timed step (%(default)s)")
+    parser.add_argument("--quick", action="store_true", help="only see that everything runs: nothing is learned")
+    return parser
+
+
+@script("compare")
+def main(arguments: list[str] | None = None) -> int:
+    """Run the script; returns the exit status."""
+    options = parser().parse_args(arguments)
+    started = time.monotonic()
+    command = command_line("recipes.lra.compare", arguments)
+    if options.data is None and options.task != "listops":
+        raise ValueError(f"--task is {options.task} without --data; allowed: the folder of its prepare command, too")
+    if options.data is not None and not (options.data / "data-bin").is_dir():
+        raise ValueError(f"--data is {options.data}, which has no data-bin; allowed: what a prepare command wrote")
+    plan = Plan(
+        options.task,
+        list(dict.fromkeys(options.models)),
+        options.seeds,
+        options.length or TASKS[options.task].longest + 1,
+        options.updates or (QUICK_UPDATES if options.quick else UPDATES),
+        options.batch_size,
+        options.width,
+        options.layers,
+        options.heads,
+        options.lr,
+        min(EVALUATIONS, options.updates or EVALUATIONS),
+    )
+    out = options.out.absolute()
+    # More models and seeds may be added to a folder, but they share all the rest.
+    shared = {key: value for key, value in plan._asdict().items() if key not in ("models", "seeds")}
+    keep_settings(out / "settings.json", shared)
+    data = options.data
+    if data is None:
+        data = prepare(plan, out, QUICK_SIZES if options.quick else SIZES, options.jobs)
+    data_bin = data.absolute() / "data-bin"
+    outcome = train_all(plan.trainings(data_bin), out / "runs", options.jobs)
+    scores = [score(plan, data_bin, out / "runs" / name, trained) for name, trained in outcome.trained.items()]
+    lengths = options.speed_lengths or (QUICK_SPEED_LENGTHS if options.quick else SPEED_LENGTHS)
+    speeds = measure_speed(plan, out, sorted(set(lengths)), options.speed_batch)
+    labels = {split: read_labels(data_bin, split) for split in SPLITS}
+    results = Results(
+        plan,
+        {split: len(found) for split, found in labels.items()},
+        100.0 * labels["test"].bincount().max().item() / len(labels["test"]),
+        scores,
+        outcome.failed,
+        speeds,
+        options.speed_batch,
+    )
+    print("\n" + write(out, results, describe_run(command, time.monotonic() - started)))
+    print(f"\nThe same as Markdown, JSON and a picture: {shown_path(out)}")
+    return 1 if outcome.failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,87 @@
+"""Labelled sequences on disk, as fairseq's task ``sentence_prediction`` reads them.
+
+``data-bin/input0`` has a sequence for each example, ``data-bin/input1`` the second one where there are two, and
+``data-bin/label`` its class. Nothing marks the end of a sequence.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from fairseq.data import Dictionary, indexed_dataset
+from tqdm import tqdm
+
+from fairseq_plugin.data.pixels import FIRST_TOKEN
+
+from ..shared.indexed_files import split_writer, whole_folder, write_dictionary
+
+SPLITS = ("train", "valid", "test")
+
+
+class Example(NamedTuple):
+    """The tokens (T,) of one or two inputs, and the number of the class."""
+
+    inputs: tuple[np.ndarray, ...]
+    label: int
+
+
+def symbol_dictionary(symbols: Sequence[str]) -> Dictionary:
+    """fairseq's dictionary of ``symbols``: symbol number s is token ``FIRST_TOKEN`` + s."""
+    dictionary = Dictionary()
+    for symbol in symbols:
+        dictionary.add_symbol(symbol)
+    return dictionary
+
+
+def write_examples(
+    data_bin: Path,
+    splits: Mapping[str, Iterable[Example]],
+    dictionary: Dictionary,
+    classes: int,
+    total: int | None = None,
+    inputs: int = 1,
+) -> dict[str, int]:
+    """Write ``splits`` to the folder ``data_bin``, which exists afterwards only if all could be written.
+
+    Args:
+        classes: of labels, which are 0 to ``classes`` - 1.
+        total: examples of all splits, for the progress bar.
+        inputs: of each example, 1 or 2.
+
+    Returns:
+        The number of examples of each split.
+
+    Raises:
+        ValueError: a split without examples.
+    """
+    labels = symbol_dictionary([str(label) for label in range(classes)])
+    kinds = {f"input{number}": dictionary for number in range(inputs)} | {"label": labels}
+    counts = dict.fromkeys(splits, 0)
+    with whole_folder(data_bin) as folder, tqdm(total=total, desc="data-bin", unit=" examples", disable=None) as bar:
+        for kind, symbols in kinds.items():
+            (folder / kind).mkdir()
+            write_dictionary(folder / kind, symbols)
+        for split, examples in splits.items():
+            with contextlib.ExitStack() as writers:
+                write: dict[str, Callable[[np.ndarray], None]] = {
+                    kind: writers.enter_context(split_writer(folder / kind, split, len(symbols)))
+                    for kind, symbols in kinds.items()
+                }
+                for example in examples:
+                    for number, tokens in enumerate(example.inputs):
+                        write[f"input{number}"](tokens)
+                    write["label"](np.array([example.label + FIRST_TOKEN], np.int32))
+                    counts[split] += 1
+                    bar.update()
+            if not counts[split]:
+                raise ValueError(f"{split} has no examples; allowed: at least 1")
+    return counts
+
+
+def read_labels(data_bin: Path, split: str) -> torch.Tensor:
+    """The classes of all examples of a split, int64."""
+    labels = indexed_dataset.make_dataset(str(data_bin / "label" / split), "mmap")
+    return torch.cat([labels[i] for i in range(len(labels))]) - FIRST_TOKEN

@@ -1,0 +1,202 @@
+"""What a comparison trains: tasks, models of one size, one budget, and the commands they become."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+from common.attention import ATTENTIONS
+from fairseq_plugin.models.long_range_arena import unit_dims
+
+from ..shared.commands import python_command
+from ..shared.trainings import Training
+
+
+class Task(NamedTuple):
+    """One task of the Arena."""
+
+    title: str  # in the papers' tables
+    classes: int
+    chance: float  # accuracy of guessing, per cent
+    longest: int  # tokens of a sequence, without the first one that stands for the whole
+    sequences: int = 1
+    first_token: bool = True  # a token that stands for the whole, rather than the mean over all
+
+
+TASKS = {
+    "listops": Task("ListOps", 10, 10.0, 1_999),
+    "text": Task("Text", 2, 50.0, 1_000),
+    "retrieval": Task("Retrieval", 2, 50.0, 4_000, sequences=2),
+    "image": Task("Image", 10, 10.0, 1_024),
+    "pathfinder": Task("Pathfinder", 2, 50.0, 1_024, first_token=False),
+}
+
+
+class Model(NamedTuple):
+    """A row of the tables."""
+
+    title: str
+    architecture: str  # the beginning of its name, before _lra_TASK
+    published: str | None = None  # its name in Table 2 of the Flowformer paper
+
+
+MODELS = {
+    "softmax": Model("Transformer, softmax", "softmax", "Transformer"),
+    "flow": Model("Flowformer", "flowformer", "Flowformer"),
+    "linear": Model("linear attention", "linear", "Linear Transformer"),
+    "flash": Model("FLASH, gated attention units", "flash"),
+    **{
+        name: Model(title, name)
+        for name, title in {
+            "daft_full": "DAFT-full",
+            "daft_conv": "DAFT-conv",
+            "mixed_chunk": "mixed chunk attention",
+            "quadratic": "relu² attention",
+            "combiner": "Combiner",
+        }.items()
+    },
+}
+#: Mechanisms that came later have their names as titles.
+for _name, _attention in ATTENTIONS.items():
+    if "bidirectional" in _attention.supports:
+        MODELS.setdefault(_name, Model(_name, _name))
+
+
+class Plan(NamedTuple):
+    """One size and one budget for all models."""
+
+    task: str
+    models: list[str]
+    seeds: int
+    length: int  # of the longest sequence, the first token included
+    updates: int
+    batch_size: int
+    width: int
+    layers: int
+    heads: int
+    lr: float
+    evaluations: int  # during each training
+
+    def train_arguments(self, data: Path, name: str, seed: int) -> list[object]:
+        """The arguments of fairseq-train for one model and seed, without the folder of checkpoints."""
+        interval = max(1, self.updates // self.evaluations)
+        return [
+            *task_arguments(self.task, data, self.length),
+            *self.model_arguments(name),
+            "--optimizer",
+            "adam",
+            "--adam-betas",
+            "(0.9, 0.98)",
+            "--adam-eps",
+            "1e-09",
+            "--weight-decay",
+            "0.1",
+            "--clip-norm",
+            "1.0",
+            "--lr",
+            self.lr,
+            "--lr-scheduler",
+            "polynomial_decay",
+            "--warmup-updates",
+            max(1, self.updates // 10),
+            "--total-num-update",
+            self.updates,
+            "--max-update",
+            self.updates,
+            "--batch-size",
+            self.batch_size,
+            "--required-batch-size-multiple",
+            1,
+            "--num-workers",
+            0,
+            "--data-buffer-size",
+            0,  # no reader thread, in which a training that ends may abort
+            "--valid-subset",
+            "valid,test",  # the first one selects
+            "--best-checkpoint-metric",
+            "accuracy",
+            "--maximize-best-checkpoint-metric",
+            "--save-interval-updates",
+            interval,
+            "--keep-interval-updates",
+            1,
+            "--no-epoch-checkpoints",
+            "--save-interval",
+            1_000_000,
+            "--validate-interval",
+            1_000_000,
+            "--log-interval",
+            max(1, interval // 4),
+            "--seed",
+            seed,
+        ]
+
+    def model_arguments(self, name: str) -> list[object]:
+        """The architecture ``name`` in the plan's size: with as many parameters as a Transformer with an FFN of twice
+        the width, and without dropout, since a short training repeats little."""
+        ffn = 2 * self.width
+        arguments = ["--arch", f"{MODELS[name].architecture}_lra_{self.task}", "--encoder-embed-dim", self.width]
+        if name == "flash":
+            query, inner = unit_dims(self.width, self.width, ffn)
+            arguments += ["--encoder-layers", 2 * self.layers, "--encoder-attention-heads", 1]
+            arguments += ["--encoder-ffn-embed-dim", inner, "--flash-query-dim", query]
+        else:
+            arguments += ["--encoder-layers", self.layers, "--encoder-attention-heads", self.heads]
+            arguments += ["--encoder-ffn-embed-dim", ffn, "--encoder-attention-dim", self.width]
+        return [
+            *arguments,
+            "--classifier-dim",
+            ffn,
+            "--dropout",
+            "0.0",
+            "--attention-dropout",
+            "0.0",
+            "--activation-dropout",
+            "0.0",
+        ]
+
+    def trainings(self, data: Path) -> list[Training]:
+        """Every model with every seed; all models with the first seed before any with the second."""
+        return [
+            Training(f"{name}.{seed}", self.train_arguments(data, name, seed))
+            for seed in range(1, self.seeds + 1)
+            for name in self.models
+        ]
+
+
+def task_arguments(task: str, data: Path, length: int) -> list[object]:
+    """What fairseq-train and fairseq-validate both have to know of a task and its data."""
+    found = TASKS[task]
+    return [
+        data,
+        "--user-dir",
+        "fairseq_plugin",
+        "--task",
+        "sequence_pair_prediction" if found.sequences > 1 else "sentence_prediction",
+        "--criterion",
+        "sentence_prediction",
+        "--num-classes",
+        found.classes,
+        "--max-positions",
+        length,
+        *(["--init-token", 0] if found.first_token else []),
+    ]
+
+
+def validate_command(plan: Plan, data: Path, checkpoint: Path, split: str) -> list[str]:
+    """fairseq-validate of a checkpoint on one split."""
+    return python_command(
+        "-m",
+        "fairseq_cli.validate",
+        *task_arguments(plan.task, data, plan.length),
+        "--path",
+        checkpoint,
+        "--valid-subset",
+        split,
+        "--batch-size",
+        plan.batch_size,
+        "--required-batch-size-multiple",
+        1,
+        "--num-workers",
+        0,
+        "--log-format",
+        "json",
+    )

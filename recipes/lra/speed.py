@@ -1,0 +1,146 @@
+"""Steps per second and memory of training and inference at several lengths, all models in turns.
+
+``python -m recipes.lra.speed --lengths 1024,2048 ...`` prints them as JSON; ``recipes.lra.compare`` runs it, as a
+process of its own, so that every training has the machine's memory for itself.
+"""
+
+import argparse
+import json
+import sys
+import warnings
+from pathlib import Path
+from types import SimpleNamespace
+from typing import NamedTuple
+
+import torch
+from fairseq import options, tasks
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from torch import nn
+from torch.nn import functional as F
+from tqdm import tqdm
+
+import fairseq_plugin  # noqa: F401  registers the architectures
+from fairseq_plugin.data.pixels import FIRST_TOKEN
+
+from ..bench.harness.memory import peak_beyond
+from ..bench.harness.timing import interleave, ratio, synchronizer
+from ..shared.scripts import positive_int, script
+from .examples import symbol_dictionary
+from .listops_rules import SYMBOLS
+from .plan import MODELS, TASKS, Plan, task_arguments
+
+TRAINING, INFERENCE = "training", "inference"
+
+
+class Speed(NamedTuple):
+    """One model at one length."""
+
+    model: str
+    length: int
+    kind: str  # TRAINING or INFERENCE
+    steps_per_second: float  # the median
+    faster: float | None  # steps for one of softmax, which ran in the same rounds; None without softmax
+    peak_bytes: int  # of a step, beyond the weights and their gradients
+
+
+def measure(plan: Plan, lengths: list[int], batch_size: int) -> list[Speed]:
+    """Every model of ``plan`` at every length, ``batch_size`` sequences of random symbols in a step."""
+    found = []
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    bar = tqdm(total=2 * len(lengths), desc="speed", unit="", disable=None)
+    for length in lengths:
+        models = {name: build(plan, name, length).to(device) for name in plan.models}
+        generator = torch.Generator().manual_seed(1)
+        tokens = torch.randint(FIRST_TOKEN, FIRST_TOKEN + len(SYMBOLS), (batch_size, length), generator=generator)
+        labels = torch.randint(0, TASKS[plan.task].classes, (batch_size,), generator=generator)
+        tokens, labels = tokens.to(device), labels.to(device)
+        for kind in (TRAINING, INFERENCE):
+            steps = {name: _step(model, tokens, labels, kind) for name, model in models.items()}
+            times = dict(zip(steps, interleave(list(steps.values()), synchronizer(device))))
+            for name, step in steps.items():
+                median = sorted(times[name])[len(times[name]) // 2]
+                faster = ratio(times[name], times["softmax"]) if "softmax" in times else None
+                found.append(Speed(name, length, kind, 1.0 / median, faster, peak_beyond(step, device)))
+            bar.update()
+    bar.close()
+    return found
+
+
+def build(plan: Plan, name: str, length: int) -> nn.Module:
+    """The model ``name`` for sequences of ``length`` symbols, as fairseq-train builds it."""
+    command = [*task_arguments(plan.task, Path("data"), length), *plan.model_arguments(name)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # fairseq's own use of an older hydra
+        parsed = options.parse_args_and_arch(options.get_training_parser(), [str(word) for word in command])
+        config = convert_namespace_to_omegaconf(parsed)
+    torch.manual_seed(1)
+    task = SimpleNamespace(source_dictionary=symbol_dictionary(SYMBOLS), max_positions=lambda: length)
+    model = tasks.FairseqTask.build_model(task, config.model)
+    model.register_classification_head("head", num_classes=TASKS[plan.task].classes)
+    return model
+
+
+def _step(model: nn.Module, tokens: torch.Tensor, labels: torch.Tensor, kind: str):
+    """A function of one step; of training, with the loss and all gradients, but without the optimizer's update."""
+
+    def train() -> list[torch.Tensor]:
+        model.train()
+        scores, _ = model(tokens, classification_head_name="head")
+        loss = F.cross_entropy(scores, labels)
+        for parameter in model.parameters():
+            parameter.grad = None
+        loss.backward()
+        return [loss, *(x.grad for x in model.parameters() if x.grad is not None)]
+
+    def infer() -> list[torch.Tensor]:
+        model.eval()
+        with torch.no_grad():
+            return [model(tokens, classification_head_name="head")[0]]
+
+    return train if kind == TRAINING else infer
+
+
+def arguments(plan: Plan, lengths: list[int], batch_size: int) -> list[object]:
+    """The command line of this module for ``plan``."""
+    return [
+        "--models",
+        *plan.models,
+        "--lengths",
+        *lengths,
+        "--batch-size",
+        batch_size,
+        "--task",
+        plan.task,
+        "--width",
+        plan.width,
+        "--layers",
+        plan.layers,
+        "--heads",
+        plan.heads,
+    ]
+
+
+def parser() -> argparse.ArgumentParser:
+    """The script's options."""
+    parser = argparse.ArgumentParser(prog="python -m recipes.lra.speed", description=__doc__.splitlines()[0])
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=["softmax", "flow"], help="default: %(default)s")
+    parser.add_argument("--lengths", nargs="+", type=positive_int, default=[1024, 2048], help="default: %(default)s")
+    parser.add_argument("--batch-size", type=positive_int, default=1, help="default: %(default)s")
+    parser.add_argument("--task", choices=TASKS, default="listops", help="default: %(default)s")
+    for name, default in {"width": 64, "layers": 2, "heads": 2}.items():
+        parser.add_argument(f"--{name}", type=positive_int, default=default, help="default: %(default)s")
+    return parser
+
+
+@script("speed")
+def main(arguments: list[str] | None = None) -> int:
+    """Run the script; returns the exit status."""
+    chosen = parser().parse_args(arguments)
+    plan = Plan(chosen.task, chosen.models, 1, 1, 1, 1, chosen.width, chosen.layers, chosen.heads, 0.0, 1)
+    found = measure(plan, chosen.lengths, chosen.batch_size)
+    print(json.dumps([one._asdict() for one in found]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

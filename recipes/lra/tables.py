@@ -1,0 +1,58 @@
+"""Read and write the Long Range Arena's tables of sequences: a header, and a line of Source and Target for each."""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from ..shared.text_files import read_lines, write_lines
+
+HEADER = "Source\tTarget\n"
+
+
+class Row(NamedTuple):
+    """One example of a table, and its place for messages."""
+
+    place: str  # file and line
+    source: str
+    target: str
+
+
+def write_table(path: Path, rows: Iterable[str]) -> None:
+    """Write rows "source TAB target NEWLINE" below the header; the file exists afterwards only if all were written."""
+    write_lines(path, _with_header(rows))
+
+
+def _with_header(rows: Iterable[str]) -> Iterator[str]:
+    yield HEADER
+    yield from rows
+
+
+def read_table(path: Path) -> Iterator[Row]:
+    """The rows of a table, in order.
+
+    Raises:
+        ValueError: there is no file, its header is another, or a line is empty, cut off, no text in UTF-8, or has other
+            columns; the message names the line.
+    """
+    if not path.is_file():
+        raise ValueError(f"{path} does not exist; allowed: a table with the columns Source and Target")
+    number = 0
+    try:
+        for number, line in enumerate(read_lines(path), 1):
+            place = f"{path}, line {number}"
+            if not line.endswith("\n"):
+                raise ValueError(f"{place} is cut off; allowed: a line that ends")
+            cells = line.rstrip("\r\n").split("\t")
+            if number == 1:
+                if cells != HEADER.split():
+                    raise ValueError(f"{place} is {line[:60]!r}; allowed: the header, Source and Target")
+                continue
+            if len(cells) != 2:
+                raise ValueError(f"{place} has {len(cells)} columns; allowed: 2, Source and Target")
+            if not cells[0].strip():
+                raise ValueError(f"{place} has an empty Source; allowed: at least one symbol")
+            yield Row(place, *cells)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}, after line {number}, is not text in UTF-8: {error}; allowed: a table") from error
+    if number < 2:
+        raise ValueError(f"{path} has {number} lines; allowed: the header and at least one example")
