@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Optional
 
 import torch
+from fairseq.criterions import FairseqCriterion
+from fairseq.criterions.sentence_prediction import SentencePredictionCriterion
 from fairseq.data import Dictionary
 from fairseq.dataclass import FairseqDataclass
 from fairseq.models import ARCH_MODEL_REGISTRY
 from fairseq.tasks import FairseqTask, register_task
-from omegaconf import II, MISSING
+from omegaconf import MISSING
 from torch import nn
 
 from common.ops.shared.checks import check_positive_int
@@ -39,7 +41,10 @@ class TimeSeriesClassificationConfig(FairseqDataclass):
             "the longest training series, as in the authors' code"
         },
     )
-    classification_head_name: str = II("criterion.classification_head_name")
+    # Not taken from the criterion, as fairseq's own tasks do: its default, cross_entropy, has no such option.
+    classification_head_name: str = field(
+        default="sentence_classification_head", metadata={"help": "name of the classification head to use"}
+    )
 
 
 @register_task("time_series_classification", dataclass=TimeSeriesClassificationConfig)
@@ -108,6 +113,25 @@ class TimeSeriesClassificationTask(FairseqTask):
         model = super().build_model(cfg, from_checkpoint)
         model.register_classification_head(self.cfg.classification_head_name, len(self.description.labels))
         return model
+
+    def build_criterion(self, cfg, from_checkpoint: bool = False) -> FairseqCriterion:
+        """fairseq's hook: the criterion.
+
+        Raises:
+            ValueError: it is not ``sentence_prediction``, or is for a head of another name.
+        """
+        criterion = super().build_criterion(cfg, from_checkpoint)
+        if not isinstance(criterion, SentencePredictionCriterion):
+            name = getattr(cfg, "_name", None) or getattr(cfg, "criterion", None)
+            raise ValueError(
+                f"--criterion is {name}; allowed with --task time_series_classification: sentence_prediction"
+            )
+        if criterion.classification_head_name != self.cfg.classification_head_name:
+            raise ValueError(
+                f"classification_head_name is {criterion.classification_head_name} for the criterion; allowed: "
+                f"{self.cfg.classification_head_name}, the task's"
+            )
+        return criterion
 
     def max_positions(self) -> int:
         """fairseq's hook: the steps of a series; none is longer, since longer ones are cut."""

@@ -19,7 +19,7 @@ from ..shared.scripts import command_line, positive_int, script
 from ..shared.tables import describe_run
 from ..shared.trainings import Training, read_points, read_trained, train_all
 from .prepare import prepare
-from .results import Plan, Result, write
+from .results import VALIDATE_INTERVAL, Plan, Result, write
 
 SUFFIX = "_time_series"
 #: What is trained unless told otherwise: the paper's model, those it is compared with, FLASH and DAFT.
@@ -30,11 +30,11 @@ DEFAULT_EPOCHS = 100
 OPTIMIZERS = {"SpokenArabicDigits": "adam"}
 #: Epochs between two checkpoints: what an interruption may cost.
 SAVE_INTERVAL = 10
-LARGEST_CHUNK = 256
+SMALLEST_CHUNK, LARGEST_CHUNK = 16, 256
 
 
 def train_arguments(data: Path, plan: Plan, name: str, seed: int, longest: int) -> list[object]:
-    """fairseq-train's arguments: the authors' optimiser, batch, clipping and epochs, evaluated after every epoch."""
+    """fairseq-train's arguments: the authors' optimiser, batch, clipping, epochs, and evaluation every two epochs."""
     return [
         data,
         *"--user-dir fairseq_plugin --task time_series_classification --criterion sentence_prediction".split(),
@@ -42,7 +42,7 @@ def train_arguments(data: Path, plan: Plan, name: str, seed: int, longest: int) 
         *("--optimizer", OPTIMIZERS.get(plan.dataset, "radam"), "--lr", "0.001", "--lr-scheduler", "fixed"),
         *"--clip-norm 4.0 --batch-size 16 --required-batch-size-multiple 1".split(),
         *("--max-epoch", plan.epochs, "--seed", seed),
-        *"--valid-subset test --batch-size-valid 128".split(),
+        *("--valid-subset", "test", "--batch-size-valid", 128, "--validate-interval", VALIDATE_INTERVAL),
         *"--best-checkpoint-metric accuracy --maximize-best-checkpoint-metric".split(),
         *("--save-interval", SAVE_INTERVAL, "--no-epoch-checkpoints"),
         *"--num-workers 0 --data-buffer-size 0 --log-interval 1000000".split(),  # no reader thread, no inner log
@@ -50,11 +50,11 @@ def train_arguments(data: Path, plan: Plan, name: str, seed: int, longest: int) 
 
 
 def chunk_arguments(name: str, longest: int) -> list[object]:
-    """Chunks for the mechanisms that have them: about four to a series, at least 8 steps, at most the paper's 256."""
+    """Chunks for the mechanisms that have them: about two to a series, at most FLASH's 256 steps."""
     option = {"flash": "--flash-chunk-size", "mixed_chunk": "--mixed-chunk-chunk-size"}.get(name)
     if option is None:
         return []
-    return [option, min(LARGEST_CHUNK, max(8, 2 ** round(math.log2(max(1, longest / 4)))))]
+    return [option, min(LARGEST_CHUNK, max(SMALLEST_CHUNK, 2 ** round(math.log2(longest / 2))))]
 
 
 def trainings(data: Path, plan: Plan, described: Description) -> list[Training]:
@@ -80,9 +80,11 @@ def read_results(out: Path, plan: Plan) -> list[Result]:
             if trained is None:
                 continue
             points = [point for point in read_points(folder) if point.split == "test"]
-            if [point.epoch for point in points] != list(range(1, plan.epochs + 1)):
+            if [point.epoch for point in points] != plan.evaluated:
+                epochs = ", ".join(str(point.epoch) for point in points)
                 raise ValueError(
-                    f"{shown_path(folder)}/train.log lacks an evaluation after each of {plan.epochs} epochs"
+                    f"{shown_path(folder)}/train.log has evaluations after epochs {epochs or 'none'}; "
+                    f"allowed: after every {VALIDATE_INTERVAL} and the last, {plan.epochs}"
                 )
             lines = (folder / "train.log").read_text(encoding="utf-8").splitlines()
             accuracies = [point.values["accuracy"] for point in points]

@@ -19,11 +19,11 @@ POINT = '2026-11-22 06:00:0%d | INFO | test | {"epoch": %d, "test_accuracy": "%s
 
 @pytest.fixture
 def arguments(tmp_path: Path) -> list[str]:
-    """Of a comparison of two models, two seeds and three epochs on two series."""
+    """Of a comparison of two models, two seeds and five epochs on two series."""
     for part in ("TRAIN", "TEST"):
         (tmp_path / f"Toy_{part}.ts").write_text("\n".join([*HEADER, *CASES]) + "\n")
     names = ["--dataset", "Toy", "--file", str(tmp_path / "Toy_TRAIN.ts"), "--out", str(tmp_path / "out")]
-    return [*names, "--archs", "flowformer,linear_time_series", "--seeds", "2", "--epochs", "3"]
+    return [*names, "--archs", "flowformer,linear_time_series", "--seeds", "2", "--epochs", "5"]
 
 
 def complete(out: Path, name: str, accuracies: list[float]) -> None:
@@ -33,7 +33,9 @@ def complete(out: Path, name: str, accuracies: list[float]) -> None:
     trained = Trained(name, "fairseq-train ...", 60.0, 2**30, "2026-11-22", "a machine", "versions")
     (folder / "result.json").write_text(json.dumps(trained._asdict()))
     lines = ["$ fairseq-train ...", "INFO | num. shared model params: 6,446,089 (num. trained: 6,446,089)"]
-    lines += [POINT % (i, i, accuracy, 17 * i) for i, accuracy in enumerate(accuracies, 1)]
+    lines += [
+        POINT % (i, epoch, accuracy, 17 * epoch) for i, (epoch, accuracy) in enumerate(zip((2, 4, 5), accuracies))
+    ]
     (folder / "train.log").write_text("\n".join(lines) + "\n")
 
 
@@ -52,13 +54,13 @@ def test_complete_trainings_become_a_table(arguments: list[str], tmp_path: Path,
     assert row[1:9] == ["6.45", "M", "82.00", "±", "2.83", "87.00", "±", "4.24"]
     content = json.loads((tmp_path / "out" / "results.json").read_text())
     assert [one["name"] for one in content["results"]] == ["flowformer", "flowformer", "linear", "linear"]
-    assert content["results"][0]["accuracies"] == [50.0, 90.0, 80.0] and content["plan"]["epochs"] == 3
+    assert content["results"][0]["accuracies"] == [50.0, 90.0, 80.0] and content["plan"]["epochs"] == 5
     assert "| flowformer_time_series | 6.45 M | 82.00 ± 2.83 |" in (tmp_path / "out" / "results.md").read_text()
     with Image.open(tmp_path / "out" / "accuracy.png") as image:
         assert image.width > 600
     complete(tmp_path / "short", "linear.1", [10.0])
-    with pytest.raises(ValueError, match="linear.1/train.log lacks an evaluation after each of 3 epochs"):
-        compare.read_results(tmp_path / "short", Plan("Toy", ["linear"], [1], 3))
+    with pytest.raises(ValueError, match="linear.1/train.log has evaluations after epochs 2; allowed: .*, 5"):
+        compare.read_results(tmp_path / "short", Plan("Toy", ["linear"], [1], 5))
 
 
 def test_the_papers_row_stands_beside() -> None:
@@ -84,8 +86,8 @@ def test_commands_are_fairseqs_and_differ_in_the_model_alone() -> None:
     assert all(command == found["flowformer"] for name, command in found.items() if "chunk" not in str(command))
 
 
-@pytest.mark.parametrize("longest, chunk", [(7, 8), (26, 8), (100, 32), (1751, 256)])
-def test_about_four_chunks_to_a_series(longest: int, chunk: int) -> None:
+@pytest.mark.parametrize("longest, chunk", [(7, 16), (26, 16), (100, 64), (1751, 256)])
+def test_about_two_chunks_to_a_series(longest: int, chunk: int) -> None:
     assert compare.chunk_arguments("flash", longest) == ["--flash-chunk-size", chunk]
     assert compare.chunk_arguments("mixed_chunk", longest) == ["--mixed-chunk-chunk-size", chunk]
     assert compare.chunk_arguments("linear", longest) == []

@@ -143,7 +143,7 @@ def test_other_data_is_mapped_or_refused(outputs: dict, tmp_path: Path) -> None:
 
 
 def test_refused_command_lines(data: Path, tmp_path: Path) -> None:
-    """A folder that is none, a length of 0, an architecture of tokens."""
+    """A folder that is none, a length of 0, an architecture of tokens, the criterion that fairseq has by default."""
     task, config = build_task(tmp_path)
     with pytest.raises(ValueError, match="lacks series.json"):
         task.load_dataset("train")
@@ -152,3 +152,10 @@ def test_refused_command_lines(data: Path, tmp_path: Path) -> None:
     task, config = build_task(data, arch="flow_classifier")
     with pytest.raises(ValueError, match="--arch is flow_classifier; allowed .*: .*flowformer_time_series"):
         task.build_model(config.model)
+    task, config = build_task(data, "--criterion", "cross_entropy")
+    with pytest.raises(ValueError, match="--criterion is cross_entropy; allowed .*: sentence_prediction"):
+        task.build_criterion(config.criterion)
+    task, config = build_task(data, "--classification-head-name", "other")
+    assert (
+        task.build_criterion(config.criterion).classification_head_name == task.cfg.classification_head_name == "other"
+    )
