@@ -38,7 +38,7 @@ NAMES = {
     "flowformer": "Flowformer",
     "softmax": "Transformer",
     "linear": "Linear Transformer",
-    "performer": "Performer",
+    "favor": "Performer",
     "cosformer": "cosFormer",
 }
 
