@@ -76,7 +76,19 @@ def check(path: Path) -> None:
 
 
 def read_archive(path: Path) -> dict[str, Split]:
-    """Read all splits of CIFAR-10 into memory (180 MB).
+    """Read all splits of CIFAR-10 into memory (180 MB); the last training images are held out.
+
+    Raises:
+        ValueError: the archive is damaged or lacks a file.
+    """
+    parts = read_labelled(path)
+    (train, _), (test, _) = parts["train"], parts["test"]
+    splits = {"train": train[:-HELD_OUT], "valid": train[-HELD_OUT:], "test": test}
+    return {split: Split(images, len(images)) for split, images in splits.items()}
+
+
+def read_labelled(path: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Read the training and the test files of CIFAR-10: images (N, H, W, C) and labels (N,), uint8.
 
     Raises:
         ValueError: the archive is damaged or lacks a file.
@@ -84,18 +96,18 @@ def read_archive(path: Path) -> dict[str, Split]:
     try:
         with tarfile.open(path, "r:gz") as archive:
             members = {Path(member.name).name: member for member in archive if member.isfile()}
-            train, test = (
-                np.concatenate([_read_member(archive, members, name, path) for name in names])
-                for names in (TRAIN_FILES, TEST_FILES)
-            )
+            return {
+                part: tuple(map(np.concatenate, zip(*(_read_member(archive, members, name, path) for name in names))))
+                for part, names in (("train", TRAIN_FILES), ("test", TEST_FILES))
+            }
     except (tarfile.TarError, zlib.error, EOFError, OSError) as error:
         raise ValueError(f"{path} cannot be read: {error}; allowed: cifar-10-binary.tar.gz") from error
-    parts = {"train": train[:-HELD_OUT], "valid": train[-HELD_OUT:], "test": test}
-    return {split: Split(images, len(images)) for split, images in parts.items()}
 
 
-def _read_member(archive: tarfile.TarFile, members: dict[str, tarfile.TarInfo], name: str, path: Path) -> np.ndarray:
-    """The images (N, H, W, C) of one file of the archive, which has a byte of label and three planes for each."""
+def _read_member(
+    archive: tarfile.TarFile, members: dict[str, tarfile.TarInfo], name: str, path: Path
+) -> tuple[np.ndarray, np.ndarray]:
+    """Images (N, H, W, C) and labels (N,) of one file, which has a byte of label and three planes for each image."""
     if name not in members:
         raise ValueError(f"{path} lacks {name}; allowed: cifar-10-binary.tar.gz")
     content = np.frombuffer(archive.extractfile(members[name]).read(), np.uint8)
@@ -107,7 +119,7 @@ def _read_member(archive: tarfile.TarFile, members: dict[str, tarfile.TarInfo], 
     if records[:, 0].max() >= _LABELS:
         raise ValueError(f"{path}: {name} has the label {records[:, 0].max()}; allowed: 0..{_LABELS - 1}")
     planes = records[:, 1:].reshape(-1, SHAPE.channels, SHAPE.height, SHAPE.width)
-    return planes.transpose(0, 2, 3, 1)  # (N, C, H, W) -> (N, H, W, C)
+    return planes.transpose(0, 2, 3, 1), records[:, 0]  # (N, C, H, W) -> (N, H, W, C)
 
 
 def read_folder(folder: Path, size: int, grey: bool) -> dict[str, Split]:

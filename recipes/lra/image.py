@@ -1,0 +1,69 @@
+"""Write Image, CIFAR-10 in grey as sequences of pixels: ``python -m recipes.lra.image`` from the checkout's root.
+
+The first 45,000 training images train, the last 5,000 validate. A pixel is a token, its grey value; black is a value
+like any other. ``--file`` takes the archive if you have it.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from fairseq_plugin.data.pixels import FIRST_TOKEN, pixel_dictionary
+
+from ..cifar10_pixels.prepare import check, fetch, read_labelled
+from ..shared.commands import shown_path
+from ..shared.scripts import script
+from .examples import Example, write_examples
+
+CLASSES = 10
+HELD_OUT = 5_000
+#: Shares of red, green and blue in grey, as TensorFlow's ``rgb_to_grayscale`` has them.
+_GREY = np.array([0.2989, 0.587, 0.114], np.float32)
+
+
+def to_grey(image: np.ndarray) -> np.ndarray:
+    """An image (H, W, 3), uint8, in grey (H, W), rounded down."""
+    return (image.astype(np.float32) @ _GREY).astype(np.uint8)
+
+
+def examples(images: np.ndarray, labels: np.ndarray) -> Iterator[Example]:
+    """images (N, H, W, 3), uint8, as sequences of H W tokens, row by row."""
+    for image, label in zip(images, labels, strict=True):
+        yield Example((to_grey(image).reshape(-1).astype(np.int32) + FIRST_TOKEN,), int(label))
+
+
+def parser() -> argparse.ArgumentParser:
+    """The script's options."""
+    parser = argparse.ArgumentParser(prog="python -m recipes.lra.image", description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("work/lra/image"), help="default: %(default)s")
+    parser.add_argument("--file", type=Path, help="the archive cifar-10-binary.tar.gz you have")
+    return parser
+
+
+@script("image")
+def main(arguments: list[str] | None = None) -> int:
+    """Run the script; returns the exit status."""
+    options = parser().parse_args(arguments)
+    out = options.out.absolute()
+    if options.file is not None:
+        check(options.file)
+    parts = read_labelled(options.file or fetch(out))
+    (images, labels), test = parts["train"], parts["test"]
+    splits = {
+        "train": (images[:-HELD_OUT], labels[:-HELD_OUT]),
+        "valid": (images[-HELD_OUT:], labels[-HELD_OUT:]),
+        "test": test,
+    }
+    total = sum(len(labels) for _, labels in splits.values())
+    made = {name: examples(*split) for name, split in splits.items()}
+    for name, count in write_examples(out / "data-bin", made, pixel_dictionary(), CLASSES, total).items():
+        print(f"  {name:<5}  {count:6,d} images")
+    print(f"Ready: {shown_path(out / 'data-bin')}. The commands to train with are in recipes/lra/README.md.")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

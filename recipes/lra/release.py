@@ -1,0 +1,82 @@
+"""The release of the Long Range Arena: one archive with all tasks but Text and Image, or a folder extracted from it."""
+
+import shutil
+import tarfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+from tqdm import tqdm
+
+from ..shared.download import DownloadFailed, download
+from ..shared.text_files import unfinished_path
+
+#: 8.2 GB, a gzipped tar although the name does not say so. Its publisher gives no checksum; gzip's own is checked.
+URL = "https://storage.googleapis.com/long-range-arena/lra_release.gz"
+ARCHIVE = "lra_release.gz"
+
+
+def find_release(file: Path | None, out: Path, wanted: Callable[[str], bool], what: str) -> Path:
+    """A folder with the ``wanted`` files of the release, at any depth: ``file`` itself, or extracted into ``out``.
+
+    Args:
+        file: the archive, or a folder that was extracted from it; None downloads the archive into ``out``.
+        wanted: tells from the name of a member whether it is extracted.
+        what: is looked for, for messages.
+
+    Raises:
+        ValueError: there is nothing at ``file``, or the archive is damaged or lacks the files.
+        DownloadFailed: the archive could not be downloaded whole.
+    """
+    if file is not None and file.is_dir():
+        return file
+    folder = out / "release"
+    if folder.is_dir():
+        return folder
+    if file is None:
+        file = out / ARCHIVE
+        if not file.exists():
+            try:
+                download(URL, file)
+            except DownloadFailed as error:
+                raise DownloadFailed(f"{error}. Or give a copy, or the extracted folder: --file {ARCHIVE}") from error
+    if not file.is_file():
+        raise ValueError(f"--file is {file}, which does not exist; allowed: {ARCHIVE}, or the folder in it")
+    _extract(file, folder, wanted, what)
+    return folder
+
+
+def _extract(file: Path, folder: Path, wanted: Callable[[str], bool], what: str) -> None:
+    """Extract the wanted members in one pass; the folder exists afterwards only if that went through."""
+    unfinished = unfinished_path(folder)
+    shutil.rmtree(unfinished, ignore_errors=True)
+    found = 0
+    try:
+        with (
+            open(file, "rb") as stream,
+            tqdm(total=file.stat().st_size, unit="B", unit_scale=True, desc=file.name, disable=None) as bar,
+            tarfile.open(fileobj=stream, mode="r|gz") as archive,
+        ):
+            for member in archive:
+                bar.update(stream.tell() - bar.n)
+                if member.isfile() and wanted(member.name):
+                    archive.extract(member, unfinished, filter="data")
+                    found += 1
+    except (tarfile.TarError, zlib.error, EOFError, OSError) as error:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise ValueError(f"{file} cannot be read: {error}; allowed: the archive {ARCHIVE}, whole") from error
+    if not found:
+        raise ValueError(f"{file} has no {what}; allowed: the archive {ARCHIVE}")
+    unfinished.replace(folder)
+
+
+def find_one(folder: Path, pattern: str) -> Path:
+    """The only file or folder below ``folder`` that matches ``pattern``.
+
+    Raises:
+        ValueError: there is none, or there are several.
+    """
+    found = sorted(folder.rglob(pattern))
+    if len(found) != 1:
+        raise ValueError(f"{folder} has {len(found)} {pattern}; allowed: one, as in the release")
+    return found[0]
