@@ -22,7 +22,7 @@ from ..shared.scripts import command_line, positive_int, script
 from ..shared.tables import describe_run
 from ..shared.trainings import Training, read_points, read_trained, train_all
 from .prepare import prepare
-from .results import VALIDATE_INTERVAL, Plan, Result, write
+from .results import Plan, Result, write
 
 SUFFIX = "_time_series"
 #: Trained only if asked for: a second name of flowformer, and mechanisms that FLASH was compared with.
@@ -31,7 +31,7 @@ EPOCHS = {"PEMS-SF": 400}
 DEFAULT_EPOCHS = 100
 #: The authors' script has RAdam for all data sets but one.
 OPTIMIZERS = {"SpokenArabicDigits": "adam"}
-#: Epochs between two checkpoints: what an interruption may cost.
+#: Epochs between two checkpoints, which is what an interruption may cost. Fewer where the last epoch would have none.
 SAVE_INTERVAL = 10
 SMALLEST_CHUNK, LARGEST_CHUNK = 16, 256
 
@@ -45,9 +45,9 @@ def train_arguments(data: Path, plan: Plan, name: str, seed: int, longest: int) 
         *("--optimizer", OPTIMIZERS.get(plan.dataset, "radam"), "--lr", "0.001", "--lr-scheduler", "fixed"),
         *"--clip-norm 4.0 --batch-size 16 --required-batch-size-multiple 1".split(),
         *("--max-epoch", plan.epochs, "--seed", seed),
-        *("--valid-subset", "test", "--batch-size-valid", 128, "--validate-interval", VALIDATE_INTERVAL),
+        *("--valid-subset", "test", "--batch-size-valid", 128, "--validate-interval", plan.validate_interval),
         *"--best-checkpoint-metric accuracy --maximize-best-checkpoint-metric".split(),
-        *("--save-interval", SAVE_INTERVAL, "--no-epoch-checkpoints"),
+        *("--save-interval", math.gcd(SAVE_INTERVAL, plan.epochs), "--no-epoch-checkpoints"),
         *"--num-workers 0 --data-buffer-size 0 --log-interval 1000000".split(),  # no reader thread, no inner log
     ]
 
@@ -87,7 +87,7 @@ def read_results(out: Path, plan: Plan) -> list[Result]:
                 epochs = ", ".join(str(point.epoch) for point in points)
                 raise ValueError(
                     f"{shown_path(folder)}/train.log has evaluations after epochs {epochs or 'none'}; "
-                    f"allowed: after every {VALIDATE_INTERVAL} and the last, {plan.epochs}"
+                    f"allowed: after every {plan.validate_interval} of {plan.epochs}"
                 )
             lines = (folder / "train.log").read_text(encoding="utf-8").splitlines()
             accuracies = [point.values["accuracy"] for point in points]

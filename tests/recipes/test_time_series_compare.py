@@ -19,11 +19,11 @@ POINT = '2026-11-22 06:00:0%d | INFO | test | {"epoch": %d, "test_accuracy": "%s
 
 @pytest.fixture
 def arguments(tmp_path: Path) -> list[str]:
-    """Of a comparison of two models, two seeds and five epochs on two series."""
+    """Of a comparison of two models, two seeds and six epochs on two series."""
     for part in ("TRAIN", "TEST"):
         (tmp_path / f"Toy_{part}.ts").write_text("\n".join([*HEADER, *CASES]) + "\n")
     names = ["--dataset", "Toy", "--file", str(tmp_path / "Toy_TRAIN.ts"), "--out", str(tmp_path / "out")]
-    return [*names, "--archs", "flowformer,linear_time_series", "--seeds", "2", "--epochs", "5"]
+    return [*names, "--archs", "flowformer,linear_time_series", "--seeds", "2", "--epochs", "6"]
 
 
 def complete(out: Path, name: str, accuracies: list[float]) -> None:
@@ -34,7 +34,7 @@ def complete(out: Path, name: str, accuracies: list[float]) -> None:
     (folder / "result.json").write_text(json.dumps(trained._asdict()))
     lines = ["$ fairseq-train ...", "INFO | num. shared model params: 6,446,089 (num. trained: 6,446,089)"]
     lines += [
-        POINT % (i, epoch, accuracy, 17 * epoch) for i, (epoch, accuracy) in enumerate(zip((2, 4, 5), accuracies))
+        POINT % (i, epoch, accuracy, 17 * epoch) for i, (epoch, accuracy) in enumerate(zip((2, 4, 6), accuracies))
     ]
     (folder / "train.log").write_text("\n".join(lines) + "\n")
 
@@ -54,13 +54,15 @@ def test_complete_trainings_become_a_table(arguments: list[str], tmp_path: Path,
     assert row[1:9] == ["6.45", "M", "82.00", "±", "2.83", "87.00", "±", "4.24"]
     content = json.loads((tmp_path / "out" / "results.json").read_text())
     assert [one["name"] for one in content["results"]] == ["flowformer", "flowformer", "linear", "linear"]
-    assert content["results"][0]["accuracies"] == [50.0, 90.0, 80.0] and content["plan"]["epochs"] == 5
+    assert content["results"][0]["accuracies"] == [50.0, 90.0, 80.0] and content["plan"]["epochs"] == 6
     assert "| flowformer_time_series | 6.45 M | 82.00 ± 2.83 |" in (tmp_path / "out" / "results.md").read_text()
     with Image.open(tmp_path / "out" / "accuracy.png") as image:
         assert image.width > 600
     complete(tmp_path / "short", "linear.1", [10.0])
-    with pytest.raises(ValueError, match="linear.1/train.log has evaluations after epochs 2; allowed: .*, 5"):
-        compare.read_results(tmp_path / "short", Plan("Toy", ["linear"], [1], 5))
+    with pytest.raises(
+        ValueError, match="linear.1/train.log has evaluations after epochs 2; allowed: after every 2 of 6"
+    ):
+        compare.read_results(tmp_path / "short", Plan("Toy", ["linear"], [1], 6))
 
 
 def test_the_papers_row_stands_beside() -> None:
@@ -100,6 +102,15 @@ def test_epochs_and_optimizer_are_the_authors() -> None:
     assert compare.EPOCHS == {"PEMS-SF": 400} and compare.DEFAULT_EPOCHS == 100
     plan = Plan("SpokenArabicDigits", ["linear"], [1], 100)
     assert "adam" in compare.train_arguments(Path("data"), plan, "linear", 1, 93)
+
+
+@pytest.mark.parametrize("epochs, validate, save", [(100, 2, 10), (14, 2, 2), (15, 1, 5), (1, 1, 1)])
+def test_the_last_epoch_is_evaluated_and_saved(epochs: int, validate: int, save: int) -> None:
+    """fairseq does neither by itself where --max-epoch ends a training."""
+    plan = Plan("BasicMotions", ["linear"], [1], epochs)
+    command = compare.train_arguments(Path("data"), plan, "linear", 1, 100)
+    found = [command[command.index(option) + 1] for option in ("--validate-interval", "--save-interval")]
+    assert found == [validate, save] and plan.evaluated[-1] == epochs
 
 
 def test_unknown_architectures_are_refused(capsys: pytest.CaptureFixture) -> None:
