@@ -1,25 +1,118 @@
 """Where the checkout is, and Python programs in processes of their own."""
 
+import logging
+import multiprocessing
 import os
+import runpy
 import subprocess
 import sys
+import tempfile
+import warnings
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 CHECKOUT = Path(__file__).resolve().parents[1]
+#: Seconds after which a process counts as stuck.
+LIMIT = 300
 
 
 def run_program(arguments: Sequence[str], stdin: str = "", cwd: str = "") -> str:
-    """Run ``python ARGUMENTS`` in a new process and return its output, stderr included; it must succeed."""
+    """Run ``python ARGUMENTS`` in a new interpreter and return its output, stderr included; it must succeed."""
     finished = subprocess.run(
         [sys.executable, "-W", "ignore", *arguments],
         input=stdin,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=300,
+        timeout=LIMIT,
         cwd=cwd or None,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert finished.returncode == 0, f"{' '.join(arguments)}\n{finished.stdout[-3000:]}"
     return finished.stdout
+
+
+class Command(NamedTuple):
+    """A module or a script with its arguments, and what is typed while it runs."""
+
+    program: str
+    arguments: Sequence[str] = ()
+    stdin: str = ""
+
+
+class Forked:
+    """Commands, one after another, in a new process that has imported torch and fairseq already.
+
+    Otherwise each is as ``python -m MODULE`` or ``python SCRIPT.py``. Importing fairseq takes longer than most commands
+    take on toy data, so one process imports it and is copied.
+    """
+
+    def __init__(self, *commands: Command, cwd: str = "") -> None:
+        self.commands = commands
+        self._folder = tempfile.TemporaryDirectory()
+        given = [[command.program, *map(str, command.arguments)] for command in commands]
+        for i, command in enumerate(commands):
+            Path(self._folder.name, f"{i}.stdin").write_text(command.stdin)
+        arguments = (given, cwd or os.getcwd(), dict(os.environ), self._folder.name)
+        self._process = _server().Process(target=_run, args=arguments)
+        self._process.start()
+
+    def wait(self) -> None:
+        """Wait for the end; a process that is stuck is ended."""
+        self._process.join(LIMIT)
+        if self._process.exitcode is None:
+            self._process.kill()
+            self._process.join()
+
+    def outputs(self) -> list[str]:
+        """Wait for the end, which must be a success; what each command printed, stderr included."""
+        self.wait()
+        files = [Path(self._folder.name, f"{i}.output") for i in range(len(self.commands))]
+        outputs = [file.read_text(errors="replace") for file in files if file.exists()]
+        self._folder.cleanup()
+        last = self.commands[max(len(outputs) - 1, 0)]
+        assert self._process.exitcode == 0, f"{last.program} {' '.join(last.arguments)}\n{''.join(outputs)[-3000:]}"
+        return outputs
+
+
+def run_in_turn(*commands: Command, cwd: str = "") -> list[str]:
+    """The outputs of ``commands``, which must succeed, one after another in one new process."""
+    return Forked(*commands, cwd=cwd).outputs()
+
+
+@cache
+def _server() -> multiprocessing.context.ForkServerContext:
+    context = multiprocessing.get_context("forkserver")
+    # torch.optim imports the last one where it is first used.
+    context.set_forkserver_preload(["torch", "fairseq", "torch._dynamo"])
+    return context
+
+
+def _run(commands: list[list[str]], cwd: str, environment: dict[str, str], folder: str) -> None:
+    """In the new process: what the interpreter does for each of the command lines."""
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(environment)
+    warnings.simplefilter("ignore")
+    for i, command in enumerate(commands):
+        _redirect(Path(folder, f"{i}.stdin"), os.O_RDONLY, 0)
+        _redirect(Path(folder, f"{i}.output"), os.O_WRONLY | os.O_CREAT, 1, 2)
+        sys.argv, sys.stdin = command, open(0, closefd=False)
+        logging.root.handlers.clear()  # importing fairseq made them; its commands make their own where there are none
+        script = command[0].endswith(".py")
+        sys.path.insert(0, str(Path(command[0]).parent) if script else cwd)
+        if script:
+            runpy.run_path(command[0], run_name="__main__")
+        else:
+            runpy.run_module(command[0], run_name="__main__", alter_sys=True)
+        sys.stdout.flush()
+        sys.stderr.flush()
+
+
+def _redirect(file: Path, flags: int, *descriptors: int) -> None:
+    opened = os.open(file, flags)
+    for descriptor in descriptors:
+        os.dup2(opened, descriptor)
+    os.close(opened)

@@ -11,6 +11,7 @@ from tests.common.contract.mechanisms import (
     cases,
     cast,
     leaves,
+    small_options,
     supporting,
     tensors,
     tolerance_of,
@@ -85,6 +86,26 @@ def test_dtypes(dtype, case):
     names, actual = list(leaves(inputs, module)), gradients(out, leaves(inputs, module).values())
     assert all(gradient.dtype == dtype for gradient in actual)
     assert_all_close(names, actual, gradients(expected, leaves(doubled, exact).values()), tolerance)
+
+
+@cases(case for case in DEFAULTS if not case.rotary and not case.image)
+def test_long_sums_keep_their_precision_under_autocast(case):
+    """Sums over thousands of tokens pass the 8 bits of bfloat16; at fewer tokens what costs more than in proportion."""
+    long = 8192 if case.kind.state_is_constant_size else 1024
+    module = case._replace(options=dict.fromkeys(small_options(case.kind), 65)).build(torch.float32, 0.3, long)
+    inputs = cast(tensors(module, long, batch=1, dtype=torch.bfloat16), torch.float32)
+    expected, tolerance = module(**inputs), tolerance_of(module, torch.bfloat16)
+    halves = {
+        name: x if name == "x" else y
+        for name, x, y in zip(inputs, inputs.values(), cast(inputs, torch.bfloat16).values())
+    }
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = module(**halves)
+    assert_close("out", out, expected, tolerance)
+    assert_close("last tokens", out[:, :, -100:], expected[:, :, -100:], tolerance)
+    actual, wanted = (gradients(y, leaves(x, module).values()) for x, y in ((halves, out), (inputs, expected)))
+    for name, gradient, other in zip(leaves(inputs, module), actual, wanted):
+        assert_close(f"gradient of {name}", gradient, other, tolerance)
 
 
 @cases(supporting("cross"))

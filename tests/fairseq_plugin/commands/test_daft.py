@@ -14,7 +14,6 @@ from fairseq.checkpoint_utils import load_model_ensemble_and_task
 from tests.fairseq_plugin.helpers.commands import USER_DIR, run_in_turn, run_module, run_two_processes, training_command
 from tests.fairseq_plugin.helpers.language_models import DAFT_FAMILY, SMALL
 from tests.fairseq_plugin.helpers.logs import entries, losses
-from tests.processes import run_program
 
 #: Of each architecture what makes most of the state of a training: noise of its own, a loss of two terms.
 ARGUMENTS = {
@@ -173,7 +172,9 @@ def last_lines(data_bin: str, tmp_path_factory: pytest.TempPathFactory) -> dict[
     prompted += ["--path", str(folder / "checkpoint_last.pt"), "--input", str(folder / "long.txt")]
     commands = {given: training_command(data_bin, str(folder / "none"), *given.split()) for given in REFUSED}
     commands = [("fairseq_cli.train", command) for command in (*commands.values(), full)]
-    output = run_program(["-c", _FAILING, json.dumps([*commands, ("fairseq_cli.interactive", prompted)])])
+    (folder / "failing.py").write_text(_FAILING)
+    every = json.dumps([*commands, ("fairseq_cli.interactive", prompted)])
+    (output,) = run_in_turn((str(folder / "failing.py"), [every], ""))
     lines = map(json.loads, re.findall(r"^LAST (.*)$", output, re.MULTILINE))
     return dict(zip([*REFUSED, "training", "prompt"], lines))
 

@@ -10,23 +10,15 @@ import pytest
 import torch
 import yaml
 from fairseq.checkpoint_utils import load_model_ensemble_and_task
+from fairseq.models import ARCH_MODEL_REGISTRY
 
 from tests.compare import assert_close
 from tests.fairseq_plugin.helpers.commands import USER_DIR, run_in_turn, run_module, run_two_processes, training_command
-from tests.fairseq_plugin.helpers.language_models import ARCHITECTURES, SMALL
-from tests.processes import CHECKOUT, run_program
+from tests.fairseq_plugin.helpers.language_models import SMALL
+from tests.fairseq_plugin.helpers.logs import entries, losses, perplexity
+from tests.processes import CHECKOUT
 
 PROMPTS = "w3 w21 w28\nw5\n"
-
-
-def _entries(output: str, kind: str) -> list[dict[str, float]]:
-    """The numbers of fairseq's JSON log lines: ``train`` at the ends of epochs, ``train_inner``, ``valid``."""
-    lines = re.findall(rf"\| {kind} \| (\{{.*\}})", output)
-    return [{key: float(value) for key, value in json.loads(line).items()} for line in lines]
-
-
-def _perplexity(output: str) -> float:
-    return float(re.search(r"Perplexity: ([\d.]+)", output).group(1))
 
 
 def _evaluated_loss(output: str) -> float:
@@ -52,27 +44,12 @@ def _losses(checkpoint: str, data: str) -> tuple[float, float]:
     return torch.cat(every).mean().item(), torch.cat([bits[added:] for bits in every]).mean().item()
 
 
-# Commands differ by what a layer is, not by the attention inside it: these run each command in a process of its own,
-# as a user does, the others all commands in one process, which saves most of the time. flash_lm_base is here as a named
-# size, whose checkpoint holds another kind of configuration. The others train on samples of the greatest length with
-# --add-bos-token, which makes each one token longer.
-SEPARATELY = ("flowformer_lm", "flash_lm")
-CLASSES = {
-    "flowformer_lm": "FlowformerLanguageModel",
-    "flowformer_lm_wiki103": "FlowformerLanguageModel",
-    "linear_lm": "LinearLanguageModel",
-    "softmax_lm": "SoftmaxLanguageModel",
-    "flash_lm": "FlashLanguageModel",
-    "flash_lm_base": "FlashLanguageModel",
-    "flash_quad_lm": "FlashQuadLanguageModel",
-    "transformer_plus_lm": "TransformerPlusLanguageModel",
-    "transformer_pp_lm": "TransformerPlusPlusLanguageModel",
-    "mc_transformer_pp_lm": "MixedChunkTransformerLanguageModel",
-    "performer_lm": "PerformerLanguageModel",
-    "combiner_lm": "CombinerLanguageModel",
-    "daft_full_lm": "DaftFullLanguageModel",
-    "daft_conv_lm": "DaftConvLanguageModel",
-}
+# Commands differ by what a layer and a configuration are, not by the attention inside of a layer: one of fairseq's own
+# layer, one of gated attention units, a named size, whose checkpoint holds another kind of configuration, and one whose
+# parameters limit the length. The last two train on samples of the greatest length with --add-bos-token, which makes
+# each one token longer. What a command needs of a model is tested for every model in models/test_every_model.py.
+TRAINED = ("flowformer_lm", "flash_lm", "flash_lm_base", "daft_full_lm")
+WITH_BOS = TRAINED[2:]
 LOAD = """
 import sys; sys.path.insert(0, {checkout!r})
 from fairseq_plugin import {name} as Model
@@ -91,16 +68,18 @@ class Trained(NamedTuple):
     outputs: dict[str, str]
 
 
-@pytest.fixture(scope="module", params=[*ARCHITECTURES, "flash_lm_base"])
+@pytest.fixture(scope="module", params=TRAINED)
 def trained(request: pytest.FixtureRequest, data_bin: str, tmp_path_factory: pytest.TempPathFactory) -> Trained:
     """The output of every command: train, eval-lm, eval-lm with a context window, validate, generate, interactive,
     and of ``from_pretrained`` in a script.
     """
     arch, folder = request.param, tmp_path_factory.mktemp(request.param)
-    bos = [] if arch in SEPARATELY else ["--add-bos-token"]
+    bos = ["--add-bos-token"] if arch in WITH_BOS else []
     checkpoint = str(folder / "checkpoint_best.pt")
     script = folder / "load.py"
-    script.write_text(LOAD.format(checkout=str(CHECKOUT), name=CLASSES[arch], folder=str(folder), data=data_bin))
+    script.write_text(
+        LOAD.format(checkout=str(CHECKOUT), name=ARCH_MODEL_REGISTRY[arch].__name__, folder=str(folder), data=data_bin)
+    )
     base = [data_bin, "--user-dir", USER_DIR, "--path", checkpoint, "--cpu"]
     evaluation = [*base, *bos, "--tokens-per-sample", "48", "--gen-subset", "valid"]
     task = [*base, *bos, "--task", "language_modeling"]
@@ -126,31 +105,25 @@ def trained(request: pytest.FixtureRequest, data_bin: str, tmp_path_factory: pyt
         ),
         "load": (str(script), [], ""),
     }
-    if arch in SEPARATELY:
-        outputs = [
-            run_program([file], stdin) if file.endswith(".py") else run_module(file, arguments, stdin)
-            for file, arguments, stdin in commands.values()
-        ]
-    else:
-        outputs = run_in_turn(*commands.values())
+    outputs = run_in_turn(*commands.values())
     return Trained(arch, checkpoint, dict(zip(commands, outputs)))
 
 
 def test_training_learns(trained: Trained) -> None:
     """The loss falls within a few updates and is finite; gated attention units begin no worse than by guessing."""
-    losses = [entry["loss"] for entry in _entries(trained.outputs["train"], "train_inner")]
-    assert len(losses) == 6 and losses[-1] < losses[0] - 0.05
+    numbers = losses(trained.outputs["train"])
+    assert len(numbers) == 6 and numbers[-1] < numbers[0] - 0.05
 
 
 def test_evaluation(trained: Trained, data_bin: str) -> None:
     """fairseq-eval-lm, the training's own validation and fairseq-validate say what the checkpoint gives in Python."""
     every, without_bos = _losses(trained.checkpoint, data_bin)
-    assert (every == without_bos) == (trained.arch in SEPARATELY)
+    assert (every == without_bos) == (trained.arch not in WITH_BOS)
     for command in ("train", "validate"):
-        assert math.isclose(_entries(trained.outputs[command], "valid")[-1]["valid_loss"], every, abs_tol=1e-3)
+        assert math.isclose(entries(trained.outputs[command], "valid")[-1]["valid_loss"], every, abs_tol=1e-3)
     assert math.isclose(_evaluated_loss(trained.outputs["eval"]), without_bos, abs_tol=2e-4)
     # Another context is another loss, but after six updates not by much.
-    assert math.isclose(_perplexity(trained.outputs["window"]), 2.0**without_bos, rel_tol=0.2)
+    assert math.isclose(perplexity(trained.outputs["window"]), 2.0**without_bos, rel_tol=0.2)
 
 
 def test_generation(trained: Trained) -> None:
@@ -164,7 +137,7 @@ def test_generation(trained: Trained) -> None:
 def test_loading_in_python(trained: Trained, data_bin: str) -> None:
     """``from_pretrained`` in a new process gives the architecture's class, scores as here, and samples text."""
     printed = trained.outputs["load"]
-    assert re.search(r"CLASS (\w+)", printed).group(1) == CLASSES[trained.arch]
+    assert re.search(r"CLASS (\w+)", printed).group(1) == ARCH_MODEL_REGISTRY[trained.arch].__name__
     (model,), _, task = load_model_ensemble_and_task([trained.checkpoint], arg_overrides={"data": data_bin})
     sequence = task.source_dictionary.encode_line("w3 w21 w28 w5", add_if_not_exist=False).long()[None, :-1]
     with torch.no_grad():
@@ -186,13 +159,11 @@ def test_resumed_training_is_the_same_training(arch: str, data_bin: str, tmp_pat
     )
     resumed = run_module("fairseq_cli.train", split)
     assert "Loaded checkpoint" in resumed
-    losses = [[entry["loss"] for entry in _entries(output, "train_inner")] for output in (whole, resumed)]
-    assert len(losses[1]) == 3 and losses[0][3:] == losses[1]
+    assert len(losses(resumed)) == 3 and losses(whole)[3:] == losses(resumed)
     states = [torch.load(tmp_path / name / "checkpoint_last.pt")["model"] for name in ("whole", "split")]
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
 
 
-# In one process: a training takes a second, importing fairseq two.
 MODES = {
     "fp16": ["--fp16", "--fp16-no-flatten-grads"],
     "memory-efficient-fp16": ["--memory-efficient-fp16"],
@@ -210,7 +181,7 @@ MODES = {
 }
 
 
-@pytest.fixture(scope="module", params=[*SEPARATELY, "flash_quad_lm"])
+@pytest.fixture(scope="module", params=["flowformer_lm", "flash_lm"])
 def trained_in_modes(request: pytest.FixtureRequest, data_bin: str, tmp_path_factory: pytest.TempPathFactory):
     """The logs of one training per mode, and the checkpoint of the one with adaptive loss."""
     folder = tmp_path_factory.mktemp(f"{request.param}_modes")
@@ -234,14 +205,14 @@ def trained_in_modes(request: pytest.FixtureRequest, data_bin: str, tmp_path_fac
 @pytest.mark.parametrize("mode", MODES)
 def test_training_modes(trained_in_modes: dict[str, str], mode: str) -> None:
     """Precision, accumulation and criteria that fairseq allows, with a finite loss that falls."""
-    losses = [entry["loss"] for entry in _entries(trained_in_modes[mode], "train_inner")]
-    assert len(losses) == 4 and all(math.isfinite(loss) for loss in losses) and losses[-1] < losses[0]
+    numbers = losses(trained_in_modes[mode])
+    assert len(numbers) == 4 and all(map(math.isfinite, numbers)) and numbers[-1] < numbers[0]
 
 
 def test_adaptive_softmax_evaluates_and_generates(trained_in_modes: dict[str, str], data_bin: str) -> None:
     """Of a model that was trained with adaptive loss and --add-bos-token on samples of the greatest length."""
     every, without_bos = _losses(trained_in_modes["checkpoint"], data_bin)
-    validated = _entries(trained_in_modes["adaptive-loss"], "valid")[-1]["valid_loss"]
+    validated = entries(trained_in_modes["adaptive-loss"], "valid")[-1]["valid_loss"]
     assert math.isclose(validated, every, abs_tol=1e-3)
     assert math.isclose(_evaluated_loss(trained_in_modes["eval"]), without_bos, abs_tol=2e-4)
     scores = re.findall(r"^H-\d+\t(\S+)\t", trained_in_modes["generate"], re.MULTILINE)
@@ -253,7 +224,7 @@ def test_namespaces_in_a_checkpoint_load(data_bin: str, tmp_path: Path) -> None:
     options = ["--optimizer", "sgd", "--lr", "0.1", "--max-update", "2"]
     run_module("fairseq_cli.train", training_command(data_bin, str(tmp_path), "flowformer_lm", *options))
     evaluation = [data_bin, "--user-dir", USER_DIR, "--path", str(tmp_path / "checkpoint_last.pt"), "--cpu"]
-    assert math.isfinite(_perplexity(run_module("fairseq_cli.eval_lm", [*evaluation, "--tokens-per-sample", "48"])))
+    assert math.isfinite(perplexity(run_module("fairseq_cli.eval_lm", [*evaluation, "--tokens-per-sample", "48"])))
 
 
 def test_hydra_training(data_bin: str, tmp_path: Path) -> None:
@@ -276,7 +247,7 @@ def test_hydra_training(data_bin: str, tmp_path: Path) -> None:
     checkpoint = tmp_path / "out" / "checkpoint_last.pt"
     assert torch.load(checkpoint)["cfg"]["model"]["flow_form"] == "paper"
     evaluation = [data_bin, "--user-dir", USER_DIR, "--path", str(checkpoint), "--tokens-per-sample", "48", "--cpu"]
-    assert math.isfinite(_perplexity(run_module("fairseq_cli.eval_lm", evaluation)))
+    assert math.isfinite(perplexity(run_module("fairseq_cli.eval_lm", evaluation)))
 
 
 @pytest.mark.parametrize("arch", ["flowformer_lm", "flash_lm"])
@@ -286,7 +257,6 @@ def test_two_processes_train_as_one(arch: str, data_bin: str, tmp_path: Path) ->
     two = run_two_processes(training_command(data_bin, str(tmp_path / "two"), arch, *common))
     doubled = training_command(data_bin, str(tmp_path / "one"), arch, *common, "--update-freq", "2")
     one = run_module("fairseq_cli.train", doubled)
-    losses = [[entry["loss"] for entry in _entries(output, "train_inner")] for output in (two[0], one)]
-    assert losses[0] == losses[1]
+    assert len(losses(one)) == 6 and losses(two[0]) == losses(one)
     states = [torch.load(tmp_path / name / "checkpoint_last.pt")["model"] for name in ("two", "one")]
     assert max((states[0][name] - states[1][name]).abs().max().item() for name in states[0]) < 1e-6

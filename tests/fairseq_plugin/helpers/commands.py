@@ -1,13 +1,10 @@
 """fairseq's commands as processes, and the arguments of short trainings on a CPU."""
 
-import json
-import os
 import socket
-import subprocess
-import sys
 from collections.abc import Sequence
 
-from tests.processes import CHECKOUT, run_program
+from tests import processes
+from tests.processes import CHECKOUT, Command, Forked
 
 from . import language_models, masked_models
 
@@ -17,32 +14,18 @@ USER_DIR = str(CHECKOUT / "fairseq_plugin")
 NO_READER_THREAD = ("--num-workers", "0", "--data-buffer-size", "0")
 
 
+def run_in_turn(*commands: tuple[str, Sequence[str], str], cwd: str = "") -> list[str]:
+    """The outputs of ``commands``, each a module or a script, its arguments and its stdin, all in one new process."""
+    return processes.run_in_turn(*(_command(*command) for command in commands), cwd=cwd)
+
+
 def run_module(module: str, arguments: Sequence[str], stdin: str = "", cwd: str = "") -> str:
     """Run ``python -m MODULE ARGUMENTS`` in a new process and return its output, stderr included; it must succeed."""
-    return run_program(["-m", module, *_arguments(module, arguments)], stdin, cwd)
+    return run_in_turn((module, arguments, stdin), cwd=cwd)[0]
 
 
-def _arguments(module: str, arguments: Sequence[str]) -> list[str]:
-    return [*arguments, *(NO_READER_THREAD if module == "fairseq_cli.train" else ())]
-
-
-# One process that runs several commands, each as ``python -m`` would: importing fairseq takes longer than most of them.
-_IN_TURN = """
-import io, json, runpy, sys
-for module, arguments, stdin in json.loads(sys.argv[1]):
-    print("\\nNEXT COMMAND", flush=True)
-    sys.argv, sys.stdin = [module, *arguments], io.StringIO(stdin)
-    run = runpy.run_path if module.endswith(".py") else runpy.run_module
-    run(module, run_name="__main__")
-"""
-
-
-def run_in_turn(*commands: tuple[str, Sequence[str], str]) -> list[str]:
-    """The outputs of ``commands``, each a module or a script, its arguments and its stdin, all in one new process."""
-    complete = [(module, _arguments(module, arguments), stdin) for module, arguments, stdin in commands]
-    outputs = run_program(["-c", _IN_TURN, json.dumps(complete)]).split("\nNEXT COMMAND\n")[1:]
-    assert len(outputs) == len(commands)
-    return outputs
+def _command(module: str, arguments: Sequence[str], stdin: str = "") -> Command:
+    return Command(module, [*arguments, *(NO_READER_THREAD if module == "fairseq_cli.train" else ())], stdin)
 
 
 #: Of every short training, whatever its task and model.
@@ -69,29 +52,11 @@ def run_two_processes(command: Sequence[str]) -> list[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    distributed = [
-        "--distributed-no-spawn",
-        "--distributed-world-size",
-        "2",
-        "--distributed-backend",
-        "gloo",
-        "--distributed-init-method",
-        f"tcp://127.0.0.1:{port}",
-        "--ddp-backend",
-        "legacy_ddp",
-        "--distributed-rank",
-    ]
-    program = [sys.executable, "-W", "ignore", "-m", "fairseq_cli.train", *command, *NO_READER_THREAD, *distributed]
-    processes = [
-        subprocess.Popen(
-            [*program, str(rank)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        for rank in (0, 1)
-    ]
-    outputs = [process.communicate(timeout=240)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], outputs[0][-2000:]
-    return outputs
+    distributed = (
+        "--distributed-no-spawn --distributed-world-size 2 --distributed-backend gloo --ddp-backend legacy_ddp "
+        f"--distributed-init-method tcp://127.0.0.1:{port} --distributed-rank"
+    ).split()
+    both = [Forked(_command("fairseq_cli.train", [*command, *distributed, str(rank)])) for rank in (0, 1)]
+    for process in both:
+        process.wait()
+    return [process.outputs()[0] for process in both]

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import torch
 from fairseq import options, tasks
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.models import MODEL_REGISTRY
 from torch import nn
 
 import fairseq_plugin  # noqa: F401  registers the architectures
@@ -47,12 +48,18 @@ def small(arch: str) -> list[str]:
 
 
 def build(command: Sequence[str], words: int = 60, seed: int = 1) -> nn.Module:
-    """The model that ``fairseq-train COMMAND`` builds for a dictionary of ``words``."""
+    """The model that ``fairseq-train COMMAND`` builds for a dictionary of ``words``.
+
+    From what the parser returns, but for named sizes. fairseq-train turns that into another kind of configuration
+    before, which takes most of a second; models/test_every_model.py builds from that.
+    """
     arguments = options.parse_args_and_arch(options.get_training_parser(), list(command))
+    named_size = arguments.arch not in MODEL_REGISTRY
+    configuration = convert_namespace_to_omegaconf(arguments).model if named_size else arguments
     symbols = dictionary(words)
     task = SimpleNamespace(source_dictionary=symbols, target_dictionary=symbols)
     torch.manual_seed(seed)
-    return tasks.FairseqTask.build_model(task, convert_namespace_to_omegaconf(arguments).model)
+    return tasks.FairseqTask.build_model(task, configuration)
 
 
 def build_model(arch: str, *arguments: str, seed: int = 1, sizes: Sequence[str] | None = None, words: int = 60):

@@ -6,8 +6,7 @@ import re
 
 def entries(output: str, kind: str) -> list[dict[str, float]]:
     """The numbers of fairseq's JSON log lines: ``train`` at the ends of epochs, ``train_inner``, ``valid``."""
-    # "| INFO | valid | {...}" by itself, "INFO:valid:{...}" behind another command in one process.
-    lines = re.findall(rf"(?:\| |:){kind}(?: \| |:)(\{{.*\}})", output)
+    lines = re.findall(rf"\| {kind} \| (\{{.*\}})", output)
     return [{key: float(value) for key, value in json.loads(line).items()} for line in lines]
 
 

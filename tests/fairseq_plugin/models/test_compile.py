@@ -1,4 +1,7 @@
-"""torch.compile of every architecture: outputs and gradients as without it, and no new graph for a new length."""
+"""torch.compile of every kind of layer: outputs and gradients as without it, and no new graph for a new length.
+
+That every mechanism compiles into one graph is in ``tests/common/contract``; here is what stands around them.
+"""
 
 import logging
 
@@ -9,12 +12,13 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch._dynamo.utils import counters
 
 from tests.compare import assert_close, gradients
-from tests.fairseq_plugin.helpers.language_models import ARCHITECTURES, awake, build_model
-from tests.fairseq_plugin.helpers.masked_models import MASKED, build_masked, randomised
+from tests.fairseq_plugin.helpers.language_models import awake, build_model
+from tests.fairseq_plugin.helpers.masked_models import build_masked, randomised
 from tests.fairseq_plugin.helpers.text import padded, tokens
 
-#: flowformer_lm_wiki103 is flowformer_lm in another size.
-CAUSAL = [name for name in ARCHITECTURES if name != "flowformer_lm_wiki103"]
+#: fairseq's own layer, one with other norms and positions, gated attention units, parameters that limit the length.
+CAUSAL = ("flowformer_lm", "transformer_pp_lm", "flash_lm", "flash_quad_lm", "daft_full_lm")
+MASKED = ("transformer_pp_mlm", "flash_mlm")
 #: None fills the last chunk, row or block of any model, and all fill the same number of DAFT-full's blocks.
 LENGTHS = (71, 69, 90)
 FIRST = LENGTHS[0]
@@ -104,7 +108,7 @@ def test_lengths_below_one_chunk():
 
 # Its decompositions are those of the default backend. "aot_eager" trusts what torch says of the layout of
 # native_dropout_backward's and elu_backward's results, which is wrong for (T, B, C) in torch 2.15, stock models too.
-@pytest.mark.parametrize("arch", ["flowformer_lm", "flash_lm", "flash_quad_lm", "flash_mlm", "flash_quad_mlm"])
+@pytest.mark.parametrize("arch", ["flowformer_lm", "flash_lm", "flash_mlm"])
 def test_the_backward_pass_is_traced_too(arch):
     model = masked(arch) if arch in MASKED else causal(arch)
     compiled = torch.compile(model, backend="aot_eager_decomp_partition", dynamic=False)
