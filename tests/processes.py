@@ -92,6 +92,7 @@ def _server() -> multiprocessing.context.ForkServerContext:
 
 def _run(commands: list[list[str]], cwd: str, environment: dict[str, str], folder: str) -> None:
     """In the new process: what the interpreter does for each of the command lines."""
+    multiprocessing.set_start_method("fork", force=True)  # the interpreter's own; workers of loaders start with it
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(environment)
