@@ -1,6 +1,6 @@
 """The promises of every model of the plugin, over fairseq's registry; a new mechanism needs no line here."""
 
-from argparse import ArgumentParser
+from argparse import ArgumentParser, Namespace
 from copy import deepcopy
 from functools import cache
 from pathlib import Path
@@ -44,9 +44,8 @@ def configuration_flags(name: str) -> list[str]:
     return [f"--{field.replace('_', '-')}" for field in vars(parser.parse_args([]))]
 
 
-@cache
-def configuration(name: str, *arguments: str):
-    """What ``fairseq-train --arch NAME ARGUMENTS`` makes of a command line with a tiny size, in the task it is for."""
+def parsed(name: str, *arguments: str) -> Namespace:
+    """The command line ``fairseq-train --arch NAME ARGUMENTS`` with a tiny size, in the task that the model is for."""
     side, task = "decoder" if name in CAUSAL else "encoder", TASKS[name.rpartition("_")[2]]
     command = ["data", "--task", task, "--criterion", CRITERIA.get(task, task), "--arch", name]
     command += f"--{side}-layers 2 --{side}-embed-dim 16 --{side}-ffn-embed-dim 16 --{side}-attention-heads 2".split()
@@ -58,17 +57,28 @@ def configuration(name: str, *arguments: str):
         ending = ending.replace("_", "-")
         command += [x for flag in configuration_flags(name) if flag.endswith(ending) for x in (flag, value)]
     command += ["--dropout", "0", *arguments]
-    return convert_namespace_to_omegaconf(options.parse_args_and_arch(options.get_training_parser(), command))
+    return options.parse_args_and_arch(options.get_training_parser(), command)
+
+
+@cache
+def configuration(name: str):
+    """What fairseq-train makes of that command line, which takes most of a second."""
+    return convert_namespace_to_omegaconf(parsed(name))
 
 
 def build(name: str, *arguments: str) -> nn.Module:
-    """A tiny model in evaluation mode, without dropout, with weights under which attention shows in its outputs."""
+    """A tiny model in evaluation mode, without dropout, with weights under which attention shows in its outputs.
+
+    With ``arguments`` it is built from the command line as it was parsed, which fairseq's models take as well.
+    """
     symbols = dictionary()
     if name not in CAUSAL:
         symbols.add_symbol(MASKS[name.rpartition("_")[2]])  # as the task does
     task = SimpleNamespace(source_dictionary=symbols, target_dictionary=symbols, max_positions=lambda: LIMIT)
     torch.manual_seed(1)
-    model = tasks.FairseqTask.build_model(task, deepcopy(configuration(name, *arguments).model))
+    model = tasks.FairseqTask.build_model(
+        task, parsed(name, *arguments) if arguments else deepcopy(configuration(name).model)
+    )
     if name.endswith("classifier"):
         model.register_classification_head("sentence_classification_head", num_classes=3)
     return awake(model).eval()
