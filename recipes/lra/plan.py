@@ -1,4 +1,4 @@
-"""What a comparison trains: tasks, models of one size, one budget, and the commands they become."""
+"""The trainings of a comparison: tasks, models of one size, one budget, and the commands they become."""
 
 from pathlib import Path
 from typing import NamedTuple
