@@ -12,6 +12,7 @@ allow_checkpoint_classes()
 
 from .criterions.sparse_cross_entropy import SparseCrossEntropyCriterion
 from .models import attention as _derived  # noqa: F401  registers NAME_lm, NAME_mlm and NAME_classifier
+from .models import long_range_arena as _long_range_arena  # noqa: F401  registers NAME_lra_TASK
 from .models import time_series as _time_series  # noqa: F401  registers NAME_time_series
 from .models._language_model import LinearTimeLanguageModel
 from .models._time_series import TimeSeriesClassifier
@@ -37,6 +38,7 @@ from .models.flash_masked import (
 from .models.flowformer import FlowformerLanguageModel, LinearLanguageModel, SoftmaxLanguageModel
 from .optim.radam import FairseqRAdam
 from .tasks.pixel_modeling import PixelModelingTask
+from .tasks.sequence_pair_prediction import SequencePairPredictionTask
 from .tasks.time_series_classification import TimeSeriesClassificationTask
 
 __all__ = [
@@ -57,6 +59,7 @@ __all__ = [
     "PerformerLanguageModel",
     "PerformerMaskedModel",
     "PixelModelingTask",
+    "SequencePairPredictionTask",
     "SoftmaxLanguageModel",
     "SparseCrossEntropyCriterion",
     "TimeSeriesClassificationTask",

@@ -99,7 +99,7 @@ def parser() -> argparse.ArgumentParser:
         "--length", type=positive_int, help="tokens of the longest sequence, with the first; default: the task's"
     )
     parser.add_argument("--updates", type=positive_int, help=f"of every training; default: {UPDATES:,}")
-    parser.add_argument("--lr", type=float, default=1e-3, help="highest learning rate (%(default)s)")
+    parser.add_argument("--lr", type=float, default=3e-3, help="highest learning rate, of all models (%(default)s)")
     sizes = {"batch-size": 32, "width": 64, "layers": 1, "heads": 2}
     for name, default in sizes.items():
         parser.add_argument(f"--{name}", type=positive_int, default=default, help="default: %(default)s")

@@ -1,0 +1,140 @@
+"""The comparison from the generator to the tables, once; its commands, its numbers, and the picture of a model."""
+
+import json
+import statistics
+from pathlib import Path
+
+import pytest
+from matplotlib import pyplot as plt
+
+from recipes.lra import compare, pictures, results
+from recipes.lra.plan import MODELS, TASKS, Plan
+from recipes.lra.results import Results, Score
+from recipes.lra.speed import INFERENCE, TRAINING, Speed
+from recipes.shared.tables import Run
+
+PLAN = Plan("listops", ["softmax", "flow"], 2, 256, 100, 32, 64, 1, 2, 3e-3, 8)
+RUN = Run("python -m recipes.lra.compare", "2 CPU cores", "Python 3.11", "2026-11-22", 9.0)
+
+
+def option(arguments, name):
+    return arguments[[str(word) for word in arguments].index(name) + 1]
+
+
+def test_every_model_has_the_same_budget():
+    """But for the architecture, FLASH's widths and the seed, commands are equal, in the order of the seeds."""
+    plan = PLAN._replace(models=list(MODELS))
+    trainings = plan.trainings(Path("data-bin"))
+    assert [one.name for one in trainings[: len(MODELS)]] == [f"{name}.1" for name in MODELS]
+    differing = {"--arch", "--encoder-layers", "--encoder-attention-heads", "--encoder-ffn-embed-dim"}
+    common = []
+    for one in trainings:
+        words = [str(word) for word in one.arguments]
+        pairs = {(word, words[i + 1]) for i, word in enumerate(words[:-1]) if word.startswith("--")}
+        common.append({pair for pair in pairs if pair[0] not in differing | {"--seed", "--encoder-attention-dim"}})
+    flash = {("--flash-query-dim", "32")}
+    assert all(one - flash == common[0] for one in common)
+    assert option(trainings[0].arguments, "--valid-subset") == "valid,test"  # the first selects
+
+
+def test_other_tasks():
+    arguments = PLAN._replace(task="retrieval").train_arguments(Path("x"), "flow", 1)
+    assert option(arguments, "--task") == "sequence_pair_prediction"
+    assert option(arguments, "--arch") == "flowformer_lra_retrieval"
+    assert "--init-token" not in PLAN._replace(task="pathfinder").train_arguments(Path("x"), "flow", 1)
+
+
+def score(model, seed, test):
+    return Score(model, seed, 77_386, 31.0, 40, test, test + 1.0, 100.0, 2**20, "fairseq-train")
+
+
+def test_tables_and_files(tmp_path):
+    scores = [score("flow", 1, 30.0), score("flow", 2, 33.0), score("softmax", 1, 35.5)]
+    speeds = [
+        Speed(model, length, kind, steps, ratio, 3 * 2**20)
+        for kind in (TRAINING, INFERENCE)
+        for model, steps, ratio in (("softmax", 2.0, 1.0), ("flow", 4.0, 2.0))
+        for length in (1024, 4096)
+    ]
+    examples = {"train": 900, "valid": 20, "test": 30}
+    found = Results(PLAN, examples, 16.7, scores, {"softmax.2": "Loss exploded"}, speeds, 2)
+    plain = results.write(tmp_path, found, RUN)
+    rows = (tmp_path / "results.md").read_text().splitlines()
+    mean, spread = statistics.mean((30, 33)), statistics.stdev((30, 33))
+    flow = (
+        f"| Flowformer | flowformer_lra_listops | 77,386 | {mean:.1f} ± {spread:.1f} | 32.5 ± 2.1 | 2 | 100 | 38.70 |"
+    )
+    assert flow in rows
+    assert any(
+        row.startswith("| Transformer, softmax | softmax_lra_listops | 77,386 | 35.5 | 36.5 | 1 |") for row in rows
+    )
+    assert "| Flowformer | 4.00 (2.00x) | 4.00 (2.00x) |" in rows and "| Flowformer | 3 | 3 |" in rows
+    for said in ("guessing gives 10", "most frequent class of the test split 16.7", "softmax.2: Loss exploded"):
+        assert said in plain
+    assert json.loads((tmp_path / "results.json").read_text())["scores"][0]["test"] == 30.0
+    assert plt.imread(tmp_path / "results.png").shape[0] > 300
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--task", "image"], "--task is image without --data"),
+        (["--task", "image", "--data", "none"], "--data is none"),
+    ],
+)
+def test_data_that_is_missing(arguments, said, tmp_path, capsys):
+    assert compare.main([*arguments, "--out", str(tmp_path / "out")]) == 1
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    """A whole comparison of one tiny model. Costs the start of three processes: training, validation, speed."""
+    out = tmp_path_factory.mktemp("compare")
+    arguments = ["--quick", "--out", str(out), "--models", "flow", "--seeds", "1", "--length", "40", "--updates", "2"]
+    arguments += ["--width", "8", "--speed-lengths", "16"]
+    assert compare.main(arguments) == 0
+    return out, arguments
+
+
+def test_from_the_generator_to_the_table(compared, capsys, monkeypatch):
+    """The second time nothing runs; another learning rate is refused in the same folder."""
+    out, arguments = compared
+    (one,) = json.loads((out / "results.json").read_text())["scores"]
+    log = (out / "runs" / "flow.1" / "train.log").read_text()
+    assert f'"test_accuracy": "{one["test"]:g}"' in log  # read again, from the selected checkpoint
+    assert one["best_test"] >= one["test"] and one["update"] in (1, 2)
+    monkeypatch.setattr(compare, "run", None)
+    assert compare.main(arguments) == 0
+    assert compare.main([*arguments, "--lr", "0.5"]) == 1
+    assert "lr is 0.5; allowed in" in capsys.readouterr().err
+
+
+def test_picture_of_an_expression(compared, tmp_path, capsys):
+    out, _ = compared
+    common = ["--checkpoint", str(out / "runs" / "flow.1" / "checkpoints" / "checkpoint_best.pt")]
+    common += ["--data", str(out / "data"), "--output", str(tmp_path / "weights.png")]
+    hub = pictures.load(Path(common[1]), out / "data")
+    weights = pictures.weigh(hub, pictures.read_row(out / "data", 0))
+    assert weights.symbols[0] == "CLS" and len(weights.competition) == len(weights.allocation) == 1
+    for layer in (*weights.competition, *weights.allocation):
+        assert layer.shape == (2, len(weights.symbols))
+    assert weights.competition[0].mean(1) == pytest.approx([1.0, 1.0], abs=1e-5)
+    assert pictures.main([*common, "--expression", "[MAX 2 9 [MIN 4 7 ] 0 ]"]) == 0
+    assert plt.imread(tmp_path / "weights.png").shape[1] > 1000
+    for further, said in (
+        (["--expression", "[MAX 2 x ]"], "'x'"),
+        (["--expression", "[MAX " + "1 " * 50 + "]"], "allowed: 40"),
+        (["--example", "99"], "--example is 99"),
+    ):
+        assert pictures.main([*common, *further]) == 1
+        assert said in capsys.readouterr().err
+    assert pictures.main(["--checkpoint", str(tmp_path / "none.pt"), "--data", str(out / "data")]) == 1
+    assert pictures.main([*common[:2], "--data", str(tmp_path)]) == 1
+
+
+def test_tasks_are_those_of_the_architectures():
+    from fairseq_plugin.models.long_range_arena import OFFICIAL
+
+    assert set(TASKS) == set(OFFICIAL)
