@@ -1,6 +1,8 @@
-"""The rules of .pre-commit-config.yaml that need no tool of their own hold on the whole tree, and versions agree."""
+"""The rules of .pre-commit-config.yaml and of CONTRIBUTING.md that need no tool hold on the tree; versions agree."""
 
+import ast
 import re
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,11 @@ ROOT = Path(__file__).parents[1]
 HOOKS = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"][0]["hooks"]
 PATTERNS = [hook for hook in HOOKS if hook["language"] == "pygrep"]
 FOLDERS = ("common", "fairseq_plugin", "timm_plugin", "recipes", "tests")
+
+#: What takes the name of an attribute as a text.
+PATCHES = ("getattr", "setattr", "delattr", "patch", "object")
+#: Private in form alone: fairseq's name for what a group of its configuration chooses.
+NAMES_OF_HOSTS = {"_name"}
 
 
 @pytest.mark.parametrize("hook", PATTERNS, ids=lambda hook: hook["id"])
@@ -48,3 +55,84 @@ def test_pre_commit_and_setup_cfg_name_the_same_ruff():
     (installed,) = re.findall(r"^    (ruff==\S+)$", (ROOT / "setup.cfg").read_text(), flags=re.MULTILINE)
     named = [name for hook in HOOKS for name in hook.get("additional_dependencies", []) if name.startswith("ruff")]
     assert set(named) == {installed}
+
+
+def private_names_of(tree: ast.AST) -> Iterator[str]:
+    """Names with one leading underscore that a file defines: functions, classes, variables and attributes."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            name = node.name
+        elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+            name = node.id if isinstance(node, ast.Name) else node.attr
+        else:
+            continue
+        if name.startswith("_") and not name.endswith("_"):
+            yield name
+
+
+def names_used(node: ast.AST) -> list[str]:
+    """The names that a piece of code takes from elsewhere: imported, after a dot, or as a text given to setattr."""
+    if isinstance(node, ast.ImportFrom):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.Attribute):
+        return [node.attr] if ast.unparse(node.value) not in ("self", "cls") else []
+    if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in PATCHES:
+        texts = [argument.value for argument in node.args if isinstance(argument, ast.Constant)]
+        return [str(text).rpartition(".")[2] for text in texts]
+    return []
+
+
+def broken_test_rules(code: str, private: Collection[str]) -> list[str]:
+    """Lines of ``code`` that import a test file, or use one of the names in ``private``."""
+    found = []
+    for node in ast.walk(ast.parse(code)):
+        modules = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+        modules += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        if any(part.startswith("test_") for module in modules for part in module.split(".")):
+            found.append(f"{node.lineno}: a test file is imported")
+        found += [f"{node.lineno}: {name} is private" for name in names_used(node) if name in private]
+    return found
+
+
+def private_names_of_the_product() -> set[str]:
+    """Those of all folders but the tests', less ``NAMES_OF_HOSTS``."""
+    paths = [path for folder in FOLDERS if folder != "tests" for path in (ROOT / folder).rglob("*.py")]
+    return {name for path in paths for name in private_names_of(ast.parse(path.read_text()))} - NAMES_OF_HOSTS
+
+
+def test_no_test_imports_a_test_or_uses_a_private_name():
+    """A file whose name begins with an underscore may be imported: it is infrastructure, and its names are public."""
+    private = private_names_of_the_product()
+    assert len(private) > 100
+    broken = [
+        f"{path.relative_to(ROOT)}:{line}"
+        for path in (ROOT / "tests").rglob("*.py")
+        for line in broken_test_rules(path.read_text(), private)
+    ]
+    assert not broken, "\n".join(broken)
+
+
+def test_the_rules_of_tests_recognise_what_they_forbid():
+    """In each way that it can be written."""
+    for code in (
+        "from tests.common.test_imports import USE",
+        "from . import test_imports",
+        "import tests.test_readmes",
+        "from common.ops.flow.causal import _hidden",
+        "def test(): module._hidden()",
+        "monkeypatch.setattr(module, '_hidden', None)",
+        "monkeypatch.setattr('common.ops.flow._hidden', None)",
+        "with mock.patch.object(module, '_hidden'): pass",
+        "getattr(module, '_hidden')",
+    ):
+        assert len(broken_test_rules(code, {"_hidden"})) == 1, code
+    for code in (
+        "from tests.common.inputs import qkv",
+        "from common.attention._base import drop_sources",
+        "self._hidden = 1",
+        "corpus._replace(documents={})",
+        "print('_hidden')",
+    ):
+        assert not broken_test_rules(code, {"_hidden"}), code
+    defined = "_A, _b = 1, 2\ndef _f(): pass\nclass _C:\n  def __init__(self): self._x = 1; self.y = 2\n_ = __all__ = 3"
+    assert set(private_names_of(ast.parse(defined))) == {"_A", "_b", "_f", "_C", "_x"}

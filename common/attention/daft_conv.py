@@ -156,7 +156,7 @@ class DaftConvAttention(DaftAttention):
             window = (self.r.shape[1], self.r.shape[2])
             out = daft_select_scriptable(query, k, v, index, bias, window, height, width)
         else:
-            out = daft_conv_scriptable(query, k, v, self._filters(), height, width, self.local_only)
+            out = daft_conv_scriptable(query, k, v, self.filters(), height, width, self.local_only)
         return split_heads(out, heads)
 
     @torch.jit.unused
@@ -175,7 +175,7 @@ class DaftConvAttention(DaftAttention):
             window = self.window_shape if len(self.window_shape) > 1 else self.window_shape[0]
             out = daft_select(q, k, v, *self._selected(), window=window, **options)
         else:
-            out = daft_conv(q, k, v, self._filters(), local_only=self.local_only, **options)
+            out = daft_conv(q, k, v, self.filters(), local_only=self.local_only, **options)
         return zero_padding(split_heads(out, self.shape.num_heads), query_padding_mask)
 
     @torch.jit.unused
@@ -192,16 +192,19 @@ class DaftConvAttention(DaftAttention):
         query = None if q is None else merge_heads(q)
         options = {"causal": self.causal, "spatial_shape": spatial_shape, "key_padding_mask": key_padding_mask}
         out = daft_conv_reference(
-            query, merge_heads(k), merge_heads(v), self._filters(), local_only=self.local_only, **options
+            query, merge_heads(k), merge_heads(v), self.filters(), local_only=self.local_only, **options
         )
         return zero_padding(split_heads(out, self.shape.num_heads), query_padding_mask)
 
     @torch.jit.unused
     def _op(self, q: Tensor | None, k: Tensor, v: Tensor, **options) -> tuple[Tensor, State]:
-        return daft_conv(q, k, v, self._filters(), causal=True, local_only=self.local_only, **options)
+        return daft_conv(q, k, v, self.filters(), causal=True, local_only=self.local_only, **options)
 
-    def _filters(self) -> Tensor:
-        """The filters as they are applied: with a selection softly multiplied in training, one-hot otherwise."""
+    def filters(self) -> Tensor:
+        """The filters (h, window) or (h, height, width) of one call: ``position_bias()``, unless one entry is selected.
+
+        With a selection they are drawn anew in training, the bias times a Gumbel softmax, and one-hot otherwise.
+        """
         r = self.position_bias()
         temperature = self.gumbel_temperature
         if temperature is None:

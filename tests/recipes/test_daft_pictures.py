@@ -244,12 +244,11 @@ def test_a_causal_matrix_has_nothing_where_nothing_is_seen(tmp_path):
 
 def keys_by_hand(model, x, layer):
     """Keys (1, heads or channels, tokens) of a layer of a timm model, from its weights."""
-    tokens = model._pos_embed(model.patch_embed(x))
-    for block in model.blocks[:layer]:
-        tokens = block(tokens)
-    block = model.blocks[layer]
+    block, normalised = model.blocks[layer], []
+    with block.norm1.register_forward_hook(lambda module, inputs, out: normalised.append(out)):
+        model(x)
     start, width = block.attn.widths[0], block.attn.widths[1]
-    keys = (block.norm1(tokens) @ block.attn.qkv.weight.T + block.attn.qkv.bias)[..., start : start + width]
+    keys = (normalised[0] @ block.attn.qkv.weight.T + block.attn.qkv.bias)[..., start : start + width]
     return keys.flatten(1, -2).transpose(1, 2)
 
 

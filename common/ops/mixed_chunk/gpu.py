@@ -103,7 +103,7 @@ class _Shapes:
 
     def __init__(self, tokens: Tokens, bias: Tensor | None, call: _Call) -> None:
         options, (batch, heads, n, s), e = call.options, tokens.q_quad.shape, tokens.v.shape[3]
-        tile = _tile_rows(tokens.v, s)
+        tile = tile_rows(tokens.v, s)
         self.size = min(options.chunk_size, n)  # of a chunk, as far as there are tokens
         self.tile = min(tile, at_least_16(self.size))
         self.heads, self.groups, self.tiles = batch * heads, ceil_div(n, options.chunk_size), ceil_div(self.size, tile)
@@ -119,7 +119,7 @@ class _Shapes:
         self.all.update(LOCAL=options.local, LINEAR=options.linear)
 
 
-def _tile_rows(x: Tensor, channels: int) -> int:
+def tile_rows(x: Tensor, channels: int) -> int:
     """Tokens of a tile: 64 where they fit the device; few in the interpreter, so that small inputs have several."""
     if dispatch.interpreted():
         return 16

@@ -320,7 +320,7 @@ def test_temperature_sharpens_the_sample() -> None:
     for temperature, low, high in (("0.01", 0.8, 1.0), ("100", 0.0, 0.15)):
         inner = awake(build_model("daft_conv_lm", "--daft-gumbel-temperature", temperature)).decoder.layers[0]
         inner = inner.self_attn.inner.train()
-        weights = torch.stack([inner._filters() / inner.position_bias() for _ in range(20)])
+        weights = torch.stack([inner.filters() / inner.position_bias() for _ in range(20)])
         assert low <= weights.amax(-1).mean() <= high
 
 

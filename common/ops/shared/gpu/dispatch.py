@@ -26,9 +26,11 @@ OLDEST_TRITON = (3, 2)
 #: Most channels of q and k: the scores of a tile are one product, which holds all channels at once.
 MAX_CHANNELS = 128
 
+#: Names whose kernels have failed in this process and are not tried again; one that is taken out is.
+failed: set[str] = set()
+
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _NOT_ERRORS_OF_A_KERNEL = (torch.OutOfMemoryError, ValueError)
-_failed: set[str] = set()  # names whose kernels are not tried again
 
 
 def switched_on() -> bool:
@@ -57,10 +59,10 @@ def applies(name: str, *tensors: Tensor) -> bool:
     # First, as a graph that is being traced must not depend on the environment.
     if not runs_eagerly(*tensors):
         return False
-    if not switched_on() or name in _failed:
+    if not switched_on() or name in failed:
         return False
     on_device = all(x.is_cuda for x in tensors) or (interpreted() and all(x.device.type == "cpu" for x in tensors))
-    return on_device and all(_has_kernel_dtype(x) for x in tensors) and _has_triton()
+    return on_device and all(_has_kernel_dtype(x) for x in tensors) and has_triton()
 
 
 def _has_kernel_dtype(x: Tensor) -> bool:
@@ -69,8 +71,11 @@ def _has_kernel_dtype(x: Tensor) -> bool:
 
 
 @functools.cache
-def _has_triton() -> bool:
-    """Whether a Triton that is new enough can be imported; if not, a warning, once."""
+def has_triton() -> bool:
+    """Whether a Triton of at least ``OLDEST_TRITON`` can be imported; if not, a warning, once.
+
+    The answer is remembered for the process, until ``has_triton.cache_clear()``.
+    """
     oldest = ".".join(map(str, OLDEST_TRITON))
     try:
         version = importlib.import_module("triton").__version__
@@ -99,7 +104,7 @@ def guarded(name: str, kernel: Callable[[], Any], fallback: Callable[[], Any]) -
     A kernel that a combination of GPU, driver and Triton cannot compile must not end a training that PyTorch can do.
     Lack of memory and a ValueError are raised: they are no failure of the kernel.
     """
-    if name not in _failed:
+    if name not in failed:
         try:
             return kernel()
         except _NOT_ERRORS_OF_A_KERNEL:
@@ -111,7 +116,7 @@ def guarded(name: str, kernel: Callable[[], Any], fallback: Callable[[], Any]) -
 
 def _give_up(name: str, error: BaseException) -> None:
     """Warn that the kernels of ``name`` have failed with ``error``, and use them no more in this process."""
-    _failed.add(name)
+    failed.add(name)
     reason = (str(error).strip().splitlines() or [""])[0]
     warnings.warn(
         f"Triton kernels of {name} failed ({type(error).__name__}: {reason}); plain PyTorch is used from now on. "

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from common.ops import flow_attention
-from common.ops.flow import causal_cpu
+from common.ops.flow import causal_cpu, interface
 from common.ops.flow.causal import CausalInputs, attention_in_chunks
 from common.ops.flow.causal_cpu import causal_attention_in_blocks
 from common.ops.flow.options import flow_options
@@ -154,9 +154,8 @@ def test_batches_of_gradients():
 def test_what_takes_operations_apart_gets_the_plain_chunks(monkeypatch):
     """functorch, a tracer and a compiler; everything else goes in pieces."""
     calls = []
-    module = causal_cpu
-    forward = module._forward
-    monkeypatch.setattr(module, "_forward", lambda *args: calls.append(1) or forward(*args))
+    attend = interface.causal_attention_in_blocks
+    monkeypatch.setattr(interface, "causal_attention_in_blocks", lambda *args: calls.append(1) or attend(*args))
     q, k, v = (x.detach() for x in qkv(9))
     flow_attention(q, k, v, causal=True)
     assert calls == [1]

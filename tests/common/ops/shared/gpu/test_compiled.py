@@ -71,7 +71,7 @@ def launches(monkeypatch, tmp_path):
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     # What a device with little memory gets; there is none to ask.
-    monkeypatch.setattr(mixed_chunk_attention, "_tile_rows", lambda x, channels: 32)
+    monkeypatch.setattr(mixed_chunk_attention, "tile_rows", lambda x, channels: 32)
     found = {}
     for module, names in ((flow_attention_kernels, FLOW), (mixed_chunk_attention_kernels, MIXED_CHUNK)):
         for name in names:

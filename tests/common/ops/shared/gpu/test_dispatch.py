@@ -25,8 +25,8 @@ def on_cpu_too(monkeypatch):
     """As if Triton's interpreter were on and Triton there, without either; kernels can then be replaced."""
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.delenv(dispatch.VARIABLE, raising=False)
-    monkeypatch.setattr(dispatch, "_failed", set())
-    monkeypatch.setattr(dispatch, "_has_triton", lambda: True)
+    monkeypatch.setattr(dispatch, "failed", set())
+    monkeypatch.setattr(dispatch, "has_triton", lambda: True)
 
 
 def missing(*args):
@@ -152,6 +152,14 @@ def test_triton_is_never_imported_on_a_machine_without_a_gpu(monkeypatch):
     assert done.stdout.strip() == "[]"
 
 
+@pytest.fixture
+def forgotten_triton():
+    """Triton is looked for anew, in the test and after it."""
+    dispatch.has_triton.cache_clear()
+    yield
+    dispatch.has_triton.cache_clear()
+
+
 @pytest.mark.parametrize(
     "module, problem",
     [
@@ -159,18 +167,14 @@ def test_triton_is_never_imported_on_a_machine_without_a_gpu(monkeypatch):
         (types.SimpleNamespace(__version__="3.1.0"), r"Triton 3\.1\.0 is too old"),
     ],
 )
-def test_without_a_triton_there_is_one_warning_and_the_pytorch_form(module, problem, monkeypatch):
+def test_without_a_triton_there_is_one_warning_and_the_pytorch_form(module, problem, forgotten_triton, monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.delenv(dispatch.VARIABLE, raising=False)
     monkeypatch.setitem(sys.modules, "triton", module)
-    dispatch._has_triton.cache_clear()
     inputs = float32()
-    try:
-        with pytest.warns(UserWarning, match=problem) as seen:
-            outputs = [flow_attention(*inputs, causal=True) for _ in range(3)]
-        assert len(seen) == 1 and "LINEARTIME_TRITON=0" in str(seen[0].message)
-    finally:
-        dispatch._has_triton.cache_clear()
+    with pytest.warns(UserWarning, match=problem) as seen:
+        outputs = [flow_attention(*inputs, causal=True) for _ in range(3)]
+    assert len(seen) == 1 and "LINEARTIME_TRITON=0" in str(seen[0].message)
     monkeypatch.delenv("TRITON_INTERPRET")
     assert all(torch.equal(out, flow_attention(*inputs, causal=True)) for out in outputs)
 
@@ -178,8 +182,10 @@ def test_without_a_triton_there_is_one_warning_and_the_pytorch_form(module, prob
 @pytest.mark.parametrize(
     "version, new_enough", [("3.2.0", True), ("3.10.1+git5", True), ("4.0", True), ("3.1.9", False)]
 )
-def test_versions(version, new_enough):
-    assert (dispatch._numbers(version) >= dispatch.OLDEST_TRITON) is new_enough
+@pytest.mark.filterwarnings("ignore:.*is too old")
+def test_versions(version, new_enough, forgotten_triton, monkeypatch):
+    monkeypatch.setitem(sys.modules, "triton", types.SimpleNamespace(__version__=version))
+    assert dispatch.has_triton() is new_enough
 
 
 # --- failures ------------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ def _taken_away(*args, **kwargs):
 @pytest.fixture(autouse=True)
 def kernels_alone(request, monkeypatch):
     """No PyTorch form, unless a test is marked as one that compares with it."""
-    monkeypatch.setattr(dispatch, "_failed", set())
+    monkeypatch.setattr(dispatch, "failed", set())
     if "with_pytorch" in request.fixturenames:
         yield
         return
@@ -30,7 +30,7 @@ def kernels_alone(request, monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         yield
-    assert not dispatch._failed
+    assert not dispatch.failed
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from common.ops import flow_attention
-from common.ops.flow import causal_gpu
+from common.ops.flow import causal_gpu_kernels as kernels
 from common.ops.flow.options import ALLOCATIONS, COMPETITIONS, FORMS, FlowForm
 from common.ops.flow.reference import flow_attention_reference
 from tests.common.inputs import FLOW_OPTIONS, SIDES, doubled, name_of, padding, qkv
@@ -213,12 +213,13 @@ def test_a_backward_kernel_that_fails_gives_way_to_the_pytorch_form(with_pytorch
     inputs = on_device(qkv(65, **SMALL))
     wanted = gradients(attend(inputs).cpu(), inputs)
 
-    def broken(*args):
-        raise RuntimeError("no configuration fits this device")
+    class Broken:
+        def __getitem__(self, grid):
+            raise RuntimeError("no configuration fits this device")
 
-    monkeypatch.setattr(causal_gpu, "_backward", broken)
+    monkeypatch.setattr(kernels, "values_backward", Broken())
     out = attend(inputs)
-    with pytest.warns(UserWarning, match="flow_attention failed .*no configuration fits.*LINEARTIME_TRITON=0"):
+    with pytest.warns(UserWarning, match="flow_attention .*no configuration fits.*LINEARTIME_TRITON=0"):
         found = gradients(out.cpu(), inputs)
     assert_same_gradients(found, wanted, TOLERANCES[torch.float32])
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from common.ops import mixed_chunk_attention
-from common.ops.mixed_chunk import gpu
+from common.ops.mixed_chunk import gpu_kernels as kernels
 from common.ops.mixed_chunk.reference import mixed_chunk_attention_reference
 from tests.common.inputs import bias_like, doubled, mixed_chunk_inputs, padding
 from tests.common.ops.shared.gpu.kernels.device import on_cpu, on_device
@@ -154,12 +154,13 @@ def test_a_backward_kernel_that_fails_gives_way_to_the_pytorch_form(with_pytorch
     inputs = on_device(mixed_chunk_inputs(9, **SMALL))
     wanted = gradients(mixed_chunk_attention(*inputs, chunk_size=5).cpu(), inputs)
 
-    def broken(*args):
-        raise RuntimeError("no configuration fits this device")
+    class Broken:
+        def __getitem__(self, grid):
+            raise RuntimeError("no configuration fits this device")
 
-    monkeypatch.setattr(gpu, "_backward", broken)
+    monkeypatch.setattr(kernels, "queries_backward", Broken())
     out = mixed_chunk_attention(*inputs, chunk_size=5)
-    with pytest.warns(UserWarning, match="mixed_chunk_attention failed .*no configuration fits.*LINEARTIME_TRITON=0"):
+    with pytest.warns(UserWarning, match="mixed_chunk_attention .*no configuration fits.*LINEARTIME_TRITON=0"):
         found = gradients(out.cpu(), inputs)
     for name, actual, other in zip(NAMES, found, wanted):
         assert_close(f"gradient of {name}", actual, other)
