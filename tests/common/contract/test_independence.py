@@ -119,6 +119,18 @@ def test_an_empty_batch_gives_an_empty_result(case):
             assert all(len(x) == 0 for state in states for x in state.values())
 
 
+@cases(DEFAULTS)
+def test_without_data_there_are_shapes(case):
+    """On the meta device, as tools that count a model's memory and parameters call it."""
+    module = case.build().to("meta")
+    inputs = {name: x.to("meta") if isinstance(x, Tensor) else x for name, x in tensors(module, 7).items()}
+    for mask in (None, torch.zeros(2, 7, dtype=torch.bool, device="meta")):
+        assert module(**inputs, **both(mask)).shape == inputs["v"].shape
+        if case.causal:
+            out, states = run_in_parts(module, inputs, [4, 3], mask)
+            assert out.is_meta and out.shape == inputs["v"].shape and all(x.is_meta for x in states[-1].values())
+
+
 @cases(sequences, causal=True)
 def test_a_prefix_does_not_depend_on_what_follows(case):
     module = case.build()

@@ -252,11 +252,3 @@ def test_autocast_changes_nothing(causal):
     assert torch.equal(out, expected)
     for actual, wanted in zip(gradients(out, inputs), gradients(expected, inputs)):
         assert torch.equal(actual, wanted)
-
-
-@causality
-def test_the_meta_device_gives_shapes(causal):
-    inputs = [torch.empty(2, 3, 7, size, device="meta") for size in (4, 4, 4, 4, 5)]
-    for mask in (None, torch.empty(2, 7, device="meta").bool()):
-        out = mixed_chunk_attention(*inputs, chunk_size=3, causal=causal, key_padding_mask=mask)
-        assert out.shape == (2, 3, 7, 5)
