@@ -213,10 +213,13 @@ def stock_file(tmp_path: Path) -> Path:
         (["--arch", "daft_full_lm"], "arch is 'daft_full_lm'; allowed: "),
         (["--arch", "nonsense"], "arch is 'nonsense'; allowed: "),
         (["--model-overrides", "{'flow_frm': 'paper'}"], "model_overrides has flow_frm; allowed: "),
-        (["--model-overrides", "['flow_form']"], r"model_overrides is \['flow_form'\]; allowed: a dictionary"),
-        (["--model-overrides", "{'flow_form'"], "model_overrides is .*; allowed: a dictionary as Python writes it"),
+        (["--model-overrides", "['flow_form']"], r"--model-overrides is \['flow_form'\]; allowed"),
+        (["--model-overrides", "{'flow_form'"], "--model-overrides is .*; allowed"),
         (["--model-overrides", "{'flow_form': 'other'}"], "other"),
-        (["--model-overrides", "{'decoder_attention_heads': 5}"], "decoder_attention_heads is 5; allowed: a divisor"),
+        (
+            ["--model-overrides", "{'decoder_attention_heads': 5}"],
+            "--decoder-attention-heads is 5; allowed: .*--decoder-embed-dim, 32",
+        ),
         (
             ["--model-overrides", "{'decoder_embed_dim': 64}"],
             "does not fit FlowformerLanguageModel: .* of other shapes",
@@ -236,7 +239,7 @@ def test_bad_arguments_are_refused(stock_file: Path, arguments, reason: str) -> 
 def test_a_target_that_cannot_be_written(stock_file: Path) -> None:
     """A folder that is not there, and a target that is a folder: one line, and nothing is left behind."""
     folder = stock_file.parent / "folder"
-    with pytest.raises(SystemExit, match="target is .*ours.pt'; allowed: a file in a folder that exists"):
+    with pytest.raises(SystemExit, match="target is .*ours.pt'; allowed"):
         main([str(stock_file), str(folder / "ours.pt")])
     folder.mkdir()
     with pytest.raises(SystemExit, match="folder"):
@@ -274,8 +277,8 @@ def _cut(path: Path) -> None:
     [
         (_ours, "holds 'flowformer_lm'; allowed: 'transformer_lm' and its sizes"),
         (_without_a_tensor, r"does not fit FlowformerLanguageModel: 1 missing \(decoder.layers.1.fc1.bias\)"),
-        (_bare, "holds decoder.version, .*, ...; allowed: what fairseq-train writes"),
-        (_without_bookkeeping, "holds args, cfg, model; allowed: what fairseq-train writes"),
+        (_bare, "holds decoder.version, .*, ...; allowed"),
+        (_without_bookkeeping, "holds args, cfg, model; allowed"),
         (_cut, "cannot be read, it may be cut short"),
         (lambda path: path.write_text("hello"), "cannot be read"),
         (lambda path: torch.save({"cfg": 3, "model": {}}, path), "holds cfg, model; allowed: "),

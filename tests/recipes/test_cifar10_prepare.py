@@ -120,7 +120,7 @@ def test_local_copies_that_are_refused(small: bytes, tmp_path: Path, capsys) -> 
     for name, message in (
         ("cut", "bytes; allowed: "),
         ("other", "sha256 .*; allowed: "),
-        ("none", "which is no file; allowed"),
+        ("none", "--file is .*none.*; allowed"),
     ):
         assert prepare.main(["--file", str(tmp_path / name), "--out", str(tmp_path / "out")]) == 1
         assert re.search(message, capsys.readouterr().err), name
@@ -201,7 +201,7 @@ def test_turned_photographs_are_put_upright(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["--images", "{}/none"], "--images is .*, which is no folder"),
+        (["--images", "{}/none"], "--images is .*none.*; allowed"),
         (["--images", "{}/images/class0"], "with 14 images; allowed: at least 20"),
         (["--size", "16"], "--size or --grey .*without --images"),
         (["--file", "x", "--grey"], "--size or --grey .*without --images"),
@@ -222,5 +222,5 @@ def test_broken_image(folder: Path, tmp_path: Path, capsys) -> None:
     broken = folder / "class0" / "0.png"
     broken.write_bytes(broken.read_bytes()[:60])
     assert prepare.main(arguments) == 1
-    assert re.search(r"class0/0.png cannot be read: .*; allowed: images that Pillow reads", capsys.readouterr().err)
+    assert re.search(r"class0/0.png .*; allowed", capsys.readouterr().err)
     assert np.array_equal(images(tmp_path / "out" / "data-bin", "train"), before)

@@ -138,7 +138,7 @@ def test_state_dicts_need_a_name(form, tmp_path):
     else:
         torch.save(state if form == "bare" else {"state_dict": state}, path)
     assert same_weights(load_model(path, "daft_full_s", FULL).model, model)
-    with pytest.raises(ValueError, match="does not say what model it is of; allowed: one whose name --model gives"):
+    with pytest.raises(ValueError, match=rf"{path.name} .*allowed.*--model"):
         load_model(path)
     with pytest.raises(ValueError, match="cannot be daft_full_s") as refusal:
         load_model(path, "daft_full_s")
@@ -202,21 +202,21 @@ def test_files_that_are_no_checkpoint_of_ours_are_refused(tmp_path):
     flow = timm.create_model("flowformer_deit_ti", img_size=32, depth=1)
     save_as_train_does(tmp_path, flow, train_arguments("flowformer_deit_ti", model_kwargs=dict(img_size=32, depth=1)))
     expected = {
-        ("missing.pt",): "--checkpoint is .*missing.pt, which does not exist; allowed: a checkpoint or its folder",
-        ("text.pt",): "text.pt is no file of torch.save's; allowed: a checkpoint of tensors and plain data",
-        ("list.pt",): "list.pt holds a list; allowed: a checkpoint or a state dict",
-        ("stranger.pt",): "stranger.pt holds .*Stranger; allowed: a checkpoint of tensors and plain data",
-        ("other.pt",): "other.pt is of transformer_lm, without DAFT; allowed: daft_conv_lm, daft_full_lm",
-        ("flow.pt",): "flow.pt is of flowformer_lm, without DAFT",
-        ("adaptive.pt",): "has adaptive or character embeddings; allowed: one embedding of all symbols",
+        ("missing.pt",): "--checkpoint is .*missing.pt.*allowed",
+        ("text.pt",): "text.pt .*torch.save.*allowed",
+        ("list.pt",): "list.pt .*list; allowed",
+        ("stranger.pt",): "stranger.pt .*Stranger; allowed",
+        ("other.pt",): "other.pt .*transformer_lm.*allowed: .*daft_conv_lm.*daft_full_lm",
+        ("flow.pt",): "flow.pt .*flowformer_lm.*DAFT",
+        ("adaptive.pt",): "adaptive .*; allowed",
         ("daft.pt", "daft_conv_s"): "--model or --model-kwargs .*daft.pt",
-        ("model_best.pth.tar", "no_such_model"): "cannot be no_such_model with .*Unknown model",
+        ("model_best.pth.tar", "no_such_model"): "no_such_model.*Unknown model",
     }
     for (name, *model), message in expected.items():
         with pytest.raises(ValueError, match=message):
             load_model(tmp_path / name, *model)
     loaded = load_model(tmp_path / "model_best.pth.tar")
-    with pytest.raises(ValueError, match="is of a .*VisionTransformer without DAFT; allowed: a model that holds it"):
+    with pytest.raises(ValueError, match="VisionTransformer.*DAFT; allowed"):
         position_biases(loaded.model)
 
 
@@ -282,7 +282,7 @@ def test_key_maps_of_grey_images(image, tmp_path):
     mean = np.asarray(Image.open(image).convert("L")).mean() / 255
     assert maps.image.mean() == pytest.approx(mean, abs=0.05)
     torch.save(vision("daft_conv_test", in_chans=4).state_dict(), tmp_path / "x.pt")
-    with pytest.raises(ValueError, match="the model reads 4 channels; allowed with --image: 1 or 3"):
+    with pytest.raises(ValueError, match="4 channels; allowed.*--image.* 1 or 3"):
         key_maps(load_model(tmp_path / "x.pt", "daft_conv_test", dict(in_chans=4)), image)
 
 
@@ -327,11 +327,11 @@ def test_images_for_models_that_do_not_take_them_are_refused(image, tmp_path):
     with pytest.raises(ValueError, match="^--image is .*; allowed with .*text"):
         key_maps(load_model(tmp_path / "text.pt"), image)
     language_checkpoint(tmp_path / "oblong.pt", "daft_conv_lm", "pixel_modeling", tokens=60, daft_window=9)
-    with pytest.raises(ValueError, match="images of 60 subpixels; allowed with --image: square ones"):
+    with pytest.raises(ValueError, match="60 subpixels; allowed.*--image"):
         key_maps(load_model(tmp_path / "oblong.pt"), image)
     (tmp_path / "text.png").write_text("no image")
     for wrong in ("text.png", "missing.png"):
-        with pytest.raises(ValueError, match=f"^--image is .*{wrong}, which cannot be read .*; allowed: an image file"):
+        with pytest.raises(ValueError, match=f"^--image is .*{wrong}.*; allowed"):
             key_maps(argparse.Namespace(model=vision(), reads="images"), tmp_path / wrong)
 
 
@@ -458,8 +458,8 @@ def test_the_commands_model_arguments(tmp_path):
 def test_what_is_wrong_is_one_line_and_nothing_is_written(tmp_path):
     finished = run_as_a_process("--checkpoint", "missing.pt", "--output", tmp_path / "out")
     assert finished.returncode == 1 and finished.stdout == ""
-    expected = "pictures: --checkpoint is missing.pt, which does not exist; allowed: a checkpoint or its folder\n"
-    assert finished.stderr == expected
+    error = finished.stderr
+    assert error.startswith("pictures: --checkpoint is missing.pt") and "allowed" in error and error.count("\n") == 1
     assert not (tmp_path / "out").exists()
 
 

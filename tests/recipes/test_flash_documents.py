@@ -80,7 +80,7 @@ def test_a_row_is_read_before_the_next_batch_is(tmp_path, monkeypatch):
 def test_truncated(tmp_path, suffix):
     path = write(tmp_path, suffix, [f"some text {i}" for i in range(3000)])
     path.write_bytes(path.read_bytes()[:-3000])
-    with pytest.raises(ValueError, match=r"x.* allowed: whole lines|x.* allowed: a whole Parquet file"):
+    with pytest.raises(ValueError, match=rf"x{suffix}.*allowed"):
         list(read_documents(path))
 
 
@@ -95,7 +95,7 @@ def test_without_a_text(tmp_path):
 
 def test_other_files(tmp_path):
     (tmp_path / "1.txt").write_bytes(b"\xff\xfe\xff")
-    with pytest.raises(ValueError, match=r"1.txt: .*; allowed: text in UTF-8"):
+    with pytest.raises(ValueError, match=r"1.txt: .*; allowed"):
         list(read_documents(tmp_path / "1.txt"))
-    with pytest.raises(ValueError, match=r"x.zip is no file of a corpus; allowed: names that end in .parquet, "):
+    with pytest.raises(ValueError, match=r"x.zip .*allowed: .*\.parquet"):
         read_documents(tmp_path / "x.zip")

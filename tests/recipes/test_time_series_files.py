@@ -56,11 +56,11 @@ BROKEN = [
     (["1,2:3,x:Up"], "line 10 has 'x' in channel 1"),
     (["1,2:3,4:Up", "1,2.3.4:3,4:Up"], "line 11 has '2.3.4' in channel 0"),
     (["1,2:3,1e999:Up"], "line 10 is inf at step 1, channel 1"),
-    (["1,2:3:Up"], "line 10 has channels of 1 to 2 steps"),
+    (["1,2:3:Up"], "line 10 .* 1 to 2 steps"),
     (["1,2::Up"], "line 10 has no value in channel 1"),
     (["?,?:1,2:Up"], "line 10: channel 0 has no value at all"),
     (["1,2:3,4:Up", "1,2:3,"], "line 11 has 1 channels; allowed: 2"),  # cut off in the middle of a line
-    ([], "has no series; allowed: at least one line after @data"),
+    ([], "b.ts .*@data"),
 ]
 
 
@@ -89,7 +89,7 @@ def test_a_broken_header_is_named(tmp_path: Path, change: tuple[str, str], messa
 
 def test_no_text_and_no_file(tmp_path: Path) -> None:
     (tmp_path / "d.ts").write_bytes(b"@data\n\xff\xfe")
-    with pytest.raises(ValueError, match="d.ts is not text in UTF-8"):
+    with pytest.raises(ValueError, match="d.ts .*UTF-8"):
         read_ts(tmp_path / "d.ts")
     with pytest.raises(ValueError, match="e.ts cannot be read"):
         read_ts(tmp_path / "e.ts")
@@ -112,10 +112,10 @@ def test_prepare_from_a_zip_and_from_files(tmp_path: Path, capsys: pytest.Captur
 @pytest.mark.parametrize(
     "make, message",
     [
-        (lambda path: zipped(path, ["Toy_TRAIN.ts"]), "lacks Toy_TEST.ts; allowed: a zip with Toy_TRAIN.ts and"),
-        (lambda path: path.write_bytes(zipped(path).read_bytes()[:-40]), "Toy.zip cannot be read: .*allowed: a zip"),
+        (lambda path: zipped(path, ["Toy_TRAIN.ts"]), "Toy.zip .*Toy_TEST.ts; allowed: .*Toy_TRAIN.ts"),
+        (lambda path: path.write_bytes(zipped(path).read_bytes()[:-40]), "Toy.zip .*; allowed"),
         (lambda path: zipped(path, text="\n".join([*HEADER, "1:2:Up", "1:Up"])), "Toy.zip: Toy_TRAIN.ts, line 11"),
-        (lambda path: None, "Toy.zip, which is no file"),
+        (lambda path: None, "^--file is .*Toy.zip.*; allowed"),
     ],
 )
 def test_a_bad_file_leaves_nothing(tmp_path: Path, capsys: pytest.CaptureFixture, make, message: str) -> None:
@@ -145,9 +145,9 @@ def test_a_known_data_set_must_be_whole(tmp_path: Path) -> None:
     path = zipped(tmp_path / "Heartbeat.zip", ["Heartbeat_TRAIN.ts", "Heartbeat_TEST.ts"])
     with pytest.raises(ValueError, match="Heartbeat has train 3; allowed: 204"):
         read_archive("Heartbeat", tmp_path, path)
-    with pytest.raises(ValueError, match="--dataset is Toy; allowed without --file: .*JapaneseVowels"):
+    with pytest.raises(ValueError, match="^--dataset is Toy; allowed.*--file.*JapaneseVowels"):
         read_archive("Toy", tmp_path)
-    with pytest.raises(ValueError, match="allowed: a zip, or a file named ..._TRAIN.ts"):
+    with pytest.raises(ValueError, match="Toy_TEST.ts.*allowed: .*_TRAIN.ts"):
         read_archive("Toy", tmp_path, write(tmp_path / "Toy_TEST.ts"))
 
 

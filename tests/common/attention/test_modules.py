@@ -42,11 +42,11 @@ def test_every_name_builds_its_module():
 
 
 def test_unknown_names_and_options_are_refused():
-    with pytest.raises(ValueError, match=r"attention is 'flows'; allowed: 'combiner', 'daft_conv', .*"):
+    with pytest.raises(ValueError, match=r"attention is 'flows'; allowed: .*'combiner', .*'daft_conv', .*"):
         build_attention("flows")
     with pytest.raises(ValueError, match=r"attention 'linear' has no option 'clamp'; allowed: phi, chunk_size"):
         build_attention("linear", clamp=1.0)
-    with pytest.raises(ValueError, match=r"attention 'softmax' has no option 'phi'; allowed: none"):
+    with pytest.raises(ValueError, match=r"attention 'softmax' has no option 'phi'; allowed"):
         build_attention("softmax", phi="relu")
 
 

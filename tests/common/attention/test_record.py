@@ -72,7 +72,7 @@ def test_a_module_alone_is_recorded_under_the_empty_name():
 
 
 def test_a_model_without_flow_attention_is_refused():
-    match = "model is a Sequential without Flow-Attention; allowed: a model that holds one"
+    match = "model is a Sequential without Flow-Attention; allowed"
     with pytest.raises(ValueError, match=match), record_attention(nn.Sequential(LinearAttention())):
         pass
 
@@ -119,7 +119,7 @@ def test_recorded_keys_stay_what_they_were():
 
 
 def test_a_model_without_daft_is_refused():
-    match = "model is a Sequential without DAFT; allowed: a model that holds one"
+    match = "model is a Sequential without DAFT; allowed"
     with pytest.raises(ValueError, match=match), record_keys(nn.Sequential(FlowAttention())):
         pass
 

@@ -514,5 +514,5 @@ def test_the_reach_of_a_toeplitz_bias_counts_real_tokens():
     out = module(x, mask)
     assert_close("out", out[1:, 5:], module(x[1:, 5:]))
     assert_close("steps", in_pieces(module, x, [1] * 13, mask)[0][~mask], out[~mask])
-    with pytest.raises(ValueError, match="the input has 13 tokens; allowed by its relative bias: 8"):
+    with pytest.raises(ValueError, match="13 tokens; allowed.* 8"):
         module(x)

@@ -84,7 +84,7 @@ def test_bad_input_is_refused_and_nothing_written(tmp_path: Path, make, message:
 
 def test_damaged_folders(tmp_path: Path) -> None:
     """A missing or broken description, a missing split, a file that was cut off."""
-    with pytest.raises(ValueError, match="lacks series.json; allowed: a folder that recipes.time_series.prepare"):
+    with pytest.raises(ValueError, match="lacks series.json; allowed"):
         read_description(tmp_path)
     write_folder(tmp_path, splits())
     with pytest.raises(ValueError, match="no split valid; allowed: test, train"):
@@ -95,7 +95,7 @@ def test_damaged_folders(tmp_path: Path) -> None:
         read_split(tmp_path, "test")
     for text in ("{", '{"labels": []}', '{"labels": ["a"], "mean": [1.0], "std": [], "longest": 3}'):
         (tmp_path / "series.json").write_text(text)
-        with pytest.raises(ValueError, match="series.json cannot be read: .*labels, mean, std, longest"):
+        with pytest.raises(ValueError, match="series.json .*labels, mean, std, longest"):
             read_description(tmp_path)
 
 

@@ -196,7 +196,7 @@ def test_the_message_tells_pre_norm_from_post_norm(arguments, stored, hint: str)
 def test_the_message_tells_another_dictionary(arch: str) -> None:
     """By its size."""
     make = build_masked if arch.endswith("_mlm") else (lambda arch, words: build(arch, *SMALL, words=words))
-    with pytest.raises(ValueError, match="trained with a dictionary of 49 symbols, and the data has 54"):
+    with pytest.raises(ValueError, match="dictionary .*49 .*54"):
         make(arch, words=50).load_state_dict(make(arch, words=45).state_dict())
 
 
@@ -353,7 +353,7 @@ BAD_FILES: dict[str, tuple[Callable[[Path], None], str]] = {
     "no file": (lambda folder: None, "c.pt' is no file"),
     "bare": (
         lambda folder: torch.save(build("flowformer_lm", *SMALL).state_dict(), folder / "c.pt"),
-        "holds decoder.version, .*, ...; allowed: what fairseq-train writes",
+        "holds decoder.version, .*, ...; allowed",
     ),
     "no weights": (lambda folder: _stored(folder, lambda state: state.pop("model")), "holds args, "),
     "missing": (lambda folder: _stored(folder, lambda state: _delete(state["model"], "fc2.bias")), "1 missing"),
@@ -383,7 +383,7 @@ def test_bad_files_are_refused(case: str, data_bin: str, tmp_path: Path, monkeyp
 def test_a_file_of_another_dictionary_is_refused(data_bin: str, tmp_path: Path) -> None:
     """The data's has 64 symbols."""
     save(tmp_path / "c.pt", build("linear_lm", *SMALL, words=40).state_dict(), "cfg", "linear_lm", *SMALL)
-    with pytest.raises(ValueError, match="dictionary of 44 symbols, and the data has 64"):
+    with pytest.raises(ValueError, match="dictionary .*44 .*64"):
         ARCH_MODEL_REGISTRY["linear_lm"].from_pretrained(str(tmp_path), "c.pt", data_bin)
 
 
@@ -479,7 +479,7 @@ def test_commands_of_fairseq_name_the_cause(data_bin: str, tmp_path: Path, monke
     path = tmp_path / "c.pt"
     evaluation = [data_bin, "--path", str(path), "--cpu", "--tokens-per-sample", "48"]
     save(path, build("linear_lm", *SMALL, words=40).state_dict(), "cfg", "linear_lm", *SMALL)
-    assert "dictionary of 44 symbols, and the data has 64" in _said(eval_lm, evaluation, monkeypatch)
+    assert re.search("dictionary .*44 .*64", _said(eval_lm, evaluation, monkeypatch))
     save_model(path, "cfg", "linear_lm")
     overrides = ["--model-overrides", "{'decoder_ffn_embed_dim': 48}"]
     assert "fc1.weight (64, 32), not (48, 32)" in _said(eval_lm, [*evaluation, *overrides], monkeypatch)
@@ -487,5 +487,5 @@ def test_commands_of_fairseq_name_the_cause(data_bin: str, tmp_path: Path, monke
     training = training_command(data_bin, str(tmp_path / "out"), "flowformer_lm", "--finetune-from-model", str(path))
     training = [argument for argument in training if argument != "--user-dir" and not argument.endswith("_plugin")]
     said = _said(train, training, monkeypatch)
-    assert "a post-norm model has no decoder.layer_norm: --lineartime-post-norm" in said
+    assert re.search("decoder.layer_norm.*--lineartime-post-norm", said)
     assert said.endswith("please ensure that the architectures match.")

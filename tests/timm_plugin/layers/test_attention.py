@@ -49,7 +49,7 @@ def test_every_mechanism_for_images_is_in_timms_table():
 
 def test_names_of_others_are_left_alone(monkeypatch):
     monkeypatch.setitem(ATTN_LAYERS, "flow", Attention)
-    with pytest.warns(UserWarning, match="attn_layer 'flow' is already timm.layers.attention.Attention and stays so"):
+    with pytest.warns(UserWarning, match="attn_layer 'flow' .*timm.layers.attention.Attention"):
         register_attention_layers()
     assert ATTN_LAYERS["flow"] is Attention
     monkeypatch.undo()
@@ -155,7 +155,7 @@ def test_masks_are_refused_by_the_whole_model():
 
 
 def test_bad_arguments():
-    with pytest.raises(ValueError, match="num_heads is 5 and dim 24; allowed: a num_heads that divides dim"):
+    with pytest.raises(ValueError, match="num_heads is 5 and dim 24; allowed"):
         FlowSelfAttention(C, 5)
     with pytest.raises(ValueError, match="num_heads is 0"):
         FlowSelfAttention(C, 0)
@@ -237,9 +237,9 @@ def test_with_options():
     assert with_options("flow", clamp="5.0", phi="relu") is attention_layer("flow", clamp=5.0, phi="relu")
     assert with_options(Attention, form=None) is Attention
     for clamp in ("none", "nan"):
-        with pytest.raises(ValueError, match=f"clamp is '{clamp}'; allowed: a number above 0"):
+        with pytest.raises(ValueError, match=f"clamp is '{clamp}'; allowed"):
             with_options("flow", clamp=clamp)
-    with pytest.raises(ValueError, match="takes no form; allowed with these: .*flow"):
+    with pytest.raises(ValueError, match="form; allowed.*flow"):
         with_options(Attention, form="paper")
 
 

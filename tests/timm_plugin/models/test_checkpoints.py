@@ -98,7 +98,7 @@ def test_non_square_source_needs_its_size(tmp_path):
     expected = resample_abs_pos_embed(source.pos_embed.weight, [16, 16], [8, 24], num_prefix_tokens=0)
     model = _pretrained(path, overlay=dict(input_size=(3, 32, 96)), img_size=64)
     assert_close("positions", model.pos_embed.weight, expected)
-    with pytest.raises(ValueError, match="checkpoint has 192 positions and input_size"):
+    with pytest.raises(ValueError, match="192 positions .*input_size"):
         _pretrained(path)
 
 

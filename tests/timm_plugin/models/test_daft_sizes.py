@@ -100,7 +100,7 @@ def test_parametrised_biases_are_refused():
 
 def test_sizes_that_are_none():
     model = build("daft_full")
-    with pytest.raises(ValueError, match=r"img_size is \(50, 64\); allowed: multiples of the patch"):
+    with pytest.raises(ValueError, match=r"img_size is \(50, 64\); allowed"):
         model.set_input_size((50, 64))
     with pytest.raises(ValueError, match=r"img_size is \(8, 8\); allowed: at least"):
         model.set_input_size(8)
@@ -154,7 +154,7 @@ def test_non_square_source_needs_its_size(tmp_path):
     source = _saved(tmp_path, img_size=(32, 96))
     model = _loaded(tmp_path, input_size=(3, 32, 96), img_size=64)
     _check(model, _biases(source), (2, 6), (4, 4), 1)
-    with pytest.raises(ValueError, match="checkpoint has 12 positions and input_size"):
+    with pytest.raises(ValueError, match="12 positions .*input_size"):
         _loaded(tmp_path, img_size=64)
 
 
