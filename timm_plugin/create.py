@@ -35,8 +35,7 @@ def create_model(model_name: str, *, attn_layer: LayerType, **arguments: Any) ->
         if "attn" not in str(error):
             raise
         raise ValueError(_refusal(model_name, attn_layer, f"does not take it: {error}")) from error
-    layer = _layer_class(attn_layer)
-    if asks_for_ours(attn_layer) and not any(isinstance(module, layer) for module in model.modules()):
+    if asks_for_ours(attn_layer) and _layer_class(attn_layer).mechanism not in _mechanisms(model):
         raise ValueError(_refusal(model_name, attn_layer, "takes it and does not use it"))
     tell_grid(model)
     return model
@@ -50,6 +49,11 @@ def asks_for_ours(attn_layer: LayerType | None) -> bool:
 
 def _layer_class(attn_layer: LayerType | None) -> Any:
     return ATTN_LAYERS.get(attn_layer) if isinstance(attn_layer, str) else attn_layer
+
+
+def _mechanisms(model: nn.Module) -> set[str]:
+    """Those of our layers in ``model``, whose options a model may have set itself."""
+    return {module.mechanism for module in model.modules() if isinstance(module, SelfAttention)}
 
 
 def _refusal(model_name: str, attn_layer: LayerType, why: str) -> str:

@@ -17,7 +17,7 @@ REQUIRED = {
 
 def build(name: str, causal: bool = False, dtype: torch.dtype = torch.float64, **options) -> InnerAttention:
     """The attention for two heads of four channels, its parameters large enough to matter."""
-    module = build_attention(name, causal=causal, **{**REQUIRED.get(name, {}), **options})
+    module = build_attention(name, causal=causal, **{**REQUIRED.get(name, SHAPE), **options})
     for parameter in module.parameters():
         nn.init.normal_(parameter)
     return module.to(dtype)

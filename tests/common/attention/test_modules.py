@@ -9,7 +9,7 @@ import torch
 
 from common.attention import ATTENTIONS, FlowAttention, InnerAttention, LinearAttention, build_attention
 from common.ops import flow_attention, flow_attention_map, flow_attention_weights, linear_attention
-from tests.common.attention.build import REQUIRED, attend, build
+from tests.common.attention.build import REQUIRED, SHAPE, attend, build
 from tests.common.inputs import padding, qkv
 from tests.compare import assert_close
 
@@ -31,13 +31,15 @@ def masks_for(tokens: int, side: str = "left") -> dict:
 
 
 def test_every_name_builds_its_module():
-    with_parameters = ("combiner", "daft_conv", "daft_full", "mixed_chunk")
+    with_parameters = ("combiner", "daft_conv", "daft_full", "mixed_chunk", "rfa", "rfa_gate")
     for name, kind in ATTENTIONS.items():
-        module = build_attention(name, causal=True, **REQUIRED.get(name, {}))
+        module = build_attention(name, causal=True, **REQUIRED.get(name, SHAPE))
         assert type(module) is kind and isinstance(module, InnerAttention) and module.causal
-        assert not build_attention(name, **REQUIRED.get(name, {})).causal
-        assert bool(list(module.parameters())) == (name in with_parameters) and not list(module.buffers())
-        assert ("x" in module.needs) == (name == "combiner")
+        if "bidirectional" in kind.supports:
+            assert not build_attention(name, **REQUIRED.get(name, SHAPE)).causal
+        assert bool(list(module.parameters())) == (name in with_parameters)
+        assert bool(list(module.buffers())) == (name in ("favor", "rfa", "rfa_gate"))
+        assert ("x" in module.needs) == (name in ("combiner", "rfa_gate"))
         assert module.projections(4) == {"q": 4, "k": 1 if name == "daft_conv" else 4, "v": 4}
 
 
@@ -143,6 +145,10 @@ def test_dropout_drops_whole_sources_and_keeps_the_mean(name, causal):
 def test_modules_copy_pickle_and_print_their_options(name, tmp_path):
     options = {
         "combiner": {"num_heads": 2, "head_dim": 4, "row_length": 3, "rotary": False},
+        "cosformer": {"max_tokens": 20, "phi": "elu+1", "chunk_size": 8},
+        "favor": {"head_dim": 4, "features": 8, "lengths": "sqrt_d", "redraw": 5, "chunk_size": 8},
+        "rfa": {"num_heads": 2, "head_dim": 4, "features": 8, "floor": 0.5, "chunk_size": 8},
+        "rfa_gate": {"num_heads": 2, "head_dim": 4, "features": 8, "floor": 0.5, "chunk_size": 8},
         "daft_conv": {
             "num_heads": 2,
             "window": 4,
@@ -158,19 +164,19 @@ def test_modules_copy_pickle_and_print_their_options(name, tmp_path):
         "quadratic": {"kernel": "laplace", "divisor": 3.0},
         "softmax": {},
     }[name]
-    module, inputs = build(name, causal=True, **options), qkv(19, d=4, e=4)
+    module, inputs = build(name, causal=True, **options).eval(), qkv(19, d=4, e=4)
     expected = attend(module, *inputs)
     torch.save(module.state_dict(), tmp_path / "state")
     module.load_state_dict(torch.load(tmp_path / "state", weights_only=True))
     for other in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
         assert torch.equal(attend(other, *inputs), expected)
         assert repr(other) == repr(module)
-    again = build(name, causal=True, **options)
+    again = build(name, causal=True, **options).eval()
     again.load_state_dict(module.state_dict())
     assert torch.equal(attend(again, *inputs), expected)
     printed = ", ".join(f"{key}={value!r}" for key, value in {"causal": True, **options}.items())
     lines = repr(module).splitlines()
-    if name == "combiner":  # its layers are printed below
+    if list(module.children()):  # printed below
         assert lines[0] == f"{type(module).__name__}(" and lines[1].strip() == printed
     else:
         assert lines == [f"{type(module).__name__}({printed})"]
@@ -180,7 +186,7 @@ def test_modules_copy_pickle_and_print_their_options(name, tmp_path):
 def test_inputs_in_half_precision_give_half_precision_back(name):
     for dtype in (torch.bfloat16, torch.float16):
         inputs = qkv(19, d=4, e=4, dtype=dtype)
-        module = build(name, causal=True, dtype=dtype)
+        module = build(name, causal=True, dtype=dtype).eval()
         out = attend(module, *inputs, **masks_for(19))
         expected = attend(copy.deepcopy(module).float(), *(x.float() for x in inputs), **masks_for(19))
         assert out.dtype == dtype

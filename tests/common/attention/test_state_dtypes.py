@@ -32,7 +32,7 @@ def prepared(module, how):
 @pytest.mark.parametrize("name", CAUSAL)
 def test_a_sequence_goes_on_in_another_dtype(name, change, steps):
     torch.manual_seed(0)
-    module = build(name, causal=True, dtype=torch.float64)
+    module = build(name, causal=True, dtype=torch.float64).eval()
     inputs = [x.detach() for x in qkv(12, d=4, e=4, dtype=torch.float64)]
     expected, _ = extend(module, *inputs)
     state, outputs = None, []

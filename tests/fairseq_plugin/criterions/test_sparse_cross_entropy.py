@@ -103,7 +103,7 @@ def test_uniform_filters_have_the_largest_entropy() -> None:
 @pytest.mark.parametrize("weight", [-1.0, float("nan"), float("inf")])
 def test_weights_that_are_none(weight: float) -> None:
     """Named, with what was given."""
-    with pytest.raises(ValueError, match=f"entropy_weight is {weight}; allowed"):
+    with pytest.raises(ValueError, match=f"--entropy-weight is {weight}; allowed"):
         _criterion(weight)
 
 

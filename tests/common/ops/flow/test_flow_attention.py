@@ -94,6 +94,11 @@ def test_lower_precision_agrees_with_the_float64_reference(dtype, form, causal):
     assert_agrees(inputs, causal=causal, form=form, key_padding_mask=mask, query_padding_mask=mask)
 
 
+def competitions(causal):
+    """Those that there are; over heads there is no causal one."""
+    return [name for name in COMPETITIONS if not (causal and name == "softmax_heads")]
+
+
 @hypothesis.given(data=st.data())
 @hypothesis.settings(max_examples=60)
 def test_any_shape_mask_and_option_agrees(data):
@@ -111,7 +116,7 @@ def test_any_shape_mask_and_option_agrees(data):
         "form": data.draw(st.sampled_from(list(FORMS)), "form"),
         "clamp": data.draw(st.sampled_from([None, 0.5, 1.0, 5.0, math.inf]), "clamp"),
         "phi": data.draw(st.sampled_from(["sigmoid", "elu+1"]), "phi"),
-        "competition": data.draw(st.sampled_from(COMPETITIONS), "competition"),
+        "competition": data.draw(st.sampled_from(competitions(causal)), "competition"),
         "allocation": data.draw(st.sampled_from(ALLOCATIONS), "allocation"),
         "query_padding_mask": data.draw(mask(n), "query_padding_mask"),
         "key_padding_mask": data.draw(mask(m), "key_padding_mask"),

@@ -58,7 +58,8 @@ def test_constants_of_a_form_that_show_in_float32_agree(monkeypatch):
 def test_the_options_tested_are_all_there_are():
     for name, allowed in (("form", FORMS), ("competition", COMPETITIONS), ("allocation", ALLOCATIONS)):
         defaults = {"form": "released", "competition": "softmax", "allocation": "sigmoid"}
-        assert {options.get(name, defaults[name]) for options in FLOW_OPTIONS} == set(allowed)
+        tested = {options.get(name, defaults[name]) for options in FLOW_OPTIONS}
+        assert tested == set(allowed) - {"softmax_heads"}  # which is not causal
 
 
 @pytest.mark.parametrize("length", [1, 2, 63, 64, 65, 130])
