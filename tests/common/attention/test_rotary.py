@@ -10,8 +10,8 @@ from common.modules.rotary import rotate, token_positions
 from tests.common.inputs import SIDES, padding, qkv
 from tests.compare import assert_close, gradients
 
-#: Those that need nothing of a host; the contract's tests rotate around the others too. Left out, as hosts do, are those
-#: whose own rotation would be a second one and those without dot products.
+#: Those that need nothing of a host; the contract's tests rotate around the others too. Left out, as hosts do, are
+#: those whose own rotation would be a second one and those without dot products.
 LEFT_OUT = ("combiner", "daft_conv", "daft_full", "mixed_chunk")
 INNER = [name for name, attention in ATTENTIONS.items() if not attention.needs and name not in LEFT_OUT]
 names = pytest.mark.parametrize("name", INNER)
