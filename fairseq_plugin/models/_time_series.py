@@ -25,7 +25,7 @@ from common.ops.shared.padding import real_positions
 from ..checkpoints import CheckedLoading
 from ..time_series_hub_interface import TimeSeriesHubInterface
 from ._encoder import BuildLayer, LinearTimeEncoder
-from ._options import flag_of, option
+from ._options import errors_as_typed, flag_of, option
 
 POOLINGS = ("flat", "mean")
 #: Tokens that stand for steps where fairseq's encoder reads tokens; padding is 0, as ``SeriesEmbedding`` says.
@@ -168,6 +168,8 @@ class TimeSeriesClassifier(CheckedLoading, _HubModel):
 
     #: The dataclass of all options.
     config: type
+    #: What the options of its attention begin with.
+    option_prefix: str
 
     def __init__(self, args: Namespace, encoder: TimeSeriesEncoder) -> None:
         super().__init__(encoder)
@@ -196,7 +198,9 @@ class TimeSeriesClassifier(CheckedLoading, _HubModel):
         args.checkpoint_activations = args.checkpoint_activations or args.offload_activations
         args.max_source_positions, args.encoder_learned_pos = task.max_length, True
         cls.complete_options(args)
-        return cls(args, TimeSeriesEncoder(args, task.description.channels, partial(cls.build_layer, args)))
+        with errors_as_typed(cls, cls.option_prefix, "encoder"):
+            encoder = TimeSeriesEncoder(args, task.description.channels, partial(cls.build_layer, args))
+        return cls(args, encoder)
 
     @classmethod
     def complete_options(cls, args: Namespace) -> None:

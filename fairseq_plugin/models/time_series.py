@@ -60,6 +60,7 @@ class FlashTimeSeriesClassifier(TimeSeriesClassifier):
     """Gated attention units with mixed chunk attention (FLASH), O(T); each normalises its input, not its output."""
 
     config = FlashTimeSeriesConfig
+    option_prefix = "flash"
 
     @classmethod
     def complete_options(cls, args: Namespace) -> None:
@@ -79,7 +80,7 @@ def _register(prefix: str, attention: str) -> None:
     held = {"__module__": __name__}
     config = dataclass(type(f"{name}Config", (options, TransformerTimeSeriesConfig), held))
     attributes = {**held, "__doc__": AttentionTimeSeriesClassifier.__doc__}
-    attributes |= {"attention_name": attention, "config": config}
+    attributes |= {"attention_name": attention, "option_prefix": attention, "config": config}
     model = type(f"{name}Classifier", (AttentionTimeSeriesClassifier,), attributes)
     globals().update({config.__name__: config, model.__name__: model})
     register_model(f"{prefix}_time_series", dataclass=config)(model)

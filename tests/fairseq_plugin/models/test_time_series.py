@@ -164,3 +164,8 @@ def test_what_cannot_be_read_is_refused() -> None:
         build_classifier("flowformer_time_series", flow_clamp=-1.0)
     with pytest.raises(ValueError, match="--task is SimpleNamespace; allowed .*time_series_classification"):
         tasks.FairseqTask.build_model(SimpleNamespace(), configuration("linear_time_series"))
+    for name in ("linear_time_series", "flash_time_series"):
+        with pytest.raises(ValueError, match="^--encoder-attention-heads is 3; allowed: .* --encoder-[a-z-]+dim"):
+            build_classifier(name, encoder_attention_heads=3)
+    with pytest.raises(ValueError, match="^--daft-conv-window is 8; allowed when not causal"):
+        build_classifier("daft_conv_time_series", daft_conv_window=8)
