@@ -17,6 +17,7 @@ from .favor import FavorAttention
 from .flow import FlowAttention
 from .linear import LinearAttention
 from .mixed_chunk import MixedChunkAttention
+from .nystrom import NystromAttention
 from .quadratic import QuadraticAttention
 from .rfa import RfaAttention
 from .rfa_gate import RfaGateAttention
@@ -42,6 +43,7 @@ __all__ = [
     "KeyRecord",
     "LinearAttention",
     "MixedChunkAttention",
+    "NystromAttention",
     "Option",
     "QuadraticAttention",
     "RfaAttention",

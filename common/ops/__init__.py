@@ -7,6 +7,7 @@ from .favor import favor_attention
 from .flow import flow_attention, flow_attention_map, flow_attention_weights
 from .linear import linear_attention
 from .mixed_chunk import mixed_chunk_attention
+from .nystrom import nystrom_attention
 from .quadratic import gau_attention
 from .rfa import rfa_attention
 
@@ -23,6 +24,7 @@ __all__ = [
     "gau_attention",
     "linear_attention",
     "mixed_chunk_attention",
+    "nystrom_attention",
     "rfa_attention",
     "row_attention",
 ]

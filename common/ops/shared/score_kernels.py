@@ -17,13 +17,18 @@ def score_kernel(scores: Tensor, kernel: str, hidden: Tensor | None) -> Tensor:
     relu² (Mega, ICLR 2023). O(size of scores).
     """
     if kernel == "softmax":
-        if hidden is None:
-            return scores.softmax(-1)
-        # The smallest number and not -inf: a row without a visible entry would be NaN, in the backward pass too.
-        scores = scores.masked_fill(hidden, torch.finfo(scores.dtype).min)
-        return scores.softmax(-1).masked_fill(hidden, 0.0)
+        return masked_softmax(scores, hidden)
     if kernel == "laplace":
         weights = 0.5 * (1.0 + torch.erf((scores - math.sqrt(0.5)) * math.sqrt(2.0 * math.pi)))
     else:
         weights = F.relu(scores).square()
     return weights if hidden is None else weights.masked_fill(hidden, 0.0)
+
+
+def masked_softmax(scores: Tensor, hidden: Tensor | None) -> Tensor:
+    """``score_kernel`` for softmax alone, of scores in float32 or float64; works in TorchScript."""
+    if hidden is None:
+        return scores.softmax(-1)
+    # Finite, since a row without a visible entry would be NaN otherwise, in the backward pass too. About the smallest
+    # number of float32, written out as TorchScript has no torch.finfo.
+    return scores.masked_fill(hidden, -3.4e38).softmax(-1).masked_fill(hidden, 0.0)

@@ -44,7 +44,7 @@ class Case(NamedTuple):
         shape = {"num_heads": HEADS, "head_dim": CHANNELS, "max_tokens": max_tokens, "spatial_dims": 1 + self.image}
         with torch.random.fork_rng(devices=()):
             torch.manual_seed(1)  # for buffers that are drawn at random
-            module = build_attention(self.name, self.causal, **shape, **{**small_options(self.kind), **self.options})
+            module = build_attention(self.name, self.causal, **shape, **{**counts(self.kind), **self.options})
         generator = torch.Generator().manual_seed(1)
         for parameter in module.parameters():
             nn.init.normal_(parameter, std=std, generator=generator)
@@ -60,20 +60,25 @@ class Case(NamedTuple):
         )
 
 
-def small_options(kind: type[InnerAttention]) -> dict[str, Any]:
-    """``COUNT`` for every option that is an integer."""
-    return {name: COUNT for name, described in kind.Options.described().items() if described.type is int}
+def counts(kind: type[InnerAttention], value: int = COUNT) -> dict[str, Any]:
+    """``value`` for every option that is an integer and allows it."""
+    described = kind.Options.described()
+    return {name: value for name, x in described.items() if x.type is int and _allows(x, name, value)}
 
 
 def _other_values(name: str, described: Option, default: Any) -> Iterable[Any]:
     """Values of one option other than its default, or than ``COUNT``."""
     for value in described.choices or OTHER_VALUES[described.type]:
-        try:
-            described.parse(name, value)
-        except ValueError:
-            continue
-        if value != (COUNT if described.type is int else default):
+        if _allows(described, name, value) and value != (COUNT if described.type is int else default):
             yield value
+
+
+def _allows(described: Option, name: str, value: Any) -> bool:
+    try:
+        described.parse(name, value)
+    except ValueError:
+        return False
+    return True
 
 
 def _variants(kind: type[InnerAttention]) -> dict[str, dict[str, Any]]:

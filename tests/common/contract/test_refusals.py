@@ -14,8 +14,8 @@ from tests.common.contract.mechanisms import (
     LONGEST,
     Case,
     cases,
+    counts,
     not_causal,
-    small_options,
     tensors,
 )
 
@@ -31,7 +31,7 @@ def refused(argument: str):
 def build(name, **changes):
     kind = ATTENTIONS[name]
     causal = "bidirectional" not in kind.supports
-    return build_attention(name, **{"causal": causal, **FLOOR, **small_options(kind), **changes})
+    return build_attention(name, **{"causal": causal, **FLOOR, **counts(kind), **changes})
 
 
 @names

@@ -1,0 +1,82 @@
+"""Nyström attention, that of the Nyströmformer, as a module."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..ops.nystrom import MOST_ITERATIONS, attend
+from ..ops.nystrom.interface import nystrom_attention_scriptable
+from ..ops.nystrom.reference import nystrom_attention_reference
+from ..ops.shared.checks import ArgumentError
+from ._base import OpAttention
+from ._options import AttentionOptions, count
+from ._registry import register_attention
+
+
+@dataclass(frozen=True)
+class NystromOptions(AttentionOptions):
+    """Options of Nyström attention; see ``common.ops.nystrom_attention``."""
+
+    landmarks: int = count(64, "segments of a sequence, whose means stand for it; the authors have 32 to 256")
+    iterations: int = count(
+        6, "steps towards the inverse of the landmarks' attention; the paper has 6", most=MOST_ITERATIONS
+    )
+    conv_kernel: int | None = count(
+        35,
+        "tokens under the convolution of v that is added, odd; 0 for none. The authors have 35 in the Long Range Arena "
+        "and 65 in their language model",
+        optional=True,
+    )
+
+
+@register_attention("nystrom")
+class NystromAttention(OpAttention):
+    """Nyström attention (Xiong et al., AAAI 2021): softmax attention through m landmarks, O(n m d + m³).
+
+    ``conv`` holds the filters of the convolution, one for each head, or is None. Self-attention. Shapes and masks as in
+    ``InnerAttention``; options as in ``common.ops.nystrom_attention``.
+
+    Raises:
+        ValueError: an even ``conv_kernel``.
+    """
+
+    Options = NystromOptions
+    supports = frozenset({"bidirectional", "images"})
+    needs = frozenset({"num_heads"})
+    op = staticmethod(attend)
+    reference_op = staticmethod(nystrom_attention_reference)
+    landmarks: int
+    iterations: int
+
+    def setup(self) -> None:
+        super().setup()
+        heads, kernel = self.shape.num_heads, self.options.conv_kernel
+        if kernel is not None and kernel % 2 == 0:
+            raise ArgumentError(f"`conv_kernel` is {kernel}; allowed: an odd number, or None")
+        self.landmarks, self.iterations = self.options.landmarks, self.options.iterations
+        self.conv = None if kernel is None else nn.Conv2d(heads, heads, (kernel, 1), groups=heads, bias=False)
+
+    def reset_parameters(self) -> None:
+        """All parameters as they are at first."""
+        if self.conv is not None:
+            self.conv.reset_parameters()
+
+    def held(self) -> dict[str, Any]:
+        """The filters."""
+        return {"conv_weight": None if self.conv is None else self.conv.weight}
+
+    def _op_arguments(self) -> dict[str, Any]:
+        return {"landmarks": self.options.landmarks, "iterations": self.options.iterations}
+
+    def _reference_arguments(self) -> dict[str, Any]:
+        return self._op_arguments()
+
+    def _attend_scriptable(
+        self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None, query_padding_mask: Tensor | None
+    ) -> Tensor:
+        weight: Tensor | None = None
+        if self.conv is not None:
+            weight = self.conv.weight
+        masks = key_padding_mask, query_padding_mask
+        return nystrom_attention_scriptable(q, k, v, weight, masks[0], masks[1], self.landmarks, self.iterations)

@@ -1,0 +1,148 @@
+"""Nyström attention: softmax attention through the means of segments, in linear time.
+
+Xiong, Zeng, Chakraborty, Tan, Fung, Li, Singh, *Nyströmformer: A Nyström-Based Algorithm for Approximating
+Self-Attention*, AAAI 2021.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..shared.checks import ArgumentError, check_padding_mask, check_positive_int, check_query_key_value
+from ..shared.padding import put_back, real_first, real_positions, take, zero_padding
+from ..shared.precision import autocast_off, autocast_remains, compute_dtype
+from ..shared.score_kernels import masked_softmax
+
+#: Each step magnifies rounding errors up to 13/4 times: those of float32 are 0.001 of the result after 20, more than
+#: the result itself after 30.
+MOST_ITERATIONS = 20
+
+
+def nystrom_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    conv_weight: Tensor | None = None,
+    landmarks: int = 64,
+    iterations: int = 6,
+    key_padding_mask: Tensor | None = None,
+    query_padding_mask: Tensor | None = None,
+) -> Tensor:
+    """softmax(q k̃ᵀ) Z (softmax(q̃ kᵀ) v), with Z about the pseudoinverse of softmax(q̃ k̃ᵀ), and a convolution of v.
+
+    q and k are divided by d^(1/4). q̃ and k̃ are means of m = ``landmarks`` segments, as long as each other but for one
+    token: the t-th of n real tokens is in segment floor(t m / n). With fewer tokens than landmarks each token is one.
+    Z is what ``iterations`` steps Z ← Z (13 I - AZ (15 I - AZ (7 I - AZ))) / 4 make of Aᵀ / (|A|₁ |A|∞), each A =
+    softmax(q̃ k̃ᵀ) by itself. With ``conv_weight`` (H, 1, K, 1), K odd, a depthwise convolution of v over the real tokens
+    is added. q, k (B, H, n, d), v (B, H, n, e) -> (B, H, n, e) in v's dtype. Masks: bool (B, n), True = padding; a
+    padded query gives 0, a padded key is no token. Cost: O(n m (d + e) + m³ + n K e) time, O(n m + m²) memory.
+
+    Raises:
+        ValueError: a shape, mask or number that does not fit.
+    """
+    check_positive_int("landmarks", landmarks)
+    check_positive_int("iterations", iterations)
+    if iterations > MOST_ITERATIONS:
+        raise ArgumentError(f"`iterations` is {iterations}; allowed: at most {MOST_ITERATIONS}")
+    options = {"conv_weight": conv_weight, "landmarks": landmarks, "iterations": iterations}
+    return attend(q, k, v, key_padding_mask=key_padding_mask, query_padding_mask=query_padding_mask, **options)
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    conv_weight: Tensor | None,
+    landmarks: int,
+    iterations: int,
+    key_padding_mask: Tensor | None = None,
+    query_padding_mask: Tensor | None = None,
+) -> Tensor:
+    """``nystrom_attention`` for modules, which have checked the numbers when they were built."""
+    check_query_key_value(q, k, v, one_length=True)
+    check_padding_mask("key_padding_mask", key_padding_mask, k)
+    check_padding_mask("query_padding_mask", query_padding_mask, q)
+    _check_weight(conv_weight, v)
+    with autocast_off(q):
+        masks = key_padding_mask, query_padding_mask
+        return nystrom_attention_scriptable(q, k, v, conv_weight, *masks, landmarks, iterations)
+
+
+def nystrom_attention_scriptable(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    conv_weight: Tensor | None,
+    key_padding_mask: Tensor | None,
+    query_padding_mask: Tensor | None,
+    landmarks: int,
+    iterations: int,
+) -> Tensor:
+    """``nystrom_attention`` for callers inside TorchScript; arguments are not checked."""
+    dtype = compute_dtype(q)
+    if autocast_remains(q.to(dtype)):  # what half precision rounds, the inverse would magnify
+        dtype = torch.float64
+    scale = q.shape[3] ** -0.25
+    queries, keys = zero_padding(q.to(dtype), query_padding_mask) * scale, zero_padding(k.to(dtype), key_padding_mask)
+    keys, values = keys * scale, zero_padding(v.to(dtype), key_padding_mask)
+    mean_q, no_q = _segment_means(queries, query_padding_mask, landmarks)
+    mean_k, no_k = _segment_means(keys, key_padding_mask, landmarks)
+    few_q, few_k = mean_q @ queries, (mean_k @ keys).transpose(2, 3)  # (B, H, m, d), (B, H, d, m)
+    first = masked_softmax(queries @ few_k, no_k.unsqueeze(2))  # (B, H, n, m)
+    # A landmark of no token has a row or column of zeros, and so in the inverse.
+    middle = masked_softmax(few_q @ few_k, no_k.unsqueeze(2)).masked_fill(no_q.unsqueeze(3), 0.0)
+    hidden = None if key_padding_mask is None else key_padding_mask[:, None, None]
+    last = masked_softmax(few_q @ keys.transpose(2, 3), hidden)  # (B, H, m, n)
+    out = first @ (_inverse(middle, iterations) @ (last @ values))
+    if conv_weight is not None:
+        out = out + _convolved(values, conv_weight.to(dtype), key_padding_mask)
+    return zero_padding(out, query_padding_mask).to(v.dtype)
+
+
+def _segment_means(x: Tensor, padding_mask: Tensor | None, landmarks: int) -> tuple[Tensor, Tensor]:
+    """The matrix (B or 1, 1, m, n) that makes means of segments of x (B, H, n, d), and which are empty, (B or 1, 1, m).
+
+    A segment is one of equal parts of the real tokens; an empty one has a row of zeros. O(n m).
+    """
+    if padding_mask is None:
+        n = x.shape[2]
+        segments = (torch.arange(n, device=x.device) * landmarks // n).unsqueeze(0)  # (1, n)
+    else:
+        n = (~padding_mask).sum(1, keepdim=True).clamp(min=1)
+        segments = (real_positions(padding_mask) * landmarks // n).masked_fill(padding_mask, -1)  # (B, n)
+    member = segments.unsqueeze(1) == torch.arange(landmarks, device=x.device).unsqueeze(1)
+    count = member.sum(2)  # (B or 1, m)
+    means = member.to(x.dtype) / count.clamp(min=1).unsqueeze(2)
+    return means.unsqueeze(1), (count == 0).unsqueeze(1)
+
+
+def _inverse(a: Tensor, iterations: int) -> Tensor:
+    """About the pseudoinverse of each matrix of a (B, H, m, m), entries at least 0; O(m³)."""
+    one = torch.eye(a.shape[3], dtype=a.dtype, device=a.device)
+    # Each matrix has its own start, so that no other sequence of the batch matters. Only that of no token is all zeros.
+    norm = a.sum(2).amax(2) * a.sum(3).amax(2)  # (B, H)
+    z = a.transpose(2, 3) / norm.masked_fill(norm == 0.0, 1.0)[..., None, None]
+    for _ in range(iterations):
+        az = a @ z
+        z = 0.25 * z @ (13.0 * one - az @ (15.0 * one - az @ (7.0 * one - az)))
+    return z
+
+
+def _convolved(v: Tensor, weight: Tensor, padding_mask: Tensor | None) -> Tensor:
+    """The depthwise convolution of v (B, H, n, e) over its real tokens with weight (H, 1, K, 1); 0 at padding."""
+    order = real_first(padding_mask)
+    out = F.conv2d(take(v, order), weight, padding=[weight.shape[2] // 2, 0], groups=weight.shape[0])
+    return zero_padding(put_back(out, order), padding_mask)
+
+
+def _check_weight(weight: Tensor | None, v: Tensor) -> None:
+    if weight is None:
+        return
+    fits = isinstance(weight, Tensor) and weight.dim() == 4 and weight.shape[2] % 2 == 1
+    if not fits or weight.shape != (v.shape[1], 1, weight.shape[2], 1):
+        given = tuple(weight.shape) if isinstance(weight, Tensor) else type(weight).__name__
+        raise ValueError(
+            f"v has {v.shape[1]} heads and conv_weight is {given}; allowed: (heads of v, 1, an odd number of tokens, 1)"
+        )
