@@ -10,6 +10,7 @@ from .mixed_chunk import mixed_chunk_attention
 from .nystrom import nystrom_attention
 from .quadratic import gau_attention
 from .rfa import rfa_attention
+from .yoso import yoso_attention
 
 __all__ = [
     "combiner_attention",
@@ -27,4 +28,5 @@ __all__ = [
     "nystrom_attention",
     "rfa_attention",
     "row_attention",
+    "yoso_attention",
 ]

@@ -40,6 +40,7 @@ NAMES = {
     "linear": "Linear Transformer",
     "favor": "Performer",
     "cosformer": "cosFormer",
+    "yoso": "YOSO-E",
 }
 
 

@@ -1,0 +1,166 @@
+"""YOSO-E: keys are weighed by the probability that random hashes of query and key are equal, in quadratic time.
+
+Zeng, Xiong, Ravi, Acharya, Fung, Singh, *You Only Sample (Almost) Once: Linear Cost Self-Attention Via Bernoulli
+Sampling*, ICML 2021, section 3. The linear cost of its title is that of YOSO, which samples the hashes in a CUDA
+kernel; YOSO-E is the expectation of what that samples.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from ..shared.checks import check_choice, check_padding_mask, check_positive_int, check_query_key_value
+from ..shared.kv_cache import extend_kv_cache
+from ..shared.padding import zero_padding
+from ..shared.precision import autocast_off, autocast_remains, compute_dtype
+from ..shared.state import State, check_continuation
+
+#: Derivatives of the weights by the cosine: (tau / 2) w, which the paper puts below the exact one, or that one.
+GRADIENTS = ("bound", "exact")
+#: Largest cosine: at 1 the exact derivative is infinite. It takes less than 0.05 tau % from a weight.
+COSINE_LIMIT = 1.0 - 1e-6
+#: Rows of the weights that exist at once: a block.
+BLOCK_ROWS = 256
+
+
+def yoso_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool = False,
+    key_padding_mask: Tensor | None = None,
+    query_padding_mask: Tensor | None = None,
+    tau: int = 9,
+    gradient: str = "bound",
+    initial_state: State | None = None,
+    return_state: bool = False,
+) -> Tensor | tuple[Tensor, State]:
+    """y_i / |y_i| with y_i = Σ_j w_ij v_j and w_ij = (1 - arccos(q_i·k_j / |q_i||k_j|) / π)^tau; j <= i when causal.
+
+    w is the probability that ``tau`` random hyperplanes have q_i and k_j on the same sides. q (B, H, n, d),
+    k (B, H, m, d), v (B, H, m, e) -> (B, H, n, e) in v's dtype: unit vectors, 0 where there is no key. Masks: bool
+    (B, m) and (B, n), True = padding; a padded query gives 0. Cost: O(n m (d + e)) time and O(n + m) memory, backward
+    included. ``initial_state`` and ``return_state`` (causal) continue a sequence: the state is every token so far,
+    ``k``, ``v`` and ``padding_mask`` (B, m), so it grows.
+
+    Args:
+        gradient: of a weight by the cosine x. "bound": (tau / 2) w, the paper's and its code's, a constant for second
+            derivatives. "exact": tau w^(1 - 1/tau) / (π √(1 - x²)). Either way x is held within ±(1 - 1e-6), beyond
+            which its gradient is 0: there the exact one grows to infinity, and the direction that it multiplies is lost
+            to rounding.
+
+    Raises:
+        ValueError: a shape, mask, name or state that does not fit, or a state without ``causal``.
+    """
+    check_positive_int("tau", tau)
+    check_choice("gradient", gradient, GRADIENTS)
+    masks = {"key_padding_mask": key_padding_mask, "query_padding_mask": query_padding_mask}
+    state = {"initial_state": initial_state, "return_state": return_state}
+    return attend(q, k, v, causal=causal, tau=tau, gradient=gradient, **masks, **state)
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool,
+    tau: int,
+    gradient: str,
+    key_padding_mask: Tensor | None = None,
+    query_padding_mask: Tensor | None = None,
+    initial_state: State | None = None,
+    return_state: bool = False,
+) -> Tensor | tuple[Tensor, State]:
+    """``yoso_attention`` for modules, which have checked their options when they were built."""
+    check_query_key_value(q, k, v, causal)
+    check_padding_mask("key_padding_mask", key_padding_mask, k)
+    check_padding_mask("query_padding_mask", query_padding_mask, q)
+    check_continuation(causal, initial_state, return_state)
+    dtype, history = v.dtype, None
+    if initial_state is not None or return_state:
+        history = extend_kv_cache({"k": k, "v": v}, key_padding_mask, initial_state)
+        k, v, key_padding_mask = history["k"], history["v"], history["padding_mask"]
+    with autocast_off(q):
+        if not causal and torch.compiler.is_exporting():  # a number of blocks would be fixed in the graph
+            return yoso_attention_scriptable(q, k, v, key_padding_mask, query_padding_mask, tau, gradient)
+        q, k, v = _prepared(q, k, v, key_padding_mask, query_padding_mask)
+        out = zero_padding(_in_blocks(q, k, v, key_padding_mask, causal, tau, gradient), query_padding_mask).to(dtype)
+    return (out, history) if return_state else out
+
+
+def yoso_attention_scriptable(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    key_padding_mask: Tensor | None,
+    query_padding_mask: Tensor | None,
+    tau: int,
+    gradient: str,
+) -> Tensor:
+    """``yoso_attention`` with ``causal=False`` for callers inside TorchScript: O(n m) memory.
+
+    Arguments are not checked; shapes and masks as in ``yoso_attention``.
+    """
+    dtype = v.dtype
+    q, k, v = _prepared(q, k, v, key_padding_mask, query_padding_mask)
+    hidden = None if key_padding_mask is None else key_padding_mask[:, None, None, :]
+    return zero_padding(_attended(q, k, v, hidden, tau, gradient), query_padding_mask).to(dtype)
+
+
+def _prepared(
+    q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None, query_padding_mask: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Unit queries and keys, and values, in the dtype of sums and 0 at padding."""
+    dtype = compute_dtype(q)
+    if autocast_remains(q.to(dtype)):
+        dtype = torch.float64
+    q = F.normalize(zero_padding(q.to(dtype), query_padding_mask), dim=-1)
+    k = F.normalize(zero_padding(k.to(dtype), key_padding_mask), dim=-1)
+    return q, k, zero_padding(v.to(dtype), key_padding_mask)
+
+
+def _in_blocks(
+    q: Tensor, k: Tensor, v: Tensor, padding_mask: Tensor | None, causal: bool, tau: int, gradient: str
+) -> Tensor:
+    """Block of rows by block of rows, each computed once more in the backward pass; (B, H, n, e).
+
+    Causal queries are the last n of the m tokens.
+    """
+    n, before = q.shape[2], k.shape[2] - q.shape[2]
+    rows = []
+    for block in range(-(-n // BLOCK_ROWS)):  # not range(0, n, ...), which fixes n in a compiled graph
+        start, stop = block * BLOCK_ROWS, min((block + 1) * BLOCK_ROWS, n)
+        keys = before + stop if causal else k.shape[2]
+        mask = None if padding_mask is None else padding_mask[:, None, None, :keys]
+        arguments = (q[:, :, start:stop], k[:, :, :keys], v[:, :, :keys], mask, causal, tau, gradient)
+        # A single block is no larger than the tensors it is computed from, so it is kept.
+        again = n > BLOCK_ROWS and torch.is_grad_enabled()
+        rows.append(checkpoint(_block, *arguments, use_reentrant=False) if again else _block(*arguments))
+    return torch.cat(rows, dim=2)
+
+
+def _block(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None, causal: bool, tau: int, gradient: str) -> Tensor:
+    """``_attended`` for the last queries before a key that none of them sees; the causal mask is made here."""
+    if causal:
+        position = torch.arange(k.shape[2], device=k.device)
+        later = position > position[k.shape[2] - q.shape[2] :, None]  # (rows, keys)
+        hidden = later if hidden is None else hidden | later
+    return _attended(q, k, v, hidden, tau, gradient)
+
+
+def _attended(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None, tau: int, gradient: str) -> Tensor:
+    """Weighted sums of unit length (B, H, n, e), for unit q and k; True in ``hidden`` (..., n, m) is no weight."""
+    cosines = (q @ k.transpose(-2, -1)).clamp(-(1.0 - 1e-6), 1.0 - 1e-6)  # COSINE_LIMIT
+    if gradient == "bound":
+        fixed = (1.0 - torch.acos(cosines.detach()) / math.pi).pow(tau)
+        weights = fixed + (tau / 2 * fixed) * (cosines - cosines.detach())
+    else:
+        weights = (1.0 - torch.acos(cosines) / math.pi).pow(tau)
+    if hidden is not None:
+        weights = weights.masked_fill(hidden, 0.0)
+    return F.normalize(weights @ v, dim=-1)
