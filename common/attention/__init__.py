@@ -7,8 +7,9 @@ underscore are what the mechanisms share.
 from ._base import FACTS, INPUTS, SUPPORTS, AttentionShape, InnerAttention
 from ._options import AttentionOptions, Option
 from ._record import AttentionRecord, KeyRecord, record_attention, record_keys
-from ._registry import ATTENTIONS, build_attention, import_mechanisms, register_attention
+from ._registry import ATTENTIONS, build_attention, import_mechanisms, options_of, register_attention
 from ._rotary import RotaryAttention
+from ._short_conv import ShortConvAttention
 from .combiner import CombinerAttention
 from .cosformer import CosformerAttention
 from .daft_conv import DaftConvAttention, position_entropy
@@ -49,8 +50,10 @@ __all__ = [
     "RfaAttention",
     "RfaGateAttention",
     "RotaryAttention",
+    "ShortConvAttention",
     "SoftmaxAttention",
     "build_attention",
+    "options_of",
     "position_entropy",
     "record_attention",
     "record_keys",

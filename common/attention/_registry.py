@@ -1,12 +1,16 @@
 """The mechanisms by name. A file of this folder registers its own; nothing else has to be edited."""
 
+import functools
 from collections.abc import Callable
+from dataclasses import make_dataclass
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import TypeVar
 
 from ..ops.shared.checks import check_choice
 from ._base import InnerAttention
+from ._options import AttentionOptions
+from ._short_conv import ShortConvAttention, ShortConvOptions, takes_short_conv
 
 #: Every mechanism by its name, in alphabetical order of the files.
 ATTENTIONS: dict[str, type[InnerAttention]] = {}
@@ -34,6 +38,18 @@ def import_mechanisms(package: str, path: list[str]) -> None:
             import_module(f"{package}.{module.name}")
 
 
+@functools.cache
+def options_of(name: str, causal: bool) -> type[AttentionOptions]:
+    """A dataclass of all options that ``build_attention(name, causal)`` takes, for the command line of a host.
+
+    They are the mechanism's own, and ``short_conv`` where that is allowed.
+    """
+    attention = ATTENTIONS[name]
+    if not (causal and takes_short_conv(attention)):
+        return attention.Options
+    return make_dataclass("CausalOptions", (), bases=(ShortConvOptions, attention.Options), frozen=True)
+
+
 def build_attention(
     name: str,
     causal: bool = False,
@@ -42,15 +58,20 @@ def build_attention(
     head_dim: int | None = None,
     max_tokens: int | None = None,
     spatial_dims: int = 1,
+    short_conv: int | None = None,
     **options,
 ) -> InnerAttention:
-    """The attention module called ``name``; the arguments are those of ``InnerAttention``.
+    """The attention module called ``name``; the other arguments but ``short_conv`` are those of ``InnerAttention``.
+
+    With ``short_conv`` taps it is in a ``ShortConvAttention``, which needs ``num_heads`` and ``head_dim``.
 
     Raises:
         ValueError: an unknown name, an option the mechanism does not have or a value it does not allow, or something
-            that it needs and that is not given.
+            that it needs and that is not given; ``short_conv`` where ``ShortConvAttention`` refuses it.
     """
     check_choice("attention", name, tuple(ATTENTIONS))
-    return ATTENTIONS[name](
+    attention = ATTENTIONS[name](
         causal, num_heads=num_heads, head_dim=head_dim, max_tokens=max_tokens, spatial_dims=spatial_dims, **options
     )
+    taps = ShortConvOptions(short_conv).short_conv
+    return attention if taps is None else ShortConvAttention(attention, taps, num_heads, head_dim)

@@ -9,17 +9,24 @@ from ..modules.rotary import check_even, rotate, token_positions
 from ..ops.shared.checks import check_padding_mask, check_query_key_value
 from ..ops.shared.state import State, state_entry
 from ._base import InnerAttention
+from ._short_conv import ShortConvAttention
 
 
 class RotaryAttention(InnerAttention):
     """Rotates queries and keys by their position among the real tokens (RoFormer) before ``inner`` sees them.
 
     Shapes and masks as in ``InnerAttention``; the state is the inner one's and ``rotary_count`` (B,), real tokens so
-    far. The head dimension must be even (ValueError otherwise).
+    far.
+
+    Raises:
+        ValueError: an odd head dimension, or a short convolution in ``inner``: it would mix rotated tokens. It belongs
+            around this one.
     """
 
     def __init__(self, inner: InnerAttention, head_dim: int) -> None:
         check_even("head_dim", head_dim)
+        if isinstance(inner, ShortConvAttention):
+            raise ValueError("inner has short_conv; allowed: ShortConvAttention around RotaryAttention")
         self.supports = inner.supports
         super().__init__(inner.causal)
         self.inner = inner

@@ -8,7 +8,7 @@ from typing import Any, Optional
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.utils import safe_getattr
 
-from common.attention import ATTENTIONS, Option
+from common.attention import Option, options_of
 from common.ops.shared.checks import ArgumentError
 
 from .._known_options import model_options
@@ -24,14 +24,19 @@ def option(args, config: type, name: str) -> Any:
 
 
 def attention_config(
-    attention: str, only: Sequence[str] | None = None, prefix: str | None = None, **defaults: Any
+    attention: str,
+    only: Sequence[str] | None = None,
+    prefix: str | None = None,
+    causal: bool = False,
+    **defaults: Any,
 ) -> type:
     """A fairseq dataclass of the options that the mechanism called ``attention`` declares, or of ``only`` some.
 
     The option x of the mechanism NAME is ``--NAME-x``, or begins with another ``prefix``. A flag that is True by
-    default is ``--NAME-no-x``. ``defaults`` stand in place of the declared ones.
+    default is ``--NAME-no-x``. ``causal`` models have the further options that causal attention takes. ``defaults``
+    stand in place of the declared ones.
     """
-    options = ATTENTIONS[attention].Options
+    options = options_of(attention, causal)
     values = {**options.defaults(), **defaults}
     declared = {name: found for name, found in options.described().items() if only is None or name in only}
     fields = [_field(prefix or attention, name, found, values[name]) for name, found in declared.items()]
@@ -44,7 +49,7 @@ def attention_options(args, attention: str, config: type, prefix: str | None = N
     Raises:
         ValueError: a value that an option does not allow; it names the option of the command line.
     """
-    options = ATTENTIONS[attention].Options
+    options = options_of(attention, causal=True)
     read = {}
     for name, described in options.described().items():
         field_name, negated = _field_name(prefix or attention, name, described, options.defaults()[name])

@@ -114,10 +114,10 @@ def _register_encoder(base: type, prefix: str, attention: str, options: type, ki
 
 def _register(prefix: str, attention: str) -> None:
     supports = ATTENTIONS[attention].supports
-    options = attention_config(attention)
     if "causal" in supports and f"{prefix}_lm" not in MODEL_REGISTRY:
-        _register_language_model(prefix, attention, options)
+        _register_language_model(prefix, attention, attention_config(attention, causal=True))
     if "bidirectional" in supports:
+        options = attention_config(attention)
         register = partial(_register_encoder, prefix=prefix, attention=attention, options=options)
         if f"{prefix}_mlm" not in MODEL_REGISTRY:
             register(AttentionMaskedModel, kind="mlm", suffix="MaskedModel")

@@ -61,7 +61,11 @@ class DaftFullLanguageModel(LinearTimeLanguageModel):
 
 
 _CONV_OPTIONS = attention_config(
-    "daft_conv", only=["window", "query", "local_only", "gumbel_temperature"], prefix="daft", window=64
+    "daft_conv",
+    only=["window", "query", "local_only", "gumbel_temperature", "short_conv"],
+    prefix="daft",
+    causal=True,
+    window=64,
 )
 
 

@@ -17,7 +17,7 @@ from ._options import attention_config, attention_options
 
 
 @dataclass
-class FlowformerLanguageModelConfig(attention_config("flow", clamp=5.0), LinearTimeLanguageModelConfig):
+class FlowformerLanguageModelConfig(attention_config("flow", causal=True, clamp=5.0), LinearTimeLanguageModelConfig):
     """Options of ``transformer_lm`` and of Flow-Attention; the defaults are those of the released language model."""
 
 
@@ -35,7 +35,9 @@ class FlowformerLanguageModel(LinearTimeLanguageModel):
 
 
 @dataclass
-class LinearLanguageModelConfig(attention_config("linear", only=["chunk_size"]), LinearTimeLanguageModelConfig):
+class LinearLanguageModelConfig(
+    attention_config("linear", only=["chunk_size", "short_conv"], causal=True), LinearTimeLanguageModelConfig
+):
     """Options of ``transformer_lm`` and of linear attention."""
 
 

@@ -1,6 +1,6 @@
 """The state of a causal attention after some tokens: a dict of tensors with the batch as their first dimension."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
@@ -58,6 +58,19 @@ def state_of_sums(
     if state is None:
         return None
     return {name: x if name in _ENTRY_DTYPES else x.to(dtype) for name, x in state.items()}
+
+
+def split_state(state: State | None, names: Collection[str]) -> tuple[State | None, State | None]:
+    """The entries ``names`` of ``state`` and all others, which belong to another module; None for None.
+
+    Raises:
+        ValueError: it lacks one.
+    """
+    if state is None:
+        return None, None
+    if not isinstance(state, dict) or not set(names) <= set(state):
+        raise ValueError(f"initial_state holds {_content(state)}; allowed: a returned state, holding {sorted(names)}")
+    return {name: state[name] for name in names}, {name: x for name, x in state.items() if name not in names}
 
 
 def state_entry(state: State, name: str, dim: int, like: Tensor) -> Tensor:

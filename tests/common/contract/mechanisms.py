@@ -22,6 +22,9 @@ HEADS, CHANNELS, LONGEST = 2, 4, 41
 COUNT = 5
 #: Other values for options of each type; those that an option refuses are left out.
 OTHER_VALUES = {int: (1, 65, None), float: (0.5, 2.0, float("inf"), None), bool: (False, True), str: ()}
+#: The mechanisms that are tested behind a short convolution as well: one with queries and keys of different widths, and
+#: one that needs the tokens themselves.
+WITH_SHORT_CONV = ("daft_conv", "rfa_gate")
 
 
 class Case(NamedTuple):
@@ -33,6 +36,7 @@ class Case(NamedTuple):
     options: dict[str, Any] = {}
     rotary: bool = False  # wrapped in RotaryAttention
     image: bool = False
+    short_conv: int | None = None
 
     @property
     def kind(self) -> type[InnerAttention]:
@@ -44,7 +48,8 @@ class Case(NamedTuple):
         shape = {"num_heads": HEADS, "head_dim": CHANNELS, "max_tokens": max_tokens, "spatial_dims": 1 + self.image}
         with torch.random.fork_rng(devices=()):
             torch.manual_seed(1)  # for buffers that are drawn at random
-            module = build_attention(self.name, self.causal, **shape, **{**counts(self.kind), **self.options})
+            options = {**counts(self.kind), **self.options}
+            module = build_attention(self.name, self.causal, **shape, short_conv=self.short_conv, **options)
         generator = torch.Generator().manual_seed(1)
         for parameter in module.parameters():
             nn.init.normal_(parameter, std=std, generator=generator)
@@ -53,10 +58,9 @@ class Case(NamedTuple):
         return module.to(dtype).eval()
 
     def __str__(self) -> str:
-        kinds = ("rotary" if self.rotary else "", "image" if self.image else "")
+        kinds = [name for name in ("rotary", "image", "short_conv") if getattr(self, name)]
         return "-".join(
-            [self.name, "causal" if self.causal else "full", *filter(None, kinds)]
-            + ([] if self.label == "default" else [self.label])
+            [self.name, "causal" if self.causal else "full", *kinds] + ([] if self.label == "default" else [self.label])
         )
 
 
@@ -124,6 +128,8 @@ def _cases(kind: type[InnerAttention]) -> Iterable[Case]:
         yield from (Case(kind.name, causal, label, options) for label, options in variants.items())
         if can_be_wrapped(kind):
             yield Case(kind.name, causal, rotary=True)
+    if kind.name in WITH_SHORT_CONV:
+        yield Case(kind.name, True, short_conv=3)
     if {"images", "bidirectional"} <= kind.supports:
         yield Case(kind.name, False, image=True)
 

@@ -224,3 +224,42 @@ def test_registered_names() -> None:
         "daft_full_lm": "DaftFullLanguageModel",
         "daft_conv_lm": "DaftConvLanguageModel",
     }
+
+
+@pytest.mark.parametrize(
+    ("arch", "flag"),
+    [
+        ("flow_lm", "--flow-short-conv"),
+        ("flowformer_lm", "--flow-short-conv"),
+        ("linear_lm", "--linear-short-conv"),
+        ("daft_conv_lm", "--daft-short-conv"),
+        ("mixed_chunk_lm", "--mixed-chunk-short-conv"),
+    ],
+)
+def test_a_short_convolution_in_front_of_constant_states(arch: str, flag: str) -> None:
+    """Off by default; then the same but for new weights, whose first ones change nothing."""
+    plain, model = build_model(arch).eval(), build_model(arch, flag, "3").eval()
+    assert not [name for name in plain.state_dict() if "_conv." in name]
+    new = [name for name in model.state_dict() if "_conv." in name]
+    renamed = {name.replace(".inner.inner.", ".inner."): x for name, x in model.state_dict().items() if name not in new}
+    assert list(renamed) == list(plain.state_dict())
+    plain.load_state_dict(renamed)
+    sequence = tokens(2, 20)
+    assert_close("logits", model(sequence)[0], plain(sequence)[0])
+    for name in new:
+        torch.nn.init.normal_(model.get_parameter(name))
+    full, steps, state = model(sequence)[0], [], {}
+    for end in range(1, 21):
+        steps.append(model.decoder(sequence[:, :end], incremental_state=state)[0])
+    assert_close("logits, step by step", torch.cat(steps, dim=1), full)
+    assert not torch.allclose(full, plain(sequence)[0])
+
+
+def test_where_a_short_convolution_is_no_option() -> None:
+    """Masked models see what follows, and the state of softmax attention grows; a wrong value names the option."""
+    for arch, task in (("flow_mlm", "masked_lm"), ("softmax_lm", "language_modeling")):
+        command = ["data", "--task", task, "--arch", arch, f"--{arch.split('_')[0]}-short-conv", "3"]
+        with pytest.raises(SystemExit):
+            options.parse_args_and_arch(options.get_training_parser(), command)
+    with pytest.raises(ValueError, match="--flow-short-conv is -1; allowed: an integer of at least 1"):
+        build_model("flowformer_lm", "--flow-short-conv", "-1")

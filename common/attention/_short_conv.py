@@ -1,0 +1,159 @@
+"""A short causal convolution of queries, keys and values in front of any mechanism whose decoding state is constant."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from ..modules.short_conv import ShortConv
+from ..ops.shared.checks import ArgumentError, check_padding_mask, check_positive_int
+from ..ops.shared.precision import compute_dtype
+from ..ops.shared.state import State, split_state, state_of_sums
+from ._base import InnerAttention
+from ._options import AttentionOptions, count
+
+#: The tensors that are convolved.
+_NAMES = ("q", "k", "v")
+
+
+@dataclass(frozen=True)
+class ShortConvOptions(AttentionOptions):
+    """What ``build_attention`` takes for every causal mechanism whose decoding state has a constant size."""
+
+    short_conv: int | None = count(
+        None,
+        "taps of a causal convolution of queries, keys and values over the last tokens, channel by channel; in none of "
+        "the papers; today's linear-attention layers have 4; 0 for none",
+        optional=True,
+    )
+
+
+def takes_short_conv(attention: type[InnerAttention] | InnerAttention) -> bool:
+    """Whether a mechanism, causal, can have a short convolution: where its decoding state has a constant size."""
+    return "causal" in attention.supports and bool(attention.state_is_constant_size)
+
+
+class ShortConvAttention(InnerAttention):
+    """Convolves q, k and v over the last ``taps`` real tokens, each channel by itself, before ``inner`` sees them.
+
+    Sums over all tokens blur which of them stood next to each other. This brings the local order back, in O(n taps d)
+    and with a state of constant size. It is an addition of ours: none of the papers has it, layers of
+    flash-linear-attention do. No activation follows, since each mechanism has its own feature map behind it; those
+    layers have silu there. It begins as the identity.
+
+    Where ``inner`` takes no q or k, that is left out. Inputs that ``inner`` needs besides, such as the tokens x, stay
+    as they are. Shapes and masks as in ``InnerAttention``; a query's neighbours are real queries. The state is the
+    inner one's with ``short_conv_q``, ``short_conv_k`` and ``short_conv_v``, (B, H, taps - 1, c) each.
+
+    Raises:
+        ValueError: ``inner`` is not causal or its decoding state grows; ``taps``, ``num_heads`` or ``head_dim`` is no
+            integer of at least 1.
+    """
+
+    def __init__(self, inner: InnerAttention, taps: int, num_heads: int, head_dim: int) -> None:
+        if not (inner.causal and takes_short_conv(inner)):
+            why = ", whose decoding state grows" if inner.causal else " with causal=False"
+            raise ArgumentError(f"`short_conv` is {taps!r}; allowed for attention {inner.name!r}{why}: None")
+        for name, value in {"short_conv": taps, "num_heads": num_heads, "head_dim": head_dim}.items():
+            check_positive_int(name, value)
+        self.supports, self.name = inner.supports, inner.name
+        super().__init__(inner.causal)
+        self.inner, self.taps = inner, taps
+        self.needs = inner.needs
+        channels = inner.projections(head_dim)
+        for name in _NAMES:
+            setattr(self, f"{name}_conv", ShortConv(num_heads, channels[name], taps) if name in channels else None)
+
+    def projections(self, head_dim: int) -> dict[str, int]:
+        """Those of the inner attention."""
+        return self.inner.projections(head_dim)
+
+    def forward(
+        self,
+        q: Tensor | None,
+        k: Tensor | None,
+        v: Tensor,
+        key_padding_mask: Tensor | None = None,
+        query_padding_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        **inputs: Any,
+    ) -> Tensor:
+        """q, k (B, H, n, d), v (B, H, n, e) -> (B, H, n, e); see ``InnerAttention``."""
+        self._check(q, k, v)
+        check_padding_mask("key_padding_mask", key_padding_mask, v)
+        check_padding_mask("query_padding_mask", query_padding_mask, v)
+        masks = (query_padding_mask, key_padding_mask, key_padding_mask)
+        convolved = (x if conv is None else conv(x, mask)[0] for conv, x, mask in zip(self._convs(), (q, k, v), masks))
+        return self.inner(*convolved, key_padding_mask, query_padding_mask, dropout_p, **inputs)
+
+    def extend(
+        self,
+        q: Tensor | None,
+        k: Tensor | None,
+        v: Tensor,
+        padding_mask: Tensor | None = None,
+        state: State | None = None,
+        **inputs: Any,
+    ) -> tuple[Tensor, State]:
+        """The next tokens' outputs (B, H, n, e) and the state after them; O(taps) more per token."""
+        self._check(q, k, v)
+        check_padding_mask("padding_mask", padding_mask, v)
+        convs = dict(zip(_NAMES, self._convs()))
+        shapes = {_entry(x): conv.state_shape(len(v)) for x, conv in convs.items() if conv is not None}
+        before, rest = split_state(state, shapes)
+        before = state_of_sums(before, shapes, compute_dtype(v), v) or {}
+        convolved, after = {"q": q, "k": k, "v": v}, {}
+        for name, conv in convs.items():
+            if conv is not None:
+                entry = _entry(name)
+                convolved[name], after[entry] = conv(convolved[name], padding_mask, before.get(entry))
+        out, rest = self.inner.extend(**convolved, padding_mask=padding_mask, state=rest, **inputs)
+        return out, {**rest, **after}
+
+    def reference(
+        self,
+        q: Tensor | None,
+        k: Tensor | None,
+        v: Tensor,
+        key_padding_mask: Tensor | None = None,
+        query_padding_mask: Tensor | None = None,
+        **inputs: Any,
+    ) -> Tensor:
+        """The inner attention's literal formula of literal convolutions; shapes and masks as in ``forward``."""
+        masks = (query_padding_mask, key_padding_mask, key_padding_mask)
+        convolved = (
+            x if conv is None else conv.reference(x, mask) for conv, x, mask in zip(self._convs(), (q, k, v), masks)
+        )
+        return self.inner.reference(*convolved, key_padding_mask, query_padding_mask, **inputs)
+
+    def _convs(self) -> tuple[ShortConv | None, ...]:
+        """Those of q, k and v."""
+        return self.q_conv, self.k_conv, self.v_conv
+
+    def _check(self, q: Tensor | None, k: Tensor | None, v: Tensor) -> None:
+        """Raise ValueError unless each tensor that is convolved fits its convolution and the ones before."""
+        first = None
+        for name, x, conv in zip(_NAMES, (q, k, v), self._convs()):
+            if conv is None:  # the inner attention says what it takes there
+                continue
+            heads, channels, _ = conv.weight.shape
+            if not isinstance(x, Tensor):
+                raise ValueError(f"{name} is a {type(x).__name__}; allowed: a tensor")
+            if x.dim() != 4 or (x.shape[1], x.shape[3]) != (heads, channels) or x.shape[2] == 0:
+                allowed = f"(B, {heads}, tokens, {channels}), at least one token"
+                raise ValueError(f"{name} has shape {tuple(x.shape)}; allowed: {allowed}")
+            if not x.is_floating_point() or x.device != conv.weight.device:
+                allowed = f"floating point, on {conv.weight.device} as the weights are"
+                raise ValueError(f"{name} is {x.dtype} on {x.device}; allowed: {allowed}")
+            first = x if first is None else first
+            if x.shape[:3] != first.shape[:3]:
+                raise ValueError(f"{name} has shape {tuple(x.shape)}; allowed: {tuple(first.shape[:3])} and channels")
+
+    def extra_repr(self) -> str:
+        """The option; the inner attention is printed below."""
+        return f"short_conv={self.taps}"
+
+
+def _entry(name: str) -> str:
+    """The state's entry of q, k or v."""
+    return f"short_conv_{name}"

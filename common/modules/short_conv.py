@@ -1,0 +1,75 @@
+"""A short causal convolution of each channel over the real tokens of a sequence, with its decoding state."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..ops.shared.padding import put_back, real_first, take, zero_padding
+from ..ops.shared.precision import autocast_off, compute_dtype
+from ..ops.shared.reference_tools import real_tokens
+
+
+class ShortConv(nn.Module):
+    """y_t = Σ_j w_j x_(t-j), j = 0 ... ``taps`` - 1, for each channel of each head by itself; O(n taps) per channel.
+
+    t counts the real tokens of a sequence; before its first there are zeros. ``weight`` is (H, c, taps), w_0 last. At
+    first w_0 is 1 and all else 0, so that y is x.
+    """
+
+    def __init__(self, heads: int, channels: int, taps: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(heads, channels, taps))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """The identity."""
+        nn.init.zeros_(self.weight)
+        with torch.no_grad():
+            self.weight[..., -1] = 1.0
+
+    def forward(
+        self, x: Tensor, padding_mask: Tensor | None = None, before: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """x (B, H, n, c) -> y (B, H, n, c) in x's dtype, and the last taps - 1 real tokens (B, H, taps - 1, c).
+
+        ``padding_mask`` is bool (B, n), True = padding, where y is 0. ``before`` are the last real tokens before x.
+        Both are float32, or float64 for such an x; None is the beginning of a sequence.
+        """
+        dtype, shape = compute_dtype(x), self.state_shape(x.shape[0])
+        order = real_first(padding_mask)
+        real = take(zero_padding(x, padding_mask), order).to(dtype)
+        if before is None:
+            before = real.new_zeros(shape)
+        seen = torch.cat([before, real], dim=2)  # (B, H, taps - 1 + n, c)
+        channels = seen.transpose(2, 3).flatten(1, 2)  # (B, H c, taps - 1 + n)
+        with autocast_off(x):
+            y = F.conv1d(channels, self.weight.to(dtype).flatten(0, 1).unsqueeze(1), groups=channels.shape[1])
+        y = y.unflatten(1, self.weight.shape[:2]).transpose(2, 3).to(x.dtype)
+        return zero_padding(put_back(y, order), padding_mask), _last(seen, padding_mask, shape[2])
+
+    def state_shape(self, batch: int) -> tuple[int, ...]:
+        """Of the last real tokens: (B, H, taps - 1, c)."""
+        heads, channels, taps = self.weight.shape
+        return batch, heads, taps - 1, channels
+
+    def reference(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+        """The sum above, token by token; shapes and mask as in ``forward``, but that padding stays what it is."""
+        y = x.clone()
+        for b in range(x.shape[0]):
+            tokens = real_tokens(padding_mask, b, x.shape[2])
+            for t, token in enumerate(tokens):
+                taps = range(min(self.weight.shape[-1], t + 1))
+                y[b, :, token] = sum(self.weight[:, :, -1 - j] * x[b, :, tokens[t - j]] for j in taps)
+        return y
+
+    def extra_repr(self) -> str:
+        """Heads, channels and taps, for ``print(model)``."""
+        return ", ".join(f"{name}={size}" for name, size in zip(("heads", "channels", "taps"), self.weight.shape))
+
+
+def _last(seen: Tensor, padding_mask: Tensor | None, count: int) -> Tensor:
+    """The last ``count`` real tokens of (B, H, count + n, c); the mask is of the n, whose real ones come first."""
+    if padding_mask is None:
+        return seen[:, :, seen.shape[2] - count :].contiguous()
+    first = (~padding_mask).sum(1, keepdim=True)  # (B, 1)
+    return take(seen, first + torch.arange(count, device=seen.device))
