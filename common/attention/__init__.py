@@ -17,6 +17,8 @@ from .daft_full import DaftFullAttention
 from .favor import FavorAttention
 from .flow import FlowAttention
 from .linear import LinearAttention
+from .local import LocalAttention
+from .longformer import LongformerAttention
 from .mixed_chunk import MixedChunkAttention
 from .nystrom import NystromAttention
 from .quadratic import QuadraticAttention
@@ -43,6 +45,8 @@ __all__ = [
     "InnerAttention",
     "KeyRecord",
     "LinearAttention",
+    "LocalAttention",
+    "LongformerAttention",
     "MixedChunkAttention",
     "NystromAttention",
     "Option",

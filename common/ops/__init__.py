@@ -6,6 +6,8 @@ from .daft import daft_conv, daft_full, daft_select
 from .favor import favor_attention
 from .flow import flow_attention, flow_attention_map, flow_attention_weights
 from .linear import linear_attention
+from .local import local_attention
+from .longformer import longformer_attention
 from .mixed_chunk import mixed_chunk_attention
 from .nystrom import nystrom_attention
 from .quadratic import gau_attention
@@ -24,6 +26,8 @@ __all__ = [
     "flow_attention_weights",
     "gau_attention",
     "linear_attention",
+    "local_attention",
+    "longformer_attention",
     "mixed_chunk_attention",
     "nystrom_attention",
     "rfa_attention",

@@ -40,6 +40,7 @@ NAMES = {
     "linear": "Linear Transformer",
     "favor": "Performer",
     "cosformer": "cosFormer",
+    "longformer": "Longformer",
     "yoso": "YOSO-E",
 }
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from common.ops import daft_conv, flow_attention, linear_attention
+from common.ops import daft_conv, flow_attention, linear_attention, local_attention
 from common.ops.daft.conv_reference import daft_conv_reference
 from common.ops.flow.reference import flow_attention_reference
 
@@ -25,9 +25,12 @@ from ..peers import attention_maps, direct_convolution, released_attention
 FLOW, AUTHORS, SOFTMAX, FLA = "flow_attention", "authors' form", "fused softmax", "flash-linear-attention"
 LINEAR, PERFORMER = "linear_attention", "performer-pytorch"
 DAFT, DIRECT = "daft_conv", "direct convolution"
+LOCAL, LOCAL_PACKAGE = "local_attention", "local-attention"
 HEADS, HEAD_DIM = 8, 64
 #: Shape of DAFT-conv's inputs.
 WIDTH, WINDOW = 512, 64
+#: Tokens that local attention sees before a query.
+LOCAL_REACH = 128
 
 #: Lengths of comparisons: with a literal reference, which loops over tokens, and with a map of all pairs of tokens.
 #: No chunk size divides the first two.
@@ -137,6 +140,13 @@ def performer_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return _performer_layer()(q, k, v)
 
 
+def local_package(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Causal attention to the token itself and the ``LOCAL_REACH`` before it, by local-attention."""
+    from local_attention import LocalAttention
+
+    return LocalAttention(LOCAL_REACH, causal=True, exact_windowsize=True, autopad=True)(q, k, v)
+
+
 def _causal_product(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return (q @ k.transpose(-2, -1)).tril() @ v
 
@@ -145,6 +155,7 @@ _QKV = ("q", "k", "v")
 _LENGTHS, _QUICK = (128, 256, 512, 1024, 2048, 4096, 8192, 16384), (128, 512, 1024)
 _FLOW_NOTE = f"B = 1, H = {HEADS}, d = {HEAD_DIM}; released form, clamp 1"
 _RELU_MAP = Check(attention_maps.relu_attention, _MAP, heads=1)
+_LOCAL_MAP = Check(partial(attention_maps.local_attention, window=LOCAL_REACH + 1), _MAP, heads=1)
 _DAFT_CHECKS = (
     Check(partial(daft_conv_reference, causal=True), _LITERAL_DAFT),
     Check(attention_maps.daft_conv, _MAP),
@@ -213,6 +224,20 @@ OPERATIONS = (
         (1024, 4096),
         (1024,),
         f"B = 1, H = {HEADS}, d = {HEAD_DIM}, relu features without random projections",
+        plotted=False,
+    ),
+    Operation(
+        "local_attention",
+        "Local attention, causal",
+        _QKV,
+        _heads_first,
+        (
+            Function(LOCAL, partial(local_attention, window=LOCAL_REACH + 1, causal=True), (_LOCAL_MAP,)),
+            Function(LOCAL_PACKAGE, local_package, (_LOCAL_MAP,), package="local_attention"),
+        ),
+        (1024, 4096, 16384),
+        (1024,),
+        f"B = 1, H = {HEADS}, d = {HEAD_DIM}, a window of {LOCAL_REACH + 1}: the token and {LOCAL_REACH} before it",
         plotted=False,
     ),
 )

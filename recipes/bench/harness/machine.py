@@ -13,7 +13,16 @@ from ...shared.commands import ROOT
 from .records import Machine
 from .work import Settings
 
-_PACKAGES = ("torch", "fairseq-fixed", "timm", "triton", "FLASH-pytorch", "performer-pytorch", "flash-linear-attention")
+_PACKAGES = (
+    "torch",
+    "fairseq-fixed",
+    "timm",
+    "triton",
+    "FLASH-pytorch",
+    "local-attention",
+    "performer-pytorch",
+    "flash-linear-attention",
+)
 
 
 def describe(command: str, settings: Settings) -> Machine:

@@ -7,6 +7,7 @@ INSTALL = {
     "fairseq": "pip install '.[fairseq]'",
     "timm": "pip install '.[timm]'",
     "flash_pytorch": "pip install '.[bench]'",
+    "local_attention": "pip install '.[bench]'",
     "performer_pytorch": "pip install '.[bench]'",
     "fla": "pip install flash-linear-attention",
 }

@@ -12,6 +12,13 @@ def softmax_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
         return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
 
 
+def local_attention(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
+    """Causal softmax attention to the last ``window`` tokens: q, k, v (..., n, d) -> (..., n, d)."""
+    visible = torch.ones(q.shape[-2], q.shape[-2], dtype=torch.bool, device=q.device).tril().triu(1 - window)
+    with sdpa_kernel(SDPBackend.MATH):
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=visible)
+
+
 def mixed_chunk_attention(
     q_quad: Tensor, k_quad: Tensor, q_lin: Tensor, k_lin: Tensor, v: Tensor, *, chunk_size: int, bias: Tensor | None
 ) -> Tensor:

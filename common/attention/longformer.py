@@ -1,0 +1,47 @@
+"""Longformer's attention as a module."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ..ops.longformer import attend
+from ..ops.longformer.reference import longformer_attention_reference
+from ..ops.shared.window_attention import WindowOptions, attend_in_window_scriptable
+from ._base import OpAttention
+from ._options import AttentionOptions, count
+from ._registry import register_attention
+
+
+@dataclass(frozen=True)
+class LongformerOptions(AttentionOptions):
+    """Options of Longformer's attention; see ``common.ops.longformer_attention``."""
+
+    window: int = count(512, "tokens that each token sees around itself, or up to itself if causal")
+    global_tokens: int = count(1, "first tokens of a sequence, which see all and are seen by all")
+
+
+@register_attention("longformer")
+class LongformerAttention(OpAttention):
+    """Softmax over a window and g global tokens (Beltagy et al., 2020); no parameters, O(n (w + g) d), constant state.
+
+    Global tokens have the projections of all, as in the Long Range Arena's code; the paper gives them their own. An
+    image is the sequence of its rows, after a class token if there is one. Shapes and masks as in ``InnerAttention``;
+    options as in ``common.ops.longformer_attention``.
+    """
+
+    Options = LongformerOptions
+    supports = frozenset({"causal", "bidirectional", "images"})
+    op = staticmethod(attend)
+    reference_op = staticmethod(longformer_attention_reference)
+    window: int
+    global_tokens: int
+
+    def setup(self) -> None:
+        super().setup()
+        self.window, self.global_tokens = self.options.window, self.options.global_tokens
+
+    def _attend_scriptable(
+        self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None, query_padding_mask: Tensor | None
+    ) -> Tensor:
+        options = WindowOptions(self.window, False, self.global_tokens)
+        return attend_in_window_scriptable(q, k, v, key_padding_mask, query_padding_mask, options, False)

@@ -1,0 +1,9 @@
+"""Local attention: softmax over a window of tokens.
+
+Legend, for every file of this folder:
+    B batch, H heads, n tokens, d channels of q and k, e channels of v, w tokens of a window.
+"""
+
+from .interface import attend, local_attention
+
+__all__ = ["attend", "local_attention"]

@@ -1,0 +1,62 @@
+"""Local attention: softmax over a sliding window of tokens, or over chunks that see nothing of each other.
+
+The windows of Beltagy, Peters, Cohan, *Longformer*, 2020, section 3.1, without global tokens, and the chunks of the
+Long Range Arena (Tay et al., ICLR 2021). The Arena's released code lays n tokens out as (w, n / w) and attends along
+the first, among tokens i, i + n / w, i + 2 n / w and so on: its published accuracies are of that.
+"""
+
+from torch import Tensor
+
+from ..shared.checks import check_positive_int
+from ..shared.state import State
+from ..shared.window_attention import WindowOptions, attend_in_window
+
+
+def local_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    window: int,
+    chunked: bool = False,
+    causal: bool = False,
+    key_padding_mask: Tensor | None = None,
+    query_padding_mask: Tensor | None = None,
+    initial_state: State | None = None,
+    return_state: bool = False,
+) -> Tensor | tuple[Tensor, State]:
+    """softmax(q·k / √d) v over w = ``window`` tokens for each query.
+
+    Those are the last w tokens up to the query itself when causal, otherwise the query, w // 2 tokens before and
+    (w - 1) // 2 behind it. With ``chunked`` they are the query's own of the chunks 0..w-1, w..2w-1, and so on, up to
+    itself when causal. q, k (B, H, n, d), v (B, H, n, e) -> (B, H, n, e) in v's dtype. Masks: bool (B, n), True =
+    padding; windows and chunks count real keys, and a token that is padding, as a key or as a query, gives 0. Cost:
+    O(n w (d + e)) time, O(n w) memory. ``initial_state`` and ``return_state`` (causal) continue a sequence: state
+    ``count`` (B,), ``k`` (B, H, w, d), ``v`` (B, H, w, e), float32; O(w (d + e)) for a token.
+
+    Raises:
+        ValueError: a shape, mask, number or state that does not fit, or a state without ``causal``.
+    """
+    check_positive_int("window", window)
+    options = {"window": window, "chunked": chunked, "causal": causal}
+    masks = {"key_padding_mask": key_padding_mask, "query_padding_mask": query_padding_mask}
+    return attend(q, k, v, **options, **masks, initial_state=initial_state, return_state=return_state)
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    window: int,
+    chunked: bool,
+    causal: bool,
+    key_padding_mask: Tensor | None = None,
+    query_padding_mask: Tensor | None = None,
+    initial_state: State | None = None,
+    return_state: bool = False,
+) -> Tensor | tuple[Tensor, State]:
+    """``local_attention`` for modules, which have checked ``window`` when they were built."""
+    masks = {"key_padding_mask": key_padding_mask, "query_padding_mask": query_padding_mask}
+    state = {"initial_state": initial_state, "return_state": return_state}
+    return attend_in_window(q, k, v, WindowOptions(window, chunked, 0), causal=causal, **masks, **state)

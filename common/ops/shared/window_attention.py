@@ -1,0 +1,224 @@
+"""Attention to a window of tokens and to the first tokens of a sequence, whole and from a state.
+
+Legend: B batch, H heads, n tokens, d channels of q and k, e channels of v, w tokens of a window, g global tokens.
+
+The state holds the keys and values of the last w tokens, newest last, and of the first g. It is the mechanism that says
+which of the w are still seen: all of them in a sliding window, those of the current chunk in chunks.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from .checks import check_padding_mask, check_query_key_value
+from .padding import invert, put_back, real_first, take, zero_padding
+from .precision import autocast_off, compute_dtype
+from .state import State, check_continuation, state_of_sums
+from .window_softmax import (
+    Window,
+    first_tokens,
+    hide,
+    own_chunk,
+    real_tokens_first,
+    sliding_window,
+    softmax_over_all,
+    window_softmax,
+)
+
+
+class WindowOptions(NamedTuple):
+    """Which tokens see each other, besides causality."""
+
+    window: int  # w
+    chunked: bool  # each token sees its own chunk of w tokens, in place of the w around it
+    global_tokens: int  # g
+
+
+def attend_in_window(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    options: WindowOptions,
+    *,
+    causal: bool,
+    key_padding_mask: Tensor | None,
+    query_padding_mask: Tensor | None,
+    initial_state: State | None,
+    return_state: bool,
+) -> Tensor | tuple[Tensor, State]:
+    """Self-attention as ``options`` say; (B, H, n, e) in v's dtype, and the next state with ``return_state``.
+
+    The state has constant size: ``count`` (B,), ``k`` (B, H, w, d) and ``v`` (B, H, w, e), and with global tokens
+    ``global_k`` (B, H, g, d) and ``global_v`` (B, H, g, e), in float32.
+
+    Raises:
+        ValueError: a shape, mask or state that does not fit, or a state without ``causal``.
+    """
+    check_query_key_value(q, k, v, one_length=True)
+    check_padding_mask("key_padding_mask", key_padding_mask, k)
+    check_padding_mask("query_padding_mask", query_padding_mask, q)
+    check_continuation(causal, initial_state, return_state)
+    state = state_of_sums(initial_state, _state_shapes(k, v, options), compute_dtype(q), q)
+    with autocast_off(q):
+        if state is None and not return_state:
+            return attend_in_window_scriptable(q, k, v, key_padding_mask, query_padding_mask, options, causal)
+        out, state = _extend(q, k, v, key_padding_mask, query_padding_mask, options, state)
+    return (out, state) if return_state else out
+
+
+def attend_in_window_scriptable(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    key_padding_mask: Tensor | None,
+    query_padding_mask: Tensor | None,
+    options: WindowOptions,
+    causal: bool,
+) -> Tensor:
+    """``attend_in_window`` of a whole sequence for callers inside TorchScript; arguments are not checked."""
+    tokens = real_tokens_first(q, k, v, key_padding_mask, query_padding_mask)
+    n, count = q.shape[2], options.global_tokens
+    window = _window(options, causal, n)
+    if count == 0:
+        out, _ = window_softmax(tokens.q, tokens.k, tokens.v, tokens.seen, window, None)
+    else:
+        first_k, first_v = first_tokens(tokens.k, count), first_tokens(tokens.v, count)
+        first_seen = first_tokens(tokens.seen, count).transpose(-2, -1)  # (B or 1, 1, 1, g)
+        position = torch.arange(n, device=q.device).unsqueeze(1)  # (n, 1)
+        if causal:
+            first_seen = first_seen & (torch.arange(count, device=q.device) <= position)
+        seen = tokens.seen & (position >= count)
+        out = _window_and_first(tokens.q, tokens.k, tokens.v, seen, window, first_k, first_v, first_seen)
+        if not causal:
+            over_all = softmax_over_all(first_tokens(tokens.q, count), tokens.k, tokens.v, tokens.seen)
+            out = torch.where(position < count, F.pad(over_all, [0, 0, 0, n])[:, :, :n], out)
+    out = zero_padding(zero_padding(put_back(out, tokens.order), key_padding_mask), query_padding_mask)
+    return out.to(v.dtype)
+
+
+def _window(options: WindowOptions, causal: bool, n: int) -> Window:
+    if options.chunked:
+        return own_chunk(options.window, causal)
+    if causal:
+        return sliding_window(options.window - 1, 0, n)
+    return sliding_window(options.window // 2, (options.window - 1) // 2, n)
+
+
+def _window_and_first(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    seen: Tensor,
+    window: Window,
+    first_k: Tensor,
+    first_v: Tensor,
+    first_seen: Tensor,
+) -> Tensor:
+    """Attention to a window and to the g first tokens (B, H, g, channels), which ``seen`` leaves out of the window.
+
+    ``first_seen`` is bool (B or 1, 1, n or 1, g).
+    """
+    further = hide(q @ first_k.transpose(-2, -1), first_seen)  # (B, H, n, g)
+    out, weights = window_softmax(q, k, v, seen, window, further)
+    return out + weights @ first_v
+
+
+def _state_shapes(k: Tensor, v: Tensor, options: WindowOptions) -> dict[str, tuple[int, ...]]:
+    """The shape of every tensor of a state."""
+    shapes = {"count": (k.shape[0],)}
+    for name, x in (("k", k), ("v", v)):
+        shapes[name] = (*x.shape[:2], options.window, x.shape[3])
+        if options.global_tokens:
+            shapes[f"global_{name}"] = (*x.shape[:2], options.global_tokens, x.shape[3])
+    return shapes
+
+
+def _extend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    key_padding_mask: Tensor | None,
+    query_padding_mask: Tensor | None,
+    options: WindowOptions,
+    state: State | None,
+) -> tuple[Tensor, State]:
+    """The next tokens' outputs, causal, and the state behind them."""
+    dtype, given = compute_dtype(q), v.dtype
+    q = zero_padding(zero_padding(q.to(dtype) * q.shape[3] ** -0.5, key_padding_mask), query_padding_mask)
+    k, v = zero_padding(k.to(dtype), key_padding_mask), zero_padding(v.to(dtype), key_padding_mask)
+    if state is None:
+        like = {"dtype": dtype, "device": q.device}
+        state = {name: torch.zeros(shape, **like) for name, shape in _state_shapes(k, v, options).items()}
+        state["count"] = state["count"].long()
+    extend = _step if q.shape[2] == 1 else _several
+    out, state = extend(q, k, v, key_padding_mask, options, state)
+    return zero_padding(zero_padding(out, key_padding_mask), query_padding_mask).to(given), state
+
+
+def _held(count: Tensor, options: WindowOptions) -> Tensor:
+    """How many of the last tokens the next one may see, as far as there are slots; ``count`` (B,) are behind it."""
+    return count % options.window if options.chunked else count
+
+
+def _step(
+    q: Tensor, k: Tensor, v: Tensor, padding_mask: Tensor | None, options: WindowOptions, state: State
+) -> tuple[Tensor, State]:
+    """One token after ``state``: its output (B, H, 1, e) and the next state; O((w + g) (d + e))."""
+    size, count = options.window, state["count"].unsqueeze(1)  # (B, 1)
+    slot = torch.arange(size, device=q.device)
+    keys, values = torch.cat([state["k"][:, :, 1:], k], dim=2), torch.cat([state["v"][:, :, 1:], v], dim=2)
+    new = {"count": state["count"] + 1, "k": keys, "v": values}
+    seen = slot >= size - 1 - _held(count, options)  # (B, w)
+    if options.global_tokens:
+        first = torch.arange(options.global_tokens, device=q.device)
+        here = (first == count)[:, None, :, None]
+        new["global_k"] = torch.where(here, k, state["global_k"])
+        new["global_v"] = torch.where(here, v, state["global_v"])
+        seen = seen & (count - (size - 1) + slot >= options.global_tokens)  # the others are seen among the first
+        seen = torch.cat([seen, first <= count], dim=1)
+        keys, values = torch.cat([keys, new["global_k"]], dim=2), torch.cat([values, new["global_v"]], dim=2)
+    out = softmax_over_all(q, keys, values, seen[:, None, :, None])
+    if padding_mask is not None:  # a padded token leaves its row's state as it was
+        keep = padding_mask[:, 0]
+        new = {name: torch.where(keep.view(-1, *[1] * (x.dim() - 1)), state[name], x) for name, x in new.items()}
+    return out, new
+
+
+def _several(
+    q: Tensor, k: Tensor, v: Tensor, padding_mask: Tensor | None, options: WindowOptions, state: State
+) -> tuple[Tensor, State]:
+    """n tokens after ``state``, as a sequence of what is held and them: outputs (B, H, n, e) and the next state."""
+    size, n, count = options.window, q.shape[2], state["count"].unsqueeze(1)  # (B, 1)
+    if padding_mask is None:
+        padding_mask = torch.zeros(q.shape[0], n, dtype=torch.bool, device=q.device)
+    held = _held(count, options).clamp(max=size)
+    unused = torch.arange(size, device=q.device) < size - held
+    padding = torch.cat([unused, padding_mask], dim=1)  # (B, w + n)
+    order = real_first(padding)
+    q = take(F.pad(q, (0, 0, size, 0)), order)  # the state holds no queries, and needs none
+    k, v = (take(torch.cat([state[name], x], dim=2), order) for name, x in (("k", k), ("v", v)))
+    real = (~padding).sum(1, keepdim=True)  # (B, 1)
+    place = torch.arange(size + n, device=q.device)
+    seen, window = place < real, _window(options, True, size + n)
+    new = {"count": state["count"] + (~padding_mask).sum(1)}
+    if options.global_tokens:
+        first, position = torch.arange(options.global_tokens, device=q.device), place + count - held  # (B, w + n)
+        # The first tokens are in the state, or among the new ones, which begin at ``held``.
+        index = torch.where(first < count, first, options.global_tokens + held + first - count)
+        index = index.clamp(max=options.global_tokens + size + n - 1)
+        there = (first < new["count"].unsqueeze(1))[:, None, :, None]
+        for name, x in (("k", k), ("v", v)):
+            known = torch.cat([state[f"global_{name}"], x], dim=2)
+            new[f"global_{name}"] = take(known, index).masked_fill(~there, 0.0)
+        first_seen = (first <= position.unsqueeze(2)).unsqueeze(1)  # (B, 1, w + n, g)
+        seen = (seen & (position >= options.global_tokens))[:, None, :, None]
+        out = _window_and_first(q, k, v, seen, window, new["global_k"], new["global_v"], first_seen)
+    else:
+        out, _ = window_softmax(q, k, v, seen[:, None, :, None], window, None)
+    out = take(out, invert(order))[:, :, size:]
+    last = real - size + torch.arange(size, device=q.device)  # (B, w): before the first token where negative
+    for name, x in (("k", k), ("v", v)):
+        new[name] = take(x, last.clamp(min=0)).masked_fill((last < 0)[:, None, :, None], 0.0)
+    return out, new

@@ -1,0 +1,144 @@
+"""Softmax attention to the keys beside each query, and to further ones, under one normaliser.
+
+Legend: B batch, H heads, n tokens, d channels of q and k, e channels of v, S tokens of a block, G blocks, K keys that a
+block of queries is compared with, m further keys. Everything here works in TorchScript. Nothing checks its arguments:
+q is divided by √d already, sums are in the dtype of q, and the real tokens of a row stand before its padding.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from .padding import real_first, take, zero_padding
+from .precision import autocast_remains, compute_dtype
+
+
+class Window(NamedTuple):
+    """The keys beside a query that it sees: at most ``before`` back and ``after`` ahead of it, and in which blocks."""
+
+    before: int
+    after: int
+    size: int  # S, the tokens of a block
+    back: int  # how many blocks before the query's own are looked at
+    ahead: int  # and how many behind it
+
+
+def sliding_window(before: int, after: int, n: int) -> Window:
+    """Keys at most ``before`` back and ``after`` ahead, for n tokens.
+
+    Blocks of half the reach: a query is compared with a quarter more keys than it sees if both are equal, with a half
+    more if one is 0.
+    """
+    any_length = torch.compiler.is_compiling()  # a graph must not depend on the length
+    if not any_length:
+        before, after = min(before, n - 1), min(after, n - 1)
+    size = max((max(before, after) + 1) // 2, 32)  # smaller products are no faster
+    if not any_length:
+        size = min(size, n)
+    return Window(before, after, size, (before + size - 1) // size, (after + size - 1) // size)
+
+
+def own_chunk(chunk_size: int, causal: bool) -> Window:
+    """Keys of the query's own chunk, up to itself if ``causal``."""
+    return Window(chunk_size, 0 if causal else chunk_size, chunk_size, 0, 0)
+
+
+class Tokens(NamedTuple):
+    """q, k, v (B, H, n, channels) with the real tokens of each row first, padding 0, and how to undo that."""
+
+    q: Tensor  # divided by √d
+    k: Tensor
+    v: Tensor
+    seen: Tensor  # bool (B or 1, 1, n, 1): the real tokens
+    order: Tensor | None  # (B, n), as ``take`` has it
+
+
+def real_tokens_first(
+    q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None, query_padding_mask: Tensor | None
+) -> Tokens:
+    """What the functions below want, in float32 or float64; masks (B, n), True = padding. O(n (d + e))."""
+    dtype = torch.float64 if autocast_remains(q) else compute_dtype(q)
+    q, k, v = q.to(dtype) * q.shape[3] ** -0.5, k.to(dtype), v.to(dtype)
+    q = zero_padding(q, query_padding_mask)
+    if key_padding_mask is None:
+        seen = torch.ones(1, 1, q.shape[2], 1, dtype=torch.bool, device=q.device)
+        return Tokens(q, k, v, seen, None)
+    q, k, v = (
+        zero_padding(q, key_padding_mask),
+        zero_padding(k, key_padding_mask),
+        zero_padding(v, key_padding_mask),
+    )
+    order = real_first(key_padding_mask)
+    count = (~key_padding_mask).sum(1, keepdim=True)  # (B, 1)
+    seen = torch.arange(q.shape[2], device=q.device) < count
+    return Tokens(take(q, order), take(k, order), take(v, order), seen[:, None, :, None], order)
+
+
+def split_blocks(x: Tensor, size: int) -> Tensor:
+    """(B, H, n, c) -> (B, H, G, S, c) with G = ceil(n / S), zeros or False behind the end."""
+    if torch.compiler.is_compiling():
+        # A graph for any length makes a special case of one block, and asks whether a reshape is possible.
+        groups = x.shape[2] // size + 2
+        return F.pad(x, [0, 0, 0, groups * size - x.shape[2]]).unfold(2, size, size).transpose(-2, -1)
+    groups = (x.shape[2] + size - 1) // size
+    padded = F.pad(x, [0, 0, 0, groups * size - x.shape[2]])
+    return padded.reshape(x.shape[0], x.shape[1], groups, size, x.shape[3])
+
+
+def beside(blocks: Tensor, back: int, ahead: int) -> Tensor:
+    """Each block with those beside it: (B, H, G, S, c) -> (B, H, G, K, c) with K = (back + 1 + ahead) S.
+
+    Outside of the sequence are zeros or False.
+    """
+    if back == 0 and ahead == 0:
+        return blocks
+    groups = blocks.shape[2]
+    padded = F.pad(blocks, [0, 0, 0, 0, back, ahead])
+    return torch.cat([padded[:, :, i : i + groups] for i in range(back + 1 + ahead)], dim=3)
+
+
+def hide(scores: Tensor, visible: Tensor) -> Tensor:
+    """``scores`` of keys that are not ``visible``, a mask of a shape that broadcasts, take no part in a softmax.
+
+    They are a very small number, and not -inf, which would make NaN of a query that sees nothing. Such a query gets
+    some mean of its keys; only padding sees nothing.
+    """
+    return scores.masked_fill(~visible, -1e30)
+
+
+def window_softmax(
+    q: Tensor, k: Tensor, v: Tensor, seen: Tensor, window: Window, further: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Attention to the keys in ``window``, and the weights of further keys under the same normaliser.
+
+    q, k (B, H, n, d), v (B, H, n, e), ``seen`` bool (B or 1, 1, n, 1), False for keys that nobody sees in a window,
+    ``further`` None or scores (B, H, n, m) of other keys, hidden where they are not seen -> the sum over the window
+    (B, H, n, e) and the weights (B, H, n, m), by which the caller sums the other values. O(n K (d + e)) time and
+    O(n (K + m)) memory, K at most the reach of the window and half as much.
+    """
+    n, size, back, ahead = q.shape[2], window.size, window.back, window.ahead
+    near_k = beside(split_blocks(k, size), back, ahead)  # (B, H, G, K, d)
+    near_v = beside(split_blocks(v, size), back, ahead)
+    near_seen = beside(split_blocks(seen, size), back, ahead).transpose(-2, -1)  # (B, 1, G, 1, K)
+    keys = near_k.shape[3]
+    place = torch.arange(size, device=q.device) + back * size
+    distance = place.unsqueeze(1) - torch.arange(keys, device=q.device)  # (S, K): how far back a key is
+    near = (distance <= window.before) & (distance >= -window.after)
+    scores = hide(split_blocks(q, size) @ near_k.transpose(-2, -1), near_seen & near)  # (B, H, G, S, K)
+    if further is not None:
+        scores = torch.cat([scores, split_blocks(further, size)], dim=-1)
+    weights = scores.softmax(-1)
+    out = weights[..., :keys] @ near_v
+    return out.flatten(2, 3)[:, :, :n], weights[..., keys:].flatten(2, 3)[:, :, :n]
+
+
+def softmax_over_all(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
+    """Attention of a few queries (B, H, g, d) to all keys that are ``seen``, (B or 1, 1, n, 1); O(g n (d + e))."""
+    return hide(q @ k.transpose(-2, -1), seen.transpose(-2, -1)).softmax(-1) @ v
+
+
+def first_tokens(x: Tensor, count: int) -> Tensor:
+    """The first ``count`` tokens of x (B, H, n, c), zeros or False where it has fewer."""
+    return F.pad(x, [0, 0, 0, count])[:, :, :count]
