@@ -15,7 +15,7 @@ def create_model(model_name: str, *, attn_layer: LayerType, **arguments: Any) ->
     """``timm.create_model(model_name, attn_layer=attn_layer, ...)`` of a model that does use ``attn_layer``.
 
     Some of timm's models take any argument of that name and do nothing with it; timm says nothing then. Layers that
-    must know on which grid the tokens lie, DAFT-conv's, are told; timm does not do that either.
+    must know on which grid the tokens lie, DAFT-conv's and SOFT's, are told; timm does not do that either.
 
     Args:
         model_name: one of ``timm.list_models()``.

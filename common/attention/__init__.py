@@ -24,6 +24,7 @@ from .nystrom import NystromAttention
 from .quadratic import QuadraticAttention
 from .rfa import RfaAttention
 from .rfa_gate import RfaGateAttention
+from .soft import SoftAttention
 from .softmax import SoftmaxAttention
 
 import_mechanisms(__name__, __path__)
@@ -55,6 +56,7 @@ __all__ = [
     "RfaGateAttention",
     "RotaryAttention",
     "ShortConvAttention",
+    "SoftAttention",
     "SoftmaxAttention",
     "build_attention",
     "options_of",

@@ -20,7 +20,7 @@ SUPPORTS = {
     "causal": "each token sees those before it and itself; decoding by `extend`",
     "bidirectional": "each token sees all tokens",
     "cross": "n queries of one sequence attend to m keys of another, bidirectional",
-    "images": "tokens of an image, in TorchScript too",
+    "images": "tokens of an image, bidirectional, in TorchScript too; by itself, of nothing else",
     "rotary": "it rotates queries and keys itself, by its option `rotary`",
 }
 #: What a mechanism may need of a host beside q, k and v: facts for its constructor, then inputs of every call.
@@ -123,12 +123,14 @@ class InnerAttention(RemembersOptions):
 
     def _check_shape(self) -> None:
         name = self.name or type(self).__name__
-        wanted = "causal" if self.causal else "bidirectional"
-        if wanted not in self.supports:
+        wanted = {"causal"} if self.causal else {"bidirectional", "images"}
+        if not wanted & self.supports:
             raise ValueError(f"causal is {self.causal}; allowed for attention {name!r}: {not self.causal}")
-        if self.shape.spatial_dims not in (1, 2) or (self.shape.spatial_dims == 2 and "images" not in self.supports):
-            allowed = "1 or 2" if "images" in self.supports else "1, it does not support images"
-            raise ValueError(f"spatial_dims is {self.shape.spatial_dims}; allowed for attention {name!r}: {allowed}")
+        allowed = {1: "1 for sequences"} if self.supports != {"images"} else {}
+        allowed |= {2: "2 for images"} if "images" in self.supports else {}
+        if self.shape.spatial_dims not in allowed:
+            kinds = " or ".join(allowed.values())
+            raise ValueError(f"spatial_dims is {self.shape.spatial_dims}; allowed for attention {name!r}: {kinds}")
         for fact in FACTS:
             value = getattr(self.shape, fact)
             if value is None and fact not in self.needs:

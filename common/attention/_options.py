@@ -45,15 +45,21 @@ def choice(default: str, choices: Sequence[str], help: str) -> Any:
 
 
 def count(
-    default: int | None, help: str, optional: bool = False, speed_only: bool = False, most: int | None = None
+    default: int | None,
+    help: str,
+    optional: bool = False,
+    speed_only: bool = False,
+    most: int | None = None,
+    odd: bool = False,
 ) -> Any:
     """A field that holds an integer from 1 to ``most``; with ``optional`` also None, which a command line spells 0."""
 
     def parse(name: str, value: Any) -> int | None:
         if optional and (value is None or (value == 0 and not isinstance(value, bool))):
             return None
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1 or (most is not None and value > most):
-            integers = "an integer of at least 1" if most is None else f"an integer from 1 to {most}"
+        is_count = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+        if not is_count or (most is not None and value > most) or (odd and value % 2 == 0):
+            integers = f"an {'odd ' if odd else ''}integer {'of at least 1' if most is None else f'from 1 to {most}'}"
             allowed = f"{integers}{', or None' if optional else ''}"
             raise ArgumentError(f"`{name}` is {value!r}; allowed: {allowed}")
         return value

@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from ..ops.nystrom import MOST_ITERATIONS, attend
 from ..ops.nystrom.interface import nystrom_attention_scriptable
 from ..ops.nystrom.reference import nystrom_attention_reference
-from ..ops.shared.checks import ArgumentError
 from ._base import OpAttention
 from ._options import AttentionOptions, count
 from ._registry import register_attention
@@ -24,9 +23,10 @@ class NystromOptions(AttentionOptions):
     )
     conv_kernel: int | None = count(
         35,
-        "tokens under the convolution of v that is added, odd; 0 for none. The authors have 35 in the Long Range Arena "
-        "and 65 in their language model",
+        "tokens under the convolution of v that is added, an odd number; 0 for none. The authors have 35 in the Long "
+        "Range Arena and 65 in their language model",
         optional=True,
+        odd=True,
     )
 
 
@@ -36,9 +36,6 @@ class NystromAttention(OpAttention):
 
     ``conv`` holds the filters of the convolution, one for each head, or is None. Self-attention. Shapes and masks as in
     ``InnerAttention``; options as in ``common.ops.nystrom_attention``.
-
-    Raises:
-        ValueError: an even ``conv_kernel``.
     """
 
     Options = NystromOptions
@@ -52,8 +49,6 @@ class NystromAttention(OpAttention):
     def setup(self) -> None:
         super().setup()
         heads, kernel = self.shape.num_heads, self.options.conv_kernel
-        if kernel is not None and kernel % 2 == 0:
-            raise ArgumentError(f"`conv_kernel` is {kernel}; allowed: an odd number, or None")
         self.landmarks, self.iterations = self.options.landmarks, self.options.iterations
         self.conv = None if kernel is None else nn.Conv2d(heads, heads, (kernel, 1), groups=heads, bias=False)
 

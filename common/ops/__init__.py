@@ -12,6 +12,7 @@ from .mixed_chunk import mixed_chunk_attention
 from .nystrom import nystrom_attention
 from .quadratic import gau_attention
 from .rfa import rfa_attention
+from .soft import soft_attention
 from .yoso import yoso_attention
 
 __all__ = [
@@ -32,5 +33,6 @@ __all__ = [
     "nystrom_attention",
     "rfa_attention",
     "row_attention",
+    "soft_attention",
     "yoso_attention",
 ]

@@ -113,11 +113,12 @@ def test_daft_keeps_the_values_and_knows_the_image(caplog):
     assert full.blocks[0].attn.attention.pe0.shape == (17, 4)
 
 
-def test_daft_conv_without_a_grid_is_refused():
+@pytest.mark.parametrize("name", ["daft_conv", "soft"])
+def test_attention_on_a_grid_without_one_is_refused(name):
     for args in ({}, dict(class_token=False, global_pool="avg", dynamic_img_size=True)):
         model = timm.create_model("vit_tiny_patch16_224", **VIT, **args)
         with pytest.raises(ValueError, match="tokens are not those of one grid"):
-            replace_attention(model, "daft_conv")
+            replace_attention(model, name)
         assert all(type(block.attn) is Attention for block in model.blocks)
 
 

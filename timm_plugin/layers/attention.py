@@ -176,7 +176,8 @@ def attention_layer(
     Args:
         name: one of ``common.attention.ATTENTIONS``.
         max_tokens: the number of tokens, class token and registers included; DAFT-full needs it.
-        grid_size: (Y, X) of the tokens; DAFT-conv needs it, from here, ``create_model`` or ``replace_attention``.
+        grid_size: (Y, X) of the tokens; DAFT-conv and SOFT need it, from here, ``create_model`` or
+            ``replace_attention``.
         options: of the mechanism.
 
     Raises:
@@ -190,7 +191,7 @@ def attention_layer(
 
 def usable_mechanisms() -> tuple[str, ...]:
     """Names of the mechanisms with which all tokens of an image see each other."""
-    return tuple(name for name, attention in ATTENTIONS.items() if "bidirectional" in attention.supports)
+    return tuple(name for name, attention in ATTENTIONS.items() if attention.supports & {"bidirectional", "images"})
 
 
 def with_options(attn_layer: LayerType, **options: Any) -> LayerType:
@@ -273,7 +274,7 @@ def grid_of(x: Tensor, grid_size: tuple[int, int] | None) -> tuple[int, int]:
         raise ValueError(
             f"x has {x.shape[1]} tokens on an unknown grid, which timm does not tell its layers; allowed for this "
             "attention: timm_plugin.create_model or replace_attention, which find the grid, or "
-            "attention_layer('daft_conv', grid_size=(rows, columns)); daft_conv_s takes images of any size"
+            "attention_layer(NAME, grid_size=(rows, columns)); daft_conv_s takes images of any size"
         )
     height, width = grid_size
     if height * width != x.shape[1]:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..shared.checks import check_gate_key_value, check_padding_mask
+from ..shared.checks import check_gate_key_value, check_padding_mask, check_spatial_shape
 from ..shared.padding import real_first, take, zero_padding
 from ..shared.precision import compute_dtype
 
@@ -35,8 +35,8 @@ def check_windowed(
             f"spatial_shape is {shape} with a window of {window} and causal={causal}; allowed: (height, width) with a "
             "window of two sizes and causal=False, or None with a window of one"
         )
-    if shape is not None and (len(shape) != 2 or shape[0] * shape[1] != v.shape[1]):
-        raise ValueError(f"spatial_shape is {tuple(shape)}; allowed: (height, width) of {v.shape[1]} tokens")
+    if shape is not None:
+        check_spatial_shape(shape, v.shape[1])
     check_padding_mask("key_padding_mask", padding_mask, v.unsqueeze(1))
 
 

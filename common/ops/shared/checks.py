@@ -115,6 +115,12 @@ def check_tokens(x: Tensor, q: Tensor, width: int) -> None:
         raise ValueError(f"x is {x.dtype} on {x.device}; allowed: floating point on the device of q, {q.device}")
 
 
+def check_spatial_shape(shape: Any, tokens: int) -> None:
+    """Raise ValueError unless ``shape`` is the (height, width) of an image of so many tokens."""
+    if not isinstance(shape, Sequence) or len(shape) != 2 or shape[0] * shape[1] != tokens:
+        raise ValueError(f"spatial_shape is {shape}; allowed: (height, width) of {tokens} tokens")
+
+
 def check_padding_mask(argument: str, mask: Tensor | None, like: Tensor) -> None:
     """Raise ValueError unless ``mask`` is None or bool (B, tokens of ``like``) on its device; True = padding."""
     if mask is None:

@@ -58,7 +58,9 @@ def _candidate(name: str, causal: bool, settings: Settings, size: int) -> Candid
 def _build(name: str, causal: bool, settings: Settings, tokens: int, heads: int) -> InnerAttention:
     """The attention ``name`` with default options and random parameters, for sequences of ``tokens``."""
     torch.manual_seed(1)
-    attention = build_attention(name, causal, num_heads=heads, head_dim=HEAD_DIM, max_tokens=tokens)
+    dims = 2 if ATTENTIONS[name].supports == {"images"} else 1
+    shape = {"num_heads": heads, "head_dim": HEAD_DIM, "max_tokens": tokens, "spatial_dims": dims}
+    attention = build_attention(name, causal, **shape)
     with torch.no_grad():
         for parameter in attention.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=_NOISE)

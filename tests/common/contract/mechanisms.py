@@ -130,7 +130,9 @@ def _cases(kind: type[InnerAttention]) -> Iterable[Case]:
             yield Case(kind.name, causal, rotary=True)
     if kind.name in WITH_SHORT_CONV:
         yield Case(kind.name, True, short_conv=3)
-    if {"images", "bidirectional"} <= kind.supports:
+    if kind.supports == {"images"}:
+        yield from (Case(kind.name, False, label, options, image=True) for label, options in _variants(kind).items())
+    elif {"images", "bidirectional"} <= kind.supports:
         yield Case(kind.name, False, image=True)
 
 

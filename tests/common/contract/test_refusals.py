@@ -30,14 +30,17 @@ def refused(argument: str):
 
 def build(name, **changes):
     kind = ATTENTIONS[name]
-    causal = "bidirectional" not in kind.supports
-    return build_attention(name, **{"causal": causal, **FLOOR, **counts(kind), **changes})
+    causal = not kind.supports & {"bidirectional", "images"}
+    dims = 2 if kind.supports == {"images"} else 1
+    return build_attention(name, **{"causal": causal, "spatial_dims": dims, **FLOOR, **counts(kind), **changes})
 
 
 @names
 def test_declarations_are_of_known_words(name):
     kind = ATTENTIONS[name]
-    assert kind.supports <= set(SUPPORTS) and kind.supports & {"causal", "bidirectional"} and kind.name == name
+    assert (
+        kind.supports <= set(SUPPORTS) and kind.supports & {"causal", "bidirectional", "images"} and kind.name == name
+    )
     for described in kind.Options.described().values():
         assert described.help and described.type in (str, int, float, bool)
     assert kind.Options(**kind.Options.defaults()) == kind.Options()
@@ -67,11 +70,12 @@ def test_what_causal_attention_refuses(name, label):
 @names
 def test_what_is_not_supported(name):
     supports = ATTENTIONS[name].supports
-    for causal, word in ((True, "causal"), (False, "bidirectional")):
-        if word not in supports:
+    for causal, words in ((True, {"causal"}), (False, {"bidirectional", "images"})):
+        if not words & supports:
             with refused("causal"):
                 build(name, causal=causal)
-    for dims in (0, 3) if "images" in supports else (0, 2, 3):
+    unknown = {0, 3} | ({1} if supports == {"images"} else set()) | ({2} if "images" not in supports else set())
+    for dims in unknown:
         with refused("spatial_dims"):
             build(name, spatial_dims=dims)
 

@@ -24,11 +24,13 @@ B, C, H = 2, 24, 3
 N, GRID = 9, (3, 3)
 
 
+#: Those that must know where tokens lie.
+ON_GRID = ("daft_conv", "soft")
 #: Every mechanism that a stock vision transformer takes by its name, for tokens on GRID.
 LAYERS = {
-    name: attention_layer(name, grid_size=GRID if name == "daft_conv" else None)
+    name: attention_layer(name, grid_size=GRID if name in ON_GRID else None)
     for name, attention in ATTENTIONS.items()
-    if "bidirectional" in attention.supports and "max_tokens" not in attention.needs
+    if attention.supports & {"bidirectional", "images"} and "max_tokens" not in attention.needs
 }
 FlowSelfAttention, SoftmaxSelfAttention = LAYERS["flow"], LAYERS["softmax"]
 
@@ -40,7 +42,7 @@ def tokens():
 
 def test_every_mechanism_for_images_is_in_timms_table():
     """DAFT-full must be told the number of tokens: it has a model of its own, and ``attention_layer``."""
-    assert {"flow", "linear", "softmax", "quadratic", "mixed_chunk", "combiner", "daft_conv"} <= set(LAYERS)
+    assert {"flow", "linear", "softmax", "quadratic", "mixed_chunk", "combiner", *ON_GRID} <= set(LAYERS)
     assert "daft_full" not in ATTN_LAYERS
     for name in LAYERS:
         assert ATTN_LAYERS[name] is attention_layer(name)
@@ -113,7 +115,7 @@ def test_masks_of_anything_but_padding_are_refused(tokens, name):
 
 
 @pytest.mark.parametrize("kind", ["symmetric", "keys", "bool"])
-@pytest.mark.parametrize("name", [name for name in LAYERS if name != "daft_conv"])
+@pytest.mark.parametrize("name", [name for name in LAYERS if name not in ON_GRID])
 def test_masks_of_padding_are_honoured(tokens, name, kind):
     """What stands in the padding changes nothing, and the real tokens are as without it."""
     layer = LAYERS[name](C, H).eval()
@@ -181,7 +183,7 @@ def test_dropouts_only_in_training(tokens, name):
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_normalised_queries_under_autocast(tokens, name):
-    layer = LAYERS[name](C, H, qk_norm="daft" not in name, scale_norm=True, norm_layer=LayerNorm).eval()
+    layer = LAYERS[name](C, H, qk_norm=name not in ON_GRID, scale_norm=True, norm_layer=LayerNorm).eval()
     with torch.autocast("cpu", torch.bfloat16):
         out = layer(tokens)
     assert out.dtype == torch.bfloat16
@@ -245,7 +247,7 @@ def test_with_options():
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_any_stock_vit_takes_it(name):
-    args = dict(class_token=False, global_pool="avg") if name == "daft_conv" else {}
+    args = dict(class_token=False, global_pool="avg") if name in ON_GRID else {}
     model = create_model("vit_tiny_patch16_224", attn_layer=name, img_size=48, depth=2, num_classes=3, **args)
     assert all(type(block.attn) is attention_layer(name) for block in model.blocks)
     assert model(images(model)).shape == (2, 3)
