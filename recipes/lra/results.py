@@ -2,7 +2,7 @@
 
 import json
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ from matplotlib import pyplot as plt
 from matplotlib.ticker import NullLocator, ScalarFormatter
 
 from ..shared.plots import COLOURS, DASHES, STYLE
-from ..shared.tables import MISSING, Run, Table, as_markdown, as_text
+from ..shared.tables import MISSING, Run, Table, as_markdown, as_text, spread
 from . import published
 from .plan import MODELS, TASKS, Plan
 from .speed import INFERENCE, TRAINING, Speed
@@ -59,8 +59,8 @@ def _accuracies(results: Results) -> Table:
                 MODELS[name].title,
                 f"{MODELS[name].architecture}_lra_{plan.task}",
                 f"{scores[0].parameters:,}" if scores else MISSING,
-                _spread([one.test for one in scores]),
-                _spread([one.best_test for one in scores]),
+                spread([one.test for one in scores], 1),
+                spread([one.best_test for one in scores], 1),
                 str(len(scores)),
                 f"{statistics.mean(one.seconds for one in scores):.0f}" if scores else MISSING,
                 MISSING if paper is None else f"{paper:.2f}",
@@ -89,14 +89,6 @@ def _accuracies(results: Results) -> Table:
         "published",
     )
     return Table(f"{task.title}, accuracy", header, rows, notes)
-
-
-def _spread(values: Sequence[float]) -> str:
-    if not values:
-        return MISSING
-    if len(values) == 1:
-        return f"{values[0]:.1f}"
-    return f"{statistics.mean(values):.1f} ± {statistics.stdev(values):.1f}"
 
 
 def _speeds(results: Results, kind: str) -> Table:

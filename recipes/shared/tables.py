@@ -3,6 +3,7 @@
 import datetime
 import os
 import platform
+import statistics
 from collections.abc import Sequence
 from importlib import metadata
 from typing import NamedTuple
@@ -49,6 +50,14 @@ def describe_run(command: str, seconds: float) -> Run:
     )
     date = datetime.date.today().isoformat()
     return Run(command, machine, ", ".join(versions), date, seconds / 60)
+
+
+def spread(values: Sequence[float], digits: int = 2) -> str:
+    """Mean and standard deviation of the values of several seeds."""
+    if not values:
+        return MISSING
+    deviation = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.{digits}f}{deviation}"
 
 
 def break_even(speeds: Speeds, ours: str, peer: str) -> int | None:

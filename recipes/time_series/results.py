@@ -9,7 +9,7 @@ from typing import NamedTuple
 from matplotlib import pyplot as plt
 
 from ..shared.plots import COLOURS, DASHES, STYLE
-from ..shared.tables import MISSING, Run, Table, as_markdown, as_text
+from ..shared.tables import MISSING, Run, Table, as_markdown, as_text, spread
 from .published import MODELS, TABLE, published
 
 
@@ -63,8 +63,8 @@ def table(plan: Plan, results: Sequence[Result], failed: dict[str, str]) -> Tabl
             (
                 f"{name}_time_series",
                 f"{ours[0].parameters / 1e6:.2f} M" if ours else MISSING,
-                _spread([one.last for one in ours]),
-                _spread([one.best for one in ours]),
+                spread([one.last for one in ours]),
+                spread([one.best for one in ours]),
                 MISSING if paper is None else f"{paper:.1f}",
                 str(len(ours)),
                 f"{statistics.median(one.seconds for one in ours) / 60:.1f}" if ours else MISSING,
@@ -81,14 +81,6 @@ def table(plan: Plan, results: Sequence[Result], failed: dict[str, str]) -> Tabl
         notes.insert(2, f"the paper's row: {row}")
     header = ("architecture", "parameters", "last epoch", "best epoch", "paper", "seeds", "minutes each")
     return Table(f"Accuracy on {plan.dataset}", header, rows, notes)
-
-
-def _spread(values: Sequence[float]) -> str:
-    """Mean and deviation."""
-    if not values:
-        return MISSING
-    deviation = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
-    return f"{statistics.mean(values):.2f}{deviation}"
 
 
 def write(out: Path, plan: Plan, results: Sequence[Result], failed: dict[str, str], run: Run) -> str:

@@ -1,0 +1,27 @@
+"""Text as a sequence of characters: one token each, the end of a line included, for texts too small for words."""
+
+from pathlib import Path
+
+from ..shared.text_files import read_lines, unfinished_path, write_lines
+
+_SPACE = "▁"
+
+
+def spell(line: str) -> str:
+    """A line with its end as tokens of one character; fairseq takes the end of the line as a token by itself.
+
+    A space is "▁". Other space, at which fairseq would split, and "▁" are written by their numbers, as "U+0009".
+    """
+    return " ".join(_token(character) for character in line.removesuffix("\n")) + "\n"
+
+
+def spell_file(path: Path) -> None:
+    """Write ``path`` anew, in characters."""
+    write_lines(unfinished_path(path), map(spell, read_lines(path)))
+    unfinished_path(path).replace(path)
+
+
+def _token(character: str) -> str:
+    if character == " ":
+        return _SPACE
+    return f"U+{ord(character):04X}" if character.isspace() or character == _SPACE else character

@@ -1,0 +1,174 @@
+"""Train a language model with every causal attention on any text, with one budget; print perplexity, speed and memory.
+
+``python -m recipes.wikitext103.compare --file FILE --seeds 3`` from the checkout's root, through fairseq-train. Run
+again, it goes on where it was interrupted.
+"""
+
+import argparse
+import json
+import shlex
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..shared import fairseq_log
+from ..shared.commands import shown_path
+from ..shared.scripts import command_line, positive_int, script
+from ..shared.settings import keep_settings
+from ..shared.tables import describe_run
+from ..shared.text_files import write_lines
+from ..shared.trainings import read_points, read_trained, train_all
+from .characters import spell_file
+from .plan import SHORT_CONV, Plan, default_names, model_names
+from .prepare import SPLITS, binarise, count, split_path, take_file
+from .results import Result, write
+
+#: A text of fewer bytes is read in characters: words would be too few to learn from, and most parameters theirs.
+WORDS_FROM_BYTES = 20_000_000
+UPDATES, EVALUATIONS = 1_600, 8
+#: To see that everything runs; nothing is learned.
+QUICK_UPDATES, QUICK_LINES = 8, 400
+
+
+def prepare(path: Path, out: Path, characters: bool, limit: int | None) -> dict[str, int]:
+    """Put the text at ``path`` into ``out``/data-bin, unless it is there; returns the tokens of each split.
+
+    Raises:
+        ValueError: ``path`` is no text, or ``out`` was begun with another one.
+    """
+    if not path.exists():
+        raise ValueError(f"--file is {path}, which does not exist; allowed: a text file, or what prepare --file takes")
+    size = sum(one.stat().st_size for one in (path.rglob("*") if path.is_dir() else [path]))
+    keep_settings(out / "text.json", {"file": path.name, "bytes": size, "characters": characters, "lines": limit})
+    done = out / "tokens.json"
+    if not done.exists():
+        take_file(path, out / "text", limit)
+        for split in SPLITS if characters else ():
+            spell_file(split_path(out / "text", split))
+        binarise(out / "text", out / "data-bin", workers=1)
+        tokens = {split: count(split_path(out / "text", split)).tokens for split in SPLITS}
+        write_lines(done, [json.dumps(tokens) + "\n"])
+    return json.loads(done.read_text(encoding="utf-8"))
+
+
+def read_results(runs: Path, plan: Plan) -> list[Result]:
+    """The complete trainings of the plan."""
+    return [
+        found
+        for seed in range(1, plan.seeds + 1)
+        for name in plan.models
+        if (found := read_result(runs / f"{name}.{seed}", name, seed)) is not None
+    ]
+
+
+def read_result(folder: Path, name: str, seed: int) -> Result | None:
+    """A training, None if it is not complete; the test text's perplexity is that of the checkpoint best on valid."""
+    trained = read_trained(folder)
+    if trained is None:
+        return None
+    lines = (folder / "train.log").read_text(encoding="utf-8").splitlines()
+    points = read_points(folder)
+    valid = {point.update: point.values["ppl"] for point in points if point.split == "valid"}
+    test = {point.update: point.values["ppl"] for point in points if point.split == "test"}
+    best = min(valid, key=valid.__getitem__)
+    return Result(
+        name,
+        seed,
+        fairseq_log.parse_parameters(lines),
+        test[best],
+        best,
+        sorted(valid.items()),
+        # Of four intervals one has an evaluation in it.
+        statistics.median(point.values["wps"] for point in points if point.split == "train_inner"),
+        trained.peak_bytes,
+        trained.seconds,
+        trained.command,
+    )
+
+
+def parser() -> argparse.ArgumentParser:
+    """The script's options."""
+    parser = argparse.ArgumentParser(prog="python -m recipes.wikitext103.compare", description=__doc__.splitlines()[0])
+    parser.add_argument("--file", type=Path, required=True, help="any text, or WikiText-103 as prepare --file takes it")
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument("--characters", action="store_true", help="a character is a token: the default for small texts")
+    kinds.add_argument(
+        "--words", action="store_true", help=f"a word is a token: the default from {WORDS_FROM_BYTES:,} bytes on"
+    )
+    parser.add_argument("--limit", type=positive_int, metavar="LINES", help="only the first lines of a text file")
+    parser.add_argument("--out", type=Path, default=Path("work/wikitext103/compare"), help="default: %(default)s")
+    parser.add_argument(
+        "--models",
+        nargs="+",
+        type=model,
+        default=default_names(),
+        metavar="NAME",
+        help=f"mechanisms, or NAME{SHORT_CONV} with a short convolution; default: %(default)s",
+    )
+    parser.add_argument("--seeds", type=positive_int, default=3, help="runs of each model (%(default)s)")
+    parser.add_argument("--jobs", type=positive_int, default=1, help="trainings at a time, a thread each (%(default)s)")
+    parser.add_argument("--updates", type=positive_int, help=f"of every training; default: {UPDATES:,}")
+    parser.add_argument("--lr", type=float, default=3e-3, help="highest learning rate, of all models (%(default)s)")
+    sizes = {"batch-tokens": 2048, "tokens-per-sample": 256, "width": 128, "layers": 2, "heads": 4}
+    for name, default in sizes.items():
+        parser.add_argument(f"--{name}", type=positive_int, default=default, help="default: %(default)s")
+    parser.add_argument(
+        "--more", default="", metavar="ARGUMENTS", help='of fairseq-train, as in --more "--lineartime-post-norm"'
+    )
+    parser.add_argument("--quick", action="store_true", help="only see that everything runs: nothing is learned")
+    return parser
+
+
+def model(name: str) -> str:
+    """A name of a model.
+
+    Raises:
+        argparse.ArgumentTypeError: there is none of that name.
+    """
+    if name not in model_names():
+        raise argparse.ArgumentTypeError(f"{name}; allowed: {', '.join(model_names())}")
+    return name
+
+
+@script("compare")
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the script; returns the exit status."""
+    options = parser().parse_args(arguments)
+    started, command = time.monotonic(), command_line("recipes.wikitext103.compare", arguments)
+    plan = Plan(
+        list(dict.fromkeys(options.models)),
+        options.seeds,
+        options.updates or (QUICK_UPDATES if options.quick else UPDATES),
+        options.batch_tokens,
+        options.tokens_per_sample,
+        options.width,
+        options.layers,
+        options.heads,
+        options.lr,
+        min(EVALUATIONS, options.updates or EVALUATIONS),
+        shlex.split(options.more),
+    )
+    out = options.out.absolute()
+    # More models and seeds may be added to a folder, but they share all the rest.
+    shared = {key: value for key, value in plan._asdict().items() if key not in ("models", "seeds")}
+    keep_settings(out / "settings.json", shared)
+    size = options.file.stat().st_size if options.file.is_file() else WORDS_FROM_BYTES
+    characters = options.characters or (size < WORDS_FROM_BYTES and not options.words)
+    limit = options.limit or (QUICK_LINES if options.quick else None)
+    tokens = prepare(options.file.absolute(), out, characters, limit)
+    failed: dict[str, str] = {}
+    try:
+        failed = train_all(plan.trainings(out / "data-bin"), out / "runs", options.jobs).failed
+    except KeyboardInterrupt:
+        print("\nInterrupted. Run again to go on; the trainings that are complete follow.", file=sys.stderr)
+    results = read_results(out / "runs", plan)
+    run = describe_run(command, time.monotonic() - started)
+    print("\n" + write(out, plan, tokens, "characters" if characters else "words", results, failed, run))
+    print(f"\nThe same as Markdown, JSON and a picture: {shown_path(out)}")
+    return 0 if len(results) == len(plan.models) * plan.seeds else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

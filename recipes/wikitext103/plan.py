@@ -1,0 +1,96 @@
+"""A comparison of language models: one size and one budget for every causal mechanism."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+from fairseq.models import ARCH_MODEL_REGISTRY
+
+import fairseq_plugin  # noqa: F401  registers the architectures
+from common.attention import ATTENTIONS, options_of
+
+from ..shared.trainings import Training
+
+#: How a model with a short convolution in front of its attention is called: NAME+short_conv.
+SHORT_CONV = "+short_conv"
+#: Taps of that convolution, as today's layers of linear attention have.
+TAPS = 4
+#: Architectures by mechanism, where it is not NAME_lm: the language model of the authors of Flow-Attention.
+_ARCHITECTURES = {"flow": "flowformer_lm"}
+
+
+def state_is_constant(name: str) -> bool:
+    """Whether the decoding state of a model has the same size after any number of tokens."""
+    return bool(ATTENTIONS[name.removesuffix(SHORT_CONV)].state_is_constant_size)
+
+
+def model_names() -> list[str]:
+    """Every causal mechanism, and with a short convolution those that can have one."""
+    causal = [name for name, attention in ATTENTIONS.items() if "causal" in attention.supports]
+    return causal + [name + SHORT_CONV for name in causal if "short_conv" in options_of(name, True).described()]
+
+
+def default_names() -> list[str]:
+    """Softmax attention, every mechanism whose state is constant, and two of them with a short convolution."""
+    plain = [name for name in model_names() if SHORT_CONV not in name and state_is_constant(name)]
+    return ["softmax", *plain, "flow" + SHORT_CONV, "linear" + SHORT_CONV]
+
+
+class Plan(NamedTuple):
+    """One size and one budget for all models."""
+
+    models: list[str]
+    seeds: int
+    updates: int
+    batch_tokens: int  # of an update
+    tokens_per_sample: int
+    width: int
+    layers: int
+    heads: int
+    lr: float
+    evaluations: int  # during each training
+    more: list[str]  # further arguments of fairseq-train
+
+    def train_arguments(self, data: Path, name: str, seed: int) -> list[object]:
+        """The arguments of fairseq-train for one model and seed, without the folder of checkpoints."""
+        interval = max(1, self.updates // self.evaluations)
+        return [
+            data,
+            *"--user-dir fairseq_plugin --task language_modeling".split(),
+            *self.model_arguments(name),
+            *("--decoder-layers", self.layers, "--decoder-attention-heads", self.heads),
+            *("--decoder-embed-dim", self.width, "--decoder-ffn-embed-dim", 4 * self.width),
+            *("--decoder-input-dim", self.width, "--decoder-output-dim", self.width),
+            *"--share-decoder-input-output-embed --dropout 0.0".split(),  # a short training repeats little
+            *("--optimizer", "adam", "--adam-betas", "(0.9, 0.98)", "--weight-decay", "0.01", "--clip-norm", "1.0"),
+            *("--lr", self.lr, "--lr-scheduler", "cosine", "--warmup-updates", max(1, self.updates // 16)),
+            *("--tokens-per-sample", self.tokens_per_sample, "--sample-break-mode", "none"),
+            *("--max-tokens", self.batch_tokens, "--required-batch-size-multiple", 1),
+            *("--max-update", self.updates, "--seed", seed),
+            *("--valid-subset", "valid,test"),  # the first one selects
+            *("--save-interval-updates", interval, "--keep-interval-updates", 1, "--no-epoch-checkpoints"),
+            *"--save-interval 1000000 --validate-interval 1000000".split(),
+            *("--log-interval", max(1, interval // 4)),
+            # No reader thread, in which a training that ends may abort.
+            *"--num-workers 0 --data-buffer-size 0".split(),
+            *self.more,
+        ]
+
+    def model_arguments(self, name: str) -> list[object]:
+        """The architecture of a model; a sequence is four of mixed chunk attention's chunks."""
+        attention = name.removesuffix(SHORT_CONV)
+        architecture = _ARCHITECTURES.get(attention, f"{attention}_lm")
+        arguments = ["--arch", architecture]
+        if attention == "mixed_chunk":
+            arguments += ["--mixed-chunk-chunk-size", max(1, self.tokens_per_sample // 4)]
+        if name != attention:
+            prefix = ARCH_MODEL_REGISTRY[architecture].option_prefix.replace("_", "-")
+            arguments += [f"--{prefix}-short-conv", TAPS]
+        return arguments
+
+    def trainings(self, data: Path) -> list[Training]:
+        """Every model with every seed; all models with the first seed before any with the second."""
+        return [
+            Training(f"{name}.{seed}", self.train_arguments(data, name, seed))
+            for seed in range(1, self.seeds + 1)
+            for name in self.models
+        ]

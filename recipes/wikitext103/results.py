@@ -1,0 +1,118 @@
+"""The results of a comparison of language models: a table, JSON, and a picture."""
+
+import json
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from matplotlib import pyplot as plt
+
+from ..shared.plots import COLOURS, DASHES, STYLE
+from ..shared.tables import MISSING, Run, Table, as_markdown, as_text, spread
+from .plan import TAPS, Plan, state_is_constant
+
+
+class Result(NamedTuple):
+    """One complete training."""
+
+    model: str
+    seed: int
+    parameters: int
+    perplexity: float  # of the test text, of the checkpoint that is best on valid
+    update: int  # of that checkpoint
+    curve: list[tuple[int, float]]  # update and perplexity of the valid text
+    tokens_per_second: float  # in training, median
+    peak_bytes: int  # of the training process
+    seconds: float
+    command: str
+
+
+def table(plan: Plan, tokens: dict[str, int], unit: str, results: Sequence[Result], failed: dict[str, str]) -> Table:
+    """A row for each model."""
+    rows = []
+    for name in plan.models:
+        ours = [one for one in results if one.model == name]
+        rows.append(
+            (
+                name,
+                f"{ours[0].parameters:,}" if ours else MISSING,
+                spread([one.perplexity for one in ours]),
+                str(len(ours)),
+                f"{statistics.median(one.tokens_per_second for one in ours):,.0f}" if ours else MISSING,
+                f"{max(one.peak_bytes for one in ours) / 2**20:,.0f}" if ours else MISSING,
+                "constant" if state_is_constant(name) else "grows",
+                f"{statistics.median(one.seconds for one in ours) / 60:.1f}" if ours else MISSING,
+            )
+        )
+    splits = ", ".join(f"{count:,} {split}" for split, count in tokens.items())
+    notes = [
+        f"perplexity of the test text ({unit}), mean ± standard deviation over seeds, of the checkpoint that is best"
+        f" on the valid text; tokens: {splits}",
+        f"{plan.updates:,} updates of {plan.batch_tokens:,} tokens in sequences of {plan.tokens_per_sample:,}, "
+        f"{plan.layers} layers of width {plan.width}, {plan.heads} heads, highest learning rate {plan.lr:g} for all",
+        f"+short_conv: a causal convolution of {TAPS} taps in front of q, k and v; ours, in none of the papers",
+        "tokens per second in training, and the largest memory of the process, libraries included: of fairseq-train on"
+        " one thread of this machine, with whatever else it did",
+        *([f"further arguments of fairseq-train: {' '.join(plan.more)}"] if plan.more else []),
+        *(f"not trained: {name}: {reason}" for name, reason in failed.items()),
+    ]
+    header = ("model", "parameters", "perplexity", "seeds", "tokens/s", "MiB", "decoding state", "minutes each")
+    return Table("Language models with one budget", header, rows, notes)
+
+
+def write(
+    out: Path,
+    plan: Plan,
+    tokens: dict[str, int],
+    unit: str,
+    results: Sequence[Result],
+    failed: dict[str, str],
+    run: Run,
+) -> str:
+    """Write results.txt, .md, .json and .png to ``out``; returns the text. ``unit`` is what a token is."""
+    blocks = [table(plan, tokens, unit, results, failed)]
+    plain = as_text(blocks, run)
+    content = {
+        "run": run._asdict(),
+        "plan": plan._asdict(),
+        "tokens": tokens,
+        "unit": unit,
+        "results": [one._asdict() for one in results],
+        "failed": failed,
+    }
+    (out / "results.txt").write_text(plain + "\n", encoding="utf-8")
+    (out / "results.md").write_text(as_markdown(blocks, run) + "\n", encoding="utf-8")
+    (out / "results.json").write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    if results:
+        draw(plan, results, out / "results.png")
+    return plain
+
+
+def draw(plan: Plan, results: Sequence[Result], path: Path) -> None:
+    """Mean perplexity of the valid text by update, and that of the test text against speed."""
+    found = {name: [one for one in results if one.model == name] for name in plan.models}
+    with plt.rc_context(STYLE):
+        figure, (curves, dots) = plt.subplots(1, 2, figsize=(12, 4.8), layout="constrained")
+        for i, (name, ours) in enumerate(found.items()):
+            if not ours:
+                continue
+            colour, dash = COLOURS[i % len(COLOURS)], DASHES[i // len(COLOURS) % len(DASHES)]
+            updates = [update for update, _ in ours[0].curve]
+            means = [statistics.mean(point[1] for point in at) for at in zip(*(one.curve for one in ours))]
+            curves.plot(updates, means, color=colour, linestyle=dash, label=name)
+            speed = statistics.median(one.tokens_per_second for one in ours)
+            values = [one.perplexity for one in ours]
+            deviation = statistics.stdev(values) if len(values) > 1 else 0.0
+            face = colour if state_is_constant(name) else "white"
+            dots.errorbar(speed, statistics.mean(values), deviation, fmt="o", color=colour, mfc=face, capsize=3)
+            dots.annotate(name, (speed, statistics.mean(values)), xytext=(5, 4), textcoords="offset points", fontsize=8)
+        curves.set(xlabel="update", ylabel="perplexity, valid text", yscale="log")
+        curves.set_title("Mean over seeds")
+        curves.legend(frameon=False, fontsize=8)
+        dots.set(xlabel="training tokens per second, one thread", ylabel="perplexity, test text")
+        dots.set_title("Mean and deviation over seeds; filled: constant decoding state")
+        for axes in (curves, dots):
+            axes.grid(alpha=0.25, which="both")
+        figure.savefig(path, dpi=130)
+        plt.close(figure)
