@@ -17,6 +17,7 @@ from .daft_full import DaftFullAttention
 from .favor import FavorAttention
 from .flow import FlowAttention
 from .linear import LinearAttention
+from .linformer import LinformerAttention
 from .local import LocalAttention
 from .longformer import LongformerAttention
 from .mixed_chunk import MixedChunkAttention
@@ -46,6 +47,7 @@ __all__ = [
     "InnerAttention",
     "KeyRecord",
     "LinearAttention",
+    "LinformerAttention",
     "LocalAttention",
     "LongformerAttention",
     "MixedChunkAttention",

@@ -6,6 +6,7 @@ from .daft import daft_conv, daft_full, daft_select
 from .favor import favor_attention
 from .flow import flow_attention, flow_attention_map, flow_attention_weights
 from .linear import linear_attention
+from .linformer import linformer_attention
 from .local import local_attention
 from .longformer import longformer_attention
 from .mixed_chunk import mixed_chunk_attention
@@ -27,6 +28,7 @@ __all__ = [
     "flow_attention_weights",
     "gau_attention",
     "linear_attention",
+    "linformer_attention",
     "local_attention",
     "longformer_attention",
     "mixed_chunk_attention",

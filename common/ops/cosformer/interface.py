@@ -14,6 +14,7 @@ from ..shared.feature_sums import causal_sums, full_sums, state_shapes
 from ..shared.padding import real_positions, zero_padding
 from ..shared.precision import autocast_off, compute_dtype
 from ..shared.state import State, check_continuation, state_of_sums
+from ..shared.token_counts import check_real_tokens, count_real_tokens
 
 #: Maps that are not negative: the paper's, and the other one of the authors' code.
 MAPS = ("relu", "elu+1")
@@ -82,8 +83,8 @@ def attend(
     shapes = {"count": (q.shape[0],), **state_shapes(2 * q.shape[3], v)}
     state = state_of_sums(initial_state, shapes, dtype, q)
     before = None if state is None else state["count"]
-    _check_tokens(q, query_padding_mask, before, max_tokens)
-    _check_tokens(k, key_padding_mask, before, max_tokens)
+    check_real_tokens(q, query_padding_mask, before, max_tokens)
+    check_real_tokens(k, key_padding_mask, before, max_tokens)
     with autocast_off(q):
         if not causal:
             return cosformer_attention_scriptable(q, k, v, key_padding_mask, query_padding_mask, phi, max_tokens)
@@ -92,7 +93,7 @@ def attend(
         values = zero_padding(v.to(dtype), key_padding_mask)
         out, weights, sums = causal_sums(queries, keys, values, chunk_size, state)
     out = (out / weights.clamp(min=EPS)).to(v.dtype)
-    return (out, {"count": _count(k, key_padding_mask, before), **sums}) if return_state else out
+    return (out, {"count": count_real_tokens(k, key_padding_mask, before), **sums}) if return_state else out
 
 
 def cosformer_attention_scriptable(
@@ -127,25 +128,3 @@ def _features(x: Tensor, phi: str, padding_mask: Tensor | None, max_tokens: int,
         position = position + before.unsqueeze(1)
     angle = (position + 1).to(x.dtype)[:, None, :, None] * (math.pi / (2 * max_tokens))
     return torch.cat([x * angle.cos(), x * angle.sin()], dim=-1)
-
-
-def _count(x: Tensor, padding_mask: Tensor | None, before: Tensor | None) -> Tensor:
-    """The real tokens so far (B,), those of x (B, H, n, c) included."""
-    if padding_mask is None:
-        new = torch.full((x.shape[0],), x.shape[2], dtype=torch.long, device=x.device)
-    else:
-        new = (~padding_mask).sum(1)
-    return new if before is None else before + new
-
-
-def _check_tokens(x: Tensor, padding_mask: Tensor | None, before: Tensor | None, max_tokens: int) -> None:
-    """Raise ValueError if a row has more real tokens than ``max_tokens``; they are counted only where there may be."""
-    if before is None and x.shape[2] <= max_tokens:
-        return
-    if before is None and padding_mask is None:
-        raise ValueError(f"the input has {x.shape[2]} tokens; allowed: at most max_tokens={max_tokens}")
-    tokens = _count(x, padding_mask, before)
-    if torch.compiler.is_compiling():  # where a graph must not depend on what a tensor holds
-        torch._assert_async((tokens <= max_tokens).all(), f"the input has more tokens than max_tokens={max_tokens}")
-    elif not tokens.is_meta and (tokens > max_tokens).any():  # on the meta device there is no number to look at
-        raise ValueError(f"the input has {int(tokens.max())} tokens; allowed: at most max_tokens={max_tokens}")

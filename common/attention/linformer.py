@@ -1,0 +1,72 @@
+"""Linformer's attention as a module."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..ops.linformer import linformer_attention
+from ..ops.linformer.interface import linformer_attention_scriptable
+from ..ops.linformer.reference import linformer_attention_reference
+from ._base import OpAttention
+from ._options import AttentionOptions, count, flag
+from ._registry import register_attention
+
+
+@dataclass(frozen=True)
+class LinformerOptions(AttentionOptions):
+    """Options of Linformer; see ``common.ops.linformer_attention``."""
+
+    projected_length: int = count(
+        128, "sums of keys and of values, the paper's k; the paper has 128 and 256, the Long Range Arena 16 and 32"
+    )
+    shared: bool = flag(False, "one matrix makes the sums of keys and those of values, as in the Long Range Arena")
+
+
+@register_attention("linformer")
+class LinformerAttention(OpAttention):
+    """Linformer (Wang et al., 2020) for at most M = ``max_tokens`` tokens: softmax over p sums of keys, O(n p d).
+
+    ``key_rows`` and ``value_rows`` (M, p) are the paper's E and F, one pair for all heads; ``value_rows`` is None where
+    they are shared. Shapes and masks as in ``InnerAttention``. Raises ValueError for a longer input.
+    """
+
+    Options = LinformerOptions
+    supports = frozenset({"bidirectional", "cross", "images"})
+    needs = frozenset({"max_tokens"})
+    op = staticmethod(linformer_attention)
+    reference_op = staticmethod(linformer_attention_reference)
+
+    def setup(self) -> None:
+        super().setup()
+        self.max_tokens = self.shape.max_tokens  # where a host looks for it
+        shape = (self.shape.max_tokens, self.options.projected_length)
+        self.key_rows = nn.Parameter(torch.empty(shape))
+        self.value_rows = None if self.options.shared else nn.Parameter(torch.empty(shape))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """All parameters as they are at first: uniform, so that sums of M tokens are about as large as a token."""
+        for rows in self.parameters():
+            nn.init.xavier_uniform_(rows)
+
+    def held(self) -> dict[str, Any]:
+        """The matrices."""
+        return {"key_rows": self.key_rows, "value_rows": self._value_rows()}
+
+    def _op_arguments(self) -> dict[str, Any]:
+        return {}
+
+    def _reference_arguments(self) -> dict[str, Any]:
+        return {}
+
+    def _value_rows(self) -> Tensor:
+        rows = self.value_rows
+        return self.key_rows if rows is None else rows
+
+    def _attend_scriptable(
+        self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None, query_padding_mask: Tensor | None
+    ) -> Tensor:
+        masks = key_padding_mask, query_padding_mask
+        return linformer_attention_scriptable(q, k, v, self.key_rows, self._value_rows(), masks[0], masks[1])

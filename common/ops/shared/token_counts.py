@@ -1,0 +1,26 @@
+"""Counting real tokens, where a mechanism is built for so many of them."""
+
+import torch
+from torch import Tensor
+
+
+def count_real_tokens(x: Tensor, padding_mask: Tensor | None, before: Tensor | None) -> Tensor:
+    """The real tokens so far (B,), those of x (B, H, n, c) included."""
+    if padding_mask is None:
+        new = torch.full((x.shape[0],), x.shape[2], dtype=torch.long, device=x.device)
+    else:
+        new = (~padding_mask).sum(1)
+    return new if before is None else before + new
+
+
+def check_real_tokens(x: Tensor, padding_mask: Tensor | None, before: Tensor | None, max_tokens: int) -> None:
+    """Raise ValueError if a row has more real tokens than ``max_tokens``; they are counted only where there may be."""
+    if before is None and x.shape[2] <= max_tokens:
+        return
+    if before is None and padding_mask is None:
+        raise ValueError(f"the input has {x.shape[2]} tokens; allowed: at most max_tokens={max_tokens}")
+    tokens = count_real_tokens(x, padding_mask, before)
+    if torch.compiler.is_compiling():  # where a graph must not depend on what a tensor holds
+        torch._assert_async((tokens <= max_tokens).all(), f"the input has more tokens than max_tokens={max_tokens}")
+    elif not tokens.is_meta and (tokens > max_tokens).any():  # on the meta device there is no number to look at
+        raise ValueError(f"the input has {int(tokens.max())} tokens; allowed: at most max_tokens={max_tokens}")
