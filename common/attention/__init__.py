@@ -10,6 +10,7 @@ from ._record import AttentionRecord, KeyRecord, record_attention, record_keys
 from ._registry import ATTENTIONS, build_attention, import_mechanisms, options_of, register_attention
 from ._rotary import RotaryAttention
 from ._short_conv import ShortConvAttention
+from .bigbird import BigbirdAttention
 from .combiner import CombinerAttention
 from .cosformer import CosformerAttention
 from .daft_conv import DaftConvAttention, position_entropy
@@ -38,6 +39,7 @@ __all__ = [
     "AttentionOptions",
     "AttentionRecord",
     "AttentionShape",
+    "BigbirdAttention",
     "CombinerAttention",
     "CosformerAttention",
     "DaftConvAttention",

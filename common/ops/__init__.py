@@ -1,5 +1,6 @@
 """Attention mechanisms as pure functions of tensors: no parameters, no host words. One folder is one mechanism."""
 
+from .bigbird import bigbird_attention
 from .combiner import combiner_attention, row_attention
 from .cosformer import cosformer_attention
 from .daft import daft_conv, daft_full, daft_select
@@ -17,6 +18,7 @@ from .soft import soft_attention
 from .yoso import yoso_attention
 
 __all__ = [
+    "bigbird_attention",
     "combiner_attention",
     "cosformer_attention",
     "daft_conv",

@@ -20,10 +20,12 @@ from .window_softmax import (
     Window,
     first_tokens,
     hide,
+    join_blocks,
     own_chunk,
     real_tokens_first,
     sliding_window,
     softmax_over_all,
+    split_blocks,
     window_softmax,
 )
 
@@ -121,8 +123,8 @@ def _window_and_first(
     ``first_seen`` is bool (B or 1, 1, n or 1, g).
     """
     further = hide(q @ first_k.transpose(-2, -1), first_seen)  # (B, H, n, g)
-    out, weights = window_softmax(q, k, v, seen, window, further)
-    return out + weights @ first_v
+    out, weights = window_softmax(q, k, v, seen, window, split_blocks(further, window.size))
+    return out + join_blocks(weights, q.shape[2]) @ first_v
 
 
 def _state_shapes(k: Tensor, v: Tensor, options: WindowOptions) -> dict[str, tuple[int, ...]]:

@@ -79,12 +79,20 @@ def real_tokens_first(
 def split_blocks(x: Tensor, size: int) -> Tensor:
     """(B, H, n, c) -> (B, H, G, S, c) with G = ceil(n / S), zeros or False behind the end."""
     if torch.compiler.is_compiling():
-        # A graph for any length makes a special case of one block, and asks whether a reshape is possible.
+        # A graph for any length makes a special case of one block, and asks what it cannot prove of a reshape.
         groups = x.shape[2] // size + 2
         return F.pad(x, [0, 0, 0, groups * size - x.shape[2]]).unfold(2, size, size).transpose(-2, -1)
     groups = (x.shape[2] + size - 1) // size
     padded = F.pad(x, [0, 0, 0, groups * size - x.shape[2]])
     return padded.reshape(x.shape[0], x.shape[1], groups, size, x.shape[3])
+
+
+def join_blocks(x: Tensor, n: int) -> Tensor:
+    """The inverse of ``split_blocks``: (B, H, G, S, c) -> (B, H, n, c)."""
+    x = x.flatten(2, 3)
+    if torch.compiler.is_compiling():
+        x = F.pad(x, [0, 0, 0, n])  # so that a graph for any length can prove that there are n
+    return x[:, :, :n]
 
 
 def beside(blocks: Tensor, back: int, ahead: int) -> Tensor:
@@ -114,9 +122,9 @@ def window_softmax(
     """Attention to the keys in ``window``, and the weights of further keys under the same normaliser.
 
     q, k (B, H, n, d), v (B, H, n, e), ``seen`` bool (B or 1, 1, n, 1), False for keys that nobody sees in a window,
-    ``further`` None or scores (B, H, n, m) of other keys, hidden where they are not seen -> the sum over the window
-    (B, H, n, e) and the weights (B, H, n, m), by which the caller sums the other values. O(n K (d + e)) time and
-    O(n (K + m)) memory, K at most the reach of the window and half as much.
+    ``further`` None or scores (B, H, G, S, m) of other keys for the queries in blocks, hidden where they are not seen
+    -> the sum over the window (B, H, n, e) and the weights (B, H, G, S, m), by which the caller sums the other values.
+    O(n K (d + e)) time and O(n (K + m)) memory; see ``sliding_window`` for K.
     """
     n, size, back, ahead = q.shape[2], window.size, window.back, window.ahead
     near_k = beside(split_blocks(k, size), back, ahead)  # (B, H, G, K, d)
@@ -128,10 +136,9 @@ def window_softmax(
     near = (distance <= window.before) & (distance >= -window.after)
     scores = hide(split_blocks(q, size) @ near_k.transpose(-2, -1), near_seen & near)  # (B, H, G, S, K)
     if further is not None:
-        scores = torch.cat([scores, split_blocks(further, size)], dim=-1)
+        scores = torch.cat([scores, further], dim=-1)
     weights = scores.softmax(-1)
-    out = weights[..., :keys] @ near_v
-    return out.flatten(2, 3)[:, :, :n], weights[..., keys:].flatten(2, 3)[:, :, :n]
+    return join_blocks(weights[..., :keys] @ near_v, n), weights[..., keys:]
 
 
 def softmax_over_all(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
