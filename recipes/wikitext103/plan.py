@@ -16,6 +16,8 @@ SHORT_CONV = "+short_conv"
 TAPS = 4
 #: Architectures by mechanism, where it is not NAME_lm: the language model of the authors of Flow-Attention.
 _ARCHITECTURES = {"flow": "flowformer_lm"}
+#: Options that say how far a token sees, or sees in full.
+_REACHES = ("window", "chunk_size")
 
 
 def state_is_constant(name: str) -> bool:
@@ -76,16 +78,16 @@ class Plan(NamedTuple):
         ]
 
     def model_arguments(self, name: str) -> list[object]:
-        """The architecture of a model; a sequence is four of mixed chunk attention's chunks."""
+        """The architecture of a model; its window or chunk, where it has one, is a quarter of a sequence."""
         attention = name.removesuffix(SHORT_CONV)
         architecture = _ARCHITECTURES.get(attention, f"{attention}_lm")
+        prefix = f"--{ARCH_MODEL_REGISTRY[architecture].option_prefix}-".replace("_", "-")
         arguments = ["--arch", architecture]
-        if attention == "mixed_chunk":
-            arguments += ["--mixed-chunk-chunk-size", max(1, self.tokens_per_sample // 4)]
-        if name != attention:
-            prefix = ARCH_MODEL_REGISTRY[architecture].option_prefix.replace("_", "-")
-            arguments += [f"--{prefix}-short-conv", TAPS]
-        return arguments
+        described = ATTENTIONS[attention].Options.described()
+        for option in _REACHES:
+            if option in described and not described[option].speed_only:
+                arguments += [prefix + option.replace("_", "-"), max(1, self.tokens_per_sample // 4)]
+        return arguments + ([f"{prefix}short-conv", TAPS] if name != attention else [])
 
     def trainings(self, data: Path) -> list[Training]:
         """Every model with every seed; all models with the first seed before any with the second."""

@@ -51,6 +51,7 @@ def table(plan: Plan, tokens: dict[str, int], unit: str, results: Sequence[Resul
         f" on the valid text; tokens: {splits}",
         f"{plan.updates:,} updates of {plan.batch_tokens:,} tokens in sequences of {plan.tokens_per_sample:,}, "
         f"{plan.layers} layers of width {plan.width}, {plan.heads} heads, highest learning rate {plan.lr:g} for all",
+        f"windows and chunks, where a model has them, are {max(1, plan.tokens_per_sample // 4)} tokens",
         f"+short_conv: a causal convolution of {TAPS} taps in front of q, k and v; ours, in none of the papers",
         "tokens per second in training, and the largest memory of the process, libraries included: of fairseq-train on"
         " one thread of this machine, with whatever else it did",

@@ -39,6 +39,13 @@ def test_every_model_has_the_same_budget() -> None:
     assert all(words == common[0] for words in common)
 
 
+def test_windows_and_chunks_are_a_quarter_of_a_sequence() -> None:
+    assert PLAN.model_arguments("daft_conv+short_conv")[2:] == ["--daft-window", 4, "--daft-short-conv", 4]
+    assert PLAN.model_arguments("mixed_chunk")[2:] == ["--mixed-chunk-chunk-size", 4]
+    assert PLAN.model_arguments("local")[2:] == ["--local-window", 4]
+    assert PLAN.model_arguments("flow")[2:] == []  # its chunk size is of speed alone
+
+
 def test_models_are_the_causal_mechanisms() -> None:
     causal = [name for name, attention in ATTENTIONS.items() if "causal" in attention.supports]
     assert model_names()[: len(causal)] == causal
