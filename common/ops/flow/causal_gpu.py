@@ -7,6 +7,7 @@ are small and stay in PyTorch. q and k are read four and five times forward and 
 The kernels' file imports Triton, so it is imported where they are launched: on most machines there is none.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from ..shared.autograd import graph_gradients
 from ..shared.gpu import dispatch
+from ..shared.gpu.first_use import FirstUse, sample_like, sample_padding
 from ..shared.gpu.launch import at_least_16, ceil_div, on_device_of, precision, rows, strides
 from ..shared.state import State
 from .causal import STATE_SUMS, CausalInputs, attention_in_chunks, chunk_positions, state_shapes
@@ -63,6 +65,30 @@ def causal_attention(inputs: CausalInputs) -> tuple[Tensor, State]:
     call = _Call(padding, positions, count, earlier["count"], options, chunk_size)
     out, *sums = _CausalFlowAttention.apply(q, k, v, call, *(earlier[name] for name in STATE_SUMS))
     return out, {"count": positions.total, **dict(zip(STATE_SUMS, sums))}
+
+
+def first_use(inputs: CausalInputs) -> FirstUse:
+    """What is compared before kernels take such inputs for the first time: three tiles of tokens."""
+    q, v, options, padded = inputs.q, inputs.v, inputs.options, inputs.padding is not None
+    tokens = 2 * _tile_rows(q.shape[3]) + 7
+
+    def sample() -> list[Tensor]:
+        return [sample_like(x, tokens, seed) for seed, x in enumerate((q, inputs.k, v))]
+
+    def by(attend: Callable[[CausalInputs], tuple[Tensor, State]]) -> Callable[..., Tensor]:
+        def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            padding = sample_padding(tokens, q.device) if padded else None
+            return attend(CausalInputs(q, k, v, padding, options, inputs.chunk_size, None))[0]
+
+        return run
+
+    case = (q.dtype, q.shape[3], v.shape[3], options, padded)
+    return FirstUse(NAME, q.device, case, sample, by(causal_attention), by(attention_in_chunks))
+
+
+def _tile_rows(channels: int) -> int:
+    """Tokens of a tile, of at most 16 KiB: several must be in a device's shared memory at once."""
+    return 64 if channels <= 64 else 32
 
 
 def _empty_state(q: Tensor, v: Tensor) -> State:
@@ -123,8 +149,7 @@ class _Shapes:
 
     def __init__(self, q: Tensor, k: Tensor, v: Tensor, call: _Call) -> None:
         batch, heads, n, d = q.shape
-        # Tiles of at most 16 KiB: several must be in a device's shared memory at once.
-        self.size = 64 if d <= 64 else 32
+        self.size = _tile_rows(d)
         self.columns = min(self.size, at_least_16(v.shape[3]))
         self.heads, self.groups = batch * heads, ceil_div(n, self.size)
         self.grid = (self.heads * self.groups,)

@@ -139,7 +139,10 @@ def _causal(inputs: CausalInputs) -> tuple[Tensor, State]:
     q, k, v = inputs.q, inputs.k, inputs.v  # not a slice, which torch.compile of torch 2.6 refuses
     if causal_gpu.applies(q, k, v):
         return dispatch.guarded(
-            causal_gpu.NAME, lambda: causal_gpu.causal_attention(inputs), lambda: attention_in_chunks(inputs)
+            causal_gpu.NAME,
+            lambda: causal_gpu.causal_attention(inputs),
+            lambda: attention_in_chunks(inputs),
+            causal_gpu.first_use(inputs),
         )
     if q.device.type == "cpu" and q.shape[2] > 1 and runs_eagerly(q, k, v):
         return causal_attention_in_blocks(inputs)

@@ -6,6 +6,7 @@ the (n / C) s e numbers of the sums over chunks, and n C numbers for the gradien
 The kernels' file imports Triton, so it is imported where they are launched: on most machines there is none.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -13,8 +14,9 @@ from torch import Tensor
 
 from ..shared.autograd import graph_gradients
 from ..shared.gpu import dispatch
-from ..shared.gpu.launch import at_least_16, ceil_div, on_device_of, precision, rows, strides
-from ..shared.padding import put_back, real_first, take
+from ..shared.gpu.first_use import FirstUse, normal_like, sample_like, sample_padding
+from ..shared.gpu.launch import at_least_16, ceil_div, interpreted, on_device_of, precision, rows, strides
+from ..shared.padding import put_back, real_first, take, zero_padding
 from ..shared.relative_bias import bias_rows, is_toeplitz
 from . import sequence
 from .sequence import MixedChunkOptions, Tokens
@@ -58,6 +60,27 @@ def whole_sequence(
     divisors = torch.full_like(lengths, options.chunk_size) if options.causal else lengths.clamp(min=1)
     call = _Call(lengths.int(), divisors.float(), behind, options)
     return put_back(_MixedChunkAttention.apply(*tokens, bias, call), order)
+
+
+def first_use(tokens: Tokens, bias: Tensor | None, options: MixedChunkOptions, padding_mask: Tensor | None) -> FirstUse:
+    """What is compared before kernels take such inputs for the first time: a chunk and a half, at most 1,000 tokens."""
+    q, v = tokens.q_quad, tokens.v
+    n = min(options.chunk_size + options.chunk_size // 2 + 1, 1000)
+
+    def sample() -> list[Tensor]:
+        found = [sample_like(x, n, seed) for seed, x in enumerate(tokens)]
+        return found if bias is None else [*found, normal_like(bias, bias.shape, len(found))]
+
+    def by(attend: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def run(*x: Tensor) -> Tensor:
+            mask = None if padding_mask is None else sample_padding(n, v.device)
+            return zero_padding(attend(Tokens(*x[:5]), *(x[5:] or (None,)), options, mask), mask)
+
+        return run
+
+    bias_shape = None if bias is None else (bias.dtype, bias.shape)
+    case = (v.dtype, q.shape[3], v.shape[3], q.shape[1], options, bias_shape, padding_mask is not None)
+    return FirstUse(NAME, v.device, case, sample, by(whole_sequence), by(sequence.whole_sequence))
 
 
 class _MixedChunkAttention(torch.autograd.Function):
@@ -121,7 +144,7 @@ class _Shapes:
 
 def tile_rows(x: Tensor, channels: int) -> int:
     """Tokens of a tile: 64 where they fit the device; few in the interpreter, so that small inputs have several."""
-    if dispatch.interpreted():
+    if interpreted():
         return 16
     large = torch.cuda.get_device_properties(x.device).shared_memory_per_block_optin >= _LARGE_MEMORY
     return 64 if channels <= 64 or large else 32

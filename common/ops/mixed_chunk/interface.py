@@ -113,7 +113,12 @@ def _whole(tokens: Tokens, bias: Tensor | None, options: MixedChunkOptions, padd
     """A whole sequence: kernels on a GPU, blocks on a CPU for the paper's language model, otherwise plain PyTorch."""
     arguments = (tokens, bias, options, padding_mask)
     if gpu.applies(tokens, options):
-        return dispatch.guarded(gpu.NAME, lambda: gpu.whole_sequence(*arguments), lambda: whole_sequence(*arguments))
+        return dispatch.guarded(
+            gpu.NAME,
+            lambda: gpu.whole_sequence(*arguments),
+            lambda: whole_sequence(*arguments),
+            gpu.first_use(*arguments),
+        )
     in_blocks = causal_cpu.applies(tokens, bias, options)
     return whole_sequence(*arguments, causal_cpu.causal_attention_in_blocks if in_blocks else attend_in_graph)
 

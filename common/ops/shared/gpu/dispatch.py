@@ -2,8 +2,9 @@
 
 Kernels take CUDA tensors in float32, float16 or bfloat16. Plain PyTorch is used for all else: other devices and dtypes
 (float64), torch.compile, torch.export and tracing (to which kernels are opaque; inductor fuses plain PyTorch
-itself), torch.func's transforms, forward-mode gradients and tensor subclasses. ``LINEARTIME_TRITON=0`` turns all
-kernels off. Triton's interpreter (``TRITON_INTERPRET=1`` before Triton is imported) takes the place of a GPU: kernels
+itself), torch.func's transforms, forward-mode gradients and tensor subclasses. Before their first use they are compared
+with plain PyTorch (``first_use``). ``LINEARTIME_TRITON=0`` turns all kernels off, ``LINEARTIME_TRITON=1`` turns them on
+without that. Triton's interpreter (``TRITON_INTERPRET=1`` before Triton is imported) takes the place of a GPU: kernels
 then run on CPU tensors, slowly, which is how they are tested.
 """
 
@@ -18,8 +19,10 @@ import torch
 from torch import Tensor
 
 from ..tracing import runs_eagerly
+from .first_use import FirstUse, compare, right
+from .launch import interpreted, is_capturing, wait_for
 
-#: The environment variable that turns kernels off.
+#: The environment variable that turns kernels off, or on without a check.
 VARIABLE = "LINEARTIME_TRITON"
 #: The oldest Triton they are written for, that of torch 2.6.
 OLDEST_TRITON = (3, 2)
@@ -34,18 +37,13 @@ _NOT_ERRORS_OF_A_KERNEL = (torch.OutOfMemoryError, ValueError)
 
 
 def switched_on() -> bool:
-    """Whether ``LINEARTIME_TRITON`` is "1" (the default) and not "0"; ValueError for anything else."""
-    value = os.environ.get(VARIABLE, "1")
-    if value not in ("0", "1"):
+    """Whether ``LINEARTIME_TRITON`` is "1" or not set, and not "0"; ValueError for anything else."""
+    value = os.environ.get(VARIABLE)
+    if value not in (None, "0", "1"):
         raise ValueError(
-            f"the environment variable {VARIABLE} is {value!r}; allowed: '0' (off) and '1' (on, the default)"
+            f"the environment variable {VARIABLE} is {value!r}; allowed: '0' (off), '1' (on, without a check), or none"
         )
-    return value == "1"
-
-
-def interpreted() -> bool:
-    """Whether Triton's interpreter, which runs kernels on CPU tensors, is asked for."""
-    return os.environ.get("TRITON_INTERPRET") == "1"
+    return value != "0"
 
 
 def applies(name: str, *tensors: Tensor) -> bool:
@@ -98,19 +96,33 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(number) for number in version.split(".")[:2])
 
 
-def guarded(name: str, kernel: Callable[[], Any], fallback: Callable[[], Any]) -> Any:
+def guarded(
+    name: str, kernel: Callable[[], Any], fallback: Callable[[], Any], first_use: FirstUse | None = None
+) -> Any:
     """``kernel()``; where it fails, a warning, once, and ``fallback()`` from then on for all kernels of ``name``.
 
     A kernel that a combination of GPU, driver and Triton cannot compile must not end a training that PyTorch can do.
-    Lack of memory and a ValueError are raised: they are no failure of the kernel.
+    With ``first_use`` it is compared with plain PyTorch first, and has failed if it differs; while a CUDA graph is
+    captured nothing can be compared, and ``fallback()`` is called. Lack of memory, a ValueError, and an error that
+    earlier work has left on the device are raised: they are no failure of the kernel.
     """
-    if name not in failed:
-        try:
-            return kernel()
-        except _NOT_ERRORS_OF_A_KERNEL:
+    if name in failed:
+        return fallback()
+    unchecked = first_use is not None and first_use.key not in right and os.environ.get(VARIABLE) != "1"
+    if unchecked:
+        if is_capturing(first_use.device):
+            return fallback()
+        wait_for(first_use.device)
+    try:
+        if unchecked:
+            compare(first_use)
+        return kernel()
+    except _NOT_ERRORS_OF_A_KERNEL:
+        raise
+    except Exception as error:
+        if type(error).__module__ == "torch.utils.checkpoint":  # its way to end a pass that it repeats
             raise
-        except Exception as error:
-            _give_up(name, error)
+        _give_up(name, error)
     return fallback()
 
 

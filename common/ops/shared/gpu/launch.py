@@ -1,13 +1,20 @@
 """The host's side of all kernels: tuning, the device they run on, the strides they take."""
 
 import contextlib
+import os
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .dispatch import interpreted
+#: Kernels whose configurations are timed.
+_tuned: list[Any] = []
+
+
+def interpreted() -> bool:
+    """Whether Triton's interpreter, which runs kernels on CPU tensors, is asked for."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def tuned(key: list[str]) -> Callable[[Any], Any]:
@@ -22,7 +29,29 @@ def tuned(key: list[str]) -> Callable[[Any], Any]:
 
     # Few, as each is compiled for every kernel. One stage: tiles of float32 leave no shared memory for a second.
     configs = [triton.Config({}, num_warps=warps, num_stages=1) for warps in (8, 4)]
-    return triton.autotune(configs=configs, key=key)
+
+    def tune(kernel: Any) -> Any:
+        _tuned.append(triton.autotune(configs=configs, key=key)(kernel))
+        return _tuned[-1]
+
+    return tune
+
+
+def forget_tuning() -> None:
+    """Time configurations again at the next launch: those of a small input may not be best for a large one."""
+    for kernel in _tuned:
+        kernel.cache.clear()
+
+
+def wait_for(device: torch.device) -> None:
+    """Until earlier work on a GPU is done; an error that it has left there is raised."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def is_capturing(device: torch.device) -> bool:
+    """Whether a CUDA graph is being captured, of which all that is launched becomes a part."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def on_device_of(x: Tensor) -> contextlib.AbstractContextManager:

@@ -2,6 +2,6 @@
 
 import torch
 
-from common.ops.shared.gpu.dispatch import interpreted
+from common.ops.shared.gpu.launch import interpreted
 
 collect_ignore = [] if interpreted() or torch.cuda.is_available() else ["kernels"]

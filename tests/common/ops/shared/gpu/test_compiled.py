@@ -10,7 +10,7 @@ import torch
 
 from common.ops.flow.options import flow_options
 from common.ops.mixed_chunk.sequence import Tokens, mixed_chunk_options
-from common.ops.shared.gpu.dispatch import interpreted
+from common.ops.shared.gpu.launch import interpreted
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="Triton is for Linux alone; there its absence is an error"),

@@ -1,5 +1,6 @@
 """When kernels are used and when not, the environment variable, and what a kernel that fails does; without a GPU."""
 
+import math
 import subprocess
 import sys
 import types
@@ -8,12 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 from torch.autograd import forward_ad
+from torch.utils.checkpoint import checkpoint
 
 from common.ops import flow_attention, mixed_chunk_attention
 from common.ops.flow import causal_gpu
+from common.ops.flow.causal import attention_in_chunks
 from common.ops.mixed_chunk import gpu
 from common.ops.mixed_chunk.sequence import Tokens, mixed_chunk_options
-from common.ops.shared.gpu import dispatch
+from common.ops.shared.gpu import dispatch, first_use
 from tests.common.inputs import mixed_chunk_inputs, qkv
 from tests.compare import assert_close
 
@@ -24,7 +27,7 @@ ROOT = Path(__file__).parents[5]
 def on_cpu_too(monkeypatch):
     """As if Triton's interpreter were on and Triton there, without either; kernels can then be replaced."""
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    monkeypatch.delenv(dispatch.VARIABLE, raising=False)
+    monkeypatch.setenv(dispatch.VARIABLE, "1")
     monkeypatch.setattr(dispatch, "failed", set())
     monkeypatch.setattr(dispatch, "has_triton", lambda: True)
 
@@ -58,7 +61,7 @@ def float32(n=9):
 @pytest.mark.parametrize("given", ["", "yes", "2", "off"])
 def test_another_value_of_the_variable_is_refused(given, monkeypatch):
     monkeypatch.setenv("LINEARTIME_TRITON", given)
-    message = rf"LINEARTIME_TRITON is '{given}'; allowed: '0' \(off\) and '1' \(on, the default\)"
+    message = rf"LINEARTIME_TRITON is '{given}'; allowed: '0' \(off\), '1' \(on, without a check\), or none"
     with pytest.raises(ValueError, match=message):
         flow_attention(*float32(), causal=True)
     with pytest.raises(ValueError, match=message):
@@ -67,6 +70,7 @@ def test_another_value_of_the_variable_is_refused(given, monkeypatch):
 
 @pytest.mark.parametrize("given, on", [("0", False), ("1", True), (None, True)])
 def test_the_variable_turns_kernels_off(given, on, on_cpu_too, monkeypatch):
+    monkeypatch.delenv("LINEARTIME_TRITON")
     if given is not None:
         monkeypatch.setenv("LINEARTIME_TRITON", given)
     assert causal_gpu.applies(*float32()) is on
@@ -218,3 +222,115 @@ def test_what_is_no_failure_of_a_kernel_is_raised(error, kernel):
     with pytest.raises(type(error)):
         flow_attention(*float32(), causal=True)
     assert causal_gpu.applies(*float32())
+
+
+# --- the check before the first use --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def checked(kernel, monkeypatch):
+    """Kernels of causal Flow-Attention that can be replaced, are checked, and count how often they are called."""
+    monkeypatch.delenv(dispatch.VARIABLE)
+    monkeypatch.setattr(dispatch, "right", right := set())
+    monkeypatch.setattr(first_use, "right", right)
+    calls = []
+
+    def replace(change=lambda out: out):
+        def kernels(inputs):
+            calls.append(inputs.q.dtype)
+            out, state = attention_in_chunks(inputs)
+            return change(out.to(inputs.v.dtype)), state
+
+        kernel(kernels)
+        return calls
+
+    return replace
+
+
+def test_kernels_are_compared_once_for_each_dtype_size_and_option(checked):
+    calls = checked()
+    inputs = float32()
+    for _ in range(2):
+        flow_attention(*inputs, causal=True)
+    assert len(calls) == 3
+    half = [x.bfloat16() for x in inputs]
+    for call in (lambda: flow_attention(*half, causal=True), lambda: flow_attention(*inputs, causal=True, phi="relu")):
+        before = len(calls)
+        call(), call()
+        assert len(calls) == before + 3
+    wide = qkv(9, d=6, e=7, dtype=torch.float32)
+    mask = torch.zeros(wide[0].shape[0], 9, dtype=torch.bool)
+    flow_attention(*wide, causal=True)
+    flow_attention(*wide, causal=True, key_padding_mask=mask)
+    assert len(calls) == 3 * 3 + 2 * 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "change, what",
+    [
+        (lambda out: 1.1 * out, "output"),
+        (lambda out: out.roll(1, 2), "output"),
+        (lambda out: out * math.nan, "output"),
+        (lambda out: out + 0.1 * (out - out.detach()), "gradient"),
+    ],
+    ids=["scaled", "shifted", "nan", "gradients"],
+)
+def test_wrong_kernels_are_never_used(change, what, dtype, checked):
+    """One warning, and the PyTorch form from then on."""
+    calls = checked(change)
+    inputs = qkv(9, dtype=dtype)
+    message = f"flow_attention failed .KernelsDiffer: .*{what}.*LINEARTIME_TRITON=0"
+    with pytest.warns(UserWarning, match=message) as seen:
+        outputs = [flow_attention(*inputs, causal=True) for _ in range(3)]
+    assert len(seen) == len(calls) == 1
+    expected = flow_attention(*(x.double() for x in inputs), causal=True)
+    for out in outputs:
+        assert_close("out", out, expected.to(dtype))
+
+
+def test_the_variable_turns_them_on_without_a_check(checked, monkeypatch):
+    monkeypatch.setenv(dispatch.VARIABLE, "1")
+    calls = checked()
+    flow_attention(*float32(), causal=True)
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_the_check_shows_nowhere(use_reentrant, checked):
+    """Not in the random numbers, in what activation checkpointing counts, nor under autocast and without gradients."""
+    checked()
+    random = torch.get_rng_state()
+    q, k, v = float32()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = checkpoint(lambda *x: flow_attention(*x, causal=True), q, k, v, use_reentrant=use_reentrant)
+    out.sum().backward()
+    with torch.inference_mode():
+        flow_attention(q, k, v, causal=True, phi="relu")
+    assert torch.equal(torch.get_rng_state(), random) and q.grad is not None
+
+
+def test_an_error_of_earlier_work_is_raised_and_not_held_against_the_kernels(checked, monkeypatch):
+    """As on a GPU, where it is found when the device is waited for."""
+
+    def found(device):
+        raise RuntimeError("device-side assert")
+
+    monkeypatch.setattr(dispatch, "wait_for", found)
+    calls = checked()
+    with pytest.raises(RuntimeError, match="device-side assert"):
+        flow_attention(*float32(), causal=True)
+    assert not calls and not dispatch.failed
+
+
+def test_while_a_graph_is_captured_only_kernels_that_were_compared_are_used(checked, monkeypatch):
+    calls = checked()
+    inputs = float32()
+    monkeypatch.setattr(dispatch, "is_capturing", lambda device: True)
+    flow_attention(*inputs, causal=True)
+    assert not calls
+    monkeypatch.setattr(dispatch, "is_capturing", lambda device: False)
+    flow_attention(*inputs, causal=True)
+    monkeypatch.setattr(dispatch, "is_capturing", lambda device: True)
+    flow_attention(*inputs, causal=True)
+    assert len(calls) == 3

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from torch import Tensor
 
-from common.ops.shared.gpu.dispatch import interpreted
+from common.ops.shared.gpu.launch import interpreted
 
 DEVICE = "cpu" if interpreted() else "cuda"
 

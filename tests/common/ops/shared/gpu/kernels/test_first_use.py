@@ -1,0 +1,59 @@
+"""The check before the first use finds kernels right, and wrong when a step of theirs is."""
+
+import pytest
+import torch
+
+from common.ops.flow import causal_gpu
+from common.ops.flow.causal import CausalInputs
+from common.ops.flow.options import flow_options
+from common.ops.mixed_chunk import gpu
+from common.ops.mixed_chunk.sequence import Tokens, mixed_chunk_options
+from common.ops.shared.gpu import first_use
+from tests.common.inputs import padding, qkv
+from tests.common.ops.shared.gpu.kernels.device import on_device
+
+SIZES = {"batch": 1, "heads": 1, "d": 5, "e": 3}
+
+
+def flow_use(dtype=torch.float32, mask=None, **options) -> first_use.FirstUse:
+    (mask,) = on_device([mask])
+    tensors = on_device(qkv(4, **SIZES, dtype=dtype))
+    return causal_gpu.first_use(CausalInputs(*tensors, mask, flow_options(**options), 64, None))
+
+
+def mixed_chunk_use(bias_shape=None, mask=None, **options) -> first_use.FirstUse:
+    q, k, v = on_device(qkv(4, **SIZES, dtype=torch.float32))
+    bias = None if bias_shape is None else on_device([torch.zeros(bias_shape)])[0]
+    return gpu.first_use(Tokens(q, k, q, k, v), bias, mixed_chunk_options(20, **options), *on_device([mask]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_flow_attention_is_found_right(dtype, with_pytorch):
+    first_use.compare(flow_use(dtype, padding("left", 1, 4), allocation="softmax"))
+
+
+@pytest.mark.parametrize("bias_shape", [None, (39,), (1, 20, 20)], ids=str)
+def test_mixed_chunk_attention_is_found_right(bias_shape, with_pytorch):
+    first_use.compare(mixed_chunk_use(bias_shape, padding("right", 1, 4), causal=True))
+    first_use.compare(mixed_chunk_use(bias_shape, kernel="laplace"))
+
+
+def test_a_wrong_step_is_found(with_pytorch, monkeypatch):
+    scale = causal_gpu.flow_scale
+    monkeypatch.setattr(causal_gpu, "flow_scale", lambda *flows: 1.1 * scale(*flows))
+    with pytest.raises(first_use.KernelsDiffer, match="output"):
+        first_use.compare(flow_use())
+
+
+def test_a_wrong_backward_step_is_found(with_pytorch, monkeypatch):
+    weights = causal_gpu.flow_weights
+    calls = []
+
+    def wrong_when_repeated(*flows):
+        calls.append(flows)
+        competition, allocation, logs = weights(*flows)
+        return (competition if len(calls) == 1 else 1.2 * competition), allocation, logs
+
+    monkeypatch.setattr(causal_gpu, "flow_weights", wrong_when_repeated)
+    with pytest.raises(first_use.KernelsDiffer, match="gradient"):
+        first_use.compare(flow_use())
