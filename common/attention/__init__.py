@@ -28,6 +28,7 @@ from .rfa import RfaAttention
 from .rfa_gate import RfaGateAttention
 from .soft import SoftAttention
 from .softmax import SoftmaxAttention
+from .sparse import SparseAttention
 
 import_mechanisms(__name__, __path__)
 
@@ -62,6 +63,7 @@ __all__ = [
     "ShortConvAttention",
     "SoftAttention",
     "SoftmaxAttention",
+    "SparseAttention",
     "build_attention",
     "options_of",
     "position_entropy",

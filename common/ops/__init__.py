@@ -15,6 +15,7 @@ from .nystrom import nystrom_attention
 from .quadratic import gau_attention
 from .rfa import rfa_attention
 from .soft import soft_attention
+from .sparse import sparse_attention
 from .yoso import yoso_attention
 
 __all__ = [
@@ -38,5 +39,6 @@ __all__ = [
     "rfa_attention",
     "row_attention",
     "soft_attention",
+    "sparse_attention",
     "yoso_attention",
 ]

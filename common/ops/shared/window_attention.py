@@ -20,12 +20,12 @@ from .window_softmax import (
     Window,
     first_tokens,
     hide,
-    join_blocks,
     own_chunk,
     real_tokens_first,
     sliding_window,
     softmax_over_all,
     split_blocks,
+    sums_of_all,
     window_softmax,
 )
 
@@ -124,7 +124,7 @@ def _window_and_first(
     """
     further = hide(q @ first_k.transpose(-2, -1), first_seen)  # (B, H, n, g)
     out, weights = window_softmax(q, k, v, seen, window, split_blocks(further, window.size))
-    return out + join_blocks(weights, q.shape[2]) @ first_v
+    return out + sums_of_all(weights, first_v, q.shape[2])
 
 
 def _state_shapes(k: Tensor, v: Tensor, options: WindowOptions) -> dict[str, tuple[int, ...]]:

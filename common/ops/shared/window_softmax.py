@@ -89,7 +89,11 @@ def split_blocks(x: Tensor, size: int) -> Tensor:
 
 def join_blocks(x: Tensor, n: int) -> Tensor:
     """The inverse of ``split_blocks``: (B, H, G, S, c) -> (B, H, n, c)."""
-    x = x.flatten(2, 3)
+    return _first(x.flatten(2, 3), n)
+
+
+def _first(x: Tensor, n: int) -> Tensor:
+    """The first n of at least n tokens."""
     if torch.compiler.is_compiling():
         x = F.pad(x, [0, 0, 0, n])  # so that a graph for any length can prove that there are n
     return x[:, :, :n]
@@ -139,6 +143,21 @@ def window_softmax(
         scores = torch.cat([scores, further], dim=-1)
     weights = scores.softmax(-1)
     return join_blocks(weights[..., :keys] @ near_v, n), weights[..., keys:]
+
+
+def scores_of_all(q: Tensor, k: Tensor) -> Tensor:
+    """Scores of queries in blocks (B, H, G, S, d) and keys that all of them are compared with, (B, H, m, d).
+
+    -> (B, H, G, S, m), O(n m d).
+    """
+    if torch.compiler.is_compiling():  # see ``split_blocks``
+        return q @ k.transpose(-2, -1).unsqueeze(2)
+    return (q.flatten(2, 3) @ k.transpose(-2, -1)).reshape(q.shape[0], q.shape[1], q.shape[2], q.shape[3], k.shape[2])
+
+
+def sums_of_all(weights: Tensor, v: Tensor, n: int) -> Tensor:
+    """Values (B, H, m, e) under the ``weights`` of queries in blocks, (B, H, G, S, m) -> (B, H, n, e)."""
+    return _first(weights.flatten(2, 3) @ v, n)
 
 
 def softmax_over_all(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:

@@ -2,7 +2,8 @@
 
 A new mechanism is tested without an edit here. Where options matter only together, ``cases/NAME.py`` can add to them:
 ``VARIANTS``, a dict from a label to options. ``WITHOUT``, a dict from a promise to a reason, takes away what cannot be.
-``NOT_CAUSAL``, a dict from a label "option=value" to a reason, names what causal attention refuses.
+``NOT_CAUSAL``, a dict from a label "option=value" to a reason, names what causal attention refuses. ``SMALL``, a dict
+of options, is for those where ``COUNT`` beside ``COUNT`` would say little.
 """
 
 import importlib.util
@@ -48,7 +49,7 @@ class Case(NamedTuple):
         shape = {"num_heads": HEADS, "head_dim": CHANNELS, "max_tokens": max_tokens, "spatial_dims": 1 + self.image}
         with torch.random.fork_rng(devices=()):
             torch.manual_seed(1)  # for buffers that are drawn at random
-            options = {**counts(self.kind), **self.options}
+            options = {**counts(self.kind), **_declared(self.name, "SMALL"), **self.options}
             module = build_attention(self.name, self.causal, **shape, short_conv=self.short_conv, **options)
         generator = torch.Generator().manual_seed(1)
         for parameter in module.parameters():

@@ -1,0 +1,57 @@
+"""The Sparse Transformer's attention as a module."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ..ops.sparse import PATTERNS, attend
+from ..ops.sparse.interface import sparse_attention_scriptable
+from ..ops.sparse.pattern import Pattern
+from ..ops.sparse.reference import sparse_attention_reference
+from ._base import OpAttention
+from ._options import AttentionOptions, choice, count
+from ._registry import register_attention
+
+
+@dataclass(frozen=True)
+class SparseOptions(AttentionOptions):
+    """Options of the Sparse Transformer's attention; see ``common.ops.sparse_attention``."""
+
+    pattern: str = choice(
+        "fixed", PATTERNS, "tokens that are seen beside those nearby: some of each chunk, or each l-th"
+    )
+    stride: int = count(
+        50,
+        "tokens of a chunk (fixed) or between those that are seen (strided); cost is least near the root of the length",
+    )
+    columns: int = count(10, "tokens at the end of each other chunk that are seen, with the fixed pattern alone")
+
+
+@register_attention("sparse")
+class SparseAttention(OpAttention):
+    """Softmax over tokens nearby and some far away (Child et al., 2019); no parameters, O(n √n d) for l near √n.
+
+    Not causal, which the paper and the Long Range Arena do not have, the patterns are the same in both directions. The
+    defaults are the Arena's. Decoding keeps all keys and values. An image is the sequence of its rows; ``strided`` with
+    its width as the stride is a window and a column. Shapes and masks as in ``InnerAttention``; options as in
+    ``common.ops.sparse_attention``.
+    """
+
+    Options = SparseOptions
+    supports = frozenset({"causal", "bidirectional", "images"})
+    state_is_constant_size = False
+    op = staticmethod(attend)
+    reference_op = staticmethod(sparse_attention_reference)
+    pattern: str
+    stride: int
+    columns: int
+
+    def setup(self) -> None:
+        super().setup()
+        self.pattern, self.stride, self.columns = self.options.pattern, self.options.stride, self.options.columns
+
+    def _attend_scriptable(
+        self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None, query_padding_mask: Tensor | None
+    ) -> Tensor:
+        pattern = Pattern(self.pattern, self.stride, self.columns)
+        return sparse_attention_scriptable(q, k, v, key_padding_mask, query_padding_mask, pattern, False)

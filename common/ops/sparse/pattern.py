@@ -1,0 +1,24 @@
+"""Which token sees which in a Sparse Transformer, as a mask."""
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+#: The paper's two factorisations.
+PATTERNS = ("fixed", "strided")
+
+
+class Pattern(NamedTuple):
+    """The options that say which token sees which, besides causality."""
+
+    name: str
+    stride: int  # l
+    columns: int  # c, of the fixed pattern
+
+
+def sees(i: Tensor, j: Tensor, pattern: Pattern) -> Tensor:
+    """Whether tokens at positions i see tokens at positions j <= i, integers of shapes that broadcast: a bool mask."""
+    stride = pattern.stride
+    if pattern.name == "fixed":
+        return (i // stride == j // stride) | (j % stride >= stride - pattern.columns)
+    return (i - j < stride) | ((i - j) % stride == 0)
