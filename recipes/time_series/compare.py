@@ -22,7 +22,7 @@ from ..shared.scripts import command_line, positive_int, script
 from ..shared.tables import describe_run
 from ..shared.trainings import Training, read_points, read_trained, train_all
 from .prepare import prepare
-from .results import Plan, Result, write
+from .results import Earlier, Plan, Result, read, write
 
 SUFFIX = "_time_series"
 #: Trained only if asked for: a second name of flowformer, and mechanisms that FLASH was compared with.
@@ -109,6 +109,9 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--epochs", type=positive_int, help=f"default: the authors', {DEFAULT_EPOCHS}; 400 for PEMS-SF")
     parser.add_argument("--jobs", type=positive_int, default=1, help="trainings at a time, of one thread each")
     parser.add_argument("--out", type=Path, metavar="DIR", help="default: work/time_series/compare/NAME")
+    parser.add_argument(
+        "--add", type=Path, metavar="JSON", help="results.json of another part, whose trainings are not made again"
+    )
     return parser
 
 
@@ -139,15 +142,19 @@ def main(arguments: Iterable[str] | None = None) -> int:
     epochs = options.epochs or EPOCHS.get(options.dataset, DEFAULT_EPOCHS)
     plan = Plan(options.dataset, options.archs, list(range(1, options.seeds + 1)), epochs)
     out = (options.out or Path("work/time_series/compare") / options.dataset).absolute()
+    earlier = read(options.add, plan) if options.add else Earlier([], [])
+    known = {f"{one.name}.{one.seed}" for one in earlier.results}
     described, _ = prepare(options.dataset, out / "data", options.file)
+    planned = [one for one in trainings(out / "data", plan, described) if one.name not in known]
     failed: dict[str, str] = {}
     try:
-        failed = train_all(trainings(out / "data", plan, described), out, options.jobs).failed
+        failed = train_all(planned, out, options.jobs).failed
     except KeyboardInterrupt:
         print("\nInterrupted. Run again to go on; the trainings that are complete follow.", file=sys.stderr)
-    results = read_results(out, plan)
+    of_plan = [one for one in earlier.results if one.name in plan.names and one.seed in plan.seeds]
+    results = [*of_plan, *(one for one in read_results(out, plan) if f"{one.name}.{one.seed}" not in known)]
     run = describe_run(command, time.monotonic() - started)
-    print("\n" + write(out, plan, results, failed, run))
+    print("\n" + write(out, plan, results, failed, run, earlier.runs))
     print(f"\nThe same as Markdown, JSON and a picture: {shown_path(out)}")
     return 0 if len(results) == len(plan.names) * len(plan.seeds) else 1
 

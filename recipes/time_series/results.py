@@ -53,7 +53,32 @@ class Result(NamedTuple):
         return max(self.accuracies)
 
 
-def table(plan: Plan, results: Sequence[Result], failed: dict[str, str]) -> Table:
+class Earlier(NamedTuple):
+    """The trainings of an earlier part of a comparison, and the runs they are from."""
+
+    results: list[Result]
+    runs: list[Run]
+
+
+def read(path: Path, plan: Plan) -> Earlier:
+    """What ``write`` left in ``path``, a results.json.
+
+    Raises:
+        ValueError: it is no such file, or of another data set or number of epochs.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        results = [Result(**one) for one in content["results"]]
+        runs = [Run(**one) for one in content["runs"]]
+        of = content["plan"]["dataset"], content["plan"]["epochs"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path}: {error}; allowed: results.json of a comparison") from None
+    if of != (plan.dataset, plan.epochs):
+        raise ValueError(f"{path} is of {of[0]}, {of[1]} epochs; allowed: {plan.dataset}, {plan.epochs} epochs")
+    return Earlier(results, runs)
+
+
+def table(plan: Plan, results: Sequence[Result], failed: dict[str, str], earlier: Sequence[Run] = ()) -> Table:
     """A row for each model: accuracy after the last epoch and of the best one, mean and deviation, and the paper's."""
     rows = []
     for name in plan.names:
@@ -75,6 +100,7 @@ def table(plan: Plan, results: Sequence[Result], failed: dict[str, str]) -> Tabl
         f"the best of {len(plan.evaluated)} evaluations is chosen on the test series, as in the paper, whose numbers "
         "are of one run",
         *(f"not trained: {name}: {reason}" for name, reason in failed.items()),
+        *(f"with trainings of `{one.command}`, {one.date}; {one.machine}; {one.versions}" for one in earlier),
     ]
     if plan.dataset in TABLE:
         row = ", ".join(f"{model} {value}" for model, value in zip(MODELS, TABLE[plan.dataset]))
@@ -83,15 +109,26 @@ def table(plan: Plan, results: Sequence[Result], failed: dict[str, str]) -> Tabl
     return Table(f"Accuracy on {plan.dataset}", header, rows, notes)
 
 
-def write(out: Path, plan: Plan, results: Sequence[Result], failed: dict[str, str], run: Run) -> str:
+def write(
+    out: Path,
+    plan: Plan,
+    results: Sequence[Result],
+    failed: dict[str, str],
+    run: Run,
+    earlier: Sequence[Run] = (),
+) -> str:
     """Write results.txt, .md and .json and accuracy.png to ``out``; returns the text."""
     out.mkdir(parents=True, exist_ok=True)
-    blocks = [table(plan, results, failed)]
+    blocks = [table(plan, results, failed, earlier)]
     plain = as_text(blocks, run)
     (out / "results.txt").write_text(plain + "\n", encoding="utf-8")
     (out / "results.md").write_text(as_markdown(blocks, run) + "\n", encoding="utf-8")
-    content = {"run": run._asdict(), "plan": plan._asdict(), "results": [one._asdict() for one in results]}
-    content["failed"] = failed
+    content = {
+        "runs": [one._asdict() for one in (*earlier, run)],
+        "plan": plan._asdict(),
+        "results": [one._asdict() for one in results],
+        "failed": failed,
+    }
     (out / "results.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     if results:
         draw(plan, results, out / "accuracy.png")

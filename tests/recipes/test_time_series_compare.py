@@ -63,6 +63,27 @@ def test_complete_trainings_become_a_table(arguments: list[str], tmp_path: Path,
         compare.read_results(tmp_path / "short", Plan("Toy", ["linear"], [1], 6))
 
 
+def test_trainings_of_another_part_are_added(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """They are not made again, their run stands in the table, and what was asked for decides which are shown."""
+    for name in ("flowformer.1", "flowformer.2"):
+        complete(tmp_path / "first", name, [50.0, 90.0, 80.0])
+    first = [*arguments[:5], str(tmp_path / "first"), *arguments[6:]]
+    assert compare.main([*first, "--archs", "flowformer"]) == 0
+    part = tmp_path / "first" / "results.json"
+    for name in ("linear.1", "linear.2"):
+        complete(tmp_path / "out", name, [10.0, 20.0, 30.0])
+    assert compare.main([*arguments, "--add", str(part)]) == 0
+    whole = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert [one["name"] for one in whole["results"]] == ["flowformer", "flowformer", "linear", "linear"]
+    assert len(whole["runs"]) == 2 and "with trainings of" in (tmp_path / "out" / "results.txt").read_text()
+    assert compare.main([*arguments, "--epochs", "4", "--add", str(part)]) == 1
+    assert "of Toy, 6 epochs; allowed: Toy, 4 epochs" in capsys.readouterr().err
+    assert compare.main([*arguments, "--add", str(tmp_path / "out" / "results.txt")]) == 1
+    assert "results.txt: " in (error := capsys.readouterr().err) and "allowed: results.json" in error
+
+
 def test_the_papers_row_stands_beside() -> None:
     plan = Plan("JapaneseVowels", ["flowformer", "softmax", "flash", "linear"], [1], 100)
     ours = [Result("flowformer", 1, 6_446_089, [97.0, 98.6, 98.1], 480.0, "fairseq-train")]
