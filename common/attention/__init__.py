@@ -29,6 +29,7 @@ from .rfa_gate import RfaGateAttention
 from .soft import SoftAttention
 from .softmax import SoftmaxAttention
 from .sparse import SparseAttention
+from .synthesizer import SynthesizerAttention
 
 import_mechanisms(__name__, __path__)
 
@@ -64,6 +65,7 @@ __all__ = [
     "SoftAttention",
     "SoftmaxAttention",
     "SparseAttention",
+    "SynthesizerAttention",
     "build_attention",
     "options_of",
     "position_entropy",

@@ -16,6 +16,7 @@ from .quadratic import gau_attention
 from .rfa import rfa_attention
 from .soft import soft_attention
 from .sparse import sparse_attention
+from .synthesizer import synthesizer_attention
 from .yoso import yoso_attention
 
 __all__ = [
@@ -40,5 +41,6 @@ __all__ = [
     "row_attention",
     "soft_attention",
     "sparse_attention",
+    "synthesizer_attention",
     "yoso_attention",
 ]

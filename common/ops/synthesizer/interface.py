@@ -1,0 +1,152 @@
+"""Synthesizer: attention whose weights come from each token alone, or from positions alone.
+
+Tay, Bahri, Metzler, Juan, Zhao, Zheng, *Synthesizer: Rethinking Self-Attention for Transformer Models*, ICML 2021,
+section 3.
+"""
+
+import torch
+from torch import Tensor
+
+from ..shared.checks import check_padding_mask, check_query_key_value
+from ..shared.kv_cache import extend_kv_cache
+from ..shared.padding import real_first, real_positions, take, zero_padding
+from ..shared.precision import autocast_off, compute_dtype
+from ..shared.score_kernels import masked_softmax
+from ..shared.state import State, check_continuation, state_entry
+from ..shared.token_counts import check_real_tokens
+
+
+def synthesizer_attention(
+    features: Tensor,
+    v: Tensor,
+    columns: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    causal: bool = False,
+    key_padding_mask: Tensor | None = None,
+    query_padding_mask: Tensor | None = None,
+    initial_state: State | None = None,
+    return_state: bool = False,
+) -> Tensor | tuple[Tensor, State]:
+    """Σ_j softmax_j(f_i·c_j + b_j) v_j over all j, or j <= i when causal; i and j count real tokens, at most M.
+
+    f are ``features``: (B, H, n, c) of each token, the dense Synthesizer, or (H, M, c) of each position, the factorised
+    random one. c_j are ``columns`` (H, M, c) and b ``bias`` (H, M), of each position. Without ``columns``, features are
+    the logits over M positions themselves, the random Synthesizer's. v (B, H, n, e) -> (B, H, n, e) in v's dtype.
+    Masks: bool (B, n), True = padding; a padded query gives 0, and so does one that sees no key. Cost: O(n² (c + e))
+    time and O(n²) memory, never linear. ``initial_state`` and ``return_state`` (causal) continue a sequence; the state
+    is all values so far, ``v`` (B, H, m, e), and ``padding_mask`` (B, m), and a token costs O(m (c + e)).
+
+    Raises:
+        ValueError: a shape, mask or state that does not fit, more than M real tokens, or a state without ``causal``.
+    """
+    check_query_key_value(v, v, v, one_length=True, names=("v", "v", "v"))
+    check_padding_mask("key_padding_mask", key_padding_mask, v)
+    check_padding_mask("query_padding_mask", query_padding_mask, v)
+    check_continuation(causal, initial_state, return_state)
+    most = _check_features(features, v, columns, bias)
+    before = None if initial_state is None else (~state_entry(initial_state, "padding_mask", 2, v)).sum(1)
+    check_real_tokens(v, key_padding_mask, before, most)
+    state, values, padding = None, v, key_padding_mask
+    if initial_state is not None or return_state:
+        state = extend_kv_cache({"v": v}, key_padding_mask, initial_state)
+        values, padding = state["v"], state["padding_mask"]
+    with autocast_off(v):
+        out = _attend(features, values, columns, bias, causal, v.shape[2], padding, query_padding_mask).to(v.dtype)
+    return (out, state) if return_state else out
+
+
+def synthesizer_attention_scriptable(
+    features: Tensor,
+    v: Tensor,
+    columns: Tensor | None,
+    bias: Tensor | None,
+    key_padding_mask: Tensor | None,
+    query_padding_mask: Tensor | None,
+) -> Tensor:
+    """``synthesizer_attention`` with ``causal=False`` for callers inside TorchScript; arguments are not checked."""
+    masks = key_padding_mask, query_padding_mask
+    return _attend(features, v, columns, bias, False, v.shape[2], masks[0], masks[1]).to(v.dtype)
+
+
+def _attend(
+    features: Tensor,
+    v: Tensor,
+    columns: Tensor | None,
+    bias: Tensor | None,
+    causal: bool,
+    n: int,
+    padding_mask: Tensor | None,
+    query_padding_mask: Tensor | None,
+) -> Tensor:
+    """The last n tokens' outputs (B, H, n, e), in float32 or float64, for v (B, H, m, e) of all m so far."""
+    dtype = compute_dtype(v)
+    most = features.shape[features.dim() - 1] if columns is None else columns.shape[1]
+    v, hidden = zero_padding(v.to(dtype), padding_mask), _hidden(v, causal, n, most, padding_mask)
+    if features.dim() == 4:
+        rows = zero_padding(features, query_padding_mask)
+    else:
+        rows = _of_positions(features, n, padding_mask)
+    if padding_mask is not None:
+        v = take(v, real_first(padding_mask))[:, :, :most]  # behind M real tokens there is padding alone
+    logits = _logits(rows.to(dtype), columns, bias, v.shape[2])
+    return zero_padding(masked_softmax(logits, hidden) @ v, query_padding_mask)
+
+
+def _of_positions(features: Tensor, n: int, padding_mask: Tensor | None) -> Tensor:
+    """Those of the last n tokens: (H, M, c) -> (1 or B, H, n, c)."""
+    if padding_mask is None:
+        return _first(features, 1, n).unsqueeze(0)
+    positions = real_positions(padding_mask)[:, -n:].clamp(max=features.shape[1] - 1)  # padding behind M tokens
+    return features[:, positions].transpose(0, 1)
+
+
+def _logits(rows: Tensor, columns: Tensor | None, bias: Tensor | None, count: int) -> Tensor:
+    """Over the first ``count`` positions, of rows (1 or B, H, n, c): (1 or B, H, n, count)."""
+    if columns is None:
+        logits = _first(rows, 3, count)
+    else:
+        logits = rows @ _first(columns, 1, count).to(rows.dtype).transpose(1, 2)
+    return logits if bias is None else logits + _first(bias, 1, count).to(rows.dtype).unsqueeze(1)
+
+
+def _first(x: Tensor, dim: int, count: int) -> Tensor:
+    """The first ``count`` of a dimension."""
+    if torch.jit.is_scripting():
+        return x.narrow(dim, 0, count)
+    # With any length, torch.export asks of a slice whether it is the whole, and not of a copy.
+    copied = torch.compiler.is_compiling()
+    return x.index_select(dim, torch.arange(count, device=x.device)) if copied else x.narrow(dim, 0, count)
+
+
+def _hidden(v: Tensor, causal: bool, n: int, most: int, padding_mask: Tensor | None) -> Tensor | None:
+    """Which positions the last n tokens do not see, a shape of (B or 1, 1, n or 1, positions); None where they see all.
+
+    A token sees as many as there are real keys, or real keys up to itself.
+    """
+    if padding_mask is None:
+        return torch.ones(n, n, dtype=torch.bool, device=v.device).triu(1)[None, None] if causal else None
+    seen = (~padding_mask).cumsum(1)  # (B, m)
+    seen = seen[:, -n:] if causal else seen[:, -1:]
+    positions = torch.arange(min(v.shape[2], most), device=v.device)
+    return (positions >= seen.unsqueeze(2)).unsqueeze(1)
+
+
+def _check_features(features: Tensor, v: Tensor, columns: Tensor | None, bias: Tensor | None) -> int:
+    """Raise ValueError unless they fit v (B, H, n, e); the most tokens that there may be, M."""
+    fits = isinstance(features, Tensor) and features.dim() in (3, 4)
+    fits = fits and features.shape[:-1] in (v.shape[:3], (v.shape[1], features.shape[1]))
+    if not fits:
+        given = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
+        raise ValueError(
+            f"features is {given}; allowed for v of {tuple(v.shape)}: (B, H, n, c) of tokens or (H, M, c) of positions"
+        )
+    heads, channels = v.shape[1], features.shape[-1]
+    if columns is not None and (columns.dim() != 3 or columns.shape != (heads, columns.shape[1], channels)):
+        raise ValueError(f"columns is {tuple(columns.shape)}; allowed: (H, M, c) with H = {heads} and c = {channels}")
+    most = channels if columns is None else columns.shape[1]
+    if bias is not None and bias.shape != (heads, most):
+        raise ValueError(f"bias is {tuple(bias.shape)}; allowed: (H, M) = {(heads, most)}")
+    if features.dim() == 3 and features.shape[1] != most:
+        raise ValueError(f"features is {tuple(features.shape)}; allowed: of {most} positions, those of the logits")
+    return most
