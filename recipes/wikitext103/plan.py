@@ -57,16 +57,10 @@ class Plan(NamedTuple):
         interval = max(1, self.updates // self.evaluations)
         return [
             data,
-            *"--user-dir fairseq_plugin --task language_modeling".split(),
             *self.model_arguments(name),
-            *("--decoder-layers", self.layers, "--decoder-attention-heads", self.heads),
-            *("--decoder-embed-dim", self.width, "--decoder-ffn-embed-dim", 4 * self.width),
-            *("--decoder-input-dim", self.width, "--decoder-output-dim", self.width),
-            *"--share-decoder-input-output-embed --dropout 0.0".split(),  # a short training repeats little
             *("--optimizer", "adam", "--adam-betas", "(0.9, 0.98)", "--weight-decay", "0.01", "--clip-norm", "1.0"),
             *("--lr", self.lr, "--lr-scheduler", "cosine", "--warmup-updates", max(1, self.updates // 16)),
-            *("--tokens-per-sample", self.tokens_per_sample, "--sample-break-mode", "none"),
-            *("--max-tokens", self.batch_tokens, "--required-batch-size-multiple", 1),
+            *("--sample-break-mode", "none", "--max-tokens", self.batch_tokens, "--required-batch-size-multiple", 1),
             *("--max-update", self.updates, "--seed", seed),
             *("--valid-subset", "valid,test"),  # the first one selects
             *("--save-interval-updates", interval, "--keep-interval-updates", 1, "--no-epoch-checkpoints"),
@@ -78,6 +72,18 @@ class Plan(NamedTuple):
         ]
 
     def model_arguments(self, name: str) -> list[object]:
+        """The arguments that say how a model is built."""
+        return [
+            *"--user-dir fairseq_plugin --task language_modeling".split(),
+            *self.attention_arguments(name),
+            *("--decoder-layers", self.layers, "--decoder-attention-heads", self.heads),
+            *("--decoder-embed-dim", self.width, "--decoder-ffn-embed-dim", 4 * self.width),
+            *("--decoder-input-dim", self.width, "--decoder-output-dim", self.width),
+            *"--share-decoder-input-output-embed --dropout 0.0".split(),  # a short training repeats little
+            *("--tokens-per-sample", self.tokens_per_sample),
+        ]
+
+    def attention_arguments(self, name: str) -> list[object]:
         """The architecture of a model; its window or chunk, where it has one, is a quarter of a sequence."""
         attention = name.removesuffix(SHORT_CONV)
         architecture = _ARCHITECTURES.get(attention, f"{attention}_lm")

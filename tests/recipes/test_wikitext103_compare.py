@@ -40,10 +40,10 @@ def test_every_model_has_the_same_budget() -> None:
 
 
 def test_windows_and_chunks_are_a_quarter_of_a_sequence() -> None:
-    assert PLAN.model_arguments("daft_conv+short_conv")[2:] == ["--daft-window", 4, "--daft-short-conv", 4]
-    assert PLAN.model_arguments("mixed_chunk")[2:] == ["--mixed-chunk-chunk-size", 4]
-    assert PLAN.model_arguments("local")[2:] == ["--local-window", 4]
-    assert PLAN.model_arguments("flow")[2:] == []  # its chunk size is of speed alone
+    assert PLAN.attention_arguments("daft_conv+short_conv")[2:] == ["--daft-window", 4, "--daft-short-conv", 4]
+    assert PLAN.attention_arguments("mixed_chunk")[2:] == ["--mixed-chunk-chunk-size", 4]
+    assert PLAN.attention_arguments("local")[2:] == ["--local-window", 4]
+    assert PLAN.attention_arguments("flow")[2:] == []  # its chunk size is of speed alone
 
 
 def test_models_are_the_causal_mechanisms() -> None:

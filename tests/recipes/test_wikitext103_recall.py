@@ -1,0 +1,26 @@
+"""Finding a token again by its place: what is learned, and what is written down."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from recipes.wikitext103 import recall
+
+
+def test_a_window_finds_the_token_before(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """A window of one token cannot, and one of two can. Trains for a second each."""
+    arguments = ["--models", "local", "--seeds", "1", "--out", str(tmp_path), "--updates", "60", "--width", "16"]
+    accuracies = []
+    for tokens in ("4", "8"):  # the window is a quarter
+        assert recall.main([*arguments, "--layers", "1", "--tokens-per-sample", tokens, "--lr", "0.03"]) == 0
+        (one,) = json.loads((tmp_path / "results.json").read_text())["results"]
+        accuracies.append(one["accuracy"])
+        assert f"| local | {one['accuracy']:.1f} |" in (tmp_path / "results.md").read_text()
+    assert accuracies[0] < 15.0 and accuracies[1] > 60.0, accuracies
+    assert "The symbol 1 places back" in capsys.readouterr().out
+
+
+def test_a_place_that_no_sequence_has(capsys: pytest.CaptureFixture) -> None:
+    assert recall.main(["--distance", "32"]) == 1
+    assert "--tokens-per-sample is 32; allowed: more than --distance, 32" in capsys.readouterr().err
