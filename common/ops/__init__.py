@@ -13,6 +13,7 @@ from .longformer import longformer_attention
 from .mixed_chunk import mixed_chunk_attention
 from .nystrom import nystrom_attention
 from .quadratic import gau_attention
+from .reformer import reformer_attention
 from .rfa import rfa_attention
 from .soft import soft_attention
 from .sparse import sparse_attention
@@ -37,6 +38,7 @@ __all__ = [
     "longformer_attention",
     "mixed_chunk_attention",
     "nystrom_attention",
+    "reformer_attention",
     "rfa_attention",
     "row_attention",
     "soft_attention",

@@ -41,6 +41,7 @@ NAMES = {
     "favor": "Performer",
     "cosformer": "cosFormer",
     "longformer": "Longformer",
+    "reformer": "Reformer",
     "yoso": "YOSO-E",
 }
 

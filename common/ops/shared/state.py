@@ -8,7 +8,7 @@ from torch import Tensor
 State = dict[str, Tensor]
 
 #: Entries of a state that count or mask tokens; all others are floating point.
-_ENTRY_DTYPES = {"count": torch.int64, "rotary_count": torch.int64, "padding_mask": torch.bool}
+_ENTRY_DTYPES = {"count": torch.int64, "rotary_count": torch.int64, "codes": torch.int64, "padding_mask": torch.bool}
 
 
 def check_continuation(causal: bool, initial_state: State | None, return_state: bool) -> None:

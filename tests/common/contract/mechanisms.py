@@ -3,7 +3,8 @@
 A new mechanism is tested without an edit here. Where options matter only together, ``cases/NAME.py`` can add to them:
 ``VARIANTS``, a dict from a label to options. ``WITHOUT``, a dict from a promise to a reason, takes away what cannot be.
 ``NOT_CAUSAL``, a dict from a label "option=value" to a reason, names what causal attention refuses. ``SMALL``, a dict
-of options, is for those where ``COUNT`` beside ``COUNT`` would say little.
+of options, is for those where ``COUNT`` beside ``COUNT`` would say little, and ``LONG`` for those where 65 beside 65
+would take too long on thousands of tokens.
 """
 
 import importlib.util
@@ -69,6 +70,11 @@ def counts(kind: type[InnerAttention], value: int = COUNT) -> dict[str, Any]:
     """``value`` for every option that is an integer and allows it."""
     described = kind.Options.described()
     return {name: value for name, x in described.items() if x.type is int and _allows(x, name, value)}
+
+
+def long_options(kind: type[InnerAttention]) -> dict[str, Any]:
+    """Options for thousands of tokens: 65 for every integer, unless ``cases/`` says otherwise."""
+    return {**counts(kind, 65), **_declared(kind.name, "LONG")}
 
 
 def _other_values(name: str, described: Option, default: Any) -> Iterable[Any]:

@@ -10,8 +10,8 @@ from tests.common.contract.mechanisms import (
     both,
     cases,
     cast,
-    counts,
     leaves,
+    long_options,
     supporting,
     tensors,
     tolerance_of,
@@ -92,7 +92,7 @@ def test_dtypes(dtype, case):
 def test_long_sums_keep_their_precision_under_autocast(case):
     """Sums over thousands of tokens pass the 8 bits of bfloat16; at fewer tokens what costs more than in proportion."""
     long = 8192 if case.kind.state_is_constant_size else 1024
-    module = case._replace(options=counts(case.kind, 65)).build(torch.float32, 0.3, long)
+    module = case._replace(options=long_options(case.kind)).build(torch.float32, 0.3, long)
     inputs = cast(tensors(module, long, batch=1, dtype=torch.bfloat16), torch.float32)
     expected, tolerance = module(**inputs), tolerance_of(module, torch.bfloat16)
     halves = {

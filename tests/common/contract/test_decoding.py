@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.common.contract.mechanisms import CASES, DEFAULTS, at, both, cases, leaves, rows, run_in_parts, tensors
+from tests.common.contract.mechanisms import CASES, DEFAULTS, at, both, cases, cast, leaves, rows, run_in_parts, tensors
 from tests.common.inputs import padding
 from tests.compare import assert_close, assert_gradients_close
 
@@ -99,7 +99,8 @@ def test_decoding_in_half_precision(dtype, case):
 def test_autocast_may_be_switched_while_decoding(first, case):
     """q, k and v in half precision while it is on, as projections under it give them; parameters in float32."""
     module = case.build(torch.float32, std=0.3)
-    inputs = tensors(module, 12, dtype=torch.float32, grad=False)
+    # Numbers of bfloat16, which hashes of both dtypes put into one bucket.
+    inputs = cast(tensors(module, 12, dtype=torch.bfloat16, grad=False), torch.float32)
     outputs, state = [], None
     for begin, on in ((0, not first), (5, first), (6, not first), (11, first)):
         end = {0: 5, 5: 6, 6: 11, 11: 12}[begin]
@@ -117,7 +118,7 @@ def test_autocast_may_be_switched_while_decoding(first, case):
 def test_autocast_around_a_whole_sequence(case):
     """Sums stay float32 inside, forward and backward."""
     module, mask = case.build(torch.float32, std=0.3), padding("left", 2, 19)
-    inputs = tensors(module, 19, dtype=torch.float32, scale=0.5)
+    inputs = cast(tensors(module, 19, dtype=torch.bfloat16, scale=0.5), torch.float32)
     half = {
         name: x.detach().bfloat16() if name in ("q", "k", "v") and x is not None else x for name, x in inputs.items()
     }

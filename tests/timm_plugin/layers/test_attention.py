@@ -183,7 +183,8 @@ def test_dropouts_only_in_training(tokens, name):
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_normalised_queries_under_autocast(tokens, name):
-    layer = LAYERS[name](C, H, qk_norm=name not in ON_GRID, scale_norm=True, norm_layer=LayerNorm).eval()
+    queries, keys, _ = LAYERS[name](C, H).widths
+    layer = LAYERS[name](C, H, qk_norm=queries == keys == C, scale_norm=True, norm_layer=LayerNorm).eval()
     with torch.autocast("cpu", torch.bfloat16):
         out = layer(tokens)
     assert out.dtype == torch.bfloat16

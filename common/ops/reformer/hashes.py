@@ -1,0 +1,50 @@
+"""Buckets of tokens, their sorted order, and codes that say which keys a token finds."""
+
+import torch
+from torch import Generator, Tensor
+
+
+def draw_rotations(rounds: int, channels: int, directions: int, generator: Generator | None = None) -> Tensor:
+    """(R, d, D) Gaussian, from torch's generator or ``generator``: one random rotation for each round."""
+    return torch.randn(rounds, channels, directions, generator=generator)
+
+
+def buckets_of(q: Tensor, rotations: Tensor, padding_mask: Tensor | None) -> Tensor:
+    """argmax [q R ; -q R] of q (B, H, n, d) in each round: (B, H, R, n), below 2D, and 2D at padding (B, n).
+
+    O(n R D d).
+    """
+    rotated = q.detach().unsqueeze(2) @ rotations.to(q.dtype)  # (B, H, R, n, D)
+    buckets = torch.cat([rotated, -rotated], dim=-1).argmax(-1)
+    if padding_mask is None:
+        return buckets
+    return buckets.masked_fill(padding_mask[:, None, None, :], 2 * rotations.shape[2])
+
+
+def sorted_order(buckets: Tensor) -> tuple[Tensor, Tensor]:
+    """Which token comes at each place when sorted by (bucket, position), and the place of each token.
+
+    (B, H, R, n) -> both (B, H, R, n); padding comes last. O(n log n).
+    """
+    n = buckets.shape[-1]
+    order = (buckets * n + torch.arange(n, device=buckets.device)).argsort(-1)
+    return order, order.argsort(-1)
+
+
+def codes_of(buckets: Tensor, number: Tensor) -> Tensor:
+    """One number for bucket and ``number``, a chunk or a rank (B, H, R, n): close ones are in the same bucket.
+
+    None is close to 0, the code of no token.
+    """
+    return (buckets + 1) * (1 << 40) + number
+
+
+def finds(code: Tensor, key_code: Tensor, chunk_size: int, causal: bool) -> Tensor:
+    """Whether tokens with ``code`` find keys with ``key_code``, of shapes that broadcast.
+
+    Causal codes are of ranks in the bucket: the last C keys up to the token itself. Others are of chunks: the token's
+    own, the one before and the one behind.
+    """
+    if causal:
+        return (key_code <= code) & (key_code > code - chunk_size)
+    return (key_code <= code + 1) & (key_code >= code - 1)

@@ -1,0 +1,136 @@
+"""LSH attention of the Reformer: a token attends to tokens that random rotations put into the same bucket.
+
+Kitaev, Kaiser, Levskaya, *Reformer: The Efficient Transformer*, ICLR 2020, section 2.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..shared.checks import check_padding_mask, check_positive_int, check_query_key_value
+from ..shared.padding import zero_padding
+from ..shared.precision import autocast_off, autocast_remains, compute_dtype
+from ..shared.state import State, check_continuation, state_of_sums
+from .decoding import attend_state, empty_state, extend_state, ranks_of, state_shapes
+from .hashes import buckets_of, codes_of, sorted_order
+from .rounds import attend_rounds, together
+
+
+def reformer_attention(
+    q: Tensor,
+    v: Tensor,
+    rotations: Tensor,
+    *,
+    causal: bool = False,
+    key_padding_mask: Tensor | None = None,
+    query_padding_mask: Tensor | None = None,
+    chunk_size: int = 64,
+    initial_state: State | None = None,
+    return_state: bool = False,
+) -> Tensor | tuple[Tensor, State]:
+    """softmax over j in P_i of q_i·k_j with k_j = q_j / |q_j|, times v_j (equations 2 to 6).
+
+    P_i are the keys that i finds in any round: of its bucket, argmax [q R ; -q R] for R in ``rotations`` (R, d, D) from
+    ``draw_rotations``. Tokens are sorted by bucket and position and cut into chunks of C = ``chunk_size``: i finds
+    those of its chunk and of the two beside it. Causal, i finds the last C of its bucket up to itself: the paper's
+    chunks would move with later tokens, see the README. A token attends to itself only where it finds nothing else.
+
+    q (B, H, n, d), v (B, H, n, e) -> (B, H, n, e) in v's dtype. Masks: bool (B, n), True = padding; a padded query
+    gives 0, and so does a token that is padding as a key. Cost: O(R n C (d + e + R) + R n D d + R n log n) time and
+    O(R n C) memory. ``initial_state`` and ``return_state`` (causal) continue a sequence: state ``k`` and ``v``
+    (B, H, R, 2D, C, d) and (..., e), float32, ``codes`` (..., R) and ``count`` (B, H, R, 2D).
+
+    Raises:
+        ValueError: a shape, mask or state that does not fit, or a state without ``causal``.
+    """
+    check_positive_int("chunk_size", chunk_size)
+    masks = {"key_padding_mask": key_padding_mask, "query_padding_mask": query_padding_mask}
+    state = {"initial_state": initial_state, "return_state": return_state}
+    return attend(q, None, v, rotations=rotations, causal=causal, chunk_size=chunk_size, **masks, **state)
+
+
+def attend(
+    q: Tensor,
+    k: None,
+    v: Tensor,
+    *,
+    rotations: Tensor,
+    causal: bool,
+    chunk_size: int,
+    key_padding_mask: Tensor | None = None,
+    query_padding_mask: Tensor | None = None,
+    initial_state: State | None = None,
+    return_state: bool = False,
+) -> Tensor | tuple[Tensor, State]:
+    """``reformer_attention`` for modules, which have checked ``chunk_size`` when they were built; ``k`` is None."""
+    check_shared(q, k, v)
+    if not isinstance(rotations, Tensor) or rotations.dim() != 3 or rotations.shape[1] != q.shape[3]:
+        given = tuple(rotations.shape) if isinstance(rotations, Tensor) else type(rotations).__name__
+        raise ValueError(
+            f"q has {q.shape[3]} channels and rotations {given}; allowed: (rounds, channels of q, directions)"
+        )
+    check_padding_mask("key_padding_mask", key_padding_mask, q)
+    check_padding_mask("query_padding_mask", query_padding_mask, q)
+    check_continuation(causal, initial_state, return_state)
+    shapes = state_shapes(q, v, rotations, chunk_size)
+    state = state_of_sums(initial_state, shapes, compute_dtype(q), q)
+    with autocast_off(q):
+        if not causal:
+            masks = (key_padding_mask, query_padding_mask)
+            return reformer_attention_scriptable(q, v, rotations, *masks, chunk_size)
+        before = q.new_zeros(shapes["count"], dtype=torch.long) if state is None else state["count"]
+        queries, units, values = _prepared(q, v, key_padding_mask)
+        buckets = buckets_of(queries, rotations, key_padding_mask)
+        order, place = sorted_order(buckets)
+        ranks, count = ranks_of(buckets, place, before)
+        codes = codes_of(buckets, ranks)
+        outs, totals = attend_rounds(queries, units, values, order, place, codes, chunk_size, True)
+        if state is not None:
+            earlier = attend_state(queries, buckets, codes, state)
+            outs, totals = (torch.cat(pair, dim=2) for pair in zip((outs, totals), earlier))
+        out = _cleared(together(outs, totals), key_padding_mask, query_padding_mask).to(v.dtype)
+        if not return_state:
+            return out
+        state = empty_state(shapes, units) if state is None else state
+        return out, extend_state(state, units, values, buckets, ranks, codes, count)
+
+
+def check_shared(q: Tensor, k: None, v: Tensor) -> None:
+    """Raise ValueError unless q and v fit together and there is no k."""
+    if k is not None:
+        raise ValueError("k is given; allowed: None, the queries are the keys")
+    check_query_key_value(q, q, v, one_length=True, names=("q", "q", "v"))
+
+
+def reformer_attention_scriptable(
+    q: Tensor,
+    v: Tensor,
+    rotations: Tensor,
+    key_padding_mask: Tensor | None,
+    query_padding_mask: Tensor | None,
+    chunk_size: int,
+) -> Tensor:
+    """``reformer_attention`` with ``causal=False`` for callers inside TorchScript.
+
+    Arguments are not checked; shapes, masks, cost as in ``reformer_attention``.
+    """
+    queries, units, values = _prepared(q, v, key_padding_mask)
+    buckets = buckets_of(queries, rotations, key_padding_mask)
+    order, place = sorted_order(buckets)
+    codes = codes_of(buckets, place.div(chunk_size, rounding_mode="floor"))
+    outs, totals = attend_rounds(queries, units, values, order, place, codes, chunk_size, False)
+    return _cleared(together(outs, totals), key_padding_mask, query_padding_mask).to(v.dtype)
+
+
+def _prepared(q: Tensor, v: Tensor, padding_mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, unit keys, and values, in the dtype of sums and 0 at padding."""
+    dtype = compute_dtype(q)
+    if autocast_remains(q.to(dtype)):
+        dtype = torch.float64
+    q = zero_padding(q.to(dtype), padding_mask)
+    return q, F.normalize(q, dim=-1), zero_padding(v.to(dtype), padding_mask)
+
+
+def _cleared(out: Tensor, key_padding_mask: Tensor | None, query_padding_mask: Tensor | None) -> Tensor:
+    """0 where a token is padding, as a key or as a query."""
+    return zero_padding(zero_padding(out, key_padding_mask), query_padding_mask)
