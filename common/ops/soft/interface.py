@@ -19,7 +19,8 @@ from ..shared.checks import (
 from ..shared.padding import zero_padding
 from ..shared.precision import autocast_off, autocast_remains, compute_dtype
 
-#: Each step doubles rounding errors: those of float32 are 0.1 of the largest number after 20, the authors' number.
+#: Each step doubles the rounding errors of directions that the kernel lacks: those of float32 are 0.00001 of the result
+#: after 20, the authors' number.
 MOST_ITERATIONS = 20
 
 

@@ -16,7 +16,7 @@ def synthesizer_attention_reference(
     key_padding_mask: Tensor | None = None,
     query_padding_mask: Tensor | None = None,
 ) -> Tensor:
-    """Tay et al. 2021, equations 1 to 5, one token at a time; shapes as in ``synthesizer_attention``.
+    """Tay et al. 2021, section 3, one token at a time; shapes as in ``synthesizer_attention``.
 
     For comparison only.
     """

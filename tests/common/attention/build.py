@@ -28,9 +28,10 @@ def needed(module: InnerAttention, v: Tensor) -> dict:
     return module.inputs(x=v.transpose(1, 2).flatten(2))
 
 
-def narrow(module: InnerAttention, k: Tensor) -> Tensor:
-    """k (B, H, n, d) with the channels that keys of the module have."""
-    return k[..., : module.projections(k.shape[-1])["k"]]
+def narrow(module: InnerAttention, k: Tensor) -> Tensor | None:
+    """k (B, H, n, d) with the channels that keys of the module have; None where it has none."""
+    channels = module.projections(k.shape[-1]).get("k")
+    return None if channels is None else k[..., :channels]
 
 
 def attend(module: InnerAttention, q: Tensor, k: Tensor, v: Tensor, **masks) -> Tensor:

@@ -10,10 +10,14 @@ from common.modules.rotary import rotate, token_positions
 from tests.common.inputs import SIDES, padding, qkv
 from tests.compare import assert_close, gradients
 
-#: Those that need nothing of a host; the contract's tests rotate around the others too. Left out, as hosts do, are
-#: those whose own rotation would be a second one and those without dot products.
+#: Those that can be causal and need nothing of a host; the contract's tests rotate around the others too. Left out, as
+#: hosts do, are those whose own rotation would be a second one and those without dot products.
 LEFT_OUT = ("combiner", "daft_conv", "daft_full", "mixed_chunk")
-INNER = [name for name, attention in ATTENTIONS.items() if not attention.needs and name not in LEFT_OUT]
+INNER = [
+    name
+    for name, attention in ATTENTIONS.items()
+    if "causal" in attention.supports and not attention.needs and name not in LEFT_OUT
+]
 names = pytest.mark.parametrize("name", INNER)
 causality = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 
