@@ -1,6 +1,6 @@
 """Linear-time Transformers for fairseq: ``fairseq-train --user-dir fairseq_plugin --arch flowformer_lm``.
 
-Importing the package registers its architectures, a criterion, an optimizer and tasks, and lets ``torch.load`` read the
+Importing the package registers its architectures, criteria, an optimizer and tasks, and lets ``torch.load`` read the
 configuration objects of fairseq's checkpoints. Training, evaluation, generation, checkpoints and distribution are
 fairseq's own.
 """
@@ -10,10 +10,13 @@ from ._host import allow_checkpoint_classes, check_host
 check_host()
 allow_checkpoint_classes()
 
+from .criterions.action_mse import ActionMSECriterion
 from .criterions.sparse_cross_entropy import SparseCrossEntropyCriterion
 from .models import attention as _derived  # noqa: F401  registers NAME_lm, NAME_mlm and NAME_classifier
+from .models import decision as _decision  # noqa: F401  registers NAME_decision
 from .models import long_range_arena as _long_range_arena  # noqa: F401  registers NAME_lra_TASK
 from .models import time_series as _time_series  # noqa: F401  registers NAME_time_series
+from .models._decision import DecisionTransformer
 from .models._language_model import LinearTimeLanguageModel
 from .models._time_series import TimeSeriesClassifier
 from .models.daft import DaftConvLanguageModel, DaftFullLanguageModel
@@ -37,15 +40,18 @@ from .models.flash_masked import (
 )
 from .models.flowformer import FlowformerLanguageModel, LinearLanguageModel, SoftmaxLanguageModel
 from .optim.radam import FairseqRAdam
+from .tasks.offline_rl import OfflineRLTask
 from .tasks.pixel_modeling import PixelModelingTask
 from .tasks.sequence_pair_prediction import SequencePairPredictionTask
 from .tasks.time_series_classification import TimeSeriesClassificationTask
 
 __all__ = [
+    "ActionMSECriterion",
     "CombinerLanguageModel",
     "CombinerMaskedModel",
     "DaftConvLanguageModel",
     "DaftFullLanguageModel",
+    "DecisionTransformer",
     "FairseqRAdam",
     "FlashLanguageModel",
     "FlashMaskedModel",
@@ -56,6 +62,7 @@ __all__ = [
     "LinearTimeLanguageModel",
     "MixedChunkTransformerLanguageModel",
     "MixedChunkTransformerMaskedModel",
+    "OfflineRLTask",
     "PerformerLanguageModel",
     "PerformerMaskedModel",
     "PixelModelingTask",

@@ -1,5 +1,6 @@
 """The options of a model: reading them, deriving those of an attention from its declaration, naming them in errors."""
 
+from argparse import Namespace
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import field, make_dataclass
@@ -7,6 +8,7 @@ from typing import Any, Optional
 
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.utils import safe_getattr
+from omegaconf import OmegaConf
 
 from common.attention import Option, options_of
 from common.ops.shared.checks import ArgumentError
@@ -21,6 +23,13 @@ def option(args, config: type, name: str) -> Any:
     """
     value = safe_getattr(args, name, getattr(config, name))
     return getattr(value, "value", value)
+
+
+def plain_options(args) -> Namespace:
+    """Options as plain values, without the enumerations of fairseq's options, which cannot be pickled."""
+    if OmegaConf.is_config(args):
+        return Namespace(**OmegaConf.to_container(args, resolve=True, enum_to_str=True))
+    return Namespace(**vars(args))
 
 
 def attention_config(

@@ -15,7 +15,6 @@ from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.models import FairseqEncoderModel
 from fairseq.models.transformer import TransformerConfig
 from fairseq.modules import FairseqDropout, LayerNorm
-from omegaconf import OmegaConf
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -25,7 +24,7 @@ from common.ops.shared.padding import real_positions
 from ..checkpoints import CheckedLoading
 from ..time_series_hub_interface import TimeSeriesHubInterface
 from ._encoder import BuildLayer, LinearTimeEncoder
-from ._options import errors_as_typed, flag_of, option
+from ._options import errors_as_typed, flag_of, option, plain_options
 
 POOLINGS = ("flat", "mean")
 #: Tokens that stand for steps where fairseq's encoder reads tokens; padding is 0, as ``SeriesEmbedding`` says.
@@ -192,7 +191,7 @@ class TimeSeriesClassifier(CheckedLoading, _HubModel):
             raise ValueError(
                 f"--task is {type(task).__name__}; allowed with {cls.__name__}: time_series_classification"
             )
-        args = _plain(args)
+        args = plain_options(args)
         for name in ("encoder_layers", "encoder_embed_dim", "encoder_attention_heads"):
             check_positive_int(flag_of(name), getattr(args, name))
         args.checkpoint_activations = args.checkpoint_activations or args.offload_activations
@@ -239,10 +238,3 @@ class TimeSeriesClassifier(CheckedLoading, _HubModel):
         if classification_head_name is None:
             return features, None
         return self.classification_heads[classification_head_name](features, padding_mask), None
-
-
-def _plain(args) -> Namespace:
-    """Options as plain values, without the enumerations of fairseq's options, which cannot be pickled."""
-    if OmegaConf.is_config(args):
-        return Namespace(**OmegaConf.to_container(args, resolve=True, enum_to_str=True))
-    return Namespace(**vars(args))

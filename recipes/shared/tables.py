@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import psutil
 
-_PACKAGES = ("torch", "fairseq-fixed", "fairseq", "timm", "sentencepiece", "numpy")
+_PACKAGES = ("torch", "fairseq-fixed", "fairseq", "timm", "sentencepiece", "gymnasium", "mujoco", "numpy")
 #: architecture -> length -> tokens per second.
 Speeds = dict[str, dict[int, float]]
 #: The cell of a number that was not measured.

@@ -1,0 +1,230 @@
+"""Recorded episodes on disk, and what training and acting need to know of them.
+
+A folder holds ``SPLIT.npz`` for each split and ``episodes.json``, which is written last. An episode has T steps, each
+with a state of S numbers, an action of A numbers and a reward; the steps of all episodes of a split follow one another.
+"""
+
+import json
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+DESCRIPTION_FILE = "episodes.json"
+TRAIN = "train"
+#: By how much an action may be outside of its range, as rounding does.
+_ROUNDING = 1e-4
+
+
+class Episode(NamedTuple):
+    """One episode from its first step on; ``states[t]`` is what was seen before ``actions[t]``."""
+
+    states: np.ndarray  # (T, S)
+    actions: np.ndarray  # (T, A)
+    rewards: np.ndarray  # (T,)
+
+    @property
+    def total(self) -> float:
+        """The return: the undiscounted sum of all rewards."""
+        return float(np.sum(self.rewards, dtype=np.float64))
+
+
+@dataclass(frozen=True)
+class EpisodeDescription:
+    """What is known of the episodes that a model was trained on.
+
+    Mean and deviation are those of each number of a state over all training steps, with which every state is
+    standardised. Actions are scaled from their range to -1 to 1, which a model's tanh gives.
+    """
+
+    name: str  # of the data set
+    environment: str  # gymnasium's name for it; empty where that is not known
+    mean: list[float]  # (S,)
+    std: list[float]  # (S,)
+    low: list[float]  # (A,), the smallest action
+    high: list[float]  # (A,), the largest
+    longest: int  # steps of the longest training episode
+    lowest: float  # return of a training episode
+    average: float
+    highest: float
+
+    @property
+    def state_size(self) -> int:
+        """S."""
+        return len(self.mean)
+
+    @property
+    def action_size(self) -> int:
+        """A."""
+        return len(self.low)
+
+    def standardise(self, states: np.ndarray) -> np.ndarray:
+        """States (..., S) minus the mean, over the deviation + 1e-6, as float32."""
+        std = np.asarray(self.std) + 1e-6
+        return ((states - np.asarray(self.mean)) / std).astype(np.float32)
+
+    def scale(self, actions: np.ndarray) -> np.ndarray:
+        """Actions (..., A) of the environment -> -1 to 1, float32."""
+        low, high = np.asarray(self.low), np.asarray(self.high)
+        return (2.0 * (actions - low) / (high - low) - 1.0).astype(np.float32)
+
+    def unscale(self, actions: np.ndarray) -> np.ndarray:
+        """The inverse of ``scale``, float32."""
+        low, high = np.asarray(self.low), np.asarray(self.high)
+        return (low + 0.5 * (actions + 1.0) * (high - low)).astype(np.float32)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, as JSON and checkpoints hold them."""
+        return asdict(self)
+
+
+def write_folder(
+    folder: Path,
+    splits: Mapping[str, Sequence[Episode]],
+    name: str,
+    environment: str = "",
+    action_range: tuple[Sequence[float], Sequence[float]] | None = None,
+) -> EpisodeDescription:
+    """Write splits into an empty ``folder``; "train" is one of them. ``action_range`` is by default -1 to 1.
+
+    Raises:
+        ValueError: no episodes, one that is none (see ``check_episode``), of other sizes than the others, or with an
+            action outside of its range; a range that is none.
+    """
+    if not splits.get(TRAIN):
+        raise ValueError(f"splits are {', '.join(splits) or 'none'}; allowed: {TRAIN!r}, with episodes, and others")
+    sizes, checked = None, {}
+    for split, episodes in splits.items():
+        checked[split] = []
+        for i, one in enumerate(episodes):
+            checked[split].append(check_episode(one, f"episode {i} of {split}", sizes))
+            sizes = sizes or (one.states.shape[1], one.actions.shape[1])
+    low, high = _checked_range(action_range, sizes[1])
+    for split, episodes in checked.items():
+        for i, one in enumerate(episodes):
+            _check_in_range(one.actions, low, high, f"episode {i} of {split}")
+    described = _describe(checked[TRAIN], name, environment, low, high)
+    folder.mkdir(parents=True, exist_ok=True)
+    for split, episodes in checked.items():
+        arrays = {key: np.concatenate([getattr(one, key) for one in episodes]) for key in Episode._fields}
+        np.savez(folder / f"{split}.npz", lengths=[len(one.rewards) for one in episodes], **arrays)
+    text = json.dumps(described.as_dict(), indent=1, ensure_ascii=False)
+    (folder / DESCRIPTION_FILE).write_text(text + "\n", encoding="utf-8")
+    return described
+
+
+def read_description(folder: Path) -> EpisodeDescription:
+    """The description in a folder.
+
+    Raises:
+        ValueError: the folder has none, or one that is none.
+    """
+    path = folder / DESCRIPTION_FILE
+    try:
+        described = EpisodeDescription(**json.loads(path.read_text(encoding="utf-8")))
+        if not (len(described.mean) == len(described.std) >= 1 and len(described.low) == len(described.high) >= 1):
+            raise TypeError("values that do not fit together")
+    except FileNotFoundError as error:
+        raise ValueError(
+            f"{folder} lacks {DESCRIPTION_FILE}; allowed: a folder that recipes.offline_rl.prepare or .collect has "
+            "written"
+        ) from error
+    except (ValueError, TypeError) as error:
+        fields = ", ".join(EpisodeDescription.__dataclass_fields__)
+        raise ValueError(f"{path} cannot be read: {error}; allowed: JSON with {fields}") from error
+    return described
+
+
+def read_split(folder: Path, name: str) -> list[Episode]:
+    """The episodes of a split of a folder.
+
+    Raises:
+        ValueError: the folder lacks it, or its file is damaged.
+    """
+    described, path = read_description(folder), folder / f"{name}.npz"
+    try:
+        with np.load(path) as stored:
+            states, actions, rewards, lengths = (stored[key] for key in (*Episode._fields, "lengths"))
+        steps = lengths.sum()
+        shapes = (states.shape, actions.shape, rewards.shape)
+        if shapes != ((steps, described.state_size), (steps, described.action_size), (steps,)):
+            raise ValueError("arrays that do not fit together")
+        ends = np.cumsum(lengths)[:-1]
+        return [Episode(*parts) for parts in zip(*(np.split(x, ends) for x in (states, actions, rewards)))]
+    except FileNotFoundError as error:
+        found = ", ".join(sorted(x.stem for x in folder.glob("*.npz")))
+        raise ValueError(f"{folder} has no split {name}; allowed: {found or 'none'}") from error
+    except (ValueError, KeyError, IndexError, EOFError, OSError, zipfile.BadZipFile) as error:
+        raise ValueError(
+            f"{path} cannot be read: {error}; allowed: a file of recipes.offline_rl.prepare or .collect"
+        ) from error
+
+
+def check_episode(episode: Episode, where: str, sizes: tuple[int, int] | None = None) -> Episode:
+    """``episode`` as arrays of float32; ``sizes`` are S and A, if they are known.
+
+    Raises:
+        ValueError: discrete actions, other shapes or sizes, no step, NaN or an infinite value; it says ``where``.
+    """
+    if np.asarray(episode.actions).dtype.kind in "iub":
+        raise ValueError(f"{where} has discrete actions (integers); allowed: real numbers, (steps, numbers)")
+    arrays = {}
+    for key, values, dims in zip(Episode._fields, episode, (2, 2, 1)):
+        try:
+            arrays[key] = np.asarray(values, dtype=np.float32)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{where}: {key} cannot be read as numbers: {error}; allowed: arrays") from error
+        wanted = "(steps,)" if dims == 1 else f"(steps, {sizes[key == 'actions'] if sizes else 'numbers'})"
+        shape = arrays[key].shape
+        if (
+            len(shape) != dims
+            or 0 in shape
+            or shape[0] != len(arrays["states"])
+            or (sizes and dims == 2 and shape[1] != sizes[key == "actions"])
+        ):
+            raise ValueError(
+                f"{where}: {key} have shape {shape}; allowed: {wanted}, as many steps of each, at least one"
+            )
+        if not np.isfinite(arrays[key]).all():
+            step = int(np.argwhere(~np.isfinite(arrays[key]))[0][0])
+            raise ValueError(f"{where}: {key} have a value that is not finite at step {step}; allowed: finite numbers")
+    return Episode(**arrays)
+
+
+def _checked_range(given: tuple[Sequence[float], Sequence[float]] | None, size: int) -> tuple[np.ndarray, np.ndarray]:
+    low, high = (np.broadcast_to(np.asarray(x, dtype=np.float64), size) for x in given or (-1.0, 1.0))
+    if not (np.isfinite(low).all() and np.isfinite(high).all() and (low < high).all()):
+        raise ValueError(f"the range of actions is {low.tolist()} to {high.tolist()}; allowed: finite, low below high")
+    return low, high
+
+
+def _check_in_range(actions: np.ndarray, low: np.ndarray, high: np.ndarray, where: str) -> None:
+    outside = (actions < low - _ROUNDING) | (actions > high + _ROUNDING)
+    if outside.any():
+        step, number = np.argwhere(outside)[0]
+        raise ValueError(
+            f"{where}: number {number} of the action at step {step} is {actions[step, number]}; allowed: "
+            f"{low[number]} to {high[number]}, or give another range of actions"
+        )
+
+
+def _describe(
+    train: Sequence[Episode], name: str, environment: str, low: np.ndarray, high: np.ndarray
+) -> EpisodeDescription:
+    states = np.concatenate([one.states for one in train]).astype(np.float64)
+    totals = [one.total for one in train]
+    return EpisodeDescription(
+        name=name,
+        environment=environment,
+        mean=states.mean(axis=0).tolist(),
+        std=states.std(axis=0).tolist(),
+        low=low.tolist(),
+        high=high.tolist(),
+        longest=max(len(one.rewards) for one in train),
+        lowest=min(totals),
+        average=float(np.mean(totals)),
+        highest=max(totals),
+    )

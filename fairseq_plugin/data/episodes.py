@@ -1,0 +1,115 @@
+"""Recorded episodes as a data set of fairseq: windows of some steps, or whole episodes, drawn at random."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from fairseq.data import FairseqDataset
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from .episode_folder import Episode, EpisodeDescription
+
+#: Tokens of a step: return, state, action.
+TOKENS = 3
+Window = dict[str, Tensor]
+
+
+class EpisodeDataset(FairseqDataset):
+    """``count`` windows an epoch, drawn with replacement.
+
+    Every step of every episode is equally likely to be the first of a window, which ends after ``context`` steps or
+    with the episode (Chen et al., *Decision Transformer*, 2021). With ``context`` None it is a whole episode, and each
+    is equally likely. What is drawn follows from the seed, the epoch and the place in the epoch alone.
+
+    A step has the return that remains, over ``return_scale``, the standardised state, the action scaled to -1 to 1, and
+    its number in the episode. A batch has ``net_input`` as ``collate`` makes it, and ``target``, the actions.
+    """
+
+    #: Loaders are made anew for each epoch: a worker that lives on would not be told of it.
+    can_reuse_epoch_itr_across_epochs = False
+
+    def __init__(
+        self,
+        episodes: Sequence[Episode],
+        described: EpisodeDescription,
+        *,
+        context: int | None,
+        return_scale: float,
+        count: int,
+        seed: int,
+    ) -> None:
+        lengths = np.array([len(one.rewards) for one in episodes])
+        self.ends = np.cumsum(lengths)
+        self.context, self.count, self.seed, self.epoch = context, count, seed, 1
+        self.longest = int(lengths.max() if context is None else min(context, lengths.max()))
+        remaining = [remaining_returns(one.rewards) / return_scale for one in episodes]
+        self.returns = torch.from_numpy(np.concatenate(remaining).astype(np.float32))[:, None]
+        self.states = torch.from_numpy(described.standardise(np.concatenate([one.states for one in episodes])))
+        self.actions = torch.from_numpy(described.scale(np.concatenate([one.actions for one in episodes])))
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        rng = np.random.default_rng((self.seed, self.epoch, int(index)))
+        if self.context is None:
+            episode = int(rng.integers(len(self.ends)))
+            first = begin = self._begin(episode)
+            last = int(self.ends[episode])
+        else:
+            first = int(rng.integers(self.ends[-1]))
+            episode = int(np.searchsorted(self.ends, first, side="right"))
+            begin, last = self._begin(episode), min(first + self.context, int(self.ends[episode]))
+        steps = {name: getattr(self, name)[first:last] for name in ("returns", "states", "actions")}
+        return {"id": int(index), **steps, "timesteps": torch.arange(first - begin, last - begin)}
+
+    def __len__(self) -> int:
+        return self.count
+
+    def collater(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
+        """fairseq's hook: a batch of ``samples``."""
+        if not samples:
+            return {}
+        net_input = collate(samples)
+        return {
+            "id": torch.tensor([sample["id"] for sample in samples]),
+            "nsentences": len(samples),
+            "ntokens": TOKENS * sum(len(sample["timesteps"]) for sample in samples),
+            "net_input": net_input,
+            "target": net_input["actions"],
+        }
+
+    def num_tokens(self, index: int) -> int:
+        """fairseq's hook: the tokens of the longest window."""
+        return TOKENS * self.longest
+
+    def num_tokens_vec(self, indices: np.ndarray) -> np.ndarray:
+        """fairseq's hook: the same for several windows."""
+        return np.full(len(indices), TOKENS * self.longest)
+
+    def size(self, index: int) -> int:
+        """fairseq's hook: the tokens of the longest window."""
+        return TOKENS * self.longest
+
+    def set_epoch(self, epoch: int) -> None:
+        """fairseq's hook: other windows in another epoch."""
+        self.epoch = epoch
+
+    def _begin(self, episode: int) -> int:
+        return int(self.ends[episode - 1]) if episode else 0
+
+
+def remaining_returns(rewards: np.ndarray) -> np.ndarray:
+    """The undiscounted sum of the rewards (T,) from each step on, (T,) in float64."""
+    return np.cumsum(rewards[::-1], dtype=np.float64)[::-1]
+
+
+def collate(windows: Sequence[Window]) -> Window:
+    """Windows as one batch, padded at the end.
+
+    ``returns`` (B, K, 1), ``states`` (B, K, S), ``actions`` (B, K, A) and ``timesteps`` (B, K), zeros in padding, and
+    ``padding_mask`` (B, K), True = padding.
+    """
+    names = ("returns", "states", "actions", "timesteps")
+    batch = {name: pad_sequence([one[name] for one in windows], batch_first=True) for name in names}
+    lengths = torch.tensor([len(one["timesteps"]) for one in windows])
+    return {**batch, "padding_mask": torch.arange(batch["timesteps"].shape[1]) >= lengths[:, None]}

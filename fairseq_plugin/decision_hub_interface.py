@@ -1,0 +1,132 @@
+"""A trained Decision Transformer in Python: ``DecisionTransformer.from_pretrained(...)``, ``reset`` and ``act``."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from fairseq.models import BaseFairseqModel
+from fairseq.tasks import FairseqTask
+from torch import Tensor, nn
+
+from common.ops.shared.checks import check_positive_int
+
+from .data.episodes import TOKENS
+
+FULL = "full"
+
+
+class DecisionHubInterface(nn.Module):
+    """A model of the task ``offline_rl``, with the statistics that it was trained with, which acts step by step::
+
+        model.reset(target=3000.0)
+        action = model.act(state)
+        while ...:  # the environment takes the action
+            action = model.act(state, reward)
+
+    States, actions and rewards are those of the environment. Attributes: ``cfg``, ``task`` and ``model``, and
+    ``described``, what is known of the training data.
+    """
+
+    def __init__(self, cfg: Any, task: FairseqTask, model: BaseFairseqModel) -> None:
+        super().__init__()
+        self.cfg, self.task, self.model = cfg, task, model
+        self.described = task.description
+        self.model.eval()
+        self._step: int | None = None
+
+    def reset(self, target: float | Sequence[float], context: int | str | None = None) -> None:
+        """Begin an episode in which the return ``target`` is wanted, or N at once with N targets.
+
+        Args:
+            context: what an action is computed from: the last so many steps, all of them anew for each action; or
+                "full", all steps of the episode, from a state that is updated, at constant cost per step where the
+                attention's state is constant. By default as in training.
+
+        Raises:
+            ValueError: a target that is no finite number; a context that is none, or longer than the model allows.
+        """
+        targets = np.asarray(target, dtype=np.float64)
+        if targets.ndim > 1 or not targets.size or not np.isfinite(targets).all():
+            raise ValueError(f"target is {target!r}; allowed: a finite number, or several")
+        self._context = self._checked_context(context)
+        self._single, self._step = targets.ndim == 0, 0
+        self._targets = targets.reshape(-1, 1)
+        self._memory: dict[str, Any] = {}
+        self._window: list[dict[str, Tensor]] = []
+        self._last_actions: Tensor | None = None
+
+    @torch.no_grad()
+    def act(self, states: np.ndarray, rewards: float | Sequence[float] | None = None) -> np.ndarray:
+        """The actions (N, A) in ``states`` (N, S), or (A,) in a state (S,) after ``reset`` with one target.
+
+        ``rewards`` are those that the last actions brought, (N,) or a number; None at the first step.
+
+        Raises:
+            ValueError: no ``reset`` before; states or rewards of another shape or not finite; no rewards after the
+                first step, or some at it; more steps than the model has embeddings for.
+        """
+        states, rewards = self._checked_step(states, rewards)
+        self._targets = self._targets - rewards
+        weight = next(self.model.parameters())
+
+        def tensor(values: np.ndarray) -> Tensor:
+            return torch.from_numpy(values.astype(np.float32)).to(weight.device, weight.dtype)
+
+        returns = tensor(self._targets / self.task.cfg.return_scale)
+        ready = tensor(self.described.standardise(states))
+        timesteps = torch.full((len(states),), self._step, device=weight.device)
+        if self._context == FULL:
+            actions = self.model.extend(self._memory, returns, ready, timesteps, self._last_actions)
+        else:
+            actions = self._recompute(returns, ready, timesteps)
+        self._last_actions = actions
+        self._step += 1
+        found = self.described.unscale(actions.float().cpu().numpy())
+        return found[0] if self._single else found
+
+    def _recompute(self, returns: Tensor, states: Tensor, timesteps: Tensor) -> Tensor:
+        """The actions from the last steps, all of them anew; the current action is not read and is 0."""
+        if self._window:
+            self._window[-1]["actions"] = self._last_actions
+        actions = states.new_zeros(len(states), self.described.action_size)
+        step = {"returns": returns, "states": states, "actions": actions, "timesteps": timesteps}
+        self._window = [*self._window, step][-self._context :]
+        window = {name: torch.stack([one[name] for one in self._window], dim=1) for name in step}
+        return self.model(**window)[:, -1]
+
+    def _checked_context(self, context: int | str | None) -> int | str:
+        if context is None:
+            context = self.task.context or FULL
+        if context != FULL:
+            check_positive_int("context", context)
+        limit, longest = self.model.max_tokens, self.task.max_episode_length
+        steps = longest if context == FULL else min(context, longest)
+        if limit is not None and TOKENS * steps > limit:
+            raise ValueError(
+                f"context is {context!r}, {steps} steps; allowed for this attention: at most {limit // TOKENS}, which "
+                "--context set in training"
+            )
+        return context
+
+    def _checked_step(self, states: np.ndarray, rewards: Any) -> tuple[np.ndarray, np.ndarray]:
+        """States (N, S) and rewards (N, 1)."""
+        if self._step is None:
+            raise ValueError("act was called before reset; allowed: reset(target), then act")
+        limit, count = self.task.max_episode_length, len(self._targets)
+        if self._step >= limit:
+            raise ValueError(
+                f"the episode has more than {limit} steps; allowed: {limit}, as --max-episode-length set in training"
+            )
+        wanted = (self.described.state_size,) if self._single else (count, self.described.state_size)
+        states = np.asarray(states, dtype=np.float64)
+        if states.shape != wanted or not np.isfinite(states).all():
+            found = f"shape {states.shape}" if states.shape != wanted else "a value that is not finite"
+            raise ValueError(f"states have {found} at step {self._step}; allowed: {wanted}, finite numbers")
+        if (rewards is None) != (self._step == 0):
+            allowed = "None at step 0" if self._step == 0 else "those of the last actions"
+            raise ValueError(f"rewards are {rewards} at step {self._step}; allowed: {allowed}")
+        rewards = np.asarray(0.0 if rewards is None else rewards, dtype=np.float64)
+        if rewards.shape not in ((), (count,)) or not np.isfinite(rewards).all():
+            raise ValueError(f"rewards are {rewards} at step {self._step}; allowed: {count} finite numbers")
+        return states.reshape(count, -1), np.broadcast_to(rewards.reshape(-1, 1), (count, 1))

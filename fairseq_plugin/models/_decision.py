@@ -1,0 +1,195 @@
+"""The base of all Decision Transformers, for the task ``offline_rl``.
+
+The model of the Flowformer paper's Table 7, as its authors released it: Chen et al., *Decision Transformer* (NeurIPS
+2021), with another attention. A step is three tokens, the return that is wanted, the state and the action; each is a
+linear embedding plus one that is learned for the number of the step. A LayerNorm, pre-norm layers with ReLU, a final
+LayerNorm; the action is read at the token of the state, through tanh.
+"""
+
+from argparse import Namespace
+from dataclasses import dataclass, field
+from typing import Any, Optional
+
+import torch
+from fairseq import utils
+from fairseq.dataclass import ChoiceEnum, FairseqDataclass
+from fairseq.models import BaseFairseqModel
+from fairseq.models.transformer import TransformerConfig
+from fairseq.modules import FairseqDropout, LayerNorm
+from fairseq.modules.transformer_sentence_encoder import init_bert_params
+from torch import Tensor, nn
+
+from common.ops.shared.checks import check_positive_int
+
+from ..checkpoints import CheckedLoading
+from ..data.episodes import TOKENS
+from ..decision_hub_interface import DecisionHubInterface
+from ..modules.multihead_attention import IncrementalState
+from ..modules.positions import find_max_tokens
+from ._decoder import wrap_layer
+from ._options import errors_as_typed, flag_of, plain_options
+
+
+@dataclass
+class DecisionConfig(FairseqDataclass):
+    """Options of all Decision Transformers; the defaults are those of the Flowformer paper's script."""
+
+    decoder_layers: int = field(default=3, metadata={"help": "num decoder layers"})
+    decoder_embed_dim: int = field(default=256, metadata={"help": "width of the decoder"})
+    decoder_ffn_embed_dim: Optional[int] = field(  # noqa: UP045  fairseq reads Optional[...]
+        default=None, metadata={"help": "width inside a feed-forward block; default: four times the width"}
+    )
+    decoder_attention_heads: int = field(default=4, metadata={"help": "num decoder attention heads"})
+    activation_fn: ChoiceEnum(utils.get_available_activation_fns()) = field(
+        default="relu", metadata={"help": "activation function of the feed-forward blocks"}
+    )
+    dropout: float = field(default=0.1, metadata={"help": "dropout probability"})
+    attention_dropout: float = field(default=0.0, metadata={"help": "dropout probability for sources of attention"})
+    activation_dropout: float = field(
+        default=0.0, metadata={"help": "dropout probability after the activation of a feed-forward block"}
+    )
+    checkpoint_activations: bool = field(default=False, metadata={"help": "checkpoint activations at each layer"})
+    offload_activations: bool = field(
+        default=False, metadata={"help": "move checkpointed activations to CPU; sets --checkpoint-activations"}
+    )
+
+
+class _HubModel(BaseFairseqModel):
+    """A fairseq model whose ``from_pretrained`` gives an interface to act with."""
+
+    @classmethod
+    def from_pretrained(
+        cls, model_name_or_path: str, checkpoint_file: str = "model.pt", data_name_or_path: str = ".", **kwargs: Any
+    ) -> DecisionHubInterface:
+        """fairseq's, of one checkpoint."""
+        from fairseq import hub_utils
+
+        loaded = hub_utils.from_pretrained(model_name_or_path, checkpoint_file, data_name_or_path, **kwargs)
+        return DecisionHubInterface(loaded["args"], loaded["task"], loaded["models"][0])
+
+
+class DecisionTransformer(CheckedLoading, _HubModel):
+    """Returns, states and actions of steps -> the action of each; causal; subclasses build the layers.
+
+    Padding on any side has no influence on real steps. ``DecisionTransformer.from_pretrained`` loads every one of them,
+    as a ``DecisionHubInterface``; the folder of the data is not needed for that.
+    """
+
+    #: The dataclass of all options.
+    config: type
+    #: What the options of its attention begin with.
+    option_prefix: str
+
+    def __init__(self, args: Namespace, state_size: int, action_size: int) -> None:
+        super().__init__()
+        self.args = args
+        dim = args.decoder_embed_dim
+        self.embed_timestep = nn.Embedding(args.max_episode_length, dim)
+        self.embed_return = nn.Linear(1, dim)
+        self.embed_state = nn.Linear(state_size, dim)
+        self.embed_action = nn.Linear(action_size, dim)
+        self.embed_ln = LayerNorm(dim)
+        self.dropout_module = FairseqDropout(args.dropout, module_name=type(self).__name__)
+        cfg = TransformerConfig.from_namespace(args)
+        layers = (wrap_layer(self.build_layer(args, cfg), cfg) for _ in range(args.decoder_layers))
+        self.layers = nn.ModuleList(layers).apply(init_bert_params)  # N(0, 0.02) and zeros, as GPT-2's
+        self.layer_norm = LayerNorm(dim)
+        self.predict_action = nn.Sequential(nn.Linear(dim, action_size), nn.Tanh())
+        #: The longest input that the layers have parameters for, in tokens; None for any length.
+        self.max_tokens = find_max_tokens(self.layers)
+
+    @classmethod
+    def hub_models(cls) -> dict[str, Any]:
+        """No downloads."""
+        return {}
+
+    @classmethod
+    def build_model(cls, args, task) -> "DecisionTransformer":
+        """Build the model for the states, the actions and the context of ``task``.
+
+        Raises:
+            ValueError: an option that the layers do not allow, or another task.
+        """
+        if not hasattr(task, "max_episode_length"):
+            raise ValueError(f"--task is {type(task).__name__}; allowed with {cls.__name__}: offline_rl")
+        args = plain_options(args)
+        for name in ("decoder_layers", "decoder_embed_dim", "decoder_attention_heads"):
+            check_positive_int(flag_of(name), getattr(args, name))
+        args.decoder_ffn_embed_dim = args.decoder_ffn_embed_dim or 4 * args.decoder_embed_dim
+        args.checkpoint_activations = args.checkpoint_activations or args.offload_activations
+        args.decoder_normalize_before = True
+        args.max_episode_length = task.max_episode_length
+        args.max_target_positions = TOKENS * min(task.context or task.max_episode_length, task.max_episode_length)
+        with errors_as_typed(cls, cls.option_prefix, "decoder"):
+            return cls(args, task.description.state_size, task.description.action_size)
+
+    @classmethod
+    def build_layer(cls, args: Namespace, cfg: TransformerConfig) -> nn.Module:
+        """One layer of the decoder, not yet wrapped; subclasses define it."""
+        raise TypeError(f"{cls.__name__} has no layers; allowed: a subclass that defines build_layer")
+
+    def forward(
+        self, returns: Tensor, states: Tensor, actions: Tensor, timesteps: Tensor, padding_mask: Tensor | None = None
+    ) -> Tensor:
+        """The action at each step, from what comes up to its state: (B, K, A), -1 to 1.
+
+        Args:
+            returns: what is to come, over ``--return-scale``, (B, K, 1).
+            states: standardised, (B, K, S).
+            actions: scaled to -1 to 1, (B, K, A).
+            timesteps: the number of each step in its episode, from 0, (B, K).
+            padding_mask: (B, K), True = padding.
+
+        Raises:
+            ValueError: other shapes, a step beyond the embeddings of steps, or more steps than an attention takes.
+        """
+        self._check(returns, states, actions, timesteps)
+        embedded = (self.embed_return(returns), self.embed_state(states), self.embed_action(actions))
+        tokens = torch.stack(embedded, dim=2) + self.embed_timestep(timesteps)[:, :, None]  # (B, K, 3, D)
+        if padding_mask is not None:
+            tokens = tokens.masked_fill(padding_mask[..., None, None], 0.0)
+            padding_mask = padding_mask.repeat_interleave(TOKENS, dim=1)  # (B, 3K)
+        features = self._decode(tokens.flatten(1, 2), padding_mask)  # (B, 3K, D)
+        return self.predict_action(features[:, 1::TOKENS])
+
+    def extend(
+        self,
+        state: IncrementalState,
+        returns: Tensor,
+        states: Tensor,
+        timesteps: Tensor,
+        last_actions: Tensor | None,
+    ) -> Tensor:
+        """The action (B, A) at the next step of episodes that ``state`` remembers; the same as ``forward``'s.
+
+        returns (B, 1), states (B, S), timesteps (B,), and the actions (B, A) of the step before, None at the first.
+        ``state`` is a dictionary, empty before the first step, which this fills: fairseq's incremental state. Constant
+        cost per step where the attention's state is constant.
+        """
+        steps = self.embed_timestep(timesteps)[:, None]  # (B, 1, D)
+        tokens = [self.embed_return(returns)[:, None] + steps, self.embed_state(states)[:, None] + steps]
+        if last_actions is not None:
+            before = self.embed_timestep(timesteps - 1)[:, None]
+            tokens.insert(0, self.embed_action(last_actions)[:, None] + before)
+        return self.predict_action(self._decode(torch.cat(tokens, dim=1), None, state)[:, -1])
+
+    def _decode(self, tokens: Tensor, padding_mask: Tensor | None, state: IncrementalState | None = None) -> Tensor:
+        """tokens (B, n, D), padding_mask (B, n) -> features (B, n, D)."""
+        x = self.dropout_module(self.embed_ln(tokens)).transpose(0, 1)  # (n, B, D), as fairseq's layers read it
+        for layer in self.layers:
+            x, *_ = layer(x, incremental_state=state, self_attn_padding_mask=padding_mask)
+        return self.layer_norm(x).transpose(0, 1)
+
+    def _check(self, returns: Tensor, states: Tensor, actions: Tensor, timesteps: Tensor) -> None:
+        sizes = {"returns": 1, "states": self.embed_state.in_features, "actions": self.embed_action.in_features}
+        given = {"returns": returns, "states": states, "actions": actions}
+        for name, size in sizes.items():
+            if given[name].shape != (*timesteps.shape, size) or timesteps.dim() != 2:
+                shape, steps = tuple(given[name].shape), tuple(timesteps.shape)
+                raise ValueError(f"{name} has shape {shape}; allowed: (batch, steps, {size}), timesteps having {steps}")
+        limit = self.embed_timestep.num_embeddings
+        if timesteps.numel() and not 0 <= int(timesteps.min()) <= int(timesteps.max()) < limit:
+            raise ValueError(
+                f"timesteps are {int(timesteps.min())} to {int(timesteps.max())}; allowed: 0 to {limit - 1}, as "
+                "--max-episode-length set in training"
+            )

@@ -1,0 +1,154 @@
+"""Offline reinforcement learning: ``fairseq-train --user-dir fairseq_plugin --task offline_rl``.
+
+A model learns from recorded episodes which action was taken, given the return that followed, and acts later by being
+told which return is wanted. Training and checkpoints are fairseq's own.
+"""
+
+import logging
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fairseq.criterions import FairseqCriterion
+from fairseq.dataclass import FairseqDataclass
+from fairseq.models import ARCH_MODEL_REGISTRY
+from fairseq.tasks import FairseqTask, register_task
+from omegaconf import II, MISSING
+from torch import nn
+
+from common.ops.shared.checks import check_positive_int
+
+from ..criterions.action_mse import ActionMSECriterion
+from ..data.episode_folder import EpisodeDescription, read_description, read_split
+from ..data.episodes import EpisodeDataset
+from ..decision_hub_interface import FULL
+from ..models._decision import DecisionTransformer
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class OfflineRLConfig(FairseqDataclass):
+    """Options of ``offline_rl``; the defaults are the authors'."""
+
+    data: str = field(
+        default=MISSING, metadata={"help": "folder that recipes.offline_rl.prepare or .collect has written"}
+    )
+    context: str = field(default="20", metadata={"help": "steps of a window; full: whole episodes"})
+    return_scale: float = field(default=1000.0, metadata={"help": "returns are divided by it before they are embedded"})
+    max_episode_length: int = field(default=1000, metadata={"help": "steps that the model has embeddings for"})
+    windows_per_epoch: int = field(
+        default=640_000, metadata={"help": "windows that are drawn for an epoch; the default is 10,000 batches of 64"}
+    )
+    seed: int = II("common.seed")
+
+
+@register_task("offline_rl", dataclass=OfflineRLConfig)
+class OfflineRLTask(FairseqTask):
+    """Windows of recorded episodes, standardised with the statistics of the training episodes.
+
+    Those statistics are the task's state: a checkpoint holds them, and whoever acts takes them from there.
+    """
+
+    def __init__(self, cfg: OfflineRLConfig, **kwargs) -> None:
+        super().__init__(cfg)
+        for name in ("max_episode_length", "windows_per_epoch"):
+            check_positive_int(f"--{name.replace('_', '-')}", getattr(cfg, name))
+        if not 0.0 < cfg.return_scale < math.inf:
+            raise ValueError(f"--return-scale is {cfg.return_scale}; allowed: above 0 and finite")
+        #: Steps of a window; None for whole episodes.
+        self.context = read_context("--context", cfg.context)
+        self.state.add_factory("description", lambda: read_description(Path(cfg.data)).as_dict())
+
+    @property
+    def description(self) -> EpisodeDescription:
+        """What is known of the episodes that a model is, or was, trained on."""
+        return EpisodeDescription(**self.state.description)
+
+    @property
+    def max_episode_length(self) -> int:
+        """The steps that a model has embeddings for."""
+        return self.cfg.max_episode_length
+
+    def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs) -> None:
+        """Load a split.
+
+        Raises:
+            ValueError: the folder lacks it or is damaged, or its episodes have other sizes than those the model was
+                trained on, or more steps than it has embeddings for.
+        """
+        folder, described, limit = Path(self.cfg.data), self.description, self.max_episode_length
+        episodes = read_split(folder, split)
+        sizes = (episodes[0].states.shape[1], episodes[0].actions.shape[1])
+        if sizes != (described.state_size, described.action_size):
+            raise ValueError(
+                f"{folder} has states and actions of {sizes[0]} and {sizes[1]} numbers; allowed: "
+                f"{described.state_size} and {described.action_size}"
+            )
+        for i, one in enumerate(episodes):
+            if len(one.rewards) > limit:
+                raise ValueError(
+                    f"episode {i} of {split} has {len(one.rewards)} steps; allowed: at most {limit}, "
+                    "--max-episode-length"
+                )
+        steps = sum(len(one.rewards) for one in episodes)
+        logger.info(f"{split}: {len(episodes)} episodes of {described.name}, {steps} steps")
+        self.datasets[split] = EpisodeDataset(
+            episodes,
+            described,
+            context=self.context,
+            return_scale=self.cfg.return_scale,
+            count=self.cfg.windows_per_epoch,
+            seed=self.cfg.seed,
+        )
+
+    def build_model(self, cfg, from_checkpoint: bool = False) -> nn.Module:
+        """fairseq's hook: the model.
+
+        Raises:
+            ValueError: an architecture that is no Decision Transformer.
+        """
+        name = getattr(cfg, "_name", None) or getattr(cfg, "arch", None)
+        if not issubclass(ARCH_MODEL_REGISTRY.get(name, object), DecisionTransformer):
+            known = sorted(x for x, model in ARCH_MODEL_REGISTRY.items() if issubclass(model, DecisionTransformer))
+            raise ValueError(f"--arch is {name}; allowed with --task offline_rl: {', '.join(known)}")
+        return super().build_model(cfg, from_checkpoint)
+
+    def build_criterion(self, cfg, from_checkpoint: bool = False) -> FairseqCriterion:
+        """fairseq's hook: the criterion.
+
+        Raises:
+            ValueError: it is not ``action_mse``.
+        """
+        criterion = super().build_criterion(cfg, from_checkpoint)
+        if not isinstance(criterion, ActionMSECriterion):
+            name = getattr(cfg, "_name", None) or getattr(cfg, "criterion", None)
+            raise ValueError(f"--criterion is {name}; allowed with --task offline_rl: action_mse")
+        return criterion
+
+    def max_positions(self) -> None:
+        """fairseq's hook: None, no window is left out."""
+        return None
+
+    @property
+    def source_dictionary(self) -> None:
+        """There is none: what is read are numbers."""
+        return None
+
+    @property
+    def target_dictionary(self) -> None:
+        """There is none: an action is a few numbers."""
+        return None
+
+
+def read_context(option: str, text: str) -> int | None:
+    """The steps of a window that ``option`` gives; None for "full", whole episodes.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if text == FULL:
+        return None
+    if not str(text).isdecimal() or int(text) < 1:
+        raise ValueError(f"{option} is {text}; allowed: {FULL}, or an integer of at least 1")
+    return int(text)

@@ -1,0 +1,110 @@
+"""Collect own data of graded quality: ``python -m recipes.offline_rl.collect --env HalfCheetah-v5 --minutes 2``.
+
+A linear policy is improved by random search. Policies from its beginning to its best then play, with some noise on
+their actions, and what they did is the data. An interrupted search goes on where it was. This is not D4RL.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+from fairseq_plugin.data.episode_folder import Episode, EpisodeDescription, write_folder
+
+from ..shared.commands import shown_path
+from ..shared.indexed_files import whole_folder
+from ..shared.scripts import positive_int, script
+from ..shared.settings import keep_settings
+from .environments import make
+from .prepare import summary
+from .random_search import SETTINGS, Search, Settings, play
+
+
+def collect(
+    name: str, minutes: float, out: Path, *, grades: int = 5, episodes: int = 20, noise: float = 0.1, seed: int = 1
+) -> EpisodeDescription:
+    """Search for ``minutes`` in ``out``/search.npz, and write episodes of graded policies to the folder ``out``/data.
+
+    Args:
+        grades: policies that play, about evenly spaced by return.
+        episodes: of each.
+        noise: deviation of the noise on their actions of -1 to 1.
+
+    Raises:
+        ValueError: an environment that does not fit, or ``out`` holds the search of another one or of another seed.
+    """
+    environment = make(name)
+    settings = SETTINGS.get(name.partition("-")[0], Settings())
+    keep_settings(out / "search.json", {"--env": name, "--seed": seed})
+    search = Search(environment, settings, seed, out / "search.npz")
+    with tqdm(total=60.0 * minutes, desc="search", unit="s", disable=None, bar_format="{l_bar}{bar}{postfix}") as bar:
+
+        def show(search: Search) -> None:
+            best = max(policy.total for policy in search.policies)
+            bar.set_postfix_str(f"{len(search.policies) - 1} iterations, best return {best:,.0f}")
+            bar.update(min(search.seconds, bar.total) - bar.n)
+
+        search.run(60.0 * minutes, show)
+    rng = np.random.default_rng((seed, 2**31))
+    recorded: list[Episode] = []
+    with tqdm(total=grades * episodes, desc="episodes", unit="", disable=None) as bar:
+        for policy in search.graded(grades):
+            for _ in range(episodes):
+                recorded.append(play(environment, policy, int(rng.integers(2**31)), noise, rng))
+                bar.update()
+    space = environment.action_space
+    with whole_folder(out / "data") as folder:
+        return write_folder(folder, {"train": recorded}, f"{name}, own data", name, (space.low, space.high))
+
+
+def parser() -> argparse.ArgumentParser:
+    """The script's options."""
+    parser = argparse.ArgumentParser(prog="python -m recipes.offline_rl.collect", description=__doc__.splitlines()[0])
+    parser.add_argument("--env", default="HalfCheetah-v5", metavar="NAME", help="of gymnasium (%(default)s)")
+    parser.add_argument("--minutes", type=positive_number, default=2.0, help="of search (%(default)s)")
+    parser.add_argument("--grades", type=positive_int, default=5, help="policies that play (%(default)s)")
+    parser.add_argument("--episodes", type=positive_int, default=20, help="of each policy (%(default)s)")
+    parser.add_argument("--noise", type=float, default=0.1, help="deviation of it on actions of -1 to 1 (%(default)s)")
+    parser.add_argument("--seed", type=int, default=1, help="default: %(default)s")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="default: work/offline_rl/ENV; the data is in DIR/data")
+    return parser
+
+
+def positive_number(text: str) -> float:
+    """The type of an option whose value is a number above 0.
+
+    Raises:
+        argparse.ArgumentTypeError: it is not.
+    """
+    value = float(text)
+    if not 0.0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{value}; allowed: above 0 and finite")
+    return value
+
+
+@script("collect")
+def main(arguments: Iterable[str] | None = None) -> int:
+    """Run the script; returns the exit status."""
+    options = parser().parse_args(arguments)
+    if not 0.0 <= options.noise < float("inf") or options.seed < 0:
+        raise ValueError(f"--noise is {options.noise} and --seed {options.seed}; allowed: at least 0 and finite")
+    out = (options.out or Path("work/offline_rl") / options.env).absolute()
+    described = collect(
+        options.env,
+        options.minutes,
+        out,
+        grades=options.grades,
+        episodes=options.episodes,
+        noise=options.noise,
+        seed=options.seed,
+    )
+    print(f"  {summary(described)}")
+    print(f"Ready: {shown_path(out / 'data')}. The commands to train with are in recipes/offline_rl/README.md.")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

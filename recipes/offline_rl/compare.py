@@ -1,0 +1,186 @@
+"""Train Decision Transformers with several attentions and seeds on own data, let them act, and print their returns.
+
+``python -m recipes.offline_rl.compare --minutes 30`` from the checkout's root: data is collected, models are trained
+through fairseq-train and evaluated. An interrupted comparison goes on where it was.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+from fairseq.models import ARCH_MODEL_REGISTRY
+
+import fairseq_plugin  # noqa: F401  registers the architectures
+from fairseq_plugin.data.episode_folder import EpisodeDescription, read_description
+from fairseq_plugin.tasks.offline_rl import read_context
+
+from ..shared import fairseq_log
+from ..shared.commands import shown_path
+from ..shared.scripts import command_line, positive_int, script
+from ..shared.settings import keep_settings
+from ..shared.tables import describe_run
+from ..shared.text_files import write_lines
+from ..shared.trainings import Training, read_points, read_trained, train_all
+from .acting import Evaluation, Played, evaluate, load
+from .collect import collect, positive_number
+from .results import Plan, Result, write
+from .speed import seconds_per_update
+
+SUFFIX = "_decision"
+DEFAULT_NAMES = ("flowformer", "softmax", "linear")
+#: Smaller than the paper's models, which would need a day on a CPU.
+SIZES = "--decoder-layers 2 --decoder-embed-dim 64 --decoder-attention-heads 4".split()
+#: Of the time: for the search of a policy, and for the trainings. What remains is for acting.
+SEARCH_SHARE, TRAINING_SHARE = 0.1, 0.6
+#: Seconds that fairseq needs before the first update.
+_START = 12.0
+#: A training has so many epochs; what an interruption may cost is one.
+EPOCHS = 10
+_TARGETS = 5
+
+
+def train_arguments(data: Path, name: str, context: str, updates: int, seed: int) -> list[object]:
+    """fairseq-train's arguments: the authors' optimiser, with a shorter warmup; whole episodes in smaller batches."""
+    batch = 4 if read_context("--context", context) is None else 64
+    return [
+        data,
+        *"--user-dir fairseq_plugin --task offline_rl --criterion action_mse --disable-validation".split(),
+        *("--arch", name + SUFFIX, *SIZES, "--context", context),
+        *("--batch-size", batch, "--windows-per-epoch", batch * max(1, updates // EPOCHS)),
+        *"--optimizer adam --weight-decay 0.0001 --clip-norm 0.25 --lr 0.001 --lr-scheduler fixed".split(),
+        *("--warmup-updates", max(1, updates // EPOCHS), "--max-update", updates, "--seed", seed),
+        *("--no-epoch-checkpoints", "--log-interval", max(1, updates // 50)),
+        *"--num-workers 0 --data-buffer-size 0".split(),  # no reader thread
+    ]
+
+
+def plan_updates(out: Path, data: Path, options: argparse.Namespace) -> int:
+    """The updates of each training that fill its share of the time here; decided once, and kept in ``out``."""
+    path = out / "updates.json"
+    if not path.exists():
+        commands = (train_arguments(data, name, options.context, EPOCHS, 1) for name in options.archs)
+        seconds = [seconds_per_update(command) for command in commands]
+        each = TRAINING_SHARE * 60.0 * options.minutes * options.jobs / options.seeds - _START * len(seconds)
+        updates = EPOCHS * max(1, int(each / sum(seconds) / EPOCHS))
+        write_lines(path, [json.dumps({"updates": updates}) + "\n"])
+    return json.loads(path.read_text(encoding="utf-8"))["updates"]
+
+
+def act(folder: Path, plan: Plan) -> Evaluation:
+    """The evaluation of the training in ``folder``, kept there."""
+    path = folder / "returns.json"
+    settings = {"environment": plan.environment, "targets": plan.targets, "episodes": plan.episodes}
+    if path.exists():
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        if stored["settings"] == settings:
+            return Evaluation([Played(**one) for one in stored["played"]], stored["milliseconds"])
+    hub = load(folder / "checkpoints" / "checkpoint_last.pt")
+    found = evaluate(hub, plan.environment, plan.targets, plan.episodes)
+    content = {"settings": settings, "milliseconds": found.milliseconds}
+    content["played"] = [one._asdict() for one in found.episodes]
+    write_lines(path, [json.dumps(content, indent=1) + "\n"])
+    return found
+
+
+def read_results(out: Path, plan: Plan) -> list[Result]:
+    """The complete trainings of the plan, with what their models did."""
+    results = []
+    for name in plan.names:
+        for seed in plan.seeds:
+            folder = out / f"{name}.{seed}"
+            trained = read_trained(folder)
+            if trained is None:
+                continue
+            points = [point for point in read_points(folder) if point.split == "train_inner"]
+            lines = (folder / "train.log").read_text(encoding="utf-8").splitlines()
+            played = act(folder, plan)
+            results.append(
+                Result(
+                    name,
+                    seed,
+                    fairseq_log.parse_parameters(lines),
+                    [point.update for point in points],
+                    [point.values["loss"] for point in points],
+                    played.episodes,
+                    played.milliseconds,
+                    trained.seconds,
+                    trained.command,
+                )
+            )
+            print(f"  {name}, seed {seed}: {played.milliseconds:.1f} ms an action", flush=True)
+    return results
+
+
+def parser() -> argparse.ArgumentParser:
+    """The script's options."""
+    parser = argparse.ArgumentParser(prog="python -m recipes.offline_rl.compare", description=__doc__.splitlines()[0])
+    parser.add_argument("--env", default="HalfCheetah-v5", metavar="NAME", help="of gymnasium (%(default)s)")
+    parser.add_argument("--minutes", type=positive_number, default=30.0, help="for everything, about (%(default)s)")
+    parser.add_argument("--seeds", type=positive_int, default=3, help="trainings of each model (%(default)s)")
+    names = ",".join(DEFAULT_NAMES)
+    parser.add_argument("--archs", type=architectures, default=names, help=f"comma-separated, any causal ({names})")
+    parser.add_argument("--context", default="20", metavar="K|full", help="steps of a window (%(default)s)")
+    parser.add_argument("--episodes", type=positive_int, default=5, help="for each target (%(default)s)")
+    parser.add_argument("--jobs", type=positive_int, default=1, help="trainings at a time, of one thread each")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="default: work/offline_rl/compare/ENV")
+    return parser
+
+
+def known_names() -> list[str]:
+    """The architectures there are, without _decision."""
+    return [name.removesuffix(SUFFIX) for name in sorted(ARCH_MODEL_REGISTRY) if name.endswith(SUFFIX)]
+
+
+def architectures(text: str) -> list[str]:
+    """Comma-separated names of architectures, with or without _decision, none twice."""
+    names = list(dict.fromkeys(name.removesuffix(SUFFIX) for name in text.split(",")))
+    for name in names:
+        if name not in known_names():
+            raise argparse.ArgumentTypeError(f"{name}; allowed: {', '.join(known_names())}")
+    return names
+
+
+def collected(out: Path, environment: str, minutes: float) -> EpisodeDescription:
+    """The data of the comparison, collected unless that is complete."""
+    data = out / "behaviour" / "data"
+    return read_description(data) if data.exists() else collect(environment, minutes, data.parent)
+
+
+@script("compare")
+def main(arguments: Iterable[str] | None = None) -> int:
+    """Run the script; returns the exit status."""
+    options = parser().parse_args(arguments)
+    read_context("--context", options.context)
+    started, command = time.monotonic(), command_line("recipes.offline_rl.compare", arguments)
+    out = (options.out or Path("work/offline_rl/compare") / options.env).absolute()
+    begun = {"--env": options.env, "--minutes": options.minutes, "--context": options.context}
+    keep_settings(out / "settings.json", begun)
+    described = collected(out, options.env, SEARCH_SHARE * options.minutes)
+    data = out / "behaviour" / "data"
+    updates = plan_updates(out, data, options)
+    targets = [round(x, 1) for x in np.linspace(described.lowest, described.highest, _TARGETS).tolist()]
+    seeds = list(range(1, options.seeds + 1))
+    plan = Plan(options.env, options.archs, seeds, options.context, updates, targets, options.episodes)
+    trainings = [
+        Training(f"{name}.{seed}", train_arguments(data, name, options.context, updates, seed))
+        for seed in seeds
+        for name in plan.names
+    ]
+    failed: dict[str, str] = {}
+    try:
+        failed = train_all(trainings, out, options.jobs).failed
+    except KeyboardInterrupt:
+        print("\nInterrupted. Run again to go on; the trainings that are complete follow.", file=sys.stderr)
+    results = read_results(out, plan)
+    run = describe_run(command, time.monotonic() - started)
+    print("\n" + write(out, plan, described, results, failed, run))
+    print(f"\nThe same as Markdown, JSON and a picture: {shown_path(out)}")
+    return 0 if len(results) == len(trainings) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,120 @@
+"""Returns of trained models: ``python -m recipes.offline_rl.evaluate CHECKPOINT --env NAME --targets 3000,1000``.
+
+Several checkpoints are trainings of one model with several seeds.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from fairseq_plugin.data.episode_folder import EpisodeDescription
+from fairseq_plugin.decision_hub_interface import FULL
+from fairseq_plugin.tasks.offline_rl import read_context
+
+from ..shared.scripts import command_line, positive_int, script
+from ..shared.tables import Table, as_text, describe_run
+from ..shared.text_files import write_lines
+from .acting import Evaluation, evaluate, load
+from .d4rl import robot_of, score, score_range
+from .published import published
+
+
+def table(described: EpisodeDescription, evaluations: Sequence[Evaluation], targets: Sequence[float]) -> Table:
+    """A row for each target: returns, their deviation over episodes and over checkpoints, and normalised scores."""
+    rows = []
+    for target in targets:
+        ours = [[one.total for one in each.episodes if one.target == target] for each in evaluations]
+        means = [statistics.mean(totals) for totals in ours]
+        every = [total for totals in ours for total in totals]
+        scores = [score(described, mean) for mean in means]
+        rows.append(
+            (
+                f"{target:,.0f}",
+                spread(every),
+                spread(means),
+                spread(scores, 1),
+                f"{min(every):,.0f}",
+                f"{max(every):,.0f}",
+                str(len(every)),
+            )
+        )
+    low, high = score_range(described)
+    constants = "D4RL's constants" if robot_of(described.name) else "the data's own lowest and highest"
+    notes = [
+        f"score: 0 for a return of {low:,.1f}, 100 for {high:,.1f}, {constants}",
+        f"trained on {described.name}: returns {described.lowest:,.0f} to {described.highest:,.0f}, "
+        f"mean {described.average:,.0f}",
+        f"an action took {statistics.mean(one.milliseconds for one in evaluations):.1f} ms, of all episodes side by "
+        "side together",
+    ]
+    row = published(described.name)
+    if row is not None:
+        notes.append(f"the paper's row of scores: {row}")
+    header = ("target", "return, over episodes", "over checkpoints", "score", "least", "most", "episodes")
+    return Table("Returns", header, rows, notes)
+
+
+def spread(values: Sequence[float], digits: int = 0) -> str:
+    """Mean and deviation."""
+    deviation = f" ± {statistics.stdev(values):,.{digits}f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):,.{digits}f}{deviation}"
+
+
+def parser() -> argparse.ArgumentParser:
+    """The script's options."""
+    parser = argparse.ArgumentParser(prog="python -m recipes.offline_rl.evaluate", description=__doc__.splitlines()[0])
+    parser.add_argument("checkpoints", type=Path, nargs="+", metavar="CHECKPOINT", help="one for each seed")
+    parser.add_argument("--env", metavar="NAME", help="of gymnasium; default: the one of the training data")
+    parser.add_argument("--targets", type=numbers, metavar="A,B", help="returns that are wanted; default: see README")
+    parser.add_argument("--episodes", type=positive_int, default=10, help="for each target (%(default)s)")
+    parser.add_argument(
+        "--context",
+        metavar=f"K|{FULL}",
+        help="steps that an action is computed from, anew for each; full: all of them, one step at a time from a "
+        "state. Default: as in training",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the first episode (%(default)s)")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="write every episode, as JSON")
+    return parser
+
+
+def numbers(text: str) -> list[float]:
+    """The type of an option with numbers between commas."""
+    return list(dict.fromkeys(float(part) for part in text.split(",")))
+
+
+@script("evaluate")
+def main(arguments: Iterable[str] | None = None) -> int:
+    """Run the script; returns the exit status."""
+    options = parser().parse_args(arguments)
+    started = time.monotonic()
+    context = None if options.context is None else read_context("--context", options.context) or FULL
+    hubs = [load(path) for path in options.checkpoints]
+    described = hubs[0].described
+    for path, hub in zip(options.checkpoints, hubs):
+        if hub.described != described:
+            raise ValueError(f"{path} was trained on other data than {options.checkpoints[0]}; allowed: the same data")
+    environment = options.env or described.environment
+    if not environment:
+        raise ValueError(f"--env is not given, and {described.name} names none; allowed: a name of gymnasium")
+    robot = robot_of(described.name)
+    targets = options.targets or (list(robot.targets) if robot else [described.highest, described.average])
+    found = [evaluate(hub, environment, targets, options.episodes, options.seed, context) for hub in hubs]
+    run = describe_run(command_line("recipes.offline_rl.evaluate", arguments), time.monotonic() - started)
+    print(as_text([table(described, found, targets)], run))
+    if options.output is not None:
+        episodes = {
+            str(path): [one._asdict() for one in each.episodes] for path, each in zip(options.checkpoints, found)
+        }
+        content = {"run": run._asdict(), "data": described.as_dict(), "episodes": episodes}
+        options.output.parent.mkdir(parents=True, exist_ok=True)
+        write_lines(options.output, [json.dumps(content, indent=1) + "\n"])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,89 @@
+"""Prepare recorded episodes for fairseq: ``python -m recipes.offline_rl.prepare --dataset hopper-medium-v2``.
+
+The nine MuJoCo data sets of D4RL are downloaded; ``--file`` takes an HDF5 file that you have, in D4RL's layout or
+Minari's ``main_data.hdf5``, of any data set.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from fairseq_plugin.data.episode_folder import EpisodeDescription, write_folder
+
+from ..shared.commands import shown_path
+from ..shared.indexed_files import whole_folder
+from ..shared.scripts import script
+from .d4rl import FILES, fetch, robot_of
+from .hdf5_files import read_hdf5
+
+
+def prepare(
+    name: str,
+    out: Path,
+    file: Path | None = None,
+    environment: str | None = None,
+    action_range: tuple[float, float] = (-1.0, 1.0),
+) -> EpisodeDescription:
+    """Write data set ``name`` to the folder ``out``; downloads are kept beside it.
+
+    Raises:
+        ValueError: the name, the file or the range of actions; nothing is written then.
+        DownloadFailed: the data set could not be downloaded whole.
+    """
+    robot = robot_of(name)
+    if file is None and robot is None:
+        raise ValueError(f"--dataset is {name}; allowed without --file: {', '.join(FILES)}")
+    episodes = read_hdf5(file or fetch(name, out.parent / "downloads"))
+    sizes = (episodes[0].states.shape[1], episodes[0].actions.shape[1])
+    if robot is not None and sizes != (robot.state_size, robot.action_size):
+        raise ValueError(
+            f"{name} has states and actions of {sizes[0]} and {sizes[1]} numbers; allowed: {robot.state_size} and "
+            f"{robot.action_size}, as {robot.environment}, or another --dataset"
+        )
+    environment = environment or (robot.environment if robot else "")
+    low, high = action_range
+    with whole_folder(out) as folder:
+        return write_folder(folder, {"train": episodes}, name, environment, ([low], [high]))
+
+
+def parser() -> argparse.ArgumentParser:
+    """The script's options."""
+    parser = argparse.ArgumentParser(prog="python -m recipes.offline_rl.prepare", description=__doc__.splitlines()[0])
+    parser.add_argument("--dataset", required=True, metavar="NAME", help=f"{', '.join(FILES)}; or any with --file")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="default: work/offline_rl/NAME")
+    parser.add_argument("--file", type=Path, metavar="HDF5", help="a file you have, of D4RL or Minari")
+    parser.add_argument("--env", metavar="NAME", help="gymnasium's name of the environment; known for the nine sets")
+    parser.add_argument(
+        "--action-range",
+        type=float,
+        nargs=2,
+        default=(-1.0, 1.0),
+        metavar=("LOW", "HIGH"),
+        help="of each number of an action (-1 1)",
+    )
+    return parser
+
+
+@script("prepare")
+def main(arguments: Iterable[str] | None = None) -> int:
+    """Run the script; returns the exit status."""
+    options = parser().parse_args(arguments)
+    out = (options.out or Path("work/offline_rl") / options.dataset).absolute()
+    described = prepare(options.dataset, out, options.file, options.env, tuple(options.action_range))
+    print(f"  {summary(described)}")
+    print(f"Ready: {shown_path(out)}. The commands to train with are in recipes/offline_rl/README.md.")
+    return 0
+
+
+def summary(described: EpisodeDescription) -> str:
+    """Sizes and returns of a data set in a line."""
+    return (
+        f"{described.name}: states of {described.state_size} numbers, actions of {described.action_size}, up to "
+        f"{described.longest} steps; returns {described.lowest:,.0f} to {described.highest:,.0f}, "
+        f"mean {described.average:,.0f}"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,144 @@
+"""Augmented random search: a linear policy that improves by trying small changes of itself, without gradients.
+
+Mania, Guy, Recht, *Simple random search provides a competitive approach to reinforcement learning* (2018), version
+V2-t. The policies on the way are kept, and make data of graded quality.
+"""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fairseq_plugin.data.episode_folder import Episode
+
+from ..shared.text_files import unfinished_path
+
+
+class Settings(NamedTuple):
+    """Of the search: how many directions are tried and how many best ones count, and how far each step goes."""
+
+    directions: int = 16
+    best: int = 8
+    noise: float = 0.03
+    step: float = 0.02
+    alive: float = 0.0  # reward of a step for not having fallen, which the search leaves out
+
+
+#: The paper's for the robots that can fall, with fewer directions; by gymnasium's name without the version.
+SETTINGS = {"Hopper": Settings(8, 4, 0.025, 0.01, 1.0), "Walker2d": Settings(16, 8, 0.025, 0.03, 1.0)}
+
+
+class Policy(NamedTuple):
+    """action = weights · (state - mean) / std, cut to -1 to 1 and scaled to the environment's range."""
+
+    weights: np.ndarray  # (A, S)
+    mean: np.ndarray  # (S,)
+    std: np.ndarray  # (S,)
+    total: float  # the return of one episode of it
+
+
+class Search:
+    """A search that goes on where the file ``path`` ends; what it tries depends on the seed alone.
+
+    Attributes: ``policies``, one before the search and one after each iteration; ``seconds`` it took so far.
+    """
+
+    def __init__(self, environment: Any, settings: Settings, seed: int, path: Path) -> None:
+        self.environment, self.settings, self.seed, self.path = environment, settings, seed, path
+        states, actions = environment.observation_space.shape[0], environment.action_space.shape[0]
+        self.policies: list[Policy] = []
+        self.seconds = 0.0
+        # Count, mean and sum of squared deviations of all states seen (Welford).
+        self.seen, self.mean, self.squares = 0, np.zeros(states), np.zeros(states)
+        if path.exists():
+            self._read()
+        else:
+            first = Policy(np.zeros((actions, states)), np.zeros(states), np.ones(states), 0.0)
+            self._keep(first, np.random.default_rng((seed, 0)))
+
+    def run(self, seconds: float, on_iteration: Callable[["Search"], None]) -> None:
+        """Search until it took ``seconds`` in all, at least one iteration; each is kept on disk."""
+        while len(self.policies) == 1 or self.seconds < seconds:
+            started = time.monotonic()
+            self._iterate(np.random.default_rng((self.seed, len(self.policies))))
+            self.seconds += time.monotonic() - started
+            self._write()
+            on_iteration(self)
+
+    def graded(self, count: int) -> list[Policy]:
+        """``count`` policies whose returns are about evenly spaced between the first one's and the best one's."""
+        totals = np.array([policy.total for policy in self.policies])
+        wanted = np.linspace(totals[0], totals.max(), count)
+        return [self.policies[int(np.abs(totals - total).argmin())] for total in wanted]
+
+    def _iterate(self, rng: np.random.Generator) -> None:
+        """One step along the directions whose tries differ most from each other in return."""
+        policy, settings = self.policies[-1], self.settings
+        directions = rng.standard_normal((settings.directions, *policy.weights.shape))
+        totals = np.zeros((settings.directions, 2))  # with the direction added, and taken away
+        for i, direction in enumerate(directions):
+            for j, sign in enumerate((1.0, -1.0)):
+                tried = policy._replace(weights=policy.weights + sign * settings.noise * direction)
+                totals[i, j] = self._play(tried, rng, learn=True)
+        best = np.argsort(-totals.max(axis=1))[: settings.best]
+        deviation = totals[best].std()
+        change = np.tensordot(totals[best, 0] - totals[best, 1], directions[best], axes=1) / settings.best
+        weights = policy.weights + settings.step * change / (deviation + 1e-8)
+        std = np.sqrt(self.squares / max(self.seen - 1, 1))
+        self._keep(Policy(weights, self.mean.copy(), np.where(std > 1e-7, std, 1.0), 0.0), rng)
+
+    def _keep(self, policy: Policy, rng: np.random.Generator) -> None:
+        total = self._play(policy, rng, learn=False)
+        self.policies.append(policy._replace(total=total))
+
+    def _play(self, policy: Policy, rng: np.random.Generator, learn: bool) -> float:
+        """The return of an episode, without what staying alive brings where the search ``learn``s from it."""
+        episode = play(self.environment, policy, int(rng.integers(2**31)))
+        if not learn:
+            return episode.total
+        self.seen += len(episode.states)
+        states = episode.states.astype(np.float64)
+        share = len(states) / self.seen
+        shift = states.mean(axis=0) - self.mean
+        self.squares += ((states - states.mean(axis=0)) ** 2).sum(axis=0) + shift**2 * len(states) * (1 - share)
+        self.mean += share * shift
+        return episode.total - self.settings.alive * len(states)
+
+    def _read(self) -> None:
+        with np.load(self.path) as stored:
+            self.seconds, self.seen = float(stored["seconds"]), int(stored["seen"])
+            self.mean, self.squares = stored["mean"], stored["squares"]
+            parts = (stored["weights"], stored["means"], stored["stds"], stored["totals"])
+            self.policies = [Policy(*values[:3], float(values[3])) for values in zip(*parts)]
+
+    def _write(self) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        weights, means, stds, totals = map(np.stack, zip(*self.policies))
+        with open(unfinished_path(self.path), "wb") as file:
+            state = {"seconds": self.seconds, "seen": self.seen, "mean": self.mean, "squares": self.squares}
+            np.savez(file, weights=weights, means=means, stds=stds, totals=totals, **state)
+        unfinished_path(self.path).replace(self.path)
+
+
+def play(
+    environment: Any, policy: Policy, seed: int, noise: float = 0.0, rng: np.random.Generator | None = None
+) -> Episode:
+    """One episode of ``policy``, with Gaussian noise of deviation ``noise`` on its actions of -1 to 1."""
+    low, high = environment.action_space.low, environment.action_space.high
+    centre, half = (low + high) / 2.0, (high - low) / 2.0
+    states, actions, rewards = [], [], []
+    state, _ = environment.reset(seed=seed)
+    ended = False
+    while not ended:
+        chosen = policy.weights @ ((state - policy.mean) / policy.std)
+        if noise:
+            chosen = chosen + noise * rng.standard_normal(len(chosen))
+        action = (centre + half * np.clip(chosen, -1.0, 1.0)).astype(environment.action_space.dtype)
+        states.append(state)
+        actions.append(action)
+        state, reward, terminated, truncated, _ = environment.step(action)
+        rewards.append(float(reward))
+        ended = terminated or truncated
+    return Episode(*(np.asarray(x, dtype=np.float32) for x in (states, actions, rewards)))

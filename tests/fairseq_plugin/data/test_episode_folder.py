@@ -1,0 +1,85 @@
+"""Episodes on disk: statistics of the training episodes, and what is refused before anything is written."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fairseq_plugin.data.episode_folder import Episode, read_description, read_split, write_folder
+from tests.fairseq_plugin.helpers.episodes import ACTION, LONGEST, STATE, episodes
+
+
+def changed(index: int, **arrays) -> dict[str, list[Episode]]:
+    """Splits with other arrays in one episode."""
+    made = episodes(5)
+    made[index] = made[index]._replace(**arrays)
+    return {"train": made}
+
+
+def test_what_was_written_comes_back(tmp_path: Path) -> None:
+    """Episodes as float32, and statistics of the training episodes alone."""
+    given = {"train": episodes(5), "valid": episodes(3, seed=2)}
+    written = write_folder(tmp_path, given, "toy", "Toy-v0")
+    for name, made in given.items():
+        for one, other in zip(made, read_split(tmp_path, name), strict=True):
+            assert all(np.array_equal(x.astype(np.float32), y) for x, y in zip(one, other))
+    states = np.concatenate([one.states for one in given["train"]])
+    assert read_description(tmp_path) == written
+    assert np.allclose(written.mean, states.mean(0)) and np.allclose(written.std, states.std(0))
+    assert (written.state_size, written.action_size, written.longest) == (STATE, ACTION, LONGEST)
+    totals = [one.total for one in given["train"]]
+    assert (written.lowest, written.average, written.highest) == (min(totals), np.mean(totals), max(totals))
+    standardised = written.standardise(states)
+    assert np.allclose(standardised.mean(0), 0.0, atol=1e-4) and np.allclose(standardised.std(0), 1.0, atol=1e-4)
+
+
+def test_actions_are_scaled_from_their_range(tmp_path: Path) -> None:
+    """To -1 to 1 and back, each number by its own."""
+    described = write_folder(tmp_path, {"train": episodes(2)}, "toy", action_range=([-2.0, -1.0], [2.0, 3.0]))
+    assert np.allclose(described.scale(np.array([[2.0, -1.0], [0.0, 1.0]])), [[1.0, -1.0], [0.0, 0.0]])
+    actions = np.random.default_rng(0).uniform(-1, 1, (5, ACTION))
+    assert np.allclose(described.scale(described.unscale(actions)), actions, atol=1e-6)
+
+
+REFUSED = [
+    (lambda: changed(1, actions=np.zeros(4, dtype=np.int64)), "episode 1 of train has discrete actions"),
+    (lambda: changed(0, states=np.zeros((3, STATE))), r"episode 0 of train: actions have shape \(12, 2\)"),
+    (lambda: changed(2, states=np.zeros((4, 7))), r"episode 2 of train: states have shape .*allowed: \(steps, 3\)"),
+    (lambda: changed(0, rewards=np.zeros((LONGEST, 1))), "episode 0 of train: rewards have shape"),
+    (lambda: changed(0, rewards=np.full(LONGEST, np.nan)), "episode 0 of train: rewards .* not finite at step 0"),
+    (lambda: changed(0, actions=np.full((LONGEST, 2), 1.5)), "number 0 of the action at step 0 is 1.5; allowed: -1.0"),
+    (lambda: changed(0, states=[["a"] * STATE] * LONGEST), "episode 0 of train: states cannot be read as numbers"),
+    (lambda: {"train": [Episode(*(np.zeros((0, 2)),) * 2, np.zeros(0))]}, "episode 0 of train: states have shape"),
+    (lambda: {"train": []}, "splits are train; allowed: 'train', with episodes"),
+    (lambda: {"valid": episodes(2)}, "splits are valid; allowed: 'train'"),
+]
+
+
+@pytest.mark.parametrize("make, message", REFUSED)
+def test_bad_input_is_refused_and_nothing_written(tmp_path: Path, make, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        write_folder(tmp_path / "new", make(), "toy")
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_range_that_is_none_is_refused(tmp_path: Path) -> None:
+    for bad in (([1.0], [-1.0]), ([-np.inf], [np.inf])):
+        with pytest.raises(ValueError, match="range of actions is .*; allowed"):
+            write_folder(tmp_path / "new", {"train": episodes(2)}, "toy", action_range=bad)
+
+
+def test_damaged_folders(tmp_path: Path) -> None:
+    """A missing or broken description, a missing split, a file that was cut off."""
+    with pytest.raises(ValueError, match="lacks episodes.json; allowed"):
+        read_description(tmp_path)
+    write_folder(tmp_path, {"train": episodes(3)}, "toy")
+    with pytest.raises(ValueError, match="no split valid; allowed: train"):
+        read_split(tmp_path, "valid")
+    whole = (tmp_path / "train.npz").read_bytes()
+    (tmp_path / "train.npz").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match="train.npz cannot be read"):
+        read_split(tmp_path, "train")
+    for text in ("{", '{"name": "toy"}'):
+        (tmp_path / "episodes.json").write_text(text)
+        with pytest.raises(ValueError, match="episodes.json .*name, environment, mean"):
+            read_description(tmp_path)
