@@ -35,7 +35,7 @@ class AttentionDecisionTransformer(DecisionTransformer):
 
 def _register(prefix: str, attention: str) -> None:
     """Register ``prefix``_decision; this file holds its classes under their names, so that pickle finds them."""
-    options = attention_config(attention, **_DEFAULTS.get(attention, {}))
+    options = attention_config(attention, causal=True, **_DEFAULTS.get(attention, {}))
     name = f"{camel_case(prefix)}Decision"
     held = {"__module__": __name__}
     config = dataclass(type(f"{name}Config", (options, DecisionConfig), held))

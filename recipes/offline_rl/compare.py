@@ -59,13 +59,15 @@ def train_arguments(data: Path, name: str, context: str, updates: int, seed: int
 
 
 def plan_updates(out: Path, data: Path, options: argparse.Namespace) -> int:
-    """The updates of each training that fill its share of the time here; decided once, and kept in ``out``."""
+    """The updates of each training that fill its share of the time here; measured once, and kept in ``out``."""
     path = out / "updates.json"
+    if options.updates is not None:
+        return options.updates
     if not path.exists():
         commands = (train_arguments(data, name, options.context, EPOCHS, 1) for name in options.archs)
         seconds = [seconds_per_update(command) for command in commands]
         each = TRAINING_SHARE * 60.0 * options.minutes * options.jobs / options.seeds - _START * len(seconds)
-        updates = EPOCHS * max(1, int(each / sum(seconds) / EPOCHS))
+        updates = max(EPOCHS, int(each / sum(seconds)))
         write_lines(path, [json.dumps({"updates": updates}) + "\n"])
     return json.loads(path.read_text(encoding="utf-8"))["updates"]
 
@@ -123,7 +125,8 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--seeds", type=positive_int, default=3, help="trainings of each model (%(default)s)")
     names = ",".join(DEFAULT_NAMES)
     parser.add_argument("--archs", type=architectures, default=names, help=f"comma-separated, any causal ({names})")
-    parser.add_argument("--context", default="20", metavar="K|full", help="steps of a window (%(default)s)")
+    parser.add_argument("--context", default="10", metavar="K|full", help="steps of a window (%(default)s)")
+    parser.add_argument("--updates", type=positive_int, help="of each training; default: as many as the time allows")
     parser.add_argument("--episodes", type=positive_int, default=5, help="for each target (%(default)s)")
     parser.add_argument("--jobs", type=positive_int, default=1, help="trainings at a time, of one thread each")
     parser.add_argument("--out", type=Path, metavar="DIR", help="default: work/offline_rl/compare/ENV")

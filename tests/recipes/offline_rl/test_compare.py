@@ -1,0 +1,95 @@
+"""The comparison: complete trainings become tables and a picture, commands are fairseq's, time becomes updates."""
+
+import argparse
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from fairseq import options
+from PIL import Image
+
+import fairseq_plugin  # noqa: F401  registers what the commands name
+from fairseq_plugin.data.episode_folder import EpisodeDescription
+from recipes.offline_rl import compare, results
+from recipes.offline_rl.acting import Played
+from recipes.offline_rl.results import Plan, Result
+
+UPDATES = 10
+TARGETS = [0.0, 50.0, 100.0]
+
+
+def result(seed: int, totals: list[float]) -> Result:
+    """A training whose model reached ``totals`` for ``TARGETS``."""
+    episodes = [Played(target, 0, total, 200) for target, total in zip(TARGETS, totals)]
+    return Result("flowformer", seed, 166_000, [5, 10], [0.5, 0.1 * seed], episodes, 3.0, 60.0, "fairseq-train ...")
+
+
+def test_complete_trainings_become_tables_and_a_picture(comparison: Path, tmp_path: Path, capsys) -> None:
+    """Nothing is trained again; models act once, and what they did is kept."""
+    out = tmp_path / "out"
+    shutil.copytree(comparison, out)
+    arguments = ["--env", "Pendulum-v1", "--archs", "flowformer,linear_decision", "--seeds", "1", "--episodes", "1"]
+    arguments += ["--updates", str(UPDATES), "--out", str(out)]
+    assert compare.main(arguments) == 0
+    shown = capsys.readouterr().out
+    assert "flowformer_decision" in shown and "linear_decision" in shown and "This is not D4RL" in shown
+    content = json.loads((out / "results.json").read_text())
+    assert [one["name"] for one in content["results"]] == ["flowformer", "linear"]
+    assert len(content["plan"]["targets"]) == 5 == len(content["results"][0]["episodes"])
+    assert content["results"][0]["updates"] == list(range(1, UPDATES + 1))
+    with Image.open(out / "returns.png") as image:
+        assert image.width > 600
+    kept = (out / "linear.1" / "returns.json").stat().st_mtime_ns
+    assert compare.main(arguments) == 0
+    assert (out / "linear.1" / "returns.json").stat().st_mtime_ns == kept
+    assert compare.main([*arguments, "--context", "20"]) == 1
+    assert "--context is 20; allowed in" in capsys.readouterr().err
+
+
+def test_tables() -> None:
+    """Means and deviations over seeds; whether returns follow their targets; what is missing is a dash."""
+    plan = Plan("Toy-v0", ["flowformer", "softmax"], [1, 2], "10", 10, TARGETS, 1)
+    described = EpisodeDescription("Toy-v0, own data", "", [0.0], [1.0], [-1.0], [1.0], 200, 0.0, 40.0, 100.0)
+    ours = [result(1, [10.0, 60.0, 110.0]), result(2, [90.0, 90.0, 90.0])]
+    models, returns = results.tables(plan, described, ours, {"softmax.1": "out of memory"})
+    assert models.rows[0][1:] == (
+        "0.17 M", "0.1500 ± 0.0707", "100 ± 14", "100.0 ± 14.1", "0.50 ± 0.71", "2", "1.0"
+    )  # fmt: skip
+    assert set(models.rows[1][1:]) == {"-"} and "not trained: softmax.1: out of memory" in models.notes
+    assert returns.rows == [("flowformer_decision", "50 ± 57", "75 ± 21", "100 ± 14")]
+
+
+@pytest.mark.parametrize("context, batch", [("20", 64), ("full", 4)])
+def test_commands_are_fairseqs_and_differ_in_the_model_alone(context: str, batch: int) -> None:
+    """The authors' optimiser; fairseq's own parser takes every option of every architecture."""
+    found = {}
+    for name in compare.known_names():
+        command = [str(x) for x in compare.train_arguments(Path("data"), name, context, 600, 1)]
+        parsed = options.parse_args_and_arch(options.get_training_parser(), [*command, "--cpu"])
+        assert (parsed.optimizer, parsed.lr, parsed.clip_norm, parsed.batch_size) == ("adam", [0.001], 0.25, batch)
+        assert (parsed.warmup_updates, parsed.windows_per_epoch, parsed.max_update) == (60, 60 * batch, 600)
+        found[name] = [x for x in command if x != f"{name}_decision"]
+    assert {"flowformer", "softmax", "linear", "favor", "cosformer", "rfa_gate"} <= found.keys()
+    assert all(command == found["flowformer"] for command in found.values())
+
+
+def test_time_becomes_updates_once(comparison: Path, tmp_path: Path) -> None:
+    """More time, more updates; the number is kept, whatever the machine does later."""
+    asked = argparse.Namespace(archs=["linear"], context="10", seeds=1, jobs=1, minutes=1.0, updates=None)
+    data = comparison / "behaviour" / "data"
+    first = compare.plan_updates(tmp_path, data, asked)
+    assert first >= 10 and compare.plan_updates(tmp_path, data, asked) == first
+    asked.minutes = 1000.0
+    (tmp_path / "updates.json").unlink()
+    assert compare.plan_updates(tmp_path, data, asked) > 3 * first
+    asked.updates = 7
+    assert compare.plan_updates(tmp_path, data, asked) == 7
+
+
+def test_unknown_architectures_are_refused(capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit):
+        compare.main(["--archs", "flowformer,gpt"])
+    assert "gpt; allowed: " in capsys.readouterr().err
+    assert compare.main(["--context", "0"]) == 1
+    assert "--context is 0; allowed: full" in capsys.readouterr().err

@@ -1,0 +1,92 @@
+"""Trained models in an environment: both ways of acting, returns by target, and environments that do not fit."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fairseq_plugin.decision_hub_interface import DecisionHubInterface
+from recipes.offline_rl import cost, evaluate
+from recipes.offline_rl.acting import evaluate as played
+from recipes.offline_rl.acting import load
+from recipes.offline_rl.environments import make_for
+
+gymnasium = pytest.importorskip("gymnasium")
+TARGETS = [-1500.0, -300.0]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(comparison: Path) -> Path:
+    return comparison / "flowformer.1" / "checkpoints" / "checkpoint_last.pt"
+
+
+@pytest.fixture(scope="module")
+def hub(checkpoint: Path) -> DecisionHubInterface:
+    return load(checkpoint)
+
+
+def test_both_ways_of_acting_give_the_same_episodes(hub: DecisionHubInterface) -> None:
+    """All 200 steps anew for each action, and one at a time from the state; a shorter window gives others."""
+    anew = played(hub, "Pendulum-v1", TARGETS, 1, context=200).episodes
+    state = played(hub, "Pendulum-v1", TARGETS, 1, context="full").episodes
+    window = played(hub, "Pendulum-v1", TARGETS, 1).episodes
+    assert [one.steps for one in state] == [200, 200]
+    assert [one.total for one in state] == pytest.approx([one.total for one in anew], rel=1e-3)
+    assert [one.total for one in window] != [one.total for one in state]
+
+
+def test_episodes_repeat_and_do_not_depend_on_their_neighbours(hub: DecisionHubInterface) -> None:
+    """An episode follows from its target and its seed."""
+    both = played(hub, "Pendulum-v1", TARGETS, 2, seed=5).episodes
+    (alone,) = played(hub, "Pendulum-v1", TARGETS[1:], 1, seed=6).episodes
+    assert [(one.target, one.seed) for one in both] == [(t, s) for t in TARGETS for s in (5, 6)]
+    assert alone.total == pytest.approx(both[3].total, rel=1e-4) and both[0].total != both[1].total
+
+
+def test_the_command(checkpoint: Path, comparison: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """A row for each target, over checkpoints too; every episode as JSON; the environment is the data's."""
+    files = [str(checkpoint), str(checkpoint)]
+    output = tmp_path / "returns.json"
+    assert evaluate.main([*files, "--targets=-1500,-300", "--episodes", "2", "--output", str(output)]) == 0
+    shown = capsys.readouterr().out
+    rows = [line.split() for line in shown.splitlines() if line.strip().startswith(("-1,500", "-300"))]
+    assert len(rows) == 2 and rows[0][-1] == "4" and "±" in rows[0]
+    assert "the data's own lowest and highest" in shown and "trained on Pendulum-v1, own data" in shown
+    content = json.loads(output.read_text())
+    assert [one["target"] for one in content["episodes"][files[0]]] == [-1500.0, -1500.0, -300.0, -300.0]
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--env", "CartPole-v1"], "whose actions are Discrete"),
+        (["--env", "MountainCarContinuous-v0"], "states of 2 numbers and actions of 1; allowed for this checkpoint: 3"),
+        (["--context", "0"], "--context is 0; allowed: full"),
+        (["--context", "none"], "--context is none; allowed: full"),
+    ],
+)
+def test_what_does_not_fit(checkpoint: Path, arguments: list[str], message: str, capsys) -> None:
+    assert evaluate.main([str(checkpoint), "--episodes", "1", *arguments]) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_no_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    assert evaluate.main([str(tmp_path / "none.pt")]) == 1
+    assert "none.pt, which is no file; allowed" in capsys.readouterr().err
+
+
+def test_other_actions_and_longer_episodes(hub: DecisionHubInterface) -> None:
+    with pytest.raises(ValueError, match="up to 200 steps; allowed: at most 100, as --max-episode-length"):
+        make_for("Pendulum-v1", hub.described, 100)
+    other = type(hub.described)(**{**hub.described.as_dict(), "high": [1.0]})
+    with pytest.raises(ValueError, match=r"actions are \[-2.0\] to \[2.0\]; allowed for this checkpoint: .*\[1.0\]"):
+        make_for("Pendulum-v1", other, 200)
+
+
+def test_cost(capsys: pytest.CaptureFixture) -> None:
+    """A row for each model and way of acting, a number for each step."""
+    assert cost.main(["--archs", "linear", "--steps", "3,2", "--context", "2"]) == 0
+    shown = capsys.readouterr().out
+    rows = [line for line in shown.splitlines() if line.strip().startswith("linear_decision")]
+    assert [row.split("   ")[1].strip() for row in rows] == ["all steps anew", "from the state", "last 2 anew"]
+    assert "step 2   step 3" in shown
