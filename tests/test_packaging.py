@@ -54,7 +54,7 @@ def test_the_metadata_names_the_extras_and_the_core_needs_torch_alone(metadata):
     assert metadata["Version"] == common.__version__
     assert f"\n## [{common.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
     assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == common.__version__
-    assert set(metadata.get_all("Provides-Extra")) == {"fairseq", "timm", "test", "demo", "bench", "time-series"}
+    assert set(metadata.get_all("Provides-Extra")) == {"fairseq", "timm", "test", "demo", "bench", "time-series", "rl"}
     required = [line for line in metadata.get_all("Requires-Dist") if "extra ==" not in line]
     assert len(required) == 1 and required[0].startswith("torch>=")
     for extra, host in (
@@ -63,6 +63,7 @@ def test_the_metadata_names_the_extras_and_the_core_needs_torch_alone(metadata):
         ("test", "pytest"),
         ("demo", "matplotlib"),
         ("time-series", "sktime"),
+        ("rl", "gymnasium"),
     ):
         lines = [line for line in metadata.get_all("Requires-Dist") if f'extra == "{extra}"' in line]
         assert any(line.startswith(host) for line in lines), f"{extra} does not ask for {host}"
