@@ -1,4 +1,4 @@
-"""What an action costs as an episode grows: ``python -m recipes.offline_rl.cost --archs flowformer,softmax,linear``.
+"""The cost of an action as an episode grows: ``python -m recipes.offline_rl.cost --archs flowformer,softmax,linear``.
 
 In milliseconds, of models in the paper's size on one thread, with random weights and states: from the last steps, all
 of them anew; from all steps, anew; and from the state that all steps left. The models take turns at every step, so that
