@@ -89,9 +89,11 @@ def unit_dims(width: int, attention: int, ffn: int) -> tuple[int, int]:
     return query, (2 * attention + ffn - query) // 3
 
 
-def _register(prefix: str) -> None:
+def _register(prefix: str, attention: str | None = None) -> None:
     name = f"{prefix}_classifier"
     for task, size in OFFICIAL.items():
+        if attention is not None and "x" in ATTENTIONS[attention].needs:  # its heads are together as wide as the tokens
+            size = {**size, "encoder_attention_dim": size["encoder_embed_dim"]}
         fill = partial(complete, model=MODEL_REGISTRY[name], size=size, attention={})
         register_model_architecture(name, f"{prefix}_lra_{task}")(fill)
 
@@ -99,7 +101,7 @@ def _register(prefix: str) -> None:
 for _attention in ATTENTIONS:
     if "bidirectional" in ATTENTIONS[_attention].supports:
         for _prefix in (_attention, *FURTHER_NAMES.get(_attention, ())):
-            _register(_prefix)
+            _register(_prefix, _attention)
 _register("flash")
 for _task, _released in RELEASED.items():
     _fill = partial(complete, model=MODEL_REGISTRY["flowformer_classifier"], size=_released, attention=_RELEASED_FLOW)

@@ -72,6 +72,11 @@ class InnerMultiheadAttention(MultiheadAttention):
         for name, width in {"embed_dim": embed_dim, "encoder_attention_dim": dim}.items():
             if num_heads < 1 or width % num_heads:
                 raise ArgumentError(f"`num_heads` is {num_heads}; allowed: a divisor of `{name}`, {width}")
+        if "x" in ATTENTIONS[design.attention].needs and dim != embed_dim:
+            raise ArgumentError(
+                f"`encoder_attention_dim` is {dim}; allowed with {design.attention} attention, which takes the tokens "
+                f"as they are: `embed_dim`, {embed_dim}"
+            )
         for option in ("add_bias_kv", "add_zero_attn", "xformers_att_config"):
             if host_options.get(option):
                 given = host_options[option]

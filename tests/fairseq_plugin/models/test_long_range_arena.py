@@ -70,6 +70,23 @@ def test_every_attention_has_every_task():
     assert {f"flowformer_lra_{task}_released" for task in RELEASED} <= set(ARCH_MODEL_REGISTRY)
 
 
+@pytest.mark.parametrize("task", ["image", "pathfinder"])
+@pytest.mark.parametrize("name", [*MECHANISMS, "flash"])
+@torch.no_grad()
+def test_every_attention_runs_in_the_arenas_small_sizes(name, task):
+    """Where heads have 4 or 8 channels, and attention is narrower than the tokens."""
+    model = build(f"{name}_lra_{task}")
+    scores = model(tokens(2, 40), classification_head_name="head")[0]
+    assert torch.isfinite(scores).all()
+
+
+def test_attention_narrower_than_the_tokens_is_refused_where_it_takes_them():
+    with pytest.raises(
+        ValueError, match="--encoder-attention-dim is 8; allowed with combiner .*--encoder-embed-dim, 16"
+    ):
+        build("combiner_lra_image", *TINY, "--encoder-embed-dim", "16", "--encoder-attention-dim", "8")
+
+
 def test_options_of_the_command_line_win():
     args = configuration("flowformer_lra_image", "--encoder-layers", "2", "--dropout", "0.0", "--pooling", "mean")
     assert size(args) == (2, 8, 128, 64, 128) and args.dropout == 0.0 and args.pooling == "mean"
