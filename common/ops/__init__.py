@@ -15,6 +15,7 @@ from .nystrom import nystrom_attention
 from .quadratic import gau_attention
 from .reformer import reformer_attention
 from .rfa import rfa_attention
+from .sinkhorn import sinkhorn_attention
 from .soft import soft_attention
 from .sparse import sparse_attention
 from .synthesizer import synthesizer_attention
@@ -41,6 +42,7 @@ __all__ = [
     "reformer_attention",
     "rfa_attention",
     "row_attention",
+    "sinkhorn_attention",
     "soft_attention",
     "sparse_attention",
     "synthesizer_attention",

@@ -1,0 +1,64 @@
+"""Sparse Sinkhorn attention as a module."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..ops.sinkhorn import attend
+from ..ops.sinkhorn.interface import NORMALISERS, SORTS
+from ..ops.sinkhorn.reference import sinkhorn_attention_reference
+from ._base import OpAttention
+from ._options import AttentionOptions, choice, count, number
+from ._registry import register_attention
+
+
+@dataclass(frozen=True)
+class SinkhornOptions(AttentionOptions):
+    """Options of sparse Sinkhorn attention; see ``common.ops.sinkhorn_attention``."""
+
+    chunk_size: int = count(64, "tokens of a chunk; a token sees its own chunk and a sorted one")
+    sort: str = choice("sinkhorn", SORTS, "weights of chunks: the paper's, or rows alone as in the Long Range Arena")
+    iterations: int = count(5, "normalisations of rows and columns, for sort='sinkhorn'")
+    temperature: float = number(0.75, "that scores of chunks are divided by; the Long Range Arena has 1")
+    normaliser: str = choice(
+        "joint", NORMALISERS, "one softmax over both chunks, or one over each as in the Long Range Arena"
+    )
+
+
+@register_attention("sinkhorn")
+class SinkhornAttention(OpAttention):
+    """Sparse Sinkhorn attention (Tay et al., ICML 2020) for at most ``max_tokens`` tokens; O(n C d + n² d / C).
+
+    ``sort_weight`` (H, d, M) scores the chunks of the longest input by the sum of a chunk's keys. Not causal. Shapes
+    and masks as in ``InnerAttention``; options as in ``common.ops.sinkhorn_attention``. Raises ValueError for a longer
+    input.
+    """
+
+    Options = SinkhornOptions
+    supports = frozenset({"bidirectional"})
+    needs = frozenset({"num_heads", "head_dim", "max_tokens"})
+    state_is_constant_size = False
+    op = staticmethod(attend)
+    reference_op = staticmethod(sinkhorn_attention_reference)
+
+    def setup(self) -> None:
+        super().setup()
+        self.max_tokens = self.shape.max_tokens  # where a host looks for it
+        chunks = -(-self.max_tokens // self.options.chunk_size)
+        self.sort_weight = nn.Parameter(torch.empty(self.shape.num_heads, self.shape.head_dim, chunks))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """All parameters as they are at first: scores as large as the sums of keys."""
+        nn.init.normal_(self.sort_weight, std=self.shape.head_dim**-0.5)
+
+    def held(self) -> dict[str, Any]:
+        """The weight of the sorting, and the longest input."""
+        return {"sort_weight": self.sort_weight, "max_tokens": self.max_tokens}
+
+    def _op_arguments(self) -> dict[str, Any]:
+        return self.options.as_dict()
+
+    _reference_arguments = _op_arguments

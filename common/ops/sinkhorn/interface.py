@@ -1,0 +1,141 @@
+"""Sparse Sinkhorn attention: a chunk attends to itself and to a chunk that a learned, soft sorting puts beside it.
+
+Tay, Bahri, Yang, Metzler, Juan, *Sparse Sinkhorn Attention*, ICML 2020, section 3.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..shared.checks import check_choice, check_padding_mask, check_positive_int, check_query_key_value
+from ..shared.chunks import split_chunks
+from ..shared.padding import put_back, real_first, take, zero_padding
+from ..shared.precision import autocast_off, compute_dtype
+from ..shared.score_kernels import score_kernel
+from ..shared.token_counts import check_real_tokens, count_real_tokens
+
+#: How scores of chunks become weights: rows and columns divided by their sums in turn, the paper's, or rows alone.
+SORTS = ("sinkhorn", "softmax")
+#: One softmax over the own and the sorted chunk, the paper's, or the sum of one over each, the Long Range Arena's.
+NORMALISERS = ("joint", "separate")
+#: The exponent of a weight that is 0.
+_NONE = -1e30
+
+
+def sinkhorn_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sort_weight: Tensor,
+    *,
+    max_tokens: int,
+    chunk_size: int,
+    key_padding_mask: Tensor | None = None,
+    query_padding_mask: Tensor | None = None,
+    sort: str = "sinkhorn",
+    iterations: int = 5,
+    temperature: float = 0.75,
+    normaliser: str = "joint",
+) -> Tensor:
+    """softmax(q_i·[K_g ; K'_g] / √d) [V_g ; V'_g] for i in chunk g, with K'_g = Σ_h P_gh K_h and V' likewise.
+
+    K_h are the C keys of chunk h, and P = sort((Σ_(j in g) k_j)·W_h / ``temperature``), with W = ``sort_weight``
+    (H, d, M), M at least ``max_tokens`` / C. Chunks count real tokens; where the last one has fewer than C, it adds
+    nothing to P K. q, k (B, H, n, d), v (B, H, n, e) -> (B, H, n, e) in v's dtype. Masks: bool (B, n), True = padding;
+    a padded query gives 0, and so does a token that is padding as a key. Not causal: a chunk's sum is of all its
+    tokens. Cost: O(n C (d + e) + (n / C) n (d + e)) time and O(n C + (n / C)²) memory.
+
+    Args:
+        sort: "sinkhorn", rows and columns of exp divided by their sums in turn, ``iterations`` times; "softmax", rows
+            alone and once. The paper's Gumbel noise in training is left out.
+        normaliser: "joint", one softmax over both chunks; "separate", one over each, and the sum of both.
+
+    Raises:
+        ValueError: a shape, mask or option that does not fit, or more than ``max_tokens`` real tokens.
+    """
+    for name, value in {"max_tokens": max_tokens, "chunk_size": chunk_size, "iterations": iterations}.items():
+        check_positive_int(name, value)
+    check_choice("sort", sort, SORTS)
+    check_choice("normaliser", normaliser, NORMALISERS)
+    if not temperature > 0.0:
+        raise ValueError(f"temperature is {temperature!r}; allowed: above 0")
+    masks = {"key_padding_mask": key_padding_mask, "query_padding_mask": query_padding_mask}
+    options = {"sort": sort, "iterations": iterations, "temperature": temperature, "normaliser": normaliser}
+    return attend(q, k, v, sort_weight=sort_weight, max_tokens=max_tokens, chunk_size=chunk_size, **masks, **options)
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    sort_weight: Tensor,
+    max_tokens: int,
+    chunk_size: int,
+    sort: str,
+    iterations: int,
+    temperature: float,
+    normaliser: str,
+    key_padding_mask: Tensor | None = None,
+    query_padding_mask: Tensor | None = None,
+) -> Tensor:
+    """``sinkhorn_attention`` for modules, which have checked their options when they were built."""
+    check_query_key_value(q, k, v, one_length=True)
+    check_padding_mask("key_padding_mask", key_padding_mask, k)
+    check_padding_mask("query_padding_mask", query_padding_mask, q)
+    _check_sort_weight(sort_weight, q, -(-max_tokens // chunk_size))
+    check_real_tokens(k, key_padding_mask, None, max_tokens)
+    order, dtype = real_first(key_padding_mask), compute_dtype(q)
+    kept = sort_weight.shape[2] * chunk_size  # behind so many there is padding alone
+    queries = zero_padding(zero_padding(q.to(dtype), key_padding_mask), query_padding_mask)
+    tensors = (queries, zero_padding(k.to(dtype), key_padding_mask), zero_padding(v.to(dtype), key_padding_mask))
+    queries, keys, values = (split_chunks(take(x, order)[:, :, :kept], chunk_size) for x in tensors)
+    count = count_real_tokens(k, key_padding_mask, None)
+    groups = keys.shape[2]
+    seen = torch.arange(groups * chunk_size, device=k.device) < count[:, None]  # (B, G C)
+    seen = seen.unflatten(1, (groups, chunk_size))[:, None]  # (B, 1, G, C)
+    with autocast_off(q):
+        logits = keys.sum(3) @ sort_weight[:, :, :groups].to(dtype) / temperature
+        weights = _sort_weights(logits, seen[..., 0], sort, iterations)
+        out = _attended(queries, keys, values, weights, seen, normaliser)
+    out = out.flatten(2, 3)[:, :, : q.shape[2]]
+    out = put_back(F.pad(out, (0, 0, 0, q.shape[2] - out.shape[2])), order)
+    return zero_padding(zero_padding(out, key_padding_mask), query_padding_mask).to(v.dtype)
+
+
+def _check_sort_weight(sort_weight: Tensor, q: Tensor, chunks: int) -> None:
+    """Raise ValueError unless ``sort_weight`` is (H, d, M) for q (B, H, n, d), with at least so many ``chunks``."""
+    is_tensor = isinstance(sort_weight, Tensor) and sort_weight.dim() == 3
+    if not is_tensor or tuple(sort_weight.shape[:2]) != (q.shape[1], q.shape[3]) or sort_weight.shape[2] < chunks:
+        given = tuple(sort_weight.shape) if isinstance(sort_weight, Tensor) else type(sort_weight).__name__
+        raise ValueError(
+            f"q has shape {tuple(q.shape)} and sort_weight {given}; allowed: (heads of q, channels of q, at least "
+            f"{chunks} chunks)"
+        )
+
+
+def _sort_weights(logits: Tensor, real: Tensor, sort: str, iterations: int) -> Tensor:
+    """The weights of every chunk in every sorted chunk, (B, H, G, G), 0 for those that are not ``real`` (B, 1, G)."""
+    hidden = ~(real.unsqueeze(-1) & real.unsqueeze(-2))
+    if sort == "softmax":
+        return score_kernel(logits, "softmax", hidden)
+    logits = logits.masked_fill(hidden, _NONE)
+    for _ in range(iterations):
+        logits = (logits - logits.logsumexp(-1, keepdim=True)).masked_fill(hidden, _NONE)
+        logits = (logits - logits.logsumexp(-2, keepdim=True)).masked_fill(hidden, _NONE)
+    return logits.exp()
+
+
+def _attended(q: Tensor, k: Tensor, v: Tensor, weights: Tensor, seen: Tensor, normaliser: str) -> Tensor:
+    """Attention of chunks of queries (B, H, G, C, d) to their own and their sorted chunk; ``seen`` (B, 1, G, C)."""
+    sorted_k, sorted_v = ((weights @ x.flatten(3)).unflatten(3, x.shape[3:]) for x in (k, v))
+    # Before the last chunk all are full: a place is empty in a sorted chunk only if it is in the first.
+    hidden = ~torch.stack([seen, seen[:, :, :1].expand_as(seen)], dim=3).unsqueeze(3)  # (B, 1, G, 1, 2, C)
+    scores = (
+        torch.stack([q @ x.transpose(-2, -1) for x in (k, sorted_k)], dim=4) / q.shape[4] ** 0.5
+    )  # (B, H, G, C, 2, C)
+    if normaliser == "joint":
+        shares = score_kernel(scores.flatten(4), "softmax", hidden.flatten(4)).unflatten(4, scores.shape[4:])
+    else:
+        shares = score_kernel(scores, "softmax", hidden)
+    return shares[..., 0, :] @ v + shares[..., 1, :] @ sorted_v
