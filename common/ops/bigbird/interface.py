@@ -41,7 +41,9 @@ def bigbird_attention(
     padding; a token that is padding, as a key or as a query, gives 0. Cost: O(n (5 + r) C (d + e)) time, O(n (5 + r) C)
     memory.
 
-    All heads have the same random chunks. What the paper calls a block is a chunk here: part of the model.
+    All heads have the same random chunks. What the paper calls a block is a chunk here: part of the model. In
+    transformers both the last chunk and the random ones are those of the padded length, and in evaluation each random
+    one is the first chunk once more.
 
     Raises:
         ValueError: a shape, mask or number that does not fit.
@@ -84,8 +86,10 @@ def bigbird_attention_scriptable(
     """``bigbird_attention`` for callers inside TorchScript; arguments are not checked."""
     tokens = real_tokens_first(q, k, v, key_padding_mask, query_padding_mask)
     n, batch = q.shape[2], q.shape[0]
+    if not torch.compiler.is_compiling():
+        chunk_size = min(chunk_size, n)  # fewer tokens are one smaller chunk
     q_chunks, k_chunks = split_blocks(tokens.q, chunk_size), split_blocks(tokens.k, chunk_size)  # (B, H, G, C, d)
-    v_chunks, seen_chunks = split_blocks(tokens.v, chunk_size), split_blocks(tokens.seen, chunk_size)
+    v_chunks = split_blocks(tokens.v, chunk_size)
     count = tokens.seen.sum([1, 2, 3]).unsqueeze(1)  # (B or 1, 1)
     last = (count - 1).clamp(min=0) // chunk_size
     index, valid = _further_chunks(numbers, q_chunks.shape[2], last)  # (B or 1, G, 2 + r)
@@ -93,9 +97,9 @@ def bigbird_attention_scriptable(
         _gather(k_chunks, index.expand(batch, -1, -1)),
         _gather(v_chunks, index.expand(batch, -1, -1)),
     )
-    visible = _gather(seen_chunks, index).transpose(-2, -1)  # (B or 1, 1, G, 1, (2 + r) C)
-    visible = visible & valid.repeat_interleave(chunk_size, dim=-1)[:, None, :, None]
-    further = hide(q_chunks @ further_k.transpose(-2, -1), visible)
+    position = index.unsqueeze(-1) * chunk_size + torch.arange(chunk_size, device=q.device)  # (B or 1, G, 2 + r, C)
+    visible = (valid.unsqueeze(-1) & (position < count[:, :, None, None])).flatten(2)
+    further = hide(q_chunks @ further_k.transpose(-2, -1), visible[:, None, :, None])
     window = Window(2 * chunk_size, 2 * chunk_size, chunk_size, 1, 1)
     out, weights = window_softmax(tokens.q, tokens.k, tokens.v, tokens.seen, window, further)
     out = out + join_blocks(weights @ further_v, n)

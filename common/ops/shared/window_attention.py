@@ -102,7 +102,7 @@ def attend_in_window_scriptable(
 
 def _window(options: WindowOptions, causal: bool, n: int) -> Window:
     if options.chunked:
-        return own_chunk(options.window, causal)
+        return own_chunk(options.window, causal, n)
     if causal:
         return sliding_window(options.window - 1, 0, n)
     return sliding_window(options.window // 2, (options.window - 1) // 2, n)

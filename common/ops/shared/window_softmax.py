@@ -40,9 +40,10 @@ def sliding_window(before: int, after: int, n: int) -> Window:
     return Window(before, after, size, (before + size - 1) // size, (after + size - 1) // size)
 
 
-def own_chunk(chunk_size: int, causal: bool) -> Window:
-    """Keys of the query's own chunk, up to itself if ``causal``."""
-    return Window(chunk_size, 0 if causal else chunk_size, chunk_size, 0, 0)
+def own_chunk(chunk_size: int, causal: bool, n: int) -> Window:
+    """Keys of the query's own chunk, up to itself if ``causal``, for n tokens."""
+    size = chunk_size if torch.compiler.is_compiling() else min(chunk_size, n)  # fewer tokens are one smaller chunk
+    return Window(size, 0 if causal else size, size, 0, 0)
 
 
 class Tokens(NamedTuple):

@@ -105,14 +105,19 @@ def sparse_attention_scriptable(
 ) -> Tensor:
     """``sparse_attention`` of a whole sequence for callers inside TorchScript; arguments are not checked."""
     tokens = real_tokens_first(q, k, v, key_padding_mask, query_padding_mask)
-    out = _fixed(tokens, pattern, causal) if pattern.name == "fixed" else _strided(tokens, pattern.stride, causal)
+    stride = pattern.stride
+    if not torch.compiler.is_compiling():
+        stride = min(stride, q.shape[2])  # of fewer tokens all are seen, whatever the stride
+    out = (
+        _fixed(tokens, stride, pattern.columns, causal) if pattern.name == "fixed" else _strided(tokens, stride, causal)
+    )
     out = zero_padding(zero_padding(put_back(out, tokens.order), key_padding_mask), query_padding_mask)
     return out.to(v.dtype)
 
 
-def _fixed(tokens: Tokens, pattern: Pattern, causal: bool) -> Tensor:
+def _fixed(tokens: Tokens, stride: int, columns: int, causal: bool) -> Tensor:
     """The own chunk as a window, and the columns of all chunks, which are the same for all queries."""
-    stride, columns = pattern.stride, min(pattern.columns, pattern.stride)
+    columns = min(columns, stride)
     q, seen = split_blocks(tokens.q, stride), split_blocks(tokens.seen, stride)  # (B, H, G, l, d), (B or 1, 1, G, l, 1)
     k_columns = split_blocks(tokens.k, stride)[:, :, :, stride - columns :].flatten(2, 3)  # (B, H, G c, d)
     v_columns = split_blocks(tokens.v, stride)[:, :, :, stride - columns :].flatten(2, 3)
@@ -122,7 +127,7 @@ def _fixed(tokens: Tokens, pattern: Pattern, causal: bool) -> Tensor:
     there = seen[:, :, :, stride - columns :].flatten(2).unsqueeze(2)  # (B or 1, 1, 1, G c)
     visible = (elsewhere.repeat_interleave(columns, dim=1) & there).unsqueeze(3)
     further = hide(scores_of_all(q, k_columns), visible)
-    window = own_chunk(stride, causal)
+    window = own_chunk(stride, causal, tokens.q.shape[2])
     out, weights = window_softmax(tokens.q, tokens.k, tokens.v, tokens.seen, window, further)
     return out + sums_of_all(weights, v_columns, tokens.q.shape[2])
 
