@@ -78,21 +78,10 @@ def attend(
         if not causal:
             masks = (key_padding_mask, query_padding_mask)
             return reformer_attention_scriptable(q, v, rotations, *masks, chunk_size)
-        before = q.new_zeros(shapes["count"], dtype=torch.long) if state is None else state["count"]
-        queries, units, values = _prepared(q, v, key_padding_mask)
-        buckets = buckets_of(queries, rotations, key_padding_mask)
-        order, place = sorted_order(buckets)
-        ranks, count = ranks_of(buckets, place, before)
-        codes = codes_of(buckets, ranks)
-        outs, totals = attend_rounds(queries, units, values, order, place, codes, chunk_size, True)
-        if state is not None:
-            earlier = attend_state(queries, buckets, codes, state)
-            outs, totals = (torch.cat(pair, dim=2) for pair in zip((outs, totals), earlier))
-        out = _cleared(together(outs, totals), key_padding_mask, query_padding_mask).to(v.dtype)
-        if not return_state:
-            return out
-        state = empty_state(shapes, units) if state is None else state
-        return out, extend_state(state, units, values, buckets, ranks, codes, count)
+        tokens = _prepared(q, v, key_padding_mask)
+        out, state = _causal(*tokens, rotations, key_padding_mask, shapes, state, return_state)
+    out = _cleared(out, key_padding_mask, query_padding_mask).to(v.dtype)
+    return (out, state) if return_state else out
 
 
 def check_shared(q: Tensor, k: None, v: Tensor) -> None:
@@ -120,6 +109,34 @@ def reformer_attention_scriptable(
     codes = codes_of(buckets, place.div(chunk_size, rounding_mode="floor"))
     outs, totals = attend_rounds(queries, units, values, order, place, codes, chunk_size, False)
     return _cleared(together(outs, totals), key_padding_mask, query_padding_mask).to(v.dtype)
+
+
+def _causal(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rotations: Tensor,
+    padding_mask: Tensor | None,
+    shapes: dict[str, tuple[int, ...]],
+    state: State | None,
+    return_state: bool,
+) -> tuple[Tensor, State | None]:
+    """The outputs (B, H, n, e) of ``_prepared`` tokens after those of ``state``, and the state of ``shapes`` then."""
+    chunk_size = shapes["k"][4]
+    buckets = buckets_of(q, rotations, padding_mask)
+    order, place = sorted_order(buckets)
+    before = q.new_zeros(shapes["count"], dtype=torch.long) if state is None else state["count"]
+    ranks, count = ranks_of(buckets, place, before)
+    codes = codes_of(buckets, ranks)
+    outs, totals = attend_rounds(q, k, v, order, place, codes, chunk_size, True)
+    if state is not None:
+        earlier = attend_state(q, buckets, codes, state)
+        outs, totals = (torch.cat(pair, dim=2) for pair in zip((outs, totals), earlier))
+    out = together(outs, totals)
+    if not return_state:
+        return out, None
+    state = empty_state(shapes, k) if state is None else state
+    return out, extend_state(state, k, v, buckets, ranks, codes, count)
 
 
 def _prepared(q: Tensor, v: Tensor, padding_mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
