@@ -37,6 +37,8 @@ def collect(
         ValueError: an environment that does not fit, or ``out`` holds the search of another one or of another seed.
     """
     environment = make(name)
+    if environment.spec.max_episode_steps is None:
+        raise ValueError(f"--env is {name}, whose episodes may never end; allowed: a limit, max_episode_steps")
     settings = SETTINGS.get(name.partition("-")[0], Settings())
     keep_settings(out / "search.json", {"--env": name, "--seed": seed})
     search = Search(environment, settings, seed, out / "search.npz")

@@ -1,8 +1,8 @@
 """The cost of an action as an episode grows: ``python -m recipes.offline_rl.cost --archs flowformer,softmax,linear``.
 
-In milliseconds, of models in the paper's size on one thread, with random weights and states: from the last steps, all
-of them anew; from all steps, anew; and from the state that all steps left. The models take turns at every step, so that
-other work on the machine disturbs all of them.
+In milliseconds of CPU time on one thread, of models in the paper's size, with random weights and states: from the last
+steps, all of them anew; from all steps, anew; and from the state that all steps left. The models take turns at every
+step, so that other work on the machine disturbs all of them.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from .compare import DEFAULT_NAMES, SUFFIX, architectures
 #: HalfCheetah's.
 _STATE, _ACTION = 17, 6
 #: Steps whose median is one number, and how often the costlier ways are repeated.
-_RECENT, _REPEATS = 20, 3
+_RECENT, _REPEATS = 20, 5
 #: Milliseconds by architecture and way, one number for each measured step.
 Costs = dict[tuple[str, str], list[float]]
 
@@ -73,9 +73,9 @@ def measure(names: Sequence[str], points: Sequence[int], context: int) -> Costs:
 
 
 def _milliseconds(function: Callable, *arguments: object) -> float:
-    started = time.perf_counter()
+    started = time.process_time()
     function(*arguments)
-    return 1000.0 * (time.perf_counter() - started)
+    return 1000.0 * (time.process_time() - started)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -103,7 +103,7 @@ def main(arguments: Iterable[str] | None = None) -> int:
     rows = [(f"{name}{SUFFIX}", way, *(f"{x:.1f}" for x in found)) for (name, way), found in sorted(costs.items())]
     header = ("architecture", "an action from", *(f"step {step}" for step in options.steps))
     run = describe_run(command_line("recipes.offline_rl.cost", arguments), time.monotonic() - started)
-    print(as_text([Table("Milliseconds for an action, one episode, one thread", header, rows, [])], run))
+    print(as_text([Table("Milliseconds of CPU time for an action, one episode, one thread", header, rows, [])], run))
     return 0
 
 

@@ -45,14 +45,16 @@ def described(**changes) -> EpisodeDescription:
     return EpisodeDescription("toy", "", **{**values, **changes})
 
 
-def build_decision(arch: str, context: int | None = None, length: int = LONGEST, **options) -> nn.Module:
-    """A tiny model in evaluation mode, without dropout, whose weights let attention show in the actions."""
+def build_decision(
+    arch: str, context: int | None = None, length: int = LONGEST, std: float = 0.5, **options
+) -> nn.Module:
+    """A tiny model in evaluation mode, without dropout, with weights N(0, std) that let attention show."""
     config = configuration(arch)
     short = {name: value for name in config for ending, value in SHORT.items() if name.endswith(ending)}
     config = configuration(arch, **{**SIZES, **short, "dropout": 0.0, **options})
     torch.manual_seed(1)
     task = SimpleNamespace(description=described(), context=context, max_episode_length=length)
-    return randomised(awake(tasks.FairseqTask.build_model(task, config))).eval()
+    return randomised(awake(tasks.FairseqTask.build_model(task, config)), std).eval()
 
 
 def window(batch: int, steps: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:

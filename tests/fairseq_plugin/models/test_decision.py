@@ -107,6 +107,16 @@ def test_gradients_and_checkpointed_activations(name: str) -> None:
     assert_close("gradients", found[1], found[0])
 
 
+@pytest.mark.parametrize("name", MODELS)
+@torch.no_grad()
+def test_half_precision(name: str) -> None:
+    """fairseq's --fp16, which halves the model and its input."""
+    model, batch = build_decision(name, std=0.2), pad(window(2, 9, dtype=torch.float32), 0, 3)
+    expected = model(**batch)
+    halved = {key: values.half() if values.is_floating_point() else values for key, values in batch.items()}
+    assert_close("actions", model.half()(**halved).float()[:, :9], expected[:, :9], 2e-2)
+
+
 @torch.no_grad()
 def literal(model, batch: dict[str, Tensor]) -> Tensor:
     """The model as the authors write it, of whole windows: the actions (B, K, A)."""

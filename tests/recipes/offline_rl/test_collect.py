@@ -118,6 +118,15 @@ def test_environments_that_do_not_fit(tmp_path: Path, name: str, message: str) -
     assert not (tmp_path / "own").exists()
 
 
+def test_episodes_that_may_never_end_are_refused(tmp_path: Path) -> None:
+    gymnasium.register("NoLimit-v0", "gymnasium.envs.classic_control:PendulumEnv")
+    try:
+        with pytest.raises(ValueError, match="--env is NoLimit-v0, whose episodes may never end; allowed"):
+            collect.collect("NoLimit-v0", 1.0, tmp_path / "own")
+    finally:
+        del gymnasium.registry["NoLimit-v0"]
+
+
 def test_without_gymnasium(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gymnasium", None)
     with pytest.raises(RecipeFailed, match=r"pip install '\.\[fairseq,rl\]'"):
