@@ -171,27 +171,26 @@ def check_episode(episode: Episode, where: str, sizes: tuple[int, int] | None = 
     """
     if np.asarray(episode.actions).dtype.kind in "iub":
         raise ValueError(f"{where} has discrete actions (integers); allowed: real numbers, (steps, numbers)")
-    arrays = {}
-    for key, values, dims in zip(Episode._fields, episode, (2, 2, 1)):
-        try:
-            arrays[key] = np.asarray(values, dtype=np.float32)
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"{where}: {key} cannot be read as numbers: {error}; allowed: arrays") from error
-        wanted = "(steps,)" if dims == 1 else f"(steps, {sizes[key == 'actions'] if sizes else 'numbers'})"
-        shape = arrays[key].shape
-        if (
-            len(shape) != dims
-            or 0 in shape
-            or shape[0] != len(arrays["states"])
-            or (sizes and dims == 2 and shape[1] != sizes[key == "actions"])
-        ):
-            raise ValueError(
-                f"{where}: {key} have shape {shape}; allowed: {wanted}, as many steps of each, at least one"
-            )
-        if not np.isfinite(arrays[key]).all():
-            step = int(np.argwhere(~np.isfinite(arrays[key]))[0][0])
-            raise ValueError(f"{where}: {key} have a value that is not finite at step {step}; allowed: finite numbers")
-    return Episode(**arrays)
+    state_size, action_size = sizes or (None, None)
+    states = _checked_array(f"{where}: states", episode.states, None, state_size)
+    actions = _checked_array(f"{where}: actions", episode.actions, len(states), action_size)
+    return Episode(states, actions, _checked_array(f"{where}: rewards", episode.rewards, len(states)))
+
+
+def _checked_array(where: str, values: Any, *wanted: int | None) -> np.ndarray:
+    """``values`` as finite float32 of the shape ``wanted``, in which None is any size of at least 1."""
+    try:
+        array = np.asarray(values, dtype=np.float32)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{where} cannot be read as numbers: {error}; allowed: arrays") from error
+    sizes = zip(array.shape, wanted)
+    if array.ndim != len(wanted) or not all(size and allowed in (None, size) for size, allowed in sizes):
+        allowed = ", ".join("at least 1" if size is None else str(size) for size in wanted)
+        raise ValueError(f"{where} have shape {array.shape}; allowed: ({allowed})")
+    if not np.isfinite(array).all():
+        step = int(np.argwhere(~np.isfinite(array))[0][0])
+        raise ValueError(f"{where} have a value that is not finite at step {step}; allowed: finite numbers")
+    return array
 
 
 def _checked_range(given: tuple[Sequence[float], Sequence[float]] | None, size: int) -> tuple[np.ndarray, np.ndarray]:
