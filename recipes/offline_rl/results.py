@@ -121,11 +121,8 @@ def draw(plan: Plan, described: EpisodeDescription, results: Sequence[Result], p
     with plt.rc_context(STYLE):
         figure, (returns, curves) = plt.subplots(1, 2, figsize=(11, 4.5), layout="constrained")
         returns.plot(plan.targets, plan.targets, color="0.6", linewidth=1.0, label="return = target")
-        for value, style, label in (
-            (described.average, ":", "mean of the data"),
-            (described.highest, "--", "its best"),
-        ):
-            returns.axhline(value, color="0.6", linestyle=style, linewidth=1.0, label=label)
+        returns.axhline(described.average, color="0.6", linestyle=":", linewidth=1.0, label="mean of the data")
+        returns.axhline(described.highest, color="0.6", linestyle="--", linewidth=1.0, label="best of the data")
         for i, name in enumerate(names):
             ours = [one for one in results if one.name == name]
             style = {"color": COLOURS[i % len(COLOURS)], "linestyle": DASHES[i // len(COLOURS) % len(DASHES)]}
