@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from ..shared.checks import check_padding_mask, check_positive_int, check_query_key_value
-from ..shared.padding import put_back, take, zero_padding
+from ..shared.padding import take
 from ..shared.precision import autocast_off
 from ..shared.window_softmax import (
     Window,
+    as_they_came,
     hide,
     join_blocks,
     real_tokens_first,
@@ -104,8 +105,7 @@ def bigbird_attention_scriptable(
     out, weights = window_softmax(tokens.q, tokens.k, tokens.v, tokens.seen, window, further)
     out = out + join_blocks(weights @ further_v, n)
     out = _with_ends(out, _over_all(q_chunks, tokens.k, tokens.v, tokens.seen, last), last, chunk_size)
-    out = zero_padding(zero_padding(put_back(out, tokens.order), key_padding_mask), query_padding_mask)
-    return out.to(v.dtype)
+    return as_they_came(out, tokens, key_padding_mask, query_padding_mask).to(v.dtype)
 
 
 def _further_chunks(numbers: Tensor, groups: int, last: Tensor) -> tuple[Tensor, Tensor]:

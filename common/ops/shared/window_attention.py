@@ -13,11 +13,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .checks import check_padding_mask, check_query_key_value
-from .padding import invert, put_back, real_first, take, zero_padding
+from .padding import invert, real_first, take, zero_padding
 from .precision import autocast_off, compute_dtype
 from .state import State, check_continuation, state_of_sums
 from .window_softmax import (
     Window,
+    as_they_came,
     first_tokens,
     hide,
     own_chunk,
@@ -96,8 +97,7 @@ def attend_in_window_scriptable(
         if not causal:
             over_all = softmax_over_all(first_tokens(tokens.q, count), tokens.k, tokens.v, tokens.seen)
             out = torch.where(position < count, F.pad(over_all, [0, 0, 0, n])[:, :, :n], out)
-    out = zero_padding(zero_padding(put_back(out, tokens.order), key_padding_mask), query_padding_mask)
-    return out.to(v.dtype)
+    return as_they_came(out, tokens, key_padding_mask, query_padding_mask).to(v.dtype)
 
 
 def _window(options: WindowOptions, causal: bool, n: int) -> Window:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .padding import real_first, take, zero_padding
+from .padding import put_back, real_first, take, zero_padding
 from .precision import autocast_remains, compute_dtype
 
 
@@ -75,6 +75,13 @@ def real_tokens_first(
     count = (~key_padding_mask).sum(1, keepdim=True)  # (B, 1)
     seen = torch.arange(q.shape[2], device=q.device) < count
     return Tokens(take(q, order), take(k, order), take(v, order), seen[:, None, :, None], order)
+
+
+def as_they_came(
+    out: Tensor, tokens: Tokens, key_padding_mask: Tensor | None, query_padding_mask: Tensor | None
+) -> Tensor:
+    """The outputs of ``tokens``, (B, H, n, e), in their places again; 0 for what is padding as a key or as a query."""
+    return zero_padding(zero_padding(put_back(out, tokens.order), key_padding_mask), query_padding_mask)
 
 
 def split_blocks(x: Tensor, size: int) -> Tensor:

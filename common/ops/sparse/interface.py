@@ -9,12 +9,13 @@ from torch.nn import functional as F
 
 from ..shared.checks import check_choice, check_padding_mask, check_positive_int, check_query_key_value
 from ..shared.kv_cache import extend_kv_cache
-from ..shared.padding import put_back, real_positions, zero_padding
+from ..shared.padding import real_positions, zero_padding
 from ..shared.precision import autocast_off, compute_dtype
 from ..shared.state import State, check_continuation
 from ..shared.window_softmax import (
     Tokens,
     Window,
+    as_they_came,
     hide,
     join_blocks,
     own_chunk,
@@ -111,8 +112,7 @@ def sparse_attention_scriptable(
     out = (
         _fixed(tokens, stride, pattern.columns, causal) if pattern.name == "fixed" else _strided(tokens, stride, causal)
     )
-    out = zero_padding(zero_padding(put_back(out, tokens.order), key_padding_mask), query_padding_mask)
-    return out.to(v.dtype)
+    return as_they_came(out, tokens, key_padding_mask, query_padding_mask).to(v.dtype)
 
 
 def _fixed(tokens: Tokens, stride: int, columns: int, causal: bool) -> Tensor:
