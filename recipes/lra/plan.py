@@ -35,26 +35,19 @@ class Model(NamedTuple):
 
     title: str
     architecture: str  # the beginning of its name, before _lra_TASK
-    published: str | None = None  # its name in Table 2 of the Flowformer paper
 
 
 MODELS = {
-    "softmax": Model("Transformer, softmax", "softmax", "Transformer"),
-    "flow": Model("Flowformer", "flowformer", "Flowformer"),
-    "linear": Model("linear attention", "linear", "Linear Transformer"),
+    "softmax": Model("Transformer, softmax", "softmax"),
+    "flow": Model("Flowformer", "flowformer"),
+    "linear": Model("linear attention", "linear"),
     "flash": Model("FLASH, gated attention units", "flash"),
-    **{
-        name: Model(title, name)
-        for name, title in {
-            "daft_full": "DAFT-full",
-            "daft_conv": "DAFT-conv",
-            "mixed_chunk": "mixed chunk attention",
-            "quadratic": "relu² attention",
-            "combiner": "Combiner",
-        }.items()
-    },
+    "daft_full": Model("DAFT-full", "daft_full"),
+    "daft_conv": Model("DAFT-conv", "daft_conv"),
+    "mixed_chunk": Model("mixed chunk attention", "mixed_chunk"),
+    "quadratic": Model("relu² attention", "quadratic"),
 }
-#: Mechanisms that came later have their names as titles.
+#: All others have their names as titles.
 for _name, _attention in ATTENTIONS.items():
     if "bidirectional" in _attention.supports:
         MODELS.setdefault(_name, Model(_name, _name))

@@ -53,7 +53,7 @@ def _accuracies(results: Results) -> Table:
     rows = []
     for name in plan.models:
         scores = [one for one in results.scores if one.model == name]
-        paper = published.accuracy(MODELS[name].published, plan.task)
+        paper = published.accuracy(name, plan.task)
         rows.append(
             (
                 MODELS[name].title,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from matplotlib import pyplot as plt
 
-from recipes.lra import compare, pictures, results
+from recipes.lra import compare, pictures, published, results
 from recipes.lra.plan import MODELS, TASKS, Plan
 from recipes.lra.results import Results, Score
 from recipes.lra.speed import INFERENCE, TRAINING, Speed
@@ -35,6 +35,11 @@ def test_every_model_has_the_same_budget():
     flash = {("--flash-query-dim", "32")}
     assert all(one - flash == common[0] for one in common)
     assert option(trainings[0].arguments, "--valid-subset") == "valid,test"  # the first selects
+
+
+def test_published_rows_belong_to_models():
+    assert set(published.NAMES) <= set(MODELS) and set(published.NAMES.values()) == set(published.ACCURACIES)
+    assert published.accuracy("favor", "text") == 65.40 and published.accuracy("flash", "text") is None
 
 
 def test_other_tasks():
