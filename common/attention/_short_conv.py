@@ -38,8 +38,9 @@ class ShortConvAttention(InnerAttention):
 
     Sums over all tokens blur which of them stood next to each other. This brings the local order back, in O(n taps d)
     and with a state of constant size. It is an addition of ours: none of the papers has it, layers of
-    flash-linear-attention do. No activation follows, since each mechanism has its own feature map behind it; those
-    layers have silu there. It begins as the identity.
+    flash-linear-attention do. Those have silu behind it. No activation follows here, since each mechanism brings its
+    own feature map: with silu, Flow-Attention learned to name the token before in 50 % of cases, without in 94 % (16
+    symbols, 300 updates, one seed, 2026-11-22).
 
     Where ``inner`` takes no q or k, that is left out. Inputs that ``inner`` needs besides, such as the tokens x, stay
     as they are. Shapes and masks as in ``InnerAttention``; a query's neighbours are real queries. The state is the

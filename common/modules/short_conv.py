@@ -12,8 +12,7 @@ from ..ops.shared.reference_tools import real_tokens
 class ShortConv(nn.Module):
     """y_t = Σ_j w_j x_(t-j), j = 0 ... ``taps`` - 1, for each channel of each head by itself; O(n taps) per channel.
 
-    t counts the real tokens of a sequence; before its first there are zeros. ``weight`` is (H, c, taps), w_0 last. At
-    first w_0 is 1 and all else 0, so that y is x.
+    t counts the real tokens of a sequence; before its first there are zeros. ``weight`` is (H, c, taps), w_0 last.
     """
 
     def __init__(self, heads: int, channels: int, taps: int) -> None:
@@ -22,10 +21,13 @@ class ShortConv(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """The identity."""
-        nn.init.zeros_(self.weight)
-        with torch.no_grad():
-            self.weight[..., -1] = 1.0
+        """Uniform between ±1/√taps, as in torch's own convolutions.
+
+        Flow-Attention on characters learned more from it than from the identity, w_0 = 1: perplexity 7.82 and 7.78
+        against 8.11 and 8.08 after 1,024 updates of 1,024 tokens, 2 layers of width 64 (2026-11-22, two seeds).
+        """
+        bound = self.weight.shape[-1] ** -0.5
+        nn.init.uniform_(self.weight, -bound, bound)
 
     def forward(
         self, x: Tensor, padding_mask: Tensor | None = None, before: Tensor | None = None
