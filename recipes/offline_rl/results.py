@@ -137,6 +137,7 @@ def draw(plan: Plan, described: EpisodeDescription, results: Sequence[Result], p
         for axes in (returns, curves):
             axes.legend(frameon=False, fontsize=8)
             axes.grid(alpha=0.25)
-        figure.suptitle(f"{plan.environment}, own data: {len(plan.seeds)} seeds, {plan.updates} updates")
+        trained = f"context {plan.context}, {plan.updates} updates, trained {len(plan.seeds)} times"
+        figure.suptitle(f"{plan.environment}, own data: {trained}")
         figure.savefig(path, dpi=110)
         plt.close(figure)
