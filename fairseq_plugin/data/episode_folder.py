@@ -94,8 +94,11 @@ def write_folder(
         ValueError: no episodes, one that is none (see ``check_episode``), of other sizes than the others, or with an
             action outside of its range; a range that is none.
     """
-    if not splits.get(TRAIN):
-        raise ValueError(f"splits are {', '.join(splits) or 'none'}; allowed: {TRAIN!r}, with episodes, and others")
+    if TRAIN not in splits:
+        raise ValueError(f"splits are {', '.join(splits) or 'none'}; allowed: {TRAIN!r} and others")
+    for split, episodes in splits.items():
+        if not len(episodes):
+            raise ValueError(f"{split} has 0 episodes; allowed: at least 1")
     sizes, checked = None, {}
     for split, episodes in splits.items():
         checked[split] = []

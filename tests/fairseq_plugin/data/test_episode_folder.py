@@ -53,7 +53,8 @@ REFUSED = [
     (lambda: changed(0, actions=np.full((LONGEST, 2), 1.5)), "number 0 of the action at step 0 is 1.5; allowed: -1.0"),
     (lambda: changed(0, states=[["a"] * STATE] * LONGEST), "episode 0 of train: states cannot be read as numbers"),
     (lambda: {"train": [Episode(*(np.zeros((0, 2)),) * 2, np.zeros(0))]}, "episode 0 of train: states have shape"),
-    (lambda: {"train": []}, "splits are train; allowed: 'train', with episodes"),
+    (lambda: {"train": []}, "train has 0 episodes; allowed: at least 1"),
+    (lambda: {"train": episodes(2), "valid": []}, "valid has 0 episodes; allowed: at least 1"),
     (lambda: {"valid": episodes(2)}, "splits are valid; allowed: 'train'"),
 ]
 
