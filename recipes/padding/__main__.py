@@ -1,0 +1,84 @@
+"""``python -m recipes.padding [--out DIR]``: measure leaks here and in the public packages that are installed.
+
+Less than a minute on one core.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import torch
+
+from ..shared.scripts import command_line, script
+from ..shared.tables import MISSING, Table, as_markdown, as_text, describe_run
+from .measure import BATCH, CHANNELS, HEADS, PADDED, REAL, Attend, Changes, measure
+from .ours import OPTIONS, forms, ours
+from .peers import PEERS, Missing
+
+#: A smaller change is rounding: the tolerance of the tests for float32.
+ROUNDING = 1e-5
+_TITLE = "Relative change of the outputs of real tokens"
+_HEADER = (
+    "mechanism",
+    "version",
+    "causal",
+    "padding's content",
+    "padding on the right",
+    "padding on the left",
+    "later tokens",
+    "batch neighbour",
+    "note",
+)
+_NOTES = [
+    f"{BATCH} sequences of {REAL} real tokens beside {PADDED} of padding, {HEADS} heads of {CHANNELS} channels, random "
+    "vectors and weights, float32.",
+    f"0 is a change below {ROUNDING:g}, which is rounding; {MISSING} does not apply, or was not measured.",
+]
+
+
+def rows() -> Iterable[tuple[str, ...]]:
+    """One row for each form of each version: ours of a mechanism, then the public ones."""
+    for name in OPTIONS:
+        yield from _rows(name, "lineartime", lambda name=name: ours(name), forms(name), "")
+        for peer in (peer for peer in PEERS if peer.mechanism == name):
+            yield from _rows(name, peer.title, peer.load, peer.forms, peer.note)
+
+
+def cells(changes: Changes | None) -> list[str]:
+    """The numbers of a row, or of one that was not measured."""
+    values = changes or [None] * len(Changes._fields)
+    return [MISSING if x is None else "0" if x < ROUNDING else f"{x:.1g}" if x < 0.01 else f"{x:.2f}" for x in values]
+
+
+def _rows(
+    mechanism: str, version: str, load: Callable[[], Attend], causal: Iterable[bool], note: str
+) -> Iterable[tuple[str, ...]]:
+    try:
+        attend = load()
+    except Missing as error:
+        yield (f"`{mechanism}`", version, MISSING, *cells(None), str(error))
+        return
+    for form in causal:
+        yield (f"`{mechanism}`", version, "yes" if form else "no", *cells(measure(attend, form)), note)
+
+
+@script("python -m recipes.padding")
+def main(arguments: list[str] | None = None) -> int:
+    """Run the script; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m recipes.padding", description=__doc__.split("\n")[0])
+    parser.add_argument("--out", type=Path, default=Path("work/padding"), metavar="DIR", help="default: %(default)s")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    started, command = time.monotonic(), command_line("recipes.padding", arguments)
+    blocks = [Table(_TITLE, _HEADER, list(rows()), _NOTES)]
+    run = describe_run(command, time.monotonic() - started)
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "results.md").write_text(as_markdown(blocks, run) + "\n", encoding="utf-8")
+    print(as_text(blocks, run))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
