@@ -109,7 +109,8 @@ def parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--out", type=Path, default=Path("work/wikitext103/recall"), help="default: %(default)s")
     parser.add_argument("--lr", type=float, default=3e-3, help="highest learning rate, of all models (%(default)s)")
-    sizes = {"seeds": 3, "distance": 1, "updates": 300, "batch-tokens": 256, "tokens-per-sample": 32}
+    parser.add_argument("--distance", type=positive_int, default=1, help="places back (%(default)s)")
+    sizes = {"seeds": 3, "updates": 300, "batch-tokens": 256, "tokens-per-sample": 32}
     for name, default in {**sizes, "width": 64, "layers": 2, "heads": 2}.items():
         parser.add_argument(f"--{name}", type=positive_int, default=default, help="default: %(default)s")
     parser.add_argument("--more", default="", metavar="ARGUMENTS", help="of fairseq-train, as for compare")
