@@ -31,8 +31,8 @@ MODEL = "flowformer_classifier"
 #: The first token, which stands for the whole.
 FIRST = "CLS"
 _HEAD = "sentence_classification_head"
-#: Symbols in a line of a picture, and the most symbols of an expression.
-_COLUMNS, _MOST = 32, 320
+#: Most symbols in a line of a picture, and in an expression.
+_LONGEST_LINE, _MOST = 32, 320
 
 
 class Weights(NamedTuple):
@@ -86,9 +86,9 @@ def weigh(hub: RobertaHubInterface, row: Row) -> Weights:
 def draw(weights: Weights, path: Path) -> None:
     """Write one picture: the expression for each layer and head, coloured by competition and by allocation."""
     panels = [(layer, head) for layer, of in enumerate(weights.competition) for head in range(len(of))]
-    lines = -(-len(weights.symbols) // _COLUMNS)
+    columns, lines = _layout(weights.symbols)
     with plt.rc_context(STYLE):
-        size = (17.0, 0.8 + len(panels) * (0.45 + 0.3 * lines))
+        size = (3.0 + 0.44 * columns, 0.8 + len(panels) * (0.45 + 0.3 * lines))
         figure, grid = plt.subplots(len(panels), 2, figsize=size, squeeze=False, layout="constrained")
         for column, (kind, maps) in enumerate(
             {"competition": weights.competition, "allocation": weights.allocation}.items()
@@ -104,14 +104,20 @@ def draw(weights: Weights, path: Path) -> None:
         plt.close(figure)
 
 
+def _layout(symbols: Sequence[str]) -> tuple[int, int]:
+    """Symbols in a line, and lines."""
+    columns = min(_LONGEST_LINE, len(symbols))
+    return columns, -(-len(symbols) // columns)
+
+
 def _draw_symbols(axes: plt.Axes, symbols: Sequence[str], values: np.ndarray, low: float, high: float):
     """Symbols in cells, line by line, coloured by ``values`` between ``low`` and ``high``."""
-    lines = -(-len(symbols) // _COLUMNS)
-    cells = np.full(lines * _COLUMNS, np.nan)
+    columns, lines = _layout(symbols)
+    cells = np.full(lines * columns, np.nan)
     cells[: len(values)] = values
-    shown = axes.imshow(cells.reshape(lines, _COLUMNS), cmap="viridis", vmin=low, vmax=high, aspect="auto")
+    shown = axes.imshow(cells.reshape(lines, columns), cmap="viridis", vmin=low, vmax=high, aspect="auto")
     for number, (symbol, value) in enumerate(zip(symbols, values, strict=True)):
-        line, place = divmod(number, _COLUMNS)
+        line, place = divmod(number, columns)
         light = high > low and (value - low) / (high - low) > 0.6
         axes.text(
             place,

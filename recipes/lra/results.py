@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from matplotlib import pyplot as plt
-from matplotlib.ticker import NullLocator, ScalarFormatter
+from matplotlib.ticker import LogLocator, NullLocator, ScalarFormatter
 
 from ..shared.plots import COLOURS, DASHES, STYLE
 from ..shared.tables import MISSING, Run, Table, as_markdown, as_text, spread
@@ -161,7 +161,7 @@ def draw(results: Results, path: Path) -> None:
                 left.plot(values, [place] * len(values), "o", color=looks[name][0], alpha=0.6)
                 left.plot(statistics.mean(values), place, "|", color="black", markersize=16)
         left.axvline(results.majority, color="gray", linestyle="--")
-        left.annotate("most frequent class", (results.majority, -0.6), fontsize=8, color="gray", ha="left")
+        left.annotate(" always the most frequent class", (results.majority, -0.55), fontsize=8, color="gray", ha="left")
         left.set_yticks(range(len(names)), [MODELS[name].title for name in names])
         left.set(xlabel="accuracy on the test split, %", ylim=(len(names) - 0.5, -0.8))
         left.set_title(f"{TASKS[results.plan.task].title}, a dot for each seed, a line for the mean")
@@ -179,8 +179,9 @@ def draw(results: Results, path: Path) -> None:
         right.xaxis.set_minor_locator(NullLocator())
         for axis in (right.xaxis, right.yaxis):
             axis.set_major_formatter(ScalarFormatter())
-        right.yaxis.set_minor_formatter(ScalarFormatter())
-        right.grid(alpha=0.25, which="both")
+        right.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        right.yaxis.set_minor_locator(NullLocator())
+        right.grid(alpha=0.25)
         if results.speeds:
             right.legend(frameon=False, fontsize=8)
         figure.savefig(path, dpi=130)

@@ -210,9 +210,9 @@ REACHED: dict[str, tuple[str, object]] = {
 
 @pytest.mark.parametrize("arch", DAFT_FAMILY)
 def test_every_option_is_tried_below(arch: str) -> None:
-    """OPTIONS names every ``--daft-...`` option of the architecture."""
+    """OPTIONS names every ``--daft-...`` option of the architecture, but for the one that all causal models share."""
     own = {name for name in MODEL_DATACLASS_REGISTRY[arch].__dataclass_fields__ if name.startswith("daft_")}
-    assert own == {f"daft_{name}" for name in OPTIONS[arch]}
+    assert own - {"daft_short_conv"} == {f"daft_{name}" for name in OPTIONS[arch]}
 
 
 @pytest.mark.parametrize(
