@@ -69,7 +69,12 @@ def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m recipes.offline_rl.evaluate", description=__doc__.splitlines()[0])
     parser.add_argument("checkpoints", type=Path, nargs="+", metavar="CHECKPOINT", help="one for each seed")
     parser.add_argument("--env", metavar="NAME", help="of gymnasium; default: the one of the training data")
-    parser.add_argument("--targets", type=numbers, metavar="A,B", help="returns that are wanted; default: see README")
+    parser.add_argument(
+        "--targets",
+        type=numbers,
+        metavar="A,B",
+        help="returns that are wanted, with = where the first is negative: --targets=-500,-100; default: see README",
+    )
     parser.add_argument("--episodes", type=positive_int, default=10, help="for each target (%(default)s)")
     parser.add_argument(
         "--context",
