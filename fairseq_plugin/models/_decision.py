@@ -8,7 +8,7 @@ LayerNorm; the action is read at the token of the state, through tanh.
 
 from argparse import Namespace
 from dataclasses import dataclass, field
-from typing import Any, Optional
+from typing import Optional
 
 import torch
 from fairseq import utils
@@ -27,6 +27,7 @@ from ..decision_hub_interface import DecisionHubInterface
 from ..modules.multihead_attention import IncrementalState
 from ..modules.positions import find_max_tokens
 from ._decoder import wrap_layer
+from ._hub_model import HubModel
 from ._options import errors_as_typed, flag_of, plain_options
 
 
@@ -54,27 +55,14 @@ class DecisionConfig(FairseqDataclass):
     )
 
 
-class _HubModel(BaseFairseqModel):
-    """A fairseq model whose ``from_pretrained`` gives an interface to act with."""
-
-    @classmethod
-    def from_pretrained(
-        cls, model_name_or_path: str, checkpoint_file: str = "model.pt", data_name_or_path: str = ".", **kwargs: Any
-    ) -> DecisionHubInterface:
-        """fairseq's, of one checkpoint."""
-        from fairseq import hub_utils
-
-        loaded = hub_utils.from_pretrained(model_name_or_path, checkpoint_file, data_name_or_path, **kwargs)
-        return DecisionHubInterface(loaded["args"], loaded["task"], loaded["models"][0])
-
-
-class DecisionTransformer(CheckedLoading, _HubModel):
+class DecisionTransformer(CheckedLoading, HubModel, BaseFairseqModel):
     """Returns, states and actions of steps -> the action of each; causal; subclasses build the layers.
 
     Padding on any side has no influence on real steps. ``DecisionTransformer.from_pretrained`` loads every one of them,
     as a ``DecisionHubInterface``; the folder of the data is not needed for that.
     """
 
+    hub_interface = DecisionHubInterface
     #: The dataclass of all options.
     config: type
     #: What the options of its attention begin with.
@@ -97,11 +85,6 @@ class DecisionTransformer(CheckedLoading, _HubModel):
         self.predict_action = nn.Sequential(nn.Linear(dim, action_size), nn.Tanh())
         #: The longest input that the layers have parameters for, in tokens; None for any length.
         self.max_tokens = find_max_tokens(self.layers)
-
-    @classmethod
-    def hub_models(cls) -> dict[str, Any]:
-        """No downloads."""
-        return {}
 
     @classmethod
     def build_model(cls, args, task) -> "DecisionTransformer":

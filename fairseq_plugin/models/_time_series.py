@@ -7,7 +7,6 @@ post-norm layers and a final LayerNorm, gelu, and one linear layer over all step
 from argparse import Namespace
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import torch
 from fairseq import utils
@@ -24,6 +23,7 @@ from common.ops.shared.padding import real_positions
 from ..checkpoints import CheckedLoading
 from ..time_series_hub_interface import TimeSeriesHubInterface
 from ._encoder import BuildLayer, LinearTimeEncoder
+from ._hub_model import HubModel
 from ._options import errors_as_typed, flag_of, option, plain_options
 
 POOLINGS = ("flat", "mean")
@@ -143,21 +143,7 @@ class TimeSeriesHead(nn.Module):
         return f"max_length={self.max_length}, pooling={self.pooling!r}"
 
 
-class _HubModel(FairseqEncoderModel):
-    """A fairseq model whose ``from_pretrained`` gives an interface to predict with."""
-
-    @classmethod
-    def from_pretrained(
-        cls, model_name_or_path: str, checkpoint_file: str = "model.pt", data_name_or_path: str = ".", **kwargs: Any
-    ) -> TimeSeriesHubInterface:
-        """fairseq's, of one checkpoint."""
-        from fairseq import hub_utils
-
-        loaded = hub_utils.from_pretrained(model_name_or_path, checkpoint_file, data_name_or_path, **kwargs)
-        return TimeSeriesHubInterface(loaded["args"], loaded["task"], loaded["models"][0])
-
-
-class TimeSeriesClassifier(CheckedLoading, _HubModel):
+class TimeSeriesClassifier(CheckedLoading, HubModel, FairseqEncoderModel):
     """A linear embedding, an encoder over series, and classification heads; subclasses build the layers.
 
     The task registers a head, ``register_classification_head``, and the criterion names it. Padding on any side has no
@@ -165,6 +151,7 @@ class TimeSeriesClassifier(CheckedLoading, _HubModel):
     folder of the data is not needed for that.
     """
 
+    hub_interface = TimeSeriesHubInterface
     #: The dataclass of all options.
     config: type
     #: What the options of its attention begin with.
@@ -174,11 +161,6 @@ class TimeSeriesClassifier(CheckedLoading, _HubModel):
         super().__init__(encoder)
         self.args = args
         self.classification_heads = nn.ModuleDict()
-
-    @classmethod
-    def hub_models(cls) -> dict[str, Any]:
-        """No downloads."""
-        return {}
 
     @classmethod
     def build_model(cls, args, task) -> "TimeSeriesClassifier":
