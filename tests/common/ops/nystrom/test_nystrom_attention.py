@@ -57,7 +57,7 @@ def test_what_does_not_fit_is_refused():
     for shape in ((3, 1, 4, 1), (2, 1, 3, 1), (3, 3)):
         with refused("v", f"3 heads and conv_weight is {shape}", "an odd number of tokens"):
             nystrom_attention(**tensors(), conv_weight=torch.zeros(shape))
-    with refused("conv_kernel", "4", "an odd number"):
+    with refused("conv_kernel", "4", "odd"):
         build_attention("nystrom", num_heads=2, conv_kernel=4)
 
 
