@@ -46,7 +46,10 @@ def mean_of_sums(weighted: Tensor, weight: Tensor, log_scale: Tensor) -> Weighte
     """The mean from Σ w x and Σ w, whose w are relative to exp(``log_scale``); an empty sum weighs nothing."""
     # The smallest normal number, written out as TorchScript has no torch.finfo.
     some = weight.clamp(min=2.2250738585072014e-308 if weight.dtype == torch.float64 else 1.1754943508222875e-38)
-    return WeightedMean(weighted / some, (some.log() + log_scale).masked_fill(weight == 0.0, empty_log_weight()))
+    # Both over a constant first: in the gradient of one division, that of a small weight is 0 times infinity, or NaN.
+    constant = some.detach()
+    mean = (weighted / constant) / (some / constant)
+    return WeightedMean(mean, (some.log() + log_scale).masked_fill(weight == 0.0, empty_log_weight()))
 
 
 def merge(first: WeightedMean, second: WeightedMean) -> WeightedMean:

@@ -223,6 +223,21 @@ def test_gradients_of_large_keys_and_biases_are_numbers(dtype, local_only, optio
 
 
 @modes
+@pytest.mark.parametrize("below", [100.0, 105.0, 110.0])
+def test_gradients_where_all_outside_of_a_window_weighs_nearly_nothing(below, options):
+    """One key so far above the others that their exponentials are at the end of float32, and large values."""
+    (q, k, v), r = daft_inputs(30, 2), normal(2, 9, seed=3)
+    high = (torch.arange(30) == 12).unsqueeze(1)  # (T, 1)
+    k = torch.where(high, k, k - below)
+    found = []
+    for dtype in (torch.float32, torch.float64):
+        leaves = [x.detach().to(dtype).requires_grad_() for x in (q, k, 1000.0 * v, r)]
+        found.append(gradients(daft_conv(*leaves, **options), leaves))
+    assert all(torch.isfinite(gradient).all() for gradient in found[0])
+    assert_close("gradient of v", found[0][2], found[1][2].float())
+
+
+@modes
 @locality
 def test_gradcheck(local_only, options):
     inputs, r = daft_inputs(19, 2, batch=1), normal(2, 5, seed=3)
