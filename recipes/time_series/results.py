@@ -144,17 +144,18 @@ def draw(plan: Plan, results: Sequence[Result], path: Path) -> None:
             ours = [one for one in results if one.name == name]
             style = {"color": COLOURS[i % len(COLOURS)], "linestyle": DASHES[i // len(COLOURS) % len(DASHES)]}
             means = [statistics.mean(at) for at in zip(*(one.accuracies for one in ours))]
-            curves.plot(plan.evaluated, means, label=name, linewidth=1.3, **style)
+            label = f"{name}, {len(ours)} seed{'s' if len(ours) > 1 else ''}"
+            curves.plot(plan.evaluated, means, label=label, linewidth=1.3, **style)
             _draw_dots(dots, plan, i, name, ours, style["color"])
         lowest = min(min(one.last, one.best) for one in results)
         curves.set(xlabel="epoch", ylabel="accuracy on the test series, %", ylim=(max(0.0, lowest - 6.0), 100.5))
         curves.set_title("Mean over seeds")
-        curves.legend(frameon=False)
+        curves.legend(framealpha=0.9, edgecolor="none", fontsize=8, loc="lower left")
         dots.set_xticks(range(len(names)), names, rotation=30, ha="right")
         dots.set_title("Each seed: last epoch (hollow), best epoch (filled)\nand the paper's (cross)")
         for axes in (curves, dots):
             axes.grid(alpha=0.25)
-        figure.suptitle(f"{plan.dataset}: {len(plan.seeds)} seeds, {plan.epochs} epochs")
+        figure.suptitle(f"{plan.dataset}: {plan.epochs} epochs")
         figure.savefig(path, dpi=130)
         plt.close(figure)
 
