@@ -18,7 +18,8 @@ from common.attention import ATTENTIONS
 from ..modules.transformer_layer import LinearTimeEncoderLayer
 from . import _flash_options as flash_options
 from ._flash_variants import FLASH
-from ._options import attention_config, camel_case
+from ._options import attention_config
+from ._registration import register_variant
 from ._time_series import TimeSeriesClassifier, TimeSeriesConfig, TransformerTimeSeriesConfig
 from .attention import FURTHER_NAMES, build_design
 
@@ -73,20 +74,10 @@ class FlashTimeSeriesClassifier(TimeSeriesClassifier):
         return FLASH.build_layer(args, cfg, args.max_source_positions, False)
 
 
-def _register(prefix: str, attention: str) -> None:
-    """Register ``prefix``_time_series; this file holds its classes under their names, so that pickle finds them."""
-    options = attention_config(attention, **_DEFAULTS.get(attention, {}))
-    name = f"{camel_case(prefix)}TimeSeries"
-    held = {"__module__": __name__}
-    config = dataclass(type(f"{name}Config", (options, TransformerTimeSeriesConfig), held))
-    attributes = {**held, "__doc__": AttentionTimeSeriesClassifier.__doc__}
-    attributes |= {"attention_name": attention, "option_prefix": attention, "config": config}
-    model = type(f"{name}Classifier", (AttentionTimeSeriesClassifier,), attributes)
-    globals().update({config.__name__: config, model.__name__: model})
-    register_model(f"{prefix}_time_series", dataclass=config)(model)
-
-
 for _attention in ATTENTIONS:
     if "bidirectional" in ATTENTIONS[_attention].supports:
+        _options = attention_config(_attention, **_DEFAULTS.get(_attention, {}))
         for _prefix in (_attention, *FURTHER_NAMES.get(_attention, ())):
-            _register(_prefix, _attention)
+            register_variant(
+                _prefix, "time_series", _attention, AttentionTimeSeriesClassifier, _options, TransformerTimeSeriesConfig
+            )
