@@ -11,7 +11,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..modules.remembered_options import RemembersOptions
-from ..ops.shared.checks import check_padding_mask, check_positive_int, check_query_key_value
+from ..ops.shared.checks import (
+    check_heads,
+    check_key_value,
+    check_padding_mask,
+    check_positions,
+    check_positive_int,
+    check_query_key_value,
+)
 from ..ops.shared.state import State
 from ._options import AttentionOptions
 
@@ -20,6 +27,7 @@ SUPPORTS = {
     "causal": "each token sees those before it and itself; decoding by `extend`",
     "bidirectional": "each token sees all tokens",
     "cross": "n queries of one sequence attend to m keys of another, bidirectional",
+    "source": "queries attend, each by itself, to another sequence, by a state that `source_state` makes of it once",
     "images": "tokens of an image, bidirectional, in TorchScript too; by itself, of nothing else",
     "rotary": "it rotates queries and keys itself, by its option `rotary`",
 }
@@ -27,6 +35,7 @@ SUPPORTS = {
 FACTS = ("num_heads", "head_dim", "max_tokens")
 INPUTS = {
     "x": "the tokens (B, n, D) before their projection",
+    "source_q": "queries of the keys' own tokens (B, H, m, d), for keys of another sequence than the queries are of",
     "spatial_shape": "rows and columns of an image's tokens, (height, width)",
 }
 
@@ -61,6 +70,10 @@ class InnerAttention(RemembersOptions):
     ``extend(q, k, v, padding_mask=None, state=None) -> (out, state)``, where it supports "causal": attention from the
     next tokens of a sequence, one or many. ``padding_mask`` (B, n) is theirs alone, ``state`` None starts a sequence.
     Every tensor of a state has the batch as dimension 0.
+
+    ``_source_state(k, v, key_padding_mask) -> state`` and ``_attend_source(q, state, query_padding_mask, positions) ->
+    out``, where it supports "source": ``source_state`` and ``attend_source``, which check their tensors. The inputs
+    that ``needs`` names are further keywords of the former.
 
     ``reference(q, k, v, key_padding_mask=None, query_padding_mask=None) -> out``: the paper's formula, literally and
     slowly, with this module's parameters and options; what everything faster is compared with.
@@ -121,9 +134,52 @@ class InnerAttention(RemembersOptions):
         """Refused with a ValueError; a mechanism that supports "causal" defines it."""
         raise ValueError(f"causal is {self.causal}; attention {self.name!r} does not decode; allowed: forward alone")
 
+    @torch.jit.unused
+    def source_state(self, k: Tensor, v: Tensor, key_padding_mask: Tensor | None = None, **inputs: Tensor) -> State:
+        """What queries need of a source, k (B, H, m, d) and v (B, H, m, e): of one size whatever m is; O(m) time.
+
+        ``key_padding_mask`` (B, m), True = padding; ``inputs`` are those that ``needs`` names. Sums are float32
+        (float64 of float64), and every tensor has the batch as dimension 0. Where a mechanism draws something anew in
+        each pass of training, the state is of that pass alone: train with ``forward``.
+
+        Raises:
+            ValueError: the mechanism does not support "source", or was built with ``causal=True``; tensors that do not
+                fit.
+        """
+        self._check_source()
+        check_key_value(k, v)
+        check_padding_mask("key_padding_mask", key_padding_mask, k)
+        return self._source_state(k, v, key_padding_mask, **inputs)
+
+    @torch.jit.unused
+    def attend_source(
+        self, q: Tensor, state: State, query_padding_mask: Tensor | None = None, positions: Tensor | None = None
+    ) -> Tensor:
+        """``forward`` of q (B, H, n, d) and the source of ``state`` -> (B, H, n, e) in q's dtype; O(n), whatever m is.
+
+        No query's output depends on another query. ``query_padding_mask`` (B, n), True = padding. ``positions`` (B, n),
+        int64, are the numbers of the queries among the real tokens of their sequence, from 0, which decoding has to
+        say where they matter (cosFormer); None counts them by the mask.
+
+        Raises:
+            ValueError: as ``source_state``; a state that does not fit.
+        """
+        self._check_source()
+        check_heads("q", q)
+        check_padding_mask("query_padding_mask", query_padding_mask, q)
+        check_positions(positions, q)
+        return self._attend_source(q, state, query_padding_mask, positions)
+
+    def _check_source(self) -> None:
+        if "source" not in self.supports:
+            name = self.name or type(self).__name__
+            raise ValueError(f"attention is {name!r}, which makes no state of a source; allowed: forward alone")
+        if self.causal:
+            raise ValueError("causal is True; allowed for source_state and attend_source: causal=False")
+
     def _check_shape(self) -> None:
         name = self.name or type(self).__name__
-        wanted = {"causal"} if self.causal else {"bidirectional", "images"}
+        wanted = {"causal"} if self.causal else {"bidirectional", "images", "source"}
         if not wanted & self.supports:
             raise ValueError(f"causal is {self.causal}; allowed for attention {name!r}: {not self.causal}")
         allowed = {1: "1 for sequences"} if self.supports != {"images"} else {}

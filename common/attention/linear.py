@@ -4,10 +4,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ..ops.linear import attend
+from ..ops.linear import attend, attend_source, source_state
 from ..ops.linear.interface import linear_attention_scriptable
 from ..ops.linear.reference import linear_attention_reference
 from ..ops.shared.feature_maps import FEATURE_MAPS
+from ..ops.shared.state import State
 from ._base import OpAttention
 from ._options import AttentionOptions, choice, count
 from ._registry import register_attention
@@ -31,7 +32,7 @@ class LinearAttention(OpAttention):
     """
 
     Options = LinearAttentionOptions
-    supports = frozenset({"causal", "bidirectional", "cross", "images"})
+    supports = frozenset({"causal", "bidirectional", "cross", "source", "images"})
     op = staticmethod(attend)
     reference_op = staticmethod(linear_attention_reference)
     phi: str
@@ -44,3 +45,11 @@ class LinearAttention(OpAttention):
         self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None, query_padding_mask: Tensor | None
     ) -> Tensor:
         return linear_attention_scriptable(q, k, v, key_padding_mask, query_padding_mask, self.phi)
+
+    def _source_state(self, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> State:
+        return source_state(k, v, key_padding_mask, self.phi)
+
+    def _attend_source(
+        self, q: Tensor, state: State, query_padding_mask: Tensor | None, positions: Tensor | None
+    ) -> Tensor:
+        return attend_source(q, state, query_padding_mask, self.phi)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..shared.checks import check_choice, check_padding_mask, check_positive_int, check_query_key_value
 from ..shared.feature_maps import FEATURE_MAPS, real_features
-from ..shared.feature_sums import causal_sums, full_sums, state_shapes
+from ..shared.feature_sums import causal_sums, full_sums, read_source, state_shapes, sums_of_source
 from ..shared.padding import zero_padding
 from ..shared.precision import autocast_off, compute_dtype
 from ..shared.state import State, check_continuation, state_of_sums
@@ -91,6 +91,26 @@ def linear_attention_scriptable(
     """
     dtype = compute_dtype(q)
     return _full(q.to(dtype), k.to(dtype), v.to(dtype), key_padding_mask, query_padding_mask, phi).to(v.dtype)
+
+
+def source_state(k: Tensor, v: Tensor, key_padding_mask: Tensor | None, phi: str) -> State:
+    """What queries need of a source: ``sum_k`` (B, H, d) and ``sum_kv`` (B, H, d, e), float32; O(m d e).
+
+    k (B, H, m, d), v (B, H, m, e), ``key_padding_mask`` (B, m), True = padding. Arguments are not checked.
+    """
+    with autocast_off(k):
+        return sums_of_source(real_features(k.to(compute_dtype(k)), phi, key_padding_mask), v, key_padding_mask)
+
+
+def attend_source(q: Tensor, state: State, query_padding_mask: Tensor | None, phi: str) -> Tensor:
+    """``linear_attention`` of q (B, H, n, d) to the source of ``source_state`` -> (B, H, n, e) in q's dtype; O(n d e).
+
+    ``query_padding_mask`` (B, n), True = padding, gives 0. Only ``state`` is checked; one that does not fit is a
+    ValueError.
+    """
+    with autocast_off(q):
+        values, weights = read_source(real_features(q.to(compute_dtype(q)), phi, query_padding_mask), state)
+        return (values / (weights + EPS)).to(q.dtype)
 
 
 def _full(

@@ -51,37 +51,63 @@ def check_query_key_value(
     ``names`` are the names that the user knows them by.
     """
     for name, tensor in zip(names, (q, k, v)):
-        if not isinstance(tensor, Tensor):
-            raise ValueError(f"{name} is a {type(tensor).__name__}; allowed: a tensor")
-        if tensor.dim() != 4:
-            raise ValueError(f"{name} has shape {tuple(tensor.shape)}; allowed: 4 dimensions (B, H, tokens, channels)")
-        if not tensor.is_floating_point():
-            raise ValueError(f"{name} has dtype {tensor.dtype}; allowed: a floating point dtype")
-        if tensor.shape[2] == 0 or tensor.shape[3] == 0:
-            raise ValueError(f"{name} has shape {tuple(tensor.shape)}; allowed: at least one token and one channel")
+        check_heads(name, tensor)
     query, key, value = names
     if q.shape[:2] != k.shape[:2] or q.shape[3] != k.shape[3]:
         raise ValueError(
             f"{key} has shape {tuple(k.shape)} and {query} {tuple(q.shape)}; "
             "allowed: the same batch, heads and channels"
         )
-    if k.shape[:3] != v.shape[:3]:
-        raise ValueError(
-            f"{value} has shape {tuple(v.shape)} and {key} {tuple(k.shape)}; allowed: the same batch, heads and tokens"
-        )
-    if q.dtype != k.dtype or q.dtype != v.dtype:
-        raise ValueError(
-            f"{query}, {key} and {value} have dtypes {q.dtype}, {k.dtype} and {v.dtype}; allowed: one dtype"
-        )
-    if q.device != k.device or q.device != v.device:
-        raise ValueError(
-            f"{query}, {key} and {value} are on {q.device}, {k.device} and {v.device}; allowed: one device"
-        )
+    _check_one_value_per_key(k, v, key, value)
+    _check_one_kind(names, (q, k, v))
     if one_length and q.shape[2] != k.shape[2]:
         raise ValueError(
             f"{key} has {k.shape[2]} tokens and {query} {q.shape[2]}; "
             "allowed in causal attention and self-attention: the same number"
         )
+
+
+def check_key_value(k: Tensor, v: Tensor) -> None:
+    """Raise ValueError unless k (B, H, m, d) and v (B, H, m, e) fit together."""
+    check_heads("k", k)
+    check_heads("v", v)
+    _check_one_value_per_key(k, v, "k", "v")
+    _check_one_kind(("k", "v"), (k, v))
+
+
+def check_heads(name: str, x: Tensor) -> None:
+    """Raise ValueError unless x is a floating point tensor (B, H, tokens, channels), not without either of these."""
+    if not isinstance(x, Tensor):
+        raise ValueError(f"{name} is a {type(x).__name__}; allowed: a tensor")
+    if x.dim() != 4:
+        raise ValueError(f"{name} has shape {tuple(x.shape)}; allowed: 4 dimensions (B, H, tokens, channels)")
+    if not x.is_floating_point():
+        raise ValueError(f"{name} has dtype {x.dtype}; allowed: a floating point dtype")
+    if x.shape[2] == 0 or x.shape[3] == 0:
+        raise ValueError(f"{name} has shape {tuple(x.shape)}; allowed: at least one token and one channel")
+
+
+def _check_one_value_per_key(k: Tensor, v: Tensor, key: str, value: str) -> None:
+    if k.shape[:3] != v.shape[:3]:
+        raise ValueError(
+            f"{value} has shape {tuple(v.shape)} and {key} {tuple(k.shape)}; allowed: the same batch, heads and tokens"
+        )
+
+
+def _check_one_kind(names: Sequence[str], tensors: Sequence[Tensor]) -> None:
+    """Raise ValueError unless all tensors have one dtype and are on one device."""
+    first = tensors[0]
+    if any(x.dtype != first.dtype for x in tensors):
+        found = _listed([x.dtype for x in tensors])
+        raise ValueError(f"{_listed(names)} have dtypes {found}; allowed: one dtype")
+    if any(x.device != first.device for x in tensors):
+        found = _listed([x.device for x in tensors])
+        raise ValueError(f"{_listed(names)} are on {found}; allowed: one device")
+
+
+def _listed(values: Sequence[Any]) -> str:
+    """As in a sentence: "q, k and v"."""
+    return f"{', '.join(map(str, values[:-1]))} and {values[-1]}"
 
 
 def check_gate_key_value(q: Tensor | None, k: Tensor, v: Tensor, key_channels: int | None = None) -> None:
@@ -119,6 +145,19 @@ def check_spatial_shape(shape: Any, tokens: int) -> None:
     """Raise ValueError unless ``shape`` is the (height, width) of an image of so many tokens."""
     if not isinstance(shape, Sequence) or len(shape) != 2 or shape[0] * shape[1] != tokens:
         raise ValueError(f"spatial_shape is {shape}; allowed: (height, width) of {tokens} tokens")
+
+
+def check_positions(positions: Tensor | None, q: Tensor) -> None:
+    """Raise ValueError unless ``positions`` is None or int64 (B, n) for q (B, H, n, d), on its device."""
+    if positions is None:
+        return
+    wanted = (q.shape[0], q.shape[2])
+    if not isinstance(positions, Tensor) or tuple(positions.shape) != wanted or positions.dtype != torch.int64:
+        is_tensor = isinstance(positions, Tensor)
+        found = f"{tuple(positions.shape)}, {positions.dtype}" if is_tensor else type(positions).__name__
+        raise ValueError(f"positions is {found}; allowed: a tensor (batch, queries) = {wanted}, torch.int64")
+    if positions.device != q.device:
+        raise ValueError(f"positions is on {positions.device}; allowed: the device of q, {q.device}")
 
 
 def check_padding_mask(argument: str, mask: Tensor | None, like: Tensor) -> None:

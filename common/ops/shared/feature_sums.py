@@ -9,7 +9,8 @@ from functools import partial
 from torch import Tensor
 
 from .chunks import carry_decayed_sums, carry_sums, decay_between, split_chunks
-from .state import State
+from .padding import zero_padding
+from .state import State, state_of_source
 
 
 def state_shapes(features: int, v: Tensor) -> dict[str, tuple[int, ...]]:
@@ -23,8 +24,35 @@ def full_sums(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
     q (B, H, n, f), k (B, H, m, f), v (B, H, m, e). Works in TorchScript.
     """
-    weights = (q * k.sum(2, keepdim=True)).sum(-1, keepdim=True)
-    return q @ (k.transpose(-2, -1) @ v), weights
+    sum_k, sum_kv = _sums_over_keys(k, v)
+    return _read(q, sum_k, sum_kv)
+
+
+def sums_of_source(k: Tensor, v: Tensor, padding_mask: Tensor | None) -> State:
+    """What queries need of a source, ``sum_k`` (B, H, f) and ``sum_kv`` (B, H, f, e), from features k (B, H, m, f).
+
+    v (B, H, m, e) as it comes; ``padding_mask`` (B, m), True = padding. O(m f e) time.
+    """
+    sum_k, sum_kv = _sums_over_keys(k, zero_padding(v.to(k.dtype), padding_mask))
+    return {"sum_k": sum_k, "sum_kv": sum_kv}
+
+
+def read_source(q: Tensor, state: State) -> tuple[Tensor, Tensor]:
+    """``full_sums`` of features q (B, H, n, f) and the source that ``state`` is of; O(n f e), whatever its length.
+
+    Raises:
+        ValueError: ``state`` does not fit.
+    """
+    state = state_of_source(state, ("sum_k",), q)
+    return _read(q, state["sum_k"], state["sum_kv"])
+
+
+def _sums_over_keys(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    return k.sum(2), k.transpose(-2, -1) @ v
+
+
+def _read(q: Tensor, sum_k: Tensor, sum_kv: Tensor) -> tuple[Tensor, Tensor]:
+    return q @ sum_kv, (q * sum_k.unsqueeze(2)).sum(-1, keepdim=True)
 
 
 def causal_sums(

@@ -1,4 +1,4 @@
-"""The state of a causal attention after some tokens: a dict of tensors with the batch as their first dimension."""
+"""States of attention, after some tokens or of a source: dicts of tensors with the batch as their first dimension."""
 
 from collections.abc import Collection, Sequence
 
@@ -18,33 +18,42 @@ def check_continuation(causal: bool, initial_state: State | None, return_state: 
 
 
 def check_state(
-    state: State | None, shapes: dict[str, Sequence[int]], dtypes: Sequence[torch.dtype], like: Tensor
+    state: State | None,
+    shapes: dict[str, Sequence[int]],
+    dtypes: Sequence[torch.dtype],
+    like: Tensor,
+    argument: str = "initial_state",
 ) -> None:
     """Raise ValueError unless ``state`` is None or holds exactly the tensors named in ``shapes``, so shaped.
 
     They must be on the device of ``like``. Counts and masks have their own dtypes, all others one of ``dtypes``.
+    ``argument`` is the name that the caller knows it by.
     """
     if state is None:
         return
     if not isinstance(state, dict) or set(state) != set(shapes):
-        raise ValueError(f"initial_state holds {_content(state)}; allowed: a returned state, holding {sorted(shapes)}")
+        raise ValueError(f"{argument} holds {_content(state)}; allowed: a returned state, holding {sorted(shapes)}")
     for name, shape in shapes.items():
-        tensor, argument = state[name], f"initial_state[{name!r}]"
+        tensor, entry = state[name], f"{argument}[{name!r}]"
         if not isinstance(tensor, Tensor):
-            raise ValueError(f"{argument} is a {type(tensor).__name__}; allowed: a tensor")
+            raise ValueError(f"{entry} is a {type(tensor).__name__}; allowed: a tensor")
         if tuple(tensor.shape) != tuple(shape):
-            raise ValueError(f"{argument} has shape {tuple(tensor.shape)}; allowed for this input: {tuple(shape)}")
+            raise ValueError(f"{entry} has shape {tuple(tensor.shape)}; allowed for this input: {tuple(shape)}")
         allowed = (_ENTRY_DTYPES[name],) if name in _ENTRY_DTYPES else dtypes
         if tensor.dtype not in allowed:
             raise ValueError(
-                f"{argument} has dtype {tensor.dtype}; allowed for this input: {', '.join(map(str, allowed))}"
+                f"{entry} has dtype {tensor.dtype}; allowed for this input: {', '.join(map(str, allowed))}"
             )
         if tensor.device != like.device:
-            raise ValueError(f"{argument} is on {tensor.device}; allowed: the device of the input, {like.device}")
+            raise ValueError(f"{entry} is on {tensor.device}; allowed: the device of the input, {like.device}")
 
 
 def state_of_sums(
-    state: State | None, shapes: dict[str, Sequence[int]], dtype: torch.dtype, like: Tensor
+    state: State | None,
+    shapes: dict[str, Sequence[int]],
+    dtype: torch.dtype,
+    like: Tensor,
+    argument: str = "initial_state",
 ) -> State | None:
     """``state``, checked against ``shapes`` and with its sums in ``dtype``, which is float32 or float64; None for None.
 
@@ -54,10 +63,26 @@ def state_of_sums(
     Raises:
         ValueError: ``state`` does not fit; see ``check_state``.
     """
-    check_state(state, shapes, (torch.float32, torch.float64), like)
+    check_state(state, shapes, (torch.float32, torch.float64), like, argument)
     if state is None:
         return None
     return {name: x if name in _ENTRY_DTYPES else x.to(dtype) for name, x in state.items()}
+
+
+def state_of_source(state: State, vectors: Sequence[str], q: Tensor) -> State:
+    """``state`` of a source, checked and in q's dtype, for features q (B, H, n, f) of queries, float32 or float64.
+
+    It holds ``vectors`` (B, H, f) each, and ``sum_kv`` (B, H, f, e).
+
+    Raises:
+        ValueError: ``state`` does not fit; see ``check_state``.
+    """
+    if state is None:
+        raise ValueError("state is None; allowed: what source_state returned")
+    values = state.get("sum_kv") if isinstance(state, dict) else None
+    channels = values.shape[-1:] if isinstance(values, Tensor) else ()  # any: nothing else says what e is
+    vector = (*q.shape[:2], q.shape[3])
+    return state_of_sums(state, {**dict.fromkeys(vectors, vector), "sum_kv": (*vector, *channels)}, q.dtype, q, "state")
 
 
 def split_state(state: State | None, names: Collection[str]) -> tuple[State | None, State | None]:

@@ -126,9 +126,14 @@ def can_be_wrapped(kind: type[InnerAttention]) -> bool:
     return widths.get("q") == widths.get("k") == CHANNELS
 
 
+def refused(argument: str):
+    """Expect a ValueError about ``argument`` that says what is allowed."""
+    return pytest.raises(ValueError, match=rf"(?s)^{argument}(?!\w).*allowed")
+
+
 def _cases(kind: type[InnerAttention]) -> Iterable[Case]:
     for causal in (False, True):
-        if ("causal" if causal else "bidirectional") not in kind.supports:
+        if not ({"causal"} if causal else {"bidirectional", "source"}) & kind.supports:
             continue
         refused = _declared(kind.name, "NOT_CAUSAL") if causal else {}
         variants = {label: options for label, options in _variants(kind).items() if label not in refused}
@@ -181,7 +186,11 @@ def tensors(
 
     lengths = {"q": n, "k": m, "v": m}
     made = {x: leaf(batch, HEADS, lengths[x], widths[x]) if x in widths else None for x in lengths}
-    available = {"x": leaf(batch, n, HEADS * CHANNELS), "spatial_shape": image_shape(n)}
+    available = {
+        "x": leaf(batch, n, HEADS * CHANNELS),
+        "spatial_shape": image_shape(n),
+        "source_q": leaf(batch, HEADS, m, CHANNELS),
+    }
     assert set(available) == set(INPUTS), f"{set(INPUTS) - set(available)} is not made here"
     return {**made, **module.inputs(**available)}
 
@@ -200,7 +209,7 @@ def leaves(inputs: dict[str, Any], module: nn.Module) -> dict[str, Tensor]:
 
 def at(inputs: dict[str, Any], tokens: Any) -> dict[str, Any]:
     """``inputs`` of some tokens alone: those of a slice, or at indices."""
-    dim = {"q": 2, "k": 2, "v": 2, "x": 1}
+    dim = {"q": 2, "k": 2, "v": 2, "x": 1, "source_q": 2}
 
     def some(name: str, x: Any) -> Any:
         if not isinstance(x, Tensor):

@@ -16,21 +16,18 @@ from tests.common.contract.mechanisms import (
     cases,
     counts,
     not_causal,
+    refused,
     tensors,
 )
 
 names = pytest.mark.parametrize("name", ATTENTIONS)
+NOT_CAUSAL = {"bidirectional", "images", "source"}
 FLOOR = {"num_heads": HEADS, "head_dim": CHANNELS, "max_tokens": LONGEST}
-
-
-def refused(argument: str):
-    """Expect a ValueError about ``argument`` that says what is allowed."""
-    return pytest.raises(ValueError, match=rf"(?s)^{argument}(?!\w).*allowed")
 
 
 def build(name, **changes):
     kind = ATTENTIONS[name]
-    causal = not kind.supports & {"bidirectional", "images"}
+    causal = not kind.supports & NOT_CAUSAL
     dims = 2 if kind.supports == {"images"} else 1
     return build_attention(name, **{"causal": causal, "spatial_dims": dims, **FLOOR, **counts(kind), **changes})
 
@@ -38,9 +35,7 @@ def build(name, **changes):
 @names
 def test_declarations_are_of_known_words(name):
     kind = ATTENTIONS[name]
-    assert (
-        kind.supports <= set(SUPPORTS) and kind.supports & {"causal", "bidirectional", "images"} and kind.name == name
-    )
+    assert kind.supports <= set(SUPPORTS) and kind.supports & {"causal", *NOT_CAUSAL} and kind.name == name
     for described in kind.Options.described().values():
         assert described.help and described.type in (str, int, float, bool)
     assert kind.Options(**kind.Options.defaults()) == kind.Options()
@@ -70,7 +65,7 @@ def test_what_causal_attention_refuses(name, label):
 @names
 def test_what_is_not_supported(name):
     supports = ATTENTIONS[name].supports
-    for causal, words in ((True, {"causal"}), (False, {"bidirectional", "images"})):
+    for causal, words in ((True, {"causal"}), (False, NOT_CAUSAL)):
         if not words & supports:
             with refused("causal"):
                 build(name, causal=causal)
@@ -98,7 +93,7 @@ def test_options(name):
 
 def wrong_tensors(inputs: dict, causal_or_self: bool):
     """Changes of ``inputs`` that make one thing wrong each."""
-    names = [x for x in ("q", "k", "v", "x") if inputs.get(x) is not None]
+    names = [x for x in ("q", "k", "v", "x", "source_q") if inputs.get(x) is not None]
     for which in names:
         x = inputs[which].detach()
         yield {which: x[0]}
@@ -114,7 +109,7 @@ def wrong_tensors(inputs: dict, causal_or_self: bool):
         if which != "x":  # which autocast may leave in another dtype
             yield {which: x.float()}
             yield {which: x[:, :1]}
-        if which in ("k", "v") or causal_or_self:
+        if which in ("k", "v", "source_q") or causal_or_self:
             yield {which: x[..., 1:, :]}
     yield {which: inputs[which][:, :, :0].detach() for which in ("q", "k", "v") if inputs[which] is not None}
 
@@ -125,7 +120,7 @@ def test_tensors(case):
     module = case.build()
     inputs = tensors(module, 6)
     for change in wrong_tensors(inputs, case.causal or "cross" not in case.kind.supports):
-        with refused("(q|k|v|x|the input|spatial_shape)"):
+        with refused("(q|k|v|x|source_q|the input|spatial_shape)"):
             module(**{**inputs, **change})
         if case.causal:
             with refused("(q|k|v|x|the input)"):
