@@ -14,9 +14,11 @@ from .criterions.action_mse import ActionMSECriterion
 from .criterions.sparse_cross_entropy import SparseCrossEntropyCriterion
 from .models import attention as _derived  # noqa: F401  registers NAME_lm, NAME_mlm and NAME_classifier
 from .models import decision as _decision  # noqa: F401  registers NAME_decision
+from .models import encoder_decoder as _encoder_decoder  # noqa: F401  registers NAME and NAME_SIZE
 from .models import long_range_arena as _long_range_arena  # noqa: F401  registers NAME_lra_TASK
 from .models import time_series as _time_series  # noqa: F401  registers NAME_time_series
 from .models._decision import DecisionTransformer
+from .models._encoder_decoder import LinearTimeTransformer
 from .models._language_model import LinearTimeLanguageModel
 from .models._time_series import TimeSeriesClassifier
 from .models.daft import DaftConvLanguageModel, DaftFullLanguageModel
@@ -60,6 +62,7 @@ __all__ = [
     "FlowformerLanguageModel",
     "LinearLanguageModel",
     "LinearTimeLanguageModel",
+    "LinearTimeTransformer",
     "MixedChunkTransformerLanguageModel",
     "MixedChunkTransformerMaskedModel",
     "OfflineRLTask",

@@ -32,8 +32,8 @@ class CheckedLoading:
     No tensor is loaded then.
     """
 
-    #: Whether weights of fairseq's own ``transformer_lm`` have the names and shapes of this model's.
-    takes_stock_weights = False
+    #: fairseq's own model whose weights have the names and shapes of this one's, None if there is none.
+    stock_model: type | None = None
 
     def load_state_dict(
         self, state_dict: dict[str, Any], strict: bool = True, model_cfg: Any | None = None, args: Any = None
@@ -103,11 +103,15 @@ class CheckedLoading:
         model = ARCH_MODEL_REGISTRY.get(stored)
         if model is not None and issubclass(model, cls):
             return options
-        if model is TransformerLanguageModel and cls.takes_stock_weights:
+        if model is TransformerLanguageModel and cls.stock_model is model:
             logger.info(f"{path} holds {stored!r}; its weights are read as those of {registered_names(cls)[0]!r}")
             return stock_overrides(state, cls, options)
-        stock = ", 'transformer_lm'" if cls.takes_stock_weights else ""
         names = ", ".join(map(repr, registered_names(cls)))
+        stock = ""
+        if cls.stock_model is TransformerLanguageModel:
+            stock = ", 'transformer_lm'"
+        elif cls.stock_model is not None:
+            stock = f"; python -m fairseq_plugin.convert makes one of {stock_name(cls)!r}"
         raise ValueError(f"the checkpoint {path!r} holds {stored!r}; allowed for {cls.__name__}: {names}{stock}")
 
 
@@ -138,9 +142,16 @@ def registered_names(model: type) -> list[str]:
     return [name for name, registered in MODEL_REGISTRY.items() if issubclass(registered, model)]
 
 
+def stock_name(model: type) -> str:
+    """The name of fairseq's own model whose weights fit ``model``."""
+    return next(name for name, registered in MODEL_REGISTRY.items() if registered is model.stock_model)
+
+
 def stock_overrides(state: dict[str, Any], model: type, options: dict[str, Any]) -> dict[str, Any]:
-    """Overrides by which fairseq builds ``model`` from a checkpoint of its ``transformer_lm``, and ``options``."""
+    """Overrides by which fairseq builds ``model`` from a checkpoint of its stock model, and ``options``."""
     name = registered_names(model)[0]
+    if model.stock_model is not TransformerLanguageModel:
+        return {"arch": name, **options}
     if state.get("args") is not None:
         post_norm = not safe_getattr(state["args"], "decoder_normalize_before", False)
         return {"arch": name, "lineartime_post_norm": post_norm, **options}

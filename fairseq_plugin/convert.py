@@ -1,4 +1,6 @@
-"""``python -m fairseq_plugin.convert SOURCE TARGET``: weights of ``transformer_lm`` as a start for a model of ours.
+"""``python -m fairseq_plugin.convert SOURCE TARGET``: weights of a stock Transformer as a start for a model of ours.
+
+``transformer_lm`` starts a language model, ``transformer`` an encoder-decoder.
 
 Also makes the authors' released language model, which calls itself ``transformer_lm``, one that every tool of fairseq
 loads. The weights are taken as they are; the model between them is another one.
@@ -9,6 +11,7 @@ import ast
 import re
 import sys
 from collections.abc import Sequence
+from copy import copy
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,14 +20,20 @@ import torch
 from fairseq.checkpoint_utils import load_checkpoint_to_cpu
 from fairseq.data import Dictionary
 from fairseq.models import ARCH_MODEL_REGISTRY, build_model
-from fairseq.models.transformer_lm import TransformerLanguageModel
 from omegaconf import OmegaConf
 
 from common.checkpoints import Transfer, read_checkpoint
 from common.ops.shared.checks import ArgumentError
 
 from ._known_options import check_names, model_options
-from .checkpoints import CheckedLoading, stock_overrides, stored_architecture, transfer_of
+from .checkpoints import (
+    CheckedLoading,
+    registered_names,
+    stock_name,
+    stock_overrides,
+    stored_architecture,
+    transfer_of,
+)
 
 #: How a command line spells arguments of ``convert``.
 _TYPED = {"arch": "--arch", "model_overrides": "--model-overrides"}
@@ -33,7 +42,7 @@ _LEFT_OUT = ("last_optimizer_state",)
 
 
 def convert(source: Path, arch: str, overrides: dict[str, Any] | None = None) -> tuple[dict[str, Any], Transfer]:
-    """The checkpoint ``source`` of ``transformer_lm`` as one of ``arch``, and what was taken, left out and new.
+    """The checkpoint ``source`` of a stock Transformer as one of ``arch``, and what was taken, left out and new.
 
     ``overrides`` are options of the model. The model is built once, to see that they fit.
 
@@ -42,16 +51,19 @@ def convert(source: Path, arch: str, overrides: dict[str, Any] | None = None) ->
             options that it does not have, or under which the weights do not fit.
     """
     target = ARCH_MODEL_REGISTRY.get(arch)
-    if target is None or not issubclass(target, CheckedLoading) or not target.takes_stock_weights:
-        fitting = [name for name, model in ARCH_MODEL_REGISTRY.items() if getattr(model, "takes_stock_weights", False)]
+    if target is None or not issubclass(target, CheckedLoading) or target.stock_model is None:
+        fitting = [name for name, model in ARCH_MODEL_REGISTRY.items() if getattr(model, "stock_model", None)]
         raise ArgumentError(f"`arch` is {arch!r}; allowed: {', '.join(sorted(fitting))}")
     state = read_checkpoint(source)
     stored = stored_architecture(state, str(source))
-    if ARCH_MODEL_REGISTRY.get(stored) is not TransformerLanguageModel:
-        raise ValueError(f"the checkpoint {str(source)!r} holds {stored!r}; allowed: 'transformer_lm' and its sizes")
+    if ARCH_MODEL_REGISTRY.get(stored) is not target.stock_model:
+        allowed = f"{stock_name(target)!r} and its sizes"
+        raise ArgumentError(f"the checkpoint {str(source)!r} holds {stored!r}; allowed with `arch` {arch}: {allowed}")
     _check_plain(state, source)
     given = stock_overrides(state, target, _checked_options(overrides or {}, target))
     state = load_checkpoint_to_cpu(str(source), given)  # again, by fairseq, which brings all of its formats up to date
+    if isinstance(state["cfg"].model, argparse.Namespace):
+        state["cfg"].model._name = registered_names(target)[0]  # overrides would name the task so as well
     transfer = _check_fit(state["cfg"].model, state["model"])
     left_out = [name for name in _LEFT_OUT if name in state]
     converted = {name: value for name, value in state.items() if name not in (*left_out, "args")}
@@ -76,30 +88,37 @@ def _checked_options(overrides: dict[str, Any], target: type) -> dict[str, Any]:
 
 def _check_fit(config: Any, weights: dict[str, torch.Tensor]) -> Transfer:
     """What comes of ``weights`` in the model of as many symbols as they have; ValueError if they do not fit."""
+    target = _dictionary(_vocabulary_size(weights, "decoder"))
+    source = _dictionary(_vocabulary_size(weights, "encoder") or len(target))
+    task = SimpleNamespace(source_dictionary=source, target_dictionary=target)
+    model = build_model(copy(config), task, from_checkpoint=True)
+    return transfer_of(weights, model.fitted_state_dict(weights, copy(config)), model)
+
+
+def _dictionary(size: int) -> Dictionary:
+    """A dictionary of ``size`` symbols."""
     symbols = Dictionary()
-    for i in range(_vocabulary_size(weights) - len(symbols)):
+    for i in range(size - len(symbols)):
         symbols.add_symbol(f"symbol{i}")
-    task = SimpleNamespace(source_dictionary=symbols, target_dictionary=symbols)
-    model = build_model(config.copy(), task, from_checkpoint=True)
-    return transfer_of(weights, model.fitted_state_dict(weights, config.copy()), model)
+    return symbols
 
 
-def _vocabulary_size(weights: dict[str, torch.Tensor]) -> int:
+def _vocabulary_size(weights: dict[str, torch.Tensor], side: str) -> int:
+    """The symbols that the encoder or the decoder embeds, 0 where there is none."""
     # One table, or with adaptive inputs one per band of frequency, each followed by a projection.
-    tables = [
-        x for name, x in weights.items() if re.fullmatch(r"decoder\.embed_tokens\.(embeddings\.\d+\.0\.)?weight", name)
-    ]
+    table = rf"{side}\.embed_tokens\.(embeddings\.\d+\.0\.)?weight"
+    tables = [x for name, x in weights.items() if re.fullmatch(table, name)]
     if not tables:  # embeddings of characters
-        tables = [weights[name] for name in ("decoder.output_projection.weight",) if name in weights]
+        tables = [weights[name] for name in (f"{side}.output_projection.weight",) if name in weights]
     return sum(len(table) for table in tables)
 
 
 def main(arguments: Sequence[str]) -> None:
     """Convert a file; exits with one line where that cannot be done, and writes nothing then."""
     parser = argparse.ArgumentParser(prog="python -m fairseq_plugin.convert", description=__doc__.split("\n")[0])
-    parser.add_argument("source", type=Path, help="checkpoint of transformer_lm")
+    parser.add_argument("source", type=Path, help="checkpoint of transformer_lm or transformer")
     parser.add_argument("target", type=Path, help="file to write, for any tool of fairseq")
-    parser.add_argument("--arch", default="flowformer_lm", help="flowformer_lm, linear_lm or softmax_lm")
+    parser.add_argument("--arch", default="flowformer_lm", help="as flowformer_lm or flowformer (%(default)s)")
     parser.add_argument("--model-overrides", default="{}", help="options of the model, as in fairseq-eval-lm")
     options = parser.parse_args(arguments)
     try:

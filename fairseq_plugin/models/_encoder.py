@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import torch
 from fairseq.models.roberta import RobertaEncoder
 from fairseq.models.transformer import TransformerConfig, TransformerEncoder
 from fairseq.modules.transformer_sentence_encoder import init_bert_params
@@ -25,6 +26,9 @@ class LinearTimeEncoder(TransformerEncoder):
         ValueError: when called with more tokens than a part of the model has parameters for.
     """
 
+    #: The options of the command line that set the longest input.
+    length_options = "--max-positions or --tokens-per-sample"
+
     def __init__(
         self,
         args,
@@ -44,8 +48,21 @@ class LinearTimeEncoder(TransformerEncoder):
 
     def forward(self, src_tokens: Tensor, *options, **further) -> dict[str, list[Tensor]]:
         """fairseq's, for inputs that are not longer than what the model has parameters for."""
-        check_length(src_tokens, self.padding_idx, self.max_tokens, "--max-positions or --tokens-per-sample")
+        check_length(src_tokens, self.padding_idx, self.max_tokens, self.length_options)
         return self.forward_scriptable(src_tokens, *options, **further)  # as fairseq's; see the decoder's
+
+    def reorder_encoder_out(self, encoder_out: dict[str, list[Tensor]], new_order: Tensor) -> dict[str, list[Tensor]]:
+        """fairseq's; where each row keeps its source, as between the steps of beam search, it copies nothing.
+
+        The result also holds ``source_of_row`` (sources, rows of each), from which the decoder knows equal rows.
+        """
+        known = [x.flatten() for x in encoder_out.get("source_of_row", [])]
+        source_of_row = known[0].index_select(0, new_order) if known else new_order
+        if known and torch.equal(source_of_row, known[0]):
+            return encoder_out
+        rows = torch.unique_consecutive(source_of_row, return_counts=True)[1]
+        grouped = source_of_row.view(-1, int(rows[0]) if len(rows) and bool((rows == rows[0]).all()) else 1)
+        return {**super().reorder_encoder_out(encoder_out, new_order), "source_of_row": [grouped]}
 
     def build_encoder_layer(self, args: TransformerConfig) -> nn.Module:
         """fairseq's hook: one layer, wrapped for activation checkpointing and sharding as fairseq wraps its own."""

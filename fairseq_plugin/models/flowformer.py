@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fairseq.models import register_model_architecture
-from fairseq.models.transformer_lm import base_lm_architecture
+from fairseq.models.transformer_lm import TransformerLanguageModel, base_lm_architecture
 from fairseq.utils import safe_getattr
 
 from ._language_model import (
@@ -26,7 +26,7 @@ class FlowformerLanguageModel(LinearTimeLanguageModel):
     """Flowformer language model (Wu et al., ICML 2022, section 4.2), O(T), decoding state of constant size."""
 
     attention_name = option_prefix = "flow"
-    takes_stock_weights = True
+    stock_model = TransformerLanguageModel
 
     @classmethod
     def attention_options(cls, args) -> dict[str, Any]:
@@ -46,7 +46,7 @@ class LinearLanguageModel(LinearTimeLanguageModel):
     """The linear-attention baseline (Katharopoulos et al., ICML 2020; elu+1), O(T), constant decoding state."""
 
     attention_name = option_prefix = "linear"
-    takes_stock_weights = True
+    stock_model = TransformerLanguageModel
 
     @classmethod
     def attention_options(cls, args) -> dict[str, Any]:
@@ -59,7 +59,7 @@ class SoftmaxLanguageModel(LinearTimeLanguageModel):
     """``transformer_lm`` on torch's fused softmax attention: the peer to compare speed with, O(T²) time."""
 
     attention_name = option_prefix = "softmax"
-    takes_stock_weights = True
+    stock_model = TransformerLanguageModel
 
 
 @register_model_architecture("flowformer_lm", "flowformer_lm_wiki103")

@@ -69,9 +69,7 @@ class InnerMultiheadAttention(MultiheadAttention):
 
     def __init__(self, embed_dim: int, num_heads: int, design: LayerDesign, causal: bool, **host_options) -> None:
         dim = design.attention_dim or embed_dim
-        for name, width in {"embed_dim": embed_dim, "encoder_attention_dim": dim}.items():
-            if num_heads < 1 or width % num_heads:
-                raise ArgumentError(f"`num_heads` is {num_heads}; allowed: a divisor of `{name}`, {width}")
+        check_heads(num_heads, {"embed_dim": embed_dim, "encoder_attention_dim": dim})
         if "x" in ATTENTIONS[design.attention].needs and dim != embed_dim:
             raise ArgumentError(
                 f"`encoder_attention_dim` is {dim}; allowed with {design.attention} attention, which takes the tokens "
@@ -136,7 +134,7 @@ class InnerMultiheadAttention(MultiheadAttention):
                 "static_kv, before_softmax, need_weights or need_head_weights is True; allowed: False, since no "
                 "attention weights are formed (common.attention.record_attention shows what there is)"
             )
-        q, k, v = (self._split_heads(project(query)) for project in (self.q_proj, self.k_proj, self.v_proj))
+        q, k, v = (split_heads(project(query), self.num_heads) for project in (self.q_proj, self.k_proj, self.v_proj))
         more = self.inner.inputs(x=query.transpose(0, 1))
         if incremental_state is None:
             dropping = self.training or self.dropout_module.apply_during_inference
@@ -158,11 +156,17 @@ class InnerMultiheadAttention(MultiheadAttention):
             out = F.silu(self.gate_proj(query)) * out
         return self.out_proj(out), None
 
-    def _split_heads(self, x: Tensor | None) -> Tensor | None:
-        if x is None:
-            return None
-        # T x B x C -> T x B x H x D -> B x H x T x D
-        return x.unflatten(-1, (self.num_heads, -1)).permute(1, 2, 0, 3)
+
+def split_heads(x: Tensor | None, num_heads: int) -> Tensor | None:
+    """x (T, B, C) -> (B, H, T, C / H) with H = ``num_heads``; None for None."""
+    return None if x is None else x.unflatten(-1, (num_heads, -1)).permute(1, 2, 0, 3)
+
+
+def check_heads(num_heads: int, widths: dict[str, int]) -> None:
+    """Raise ValueError unless ``num_heads`` divides each of ``widths``, by the names of arguments."""
+    for name, width in widths.items():
+        if num_heads < 1 or width % num_heads:
+            raise ArgumentError(f"`num_heads` is {num_heads}; allowed: a divisor of `{name}`, {width}")
 
 
 def check_no_mask(attn_mask: Tensor | None) -> None:

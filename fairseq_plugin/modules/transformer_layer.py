@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from common.modules.norms import build_norm
 
+from .cross_attention import CrossDesign, InnerCrossAttention
 from .multihead_attention import InnerMultiheadAttention, LayerDesign
 
 
@@ -68,9 +69,33 @@ class _DesignedLayer:
 
 
 class LinearTimeDecoderLayer(_DesignedLayer, TransformerDecoderLayerBase):
-    """A decoder layer of fairseq, causal, as its ``LayerDesign`` says."""
+    """A decoder layer of fairseq, causal, as its ``LayerDesign`` says.
+
+    ``cross`` is its attention to an encoder, None for fairseq's own.
+    """
 
     causal = True
+
+    def __init__(
+        self, cfg: TransformerConfig, *host_options: Any, design: LayerDesign, cross: CrossDesign | None = None
+    ) -> None:
+        self.cross = cross  # a plain attribute, read by build_encoder_attention inside of __init__
+        super().__init__(cfg, *host_options, design=design)
+
+    def build_encoder_attention(self, embed_dim: int, cfg: TransformerConfig) -> nn.Module:
+        """fairseq's hook: the attention of this layer to the encoder."""
+        if self.cross is None:
+            return super().build_encoder_attention(embed_dim, cfg)
+        return InnerCrossAttention(
+            embed_dim,
+            cfg.decoder.attention_heads,
+            cfg.encoder.embed_dim,
+            self.cross,
+            dropout=cfg.attention_dropout,
+            q_noise=self.quant_noise,
+            qn_block_size=self.quant_noise_block_size,
+            xformers_att_config=cfg.encoder.xformers_att_config,
+        )
 
 
 class LinearTimeEncoderLayer(_DesignedLayer, TransformerEncoderLayerBase):

@@ -1,0 +1,167 @@
+"""The base of all encoder-decoder models: everything that fairseq's ``transformer`` takes and does."""
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from fairseq.dataclass import ChoiceEnum, FairseqDataclass
+from fairseq.dataclass.utils import gen_parser_from_dataclass
+from fairseq.models.transformer import TransformerConfig, TransformerModel
+from fairseq.tasks.language_modeling import LanguageModelingTask
+from fairseq.utils import safe_getattr
+from omegaconf import OmegaConf
+from torch import nn
+
+from common.attention import ATTENTIONS, options_of
+
+from ..checkpoints import CheckedLoading
+from ..modules.cross_attention import CrossDesign
+from ..modules.multihead_attention import LayerDesign
+from ..modules.transformer_layer import LinearTimeDecoderLayer, LinearTimeEncoderLayer
+from ._decoder import LinearTimeDecoder
+from ._encoder import LinearTimeEncoder
+from ._options import attention_config, attention_options, errors_as_typed, flag_of, option, plain_options
+
+#: The mechanisms for cross-attention beside fairseq's own softmax attention.
+SOURCE_ATTENTIONS = tuple(name for name, attention in ATTENTIONS.items() if "source" in attention.supports)
+
+
+@dataclass
+class CrossAttentionOptions(FairseqDataclass):
+    """The choice of a decoder's attention to the encoder."""
+
+    lineartime_cross_attention: ChoiceEnum(("softmax", *SOURCE_ATTENTIONS)) = field(
+        default="softmax",
+        metadata={
+            "help": "attention of the decoder to the encoder: softmax, exact, which keeps the keys and values of the "
+            "source, or one that sums over the source once, in linear time; flow_source is ours, in no paper"
+        },
+    )
+
+
+def _cross_prefix(name: str) -> str:
+    """How the options of the cross-attention called ``name`` begin."""
+    return f"cross_{name}"
+
+
+def _cross_config(name: str) -> type:
+    """A dataclass of the options of the cross-attention called ``name`` that change its results."""
+    options = [x for x, described in options_of(name, causal=False).described().items() if not described.speed_only]
+    return attention_config(name, options, _cross_prefix(name))
+
+
+#: The options of each cross-attention: the option x of NAME is ``--cross-NAME-x``.
+CROSS_OPTIONS = {name: _cross_config(name) for name in SOURCE_ATTENTIONS}
+
+
+class SourceEncoder(LinearTimeEncoder):
+    """``LinearTimeEncoder`` of a source."""
+
+    length_options = "--max-source-positions"
+
+
+class LinearTimeTransformer(CheckedLoading, TransformerModel):
+    """fairseq's ``transformer`` over layers of ours; subclasses name the attention.
+
+    The encoder's self-attention is not causal, the decoder's is. A mechanism that is not causal has softmax attention
+    in the decoder, whose targets are short where sources are long.
+    """
+
+    attention_name: str
+    #: How the options of its attention begin.
+    option_prefix: str
+    #: The dataclass of those options.
+    config: type
+    stock_model = TransformerModel
+
+    @classmethod
+    def hub_models(cls) -> dict[str, Any]:
+        """No downloads: the stock ones hold softmax attention."""
+        return {}
+
+    @classmethod
+    def add_args(cls, parser) -> None:
+        """The options of ``transformer`` and ours."""
+        TransformerModel.add_args(parser)
+        for options in (CrossAttentionOptions, *CROSS_OPTIONS.values(), cls.config):
+            gen_parser_from_dataclass(parser, options(), delete_default=True)
+
+    @classmethod
+    def build_model(cls, args, task):
+        """Build the model as ``transformer`` does, with our encoder and decoder in it.
+
+        Raises:
+            ValueError: an option that a layer does not allow, or that has no effect, or a task without sources.
+        """
+        if isinstance(task, LanguageModelingTask):
+            raise ValueError(
+                f"--task is language_modeling; allowed with --arch {safe_getattr(args, 'arch')}: translation and "
+                f"others with a source and a target ({cls.option_prefix}_lm is the language model)"
+            )
+        args = plain_options(args) if OmegaConf.is_config(args) else args
+        _check_cross_options(args)
+        return super().build_model(args, task)
+
+    @classmethod
+    def build_encoder(cls, args, src_dict, embed_tokens) -> nn.Module:
+        """fairseq's hook: the encoder."""
+        design = cls.layer_design(args, causal=False, max_tokens=args.max_source_positions)
+        build_layer = partial(LinearTimeEncoderLayer, design=design)
+        with errors_as_typed(cls, cls.option_prefix, "encoder"):
+            encoder = SourceEncoder(args, src_dict, embed_tokens, build_layer)
+        if _needs_longest_source(args):
+            encoder.max_tokens = min(x for x in (encoder.max_tokens, args.max_source_positions) if x is not None)
+        return encoder
+
+    @classmethod
+    def build_decoder(cls, args, tgt_dict, embed_tokens) -> nn.Module:
+        """fairseq's hook: the decoder."""
+        design = cls.layer_design(args, causal=True, max_tokens=args.max_target_positions)
+        layer = partial(LinearTimeDecoderLayer, design=design, cross=_cross_design(args))
+        without_encoder = args.no_cross_attention
+        with errors_as_typed(cls, cls.option_prefix, "decoder"):
+            return LinearTimeDecoder(args, tgt_dict, embed_tokens, layer, no_encoder_attn=without_encoder)
+
+    @classmethod
+    def layer_design(cls, args, causal: bool, max_tokens: int) -> LayerDesign:
+        """The parts of a layer of the encoder, or ``causal`` of the decoder."""
+        if causal and "causal" not in ATTENTIONS[cls.attention_name].supports:
+            return LayerDesign("softmax")
+        options = attention_options(args, cls.attention_name, cls.config, cls.option_prefix)
+        rotary, known = options.pop("rotary", False), options_of(cls.attention_name, causal).described()
+        options = {name: value for name, value in options.items() if name in known}
+        return LayerDesign(cls.attention_name, options, rotary=rotary, max_tokens=max_tokens)
+
+
+def _cross_attention(args) -> str:
+    """The name of the cross-attention."""
+    return option(args, CrossAttentionOptions, "lineartime_cross_attention")
+
+
+def _needs_longest_source(args) -> bool:
+    """Whether the cross-attention has parameters, or a constant, for the longest source."""
+    name = _cross_attention(args)
+    return name in SOURCE_ATTENTIONS and "max_tokens" in ATTENTIONS[name].needs
+
+
+def _cross_design(args) -> CrossDesign | None:
+    """The attention of the decoder to the encoder, None for fairseq's own."""
+    name = _cross_attention(args)
+    if name == "softmax":
+        return None
+    options = attention_options(args, name, CROSS_OPTIONS[name], _cross_prefix(name))
+    return CrossDesign(name, options, max(args.max_source_positions, args.max_target_positions))
+
+
+def _check_cross_options(args) -> None:
+    """Raise ValueError for options of cross-attention that contradict each other or have no effect."""
+    chosen, flag = _cross_attention(args), flag_of("lineartime_cross_attention")
+    if safe_getattr(args, "cross_self_attention", False):
+        raise ValueError("--cross-self-attention is given; allowed: not given, self- and cross-attention are two")
+    if safe_getattr(args, "no_cross_attention", False) and chosen != "softmax":
+        raise ValueError(f"--no-cross-attention is given; allowed with {flag} {chosen}: not given")
+    for name, config in CROSS_OPTIONS.items():
+        for x in config.__dataclass_fields__ if name != chosen else ():
+            given = option(args, config, x)
+            if given != getattr(config, x):
+                raise ValueError(f"{flag_of(x)} is {given} and {flag} {chosen}; allowed with {flag} {name} alone")
