@@ -72,10 +72,10 @@ class LinearTimeDecoder(TransformerDecoder):
             raise ValueError("full_context_alignment is True; allowed: False, attention is causal by construction")
         options = "--max-target-positions or --tokens-per-sample"
         check_length(prev_output_tokens, self.padding_idx, self.max_tokens, options)
-        if incremental_state is not None and encoder_out is not None:
-            # fairseq's generator tells no model how many rows share a source, and would not take it back either.
-            equal_rows = encoder_out.get("source_of_row")
-            self.set_beam_size(equal_rows[0].shape[1] if equal_rows else 1)
+        if encoder_out is not None:
+            # fairseq's generator tells an encoder-decoder nothing of its beam, and never takes it back.
+            source_of_row = encoder_out.get("source_of_row")
+            self.set_beam_size(source_of_row[0].shape[1] if source_of_row else 1)
         return self.extract_features_scriptable(  # as fairseq's does; one more call would break torch.compile's graph
             prev_output_tokens, encoder_out, incremental_state, False, *alignment, **further
         )
