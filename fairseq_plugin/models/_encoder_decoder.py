@@ -1,6 +1,6 @@
 """The base of all encoder-decoder models: everything that fairseq's ``transformer`` takes and does."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -116,11 +116,13 @@ class LinearTimeTransformer(CheckedLoading, TransformerModel):
     @classmethod
     def build_decoder(cls, args, tgt_dict, embed_tokens) -> nn.Module:
         """fairseq's hook: the decoder."""
-        design = cls.layer_design(args, causal=True, max_tokens=args.max_target_positions)
+        reads_source = args.cross_self_attention
+        longest = args.max_target_positions + reads_source * args.max_source_positions
+        design = replace(cls.layer_design(args, causal=True, max_tokens=longest), reads_source=reads_source)
         layer = partial(LinearTimeDecoderLayer, design=design, cross=_cross_design(args))
-        without_encoder = args.no_cross_attention
+        without = args.no_cross_attention
         with errors_as_typed(cls, cls.option_prefix, "decoder"):
-            return LinearTimeDecoder(args, tgt_dict, embed_tokens, layer, no_encoder_attn=without_encoder)
+            return LinearTimeDecoder(args, tgt_dict, embed_tokens, layer, no_encoder_attn=without)
 
     @classmethod
     def layer_design(cls, args, causal: bool, max_tokens: int) -> LayerDesign:
@@ -156,8 +158,6 @@ def _cross_design(args) -> CrossDesign | None:
 def _check_cross_options(args) -> None:
     """Raise ValueError for options of cross-attention that contradict each other or have no effect."""
     chosen, flag = _cross_attention(args), flag_of("lineartime_cross_attention")
-    if safe_getattr(args, "cross_self_attention", False):
-        raise ValueError("--cross-self-attention is given; allowed: not given, self- and cross-attention are two")
     if safe_getattr(args, "no_cross_attention", False) and chosen != "softmax":
         raise ValueError(f"--no-cross-attention is given; allowed with {flag} {chosen}: not given")
     for name, config in CROSS_OPTIONS.items():

@@ -28,6 +28,7 @@ class LayerDesign:
     max_tokens: int | None = None  # of the longest sequence
     attention_dim: int | None = None  # channels of all heads together, in place of the width
     projection_bias: bool = True  # in the projections of attention
+    reads_source: bool = False  # a decoder's self-attention sees the source, in front of the target, as well
 
     def build_inner(self, causal: bool, num_heads: int, head_dim: int) -> InnerAttention:
         """The inner attention of ``num_heads`` heads of ``head_dim`` channels."""
@@ -97,6 +98,7 @@ class InnerMultiheadAttention(MultiheadAttention):
             nn.init.xavier_uniform_(projection.weight)  # as fairseq's
             self.out_proj = quant_noise(projection, *noise)
         self.gate_proj = quant_noise(nn.Linear(embed_dim, dim), *noise) if design.attention_gate else None
+        self.reads_source = design.reads_source
 
     @property
     def has_prunable_heads(self) -> bool:
@@ -118,24 +120,30 @@ class InnerMultiheadAttention(MultiheadAttention):
     ) -> tuple[Tensor, Tensor | None]:
         """query (T, B, C), key_padding_mask (B, T) with True = padding -> (T, B, C) and no weights.
 
-        Self-attention: ``key`` and ``value`` are ``query``. With ``incremental_state``, the T tokens continue the
-        sequence whose state it holds. ``attn_mask`` is None: whether attention is causal is a property of the
-        module. See ``common.ops`` for costs.
+        Self-attention: ``key`` and ``value`` are ``query``, or with ``--cross-self-attention`` the S tokens of a source
+        and then those of ``query``, (S + T, B, C), and the mask is (B, S + T). With ``incremental_state``, the T tokens
+        continue the sequence whose state it holds. ``attn_mask`` is None: whether attention is causal is a property of
+        the module. See ``common.ops`` for costs.
 
         Raises:
             ValueError: an ``attn_mask``, a state where attention is not causal, attention to something other than
                 ``query``, or weights that do not exist.
         """
         check_no_mask(attn_mask)
-        if (key is not None and key is not query) or (value is not None and value is not query):
+        tokens = query if key is None else key
+        if (value is not None and value is not tokens) or (tokens is not query and not self.reads_source):
             raise ValueError("key or value is not query; allowed: self-attention")
         if static_kv or before_softmax or need_weights or need_head_weights:
             raise ValueError(
                 "static_kv, before_softmax, need_weights or need_head_weights is True; allowed: False, since no "
                 "attention weights are formed (common.attention.record_attention shows what there is)"
             )
-        q, k, v = (split_heads(project(query), self.num_heads) for project in (self.q_proj, self.k_proj, self.v_proj))
-        more = self.inner.inputs(x=query.transpose(0, 1))
+        state = None if incremental_state is None else self._get_input_buffer(incremental_state) or None
+        if state is not None and tokens is not query:  # fairseq's layer puts the source in front at every step
+            tokens = query
+            key_padding_mask = None if key_padding_mask is None else key_padding_mask[:, -len(query) :]
+        q, k, v = (split_heads(project(tokens), self.num_heads) for project in (self.q_proj, self.k_proj, self.v_proj))
+        more = self.inner.inputs(x=tokens.transpose(0, 1))
         if incremental_state is None:
             dropping = self.training or self.dropout_module.apply_during_inference
             out = self.inner(
@@ -148,10 +156,9 @@ class InnerMultiheadAttention(MultiheadAttention):
                 **more,
             )
         else:
-            state = self._get_input_buffer(incremental_state) or None
             out, state = self.inner.extend(q, k, v, key_padding_mask, state, **more)
             self._set_input_buffer(incremental_state, state)
-        out = out.permute(2, 0, 1, 3).flatten(2)  # B x H x T x D -> T x B x C
+        out = out.permute(2, 0, 1, 3).flatten(2)[-len(query) :]  # B x H x T x D -> T x B x C
         if self.gate_proj is not None:
             out = F.silu(self.gate_proj(query)) * out
         return self.out_proj(out), None

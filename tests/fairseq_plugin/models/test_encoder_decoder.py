@@ -64,6 +64,17 @@ def test_a_cross_attention(crossing):
     _check(crossing)
 
 
+def test_self_attention_to_source_and_target(arguments=("--cross-self-attention", "--no-cross-attention")):
+    """fairseq's --cross-self-attention: softmax gives what fairseq's own gives, every causal mechanism its promises."""
+    for name in MODELS:
+        if "causal" in ATTENTIONS[MODEL_REGISTRY[name].attention_name].supports:
+            _check(build(name, *arguments))
+    ours, stock = build("softmax", *arguments), build_model("transformer", *arguments)
+    source, target = padded(tokens(2, SOURCE), 3, 0), tokens(2, TARGET, seed=1)
+    with torch.no_grad():
+        assert_close("out", forward(ours, source, target), forward(stock, source, target))
+
+
 @torch.no_grad()
 def _check(model: nn.Module) -> None:
     source, target = tokens(3, SOURCE), tokens(3, TARGET, seed=1)
@@ -182,7 +193,6 @@ def test_weights_of_the_stock_transformer_fit():
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["--cross-self-attention"], "--cross-self-attention is given"),
         (["--no-cross-attention", FLAG, "linear"], "--no-cross-attention is given"),
         (["--cross-favor-features", "9", FLAG, "linear"], "--cross-favor-features is 9"),
         (["--decoder-attention-heads", "3"], "--decoder-attention-heads is 3"),
