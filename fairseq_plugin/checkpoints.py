@@ -99,9 +99,11 @@ class CheckedLoading:
     def _overrides(cls, state: dict[str, Any], path: str, options: dict[str, Any]) -> dict[str, Any]:
         """``options`` that make fairseq build this model from what ``state`` holds."""
         stored = stored_architecture(state, path)
-        check_names("from_pretrained", options, checkpoint_options(cls, state), model_options(cls))
         model = ARCH_MODEL_REGISTRY.get(stored)
-        if model is not None and issubclass(model, cls):
+        is_ours = model is not None and issubclass(model, cls)
+        built = model if is_ours else cls
+        check_names("from_pretrained", options, checkpoint_options(built, state), model_options(built))
+        if is_ours:
             return options
         if model is TransformerLanguageModel and cls.stock_model is model:
             logger.info(f"{path} holds {stored!r}; its weights are read as those of {registered_names(cls)[0]!r}")

@@ -71,7 +71,7 @@ class LinearTimeTransformer(CheckedLoading, TransformerModel):
     #: How the options of its attention begin.
     option_prefix: str
     #: The dataclass of those options.
-    config: type
+    config: type = FairseqDataclass
     stock_model = TransformerModel
 
     @classmethod
@@ -161,7 +161,7 @@ def _check_cross_options(args) -> None:
     if safe_getattr(args, "no_cross_attention", False) and chosen != "softmax":
         raise ValueError(f"--no-cross-attention is given; allowed with {flag} {chosen}: not given")
     for name, config in CROSS_OPTIONS.items():
-        for x in config.__dataclass_fields__ if name != chosen else ():
+        for x in config.__dataclass_fields__:
             given = option(args, config, x)
-            if given != getattr(config, x):
+            if name != chosen and x.startswith(_cross_prefix(name)) and given != getattr(config, x):
                 raise ValueError(f"{flag_of(x)} is {given} and {flag} {chosen}; allowed with {flag} {name} alone")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.fairseq_plugin.helpers.commands import run_module
-from tests.fairseq_plugin.helpers.text import write_text
+from tests.fairseq_plugin.helpers.text import write_sentence_pairs, write_text
 
 
 @pytest.fixture(scope="session")
@@ -15,4 +15,15 @@ def data_bin(tmp_path_factory: pytest.TempPathFactory) -> str:
     write_text(folder)
     splits = [f"--{split}pref={folder / split}.txt" for split in ("train", "valid", "test")]
     run_module("fairseq_cli.preprocess", ["--only-source", *splits, "--destdir", str(folder / "bin"), "--workers", "1"])
+    return str(folder / "bin")
+
+
+@pytest.fixture(scope="session")
+def pairs_bin(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder of binarised toy sentence pairs, as ``fairseq-preprocess`` writes it."""
+    folder: Path = tmp_path_factory.mktemp("pairs")
+    write_sentence_pairs(folder)
+    splits = [f"--{split}pref={folder / split}" for split in ("train", "valid", "test")]
+    languages = ["--source-lang", "in", "--target-lang", "out"]
+    run_module("fairseq_cli.preprocess", [*languages, *splits, "--destdir", str(folder / "bin"), "--workers", "1"])
     return str(folder / "bin")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from tests import processes
 from tests.processes import CHECKOUT, Command, Forked
 
-from . import language_models, masked_models
+from . import encoder_decoders, language_models, masked_models
 
 USER_DIR = str(CHECKOUT / "fairseq_plugin")
 #: The training reads its batches itself. By default fairseq reads ahead in a daemon thread; where ``--max-update`` ends
@@ -45,6 +45,13 @@ def masked_training_command(data: str, save_dir: str, arch: str, *arguments: str
     """Arguments of a short ``fairseq-train --task masked_lm`` on the CPU; later ``arguments`` win."""
     model = ["--task", "masked_lm", "--criterion", "masked_lm", "--arch", arch, *masked_models.small(arch)]
     return [data, "--user-dir", USER_DIR, *model, *_SHORT, "--save-dir", save_dir, *arguments]
+
+
+def translation_training_command(data: str, save_dir: str, arch: str, *arguments: str) -> list[str]:
+    """Arguments of a short ``fairseq-train --task translation`` on the CPU; later ``arguments`` win."""
+    short = [word for word in _SHORT if word not in ("--tokens-per-sample", "48")]
+    model = ["--task", "translation", "--arch", arch, *encoder_decoders.SMALL]
+    return [data, "--user-dir", USER_DIR, *model, *short, "--save-dir", save_dir, *arguments]
 
 
 def run_two_processes(command: Sequence[str]) -> list[str]:

@@ -44,6 +44,17 @@ def write_text(folder: Path, seed: int = 0) -> None:
         (folder / f"{split}.txt").write_text("\n".join(sentences) + "\n")
 
 
+def write_sentence_pairs(folder: Path, seed: int = 0) -> None:
+    """{train,valid,test}.{in,out}: the target has each word of the source, from the last to the first, in capitals."""
+    write_text(folder, seed)
+    for split in ("train", "valid", "test"):
+        text = folder / f"{split}.txt"
+        lines = text.read_text().splitlines()
+        text.rename(folder / f"{split}.in")
+        turned = (" ".join(word.upper() for word in reversed(line.split())) for line in lines)
+        (folder / f"{split}.out").write_text("\n".join(turned) + "\n")
+
+
 def write_labelled_text(folder: Path, seed: int = 0) -> None:
     """{train,valid}.{input0,label}: the label is whether most words of a sentence are of the first half."""
     rng = random.Random(seed)

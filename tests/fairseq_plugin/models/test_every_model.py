@@ -23,8 +23,8 @@ from tests.fairseq_plugin.helpers.text import dictionary, tokens
 
 PAD = 1
 OURS = sorted(name for name, model in MODEL_REGISTRY.items() if model.__module__.startswith("fairseq_plugin."))
-#: Models of tokens; those of time series and of episodes have files of their own.
-MODELS = [name for name in OURS if not name.endswith(("_time_series", "_decision"))]
+#: Models of one sequence of tokens; the others have files of their own.
+MODELS = [name for name in OURS if name.endswith(("_lm", "_mlm", "_classifier"))]
 CAUSAL = [name for name in MODELS if name.endswith("_lm")]
 BIDIRECTIONAL = [name for name in MODELS if not name.endswith("_lm")]
 TASKS = {"lm": "language_modeling", "mlm": "masked_lm", "classifier": "sentence_prediction"}
