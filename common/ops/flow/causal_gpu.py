@@ -16,7 +16,7 @@ from torch import Tensor
 from ..shared.autograd import graph_gradients
 from ..shared.gpu import dispatch
 from ..shared.gpu.first_use import FirstUse, sample_like, sample_padding
-from ..shared.gpu.launch import at_least_16, ceil_div, on_device_of, precision, rows, strides
+from ..shared.gpu.launch import at_least_16, ceil_div, on_device_of, rows, strides
 from ..shared.state import State
 from .causal import STATE_SUMS, CausalInputs, attention_in_chunks, chunk_positions, state_shapes
 from .causal_weights import Positions, flow_scale, flow_weights
@@ -160,8 +160,7 @@ class _Shapes:
         self.eps, self.outer_eps = call.options.form.eps, call.options.form.outer_eps
         self.flow = {"d": d, "phi": call.options.phi, "PADDED": call.padding is not None}
         self.flow.update(C=self.size, D=at_least_16(d))
-        self.product = {**self.flow, "precision": precision(q)}
-        self.value = {**self.product, "e": v.shape[3], "E": self.columns}
+        self.value = {**self.flow, "e": v.shape[3], "E": self.columns}
 
     def vector_sums(self, q: Tensor, first: tuple[Tensor, Tensor]) -> Tensor:
         """Room for sums of q and of k, with ``first`` (B, H, d) each in the first slot: (2, B H, G + 1, d)."""
@@ -207,7 +206,7 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, call: _Call, state: State) -> tupl
             shapes.eps,
             shapes.outer_eps,
             *qk_strides,
-            **shapes.product,
+            **shapes.flow,
             CONSERVED=conserved,
         )
         if not conserved:
@@ -391,7 +390,7 @@ def _backward(
         shapes.count_stride,
         shapes.eps,
         *qk_strides,
-        **shapes.product,
+        **shapes.flow,
     )
     reversed_sums.cumsum_(2)
 

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from ..shared.gpu.launch import tuned
-from ..shared.gpu.tiles import load_matrix, load_tile, store_tile
+from ..shared.gpu.tiles import flow_product, load_matrix, load_tile, product, store_tile
 
 
 @triton.jit
@@ -135,7 +135,6 @@ def flows(
     kn,
     d: tl.constexpr,
     phi: tl.constexpr,
-    precision: tl.constexpr,
     PADDED: tl.constexpr,
     CONSERVED: tl.constexpr,
     C: tl.constexpr,
@@ -145,6 +144,7 @@ def flows(
 
     None of the four flows is divided by c.
     """
+    dtype: tl.constexpr = q.dtype.element_ty
     head, batch, h, chunk, rows, exist, real = _location(padding, n, heads, groups, PADDED, C)
     channels = tl.arange(0, D)
     inside = channels < d
@@ -156,7 +156,7 @@ def flows(
     sum_k = tl.load(sums + of_k + slot, mask=inside, other=0.0)
     count = tl.load(count + batch * count_stride + rows, mask=exist, other=1.0)
     at = head * n + rows
-    scores = tl.dot(q, tl.trans(k), input_precision=precision)
+    scores = flow_product(q, tl.trans(k), dtype)
     row, column = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
     width_q, width_k = tl.sum(q, 1), tl.sum(k, 1)
     to_sinks = scores + eps * width_k[None, :]
@@ -199,7 +199,6 @@ def value_sums(
     d: tl.constexpr,
     e: tl.constexpr,
     phi: tl.constexpr,
-    precision: tl.constexpr,
     PADDED: tl.constexpr,
     REVERSED: tl.constexpr,
     C: tl.constexpr,
@@ -207,15 +206,16 @@ def value_sums(
     E: tl.constexpr,
 ):
     """Σ phi(x)ᵀ (w v) of each chunk, (d, e): of k and v, or, REVERSED, of q and the gradient of the output."""
+    dtype: tl.constexpr = x.dtype.element_ty
     head, batch, h, chunk, rows, exist, real = _location(padding, n, heads, groups, PADDED, C)
     channels, columns = tl.arange(0, D), tl.program_id(1) * E + tl.arange(0, E)
     x = _features(x + batch * xb + h * xh, xn, rows, channels, real, d, phi)
+    x *= tl.load(weights + head * n + rows, mask=exist, other=0.0)[:, None]
     v = load_tile(v + batch * vb + h * vh, vn, rows, columns, real, e)
-    v *= tl.load(weights + head * n + rows, mask=exist, other=0.0)[:, None]
     slot = groups - chunk if REVERSED else chunk + 1
     sums += (head * (groups + 1) + slot) * d * e + channels[:, None] * e + columns[None, :]
-    product = tl.dot(tl.trans(x), v, input_precision=precision)
-    tl.store(sums, product, mask=(channels < d)[:, None] & (columns < e)[None, :])
+    total = product(tl.trans(x), v, tl.zeros((D, E), tl.float32), dtype)
+    tl.store(sums, total, mask=(channels < d)[:, None] & (columns < e)[None, :])
 
 
 @tuned(["d", "e", "C"])
@@ -244,24 +244,24 @@ def outputs(
     d: tl.constexpr,
     e: tl.constexpr,
     phi: tl.constexpr,
-    precision: tl.constexpr,
     PADDED: tl.constexpr,
     C: tl.constexpr,
     D: tl.constexpr,
     E: tl.constexpr,
 ):
     """s_i (Σ_{j<=i} P_ij w_j v_j + q_i (kᵀ w v)‾) for w ``competition`` and s ``scale``; out (B, H, n, e)."""
+    dtype: tl.constexpr = q.dtype.element_ty
     head, batch, h, chunk, rows, exist, real = _location(padding, n, heads, groups, PADDED, C)
     channels, columns = tl.arange(0, D), tl.program_id(1) * E + tl.arange(0, E)
     q = _features(q + batch * qb + h * qh, qn, rows, channels, real, d, phi)
     k = _features(k + batch * kb + h * kh, kn, rows, channels, real, d, phi)
     v = load_tile(v + batch * vb + h * vh, vn, rows, columns, real, e)
-    v *= tl.load(competition + head * n + rows, mask=exist, other=0.0)[:, None]
-    scores = tl.dot(q, tl.trans(k), input_precision=precision)
+    scores = product(q, tl.trans(k), tl.zeros((C, C), tl.float32), dtype)
     scores = tl.where(tl.arange(0, C)[None, :] <= tl.arange(0, C)[:, None], scores, 0.0)
+    scores *= tl.load(competition + head * n + rows, mask=exist, other=0.0)[None, :]
     earlier = load_matrix(sums + (head * (groups + 1) + chunk) * d * e, channels, columns, d, e)
-    result = tl.dot(scores, v, input_precision=precision)
-    result = tl.dot(q, earlier, result, input_precision=precision)
+    result = product(scores, v, tl.zeros((C, E), tl.float32), dtype)
+    result = product(q, earlier, result, dtype)
     result *= tl.load(scale + head * n + rows, mask=exist, other=0.0)[:, None]
     store_tile(out + head * n * e, e, rows, columns, exist, e, result)
 
@@ -299,13 +299,13 @@ def values_backward(
     d: tl.constexpr,
     e: tl.constexpr,
     phi: tl.constexpr,
-    precision: tl.constexpr,
     PADDED: tl.constexpr,
     C: tl.constexpr,
     D: tl.constexpr,
     E: tl.constexpr,
 ):
     """Gradients of v (B, H, n, e), and of w and s, a part (B, H, n) from each block of e channels."""
+    dtype: tl.constexpr = q.dtype.element_ty
     head, batch, h, chunk, rows, exist, real = _location(padding, n, heads, groups, PADDED, C)
     channels, columns = tl.arange(0, D), tl.program_id(1) * E + tl.arange(0, E)
     at = head * n + rows
@@ -315,18 +315,19 @@ def values_backward(
     grad_out = load_tile(grad_out + batch * ob + h * oh, on, rows, columns, real, e)
     competition = tl.load(competition + at, mask=exist, other=0.0)
     scale = tl.load(scale + at, mask=exist, other=0.0)
-    scores = tl.dot(q, tl.trans(k), input_precision=precision)
+    scores = product(q, tl.trans(k), tl.zeros((C, C), tl.float32), dtype)
     scores = tl.where(tl.arange(0, C)[None, :] <= tl.arange(0, C)[:, None], scores, 0.0)
     head_sums = head * (groups + 1) * d * e
     after = load_matrix(reversed_sums + head_sums + (groups - 1 - chunk) * d * e, channels, columns, d, e)
-    grad_weighted = tl.dot(tl.trans(scores), grad_out * scale[:, None], input_precision=precision)
-    grad_weighted = tl.dot(k, after, grad_weighted, input_precision=precision)
+    grad_weighted = tl.zeros((C, E), tl.float32)
+    grad_weighted = product(tl.trans(scores * scale[:, None]), grad_out, grad_weighted, dtype)
+    grad_weighted = product(k, after, grad_weighted, dtype)
     store_tile(grad_v + head * n * e, e, rows, columns, exist, e, grad_weighted * competition[:, None])
     part = tl.program_id(1).to(tl.int64) * (tl.num_programs(0) // groups) * n
     tl.store(grad_competition + part + at, tl.sum(grad_weighted * v, 1), mask=exist)
     earlier = load_matrix(sums + head_sums + chunk * d * e, channels, columns, d, e)
-    unscaled = tl.dot(scores, v * competition[:, None], input_precision=precision)
-    unscaled = tl.dot(q, earlier, unscaled, input_precision=precision)
+    unscaled = product(scores * competition[None, :], v, tl.zeros((C, E), tl.float32), dtype)
+    unscaled = product(q, earlier, unscaled, dtype)
     tl.store(grad_scale + part + at, tl.sum(unscaled * grad_out, 1), mask=exist)
 
 
@@ -359,7 +360,6 @@ def flows_backward(
     kn,
     d: tl.constexpr,
     phi: tl.constexpr,
-    precision: tl.constexpr,
     PADDED: tl.constexpr,
     C: tl.constexpr,
     D: tl.constexpr,
@@ -368,6 +368,7 @@ def flows_backward(
 
     Ô depends on c / I, and Î on c / O. ``grad_incoming_direct`` is the gradient of I that does not pass through Ô.
     """
+    dtype: tl.constexpr = q.dtype.element_ty
     head, batch, h, chunk, rows, exist, real = _location(padding, n, heads, groups, PADDED, C)
     channels = tl.arange(0, D)
     inside = channels < d
@@ -381,7 +382,7 @@ def flows_backward(
     count = tl.load(count + batch * count_stride + rows, mask=exist, other=1.0)
     grad_in = tl.load(grad_conserved_incoming + at, mask=exist, other=0.0)
     grad_out = tl.load(grad_conserved_outgoing + at, mask=exist, other=0.0)
-    scores = tl.dot(q, tl.trans(k), input_precision=precision)
+    scores = flow_product(q, tl.trans(k), dtype)
     row, column = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
     to_sinks = (scores + eps * tl.sum(k, 1)[None, :]) * grad_in[:, None]
     to_sources = (scores + eps * tl.sum(q, 1)[:, None]) * grad_out[None, :]
@@ -445,7 +446,6 @@ def features_backward(
     d: tl.constexpr,
     e: tl.constexpr,
     phi: tl.constexpr,
-    precision: tl.constexpr,
     PADDED: tl.constexpr,
     C: tl.constexpr,
     D: tl.constexpr,
@@ -456,6 +456,7 @@ def features_backward(
     Inside the chunk all gradients pass through P: dq = dP k and dk = dPᵀ q. Those that cross chunks are products with
     the sums.
     """
+    dtype: tl.constexpr = q.dtype.element_ty
     head, batch, h, chunk, rows, exist, real = _location(padding, n, heads, groups, PADDED, C)
     channels = tl.arange(0, D)
     at = head * n + rows
@@ -472,17 +473,23 @@ def features_backward(
     total_k = tl.zeros((C, D), tl.float32)
     for start in range(0, e, E):
         columns = start + tl.arange(0, E)
-        grad_tile = load_tile(grad_out, on, rows, columns, real, e) * scale[:, None]
-        values = load_tile(v, vn, rows, columns, real, e) * competition[:, None]
-        grad_scores = tl.dot(grad_tile, tl.trans(values), grad_scores, input_precision=precision)
+        grad_tile = load_tile(grad_out, on, rows, columns, real, e)
+        values = load_tile(v, vn, rows, columns, real, e)
+        grad_scores = product(grad_tile, tl.trans(values), grad_scores, dtype)
         earlier = load_matrix(kv_sums, channels, columns, d, e)
-        total_q = tl.dot(grad_tile, tl.trans(earlier), total_q, input_precision=precision)
+        total_q = product(grad_tile, tl.trans(earlier), total_q, dtype)
         after = load_matrix(reversed_kv_sums, channels, columns, d, e)
-        total_k = tl.dot(values, tl.trans(after), total_k, input_precision=precision)
+        total_k = product(values, tl.trans(after), total_k, dtype)
+    # Weights only now: v and the gradient of the output are then exact operands.
+    grad_scores *= scale[:, None] * competition[None, :]
+    total_q *= scale[:, None]
+    total_k *= competition[:, None]
 
     count = tl.load(count + batch * count_stride + rows, mask=exist, other=1.0)
-    inverse_incoming = count / _replace_zero_by_one(tl.load(incoming + at, mask=exist, other=1.0))
-    inverse_outgoing = count / _replace_zero_by_one(tl.load(outgoing + at, mask=exist, other=1.0))
+    # 0 at padding, whose flows are next to nothing: their reciprocals would outweigh all that is scaled with them.
+    inverse_incoming = count / _replace_zero_by_one(tl.load(incoming + at, mask=real, other=1.0))
+    inverse_outgoing = count / _replace_zero_by_one(tl.load(outgoing + at, mask=real, other=1.0))
+    inverse_incoming, inverse_outgoing = tl.where(real, inverse_incoming, 0.0), tl.where(real, inverse_outgoing, 0.0)
     grad_in = tl.load(grad_incoming + at, mask=exist, other=0.0)
     grad_out_flow = tl.load(grad_outgoing + at, mask=exist, other=0.0)
     grad_in_hat = tl.load(grad_conserved_incoming + at, mask=exist, other=0.0)
@@ -491,8 +498,8 @@ def features_backward(
     to_sinks = grad_scores + grad_in[:, None] + grad_in_hat[:, None] * inverse_outgoing[None, :]
     to_sources = grad_out_flow[None, :] + grad_out_hat[None, :] * inverse_incoming[:, None]
     grad_scores = tl.where(column <= row, to_sinks, 0.0) + tl.where(row <= column, to_sources, 0.0)
-    total_q = tl.dot(grad_scores, k, total_q, input_precision=precision)
-    total_k = tl.dot(tl.trans(grad_scores), q, total_k, input_precision=precision)
+    total_q = product(grad_scores, k, total_q, dtype)
+    total_k = product(tl.trans(grad_scores), q, total_k, dtype)
 
     inside = channels < d
     of_k = (tl.num_programs(0).to(tl.int64) + tl.num_programs(0) // groups) * d

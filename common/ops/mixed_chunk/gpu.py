@@ -15,7 +15,7 @@ from torch import Tensor
 from ..shared.autograd import graph_gradients
 from ..shared.gpu import dispatch
 from ..shared.gpu.first_use import FirstUse, normal_like, sample_like, sample_padding
-from ..shared.gpu.launch import at_least_16, ceil_div, interpreted, on_device_of, precision, rows, strides
+from ..shared.gpu.launch import at_least_16, ceil_div, interpreted, on_device_of, rows, strides
 from ..shared.padding import put_back, real_first, take, zero_padding
 from ..shared.relative_bias import bias_rows, is_toeplitz
 from . import sequence
@@ -136,7 +136,7 @@ class _Shapes:
         self.sum_grid = (self.heads * self.groups, self.value_grid[1])
         self.counts = (n, heads, self.groups)
         self.bias, self.bias_form, self.bias_stride = _bias(bias, options.chunk_size, tokens.v)
-        self.product = {"s": s, "e": e, "precision": precision(tokens.v), "C": options.chunk_size, "R": self.tile}
+        self.product = {"s": s, "e": e, "C": options.chunk_size, "R": self.tile}
         self.product.update(S=at_least_16(s), E=columns)
         self.all = {**self.product, "causal": options.causal, "kernel": options.kernel, "BIAS": self.bias_form}
         self.all.update(LOCAL=options.local, LINEAR=options.linear)

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from ..shared.gpu.launch import tuned
-from ..shared.gpu.tiles import load_matrix, load_tile, store_tile
+from ..shared.gpu.tiles import load_matrix, load_tile, product, store_tile
 
 
 @triton.jit
@@ -45,10 +45,10 @@ def _scores(
     C: tl.constexpr,
     causal: tl.constexpr,
     BIAS: tl.constexpr,
-    precision: tl.constexpr,
 ):
     """q·k / C + bias of a tile, and which of the scores are visible: (R, R) each."""
-    scores = tl.dot(q, tl.trans(k), input_precision=precision) / C
+    R: tl.constexpr = q.shape[0]
+    scores = product(q, tl.trans(k), tl.zeros((R, R), tl.float32), q.dtype) / C
     visible = (query_slots < C)[:, None] & real_keys[None, :]
     if causal:
         visible = visible & (key_slots[None, :] <= query_slots[:, None])
@@ -94,15 +94,15 @@ def _weights_gradient(
     e: tl.constexpr,
     R: tl.constexpr,
     E: tl.constexpr,
-    precision: tl.constexpr,
 ):
     """The gradient of the weights that some queries give some keys, grad_out vᵀ (R, R)."""
+    dtype: tl.constexpr = v.dtype.element_ty
     grad = tl.zeros((R, R), tl.float32)
     for start in range(0, e, E):
         columns = start + tl.arange(0, E)
         grad_out_tile = load_tile(grad_out, on, queries, columns, real_queries, e)
         values = load_tile(v, vn, keys, columns, real_keys, e)
-        grad = tl.dot(grad_out_tile, tl.trans(values), grad, input_precision=precision)
+        grad = product(grad_out_tile, tl.trans(values), grad, dtype)
     return grad
 
 
@@ -131,7 +131,6 @@ def chunk_sums(
     vn,
     s: tl.constexpr,
     e: tl.constexpr,
-    precision: tl.constexpr,
     REVERSED: tl.constexpr,
     C: tl.constexpr,
     R: tl.constexpr,
@@ -139,6 +138,7 @@ def chunk_sums(
     E: tl.constexpr,
 ):
     """Σ x vᵀ of each chunk: of k_lin and v, or, REVERSED, of q_lin / D and the gradient of the output."""
+    dtype: tl.constexpr = v.dtype.element_ty
     head, batch, h, chunk, tile, length = _location(lengths, n, heads, groups, 1, C, R)
     channels, columns = tl.arange(0, S), tl.program_id(1) * E + tl.arange(0, E)
     x += batch * xb + h * xh
@@ -147,7 +147,7 @@ def chunk_sums(
     for tile in range(0, (C + R - 1) // R):
         slots, tokens, real = _rows(tile, chunk, length, C, R)
         x_tile = load_tile(x, xn, tokens, channels, real, s)
-        total = tl.dot(tl.trans(x_tile), load_tile(v, vn, tokens, columns, real, e), total, input_precision=precision)
+        total = product(tl.trans(x_tile), load_tile(v, vn, tokens, columns, real, e), total, dtype)
     slot = chunk + 1
     if REVERSED:
         slot = groups - chunk
@@ -192,13 +192,13 @@ def outputs(
     BIAS: tl.constexpr,
     LOCAL: tl.constexpr,
     LINEAR: tl.constexpr,
-    precision: tl.constexpr,
     C: tl.constexpr,
     R: tl.constexpr,
     S: tl.constexpr,
     E: tl.constexpr,
 ):
     """Both terms (B, H, n, e), zero behind the real tokens."""
+    dtype: tl.constexpr = v.dtype.element_ty
     head, batch, h, chunk, tile, length = _location(lengths, n, heads, groups, tiles, C, R)
     channels, columns = tl.arange(0, S), tl.program_id(1) * E + tl.arange(0, E)
     slots, tokens, real = _rows(tile, chunk, length, C, R)
@@ -206,17 +206,15 @@ def outputs(
     if LINEAR:
         earlier = load_matrix(_sum_address(sums, head, chunk, groups, s, e, causal), channels, columns, s, e)
         q_tile = load_tile(q_lin + batch * lb + h * lh, ln, tokens, channels, real, s)
-        result = tl.dot(q_tile, earlier, result, input_precision=precision) / tl.load(divisors + batch)
+        result = product(q_tile, earlier, result, dtype) / tl.load(divisors + batch)
     if LOCAL:
         q = load_tile(q_quad + batch * qb + h * qh, qn, tokens, channels, real, s)
         for other in range(0, tile + 1 if causal else tiles):
             key_slots, keys, real_keys = _rows(other, chunk, length, C, R)
             k = load_tile(k_quad + batch * kb + h * kh, kn, keys, channels, real_keys, s)
             values = load_tile(v + batch * vb + h * vh, vn, keys, columns, real_keys, e)
-            scores, visible = _scores(
-                q, k, bias + h * bias_stride, slots, key_slots, real_keys, C, causal, BIAS, precision
-            )
-            result = tl.dot(_weights(scores, visible, kernel), values, result, input_precision=precision)
+            scores, visible = _scores(q, k, bias + h * bias_stride, slots, key_slots, real_keys, C, causal, BIAS)
+            result = product(_weights(scores, visible, kernel), values, result, dtype)
     exist = (slots < C) & (tokens < n)
     store_tile(out + head * n * e, e, tokens, columns, exist, e, tl.where(real[:, None], result, 0.0))
 
@@ -261,13 +259,13 @@ def queries_backward(
     LOCAL: tl.constexpr,
     LINEAR: tl.constexpr,
     OF_BIAS: tl.constexpr,
-    precision: tl.constexpr,
     C: tl.constexpr,
     R: tl.constexpr,
     S: tl.constexpr,
     E: tl.constexpr,
 ):
     """Gradients of q_quad and q_lin (B, H, n, s) and, OF_BIAS, of the scores (B H, G, size, size), size = min(C, n)."""
+    dtype: tl.constexpr = v.dtype.element_ty
     head, batch, h, chunk, tile, length = _location(lengths, n, heads, groups, tiles, C, R)
     channels = tl.arange(0, S)
     slots, tokens, real = _rows(tile, chunk, length, C, R)
@@ -281,7 +279,7 @@ def queries_backward(
             columns = start + tl.arange(0, E)
             earlier = load_matrix(sums, channels, columns, s, e)
             grad_out_tile = load_tile(grad_out, on, tokens, columns, real, e)
-            grad = tl.dot(grad_out_tile, tl.trans(earlier), grad, input_precision=precision)
+            grad = product(grad_out_tile, tl.trans(earlier), grad, dtype)
         store_tile(grad_q_lin + head * n * s, s, tokens, channels, exist, s, grad / tl.load(divisors + batch))
     if LOCAL:
         q = load_tile(q_quad + batch * qb + h * qh, qn, tokens, channels, real, s)
@@ -289,12 +287,10 @@ def queries_backward(
         for other in range(0, tile + 1 if causal else tiles):
             key_slots, keys, real_keys = _rows(other, chunk, length, C, R)
             k = load_tile(k_quad + batch * kb + h * kh, kn, keys, channels, real_keys, s)
-            scores, visible = _scores(
-                q, k, bias + h * bias_stride, slots, key_slots, real_keys, C, causal, BIAS, precision
-            )
-            grad_tile = _weights_gradient(grad_out, on, tokens, real, v, vn, keys, real_keys, e, R, E, precision)
+            scores, visible = _scores(q, k, bias + h * bias_stride, slots, key_slots, real_keys, C, causal, BIAS)
+            grad_tile = _weights_gradient(grad_out, on, tokens, real, v, vn, keys, real_keys, e, R, E)
             grad_tile *= _slopes(scores, visible, kernel)
-            grad = tl.dot(grad_tile, k, grad, input_precision=precision)
+            grad = product(grad_tile, k, grad, dtype)
             if OF_BIAS:
                 at = grad_scores + (head * groups + chunk) * size * size + slots[:, None] * size + key_slots[None, :]
                 tl.store(at, grad_tile, mask=(slots < size)[:, None] & (key_slots < size)[None, :])
@@ -337,13 +333,13 @@ def keys_backward(
     BIAS: tl.constexpr,
     LOCAL: tl.constexpr,
     LINEAR: tl.constexpr,
-    precision: tl.constexpr,
     C: tl.constexpr,
     R: tl.constexpr,
     S: tl.constexpr,
     E: tl.constexpr,
 ):
     """Gradients of k_quad and k_lin (B, H, n, s)."""
+    dtype: tl.constexpr = v.dtype.element_ty
     head, batch, h, chunk, tile, length = _location(lengths, n, heads, groups, tiles, C, R)
     channels = tl.arange(0, S)
     slots, tokens, real = _rows(tile, chunk, length, C, R)
@@ -357,7 +353,7 @@ def keys_backward(
             columns = start + tl.arange(0, E)
             after = load_matrix(reversed_sums, channels, columns, s, e)
             values = load_tile(v, vn, tokens, columns, real, e)
-            grad = tl.dot(values, tl.trans(after), grad, input_precision=precision)
+            grad = product(values, tl.trans(after), grad, dtype)
         store_tile(grad_k_lin + head * n * s, s, tokens, channels, exist, s, grad)
     if LOCAL:
         k = load_tile(k_quad + batch * kb + h * kh, kn, tokens, channels, real, s)
@@ -365,12 +361,10 @@ def keys_backward(
         for other in range(tile if causal else 0, tiles):
             query_slots, queries, real_queries = _rows(other, chunk, length, C, R)
             q = load_tile(q_quad + batch * qb + h * qh, qn, queries, channels, real_queries, s)
-            scores, visible = _scores(
-                q, k, bias + h * bias_stride, query_slots, slots, real, C, causal, BIAS, precision
-            )
-            grad_tile = _weights_gradient(grad_out, on, queries, real_queries, v, vn, tokens, real, e, R, E, precision)
+            scores, visible = _scores(q, k, bias + h * bias_stride, query_slots, slots, real, C, causal, BIAS)
+            grad_tile = _weights_gradient(grad_out, on, queries, real_queries, v, vn, tokens, real, e, R, E)
             grad_tile *= _slopes(scores, visible, kernel)
-            grad = tl.dot(tl.trans(grad_tile), q, grad, input_precision=precision)
+            grad = product(tl.trans(grad_tile), q, grad, dtype)
         store_tile(grad_k_quad + head * n * s, s, tokens, channels, exist, s, grad / C)
 
 
@@ -409,13 +403,13 @@ def values_backward(
     BIAS: tl.constexpr,
     LOCAL: tl.constexpr,
     LINEAR: tl.constexpr,
-    precision: tl.constexpr,
     C: tl.constexpr,
     R: tl.constexpr,
     S: tl.constexpr,
     E: tl.constexpr,
 ):
     """Gradient of v (B, H, n, e)."""
+    dtype: tl.constexpr = grad_out.dtype.element_ty
     head, batch, h, chunk, tile, length = _location(lengths, n, heads, groups, tiles, C, R)
     channels, columns = tl.arange(0, S), tl.program_id(1) * E + tl.arange(0, E)
     slots, tokens, real = _rows(tile, chunk, length, C, R)
@@ -424,17 +418,15 @@ def values_backward(
         reversed_sums = _sum_address(reversed_sums, head, groups - 1 - chunk, groups, s, e, causal)
         after = load_matrix(reversed_sums, channels, columns, s, e)
         keys = load_tile(k_lin + batch * lb + h * lh, ln, tokens, channels, real, s)
-        result = tl.dot(keys, after, result, input_precision=precision)
+        result = product(keys, after, result, dtype)
     if LOCAL:
         k = load_tile(k_quad + batch * kb + h * kh, kn, tokens, channels, real, s)
         for other in range(tile if causal else 0, tiles):
             query_slots, queries, real_queries = _rows(other, chunk, length, C, R)
             q = load_tile(q_quad + batch * qb + h * qh, qn, queries, channels, real_queries, s)
             grad_out_tile = load_tile(grad_out + batch * ob + h * oh, on, queries, columns, real_queries, e)
-            scores, visible = _scores(
-                q, k, bias + h * bias_stride, query_slots, slots, real, C, causal, BIAS, precision
-            )
+            scores, visible = _scores(q, k, bias + h * bias_stride, query_slots, slots, real, C, causal, BIAS)
             weights = _weights(scores, visible, kernel)
-            result = tl.dot(tl.trans(weights), grad_out_tile, result, input_precision=precision)
+            result = product(tl.trans(weights), grad_out_tile, result, dtype)
     exist = (slots < C) & (tokens < n)
     store_tile(grad_v + head * n * e, e, tokens, columns, exist, e, result)

@@ -69,14 +69,6 @@ def strides(x: Tensor) -> tuple[int, int, int]:
     return x.stride(0), x.stride(1), x.stride(2)
 
 
-def precision(x: Tensor) -> str:
-    """The precision of products, all of float32 operands: exact for float32 inputs, TF32's 10 bits for half precision.
-
-    TF32 has float32's range and more bits than a bfloat16 input, so that nothing computed inside overflows.
-    """
-    return "ieee" if x.dtype == torch.float32 else "tf32"
-
-
 def at_least_16(channels: int) -> int:
     """The smallest power of two that holds ``channels`` and that a product of tiles takes."""
     return max(16, 1 << (channels - 1).bit_length())
