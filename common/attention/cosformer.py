@@ -5,9 +5,10 @@ from typing import Any
 
 from torch import Tensor
 
-from ..ops.cosformer import attend
+from ..ops.cosformer import attend, attend_source, source_state
 from ..ops.cosformer.interface import MAPS, cosformer_attention_scriptable
 from ..ops.cosformer.reference import cosformer_attention_reference
+from ..ops.shared.state import State
 from ._base import OpAttention
 from ._options import AttentionOptions, choice, count
 from ._registry import register_attention
@@ -32,7 +33,7 @@ class CosformerAttention(OpAttention):
     """
 
     Options = CosformerOptions
-    supports = frozenset({"causal", "bidirectional", "cross", "images"})
+    supports = frozenset({"causal", "bidirectional", "cross", "source", "images"})
     needs = frozenset({"max_tokens"})
     op = staticmethod(attend)
     reference_op = staticmethod(cosformer_attention_reference)
@@ -55,3 +56,11 @@ class CosformerAttention(OpAttention):
         self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None, query_padding_mask: Tensor | None
     ) -> Tensor:
         return cosformer_attention_scriptable(q, k, v, key_padding_mask, query_padding_mask, self.phi, self.max_tokens)
+
+    def _source_state(self, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> State:
+        return source_state(k, v, key_padding_mask, self.phi, self.max_tokens)
+
+    def _attend_source(
+        self, q: Tensor, state: State, query_padding_mask: Tensor | None, positions: Tensor | None
+    ) -> Tensor:
+        return attend_source(q, state, query_padding_mask, positions, self.phi, self.max_tokens)

@@ -6,9 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..ops.favor import LENGTHS, attend, draw_directions
+from ..ops.favor import LENGTHS, attend, attend_source, draw_directions, source_state
 from ..ops.favor.interface import favor_attention_scriptable
 from ..ops.favor.reference import favor_attention_reference
+from ..ops.shared.state import State
 from ._base import OpAttention
 from ._options import AttentionOptions, choice, count
 from ._registry import register_attention
@@ -40,7 +41,7 @@ class FavorAttention(OpAttention):
     """
 
     Options = FavorOptions
-    supports = frozenset({"causal", "bidirectional", "cross", "images"})
+    supports = frozenset({"causal", "bidirectional", "cross", "source", "images"})
     needs = frozenset({"head_dim"})
     op = staticmethod(attend)
     reference_op = staticmethod(favor_attention_reference)
@@ -97,3 +98,11 @@ class FavorAttention(OpAttention):
         if self.training and self.redraws:
             raise ValueError("redraw is set; allowed when training in TorchScript: None")
         return favor_attention_scriptable(q, k, v, self.directions, key_padding_mask, query_padding_mask)
+
+    def _source_state(self, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> State:
+        return source_state(k, v, key_padding_mask, **self.held())
+
+    def _attend_source(
+        self, q: Tensor, state: State, query_padding_mask: Tensor | None, positions: Tensor | None
+    ) -> Tensor:
+        return attend_source(q, state, query_padding_mask, self.directions)

@@ -6,10 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..ops.rfa import attend
+from ..ops.rfa import attend, attend_source, source_state
 from ..ops.rfa.interface import rfa_attention_scriptable
 from ..ops.rfa.reference import rfa_attention_reference
 from ..ops.shared.precision import compute_dtype
+from ..ops.shared.state import State
 from ._base import OpAttention
 from ._options import AttentionOptions, count, number
 from ._registry import register_attention
@@ -37,7 +38,7 @@ class RfaAttention(OpAttention):
     """
 
     Options = RfaOptions
-    supports = frozenset({"causal", "bidirectional", "cross", "images"})
+    supports = frozenset({"causal", "bidirectional", "cross", "source", "images"})
     needs = frozenset({"num_heads", "head_dim"})
     op = staticmethod(attend)
     reference_op = staticmethod(rfa_attention_reference)
@@ -76,3 +77,11 @@ class RfaAttention(OpAttention):
     ) -> Tensor:
         directions = self.scaled_directions()
         return rfa_attention_scriptable(q, k, v, directions, key_padding_mask, query_padding_mask, self.floor)
+
+    def _source_state(self, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> State:
+        return source_state(k, v, key_padding_mask, self.scaled_directions())
+
+    def _attend_source(
+        self, q: Tensor, state: State, query_padding_mask: Tensor | None, positions: Tensor | None
+    ) -> Tensor:
+        return attend_source(q, state, query_padding_mask, self.scaled_directions(), self.floor)

@@ -10,11 +10,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..shared.checks import check_choice, check_padding_mask, check_positive_int, check_query_key_value
-from ..shared.feature_sums import causal_sums, full_sums, state_shapes
+from ..shared.feature_sums import causal_sums, full_sums, read_source, state_shapes, sums_of_source
 from ..shared.padding import real_positions, zero_padding
 from ..shared.precision import autocast_off, compute_dtype
 from ..shared.state import State, check_continuation, state_of_sums
-from ..shared.token_counts import check_real_tokens, count_real_tokens
+from ..shared.token_counts import check_real_positions, check_real_tokens, count_real_tokens
 
 #: Maps that are not negative: the paper's, and the other one of the authors' code.
 MAPS = ("relu", "elu+1")
@@ -88,8 +88,8 @@ def attend(
     with autocast_off(q):
         if not causal:
             return cosformer_attention_scriptable(q, k, v, key_padding_mask, query_padding_mask, phi, max_tokens)
-        queries = _features(q.to(dtype), phi, query_padding_mask, max_tokens, before)
-        keys = _features(k.to(dtype), phi, key_padding_mask, max_tokens, before)
+        queries = _features(q.to(dtype), phi, query_padding_mask, max_tokens, _positions(q, query_padding_mask, before))
+        keys = _features(k.to(dtype), phi, key_padding_mask, max_tokens, _positions(k, key_padding_mask, before))
         values = zero_padding(v.to(dtype), key_padding_mask)
         out, weights, sums = causal_sums(queries, keys, values, chunk_size, state)
     out = (out / weights.clamp(min=EPS)).to(v.dtype)
@@ -110,21 +110,62 @@ def cosformer_attention_scriptable(
     Arguments are not checked; shapes, masks, cost as in ``cosformer_attention``.
     """
     dtype = compute_dtype(q)
-    queries = _features(q.to(dtype), phi, query_padding_mask, max_tokens, None)
-    keys = _features(k.to(dtype), phi, key_padding_mask, max_tokens, None)
+    queries = _features(q.to(dtype), phi, query_padding_mask, max_tokens, _positions(q, query_padding_mask, None))
+    keys = _features(k.to(dtype), phi, key_padding_mask, max_tokens, _positions(k, key_padding_mask, None))
     values, weights = full_sums(queries, keys, zero_padding(v.to(dtype), key_padding_mask))
     return (values / weights.clamp(min=1e-6)).to(v.dtype)  # EPS
 
 
-def _features(x: Tensor, phi: str, padding_mask: Tensor | None, max_tokens: int, before: Tensor | None) -> Tensor:
+def source_state(k: Tensor, v: Tensor, key_padding_mask: Tensor | None, phi: str, max_tokens: int) -> State:
+    """What queries need of a source: ``sum_k`` (B, H, 2d) and ``sum_kv`` (B, H, 2d, e), float32; O(m d e).
+
+    k (B, H, m, d), v (B, H, m, e), ``key_padding_mask`` (B, m), True = padding. Arguments are not checked, but more
+    than ``max_tokens`` real tokens are a ValueError.
+    """
+    check_real_tokens(k, key_padding_mask, None, max_tokens)
+    with autocast_off(k):
+        positions = _positions(k, key_padding_mask, None)
+        keys = _features(k.to(compute_dtype(k)), phi, key_padding_mask, max_tokens, positions)
+        return sums_of_source(keys, v, key_padding_mask)
+
+
+def attend_source(
+    q: Tensor,
+    state: State,
+    query_padding_mask: Tensor | None,
+    positions: Tensor | None,
+    phi: str,
+    max_tokens: int,
+) -> Tensor:
+    """``cosformer_attention`` of q (B, H, n, d) to the source of ``source_state`` -> (B, H, n, e) in q's dtype.
+
+    ``query_padding_mask`` (B, n), True = padding, gives 0. ``positions`` (B, n) of the queries among the real tokens of
+    their sequence, from 0; None counts them by the mask. O(n d e). Checked are the positions, which must be below
+    ``max_tokens``, and ``state``; what does not fit is a ValueError.
+    """
+    if positions is None:
+        check_real_tokens(q, query_padding_mask, None, max_tokens)
+        positions = _positions(q, query_padding_mask, None)
+    else:
+        check_real_positions(positions, query_padding_mask, max_tokens)
+    with autocast_off(q):
+        queries = _features(q.to(compute_dtype(q)), phi, query_padding_mask, max_tokens, positions)
+        values, weights = read_source(queries, state)
+        return (values / weights.clamp(min=EPS)).to(q.dtype)
+
+
+def _positions(x: Tensor, padding_mask: Tensor | None, before: Tensor | None) -> Tensor:
+    """The number of each real token of x (B, H, n, c), from 0, or from ``before`` (B,): (B or 1, n)."""
+    if padding_mask is None:
+        positions = torch.arange(x.shape[2], device=x.device).unsqueeze(0)
+    else:
+        positions = real_positions(padding_mask)
+    return positions if before is None else positions + before.unsqueeze(1)
+
+
+def _features(x: Tensor, phi: str, padding_mask: Tensor | None, max_tokens: int, positions: Tensor) -> Tensor:
     """phi(x) times the cosine and times the sine of its position: (B, H, n, d) -> (B, H, n, 2d), 0 at padding."""
     x = zero_padding(x, padding_mask)
     x = zero_padding(F.relu(x) if phi == "relu" else F.elu(x) + 1.0, padding_mask)
-    if padding_mask is None:
-        position = torch.arange(x.shape[2], device=x.device).unsqueeze(0)  # (1, n)
-    else:
-        position = real_positions(padding_mask)  # (B, n)
-    if before is not None:
-        position = position + before.unsqueeze(1)
-    angle = (position + 1).to(x.dtype)[:, None, :, None] * (math.pi / (2 * max_tokens))
+    angle = (positions + 1).to(x.dtype)[:, None, :, None] * (math.pi / (2 * max_tokens))
     return torch.cat([x * angle.cos(), x * angle.sin()], dim=-1)

@@ -6,6 +6,6 @@ Legend, for every file of this folder:
 """
 
 from .directions import LENGTHS, draw_directions
-from .interface import attend, favor_attention
+from .interface import attend, attend_source, favor_attention, source_state
 
-__all__ = ["LENGTHS", "attend", "draw_directions", "favor_attention"]
+__all__ = ["LENGTHS", "attend", "attend_source", "draw_directions", "favor_attention", "source_state"]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..shared.checks import check_padding_mask, check_positive_int, check_query_key_value
-from ..shared.feature_sums import causal_sums, full_sums, state_shapes
+from ..shared.feature_sums import causal_sums, full_sums, read_source, state_shapes, sums_of_source
 from ..shared.padding import zero_padding
 from ..shared.precision import autocast_off, compute_dtype
 from ..shared.state import State, check_continuation, state_of_sums
@@ -67,9 +67,7 @@ def attend(
 ) -> Tensor | tuple[Tensor, State]:
     """``favor_attention`` for modules, which have checked ``chunk_size`` when they were built."""
     check_query_key_value(q, k, v, causal)
-    if not isinstance(directions, Tensor) or directions.dim() != 2 or directions.shape[1] != q.shape[3]:
-        given = tuple(directions.shape) if isinstance(directions, Tensor) else type(directions).__name__
-        raise ValueError(f"q has {q.shape[3]} channels and directions {given}; allowed: (features, channels of q)")
+    _check_directions("q", q, directions)
     check_padding_mask("key_padding_mask", key_padding_mask, k)
     check_padding_mask("query_padding_mask", query_padding_mask, q)
     check_continuation(causal, initial_state, return_state)
@@ -100,10 +98,32 @@ def favor_attention_scriptable(
     Arguments are not checked; shapes, masks, cost as in ``favor_attention``.
     """
     queries = _query_features(q, directions, query_padding_mask)
-    exponents = _exponents(k, directions, key_padding_mask)
-    keys = zero_padding((exponents - exponents.detach().amax([2, 3], keepdim=True)).exp(), key_padding_mask)
+    keys = _key_features(k, directions, key_padding_mask)
     values, weights = full_sums(queries, keys, zero_padding(v.to(keys.dtype), key_padding_mask))
     return _divided(values, weights).to(v.dtype)
+
+
+def source_state(k: Tensor, v: Tensor, key_padding_mask: Tensor | None, directions: Tensor) -> State:
+    """What queries need of a source: ``sum_k`` (B, H, r) and ``sum_kv`` (B, H, r, e), float32; O(m r e).
+
+    k (B, H, m, d), v (B, H, m, e), ``key_padding_mask`` (B, m), True = padding. Sums are relative to the exponential of
+    the largest exponent of the source, which cancels. Arguments are not checked but for ``directions`` (ValueError).
+    """
+    _check_directions("k", k, directions)
+    with autocast_off(k):
+        return sums_of_source(_key_features(k, directions, key_padding_mask), v, key_padding_mask)
+
+
+def attend_source(q: Tensor, state: State, query_padding_mask: Tensor | None, directions: Tensor) -> Tensor:
+    """``favor_attention`` of q (B, H, n, d) to the source of ``source_state`` -> (B, H, n, e) in q's dtype; O(n r e).
+
+    ``query_padding_mask`` (B, n), True = padding, gives 0. ``directions`` are those of the state. Checked are they and
+    ``state``; what does not fit is a ValueError.
+    """
+    _check_directions("q", q, directions)
+    with autocast_off(q):
+        values, weights = read_source(_query_features(q, directions, query_padding_mask), state)
+        return _divided(values, weights).to(q.dtype)
 
 
 def _projected(x: Tensor, directions: Tensor, padding_mask: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -117,6 +137,12 @@ def _query_features(q: Tensor, directions: Tensor, padding_mask: Tensor | None) 
     """phi(q) but for a factor of each query, which cancels: (B, H, n, d) -> (B, H, n, r), 0 at padding."""
     _, projected = _projected(q, directions, padding_mask)
     return zero_padding((projected - projected.detach().amax(-1, keepdim=True)).exp(), padding_mask)
+
+
+def _key_features(k: Tensor, directions: Tensor, padding_mask: Tensor | None) -> Tensor:
+    """phi(k) but for a factor of all keys, which cancels: (B, H, m, d) -> (B, H, m, r), 0 at padding."""
+    exponents = _exponents(k, directions, padding_mask)
+    return zero_padding((exponents - exponents.detach().amax([2, 3], keepdim=True)).exp(), padding_mask)
 
 
 def _exponents(k: Tensor, directions: Tensor, padding_mask: Tensor | None) -> Tensor:
@@ -144,3 +170,10 @@ def _causal_keys(exponents: Tensor, padding_mask: Tensor | None, state: State | 
 def _divided(values: Tensor, weights: Tensor) -> Tensor:
     """``values`` (B, H, n, e) by their ``weights`` (B, H, n, 1), which are 0 where there is no key."""
     return values / weights.masked_fill(weights == 0.0, 1.0)
+
+
+def _check_directions(name: str, x: Tensor, directions: Tensor) -> None:
+    if not isinstance(directions, Tensor) or directions.dim() != 2 or directions.shape[1] != x.shape[3]:
+        given = tuple(directions.shape) if isinstance(directions, Tensor) else type(directions).__name__
+        allowed = f"(features, channels of {name})"
+        raise ValueError(f"{name} has {x.shape[3]} channels and directions {given}; allowed: {allowed}")

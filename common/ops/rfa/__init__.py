@@ -5,6 +5,6 @@ Legend, for every file of this folder:
     chunk.
 """
 
-from .interface import attend, rfa_attention
+from .interface import attend, attend_source, rfa_attention, source_state
 
-__all__ = ["attend", "rfa_attention"]
+__all__ = ["attend", "attend_source", "rfa_attention", "source_state"]

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..shared.checks import check_padding_mask, check_positive_int, check_query_key_value
-from ..shared.feature_sums import causal_sums, full_sums, state_shapes
+from ..shared.feature_sums import causal_sums, full_sums, read_source, state_shapes, sums_of_source
 from ..shared.padding import zero_padding
 from ..shared.precision import autocast_off, compute_dtype
 from ..shared.state import State, check_continuation, state_of_sums
@@ -76,7 +76,7 @@ def attend(
     check_padding_mask("key_padding_mask", key_padding_mask, k)
     check_padding_mask("query_padding_mask", query_padding_mask, q)
     check_continuation(causal, initial_state, return_state)
-    _check_directions(q, directions)
+    _check_directions("q", q, directions)
     _check_gate(q, log_gate, causal)
     dtype = compute_dtype(q)
     state = state_of_sums(initial_state, state_shapes(2 * directions.shape[1], v), dtype, q)
@@ -116,6 +116,31 @@ def rfa_attention_scriptable(
     return (values / weights.clamp(min=floor)).to(v.dtype)
 
 
+def source_state(k: Tensor, v: Tensor, key_padding_mask: Tensor | None, directions: Tensor) -> State:
+    """What queries need of a source: ``sum_k`` (B, H, 2r) and ``sum_kv`` (B, H, 2r, e), float32; O(m r e).
+
+    k (B, H, m, d), v (B, H, m, e), ``key_padding_mask`` (B, m), True = padding. Arguments are not checked but for
+    ``directions`` (ValueError).
+    """
+    _check_directions("k", k, directions)
+    with autocast_off(k):
+        return sums_of_source(_features(k, directions, key_padding_mask), v, key_padding_mask)
+
+
+def attend_source(
+    q: Tensor, state: State, query_padding_mask: Tensor | None, directions: Tensor, floor: float
+) -> Tensor:
+    """``rfa_attention`` of q (B, H, n, d) to the source of ``source_state`` -> (B, H, n, e) in q's dtype; O(n r e).
+
+    ``query_padding_mask`` (B, n), True = padding, gives 0. ``directions`` are those of the state. Checked are they and
+    ``state``; what does not fit is a ValueError.
+    """
+    _check_directions("q", q, directions)
+    with autocast_off(q):
+        values, weights = read_source(_features(q, directions, query_padding_mask), state)
+        return (values / weights.clamp(min=floor)).to(q.dtype)
+
+
 def _features(x: Tensor, directions: Tensor, padding_mask: Tensor | None) -> Tensor:
     """phi(x): (B, H, n, d) -> (B, H, n, 2r) in float32 or float64, 0 at padding."""
     dtype = compute_dtype(x)
@@ -125,12 +150,13 @@ def _features(x: Tensor, directions: Tensor, padding_mask: Tensor | None) -> Ten
     return zero_padding(features, padding_mask)
 
 
-def _check_directions(q: Tensor, directions: Tensor) -> None:
+def _check_directions(name: str, x: Tensor, directions: Tensor) -> None:
     fits = isinstance(directions, Tensor) and directions.dim() == 3
-    if not fits or (directions.shape[0], directions.shape[2]) != (q.shape[1], q.shape[3]):
+    if not fits or (directions.shape[0], directions.shape[2]) != (x.shape[1], x.shape[3]):
         given = tuple(directions.shape) if isinstance(directions, Tensor) else type(directions).__name__
         raise ValueError(
-            f"q has shape {tuple(q.shape)} and directions {given}; allowed: (heads of q, features, channels of q)"
+            f"{name} has shape {tuple(x.shape)} and directions {given}; "
+            f"allowed: (heads of {name}, features, channels of {name})"
         )
 
 

@@ -19,7 +19,20 @@ def check_real_tokens(x: Tensor, padding_mask: Tensor | None, before: Tensor | N
         return
     if before is None and padding_mask is None:
         raise ValueError(f"the input has {x.shape[2]} tokens; allowed: at most max_tokens={max_tokens}")
-    tokens = count_real_tokens(x, padding_mask, before)
+    _check_counts(count_real_tokens(x, padding_mask, before), max_tokens)
+
+
+def check_real_positions(positions: Tensor, padding_mask: Tensor | None, max_tokens: int) -> None:
+    """Raise ValueError if ``positions`` (B, n) of real tokens, from 0, are not those of at most ``max_tokens``."""
+    if padding_mask is not None:
+        positions = positions.masked_fill(padding_mask, 0)
+    if not torch.compiler.is_compiling() and not positions.is_meta and (positions < 0).any():
+        raise ValueError(f"positions holds {int(positions.min())}; allowed: numbers from 0")
+    _check_counts(positions + 1, max_tokens)
+
+
+def _check_counts(tokens: Tensor, max_tokens: int) -> None:
+    """Raise ValueError if one of ``tokens``, which are numbers of them, is more than ``max_tokens``."""
     if torch.compiler.is_compiling():  # where a graph must not depend on what a tensor holds
         torch._assert_async((tokens <= max_tokens).all(), f"the input has more tokens than max_tokens={max_tokens}")
     elif not tokens.is_meta and (tokens > max_tokens).any():  # on the meta device there is no number to look at
