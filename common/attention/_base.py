@@ -129,7 +129,13 @@ class InnerAttention(RemembersOptions):
 
     @torch.jit.unused
     def extend(
-        self, q: Tensor, k: Tensor, v: Tensor, padding_mask: Tensor | None = None, state: State | None = None
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        padding_mask: Tensor | None = None,
+        state: State | None = None,
+        **inputs: Any,
     ) -> tuple[Tensor, State]:
         """Refused with a ValueError; a mechanism that supports "causal" defines it."""
         raise ValueError(f"causal is {self.causal}; attention {self.name!r} does not decode; allowed: forward alone")

@@ -18,8 +18,8 @@ from ._registry import register_attention
 
 
 @dataclass(frozen=True)
-class FlowAttentionOptions(AttentionOptions):
-    """Options of Flow-Attention; see ``common.ops.flow_attention``."""
+class FlowOptionsOfAll(AttentionOptions):
+    """What Flow-Attention of any kind has."""
 
     form: str = choice(
         "released",
@@ -34,6 +34,12 @@ class FlowAttentionOptions(AttentionOptions):
         optional=True,
     )
     phi: str = choice("sigmoid", FEATURE_MAPS, "feature map of queries and keys (Table 10 of the Flowformer paper)")
+
+
+@dataclass(frozen=True)
+class FlowAttentionOptions(FlowOptionsOfAll):
+    """Options of Flow-Attention; see ``common.ops.flow_attention``."""
+
     competition: str = choice(
         "softmax",
         COMPETITIONS,

@@ -79,9 +79,15 @@ class RfaAttention(OpAttention):
         return rfa_attention_scriptable(q, k, v, directions, key_padding_mask, query_padding_mask, self.floor)
 
     def _source_state(self, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> State:
-        return source_state(k, v, key_padding_mask, self.scaled_directions())
+        return source_state(k, v, key_padding_mask, self._fixed_directions())
 
     def _attend_source(
         self, q: Tensor, state: State, query_padding_mask: Tensor | None, positions: Tensor | None
     ) -> Tensor:
-        return attend_source(q, state, query_padding_mask, self.scaled_directions(), self.floor)
+        return attend_source(q, state, query_padding_mask, self._fixed_directions(), self.floor)
+
+    def _fixed_directions(self) -> Tensor:
+        """``scaled_directions`` that the next call has as well."""
+        if self.training:
+            raise ValueError("training is True; allowed for source_state and attend_source: evaluation, or forward")
+        return self.scaled_directions()

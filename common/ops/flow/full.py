@@ -58,11 +58,10 @@ def full_flow(
     k = real_features(k, options.phi, key_padding_mask)
     sinks, sources = token_count(q, query_padding_mask), token_count(k, key_padding_mask)
     sum_k, sum_q = k.sum(2) + form.eps, q.sum(2) + form.eps
-    incoming = replace_zero_by_one(_received(q, sum_k, form))
     outgoing = replace_zero_by_one(_received(k, sum_q, form))
     sum_k_over_outgoing = weighted_sum(k, 1.0 / outgoing) + form.eps
+    incoming, conserved_incoming = sink_flows(q, sum_k, sum_k_over_outgoing, form)
     sum_q_over_incoming = weighted_sum(q, 1.0 / incoming) + form.eps
-    conserved_incoming = _received(q, sum_k_over_outgoing, form)  # Î (B, H, n)
     conserved_outgoing = _received(k, sum_q_over_incoming, form)
     if form.rescale:
         conserved_incoming = conserved_incoming * (sinks / sources)
@@ -73,13 +72,18 @@ def full_flow(
         incoming,
         outgoing,
         conserved_outgoing,
-        _weight(competing, options.competition, key_padding_mask, sources if form.rescale else None),
-        _weight(conserved_incoming, options.allocation, query_padding_mask, sinks if form.rescale else None),
+        flow_weight(competing, options.competition, key_padding_mask, sources if form.rescale else None),
+        flow_weight(conserved_incoming, options.allocation, query_padding_mask, sinks if form.rescale else None),
         sum_k,
         sum_q,
         sum_k_over_outgoing,
         sum_q_over_incoming,
     )
+
+
+def sink_flows(q: Tensor, sum_k: Tensor, sum_k_over_outgoing: Tensor, form: FlowForm) -> tuple[Tensor, Tensor]:
+    """I and Î (B, H, n) of sinks with features q (B, H, n, d), from sums (B, H, d) with the form's epsilon added."""
+    return replace_zero_by_one(_received(q, sum_k, form)), _received(q, sum_k_over_outgoing, form)
 
 
 def full_context(flow: FullFlow, v: Tensor) -> Tensor:
@@ -119,7 +123,7 @@ def token_count(x: Tensor, padding_mask: Tensor | None) -> Tensor:
     return (~padding_mask).sum(1).clamp(min=1).to(x.dtype)[:, None, None]
 
 
-def _weight(flow: Tensor, kind: str, padding_mask: Tensor | None, scale: Tensor | None) -> Tensor:
+def flow_weight(flow: Tensor, kind: str, padding_mask: Tensor | None, scale: Tensor | None) -> Tensor:
     """Competition or allocation weights from a conserved flow, (B, H, tokens) -> (B, H, tokens)."""
     if kind == "none":
         return torch.ones_like(flow)

@@ -1,0 +1,29 @@
+"""Flow-Attention to a source whose flows are its own: cross-attention for decoders. Ours, in none of the papers.
+
+Legend, for every file of this folder:
+    B batch, H heads, n sinks (queries of the targets), m sources (keys) and as many queries of their own,
+    d channels of queries and keys, e channels of v.
+    I, O: flows into the sinks and out of the sources; Î, Ô: the same, conserved.
+
+The flows, their options and their constants are those of ``ops/flow``, whose README has the derivation.
+"""
+
+from .interface import (
+    ALLOCATIONS,
+    COMPETITIONS,
+    attend,
+    attend_source,
+    flow_source_attention,
+    flow_source_options,
+    source_state,
+)
+
+__all__ = [
+    "ALLOCATIONS",
+    "COMPETITIONS",
+    "attend",
+    "attend_source",
+    "flow_source_attention",
+    "flow_source_options",
+    "source_state",
+]

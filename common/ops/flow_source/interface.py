@@ -1,0 +1,116 @@
+"""Flow-Attention of a decoder's queries to a source: competition and outgoing flow come from the source alone.
+
+Ours, in none of the papers. Flow-Attention proper (Flowformer, ICML 2022, equations 4-8) lets every source divide its
+flow among all sinks. In a decoder the sinks are the targets, later ones included, so a target would depend on those
+that follow it. Here the sinks of the source's flows are queries of its own tokens, and each target reads the result.
+"""
+
+from torch import Tensor
+
+from ..flow.full import flow_weight, full_context, full_flow, sink_flows
+from ..flow.options import FlowOptions, flow_options
+from ..shared.checks import check_choice, check_padding_mask, check_query_key_value
+from ..shared.feature_maps import real_features
+from ..shared.padding import zero_padding
+from ..shared.precision import autocast_off, compute_dtype
+from ..shared.state import State, state_of_source
+
+#: How sources compete.
+COMPETITIONS = ("softmax", "sigmoid", "none")
+#: How a target is gated, by itself: a softmax over targets would depend on later ones.
+ALLOCATIONS = ("sigmoid", "none")
+
+
+def flow_source_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    source_q: Tensor,
+    *,
+    key_padding_mask: Tensor | None = None,
+    query_padding_mask: Tensor | None = None,
+    form: str = "released",
+    clamp: float | None = 1.0,
+    phi: str = "sigmoid",
+    competition: str = "softmax",
+    allocation: str = "sigmoid",
+) -> Tensor:
+    """Flow-Attention of q (B, H, n, d) to a source k, source_q (B, H, m, d), v (B, H, m, e) -> (B, H, n, e).
+
+    Over the source, with ``source_q`` s, the queries of its own tokens: I_i = phi(s_i)·Σ_j phi(k_j),
+    O_j = phi(k_j)·Σ_i phi(s_i), Ô_j = phi(k_j)·Σ_i phi(s_i)/I_i, and w = softmax(Ô). Then for each target by itself
+    I = phi(q)·Σ_j phi(k_j), Î = phi(q)·Σ_j phi(k_j)/O_j, and out = sigmoid(Î) · phi(q)/I · Σ_j phi(k_j)ᵀ w_j v_j.
+    No target depends on another. With ``source_q`` = q it is ``flow_attention`` that is not causal.
+
+    Masks: bool, ``key_padding_mask`` (B, m) of k, v and source_q, ``query_padding_mask`` (B, n), True = padding; a
+    padded query gives 0, and so does a source without a real token. Cost: O((n + m) d e) time, O(n + m) memory. Sums
+    are float32 (float64 for float64 inputs) whatever the input; the output has the dtype of q.
+
+    Args:
+        form, clamp, phi: as in ``flow_attention``. The released forms multiply the softmax by m; their factor of Î is
+            1, since the source has as many sinks as sources.
+        competition: "softmax" over the sources, "sigmoid" or "none".
+        allocation: "sigmoid" or "none".
+
+    Raises:
+        ValueError: a shape, dtype, mask, name or clamp that does not fit.
+    """
+    options = flow_source_options(form, clamp, phi, competition, allocation)
+    masks = {"key_padding_mask": key_padding_mask, "query_padding_mask": query_padding_mask}
+    return attend(q, k, v, source_q, options, **masks)
+
+
+def flow_source_options(form: str, clamp: float | None, phi: str, competition: str, allocation: str) -> FlowOptions:
+    """Check the options of ``flow_source_attention`` and put them into one tuple; ValueError names the wrong one."""
+    check_choice("competition", competition, COMPETITIONS)
+    check_choice("allocation", allocation, ALLOCATIONS)
+    return flow_options(form, clamp, phi, competition, allocation)
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    source_q: Tensor,
+    options: FlowOptions,
+    *,
+    key_padding_mask: Tensor | None = None,
+    query_padding_mask: Tensor | None = None,
+) -> Tensor:
+    """``flow_source_attention`` for modules, which have checked ``options`` when they were built."""
+    check_query_key_value(q, k, v, one_length=False)
+    check_padding_mask("key_padding_mask", key_padding_mask, k)
+    check_padding_mask("query_padding_mask", query_padding_mask, q)
+    state = source_state(k, v, key_padding_mask, source_q, options)
+    return attend_source(q, state, query_padding_mask, options)
+
+
+def source_state(
+    k: Tensor, v: Tensor, key_padding_mask: Tensor | None, source_q: Tensor, options: FlowOptions
+) -> State:
+    """What queries need of a source: sums over its tokens, of one size whatever m is; O(m d e).
+
+    ``sum_k`` and ``sum_k_over_outgoing`` (B, H, d), with the form's epsilon added, and ``sum_kv`` (B, H, d, e) of the
+    values times their competition, float32. Shapes and mask as in ``flow_source_attention``. Only ``source_q`` is
+    checked; one that does not fit k is a ValueError.
+    """
+    check_query_key_value(source_q, k, v, one_length=True, names=("source_q", "k", "v"))
+    dtype = compute_dtype(k)
+    with autocast_off(k):
+        source = full_flow(source_q.to(dtype), k.to(dtype), key_padding_mask, key_padding_mask, options)
+        sum_kv = full_context(source, zero_padding(v.to(dtype), key_padding_mask))
+    return {"sum_k": source.sum_k, "sum_k_over_outgoing": source.sum_k_over_outgoing, "sum_kv": sum_kv}
+
+
+def attend_source(q: Tensor, state: State, query_padding_mask: Tensor | None, options: FlowOptions) -> Tensor:
+    """What q (B, H, n, d) get of the source of ``source_state`` -> (B, H, n, e) in q's dtype; O(n d e).
+
+    ``query_padding_mask`` (B, n), True = padding, gives 0. Only ``state`` is checked; one that does not fit is a
+    ValueError.
+    """
+    with autocast_off(q):
+        sinks = real_features(q.to(compute_dtype(q)), options.phi, query_padding_mask)
+        state = state_of_source(state, ("sum_k", "sum_k_over_outgoing"), sinks)
+        incoming, conserved = sink_flows(sinks, state["sum_k"], state["sum_k_over_outgoing"], options.form)
+        weights = flow_weight(conserved, options.allocation, None, None) / incoming
+        return ((sinks @ state["sum_kv"]) * weights.unsqueeze(-1)).to(q.dtype)

@@ -1,0 +1,68 @@
+"""Flow-Attention to a source whose flows are its own, literally: row by row, one token at a time."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from ..flow.options import FORMS, FlowForm
+from ..shared.feature_maps import feature_map
+from ..shared.reference_tools import real_tokens
+
+
+def flow_source_attention_reference(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    source_q: Tensor,
+    *,
+    key_padding_mask: Tensor | None = None,
+    query_padding_mask: Tensor | None = None,
+    form: str = "released",
+    clamp: float | None = 1.0,
+    phi: str = "sigmoid",
+    competition: str = "softmax",
+    allocation: str = "sigmoid",
+) -> Tensor:
+    """The formulas of ``flow_source_attention``, arguments and shapes as there. O(n m (d + e)): for comparison only.
+
+    Each row of the batch is computed from its real tokens alone; padded queries give 0.
+    """
+    constants, bound = FORMS[form], math.inf if clamp is None or form == "paper" else clamp
+    rows = []
+    for b in range(q.shape[0]):
+        out = [torch.zeros_like(v[b, :, 0]) for _ in range(q.shape[2])]  # (H, e) each
+        sources = real_tokens(key_padding_mask, b, k.shape[2])
+        if sources:
+            keys = [feature_map(k[b, :, j], phi) for j in sources]  # (H, d) each
+            own = [feature_map(source_q[b, :, j], phi) for j in sources]
+            # The source by itself: its queries are the sinks.
+            incoming = [_flow(s, sum(keys), constants) for s in own]  # (H,) each
+            outgoing = [_flow(x, sum(own), constants) for x in keys]
+            shares = sum(s / i[:, None] for s, i in zip(own, incoming))
+            conserved = torch.stack([_flow(x, shares, constants).clamp(-bound, bound) for x in keys])  # (sources, H)
+            weights = _competition(conserved, competition, constants)
+            # Each target by itself.
+            units = sum(x / o[:, None] for x, o in zip(keys, outgoing))
+            for t in real_tokens(query_padding_mask, b, q.shape[2]):
+                sink = feature_map(q[b, :, t], phi)
+                received = [(sink * x).sum(-1) / _flow(sink, sum(keys), constants) for x in keys]
+                total = sum((r * w)[:, None] * v[b, :, j] for r, w, j in zip(received, weights, sources))
+                worth = _flow(sink, units, constants)
+                out[t] = total * (worth.sigmoid()[:, None] if allocation == "sigmoid" else 1)
+        rows.append(torch.stack(out, dim=1))  # (H, n, e)
+    return torch.stack(rows)  # (B, H, n, e)
+
+
+def _flow(receiver: Tensor, giver: Tensor, form: FlowForm) -> Tensor:
+    """receiver times giver, (H, d) both, with the form's constants: (H,)."""
+    return ((receiver + form.eps) * (giver + form.eps)).sum(-1) + form.outer_eps
+
+
+def _competition(conserved: Tensor, kind: str, form: FlowForm) -> Tensor:
+    """The weights of the sources from their conserved flows, (sources, H) both."""
+    if kind == "none":
+        return torch.ones_like(conserved)
+    if kind == "sigmoid":
+        return conserved.sigmoid()
+    return conserved.softmax(0) * (len(conserved) if form.rescale else 1)
