@@ -21,7 +21,9 @@ import torch
 import yaml
 from timm.utils import ParseKwargs
 
-from .create import asks_for_ours, create_model
+from common.attention import ATTENTIONS
+
+from .create import create_model
 
 USAGE = "usage: python -m timm_plugin SCRIPT [ARGUMENTS...]"
 
@@ -31,7 +33,7 @@ def main(arguments: list[str]) -> None:
 
     Raises:
         SystemExit: whatever the script exits with; 2 when no script is named, it is not a file, or ``--model-kwargs
-            attn_layer=...`` names attention of ours for a model that does not use it.
+            attn_layer=...`` names attention of ours for a model that does not use it, or that is not in timm's table.
     """
     if not arguments or arguments[0] in ("-h", "--help"):
         print(USAGE, file=sys.stdout if arguments else sys.stderr)
@@ -60,7 +62,7 @@ def _check_attn_layer(arguments: list[str]) -> None:
         parser.set_defaults(**{name: defaults[name] for name in ("model", "model_kwargs") if name in defaults})
         given, _ = parser.parse_known_args(arguments)
     model_args = given.model_kwargs or {}
-    if given.model is None or not asks_for_ours(model_args.get("attn_layer")):
+    if given.model is None or model_args.get("attn_layer") not in tuple(ATTENTIONS):
         return
     try:
         with torch.device("meta"):

@@ -43,6 +43,8 @@ def test_a_model_that_does_not_take_it_is_refused(name):
 def test_names():
     with pytest.raises(ValueError, match="attn_layer is 'flo'; allowed: .*flow"):
         create_model("vit_base_patch16_xp_224", attn_layer="flo")
+    with pytest.raises(ValueError, match="attn_layer is 'flow_source'; allowed: .*flow, "):
+        create_model("vit_tiny_patch16_224", attn_layer="flow_source")  # it attends to another sequence
     with pytest.raises(TypeError, match="depht"):
         create_model("vit_tiny_patch16_224", attn_layer="flow", depht=1)
 

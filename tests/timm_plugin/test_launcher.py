@@ -148,6 +148,14 @@ def test_attention_that_a_model_ignores_is_refused_before_the_script_runs(quick_
     assert not Path(f"{quick_script}.ran").exists()
 
 
+@pytest.mark.parametrize("name", ["flow_source", "cosformer"])
+def test_attention_of_ours_that_has_no_place_in_timms_table_is_refused(quick_script, name, capsys):
+    with pytest.raises(SystemExit) as exited:
+        main([str(quick_script), "-m", "vit_tiny_patch16_224", "--model-kwargs", f"attn_layer={name}"])
+    assert exited.value.code == 2
+    assert f"attn_layer is '{name}'; allowed: " in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "given",
     [

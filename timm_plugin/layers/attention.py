@@ -181,8 +181,8 @@ def attention_layer(
         options: of the mechanism.
 
     Raises:
-        ValueError: a mechanism that is unknown or that sees earlier tokens alone, or an option that it does not have or
-            allow.
+        ValueError: a mechanism that is unknown, or that sees earlier tokens alone or another sequence alone; an option
+            that it does not have or allow.
     """
     check_choice("attention", name, usable_mechanisms())
     grid_size = None if grid_size is None else tuple(grid_size)

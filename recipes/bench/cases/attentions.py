@@ -82,10 +82,10 @@ def _compare(
 
 
 def _shapes(attention: InnerAttention, tokens: int) -> dict[str, tuple[int, ...]]:
-    """Name -> shape of the tensors that ``attention`` takes: its projections, and the tokens if it needs them."""
+    """Name -> shape of the tensors that ``attention`` takes: its projections, and the inputs that it needs."""
     heads = attention.shape.num_heads
     shapes = {name: (1, heads, tokens, width) for name, width in attention.projections(HEAD_DIM).items()}
-    return {**shapes, **attention.inputs(x=(1, tokens, heads * HEAD_DIM))}
+    return {**shapes, **attention.inputs(x=(1, tokens, heads * HEAD_DIM), source_q=(1, heads, tokens, HEAD_DIM))}
 
 
 def _called(attention: nn.Module, method: str, shapes: dict[str, tuple[int, ...]]) -> Callable[..., Tensor]:
