@@ -6,7 +6,7 @@ from typing import Any
 
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.dataclass.utils import gen_parser_from_dataclass
-from fairseq.models.transformer import TransformerConfig, TransformerModel
+from fairseq.models.transformer import TransformerModel
 from fairseq.tasks.language_modeling import LanguageModelingTask
 from fairseq.utils import safe_getattr
 from omegaconf import OmegaConf

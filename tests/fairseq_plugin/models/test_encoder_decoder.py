@@ -224,4 +224,3 @@ def test_encoder_and_decoder_may_differ_in_width():
     for name in CROSS:
         if name != "flow_source":
             _check(build("flowformer", *wide, FLAG, name))
-
