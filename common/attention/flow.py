@@ -18,8 +18,8 @@ from ._registry import register_attention
 
 
 @dataclass(frozen=True)
-class FlowOptionsOfAll(AttentionOptions):
-    """What Flow-Attention of any kind has."""
+class SharedFlowOptions(AttentionOptions):
+    """Options of Flow-Attention and of `flow_source` alike."""
 
     form: str = choice(
         "released",
@@ -37,7 +37,7 @@ class FlowOptionsOfAll(AttentionOptions):
 
 
 @dataclass(frozen=True)
-class FlowAttentionOptions(FlowOptionsOfAll):
+class FlowAttentionOptions(SharedFlowOptions):
     """Options of Flow-Attention; see ``common.ops.flow_attention``."""
 
     competition: str = choice(

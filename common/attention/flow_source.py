@@ -10,11 +10,11 @@ from ..ops.shared.state import State
 from ._base import InnerAttention, drop_sources
 from ._options import choice
 from ._registry import register_attention
-from .flow import FlowOptionsOfAll
+from .flow import SharedFlowOptions
 
 
 @dataclass(frozen=True)
-class FlowSourceOptions(FlowOptionsOfAll):
+class FlowSourceOptions(SharedFlowOptions):
     """Options of Flow-Attention to a source; see ``common.ops.flow_source_attention``."""
 
     competition: str = choice("softmax", COMPETITIONS, "how sources compete, none being an ablation")

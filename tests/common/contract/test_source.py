@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from common.attention import INPUTS, InnerAttention, RotaryAttention
+from common.attention import INPUTS, InnerAttention
 from common.ops.shared.state import State
 from tests.common.contract.mechanisms import (
     CASES,
@@ -201,22 +201,6 @@ def test_the_state_and_its_cost_do_not_depend_on_the_source(case):
 
 
 @cases(sources)
-def test_long_sources_and_queries_need_no_map(case):
-    """In proportion to n + m, forward and backward."""
-
-    def elements(n: int, m: int) -> int:
-        module = case.build(torch.float32, max_tokens=960)
-        inputs = tensors(module, n, m, batch=1, dtype=torch.float32)
-        with Elements() as counted:
-            gradients(module(**inputs), leaves(inputs, module).values())
-        return counted.total
-
-    long, short = 960, 480
-    assert elements(long, long) <= 2.05 * elements(short, short)
-    assert elements(long, long) <= 1.05 * (elements(long, short) + elements(short, long)) / 1.5
-
-
-@cases(sources)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_dtypes(dtype, case):
     """Against the same numbers in float64; sums of the state are float32, the result has the dtype of the queries."""
@@ -349,10 +333,3 @@ def test_more_tokens_than_the_longest_length(case):
         module.attend_source(inputs["q"], state, positions=last + 1)
     with refused("positions"):
         module.attend_source(inputs["q"], state, positions=torch.tensor([[0], [-1]]))
-
-
-def test_rotated_attention_says_so():
-    """It would have to know where the queries are."""
-    case = next(case for case in sources if case.name == "linear")
-    with refused("attention"):
-        RotaryAttention(case.build(), CHANNELS).source_state(torch.randn(1, 2, 3, CHANNELS), torch.randn(1, 2, 3, 4))

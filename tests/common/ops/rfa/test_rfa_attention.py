@@ -87,6 +87,16 @@ def test_training_draws_directions_and_evaluation_repeats():
     assert (gradient != 0).any(), "sigma learns"
 
 
+def test_the_state_of_a_source_is_for_evaluation_alone():
+    """In training the next call would have other directions."""
+    module, (q, k, v) = build_attention("rfa", num_heads=H, head_dim=D, features=6).double(), qkv(9, d=D)
+    state = module.eval().source_state(k, v)
+    module.train()
+    for call in (lambda: module.source_state(k, v), lambda: module.attend_source(q, state)):
+        with refused("training", "True", "evaluation, or forward"):
+            call()
+
+
 @pytest.mark.parametrize(
     "change, argument, given, allowed",
     [
