@@ -145,12 +145,11 @@ class InnerAttention(RemembersOptions):
         """What queries need of a source, k (B, H, m, d) and v (B, H, m, e): of one size whatever m is; O(m) time.
 
         ``key_padding_mask`` (B, m), True = padding; ``inputs`` are those that ``needs`` names. Sums are float32
-        (float64 of float64), and every tensor has the batch as dimension 0. Where a mechanism draws something anew in
-        each pass of training, the state is of that pass alone: train with ``forward``.
+        (float64 of float64), and every tensor has the batch as dimension 0.
 
         Raises:
-            ValueError: the mechanism does not support "source", or was built with ``causal=True``; tensors that do not
-                fit.
+            ValueError: the mechanism does not support "source", was built with ``causal=True``, or is RFA in training,
+                where each pass draws other directions; tensors that do not fit.
         """
         self._check_source()
         check_key_value(k, v)
