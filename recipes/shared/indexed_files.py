@@ -26,9 +26,9 @@ def whole_folder(path: Path) -> Iterator[Path]:
     unfinished.replace(path)
 
 
-def write_dictionary(folder: Path, dictionary: Dictionary) -> None:
-    """Write ``folder``/dict.txt."""
-    dictionary.save(str(folder / "dict.txt"))
+def write_dictionary(folder: Path, dictionary: Dictionary, name: str = "dict.txt") -> None:
+    """Write ``folder``/``name``."""
+    dictionary.save(str(folder / name))
 
 
 def write_split(folder: Path, split: str, sequences: Iterable[np.ndarray], symbols: int) -> None:

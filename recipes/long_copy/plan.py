@@ -1,0 +1,153 @@
+"""A comparison of encoder-decoders: one size and one budget for every attention and cross-attention."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+from fairseq.models import ARCH_MODEL_REGISTRY
+
+from common.attention import ATTENTIONS, options_of
+from fairseq_plugin.models._encoder_decoder import SOURCE_ATTENTIONS, LinearTimeTransformer
+
+from ..shared.commands import python_command
+from ..shared.trainings import Training
+from ..wikitext103.plan import SHORT_CONV, TAPS
+from .passages import Layout
+from .prepare import SOURCE, TARGET
+
+#: fairseq's own model; all others are called NAME/CROSS.
+STOCK = "transformer"
+CROSS_ATTENTIONS = ("softmax", *SOURCE_ATTENTIONS)
+DEFAULT_MODELS = (
+    STOCK,
+    "flow/softmax",
+    "flow/linear",
+    "flow/cosformer",
+    "flow/flow_source",
+    "linear/softmax",
+    "linear/linear",
+    "cosformer/cosformer",
+)
+
+
+class Model(NamedTuple):
+    """What a name of a model says."""
+
+    attention: str  # of the encoder and of the decoder to itself
+    cross: str  # of the decoder to the encoder
+    short_conv: bool  # in front of the decoder's attention to itself
+
+
+def attentions() -> list[str]:
+    """The mechanisms that can be an encoder, by the architectures that fairseq knows."""
+    kinds = ((name, ARCH_MODEL_REGISTRY.get(name)) for name in ATTENTIONS)
+    return [name for name, kind in kinds if kind is not None and issubclass(kind, LinearTimeTransformer)]
+
+
+def parse(name: str) -> Model:
+    """The parts of NAME/CROSS or NAME+short_conv/CROSS.
+
+    Raises:
+        ValueError: there is no such model.
+    """
+    attention, slash, cross = name.partition("/")
+    plain = attention.removesuffix(SHORT_CONV)
+    conv = plain != attention
+    if not slash or plain not in attentions() or cross not in CROSS_ATTENTIONS:
+        raise ValueError(
+            f"{name}; allowed: {STOCK}, and NAME/CROSS with NAME of {', '.join(attentions())} and CROSS of "
+            f"{', '.join(CROSS_ATTENTIONS)}"
+        )
+    if conv and "short_conv" not in options_of(plain, True).described():
+        raise ValueError(f"{name}; allowed: {plain}/{cross}, since {plain} takes no short convolution")
+    return Model(plain, cross, conv)
+
+
+def reads_source_in_one_state(name: str) -> bool:
+    """Whether what a model keeps of a source while it decodes has the same size for any source."""
+    return name != STOCK and parse(name).cross != "softmax"
+
+
+class Plan(NamedTuple):
+    """One size and one budget for all models."""
+
+    models: list[str]
+    seeds: int
+    layout: Layout
+    updates: int
+    batch_size: int  # sources of an update
+    width: int
+    layers: int  # of the encoder and of the decoder
+    heads: int
+    lr: float
+    evaluations: int  # during each training
+    beam: int  # of generation
+    more: list[str]  # further arguments of fairseq-train
+
+    def train_arguments(self, data: Path, name: str, seed: int) -> list[object]:
+        """The arguments of fairseq-train for one model and seed, without the folder of checkpoints."""
+        interval = max(1, self.updates // self.evaluations)
+        return [
+            data,
+            *self.model_arguments(name),
+            *"--criterion label_smoothed_cross_entropy --label-smoothing 0.0 --report-accuracy".split(),
+            *("--optimizer", "adam", "--adam-betas", "(0.9, 0.98)", "--clip-norm", "1.0"),
+            *("--lr", self.lr, "--lr-scheduler", "cosine", "--warmup-updates", max(1, self.updates // 16)),
+            *("--batch-size", self.batch_size, "--required-batch-size-multiple", 1),
+            *("--max-update", self.updates, "--seed", seed),
+            *("--save-interval-updates", interval, "--keep-interval-updates", 1, "--no-epoch-checkpoints"),
+            *"--save-interval 1000000 --validate-interval 1000000".split(),
+            *("--log-interval", max(1, interval // 4)),
+            # No reader thread, in which a training that ends may abort.
+            *"--num-workers 0 --data-buffer-size 0".split(),
+            *self.more,
+        ]
+
+    def model_arguments(self, name: str) -> list[object]:
+        """The arguments that say how a model is built."""
+        arguments = [
+            *"--user-dir fairseq_plugin --task translation".split(),
+            *("--source-lang", SOURCE, "--target-lang", TARGET, *attention_arguments(name)),
+        ]
+        for side in ("encoder", "decoder"):
+            arguments += [f"--{side}-layers", self.layers, f"--{side}-attention-heads", self.heads]
+            arguments += [f"--{side}-embed-dim", self.width, f"--{side}-ffn-embed-dim", 2 * self.width]
+            arguments += [f"--{side}-normalize-before"]
+        # Each with </s>. A short training repeats little, so nothing is dropped.
+        longest = (self.layout.source_tokens + 1, self.layout.target_tokens + 1)
+        return [
+            *arguments,
+            *("--max-source-positions", longest[0], "--max-target-positions", longest[1]),
+            *"--share-all-embeddings --dropout 0.0".split(),
+        ]
+
+    def generate_command(self, data: Path, checkpoint: Path) -> list[str]:
+        """fairseq-generate of the test split, one source at a time; no target is longer than the right one."""
+        return python_command(
+            *("-m", "fairseq_cli.generate", data, "--user-dir", "fairseq_plugin", "--path", checkpoint),
+            *("--gen-subset", "test", "--batch-size", 1, "--required-batch-size-multiple", 1, "--beam", self.beam),
+            *("--max-len-a", 0, "--max-len-b", self.layout.target_tokens),
+            *"--num-workers 0 --data-buffer-size 0 --log-format none".split(),
+        )
+
+    def trainings(self, data: Path) -> list[Training]:
+        """Every model with every seed; all models with the first seed before any with the second."""
+        return [
+            Training(folder_name(name, seed), self.train_arguments(data, name, seed))
+            for seed in range(1, self.seeds + 1)
+            for name in self.models
+        ]
+
+
+def folder_name(name: str, seed: int) -> str:
+    """The name of a training's folder."""
+    return f"{name.replace('/', '-')}.{seed}"
+
+
+def attention_arguments(name: str) -> list[object]:
+    """The architecture of a model, with its cross-attention."""
+    if name == STOCK:
+        return ["--arch", STOCK]
+    model = parse(name)
+    prefix = f"--{ARCH_MODEL_REGISTRY[model.attention].option_prefix}-".replace("_", "-")
+    conv = [f"{prefix}short-conv", TAPS] if model.short_conv else []
+    return ["--arch", model.attention, "--lineartime-cross-attention", model.cross, *conv]

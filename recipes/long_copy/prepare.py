@@ -1,0 +1,148 @@
+"""Make the data of long copy from any text: ``python -m recipes.long_copy.prepare --file FILE --out DIR``.
+
+A source is a stretch of the text, character by character, in which some passages are marked; the target is these
+passages in order. The result is what ``fairseq-train --task translation`` reads.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from tqdm import tqdm
+
+from ..shared.indexed_files import split_writer, whole_folder, write_dictionary
+from ..shared.scripts import positive_int, script
+from ..shared.settings import keep_settings
+from ..shared.text_files import TRIAL_PARTS
+from ..wikitext103.characters import spell
+from .passages import Layout, Symbols, draw
+
+SOURCE, TARGET = "source", "target"
+SPLITS = tuple(TRIAL_PARTS)
+LAYOUT = Layout(source_tokens=2048, spans=4, span_tokens=16)
+EXAMPLES = {"train": 8_000, "valid": 200, "test": 200}
+
+
+class Data(NamedTuple):
+    """What is made of a text: how many examples of each split, of which sizes, from which seed."""
+
+    layout: Layout
+    examples: dict[str, int]
+    seed: int
+
+
+def read_text(path: Path) -> list[str]:
+    """The characters of a text as symbols, the ends of its lines included.
+
+    Raises:
+        ValueError: there is no such file, or it is no text in UTF-8.
+    """
+    if not path.is_file():
+        raise ValueError(f"--file is {path}, which is no file; allowed: a text file")
+    try:
+        text = path.read_bytes().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"--file is {path}, which is not text in UTF-8: {error}; allowed: a text file") from error
+    return spell(text + "\n").split()
+
+
+def cut(tokens: Sequence[str], layout: Layout) -> dict[str, Sequence[str]]:
+    """Train, valid and test of a text, one after another, so that no passage is in two of them.
+
+    Raises:
+        ValueError: the smallest is shorter than a source.
+    """
+    ends = np.cumsum([0, *TRIAL_PARTS.values()])
+    ends = np.round(ends / ends[-1] * len(tokens)).astype(int)
+    parts = {split: tokens[start:end] for split, start, end in zip(SPLITS, ends, ends[1:])}
+    shortest = min(parts, key=lambda split: len(parts[split]))
+    longest = len(parts[shortest]) + 2 * layout.spans
+    if layout.source_tokens > longest:
+        raise ValueError(
+            f"--source-tokens is {layout.source_tokens}; allowed: at most {longest}, the characters of --file that are "
+            f"kept for {shortest}, with marks"
+        )
+    return parts
+
+
+def prepare(path: Path, out: Path, data: Data) -> Path:
+    """Make the data in ``out``, unless it is there; returns the folder that fairseq reads.
+
+    Raises:
+        ValueError: the text or the sizes do not allow it, or ``out`` was begun with others.
+    """
+    data.layout.check()
+    tokens = read_text(path)
+    parts = cut(tokens, data.layout)
+    data_bin = out / "data-bin"
+    sizes = {"--file": path.name, "characters": len(tokens), "--seed": data.seed}
+    keep_settings(out / "data.json", {**sizes, **data.layout._asdict(), **data.examples})
+    if data_bin.exists():
+        return data_bin
+    symbols = Symbols(tokens)
+    with whole_folder(data_bin) as folder:
+        for language in (SOURCE, TARGET):
+            write_dictionary(folder, symbols.dictionary, f"dict.{language}.txt")
+        for number, (split, part) in enumerate(parts.items()):
+            generator = np.random.default_rng([data.seed, number])
+            _write(folder, split, symbols.numbers(part), data, symbols, generator)
+    return data_bin
+
+
+def _write(
+    folder: Path, split: str, text: np.ndarray, data: Data, symbols: Symbols, generator: np.random.Generator
+) -> None:
+    """Write the examples of a split, both sides at once; each line ends with </s>, as fairseq-preprocess has it."""
+    size, name = len(symbols.dictionary), f"{split}.{SOURCE}-{TARGET}"
+    end = symbols.dictionary.eos()
+    with (
+        split_writer(folder, f"{name}.{SOURCE}", size) as write_source,
+        split_writer(folder, f"{name}.{TARGET}", size) as write_target,
+    ):
+        for _ in tqdm(range(data.examples[split]), desc=split, unit=" examples", leave=False, disable=None):
+            example = draw(text, data.layout, symbols, generator)
+            write_source(np.append(example.source, end))
+            write_target(np.append(example.target, end))
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options that say what is made."""
+    parser.add_argument("--file", type=Path, required=True, help="any text in UTF-8")
+    for name, default in LAYOUT._asdict().items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=positive_int, default=default, help="(%(default)s)")
+    for split, default in EXAMPLES.items():
+        parser.add_argument(f"--{split}", type=positive_int, default=default, help="examples (%(default)s)")
+
+
+def chosen_data(options: argparse.Namespace, seed: int) -> Data:
+    """What the options say."""
+    sizes = vars(options)
+    layout = Layout(*(sizes[name] for name in Layout._fields))
+    return Data(layout, {split: sizes[split] for split in SPLITS}, seed)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The script's options."""
+    parser = argparse.ArgumentParser(prog="python -m recipes.long_copy.prepare", description=__doc__.splitlines()[0])
+    add_options(parser)
+    parser.add_argument("--out", type=Path, default=Path("work/long_copy"), help="default: %(default)s")
+    parser.add_argument("--seed", type=int, default=1, help="of what is drawn (%(default)s)")
+    return parser
+
+
+@script("prepare")
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the script; returns the exit status."""
+    options = parser().parse_args(arguments)
+    data = chosen_data(options, options.seed)
+    prepare(options.file, options.out.absolute(), data)
+    print(json.dumps({**data.layout._asdict(), **data.examples}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,126 @@
+"""The results of a comparison of encoder-decoders: a table, JSON, and a picture."""
+
+import json
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from matplotlib import pyplot as plt
+
+from ..shared.plots import COLOURS, DASHES, STYLE
+from ..shared.tables import MISSING, Run, Table, as_markdown, as_text, spread
+from ..wikitext103.plan import TAPS
+from .generated import Counted
+from .plan import Plan, reads_source_in_one_state
+from .prepare import Data
+
+
+class Result(NamedTuple):
+    """One complete training, and what its model generated."""
+
+    model: str
+    seed: int
+    parameters: int
+    update: int  # of the checkpoint that is best on valid
+    curve: list[tuple[int, float]]  # update, and accuracy of the next token, per cent of the valid split
+    counted: Counted  # of the test split
+    seconds_per_update: float  # in training
+    peak_bytes: int  # of the training process
+    generate_bytes: int  # of the generating process
+    seconds: float  # of training
+    command: str
+
+
+def table(plan: Plan, data: Data, results: Sequence[Result], failed: dict[str, str]) -> Table:
+    """A row for each model."""
+    rows = []
+    for name in plan.models:
+        ours = [one for one in results if one.model == name]
+        cells = [MISSING] * 9
+        if ours:
+            cells = [
+                f"{ours[0].parameters:,}",
+                spread([one.counted.exact for one in ours], 1),
+                spread([one.counted.passages for one in ours], 1),
+                spread([one.counted.tokens for one in ours], 1),
+                str(len(ours)),
+                f"{statistics.median(one.counted.milliseconds for one in ours):,.0f}",
+                f"{max(one.generate_bytes for one in ours) / 2**20:,.0f}",
+                f"{1000 * statistics.median(one.seconds_per_update for one in ours):,.0f}",
+                f"{max(one.peak_bytes for one in ours) / 2**20:,.0f}",
+            ]
+        rows.append((name, *cells))
+    layout = plan.layout
+    examples = ", ".join(f"{count:,} {split}" for split, count in data.examples.items())
+    notes = [
+        f"sources of {layout.source_tokens:,} characters, {layout.spans} marked passages of {layout.span_tokens} "
+        f"each; examples: {examples}",
+        f"exact, passages, tokens: per cent of whole targets, of passages, and of characters in their places; "
+        f"fairseq-generate with --beam {plan.beam} on the test split; mean ± standard deviation over seeds",
+        f"{plan.updates:,} updates of {plan.batch_size} sources, {plan.layers} + {plan.layers} layers of width "
+        f"{plan.width}, {plan.heads} heads, highest learning rate {plan.lr:g} for all; the checkpoint best on valid",
+        "NAME/CROSS: attention of encoder and decoder, and attention of the decoder to the encoder; transformer is "
+        "fairseq's own",
+        *(
+            [f"+short_conv: a causal convolution of {TAPS} taps in front of q, k and v of the decoder; ours"]
+            if any("+" in name for name in plan.models)
+            else []
+        ),
+        "milliseconds to generate one target and for an update, and the largest memory of each process, libraries "
+        "included: one thread of this machine, with whatever else it did",
+        *([f"further arguments of fairseq-train: {' '.join(plan.more)}"] if plan.more else []),
+        *(f"not trained: {name}: {reason}" for name, reason in failed.items()),
+    ]
+    header = ("model", "parameters", "exact", "passages", "tokens", "seeds", "ms/target", "MiB", "ms/update", "MiB ")
+    return Table("Long copy with one budget", header, rows, notes)
+
+
+def write(out: Path, plan: Plan, data: Data, results: Sequence[Result], failed: dict[str, str], run: Run) -> str:
+    """Write results.txt, .md, .json and .png to ``out``; returns the text."""
+    blocks = [table(plan, data, results, failed)]
+    plain = as_text(blocks, run)
+    content = {
+        "run": run._asdict(),
+        "plan": {**plan._asdict(), "layout": plan.layout._asdict()},
+        "examples": data.examples,
+        "results": [{**one._asdict(), "counted": one.counted._asdict()} for one in results],
+        "failed": failed,
+    }
+    (out / "results.txt").write_text(plain + "\n", encoding="utf-8")
+    (out / "results.md").write_text(as_markdown(blocks, run) + "\n", encoding="utf-8")
+    (out / "results.json").write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    if results:
+        draw(plan, results, out / "results.png")
+    return plain
+
+
+def draw(plan: Plan, results: Sequence[Result], path: Path) -> None:
+    """Mean accuracy of the next token by update, and accuracy of what was generated against its time."""
+    found = {name: [one for one in results if one.model == name] for name in plan.models}
+    with plt.rc_context(STYLE):
+        figure, (curves, dots) = plt.subplots(1, 2, figsize=(12, 4.8), layout="constrained")
+        for i, (name, ours) in enumerate(found.items()):
+            if not ours:
+                continue
+            colour, dash = COLOURS[i % len(COLOURS)], DASHES[i // len(COLOURS) % len(DASHES)]
+            updates = [update for update, _ in ours[0].curve]
+            means = [statistics.mean(point[1] for point in at) for at in zip(*(one.curve for one in ours))]
+            curves.plot(updates, means, color=colour, linestyle=dash, label=name)
+            speed = statistics.median(one.counted.milliseconds for one in ours)
+            values = [one.counted.tokens for one in ours]
+            deviation = statistics.stdev(values) if len(values) > 1 else 0.0
+            face = colour if reads_source_in_one_state(name) else "white"
+            dots.errorbar(speed, statistics.mean(values), deviation, fmt="o", color=colour, mfc=face, capsize=3)
+            dots.annotate(name, (speed, statistics.mean(values)), xytext=(5, 4), textcoords="offset points", fontsize=8)
+        curves.set(xlabel="update", ylabel="next token right, % of the valid split", ylim=(0, 101))
+        curves.set_title("The right token so far is given; mean over seeds")
+        curves.legend(frameon=False, fontsize=8)
+        dots.set(
+            xlabel="ms to generate a target, one thread", ylabel="tokens right, % of the test split", ylim=(0, 105)
+        )
+        dots.set_title("Generated; filled: the source is kept in a state of constant size")
+        for axes in (curves, dots):
+            axes.grid(alpha=0.25)
+        figure.savefig(path, dpi=130)
+        plt.close(figure)

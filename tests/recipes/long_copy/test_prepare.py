@@ -1,0 +1,135 @@
+"""The generator: targets are what the marks say, splits are apart, the same seed makes the same bytes."""
+
+import numpy as np
+import pytest
+from fairseq.data import Dictionary
+from fairseq.data.indexed_dataset import make_dataset
+
+from recipes.long_copy import prepare
+from recipes.long_copy.passages import BEGIN, END, Layout, Symbols, draw, read_marks
+from recipes.long_copy.prepare import SPLITS
+
+#: 4,000 characters with spaces, ends of lines, tabs and letters of two bytes; every stretch of 16, a line, occurs once.
+TEXT = "".join(f"{i:04d} é\t{i * i:08d}\n" for i in range(250))
+SIZES = ["--source-tokens", "80", "--spans", "3", "--span-tokens", "7", "--train", "20", "--valid", "5", "--test", "6"]
+
+
+def made(tmp_path, name="out", more=(), text=TEXT):
+    """The folder of data of a text."""
+    file = tmp_path / "text.txt"
+    file.write_text(text, encoding="utf-8")
+    assert prepare.main(["--file", str(file), "--out", str(tmp_path / name), *SIZES, *more]) == 0
+    return tmp_path / name / "data-bin"
+
+
+def lines(folder, split, language):
+    """The lines of one side of a split as symbols, as fairseq reads them."""
+    dictionary = Dictionary.load(str(folder / f"dict.{language}.txt"))
+    found = make_dataset(str(folder / f"{split}.source-target.{language}"), "mmap")
+    return [[dictionary[number] for number in found[i].tolist()] for i in range(len(found))]
+
+
+def characters(symbols):
+    """Symbols as the text they stand for."""
+    spaces = {"▁": " "}
+    return "".join(chr(int(x[2:], 16)) if x.startswith("U+") else spaces.get(x, x) for x in symbols)
+
+
+def test_every_target_is_what_the_marks_say(tmp_path):
+    """Read symbol by symbol; a source without its marks is a stretch of the text."""
+    folder = made(tmp_path)
+    for split, count in zip(SPLITS, (20, 5, 6)):
+        sources, targets = lines(folder, split, "source"), lines(folder, split, "target")
+        assert len(sources) == len(targets) == count
+        for source, target in zip(sources, targets):
+            assert source.pop() == target.pop() == "</s>"
+            assert (len(source), len(target), source.count(BEGIN)) == (80, 21, 3)
+            inside, asked = False, []
+            for symbol in source:
+                assert symbol != (BEGIN if inside else END)  # marks are in pairs, none inside of another
+                inside = symbol == BEGIN or (inside and symbol != END)
+                asked += [symbol] if inside and symbol != BEGIN else []
+            assert asked == target
+            assert characters(x for x in source if x not in (BEGIN, END)) in TEXT
+
+
+def test_no_passage_is_in_two_splits(tmp_path):
+    """Each split is of its own part of the text, in which no stretch of a line occurs twice."""
+    folder = made(tmp_path)
+    stretches = {}
+    for split in SPLITS:
+        texts = (characters(x for x in line[:-1] if x not in (BEGIN, END)) for line in lines(folder, split, "source"))
+        stretches[split] = {text[i : i + 16] for text in texts for i in range(len(text) - 15)}
+    assert not stretches["train"] & (stretches["valid"] | stretches["test"])
+    assert not stretches["valid"] & stretches["test"]
+
+
+def test_same_bytes_for_the_same_seed(tmp_path):
+    first, again, other = (
+        made(tmp_path, name, ["--seed", seed]) for name, seed in (("a", "1"), ("b", "1"), ("c", "2"))
+    )
+    names = sorted(path.name for path in first.iterdir())
+    assert "train.source-target.source.bin" in names and "dict.target.txt" in names
+    assert all((first / name).read_bytes() == (again / name).read_bytes() for name in names)
+    assert (first / "train.source-target.source.bin").read_bytes() != (
+        other / "train.source-target.source.bin"
+    ).read_bytes()
+
+
+def test_passages_are_anywhere():
+    """At the first place, at the last, side by side but for one character; and never otherwise than marked."""
+    symbols, layout = Symbols("abcdefgh"), Layout(14, 2, 3)
+    text = symbols.numbers("abcdefgh" * 3)
+    seen = set()
+    for seed in range(300):
+        example = draw(text, layout, symbols, np.random.default_rng(seed))
+        assert len(example.source) == 14
+        assert (read_marks(example.source, symbols) == example.target).all()
+        seen.add(tuple(np.flatnonzero(example.source == symbols.begin)))
+    # Of 10 characters 6 are in passages: 5 places for two of them, never the same.
+    assert len(seen) == 10 and min(seen) == (0, 6) and max(seen) == (3, 9)
+
+
+def test_made_once(tmp_path, capsys):
+    """The second time nothing is written; other sizes are refused in the same folder."""
+    folder = made(tmp_path)
+    written = (folder / "dict.source.txt").stat().st_mtime_ns
+    assert made(tmp_path) == folder and (folder / "dict.source.txt").stat().st_mtime_ns == written
+    again = ["--file", str(tmp_path / "text.txt"), "--out", str(tmp_path / "out"), *SIZES]
+    assert prepare.main([*again, "--spans", "2"]) == 1
+    assert "spans is 2; allowed in" in capsys.readouterr().err
+
+
+def test_interrupted(tmp_path, monkeypatch):
+    """What is not complete is not there, and is made by the next call."""
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    file = tmp_path / "text.txt"
+    file.write_text(TEXT, encoding="utf-8")
+    command = ["--file", str(file), "--out", str(tmp_path / "out"), *SIZES]
+    with monkeypatch.context() as patched:
+        patched.setattr(prepare, "draw", interrupted)
+        assert prepare.main(command) == 130
+    assert not (tmp_path / "out" / "data-bin").exists()
+    assert prepare.main(command) == 0 and len(lines(tmp_path / "out" / "data-bin", "test", "source")) == 6
+
+
+@pytest.mark.parametrize(
+    ("content", "further", "said"),
+    [
+        (None, [], "--file is "),
+        (b"\xff\xfe\x00", [], "not text in UTF-8"),
+        (b"", [], "--source-tokens is 80; allowed: at most"),
+        (TEXT.encode()[:1000], [], "--source-tokens is 80; allowed: at most 53, "),
+        (TEXT.encode(), ["--span-tokens", "60"], "--source-tokens is 80; allowed with --spans 3 and --span-tokens 60"),
+    ],
+)
+def test_damaged_input(content, further, said, tmp_path, capsys):
+    file = tmp_path / "text.txt"
+    if content is not None:
+        file.write_bytes(content)
+    assert prepare.main(["--file", str(file), "--out", str(tmp_path / "out"), *SIZES, *further]) == 1
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
