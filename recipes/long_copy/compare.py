@@ -9,13 +9,13 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ..shared import fairseq_log
 from ..shared.commands import CommandFailed, run, shown_path
 from ..shared.scripts import command_line, positive_int, script
-from ..shared.settings import check_settings, keep_settings
+from ..shared.settings import keep_settings
 from ..shared.tables import describe_run
 from ..shared.text_files import write_lines
 from ..shared.trainings import read_points, read_trained, train_all
@@ -70,6 +70,21 @@ def read_result(plan: Plan, data: Path, folder: Path, name: str, seed: int) -> R
     )
 
 
+def read_results(plan: Plan, data: Path, runs: Path, failed: dict[str, str]) -> Iterator[Result]:
+    """The complete trainings of the plan, one after another; why a model did not generate is put into ``failed``."""
+    for seed in range(1, plan.seeds + 1):
+        for name in plan.models:
+            folder = runs / folder_name(name, seed)
+            try:
+                found = read_result(plan, data, folder, name, seed)
+            except CommandFailed as error:
+                print(f"  {error}", file=sys.stderr)
+                failed[folder.name] = str(error).strip().splitlines()[-1]
+                continue
+            if found is not None:
+                yield found
+
+
 def model(name: str) -> str:
     """A name of a model.
 
@@ -100,8 +115,9 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--seeds", type=positive_int, default=3, help="runs of each model (%(default)s)")
     parser.add_argument("--jobs", type=positive_int, default=1, help="trainings at a time, a thread each (%(default)s)")
     parser.add_argument("--updates", type=positive_int, help=f"of every training; default: {UPDATES:,}")
+    parser.add_argument("--beam", type=positive_int, default=1, help="of fairseq-generate; 1 is greedy (%(default)s)")
     parser.add_argument("--lr", type=float, default=4e-3, help="highest learning rate, of all models (%(default)s)")
-    sizes = {"batch-size": 4, "width": 64, "layers": 1, "heads": 2, "beam": 1}
+    sizes = {"batch-size": 4, "width": 64, "layers": 1, "heads": 2}
     for name, default in sizes.items():
         parser.add_argument(f"--{name}", type=positive_int, default=default, help="default: %(default)s")
     parser.add_argument("--more", default="", metavar="ARGUMENTS", help="further arguments of fairseq-train")
@@ -140,23 +156,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     plan, data, out = chosen_plan(options), chosen_data(options, seed=1), options.out.absolute()
     # More models and seeds may be added to a folder, but they share all the rest.
     shared = {key: value for key, value in plan._asdict().items() if key not in ("models", "seeds", "layout")}
-    check_settings(out / "settings.json", shared)
     data_bin = prepare(options.file, out, data)
     keep_settings(out / "settings.json", shared)
     failed: dict[str, str] = {}
-    results = []
+    results: list[Result] = []
     try:
         failed = train_all(plan.trainings(data_bin), out / "runs", options.jobs).failed
-        for seed in range(1, plan.seeds + 1):
-            for name in plan.models:
-                folder = out / "runs" / folder_name(name, seed)
-                try:
-                    found = read_result(plan, data_bin, folder, name, seed)
-                except CommandFailed as error:
-                    print(f"  {error}", file=sys.stderr)
-                    failed[folder.name] = str(error).strip().splitlines()[-1]
-                    continue
-                results += [found] if found is not None else []
+        for found in read_results(plan, data_bin, out / "runs", failed):
+            results.append(found)
     except KeyboardInterrupt:
         print("\nInterrupted. Run again to go on; what is complete follows.", file=sys.stderr)
     run_info = describe_run(command, time.monotonic() - started)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from fairseq.models import ARCH_MODEL_REGISTRY
 
 from common.attention import ATTENTIONS, options_of
-from fairseq_plugin.models._encoder_decoder import SOURCE_ATTENTIONS, LinearTimeTransformer
+from fairseq_plugin import LinearTimeTransformer
 
 from ..shared.commands import python_command
 from ..shared.trainings import Training
@@ -16,7 +16,7 @@ from .prepare import SOURCE, TARGET
 
 #: fairseq's own model; all others are called NAME/CROSS.
 STOCK = "transformer"
-CROSS_ATTENTIONS = ("softmax", *SOURCE_ATTENTIONS)
+CROSS_ATTENTIONS = ("softmax", *(name for name, one in ATTENTIONS.items() if "source" in one.supports))
 DEFAULT_MODELS = (
     STOCK,
     "flow/softmax",

@@ -5,7 +5,6 @@ passages in order. The result is what ``fairseq-train --task translation`` reads
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from tqdm import tqdm
 
+from ..shared.commands import shown_path
 from ..shared.indexed_files import split_writer, whole_folder, write_dictionary
 from ..shared.scripts import positive_int, script
 from ..shared.settings import keep_settings
@@ -112,10 +112,16 @@ def _write(
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options that say what is made."""
     parser.add_argument("--file", type=Path, required=True, help="any text in UTF-8")
-    for name, default in LAYOUT._asdict().items():
-        parser.add_argument(f"--{name.replace('_', '-')}", type=positive_int, default=default, help="(%(default)s)")
-    for split, default in EXAMPLES.items():
-        parser.add_argument(f"--{split}", type=positive_int, default=default, help="examples (%(default)s)")
+    sizes = {
+        "--source-tokens": (LAYOUT.source_tokens, "of each source, with the marks"),
+        "--spans": (LAYOUT.spans, "marked passages of a source"),
+        "--span-tokens": (LAYOUT.span_tokens, "of each passage"),
+        "--train": (EXAMPLES["train"], "examples to train on"),
+        "--valid": (EXAMPLES["valid"], "examples to select a checkpoint"),
+        "--test": (EXAMPLES["test"], "examples to generate from"),
+    }
+    for option, (default, text) in sizes.items():
+        parser.add_argument(option, type=positive_int, default=default, help=f"{text} (%(default)s)")
 
 
 def chosen_data(options: argparse.Namespace, seed: int) -> Data:
@@ -138,9 +144,8 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the script; returns the exit status."""
     options = parser().parse_args(arguments)
-    data = chosen_data(options, options.seed)
-    prepare(options.file, options.out.absolute(), data)
-    print(json.dumps({**data.layout._asdict(), **data.examples}))
+    data_bin = prepare(options.file, options.out.absolute(), chosen_data(options, options.seed))
+    print(f"Ready: {shown_path(data_bin)}. The commands to train with are in recipes/long_copy/README.md.")
     return 0
 
 
