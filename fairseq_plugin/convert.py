@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from fairseq.checkpoint_utils import load_checkpoint_to_cpu
 from fairseq.data import Dictionary
-from fairseq.models import ARCH_MODEL_REGISTRY, build_model
+from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY, build_model
 from omegaconf import OmegaConf
 
 from common.checkpoints import Transfer, read_checkpoint
@@ -52,8 +52,8 @@ def convert(source: Path, arch: str, overrides: dict[str, Any] | None = None) ->
     """
     target = ARCH_MODEL_REGISTRY.get(arch)
     if target is None or not issubclass(target, CheckedLoading) or target.stock_model is None:
-        fitting = [name for name, model in ARCH_MODEL_REGISTRY.items() if getattr(model, "stock_model", None)]
-        raise ArgumentError(f"`arch` is {arch!r}; allowed: {', '.join(sorted(fitting))}")
+        fitting = sorted(name for name, model in MODEL_REGISTRY.items() if getattr(model, "stock_model", None))
+        raise ArgumentError(f"`arch` is {arch!r}; allowed: {', '.join(fitting)}, and their sizes")
     state = read_checkpoint(source)
     stored = stored_architecture(state, str(source))
     if ARCH_MODEL_REGISTRY.get(stored) is not target.stock_model:
