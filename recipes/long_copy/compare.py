@@ -24,10 +24,9 @@ from .plan import DEFAULT_MODELS, STOCK, Plan, folder_name, parse
 from .prepare import add_options, chosen_data, prepare
 from .results import Result, write
 
-UPDATES, EVALUATIONS = 2_000, 10
-#: To see that everything runs; nothing is learned.
-QUICK = {"source_tokens": 64, "spans": 2, "span_tokens": 3, "train": 40, "valid": 4, "test": 4}
-QUICK_UPDATES = 4
+UPDATES, EVALUATIONS = 6_000, 10
+#: Defaults to see that everything runs; nothing is learned.
+QUICK = {"source_tokens": 64, "spans": 2, "span_tokens": 3, "train": 40, "valid": 4, "test": 4, "updates": 4}
 
 
 def generate(plan: Plan, data: Path, folder: Path) -> tuple[Counted, int]:
@@ -114,7 +113,7 @@ def parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--seeds", type=positive_int, default=3, help="runs of each model (%(default)s)")
     parser.add_argument("--jobs", type=positive_int, default=1, help="trainings at a time, a thread each (%(default)s)")
-    parser.add_argument("--updates", type=positive_int, help=f"of every training; default: {UPDATES:,}")
+    parser.add_argument("--updates", type=positive_int, default=UPDATES, help="of every training (%(default)s)")
     parser.add_argument("--beam", type=positive_int, default=1, help="of fairseq-generate; 1 is greedy (%(default)s)")
     parser.add_argument("--lr", type=float, default=4e-3, help="highest learning rate, of all models (%(default)s)")
     sizes = {"batch-size": 4, "width": 64, "layers": 1, "heads": 2}
@@ -122,25 +121,26 @@ def parser() -> argparse.ArgumentParser:
         parser.add_argument(f"--{name}", type=positive_int, default=default, help="default: %(default)s")
     parser.add_argument("--more", default="", metavar="ARGUMENTS", help="further arguments of fairseq-train")
     parser.add_argument(
-        "--quick", action="store_true", help="only see that everything runs: tiny data, and nothing is learned"
+        "--quick",
+        action="store_true",
+        help="only see that everything runs: other defaults, with which nothing is learned",
     )
     return parser
 
 
 def chosen_plan(options: argparse.Namespace) -> Plan:
     """What the options say."""
-    updates = options.updates or (QUICK_UPDATES if options.quick else UPDATES)
     return Plan(
         list(dict.fromkeys(options.models)),
         options.seeds,
         chosen_data(options, seed=1).layout,
-        updates,
+        options.updates,
         options.batch_size,
         options.width,
         options.layers,
         options.heads,
         options.lr,
-        min(EVALUATIONS, updates),
+        min(EVALUATIONS, options.updates),
         options.beam,
         shlex.split(options.more),
     )
@@ -149,9 +149,11 @@ def chosen_plan(options: argparse.Namespace) -> Plan:
 @script("compare")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the script; returns the exit status."""
-    options = parser().parse_args(arguments)
+    known = parser()
+    options = known.parse_args(arguments)
     if options.quick:
-        vars(options).update(QUICK)
+        known.set_defaults(**QUICK)
+        options = known.parse_args(arguments)
     started, command = time.monotonic(), command_line("recipes.long_copy.compare", arguments)
     plan, data, out = chosen_plan(options), chosen_data(options, seed=1), options.out.absolute()
     # More models and seeds may be added to a folder, but they share all the rest.

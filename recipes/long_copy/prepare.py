@@ -24,7 +24,7 @@ from .passages import Layout, Symbols, draw
 SOURCE, TARGET = "source", "target"
 SPLITS = tuple(TRIAL_PARTS)
 LAYOUT = Layout(source_tokens=2048, spans=4, span_tokens=16)
-EXAMPLES = {"train": 8_000, "valid": 200, "test": 200}
+EXAMPLES = {"train": 16_000, "valid": 200, "test": 200}
 
 
 class Data(NamedTuple):

@@ -72,7 +72,18 @@ def table(plan: Plan, data: Data, results: Sequence[Result], failed: dict[str, s
         *([f"further arguments of fairseq-train: {' '.join(plan.more)}"] if plan.more else []),
         *(f"not trained: {name}: {reason}" for name, reason in failed.items()),
     ]
-    header = ("model", "parameters", "exact", "passages", "tokens", "seeds", "ms/target", "MiB", "ms/update", "MiB ")
+    header = (
+        "model",
+        "parameters",
+        "exact",
+        "passages",
+        "tokens",
+        "seeds",
+        "ms/target",
+        "MiB generating",
+        "ms/update",
+        "MiB training",
+    )
     return Table("Long copy with one budget", header, rows, notes)
 
 
