@@ -23,7 +23,7 @@ class Record(NamedTuple):
     seconds: tuple[float, ...] = ()  # of one call, by round; round i is the same for all candidates of a case and size
     units: float = 0.0  # tokens or images of one call
     extra_bytes: int | None = None  # peak memory beyond inputs, outputs and gradients; None: not measured
-    input_bytes: int = 0  # of q, k and v
+    input_bytes: int = 0  # of q, k and v, or of a decoding state
 
     @property
     def median(self) -> float:

@@ -42,7 +42,9 @@ def _targets(verdicts: Sequence[tuple]) -> list[Table]:
 
 def _measurements(results: Results, case: Case) -> Table:
     """Every time of one case, compared with the first candidate of its size and run."""
-    records = sorted((one for one in results.timed() if one.case == case.name), key=lambda one: (one.run, one.size))
+    records = [one for one in results.timed() if one.case == case.name]
+    runs = list(dict.fromkeys(one.run for one in records))
+    records.sort(key=lambda one: (runs.index(one.run), one.size))
     rows = [_row(results, one, records) for one in records]
     header = (
         case.axis,
@@ -53,7 +55,8 @@ def _measurements(results: Results, case: Case) -> Table:
         f"{case.unit}/s",
         "times the first",
         "peak MiB",
-        "x q, k, v",
+        f"{case.inputs}, MiB",
+        f"x {case.inputs}",
     )
     kept = [i for i in range(len(header)) if any(row[i] != MISSING for row in rows)]
     cells = [[row[i] for i in kept] for row in rows]
@@ -64,12 +67,11 @@ def _row(results: Results, one: Record, records: Sequence[Record]) -> tuple[str,
     low, middle, high = (f"{1000 * seconds:.4g}" for seconds in quartiles(one.seconds))
     first = next(other for other in records if (other.run, other.size) == (one.run, one.size))
     times = MISSING if one is first else f"{results.ratio(one.case, one.size, one.run, first.form, one.form):.3g}"
-    extra, inputs = MISSING, MISSING
-    if one.extra_bytes is not None:
-        extra = f"{one.extra_bytes / 2**20:,.1f}"
-        inputs = f"{one.extra_bytes / one.input_bytes:.2f}" if one.input_bytes else MISSING
+    extra = MISSING if one.extra_bytes is None else f"{one.extra_bytes / 2**20:,.1f}"
+    inputs = f"{one.input_bytes / 2**20:,.1f}" if one.input_bytes else MISSING
+    multiple = MISSING if MISSING in (extra, inputs) else f"{one.extra_bytes / one.input_bytes:.2f}"
     speed = f"{one.per_second:,.0f}" if one.per_second >= 100 else f"{one.per_second:.3g}"
-    return (f"{one.size:,}", one.run, one.form, middle, f"{low} to {high}", speed, times, extra, inputs)
+    return (f"{one.size:,}", one.run, one.form, middle, f"{low} to {high}", speed, times, extra, inputs, multiple)
 
 
 def _floor_table(results: Results, case: Case) -> Table | None:

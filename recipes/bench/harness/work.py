@@ -40,7 +40,7 @@ class Candidate(NamedTuple):
     runs: dict[str, Callable[[], Sequence[Tensor]]]
     #: Compares outputs and gradients with the reference; called once, before any run.
     check: Callable[[], list[Comparison]]
-    input_bytes: int = 0  # of q, k and v, where memory is reported as a multiple of them
+    input_bytes: int = 0  # of q, k and v, or of a decoding state, where they are reported: see ``Case.inputs``
 
 
 class Absent(NamedTuple):
@@ -72,6 +72,7 @@ class Case(NamedTuple):
     memory: bool = True  # whether memory is measured as well
     plotted: bool = True
     note: str = ""
+    inputs: str = "q, k, v"  # what the ``input_bytes`` of a candidate are
     #: Candidate, size and run -> the least amount of work; None for a candidate without a floor.
     least_work: Callable[[str, int, str], Amount | None] | None = None
 

@@ -44,17 +44,15 @@ def reach(model: nn.Module, tokens: Tensor, forward: nn.Module | None = None) ->
             if forward is model:
                 layer(x[:-1], incremental_state=state)
             else:
-                _cache(layer, x[:-1], state)
+                cache(layer.self_attn, layer.self_attn_layer_norm(x[:-1]), state)
     return state, logits
 
 
-def _cache(layer: nn.Module, x: Tensor, state: State) -> None:
-    """Fill the cache of one of fairseq's own pre-norm layers from its input x (T, B, C)."""
-    attention = layer.self_attn
-    normed = layer.self_attn_layer_norm(x)
+def cache(attention: nn.Module, x: Tensor, state: State) -> None:
+    """Fill the cache of one of fairseq's own self-attentions from its input x (T, B, C)."""
 
     def heads(projected: Tensor) -> Tensor:  # (T, B, C) -> (B, H, T, d)
         return projected.unflatten(-1, (attention.num_heads, -1)).permute(1, 2, 0, 3).contiguous()
 
-    keys, values = heads(attention.k_proj(normed)), heads(attention.v_proj(normed))
+    keys, values = heads(attention.k_proj(x)), heads(attention.v_proj(x))
     attention._set_input_buffer(state, {"prev_key": keys, "prev_value": values, "prev_key_padding_mask": None})

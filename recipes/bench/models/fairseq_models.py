@@ -1,4 +1,4 @@
-"""Language models as fairseq-train builds them, in one shape for all architectures."""
+"""Language models and translators as fairseq-train builds them, in one shape for all architectures."""
 
 import warnings
 from types import SimpleNamespace
@@ -33,6 +33,32 @@ def build(architecture: str, width: int, layers: int, positions: int, settings: 
         command += ["--decoder-attention-heads", str(width // 64)]
     if architecture in ("flowformer_lm", "softmax_lm", "transformer_lm"):
         command += ["--decoder-ffn-embed-dim", str(4 * width), "--decoder-normalize-before"]
+    return settings.to(_with_visible_attention(_built(command)))
+
+
+def build_translator(
+    architecture: str, cross: str, width: int, layers: int, source: int, target: int, settings: Settings
+) -> nn.Module:
+    """A model that decodes, with ``layers`` layers of its decoder and heads of 64 channels, from a fixed seed.
+
+    ``cross`` is the attention to the encoder, ``source`` and ``target`` are the longest lengths. The encoder has no
+    layers: its output is its embedded tokens, so that a long source costs nothing to prepare.
+    """
+    command = ["data", "--task", "translation", "--arch", architecture, "--dropout", "0", "--encoder-layers", "0"]
+    command += ["--decoder-layers", str(layers), "--share-decoder-input-output-embed"]
+    command += ["--max-source-positions", str(source), "--max-target-positions", str(target)]
+    for side in ("encoder", "decoder"):
+        command += [f"--{side}-embed-dim", str(width), f"--{side}-ffn-embed-dim", str(4 * width)]
+        command += [f"--{side}-attention-heads", str(width // 64)]
+    if architecture != "transformer":
+        command += ["--lineartime-cross-attention", cross]
+    model = settings.to(_built(command))
+    model.make_generation_fast_(need_attn=False)  # as fairseq-generate does
+    return model
+
+
+def _built(command: list[str]) -> nn.Module:
+    """The model that ``fairseq-train`` builds for ``command``, from a fixed seed."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # fairseq's own use of an older hydra
         parsed = options.parse_args_and_arch(options.get_training_parser(), command)
@@ -42,7 +68,7 @@ def build(architecture: str, width: int, layers: int, positions: int, settings: 
         symbols.add_symbol(f"w{i}")
     torch.manual_seed(1)
     task = SimpleNamespace(source_dictionary=symbols, target_dictionary=symbols)
-    return settings.to(_with_visible_attention(tasks.FairseqTask.build_model(task, config.model)))
+    return tasks.FairseqTask.build_model(task, config.model)
 
 
 def _with_visible_attention(model: nn.Module) -> nn.Module:
@@ -58,7 +84,7 @@ def _with_visible_attention(model: nn.Module) -> nn.Module:
     return model
 
 
-def random_tokens(settings: Settings, size: int) -> Tensor:
-    """One sequence of random words (1, ``size``) without padding."""
+def random_tokens(settings: Settings, size: int, rows: int = 1) -> Tensor:
+    """Sequences of random words (``rows``, ``size``) without padding."""
     generator = torch.Generator().manual_seed(2)
-    return torch.randint(4, _WORDS, (1, size), generator=generator).to(settings.device)
+    return torch.randint(4, _WORDS, (rows, size), generator=generator).to(settings.device)

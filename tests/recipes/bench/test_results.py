@@ -62,8 +62,8 @@ def test_another_file_is_refused(text, tmp_path):
 def test_tables(results):
     plain = as_text(report.tables(results, CASES, targets.verdicts(results)), report.run_of(results))
     cells = [re.split(r" {2,}", line.strip()) for line in plain.splitlines()]
-    assert ["512", BACKWARD, FLOW, "11", "10.5 to 11.5", "9,091", "-", "2.9", "0.95"] in cells
-    assert ["512", BACKWARD, SOFTMAX, "22", "21 to 23", "4,545", "2", "1.0", "0.32"] in cells
+    assert ["512", BACKWARD, FLOW, "11", "10.5 to 11.5", "9,091", "-", "2.9", "3.0", "0.95"] in cells
+    assert ["512", BACKWARD, SOFTMAX, "22", "21 to 23", "4,545", "2", "1.0", "3.0", "0.32"] in cells
     assert ["causal_flow", "1,024", AUTHORS, NOT_RUN, "it needs 3.0 GiB; allowed here: 1.0"] in cells
     assert ["yes"] == [row[-1] for row in cells if row[-2:-1] == ["from 512 on"]]
     assert "a cpu, 2 cores, 2 threads, 24 GiB" in plain and "abc1234" in plain
