@@ -2,11 +2,21 @@
 
 import pytest
 import torch
+from fairseq.models import FairseqIncrementalDecoder
 
 from common.attention import ATTENTIONS, FlowAttention
 from common.modules import GatedAttentionUnit
 from common.ops import mixed_chunk
-from recipes.bench.cases import CASES, attentions, gated_attention_unit, images, language_models, operations, rates
+from recipes.bench.cases import (
+    CASES,
+    attentions,
+    gated_attention_unit,
+    images,
+    language_models,
+    operations,
+    rates,
+    translation,
+)
 from recipes.bench.harness import packages
 from recipes.bench.harness.compare import first_unequal
 from recipes.bench.harness.memory import peak_beyond
@@ -181,6 +191,49 @@ def test_a_step_depends_on_the_state(architecture):
     assert (far - expected).norm() > 1e-3 * expected.norm()
 
 
+# Encoder-decoders
+
+
+@pytest.fixture(scope="module")
+def translators():
+    """A step of every form from two sources, at two positions."""
+    return translation.decoding(HERE, 200, width=64, layers=1, targets=(20, 45))
+
+
+def test_a_step_of_a_beam_gives_the_logits_of_the_full_forward(translators):
+    assert not any(unequal(translators).values())
+    for one in translators:
+        ((run, step),) = one.runs.items()
+        first, second = step(), step()
+        assert torch.equal(first[0], second[0]), "a step leaves its state unchanged"
+        assert first[0].shape[0] == translation.BEAM and one.units == 1 and run.startswith("at target position")
+
+
+def test_the_state_of_linear_forms_has_one_size_for_any_source_and_target(translators):
+    kept = {name: [one.input_bytes for one in translators if one.name == name] for name in translation.FORMS}
+    assert all(len(each) == 4 for each in kept.values())
+    for name, (near, far, long_near, long_far) in kept.items():
+        grows = translation.FORMS[name][1] == "softmax"  # with the source
+        assert (near < long_near and far < long_far) if grows else (near, far) == (long_near, long_far), name
+        assert (near == far) == name.startswith("flowformer")
+    assert kept[translation.STOCK][0] > 2 * kept["softmax"][0], "only ours keeps a source once for its beam"
+
+
+def test_a_wrong_attention_to_the_source_is_noticed(monkeypatch):
+    """In decoding, where the comparison is with the attention of the whole target."""
+    linear = ATTENTIONS["linear"]
+    monkeypatch.setattr(linear, "attend_source", wrong(linear.attend_source))
+    built = translation.decoding(HERE, 128, width=64, layers=1, targets=(20,))
+    checked = [one for one in built if one.name in ("flowformer + linear", "flowformer + softmax")]
+    assert unequal(checked) == {"flowformer + softmax": None, "flowformer + linear": "logits"}
+
+
+def test_a_beam_that_is_not_reordered_is_noticed(monkeypatch):
+    monkeypatch.setattr(FairseqIncrementalDecoder, "reorder_incremental_state_scripting", lambda *arguments: None)
+    found = unequal(translation.decoding(HERE, 128, width=64, layers=1, targets=(20,)))
+    assert found == dict.fromkeys(translation.FORMS, "logits")
+
+
 # Image models
 
 
@@ -214,7 +267,7 @@ def test_softmax_attention_that_is_not_fused_is_refused(monkeypatch):
         timm_models.build(images.SOFTMAX, 32, HERE, depth=1)
 
 
-@pytest.mark.parametrize("names", [("decoding", "flash_lm_256"), ("deit", "hier")])
+@pytest.mark.parametrize("names", [("decoding", "flash_lm_256", "translation_decoding"), ("deit", "hier")])
 def test_cases_of_a_missing_host_name_it(names, monkeypatch):
     monkeypatch.setattr(packages.importlib.util, "find_spec", lambda name: None)
     built = [one for name in names for one in CASES[name].build(HERE, 64)]
