@@ -6,7 +6,7 @@ A row names a case, what is run, a size, two candidates, a figure that compares 
 from collections.abc import Callable
 from typing import NamedTuple
 
-from .cases import CASES, images, language_models, operations
+from .cases import CASES, images, language_models, operations, translation
 from .harness.floors import floors
 from .harness.records import Results
 from .harness.work import BACKWARD, DECODING, FORWARD, TRAINING
@@ -127,6 +127,8 @@ FIGURES = {
 _FLOW, _SOFTMAX, _AUTHORS = operations.FLOW, operations.SOFTMAX, operations.AUTHORS
 _FLASH, _FUSED = language_models.TRAINED
 _NEAR, _FAR = language_models.NEAR, language_models.FAR
+_LAST = translation.at_position(translation.POSITIONS[-1])
+_SOURCES = (translation.NEAR, translation.FAR)
 TARGETS = tuple(
     Target(*row)
     for row in (
@@ -142,6 +144,10 @@ TARGETS = tuple(
         ("decoding", DECODING, _FAR, "flash_lm", "flash_lm", "time", 1.1, _NEAR),
         ("decoding", DECODING, _FAR, "flowformer_lm", "transformer_lm", "speed", 5),
         ("decoding", DECODING, _FAR, "flash_lm", "transformer_lm", "speed", 5),
+        *(
+            ("translation_decoding", _LAST, _SOURCES[1], form, form, "time", 1.1, _SOURCES[0])
+            for form in translation.FLAT
+        ),
         ("flash_lm_256", TRAINING, 8192, _FLASH, _FUSED, "time", 0.24),
         ("flash_lm_512", TRAINING, 8192, _FLASH, _FUSED, "time", 0.24),
         ("hier", TRAINING, 224, images.HIERARCHICAL, images.AUTHORS, "speed", 1.5),

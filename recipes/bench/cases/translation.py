@@ -1,10 +1,10 @@
 """Encoder-decoders: one decoding step of a beam, by the length of the source and the position in the target."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from common.attention import ATTENTIONS
 
@@ -14,16 +14,19 @@ from ..harness.work import Absent, Candidate, Case, Comparison, Settings
 
 STOCK = "transformer"
 #: The attentions of a decoder to the encoder that sum over the source once.
-LINEAR = tuple(name for name, attention in ATTENTIONS.items() if "source" in attention.supports)
+_LINEAR = tuple(name for name, attention in ATTENTIONS.items() if "source" in attention.supports)
 #: Candidate -> its architecture and its attention to the encoder.
 FORMS = {
     STOCK: (STOCK, "softmax"),
     "softmax": ("softmax", "softmax"),
-    **{f"flowformer + {cross}": ("flowformer", cross) for cross in ("softmax", *LINEAR)},
+    **{f"flowformer + {cross}": ("flowformer", cross) for cross in ("softmax", *_LINEAR)},
 }
+#: Those whose cost does not depend on the source's length.
+FLAT = tuple(name for name, (_, cross) in FORMS.items() if cross in _LINEAR)
 #: Lengths of the source, timed in the same rounds because they are compared with each other.
-SOURCES, QUICK_SOURCES = (128, 1024, 4096, 16384), (128, 1024)
-TARGETS, QUICK_TARGETS = (128, 1024, 4096), (128,)
+NEAR, FAR, QUICK_FAR = 128, 16384, 1024
+SOURCES = (NEAR, 1024, 4096, FAR)
+POSITIONS, QUICK_POSITIONS = (128, 1024, 4096), (128,)
 BEAM, WIDTH, LAYERS = 5, 512, 2
 #: The row that each row of the beam goes on from: two hypotheses of the step before have two successors.
 _ORDER = (1, 0, 0, 3, 3)
@@ -37,59 +40,65 @@ def at_position(position: int) -> str:
 
 
 def decoding(
-    settings: Settings, size: int, width: int = WIDTH, layers: int = LAYERS, targets: tuple[int, ...] | None = None
+    settings: Settings, size: int, width: int = WIDTH, layers: int = LAYERS, positions: tuple[int, ...] | None = None
 ) -> list[Candidate | Absent]:
     """Every form with every source of up to ``size`` tokens, at every position in the target."""
     sources = [source for source in SOURCES if source < size] + [size]
-    targets = targets or (QUICK_TARGETS if settings.quick else TARGETS)
+    positions = positions or (QUICK_POSITIONS if settings.quick else POSITIONS)
     reason = missing("fairseq")
     if reason is not None:
-        return [Absent(name, source, reason) for source in sources for name in FORMS]
-    encoded: dict = {}
-    return [one for name in FORMS for one in _candidates(name, settings, sources, targets, width, layers, encoded)]
+        return [Absent(name, source, reason) for name in FORMS for source in sources]
+    # Imported here because fairseq takes seconds to import, which other cases do not need.
+    from ..models.fairseq_models import build_translator
+
+    built, encoded = [], {}
+    longest = (max(*sources, _CHECK[0]), max(*positions, _CHECK[1]) + 1)
+    for name, form in FORMS.items():
+        model = build_translator(*form, width, layers, *longest, settings)
+        built += _candidates(name, model, settings, sources, positions, encoded)
+    return built
 
 
 def _candidates(
     name: str,
+    model: nn.Module,
     settings: Settings,
-    sources: list[int],
-    targets: tuple[int, ...],
-    width: int,
-    layers: int,
-    encoded: dict[tuple[type, int], dict],
+    sources: Sequence[int],
+    positions: Sequence[int],
+    encoded: dict[tuple[type, int], dict[str, list[Tensor]]],
 ) -> Iterator[Candidate]:
-    # Imported here because fairseq takes seconds to import, which other cases do not need.
-    from ..models import fairseq_models, translation
+    """A step of ``model`` for each source and position; ``encoded`` holds the output of each kind of encoder."""
+    from ..models import translation
+    from ..models.fairseq_models import random_tokens
 
-    longest = (max(*sources, _CHECK[0]), max(*targets, _CHECK[1]) + 1)
-    model = fairseq_models.build_translator(*FORMS[name], width, layers, *longest, settings)
     check = cache(lambda: _check(model, settings))
     order = torch.tensor(_ORDER, device=settings.device)
-    inputs = settings.to(torch.randn(longest[1], BEAM, width, generator=torch.Generator().manual_seed(3)))
-    at = {position: [inputs[:position]] * layers for position in targets}
-    of_target = {position: translation.read_target(model, at[position]) for position in targets}
-    tokens = fairseq_models.random_tokens(settings, longest[1], BEAM)
+    tokens = random_tokens(settings, max(positions) + 1, BEAM)
+    shape = (max(positions), BEAM, model.decoder.embed_dim)
+    x = settings.to(torch.randn(shape, generator=torch.Generator().manual_seed(3)))
+    inputs = {position: [x[:position]] * len(model.decoder.layers) for position in positions}
+    of_target = {position: translation.read_target(model, inputs[position]) for position in positions}
     for source in sources:
         kind = (type(model.encoder), source)
         if kind not in encoded:  # equal for all models with such an encoder, whose seed is the same
-            encoded[kind] = translation.encode(model, fairseq_models.random_tokens(settings, source), BEAM)
+            encoded[kind] = translation.encode(model, random_tokens(settings, source), BEAM)
         of_source = translation.read_source(model, tokens, encoded[kind])
-        for position in targets:
-            state = translation.joined(model, of_source, of_target[position], at[position])
+        for position in positions:
+            state = translation.joined(model, of_source, of_target[position], inputs[position])
             step = translation.beam_step(model, tokens[:, : position + 1], order, encoded[kind], state)
-            kept = translation.state_bytes(state)
-            yield Candidate(name, source, 1, {at_position(position): step}, check, kept)
+            yield Candidate(name, source, 1, {at_position(position): step}, check, translation.state_bytes(state))
 
 
 def _check(model: nn.Module, settings: Settings) -> list[Comparison]:
     """Compare a step after a reorder with the decoder's full forward over the reordered rows."""
-    from ..models import fairseq_models, translation
+    from ..models import translation
+    from ..models.fairseq_models import random_tokens
 
     source, position = _CHECK
     order = torch.tensor(_ORDER, device=settings.device)
-    before = fairseq_models.random_tokens(settings, position, BEAM)
-    after = torch.cat([before[order], fairseq_models.random_tokens(settings, BEAM).T], dim=1)
-    encoder_out = translation.encode(model, fairseq_models.random_tokens(settings, source), BEAM)
+    before = random_tokens(settings, position, BEAM)
+    after = torch.cat([before[order], random_tokens(settings, BEAM).T], dim=1)
+    encoder_out = translation.encode(model, random_tokens(settings, source), BEAM)
     inputs, _ = translation.layer_inputs(model, before, encoder_out)
     _, expected = translation.layer_inputs(model, after, encoder_out)
     of_source = translation.read_source(model, before, encoder_out)
@@ -104,12 +113,12 @@ CASES = (
         "One decoding step of a beam, from a source",
         "tokens",
         "source tokens",
-        SOURCES[-1:],
-        QUICK_SOURCES[-1:],
+        (FAR,),
+        (QUICK_FAR,),
         decoding,
         plotted=False,
         inputs="state",
-        note=f"a beam of {BEAM} for one sentence, reordered before the step as fairseq's generator does; width {WIDTH}, "
-        f"{LAYERS} layers, 1,000 words; the state is that of the decoder, without the encoder's output",
+        note=f"a beam of {BEAM} for one sentence, reordered before the step as fairseq's generator does; {LAYERS} layers, "
+        f"width {WIDTH}, 1,000 words; the state is that of the decoder, without the encoder's output",
     ),
 )

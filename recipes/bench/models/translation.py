@@ -15,7 +15,7 @@ EncoderOut = dict[str, list[Tensor]]
 
 @torch.no_grad()
 def encode(model: nn.Module, source: Tensor, beam: int) -> EncoderOut:
-    """The encoder's output for ``source`` (1, S), one row for each of ``beam`` hypotheses, as fairseq's generator does."""
+    """The encoder's output for ``source`` (1, S), with a row for each of ``beam`` hypotheses."""
     lengths = torch.tensor([source.shape[1]], device=source.device)
     return model.encoder.reorder_encoder_out(model.encoder(source, lengths), torch.zeros_like(lengths).repeat(beam))
 
