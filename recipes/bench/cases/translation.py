@@ -118,7 +118,7 @@ CASES = (
         decoding,
         plotted=False,
         inputs="state",
-        note=f"a beam of {BEAM} for one sentence, reordered before the step as fairseq's generator does; {LAYERS} layers, "
-        f"width {WIDTH}, 1,000 words; the state is that of the decoder, without the encoder's output",
+        note=f"a beam of {BEAM} for one sentence, reordered before the step as by fairseq's generator; width {WIDTH}, "
+        f"{LAYERS} layers, 1,000 words; the state is the decoder's, without the encoder's output",
     ),
 )
