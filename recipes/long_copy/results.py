@@ -37,10 +37,11 @@ def table(plan: Plan, data: Data, results: Sequence[Result], failed: dict[str, s
     rows = []
     for name in plan.models:
         ours = [one for one in results if one.model == name]
-        cells = [MISSING] * 9
+        cells = [MISSING] * 10
         if ours:
             cells = [
                 f"{ours[0].parameters:,}",
+                spread([dict(one.curve)[one.update] for one in ours], 1),
                 spread([one.counted.exact for one in ours], 1),
                 spread([one.counted.passages for one in ours], 1),
                 spread([one.counted.tokens for one in ours], 1),
@@ -56,6 +57,7 @@ def table(plan: Plan, data: Data, results: Sequence[Result], failed: dict[str, s
     notes = [
         f"sources of {layout.source_tokens:,} characters, {layout.spans} marked passages of {layout.span_tokens} "
         f"each; examples: {examples}",
+        "next: per cent of the characters of the valid split's targets, </s> included, the right ones before given",
         f"exact, passages, tokens: per cent of whole targets, of passages, and of characters in their places; "
         f"fairseq-generate with --beam {plan.beam} on the test split; mean ± standard deviation over seeds",
         f"{plan.updates:,} updates of {plan.batch_size} sources, {plan.layers} + {plan.layers} layers of width "
@@ -75,6 +77,7 @@ def table(plan: Plan, data: Data, results: Sequence[Result], failed: dict[str, s
     header = (
         "model",
         "parameters",
+        "next",
         "exact",
         "passages",
         "tokens",

@@ -92,9 +92,9 @@ def test_tables_and_files(tmp_path):
     failed = {"transformer.1": "no memory"}
     plain = results.write(tmp_path, PLAN, DATA, [result(1, 40.0), result(2, 60.0)], failed, RUN)
     rows = (tmp_path / "results.md").read_text().splitlines()
-    cells = "90,432 | 25.0 ± 7.1 | 12.5 ± 3.5 | 50.0 ± 14.1 | 2 | 40 | 512 | 25 | 1,024"
+    cells = "90,432 | 50.0 ± 14.1 | 25.0 ± 7.1 | 12.5 ± 3.5 | 50.0 ± 14.1 | 2 | 40 | 512 | 25 | 1,024"
     assert f"| flow/linear | {cells} |" in rows
-    assert "| transformer" + 9 * " | -" + " |" in rows
+    assert "| transformer" + 10 * " | -" + " |" in rows
     assert "not trained: transformer.1: no memory" in plain and "2 marked passages of 3 each" in plain
     assert json.loads((tmp_path / "results.json").read_text())["results"][0]["counted"]["tokens"] == 40.0
     with Image.open(tmp_path / "results.png") as image:
