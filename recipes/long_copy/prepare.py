@@ -23,7 +23,7 @@ from .passages import Layout, Symbols, draw
 
 SOURCE, TARGET = "source", "target"
 SPLITS = tuple(TRIAL_PARTS)
-LAYOUT = Layout(source_tokens=2048, spans=4, span_tokens=16)
+LAYOUT = Layout(source_tokens=2048, spans=16, span_tokens=1)
 EXAMPLES = {"train": 16_000, "valid": 200, "test": 200}
 
 
@@ -60,11 +60,11 @@ def cut(tokens: Sequence[str], layout: Layout) -> dict[str, Sequence[str]]:
     ends = np.round(ends / ends[-1] * len(tokens)).astype(int)
     parts = {split: tokens[start:end] for split, start, end in zip(SPLITS, ends, ends[1:])}
     shortest = min(parts, key=lambda split: len(parts[split]))
-    longest = len(parts[shortest]) + 2 * layout.spans
+    longest = len(parts[shortest])
     if layout.source_tokens > longest:
         raise ValueError(
             f"--source-tokens is {layout.source_tokens}; allowed: at most {longest}, the characters of --file that are "
-            f"kept for {shortest}, with marks"
+            f"kept for {shortest}"
         )
     return parts
 
@@ -113,8 +113,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """The options that say what is made."""
     parser.add_argument("--file", type=Path, required=True, help="any text in UTF-8")
     sizes = {
-        "--source-tokens": (LAYOUT.source_tokens, "of each source, with the marks"),
-        "--spans": (LAYOUT.spans, "marked passages of a source"),
+        "--source-tokens": (LAYOUT.source_tokens, "of each source"),
+        "--spans": (LAYOUT.spans, "marked passages of a source, one in each equal part"),
         "--span-tokens": (LAYOUT.span_tokens, "of each passage"),
         "--train": (EXAMPLES["train"], "examples to train on"),
         "--valid": (EXAMPLES["valid"], "examples to select a checkpoint"),

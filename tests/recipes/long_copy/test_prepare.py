@@ -6,7 +6,7 @@ from fairseq.data import Dictionary
 from fairseq.data.indexed_dataset import make_dataset
 
 from recipes.long_copy import prepare
-from recipes.long_copy.passages import BEGIN, END, Layout, Symbols, draw, read_marks
+from recipes.long_copy.passages import MARK, Layout, Symbols, draw
 from recipes.long_copy.prepare import SPLITS
 
 #: 4,000 characters with spaces, ends of lines, tabs and letters of two bytes; every stretch of 16, a line, occurs once.
@@ -32,7 +32,8 @@ def lines(folder, split, language):
 def characters(symbols):
     """Symbols as the text they stand for."""
     spaces = {"▁": " "}
-    return "".join(chr(int(x[2:], 16)) if x.startswith("U+") else spaces.get(x, x) for x in symbols)
+    plain = (symbol.removeprefix(MARK) for symbol in symbols)
+    return "".join(chr(int(x[2:], 16)) if x.startswith("U+") else spaces.get(x, x) for x in plain)
 
 
 def test_every_target_is_what_the_marks_say(tmp_path):
@@ -43,14 +44,13 @@ def test_every_target_is_what_the_marks_say(tmp_path):
         assert len(sources) == len(targets) == count
         for source, target in zip(sources, targets):
             assert source.pop() == target.pop() == "</s>"
-            assert (len(source), len(target), source.count(BEGIN)) == (80, 21, 3)
-            inside, asked = False, []
-            for symbol in source:
-                assert symbol != (BEGIN if inside else END)  # marks are in pairs, none inside of another
-                inside = symbol == BEGIN or (inside and symbol != END)
-                asked += [symbol] if inside and symbol != BEGIN else []
-            assert asked == target
-            assert characters(x for x in source if x not in (BEGIN, END)) in TEXT
+            marked = [i for i, symbol in enumerate(source) if symbol.startswith(MARK)]
+            assert (len(source), len(target), len(marked)) == (80, 21, 21)
+            assert [source[i].removeprefix(MARK) for i in marked] == target
+            begins = marked[::7]
+            assert marked == [begin + i for begin in begins for i in range(7)]
+            assert [begin // 26 for begin in begins] == [0, 1, 2]  # one passage in each third
+            assert characters(source) in TEXT
 
 
 def test_no_passage_is_in_two_splits(tmp_path):
@@ -58,7 +58,7 @@ def test_no_passage_is_in_two_splits(tmp_path):
     folder = made(tmp_path)
     stretches = {}
     for split in SPLITS:
-        texts = (characters(x for x in line[:-1] if x not in (BEGIN, END)) for line in lines(folder, split, "source"))
+        texts = (characters(line[:-1]) for line in lines(folder, split, "source"))
         stretches[split] = {text[i : i + 16] for text in texts for i in range(len(text) - 15)}
     assert not stretches["train"] & (stretches["valid"] | stretches["test"])
     assert not stretches["valid"] & stretches["test"]
@@ -76,18 +76,17 @@ def test_same_bytes_for_the_same_seed(tmp_path):
     ).read_bytes()
 
 
-def test_passages_are_anywhere():
-    """At the first place, at the last, side by side but for one character; and never otherwise than marked."""
+def test_passages_are_anywhere_in_their_parts():
+    """At the first place of a part, at the last, and side by side; the text itself stays as it is."""
     symbols, layout = Symbols("abcdefgh"), Layout(14, 2, 3)
-    text = symbols.numbers("abcdefgh" * 3)
-    seen = set()
+    text, seen = symbols.numbers("abcdefgh" * 3), set()
+    kept = text.copy()
     for seed in range(300):
         example = draw(text, layout, symbols, np.random.default_rng(seed))
-        assert len(example.source) == 14
-        assert (read_marks(example.source, symbols) == example.target).all()
-        seen.add(tuple(np.flatnonzero(example.source == symbols.begin)))
-    # Of 10 characters 6 are in passages: 5 places for two of them, never the same.
-    assert len(seen) == 10 and min(seen) == (0, 6) and max(seen) == (3, 9)
+        marked = example.source >= symbols.marked_from
+        assert len(example.source) == 14 and (symbols.marked(example.target) == example.source[marked]).all()
+        seen.add(tuple(np.flatnonzero(marked)[::3]))
+    assert seen == {(one, 7 + other) for one in range(5) for other in range(5)} and (text == kept).all()
 
 
 def test_made_once(tmp_path, capsys):
@@ -122,7 +121,7 @@ def test_interrupted(tmp_path, monkeypatch):
         (None, [], "--file is "),
         (b"\xff\xfe\x00", [], "not text in UTF-8"),
         (b"", [], "--source-tokens is 80; allowed: at most"),
-        (TEXT.encode()[:1000], [], "--source-tokens is 80; allowed: at most 53, "),
+        (TEXT.encode()[:1000], [], "--source-tokens is 80; allowed: at most 47, "),
         (TEXT.encode(), ["--span-tokens", "60"], "--source-tokens is 80; allowed with --spans 3 and --span-tokens 60"),
     ],
 )
