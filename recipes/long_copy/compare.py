@@ -24,7 +24,7 @@ from .plan import DEFAULT_MODELS, STOCK, Plan, folder_name, parse
 from .prepare import add_options, chosen_data, prepare
 from .results import Result, write
 
-UPDATES, EVALUATIONS = 6_000, 10
+UPDATES, EVALUATIONS = 4_000, 10
 #: Defaults to see that everything runs; nothing is learned.
 QUICK = {"source_tokens": 64, "spans": 2, "span_tokens": 3, "train": 40, "valid": 4, "test": 4, "updates": 4}
 
@@ -115,8 +115,8 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--jobs", type=positive_int, default=1, help="trainings at a time, a thread each (%(default)s)")
     parser.add_argument("--updates", type=positive_int, default=UPDATES, help="of every training (%(default)s)")
     parser.add_argument("--beam", type=positive_int, default=1, help="of fairseq-generate; 1 is greedy (%(default)s)")
-    parser.add_argument("--lr", type=float, default=4e-3, help="highest learning rate, of all models (%(default)s)")
-    sizes = {"batch-size": 4, "width": 64, "layers": 1, "heads": 2}
+    parser.add_argument("--lr", type=float, default=3e-3, help="highest learning rate, of all models (%(default)s)")
+    sizes = {"batch-size": 8, "width": 64, "layers": 1, "heads": 4}
     for name, default in sizes.items():
         parser.add_argument(f"--{name}", type=positive_int, default=default, help="default: %(default)s")
     parser.add_argument("--more", default="", metavar="ARGUMENTS", help="further arguments of fairseq-train")

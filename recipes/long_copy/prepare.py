@@ -24,7 +24,7 @@ from .passages import Layout, Symbols, draw
 SOURCE, TARGET = "source", "target"
 SPLITS = tuple(TRIAL_PARTS)
 LAYOUT = Layout(source_tokens=2048, spans=16, span_tokens=1)
-EXAMPLES = {"train": 16_000, "valid": 200, "test": 200}
+EXAMPLES = {"train": 32_000, "valid": 200, "test": 200}
 
 
 class Data(NamedTuple):

@@ -56,7 +56,7 @@ def test_unknown_models_are_refused(name, capsys):
 
 
 LOG = """\
-S-1\t<mark> a b c </mark>
+S-1\t<mark>a b <mark>c
 T-1\ta b c d e f
 H-1\t-0.5\ta b c d e f
 D-1\t-0.5\ta b c d e f
