@@ -17,13 +17,15 @@ from ..ops.shared.checks import (
     check_positive_int,
     check_probability,
 )
+from ..ops.shared.formed_again import FormAgain, forming_again
 from ..ops.shared.relative_bias import resize_toeplitz
 from ..ops.shared.score_kernels import SCORE_KERNELS
 from ..ops.shared.state import State, state_entry
 from .norms import build_norm
 from .relative_bias import RELATIVE_BIASES, ToeplitzBias, relative_bias
 from .remembered_options import RemembersOptions
-from .rotary import check_even, rotate, token_positions
+from .rotary import check_even, cos_and_sin, rotate_by, token_positions
+from .silu import silu_parts
 
 
 class GatedAttentionUnit(RemembersOptions):
@@ -178,27 +180,60 @@ class GatedAttentionUnit(RemembersOptions):
         if x.dim() != 3 or x.shape[2] != self.dim:
             raise ValueError(f"x has shape {tuple(x.shape)}; allowed: (batch, tokens, {self.dim})")
         check_padding_mask("padding_mask", padding_mask, x.unsqueeze(1))
-        projected = F.silu(self.in_proj(self.norm(x))).split(self.widths, dim=-1)
-        v, z = projected[-2:]
-        heads = self._queries_and_keys(z, padding_mask, state)  # each (B, H, n, s)
-        v = v.unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (B, n, e) -> (B, H, n, e/H)
-        if self.attention_dropout.p > 0.0:
-            v = v * self.attention_dropout(torch.ones_like(v[..., :1]))
-        op = self._quadratic if self.chunk_size is None else self._mixed_chunk
-        out = op(heads, v, padding_mask, initial_state=state, return_state=return_state)
-        out, state = out if return_state else (out, None)
-        out = out.transpose(1, 2).flatten(2)  # (B, H, n, e/H) -> (B, n, e)
-        if self.gate:
-            out = projected[0] * out
-        return x + self.dropout(self.out_proj(self.activation_dropout(out))), state
+        with forming_again(x) as form_again:
+            normed = self.norm(x)
+            form_again([normed], lambda x, *_: [self.norm(x)], x, *self.norm.parameters())
+            hidden = self.in_proj(normed)
+            *gate, v, z = silu_parts(hidden, self.widths)
+            rotation = self._rotation(z, padding_mask, state)
+            heads, v = self._queries_and_keys(z, rotation), self._split_heads(v)
 
-    def _queries_and_keys(self, z: Tensor, padding_mask: Tensor | None, state: State | None) -> tuple[Tensor, ...]:
+            def form_inputs(hidden: Tensor, *_: Tensor) -> list[Tensor]:
+                queries_and_keys = self._queries_and_keys(self._silu_part(hidden, -1), rotation)
+                return [*queries_and_keys, self._split_heads(self._silu_part(hidden, -2))]
+
+            form_again([z], lambda hidden: [self._silu_part(hidden, -1)], hidden)
+            form_again([*heads, v], form_inputs, hidden, self.gamma, self.beta)
+            if self.attention_dropout.p > 0.0:
+                v = v * self.attention_dropout(torch.ones_like(v[..., :1]))
+            op = self._quadratic if self.chunk_size is None else self._mixed_chunk
+            out = op(heads, v, padding_mask, initial_state=state, return_state=return_state)
+            out, state = out if return_state else (out, None)
+            out = out.transpose(1, 2).flatten(2)  # (B, H, n, e/H) -> (B, n, e)
+            if self.gate:
+                out = self._gated(gate[0], out, hidden, form_again)
+            return x + self.dropout(self.out_proj(self.activation_dropout(out))), state
+
+    def _gated(self, u: Tensor, out: Tensor, hidden: Tensor, form_again: FormAgain) -> Tensor:
+        """u ⊙ out, all (B, n, e); keeps ``hidden`` and ``out``."""
+
+        def form(hidden: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
+            u = self._silu_part(hidden, 0)
+            return u, u * out
+
+        product = u * out
+        form_again([u, product], form, hidden, out)
+        return product
+
+    def _silu_part(self, hidden: Tensor, i: int) -> Tensor:
+        return F.silu(hidden.split(self.widths, dim=-1)[i])
+
+    def _split_heads(self, v: Tensor) -> Tensor:
+        return v.unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (B, n, e) -> (B, H, n, e/H)
+
+    def _rotation(self, z: Tensor, padding_mask: Tensor | None, state: State | None) -> tuple[Tensor, Tensor] | None:
+        """What queries and keys of z (B, n, s) are rotated by, to fit (B, R, H, n, s)."""
+        if not self.rotary:
+            return None
+        positions = token_positions(z[:, None], padding_mask, self._count(state, z))  # (n,) or (B, 1, n)
+        return cos_and_sin(positions if positions.dim() == 1 else positions[:, None], z.shape[-1], self.gamma.dtype)
+
+    def _queries_and_keys(self, z: Tensor, rotation: tuple[Tensor, Tensor] | None) -> tuple[Tensor, ...]:
         """Scaled, shifted and rotated copies of z (B, n, s): (B, H, n, s) each."""
         # (B, 1, 1, n, s), (R, H, 1, s) -> (B, R, H, n, s)
         copies = z[:, None, None] * self.gamma[:, :, None] + self.beta[:, :, None]
-        if self.rotary:
-            positions = token_positions(copies[:, 0], padding_mask, self._count(state, z))  # (n,) or (B, 1, n)
-            copies = rotate(copies, positions if positions.dim() == 1 else positions[:, None])
+        if rotation is not None:
+            copies = rotate_by(copies, *rotation)
         return copies.to(z.dtype).unbind(1)  # under autocast z is of half precision, the scales are not
 
     def _count(self, state: State | None, z: Tensor) -> Tensor | None:

@@ -110,7 +110,7 @@ def _blocks(inputs: CausalInputs, lengths: list[int]) -> list[_Block]:
 
 def _forward(inputs: CausalInputs, lengths: list[int], saved: list[_Saved] | None) -> tuple[Tensor, State]:
     """The output, shaped as v and in its dtype, and the state after it; ``saved`` receives one entry per block."""
-    out, begin = torch.empty_like(inputs.v, memory_format=torch.contiguous_format), 0
+    out, begin = torch.empty_like(inputs.v), 0  # laid out as v: a host has heads inside
     state = inputs.state
     for block in _blocks(inputs, lengths):
         arguments = CausalInputs(*block, inputs.options, inputs.chunk_size, state)
@@ -132,7 +132,7 @@ def _backward(
     grad_sums: Sequence[Tensor],
 ) -> list[Tensor | None]:
     """Gradients of q, k and v, and of the sums of the first state."""
-    grads = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in inputs[:3]]
+    grads = [torch.empty_like(x) for x in inputs[:3]]
     end, grad_state = out.shape[2], dict(zip(STATE_SUMS, grad_sums))
     for block, (state, flow) in zip(reversed(_blocks(inputs, lengths)), reversed(saved)):
         begin = end - block[0].shape[2]

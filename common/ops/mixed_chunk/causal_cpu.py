@@ -5,11 +5,12 @@ inputs and the sums before each chunk are kept; both passes leave out scores abo
 kernel is relu², because its weights need no other score of their row, and no maximum.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from ..shared.autograd import graph_gradients
 from ..shared.chunks import carry_sums, split_chunks
@@ -46,12 +47,11 @@ def causal_attention_in_blocks(
 
     O(n (C (s + e) + s e)) time; beside the inputs, the output and their gradients, O(n s e / C) memory.
     """
-    matrix = None if bias is None else bias_matrix(bias, options.chunk_size)  # (1 or H, C, C)
-    return _InBlocks.apply(*tokens, matrix, options)
+    return _InBlocks.apply(*tokens, bias, options)
 
 
 class _InBlocks(torch.autograd.Function):
-    """Both passes over five tensors and a bias (1 or H, C, C) or None; the options have no gradient."""
+    """Both passes over five tensors and a bias or None; the options have no gradient."""
 
     @staticmethod
     def forward(ctx: Any, q_quad, k_quad, q_lin, k_lin, v, bias, options: MixedChunkOptions) -> Tensor:
@@ -59,12 +59,15 @@ class _InBlocks(torch.autograd.Function):
         batch, heads, n, e = v.shape
         size = min(options.chunk_size, n)
         out = torch.empty_like(v, memory_format=torch.contiguous_format)
-        sums = v.new_empty(batch, heads, -(-n // size), q_lin.shape[3], e)
+        # Before each chunk but the first, where they are 0.
+        sums = v.new_empty(batch, heads, -(-n // size) - 1, q_lin.shape[3], e)
         earlier = v.new_zeros(batch, heads, q_lin.shape[3], e)
+        matrix = None if bias is None else bias_matrix(bias, options.chunk_size)  # (1 or H, C, C)
         for block in _blocks(batch, n, size):
             rows, chunks = block.rows, _chunks(tokens, block, size)
-            result, sums_before, earlier[rows] = _forward_block(chunks, earlier[rows], bias, options.chunk_size)
-            sums[rows, :, block.chunks] = sums_before
+            result = _room(out, block, size)
+            sums_before, earlier[rows] = _forward_block(chunks, earlier[rows], matrix, options.chunk_size, result)
+            sums[rows, :, _behind_first(block)] = sums_before[:, :, int(block.chunks.start == 0) :]
             _write(out, block, result)
         ctx.save_for_backward(*tokens, bias, sums)
         ctx.options = options
@@ -81,8 +84,8 @@ class _InBlocks(torch.autograd.Function):
 
                 grads = graph_gradients(attend, inputs, (grad_out,))
             else:
-                bias, needs_bias = inputs[5], ctx.needs_input_grad[5]
-                grads = _backward(Tokens(*inputs[:5]), bias, sums, ctx.options.chunk_size, grad_out, needs_bias)
+                needs_bias = ctx.needs_input_grad[5]
+                grads = _backward(Tokens(*inputs[:5]), inputs[5], sums, ctx.options.chunk_size, grad_out, needs_bias)
         return (*grads, None)
 
 
@@ -93,17 +96,28 @@ def _backward(
     batch, _, n, _ = tokens.v.shape
     size = min(chunk_size, n)
     grads = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in tokens]
-    grad_sum_after = torch.zeros_like(sums[:, :, 0])
-    grad_bias = torch.zeros_like(bias) if needs_bias else None
+    grad_sum_after = sums.new_zeros(*sums.shape[:2], *sums.shape[3:])
+    with torch.set_grad_enabled(needs_bias):
+        leaf = None if bias is None else bias.detach().requires_grad_(needs_bias)
+        matrix = None if bias is None else bias_matrix(leaf, chunk_size)  # (1 or H, C, C)
+    grad_matrix = torch.zeros_like(matrix) if needs_bias else None
     for block in reversed(list(_blocks(batch, n, size))):
         rows, chunks = block.rows, _chunks(tokens, block, size)
         grad_block = _flat_chunks(grad_out[rows, :, block.tokens], size)
-        results, grad_sum_after[rows] = _backward_block(
-            chunks, sums[rows, :, block.chunks], grad_sum_after[rows], bias, grad_bias, chunk_size, grad_block
+        results = [_room(grad, block, size) for grad in grads]
+        grad_sum_after[rows] = _backward_block(
+            chunks,
+            sums[rows, :, _behind_first(block)],
+            grad_sum_after[rows],
+            matrix,
+            grad_matrix,
+            chunk_size,
+            grad_block,
+            results,
         )
         for grad, result in zip(grads, results):
             _write(grad, block, result)
-    return [*grads, grad_bias]
+    return [*grads, torch.autograd.grad(matrix, leaf, grad_matrix)[0] if needs_bias else None]
 
 
 def _blocks(batch: int, tokens: int, size: int) -> Iterator[_Block]:
@@ -126,29 +140,44 @@ def _flat_chunks(x: Tensor, size: int) -> Tensor:
     return split_chunks(x, size).flatten(0, 2)
 
 
+def _behind_first(block: _Block) -> slice:
+    """The chunks of ``block`` among all but the first of the sequence."""
+    return slice(max(block.chunks.start - 1, 0), block.chunks.stop - 1)
+
+
+def _room(out: Tensor, block: _Block, size: int) -> Tensor:
+    """Where to form what ``_write`` writes to ``out``: its place as (B H G, C, c), new memory if that is no view."""
+    batch, heads, n, channels = out[block.rows, :, block.tokens].shape
+    if n % size == 0 and (n == out.shape[2] or batch * heads == 1):
+        return _flat_chunks(out[block.rows, :, block.tokens], size)
+    return out.new_empty(batch * heads * -(-n // size), size, channels)
+
+
 def _write(out: Tensor, block: _Block, result: Tensor) -> None:
-    """Write ``result`` (B H G, C, c) to the place of ``block`` in ``out`` (B, H, n, c)."""
+    """Write ``result`` (B H G, C, c) to the place of ``block`` in ``out`` (B, H, n, c), unless it was formed there."""
     place = out[block.rows, :, block.tokens]
-    place.copy_(result.view(*place.shape[:2], -1, place.shape[3])[:, :, : place.shape[2]])
+    if result.data_ptr() != place.data_ptr():
+        place.copy_(result.view(*place.shape[:2], -1, place.shape[3])[:, :, : place.shape[2]])
 
 
 def _forward_block(
-    chunks: Tokens, earlier: Tensor, bias: Tensor | None, divisor: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Both terms of some chunks, (B H G, C, e), and Σ k_lin vᵀ before each (B, H, G, s, e) and behind all (B, H, s, e).
+    chunks: Tokens, earlier: Tensor, bias: Tensor | None, divisor: float, out: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Write both terms of some chunks to ``out`` (B H G, C, e).
 
-    chunks (B H G, C, c) as ``_flat_chunks`` gives them; ``earlier`` (B, H, s, e) is the sum before the first; ``bias``
-    (1 or H, C, C) or None. O(n (C (s + e) + s e)) time.
+    Returns Σ k_lin vᵀ before each chunk (B, H, G, s, e) and behind all (B, H, s, e). chunks (B H G, C, c) as
+    ``_flat_chunks`` gives them; ``earlier`` (B, H, s, e) is the sum before the first; ``bias`` (1 or H, C, C) or None.
+    O(n (C (s + e) + s e)) time.
     """
     batch, heads = earlier.shape[:2]
     added = (chunks.k_lin.transpose(-2, -1) @ chunks.v).unflatten(0, (batch, heads, -1))  # (B, H, G, s, e)
     sums, total = carry_sums(added, earlier)
-    out = torch.bmm(chunks.q_lin, sums.flatten(0, 2)).div_(divisor)  # (B H G, C, e)
-    bias = _chunk_bias(bias, sums)
+    torch.bmm(chunks.q_lin, sums.flatten(0, 2), out=out).div_(divisor)
+    bias = _chunk_bias(bias, sums.shape)
     for rows, keys in _bands(out.shape[1]):
         weights = _root_weights(chunks, rows, keys, bias, divisor).square_()
         out[:, rows].baddbmm_(weights, chunks.v[:, keys])
-    return out, sums, total
+    return sums, total
 
 
 def _backward_block(
@@ -159,20 +188,29 @@ def _backward_block(
     grad_bias: Tensor | None,
     divisor: float,
     grad_out: Tensor,
-) -> tuple[list[Tensor], Tensor]:
-    """Gradients of the chunks (B H G, C, c) and of ``earlier``, the arguments of ``_forward_block``.
+    grads: Sequence[Tensor],
+) -> Tensor:
+    """Write the gradients of the chunks (B H G, C, c) to ``grads``; return that of ``earlier``, as ``_forward_block``.
 
-    ``sums`` (B, H, G, s, e) are those of the forward pass; ``grad_sum_after`` (B, H, s, e) is the gradient of the sum
-    behind the last chunk; ``grad_out`` (B H G, C, e) that of the output; ``grad_bias`` (1 or H, C, C) is added to.
+    ``sums`` (B, H, G, s, e) are those of the forward pass, but for the zeros before the first chunk of a sequence;
+    ``grad_sum_after`` (B, H, s, e) is the gradient of the sum behind the last chunk; ``grad_out`` (B H G, C, e) that
+    of the output; ``grad_bias`` (1 or H, C, C) is added to.
     """
-    across = torch.bmm(chunks.q_lin.transpose(-2, -1), grad_out).div_(divisor).view_as(sums)  # (B, H, G, s, e)
+    if sums.shape[:3].numel() < len(grad_out):
+        sums = F.pad(sums, (0, 0, 0, 0, 1, 0))  # 0 before the first chunk of all
+    grad_q, grad_k, grad_q_lin, grad_k_lin, grad_v = grads
+    torch.bmm(grad_out, sums.flatten(0, 2).transpose(-2, -1), out=grad_q_lin).div_(divisor)
+    shape = sums.shape
+    del sums  # here and below: frees memory before more is allocated
+    across = torch.bmm(chunks.q_lin.transpose(-2, -1), grad_out).div_(divisor).view(shape)
     grad_sums, grad_earlier = carry_sums(across, grad_sum_after, reverse=True)
+    del across
     grad_sums = grad_sums.flatten(0, 2)  # (B H G, s, e): of the sum behind each chunk
-    grad_q_lin = torch.bmm(grad_out, sums.flatten(0, 2).transpose(-2, -1)).div_(divisor)
-    grad_k_lin = torch.bmm(chunks.v, grad_sums.transpose(-2, -1))
-    grad_v = torch.bmm(chunks.k_lin, grad_sums)
-    grad_q, grad_k = torch.empty_like(chunks.q_quad), torch.zeros_like(chunks.k_quad)
-    bias = _chunk_bias(bias, sums)
+    torch.bmm(chunks.v, grad_sums.transpose(-2, -1), out=grad_k_lin)
+    torch.bmm(chunks.k_lin, grad_sums, out=grad_v)
+    del grad_sums
+    grad_k.zero_()
+    bias = _chunk_bias(bias, shape)
     for rows, keys in _bands(grad_out.shape[1]):
         # The weights are r², r = relu(score), so the gradient of a score is 2 r times that of its weight. The 2 is
         # multiplied in at the end.
@@ -182,10 +220,11 @@ def _backward_block(
         grad_q[:, rows] = torch.bmm(half_grad_scores, chunks.k_quad[:, keys])
         grad_k[:, keys].baddbmm_(half_grad_scores.transpose(-2, -1), chunks.q_quad[:, rows])
         if grad_bias is not None:
-            by_head = half_grad_scores.unflatten(0, sums.shape[:3]).sum((0, 2))  # (H, rows, keys)
+            by_head = half_grad_scores.unflatten(0, shape[:3]).sum((0, 2))  # (H, rows, keys)
             grad_bias[:, rows, keys].add_(by_head.sum_to_size(len(grad_bias), *by_head.shape[1:]), alpha=2.0)
-    grads = [grad_q.mul_(2.0 / divisor), grad_k.mul_(2.0 / divisor), grad_q_lin, grad_k_lin, grad_v]
-    return grads, grad_earlier
+    grad_q.mul_(2.0 / divisor)
+    grad_k.mul_(2.0 / divisor)
+    return grad_earlier
 
 
 def _bands(size: int) -> Iterator[tuple[slice, slice]]:
@@ -195,11 +234,11 @@ def _bands(size: int) -> Iterator[tuple[slice, slice]]:
         yield slice(start, stop), slice(0, stop)
 
 
-def _chunk_bias(bias: Tensor | None, sums: Tensor) -> Tensor | None:
-    """The bias (1 or H, C, C) of every chunk of ``sums`` (B, H, G, s, e): (B H G, C, C), no copy if all share one."""
+def _chunk_bias(bias: Tensor | None, shape: Sequence[int]) -> Tensor | None:
+    """The bias (1 or H, C, C) of every chunk of sums (B, H, G, s, e): (B H G, C, C), no copy if all share one."""
     if bias is None:
         return None
-    return bias.unsqueeze(1).expand(*sums.shape[:3], -1, -1).flatten(0, 2)
+    return bias.unsqueeze(1).expand(*shape[:3], -1, -1).flatten(0, 2)
 
 
 def _root_weights(chunks: Tokens, rows: slice, keys: slice, bias: Tensor | None, divisor: float) -> Tensor:

@@ -1,4 +1,4 @@
-"""A training step needs memory in proportion to its length, and nothing of size T x T."""
+"""A step needs memory in proportion to its length, no more than softmax attention, and nothing of size T x T."""
 
 import os
 import subprocess
@@ -8,6 +8,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from recipes.bench.harness.memory import peak_beyond
+from recipes.bench.harness.work import Settings
+from recipes.bench.models import fairseq_models
 from tests.fairseq_plugin.helpers.language_models import build_model
 from tests.fairseq_plugin.helpers.text import tokens
 from tests.processes import CHECKOUT
@@ -102,3 +105,28 @@ def test_daft_full_holds_its_bias_and_nothing_larger(arguments) -> None:
     with _LargestTensor() as largest:
         model(sequence)[0].sum().backward()
     assert 1021 * 1021 <= largest.elements <= 1.1 * 1024 * 1024
+
+
+def _peak(arch: str, width: int, length: int) -> int:
+    """Bytes of a training step on one sequence, at its peak, beyond the model; equal linear layers, no dropout."""
+    model = fairseq_models.build(arch, width, 2, length, Settings()).train()
+    sequence = fairseq_models.random_tokens(Settings(), length)
+
+    def step() -> list[torch.Tensor]:
+        model(sequence)[0].float().logsumexp(-1).mean().backward()
+        model.zero_grad()
+        return []
+
+    step()  # positions are made once
+    return peak_beyond(step, "cpu")
+
+
+@pytest.mark.parametrize(("width", "length"), [(256, 512), (512, 512), (256, 2048)])
+@pytest.mark.parametrize(
+    ("arch", "peer", "bound"), [("flash_lm", "transformer_pp_lm", 1.0), ("flowformer_lm", "softmax_lm", 1.02)]
+)
+def test_a_step_needs_no_more_memory_than_softmax_attention_does(arch, peer, bound, width, length) -> None:
+    """Of the same size, whole steps: seconds. Flow-Attention keeps its flows, some numbers for each token and head."""
+    ours, theirs = _peak(arch, width, length), _peak(peer, width, length)
+    assert theirs > 2**24, "too little to compare"
+    assert ours <= bound * theirs, f"{ours / theirs:.3f} times"

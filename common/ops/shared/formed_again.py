@@ -1,0 +1,124 @@
+"""Tensors that the backward pass forms again, so that the graph need not keep them from the forward pass."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .tracing import runs_eagerly
+
+#: Where ``x`` has fewer numbers all is kept: the calls for each tensor would take more than a twentieth of the time.
+LEAST_NUMBERS = 2**17
+#: ``form_again(tensors, function, *inputs)``: keep the inputs in place of the tensors, which are ``function(*inputs)``.
+FormAgain = Callable[..., None]
+
+
+def forming_again(x: Tensor) -> AbstractContextManager[FormAgain]:
+    """Inside it, operations keep for their backward pass how a tensor was formed where ``form_again`` was told so.
+
+        with forming_again(x) as form_again:
+            y = silu(x)
+            form_again([y], silu, x)
+            z = y @ weight  # keeps x for the gradient of the weight, not y
+
+    Gradients are the same bit for bit, gradients of gradients too, for the time of computing ``function`` once more.
+    It is to be cheap, without random numbers, and its inputs are to be kept anyway. Everything is kept as ever where
+    ``x`` is small, traced or transformed, and where somebody else decides on what is kept: activation checkpointing or
+    another ``torch.autograd.graph.saved_tensors_hooks``.
+    """
+    return _forming_again() if _decides_what_is_kept(x) else nullcontext(_keep_all)
+
+
+def _keep_all(*_: Any) -> None:
+    """A ``form_again`` that changes nothing."""
+
+
+@contextmanager
+def _forming_again() -> Iterator[FormAgain]:
+    saved: list[_Saved] = []
+    formed: dict[tuple[Any, ...], tuple[_Form, int]] = {}
+    alive: list[Tensor] = []  # so that until the end no two tensors have the same place
+
+    def form_again(tensors: Sequence[Tensor], function: Callable[..., Sequence[Tensor]], *inputs: Tensor) -> None:
+        form = _Form(function, inputs)
+        alive.extend(tensors)
+        formed.update((_place(tensor), (form, i)) for i, tensor in enumerate(tensors))
+
+    def pack(tensor: Tensor) -> _Saved:
+        saved.append(_Saved(tensor))
+        return saved[-1]
+
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(pack, _Saved.get):
+            yield form_again
+    finally:
+        for one in saved:
+            one.form_again(formed)
+        # A graph holds on to its hooks, and so to what they refer to.
+        for held in (saved, formed, alive):
+            held.clear()
+
+
+def _decides_what_is_kept(x: Tensor) -> bool:
+    """Whether ``forming_again`` may say what is kept. Before torch 2.8 nobody can ask whether somebody else does."""
+    if not runs_eagerly(x) or not torch.is_grad_enabled() or x.numel() < LEAST_NUMBERS:
+        return False
+    hooks_of_others = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+    return hooks_of_others is not None and hooks_of_others(False) is None
+
+
+def _place(x: Tensor) -> tuple[Any, ...]:
+    """What two tensors with the same numbers in the same memory have in common, whatever the shape if contiguous."""
+    order = (x.numel(),) if x.is_contiguous() else (x.shape, x.stride())
+    return (x.data_ptr(), x.dtype, *order)
+
+
+class _Unchanged:
+    """Tensors that nobody may change in place before the backward pass; autograd does not look where hooks are."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._tensors, self._versions = tensors, [x._version for x in tensors]
+
+    def get(self) -> Sequence[Tensor]:
+        """The tensors; RuntimeError where one was changed."""
+        if self._versions != [x._version for x in self._tensors]:
+            raise RuntimeError("a tensor that the backward pass needs was changed in place after the forward pass")
+        return self._tensors
+
+
+class _Form:
+    """Forms some tensors in one call, and holds each until it is taken."""
+
+    def __init__(self, function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor]) -> None:
+        self._function, self._inputs, self._formed = function, _Unchanged(inputs), {}
+
+    def take(self, i: int) -> Tensor:
+        """Tensor ``i``."""
+        inputs = self._inputs.get()
+        if i not in self._formed:
+            with torch.no_grad():
+                self._formed = dict(enumerate(self._function(*inputs)))
+        return self._formed.pop(i)
+
+
+class _Saved:
+    """What the graph keeps in place of a tensor: the tensor itself, or how it is formed."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor, self._kept, self._form = tensor, _Unchanged([tensor]), None
+
+    def form_again(self, formed: Mapping[tuple[Any, ...], tuple[_Form, int]]) -> None:
+        """Drop the tensor if it is one of ``formed``: a form, and the tensor's number in it, by place."""
+        self._form, self._shape = formed.get(_place(self._tensor)), self._tensor.shape
+        if self._form is not None:
+            self._kept = None
+        self._tensor = None
+
+    def get(self) -> Tensor:
+        """The tensor."""
+        if self._form is None:
+            return self._kept.get()[0]
+        form, i = self._form
+        return form.take(i).reshape(self._shape)
