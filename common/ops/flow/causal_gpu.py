@@ -16,7 +16,7 @@ from torch import Tensor
 from ..shared.autograd import graph_gradients
 from ..shared.gpu import dispatch
 from ..shared.gpu.first_use import FirstUse, sample_like, sample_padding
-from ..shared.gpu.launch import at_least_16, ceil_div, on_device_of, rows, strides
+from ..shared.gpu.launch import at_least_16, ceil_div, on_device_of, rows, strides, tile_rows
 from ..shared.state import State
 from .causal import STATE_SUMS, CausalInputs, attention_in_chunks, chunk_positions, state_shapes
 from .causal_weights import Positions, flow_scale, flow_weights
@@ -59,7 +59,7 @@ def causal_attention(inputs: CausalInputs) -> tuple[Tensor, State]:
     Cost as there, with (n / C) d e numbers of temporaries.
     """
     q, k, v, padding, options, chunk_size, state = inputs
-    earlier = _empty_state(q, v) if state is None else state
+    earlier = empty_state(q, v) if state is None else state
     positions = chunk_positions(q, padding, q.shape[2], earlier)
     count = positions.count.flatten(1).contiguous()  # (B or 1, 1, 1, n) -> (B or 1, n)
     call = _Call(padding, positions, count, earlier["count"], options, chunk_size)
@@ -70,7 +70,7 @@ def causal_attention(inputs: CausalInputs) -> tuple[Tensor, State]:
 def first_use(inputs: CausalInputs) -> FirstUse:
     """What is compared before kernels take such inputs for the first time: three tiles of tokens."""
     q, v, options, padded = inputs.q, inputs.v, inputs.options, inputs.padding is not None
-    tokens = 2 * _tile_rows(q.shape[3]) + 7
+    tokens = 2 * tile_rows(q, q.shape[3]) + 7
 
     def sample() -> list[Tensor]:
         return [sample_like(x, tokens, seed) for seed, x in enumerate((q, inputs.k, v))]
@@ -86,12 +86,7 @@ def first_use(inputs: CausalInputs) -> FirstUse:
     return FirstUse(NAME, q.device, case, sample, by(causal_attention), by(attention_in_chunks))
 
 
-def _tile_rows(channels: int) -> int:
-    """Tokens of a tile, of at most 16 KiB: several must be in a device's shared memory at once."""
-    return 64 if channels <= 64 else 32
-
-
-def _empty_state(q: Tensor, v: Tensor) -> State:
+def empty_state(q: Tensor, v: Tensor) -> State:
     """The state before the first token."""
     like = {"dtype": torch.float32, "device": q.device}
     state = {name: torch.zeros(shape, **like) for name, shape in state_shapes(q, v).items()}
@@ -110,12 +105,12 @@ class _CausalFlowAttention(torch.autograd.Function):
         with on_device_of(q):
             out, flows, new_state = _forward(q, k, v, call, state)
         ctx.call = call
-        ctx.save_for_backward(q, k, v, *earlier, *flows)
+        ctx.save_for_backward(q, k, v, out, *earlier, *flows)
         return (out, *(new_state[name] for name in STATE_SUMS))
 
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor, *grad_sums: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, *rest = ctx.saved_tensors
+        q, k, v, out, *rest = ctx.saved_tensors
         earlier, flows = rest[: len(STATE_SUMS)], _Flows(*rest[len(STATE_SUMS) :])
         needed = (*ctx.needs_input_grad[:3], *ctx.needs_input_grad[4:])
 
@@ -125,7 +120,7 @@ class _CausalFlowAttention(torch.autograd.Function):
         def by_kernels() -> tuple[Tensor | None, ...]:
             with on_device_of(q):
                 state, grad_state = (dict(zip(STATE_SUMS, x)) for x in (earlier, grad_sums))
-                return _backward(q, k, v, ctx.call, state, flows, grad_out, grad_state)
+                return _backward(q, k, v, ctx.call, state, flows, out, grad_out, grad_state)
 
         # With create_graph=True gradients must have gradients themselves, which those of kernels have not.
         grads = by_pytorch() if torch.is_grad_enabled() else dispatch.guarded(NAME, by_kernels, by_pytorch)
@@ -149,7 +144,7 @@ class _Shapes:
 
     def __init__(self, q: Tensor, k: Tensor, v: Tensor, call: _Call) -> None:
         batch, heads, n, d = q.shape
-        self.size = _tile_rows(d)
+        self.size = tile_rows(q, d)
         self.columns = min(self.size, at_least_16(v.shape[3]))
         self.heads, self.groups = batch * heads, ceil_div(n, self.size)
         self.grid = (self.heads * self.groups,)
@@ -272,7 +267,9 @@ def _kv_sums(k: Tensor, v: Tensor, competition: Tensor, shapes: _Shapes, first: 
         k,
         v,
         shapes.padding,
+        v,
         competition,
+        sums,
         sums,
         *shapes.counts,
         *strides(k),
@@ -284,7 +281,15 @@ def _kv_sums(k: Tensor, v: Tensor, competition: Tensor, shapes: _Shapes, first: 
 
 
 def _backward(
-    q: Tensor, k: Tensor, v: Tensor, call: _Call, state: State, flows: _Flows, grad_out: Tensor, grad_state: State
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    call: _Call,
+    state: State,
+    flows: _Flows,
+    out: Tensor,
+    grad_out: Tensor,
+    grad_state: State,
 ) -> tuple[Tensor, ...]:
     """Gradients of q, k, v and of the sums of ``state``. The gradient of a running sum is a sum from the end."""
     from . import causal_gpu_kernels as kernels
@@ -306,12 +311,15 @@ def _backward(
 
     kv_sums = _kv_sums(k, v, competition, shapes, state["sum_kv"])
     reversed_kv_sums = shapes.matrix_sums(grad_state["sum_kv"])
+    dots, grad_competition = q.new_empty(2, shapes.value_grid[1], batch, heads, n, dtype=torch.float32)
     kernels.value_sums[shapes.value_grid](
         q,
         grad_out,
         shapes.padding,
+        out,
         scale,
         reversed_kv_sums,
+        dots,
         *shapes.counts,
         *strides(q),
         *strides(grad_out),
@@ -320,7 +328,6 @@ def _backward(
     )
     reversed_kv_sums.cumsum_(1)
     grad_v = v.new_empty(v.shape)
-    grad_competition, grad_scale = q.new_empty(2, shapes.value_grid[1], batch, heads, n, dtype=torch.float32)
     kernels.values_backward[shapes.value_grid](
         q,
         k,
@@ -329,11 +336,9 @@ def _backward(
         shapes.padding,
         competition,
         scale,
-        kv_sums,
         reversed_kv_sums,
         grad_v,
         grad_competition,
-        grad_scale,
         *shapes.counts,
         *qk_strides,
         *value_strides,
@@ -342,7 +347,8 @@ def _backward(
 
     grad_weighted = (
         grad_competition.sum(0),
-        grad_scale.sum(0),
+        # The output is scale times something; where the scale has vanished, so has its own gradient.
+        (dots.sum(0) / scale).masked_fill(scale == 0.0, 0.0),
         grad_state["log_competition"],
         grad_state["log_allocation"],
     )
@@ -423,7 +429,10 @@ def _backward(
         shapes.eps,
         *qk_strides,
         *value_strides,
-        **shapes.value,
+        **{
+            **shapes.value,
+            "E": min(64 // q.element_size(), shapes.columns),
+        },  # few registers, as a program goes through all columns
     )
 
     def whole(sums: Tensor) -> Tensor:

@@ -66,7 +66,7 @@ def _location(padding, n, heads, groups, PADDED: tl.constexpr, C: tl.constexpr):
     return head, batch, head % heads, chunk, rows, exist, real
 
 
-@tuned(["d", "C", "WEIGHTED"])
+@tuned(["d", "C", "WEIGHTED"], warps=(8, 4))
 @triton.jit
 def feature_sums(
     q,
@@ -179,14 +179,16 @@ def flows(
         tl.store(next_sums + of_k + slot, tl.sum(k * (count / _replace_zero_by_one(flow_out))[:, None], 0), mask=inside)
 
 
-@tuned(["d", "e", "C", "REVERSED"])
+@tuned(["d", "e", "C", "REVERSED"], warps=(8, 4))
 @triton.jit
 def value_sums(
     x,
     v,
     padding,
+    out,
     weights,
     sums,
+    dots,
     n,
     heads,
     groups,
@@ -205,14 +207,22 @@ def value_sums(
     D: tl.constexpr,
     E: tl.constexpr,
 ):
-    """Σ phi(x)ᵀ (w v) of each chunk, (d, e): of k and v, or, REVERSED, of q and the gradient of the output."""
+    """Σ phi(x)ᵀ (w v) of each chunk, (d, e): of k and v, or, REVERSED, of q and the gradient of the output.
+
+    REVERSED, also each token's product of ``out`` and its gradient, a part (B, H, n) from each block of e channels.
+    """
     dtype: tl.constexpr = x.dtype.element_ty
     head, batch, h, chunk, rows, exist, real = _location(padding, n, heads, groups, PADDED, C)
     channels, columns = tl.arange(0, D), tl.program_id(1) * E + tl.arange(0, E)
     x = _features(x + batch * xb + h * xh, xn, rows, channels, real, d, phi)
     x *= tl.load(weights + head * n + rows, mask=exist, other=0.0)[:, None]
     v = load_tile(v + batch * vb + h * vh, vn, rows, columns, real, e)
-    slot = groups - chunk if REVERSED else chunk + 1
+    slot = chunk + 1
+    if REVERSED:
+        slot = groups - chunk
+        out = load_tile(out + head * n * e, e, rows, columns, exist, e)
+        part = tl.program_id(1).to(tl.int64) * (tl.num_programs(0) // groups) * n
+        tl.store(dots + part + head * n + rows, tl.sum(out.to(tl.float32) * v, 1), mask=exist)
     sums += (head * (groups + 1) + slot) * d * e + channels[:, None] * e + columns[None, :]
     total = product(tl.trans(x), v, tl.zeros((D, E), tl.float32), dtype)
     tl.store(sums, total, mask=(channels < d)[:, None] & (columns < e)[None, :])
@@ -276,11 +286,9 @@ def values_backward(
     padding,
     competition,
     scale,
-    sums,
     reversed_sums,
     grad_v,
     grad_competition,
-    grad_scale,
     n,
     heads,
     groups,
@@ -304,7 +312,7 @@ def values_backward(
     D: tl.constexpr,
     E: tl.constexpr,
 ):
-    """Gradients of v (B, H, n, e), and of w and s, a part (B, H, n) from each block of e channels."""
+    """Gradients of v (B, H, n, e), and of w, a part (B, H, n) from each block of e channels."""
     dtype: tl.constexpr = q.dtype.element_ty
     head, batch, h, chunk, rows, exist, real = _location(padding, n, heads, groups, PADDED, C)
     channels, columns = tl.arange(0, D), tl.program_id(1) * E + tl.arange(0, E)
@@ -325,10 +333,6 @@ def values_backward(
     store_tile(grad_v + head * n * e, e, rows, columns, exist, e, grad_weighted * competition[:, None])
     part = tl.program_id(1).to(tl.int64) * (tl.num_programs(0) // groups) * n
     tl.store(grad_competition + part + at, tl.sum(grad_weighted * v, 1), mask=exist)
-    earlier = load_matrix(sums + head_sums + chunk * d * e, channels, columns, d, e)
-    unscaled = product(scores * competition[None, :], v, tl.zeros((C, E), tl.float32), dtype)
-    unscaled = product(q, earlier, unscaled, dtype)
-    tl.store(grad_scale + part + at, tl.sum(unscaled * grad_out, 1), mask=exist)
 
 
 @tuned(["d", "C"])
@@ -460,10 +464,7 @@ def features_backward(
     head, batch, h, chunk, rows, exist, real = _location(padding, n, heads, groups, PADDED, C)
     channels = tl.arange(0, D)
     at = head * n + rows
-    q = _features(q + batch * qb + h * qh, qn, rows, channels, real, d, phi)
-    k = _features(k + batch * kb + h * kh, kn, rows, channels, real, d, phi)
-    competition = tl.load(competition + at, mask=exist, other=0.0)
-    scale = tl.load(scale + at, mask=exist, other=0.0)
+    q_rows, k_rows = q + batch * qb + h * qh, k + batch * kb + h * kh
     v += batch * vb + h * vh
     grad_out += batch * ob + h * oh
     kv_sums += (head * (groups + 1) + chunk) * d * e
@@ -481,9 +482,12 @@ def features_backward(
         after = load_matrix(reversed_kv_sums, channels, columns, d, e)
         total_k = product(values, tl.trans(after), total_k, dtype)
     # Weights only now: v and the gradient of the output are then exact operands.
+    competition = tl.load(competition + at, mask=exist, other=0.0)
+    scale = tl.load(scale + at, mask=exist, other=0.0)
     grad_scores *= scale[:, None] * competition[None, :]
     total_q *= scale[:, None]
     total_k *= competition[:, None]
+    tl.debug_barrier()  # keeps the compiler from loading what follows while all registers are taken
 
     count = tl.load(count + batch * count_stride + rows, mask=exist, other=1.0)
     # 0 at padding, whose flows are next to nothing: their reciprocals would outweigh all that is scaled with them.
@@ -495,10 +499,14 @@ def features_backward(
     grad_in_hat = tl.load(grad_conserved_incoming + at, mask=exist, other=0.0)
     grad_out_hat = tl.load(grad_conserved_outgoing + at, mask=exist, other=0.0)
     row, column = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
-    to_sinks = grad_scores + grad_in[:, None] + grad_in_hat[:, None] * inverse_outgoing[None, :]
-    to_sources = grad_out_flow[None, :] + grad_out_hat[None, :] * inverse_incoming[:, None]
-    grad_scores = tl.where(column <= row, to_sinks, 0.0) + tl.where(row <= column, to_sources, 0.0)
+    # What a sink (row) gives a source (column) as gradient, and the reverse.
+    to_sources = tl.where(column <= row, grad_in[:, None] + grad_in_hat[:, None] * inverse_outgoing[None, :], 0.0)
+    to_sinks = tl.where(row <= column, grad_out_flow[None, :] + grad_out_hat[None, :] * inverse_incoming[:, None], 0.0)
+    from_sources, from_sinks = eps * tl.sum(to_sinks, 1), eps * tl.sum(to_sources, 0)
+    grad_scores = tl.where(column <= row, grad_scores, 0.0) + to_sources + to_sinks
+    k = _features(k_rows, kn, rows, channels, real, d, phi)
     total_q = product(grad_scores, k, total_q, dtype)
+    q = _features(q_rows, qn, rows, channels, real, d, phi)
     total_k = product(tl.trans(grad_scores), q, total_k, dtype)
 
     inside = channels < d
@@ -517,11 +525,11 @@ def features_backward(
     hat_k = tl.load(reversed_conserved_sums + behind, mask=inside, other=0.0)
     total_q += inverse_incoming[:, None] * hat_q[None, :]
     total_k += inverse_outgoing[:, None] * hat_k[None, :]
-    # received_q: what source ``column`` received from sink ``row``; received_k the reverse.
-    received_q = grad_out_flow[None, :] + grad_out_hat[None, :] * inverse_incoming[:, None]
-    received_k = grad_in[:, None] + grad_in_hat[:, None] * inverse_outgoing[None, :]
-    total_q += eps * tl.sum(tl.where(row <= column, received_q, 0.0), 1)[:, None]
-    total_k += eps * tl.sum(tl.where(column <= row, received_k, 0.0), 0)[:, None]
+    total_q += from_sources[:, None]
+    total_k += from_sinks[:, None]
+    # Features are computed again: until here they would take registers that products need.
+    q = _features(q_rows, qn, rows, channels, real, d, phi)
+    k = _features(k_rows, kn, rows, channels, real, d, phi)
     store_tile(
         grad_q + head * n * d, d, rows, channels, exist, d, tl.where(real[:, None], total_q * _slope(q, phi), 0.0)
     )

@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 
 from ..shared.checks import check_padding_mask, check_positive_int, check_query_key_value
-from ..shared.gpu import dispatch
 from ..shared.precision import autocast_off, compute_dtype
 from ..shared.state import State, check_continuation, state_of_sums
-from ..shared.tracing import runs_eagerly
-from . import causal_gpu
+from ..shared.tracing import is_compiled, runs_eagerly
+from . import causal_gpu, causal_gpu_operator
 from .causal import (
     CausalInputs,
     attention_in_chunks,
@@ -135,15 +134,14 @@ def _full(
 
 
 def _causal(inputs: CausalInputs) -> tuple[Tensor, State]:
-    """Causal attention: kernels on a GPU, blocks on a CPU (but for a single token), otherwise plain PyTorch."""
+    """Causal attention: kernels on a GPU, blocks on a CPU (but for a single token), otherwise plain PyTorch.
+
+    torch.compile sees kernels as one operator, and plain PyTorch where there are none.
+    """
     q, k, v = inputs.q, inputs.k, inputs.v  # not a slice, which torch.compile of torch 2.6 refuses
     if causal_gpu.applies(q, k, v):
-        return dispatch.guarded(
-            causal_gpu.NAME,
-            lambda: causal_gpu.causal_attention(inputs),
-            lambda: attention_in_chunks(inputs),
-            causal_gpu.first_use(inputs),
-        )
+        by_kernels = causal_gpu_operator.causal_attention if is_compiled() else causal_gpu_operator.guarded_attention
+        return by_kernels(inputs)
     if q.device.type == "cpu" and q.shape[2] > 1 and runs_eagerly(q, k, v):
         return causal_attention_in_blocks(inputs)
     return attention_in_chunks(inputs)

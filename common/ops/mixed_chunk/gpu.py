@@ -15,15 +15,13 @@ from torch import Tensor
 from ..shared.autograd import graph_gradients
 from ..shared.gpu import dispatch
 from ..shared.gpu.first_use import FirstUse, normal_like, sample_like, sample_padding
-from ..shared.gpu.launch import at_least_16, ceil_div, interpreted, on_device_of, rows, strides
+from ..shared.gpu.launch import at_least_16, ceil_div, interpreted, on_device_of, rows, strides, tile_rows
 from ..shared.padding import put_back, real_first, take, zero_padding
 from ..shared.relative_bias import bias_rows, is_toeplitz
 from . import sequence
 from .sequence import MixedChunkOptions, Tokens
 
 NAME = "mixed_chunk_attention"
-# Bytes of shared memory a device needs to hold tiles of 64 tokens and 128 channels: A100 and H100 have more.
-_LARGE_MEMORY = 128 * 1024
 
 
 def applies(tokens: Tokens, options: MixedChunkOptions) -> bool:
@@ -124,13 +122,14 @@ def _graph_gradients(inputs: tuple[Tensor | None, ...], call: _Call, grad_out: T
 class _Shapes:
     """The arguments that every kernel takes, and the grids of programs."""
 
-    def __init__(self, tokens: Tokens, bias: Tensor | None, call: _Call) -> None:
+    def __init__(self, tokens: Tokens, bias: Tensor | None, call: _Call, most_rows: int = 64) -> None:
         options, (batch, heads, n, s), e = call.options, tokens.q_quad.shape, tokens.v.shape[3]
-        tile = tile_rows(tokens.v, s)
+        # Few in the interpreter, so that small inputs have several.
+        tile = 16 if interpreted() else min(most_rows, tile_rows(tokens.v, s))
         self.size = min(options.chunk_size, n)  # of a chunk, as far as there are tokens
         self.tile = min(tile, at_least_16(self.size))
         self.heads, self.groups, self.tiles = batch * heads, ceil_div(n, options.chunk_size), ceil_div(self.size, tile)
-        columns = min(64 if tile >= 64 else 32, at_least_16(e))
+        columns = min(max(tile, 32), at_least_16(e))
         self.grid = (self.heads * self.groups * self.tiles,)
         self.value_grid = (*self.grid, ceil_div(e, columns))
         self.sum_grid = (self.heads * self.groups, self.value_grid[1])
@@ -140,14 +139,6 @@ class _Shapes:
         self.product.update(S=at_least_16(s), E=columns)
         self.all = {**self.product, "causal": options.causal, "kernel": options.kernel, "BIAS": self.bias_form}
         self.all.update(LOCAL=options.local, LINEAR=options.linear)
-
-
-def tile_rows(x: Tensor, channels: int) -> int:
-    """Tokens of a tile: 64 where they fit the device; few in the interpreter, so that small inputs have several."""
-    if interpreted():
-        return 16
-    large = torch.cuda.get_device_properties(x.device).shared_memory_per_block_optin >= _LARGE_MEMORY
-    return 64 if channels <= 64 or large else 32
 
 
 def _bias(bias: Tensor | None, chunk_size: int, like: Tensor) -> tuple[Tensor, str, int]:
@@ -226,44 +217,45 @@ def _backward(
     grad_scores = v
     if needs_bias:
         grad_scores = v.new_zeros(shapes.heads, shapes.groups, shapes.size, shapes.size, dtype=torch.float32)
+    few = _Shapes(tokens, bias, call, most_rows=32)  # these two kernels need more registers for each
     quad_strides, value_strides = (*strides(q_quad), *strides(k_quad)), (*strides(v), *strides(grad_out))
-    kernels.queries_backward[shapes.grid](
+    kernels.queries_backward[few.grid](
         q_quad,
         k_quad,
         v,
         grad_out,
-        shapes.bias,
+        few.bias,
         call.lengths,
         call.divisors,
         sums,
         grad_q_quad,
         grad_q_lin,
         grad_scores,
-        *shapes.counts,
-        shapes.tiles,
+        *few.counts,
+        few.tiles,
         shapes.size,
-        shapes.bias_stride,
+        few.bias_stride,
         *quad_strides,
         *value_strides,
-        **shapes.all,
+        **few.all,
         OF_BIAS=needs_bias and local,
     )
-    kernels.keys_backward[shapes.grid](
+    kernels.keys_backward[few.grid](
         q_quad,
         k_quad,
         v,
         grad_out,
-        shapes.bias,
+        few.bias,
         call.lengths,
         reversed_sums,
         grad_k_quad,
         grad_k_lin,
-        *shapes.counts,
-        shapes.tiles,
-        shapes.bias_stride,
+        *few.counts,
+        few.tiles,
+        few.bias_stride,
         *quad_strides,
         *value_strides,
-        **shapes.all,
+        **few.all,
     )
     kernels.values_backward[shapes.value_grid](
         q_quad,

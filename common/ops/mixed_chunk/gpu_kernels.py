@@ -112,7 +112,7 @@ def _sum_address(sums, head, slot, groups, s: tl.constexpr, e: tl.constexpr, cau
     return sums + (head * (groups + 1) + slot) * s * e if causal else sums + head * s * e
 
 
-@tuned(["s", "e", "C", "REVERSED"])
+@tuned(["s", "e", "C", "REVERSED"], warps=(8, 4))
 @triton.jit
 def chunk_sums(
     x,

@@ -6,13 +6,13 @@ Hua, Dai, Liu, Le, *Transformer Quality in Linear Time* (FLASH), ICML 2022, sect
 from torch import Tensor
 
 from ..shared.checks import check_padding_mask, check_query_key_value
-from ..shared.gpu import dispatch
 from ..shared.heads import with_heads
 from ..shared.padding import zero_padding
 from ..shared.precision import autocast_off, compute_dtype
 from ..shared.relative_bias import check_bias
 from ..shared.state import State, check_continuation, state_of_sums
-from . import causal_cpu, decoding, gpu
+from ..shared.tracing import is_compiled
+from . import causal_cpu, decoding, gpu, gpu_operator
 from .sequence import (
     MixedChunkOptions,
     Tokens,
@@ -113,12 +113,8 @@ def _whole(tokens: Tokens, bias: Tensor | None, options: MixedChunkOptions, padd
     """A whole sequence: kernels on a GPU, blocks on a CPU for the paper's language model, otherwise plain PyTorch."""
     arguments = (tokens, bias, options, padding_mask)
     if gpu.applies(tokens, options):
-        return dispatch.guarded(
-            gpu.NAME,
-            lambda: gpu.whole_sequence(*arguments),
-            lambda: whole_sequence(*arguments),
-            gpu.first_use(*arguments),
-        )
+        by_kernels = gpu_operator.whole_sequence if is_compiled() else gpu_operator.guarded_sequence
+        return by_kernels(*arguments)
     in_blocks = causal_cpu.applies(tokens, bias, options)
     return whole_sequence(*arguments, causal_cpu.causal_attention_in_blocks if in_blocks else attend_in_graph)
 

@@ -19,3 +19,10 @@ def runs_eagerly(*tensors: Tensor) -> bool:
     if any(torch._C._functorch.is_legacy_batchedtensor(x) for x in tensors):
         return False
     return all(torch.autograd.forward_ad.unpack_dual(x).tangent is None for x in tensors)
+
+
+def is_compiled() -> bool:
+    """Whether torch.compile traces, and not torch.export, whose graphs must hold PyTorch's own operators alone."""
+    # torch 2.6 cannot tell one from the other.
+    is_exporting = getattr(torch.compiler, "is_exporting", lambda: True)
+    return torch.compiler.is_dynamo_compiling() and not is_exporting()

@@ -1,11 +1,11 @@
 """When Triton kernels are used, and what happens where they fail. Imports no Triton and knows no mechanism.
 
 Kernels take CUDA tensors in float32, float16 or bfloat16. Plain PyTorch is used for all else: other devices and dtypes
-(float64), torch.compile, torch.export and tracing (to which kernels are opaque; inductor fuses plain PyTorch
-itself), torch.func's transforms, forward-mode gradients and tensor subclasses. Before their first use they are compared
-with plain PyTorch (``first_use``). ``LINEARTIME_TRITON=0`` turns all kernels off, ``LINEARTIME_TRITON=1`` turns them on
-without that. Triton's interpreter (``TRITON_INTERPRET=1`` before Triton is imported) takes the place of a GPU: kernels
-then run on CPU tensors, slowly, which is how they are tested.
+(float64), torch.export and tracing (to which kernels are opaque), torch.func's transforms, forward-mode gradients and
+tensor subclasses. torch.compile calls kernels as operators (``operators``). Before their first use they are compared
+with plain PyTorch (``first_use``). ``LINEARTIME_TRITON=0`` turns all kernels off, ``LINEARTIME_TRITON=1`` turns them
+on without that. Triton's interpreter (``TRITON_INTERPRET=1`` before Triton is imported) takes the place of a GPU:
+kernels then run on CPU tensors, slowly, which is how they are tested.
 """
 
 import functools
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..tracing import runs_eagerly
+from ..tracing import is_compiled, runs_eagerly
 from .first_use import FirstUse, compare, right
 from .launch import interpreted, is_capturing, wait_for
 
@@ -54,13 +54,23 @@ def applies(name: str, *tensors: Tensor) -> bool:
     Raises:
         ValueError: ``LINEARTIME_TRITON`` is neither 0 nor 1.
     """
-    # First, as a graph that is being traced must not depend on the environment.
-    if not runs_eagerly(*tensors):
+    if runs_eagerly(*tensors):
+        if not switched_on():
+            return False
+    # torch.compile calls kernels as operators, but not inside torch.func's transforms.
+    elif not is_compiled() or torch._C._are_functorch_transforms_active():
         return False
-    if not switched_on() or name in failed:
-        return False
-    on_device = all(x.is_cuda for x in tensors) or (interpreted() and all(x.device.type == "cpu" for x in tensors))
-    return on_device and all(_has_kernel_dtype(x) for x in tensors) and has_triton()
+    on_cpu, on_gpu = all(x.device.type == "cpu" for x in tensors), all(x.is_cuda for x in tensors)
+    return (on_cpu or on_gpu) and all(_has_kernel_dtype(x) for x in tensors) and _usable(name, on_cpu)
+
+
+def _usable(name: str, on_cpu: bool) -> bool:
+    """Whether kernels of ``name`` can run there, are switched on, have not failed, and there is a Triton."""
+    return (interpreted() or not on_cpu) and switched_on() and name not in failed and has_triton()
+
+
+# torch.compiler.assume_constant_result, which would import all of torch.compile and Triton: asked once for a graph.
+_usable._dynamo_marked_constant = True
 
 
 def _has_kernel_dtype(x: Tensor) -> bool:

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+#: Kernel -> the warps of each configuration that is timed. Few, as each is compiled. ``README.md`` says which spill.
+warps_of: dict[str, tuple[int, ...]] = {}
 #: Kernels whose configurations are timed.
 _tuned: list[Any] = []
 
@@ -17,24 +19,29 @@ def interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
-def tuned(key: list[str]) -> Callable[[Any], Any]:
-    """A decorator that times four and eight warps once for each value of the arguments in ``key``.
+def tuned(key: list[str], warps: tuple[int, ...] = (8,)) -> Callable[[Any], Any]:
+    """A decorator that times each of some numbers of warps once for each value of the arguments in ``key``.
 
     A configuration that does not fit the device is passed over. A kernel must not read what it writes, because it is
     run several times. Without a GPU nothing can be timed, and the kernel stays as it is.
     """
-    if not torch.cuda.is_available() or interpreted():
-        return lambda kernel: kernel
-    import triton  # here, since host sides are imported where there is no Triton
-
-    # Few, as each is compiled for every kernel. One stage: tiles of float32 leave no shared memory for a second.
-    configs = [triton.Config({}, num_warps=warps, num_stages=1) for warps in (8, 4)]
 
     def tune(kernel: Any) -> Any:
+        warps_of[f"{kernel.__module__}.{kernel.__name__}"] = warps
+        if not torch.cuda.is_available() or interpreted():
+            return kernel
+        import triton  # here, since host sides are imported where there is no Triton
+
+        configs = [triton.Config({}, **configuration(number)) for number in warps]
         _tuned.append(triton.autotune(configs=configs, key=key)(kernel))
         return _tuned[-1]
 
     return tune
+
+
+def configuration(warps: int) -> dict[str, int]:
+    """The options of a compilation. One stage: a second one takes registers, of which none are left."""
+    return {"num_warps": warps, "num_stages": 1}
 
 
 def forget_tuning() -> None:
@@ -72,6 +79,12 @@ def strides(x: Tensor) -> tuple[int, int, int]:
 def at_least_16(channels: int) -> int:
     """The smallest power of two that holds ``channels`` and that a product of tiles takes."""
     return max(16, 1 << (channels - 1).bit_length())
+
+
+def tile_rows(x: Tensor, channels: int) -> int:
+    """Tokens of a tile, of at most 8 KiB of x's dtype and, in float32, 32: several must be in registers at once."""
+    most = 32 if x.dtype == torch.float32 else 64
+    return max(16, min(most, 8192 // (at_least_16(channels) * x.element_size())))
 
 
 def ceil_div(x: int, y: int) -> int:

@@ -41,7 +41,7 @@ def product(a, b, total, dtype: tl.constexpr):
     In float16 a rounded operand is scaled to its largest number, so that none overflows or vanishes.
     """
     if dtype == tl.float32:
-        total = tl.dot(a, b, total, input_precision="ieee")
+        total = tl.dot(a, b, total, input_precision="tf32x3")
     elif dtype == tl.bfloat16:
         total = tl.dot(_bfloat16(a), _bfloat16(b), total)
     else:
@@ -54,7 +54,7 @@ def product(a, b, total, dtype: tl.constexpr):
 def flow_product(a, b, dtype: tl.constexpr):
     """a b of float32 operands: exact for a kernel of float32, else with TF32's 10 bits, never fewer."""
     if dtype == tl.float32:
-        return tl.dot(a, b, input_precision="ieee")
+        return tl.dot(a, b, input_precision="tf32x3")
     else:
         return tl.dot(a, b, input_precision="tf32")
 

@@ -1,0 +1,94 @@
+"""Kernels as operators of torch.compile, which calls them as they are and looks inside none.
+
+An operator of a mechanism runs what eager PyTorch would: kernels, compared before their first use, or plain PyTorch
+where they fail. Its gradients are another operator, which computes the output once more: only inputs are kept.
+"""
+
+import contextlib
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..autograd import graph_gradients
+
+LIBRARY = "lineartime"
+
+
+def differentiable_operator(
+    name: str,
+    tensors: Sequence[str],
+    constants: str,
+    outputs: int,
+    run: Callable[..., Sequence[Tensor]],
+    fake: Callable,
+) -> Callable[..., Any]:
+    """The operator lineartime::NAME with gradients of first order.
+
+    Args:
+        tensors: names of the tensors among its arguments, which come first; one with a "?" may be None.
+        constants: the others, in PyTorch's language of schemas.
+        outputs: their number; a single one is a tensor, several are a tuple. No output may be an input.
+        run: (tensors, constants) -> a tuple of outputs, all floating-point.
+        fake: the same for tensors without numbers, contiguous.
+    """
+    arguments = ", ".join(f"Tensor? {x[:-1]}" if x.endswith("?") else f"Tensor {x}" for x in tensors)
+    size = len(tensors)
+
+    def of_schema(found: Sequence[Tensor]) -> Any:
+        return tuple(found) if outputs > 1 else found[0]
+
+    def forward(*given: Any) -> Any:
+        with torch.no_grad():
+            return of_schema(run(*given))
+
+    def backward(*given: Any) -> list[Tensor]:
+        inputs, grads, needed, rest = given[:size], given[size], given[size + 1], given[size + 2 :]
+        found = _gradients_apart(lambda *x: tuple(run(*x, *rest)), inputs, grads, needed)
+        return [torch.zeros_like(x) if grad is None else grad.clone() for x, grad in zip(_of(inputs, needed), found)]
+
+    options = {"mutates_args": ()}
+    schema = f"({arguments}, {constants}) -> ({', '.join(['Tensor'] * outputs)})"
+    operator = torch.library.custom_op(f"{LIBRARY}::{name}", forward, schema=schema, **options)
+    operator.register_fake(lambda *given: of_schema(fake(*given)))
+    schema = f"({arguments}, Tensor[] grads, bool[] needed, {constants}) -> Tensor[]"
+    gradient = torch.library.custom_op(f"{LIBRARY}::{name}_backward", backward, schema=schema, **options)
+    gradient.register_fake(lambda *given: [x.new_empty(x.shape) for x in _of(given[:size], given[size + 1])])
+
+    def keep(ctx: Any, inputs: tuple, output: tuple) -> None:
+        ctx.save_for_backward(*inputs[:size])
+        ctx.constants = inputs[size:]
+
+    def differentiate(ctx: Any, *grads: Tensor) -> tuple:
+        needed = [bool(x) for x in ctx.needs_input_grad[:size]]
+        found = iter(gradient(*ctx.saved_tensors, list(grads), needed, *ctx.constants))
+        return (*(next(found) if need else None for need in needed), *[None] * len(ctx.constants))
+
+    operator.register_autograd(differentiate, setup_context=keep)
+    return operator
+
+
+def _of(inputs: Sequence[Tensor | None], needed: Sequence[bool]) -> list[Tensor]:
+    return [x for x, need in zip(inputs, needed) if need]
+
+
+def _gradients_apart(
+    function: Callable[..., tuple[Tensor, ...]],
+    inputs: Sequence[Tensor | None],
+    grads: Sequence[Tensor],
+    needed: Sequence[bool],
+) -> list[Tensor | None]:
+    """Gradients of what is ``needed``, in a thread: inside an operator torch records no graph, and a thread may."""
+    device = grads[0].device
+    stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
+
+    def compute() -> list[Tensor | None]:
+        leaves = [x if x is None else x.detach().requires_grad_(need) for x, need in zip(inputs, needed)]
+        with contextlib.nullcontext() if stream is None else torch.cuda.stream(stream), torch.no_grad():
+            return graph_gradients(function, leaves, grads)
+
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(compute).result()
+    return [grad for grad, need in zip(found, needed) if need]

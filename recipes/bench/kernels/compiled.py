@@ -1,0 +1,65 @@
+"""Shared memory, registers and spilled bytes of kernels: the compiler's own report, for a GPU that is not there."""
+
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from common.ops.shared.gpu.launch import configuration
+
+from .launches import Launch
+
+
+class Capability(NamedTuple):
+    """A generation of GPUs."""
+
+    name: str
+    shared: int  # KiB of shared memory that a program may have
+
+
+#: NVIDIA's CUDA C++ Programming Guide, technical specifications per compute capability.
+CAPABILITIES = {80: Capability("A100", 163), 90: Capability("H100", 227)}
+
+
+class Resources(NamedTuple):
+    """What a compiled kernel needs of a GPU."""
+
+    shared: int  # bytes of shared memory
+    registers: int  # of a thread, at most 255
+    spilled: int  # bytes of a thread that found no register: its stack, which kernels use for nothing else
+
+    def __str__(self) -> str:
+        return f"{self.shared / 1024:.0f} / {self.registers} / {self.spilled}"
+
+
+def fits(resources: Resources, capability: int) -> bool:
+    """Whether a kernel runs there, without going to memory for a register."""
+    return resources.shared <= CAPABILITIES[capability].shared * 1024 and not resources.spilled
+
+
+def compile_for(launch: Launch, capability: int, warps: int) -> Any:
+    """Triton's CompiledKernel for a capability; seconds for the largest."""
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource, compile
+
+    attributes = {(i,): [["tt.divisibility", 16]] for i in launch.divisible}
+    source = ASTSource(launch.function, launch.signature, launch.constants, attributes)
+    return compile(source, target=GPUTarget("cuda", capability, 32), options=configuration(warps))
+
+
+def resources(compiled: Any) -> Resources:
+    """What Triton and cuobjdump report of a compiled kernel."""
+    usage = _report(compiled.asm["cubin"])
+    return Resources(compiled.metadata.shared, usage["REG"], usage["STACK"])
+
+
+def _report(cubin: bytes) -> dict[str, int]:
+    """cuobjdump's "REG:40 STACK:0 ..." of a file with one kernel."""
+    import triton.backends.nvidia
+
+    tool = Path(triton.backends.nvidia.__file__).parent / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        Path(file.name).write_bytes(cubin)
+        done = subprocess.run([tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True)
+    return {name: int(number) for name, number in re.findall(r"(REG|STACK):(\d+)", done.stdout)}
