@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from common.ops import flow_attention, mixed_chunk_attention
+from common.ops.flow import causal_gpu
+from common.ops.flow.causal import STATE_SUMS
 from tests.common.inputs import bias_like, mixed_chunk_inputs, padding, qkv
 from tests.common.ops.shared.gpu.kernels.device import on_device
 from tests.compare import assert_all_close, assert_close, gradients
@@ -69,3 +71,21 @@ def test_a_state_passes_through_the_operator():
     expected = flow(None, *inputs)
     assert_close("out", out.cpu(), expected.cpu())
     assert_all_close("qkv", gradients(out.cpu(), inputs), gradients(expected.cpu(), inputs), 1e-4)
+
+
+def arguments_of(name):
+    """All arguments of an operator, six tokens."""
+    small, (mask,) = {**SMALL, "batch": 1}, on_device([padding("left", 1, 6)])
+    if name == "mixed_chunk_attention":
+        leaves = (*mixed_chunk_inputs(6, **small), bias_like("vector", 5, dtype=torch.float32))
+        return (*on_device(leaves), mask, 5, True, "relu2", True, True, False, False)
+    q, k, v = on_device(qkv(6, **small))
+    state = causal_gpu.empty_state(q, v)
+    sums = (state[name] for name in STATE_SUMS)
+    return (q, k, v, mask, state["count"], *sums, 1e-6, 0.0, True, 1e30, "sigmoid", "none", "sigmoid", 64)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_operators_keep_torchs_rules(name, with_pytorch):
+    """Schema, registration of gradients, shapes of outputs without numbers, and graphs ahead of time."""
+    torch.library.opcheck(getattr(torch.ops.lineartime, name).default, arguments_of(name))
