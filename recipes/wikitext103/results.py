@@ -94,7 +94,7 @@ def draw(plan: Plan, results: Sequence[Result], path: Path) -> None:
     """Mean perplexity of the valid text by update, and that of the test text against speed."""
     found = {name: [one for one in results if one.model == name] for name in plan.models}
     with plt.rc_context(STYLE):
-        figure, (curves, dots) = plt.subplots(1, 2, figsize=(12, 4.8), layout="constrained")
+        figure, (curves, dots) = plt.subplots(1, 2, figsize=(13, 4.8), layout="constrained")
         for i, (name, ours) in enumerate(found.items()):
             if not ours:
                 continue
@@ -110,7 +110,9 @@ def draw(plan: Plan, results: Sequence[Result], path: Path) -> None:
             dots.annotate(name, (speed, statistics.mean(values)), xytext=(5, 4), textcoords="offset points", fontsize=8)
         curves.set(xlabel="update", ylabel="perplexity, valid text", yscale="log")
         curves.set_title("Mean over seeds")
-        curves.legend(frameon=False, fontsize=8)
+        for set_formatter in (curves.yaxis.set_major_formatter, curves.yaxis.set_minor_formatter):
+            set_formatter("{x:g}")
+        curves.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
         dots.set(xlabel="training tokens per second, one thread", ylabel="perplexity, test text")
         dots.set_title("Mean and deviation over seeds; filled: constant decoding state")
         for axes in (curves, dots):
