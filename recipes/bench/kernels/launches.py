@@ -1,4 +1,4 @@
-"""What the kernels of a call are launched with: recorded instead of launched, so that no GPU is needed."""
+"""The launches of a call's kernels: recorded instead of launched, so that no GPU is needed."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
