@@ -1,6 +1,5 @@
 """The results of a comparison of encoder-decoders: a table, JSON, and a picture."""
 
-import json
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,8 +7,8 @@ from typing import NamedTuple
 
 from matplotlib import pyplot as plt
 
-from ..shared.plots import COLOURS, DASHES, STYLE
-from ..shared.tables import MISSING, Run, Table, as_markdown, as_text, spread
+from ..shared.plots import STYLE, Drawn, curves_and_dots
+from ..shared.tables import MISSING, Run, Table, spread, write_reports
 from ..wikitext103.plan import TAPS
 from .generated import Counted
 from .plan import Plan, reads_source_in_one_state
@@ -93,7 +92,6 @@ def table(plan: Plan, data: Data, results: Sequence[Result], failed: dict[str, s
 def write(out: Path, plan: Plan, data: Data, results: Sequence[Result], failed: dict[str, str], run: Run) -> str:
     """Write results.txt, .md, .json and .png to ``out``; returns the text."""
     blocks = [table(plan, data, results, failed)]
-    plain = as_text(blocks, run)
     content = {
         "run": run._asdict(),
         "plan": {**plan._asdict(), "layout": plan.layout._asdict()},
@@ -101,9 +99,7 @@ def write(out: Path, plan: Plan, data: Data, results: Sequence[Result], failed: 
         "results": [{**one._asdict(), "counted": one.counted._asdict()} for one in results],
         "failed": failed,
     }
-    (out / "results.txt").write_text(plain + "\n", encoding="utf-8")
-    (out / "results.md").write_text(as_markdown(blocks, run) + "\n", encoding="utf-8")
-    (out / "results.json").write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    plain = write_reports(out, blocks, run, content)
     if results:
         draw(plan, results, out / "results.png")
     return plain
@@ -111,30 +107,24 @@ def write(out: Path, plan: Plan, data: Data, results: Sequence[Result], failed: 
 
 def draw(plan: Plan, results: Sequence[Result], path: Path) -> None:
     """Mean accuracy of the next token by update, and accuracy of what was generated against its time."""
-    found = {name: [one for one in results if one.model == name] for name in plan.models}
+    drawn = [
+        Drawn(
+            name,
+            [one.curve for one in ours],
+            statistics.median(one.counted.milliseconds for one in ours),
+            [one.counted.tokens for one in ours],
+            reads_source_in_one_state(name),
+        )
+        for name in plan.models
+        if (ours := [one for one in results if one.model == name])
+    ]
     with plt.rc_context(STYLE):
-        figure, (curves, dots) = plt.subplots(1, 2, figsize=(12, 4.8), layout="constrained")
-        for i, (name, ours) in enumerate(found.items()):
-            if not ours:
-                continue
-            colour, dash = COLOURS[i % len(COLOURS)], DASHES[i // len(COLOURS) % len(DASHES)]
-            updates = [update for update, _ in ours[0].curve]
-            means = [statistics.mean(point[1] for point in at) for at in zip(*(one.curve for one in ours))]
-            curves.plot(updates, means, color=colour, linestyle=dash, label=name)
-            speed = statistics.median(one.counted.milliseconds for one in ours)
-            values = [one.counted.tokens for one in ours]
-            deviation = statistics.stdev(values) if len(values) > 1 else 0.0
-            face = colour if reads_source_in_one_state(name) else "white"
-            dots.errorbar(speed, statistics.mean(values), deviation, fmt="o", color=colour, mfc=face, capsize=3)
-            dots.annotate(name, (speed, statistics.mean(values)), xytext=(5, 4), textcoords="offset points", fontsize=8)
+        figure, curves, dots = curves_and_dots(drawn)
         curves.set(xlabel="update", ylabel="next token right, % of the valid split", ylim=(0, 101))
         curves.set_title("The right token so far is given; mean over seeds")
-        curves.legend(frameon=False, fontsize=8)
         dots.set(
             xlabel="ms to generate a target, one thread", ylabel="tokens right, % of the test split", ylim=(0, 105)
         )
         dots.set_title("Generated; filled: the source is kept in a state of constant size")
-        for axes in (curves, dots):
-            axes.grid(alpha=0.25)
         figure.savefig(path, dpi=130)
         plt.close(figure)

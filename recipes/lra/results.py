@@ -1,6 +1,5 @@
 """The results of a comparison as tables, JSON and a picture."""
 
-import json
 import statistics
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +9,7 @@ from matplotlib import pyplot as plt
 from matplotlib.ticker import LogLocator, NullLocator, ScalarFormatter
 
 from ..shared.plots import COLOURS, DASHES, STYLE
-from ..shared.tables import MISSING, Run, Table, as_markdown, as_text, spread
+from ..shared.tables import MISSING, Run, Table, spread, write_reports
 from . import published
 from .plan import MODELS, TASKS, Plan
 from .speed import INFERENCE, TRAINING, Speed
@@ -131,7 +130,6 @@ def _by_length(results: Results, kind: str, cell: Callable[[Speed], str]) -> lis
 def write(out: Path, results: Results, run: Run) -> str:
     """Write results.txt, .md, .json and .png to ``out``; returns the text."""
     blocks = tables(results)
-    plain = as_text(blocks, run)
     content = {
         "run": run._asdict(),
         "plan": results.plan._asdict(),
@@ -142,9 +140,7 @@ def write(out: Path, results: Results, run: Run) -> str:
         "speeds": [one._asdict() for one in results.speeds],
         "speed_batch": results.speed_batch,
     }
-    (out / "results.txt").write_text(plain + "\n", encoding="utf-8")
-    (out / "results.md").write_text(as_markdown(blocks, run) + "\n", encoding="utf-8")
-    (out / "results.json").write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    plain = write_reports(out, blocks, run, content)
     draw(results, out / "results.png")
     return plain
 

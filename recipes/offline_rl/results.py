@@ -1,6 +1,5 @@
 """The results of a comparison on own data: tables, JSON, and a picture of returns against targets."""
 
-import json
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +10,7 @@ from matplotlib import pyplot as plt
 from fairseq_plugin.data.episode_folder import EpisodeDescription
 
 from ..shared.plots import COLOURS, DASHES, STYLE
-from ..shared.tables import MISSING, Run, Table, as_markdown, as_text
+from ..shared.tables import MISSING, Run, Table, write_reports
 from .acting import Played
 from .d4rl import score
 from .evaluate import spread
@@ -102,14 +101,11 @@ def write(
     """Write results.txt, .md and .json and returns.png to ``out``; returns the text."""
     out.mkdir(parents=True, exist_ok=True)
     blocks = tables(plan, described, results, failed)
-    plain = as_text(blocks, run)
-    (out / "results.txt").write_text(plain + "\n", encoding="utf-8")
-    (out / "results.md").write_text(as_markdown(blocks, run) + "\n", encoding="utf-8")
     content = {"run": run._asdict(), "plan": plan._asdict(), "data": described.as_dict(), "failed": failed}
     content["results"] = [
         {**one._asdict(), "episodes": [played._asdict() for played in one.episodes]} for one in results
     ]
-    (out / "results.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    plain = write_reports(out, blocks, run, content)
     if results:
         draw(plan, described, results, out / "returns.png")
     return plain

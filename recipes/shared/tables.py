@@ -1,12 +1,14 @@
 """Tables of measurements as plain text and Markdown, with the machine and the versions below them."""
 
 import datetime
+import json
 import os
 import platform
 import statistics
 from collections.abc import Sequence
 from importlib import metadata
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -101,6 +103,15 @@ def as_markdown(blocks: Sequence[Table], run: Run) -> str:
         lines += [""] + [f"* {note}" for note in block.notes] + [""]
     lines.append(f"`{run.command}`, {run.minutes:.1f} minutes, {run.date}; {run.machine}; {run.versions}.")
     return "\n".join(lines)
+
+
+def write_reports(out: Path, blocks: Sequence[Table], run: Run, content: dict[str, Any]) -> str:
+    """Write tables to ``out`` as results.txt and .md, and ``content`` as results.json; returns the text."""
+    plain = as_text(blocks, run)
+    written = json.dumps(content, indent=1, ensure_ascii=False)
+    for name, text in (("txt", plain), ("md", as_markdown(blocks, run)), ("json", written)):
+        (out / f"results.{name}").write_text(text + "\n", encoding="utf-8")
+    return plain
 
 
 def _is_number(cell: str) -> bool:

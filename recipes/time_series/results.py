@@ -9,7 +9,7 @@ from typing import NamedTuple
 from matplotlib import pyplot as plt
 
 from ..shared.plots import COLOURS, DASHES, STYLE
-from ..shared.tables import MISSING, Run, Table, as_markdown, as_text, spread
+from ..shared.tables import MISSING, Run, Table, spread, write_reports
 from .published import MODELS, TABLE, published
 
 
@@ -120,16 +120,13 @@ def write(
     """Write results.txt, .md and .json and accuracy.png to ``out``; returns the text."""
     out.mkdir(parents=True, exist_ok=True)
     blocks = [table(plan, results, failed, earlier)]
-    plain = as_text(blocks, run)
-    (out / "results.txt").write_text(plain + "\n", encoding="utf-8")
-    (out / "results.md").write_text(as_markdown(blocks, run) + "\n", encoding="utf-8")
     content = {
         "runs": [one._asdict() for one in (*earlier, run)],
         "plan": plan._asdict(),
         "results": [one._asdict() for one in results],
         "failed": failed,
     }
-    (out / "results.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    plain = write_reports(out, blocks, run, content)
     if results:
         draw(plan, results, out / "accuracy.png")
     return plain

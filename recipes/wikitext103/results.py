@@ -1,6 +1,5 @@
 """The results of a comparison of language models: a table, JSON, and a picture."""
 
-import json
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,8 +7,8 @@ from typing import NamedTuple
 
 from matplotlib import pyplot as plt
 
-from ..shared.plots import COLOURS, DASHES, STYLE
-from ..shared.tables import MISSING, Run, Table, as_markdown, as_text, spread
+from ..shared.plots import STYLE, Drawn, curves_and_dots
+from ..shared.tables import MISSING, Run, Table, spread, write_reports
 from .plan import TAPS, Plan, state_is_constant
 
 
@@ -73,7 +72,6 @@ def write(
 ) -> str:
     """Write results.txt, .md, .json and .png to ``out``; returns the text. ``unit`` is what a token is."""
     blocks = [table(plan, tokens, unit, results, failed)]
-    plain = as_text(blocks, run)
     content = {
         "run": run._asdict(),
         "plan": plan._asdict(),
@@ -82,9 +80,7 @@ def write(
         "results": [one._asdict() for one in results],
         "failed": failed,
     }
-    (out / "results.txt").write_text(plain + "\n", encoding="utf-8")
-    (out / "results.md").write_text(as_markdown(blocks, run) + "\n", encoding="utf-8")
-    (out / "results.json").write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    plain = write_reports(out, blocks, run, content)
     if results:
         draw(plan, results, out / "results.png")
     return plain
@@ -92,30 +88,24 @@ def write(
 
 def draw(plan: Plan, results: Sequence[Result], path: Path) -> None:
     """Mean perplexity of the valid text by update, and that of the test text against speed."""
-    found = {name: [one for one in results if one.model == name] for name in plan.models}
+    drawn = [
+        Drawn(
+            name,
+            [one.curve for one in ours],
+            statistics.median(one.tokens_per_second for one in ours),
+            [one.perplexity for one in ours],
+            state_is_constant(name),
+        )
+        for name in plan.models
+        if (ours := [one for one in results if one.model == name])
+    ]
     with plt.rc_context(STYLE):
-        figure, (curves, dots) = plt.subplots(1, 2, figsize=(13, 4.8), layout="constrained")
-        for i, (name, ours) in enumerate(found.items()):
-            if not ours:
-                continue
-            colour, dash = COLOURS[i % len(COLOURS)], DASHES[i // len(COLOURS) % len(DASHES)]
-            updates = [update for update, _ in ours[0].curve]
-            means = [statistics.mean(point[1] for point in at) for at in zip(*(one.curve for one in ours))]
-            curves.plot(updates, means, color=colour, linestyle=dash, label=name)
-            speed = statistics.median(one.tokens_per_second for one in ours)
-            values = [one.perplexity for one in ours]
-            deviation = statistics.stdev(values) if len(values) > 1 else 0.0
-            face = colour if state_is_constant(name) else "white"
-            dots.errorbar(speed, statistics.mean(values), deviation, fmt="o", color=colour, mfc=face, capsize=3)
-            dots.annotate(name, (speed, statistics.mean(values)), xytext=(5, 4), textcoords="offset points", fontsize=8)
+        figure, curves, dots = curves_and_dots(drawn)
         curves.set(xlabel="update", ylabel="perplexity, valid text", yscale="log")
         curves.set_title("Mean over seeds")
         for set_formatter in (curves.yaxis.set_major_formatter, curves.yaxis.set_minor_formatter):
             set_formatter("{x:g}")
-        curves.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
         dots.set(xlabel="training tokens per second, one thread", ylabel="perplexity, test text")
         dots.set_title("Mean and deviation over seeds; filled: constant decoding state")
-        for axes in (curves, dots):
-            axes.grid(alpha=0.25, which="both")
         figure.savefig(path, dpi=130)
         plt.close(figure)
