@@ -53,6 +53,20 @@ for _name, _attention in ATTENTIONS.items():
         MODELS.setdefault(_name, Model(_name, _name))
 
 
+#: What part of the longest sequence a window or chunk is, or so many sums or landmarks stand for it, by mechanism: a
+#: token sees about a quarter of the others. The defaults, made for thousands of tokens, would be all of a short
+#: sequence. FLASH and mixed chunk attention keep the paper's chunks of 256 tokens.
+_PARTS = {
+    "local": {"window": 4},
+    "longformer": {"window": 4},
+    "bigbird": {"chunk_size": 32},  # a token sees eight chunks
+    "sparse": {"stride": 16, "columns": 64},
+    "sinkhorn": {"chunk_size": 8},  # a token sees two
+    "linformer": {"projected_length": 4},
+    "nystrom": {"landmarks": 4},
+}
+
+
 class Plan(NamedTuple):
     """One size and one budget for all models."""
 
@@ -136,6 +150,7 @@ class Plan(NamedTuple):
             arguments += ["--encoder-ffn-embed-dim", ffn, "--encoder-attention-dim", self.width]
         return [
             *arguments,
+            *reach_arguments(name, self.length),
             "--classifier-dim",
             ffn,
             "--dropout",
@@ -153,6 +168,15 @@ class Plan(NamedTuple):
             for seed in range(1, self.seeds + 1)
             for name in self.models
         ]
+
+
+def reach_arguments(name: str, length: int) -> list[object]:
+    """How far a token of mechanism ``name`` sees in sequences of ``length``: a quarter, or its default if less."""
+    arguments = []
+    for option, part in _PARTS.get(name, {}).items():
+        default = getattr(ATTENTIONS[name].Options(), option)
+        arguments += [f"--{name}-{option.replace('_', '-')}", min(default, max(1, length // part))]
+    return arguments
 
 
 def task_arguments(task: str, data: Path, length: int) -> list[object]:

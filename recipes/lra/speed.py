@@ -109,6 +109,8 @@ def arguments(plan: Plan, lengths: list[int], batch_size: int) -> list[object]:
         *lengths,
         "--batch-size",
         batch_size,
+        "--trained-length",
+        plan.length,
         "--task",
         plan.task,
         "--width",
@@ -126,6 +128,13 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--models", nargs="+", choices=MODELS, default=["softmax", "flow"], help="default: %(default)s")
     parser.add_argument("--lengths", nargs="+", type=positive_int, default=[1024, 2048], help="default: %(default)s")
     parser.add_argument("--batch-size", type=positive_int, default=1, help="default: %(default)s")
+    parser.add_argument(
+        "--trained-length",
+        type=positive_int,
+        default=2000,
+        metavar="TOKENS",
+        help="length that windows and chunks are chosen for (%(default)s)",
+    )
     parser.add_argument("--task", choices=TASKS, default="listops", help="default: %(default)s")
     for name, default in {"width": 64, "layers": 2, "heads": 2}.items():
         parser.add_argument(f"--{name}", type=positive_int, default=default, help="default: %(default)s")
@@ -136,7 +145,9 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: list[str] | None = None) -> int:
     """Run the script; returns the exit status."""
     chosen = parser().parse_args(arguments)
-    plan = Plan(chosen.task, chosen.models, 1, 1, 1, 1, chosen.width, chosen.layers, chosen.heads, 0.0, 1)
+    plan = Plan(
+        chosen.task, chosen.models, 1, chosen.trained_length, 1, 1, chosen.width, chosen.layers, chosen.heads, 0.0, 1
+    )
     found = measure(plan, chosen.lengths, chosen.batch_size)
     print(json.dumps([one._asdict() for one in found]))
     return 0
