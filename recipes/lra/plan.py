@@ -7,6 +7,7 @@ from common.attention import ATTENTIONS
 from fairseq_plugin.models.long_range_arena import unit_dims
 
 from ..shared.commands import python_command
+from ..shared.reach import reach_arguments
 from ..shared.trainings import Training
 
 
@@ -51,20 +52,6 @@ MODELS = {
 for _name, _attention in ATTENTIONS.items():
     if "bidirectional" in _attention.supports:
         MODELS.setdefault(_name, Model(_name, _name))
-
-
-#: What part of the longest sequence a window or chunk is, or so many sums or landmarks stand for it, by mechanism: a
-#: token sees about a quarter of the others. The defaults, made for thousands of tokens, would be all of a short
-#: sequence. FLASH and mixed chunk attention keep the paper's chunks of 256 tokens.
-_PARTS = {
-    "local": {"window": 4},
-    "longformer": {"window": 4},
-    "bigbird": {"chunk_size": 32},  # a token sees eight chunks
-    "sparse": {"stride": 16, "columns": 64},
-    "sinkhorn": {"chunk_size": 8},  # a token sees two
-    "linformer": {"projected_length": 4},
-    "nystrom": {"landmarks": 4},
-}
 
 
 class Plan(NamedTuple):
@@ -168,15 +155,6 @@ class Plan(NamedTuple):
             for seed in range(1, self.seeds + 1)
             for name in self.models
         ]
-
-
-def reach_arguments(name: str, length: int) -> list[object]:
-    """How far a token of mechanism ``name`` sees in sequences of ``length``: a quarter, or its default if less."""
-    arguments = []
-    for option, part in _PARTS.get(name, {}).items():
-        default = getattr(ATTENTIONS[name].Options(), option)
-        arguments += [f"--{name}-{option.replace('_', '-')}", min(default, max(1, length // part))]
-    return arguments
 
 
 def task_arguments(task: str, data: Path, length: int) -> list[object]:

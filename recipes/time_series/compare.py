@@ -18,6 +18,7 @@ from fairseq_plugin.data.series_folder import Description
 
 from ..shared import fairseq_log
 from ..shared.commands import shown_path
+from ..shared.reach import reach_arguments
 from ..shared.scripts import command_line, positive_int, script
 from ..shared.tables import describe_run
 from ..shared.trainings import Training, read_points, read_trained, train_all
@@ -41,7 +42,7 @@ def train_arguments(data: Path, plan: Plan, name: str, seed: int, longest: int) 
     return [
         data,
         *"--user-dir fairseq_plugin --task time_series_classification --criterion sentence_prediction".split(),
-        *("--arch", name + SUFFIX, *chunk_arguments(name, longest)),
+        *("--arch", name + SUFFIX, *chunk_arguments(name, longest), *reach_arguments(name, longest)),
         *("--optimizer", OPTIMIZERS.get(plan.dataset, "radam"), "--lr", "0.001", "--lr-scheduler", "fixed"),
         *"--clip-norm 4.0 --batch-size 16 --required-batch-size-multiple 1".split(),
         *("--max-epoch", plan.epochs, "--seed", seed),

@@ -8,9 +8,10 @@ import pytest
 from matplotlib import pyplot as plt
 
 from recipes.lra import compare, pictures, published, results
-from recipes.lra.plan import MODELS, TASKS, Plan, reach_arguments
+from recipes.lra.plan import MODELS, TASKS, Plan
 from recipes.lra.results import Results, Score
 from recipes.lra.speed import INFERENCE, TRAINING, Speed
+from recipes.shared.reach import reach_arguments
 from recipes.shared.tables import Run
 
 PLAN = Plan("listops", ["softmax", "flow"], 2, 256, 100, 32, 64, 1, 2, 3e-3, 8)
@@ -36,14 +37,6 @@ def test_every_model_has_the_same_budget():
     reach = {option for name in MODELS for option in reach_arguments(name, 256)[::2]}
     assert all({pair for pair in one - flash if pair[0] not in reach} == common[0] for one in common)
     assert option(trainings[0].arguments, "--valid-subset") == "valid,test"  # the first selects
-
-
-def test_a_token_sees_about_a_quarter_of_a_short_sequence():
-    """And what the mechanism's default says of a long one."""
-    assert reach_arguments("local", 256) == ["--local-window", 64]
-    assert reach_arguments("sparse", 256) == ["--sparse-stride", 16, "--sparse-columns", 4]
-    assert reach_arguments("bigbird", 2000) == ["--bigbird-chunk-size", 62] and reach_arguments("flow", 256) == []
-    assert reach_arguments("bigbird", 4000) == ["--bigbird-chunk-size", 64]
 
 
 def test_published_rows_belong_to_models():
