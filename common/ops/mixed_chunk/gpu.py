@@ -15,7 +15,7 @@ from torch import Tensor
 from ..shared.autograd import graph_gradients
 from ..shared.gpu import dispatch
 from ..shared.gpu.first_use import FirstUse, normal_like, sample_like, sample_padding
-from ..shared.gpu.launch import at_least_16, ceil_div, interpreted, on_device_of, rows, strides, tile_rows
+from ..shared.gpu.launch import at_least_16, ceil_div, on_device_of, rows, strides, tile_rows
 from ..shared.padding import put_back, real_first, take, zero_padding
 from ..shared.relative_bias import bias_rows, is_toeplitz
 from . import sequence
@@ -124,8 +124,7 @@ class _Shapes:
 
     def __init__(self, tokens: Tokens, bias: Tensor | None, call: _Call, most_rows: int = 64) -> None:
         options, (batch, heads, n, s), e = call.options, tokens.q_quad.shape, tokens.v.shape[3]
-        # Few in the interpreter, so that small inputs have several.
-        tile = 16 if interpreted() else min(most_rows, tile_rows(tokens.v, s))
+        tile = min(most_rows, tile_rows(tokens.v, s))
         self.size = min(options.chunk_size, n)  # of a chunk, as far as there are tokens
         self.tile = min(tile, at_least_16(self.size))
         self.heads, self.groups, self.tiles = batch * heads, ceil_div(n, options.chunk_size), ceil_div(self.size, tile)

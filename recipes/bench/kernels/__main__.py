@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
-import torch
 from tqdm import tqdm
 
 from common.ops.shared.gpu.launch import interpreted, warps_of
@@ -16,10 +15,7 @@ from common.ops.shared.gpu.launch import interpreted, warps_of
 from ...shared.scripts import command_line, script
 from ...shared.tables import Table, as_markdown, describe_run
 from .compiled import CAPABILITIES, Resources, compile_for, fits, resources
-from .launches import MECHANISMS, Launch
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-HEAD_SIZES = (32, 64, 128)
+from .launches import DTYPES, HEAD_SIZES, MECHANISMS, Launch, Sizes, launches_of
 
 #: Mechanism, kernel, warps and dtype: a row.
 Row = tuple[str, str, int, str]
@@ -40,7 +36,7 @@ def launches(options: argparse.Namespace) -> Iterator[tuple[str, str, int, Launc
     for mechanism in options.mechanism:
         for dtype in options.dtype:
             for size in options.head_size:
-                for launch in MECHANISMS[mechanism](DTYPES[dtype], size):
+                for launch in launches_of(MECHANISMS[mechanism](Sizes(DTYPES[dtype], size))):
                     yield mechanism, dtype, size, launch
 
 

@@ -1,4 +1,7 @@
-"""The launches of a call's kernels: recorded instead of launched, so that no GPU is needed."""
+"""Calls of the mechanisms that have kernels, and the launches of a call.
+
+These are recorded instead of launched, so that no GPU is needed.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -14,10 +17,11 @@ from common.ops.flow.causal_gpu import causal_attention
 from common.ops.flow.options import flow_options
 from common.ops.mixed_chunk.gpu import whole_sequence
 from common.ops.mixed_chunk.sequence import Tokens, mixed_chunk_options
+from common.ops.shared.state import State
 
-#: Tensors of a call: batch, heads and tokens, of a language model.
-BATCH, HEADS, TOKENS = 2, 4, 1024
 CHUNK = 256
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+HEAD_SIZES = (32, 64, 128)
 
 _TYPES = {
     torch.float32: "*fp32",
@@ -28,6 +32,31 @@ _TYPES = {
 }
 
 
+class Sizes(NamedTuple):
+    """Tensors of a call, as in a language model."""
+
+    dtype: torch.dtype
+    channels: int  # of a head
+    batch: int = 2
+    heads: int = 4
+    tokens: int = 1024
+    padded: bool = True
+
+    @property
+    def padding(self) -> Tensor | None:
+        """A mask (B, n), True = padding, in which nothing is; None if not ``padded``."""
+        return torch.zeros(self.batch, self.tokens, dtype=torch.bool) if self.padded else None
+
+
+class Call(NamedTuple):
+    """A mechanism with inputs for it, all of which have gradients."""
+
+    attend: Callable[..., Tensor]
+    inputs: tuple[Tensor, ...]
+    #: Operations for each token and head that no split of the work avoids: forward, and backward.
+    products: tuple[int, int]
+
+
 class Launch(NamedTuple):
     """A kernel and what it is compiled for."""
 
@@ -35,6 +64,36 @@ class Launch(NamedTuple):
     signature: dict[str, str]  # Triton's type of each argument, "constexpr" for constants
     constants: dict[str, Any]
     divisible: tuple[int, ...]  # numbers of the arguments that 16 divides, as Triton assumes when it compiles
+
+
+def of_flow_attention(
+    sizes: Sizes, attention: Callable[[CausalInputs], tuple[Tensor, State]] = causal_attention
+) -> Call:
+    """Causal Flow-Attention with d = e and the default options, by ``attention``."""
+
+    def attend(*qkv: Tensor) -> Tensor:
+        return attention(CausalInputs(*qkv, sizes.padding, flow_options(), 64, None))[0]
+
+    return Call(attend, _leaves(sizes, *[sizes.channels] * 3), _products(sizes.channels, sizes.channels, 0))
+
+
+def of_mixed_chunk_attention(sizes: Sizes) -> Call:
+    """FLASH's causal attention with e = 4 s and a bias by distance."""
+    s, e = sizes.channels, 4 * sizes.channels
+    bias = torch.zeros(2 * CHUNK - 1, requires_grad=True)
+
+    def attend(*inputs: Tensor) -> Tensor:
+        *tokens, bias = inputs
+        return whole_sequence(Tokens(*tokens), bias, mixed_chunk_options(CHUNK, causal=True), sizes.padding)
+
+    return Call(attend, (*_leaves(sizes, s, s, s, s, e), bias), _products(s, e, CHUNK))
+
+
+#: Mechanism -> its call.
+MECHANISMS: dict[str, Callable[[Sizes], Call]] = {
+    "flow": of_flow_attention,
+    "mixed_chunk": of_mixed_chunk_attention,
+}
 
 
 def kernel_modules() -> tuple[ModuleType, ModuleType]:
@@ -64,35 +123,26 @@ def recorded() -> Iterator[list[Launch]]:
         found += launches.values()
 
 
-def of_flow_attention(dtype: torch.dtype, channels: int) -> list[Launch]:
-    """Forward and backward of causal Flow-Attention with padding and d = e = ``channels``."""
-    mask = torch.zeros(BATCH, TOKENS, dtype=torch.bool)
-    inputs = _leaves(dtype, channels, channels, channels)
-    return _recorded(lambda: causal_attention(CausalInputs(*inputs, mask, flow_options(), 64, None))[0])
-
-
-def of_mixed_chunk_attention(dtype: torch.dtype, channels: int) -> list[Launch]:
-    """Forward and backward of FLASH's causal attention with s = ``channels``, e = 4 s and a bias by distance."""
-    bias = torch.zeros(2 * CHUNK - 1, requires_grad=True)
-    tokens = Tokens(*_leaves(dtype, *[channels] * 4, 4 * channels))
-    return _recorded(lambda: whole_sequence(tokens, bias, mixed_chunk_options(CHUNK, causal=True), None))
-
-
-#: Mechanism -> its launches for a dtype and a head size.
-MECHANISMS: dict[str, Callable[[torch.dtype, int], list[Launch]]] = {
-    "flow": of_flow_attention,
-    "mixed_chunk": of_mixed_chunk_attention,
-}
-
-
-def _leaves(dtype: torch.dtype, *channels: int) -> list[Tensor]:
-    return [torch.zeros(BATCH, HEADS, TOKENS, size, dtype=dtype, requires_grad=True) for size in channels]
-
-
-def _recorded(call: Callable[[], Tensor]) -> list[Launch]:
+def launches_of(call: Call) -> list[Launch]:
+    """What forward and backward of a call launch."""
     with recorded() as found:
-        call().sum().backward()
+        call.attend(*call.inputs).sum().backward()
     return found
+
+
+def _leaves(sizes: Sizes, *channels: int) -> tuple[Tensor, ...]:
+    shape = sizes.batch, sizes.heads, sizes.tokens
+    return tuple(torch.zeros(*shape, size, dtype=sizes.dtype, requires_grad=True) for size in channels)
+
+
+def _products(d: int, e: int, chunk: int) -> tuple[int, int]:
+    """The least operations of causal linear attention, and of scores inside a chunk.
+
+    A sum of kᵀ v grows by a token and is read by one, 2 d e operations each. Backward it grows again, as does the sum
+    of the gradients, and three gradients read one. Inside a chunk a token meets C / 2 keys, in q kᵀ and in weights
+    times v; backward in q kᵀ, in the gradients of q and k, and in those of weights and v.
+    """
+    return 4 * d * e + chunk * (d + e), 10 * d * e + chunk * (3 * d + 2 * e)
 
 
 class _Recorder:

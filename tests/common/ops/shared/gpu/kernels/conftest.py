@@ -7,9 +7,10 @@ import pytest
 # Imported before the PyTorch forms are taken away, which they fall back to.
 from common.ops.flow import causal_gpu  # noqa: F401
 from common.ops.flow import interface as flow
-from common.ops.mixed_chunk import gpu  # noqa: F401
+from common.ops.mixed_chunk import gpu
 from common.ops.mixed_chunk import interface as mixed_chunk
 from common.ops.shared.gpu import dispatch
+from common.ops.shared.gpu.launch import interpreted
 
 PYTORCH_FORMS = ((flow, "attention_in_chunks"), (mixed_chunk, "whole_sequence"))
 
@@ -31,6 +32,13 @@ def kernels_alone(request, monkeypatch):
         warnings.simplefilter("error", UserWarning)
         yield
     assert not dispatch.failed
+
+
+@pytest.fixture(autouse=True)
+def small_tiles(monkeypatch):
+    """Tiles of few tokens in the interpreter, so that small inputs have several in a chunk."""
+    if interpreted():
+        monkeypatch.setattr(gpu, "tile_rows", lambda x, channels: 16)
 
 
 @pytest.fixture
