@@ -25,8 +25,11 @@ ROOT = Path(__file__).parents[5]
 
 @pytest.fixture
 def on_cpu_too(monkeypatch):
-    """As if Triton's interpreter were on and Triton there, without either; kernels can then be replaced."""
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    """As if Triton's interpreter were on and Triton there, without either; kernels can then be replaced.
+
+    The variable itself is not set: where torch imports Triton meanwhile, the process would interpret ever after.
+    """
+    monkeypatch.setattr(dispatch, "interpreted", lambda: True)
     monkeypatch.setenv(dispatch.VARIABLE, "1")
     monkeypatch.setattr(dispatch, "failed", set())
     monkeypatch.setattr(dispatch, "has_triton", lambda: True)
@@ -186,14 +189,14 @@ def forgotten_triton():
     ],
 )
 def test_without_a_triton_there_is_one_warning_and_the_pytorch_form(module, problem, forgotten_triton, monkeypatch):
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr(dispatch, "interpreted", lambda: True)
     monkeypatch.delenv(dispatch.VARIABLE, raising=False)
     monkeypatch.setitem(sys.modules, "triton", module)
     inputs = float32()
     with pytest.warns(UserWarning, match=problem) as seen:
         outputs = [flow_attention(*inputs, causal=True) for _ in range(3)]
     assert len(seen) == 1 and "LINEARTIME_TRITON=0" in str(seen[0].message)
-    monkeypatch.delenv("TRITON_INTERPRET")
+    monkeypatch.setattr(dispatch, "interpreted", lambda: False)
     assert all(torch.equal(out, flow_attention(*inputs, causal=True)) for out in outputs)
 
 
