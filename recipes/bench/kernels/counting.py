@@ -1,6 +1,7 @@
 """Launches, bytes and operations of kernels in Triton's interpreter, and of PyTorch's operations between them."""
 
 import math
+import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -15,8 +16,9 @@ from torch.utils._pytree import tree_leaves
 #: The name under which PyTorch's operations are added up.
 PYTORCH = "PyTorch"
 
-_ALLOCATES = ("empty", "new_empty")
-_READS_NOT_WHAT_IT_WRITES = ("copy_", "fill_", "zero_")
+_ALLOCATES = re.compile(r"(new_)?empty")
+#: Their first argument is written, or says no more than a shape.
+_READS_NOT_THE_FIRST = re.compile(r"copy_|fill_|zero_|new_\w+|\w+_like")
 
 
 @dataclass
@@ -123,9 +125,9 @@ class _Count(TorchDispatchMode):
         storages = {_storage(x) for x in inputs}
         # A view has the storage of an input, and writes nothing.
         written = [x for x in outputs if func._schema.is_mutable or _storage(x) not in storages]
-        if not written or name.startswith(_ALLOCATES):
+        if not written or _ALLOCATES.match(name):
             return
-        read = inputs[1:] if name in _READS_NOT_WHAT_IT_WRITES else inputs
+        read = inputs[1:] if _READS_NOT_THE_FIRST.fullmatch(name) else inputs
         size = sum(map(_bytes, (*read, *written)))
         self.work[PYTORCH] = self.work.get(PYTORCH, Work()) + Work(1, size, size)
 

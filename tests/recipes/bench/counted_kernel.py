@@ -36,6 +36,7 @@ def main() -> None:
         products[(3,)](x.float(), out, 40, exact=True)  # reads 1,280 bytes, writes 2,560
         y = x.view(16, 40).t() + x[0, :1].expand(40, 16)  # reads 1,280 and 2, writes 1,280
         y.zero_()  # writes 1,280
+        torch.ones_like(y)  # writes 1,280
         y[:, 1] = x[:, 0]  # reads 80, writes 80
     restored = (
         vars(interpreter_builder).keys() == before[0].keys() | {"grid_dim", "grid_idx"}
