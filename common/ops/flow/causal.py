@@ -76,12 +76,12 @@ def attention_in_chunks(inputs: CausalInputs) -> tuple[Tensor, State]:
 
     O(n (C d + d e)) time, O(n (C + d + e) + (n / C) d e) memory.
     """
-    total, scale, state, _ = chunks_forward(inputs)
+    total, scale, state = chunks_forward(inputs)
     return total * scale, state
 
 
-def chunks_forward(inputs: CausalInputs) -> tuple[Tensor, Tensor, State, ChunkFlow]:
-    """The output as two factors, the state after the tokens, and the flows.
+def chunks_forward(inputs: CausalInputs) -> tuple[Tensor, Tensor, State]:
+    """The output as two factors, and the state after the tokens.
 
     The factors are the sum in the last line of Algorithm 2 (B, H, n, e) and the weight of its sink (B, H, n, 1).
     """
@@ -100,7 +100,20 @@ def chunks_forward(inputs: CausalInputs) -> tuple[Tensor, Tensor, State, ChunkFl
     # (B, H, G, ...) -> (B H G, ...), so that one product is added to the other as it is formed
     total, to_sinks, values = (x.flatten(0, 2) for x in (q @ earlier, to_sinks, v))
     total = total.baddbmm_(to_sinks, values).view_as(v)
-    return joined(total, length), joined(scale, length).unsqueeze(-1), state, flow
+    return joined(total, length), joined(scale, length).unsqueeze(-1), state
+
+
+def chunks_flow(inputs: CausalInputs) -> tuple[ChunkFlow, State]:
+    """The flows that ``chunks_forward`` forms, and the same state; no output."""
+    q, k, v, padding, options, chunk_size, initial_state = inputs
+    size = min(chunk_size, q.shape[2])
+    positions = chunk_positions(q, padding, size, initial_state)
+    features = chunk_features(q, k, options.phi, padding, size)
+    flow, state = causal_flow(features, chunk_scores(features), positions, options, initial_state)
+    weighted = chunk_values(v, padding, size) * flow.competition.unsqueeze(-1)
+    sum_kv = features[1].flatten(2, 3).transpose(-2, -1) @ weighted.flatten(2, 3)
+    state["sum_kv"] = sum_kv if initial_state is None else sum_kv + initial_state["sum_kv"]
+    return flow, state
 
 
 def chunk_positions(q: Tensor, padding: Tensor | None, size: int, state: State | None) -> Positions:

@@ -1,7 +1,7 @@
 """Causal Flow-Attention in blocks that stay in a CPU's caches, with the backward pass by hand.
 
-Between the passes only inputs, output, the state before each block and the flows (some numbers per token) are kept;
-features and scores are computed once more.
+Between the passes only inputs and output are kept, as softmax attention keeps them. The backward pass forms the state
+before each block and its flows once more, and then goes through the blocks from the last to the first.
 """
 
 import itertools
@@ -15,7 +15,15 @@ from ..shared.autograd import graph_gradients
 from ..shared.precision import autocast_off, compute_dtype
 from ..shared.state import State
 from ..shared.tracing import runs_eagerly
-from .causal import STATE_SUMS, CausalInputs, ChunkFlow, attention_in_chunks, chunks_forward, state_shapes
+from .causal import (
+    STATE_SUMS,
+    CausalInputs,
+    ChunkFlow,
+    attention_in_chunks,
+    chunks_flow,
+    chunks_forward,
+    state_shapes,
+)
 from .causal_backward import chunks_backward
 from .options import FlowOptions
 
@@ -23,7 +31,7 @@ from .options import FlowOptions
 #: Of a quarter, a half and twice as many none was faster.
 BLOCK_NUMBERS = 2**17
 _Block = tuple[Tensor, Tensor, Tensor, Tensor | None]  # q, k, v and padding
-_Saved = tuple[State | None, ChunkFlow]  # of a block: the state before it, and its flows
+_Formed = tuple[State | None, ChunkFlow | None]  # of a block: the state before it, and its flows
 
 
 def causal_attention_in_blocks(inputs: CausalInputs) -> tuple[Tensor, State]:
@@ -33,7 +41,7 @@ def causal_attention_in_blocks(inputs: CausalInputs) -> tuple[Tensor, State]:
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, *sums)):
         out, count, *sums = _InBlocks.apply(options, chunk_size, padding, count, q, k, v, *sums)
         return out, _state(count, sums)
-    return _forward(inputs, _block_lengths(q, chunk_size), None)
+    return _forward(inputs, _block_lengths(q, chunk_size))
 
 
 class _InBlocks(torch.autograd.Function):
@@ -41,33 +49,28 @@ class _InBlocks(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, options: FlowOptions, chunk_size: int, padding, count, q, k, v, *sums) -> tuple[Tensor, ...]:
-        saved: list[_Saved] = []
         # Kept, because the number of threads, on which they depend, may have changed when the backward pass runs.
         lengths = _block_lengths(q, chunk_size)
         ctx.options, ctx.chunk_size, ctx.lengths = options, chunk_size, lengths
-        inputs = CausalInputs(q, k, v, padding, options, chunk_size, _state(count, sums))
-        out, state = _forward(inputs, lengths, saved)
-        blocks = (x for before, flow in saved for x in (*_flat(before), *flow))
-        ctx.save_for_backward(padding, q, k, v, out, *blocks)
+        out, state = _forward(CausalInputs(q, k, v, padding, options, chunk_size, _state(count, sums)), lengths)
+        ctx.save_for_backward(padding, q, k, v, out, count, *sums)
         ctx.mark_non_differentiable(state["count"])
         ctx.set_materialize_grads(False)
         return (out, *_flat(state))
 
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor | None, _: Any, *grad_sums: Tensor | None) -> tuple[Tensor | None, ...]:
-        padding, q, k, v, out, *rest = ctx.saved_tensors
+        padding, q, k, v, out, count, *sums = ctx.saved_tensors
         zero, shapes = torch.zeros((), dtype=compute_dtype(q), device=q.device), state_shapes(q, v)
         grad_sums = [zero.expand(shapes[name]) if x is None else x for name, x in zip(STATE_SUMS, grad_sums)]
         grad_out = torch.zeros_like(out) if grad_out is None else grad_out
-        width = 1 + len(STATE_SUMS) + len(ChunkFlow._fields)
-        saved = [_saved(rest[i : i + width]) for i in range(0, len(rest), width)]
         by_graph = torch.is_grad_enabled() or not runs_eagerly(grad_out)
         with autocast_off(q):
-            inputs = CausalInputs(q, k, v, padding, ctx.options, ctx.chunk_size, saved[0][0])
+            inputs = CausalInputs(q, k, v, padding, ctx.options, ctx.chunk_size, _state(count, sums))
             if by_graph:
                 grads = _graph_gradients(inputs, grad_out, grad_sums)
             else:
-                grads = _backward(inputs, ctx.lengths, saved, out, grad_out, grad_sums)
+                grads = _backward(inputs, ctx.lengths, out, grad_out, grad_sums)
         return (None, None, None, None, *grads)
 
 
@@ -79,12 +82,6 @@ def _flat(state: State | None) -> list[Tensor | None]:
 def _state(count: Tensor | None, sums: Sequence[Tensor | None]) -> State | None:
     """The inverse of ``_flat``."""
     return None if count is None else {"count": count, **dict(zip(STATE_SUMS, sums))}
-
-
-def _saved(tensors: Sequence[Tensor | None]) -> _Saved:
-    """One block's state, as ``_flat`` gives it, and flows, out of a row of tensors."""
-    count, *rest = tensors
-    return _state(count, rest[: len(STATE_SUMS)]), ChunkFlow(*rest[len(STATE_SUMS) :])
 
 
 def _block_lengths(q: Tensor, chunk_size: int) -> list[int]:
@@ -108,33 +105,38 @@ def _blocks(inputs: CausalInputs, lengths: list[int]) -> list[_Block]:
     return list(zip(*(x.split(lengths, dim=2) for x in inputs[:3]), paddings))
 
 
-def _forward(inputs: CausalInputs, lengths: list[int], saved: list[_Saved] | None) -> tuple[Tensor, State]:
-    """The output, shaped as v and in its dtype, and the state after it; ``saved`` receives one entry per block."""
+def _forward(inputs: CausalInputs, lengths: list[int]) -> tuple[Tensor, State]:
+    """The output, shaped as v and in its dtype, and the state after it."""
     out, begin = torch.empty_like(inputs.v), 0  # laid out as v: a host has heads inside
     state = inputs.state
     for block in _blocks(inputs, lengths):
-        arguments = CausalInputs(*block, inputs.options, inputs.chunk_size, state)
-        total, scale, next_state, flow = chunks_forward(arguments)
-        if saved is not None:
-            saved.append((state, flow))
+        total, scale, state = chunks_forward(CausalInputs(*block, inputs.options, inputs.chunk_size, state))
         end = begin + total.shape[2]
         torch.mul(total, scale, out=out[:, :, begin:end])
-        begin, state = end, next_state
+        begin = end
     return out, state
 
 
+def _formed_again(inputs: CausalInputs, blocks: list[_Block]) -> list[_Formed]:
+    """The state before each block and its flows. Those of the last block are left to its backward pass."""
+    formed, state = [], inputs.state
+    for block in blocks[:-1]:
+        flow, next_state = chunks_flow(CausalInputs(*block, inputs.options, inputs.chunk_size, state))
+        formed.append((state, flow))
+        state = next_state
+    return [*formed, (state, None)]
+
+
 def _backward(
-    inputs: CausalInputs,
-    lengths: list[int],
-    saved: list[_Saved],
-    out: Tensor,
-    grad_out: Tensor,
-    grad_sums: Sequence[Tensor],
+    inputs: CausalInputs, lengths: list[int], out: Tensor, grad_out: Tensor, grad_sums: Sequence[Tensor]
 ) -> list[Tensor | None]:
     """Gradients of q, k and v, and of the sums of the first state."""
     grads = [torch.empty_like(x) for x in inputs[:3]]
     end, grad_state = out.shape[2], dict(zip(STATE_SUMS, grad_sums))
-    for block, (state, flow) in zip(reversed(_blocks(inputs, lengths)), reversed(saved)):
+    blocks = _blocks(inputs, lengths)
+    formed = _formed_again(inputs, blocks)
+    while formed:
+        block, (state, flow) = blocks.pop(), formed.pop()
         begin = end - block[0].shape[2]
         arguments = CausalInputs(*block, inputs.options, inputs.chunk_size, state)
         results = (x[:, :, begin:end] for x in (out, grad_out))

@@ -96,15 +96,14 @@ def test_a_backward_pass_under_autocast_is_not_in_half_precision():
         assert torch.equal(x, y)
 
 
-def test_only_inputs_output_flows_and_a_state_for_each_piece_are_kept():
+def test_only_inputs_and_output_are_kept():
+    """As softmax attention does, whatever the number of blocks; flows and states would be 14 numbers a token and more."""
     kept = []
     inputs = qkv(4096, batch=1, heads=1, d=64, e=64, dtype=torch.float32)
     causal_cpu.BLOCK_NUMBERS = 2**16
     with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
         out = flow_attention(*inputs, causal=True)
-    known = {x.data_ptr() for x in (*inputs, out)}
-    others = [x for x in kept if x.data_ptr() not in known]
-    assert len(kept) > 4 and storage_bytes(others) <= 0.1 * storage_bytes(inputs)
+    assert {x.data_ptr() for x in kept} == {x.data_ptr() for x in (*inputs, out)}
 
 
 @pytest.mark.parametrize("length", [128, 300, 1000])
