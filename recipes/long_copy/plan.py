@@ -112,13 +112,13 @@ class Plan(NamedTuple):
             arguments += [f"--{side}-layers", self.layers, f"--{side}-attention-heads", self.heads]
             arguments += [f"--{side}-embed-dim", self.width, f"--{side}-ffn-embed-dim", 2 * self.width]
             arguments += [f"--{side}-normalize-before"]
-        # Each with </s>. A short training repeats little, so nothing is dropped.
+        # A short training repeats little, so nothing is dropped.
+        return [*arguments, *self.longest_arguments(), *"--share-all-embeddings --dropout 0.0".split()]
+
+    def longest_arguments(self) -> list[object]:
+        """The longest source and target, each with </s>. fairseq-generate must be told too: its own is 1,024."""
         longest = (self.layout.source_tokens + 1, self.layout.target_tokens + 1)
-        return [
-            *arguments,
-            *("--max-source-positions", longest[0], "--max-target-positions", longest[1]),
-            *"--share-all-embeddings --dropout 0.0".split(),
-        ]
+        return ["--max-source-positions", longest[0], "--max-target-positions", longest[1]]
 
     def generate_command(self, data: Path, checkpoint: Path) -> list[str]:
         """fairseq-generate of the test split, one source at a time; no target is longer than the right one."""
@@ -126,6 +126,7 @@ class Plan(NamedTuple):
             *("-m", "fairseq_cli.generate", data, "--user-dir", "fairseq_plugin", "--path", checkpoint),
             *("--gen-subset", "test", "--batch-size", 1, "--required-batch-size-multiple", 1, "--beam", self.beam),
             *("--max-len-a", 0, "--max-len-b", self.layout.target_tokens),
+            *self.longest_arguments(),
             *"--num-workers 0 --data-buffer-size 0 --log-format none".split(),
         )
 

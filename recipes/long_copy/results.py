@@ -71,7 +71,7 @@ def table(plan: Plan, data: Data, results: Sequence[Result], failed: dict[str, s
         "milliseconds to generate one target and for an update, and the largest memory of each process, libraries "
         "included: one thread of this machine, with whatever else it did",
         *([f"further arguments of fairseq-train: {' '.join(plan.more)}"] if plan.more else []),
-        *(f"not trained: {name}: {reason}" for name, reason in failed.items()),
+        *(f"failed: {name}: {reason}" for name, reason in failed.items()),
     ]
     header = (
         "model",

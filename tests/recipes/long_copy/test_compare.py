@@ -95,7 +95,7 @@ def test_tables_and_files(tmp_path):
     cells = "90,432 | 50.0 ± 14.1 | 25.0 ± 7.1 | 12.5 ± 3.5 | 50.0 ± 14.1 | 2 | 40 | 512 | 25 | 1,024"
     assert f"| flow/linear | {cells} |" in rows
     assert "| transformer" + 10 * " | -" + " |" in rows
-    assert "not trained: transformer.1: no memory" in plain and "2 marked passages of 3 each" in plain
+    assert "failed: transformer.1: no memory" in plain and "2 marked passages of 3 each" in plain
     assert json.loads((tmp_path / "results.json").read_text())["results"][0]["counted"]["tokens"] == 40.0
     with Image.open(tmp_path / "results.png") as image:
         assert image.width > 600
@@ -103,11 +103,15 @@ def test_tables_and_files(tmp_path):
 
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory):
-    """A whole comparison of one tiny model. Costs the start of two processes: training and generation."""
+    """A whole comparison of one tiny model. Costs the start of two processes: training and generation.
+
+    With sources of more than 1,024 tokens, which fairseq-generate refuses unless it is told.
+    """
     out = tmp_path_factory.mktemp("compare")
-    (out / "text.txt").write_text("".join(f"line {i} of {i * i}\n" for i in range(300)))
+    (out / "text.txt").write_text("".join(f"line {i} of {i * i}\n" for i in range(1500)))
     arguments = ["--file", str(out / "text.txt"), "--out", str(out / "out"), "--quick", "--seeds", "1"]
     arguments += ["--models", "flow/flow_source", "--width", "8", "--updates", "2", "--test", "5"]
+    arguments += ["--source-tokens", "1100"]
     assert compare.main(arguments) == 0
     return out / "out", arguments
 
