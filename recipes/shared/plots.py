@@ -11,6 +11,7 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 #: Options for matplotlib's ``rc_context``.
 STYLE = {"font.size": 10, "axes.titlesize": 11, "axes.spines.top": False, "axes.spines.right": False}
@@ -18,6 +19,8 @@ STYLE = {"font.size": 10, "axes.titlesize": 11, "axes.spines.top": False, "axes.
 COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 #: Line styles, for readers in black and white.
 DASHES = ("-", "--", ":", "-.", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)))
+#: Dots that go with these styles.
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 
 class Drawn(NamedTuple):
@@ -31,22 +34,24 @@ class Drawn(NamedTuple):
 
 
 def curves_and_dots(models: Sequence[Drawn]) -> tuple[Figure, Axes, Axes]:
-    """A figure of the mean curve of each model, a legend beside it, and a dot with its deviation over seeds.
+    """A figure of the mean curve of each model, and a dot with its deviation over seeds; one legend for both.
 
     To be called, labelled and saved inside of ``rc_context(STYLE)``.
     """
     figure, (curves, dots) = plt.subplots(1, 2, figsize=(13, 4.8), layout="constrained")
+    legend = []
     for i, model in enumerate(models):
-        colour, dash = COLOURS[i % len(COLOURS)], DASHES[i // len(COLOURS) % len(DASHES)]
+        turn = i // len(COLOURS) % len(DASHES)
+        face = COLOURS[i % len(COLOURS)] if model.filled else "white"
+        look = {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[turn], "mfc": face}
         updates = [update for update, _ in model.curves[0]]
         means = [statistics.mean(point[1] for point in at) for at in zip(*model.curves)]
-        curves.plot(updates, means, color=colour, linestyle=dash, label=model.name)
+        curves.plot(updates, means, color=look["color"], linestyle=DASHES[turn])
+        legend.append(Line2D([], [], linestyle=DASHES[turn], label=model.name, **look))
         mean = statistics.mean(model.values)
         deviation = statistics.stdev(model.values) if len(model.values) > 1 else 0.0
-        face = colour if model.filled else "white"
-        dots.errorbar(model.across, mean, deviation, fmt="o", color=colour, mfc=face, capsize=3)
-        dots.annotate(model.name, (model.across, mean), xytext=(5, 4), textcoords="offset points", fontsize=8)
-    curves.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
+        dots.errorbar(model.across, mean, deviation, linestyle="", capsize=3, **look)
+    curves.legend(handles=legend, frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
     for axes in (curves, dots):
         axes.grid(alpha=0.25, which="both")
     return figure, curves, dots
