@@ -16,7 +16,7 @@ from ..shared.padding import zero_padding
 from ..shared.precision import compute_dtype
 from ..shared.state import State
 from .causal_weights import Positions, flow_scale, flow_weights
-from .options import FlowForm, FlowOptions, replace_zero_by_one
+from .options import FlowForm, FlowOptions, excluded_logit, replace_zero_by_one
 
 
 class CausalInputs(NamedTuple):
@@ -69,6 +69,16 @@ def state_shapes(q: Tensor, v: Tensor) -> dict[str, tuple[int, ...]]:
     vector, number = (batch, heads, d), (batch, heads)
     shapes = (vector, vector, vector, vector, number, number, (*vector, v.shape[3]))
     return {"count": (batch,), **dict(zip(STATE_SUMS, shapes))}
+
+
+def empty_state(q: Tensor, v: Tensor) -> State:
+    """The state before the first token."""
+    like = {"dtype": compute_dtype(q), "device": q.device}
+    state = {name: torch.zeros(shape, **like) for name, shape in state_shapes(q, v).items()}
+    for name in ("log_competition", "log_allocation"):
+        state[name].fill_(excluded_logit())
+    state["count"] = state["count"].long()
+    return state
 
 
 def attention_in_chunks(inputs: CausalInputs) -> tuple[Tensor, State]:

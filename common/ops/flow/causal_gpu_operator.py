@@ -1,6 +1,7 @@
 """Causal Flow-Attention by kernels as an operator of torch.compile."""
 
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -9,25 +10,37 @@ from torch import Tensor
 from ..shared.gpu import dispatch
 from ..shared.gpu.operators import differentiable_operator
 from ..shared.state import State
-from . import causal_gpu
-from .causal import STATE_SUMS, CausalInputs, attention_in_chunks, chunk_positions, state_shapes
+from . import causal_chunks_gpu, causal_gpu
+from .causal import (
+    STATE_SUMS,
+    CausalInputs,
+    attention_in_chunks,
+    chunk_positions,
+    empty_state,
+    state_shapes,
+)
 from .options import FlowForm, FlowOptions
 
 
 def guarded_attention(inputs: CausalInputs) -> tuple[Tensor, State]:
-    """Kernels, or plain PyTorch where they fail."""
-    return dispatch.guarded(
-        causal_gpu.NAME,
-        lambda: causal_gpu.causal_attention(inputs),
-        lambda: attention_in_chunks(inputs),
-        causal_gpu.first_use(inputs),
-    )
+    """Kernels; where those that walk fail, those in chunks, and then plain PyTorch."""
+    return _guarded(inputs, causal_gpu.split_for(inputs.q, inputs.v))
+
+
+def _guarded(inputs: CausalInputs, split: ModuleType) -> tuple[Tensor, State]:
+    def fallback() -> tuple[Tensor, State]:
+        return attention_in_chunks(inputs) if split is causal_chunks_gpu else _guarded(inputs, causal_chunks_gpu)
+
+    def kernels() -> tuple[Tensor, State]:
+        return causal_gpu.causal_attention(inputs, split)
+
+    return dispatch.guarded(split.NAME, kernels, fallback, causal_gpu.first_use(inputs, split))
 
 
 def causal_attention(inputs: CausalInputs) -> tuple[Tensor, State]:
     """``guarded_attention`` as one operator."""
     q, k, v, padding, options, chunk_size, state = inputs
-    earlier = causal_gpu.empty_state(q, v) if state is None else state
+    earlier = empty_state(q, v) if state is None else state
     form = options.form
     constants = (form.eps, form.outer_eps, form.rescale, min(options.clamp, _NO_CLAMP), *options[2:], chunk_size)
     sums = (earlier[name] for name in STATE_SUMS)

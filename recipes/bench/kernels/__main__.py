@@ -15,7 +15,7 @@ from common.ops.shared.gpu.launch import interpreted, warps_of
 from ...shared.scripts import command_line, script
 from ...shared.tables import Table, as_markdown, describe_run
 from .compiled import CAPABILITIES, Resources, compile_for, fits, resources
-from .launches import DTYPES, HEAD_SIZES, MECHANISMS, Launch, Sizes, launches_of
+from .launches import DTYPES, HEAD_SIZES, MECHANISMS, Launch, Sizes, head_sizes, launches_of
 
 #: Mechanism, kernel, warps and dtype: a row.
 Row = tuple[str, str, int, str]
@@ -35,7 +35,7 @@ def launches(options: argparse.Namespace) -> Iterator[tuple[str, str, int, Launc
     """Mechanism, dtype, head size and each of their launches."""
     for mechanism in options.mechanism:
         for dtype in options.dtype:
-            for size in options.head_size:
+            for size in head_sizes(mechanism, dtype, options.head_size):
                 for launch in launches_of(MECHANISMS[mechanism](Sizes(DTYPES[dtype], size))):
                     yield mechanism, dtype, size, launch
 
@@ -57,7 +57,7 @@ def table(rows: dict[Row, dict[tuple[int, int], Resources]], head_sizes: list[in
     """One row for each kernel, number of warps and dtype."""
     columns = [(size, capability) for size in head_sizes for capability in CAPABILITIES]
     header = ["mechanism", "kernel", "warps", "dtype", *(f"{CAPABILITIES[c].name}, {size}" for size, c in columns)]
-    lines = [[*map(str, row), *(str(cells[column]) for column in columns)] for row, cells in rows.items()]
+    lines = [[*map(str, row), *(str(cells.get(column, "none")) for column in columns)] for row, cells in rows.items()]
     wrong = [
         f"{name} of {mechanism}, {dtype}, {size}, {CAPABILITIES[capability].name}: {found}"
         for (mechanism, name, _, dtype), cells in rows.items()

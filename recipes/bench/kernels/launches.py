@@ -3,8 +3,9 @@
 These are recorded instead of launched, so that no GPU is needed.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from types import ModuleType
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -12,12 +13,12 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
+from common.ops.flow import causal_chunks_gpu, causal_walk_gpu
 from common.ops.flow.causal import CausalInputs
 from common.ops.flow.causal_gpu import causal_attention
 from common.ops.flow.options import flow_options
 from common.ops.mixed_chunk.gpu import whole_sequence
 from common.ops.mixed_chunk.sequence import Tokens, mixed_chunk_options
-from common.ops.shared.state import State
 
 CHUNK = 256
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -29,6 +30,7 @@ _TYPES = {
     torch.float16: "*fp16",
     torch.uint8: "*u8",
     torch.int32: "*i32",
+    torch.int64: "*i64",
 }
 
 
@@ -66,13 +68,11 @@ class Launch(NamedTuple):
     divisible: tuple[int, ...]  # numbers of the arguments that 16 divides, as Triton assumes when it compiles
 
 
-def of_flow_attention(
-    sizes: Sizes, attention: Callable[[CausalInputs], tuple[Tensor, State]] = causal_attention
-) -> Call:
-    """Causal Flow-Attention with d = e and the default options, by ``attention``."""
+def of_flow_attention(sizes: Sizes, split: ModuleType) -> Call:
+    """Causal Flow-Attention with d = e and the default options; ``split`` has the kernels."""
 
     def attend(*qkv: Tensor) -> Tensor:
-        return attention(CausalInputs(*qkv, sizes.padding, flow_options(), 64, None))[0]
+        return causal_attention(CausalInputs(*qkv, sizes.padding, flow_options(), 64, None), split)[0]
 
     return Call(attend, _leaves(sizes, *[sizes.channels] * 3), _products(sizes.channels, sizes.channels, 0))
 
@@ -91,17 +91,27 @@ def of_mixed_chunk_attention(sizes: Sizes) -> Call:
 
 #: Mechanism -> its call.
 MECHANISMS: dict[str, Callable[[Sizes], Call]] = {
-    "flow": of_flow_attention,
+    "flow": partial(of_flow_attention, split=causal_chunks_gpu),
+    "flow_walk": partial(of_flow_attention, split=causal_walk_gpu),
     "mixed_chunk": of_mixed_chunk_attention,
 }
 
 
-def kernel_modules() -> tuple[ModuleType, ModuleType]:
-    """The files of kernels. They import Triton."""
-    from common.ops.flow import causal_gpu_kernels
+def head_sizes(mechanism: str, dtype: str, sizes: Iterable[int]) -> list[int]:
+    """Those of ``sizes`` that the kernels of a mechanism take."""
+    return [size for size in sizes if mechanism != "flow_walk" or size <= causal_walk_gpu.MAX_CHANNELS[DTYPES[dtype]]]
+
+
+def kernel_modules() -> dict[str, ModuleType]:
+    """The file of kernels of each mechanism. They import Triton."""
+    from common.ops.flow import causal_chunks_gpu_kernels, causal_walk_gpu_kernels
     from common.ops.mixed_chunk import gpu_kernels
 
-    return causal_gpu_kernels, gpu_kernels
+    return {
+        "flow": causal_chunks_gpu_kernels,
+        "flow_walk": causal_walk_gpu_kernels,
+        "mixed_chunk": gpu_kernels,
+    }
 
 
 def kernels_of(module: ModuleType) -> dict[str, Any]:
@@ -115,7 +125,7 @@ def recorded() -> Iterator[list[Launch]]:
     """Kernels are not launched but noted, once for all that each is compiled for; their outputs are unset memory."""
     launches: dict[str, Launch] = {}
     with ExitStack() as stack:
-        for module in kernel_modules():
+        for module in kernel_modules().values():
             for name, function in kernels_of(module).items():
                 stack.enter_context(patch.object(module, name, _Recorder(function, launches)))
         found: list[Launch] = []

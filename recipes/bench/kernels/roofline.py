@@ -20,7 +20,7 @@ from common.ops.shared.gpu.launch import interpreted
 from ...shared.scripts import RecipeFailed, command_line, positive_int, script
 from ...shared.tables import Table, as_markdown, describe_run
 from .counting import PYTORCH, Work, counted
-from .launches import DTYPES, HEAD_SIZES, MECHANISMS, Call, Sizes
+from .launches import DTYPES, HEAD_SIZES, MECHANISMS, Call, Sizes, head_sizes
 
 MODULE = "recipes.bench.kernels.roofline"
 HEADS = 2
@@ -154,7 +154,11 @@ def main(arguments: list[str] | None = None) -> int:
         return subprocess.run([sys.executable, "-m", MODULE, *given], env=environment).returncode
     started = time.perf_counter()
     tables = []
-    cases = list(product(options.mechanism, options.dtype, options.head_size))
+    cases = [
+        (mechanism, dtype, size)
+        for mechanism, dtype in product(options.mechanism, options.dtype)
+        for size in head_sizes(mechanism, dtype, options.head_size)
+    ]
     for mechanism, dtype, size in tqdm(cases, desc="calls", unit="", disable=None):
         counted_dtype = torch.float16 if dtype == "bfloat16" else DTYPES[dtype]
         sizes = Sizes(counted_dtype, size, batch=1, heads=HEADS, tokens=options.tokens, padded=False)

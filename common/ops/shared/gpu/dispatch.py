@@ -111,7 +111,8 @@ def guarded(
 ) -> Any:
     """``kernel()``; where it fails, a warning, once, and ``fallback()`` from then on for all kernels of ``name``.
 
-    A kernel that a combination of GPU, driver and Triton cannot compile must not end a training that PyTorch can do.
+    The fallback is plain PyTorch, or first kernels of another name. A kernel that a combination of GPU, driver and
+    Triton cannot compile must not end a training that PyTorch can do.
     With ``first_use`` it is compared with plain PyTorch first, and has failed if it differs; while a CUDA graph is
     captured nothing can be compared, and ``fallback()`` is called. Lack of memory, a ValueError, and an error that
     earlier work has left on the device are raised: they are no failure of the kernel.
@@ -141,7 +142,7 @@ def _give_up(name: str, error: BaseException) -> None:
     failed.add(name)
     reason = (str(error).strip().splitlines() or [""])[0]
     warnings.warn(
-        f"Triton kernels of {name} failed ({type(error).__name__}: {reason}); plain PyTorch is used from now on. "
-        f"To use that without this warning: {VARIABLE}=0",
+        f"Triton kernels of {name} failed ({type(error).__name__}: {reason}) and are used no more. "
+        f"To use plain PyTorch without this warning: {VARIABLE}=0",
         stacklevel=4,
     )

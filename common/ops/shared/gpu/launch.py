@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -59,6 +60,13 @@ def wait_for(device: torch.device) -> None:
 def is_capturing(device: torch.device) -> bool:
     """Whether a CUDA graph is being captured, of which all that is launched becomes a part."""
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def processors(device: torch.device) -> int:
+    """The multiprocessors of a GPU; of the interpreter, which runs one program after the other, no number reached."""
+    if device.type != "cuda":
+        return sys.maxsize
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def on_device_of(x: Tensor) -> contextlib.AbstractContextManager:

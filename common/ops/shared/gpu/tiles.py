@@ -1,4 +1,4 @@
-"""Tiles of tokens and channels inside a kernel: reading, writing, and products on the matrix units.
+"""Tiles of tokens and channels inside a kernel: reading, features, writing, and products on the matrix units.
 
 ``README.md`` beside this file bounds the errors of the products.
 """
@@ -28,10 +28,42 @@ def store_tile(x, stride, rows, channels, keep, size: tl.constexpr, values):
 
 
 @triton.jit
+def load_features(x, stride, rows, channels, keep, d: tl.constexpr, phi: tl.constexpr):
+    """phi(x) of a tile (C, D) in float32, zero where not ``keep`` and beyond d channels."""
+    inside = keep[:, None] & (channels < d)[None, :]
+    x = tl.load(x + rows[:, None] * stride + channels[None, :], mask=inside, other=0.0).to(tl.float32)
+    if phi == "sigmoid":
+        x = 1.0 / (1.0 + tl.exp(-x))
+    elif phi == "elu+1":
+        x = tl.where(x > 0.0, x + 1.0, tl.exp(x))
+    else:
+        x = tl.where(x < 0.0, 0.0, x) + 1e-6  # not maximum, which need not hand on a NaN
+    return tl.where(inside, x, 0.0)
+
+
+@triton.jit
+def feature_slope(features, phi: tl.constexpr):
+    """The derivative of phi, from ``features`` = phi(x)."""
+    if phi == "sigmoid":
+        return features * (1.0 - features)
+    elif phi == "elu+1":
+        return tl.where(features > 1.0, 1.0, features)
+    else:
+        return tl.where(features > 1e-6, 1.0, 0.0)
+
+
+@triton.jit
 def load_matrix(x, channels, columns, d: tl.constexpr, e: tl.constexpr):
     """A block (D, E) of x (d, e), zero beyond it."""
     inside = (channels < d)[:, None] & (columns < e)[None, :]
     return tl.load(x + channels[:, None] * e + columns[None, :], mask=inside, other=0.0)
+
+
+@triton.jit
+def store_matrix(x, channels, columns, d: tl.constexpr, e: tl.constexpr, values):
+    """Write a block (D, E) of x (d, e), but what is beyond it."""
+    inside = (channels < d)[:, None] & (columns < e)[None, :]
+    tl.store(x + channels[:, None] * e + columns[None, :], values, mask=inside)
 
 
 @triton.jit

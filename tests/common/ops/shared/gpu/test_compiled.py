@@ -14,7 +14,7 @@ from common.ops.flow.options import flow_options
 from common.ops.mixed_chunk.sequence import Tokens, mixed_chunk_options
 from common.ops.shared.gpu.launch import interpreted, warps_of
 from recipes.bench.kernels.compiled import compile_for, resources
-from recipes.bench.kernels.launches import kernel_modules, kernels_of, recorded
+from recipes.bench.kernels.launches import HEAD_SIZES, head_sizes, kernel_modules, kernels_of, recorded
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="Triton is for Linux alone; there its absence is an error"),
@@ -24,8 +24,10 @@ pytestmark = [
 TABLE = Path(__file__).parents[5] / "common/ops/shared/gpu/compiled.md"
 SMALLEST_SHARED_MEMORY = 99 * 1024  # bytes a program may have on devices of compute capability 8.6 and 8.9
 MOST_SPILLED = 40  # bytes of a thread, as compiled.md has them at most
-#: Of products in the kernels of flows, which stand in an exponent; all others have operands of the inputs' dtype.
-OPERANDS = {"flows": "f32", "flows_backward": "f32"}
+#: Of products in the kernels of flows, which stand in an exponent; all others have operands of the inputs' dtype, and
+#: walks have products of both kinds.
+OPERANDS = {"flows": {"f32"}, "flows_backward": {"f32"}, "feature_sums": set()}
+WALKS = ("outputs", "sources_backward")
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +35,8 @@ def own_cache(monkeypatch, tmp_path):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
 
 
-def assert_compile(launches, module) -> None:
+def assert_compile(launches, mechanism) -> None:
+    module = kernel_modules()[mechanism]
     assert {launch.function.__name__ for launch in launches} == set(kernels_of(module))
     for launch in launches:
         name = launch.function.__name__
@@ -41,25 +44,30 @@ def assert_compile(launches, module) -> None:
         needed = resources(compiled)
         assert needed.shared <= SMALLEST_SHARED_MEMORY and needed.spilled <= MOST_SPILLED, (name, needed)
         operands = set(re.findall(r"tt\.dot .* : tensor<[x\d]*x(\w+)> \* tensor<[x\d]*x(\w+)>", compiled.asm["ttir"]))
-        dtype = OPERANDS.get(name, next(iter(launch.signature.values())).strip("*").replace("fp", "f"))
-        assert operands == (set() if name == "feature_sums" else {(dtype, dtype)}), name
+        wanted = OPERANDS.get(name, {next(iter(launch.signature.values())).strip("*").replace("fp", "f")})
+        if mechanism == "flow_walk" and name in WALKS:
+            wanted = wanted | {"f32"}
+        assert operands == {(dtype, dtype) for dtype in wanted}, name
 
 
 def leaves(dtype, *channels):
     return [torch.zeros(2, 3, 70, size, dtype=dtype, requires_grad=True) for size in channels]
 
 
-def test_kernels_of_causal_flow_attention():
-    """Tiles of 64 x 16, 64 x 32 and 64 x 64, that none be mistaken for another."""
+@pytest.mark.parametrize("mechanism", ["flow", "flow_walk"])
+def test_kernels_of_causal_flow_attention(mechanism):
+    """Tiles of 64 or 32 x 16 and x 32, that none be mistaken for another."""
+    from common.ops.flow import causal_chunks_gpu, causal_walk_gpu
     from common.ops.flow.causal import CausalInputs
     from common.ops.flow.causal_gpu import causal_attention
 
+    split = causal_walk_gpu if mechanism == "flow_walk" else causal_chunks_gpu
     mask = torch.zeros(2, 70, dtype=torch.bool)
     inputs = leaves(torch.bfloat16, 10, 10, 20)
     with recorded() as launches:
-        out, _ = causal_attention(CausalInputs(*inputs, mask, flow_options(phi="relu"), 64, None))
+        out, _ = causal_attention(CausalInputs(*inputs, mask, flow_options(phi="relu"), 64, None), split)
         out.sum().backward()
-    assert_compile(launches, kernel_modules()[0])
+    assert_compile(launches, mechanism)
 
 
 @pytest.mark.parametrize(
@@ -76,15 +84,20 @@ def test_kernels_of_mixed_chunk_attention(dtype, causal, kernel, bias):
     options = mixed_chunk_options(64, causal, kernel)
     with recorded() as launches:
         whole_sequence(Tokens(*leaves(dtype, s, s, s, s, e)), bias, options, None).sum().backward()
-    assert_compile(launches, kernel_modules()[1])
+    assert_compile(launches, "mixed_chunk")
 
 
 def test_the_table_has_every_configuration_and_none_that_spills_much():
-    kernel_modules()  # imports them
+    mechanisms = {module.__name__: name for name, module in kernel_modules().items()}
     rows = [line.strip("| ").split(" | ") for line in TABLE.read_text().splitlines() if line.startswith("| ")][2:]
     tuned = {
-        (name.split(".")[2], name.split(".")[-1], warps) for name, several in warps_of.items() for warps in several
+        (mechanisms[name.rpartition(".")[0]], name.rpartition(".")[2], warps)
+        for name, several in warps_of.items()
+        for warps in several
     }
     assert {(row[0], row[1], int(row[2])) for row in rows} == tuned
-    spilled = [int(cell.split(" / ")[2]) for row in rows for cell in row[4:]]
-    assert len(spilled) == 6 * len(rows) and max(spilled) <= MOST_SPILLED
+    for mechanism, _, _, dtype, *cells in rows:
+        for i, size in enumerate(HEAD_SIZES):
+            assert ("none" in cells[2 * i : 2 * i + 2]) is (not head_sizes(mechanism, dtype, [size]))
+    spilled = [int(cell.split(" / ")[2]) for row in rows for cell in row[4:] if cell != "none"]
+    assert max(spilled) <= MOST_SPILLED

@@ -12,7 +12,7 @@ from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 from common.ops import flow_attention, mixed_chunk_attention
-from common.ops.flow import causal_gpu
+from common.ops.flow import causal_gpu, causal_walk_gpu
 from common.ops.flow.causal import attention_in_chunks
 from common.ops.mixed_chunk import gpu
 from common.ops.mixed_chunk.sequence import Tokens, mixed_chunk_options
@@ -35,7 +35,7 @@ def on_cpu_too(monkeypatch):
     monkeypatch.setattr(dispatch, "has_triton", lambda: True)
 
 
-def missing(*args):
+def missing(*args, **kwargs):
     raise RuntimeError("there is no kernel")
 
 
@@ -100,6 +100,21 @@ def test_widths_and_options(on_cpu_too):
         assert chunks_apply(q, v, "laplace") is (d == 128)
     assert not chunks_apply(q[..., :4], v, "softmax")
     assert not chunks_apply(q[..., :4], v, first_softmax=True)
+
+
+def test_a_walk_is_taken_where_it_fills_the_processors(on_cpu_too, monkeypatch):
+    """Up to 64 channels of q and of v, in float32 up to 32; not after it has failed."""
+    monkeypatch.setattr(causal_gpu, "processors", lambda device: 6)
+
+    def walks(heads=3, **sizes):
+        q, _, v = qkv(3, batch=2, heads=heads, **{"dtype": torch.bfloat16, **sizes})
+        return causal_gpu.split_for(q, v) is causal_walk_gpu
+
+    assert walks(d=64, e=64) and not walks(heads=2)
+    assert not walks(d=65) and not walks(e=65)
+    assert walks(dtype=torch.float32, d=32, e=32) and not walks(dtype=torch.float32, d=33)
+    monkeypatch.setattr(dispatch, "failed", {causal_walk_gpu.NAME})
+    assert not walks() and causal_gpu.applies(*float32())
 
 
 def test_other_devices_subclasses_and_mixed_devices_have_none(on_cpu_too):
@@ -253,7 +268,7 @@ def checked(kernel, monkeypatch):
     calls = []
 
     def replace(change=lambda out: out):
-        def kernels(inputs):
+        def kernels(inputs, split):
             calls.append(inputs.q.dtype)
             out, state = attention_in_chunks(inputs)
             return change(out.to(inputs.v.dtype)), state
@@ -340,8 +355,10 @@ def test_an_error_of_earlier_work_is_raised_and_not_held_against_the_kernels(che
     assert not calls and not dispatch.failed
 
 
-def test_while_a_graph_is_captured_only_kernels_that_were_compared_are_used(checked, monkeypatch):
+@pytest.mark.parametrize("processors", [1, 5], ids=["walk", "chunks"])
+def test_while_a_graph_is_captured_only_kernels_that_were_compared_are_used(processors, checked, monkeypatch):
     calls = checked()
+    monkeypatch.setattr(causal_gpu, "processors", lambda device: processors)
     inputs = float32()
     monkeypatch.setattr(dispatch, "is_capturing", lambda device: True)
     flow_attention(*inputs, causal=True)

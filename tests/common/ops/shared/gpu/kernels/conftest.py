@@ -1,11 +1,12 @@
 """Makes sure that kernels ran: the PyTorch forms are taken away, and a warning that one runs is an error."""
 
+import sys
 import warnings
 
 import pytest
 
 # Imported before the PyTorch forms are taken away, which they fall back to.
-from common.ops.flow import causal_gpu  # noqa: F401
+from common.ops.flow import causal_chunks_gpu, causal_gpu, causal_walk_gpu
 from common.ops.flow import interface as flow
 from common.ops.mixed_chunk import gpu
 from common.ops.mixed_chunk import interface as mixed_chunk
@@ -39,6 +40,17 @@ def small_tiles(monkeypatch):
     """Tiles of few tokens in the interpreter, so that small inputs have several in a chunk."""
     if interpreted():
         monkeypatch.setattr(gpu, "tile_rows", lambda x, channels: 16)
+
+
+@pytest.fixture
+def split(request, monkeypatch):
+    """How causal Flow-Attention is split, and nothing else: in chunks, or a walk, as for a GPU of one processor."""
+    of_name = {"chunks": causal_chunks_gpu, "walk": causal_walk_gpu}
+    monkeypatch.setattr(causal_gpu, "processors", lambda device: 1 if request.param == "walk" else sys.maxsize)
+    for name, module in of_name.items():
+        if name != request.param:
+            monkeypatch.setattr(module, "forward", _taken_away)
+    return of_name[request.param]
 
 
 @pytest.fixture

@@ -1,10 +1,15 @@
-"""Where the kernels under test run, and comparing with what stays on the CPU."""
+"""Where the kernels under test run, and how their work is split; comparing with what stays on the CPU."""
 
 from collections.abc import Iterable
 
+import pytest
 from torch import Tensor
 
 from common.ops.shared.gpu.launch import interpreted
+
+#: The fixture ``split``: causal Flow-Attention in chunks, and as a walk.
+both_splits = pytest.mark.parametrize("split", ["chunks", "walk"], indirect=True)
+in_a_walk = pytest.mark.parametrize("split", ["walk"], indirect=True)
 
 DEVICE = "cpu" if interpreted() else "cuda"
 

@@ -6,11 +6,13 @@ import pytest
 import torch
 
 from common.ops import flow_attention
-from common.ops.flow import causal_gpu_kernels as kernels
+from common.ops.flow import causal_chunks_gpu_kernels as kernels
+from common.ops.flow import causal_gpu
+from common.ops.flow import causal_walk_gpu_kernels as walk_kernels
 from common.ops.flow.options import ALLOCATIONS, COMPETITIONS, FORMS, FlowForm
 from common.ops.flow.reference import flow_attention_reference
 from tests.common.inputs import FLOW_OPTIONS, SIDES, doubled, name_of, padding, qkv
-from tests.common.ops.shared.gpu.kernels.device import on_cpu, on_device
+from tests.common.ops.shared.gpu.kernels.device import both_splits, in_a_walk, on_cpu, on_device
 from tests.compare import TOLERANCES, assert_close, gradients
 
 SMALL = {"batch": 1, "heads": 1, "d": 5, "e": 3, "dtype": torch.float32}
@@ -41,18 +43,20 @@ def assert_same_gradients(found, wanted, tolerance=None, names="qkv") -> None:
             assert_close(f"gradient of {name}", actual, reference.to(actual.dtype), tolerance)
 
 
+@both_splits
 @pytest.mark.parametrize("options", FLOW_OPTIONS, ids=name_of)
-def test_every_option_agrees_with_the_reference(options):
+def test_every_option_agrees_with_the_reference(options, split):
     # Unclamped relu flows reach 1e5, whose exponentials are summed as logarithms with 1e-7 of that lost.
     loose = options.get("phi") == "relu"
-    assert_agrees(qkv(70, **SMALL), tolerance=1e-4 if loose else None, **options)
+    assert_agrees(qkv(40, **SMALL), tolerance=1e-4 if loose else None, **options)
 
 
-def test_constants_of_a_form_that_show_in_float32_agree(monkeypatch):
+@both_splits
+def test_constants_of_a_form_that_show_in_float32_agree(split, monkeypatch):
     """1e-6 is beside a flow what rounding is; 0.3 in its place reaches every output and gradient."""
     monkeypatch.setitem(FORMS, "coarse", FlowForm(eps=0.3, outer_eps=0.2, rescale=True))
-    # Without a clamp, which would take most gradients away, and a second chunk that is half full.
-    assert_agrees(qkv(100, **SMALL), padding("right", 1, 100), form="coarse", clamp=None)
+    # Without a clamp, which would take most gradients away, and a last chunk that is not full.
+    assert_agrees(qkv(50, **SMALL), padding("right", 1, 50), form="coarse", clamp=None)
 
 
 def test_the_options_tested_are_all_there_are():
@@ -67,23 +71,33 @@ def test_any_length_agrees(length):
     assert_agrees(qkv(length, **SMALL))
 
 
+@in_a_walk
+@pytest.mark.parametrize("length, d, e", [(1, 1, 32), (2, 3, 17), (16, 32, 2), (17, 20, 20)])
+def test_any_size_agrees_in_a_walk(length, d, e, split):
+    """Up to 32 channels in float32."""
+    assert_agrees(qkv(length, **{**SMALL, "d": d, "e": e}), form="released_vision")
+
+
 @pytest.mark.parametrize("d, e", [(1, 1), (3, 17), (16, 70), (33, 4), (70, 5)])
 def test_any_number_of_channels_agrees(d, e):
     """Three blocks of values at e = 70, chunks of 16 at d = 70."""
     assert_agrees(qkv(70, **{**SMALL, "d": d, "e": e}), form="released_vision")
 
 
+@both_splits
 @pytest.mark.parametrize("side", SIDES[1:])
-def test_padding_on_any_side_agrees(side):
-    assert_agrees(qkv(66, **{**SMALL, "batch": 2}), padding(side, 2, 66), allocation="softmax")
+def test_padding_on_any_side_agrees(side, split):
+    assert_agrees(qkv(40, **{**SMALL, "batch": 2}), padding(side, 2, 40), allocation="softmax")
 
 
-def test_heads_and_rows_do_not_mix():
-    assert_agrees(qkv(66, **{**SMALL, "batch": 2, "heads": 3, "d": 2}), padding("left", 2, 66), form="paper")
+@both_splits
+def test_heads_and_rows_do_not_mix(split):
+    assert_agrees(qkv(40, **{**SMALL, "batch": 2, "heads": 3, "d": 2}), padding("left", 2, 40), form="paper")
 
 
+@both_splits
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_half_precision_agrees_with_the_float64_reference(dtype):
+def test_half_precision_agrees_with_the_float64_reference(dtype, split):
     assert_agrees(qkv(66, **{**SMALL, "batch": 2, "d": 16, "dtype": dtype}), padding("left", 2, 66))
 
 
@@ -93,17 +107,19 @@ def test_sums_of_half_inputs_are_float32():
     assert {name: x.dtype for name, x in state.items() if x.dtype != torch.float32} == {"count": torch.int64}
 
 
+@both_splits
 @pytest.mark.parametrize("phi, sign", [("elu+1", 1.0), ("relu", 1.0), ("sigmoid", -1.0)])
-def test_extreme_features_stay_finite(phi, sign):
-    q, k, v = on_device(qkv(66, **{**SMALL, "scale": 100.0}))
+def test_extreme_features_stay_finite(phi, sign, split):
+    q, k, v = on_device(qkv(40, **{**SMALL, "scale": 100.0}))
     q, k = (x.detach().abs().mul(sign).requires_grad_() for x in (q, k))
     out = attend((q, k, v), phi=phi)
     assert all(torch.isfinite(x).all() for x in (out, *gradients(out.cpu(), (q, k, v))))
 
 
-def test_what_stands_in_padding_never_leaks():
-    mask = padding("both", 2, 66)
-    clean = on_device(qkv(66, **{**SMALL, "batch": 2}))
+@both_splits
+def test_what_stands_in_padding_never_leaks(split):
+    mask = padding("both", 2, 40)
+    clean = on_device(qkv(40, **{**SMALL, "batch": 2}))
     poisoned = on_device(x.masked_fill(mask.to(x.device)[:, None, :, None], math.nan) for x in clean)
     out, expected = attend(poisoned, mask), attend(clean, mask)
     assert torch.equal(out, expected)
@@ -112,15 +128,17 @@ def test_what_stands_in_padding_never_leaks():
         assert (actual.cpu().masked_select(mask[:, None, :, None]) == 0).all(), f"gradient of {name} at padding"
 
 
-def test_nan_in_a_real_token_is_not_hidden():
+@both_splits
+def test_nan_in_a_real_token_is_not_hidden(split):
     for phi in ("sigmoid", "elu+1", "relu"):
-        inputs = [x.detach().clone() for x in on_device(qkv(66, **SMALL))]
+        inputs = [x.detach().clone() for x in on_device(qkv(40, **SMALL))]
         inputs[1][0, 0, 30, 2] = math.nan
         assert torch.isnan(attend(inputs, phi=phi)[:, :, 30:]).all(), phi
 
 
+@both_splits
 @pytest.mark.parametrize("layout", ["tokens first", "expanded", "channels apart"])
-def test_any_layout_agrees(layout):
+def test_any_layout_agrees(layout, split):
     def strided(x):
         if layout == "tokens first":
             return x.transpose(1, 2).contiguous().transpose(1, 2)
@@ -128,7 +146,7 @@ def test_any_layout_agrees(layout):
             return x[:, :1].expand(-1, 2, -1, -1)
         return x.transpose(2, 3).contiguous().transpose(2, 3)
 
-    inputs = on_device(qkv(66, **{**SMALL, "heads": 2}))
+    inputs = on_device(qkv(40, **{**SMALL, "heads": 2}))
     laid_out = [strided(x) for x in inputs]
     out, expected = attend(laid_out), attend([x.contiguous() for x in laid_out])
     assert torch.equal(out, expected)
@@ -140,12 +158,13 @@ def test_any_layout_agrees(layout):
 # --- the state -----------------------------------------------------------------------------------------------------
 
 
+@both_splits
 @pytest.mark.parametrize("side, options", [("none", {}), ("holes", FLOW_OPTIONS[-3]), ("left", FLOW_OPTIONS[-1])])
-def test_a_sequence_in_pieces_is_the_same_function(side, options):
+def test_a_sequence_in_pieces_is_the_same_function(side, options, split):
     """Outputs, and gradients through the states that join the pieces."""
-    inputs, mask = on_device(qkv(70, **{**SMALL, "batch": 2})), padding(side, 2, 70)
+    inputs, mask = on_device(qkv(40, **{**SMALL, "batch": 2})), padding(side, 2, 40)
     outputs, state = [], None
-    for piece in (slice(0, 1), slice(1, 66), slice(66, 70)):
+    for piece in (slice(0, 1), slice(1, 37), slice(37, 40)):
         of_piece = None if mask is None else mask[:, piece]
         out, state = attend(
             [x[:, :, piece] for x in inputs], of_piece, initial_state=state, return_state=True, **options
@@ -159,10 +178,11 @@ def test_a_sequence_in_pieces_is_the_same_function(side, options):
     assert_same_gradients(on_cpu(gradients(out, inputs)), gradients(expected, exact))
 
 
+@both_splits
 @pytest.mark.parametrize("options", [{}, {"allocation": "softmax", "clamp": None}], ids=name_of)
-def test_the_state_and_all_its_gradients_are_those_of_the_pytorch_form(options, with_pytorch):
+def test_the_state_and_all_its_gradients_are_those_of_the_pytorch_form(options, split, with_pytorch):
     """float64, as it is not for kernels, goes through the PyTorch form."""
-    first, second = (qkv(66, **{**SMALL, "seed": seed}) for seed in (0, 1))
+    first, second = (qkv(40, **{**SMALL, "seed": seed}) for seed in (0, 1))
     results = []
     for convert in (on_device, lambda tensors: doubled(*tensors)):
         _, state = flow_attention(*convert(first), causal=True, return_state=True, **options)
@@ -199,25 +219,28 @@ def test_a_gradient_of_one_input_alone(wanted):
     assert torch.equal(gradients(out.cpu(), [alone[wanted]])[0], every[wanted])
 
 
-def test_gradients_of_second_order_are_those_of_the_pytorch_form(with_pytorch):
+@both_splits
+def test_gradients_of_second_order_are_those_of_the_pytorch_form(split, with_pytorch):
     def second_order(inputs):
         out = flow_attention(*inputs, causal=True, clamp=20.0)
         first = torch.autograd.grad(out.cpu().square().sum(), inputs, create_graph=True)
         return torch.autograd.grad(sum(x.cpu().sin().sum() for x in first), inputs)
 
-    inputs = qkv(65, **SMALL)
+    inputs = qkv(40, **SMALL)
     found, wanted = on_cpu(second_order(on_device(inputs))), second_order(doubled(*inputs))
     assert_same_gradients(found, wanted, 1e-4)
+
+
+class Broken:
+    """A kernel that no device takes."""
+
+    def __getitem__(self, grid):
+        raise RuntimeError("no configuration fits this device")
 
 
 def test_a_backward_kernel_that_fails_gives_way_to_the_pytorch_form(with_pytorch, monkeypatch):
     inputs = on_device(qkv(65, **SMALL))
     wanted = gradients(attend(inputs).cpu(), inputs)
-
-    class Broken:
-        def __getitem__(self, grid):
-            raise RuntimeError("no configuration fits this device")
-
     monkeypatch.setattr(kernels, "values_backward", Broken())
     out = attend(inputs)
     with pytest.warns(UserWarning, match="flow_attention .*no configuration fits.*LINEARTIME_TRITON=0"):
@@ -225,8 +248,32 @@ def test_a_backward_kernel_that_fails_gives_way_to_the_pytorch_form(with_pytorch
     assert_same_gradients(found, wanted, TOLERANCES[torch.float32])
 
 
-def test_what_is_saved_for_the_backward_pass_is_inputs_output_and_little_more():
-    """Four flows of n numbers and, for each chunk of 32 tokens, four sums of d: no features, no products."""
+def test_a_walk_that_fails_gives_way_to_chunks(with_pytorch, monkeypatch):
+    inputs = on_device(qkv(17, **SMALL))
+    in_chunks = attend(inputs)
+    monkeypatch.setattr(causal_gpu, "processors", lambda device: 1)
+    monkeypatch.setattr(walk_kernels, "outputs", Broken())
+    with pytest.warns(UserWarning, match="flow_attention_walk .*no configuration fits.*LINEARTIME_TRITON=0") as seen:
+        outputs = [attend(inputs) for _ in range(2)]
+    assert len(seen) == 1 and all(torch.equal(out, in_chunks) for out in outputs)
+
+
+def test_a_walk_whose_backward_pass_fails_gives_way_to_the_pytorch_form(with_pytorch, monkeypatch):
+    monkeypatch.setattr(causal_gpu, "processors", lambda device: 1)
+    inputs = on_device(qkv(17, **SMALL))
+    wanted = gradients(attend(inputs).cpu(), inputs)
+    monkeypatch.setattr(walk_kernels, "sinks_backward", Broken())
+    out = attend(inputs)
+    with pytest.warns(UserWarning, match="flow_attention_walk .*no configuration fits.*LINEARTIME_TRITON=0"):
+        found = gradients(out.cpu(), inputs)
+    assert_same_gradients(found, wanted, TOLERANCES[torch.float32])
+
+
+@pytest.mark.parametrize(
+    "split, of_tiles", [("chunks", 4 * 17 * 16), ("walk", 32 * 4 * (16 + 1) + 2)], indirect=["split"]
+)
+def test_what_is_saved_for_the_backward_pass_is_inputs_output_and_little_more(split, of_tiles):
+    """Four flows of n numbers and, for each tile of 32 or 16 tokens, four sums of d: no features, no products."""
     inputs = on_device(qkv(512, **{**SMALL, "d": 16, "e": 16}))
     saved = {}
 
@@ -237,4 +284,4 @@ def test_what_is_saved_for_the_backward_pass_is_inputs_output_and_little_more():
     with torch.autograd.graph.saved_tensors_hooks(remember, lambda x: x):
         attend(inputs)
     size = sum(storage.nbytes() for storage in saved.values())
-    assert size <= 4 * (4 * 512 * 16 + 4 * 512 + 4 * 17 * 16 + 16 * 16 + 4 * 16 + 2)
+    assert size <= 4 * (4 * 512 * 16 + 4 * 512 + of_tiles + 16 * 16 + 4 * 16 + 2)

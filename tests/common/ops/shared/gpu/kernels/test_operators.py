@@ -4,10 +4,9 @@ import pytest
 import torch
 
 from common.ops import flow_attention, mixed_chunk_attention
-from common.ops.flow import causal_gpu
-from common.ops.flow.causal import STATE_SUMS
+from common.ops.flow.causal import STATE_SUMS, empty_state
 from tests.common.inputs import bias_like, mixed_chunk_inputs, padding, qkv
-from tests.common.ops.shared.gpu.kernels.device import on_device
+from tests.common.ops.shared.gpu.kernels.device import both_splits, on_device
 from tests.compare import assert_all_close, assert_close, gradients
 
 SMALL = {"batch": 2, "heads": 1, "dtype": torch.float32}
@@ -59,7 +58,8 @@ def test_the_compiled_call_is_one_operator_with_the_same_gradients(name):
     assert_all_close(map(str, range(len(inputs))), found, wanted)
 
 
-def test_a_state_passes_through_the_operator():
+@both_splits
+def test_a_state_passes_through_the_operator(split):
     inputs = on_device(qkv(9, **SMALL))
 
     def in_pieces(*inputs):
@@ -80,7 +80,7 @@ def arguments_of(name):
         leaves = (*mixed_chunk_inputs(6, **small), bias_like("vector", 5, dtype=torch.float32))
         return (*on_device(leaves), mask, 5, True, "relu2", True, True, False, False)
     q, k, v = on_device(qkv(6, **small))
-    state = causal_gpu.empty_state(q, v)
+    state = empty_state(q, v)
     sums = (state[name] for name in STATE_SUMS)
     return (q, k, v, mask, state["count"], *sums, 1e-6, 0.0, True, 1e30, "sigmoid", "none", "sigmoid", 64)
 

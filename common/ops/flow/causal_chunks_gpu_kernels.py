@@ -18,32 +18,15 @@ import triton
 import triton.language as tl
 
 from ..shared.gpu.launch import tuned
-from ..shared.gpu.tiles import flow_product, load_matrix, load_tile, product, store_tile
-
-
-@triton.jit
-def _features(x, stride, rows, channels, keep, d: tl.constexpr, phi: tl.constexpr):
-    """phi(x) of a tile (C, D) in float32, zero where not ``keep`` and beyond d channels."""
-    inside = keep[:, None] & (channels < d)[None, :]
-    x = tl.load(x + rows[:, None] * stride + channels[None, :], mask=inside, other=0.0).to(tl.float32)
-    if phi == "sigmoid":
-        x = 1.0 / (1.0 + tl.exp(-x))
-    elif phi == "elu+1":
-        x = tl.where(x > 0.0, x + 1.0, tl.exp(x))
-    else:
-        x = tl.where(x < 0.0, 0.0, x) + 1e-6  # not maximum, which need not hand on a NaN
-    return tl.where(inside, x, 0.0)
-
-
-@triton.jit
-def _slope(features, phi: tl.constexpr):
-    """The derivative of phi, from ``features`` = phi(x)."""
-    if phi == "sigmoid":
-        return features * (1.0 - features)
-    elif phi == "elu+1":
-        return tl.where(features > 1.0, 1.0, features)
-    else:
-        return tl.where(features > 1e-6, 1.0, 0.0)
+from ..shared.gpu.tiles import (
+    feature_slope,
+    flow_product,
+    load_features,
+    load_matrix,
+    load_tile,
+    product,
+    store_tile,
+)
 
 
 @triton.jit
@@ -95,8 +78,8 @@ def feature_sums(
     """Σ q and Σ k of each chunk; if WEIGHTED, reversed, Σ w (q + ε) and Σ w (k + ε)."""
     head, batch, h, chunk, rows, exist, real = _location(padding, n, heads, groups, PADDED, C)
     channels = tl.arange(0, D)
-    q = _features(q + batch * qb + h * qh, qn, rows, channels, real, d, phi)
-    k = _features(k + batch * kb + h * kh, kn, rows, channels, real, d, phi)
+    q = load_features(q + batch * qb + h * qh, qn, rows, channels, real, d, phi)
+    k = load_features(k + batch * kb + h * kh, kn, rows, channels, real, d, phi)
     slot = chunk + 1
     if WEIGHTED:
         slot = groups - chunk
@@ -148,8 +131,8 @@ def flows(
     head, batch, h, chunk, rows, exist, real = _location(padding, n, heads, groups, PADDED, C)
     channels = tl.arange(0, D)
     inside = channels < d
-    q = _features(q + batch * qb + h * qh, qn, rows, channels, real, d, phi)
-    k = _features(k + batch * kb + h * kh, kn, rows, channels, real, d, phi)
+    q = load_features(q + batch * qb + h * qh, qn, rows, channels, real, d, phi)
+    k = load_features(k + batch * kb + h * kh, kn, rows, channels, real, d, phi)
     of_k = (tl.num_programs(0).to(tl.int64) + tl.num_programs(0) // groups) * d
     slot = (head * (groups + 1) + chunk) * d + channels
     sum_q = tl.load(sums + slot, mask=inside, other=0.0)
@@ -214,7 +197,7 @@ def value_sums(
     dtype: tl.constexpr = x.dtype.element_ty
     head, batch, h, chunk, rows, exist, real = _location(padding, n, heads, groups, PADDED, C)
     channels, columns = tl.arange(0, D), tl.program_id(1) * E + tl.arange(0, E)
-    x = _features(x + batch * xb + h * xh, xn, rows, channels, real, d, phi)
+    x = load_features(x + batch * xb + h * xh, xn, rows, channels, real, d, phi)
     x *= tl.load(weights + head * n + rows, mask=exist, other=0.0)[:, None]
     v = load_tile(v + batch * vb + h * vh, vn, rows, columns, real, e)
     slot = chunk + 1
@@ -263,8 +246,8 @@ def outputs(
     dtype: tl.constexpr = q.dtype.element_ty
     head, batch, h, chunk, rows, exist, real = _location(padding, n, heads, groups, PADDED, C)
     channels, columns = tl.arange(0, D), tl.program_id(1) * E + tl.arange(0, E)
-    q = _features(q + batch * qb + h * qh, qn, rows, channels, real, d, phi)
-    k = _features(k + batch * kb + h * kh, kn, rows, channels, real, d, phi)
+    q = load_features(q + batch * qb + h * qh, qn, rows, channels, real, d, phi)
+    k = load_features(k + batch * kb + h * kh, kn, rows, channels, real, d, phi)
     v = load_tile(v + batch * vb + h * vh, vn, rows, columns, real, e)
     scores = product(q, tl.trans(k), tl.zeros((C, C), tl.float32), dtype)
     scores = tl.where(tl.arange(0, C)[None, :] <= tl.arange(0, C)[:, None], scores, 0.0)
@@ -317,8 +300,8 @@ def values_backward(
     head, batch, h, chunk, rows, exist, real = _location(padding, n, heads, groups, PADDED, C)
     channels, columns = tl.arange(0, D), tl.program_id(1) * E + tl.arange(0, E)
     at = head * n + rows
-    q = _features(q + batch * qb + h * qh, qn, rows, channels, real, d, phi)
-    k = _features(k + batch * kb + h * kh, kn, rows, channels, real, d, phi)
+    q = load_features(q + batch * qb + h * qh, qn, rows, channels, real, d, phi)
+    k = load_features(k + batch * kb + h * kh, kn, rows, channels, real, d, phi)
     v = load_tile(v + batch * vb + h * vh, vn, rows, columns, real, e)
     grad_out = load_tile(grad_out + batch * ob + h * oh, on, rows, columns, real, e)
     competition = tl.load(competition + at, mask=exist, other=0.0)
@@ -376,8 +359,8 @@ def flows_backward(
     head, batch, h, chunk, rows, exist, real = _location(padding, n, heads, groups, PADDED, C)
     channels = tl.arange(0, D)
     inside = channels < d
-    q = _features(q + batch * qb + h * qh, qn, rows, channels, real, d, phi)
-    k = _features(k + batch * kb + h * kh, kn, rows, channels, real, d, phi)
+    q = load_features(q + batch * qb + h * qh, qn, rows, channels, real, d, phi)
+    k = load_features(k + batch * kb + h * kh, kn, rows, channels, real, d, phi)
     of_k = (tl.num_programs(0).to(tl.int64) + tl.num_programs(0) // groups) * d
     slot = (head * (groups + 1) + groups - 1 - chunk) * d + channels
     after_q = tl.load(reversed_sums + slot, mask=inside, other=0.0)
@@ -504,9 +487,9 @@ def features_backward(
     to_sinks = tl.where(row <= column, grad_out_flow[None, :] + grad_out_hat[None, :] * inverse_incoming[:, None], 0.0)
     from_sources, from_sinks = eps * tl.sum(to_sinks, 1), eps * tl.sum(to_sources, 0)
     grad_scores = tl.where(column <= row, grad_scores, 0.0) + to_sources + to_sinks
-    k = _features(k_rows, kn, rows, channels, real, d, phi)
+    k = load_features(k_rows, kn, rows, channels, real, d, phi)
     total_q = product(grad_scores, k, total_q, dtype)
-    q = _features(q_rows, qn, rows, channels, real, d, phi)
+    q = load_features(q_rows, qn, rows, channels, real, d, phi)
     total_k = product(tl.trans(grad_scores), q, total_k, dtype)
 
     inside = channels < d
@@ -528,11 +511,23 @@ def features_backward(
     total_q += from_sources[:, None]
     total_k += from_sinks[:, None]
     # Features are computed again: until here they would take registers that products need.
-    q = _features(q_rows, qn, rows, channels, real, d, phi)
-    k = _features(k_rows, kn, rows, channels, real, d, phi)
+    q = load_features(q_rows, qn, rows, channels, real, d, phi)
+    k = load_features(k_rows, kn, rows, channels, real, d, phi)
     store_tile(
-        grad_q + head * n * d, d, rows, channels, exist, d, tl.where(real[:, None], total_q * _slope(q, phi), 0.0)
+        grad_q + head * n * d,
+        d,
+        rows,
+        channels,
+        exist,
+        d,
+        tl.where(real[:, None], total_q * feature_slope(q, phi), 0.0),
     )
     store_tile(
-        grad_k + head * n * d, d, rows, channels, exist, d, tl.where(real[:, None], total_k * _slope(k, phi), 0.0)
+        grad_k + head * n * d,
+        d,
+        rows,
+        channels,
+        exist,
+        d,
+        tl.where(real[:, None], total_k * feature_slope(k, phi), 0.0),
     )
