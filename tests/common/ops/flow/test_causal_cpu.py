@@ -97,7 +97,7 @@ def test_a_backward_pass_under_autocast_is_not_in_half_precision():
 
 
 def test_only_inputs_and_output_are_kept():
-    """As softmax attention does, whatever the number of blocks; flows and states would be 14 numbers a token and more."""
+    """As softmax attention does, whatever the number of blocks; flows and states would be 14 numbers a token."""
     kept = []
     inputs = qkv(4096, batch=1, heads=1, d=64, e=64, dtype=torch.float32)
     causal_cpu.BLOCK_NUMBERS = 2**16
