@@ -1,7 +1,8 @@
 """Mixed chunk attention of a whole sequence by Triton kernels, the host's side: FLASH (ICML 2022), equations 7 and 8.
 
 Scores are computed anew for each tile of channels of v and in the backward pass. Beyond inputs and outputs there are
-the (n / C) s e numbers of the sums over chunks, and n C numbers for the gradient of a bias.
+the (n / C) s e numbers of the sums over chunks, and for the gradient of a bias n C numbers, an eighth at most of them
+if it is by distance.
 
 The kernels' file imports Triton, so it is imported where they are launched: on most machines there is none.
 """
@@ -15,7 +16,7 @@ from torch import Tensor
 from ..shared.autograd import graph_gradients
 from ..shared.gpu import dispatch
 from ..shared.gpu.first_use import FirstUse, normal_like, sample_like, sample_padding
-from ..shared.gpu.launch import at_least_16, ceil_div, on_device_of, rows, strides, tile_rows
+from ..shared.gpu.launch import at_least_16, ceil_div, on_device_of, processors, rows, strides, tile_rows
 from ..shared.padding import put_back, real_first, take, zero_padding
 from ..shared.relative_bias import bias_rows, is_toeplitz
 from . import sequence
@@ -39,13 +40,19 @@ class _Call(NamedTuple):
     divisors: Tensor  # of the products across chunks (B,), float32
     padding: Tensor | None  # the same real tokens as a mask (B, n), True = padding, behind them
     options: MixedChunkOptions
+    walk: bool | None  # see ``whole_sequence``
 
 
 def whole_sequence(
-    tokens: Tokens, bias: Tensor | None, options: MixedChunkOptions, padding_mask: Tensor | None
+    tokens: Tokens,
+    bias: Tensor | None,
+    options: MixedChunkOptions,
+    padding_mask: Tensor | None,
+    walk: bool | None = None,
 ) -> Tensor:
     """``sequence.whole_sequence`` by kernels, in v's dtype; float32, float16 or bfloat16 and what ``applies`` says.
 
+    ``walk``: whether a program forms the sums over all chunks of a head, or of one chunk; None: as it fills the GPU.
     Gradients of gradients come from plain PyTorch. Cost as there.
     """
     order, n = real_first(padding_mask), tokens.v.shape[2]
@@ -56,7 +63,7 @@ def whole_sequence(
         lengths = (~padding_mask).sum(1)
         behind = torch.arange(n, device=lengths.device) >= lengths[:, None]
     divisors = torch.full_like(lengths, options.chunk_size) if options.causal else lengths.clamp(min=1)
-    call = _Call(lengths.int(), divisors.float(), behind, options)
+    call = _Call(lengths.int(), divisors.float(), behind, options, walk)
     return put_back(_MixedChunkAttention.apply(*tokens, bias, call), order)
 
 
@@ -122,16 +129,20 @@ def _graph_gradients(inputs: tuple[Tensor | None, ...], call: _Call, grad_out: T
 class _Shapes:
     """The arguments that every kernel takes, and the grids of programs."""
 
-    def __init__(self, tokens: Tokens, bias: Tensor | None, call: _Call, most_rows: int = 64) -> None:
+    def __init__(self, tokens: Tokens, bias: Tensor | None, call: _Call, backward: bool = False) -> None:
         options, (batch, heads, n, s), e = call.options, tokens.q_quad.shape, tokens.v.shape[3]
-        tile = min(most_rows, tile_rows(tokens.v, s))
+        tile = tile_rows(tokens.v, s)
+        columns = max(tile, 32)
+        if backward:  # with larger tiles registers did not suffice; more columns at a time compute fewer scores anew
+            exact = tokens.v.dtype == torch.float32
+            tile, columns = min(tile, 16 if exact else 32), 64 if exact or s <= 32 else 128
         self.size = min(options.chunk_size, n)  # of a chunk, as far as there are tokens
         self.tile = min(tile, at_least_16(self.size))
         self.heads, self.groups, self.tiles = batch * heads, ceil_div(n, options.chunk_size), ceil_div(self.size, tile)
-        columns = min(max(tile, 32), at_least_16(e))
+        columns = min(columns, at_least_16(e))
         self.grid = (self.heads * self.groups * self.tiles,)
-        self.value_grid = (*self.grid, ceil_div(e, columns))
-        self.sum_grid = (self.heads * self.groups, self.value_grid[1])
+        self.parts = ceil_div(e, columns)
+        self.span = self.tiles * self.tile * (1 if options.causal else 2)  # distances of queries and keys
         self.counts = (n, heads, self.groups)
         self.bias, self.bias_form, self.bias_stride = _bias(bias, options.chunk_size, tokens.v)
         self.product = {"s": s, "e": e, "C": options.chunk_size, "R": self.tile}
@@ -145,30 +156,41 @@ def _bias(bias: Tensor | None, chunk_size: int, like: Tensor) -> tuple[Tensor, s
     if bias is None:
         return like, "none", 0
     form = "vector" if is_toeplitz(bias, chunk_size) else "matrix"
-    per_head = bias.dim() == (2 if form == "vector" else 3)
+    per_head = bias.dim() == (2 if form == "vector" else 3) and bias.shape[0] > 1
     bias = bias.float().contiguous()
     return bias, form, bias.stride(0) if per_head else 0
 
 
 def _sums(x: Tensor, v: Tensor, shapes: _Shapes, call: _Call, reversed_: bool) -> Tensor:
-    """Σ x vᵀ before (or behind) each chunk (B H, G + 1, s, e), or, not causal, of all chunks (B H, s, e)."""
+    """Σ x vᵀ before (or behind) each chunk (B H, G, s, e), or, not causal, of all chunks (B H, 1, s, e).
+
+    One program walks through the chunks of a head and a block of columns, where these are enough to fill a GPU;
+    elsewhere each chunk has a program, and their sums are added up here.
+    """
     from . import gpu_kernels as kernels
 
-    sums = x.new_empty(shapes.heads, shapes.groups + 1, x.shape[3], v.shape[3], dtype=torch.float32)
-    sums[:, 0] = 0.0
-    kernels.chunk_sums[shapes.sum_grid](
+    causal, (heads, blocks) = call.options.causal, (shapes.heads, shapes.parts)
+    walk = heads * blocks >= processors(x.device) if call.walk is None else call.walk
+    shares = 1 if walk else shapes.groups
+    slots = shapes.groups if causal else shares
+    sums = x.new_empty(heads, slots, x.shape[3], v.shape[3], dtype=torch.float32)
+    kernels.chunk_sums[heads * shares, blocks](
         x,
         v,
         call.lengths,
         call.divisors,
         sums,
         *shapes.counts,
+        shares,
         *strides(x),
         *strides(v),
         **shapes.product,
+        causal=causal,
         REVERSED=reversed_,
     )
-    return sums.cumsum_(1) if call.options.causal else sums.sum(1)
+    if shares == 1:
+        return sums
+    return sums.cumsum_(1) if causal else sums.sum(1)
 
 
 def _forward(tokens: Tokens, bias: Tensor | None, call: _Call) -> Tensor:
@@ -178,7 +200,7 @@ def _forward(tokens: Tokens, bias: Tensor | None, call: _Call) -> Tensor:
     q_quad, k_quad, q_lin, k_lin, v = tokens
     sums = _sums(k_lin, v, shapes, call, False) if call.options.linear else v
     out = v.new_empty(v.shape)
-    kernels.outputs[shapes.value_grid](
+    kernels.outputs[(*shapes.grid, shapes.parts)](
         q_quad,
         k_quad,
         q_lin,
@@ -212,75 +234,60 @@ def _backward(
     reversed_sums = _sums(q_lin, grad_out, shapes, call, True) if linear else v
     # A term that is left out gives its inputs no gradient.
     grads = [x.new_empty(x.shape) if used else None for x, used in zip(tokens, (local, local, linear, linear, True))]
-    grad_q_quad, grad_k_quad, grad_q_lin, grad_k_lin, grad_v = (v if x is None else x for x in grads)
-    grad_scores = v
-    if needs_bias:
-        grad_scores = v.new_zeros(shapes.heads, shapes.groups, shapes.size, shapes.size, dtype=torch.float32)
-    few = _Shapes(tokens, bias, call, most_rows=32)  # these two kernels need more registers for each
-    quad_strides, value_strides = (*strides(q_quad), *strides(k_quad)), (*strides(v), *strides(grad_out))
-    kernels.queries_backward[few.grid](
-        q_quad,
-        k_quad,
-        v,
-        grad_out,
-        few.bias,
-        call.lengths,
-        call.divisors,
-        sums,
-        grad_q_quad,
-        grad_q_lin,
-        grad_scores,
-        *few.counts,
-        few.tiles,
-        shapes.size,
-        few.bias_stride,
-        *quad_strides,
-        *value_strides,
-        **few.all,
-        OF_BIAS=needs_bias and local,
-    )
-    kernels.keys_backward[few.grid](
-        q_quad,
-        k_quad,
-        v,
-        grad_out,
-        few.bias,
-        call.lengths,
-        reversed_sums,
-        grad_k_quad,
-        grad_k_lin,
-        *few.counts,
-        few.tiles,
-        few.bias_stride,
-        *quad_strides,
-        *value_strides,
-        **few.all,
-    )
-    kernels.values_backward[shapes.value_grid](
+    small = _Shapes(tokens, bias, call, backward=True)
+    by_distance = small.bias_form == "vector" and kernels.HAS_GATHER
+    grad_bias = _room_for_bias(small, v, by_distance) if needs_bias and local else None
+    kernels.gradients[(2 * small.grid[0],)](  # neighbours read the same chunk, so that the GPU's cache has it
         q_quad,
         k_quad,
         k_lin,
+        v,
         grad_out,
-        shapes.bias,
+        small.bias,
         call.lengths,
+        call.divisors,
+        sums,
         reversed_sums,
-        grad_v,
-        *shapes.counts,
-        shapes.tiles,
-        shapes.bias_stride,
-        *quad_strides,
+        *(v if x is None else x for x in (*grads, grad_bias)),
+        *small.counts,
+        small.tiles,
+        small.parts,
+        small.size,
+        small.bias_stride,
+        *strides(q_quad),
+        *strides(k_quad),
         *strides(k_lin),
+        *strides(v),
         *strides(grad_out),
-        **shapes.all,
+        **small.all,
+        OF_BIAS="none" if grad_bias is None else "distances" if by_distance else "scores",
     )
-    return (*grads, _bias_gradient(bias, grad_scores, tokens.v.shape[1], call) if needs_bias and local else None)
+    if grad_bias is None:
+        return (*grads, None)
+    total = grad_bias.view(-1, v.shape[1], *grad_bias.shape[1:])  # (B, H, G, ...)
+    return (*grads, (_of_distances if by_distance else _of_scores)(bias, total, small, call))
 
 
-def _bias_gradient(bias: Tensor, grad_scores: Tensor, heads: int, call: _Call) -> Tensor:
-    """The gradient of a bias of any form from that of the scores (B H, G, size, size)."""
-    size = grad_scores.shape[-1]
-    total = grad_scores.view(-1, heads, *grad_scores.shape[1:]).sum((0, 2))  # (H, size, size)
+def _room_for_bias(shapes: _Shapes, like: Tensor, by_distance: bool) -> Tensor:
+    """Zeros for what ``gradients`` writes of the gradient of a bias."""
+    size, span = (shapes.size, shapes.size), (shapes.tiles, shapes.span)
+    return like.new_zeros(shapes.heads, shapes.groups, *(span if by_distance else size), dtype=torch.float32)
+
+
+def _of_distances(bias: Tensor, grads: Tensor, shapes: _Shapes, call: _Call) -> Tensor:
+    """The gradient of a bias by distance from each program's (B, H, G, T, span)."""
+    total = grads.sum((0, 2, 3)).sum_to_size(*bias.shape[:-1], shapes.span)
+    size, chunk_size = shapes.size, call.options.chunk_size
+    zero, lowest = (0, 0) if call.options.causal else (shapes.span // 2, 1 - size)
+    found = bias.new_zeros(bias.shape)
+    found[..., chunk_size - 1 + lowest : chunk_size - 1 + size] = total[..., zero + lowest : zero + size]
+    return found
+
+
+def _of_scores(bias: Tensor, grads: Tensor, shapes: _Shapes, call: _Call) -> Tensor:
+    """The gradient of a bias of any form from that of the scores (B, H, G, size, size)."""
+    total = grads.sum((0, 2))  # (H, size, size)
     with torch.enable_grad():
         leaf = bias.detach().float().requires_grad_()
-        per_head = bias_rows(leaf, call.options.chunk_size, 0, size, size).expand_as(total)
+        per_head = bias_rows(leaf, call.options.chunk_size, 0, shapes.size, shapes.size).expand_as(total)
         return torch.autograd.grad(per_head, leaf, total)[0].to(bias.dtype)

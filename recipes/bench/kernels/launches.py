@@ -78,13 +78,14 @@ def of_flow_attention(sizes: Sizes, split: ModuleType) -> Call:
 
 
 def of_mixed_chunk_attention(sizes: Sizes) -> Call:
-    """FLASH's causal attention with e = 4 s and a bias by distance."""
+    """FLASH's causal attention with e = 4 s and a bias by distance, as where heads and columns fill a GPU."""
     s, e = sizes.channels, 4 * sizes.channels
     bias = torch.zeros(2 * CHUNK - 1, requires_grad=True)
 
     def attend(*inputs: Tensor) -> Tensor:
         *tokens, bias = inputs
-        return whole_sequence(Tokens(*tokens), bias, mixed_chunk_options(CHUNK, causal=True), sizes.padding)
+        options = mixed_chunk_options(CHUNK, causal=True)
+        return whole_sequence(Tokens(*tokens), bias, options, sizes.padding, walk=True)
 
     return Call(attend, (*_leaves(sizes, s, s, s, s, e), bias), _products(s, e, CHUNK))
 

@@ -76,7 +76,7 @@ def test_kernels_of_causal_flow_attention(mechanism):
     ids=str,
 )
 def test_kernels_of_mixed_chunk_attention(dtype, causal, kernel, bias):
-    """Tiles of 32 x 64, 32 x 16 and 32 x 32."""
+    """Tiles of 64 x 64 and x 16, backward of 32; in float32 of 32 x 16 and x 32, backward of 16 x 16 and x 64."""
     from common.ops.mixed_chunk.gpu import whole_sequence
 
     s, e = (40, 10) if causal else (10, 80)

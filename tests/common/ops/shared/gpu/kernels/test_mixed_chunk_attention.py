@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from common.ops import mixed_chunk_attention
+from common.ops.mixed_chunk import gpu
 from common.ops.mixed_chunk import gpu_kernels as kernels
 from common.ops.mixed_chunk.reference import mixed_chunk_attention_reference
 from tests.common.inputs import bias_like, doubled, mixed_chunk_inputs, padding
@@ -54,6 +55,12 @@ def test_biases_of_heads_agree(form, causal):
     assert_agrees(inputs, bias, chunk_size=5, causal=causal)
 
 
+def test_a_matrix_of_one_number_serves_all_heads():
+    """With chunks of one token it is a matrix and a vector at once."""
+    bias = bias_like("matrix", 1, dtype=torch.float32)
+    assert_agrees(mixed_chunk_inputs(3, **{**SMALL, "heads": 2}), bias, chunk_size=1)
+
+
 @pytest.mark.parametrize("length, chunk_size", [(1, 4), (2, 1), (15, 16), (16, 16), (17, 16), (17, 40)])
 def test_any_length_and_chunk_size_agrees(length, chunk_size):
     inputs, bias = mixed_chunk_inputs(length, **SMALL), bias_like("vector", chunk_size, dtype=torch.float32)
@@ -68,14 +75,32 @@ def test_padding_on_any_side_agrees(side, causal):
 
 
 @causality
+@pytest.mark.parametrize("walks", [False, True], ids=["program per chunk", "program per head"])
+def test_sums_over_chunks_agree_however_programs_share_them(walks, causal, monkeypatch):
+    """Two heads of three sequences are enough for a GPU of six multiprocessors, and not of seven."""
+    monkeypatch.setattr(gpu, "processors", lambda device: 6 if walks else 7)
+    inputs = mixed_chunk_inputs(17, **{**SMALL, "batch": 3, "heads": 2})
+    bias = bias_like("vectors", 4, dtype=torch.float32)
+    assert_agrees(inputs, bias, padding("left", 3, 17), chunk_size=4, causal=causal)
+
+
+@causality
+def test_a_bias_by_distance_has_its_gradient_without_gather_too(causal, monkeypatch):
+    """As in Triton 3.2, which has none."""
+    monkeypatch.setattr(kernels, "HAS_GATHER", False)
+    inputs, bias = mixed_chunk_inputs(37, **SMALL), bias_like("vector", 20, dtype=torch.float32)
+    assert_agrees(inputs, bias, chunk_size=20, causal=causal)
+
+
+@causality
 @pytest.mark.parametrize("term", ["local", "linear"])
 def test_one_term_alone_agrees(term, causal):
     assert_agrees(mixed_chunk_inputs(21, **SMALL), chunk_size=8, causal=causal, **{term: False})
 
 
-@pytest.mark.parametrize("s, e", [(1, 1), (17, 5), (5, 37)])
+@pytest.mark.parametrize("s, e", [(1, 1), (17, 5), (5, 70)])
 def test_any_number_of_channels_agrees(s, e):
-    """Two blocks of values at e = 37."""
+    """Several blocks of values at e = 70, forward of 32 and backward of 64."""
     assert_agrees(mixed_chunk_inputs(11, **SMALL, s=s, e=e), chunk_size=8, causal=True)
 
 
@@ -158,7 +183,7 @@ def test_a_backward_kernel_that_fails_gives_way_to_the_pytorch_form(with_pytorch
         def __getitem__(self, grid):
             raise RuntimeError("no configuration fits this device")
 
-    monkeypatch.setattr(kernels, "queries_backward", Broken())
+    monkeypatch.setattr(kernels, "gradients", Broken())
     out = mixed_chunk_attention(*inputs, chunk_size=5)
     with pytest.warns(UserWarning, match="mixed_chunk_attention .*no configuration fits.*LINEARTIME_TRITON=0"):
         found = gradients(out.cpu(), inputs)
