@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from ..shared.gpu.launch import tuned
-from ..shared.gpu.tiles import load_matrix, load_tile, product, store_tile
+from ..shared.gpu.tiles import load_matrix, load_tile, product, store_matrix, store_tile
 
 #: Whether ``gradients`` can add up along diagonals; Triton has the function for it since 3.3.
 HAS_GATHER = hasattr(tl, "gather")
@@ -99,13 +99,6 @@ def _sum_address(sums, head, slot, groups, s: tl.constexpr, e: tl.constexpr, cau
     return sums + (head * groups + slot) * s * e if causal else sums + head * s * e
 
 
-@triton.jit
-def _store_sum(sums, slot, channels, columns, s: tl.constexpr, e: tl.constexpr, total):
-    """Write a block of one of the sums (..., s, e)."""
-    at = sums + slot * s * e + channels[:, None] * e + columns[None, :]
-    tl.store(at, total, mask=(channels < s)[:, None] & (columns < e)[None, :])
-
-
 @tuned(["s", "e", "C", "causal", "REVERSED"], warps=(8, 4))
 @triton.jit
 def chunk_sums(
@@ -156,9 +149,9 @@ def chunk_sums(
             x_tile = load_tile(x, xn, tokens, channels, real, s)
             total = product(tl.trans(x_tile), load_tile(v, vn, tokens, columns, real, e), total, dtype)
         if causal:
-            _store_sum(sums, head * groups + slot, channels, columns, s, e, total / divisor)
+            store_matrix(sums + (head * groups + slot) * s * e, channels, columns, s, e, total / divisor)
     if not causal:
-        _store_sum(sums, head * shares + share, channels, columns, s, e, total / divisor)
+        store_matrix(sums + (head * shares + share) * s * e, channels, columns, s, e, total / divisor)
 
 
 @tuned(["s", "e", "C", "causal", "kernel", "LOCAL", "LINEAR"])
