@@ -47,6 +47,19 @@ MODELS = {
     "daft_conv": Model("DAFT-conv", "daft_conv"),
     "mixed_chunk": Model("mixed chunk attention", "mixed_chunk"),
     "quadratic": Model("relu² attention", "quadratic"),
+    "cosformer": Model("cosFormer", "cosformer"),
+    "favor": Model("FAVOR+", "favor"),
+    "rfa": Model("RFA", "rfa"),
+    "local": Model("local attention", "local"),
+    "longformer": Model("Longformer", "longformer"),
+    "bigbird": Model("BigBird", "bigbird"),
+    "sparse": Model("Sparse Transformer", "sparse"),
+    "nystrom": Model("Nyströmformer", "nystrom"),
+    "reformer": Model("Reformer", "reformer"),
+    "yoso": Model("YOSO-E", "yoso"),
+    "linformer": Model("Linformer", "linformer"),
+    "synthesizer": Model("Synthesizer", "synthesizer"),
+    "sinkhorn": Model("Sinkhorn", "sinkhorn"),
 }
 #: All others have their names as titles.
 for _name, _attention in ATTENTIONS.items():

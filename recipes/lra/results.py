@@ -8,7 +8,7 @@ from typing import NamedTuple
 from matplotlib import pyplot as plt
 from matplotlib.ticker import LogLocator, NullLocator, ScalarFormatter
 
-from ..shared.plots import COLOURS, DASHES, STYLE
+from ..shared.plots import STYLE, legend_beside, look
 from ..shared.tables import MISSING, Run, Table, spread, write_reports
 from . import published
 from .plan import MODELS, TASKS, Plan
@@ -148,13 +148,14 @@ def write(out: Path, results: Results, run: Run) -> str:
 def draw(results: Results, path: Path) -> None:
     """Accuracies of all seeds against those of guessing, and speed of training against length."""
     with plt.rc_context(STYLE):
-        figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
         names = results.plan.models
-        looks = {name: (COLOURS[i % len(COLOURS)], DASHES[i % len(DASHES)]) for i, name in enumerate(names)}
+        size = (13, max(4.2, 0.28 * len(names)))
+        figure, (left, right) = plt.subplots(1, 2, figsize=size, layout="constrained")
+        looks = {name: look(i) for i, name in enumerate(names)}
         for place, name in enumerate(names):
             values = [one.test for one in results.scores if one.model == name]
             if values:
-                left.plot(values, [place] * len(values), "o", color=looks[name][0], alpha=0.6)
+                left.plot(values, [place] * len(values), looks[name].marker, color=looks[name].colour, alpha=0.6)
                 left.plot(statistics.mean(values), place, "|", color="black", markersize=16)
         left.axvline(results.majority, color="gray", linestyle="--")
         left.annotate(" always the most frequent class", (results.majority, -0.55), fontsize=8, color="gray", ha="left")
@@ -168,8 +169,7 @@ def draw(results: Results, path: Path) -> None:
                 if one.model == name and one.kind == TRAINING
             )
             if points:
-                colour, dash = looks[name]
-                right.plot(*zip(*points), marker="o", color=colour, linestyle=dash, label=MODELS[name].title)
+                right.plot(*zip(*points), marker=looks[name].marker, label=MODELS[name].title, **looks[name].line)
         right.set(xscale="log", yscale="log", xlabel="tokens in a sequence", ylabel="training steps per second")
         right.set_xticks(_lengths(results))
         right.xaxis.set_minor_locator(NullLocator())
@@ -179,6 +179,6 @@ def draw(results: Results, path: Path) -> None:
         right.yaxis.set_minor_locator(NullLocator())
         right.grid(alpha=0.25)
         if results.speeds:
-            right.legend(frameon=False, fontsize=8)
+            legend_beside(right)
         figure.savefig(path, dpi=130)
         plt.close(figure)

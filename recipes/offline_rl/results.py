@@ -9,7 +9,7 @@ from matplotlib import pyplot as plt
 
 from fairseq_plugin.data.episode_folder import EpisodeDescription
 
-from ..shared.plots import COLOURS, DASHES, STYLE
+from ..shared.plots import STYLE, look
 from ..shared.tables import MISSING, Run, Table, write_reports
 from .acting import Played
 from .d4rl import score
@@ -121,13 +121,13 @@ def draw(plan: Plan, described: EpisodeDescription, results: Sequence[Result], p
         returns.axhline(described.highest, color="0.6", linestyle="--", linewidth=1.0, label="best of the data")
         for i, name in enumerate(names):
             ours = [one for one in results if one.name == name]
-            style = {"color": COLOURS[i % len(COLOURS)], "linestyle": DASHES[i // len(COLOURS) % len(DASHES)]}
+            line = look(i).line
             means = [[one.mean_at(target) for one in ours] for target in plan.targets]
             deviations = [statistics.stdev(values) if len(values) > 1 else 0.0 for values in means]
             centres = [statistics.mean(values) for values in means]
-            returns.errorbar(plan.targets, centres, deviations, marker="o", capsize=3, label=name, **style)
+            returns.errorbar(plan.targets, centres, deviations, marker=look(i).marker, capsize=3, label=name, **line)
             losses = [statistics.mean(at) for at in zip(*(one.losses for one in ours))]
-            curves.plot(ours[0].updates[: len(losses)], losses, label=name, linewidth=1.3, **style)
+            curves.plot(ours[0].updates[: len(losses)], losses, label=name, linewidth=1.3, **line)
         returns.set(xlabel="return asked for", ylabel="return reached", title="Mean and deviation over seeds")
         curves.set(xlabel="update", ylabel="action MSE", yscale="log", title="Training, mean over seeds")
         for axes in (returns, curves):

@@ -2,7 +2,7 @@
 
 import statistics
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import matplotlib
 
@@ -23,6 +23,30 @@ DASHES = ("-", "--", ":", "-.", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 
+class Look(NamedTuple):
+    """How one of several models is drawn; no two of the first 49 look the same."""
+
+    colour: str
+    dash: Any  # matplotlib's linestyle
+    marker: str
+
+    @property
+    def line(self) -> dict[str, Any]:
+        """The look of a curve, as matplotlib's arguments."""
+        return {"color": self.colour, "linestyle": self.dash}
+
+
+def look(place: int) -> Look:
+    """The look of model number ``place``: colours first, and another line and dot when they are used up."""
+    turn = place // len(COLOURS) % len(DASHES)
+    return Look(COLOURS[place % len(COLOURS)], DASHES[turn], MARKERS[turn])
+
+
+def legend_beside(axes: Axes, **options: Any) -> None:
+    """A legend to the right of ``axes``, where it hides nothing."""
+    axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), **options)
+
+
 class Drawn(NamedTuple):
     """One model of a comparison, over its seeds."""
 
@@ -41,17 +65,16 @@ def curves_and_dots(models: Sequence[Drawn]) -> tuple[Figure, Axes, Axes]:
     figure, (curves, dots) = plt.subplots(1, 2, figsize=(13, 4.8), layout="constrained")
     legend = []
     for i, model in enumerate(models):
-        turn = i // len(COLOURS) % len(DASHES)
-        face = COLOURS[i % len(COLOURS)] if model.filled else "white"
-        look = {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[turn], "mfc": face}
+        ours = look(i)
+        dot = {"color": ours.colour, "marker": ours.marker, "mfc": ours.colour if model.filled else "white"}
         updates = [update for update, _ in model.curves[0]]
         means = [statistics.mean(point[1] for point in at) for at in zip(*model.curves)]
-        curves.plot(updates, means, color=look["color"], linestyle=DASHES[turn])
-        legend.append(Line2D([], [], linestyle=DASHES[turn], label=model.name, **look))
+        curves.plot(updates, means, **ours.line)
+        legend.append(Line2D([], [], linestyle=ours.dash, label=model.name, **dot))
         mean = statistics.mean(model.values)
         deviation = statistics.stdev(model.values) if len(model.values) > 1 else 0.0
-        dots.errorbar(model.across, mean, deviation, linestyle="", capsize=3, **look)
-    curves.legend(handles=legend, frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
+        dots.errorbar(model.across, mean, deviation, linestyle="", capsize=3, **dot)
+    legend_beside(curves, handles=legend)
     for axes in (curves, dots):
         axes.grid(alpha=0.25, which="both")
     return figure, curves, dots

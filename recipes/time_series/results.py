@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from matplotlib import pyplot as plt
 
-from ..shared.plots import COLOURS, DASHES, STYLE
+from ..shared.plots import STYLE, Look, legend_beside, look
 from ..shared.tables import MISSING, Run, Table, spread, write_reports
 from .published import MODELS, TABLE, published
 
@@ -136,18 +136,17 @@ def draw(plan: Plan, results: Sequence[Result], path: Path) -> None:
     """Draw the mean accuracy by epoch, and a dot for the last and the best epoch of each seed."""
     names = [name for name in plan.names if any(one.name == name for one in results)]
     with plt.rc_context(STYLE):
-        figure, (curves, dots) = plt.subplots(1, 2, figsize=(11, 4.5), layout="constrained")
+        figure, (curves, dots) = plt.subplots(1, 2, figsize=(13, 4.8), layout="constrained")
         for i, name in enumerate(names):
             ours = [one for one in results if one.name == name]
-            style = {"color": COLOURS[i % len(COLOURS)], "linestyle": DASHES[i // len(COLOURS) % len(DASHES)]}
             means = [statistics.mean(at) for at in zip(*(one.accuracies for one in ours))]
             label = f"{name}, {len(ours)} seed{'s' if len(ours) > 1 else ''}"
-            curves.plot(plan.evaluated, means, label=label, linewidth=1.3, **style)
-            _draw_dots(dots, plan, i, name, ours, style["color"])
+            curves.plot(plan.evaluated, means, label=label, linewidth=1.3, **look(i).line)
+            _draw_dots(dots, plan, i, name, ours, look(i))
         lowest = min(min(one.last, one.best) for one in results)
         curves.set(xlabel="epoch", ylabel="accuracy on the test series, %", ylim=(max(0.0, lowest - 6.0), 100.5))
         curves.set_title("Mean over seeds")
-        curves.legend(framealpha=0.9, edgecolor="none", fontsize=8, loc="lower left")
+        legend_beside(curves)
         dots.set_xticks(range(len(names)), names, rotation=30, ha="right")
         dots.set_title("Each seed: last epoch (hollow), best epoch (filled)\nand the paper's (cross)")
         for axes in (curves, dots):
@@ -157,10 +156,10 @@ def draw(plan: Plan, results: Sequence[Result], path: Path) -> None:
         plt.close(figure)
 
 
-def _draw_dots(axes: plt.Axes, plan: Plan, place: int, name: str, ours: Sequence[Result], colour: str) -> None:
+def _draw_dots(axes: plt.Axes, plan: Plan, place: int, name: str, ours: Sequence[Result], style: Look) -> None:
     """The accuracies of one model, side by side."""
-    axes.plot([place - 0.15] * len(ours), [one.last for one in ours], "o", mfc="none", color=colour)
-    axes.plot([place + 0.15] * len(ours), [one.best for one in ours], "o", color=colour)
+    axes.plot([place - 0.15] * len(ours), [one.last for one in ours], style.marker, mfc="none", color=style.colour)
+    axes.plot([place + 0.15] * len(ours), [one.best for one in ours], style.marker, color=style.colour)
     paper = published(plan.dataset, name)
     if paper is not None:
         axes.plot(place, paper, "x", color="black", ms=9, mew=2)

@@ -40,6 +40,8 @@ class _Shapes:
         batch, heads, n, d = q.shape
         self.size = tile_rows(q, d)
         self.columns = min(self.size, at_least_16(v.shape[3]))
+        # For a program that goes through all columns, and has few registers for them.
+        self.few_columns = min(self.columns, 64 // q.element_size(), at_least_16(v.shape[3] // 2))
         self.heads, self.groups = batch * heads, ceil_div(n, self.size)
         self.grid = (self.heads * self.groups,)
         self.value_grid = (*self.grid, ceil_div(v.shape[3], self.columns))
@@ -336,10 +338,7 @@ def backward(
         shapes.eps,
         *qk_strides,
         *value_strides,
-        **{
-            **shapes.value,
-            "E": min(64 // q.element_size(), shapes.columns),
-        },  # few registers, as a program goes through all columns
+        **{**shapes.value, "E": shapes.few_columns},
     )
 
     def whole(sums: Tensor) -> Tensor:

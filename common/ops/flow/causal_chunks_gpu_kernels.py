@@ -19,8 +19,8 @@ import triton.language as tl
 
 from ..shared.gpu.launch import tuned
 from ..shared.gpu.tiles import (
+    feature_scores,
     feature_slope,
-    flow_product,
     load_features,
     load_matrix,
     load_tile,
@@ -127,19 +127,20 @@ def flows(
 
     None of the four flows is divided by c.
     """
-    dtype: tl.constexpr = q.dtype.element_ty
     head, batch, h, chunk, rows, exist, real = _location(padding, n, heads, groups, PADDED, C)
     channels = tl.arange(0, D)
     inside = channels < d
-    q = load_features(q + batch * qb + h * qh, qn, rows, channels, real, d, phi)
-    k = load_features(k + batch * kb + h * kh, kn, rows, channels, real, d, phi)
+    q += batch * qb + h * qh
+    k += batch * kb + h * kh
+    scores = feature_scores(q, k, qn, kn, rows, real, d, phi, C, D)
+    q = load_features(q, qn, rows, channels, real, d, phi)
+    k = load_features(k, kn, rows, channels, real, d, phi)
     of_k = (tl.num_programs(0).to(tl.int64) + tl.num_programs(0) // groups) * d
     slot = (head * (groups + 1) + chunk) * d + channels
     sum_q = tl.load(sums + slot, mask=inside, other=0.0)
     sum_k = tl.load(sums + of_k + slot, mask=inside, other=0.0)
     count = tl.load(count + batch * count_stride + rows, mask=exist, other=1.0)
     at = head * n + rows
-    scores = flow_product(q, tl.trans(k), dtype)
     row, column = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
     width_q, width_k = tl.sum(q, 1), tl.sum(k, 1)
     to_sinks = scores + eps * width_k[None, :]
@@ -246,10 +247,16 @@ def outputs(
     dtype: tl.constexpr = q.dtype.element_ty
     head, batch, h, chunk, rows, exist, real = _location(padding, n, heads, groups, PADDED, C)
     channels, columns = tl.arange(0, D), tl.program_id(1) * E + tl.arange(0, E)
-    q = load_features(q + batch * qb + h * qh, qn, rows, channels, real, d, phi)
-    k = load_features(k + batch * kb + h * kh, kn, rows, channels, real, d, phi)
+    q += batch * qb + h * qh
+    k += batch * kb + h * kh
+    if dtype == tl.float32:  # exact in parts; in half precision one product of rounded operands is less work
+        scores = feature_scores(q, k, qn, kn, rows, real, d, phi, C, D)
+        q = load_features(q, qn, rows, channels, real, d, phi)
+    else:
+        q = load_features(q, qn, rows, channels, real, d, phi)
+        k = load_features(k, kn, rows, channels, real, d, phi)
+        scores = product(q, tl.trans(k), tl.zeros((C, C), tl.float32), dtype)
     v = load_tile(v + batch * vb + h * vh, vn, rows, columns, real, e)
-    scores = product(q, tl.trans(k), tl.zeros((C, C), tl.float32), dtype)
     scores = tl.where(tl.arange(0, C)[None, :] <= tl.arange(0, C)[:, None], scores, 0.0)
     scores *= tl.load(competition + head * n + rows, mask=exist, other=0.0)[None, :]
     earlier = load_matrix(sums + (head * (groups + 1) + chunk) * d * e, channels, columns, d, e)
@@ -355,12 +362,14 @@ def flows_backward(
 
     Ô depends on c / I, and Î on c / O. ``grad_incoming_direct`` is the gradient of I that does not pass through Ô.
     """
-    dtype: tl.constexpr = q.dtype.element_ty
     head, batch, h, chunk, rows, exist, real = _location(padding, n, heads, groups, PADDED, C)
     channels = tl.arange(0, D)
     inside = channels < d
-    q = load_features(q + batch * qb + h * qh, qn, rows, channels, real, d, phi)
-    k = load_features(k + batch * kb + h * kh, kn, rows, channels, real, d, phi)
+    q += batch * qb + h * qh
+    k += batch * kb + h * kh
+    scores = feature_scores(q, k, qn, kn, rows, real, d, phi, C, D)
+    q = load_features(q, qn, rows, channels, real, d, phi)
+    k = load_features(k, kn, rows, channels, real, d, phi)
     of_k = (tl.num_programs(0).to(tl.int64) + tl.num_programs(0) // groups) * d
     slot = (head * (groups + 1) + groups - 1 - chunk) * d + channels
     after_q = tl.load(reversed_sums + slot, mask=inside, other=0.0)
@@ -369,7 +378,6 @@ def flows_backward(
     count = tl.load(count + batch * count_stride + rows, mask=exist, other=1.0)
     grad_in = tl.load(grad_conserved_incoming + at, mask=exist, other=0.0)
     grad_out = tl.load(grad_conserved_outgoing + at, mask=exist, other=0.0)
-    scores = flow_product(q, tl.trans(k), dtype)
     row, column = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
     to_sinks = (scores + eps * tl.sum(k, 1)[None, :]) * grad_in[:, None]
     to_sources = (scores + eps * tl.sum(q, 1)[:, None]) * grad_out[None, :]

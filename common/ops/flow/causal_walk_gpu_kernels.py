@@ -20,8 +20,8 @@ import triton.language as tl
 
 from ..shared.gpu.launch import tuned
 from ..shared.gpu.tiles import (
+    feature_scores,
     feature_slope,
-    flow_product,
     load_features,
     load_matrix,
     load_tile,
@@ -43,19 +43,6 @@ def _tile(padding, batch, tile, n, PADDED: tl.constexpr, C: tl.constexpr):
     if PADDED:
         real = exist & (tl.load(padding + batch * n + rows, mask=exist, other=1) == 0)
     return rows, exist, real
-
-
-@triton.jit
-def _scores(q, k, qn, kn, rows, real, d: tl.constexpr, phi: tl.constexpr, C: tl.constexpr, D: tl.constexpr):
-    """φ(q) φ(k)ᵀ of a tile, a few channels at a time: float32 operands take many registers."""
-    dtype: tl.constexpr = q.dtype.element_ty
-    scores = tl.zeros((C, C), tl.float32)
-    for start in range(0, D, 16):
-        channels = start + tl.arange(0, 16)
-        phi_q = load_features(q, qn, rows, channels, real, d, phi)
-        phi_k = load_features(k, kn, rows, channels, real, d, phi)
-        scores += flow_product(phi_q, tl.trans(phi_k), dtype)
-    return scores
 
 
 @triton.jit
@@ -216,7 +203,7 @@ def outputs(
         rows, exist, real = _tile(padding, batch, tile, n, PADDED, C)
         phi_q = load_features(q, qn, rows, channels, real, d, phi)
         phi_k = load_features(k, kn, rows, channels, real, d, phi)
-        scores = _scores(q, k, qn, kn, rows, real, d, phi, C, D)
+        scores = feature_scores(q, k, qn, kn, rows, real, d, phi, C, D)
         slot = head * groups + tile
         sums_here = tile_sums + slot * 4 * d + channels
         tl.store(sums_here, sum_q, mask=inside)
@@ -353,7 +340,7 @@ def sources_backward(
     for step in range(groups):
         tile = groups - 1 - step
         rows, exist, real = _tile(padding, batch, tile, n, PADDED, C)
-        scores = _scores(q, k, qn, kn, rows, real, d, phi, C, D)
+        scores = feature_scores(q, k, qn, kn, rows, real, d, phi, C, D)
         slot = head * groups + tile
         here = carried + 5 * slot
         count = tl.maximum(tl.load(here + 4) + tl.cumsum(real.to(tl.int32), 0).to(tl.float32), 1.0)

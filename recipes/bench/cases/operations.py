@@ -5,6 +5,8 @@ DAFT-conv.
 """
 
 import io
+import os
+import shutil
 from contextlib import redirect_stdout
 from functools import lru_cache, partial
 
@@ -23,6 +25,7 @@ from ..harness.work import BACKWARD, FORWARD, Amount, Settings
 from ..peers import attention_maps, direct_convolution, released_attention
 
 FLOW, AUTHORS, SOFTMAX, FLA = "flow_attention", "authors' form", "fused softmax", "flash-linear-attention"
+COMPILED = "flow_attention, compiled"
 LINEAR, PERFORMER = "linear_attention", "performer-pytorch"
 DAFT, DIRECT = "daft_conv", "direct convolution"
 LOCAL, LOCAL_PACKAGE = "local_attention", "local-attention"
@@ -107,6 +110,26 @@ def _flow_work(products: int, name: str, size: int, run: str) -> Amount | None:
     passes, tensors = {FORWARD: (1, 4), BACKWARD: (3, 11)}[run]
     tokens = size * HEADS
     return Amount(tokens * products * 2 * _FLOOR_CHUNK * HEAD_DIM * passes, tokens * HEAD_DIM * tensors)
+
+
+@lru_cache(maxsize=1)
+def _compiled(tokens: int) -> Attention:
+    """Compiled for one length. Each starts anew, since torch.compile gives up on a function after a few lengths."""
+    torch.compiler.reset()
+    return torch.compile(partial(flow_attention, causal=True), dynamic=False)
+
+
+def compiled_flow(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Causal Flow-Attention under torch.compile."""
+    return _compiled(q.shape[2])(q, k, v)
+
+
+def compiler_refusal(settings: Settings, size: int) -> str | None:
+    """Why torch.compile cannot run here, None if it can: on a CPU it needs a C++ compiler."""
+    compiler = os.environ.get("CXX", "g++")
+    if settings.device == "cuda" or shutil.which(compiler):
+        return None
+    return f"torch.compile needs a C++ compiler, and there is no {compiler}"
 
 
 def fla_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -198,6 +221,25 @@ OPERATIONS = (
         f"{_FLOW_NOTE}; {FLA} is unnormalised linear attention, another function with the same products",
         devices=("cuda",),
         least_work=partial(_flow_work, 4),
+    ),
+    Operation(
+        "causal_flow_compiled",
+        "Causal Flow-Attention under torch.compile",
+        _QKV,
+        _heads_first,
+        (
+            Function(
+                COMPILED,
+                compiled_flow,
+                (Check(partial(flow_attention_reference, causal=True), _LITERAL, heads=1),),
+                refusal=compiler_refusal,
+            ),
+            *_flow_functions(causal=True)[:2],
+        ),
+        (128, 256, 512, 1024),
+        (256,),
+        f"{_FLOW_NOTE}; compiled for each length, which takes seconds that are not counted",
+        plotted=False,
     ),
     Operation(
         "daft_conv",

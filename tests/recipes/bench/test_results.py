@@ -31,6 +31,8 @@ def results():
     return Results(
         MACHINE,
         [
+            timed("causal_flow", 256, BACKWARD, FLOW, 0.006, extra=1_500_000, inputs=1_572_864),
+            timed("causal_flow", 256, BACKWARD, SOFTMAX, 0.009, extra=500_000, inputs=1_572_864),
             timed("causal_flow", 512, BACKWARD, FLOW, 0.010, 0.012, 0.011, extra=3_000_000, inputs=3_145_728),
             timed("causal_flow", 512, BACKWARD, SOFTMAX, 0.020, 0.024, 0.022, extra=1_000_000, inputs=3_145_728),
             timed("causal_flow", 1024, BACKWARD, FLOW, 0.020, 0.022, 0.021, extra=6_000_000, inputs=6_291_456),
@@ -65,7 +67,7 @@ def test_tables(results):
     assert ["512", BACKWARD, FLOW, "11", "10.5 to 11.5", "9,091", "-", "2.9", "3.0", "0.95"] in cells
     assert ["512", BACKWARD, SOFTMAX, "22", "21 to 23", "4,545", "2", "1.0", "3.0", "0.32"] in cells
     assert ["causal_flow", "1,024", AUTHORS, NOT_RUN, "it needs 3.0 GiB; allowed here: 1.0"] in cells
-    assert ["yes"] == [row[-1] for row in cells if row[-2:-1] == ["from 512 on"]]
+    assert ["yes"] == [row[-1] for row in cells if row[-2:-1] == ["from 256 on"]]
     assert "a cpu, 2 cores, 2 threads, 24 GiB" in plain and "abc1234" in plain
 
 

@@ -92,6 +92,19 @@ def flow_product(a, b, dtype: tl.constexpr):
 
 
 @triton.jit
+def feature_scores(q, k, qn, kn, rows, real, d: tl.constexpr, phi: tl.constexpr, C: tl.constexpr, D: tl.constexpr):
+    """φ(q) φ(k)ᵀ of a tile, a few channels at a time: float32 operands take many registers."""
+    dtype: tl.constexpr = q.dtype.element_ty
+    scores = tl.zeros((C, C), tl.float32)
+    for start in range(0, D, 16):
+        channels = start + tl.arange(0, 16)
+        phi_q = load_features(q, qn, rows, channels, real, d, phi)
+        phi_k = load_features(k, kn, rows, channels, real, d, phi)
+        scores += flow_product(phi_q, tl.trans(phi_k), dtype)
+    return scores
+
+
+@triton.jit
 def _bfloat16(x):
     """x rounded; as float32 in the interpreter, which cuts bits off in place of rounding and multiplies bits."""
     if _INTERPRETED:
