@@ -234,7 +234,7 @@ OPERATIONS = (
                 (Check(partial(flow_attention_reference, causal=True), _LITERAL, heads=1),),
                 refusal=compiler_refusal,
             ),
-            *_flow_functions(causal=True)[:2],
+            _flow_functions(causal=True)[1],
         ),
         (128, 256, 512, 1024),
         (256,),
