@@ -11,7 +11,7 @@ from ..shared.checks import check_padding_mask, check_positive_int, check_query_
 from ..shared.feature_sums import causal_sums, full_sums, read_source, state_shapes, sums_of_source
 from ..shared.padding import zero_padding
 from ..shared.precision import autocast_off, compute_dtype
-from ..shared.state import State, check_continuation, state_of_sums
+from ..shared.state import State, check_continuation, state_of_source, state_of_sums
 
 #: The largest exponent of no key at all: below that of any key, and far from what float32 cannot hold.
 _NONE = -1e30
@@ -39,9 +39,8 @@ def favor_attention(
     ``chunk_size``. ``initial_state`` and ``return_state`` (causal) continue a sequence: state ``log_max`` (B, H),
     ``sum_k`` (B, H, r), ``sum_kv`` (B, H, r, e), float32.
 
-    Exponents are taken relative to the largest of the query's own, and to the largest of the keys up to each token,
-    which cancels: nothing overflows, and a token never depends on a later one. The README has the difference to the
-    authors' code.
+    Exponents are taken relative to their largest, which cancels: nothing overflows, and, causal, a token never depends
+    on a later one. The README has what underflows, and the difference to the authors' code.
 
     Raises:
         ValueError: a shape, mask or state that does not fit, or a state without ``causal``.
@@ -78,7 +77,7 @@ def attend(
         if not causal:
             return favor_attention_scriptable(q, k, v, directions, key_padding_mask, query_padding_mask)
         keys, log_max, log_decay = _causal_keys(_exponents(k, directions, key_padding_mask), key_padding_mask, state)
-        queries = _query_features(q, directions, query_padding_mask)
+        queries = _relative_features(_projected(q, directions, query_padding_mask)[1], query_padding_mask)
         values = zero_padding(v.to(dtype), key_padding_mask)
         out, weights, sums = causal_sums(queries, keys, values, chunk_size, state, log_decay)
     out = _divided(out, weights).to(v.dtype)
@@ -97,21 +96,23 @@ def favor_attention_scriptable(
 
     Arguments are not checked; shapes, masks, cost as in ``favor_attention``.
     """
-    queries = _query_features(q, directions, query_padding_mask)
-    keys = _key_features(k, directions, key_padding_mask)
+    keys, log_scale = _key_features(k, directions, key_padding_mask)
+    projected = _projected(q, directions, query_padding_mask)[1]
+    queries = _relative_features(projected + log_scale.unsqueeze(2), query_padding_mask)
     values, weights = full_sums(queries, keys, zero_padding(v.to(keys.dtype), key_padding_mask))
     return _divided(values, weights).to(v.dtype)
 
 
 def source_state(k: Tensor, v: Tensor, key_padding_mask: Tensor | None, directions: Tensor) -> State:
-    """What queries need of a source: ``sum_k`` (B, H, r) and ``sum_kv`` (B, H, r, e), float32; O(m r e).
+    """What queries need of a source: ``log_scale``, ``sum_k`` (B, H, r), ``sum_kv`` (B, H, r, e), float32; O(m r e).
 
-    k (B, H, m, d), v (B, H, m, e), ``key_padding_mask`` (B, m), True = padding. Sums are relative to the exponential of
-    the largest exponent of the source, which cancels. Arguments are not checked but for ``directions`` (ValueError).
+    k (B, H, m, d), v (B, H, m, e), ``key_padding_mask`` (B, m), True = padding. The sums of a direction are in units of
+    exp(``log_scale``), its largest feature. Arguments are not checked but for ``directions`` (ValueError).
     """
     _check_directions("k", k, directions)
     with autocast_off(k):
-        return sums_of_source(_key_features(k, directions, key_padding_mask), v, key_padding_mask)
+        keys, log_scale = _key_features(k, directions, key_padding_mask)
+        return {"log_scale": log_scale, **sums_of_source(keys, v, key_padding_mask)}
 
 
 def attend_source(q: Tensor, state: State, query_padding_mask: Tensor | None, directions: Tensor) -> Tensor:
@@ -122,7 +123,10 @@ def attend_source(q: Tensor, state: State, query_padding_mask: Tensor | None, di
     """
     _check_directions("q", q, directions)
     with autocast_off(q):
-        values, weights = read_source(_query_features(q, directions, query_padding_mask), state)
+        projected = _projected(q, directions, query_padding_mask)[1]
+        state = state_of_source(state, ("log_scale", "sum_k"), projected)
+        queries = _relative_features(projected + state["log_scale"].unsqueeze(2), query_padding_mask)
+        values, weights = read_source(queries, {name: state[name] for name in ("sum_k", "sum_kv")})
         return _divided(values, weights).to(q.dtype)
 
 
@@ -133,16 +137,19 @@ def _projected(x: Tensor, directions: Tensor, padding_mask: Tensor | None) -> tu
     return x, x @ directions.to(dtype).transpose(0, 1)
 
 
-def _query_features(q: Tensor, directions: Tensor, padding_mask: Tensor | None) -> Tensor:
-    """phi(q) but for a factor of each query, which cancels: (B, H, n, d) -> (B, H, n, r), 0 at padding."""
-    _, projected = _projected(q, directions, padding_mask)
-    return zero_padding((projected - projected.detach().amax(-1, keepdim=True)).exp(), padding_mask)
+def _relative_features(exponents: Tensor, padding_mask: Tensor | None) -> Tensor:
+    """exp of ``exponents`` (B, H, n, r) but for a factor of each query, which cancels; 0 at padding."""
+    return zero_padding((exponents - exponents.detach().amax(-1, keepdim=True)).exp(), padding_mask)
 
 
-def _key_features(k: Tensor, directions: Tensor, padding_mask: Tensor | None) -> Tensor:
-    """phi(k) but for a factor of all keys, which cancels: (B, H, m, d) -> (B, H, m, r), 0 at padding."""
+def _key_features(k: Tensor, directions: Tensor, padding_mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """phi(k) in units of each direction's largest one: (B, H, m, d) -> (B, H, m, r), 0 at padding; and its logarithm.
+
+    Queries take the logarithm (B, H, r) into their exponents. So the largest summand of each quotient is at least 1.
+    """
     exponents = _exponents(k, directions, padding_mask)
-    return zero_padding((exponents - exponents.detach().amax([2, 3], keepdim=True)).exp(), padding_mask)
+    log_scale = exponents.detach().amax(2)
+    return zero_padding((exponents - log_scale.unsqueeze(2)).exp(), padding_mask), log_scale
 
 
 def _exponents(k: Tensor, directions: Tensor, padding_mask: Tensor | None) -> Tensor:
@@ -168,8 +175,9 @@ def _causal_keys(exponents: Tensor, padding_mask: Tensor | None, state: State | 
 
 
 def _divided(values: Tensor, weights: Tensor) -> Tensor:
-    """``values`` (B, H, n, e) by their ``weights`` (B, H, n, 1), which are 0 where there is no key."""
-    return values / weights.masked_fill(weights == 0.0, 1.0)
+    """``values`` (B, H, n, e) by their ``weights`` (B, H, n, 1), 0 where these are next to nothing."""
+    none = weights < 1e-30  # the gradient of a quotient by less might not be finite in float32
+    return values.masked_fill(none, 0.0) / weights.masked_fill(none, 1.0)
 
 
 def _check_directions(name: str, x: Tensor, directions: Tensor) -> None:

@@ -26,6 +26,14 @@ def error(q, k, v, directions, causal: bool) -> float:
     return ((out - expected).norm() / expected.norm()).item()
 
 
+def by_logarithms(q, k, v, directions):
+    """The paper's formula with logarithms of all weights, whose features may be too large for float64."""
+    q, k = (x * x.shape[-1] ** -0.25 for x in (q, k))
+    of_queries, of_keys = (x @ directions.to(x.dtype).T - x.square().sum(-1, keepdim=True) / 2 for x in (q, k))
+    weights = (of_queries.unsqueeze(3) + of_keys.unsqueeze(2)).logsumexp(-1)  # (B, H, n, m)
+    return weights.softmax(-1) @ v
+
+
 @causality
 def test_it_estimates_softmax_attention(causal):
     """Sixteen times the directions, a quarter of the error."""
@@ -67,6 +75,22 @@ def test_large_keys_and_queries_stay_finite_and_leave_the_past_alone(causal):
     assert torch.isfinite(out).all() and all(torch.isfinite(x).all() for x in gradients(out, leaves))
     if causal:
         assert_close("the past", out[:, :, :12], before[:, :, :12])
+
+
+@causality
+@pytest.mark.parametrize("scale", [10.0, 15.0, 20.0, 30.0, 60.0])
+def test_queries_far_from_all_keys_have_finite_gradients(causal, scale):
+    """The weights of all their keys are down to nothing beside the largest, and gradients divide by them."""
+    directions, generator = draw_directions(64, 16, "gaussian", seeded()), seeded(1)
+    for _ in range(10):
+        q, k, v = (torch.randn(1, 2, 9, 16, generator=generator) for _ in range(3))
+        leaves = [x.requires_grad_() for x in (scale * q, scale * k, v)]
+        out = favor_attention(*leaves, directions, causal=causal)
+        assert all(x.isfinite().all() for x in (out, *gradients(out.square(), leaves)))
+        if not causal:
+            assert_close(
+                "output", out.double(), by_logarithms(*(x.detach().double() for x in leaves), directions), 1e-3
+            )
 
 
 def test_directions_are_drawn_again_every_so_many_passes_of_training():
