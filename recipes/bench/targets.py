@@ -110,8 +110,8 @@ def _break_even(results: Results, target: Target) -> float | None:
 
 def _floor(results: Results, target: Target) -> float | None:
     """The floor over the achieved time, the smallest from the target's size on."""
-    rows = floors(results, CASES[target.case])
-    return min((row.fraction for row in rows if row.run == target.run and row.size >= target.size), default=None)
+    rows = [row for row in floors(results, CASES[target.case]) if (row.form, row.run) == (target.candidate, target.run)]
+    return min((row.fraction for row in rows if row.size >= target.size), default=None)
 
 
 FIGURES = {

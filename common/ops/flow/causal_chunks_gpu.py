@@ -41,7 +41,8 @@ class _Shapes:
         self.size = tile_rows(q, d)
         self.columns = min(self.size, at_least_16(v.shape[3]))
         # For a program that goes through all columns, and has few registers for them.
-        self.few_columns = min(self.columns, 64 // q.element_size(), at_least_16(v.shape[3] // 2))
+        most = 32 if q.dtype == torch.bfloat16 else 16
+        self.few_columns = min(self.columns, most, at_least_16(v.shape[3] // 2))
         self.heads, self.groups = batch * heads, ceil_div(n, self.size)
         self.grid = (self.heads * self.groups,)
         self.value_grid = (*self.grid, ceil_div(v.shape[3], self.columns))

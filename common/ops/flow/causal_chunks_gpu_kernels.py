@@ -493,7 +493,9 @@ def features_backward(
     # What a sink (row) gives a source (column) as gradient, and the reverse.
     to_sources = tl.where(column <= row, grad_in[:, None] + grad_in_hat[:, None] * inverse_outgoing[None, :], 0.0)
     to_sinks = tl.where(row <= column, grad_out_flow[None, :] + grad_out_hat[None, :] * inverse_incoming[:, None], 0.0)
-    from_sources, from_sinks = eps * tl.sum(to_sinks, 1), eps * tl.sum(to_sources, 0)
+    # As givers, the ε of the receivers in this chunk.
+    total_q += eps * tl.sum(to_sinks, 1)[:, None]
+    total_k += eps * tl.sum(to_sources, 0)[:, None]
     grad_scores = tl.where(column <= row, grad_scores, 0.0) + to_sources + to_sinks
     k = load_features(k_rows, kn, rows, channels, real, d, phi)
     total_q = product(grad_scores, k, total_q, dtype)
@@ -509,15 +511,13 @@ def features_backward(
     total_q += grad_in_hat[:, None] * (tl.load(conserved_sums + of_k + before, mask=inside, other=0.0) + eps)[None, :]
     total_k += grad_out_flow[:, None] * (tl.load(sums + before, mask=inside, other=0.0) + eps)[None, :]
     total_k += grad_out_hat[:, None] * (tl.load(conserved_sums + before, mask=inside, other=0.0) + eps)[None, :]
-    # As givers: the sums of the receivers, and the ε of the receivers in this chunk.
+    # As givers: the sums of the receivers.
     total_q += tl.load(reversed_sums + of_k + behind, mask=inside, other=0.0)[None, :]
     total_k += tl.load(reversed_sums + behind, mask=inside, other=0.0)[None, :]
     hat_q = tl.load(reversed_conserved_sums + of_k + behind, mask=inside, other=0.0)
     hat_k = tl.load(reversed_conserved_sums + behind, mask=inside, other=0.0)
     total_q += inverse_incoming[:, None] * hat_q[None, :]
     total_k += inverse_outgoing[:, None] * hat_k[None, :]
-    total_q += from_sources[:, None]
-    total_k += from_sinks[:, None]
     # Features are computed again: until here they would take registers that products need.
     q = load_features(q_rows, qn, rows, channels, real, d, phi)
     k = load_features(k_rows, kn, rows, channels, real, d, phi)

@@ -32,7 +32,7 @@ def takes(q: Tensor, v: Tensor) -> bool:
 
 
 def tile_rows(q: Tensor, channels: int) -> int:
-    """Tokens of a tile, whose features and scores must be in registers at once; ``compiled.md`` has what spills."""
+    """Tokens of a tile, whose features and scores must be in registers at once: see ``compiled.md``."""
     few = q.dtype == torch.float32 or (q.dtype == torch.float16 and channels > 32)
     return 16 if few else 32
 

@@ -35,9 +35,16 @@ _EXCLUDED = tl.constexpr(-1e30)
 
 
 @triton.jit
-def _tile(padding, batch, tile, n, PADDED: tl.constexpr, C: tl.constexpr):
-    """The rows of a tile, which of them exist, and which are real tokens."""
-    rows = tl.arange(0, C).to(tl.int64) + tile * C  # offsets are of 64 bits: tensors pass 2³¹ elements
+def _tile(padding, batch, tile, n, PADDED: tl.constexpr, C: tl.constexpr, part: tl.constexpr = 0):
+    """The rows of a tile, which of them exist, and which are real tokens.
+
+    Each ``part`` of a kernel can form them for itself: addresses that are kept from one to the next take registers. The
+    condition is always true, but unknown to the compiler, which would else see that the rows are the same.
+    """
+    inside = tl.arange(0, C)
+    if part > 0:
+        inside = tl.where(tile - part < n, inside, 0)
+    rows = inside.to(tl.int64) + tile * C  # offsets are of 64 bits: tensors pass 2³¹ elements
     exist = rows < n
     real = exist
     if PADDED:
@@ -363,6 +370,7 @@ def sources_backward(
         given_q, given_k = _inverse(flow_in, count, real), _inverse(flow_out, count, real)
 
         # Values, and the gradients of the logarithms of both weights
+        rows, exist, real = _tile(padding, batch, tile, n, PADDED, C, part=1)
         grad_tile = load_tile(grad_out, on, rows, columns, real, e)
         grad_log_scale = tl.sum(load_tile(out + head * n * e, e, rows, columns, real, e).to(tl.float32) * grad_tile, 1)
         values = load_tile(v, vn, rows, columns, real, e)
@@ -374,6 +382,7 @@ def sources_backward(
         grad_log_competition = tl.sum(grad_weighted * values, 1)
 
         # Î and Ô
+        rows, exist, real = _tile(padding, batch, tile, n, PADDED, C, part=2)
         grad_hat_in, after_a = _weight_backward(
             grad_log_scale, allocation, logits_in, real, most_a, total_a, after_a, ALLOCATION, C
         )
@@ -384,6 +393,7 @@ def sources_backward(
         grad_hat_out = tl.where(clamped, 0.0, grad_hat_out / count)
 
         # I and O
+        rows, exist, real = _tile(padding, batch, tile, n, PADDED, C, part=3)
         phi_q = load_features(q, qn, rows, channels, real, d, phi)
         to_sinks = (scores + eps * tl.sum(phi_k, 1)[None, :]) * grad_hat_in[:, None]
         to_sources = (scores + eps * tl.sum(phi_q, 1)[:, None]) * grad_hat_out[None, :]
@@ -410,6 +420,7 @@ def sources_backward(
         grad_hat_in, grad_hat_out = tl.load(at + 6 * C), tl.load(at + 7 * C)
 
         # k: through the sinks of the tile, through those behind it, and as a receiver of what came before it
+        rows, exist, real = _tile(padding, batch, tile, n, PADDED, C, part=4)
         to_sources = tl.where(column <= row, grad_in[:, None] + grad_hat_in[:, None] * given_k[None, :], 0.0)
         grad_scores = _score_gradients(grad_out, v, on, vn, rows, real, e, C, E)
         grad_scores *= scale[:, None] * competition[None, :]

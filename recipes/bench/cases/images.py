@@ -8,6 +8,7 @@ from ..harness.packages import missing
 from ..harness.work import TRAINING, Absent, Candidate, Case, Comparison, Settings
 
 HIERARCHICAL, RELEASED_HEADS, AUTHORS = "flowformer_hier_s", "flowformer_hier_s_12h", "the authors' model"
+NO_ATTENTION = "flowformer_hier_s without attention"
 FLOW, SOFTMAX = "flowformer_deit_s", "deit_small_patch16_224"
 BATCH = 4
 #: Side of the images -> images in a batch; 1 for any other side.
@@ -17,15 +18,17 @@ _MAP_SIDE = 224
 
 
 def hierarchical(settings: Settings, size: int, batch: int = BATCH, **arguments: Any) -> list[Candidate | Absent]:
-    """The paper's model, the same with the number of heads of the authors' code, and the authors' model.
+    """The paper's model, the same with the number of heads of the authors' code, the authors' model, and a bound.
 
-    ``arguments`` go to all models.
+    The bound is the paper's model with values in place of attention: as if attention cost nothing. ``arguments`` go to
+    all models.
     """
     reason = missing("timm")
     if reason is not None:
-        return [Absent(name, size, reason) for name in (HIERARCHICAL, RELEASED_HEADS, AUTHORS)]
+        return [Absent(name, size, reason) for name in (HIERARCHICAL, RELEASED_HEADS, AUTHORS, NO_ATTENTION)]
     ours = [_hierarchical(name, settings, size, batch, arguments) for name in (HIERARCHICAL, RELEASED_HEADS)]
-    return [*ours, _authors(settings, size, batch, arguments)]
+    bound = _without_attention(settings, size, batch, arguments)
+    return [*ours, _authors(settings, size, batch, arguments), bound]
 
 
 def _hierarchical(name: str, settings: Settings, size: int, batch: int, arguments: dict[str, Any]) -> Candidate:
@@ -73,6 +76,28 @@ def _authors(settings: Settings, size: int, batch: int, arguments: dict[str, Any
         )
 
     return Candidate(AUTHORS, size, batch, {TRAINING: training_step(lambda: loss(batch), state.values())}, check)
+
+
+def _without_attention(settings: Settings, size: int, batch: int, arguments: dict[str, Any]) -> Candidate:
+    from ..models import timm_models
+    from ..models.training import compare_training, training_step
+
+    model = timm_models.build(HIERARCHICAL, size, settings, **arguments)
+    images, classes = timm_models.random_images(settings, batch, size)
+
+    def loss(count: int) -> Tensor:
+        with timm_models.no_attention(model):
+            return timm_models.loss_of(model, images[:count], classes[:count])
+
+    def reference() -> Tensor:
+        with timm_models.attention_to_itself(model):
+            return timm_models.loss_of(model, images[:1], classes[:1])
+
+    def check() -> list[Comparison]:
+        return compare_training(lambda: loss(1), model.parameters(), reference, model.parameters(), settings.dtype)
+
+    step = training_step(lambda: loss(batch), model.parameters())
+    return Candidate(NO_ATTENTION, size, batch, {TRAINING: step}, check)
 
 
 def deit(settings: Settings, size: int, **arguments: Any) -> list[Candidate | Absent]:

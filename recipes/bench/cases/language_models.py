@@ -1,19 +1,23 @@
 """Language models: a training step of FLASH and of Transformer++, and one decoding step at two positions."""
 
 from collections.abc import Callable
+from functools import partial
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..harness.compare import MODEL_TOLERANCES, compare
 from ..harness.packages import missing
-from ..harness.work import DECODING, TRAINING, Absent, Candidate, Case, Comparison, Settings
+from ..harness.work import DECODING, TRAINING, Absent, Amount, Candidate, Case, Comparison, Settings
 
 TRAINED = ("flash_lm", "transformer_pp_lm")
 DECODED = ("flowformer_lm", "flash_lm", "transformer_lm")
 #: Positions at which a decoding step is timed, in the same rounds because they are compared with each other.
 NEAR, FAR, QUICK_FAR = 128, 16384, 1024
 TRAINING_LAYERS, DECODING_LAYERS, DECODING_WIDTH = 2, 6, 512
+#: flash_lm's tokens of a chunk and channels of queries and keys.
+_CHUNK, _QUERY = 256, 128
+_VOCABULARY = 1000
 #: Tokens of the comparison with attention written out as a map: more than two chunks, but no whole number of chunks.
 _MAP = 700
 
@@ -49,6 +53,26 @@ def _training_candidate(architecture: str, width: int, layers: int, settings: Se
 
     step = training_step(lambda: _loss(model, tokens), model.parameters())
     return Candidate(architecture, size, size, {TRAINING: step}, check)
+
+
+def training_work(width: int, layers: int, name: str, size: int, run: str) -> Amount:
+    """The least work of a training step of one sequence: all products, and AdamW's passes over the weights.
+
+    Multiply-adds of a token, d being the width, n the tokens, C those of a chunk, s and e = 2d the channels of queries
+    and of values. A gated attention unit: projections d (2e + s) and e d, both terms of sums s e, and a chunk's map and
+    its product with values, C (s + e), of which 0.625 are formed as blocks of 64 rows end at the diagonal. A layer of
+    Transformer++: projections 12 d², and causal softmax n d. Backward twice as many again; there, a map is formed once
+    more (softmax: half a product, n d / 2; a chunk: 0.625 C s). Weights, gradients and both moments move twice.
+    """
+    d, e, s, words = width, 2 * width, _QUERY, _VOCABULARY
+    if name == "flash_lm":
+        weights = 2 * layers * (d * (2 * e + s) + e * d)
+        unit = 2 * s * e + 0.625 * _CHUNK * (s + e)
+        products = 3 * (weights + 2 * layers * unit) + 2 * layers * 0.625 * _CHUNK * s
+    else:
+        weights = layers * 12 * d**2
+        products = 3 * weights + layers * 3.5 * size * d
+    return Amount(2 * size * (products + 3 * d * words), 8 * (weights + d * words))
 
 
 def _loss(model: nn.Module, tokens: Tensor) -> Tensor:
@@ -104,6 +128,7 @@ def _training_case(name: str, width: int, sizes: tuple[int, ...], devices: tuple
         sizes[:1],
         training(width),
         devices,
+        least_work=partial(training_work, width, TRAINING_LAYERS),
         note=f"one sequence; {TRAINING_LAYERS} layers with {width // 64} heads of 64, or {2 * TRAINING_LAYERS} gated "
         "attention units; 1,000 words; forward, backward and AdamW",
     )

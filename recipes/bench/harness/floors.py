@@ -14,6 +14,7 @@ RATES, PRODUCT, COPY = "rates", "matrix product", "copy"
 class Floor(NamedTuple):
     """One measurement with its floor, in seconds."""
 
+    form: str
     size: int
     run: str
     arithmetic: float
@@ -37,5 +38,5 @@ def floors(results: Results, case: Case) -> list[Floor]:
         least = case.least_work(one.form, one.size, one.run) if one.case == case.name else None
         if least is not None:
             arithmetic, memory = least.operations / speed[PRODUCT], least.numbers * itemsize / speed[COPY]
-            rows.append(Floor(one.size, one.run, arithmetic, memory, one.median))
+            rows.append(Floor(one.form, one.size, one.run, arithmetic, memory, one.median))
     return rows

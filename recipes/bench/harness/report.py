@@ -79,6 +79,7 @@ def _floor_table(results: Results, case: Case) -> Table | None:
         (
             f"{one.size:,}",
             one.run,
+            one.form,
             f"{1000 * one.arithmetic:.3g}",
             f"{1000 * one.memory:.3g}",
             f"{1000 * one.achieved:.3g}",
@@ -86,8 +87,8 @@ def _floor_table(results: Results, case: Case) -> Table | None:
         )
         for one in floors(results, case)
     ]
-    header = ("tokens", "run", "arithmetic, ms", "memory, ms", "achieved, ms", "floor / achieved")
-    notes = ["from the rates of this machine: the products of 64 tokens at a time, and every tensor moved once"]
+    header = ("tokens", "run", "candidate", "arithmetic, ms", "memory, ms", "achieved, ms", "floor / achieved")
+    notes = ["from the rates of this machine; recipes/bench/README.md says what is counted"]
     return Table(f"{case.title}: the floor", header, rows, notes) if rows else None
 
 

@@ -1,7 +1,7 @@
 """Image models as timm builds them, and the authors' model on the parameters of ours."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import timm
@@ -103,14 +103,45 @@ class _Authors(FlowAttention):
         return released_attention.full(q, k, v)
 
 
-@contextmanager
-def authors_attention(model: nn.Module) -> Iterator[None]:
+class _Values(FlowAttention):
+    """The values in place of attention."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *other: Any, **options: Any) -> Tensor:
+        """q, k, v (B, H, N, d) -> v."""
+        return v
+
+
+class _OwnToken(FlowAttention):
+    """Fused softmax attention in which each token attends to itself alone."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *other: Any, **options: Any) -> Tensor:
+        """q, k, v (B, H, N, d) -> (B, H, N, d)."""
+        mask = torch.eye(q.shape[2], dtype=torch.bool, device=q.device)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+
+def authors_attention(model: nn.Module) -> AbstractContextManager[None]:
     """Compute every Flow-Attention of ``model`` by the authors' formula."""
+    return _replaced_attention(model, _Authors)
+
+
+def no_attention(model: nn.Module) -> AbstractContextManager[None]:
+    """Take the values as the output of every Flow-Attention of ``model``."""
+    return _replaced_attention(model, _Values)
+
+
+def attention_to_itself(model: nn.Module) -> AbstractContextManager[None]:
+    """Let each token of ``model`` attend to itself alone, which gives the values as well."""
+    return _replaced_attention(model, _OwnToken)
+
+
+@contextmanager
+def _replaced_attention(model: nn.Module, mechanism: type[FlowAttention]) -> Iterator[None]:
     layers = [module for module in model.modules() if isinstance(module, SelfAttention)]
     mechanisms = [layer.attention for layer in layers]
     try:
         for layer in layers:
-            layer.attention = _Authors()
+            layer.attention = mechanism()
         yield
     finally:
         for layer, mechanism in zip(layers, mechanisms):

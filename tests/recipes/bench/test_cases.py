@@ -239,15 +239,31 @@ def test_a_beam_that_is_not_reordered_is_noticed(monkeypatch):
     assert found == {translation.STOCK: "logits", "flowformer + linear": "logits"}
 
 
+@pytest.mark.parametrize("name", language_models.TRAINED)
+def test_the_least_work_of_a_training_step(name):
+    """Weights are counted from the model; at one token more, Transformer++ also pays for all tokens before it."""
+    layers, width = language_models.TRAINING_LAYERS, 512
+    least = language_models.training_work(width, layers, name, 8192, TRAINING)
+    model = build(name, width, layers, 64, HERE)
+    linear = [module.weight for module in model.modules() if isinstance(module, torch.nn.Linear)]
+    distinct = {weight.data_ptr(): weight.numel() for weight in linear}
+    assert least.numbers == pytest.approx(8 * sum(distinct.values()), rel=0.01)
+    shorter = language_models.training_work(width, layers, name, 4096, TRAINING)
+    assert (least.operations == 2 * shorter.operations) is (name == "flash_lm")
+
+
 # Image models
 
 
 def test_hierarchical_models_and_a_wrong_one(monkeypatch):
     built = images.hierarchical(HERE, 32, **NARROW)
-    assert unequal(built) == {images.HIERARCHICAL: None, images.RELEASED_HEADS: None, images.AUTHORS: None}
+    names = (images.HIERARCHICAL, images.RELEASED_HEADS, images.AUTHORS, images.NO_ATTENTION)
+    assert unequal(built) == dict.fromkeys(names)
     right = timm_models.released_forward
     monkeypatch.setattr(timm_models, "released_forward", lambda x, state, depths, heads: right(x, state, depths, 4))
     assert unequal(built[:1])[images.HIERARCHICAL] is not None
+    monkeypatch.setattr(timm_models, "_OwnToken", timm_models._Authors)
+    assert unequal(built[3:])[images.NO_ATTENTION] is not None
 
 
 def test_the_authors_model_has_all_our_parameters():

@@ -12,7 +12,7 @@ from recipes.bench.cases.operations import AUTHORS, FLOW, SOFTMAX
 from recipes.bench.harness import picture, records, report
 from recipes.bench.harness.floors import floors
 from recipes.bench.harness.records import NOT_RUN, TIMED, Machine, Record, Results
-from recipes.bench.harness.work import BACKWARD, DECODING, FORWARD
+from recipes.bench.harness.work import BACKWARD, DECODING, FORWARD, TRAINING
 from recipes.bench.targets import Target
 from recipes.shared.commands import ROOT
 from recipes.shared.tables import as_text
@@ -167,5 +167,8 @@ def test_floors():
     assert of("causal_flow", MACHINE._replace(dtype="bfloat16"))[0].memory == pytest.approx(forward.memory / 2)
     assert of("full_flow")[0].arithmetic == pytest.approx(forward.arithmetic / 2)
     assert of("causal_flow", rates=rates[:1]) == of("decoding") == []
+    step = timed("flash_lm_512", 64, TRAINING, "flash_lm", 2.0)
+    (least,) = floors(Results(MACHINE, [*rates, step]), CASES["flash_lm_512"])
+    assert least.form == "flash_lm" and least.fraction == max(least.arithmetic, least.memory) / 2.0
     verdict = judged("floor", 0.5, *rates, timed("causal_flow", 64, FORWARD, FLOW, 1.0), size=64, run=FORWARD)
     assert verdict.reached is (forward.memory >= 0.5)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-#: Kernel -> the warps of each configuration that is timed. Few, as each is compiled. ``README.md`` says which spill.
+#: Kernel -> the warps of each configuration that is timed. Few, as each is compiled.
 warps_of: dict[str, tuple[int, ...]] = {}
 #: Kernels whose configurations are timed.
 _tuned: list[Any] = []

@@ -5,6 +5,7 @@ The interpreter runs what the compiler refuses: a variable, say, that changes it
 
 import re
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,18 @@ import torch
 from common.ops.flow.options import flow_options
 from common.ops.mixed_chunk.sequence import Tokens, mixed_chunk_options
 from common.ops.shared.gpu.launch import interpreted, warps_of
-from recipes.bench.kernels.compiled import compile_for, resources
-from recipes.bench.kernels.launches import HEAD_SIZES, head_sizes, kernel_modules, kernels_of, recorded
+from recipes.bench.kernels.compiled import compile_for, fits, resources
+from recipes.bench.kernels.launches import (
+    DTYPES,
+    HEAD_SIZES,
+    MECHANISMS,
+    Sizes,
+    head_sizes,
+    kernel_modules,
+    kernels_of,
+    launches_of,
+    recorded,
+)
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="Triton is for Linux alone; there its absence is an error"),
@@ -23,7 +34,6 @@ pytestmark = [
 
 TABLE = Path(__file__).parents[5] / "common/ops/shared/gpu/compiled.md"
 SMALLEST_SHARED_MEMORY = 99 * 1024  # bytes a program may have on devices of compute capability 8.6 and 8.9
-MOST_SPILLED = 40  # bytes of a thread, as compiled.md has them at most
 #: Of products in the kernels of flows, which stand in an exponent; all others have operands of the inputs' dtype, and
 #: walks have products of both kinds.
 OPERANDS = {"flows": {"f32"}, "flows_backward": {"f32"}, "feature_sums": set()}
@@ -42,7 +52,7 @@ def assert_compile(launches, mechanism) -> None:
         name = launch.function.__name__
         compiled = compile_for(launch, 80, warps_of[f"{module.__name__}.{name}"][0])
         needed = resources(compiled)
-        assert needed.shared <= SMALLEST_SHARED_MEMORY and needed.spilled <= MOST_SPILLED, (name, needed)
+        assert needed.shared <= SMALLEST_SHARED_MEMORY and not needed.spilled, (name, needed)
         operands = set(re.findall(r"tt\.dot .* : tensor<[x\d]*x(\w+)> \* tensor<[x\d]*x(\w+)>", compiled.asm["ttir"]))
         wanted = OPERANDS.get(name, {next(iter(launch.signature.values())).strip("*").replace("fp", "f")})
         if mechanism == "flow_walk" and name in WALKS:
@@ -87,7 +97,26 @@ def test_kernels_of_mixed_chunk_attention(dtype, causal, kernel, bias):
     assert_compile(launches, "mixed_chunk")
 
 
-def test_the_table_has_every_configuration_and_none_that_spills_much():
+@pytest.mark.parametrize(
+    "mechanism, dtype, head_size, kernel, capability",
+    [
+        ("flow", "float16", 64, "features_backward", 80),
+        ("flow_walk", "float16", 32, "sources_backward", 90),
+        ("flow_walk", "float16", 64, "sources_backward", 90),
+        ("flow_walk", "bfloat16", 64, "sources_backward", 90),
+    ],
+)
+def test_kernels_that_need_all_registers(mechanism, dtype, head_size, kernel, capability):
+    """Each spilled 24 to 32 bytes before."""
+    if f"triton {metadata.version('triton')}\n" not in TABLE.read_text():
+        pytest.skip("another compiler than the table's")
+    launches = launches_of(MECHANISMS[mechanism](Sizes(DTYPES[dtype], head_size)))
+    (launch,) = (launch for launch in launches if launch.function.__name__ == kernel)
+    found = resources(compile_for(launch, capability, 8))
+    assert found.registers > 200 and fits(found, capability), found
+
+
+def test_the_table_has_every_configuration_and_none_that_spills():
     mechanisms = {module.__name__: name for name, module in kernel_modules().items()}
     rows = [line.strip("| ").split(" | ") for line in TABLE.read_text().splitlines() if line.startswith("| ")][2:]
     tuned = {
@@ -99,5 +128,4 @@ def test_the_table_has_every_configuration_and_none_that_spills_much():
     for mechanism, _, _, dtype, *cells in rows:
         for i, size in enumerate(HEAD_SIZES):
             assert ("none" in cells[2 * i : 2 * i + 2]) is (not head_sizes(mechanism, dtype, [size]))
-    spilled = [int(cell.split(" / ")[2]) for row in rows for cell in row[4:] if cell != "none"]
-    assert max(spilled) <= MOST_SPILLED
+    assert all(cell == "none" or cell.endswith(" / 0") for row in rows for cell in row[4:])
