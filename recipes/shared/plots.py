@@ -35,6 +35,10 @@ class Look(NamedTuple):
         """The look of a curve, as matplotlib's arguments."""
         return {"color": self.colour, "linestyle": self.dash}
 
+    def curve(self, points: int) -> dict[str, Any]:
+        """The same for a curve of so many points: one alone makes no line, so it gets a dot."""
+        return {**self.line, "marker": self.marker if points == 1 else ""}
+
 
 def look(place: int) -> Look:
     """The look of model number ``place``: colours first, and another line and dot when they are used up."""
@@ -69,7 +73,7 @@ def curves_and_dots(models: Sequence[Drawn]) -> tuple[Figure, Axes, Axes]:
         dot = {"color": ours.colour, "marker": ours.marker, "mfc": ours.colour if model.filled else "white"}
         updates = [update for update, _ in model.curves[0]]
         means = [statistics.mean(point[1] for point in at) for at in zip(*model.curves)]
-        curves.plot(updates, means, **ours.line)
+        curves.plot(updates, means, **ours.curve(len(updates)))
         legend.append(Line2D([], [], linestyle=ours.dash, label=model.name, **dot))
         mean = statistics.mean(model.values)
         deviation = statistics.stdev(model.values) if len(model.values) > 1 else 0.0

@@ -141,7 +141,7 @@ def draw(plan: Plan, results: Sequence[Result], path: Path) -> None:
             ours = [one for one in results if one.name == name]
             means = [statistics.mean(at) for at in zip(*(one.accuracies for one in ours))]
             label = f"{name}, {len(ours)} seed{'s' if len(ours) > 1 else ''}"
-            curves.plot(plan.evaluated, means, label=label, linewidth=1.3, **look(i).line)
+            curves.plot(plan.evaluated, means, label=label, linewidth=1.3, **look(i).curve(len(means)))
             _draw_dots(dots, plan, i, name, ours, look(i))
         lowest = min(min(one.last, one.best) for one in results)
         curves.set(xlabel="epoch", ylabel="accuracy on the test series, %", ylim=(max(0.0, lowest - 6.0), 100.5))

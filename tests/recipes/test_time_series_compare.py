@@ -140,3 +140,16 @@ def test_unknown_architectures_are_refused(capsys: pytest.CaptureFixture) -> Non
     with pytest.raises(SystemExit):
         compare.main(["--archs", "flowformer,gpt"])
     assert "gpt; allowed: " in capsys.readouterr().err
+
+
+def test_a_single_evaluation_is_drawn_as_a_dot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line of one point would not be seen."""
+    drawn = []
+    monkeypatch.setattr(results.plt.Axes, "plot", lambda self, *points, **look: drawn.append((points, look)))
+    monkeypatch.setattr(results, "legend_beside", lambda axes: None)
+    for epochs in (1, 3):
+        plan = Plan("BasicMotions", ["linear"], [1], epochs)
+        accuracies = [90.0] * len(plan.evaluated)
+        results.draw(plan, [Result("linear", 1, 10, accuracies, 1.0, "")], tmp_path / "picture.png")
+    curves = [look["marker"] for points, look in drawn if "label" in look]
+    assert curves[0] and not curves[1]
