@@ -262,7 +262,7 @@ def test_hierarchical_models_and_a_wrong_one(monkeypatch):
     right = timm_models.released_forward
     monkeypatch.setattr(timm_models, "released_forward", lambda x, state, depths, heads: right(x, state, depths, 4))
     assert unequal(built[:1])[images.HIERARCHICAL] is not None
-    monkeypatch.setattr(timm_models, "_OwnToken", timm_models._Authors)
+    monkeypatch.setattr(timm_models, "attention_to_itself", timm_models.authors_attention)
     assert unequal(built[3:])[images.NO_ATTENTION] is not None
 
 
