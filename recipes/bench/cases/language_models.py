@@ -15,9 +15,8 @@ DECODED = ("flowformer_lm", "flash_lm", "transformer_lm")
 #: Positions at which a decoding step is timed, in the same rounds because they are compared with each other.
 NEAR, FAR, QUICK_FAR = 128, 16384, 1024
 TRAINING_LAYERS, DECODING_LAYERS, DECODING_WIDTH = 2, 6, 512
-#: flash_lm's tokens of a chunk and channels of queries and keys.
-_CHUNK, _QUERY = 256, 128
-_VOCABULARY = 1000
+#: flash_lm's tokens of a chunk, its channels of queries and keys, and the words that all models of a case have.
+CHUNK, QUERY, VOCABULARY = 256, 128, 1000
 #: Tokens of the comparison with attention written out as a map: more than two chunks, but no whole number of chunks.
 _MAP = 700
 
@@ -62,13 +61,14 @@ def training_work(width: int, layers: int, name: str, size: int, run: str) -> Am
     and of values. A gated attention unit: projections d (2e + s) and e d, both terms of sums s e, and a chunk's map and
     its product with values, C (s + e), of which 0.625 are formed as blocks of 64 rows end at the diagonal. A layer of
     Transformer++: projections 12 d², and causal softmax n d. Backward twice as many again; there, a map is formed once
-    more (softmax: half a product, n d / 2; a chunk: 0.625 C s). Weights, gradients and both moments move twice.
+    more (softmax: half a product, n d / 2; a chunk: 0.625 C s). Weights, gradients and both moments move twice. Any
+    ``name`` but flash_lm's is Transformer++'s, and ``run`` is always the training step.
     """
-    d, e, s, words = width, 2 * width, _QUERY, _VOCABULARY
+    d, e, s, words = width, 2 * width, QUERY, VOCABULARY
     if name == "flash_lm":
         weights = 2 * layers * (d * (2 * e + s) + e * d)
-        unit = 2 * s * e + 0.625 * _CHUNK * (s + e)
-        products = 3 * (weights + 2 * layers * unit) + 2 * layers * 0.625 * _CHUNK * s
+        unit = 2 * s * e + 0.625 * CHUNK * (s + e)
+        products = 3 * (weights + 2 * layers * unit) + 2 * layers * 0.625 * CHUNK * s
     else:
         weights = layers * 12 * d**2
         products = 3 * weights + layers * 3.5 * size * d

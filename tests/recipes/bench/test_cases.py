@@ -241,13 +241,16 @@ def test_a_beam_that_is_not_reordered_is_noticed(monkeypatch):
 
 @pytest.mark.parametrize("name", language_models.TRAINED)
 def test_the_least_work_of_a_training_step(name):
-    """Weights are counted from the model; at one token more, Transformer++ also pays for all tokens before it."""
+    """Sizes are the model's. Twice the tokens are twice the work of flash_lm, and more than that of Transformer++."""
     layers, width = language_models.TRAINING_LAYERS, 512
     least = language_models.training_work(width, layers, name, 8192, TRAINING)
     model = build(name, width, layers, 64, HERE)
     linear = [module.weight for module in model.modules() if isinstance(module, torch.nn.Linear)]
     distinct = {weight.data_ptr(): weight.numel() for weight in linear}
     assert least.numbers == pytest.approx(8 * sum(distinct.values()), rel=0.01)
+    for unit in (module for module in model.modules() if isinstance(module, GatedAttentionUnit)):
+        assert (unit.chunk_size, unit.query_dim) == (language_models.CHUNK, language_models.QUERY)
+        assert unit.expanded_dim == 2 * width
     shorter = language_models.training_work(width, layers, name, 4096, TRAINING)
     assert (least.operations == 2 * shorter.operations) is (name == "flash_lm")
 
