@@ -53,7 +53,7 @@ class RemembersOptions(nn.Module):
         """torch's hook: compare the record of a file with this module."""
         record = read_record(state)
         if record is None:
-            self._warn(f"the record of the weights that are loaded cannot be read; here they are used with {self._own()}")
+            self._warn(f"the record of weights that are loaded cannot be read; here they are used with {self._own()}")
             return
         self._compare(record["options"])
         self.restore_counts({name: int(digits) for name, digits in record["counts"].items() if name in self.counts})
@@ -86,7 +86,7 @@ class RemembersOptions(nn.Module):
         self.restore_counts({})
         if "options" in local_metadata:  # version 0.2 kept them there
             self._compare(local_metadata["options"])
-        elif _has_some_of(state_dict, prefix):
+        elif _is_loaded(prefix, state_dict, missing_keys):
             self._warn(
                 "the weights that are loaded do not say which attention they belong to (those of stock models and of "
                 f"earlier versions do not); here they are used with {self._own()}"
@@ -127,10 +127,16 @@ def read_record(stored: Any) -> dict[str, dict[str, Any]] | None:
     return {"options": options, "counts": counts} if legible else None
 
 
-def _has_some_of(state_dict: dict[str, Any], prefix: str) -> bool:
-    """Whether ``state_dict`` has anything of the module at ``prefix`` or of those beside it."""
-    beside = prefix[:-1].rpartition(".")[0]
-    return any(name.startswith(f"{beside}." if beside else "") for name in state_dict)
+def _is_loaded(prefix: str, state_dict: dict[str, Any], missing_keys: list[str]) -> bool:
+    """Whether weights of the module at ``prefix``, or of those beside it, are loaded, and not of other modules alone.
+
+    torch gives a module the part of ``state_dict`` that is its own. Modules beside it that came before have told of
+    what they miss.
+    """
+    if not prefix:
+        return bool(state_dict)
+    parent = prefix[:-1].rpartition(".")[0]
+    return not any(name.startswith(f"{parent}." if parent else prefix) for name in missing_keys)
 
 
 def _as_stored(options: dict[str, Any]) -> dict[str, Any]:
