@@ -9,7 +9,10 @@ from torch import Tensor, nn
 
 #: How the names of records end in a state dict; torch's own name for what a module adds to it.
 RECORD = "_extra_state"
-#: Digits of a count in a record. All records of a module have one length, so that files can be averaged.
+#: Records have a length that is a multiple of this, whatever the options and counts: torch's distributed checkpoints
+#: and averages of files take tensors of one shape.
+_LENGTH = 512
+#: Digits of a count: one width, so that the average of two records that differ in a count alone is legible.
 _DIGITS = 19
 
 
@@ -46,6 +49,7 @@ class RemembersOptions(nn.Module):
         """torch's hook: the record."""
         counts = {name: f"{getattr(self, name):0{_DIGITS}d}" for name in self.counts}
         text = json.dumps({"options": self.remembered_options(), "counts": counts})
+        text = text.ljust(-(-len(text) // _LENGTH) * _LENGTH)
         # Floating point, because fairseq's moving average multiplies everything; bytes are exact in half precision.
         return torch.tensor(list(text.encode()), dtype=torch.float32, device="cpu")
 

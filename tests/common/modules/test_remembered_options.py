@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from common.attention import ATTENTIONS, RotaryAttention, build_attention
 from common.modules.gated_attention_unit import GatedAttentionUnit
-from common.modules.remembered_options import RemembersOptions
+from common.modules.remembered_options import RemembersOptions, read_record
 
 
 class _Remembers(RemembersOptions):
@@ -224,3 +224,13 @@ def test_rotary_positions() -> None:
     rotary = nn.ModuleDict({"inner": RotaryAttention(build_attention("flow"), 4)})
     with pytest.warns(UserWarning, match="rotary"):
         rotary.load_state_dict(plain.state_dict())
+
+
+def test_records_that_differ_in_a_count_can_be_averaged() -> None:
+    """Files of several epochs do; all records have one shape, as torch's distributed checkpoints need."""
+    first, second = (build_attention("favor", head_dim=4, features=6, redraw=2) for _ in range(2))
+    first.passes, second.passes = 99, 1234567
+    records = [x.state_dict()["_extra_state"] for x in (first, second)]
+    average = read_record((records[0] + records[1]) / 2)
+    assert average is not None and average["options"] == read_record(records[0])["options"]
+    assert all(x.shape == build_attention("flow").state_dict()["_extra_state"].shape for x in records)
