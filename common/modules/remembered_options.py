@@ -115,6 +115,18 @@ class RemembersOptions(nn.Module):
         warnings.warn(f"{type(self).__name__}: {message}", stacklevel=2)
 
 
+class Remembered(RemembersOptions):
+    """A record of ``options`` for a module of a host, which gets this one as a child; no parameters, no forward."""
+
+    def __init__(self, **options: str | int | float | bool | None) -> None:
+        super().__init__()
+        self.options = options
+
+    def remembered_options(self) -> dict[str, str | int | float | bool | None]:
+        """Those that were given."""
+        return self.options
+
+
 def is_record(name: str) -> bool:
     """Whether ``name`` is that of a record in a state dict."""
     return name.rpartition(".")[2] == RECORD

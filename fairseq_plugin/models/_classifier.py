@@ -10,6 +10,7 @@ from fairseq.tasks.language_modeling import LanguageModelingTask
 from fairseq.tasks.masked_lm import MaskedLMTask
 from torch import Tensor
 
+from common.modules.remembered_options import Remembered
 from common.ops.shared.checks import check_positive_int
 
 from ..modules.arena_head import ArenaHead, init_as_arena
@@ -101,6 +102,8 @@ class LinearTimeClassifier(LinearTimeMaskedModel):
             )
         else:
             super().register_classification_head(name, num_classes, inner_dim)
+        meaning = {x: option(self.args, ClassifierOptions, x) for x in ("pooling", "classifier_style")}
+        self.classification_heads[name].remembered = Remembered(**meaning)
 
     def forward(
         self,

@@ -7,9 +7,11 @@ import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from fairseq import options, tasks
 from fairseq.checkpoint_utils import load_model_ensemble
 from fairseq.dataclass.configs import EMAConfig
 from fairseq.models.ema import EMA
@@ -20,6 +22,7 @@ from tests.fairseq_plugin.helpers.checkpoint_files import KINDS, build, save
 from tests.fairseq_plugin.helpers.commands import NO_READER_THREAD, run_module, translation_training_command
 from tests.fairseq_plugin.helpers.encoder_decoders import build_model
 from tests.fairseq_plugin.helpers.language_models import SMALL
+from tests.fairseq_plugin.helpers.text import dictionary
 from tests.processes import CHECKOUT
 
 PAPER = ("--flow-form", "paper", "--flow-clamp", "inf")
@@ -121,3 +124,26 @@ def test_a_restart_of_fairseq_train_says_it(pairs_bin: str, tmp_path: Path) -> N
     command = [sys.executable, "-m", "fairseq_cli.train", *train, "--max-update", "3"]  # run_module hides warnings
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=CHECKOUT)
     assert done.stderr.count("the weights that are loaded") == 1 and "attention='linear'" in done.stderr
+
+
+def test_a_classifier_remembers_what_it_pools() -> None:
+    """Neither a pooling nor the style of a head shows in the shapes of weights."""
+    command = ["data", "--task", "sentence_prediction", "--criterion", "sentence_prediction", "--num-classes", "3"]
+    command += ["--arch", "flow_classifier", "--max-positions", "40", "--encoder-layers", "1", "--classifier-dim", "32"]
+    command += ["--encoder-embed-dim", "16", "--encoder-attention-heads", "2"]
+    task = SimpleNamespace(source_dictionary=dictionary(), max_positions=lambda: 40)
+
+    def classifier(*arguments: str) -> nn.Module:
+        parsed = options.parse_args_and_arch(options.get_training_parser(), [*command, *arguments])
+        model = tasks.FairseqTask.build_model(task, parsed)
+        model.register_classification_head("labels", num_classes=3)
+        return model
+
+    state = classifier("--pooling", "mean").state_dict()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        classifier("--pooling", "mean").load_state_dict(state)
+    with pytest.warns(UserWarning, match="pooling='mean'.*pooling='first'"):
+        classifier().load_state_dict(state)
+    with pytest.warns(UserWarning, match="classifier_style='roberta'.*classifier_style='arena'"):
+        classifier("--pooling", "mean", "--classifier-style", "arena").load_state_dict(state)
