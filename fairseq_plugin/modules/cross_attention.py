@@ -97,10 +97,15 @@ class InnerCrossAttention(MultiheadAttention):
             k, v, more = self._project(key)
             dropping = self.training or self.dropout_module.apply_during_inference
             dropout_p = self.dropout_module.p if dropping else 0.0
-            out = self.inner(q, k, v, key_padding_mask=key_padding_mask, dropout_p=dropout_p, **more)
+            masks = {"key_padding_mask": key_padding_mask, "query_padding_mask": self._all_real(q, key_padding_mask)}
+            out = self.inner(q, k, v, **masks, dropout_p=dropout_p, **more)
         else:
             out = self._continue(q, key, key_padding_mask, incremental_state)
         return self.out_proj(out.permute(2, 0, 1, 3).flatten(2)), None  # B x H x T x D -> T x B x C
+
+    def _all_real(self, q: Tensor, key_padding_mask: Tensor | None) -> Tensor | None:
+        """The mask of the queries q (B, H, T, d): fairseq's layer does not say which targets are padding."""
+        return None if key_padding_mask is None else key_padding_mask.new_zeros(q.shape[0], q.shape[2])
 
     def _project(self, source: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Keys and values of ``source`` (S, B, C), and the further inputs that the mechanism takes."""
