@@ -36,9 +36,9 @@ def nystrom_attention(
     Z is what ``iterations`` steps Z ← Z (13 I - AZ (15 I - AZ (7 I - AZ))) / 4 make of Aᵀ / (|A|₁ |A|∞), each A =
     softmax(q̃ k̃ᵀ) by itself. With ``conv_weight`` (H, 1, K, 1), K odd, a depthwise convolution of v over the real tokens
     is added. q, k (B, H, n, d), v (B, H, n, e) -> (B, H, n, e) in v's dtype. Masks: bool (B, n), True = padding.
-    Queries and keys are the same tokens, so one that is padding as a key is no query either, whatever the other mask says:
-    a token that is padding by either gives 0 and is in no landmark of queries. Cost: O(n m (d + e) + m³ + n K e) time,
-    O(n m + m²) memory.
+    Queries and keys are the same tokens, so one that is padding as a key is no query either, whatever the other mask
+    says: a token that is padding by either gives 0 and is in no landmark of queries. Cost: O(n m (d + e) + m³ + n K e)
+    time, O(n m + m²) memory.
 
     Raises:
         ValueError: a shape, mask or number that does not fit.

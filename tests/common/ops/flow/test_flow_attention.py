@@ -260,7 +260,8 @@ def test_weights_are_zero_at_padding_and_that_of_the_rest_alone_elsewhere(causal
 
 def test_competition_of_the_paper_is_a_distribution_over_real_sources():
     q, k, _ = qkv(9, 16)
-    competition, _ = flow_attention_weights(q, k, form="paper", key_padding_mask=padding("holes", 2, 16))
+    masks = {"key_padding_mask": padding("holes", 2, 16), "query_padding_mask": torch.zeros(2, 9, dtype=torch.bool)}
+    competition, _ = flow_attention_weights(q, k, form="paper", **masks)
     assert_close("Σ competition", competition.sum(-1), torch.ones(2, 2, dtype=torch.float64))
 
 
@@ -364,6 +365,8 @@ def test_rows_of_nothing_but_padding_give_zero_and_finite_gradients(causal, opti
     nothing = {"key_padding_mask": mask, "query_padding_mask": mask}
     sources_only = {"key_padding_mask": mask, "query_padding_mask": None}
     for masks in (nothing, sources_only):
+        if masks is sources_only and not causal:
+            masks = {**sources_only, "query_padding_mask": torch.zeros_like(mask)}
         out = flow_attention(*inputs, causal=causal, chunk_size=4, **masks, **options)
         assert (out == 0).all()
         assert all(torch.isfinite(gradient).all() for gradient in gradients(out, inputs))
@@ -371,9 +374,10 @@ def test_rows_of_nothing_but_padding_give_zero_and_finite_gradients(causal, opti
 
 def test_masking_one_side_alone_is_honoured():
     inputs, mask = qkv(12), padding("left", 2, 12)
-    out = flow_attention(*inputs, query_padding_mask=mask)
+    none = torch.zeros_like(mask)
+    out = flow_attention(*inputs, query_padding_mask=mask, key_padding_mask=none)
     assert (out.masked_select(mask[:, None, :, None]) == 0).all()
-    assert not torch.allclose(out, flow_attention(*inputs, key_padding_mask=mask))
+    assert not torch.allclose(out, flow_attention(*inputs, key_padding_mask=mask, query_padding_mask=none))
     both = flow_attention(*inputs, causal=True, key_padding_mask=mask, query_padding_mask=mask)
     for one in ({"key_padding_mask": mask}, {"query_padding_mask": mask}):
         assert torch.equal(flow_attention(*inputs, causal=True, **one), both)
