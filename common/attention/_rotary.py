@@ -29,7 +29,7 @@ class RotaryAttention(InnerAttention):
         check_even("head_dim", head_dim)
         if isinstance(inner, ShortConvAttention):
             raise ValueError("inner has short_conv; allowed: ShortConvAttention around RotaryAttention")
-        self.supports = inner.supports - {"source"}
+        self.supports = inner.supports - {"source", "images"}
         super().__init__(inner.causal)
         self.inner = inner
         self.needs = inner.needs

@@ -60,7 +60,7 @@ class ShortConvAttention(InnerAttention):
             raise ArgumentError(f"`short_conv` is {taps!r}; allowed for attention {inner.name!r}{why}: None")
         for name, value in {"short_conv": taps, "num_heads": num_heads, "head_dim": head_dim}.items():
             check_positive_int(name, value)
-        self.supports, self.name = inner.supports - {"source"}, inner.name
+        self.supports, self.name = inner.supports - {"source", "images"}, inner.name
         super().__init__(inner.causal)
         self.inner, self.taps = inner, taps
         self.needs = inner.needs

@@ -15,6 +15,7 @@ from tests.common.contract.mechanisms import (
     both,
     cases,
     leaves,
+    refused,
     run_in_parts,
     supporting,
     tensors,
@@ -90,6 +91,15 @@ def test_it_is_torchscript(case, tmp_path):
         out = scripted(*positional, **named)
         assert out.dtype == dtype
         assert_close("out", out, module(*positional, **named))
+
+
+@cases(case for case in DEFAULTS if "images" not in case.kind.supports or case.rotary or case.short_conv)
+def test_torchscript_of_what_has_none_is_refused_in_words(case):
+    """By itself or somewhere in a model, and again; the compiler's own message would say nothing of the mechanism."""
+    module = case.build()
+    for model in (module, torch.nn.Sequential(torch.nn.Identity(), module)):
+        with refused("attention"):
+            torch.jit.script(model)
 
 
 @cases(case for case in DEFAULTS if case.image)
