@@ -20,7 +20,8 @@ class SoftmaxAttention(InnerAttention):
     """``scaled_dot_product_attention`` with scale 1/sqrt(d), O(n m d) time; shapes and masks as in ``InnerAttention``.
 
     A padding mask in a causal module costs O(n m) memory for the combined mask. ``extend`` keeps every key and value
-    it has seen: its state grows. Raises ValueError for shapes or masks that do not fit.
+    it has seen: its state grows. torch's fused kernel has no gradients of second order on a CPU; there are some inside
+    ``torch.nn.attention.sdpa_kernel(SDPBackend.MATH)``. Raises ValueError for shapes or masks that do not fit.
     """
 
     supports = frozenset({"causal", "bidirectional", "cross", "images"})

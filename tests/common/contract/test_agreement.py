@@ -12,6 +12,7 @@ from tests.common.contract.mechanisms import (
     cast,
     leaves,
     long_options,
+    run_in_parts,
     supporting,
     takes_one_mask,
     tensors,
@@ -84,6 +85,26 @@ def test_dtypes(dtype, case):
     names, actual = list(leaves(inputs, module)), gradients(out, leaves(inputs, module).values())
     assert all(gradient.dtype == dtype for gradient in actual)
     assert_all_close(names, actual, gradients(expected, leaves(doubled, exact).values()), tolerance)
+
+
+@cases(DEFAULTS)
+def test_the_default_dtype_of_torch_changes_no_bit(case):
+    """A number that is written out in a formula has no dtype of its own."""
+    module, mask = case.build(torch.float32), padding("left", 2, 13)
+    inputs = tensors(module, 13, dtype=torch.float32)
+
+    def run() -> list[torch.Tensor]:
+        out = module(**inputs, **both(mask))
+        decoded = run_in_parts(module, inputs, (4, 1, 8), mask)[0] if case.causal and not case.image else out
+        return [module(**inputs), out, decoded, *gradients(out, leaves(inputs, module).values())]
+
+    expected = run()
+    try:
+        torch.set_default_dtype(torch.float64)
+        found = run()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert all(x.dtype == torch.float32 and torch.equal(x, y) for x, y in zip(found, expected, strict=True))
 
 
 @cases(case for case in DEFAULTS if not case.rotary and not case.image)

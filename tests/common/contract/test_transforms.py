@@ -2,10 +2,12 @@
 
 import copy
 import pickle
+from contextlib import nullcontext
 
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tests.common.contract.mechanisms import (
     CASES,
@@ -143,18 +145,24 @@ def test_gradients_of_each_sample_by_functorch(case):
         assert_close(f"gradient of {name}", each[name], expected)
 
 
-@cases(case for case in DEFAULTS if "second_order" not in without(case.name))
+@cases(DEFAULTS)
 def test_gradients_of_gradients(case):
-    """Those of the literal formula, as a penalty on gradients has them."""
+    """Those of the literal formula, as a penalty on gradients has them; of softmax with torch's plain kernel."""
     module = case.build()
     inputs = tensors(module, 7)
-    found = []
-    for call in (module, module.reference):
-        given = leaves(inputs, module)
+    fused = "second_order" in without(case.name)
+
+    def second(call) -> tuple[Tensor, ...]:
         options = {"create_graph": True, "allow_unused": True, "materialize_grads": True}
         keys_and_values = [x for x in (inputs["k"], inputs["v"]) if x is not None]
         first = torch.autograd.grad(call(**inputs).square().sum(), keys_and_values, **options)
-        found.append(gradients(first[0] + 0 * first[-1].sum(), given.values()))
+        return gradients(first[0] + 0 * first[-1].sum(), leaves(inputs, module).values())
+
+    if fused:
+        with pytest.raises(RuntimeError, match="derivative .* not implemented"):
+            second(module)
+    with sdpa_kernel(SDPBackend.MATH) if fused else nullcontext():
+        found = second(module), second(module.reference)
     for name, actual, expected in zip(leaves(inputs, module), *found):
         assert_close(f"second gradient of {name}", actual, expected, 1e-7, floor=1e-3)
 
