@@ -1,6 +1,8 @@
 """Softmax-free attention to images: a Gaussian kernel of queries, through landmarks on the image's grid.
 
 Lu, Yao, Zhang, Zhu, Xu, Gao, Xu, Xiang, Zhang, *SOFT: Softmax-free Transformer with Linear Complexity*, NeurIPS 2021.
+The released code adds 0.01 to the diagonal before it inverts, and starts the iteration from the largest row sum before
+that; here it starts from that of the matrix which is inverted, for any ridge.
 """
 
 from collections.abc import Sequence

@@ -19,6 +19,11 @@ from tests.common.inputs import padding, qkv
 from tests.compare import assert_close
 
 
+def none_of(mask):
+    """The mask of as many tokens none of which is padding."""
+    return None if mask is None else torch.zeros_like(mask)
+
+
 class Model(nn.Module):
     """Two Flow-Attentions, called in the order in which they were not made, and a linear one."""
 
@@ -28,7 +33,7 @@ class Model(nn.Module):
         self.others = nn.ModuleList([LinearAttention(), FlowAttention(form="paper", allocation="softmax")])
 
     def forward(self, q, k, v, mask):
-        v = self.others[1](q=q, k=k, v=v, key_padding_mask=mask, query_padding_mask=torch.zeros_like(mask))
+        v = self.others[1](q=q, k=k, v=v, key_padding_mask=mask, query_padding_mask=none_of(mask))
         v = self.others[0](q, k, v)
         return self.first(q, k, v, mask, mask)
 

@@ -13,6 +13,7 @@ from common.ops.flow.options import ALLOCATIONS, COMPETITIONS, FORMS
 from common.ops.flow.reference import flow_attention_reference
 from common.ops.shared.feature_maps import FEATURE_MAPS
 from tests.common.inputs import FLOW_OPTIONS, SIDES, doubled, name_of, padding, qkv
+from tests.common.refusals import refused
 from tests.compare import assert_close, gradients
 
 
@@ -79,8 +80,16 @@ def test_padding_on_any_side_agrees(causal, form, side):
 @pytest.mark.parametrize("sinks", SIDES)
 @pytest.mark.parametrize("sources", SIDES)
 def test_different_masks_for_sinks_and_sources_agree(sinks, sources):
+    """Not causal, both are given or none."""
     masks = {"query_padding_mask": padding(sinks, 3, 11), "key_padding_mask": padding(sources, 3, 8)}
-    assert_agrees(qkv(11, 8, batch=3), **masks)
+    if (sinks == "none") == (sources == "none"):
+        assert_agrees(qkv(11, 8, batch=3), **masks)
+    else:
+        missing = next(name for name, mask in masks.items() if mask is None)
+        with refused(missing, "None", "both or none"):
+            flow_attention(*qkv(11, 8, batch=3), **masks)
+        tokens = 11 if missing == "query_padding_mask" else 8
+        assert_agrees(qkv(11, 8, batch=3), **{**masks, missing: torch.zeros(3, tokens, dtype=torch.bool)})
     masks["key_padding_mask"] = padding(sources, 3, 11)
     assert_agrees(qkv(11, batch=3), causal=True, chunk_size=4, **masks)
 
@@ -110,7 +119,10 @@ def test_any_shape_mask_and_option_agrees(data):
 
     def mask(tokens):
         rows = st.lists(st.booleans(), min_size=tokens, max_size=tokens)
-        return st.none() | st.lists(rows, min_size=batch, max_size=batch).map(torch.tensor)
+        one = st.lists(rows, min_size=batch, max_size=batch).map(torch.tensor)
+        return st.none() | one if causal else one if masked else st.none()
+
+    masked = data.draw(st.booleans(), "both masks")
 
     options = {
         "form": data.draw(st.sampled_from(list(FORMS)), "form"),
