@@ -106,7 +106,7 @@ class InnerCrossAttention(MultiheadAttention):
         return self.out_proj(out.permute(2, 0, 1, 3).flatten(2)), None  # B x H x T x D -> T x B x C
 
     def _both_masks(self, q: Tensor, k: Tensor, source_mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-        """The masks of k (B, H, S, d) and q (B, H, T, d), both or none: where one is missing, all its tokens are real."""
+        """The masks of k (B, H, S, d) and q (B, H, T, d), both or none: all tokens of a missing one are real."""
         target_mask = self.target_padding_mask
         if source_mask is None and target_mask is None:
             return None, None
