@@ -2,6 +2,7 @@
 
 import ast
 import re
+import sys
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
@@ -110,6 +111,73 @@ def test_no_test_imports_a_test_or_uses_a_private_name():
         for line in broken_test_rules(path.read_text(), private)
     ]
     assert not broken, "\n".join(broken)
+
+
+def names_from(tree: ast.AST) -> dict[str, str]:
+    """What a file imports, by the name it has there, and the module that it is from."""
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+    return {
+        alias.asname or alias.name: (getattr(node, "module", None) or alias.name)
+        for node in imports
+        for alias in node.names
+    }
+
+
+def is_apart(module: str) -> bool:
+    """Whether a reference may import from ``module``: torch and the standard library, other references, their tools."""
+    outside = module.split(".")[0] in {"torch", *sys.stdlib_module_names}
+    return outside or module.rpartition(".")[2] == "reference_tools" or module.endswith("reference")
+
+
+def shared_by_reference(code: str) -> list[str]:
+    """What the methods ``reference`` of ``code``, and methods of the same class that they call, take from elsewhere."""
+    tree = ast.parse(code)
+    imported, found = names_from(tree), []
+    for kind in (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)):
+        methods = {node.name: node for node in kind.body if isinstance(node, ast.FunctionDef)}
+        waiting, seen = ["reference"] if "reference" in methods else [], set()
+        while waiting:
+            seen.add(name := waiting.pop())
+            for node in (part for statement in methods[name].body for part in ast.walk(statement)):
+                if isinstance(node, ast.Name) and not is_apart(imported.get(node.id, "torch")):
+                    found.append(f"{kind.name}.{name}: {node.id}")
+                own = isinstance(node, ast.Attribute) and ast.unparse(node.value) == "self" and node.attr in methods
+                if own and node.attr not in seen:
+                    waiting.append(node.attr)
+    return found
+
+
+def test_a_reference_shares_no_code_with_what_it_checks():
+    """It would share the mistakes as well."""
+    ops = ROOT / "common" / "ops"
+    references = [*ops.glob("*/*reference.py"), ops / "shared" / "reference_tools.py"]
+    assert len(references) > 20
+    broken = [
+        f"{path.relative_to(ROOT)}: {name} of {module}"
+        for path in references
+        for name, module in names_from(ast.parse(path.read_text())).items()
+        if not is_apart(module)
+    ]
+    files = [path for folder in ("attention", "modules") for path in (ROOT / "common" / folder).glob("*.py")]
+    methods = [path for path in files if "def reference(" in path.read_text()]
+    assert len(methods) > 10
+    broken += [f"{path.name}: {x}" for path in methods for x in shared_by_reference(path.read_text())]
+    assert not broken, "\n".join(broken)
+
+
+def test_the_rule_of_references_recognises_what_it_forbids():
+    """Directly, and through another method."""
+    head = "from ..ops.shared.padding import take\nfrom .interface import EPS\nfrom torch.nn import functional as F\n"
+    for body, count in (
+        ("take(x)", 1),
+        ("x + EPS", 1),
+        ("self._other()", 1),
+        ("F.relu(x)", 0),
+        ("self.reference(x)", 0),
+    ):
+        code = f"{head}class A:\n  def reference(self, x): return {body}\n  def _other(self): return take(self.x)\n"
+        assert len(shared_by_reference(code)) == count, body
+    assert not is_apart("interface") and not is_apart("shared.feature_maps") and is_apart("shared.reference_tools")
 
 
 def test_the_rules_of_tests_recognise_what_they_forbid():

@@ -80,7 +80,8 @@ class InnerAttention(RemembersOptions):
 
     Raises:
         ValueError: an option that the mechanism does not have or a value it does not allow; ``causal`` or images where
-            it does not support them; a fact that it needs and that is not given.
+            it does not support them; a fact that it needs and that is not given. ``torch.jit.script`` of a mechanism
+            that does not support images.
     """
 
     #: The name in the registry, set by ``register_attention``.
@@ -137,6 +138,13 @@ class InnerAttention(RemembersOptions):
     def inputs(self, **available: Any) -> dict[str, Any]:
         """Of the inputs that a host can give, by name, those that this module takes."""
         return {name: value for name, value in available.items() if name in self.needs}
+
+    def __prepare_scriptable__(self) -> "InnerAttention":
+        """torch's hook of ``torch.jit.script``, for a module and all in it; ValueError for what has no TorchScript."""
+        if "images" not in self.supports:
+            name = self.name or type(self).__name__
+            raise ValueError(f"attention is {name!r}; allowed in TorchScript: one that supports images, by itself")
+        return self
 
     @torch.jit.unused
     def extend(

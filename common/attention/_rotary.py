@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from ..modules.rotary import check_even, rotate, token_positions
-from ..ops.shared.checks import check_padding_mask, check_query_key_value
+from ..ops.shared.checks import check_both_masks, check_padding_mask, check_query_key_value
+from ..ops.shared.reference_tools import rotated
 from ..ops.shared.state import State, state_entry
 from ._base import InnerAttention
 from ._short_conv import ShortConvAttention
@@ -16,7 +17,8 @@ class RotaryAttention(InnerAttention):
     """Rotates queries and keys by their position among the real tokens (RoFormer) before ``inner`` sees them.
 
     Shapes and masks as in ``InnerAttention``; the state is the inner one's and ``rotary_count`` (B,), real tokens so
-    far.
+    far. Where queries and keys are the same tokens, because ``inner`` is causal or for self-attention alone, both count
+    by ``key_padding_mask``. Otherwise queries count by their own mask, and one mask alone is a ValueError.
 
     Raises:
         ValueError: an odd head dimension, or a short convolution in ``inner``: it would mix rotated tokens. It belongs
@@ -27,7 +29,7 @@ class RotaryAttention(InnerAttention):
         check_even("head_dim", head_dim)
         if isinstance(inner, ShortConvAttention):
             raise ValueError("inner has short_conv; allowed: ShortConvAttention around RotaryAttention")
-        self.supports = inner.supports - {"source"}
+        self.supports = inner.supports - {"source", "images"}
         super().__init__(inner.causal)
         self.inner = inner
         self.needs = inner.needs
@@ -52,10 +54,13 @@ class RotaryAttention(InnerAttention):
         **inputs: Any,
     ) -> Tensor:
         """q (B, H, n, d), k (B, H, m, d), v (B, H, m, e) -> (B, H, n, e); see ``InnerAttention``."""
-        check_query_key_value(q, k, v, self.causal)
+        one_sequence = self.causal or "cross" not in self.supports
+        check_query_key_value(q, k, v, one_sequence)
         check_padding_mask("key_padding_mask", key_padding_mask, k)
         check_padding_mask("query_padding_mask", query_padding_mask, q)
-        q = rotate(q, token_positions(q, query_padding_mask))
+        if not one_sequence:
+            check_both_masks(key_padding_mask, query_padding_mask)
+        q = rotate(q, token_positions(q, key_padding_mask if one_sequence else query_padding_mask))
         k = rotate(k, token_positions(k, key_padding_mask))
         return self.inner(q, k, v, key_padding_mask, query_padding_mask, dropout_p, **inputs)
 
@@ -95,8 +100,9 @@ class RotaryAttention(InnerAttention):
         **inputs: Any,
     ) -> Tensor:
         """The inner attention's literal formula of rotated queries and keys; shapes and masks as in ``forward``."""
-        q = rotate(q, token_positions(q, query_padding_mask))
-        k = rotate(k, token_positions(k, key_padding_mask))
+        one_sequence = self.causal or "cross" not in self.supports
+        q = rotated(q, key_padding_mask if one_sequence else query_padding_mask)
+        k = rotated(k, key_padding_mask)
         return self.inner.reference(q, k, v, key_padding_mask, query_padding_mask, **inputs)
 
     def extra_repr(self) -> str:

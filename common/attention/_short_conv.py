@@ -7,7 +7,9 @@ from torch import Tensor
 
 from ..modules.short_conv import ShortConv
 from ..ops.shared.checks import ArgumentError, check_padding_mask, check_positive_int
+from ..ops.shared.padding import either_mask
 from ..ops.shared.precision import compute_dtype
+from ..ops.shared.reference_tools import either_padding
 from ..ops.shared.state import State, split_state, state_of_sums
 from ._base import InnerAttention
 from ._options import AttentionOptions, count
@@ -43,8 +45,9 @@ class ShortConvAttention(InnerAttention):
     symbols, 300 updates, one seed, 2026-11-22).
 
     Where ``inner`` takes no q or k, that is left out. Inputs that ``inner`` needs besides, such as the tokens x, stay
-    as they are. Shapes and masks as in ``InnerAttention``; a query's neighbours are real queries. The state is the
-    inner one's with ``short_conv_q``, ``short_conv_k`` and ``short_conv_v``, (B, H, taps - 1, c) each.
+    as they are. Shapes and masks as in ``InnerAttention``. Queries and keys are the same tokens, so a query's
+    neighbours are tokens that neither mask leaves out. The state is the inner one's with ``short_conv_q``,
+    ``short_conv_k`` and ``short_conv_v``, (B, H, taps - 1, c) each.
 
     Raises:
         ValueError: ``inner`` is not causal or its decoding state grows; ``taps``, ``num_heads`` or ``head_dim`` is no
@@ -57,7 +60,7 @@ class ShortConvAttention(InnerAttention):
             raise ArgumentError(f"`short_conv` is {taps!r}; allowed for attention {inner.name!r}{why}: None")
         for name, value in {"short_conv": taps, "num_heads": num_heads, "head_dim": head_dim}.items():
             check_positive_int(name, value)
-        self.supports, self.name = inner.supports - {"source"}, inner.name
+        self.supports, self.name = inner.supports - {"source", "images"}, inner.name
         super().__init__(inner.causal)
         self.inner, self.taps = inner, taps
         self.needs = inner.needs
@@ -83,7 +86,7 @@ class ShortConvAttention(InnerAttention):
         self._check(q, k, v)
         check_padding_mask("key_padding_mask", key_padding_mask, v)
         check_padding_mask("query_padding_mask", query_padding_mask, v)
-        masks = (query_padding_mask, key_padding_mask, key_padding_mask)
+        masks = (either_mask(query_padding_mask, key_padding_mask), key_padding_mask, key_padding_mask)
         convolved = (x if conv is None else conv(x, mask)[0] for conv, x, mask in zip(self._convs(), (q, k, v), masks))
         return self.inner(*convolved, key_padding_mask, query_padding_mask, dropout_p, **inputs)
 
@@ -121,7 +124,7 @@ class ShortConvAttention(InnerAttention):
         **inputs: Any,
     ) -> Tensor:
         """The inner attention's literal formula of literal convolutions; shapes and masks as in ``forward``."""
-        masks = (query_padding_mask, key_padding_mask, key_padding_mask)
+        masks = (either_padding(query_padding_mask, key_padding_mask), key_padding_mask, key_padding_mask)
         convolved = (
             x if conv is None else conv.reference(x, mask) for conv, x, mask in zip(self._convs(), (q, k, v), masks)
         )

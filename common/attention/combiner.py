@@ -1,6 +1,5 @@
 """Combiner's attention with learned row summaries: the sparse baseline of FLASH's tables."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -11,6 +10,7 @@ from ..ops.combiner.reference import combiner_attention_reference, row_attention
 from ..ops.shared.checks import check_padding_mask, check_query_key_value, check_tokens
 from ..ops.shared.kv_cache import extend_kv_cache
 from ..ops.shared.padding import zero_padding
+from ..ops.shared.reference_tools import by_head, cleared, rotated, side_by_side
 from ..ops.shared.state import State
 from ._base import InnerAttention, drop_sources
 from ._options import AttentionOptions, count, flag
@@ -69,37 +69,7 @@ class CombinerAttention(InnerAttention):
         check_padding_mask("key_padding_mask", key_padding_mask, k)
         check_padding_mask("query_padding_mask", query_padding_mask, q)
         x = zero_padding(x.unsqueeze(1), key_padding_mask).squeeze(1)  # it must not reach the parameters' gradients
-        return self._attend(
-            q, k, drop_sources(v, dropout_p), x, key_padding_mask, query_padding_mask, row_attention, combiner_attention
-        )
-
-    def reference(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        key_padding_mask: Tensor | None = None,
-        query_padding_mask: Tensor | None = None,
-        *,
-        x: Tensor,
-    ) -> Tensor:
-        """The literal formula, slowly; shapes and masks as in ``forward``."""
-        functions = row_attention_reference, combiner_attention_reference
-        return self._attend(q, k, v, x, key_padding_mask, query_padding_mask, *functions)
-
-    def _attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        x: Tensor,
-        key_padding_mask: Tensor | None,
-        query_padding_mask: Tensor | None,
-        row_attention: Callable[..., Tensor],
-        combiner_attention: Callable[..., Tensor],
-    ) -> Tensor:
-        """Summaries of rows by ``row_attention``, then attention to rows and summaries by ``combiner_attention``."""
-        positions = token_positions(q, key_padding_mask)
+        v, positions = drop_sources(v, dropout_p), token_positions(q, key_padding_mask)
         if self.options.rotary:
             q, k = rotate(q, positions), rotate(k, positions)
         options = {"row_length": self.options.row_length, "key_padding_mask": key_padding_mask}
@@ -112,6 +82,26 @@ class CombinerAttention(InnerAttention):
             summary_k = rotate(summary_k, positions)
         out = combiner_attention(q, k, v, summary_k, summary_v, causal=self.causal, **options)
         return zero_padding(out, query_padding_mask)
+
+    def reference(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        key_padding_mask: Tensor | None = None,
+        query_padding_mask: Tensor | None = None,
+        *,
+        x: Tensor,
+    ) -> Tensor:
+        """The literal formula, slowly; shapes and masks as in ``forward``."""
+        turn = (lambda y: rotated(y, key_padding_mask)) if self.options.rotary else (lambda y: y)
+        q, k = turn(q), turn(k)
+        options = {"row_length": self.options.row_length, "key_padding_mask": key_padding_mask}
+        summary_v = row_attention_reference(q, k, v, **options)
+        summary_k = self.summary_k_proj(self.summary_norm(x + self.summary_proj(side_by_side(summary_v))))
+        summary_k = turn(by_head(summary_k, self.shape.num_heads))
+        out = combiner_attention_reference(q, k, v, summary_k, summary_v, causal=self.causal, **options)
+        return cleared(out, query_padding_mask)
 
     def extend(
         self,

@@ -8,11 +8,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..ops.daft.conv import daft_conv, daft_conv_scriptable
-from ..ops.daft.conv_reference import daft_conv_reference
+from ..ops.daft.conv_reference import daft_conv_reference, filters_reference
 from ..ops.daft.select import daft_select, daft_select_scriptable
 from ..ops.shared.checks import ArgumentError, check_query_key_value
 from ..ops.shared.padding import zero_padding
 from ..ops.shared.precision import compute_dtype
+from ..ops.shared.reference_tools import by_head, cleared, side_by_side
 from ..ops.shared.state import State
 from ._base import drop_sources
 from ._daft import DaftAttention, merge_heads, split_heads
@@ -189,13 +190,14 @@ class DaftConvAttention(DaftAttention):
         query_padding_mask: Tensor | None = None,
         spatial_shape: tuple[int, int] | None = None,
     ) -> Tensor:
-        """The literal formula with the filters as they are applied, slowly; shapes and masks as in ``forward``."""
-        query = None if q is None else merge_heads(q)
+        """The literal formula, slowly; shapes and masks as in ``forward``, and in training the same draws."""
+        query = None if q is None else side_by_side(q)
+        filters = filters_reference(self.r, self.gamma, self.beta, self.options.gumbel_temperature, self.training)
         options = {"causal": self.causal, "spatial_shape": spatial_shape, "key_padding_mask": key_padding_mask}
         out = daft_conv_reference(
-            query, merge_heads(k), merge_heads(v), self.filters(), local_only=self.local_only, **options
+            query, side_by_side(k), side_by_side(v), filters, local_only=self.options.local_only, **options
         )
-        return zero_padding(split_heads(out, self.shape.num_heads), query_padding_mask)
+        return cleared(by_head(out, self.shape.num_heads), query_padding_mask)
 
     @torch.jit.unused
     def _op(self, q: Tensor | None, k: Tensor, v: Tensor, **options) -> tuple[Tensor, State]:

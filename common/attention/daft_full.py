@@ -10,6 +10,7 @@ from ..ops.daft.full import daft_full, daft_full_scriptable
 from ..ops.daft.full_reference import daft_full_reference
 from ..ops.shared.checks import check_query_key_value
 from ..ops.shared.padding import zero_padding
+from ..ops.shared.reference_tools import by_head, cleared, side_by_side
 from ..ops.shared.state import State, state_entry
 from ._base import drop_sources
 from ._daft import DaftAttention, merge_heads, split_heads
@@ -115,10 +116,11 @@ class DaftFullAttention(DaftAttention):
         query_padding_mask: Tensor | None = None,
     ) -> Tensor:
         """The literal formula, slowly; shapes and masks as in ``forward``."""
-        query = None if q is None else merge_heads(q)
+        query = None if q is None else side_by_side(q)
+        w = self.w if self.w is not None else (self.pe0, self.pe1)
         options = {"causal": self.causal, "key_padding_mask": key_padding_mask}
-        out = daft_full_reference(query, merge_heads(k), merge_heads(v), self._bias(), **options)
-        return zero_padding(split_heads(out, v.shape[1]), query_padding_mask)
+        out = daft_full_reference(query, side_by_side(k), side_by_side(v), w, **options)
+        return cleared(by_head(out, v.shape[1]), query_padding_mask)
 
     @torch.jit.unused
     def _op(self, q: Tensor | None, k: Tensor, v: Tensor, **options) -> tuple[Tensor, State]:

@@ -10,6 +10,7 @@ from ..ops.flow import attend, flow_attention_map, flow_attention_weights
 from ..ops.flow.full import flow_attention_scriptable
 from ..ops.flow.options import ALLOCATIONS, COMPETITIONS, FORMS, FlowOptions, check_competition, flow_options
 from ..ops.flow.reference import flow_attention_reference
+from ..ops.shared.checks import check_both_masks
 from ..ops.shared.feature_maps import FEATURE_MAPS
 from ..ops.shared.state import State
 from ._base import OpAttention
@@ -77,6 +78,7 @@ class FlowAttention(OpAttention):
     def _attend_scriptable(
         self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None, query_padding_mask: Tensor | None
     ) -> Tensor:
+        check_both_masks(key_padding_mask, query_padding_mask)
         return flow_attention_scriptable(q, k, v, key_padding_mask, query_padding_mask, self._flow_options)
 
     @torch.jit.unused

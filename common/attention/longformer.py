@@ -24,9 +24,9 @@ class LongformerOptions(AttentionOptions):
 class LongformerAttention(OpAttention):
     """Softmax over a window and g global tokens (Beltagy et al., 2020); no parameters, O(n (w + g) d), constant state.
 
-    Global tokens have the projections of all, as in the Long Range Arena's code; the paper gives them their own. An
-    image is the sequence of its rows, after a class token if there is one. Shapes and masks as in ``InnerAttention``;
-    options as in ``common.ops.longformer_attention``.
+    Global tokens have the projections of all, as in the Long Range Arena's code; the paper gives them their own.
+    Windows have no dilation. An image is the sequence of its rows, after a class token if there is one. Shapes and
+    masks as in ``InnerAttention``; options as in ``common.ops.longformer_attention``.
     """
 
     Options = LongformerOptions

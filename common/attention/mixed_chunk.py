@@ -10,6 +10,7 @@ from ..ops.mixed_chunk import attend, mixed_chunk_options
 from ..ops.mixed_chunk.reference import mixed_chunk_attention_reference
 from ..ops.shared.checks import check_padding_mask, check_query_key_value
 from ..ops.shared.padding import zero_padding
+from ..ops.shared.reference_tools import cleared, rotated
 from ..ops.shared.score_kernels import SCORE_KERNELS
 from ..ops.shared.state import State, state_entry
 from ._base import InnerAttention, drop_sources
@@ -79,10 +80,12 @@ class MixedChunkAttention(InnerAttention):
         query_padding_mask: Tensor | None = None,
     ) -> Tensor:
         """The literal formula, slowly; shapes and masks as in ``forward``."""
-        heads = self._queries_and_keys(q, k, token_positions(q, key_padding_mask))
-        options = self._op_options._asdict()
+        heads = [q, k, *(x * self.gamma[i, :, None] + self.beta[i, :, None] for i, x in enumerate((q, k)))]
+        if self.options.rotary:
+            heads = [rotated(x, key_padding_mask) for x in heads]
+        options = {"chunk_size": self.options.chunk_size, "causal": self.causal, "kernel": self.options.kernel}
         out = mixed_chunk_attention_reference(*heads, v, key_padding_mask=key_padding_mask, **options)
-        return zero_padding(out, query_padding_mask)
+        return cleared(out, query_padding_mask)
 
     def extend(
         self, q: Tensor, k: Tensor, v: Tensor, padding_mask: Tensor | None = None, state: State | None = None

@@ -8,6 +8,7 @@ from ..ops.quadratic import attend
 from ..ops.quadratic.reference import gau_attention_reference
 from ..ops.shared.checks import check_padding_mask, check_query_key_value
 from ..ops.shared.padding import zero_padding
+from ..ops.shared.reference_tools import cleared
 from ..ops.shared.score_kernels import SCORE_KERNELS
 from ..ops.shared.state import State
 from ._base import InnerAttention, drop_sources
@@ -68,7 +69,7 @@ class QuadraticAttention(InnerAttention):
     ) -> Tensor:
         """The literal formula, slowly; shapes and masks as in ``forward``."""
         out = gau_attention_reference(q, k, v, key_padding_mask=key_padding_mask, **self._arguments)
-        return zero_padding(out, query_padding_mask)
+        return cleared(out, query_padding_mask)
 
     def extend(
         self, q: Tensor, k: Tensor, v: Tensor, padding_mask: Tensor | None = None, state: State | None = None

@@ -41,7 +41,6 @@ class RfaAttention(OpAttention):
     supports = frozenset({"causal", "bidirectional", "cross", "source", "images"})
     needs = frozenset({"num_heads", "head_dim"})
     op = staticmethod(attend)
-    reference_op = staticmethod(rfa_attention_reference)
     directions: Tensor
     floor: float
 
@@ -66,11 +65,28 @@ class RfaAttention(OpAttention):
         """The directions of this pass."""
         return {"directions": self.scaled_directions()}
 
+    @torch.jit.unused
+    def reference(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        key_padding_mask: Tensor | None = None,
+        query_padding_mask: Tensor | None = None,
+        log_gate: Tensor | None = None,
+    ) -> Tensor:
+        """The literal formula, slowly; shapes and masks as in ``forward``, and in training the same draws.
+
+        ``log_gate`` (B, H, n) is that of RFA-Gate.
+        """
+        drawn = torch.randn_like(self.directions) if self.training else self.directions
+        directions = torch.stack([rows * scale for rows, scale in zip(drawn, self.sigma)])
+        options = {"causal": self.causal, "floor": self.options.floor, "log_gate": log_gate}
+        masks = {"key_padding_mask": key_padding_mask, "query_padding_mask": query_padding_mask}
+        return rfa_attention_reference(q, k, v, directions, **masks, **options)
+
     def _op_arguments(self) -> dict[str, Any]:
         return {"causal": self.causal, "floor": self.options.floor, "chunk_size": self.options.chunk_size}
-
-    def _reference_arguments(self) -> dict[str, Any]:
-        return {"causal": self.causal, "floor": self.options.floor}
 
     def _attend_scriptable(
         self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None, query_padding_mask: Tensor | None

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..ops.rfa import attend
-from ..ops.rfa.reference import rfa_attention_reference
 from ..ops.shared.checks import check_padding_mask, check_query_key_value, check_tokens
 from ..ops.shared.padding import zero_padding
 from ..ops.shared.precision import autocast_off, compute_dtype
@@ -97,9 +97,9 @@ class RfaGateAttention(RfaAttention):
         x: Tensor,
     ) -> Tensor:
         """The literal formula, slowly; shapes and masks as in ``forward``."""
-        options = {"log_gate": self._log_gate(q, k, v, key_padding_mask, x), **self._reference_arguments()}
-        masks = {"key_padding_mask": key_padding_mask, "query_padding_mask": query_padding_mask}
-        return rfa_attention_reference(q, k, v, **masks, **options, **self.held())
+        scores = [(x * row).sum(-1) + bias for row, bias in zip(self.gate_proj.weight, self.gate_proj.bias)]
+        log_gate = -torch.log(1 + torch.exp(-torch.stack(scores, dim=1)))  # (B, H, n)
+        return super().reference(q, k, v, key_padding_mask, query_padding_mask, log_gate)
 
     def _log_gate(self, q: Tensor, k: Tensor, v: Tensor, padding_mask: Tensor | None, x: Tensor) -> Tensor:
         """log g (B, H, n), in float32 or float64 whatever autocast says: over many tokens its errors add up."""

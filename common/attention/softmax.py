@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from ..ops.shared.checks import check_padding_mask, check_query_key_value
 from ..ops.shared.kv_cache import extend_kv_cache
 from ..ops.shared.padding import zero_padding
+from ..ops.shared.reference_tools import real_tokens
 from ..ops.shared.state import State
 from ._base import InnerAttention
 from ._registry import register_attention
@@ -19,7 +20,8 @@ class SoftmaxAttention(InnerAttention):
     """``scaled_dot_product_attention`` with scale 1/sqrt(d), O(n m d) time; shapes and masks as in ``InnerAttention``.
 
     A padding mask in a causal module costs O(n m) memory for the combined mask. ``extend`` keeps every key and value
-    it has seen: its state grows. Raises ValueError for shapes or masks that do not fit.
+    it has seen: its state grows. torch's fused kernel has no gradients of second order on a CPU; there are some inside
+    ``torch.nn.attention.sdpa_kernel(SDPBackend.MATH)``. Raises ValueError for shapes or masks that do not fit.
     """
 
     supports = frozenset({"causal", "bidirectional", "cross", "images"})
@@ -59,15 +61,18 @@ class SoftmaxAttention(InnerAttention):
         key_padding_mask: Tensor | None = None,
         query_padding_mask: Tensor | None = None,
     ) -> Tensor:
-        """softmax(q kᵀ / sqrt(d)) v with the whole map written out; shapes and masks as in ``forward``."""
-        scores = q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5  # (B, H, n, m)
-        hidden = torch.zeros_like(scores, dtype=torch.bool)
-        if self.causal:
-            hidden = hidden | torch.ones_like(hidden).triu(1)
-        if key_padding_mask is not None:
-            hidden = hidden | key_padding_mask[:, None, None, :]
-        weights = scores.masked_fill(hidden, torch.finfo(scores.dtype).min).softmax(-1).masked_fill(hidden, 0.0)
-        return zero_padding(weights @ v, query_padding_mask)
+        """softmax(q kᵀ / sqrt(d)) v, one query at a time; shapes and masks as in ``forward``."""
+        out = []
+        for b in range(q.shape[0]):
+            keys = real_tokens(key_padding_mask, b, k.shape[2])
+            rows = [torch.zeros_like(v[b, :, 0]) for _ in range(q.shape[2])]  # (H, e) each
+            for i in real_tokens(query_padding_mask, b, q.shape[2]):
+                seen = [j for j in keys if not self.causal or j <= i]
+                if seen:
+                    scores = (q[b, :, i, None] * k[b, :, seen]).sum(-1) / q.shape[3] ** 0.5  # (H, seen)
+                    rows[i] = (scores.softmax(-1).unsqueeze(-1) * v[b, :, seen]).sum(1)
+            out.append(torch.stack(rows, dim=1))  # (H, n, e)
+        return torch.stack(out)
 
     @torch.jit.unused
     def extend(

@@ -137,8 +137,12 @@ class SynthesizerAttention(InnerAttention):
         query_padding_mask: Tensor | None = None,
     ) -> Tensor:
         """The literal formula, slowly; shapes and masks as in ``forward``."""
+        if q is not None:
+            features = torch.where(q > 0, q, 0)
+        else:
+            features = self.table if self.options.form == "random" else self.rows
         masks = {"key_padding_mask": key_padding_mask, "query_padding_mask": query_padding_mask}
-        return synthesizer_attention_reference(*self._given(q, k, v), causal=self.causal, **masks)
+        return synthesizer_attention_reference(features, v, self.columns, self.bias, causal=self.causal, **masks)
 
     @torch.jit.unused
     def _given(self, q: Tensor | None, k: Tensor | None, v: Tensor) -> tuple[Any, ...]:

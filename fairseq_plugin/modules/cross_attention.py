@@ -50,6 +50,8 @@ class InnerCrossAttention(MultiheadAttention):
         )
         shape = {"num_heads": num_heads, "head_dim": self.head_dim, "max_tokens": design.max_tokens}
         self.inner = build_attention(design.attention, **shape, **design.options)
+        #: (B, T), True = padding, of the targets of a call; fairseq's layer has it and does not pass it on.
+        self.target_padding_mask: Tensor | None = None
         if "source_q" in self.inner.needs and source_dim != embed_dim:
             raise ArgumentError(
                 f"--encoder-embed-dim is {source_dim}; allowed with `lineartime_cross_attention` {design.attention}, "
@@ -97,10 +99,22 @@ class InnerCrossAttention(MultiheadAttention):
             k, v, more = self._project(key)
             dropping = self.training or self.dropout_module.apply_during_inference
             dropout_p = self.dropout_module.p if dropping else 0.0
-            out = self.inner(q, k, v, key_padding_mask=key_padding_mask, dropout_p=dropout_p, **more)
+            masks = self._both_masks(q, k, key_padding_mask)
+            out = self.inner(q, k, v, *masks, dropout_p=dropout_p, **more)
         else:
             out = self._continue(q, key, key_padding_mask, incremental_state)
         return self.out_proj(out.permute(2, 0, 1, 3).flatten(2)), None  # B x H x T x D -> T x B x C
+
+    def _both_masks(self, q: Tensor, k: Tensor, source_mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+        """The masks of k (B, H, S, d) and q (B, H, T, d), both or none: all tokens of a missing one are real."""
+        target_mask = self.target_padding_mask
+        if source_mask is None and target_mask is None:
+            return None, None
+        if source_mask is None:
+            source_mask = target_mask.new_zeros(k.shape[0], k.shape[2])
+        if target_mask is None:
+            target_mask = source_mask.new_zeros(q.shape[0], q.shape[2])
+        return source_mask, target_mask
 
     def _project(self, source: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Keys and values of ``source`` (S, B, C), and the further inputs that the mechanism takes."""

@@ -97,6 +97,19 @@ class LinearTimeDecoderLayer(_DesignedLayer, TransformerDecoderLayerBase):
             xformers_att_config=cfg.encoder.xformers_att_config,
         )
 
+    def forward(self, *arguments: Any, self_attn_padding_mask: Tensor | None = None, **options: Any) -> tuple:
+        """fairseq's; it tells attention to the encoder which targets are padding, for positions that count the others.
+
+        ``self_attn_padding_mask`` is (B, T), True = padding.
+        """
+        if not isinstance(self.encoder_attn, InnerCrossAttention):
+            return super().forward(*arguments, self_attn_padding_mask=self_attn_padding_mask, **options)
+        self.encoder_attn.target_padding_mask = self_attn_padding_mask
+        try:
+            return super().forward(*arguments, self_attn_padding_mask=self_attn_padding_mask, **options)
+        finally:
+            self.encoder_attn.target_padding_mask = None
+
 
 class LinearTimeEncoderLayer(_DesignedLayer, TransformerEncoderLayerBase):
     """An encoder layer of fairseq, not causal, as its ``LayerDesign`` says."""

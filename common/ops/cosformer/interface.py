@@ -9,9 +9,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..shared.checks import check_choice, check_padding_mask, check_positive_int, check_query_key_value
+from ..shared.checks import (
+    check_both_masks,
+    check_choice,
+    check_padding_mask,
+    check_positive_int,
+    check_query_key_value,
+)
 from ..shared.feature_sums import causal_sums, full_sums, read_source, state_shapes, sums_of_source
-from ..shared.padding import real_positions, zero_padding
+from ..shared.padding import either_mask, real_positions, zero_padding
 from ..shared.precision import autocast_off, compute_dtype
 from ..shared.state import State, check_continuation, state_of_sums
 from ..shared.token_counts import check_real_positions, check_real_tokens, count_real_tokens
@@ -39,9 +45,11 @@ def cosformer_attention(
     """Σ_j s_ij v_j / max(Σ_j s_ij, 1e-6) with s_ij = phi(q_i)·phi(k_j) cos(π/2 (i - j)/M); j <= i when causal.
 
     q (B, H, n, d), k (B, H, m, d), v (B, H, m, e) ->
-    (B, H, n, e) in v's dtype. M = ``max_tokens`` is part of the trained model. i and j count real tokens from 1: of
-    the queries and of the keys, in self-attention both by the same mask. Masks: bool (B, m) and (B, n), True =
-    padding; a padded query gives 0. Cost: O(n d e) time and, causal, O(n C + (n / C) d e) memory with C =
+    (B, H, n, e) in v's dtype. M = ``max_tokens`` is part of the trained model. i and j count real tokens from 1.
+    Masks: bool (B, m) and (B, n), True = padding; a padded query gives 0. Causal, queries and keys are the same tokens:
+    both count by ``key_padding_mask``, and a token that it says is padding gives 0. Not causal, they may be tokens of
+    two sequences: queries count by their own mask, so give both masks or none, in self-attention the same one twice.
+    Cost: O(n d e) time and, causal, O(n C + (n / C) d e) memory with C =
     ``chunk_size``, both with features of 2d channels. ``initial_state`` and ``return_state`` (causal) continue a
     sequence: state ``count`` (B,), ``sum_k`` (B, H, 2d), ``sum_kv`` (B, H, 2d, e), float32.
 
@@ -49,8 +57,8 @@ def cosformer_attention(
     does not give what the whole sequence gives.
 
     Raises:
-        ValueError: a shape, mask, name or state that does not fit, a state without ``causal``, or more than
-            ``max_tokens`` real tokens, state included: the cosine would be negative.
+        ValueError: a shape, mask, name or state that does not fit, a state without ``causal``, one mask alone without
+            it, or more than ``max_tokens`` real tokens, state included: the cosine would be negative.
     """
     check_positive_int("max_tokens", max_tokens)
     check_choice("phi", phi, MAPS)
@@ -83,13 +91,16 @@ def attend(
     shapes = {"count": (q.shape[0],), **state_shapes(2 * q.shape[3], v)}
     state = state_of_sums(initial_state, shapes, dtype, q)
     before = None if state is None else state["count"]
-    check_real_tokens(q, query_padding_mask, before, max_tokens)
     check_real_tokens(k, key_padding_mask, before, max_tokens)
+    if not causal:
+        check_real_tokens(q, query_padding_mask, before, max_tokens)
     with autocast_off(q):
         if not causal:
             return cosformer_attention_scriptable(q, k, v, key_padding_mask, query_padding_mask, phi, max_tokens)
-        queries = _features(q.to(dtype), phi, query_padding_mask, max_tokens, _positions(q, query_padding_mask, before))
-        keys = _features(k.to(dtype), phi, key_padding_mask, max_tokens, _positions(k, key_padding_mask, before))
+        positions = _positions(k, key_padding_mask, before)
+        hidden = either_mask(query_padding_mask, key_padding_mask)
+        queries = _features(q.to(dtype), phi, hidden, max_tokens, positions)
+        keys = _features(k.to(dtype), phi, key_padding_mask, max_tokens, positions)
         values = zero_padding(v.to(dtype), key_padding_mask)
         out, weights, sums = causal_sums(queries, keys, values, chunk_size, state)
     out = (out / weights.clamp(min=EPS)).to(v.dtype)
@@ -107,8 +118,9 @@ def cosformer_attention_scriptable(
 ) -> Tensor:
     """``cosformer_attention`` with ``causal=False`` for callers inside TorchScript.
 
-    Arguments are not checked; shapes, masks, cost as in ``cosformer_attention``.
+    Arguments are not checked but for one mask alone; shapes, masks, cost as in ``cosformer_attention``.
     """
+    check_both_masks(key_padding_mask, query_padding_mask)
     dtype = compute_dtype(q)
     queries = _features(q.to(dtype), phi, query_padding_mask, max_tokens, _positions(q, query_padding_mask, None))
     keys = _features(k.to(dtype), phi, key_padding_mask, max_tokens, _positions(k, key_padding_mask, None))

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from ..shared.reference_tools import real_tokens
-from .interface import EPS
 
 
 def cosformer_attention_reference(
@@ -22,23 +21,25 @@ def cosformer_attention_reference(
 ) -> Tensor:
     """Qin et al. 2022, equation 8, one query at a time; shapes as in ``cosformer_attention``.
 
-    O(n m (d + e)): for comparison only. Positions are the places among the real tokens of a row.
+    O(n m (d + e)): for comparison only. Positions are the places among the real tokens of a row. Causal, these are the
+    real keys, whatever is left out of the queries.
     """
     out = []
     for b in range(q.shape[0]):
-        queries = real_tokens(query_padding_mask, b, q.shape[2])
+        wanted = real_tokens(query_padding_mask, b, q.shape[2])
         keys = real_tokens(key_padding_mask, b, k.shape[2])
+        queries = keys if causal else wanted
         places = torch.tensor([position for position, _ in enumerate(keys, 1)], dtype=q.dtype)
         rows = [torch.zeros_like(v[b, :, 0]) for _ in range(q.shape[2])]  # (H, e) each
         for position, i in enumerate(queries, 1):
             seen = [place for place, j in enumerate(keys) if not causal or j <= i]
-            if not seen:
+            if not seen or i not in wanted:
                 continue
             sources = [keys[place] for place in seen]
             products = (_phi(q[b, :, i : i + 1], phi) * _phi(k[b, :, sources], phi)).sum(-1)  # (H, sources)
             weights = products * torch.cos(math.pi / 2 * (position - places[seen]) / max_tokens)
             total = (weights.unsqueeze(-1) * v[b, :, sources]).sum(1)  # (H, e)
-            rows[i] = total / torch.clamp(weights.sum(-1, keepdim=True), min=EPS)
+            rows[i] = total / torch.clamp(weights.sum(-1, keepdim=True), min=1e-6)
         out.append(torch.stack(rows, dim=1))  # (H, n, e)
     return torch.stack(out)  # (B, H, n, e)
 

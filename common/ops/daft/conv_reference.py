@@ -43,6 +43,27 @@ def daft_conv_reference(
     return out if q is None else torch.sigmoid(q) * out  # padding stays 0
 
 
+def filters_reference(
+    r: Tensor, gamma: Tensor | None, beta: Tensor | None, temperature: float | None, training: bool
+) -> Tensor:
+    """The filters of one call, shaped as the parameters r (h, window) or (h, height, width).
+
+    With ``gamma`` and ``beta`` (h, 1), γ (r - mean) / std + β of each head (section 3.3). With a ``temperature``, in
+    training times a Gumbel-softmax sample of itself from torch's generator (equation 11), else its largest entry alone.
+    """
+    flat = r.flatten(1)
+    if gamma is not None:
+        centred = flat - flat.mean(1, keepdim=True)
+        flat = gamma * centred / torch.sqrt((centred**2).mean(1, keepdim=True) + 1e-6) + beta
+    if temperature is not None and training:
+        gumbel = -torch.log(torch.empty_like(flat).exponential_())
+        flat = flat * torch.softmax((flat + gumbel) / temperature, dim=1)
+    elif temperature is not None:
+        largest = [row.tolist().index(max(row.tolist())) for row in flat]
+        flat = torch.stack([row * (torch.arange(len(row), device=r.device) == i) for row, i in zip(flat, largest)])
+    return flat.reshape(r.shape)
+
+
 def _places(tokens: int, shape: Sequence[int] | None, padding: Tensor | None) -> list[tuple[int, ...] | None]:
     """Where each token stands, None for padding: (position among the real ones,), or (row, column)."""
     places: list[tuple[int, ...] | None] = []

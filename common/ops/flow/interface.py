@@ -7,7 +7,8 @@ Algorithm 1 (not causal) and Algorithm 2 (causal).
 import torch
 from torch import Tensor
 
-from ..shared.checks import check_padding_mask, check_positive_int, check_query_key_value
+from ..shared.checks import check_both_masks, check_padding_mask, check_positive_int, check_query_key_value
+from ..shared.padding import either_mask
 from ..shared.precision import autocast_off, compute_dtype
 from ..shared.state import State, check_continuation, state_of_sums
 from ..shared.tracing import is_compiled, runs_eagerly
@@ -53,8 +54,9 @@ def flow_attention(
     runs over j <= i and is divided by the number of real tokens up to i.
 
     Masks: bool, ``key_padding_mask`` (B, m), ``query_padding_mask`` (B, n), True = padding. Padding on either side
-    never changes a real token's output and its own output is 0, all-padding rows included; in self-attention pass
-    the same mask for both. Causal, a token is padding when either mask says so.
+    never changes a real token's output and its own output is 0, all-padding rows included. Causal, a token is source
+    and sink at once, and padding when either mask says so. Not causal, give both masks or none: a sink that is padding
+    would take flow from real ones. In self-attention they are the same mask twice.
 
     Args:
         form: "paper" is Algorithms 1 and 2 to the letter; "released" adds the authors' 1e-6 to q, k and the sums,
@@ -80,7 +82,7 @@ def flow_attention(
 
     Raises:
         ValueError: a shape, dtype, mask, name, clamp, chunk size or state that does not fit; a state without causal;
-            a competition over heads with causal.
+            one mask alone without causal; a competition over heads with causal.
     """
     options = flow_options(form, clamp, phi, competition, allocation)
     check_positive_int("chunk_size", chunk_size)
@@ -110,7 +112,7 @@ def attend(
         if not causal:
             return _full(q, k, v, key_padding_mask, query_padding_mask, options)
         state = state_of_sums(initial_state, state_shapes(q, v), compute_dtype(q), q)
-        padding = _either(key_padding_mask, query_padding_mask)
+        padding = either_mask(key_padding_mask, query_padding_mask)
         out, state = _causal(CausalInputs(q, k, v, padding, options, chunk_size, state))
     out = out.to(v.dtype)
     return (out, state) if return_state else out
@@ -179,7 +181,7 @@ def flow_attention_weights(
             flow = full_flow(q.to(dtype), k.to(dtype), key_padding_mask, query_padding_mask, options)
             sources, sinks = flow.competition, flow.allocation
         else:
-            key_padding_mask = query_padding_mask = _either(key_padding_mask, query_padding_mask)
+            key_padding_mask = query_padding_mask = either_mask(key_padding_mask, query_padding_mask)
             length, size = q.shape[2], min(chunk_size, q.shape[2])
             state = _state_without_values(initial_state, q)
             positions = chunk_positions(q, key_padding_mask, size, state)
@@ -229,10 +231,5 @@ def _check_tensors(
     check_query_key_value(q, k, v, causal)
     check_padding_mask("key_padding_mask", key_padding_mask, k)
     check_padding_mask("query_padding_mask", query_padding_mask, q)
-
-
-def _either(a: Tensor | None, b: Tensor | None) -> Tensor | None:
-    """Padding by either mask; a causal token is source and sink at once."""
-    if a is None or b is None or a is b:
-        return a if b is None else b
-    return a | b
+    if not causal:
+        check_both_masks(key_padding_mask, query_padding_mask)

@@ -4,12 +4,27 @@ Slow and readable; every other form is compared with these. Runs in any dtype, f
 """
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..shared.feature_maps import feature_map
-from .options import FORMS, FlowForm
+from ..shared.reference_tools import either_padding, positive_features, real_tokens
+
+
+class _Constants(NamedTuple):
+    """In what the paper's algorithms and the authors' modules differ."""
+
+    inner: float  # added to both factors of a flow
+    outer: float  # added to a flow
+    counts: bool  # the softmax times its length, I times n / m
+
+
+_FORMS = {
+    "paper": _Constants(0.0, 0.0, False),
+    "released": _Constants(1e-6, 0.0, True),
+    "released_vision": _Constants(1e-6, 1e-6, True),
+}
 
 
 def flow_attention_reference(
@@ -35,36 +50,31 @@ def flow_attention_reference(
         raise ValueError("competition is 'softmax_heads'; allowed with causal attention: softmax, sigmoid, none")
     rows = []
     for b in range(q.shape[0]):
-        real_sink = _real(query_padding_mask, b, q)
-        real_source = _real(key_padding_mask, b, k)
+        sinks = real_tokens(query_padding_mask, b, q.shape[2])
+        sources = real_tokens(key_padding_mask, b, k.shape[2])
         if causal:
-            real_sink = real_source = real_sink & real_source
-        out = torch.zeros(q.shape[1], q.shape[2], v.shape[3], dtype=v.dtype, device=v.device)  # (H, n, e)
-        if real_sink.any() and real_source.any():
-            features_q = feature_map(q[b, :, real_sink], phi)  # (H, sinks, d)
-            features_k = feature_map(k[b, :, real_source], phi)  # (H, sources, d)
-            values = v[b, :, real_source]  # (H, sources, e)
+            sinks = sources = real_tokens(either_padding(query_padding_mask, key_padding_mask), b, q.shape[2])
+        out = [torch.zeros_like(v[b, :, 0]) for _ in range(q.shape[2])]  # (H, e) each
+        if sinks and sources:
+            features_q = positive_features(q[b, :, sinks], phi)  # (H, sinks, d)
+            features_k = positive_features(k[b, :, sources], phi)  # (H, sources, d)
             bound = math.inf if clamp is None or form == "paper" else clamp
             algorithm = _algorithm_2 if causal else _algorithm_1
-            rows_out = algorithm(features_q, features_k, values, FORMS[form], bound, competition, allocation)
-            out = out.index_copy(1, real_sink.nonzero().squeeze(1), rows_out)
-        rows.append(out)
+            options = _FORMS[form], bound, competition, allocation
+            found = algorithm(features_q, features_k, v[b, :, sources], *options)  # (H, sinks, e)
+            for place, i in enumerate(sinks):
+                out[i] = found[:, place]
+        rows.append(torch.stack(out, dim=1))  # (H, n, e)
     return torch.stack(rows)  # (B, H, n, e)
 
 
-def _real(padding_mask: Tensor | None, b: int, x: Tensor) -> Tensor:
-    if padding_mask is None:
-        return torch.ones(x.shape[2], dtype=torch.bool, device=x.device)
-    return ~padding_mask[b]
-
-
-def _flow(receivers: Tensor, sums: Tensor, form: FlowForm) -> Tensor:
+def _flow(receivers: Tensor, sums: Tensor, form: _Constants) -> Tensor:
     """receivers (H, r, d) times sums (H, d), with the form's constants: (H, r)."""
-    return ((receivers + form.eps) * (sums[:, None] + form.eps)).sum(-1) + form.outer_eps
+    return ((receivers + form.inner) * (sums[:, None] + form.inner)).sum(-1) + form.outer
 
 
 def _algorithm_1(
-    q: Tensor, k: Tensor, v: Tensor, form: FlowForm, clamp: float, competition: str, allocation: str
+    q: Tensor, k: Tensor, v: Tensor, form: _Constants, clamp: float, competition: str, allocation: str
 ) -> Tensor:
     """Not causal: q (H, n, d), k (H, m, d), v (H, m, e) -> (H, n, e)."""
     n, m = q.shape[1], k.shape[1]
@@ -72,17 +82,17 @@ def _algorithm_1(
     outgoing = _flow(k, q.sum(1), form)  # O (H, m)
     conserved_incoming = _flow(q, (k / outgoing[..., None]).sum(1), form)
     conserved_outgoing = _flow(k, (q / incoming[..., None]).sum(1), form).clamp(-clamp, clamp)
-    if form.rescale:
+    if form.counts:
         conserved_incoming = conserved_incoming * n / m
     competing = {
-        "softmax": conserved_outgoing.softmax(-1) * (m if form.rescale else 1),
+        "softmax": conserved_outgoing.softmax(-1) * (m if form.counts else 1),
         "sigmoid": conserved_outgoing.sigmoid(),
         "none": torch.ones_like(conserved_outgoing),
-        "softmax_heads": conserved_outgoing.softmax(0) * (m if form.rescale else 1),
+        "softmax_heads": conserved_outgoing.softmax(0) * (m if form.counts else 1),
     }[competition]
     allocated = {
         "sigmoid": conserved_incoming.sigmoid(),
-        "softmax": conserved_incoming.softmax(-1) * (n if form.rescale else 1),
+        "softmax": conserved_incoming.softmax(-1) * (n if form.counts else 1),
         "none": torch.ones_like(conserved_incoming),
     }[allocation]
     attention = (q / incoming[..., None]) @ k.transpose(-2, -1)  # (H, n, m)
@@ -90,7 +100,7 @@ def _algorithm_1(
 
 
 def _algorithm_2(
-    q: Tensor, k: Tensor, v: Tensor, form: FlowForm, clamp: float, competition: str, allocation: str
+    q: Tensor, k: Tensor, v: Tensor, form: _Constants, clamp: float, competition: str, allocation: str
 ) -> Tensor:
     """Causal: q, k (H, n, d), v (H, n, e) -> (H, n, e). Position i uses positions up to i only."""
     incoming: list[Tensor] = []  # I_i, O_i, Ô_i, Î_i, w_i: each (H,)

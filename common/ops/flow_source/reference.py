@@ -5,9 +5,10 @@ import math
 import torch
 from torch import Tensor
 
-from ..flow.options import FORMS, FlowForm
-from ..shared.feature_maps import feature_map
-from ..shared.reference_tools import real_tokens
+from ..shared.reference_tools import positive_features, real_tokens
+
+#: Of each form what is added to both factors of a flow, what to a flow, and whether the softmax is times its length.
+_FORMS = {"paper": (0.0, 0.0, False), "released": (1e-6, 0.0, True), "released_vision": (1e-6, 1e-6, True)}
 
 
 def flow_source_attention_reference(
@@ -28,14 +29,14 @@ def flow_source_attention_reference(
 
     Each row of the batch is computed from its real tokens alone; padded queries give 0.
     """
-    constants, bound = FORMS[form], math.inf if clamp is None or form == "paper" else clamp
+    constants, bound = _FORMS[form], math.inf if clamp is None or form == "paper" else clamp
     rows = []
     for b in range(q.shape[0]):
         out = [torch.zeros_like(v[b, :, 0]) for _ in range(q.shape[2])]  # (H, e) each
         sources = real_tokens(key_padding_mask, b, k.shape[2])
         if sources:
-            keys = [feature_map(k[b, :, j], phi) for j in sources]  # (H, d) each
-            own = [feature_map(source_q[b, :, j], phi) for j in sources]
+            keys = [positive_features(k[b, :, j], phi) for j in sources]  # (H, d) each
+            own = [positive_features(source_q[b, :, j], phi) for j in sources]
             # The source by itself: its queries are the sinks.
             incoming = [_flow(s, sum(keys), constants) for s in own]  # (H,) each
             outgoing = [_flow(x, sum(own), constants) for x in keys]
@@ -45,7 +46,7 @@ def flow_source_attention_reference(
             # Each target by itself.
             units = sum(x / o[:, None] for x, o in zip(keys, outgoing))
             for t in real_tokens(query_padding_mask, b, q.shape[2]):
-                sink = feature_map(q[b, :, t], phi)
+                sink = positive_features(q[b, :, t], phi)
                 received = [(sink * x).sum(-1) / _flow(sink, sum(keys), constants) for x in keys]
                 total = sum((r * w)[:, None] * v[b, :, j] for r, w, j in zip(received, weights, sources))
                 worth = _flow(sink, units, constants)
@@ -54,15 +55,16 @@ def flow_source_attention_reference(
     return torch.stack(rows)  # (B, H, n, e)
 
 
-def _flow(receiver: Tensor, giver: Tensor, form: FlowForm) -> Tensor:
+def _flow(receiver: Tensor, giver: Tensor, form: tuple[float, float, bool]) -> Tensor:
     """receiver times giver, (H, d) both, with the form's constants: (H,)."""
-    return ((receiver + form.eps) * (giver + form.eps)).sum(-1) + form.outer_eps
+    inner, outer, _ = form
+    return ((receiver + inner) * (giver + inner)).sum(-1) + outer
 
 
-def _competition(conserved: Tensor, kind: str, form: FlowForm) -> Tensor:
+def _competition(conserved: Tensor, kind: str, form: tuple[float, float, bool]) -> Tensor:
     """The weights of the sources from their conserved flows, (sources, H) both."""
     if kind == "none":
         return torch.ones_like(conserved)
     if kind == "sigmoid":
         return conserved.sigmoid()
-    return conserved.softmax(0) * (len(conserved) if form.rescale else 1)
+    return conserved.softmax(0) * (len(conserved) if form[2] else 1)

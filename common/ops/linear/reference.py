@@ -3,8 +3,7 @@
 import torch
 from torch import Tensor
 
-from ..shared.feature_maps import feature_map
-from .interface import EPS
+from ..shared.reference_tools import positive_features, real_tokens
 
 
 def linear_attention_reference(
@@ -23,17 +22,15 @@ def linear_attention_reference(
     """
     rows = []
     for b in range(q.shape[0]):
-        real_key = torch.ones(k.shape[2], dtype=torch.bool) if key_padding_mask is None else ~key_padding_mask[b].cpu()
-        outputs = []
+        keys, outputs = real_tokens(key_padding_mask, b, k.shape[2]), []
+        queries = real_tokens(query_padding_mask, b, q.shape[2])
         for i in range(q.shape[2]):
-            sources = [j for j in range(k.shape[2]) if real_key[j] and (not causal or j <= i)]
-            padded = query_padding_mask is not None and bool(query_padding_mask[b, i])
-            if padded or not sources:
+            sources = [j for j in keys if not causal or j <= i]
+            if i not in queries or not sources:
                 outputs.append(torch.zeros_like(v[b, :, 0]))  # (H, e)
                 continue
-            query, keys = feature_map(q[b, :, i : i + 1], phi), feature_map(k[b, :, sources], phi)
-            weights = (keys * query).sum(-1)  # (H, sources)
-            total = (weights.unsqueeze(-1) * v[b, :, sources]).sum(1)  # (H, e)
-            outputs.append(total / (weights.sum(-1, keepdim=True) + EPS))
+            weights = (positive_features(k[b, :, sources], phi) * positive_features(q[b, :, i, None], phi)).sum(-1)
+            total = (weights.unsqueeze(-1) * v[b, :, sources]).sum(1)  # (H, e), from weights (H, sources)
+            outputs.append(total / (weights.sum(-1, keepdim=True) + 1e-6))
         rows.append(torch.stack(outputs, dim=1))  # (H, n, e)
     return torch.stack(rows)  # (B, H, n, e)

@@ -34,7 +34,7 @@ def longformer_attention(
     channels), float32; O((w + g) (d + e)) for a token.
 
     The paper projects global tokens to queries, keys and values of their own; here, as in the Long Range Arena's code,
-    all projections are shared.
+    all projections are shared. Windows are not dilated: the paper has gaps in some heads of its upper layers.
 
     Raises:
         ValueError: a shape, mask, number or state that does not fit, or a state without ``causal``.

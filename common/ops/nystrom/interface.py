@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..shared.checks import ArgumentError, check_padding_mask, check_positive_int, check_query_key_value
-from ..shared.padding import put_back, real_first, real_positions, take, zero_padding
+from ..shared.padding import either_mask, put_back, real_first, real_positions, take, zero_padding
 from ..shared.precision import autocast_off, autocast_remains, compute_dtype
 from ..shared.score_kernels import masked_softmax
 
@@ -35,8 +35,10 @@ def nystrom_attention(
     token: the t-th of n real tokens is in segment floor(t m / n). With fewer tokens than landmarks each token is one.
     Z is what ``iterations`` steps Z ← Z (13 I - AZ (15 I - AZ (7 I - AZ))) / 4 make of Aᵀ / (|A|₁ |A|∞), each A =
     softmax(q̃ k̃ᵀ) by itself. With ``conv_weight`` (H, 1, K, 1), K odd, a depthwise convolution of v over the real tokens
-    is added. q, k (B, H, n, d), v (B, H, n, e) -> (B, H, n, e) in v's dtype. Masks: bool (B, n), True = padding; a
-    padded query gives 0, a padded key is no token. Cost: O(n m (d + e) + m³ + n K e) time, O(n m + m²) memory.
+    is added. q, k (B, H, n, d), v (B, H, n, e) -> (B, H, n, e) in v's dtype. Masks: bool (B, n), True = padding.
+    Queries and keys are the same tokens, so one that is padding as a key is no query either, whatever the other mask
+    says: a token that is padding by either gives 0 and is in no landmark of queries. Cost: O(n m (d + e) + m³ + n K e)
+    time, O(n m + m²) memory.
 
     Raises:
         ValueError: a shape, mask or number that does not fit.
@@ -85,6 +87,7 @@ def nystrom_attention_scriptable(
     if autocast_remains(q.to(dtype)):  # what half precision rounds, the inverse would magnify
         dtype = torch.float64
     scale = q.shape[3] ** -0.25
+    query_padding_mask = either_mask(query_padding_mask, key_padding_mask)
     queries, keys = zero_padding(q.to(dtype), query_padding_mask) * scale, zero_padding(k.to(dtype), key_padding_mask)
     keys, values = keys * scale, zero_padding(v.to(dtype), key_padding_mask)
     mean_q, no_q = _segment_means(queries, query_padding_mask, landmarks)

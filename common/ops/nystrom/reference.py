@@ -23,8 +23,8 @@ def nystrom_attention_reference(
     """
     out = []
     for b in range(q.shape[0]):
-        queries = real_tokens(query_padding_mask, b, q.shape[2])
         keys = real_tokens(key_padding_mask, b, k.shape[2])
+        queries = [i for i in real_tokens(query_padding_mask, b, q.shape[2]) if i in keys]
         rows = [torch.zeros_like(v[b, :, 0]) for _ in range(q.shape[2])]  # (H, e) each
         if queries and keys:
             real_q, real_k = (x / q.shape[3] ** 0.25 for x in (q[b, :, queries], k[b, :, keys]))

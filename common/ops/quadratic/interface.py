@@ -130,7 +130,7 @@ def _whole(
     bias = None if bias is None else bias.to(dtype)
     position = torch.arange(n, device=q.device)
     hidden = None  # padding stands behind the real tokens now, so causal queries of real tokens do not see it
-    visible = position[:, None] + 1.0  # (n, 1)
+    visible = (position[:, None] + 1).to(dtype)  # (n, 1)
     if not causal:
         real = torch.full((q.shape[0],), n, device=q.device) if padding_mask is None else (~padding_mask).sum(1)
         visible = real.clamp(min=1).to(dtype)[:, None, None, None]

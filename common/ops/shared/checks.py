@@ -160,6 +160,23 @@ def check_positions(positions: Tensor | None, q: Tensor) -> None:
         raise ValueError(f"positions is on {positions.device}; allowed: the device of q, {q.device}")
 
 
+def check_both_masks(key_padding_mask: Tensor | None, query_padding_mask: Tensor | None) -> None:
+    """Raise ValueError if one of the masks is given alone, where queries may or may not be the tokens of the keys.
+
+    For mechanisms in which that changes the result. Works in TorchScript.
+    """
+    if key_padding_mask is not None and query_padding_mask is None:
+        raise ValueError(
+            "query_padding_mask is None and key_padding_mask is given; allowed here: both or none, since what queries "
+            "are padding changes the outputs of others (in self-attention the same mask twice; all False for none)"
+        )
+    if query_padding_mask is not None and key_padding_mask is None:
+        raise ValueError(
+            "key_padding_mask is None and query_padding_mask is given; allowed here: both or none, since what keys "
+            "are padding changes all outputs (in self-attention the same mask twice; all False for none)"
+        )
+
+
 def check_padding_mask(argument: str, mask: Tensor | None, like: Tensor) -> None:
     """Raise ValueError unless ``mask`` is None or bool (B, tokens of ``like``) on its device; True = padding."""
     if mask is None:

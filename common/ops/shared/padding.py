@@ -41,6 +41,13 @@ def put_back(x: Tensor, order: Tensor | None) -> Tensor:
     return x if order is None else take(x, invert(order))
 
 
+def either_mask(mask: Tensor | None, other: Tensor | None) -> Tensor | None:
+    """Padding by either of two masks (B, n), True = padding; None is no padding. O(n); works in TorchScript."""
+    if mask is None or other is None:
+        return other if mask is None else mask
+    return mask | other
+
+
 def zero_padding(x: Tensor, padding_mask: Tensor | None) -> Tensor:
     """``x`` (B, H, n, d) with zeros at padding (B, n; True = padding), also where it is NaN or inf."""
     return x if padding_mask is None else x.masked_fill(padding_mask[:, None, :, None], 0.0)

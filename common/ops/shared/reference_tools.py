@@ -1,4 +1,7 @@
-"""Parts of the literal references: one query's keys, bias and weights."""
+"""Parts of the literal references: one query's keys, bias and weights, features, positions, layout.
+
+Nothing here is shared with what it checks: this file imports torch alone, and only references import it.
+"""
 
 import math
 from collections.abc import Callable
@@ -10,6 +13,64 @@ from torch import Tensor
 def real_tokens(padding_mask: Tensor | None, row: int, n: int) -> list[int]:
     """The indices of the real tokens of a row of ``padding_mask`` (B, n; True = padding)."""
     return [i for i in range(n) if padding_mask is None or not padding_mask[row, i]]
+
+
+def either_padding(mask: Tensor | None, other: Tensor | None) -> Tensor | None:
+    """Padding by either of two masks (B, n), True = padding; None where neither is given."""
+    if mask is None or other is None:
+        return other if mask is None else mask
+    rows = [[bool(a) or bool(b) for a, b in zip(first, second)] for first, second in zip(mask, other)]
+    return torch.tensor(rows, dtype=torch.bool, device=mask.device)
+
+
+def cleared(out: Tensor, padding_mask: Tensor | None) -> Tensor:
+    """``out`` (B, H, n, e) with zeros at padding (B, n; True = padding)."""
+    rows = []
+    for b in range(out.shape[0]):
+        real = real_tokens(padding_mask, b, out.shape[2])
+        tokens = [out[b, :, i] if i in real else torch.zeros_like(out[b, :, i]) for i in range(out.shape[2])]
+        rows.append(torch.stack(tokens, dim=1))
+    return torch.stack(rows)
+
+
+def side_by_side(x: Tensor) -> Tensor:
+    """The channels of all heads in one row: (B, H, n, c) -> (B, n, H c)."""
+    return torch.cat([x[:, h] for h in range(x.shape[1])], dim=-1)
+
+
+def by_head(x: Tensor, heads: int) -> Tensor:
+    """The inverse of ``side_by_side``: (B, n, H c) -> (B, H, n, c)."""
+    channels = x.shape[2] // heads
+    return torch.stack([x[:, :, h * channels : (h + 1) * channels] for h in range(heads)], dim=1)
+
+
+def rotated(x: Tensor, padding_mask: Tensor | None) -> Tensor:
+    """Rotary positions (RoFormer), token by token: x (B, H, n, d), ``padding_mask`` (B, n), True = padding.
+
+    Channels c and c + d/2 of a token with t real tokens before it turn by the angle t / 10000^(c / (d/2)).
+    """
+    half = x.shape[3] // 2
+    rows = []
+    for b in range(x.shape[0]):
+        real, tokens = real_tokens(padding_mask, b, x.shape[2]), []
+        for i in range(x.shape[2]):
+            position = sum(j < i for j in real)
+            angles = [position / 10000 ** (c / half) for c in range(half)]
+            cos = torch.tensor([math.cos(a) for a in angles], dtype=x.dtype, device=x.device)
+            sin = torch.tensor([math.sin(a) for a in angles], dtype=x.dtype, device=x.device)
+            first, second = x[b, :, i, :half], x[b, :, i, half:]
+            tokens.append(torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1))
+        rows.append(torch.stack(tokens, dim=1))
+    return torch.stack(rows)
+
+
+def positive_features(x: Tensor, phi: str) -> Tensor:
+    """phi(x) of the linear mechanisms, of the shape of ``x``."""
+    return {
+        "sigmoid": 1 / (1 + torch.exp(-x)),
+        "elu+1": torch.where(x > 0, x + 1, torch.exp(x)),
+        "relu": torch.where(x > 0, x, 0) + 1e-6,
+    }[phi]
 
 
 def bias_of(bias: Tensor | None, n: int, head: int, query: int, key: int):

@@ -1,6 +1,13 @@
 """Sparse Sinkhorn attention: a chunk attends to itself and to a chunk that a learned, soft sorting puts beside it.
 
-Tay, Bahri, Yang, Metzler, Juan, *Sparse Sinkhorn Attention*, ICML 2020, section 3.
+Tay, Bahri, Yang, Metzler, Juan, *Sparse Sinkhorn Attention*, ICML 2020, section 3. Left out are the paper's causal
+balancing, so that there is no causal form, its SortCut, and its Gumbel noise in training. One linear map of a chunk's
+summed keys scores the chunks, as in the Long Range Arena's code (there with a bias, and one for all heads); the paper
+has a network of two layers on summed tokens.
+
+That code (``sinkhorn_attention.py``, 2021) sorts nothing: ``einsum("bskhd,bnhl->bsnhd")`` sums over the chunks and over
+the weights apart, so with rows that add up to 1 each "sorted" chunk is the sum of all chunks. Its chunks are combs, as
+those of its local attention. So the Arena's published accuracies are of another mechanism.
 """
 
 import torch
@@ -40,10 +47,11 @@ def sinkhorn_attention(
     """softmax(q_i·[K_g ; K'_g] / √d) [V_g ; V'_g] for i in chunk g, with K'_g = Σ_h P_gh K_h and V' likewise.
 
     K_h are the C keys of chunk h, and P = sort((Σ_(j in g) k_j)·W_h / ``temperature``), with W = ``sort_weight``
-    (H, d, M), M at least ``max_tokens`` / C. Chunks count real tokens; where the last one has fewer than C, it adds
-    nothing to P K. q, k (B, H, n, d), v (B, H, n, e) -> (B, H, n, e) in v's dtype. Masks: bool (B, n), True = padding;
-    a padded query gives 0, and so does a token that is padding as a key. Not causal: a chunk's sum is of all its
-    tokens. Cost: O(n C (d + e) + (n / C) n (d + e)) time and O(n C + (n / C)²) memory.
+    (H, d, M), M at least ``max_tokens`` / C. Chunks count real tokens. A last one of c < C tokens is sorted as all are:
+    it adds to the first c places of a K'_g and V'_g, and nothing to the others. q, k (B, H, n, d), v (B, H, n, e) ->
+    (B, H, n, e) in v's dtype. Masks: bool (B, n), True = padding; a padded query gives 0, and so does a token that is
+    padding as a key. Not causal: a chunk's sum is of all its tokens. Cost: O(n C (d + e) + (n / C) n (d + e)) time and
+    O(n C + (n / C)²) memory.
 
     Args:
         sort: "sinkhorn", rows and columns of exp divided by their sums in turn, ``iterations`` times; "softmax", rows

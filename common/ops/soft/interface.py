@@ -1,6 +1,8 @@
 """Softmax-free attention to images: a Gaussian kernel of queries, through landmarks on the image's grid.
 
 Lu, Yao, Zhang, Zhu, Xu, Gao, Xu, Xiang, Zhang, *SOFT: Softmax-free Transformer with Linear Complexity*, NeurIPS 2021.
+The released code adds 0.01 to the diagonal before it inverts, and starts the iteration from the largest row sum before
+that; here it starts from that of the matrix which is inverted, for any ridge.
 """
 
 from collections.abc import Sequence
@@ -16,7 +18,7 @@ from ..shared.checks import (
     check_query_key_value,
     check_spatial_shape,
 )
-from ..shared.padding import zero_padding
+from ..shared.padding import either_mask, zero_padding
 from ..shared.precision import autocast_off, autocast_remains, compute_dtype
 
 #: Each step doubles the rounding errors of directions that the kernel lacks: those of float32 are 0.00001 of the result
@@ -45,9 +47,10 @@ def soft_attention(
     with zeros in place of padding and beyond the edge, ``norm_weight`` and ``norm_bias`` are (d,); a window without a
     real token makes none. Z is what ``iterations`` steps Z ← 2 Z - Z A Z make of 1.8 A / |A|∞², A = κ(l, l) + ``ridge``
     on its diagonal, each matrix by itself. With ``conv_weight`` (H, 1, K, K), K odd, a depthwise convolution of v is
-    added. q (B, H, n, d), v (B, H, n, e) -> (B, H, n, e) in v's dtype. Masks: bool (B, n), True = padding; a padded
-    query gives 0, a padded key is seen by none, and a token of an image keeps its place. Cost: O(n m (d + e) + m³ +
-    n (d² + K² e)) time, O(n m + m²) memory; with m = n / r², n m is linear only where r grows with the image.
+    added. q (B, H, n, d), v (B, H, n, e) -> (B, H, n, e) in v's dtype. Masks: bool (B, n), True = padding; a token that
+    is padding, as a key or as a query, gives 0, a padded key is seen by none, and a token of an image keeps its place.
+    Cost: O(n m (d + e) + m³ + n (d² + K² e)) time, O(n m + m²) memory; with m = n / r², n m is linear only where r
+    grows with the image.
 
     Raises:
         ValueError: a shape, mask or number that does not fit.
@@ -105,11 +108,9 @@ def soft_attention_scriptable(
     dtype = compute_dtype(q)
     if autocast_remains(q.to(dtype)):  # what half precision rounds, the inverse would magnify
         dtype = torch.float64
-    x, v_dtype = q.to(dtype) * q.shape[3] ** -0.25, v.dtype
-    if key_padding_mask is not None and query_padding_mask is not None:
-        x = zero_padding(x, key_padding_mask & query_padding_mask)
-    keys, v = zero_padding(x, key_padding_mask), zero_padding(v.to(dtype), key_padding_mask)
-    landmarks = _landmarks(keys, landmark_weight.to(dtype), height, width)
+    x, v_dtype = zero_padding(q.to(dtype), key_padding_mask) * q.shape[3] ** -0.25, v.dtype
+    v = zero_padding(v.to(dtype), key_padding_mask)
+    landmarks = _landmarks(x, landmark_weight.to(dtype), height, width)
     landmarks = F.gelu(F.layer_norm(landmarks, [x.shape[3]], norm_weight.to(dtype), norm_bias.to(dtype)))
     # A landmark without a real token has rows and columns of zeros.
     few = _kernel(landmarks, landmarks)  # (B, H, m, m)
@@ -125,7 +126,7 @@ def soft_attention_scriptable(
         maps = v.permute(0, 3, 1, 2).flatten(0, 1).unflatten(2, [height, width])  # (B e, H, Y, X)
         near = F.conv2d(maps, conv_weight.to(dtype), padding=padding, groups=v.shape[1])
         out = out + near.flatten(2).unflatten(0, [v.shape[0], v.shape[3]]).permute(0, 2, 3, 1)
-    return zero_padding(out, query_padding_mask).to(v_dtype)
+    return zero_padding(out, either_mask(query_padding_mask, key_padding_mask)).to(v_dtype)
 
 
 def _landmarks(x: Tensor, weight: Tensor, height: int, width: int) -> Tensor:

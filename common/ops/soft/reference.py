@@ -29,7 +29,7 @@ def soft_attention_reference(
     out = []
     for b in range(q.shape[0]):
         keys = real_tokens(key_padding_mask, b, v.shape[2])
-        queries = real_tokens(query_padding_mask, b, v.shape[2])
+        queries = [i for i in real_tokens(query_padding_mask, b, v.shape[2]) if i in keys]
         for h in range(q.shape[1]):
             x = q[b, h] / q.shape[3] ** 0.25
             windows: dict[tuple[int, int], list[int]] = {}

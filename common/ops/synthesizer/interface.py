@@ -1,7 +1,8 @@
 """Synthesizer: attention whose weights come from each token alone, or from positions alone.
 
 Tay, Bahri, Metzler, Juan, Zhao, Zheng, *Synthesizer: Rethinking Self-Attention for Transformer Models*, ICML 2021,
-section 3.
+section 3. Its factorised dense form, whose logits are products of two shorter rows, and its mixtures of forms are not
+here.
 """
 
 import torch

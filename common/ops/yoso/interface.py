@@ -2,7 +2,8 @@
 
 Zeng, Xiong, Ravi, Acharya, Fung, Singh, *You Only Sample (Almost) Once: Linear Cost Self-Attention Via Bernoulli
 Sampling*, ICML 2021, section 3. The linear cost of its title is that of YOSO, which samples the hashes in a CUDA
-kernel; YOSO-E is the expectation of what that samples.
+kernel; YOSO-E is the expectation of what that samples. The released code may add a depthwise convolution of v over
+the tokens, ``conv_window``; that is not here.
 """
 
 import math

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from ..shared.reference_tools import real_tokens
-from .interface import COSINE_LIMIT
 
 
 def yoso_attention_reference(
@@ -33,7 +32,7 @@ def yoso_attention_reference(
             if not sources:
                 continue
             cosines = (_unit(q[b, :, i : i + 1]) * _unit(k[b, :, sources])).sum(-1)  # (H, sources)
-            cosines = torch.clamp(cosines, -COSINE_LIMIT, COSINE_LIMIT)
+            cosines = torch.clamp(cosines, -0.999999, 0.999999)
             weights = (1 - torch.arccos(cosines) / math.pi) ** tau
             if gradient == "bound":
                 weights = weights.detach() + tau / 2 * weights.detach() * (cosines - cosines.detach())

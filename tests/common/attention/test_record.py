@@ -19,6 +19,11 @@ from tests.common.inputs import padding, qkv
 from tests.compare import assert_close
 
 
+def none_of(mask):
+    """The mask of as many tokens none of which is padding."""
+    return None if mask is None else torch.zeros_like(mask)
+
+
 class Model(nn.Module):
     """Two Flow-Attentions, called in the order in which they were not made, and a linear one."""
 
@@ -28,7 +33,7 @@ class Model(nn.Module):
         self.others = nn.ModuleList([LinearAttention(), FlowAttention(form="paper", allocation="softmax")])
 
     def forward(self, q, k, v, mask):
-        v = self.others[1](q=q, k=k, v=v, key_padding_mask=mask)
+        v = self.others[1](q=q, k=k, v=v, key_padding_mask=mask, query_padding_mask=none_of(mask))
         v = self.others[0](q, k, v)
         return self.first(q, k, v, mask, mask)
 
@@ -48,7 +53,7 @@ def test_one_record_per_call_with_the_masks_of_the_call():
 
     by_name, by_position = records[:2]
     assert isinstance(by_name, AttentionRecord)
-    expected = model.others[1].weights(q, k, key_padding_mask=mask)
+    expected = model.others[1].weights(q, k, mask, torch.zeros_like(mask))
     assert torch.equal(by_name.competition, expected[0]) and torch.equal(by_name.allocation, expected[1])
     expected = model.first.weights(q, k, mask, mask)
     assert torch.equal(by_position.competition, expected[0]) and torch.equal(by_position.allocation, expected[1])

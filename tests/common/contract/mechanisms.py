@@ -118,6 +118,16 @@ def without(name: str) -> dict[str, str]:
     return _declared(name, "WITHOUT")
 
 
+def takes_one_mask(case: Case) -> bool:
+    """Whether a mask of the keys, or one of the queries, may be given alone.
+
+    Not where queries may be other tokens than the keys and one that is padding changes other outputs: by its flow, or
+    because positions are counted.
+    """
+    other_tokens = not case.causal and "cross" in case.kind.supports
+    return not (other_tokens and (case.rotary or "one_mask" in without(case.name)))
+
+
 def can_be_wrapped(kind: type[InnerAttention]) -> bool:
     """Whether RotaryAttention can turn its queries and keys."""
     if "rotary" in kind.supports or set(INPUTS) & set(kind.needs):

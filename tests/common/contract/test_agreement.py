@@ -12,7 +12,9 @@ from tests.common.contract.mechanisms import (
     cast,
     leaves,
     long_options,
+    run_in_parts,
     supporting,
+    takes_one_mask,
     tensors,
     tolerance_of,
 )
@@ -52,12 +54,9 @@ def test_padding(side, case):
 def test_masks_of_keys_and_of_queries_are_two_things(case):
     module = case.build()
     inputs = tensors(module, 12)
-    keys, queries = padding("left", 2, 12), padding("right", 2, 12)
-    for masks in (
-        {"key_padding_mask": keys},
-        {"query_padding_mask": queries},
-        {"key_padding_mask": keys, "query_padding_mask": queries},
-    ):
+    two = {"key_padding_mask": padding("left", 2, 12), "query_padding_mask": padding("right", 2, 12)}
+    alone = [{name: mask} for name, mask in two.items()] if takes_one_mask(case) else []
+    for masks in (*alone, two):
         out, expected = module(**inputs, **masks), module.reference(**inputs, **masks)
         assert_close(f"out with {list(masks)}", out, expected)
         assert_gradients_close(out, expected, leaves(inputs, module))
@@ -86,6 +85,26 @@ def test_dtypes(dtype, case):
     names, actual = list(leaves(inputs, module)), gradients(out, leaves(inputs, module).values())
     assert all(gradient.dtype == dtype for gradient in actual)
     assert_all_close(names, actual, gradients(expected, leaves(doubled, exact).values()), tolerance)
+
+
+@cases(DEFAULTS)
+def test_the_default_dtype_of_torch_changes_no_bit(case):
+    """A number that is written out in a formula has no dtype of its own."""
+    module, mask = case.build(torch.float32), padding("left", 2, 13)
+    inputs = tensors(module, 13, dtype=torch.float32)
+
+    def run() -> list[torch.Tensor]:
+        out = module(**inputs, **both(mask))
+        decoded = run_in_parts(module, inputs, (4, 1, 8), mask)[0] if case.causal and not case.image else out
+        return [module(**inputs), out, decoded, *gradients(out, leaves(inputs, module).values())]
+
+    expected = run()
+    try:
+        torch.set_default_dtype(torch.float64)
+        found = run()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert all(x.dtype == torch.float32 and torch.equal(x, y) for x, y in zip(found, expected, strict=True))
 
 
 @cases(case for case in DEFAULTS if not case.rotary and not case.image)

@@ -11,8 +11,10 @@ from tests.common.contract.mechanisms import (
     cases,
     cast,
     leaves,
+    refused,
     rows,
     run_in_parts,
+    takes_one_mask,
     tensors,
     without,
 )
@@ -29,6 +31,16 @@ def poisoned(inputs: dict, mask: Tensor, poison: float) -> dict:
     def one(x: Tensor) -> Tensor:
         hidden = mask[:, None, :, None] if x.dim() == 4 else mask[:, :, None]
         return x.detach().masked_fill(hidden, poison).requires_grad_()
+
+    return {name: one(x) if isinstance(x, Tensor) else x for name, x in inputs.items()}
+
+
+def shifted(inputs: dict, mask: Tensor) -> dict:
+    """``inputs`` with other finite numbers where ``mask`` (B, n) is True."""
+
+    def one(x: Tensor) -> Tensor:
+        hidden = mask[:, None, :, None] if x.dim() == 4 else mask[:, :, None]
+        return torch.where(hidden, 7.0 - 3.0 * x, x).detach().requires_grad_()
 
     return {name: one(x) if isinstance(x, Tensor) else x for name, x in inputs.items()}
 
@@ -52,7 +64,32 @@ def test_what_stands_in_padding_changes_no_bit(side, poison, case):
             assert (gradient.masked_select(hidden) == 0).all(), f"gradient of {name} in padding"
 
 
-@cases(case for case in DEFAULTS if "query_padding" not in without(case.name))
+@cases(sequences)
+@pytest.mark.parametrize("side", MASKED)
+def test_a_mask_of_the_keys_alone_says_all_or_is_refused(side, case):
+    """In self-attention what is no key is no token: nothing of it reaches real tokens, and it has no position."""
+    module, mask = case.build(), padding(side, 3, 14)
+    inputs = tensors(module, 14, batch=3)
+    if not takes_one_mask(case):
+        for given, missing in (("key", "query"), ("query", "key")):
+            with refused(f"{missing}_padding_mask"):
+                module(**inputs, **{f"{given}_padding_mask": mask})
+        return
+    real = ~mask[:, None, :, None]
+    (out, grads), (other, others) = (
+        (out := module(**x, key_padding_mask=mask).where(real, 0.0), gradients(out, leaves(x, module).values()))
+        for x in (inputs, shifted(inputs, mask))
+    )
+    assert torch.equal(out, other), "what stands in padding"
+    for name, gradient, changed in zip(leaves(inputs, module), grads, others):
+        assert torch.equal(gradient, changed), f"gradient of {name}"
+    for b in range(3):
+        if real[b].any():
+            alone = module(**at(rows(inputs, slice(b, b + 1)), ~mask[b]))
+            assert_close(f"row {b}", out[b : b + 1, :, ~mask[b]], alone)
+
+
+@cases(case for case in DEFAULTS if takes_one_mask(case) and "query_padding" not in without(case.name))
 def test_what_stands_in_queries_that_are_padding_alone_changes_no_bit(case):
     """The keys of the same tokens are real."""
     module, mask = case.build(torch.float32), padding("right", 2, 14)

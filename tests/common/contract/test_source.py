@@ -51,6 +51,12 @@ def attended(
     return module.attend_source(inputs["q"], state_of(module, inputs, key_mask), query_mask)
 
 
+def of_source(mask: Tensor, inputs: dict) -> dict[str, Tensor]:
+    """The masks of ``forward``: that of the source in ``inputs``, and of its queries, none of which is padding."""
+    q = inputs["q"]
+    return {"key_padding_mask": mask, "query_padding_mask": torch.zeros(len(q), q.shape[2], dtype=torch.bool)}
+
+
 def one_by_one(module: InnerAttention, q: Tensor, state: State) -> Tensor:
     """The queries as decoding has them: each in a call of its own, with its position."""
     steps = [
@@ -77,7 +83,7 @@ def test_through_a_state_is_forward_and_the_formula(n, m, case):
 def test_through_a_state_is_forward_with_every_option(case):
     module = case.build()
     inputs, mask = tensors(module, 6, 11), padding("left", 2, 11)
-    out, expected = attended(module, inputs, mask), module(**inputs, key_padding_mask=mask)
+    out, expected = attended(module, inputs, mask), module(**inputs, **of_source(mask, inputs))
     assert_close("out", out, expected)
     assert_gradients_close(out, expected, leaves(inputs, module))
 
@@ -87,7 +93,7 @@ def test_one_by_one_is_all_at_once(case):
     module = case.build()
     inputs, mask = tensors(module, 13, 7), padding("left", 2, 7)
     state = state_of(module, inputs, mask)
-    assert_close("out", one_by_one(module, inputs["q"], state), module(**inputs, key_padding_mask=mask))
+    assert_close("out", one_by_one(module, inputs["q"], state), module(**inputs, **of_source(mask, inputs)))
 
 
 @cases(sources)
@@ -176,7 +182,7 @@ def test_hypotheses_of_a_sentence_share_its_state(case):
     q = tensors(module, 5, 9, batch=3, seed=1)["q"]
     out = module.attend_source(q, {name: x.index_select(0, order) for name, x in state.items()})
     whole = {**rows(inputs, order), "q": q}
-    assert_close("out", out, module(**whole, key_padding_mask=mask[order]))
+    assert_close("out", out, module(**whole, **of_source(mask[order], whole)))
     module.attend_source(inputs["q"], state)
     assert list(state) == list(before) and all(torch.equal(state[name], before[name]) for name in state)
 
@@ -209,7 +215,7 @@ def test_dtypes(dtype, case):
     state = state_of(module, inputs, mask)
     assert all(x.dtype == torch.float32 and len(x) == 2 for x in state.values())
     out, wide = module.attend_source(inputs["q"], state), cast(inputs, torch.float64)
-    expected, tolerance = exact(**wide, key_padding_mask=mask), tolerance_of(module, dtype)
+    expected, tolerance = exact(**wide, **of_source(mask, wide)), tolerance_of(module, dtype)
     assert out.dtype == dtype
     assert_close("out", out, expected, tolerance)
     names, actual = list(leaves(inputs, module)), gradients(out, leaves(inputs, module).values())

@@ -2,10 +2,12 @@
 
 import copy
 import pickle
+from contextlib import nullcontext
 
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tests.common.contract.mechanisms import (
     CASES,
@@ -15,6 +17,7 @@ from tests.common.contract.mechanisms import (
     both,
     cases,
     leaves,
+    refused,
     run_in_parts,
     supporting,
     tensors,
@@ -92,6 +95,15 @@ def test_it_is_torchscript(case, tmp_path):
         assert_close("out", out, module(*positional, **named))
 
 
+@cases(case for case in DEFAULTS if "images" not in case.kind.supports or case.rotary or case.short_conv)
+def test_torchscript_of_what_has_none_is_refused_in_words(case):
+    """By itself or somewhere in a model, and again; the compiler's own message would say nothing of the mechanism."""
+    module = case.build()
+    for model in (module, torch.nn.Sequential(torch.nn.Identity(), module)):
+        with refused("attention"):
+            torch.jit.script(model)
+
+
 @cases(case for case in DEFAULTS if case.image)
 def test_torchscript_stays_precise_under_autocast(case):
     module = case.build(torch.float32)
@@ -133,18 +145,24 @@ def test_gradients_of_each_sample_by_functorch(case):
         assert_close(f"gradient of {name}", each[name], expected)
 
 
-@cases(case for case in DEFAULTS if "second_order" not in without(case.name))
+@cases(DEFAULTS)
 def test_gradients_of_gradients(case):
-    """Those of the literal formula, as a penalty on gradients has them."""
+    """Those of the literal formula, as a penalty on gradients has them; of softmax with torch's plain kernel."""
     module = case.build()
     inputs = tensors(module, 7)
-    found = []
-    for call in (module, module.reference):
-        given = leaves(inputs, module)
+    fused = "second_order" in without(case.name)
+
+    def second(call) -> tuple[Tensor, ...]:
         options = {"create_graph": True, "allow_unused": True, "materialize_grads": True}
         keys_and_values = [x for x in (inputs["k"], inputs["v"]) if x is not None]
         first = torch.autograd.grad(call(**inputs).square().sum(), keys_and_values, **options)
-        found.append(gradients(first[0] + 0 * first[-1].sum(), given.values()))
+        return gradients(first[0] + 0 * first[-1].sum(), leaves(inputs, module).values())
+
+    if fused:
+        with pytest.raises(RuntimeError, match="derivative .* not implemented"):
+            second(module)
+    with sdpa_kernel(SDPBackend.MATH) if fused else nullcontext():
+        found = second(module), second(module.reference)
     for name, actual, expected in zip(leaves(inputs, module), *found):
         assert_close(f"second gradient of {name}", actual, expected, 1e-7, floor=1e-3)
 

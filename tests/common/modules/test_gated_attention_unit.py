@@ -14,6 +14,7 @@ from common.modules.norms import ScaleNorm
 from common.modules.relative_bias import RotaryBias, ToeplitzBias
 from common.modules.rotary import rotate
 from common.ops import gau_attention, mixed_chunk_attention
+from common.ops.shared.reference_tools import rotated
 from common.ops.shared.score_kernels import SCORE_KERNELS
 from tests.common.inputs import padding
 from tests.common.refusals import refused
@@ -61,13 +62,26 @@ def test_flash_quad_is_the_formula_of_the_paper(causal):
     weights, biases = module.in_proj.weight.split([8, 8, 4]), module.in_proj.bias.split([8, 8, 4])
     normal = F.layer_norm(x, (6,), module.norm.weight, module.norm.bias)
     u, v, z = (F.silu(normal @ w.T + b) for w, b in zip(weights, biases))
-    q, k = (rotate(z * module.gamma[i, 0] + module.beta[i, 0], torch.arange(13)) for i in range(2))
+    q, k = (rotated((z * module.gamma[i, 0] + module.beta[i, 0])[:, None], None)[:, 0] for i in range(2))
     distance = torch.arange(13)[:, None] - torch.arange(13)
     bias = module.bias.weight[0, distance + 23]
     attention = F.relu(q @ k.transpose(1, 2) / (24 if causal else 13) + bias).square()
     attention = attention.tril() if causal else attention
     expected = (u * (attention @ v)) @ module.out_proj.weight.T + module.out_proj.bias + x
     assert_same(module(x), expected, module, x)
+
+
+@forms
+@causality
+def test_the_default_dtype_of_torch_changes_no_bit(causal, form):
+    module, x, mask = unit(form, torch.float32, causal=causal), tokens(13, dtype=torch.float32), padding("left", 2, 13)
+    expected = module(x), module(x, mask)
+    try:
+        torch.set_default_dtype(torch.float64)
+        found = module(x), module(x, mask)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert all(torch.equal(out, wanted) for out, wanted in zip(found, expected))
 
 
 CHANGES = [
@@ -91,7 +105,7 @@ def test_flash_is_mixed_chunk_attention_between_the_projections(heads, change):
         outputs = []
         for h, values in enumerate(v.split(8 // heads, -1)):
             copies = [z * gamma[h] + beta[h] for gamma, beta in zip(module.gamma, module.beta)]
-            copies = [rotate(copy, torch.arange(13)) for copy in copies]
+            copies = [rotated(copy[:, None], None)[:, 0] for copy in copies]
             nothing = [torch.full_like(z, math.nan)] * (4 - len(copies))  # of a term that is left out nothing matters
             copies = copies + nothing if module.local else nothing + copies
             options = {"chunk_size": 5, "causal": causal, **change}

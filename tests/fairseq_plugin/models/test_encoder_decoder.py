@@ -85,6 +85,7 @@ def _check(model: nn.Module) -> None:
     later = torch.cat([target[:, :6], tokens(3, TARGET - 6, seed=3)], dim=1)
     assert_close("prefix", forward(model, source, later)[:, :6], expected[:, :6])
     assert_close("right-padded target", forward(model, source, padded(target, 0, 4))[:, :TARGET], expected)
+    assert_close("left-padded target", forward(model, source, padded(target, 4, 0))[:, 4:], expected)
     assert_close("decoded", _decode(model, padded(source, 3, 0), target), expected)
 
 

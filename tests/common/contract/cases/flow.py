@@ -1,5 +1,8 @@
 """Flow-Attention: options that matter together."""
 
+#: Promises that it cannot keep.
+WITHOUT = {"one_mask": "every query takes a part of the flow of every key"}
+
 VARIANTS = {
     "paper, softmax allocation": {"form": "paper", "allocation": "softmax", "phi": "elu+1", "chunk_size": 7},
     "vision, without clamp": {"form": "released_vision", "clamp": None, "competition": "sigmoid"},

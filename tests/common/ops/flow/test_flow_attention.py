@@ -13,6 +13,7 @@ from common.ops.flow.options import ALLOCATIONS, COMPETITIONS, FORMS
 from common.ops.flow.reference import flow_attention_reference
 from common.ops.shared.feature_maps import FEATURE_MAPS
 from tests.common.inputs import FLOW_OPTIONS, SIDES, doubled, name_of, padding, qkv
+from tests.common.refusals import refused
 from tests.compare import assert_close, gradients
 
 
@@ -79,8 +80,16 @@ def test_padding_on_any_side_agrees(causal, form, side):
 @pytest.mark.parametrize("sinks", SIDES)
 @pytest.mark.parametrize("sources", SIDES)
 def test_different_masks_for_sinks_and_sources_agree(sinks, sources):
+    """Not causal, both are given or none."""
     masks = {"query_padding_mask": padding(sinks, 3, 11), "key_padding_mask": padding(sources, 3, 8)}
-    assert_agrees(qkv(11, 8, batch=3), **masks)
+    if (sinks == "none") == (sources == "none"):
+        assert_agrees(qkv(11, 8, batch=3), **masks)
+    else:
+        missing = next(name for name, mask in masks.items() if mask is None)
+        with refused(missing, "None", "both or none"):
+            flow_attention(*qkv(11, 8, batch=3), **masks)
+        tokens = 11 if missing == "query_padding_mask" else 8
+        assert_agrees(qkv(11, 8, batch=3), **{**masks, missing: torch.zeros(3, tokens, dtype=torch.bool)})
     masks["key_padding_mask"] = padding(sources, 3, 11)
     assert_agrees(qkv(11, batch=3), causal=True, chunk_size=4, **masks)
 
@@ -110,7 +119,10 @@ def test_any_shape_mask_and_option_agrees(data):
 
     def mask(tokens):
         rows = st.lists(st.booleans(), min_size=tokens, max_size=tokens)
-        return st.none() | st.lists(rows, min_size=batch, max_size=batch).map(torch.tensor)
+        one = st.lists(rows, min_size=batch, max_size=batch).map(torch.tensor)
+        return st.none() | one if causal else one if masked else st.none()
+
+    masked = data.draw(st.booleans(), "both masks")
 
     options = {
         "form": data.draw(st.sampled_from(list(FORMS)), "form"),
@@ -260,7 +272,8 @@ def test_weights_are_zero_at_padding_and_that_of_the_rest_alone_elsewhere(causal
 
 def test_competition_of_the_paper_is_a_distribution_over_real_sources():
     q, k, _ = qkv(9, 16)
-    competition, _ = flow_attention_weights(q, k, form="paper", key_padding_mask=padding("holes", 2, 16))
+    masks = {"key_padding_mask": padding("holes", 2, 16), "query_padding_mask": torch.zeros(2, 9, dtype=torch.bool)}
+    competition, _ = flow_attention_weights(q, k, form="paper", **masks)
     assert_close("Σ competition", competition.sum(-1), torch.ones(2, 2, dtype=torch.float64))
 
 
@@ -364,6 +377,8 @@ def test_rows_of_nothing_but_padding_give_zero_and_finite_gradients(causal, opti
     nothing = {"key_padding_mask": mask, "query_padding_mask": mask}
     sources_only = {"key_padding_mask": mask, "query_padding_mask": None}
     for masks in (nothing, sources_only):
+        if masks is sources_only and not causal:
+            masks = {**sources_only, "query_padding_mask": torch.zeros_like(mask)}
         out = flow_attention(*inputs, causal=causal, chunk_size=4, **masks, **options)
         assert (out == 0).all()
         assert all(torch.isfinite(gradient).all() for gradient in gradients(out, inputs))
@@ -371,9 +386,10 @@ def test_rows_of_nothing_but_padding_give_zero_and_finite_gradients(causal, opti
 
 def test_masking_one_side_alone_is_honoured():
     inputs, mask = qkv(12), padding("left", 2, 12)
-    out = flow_attention(*inputs, query_padding_mask=mask)
+    none = torch.zeros_like(mask)
+    out = flow_attention(*inputs, query_padding_mask=mask, key_padding_mask=none)
     assert (out.masked_select(mask[:, None, :, None]) == 0).all()
-    assert not torch.allclose(out, flow_attention(*inputs, key_padding_mask=mask))
+    assert not torch.allclose(out, flow_attention(*inputs, key_padding_mask=mask, query_padding_mask=none))
     both = flow_attention(*inputs, causal=True, key_padding_mask=mask, query_padding_mask=mask)
     for one in ({"key_padding_mask": mask}, {"query_padding_mask": mask}):
         assert torch.equal(flow_attention(*inputs, causal=True, **one), both)
