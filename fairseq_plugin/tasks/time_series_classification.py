@@ -23,6 +23,7 @@ from torch import nn
 from common.ops.shared.checks import check_positive_int
 
 from ..data.series_folder import Description, read_description, read_split
+from ..data.stored_arrays import described_by
 from ..data.time_series import TimeSeriesDataset
 from ..models._time_series import TimeSeriesClassifier
 
@@ -64,7 +65,7 @@ class TimeSeriesClassificationTask(FairseqTask):
     @property
     def description(self) -> Description:
         """What is known of the series that a model is, or was, trained on."""
-        return Description(**self.state.description)
+        return described_by(Description, self.state.description, "the task's state in the checkpoint")
 
     @property
     def max_length(self) -> int:
@@ -95,7 +96,10 @@ class TimeSeriesClassificationTask(FairseqTask):
         longer = sum(len(one) > limit for one in series)
         cut = f", {longer} of them cut after {limit} steps (--max-length)" if longer else ""
         logger.info(f"{split}: {len(series)} series of {described.channels} channels{cut}")
-        tensors = [torch.from_numpy(described.standardise(one[:limit])) for one in series]
+        tensors = [
+            torch.from_numpy(described.standardise(one[:limit], f"series {i} of {split}"))
+            for i, one in enumerate(series)
+        ]
         self.datasets[split] = TimeSeriesDataset(tensors, classes)
 
     def build_model(self, cfg, from_checkpoint: bool = False) -> nn.Module:

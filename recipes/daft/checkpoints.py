@@ -101,8 +101,11 @@ def _fairseq_model(checkpoint: Path) -> Loaded:
     from fairseq import checkpoint_utils
     from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
 
+    from common.checkpoints import read_checkpoint
     from fairseq_plugin import DaftConvLanguageModel, DaftFullLanguageModel
+    from fairseq_plugin.untrusted_configuration import check_configuration
 
+    check_configuration(read_checkpoint(checkpoint), str(checkpoint))
     state = checkpoint_utils.load_checkpoint_to_cpu(str(checkpoint))
     config, weights = state["cfg"].model, state["model"]
     name = getattr(config, "_name", None) or getattr(config, "arch", None)

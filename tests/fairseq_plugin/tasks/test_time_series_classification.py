@@ -111,6 +111,8 @@ def test_prediction_says_what_it_cannot_read(outputs: dict) -> None:
     for bad, named in (
         (np.full((5, CHANNELS), np.nan), "series 1 is nan at step 0, channel 0"),
         (np.full((5, CHANNELS), np.inf), "series 1 is inf"),
+        (np.full((5, CHANNELS), 1e39), r"series 1.* is 1e\+39 .*float32"),
+        (np.full((5, CHANNELS), 1e38), "scores are not finite"),
         (np.zeros((5, CHANNELS + 1)), rf"series 1 has shape \(5, 4\); allowed: .*channels {CHANNELS}"),
         (np.zeros((0, CHANNELS)), "series 1 has shape"),
         (np.full((LIMIT + 1, CHANNELS), 50.0), f"series 1 has {LIMIT + 1} steps; allowed: at most {LIMIT}"),
@@ -119,6 +121,10 @@ def test_prediction_says_what_it_cannot_read(outputs: dict) -> None:
             hub.predict([good, bad])
     with pytest.raises(ValueError, match=rf"series has shape \(5, {CHANNELS}\); allowed"):
         hub.predict(good)
+    assert len(hub.predict([np.full((5, CHANNELS), 1e6)])) == 1
+    with pytest.raises(ValueError, match="float16"):
+        hub.half().predict([np.full((5, CHANNELS), 1e6)])
+    hub.float()
     with pytest.raises(ValueError, match="batch_size is 0"):
         hub.predict([good], batch_size=0)
 
