@@ -12,7 +12,6 @@ from typing import Optional
 
 import torch
 from fairseq.criterions import FairseqCriterion
-from fairseq.criterions.sentence_prediction import SentencePredictionCriterion
 from fairseq.data import Dictionary
 from fairseq.dataclass import FairseqDataclass
 from fairseq.models import ARCH_MODEL_REGISTRY
@@ -26,6 +25,7 @@ from ..data.series_folder import Description, read_description, read_split
 from ..data.stored_arrays import described_by
 from ..data.time_series import TimeSeriesDataset
 from ..models._time_series import TimeSeriesClassifier
+from ._criterion import check_classification
 
 logger = logging.getLogger(__name__)
 
@@ -122,19 +122,10 @@ class TimeSeriesClassificationTask(FairseqTask):
         """fairseq's hook: the criterion.
 
         Raises:
-            ValueError: it is not ``sentence_prediction``, or is for a head of another name.
+            ValueError: it is not ``sentence_prediction``, is for a head of another name, or for numbers.
         """
         criterion = super().build_criterion(cfg, from_checkpoint)
-        if not isinstance(criterion, SentencePredictionCriterion):
-            name = getattr(cfg, "_name", None) or getattr(cfg, "criterion", None)
-            raise ValueError(
-                f"--criterion is {name}; allowed with --task time_series_classification: sentence_prediction"
-            )
-        if criterion.classification_head_name != self.cfg.classification_head_name:
-            raise ValueError(
-                f"classification_head_name is {criterion.classification_head_name} for the criterion; allowed: "
-                f"{self.cfg.classification_head_name}, the task's"
-            )
+        check_classification(criterion, cfg, "time_series_classification", self.cfg.classification_head_name)
         return criterion
 
     def max_positions(self) -> int:

@@ -30,8 +30,8 @@ def read_ts(path: Path) -> Split:
 
     Raises:
         ValueError: the file is not a ``.ts`` file of classification, is damaged, or holds a series that is empty, has
-            another number of channels or steps than the header says, a channel of another length, a value that is no finite number, or a label that
-            the header does not list. The message has the file and the line.
+            other channels or steps than the header says, channels of unequal lengths, a value that is no finite
+            number, or a label that the header does not list. The message has the file and the line.
         RecipeFailed: sktime is not installed.
     """
     try:
