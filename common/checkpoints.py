@@ -5,12 +5,15 @@ Legend: a state dict maps names to tensors; a model's own is ``model.state_dict(
 
 import pickle
 import re
+import warnings
 import zipfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+
+from .modules.remembered_options import RemembersOptions, is_record, read_record, spelled
 
 #: Names shown of each kind in a message.
 _SHOWN = 4
@@ -67,22 +70,38 @@ def check_state_dict(state_dict: dict[str, Any], model: nn.Module, shapes_only: 
     """Raise one ValueError, before anything is loaded, unless names and shapes are those of ``model``.
 
     ``shapes_only`` looks at names that both have, as loading with ``strict=False`` does. A module may take a tensor of
-    another shape for its weight, and says so in a method ``takes(tensor)``. O(number of tensors).
+    another shape for its weight, and says so in a method ``takes(tensor)``, or a tensor of an earlier version, which it
+    names in ``former_names``. Records of options (``remembered_options``) may be missing. O(number of tensors).
     """
-    own = model.state_dict()
+    own = {name: tensor for name, tensor in model.state_dict().items() if not is_record(name)}
     shapes = [
         f"{name} {_shape(state_dict[name])}, not {_shape(tensor)}"
         for name, tensor in own.items()
         if name in state_dict and not _fits(state_dict[name], tensor, name, model)
     ]
     missing = [] if shapes_only else [name for name in own if name not in state_dict]
-    unexpected = [] if shapes_only else [name for name in state_dict if name not in own]
+    unexpected = [] if shapes_only else [name for name in state_dict if name not in own and not _is_read(name, model)]
     faults = [("of other shapes", shapes), ("missing", missing), ("not of this model", unexpected)]
     if any(names for _, names in faults):
         listed = "; ".join(f"{len(names)} {what}{_listed(names)}" for what, names in faults if names)
         raise ValueError(
             f"the checkpoint does not fit {type(model).__name__}: {listed}; allowed: the tensors of this architecture "
             "with the same options. Nothing was loaded"
+        )
+
+
+def leave_out_foreign_records(state_dict: dict[str, Any], model: nn.Module) -> None:
+    """Take records of options that no module of ``model`` reads out of ``state_dict``, in place, with a warning.
+
+    Weights of an attention of ours are loaded there into another module, which is another function of them.
+    """
+    for name in [name for name in state_dict if is_record(name) and not _is_read(name, model)]:
+        record = read_record(state_dict.pop(name))
+        trained = "an attention of lineartime" if record is None else spelled(record["options"])
+        warnings.warn(
+            f"{type(model).__name__}: the weights that are loaded are those of {trained}; where they were, this model "
+            "has no attention of lineartime, and so it is another function of them",
+            stacklevel=2,
         )
 
 
@@ -93,6 +112,16 @@ def _fits(stored: Any, own: Tensor, name: str, model: nn.Module) -> bool:
         return True
     takes = getattr(model.get_submodule(name.rpartition(".")[0]), "takes", None)
     return takes is not None and takes(stored)
+
+
+def _is_read(name: str, model: nn.Module) -> bool:
+    """Whether a module of ``model`` reads ``name``, which is not in its own state dict or is a record."""
+    path, _, last = name.rpartition(".")
+    try:
+        module = model.get_submodule(path)
+    except AttributeError:
+        return False
+    return last in getattr(module, "former_names", ()) or (is_record(name) and isinstance(module, RemembersOptions))
 
 
 def _shape(stored: Any) -> str:

@@ -13,7 +13,8 @@ from fairseq.models.transformer_lm import TransformerLanguageModel
 from fairseq.utils import safe_getattr
 from torch import Tensor, nn
 
-from common.checkpoints import Transfer, check_state_dict, read_checkpoint
+from common.checkpoints import Transfer, check_state_dict, leave_out_foreign_records, read_checkpoint
+from common.modules.remembered_options import is_record
 
 from ._folders import find_folder
 from ._known_options import check_names, checkpoint_options, model_options
@@ -65,6 +66,7 @@ class CheckedLoading:
         vars(fitted).update(getattr(state_dict, "__dict__", {}))  # torch keeps its metadata there
         self.upgrade_state_dict(fitted)
         fitted = prune_state_dict(fitted, model_cfg)
+        leave_out_foreign_records(fitted, self)
         try:
             check_state_dict(fitted, self, shapes_only=not strict)
         except ValueError as error:
@@ -174,14 +176,14 @@ def stock_overrides(state: dict[str, Any], model: type, options: dict[str, Any])
 def transfer_of(state_dict: dict[str, Any], fitted: dict[str, Any], model: nn.Module) -> Transfer:
     """What ``model`` takes of ``state_dict`` when ``fitted``, the same upgraded and pruned, is loaded.
 
-    fairseq's number of a state dict's version is no weight: it is not said to be new where it was missing.
+    Numbers of a state dict's version, fairseq's, and records of options are no weights: they are not listed.
     """
     # By memory: upgrading renames tensors, cuts some in pieces, and fills in weights of the model's own.
     own, stored = model.state_dict(), {_memory(x) for x in state_dict.values()}
-    taken = [name for name in fitted if name in own and _memory(fitted[name]) in stored]
+    taken = [name for name in fitted if name in own and not is_record(name) and _memory(fitted[name]) in stored]
     used = {_memory(fitted[name]) for name in taken}
-    left_out = [name for name, x in state_dict.items() if _memory(x) not in used]
-    new = [name for name in own if name not in taken and not name.endswith(_VERSION)]
+    left_out = [name for name, x in state_dict.items() if _memory(x) not in used and not is_record(name)]
+    new = [name for name in own if name not in taken and not name.endswith(_VERSION) and not is_record(name)]
     return Transfer(taken, left_out, new)
 
 

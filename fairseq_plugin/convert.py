@@ -23,6 +23,7 @@ from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY, build_model
 from omegaconf import OmegaConf
 
 from common.checkpoints import Transfer, read_checkpoint
+from common.modules.remembered_options import is_record
 from common.ops.shared.checks import ArgumentError
 
 from ._known_options import check_names, model_options
@@ -66,7 +67,8 @@ def convert(source: Path, arch: str, overrides: dict[str, Any] | None = None) ->
     state = load_checkpoint_to_cpu(str(source), given)  # again, by fairseq, which brings all of its formats up to date
     if isinstance(state["cfg"].model, argparse.Namespace):
         state["cfg"].model._name = registered_names(target)[0]  # overrides would name the task so as well
-    transfer = _check_fit(state["cfg"].model, state["model"])
+    transfer, records = _check_fit(state["cfg"].model, state["model"])
+    state["model"].update(records)
     left_out = [name for name in _LEFT_OUT if name in state]
     converted = {name: value for name, value in state.items() if name not in (*left_out, "args")}
     converted["cfg"] = OmegaConf.to_container(state["cfg"], resolve=False, enum_to_str=True)
@@ -81,13 +83,18 @@ def _checked_options(overrides: dict[str, Any], target: type) -> dict[str, Any]:
     return overrides
 
 
-def _check_fit(config: Any, weights: dict[str, torch.Tensor]) -> Transfer:
-    """What comes of ``weights`` in the model of as many symbols as they have; ValueError if they do not fit."""
+def _check_fit(config: Any, weights: dict[str, torch.Tensor]) -> tuple[Transfer, dict[str, torch.Tensor]]:
+    """What comes of ``weights`` in the model of as many symbols as they have, and its records of options.
+
+    Raises:
+        ValueError: they do not fit.
+    """
     target = _dictionary(_vocabulary_size(weights, "decoder"))
     source = _dictionary(_vocabulary_size(weights, "encoder") or len(target))
     task = SimpleNamespace(source_dictionary=source, target_dictionary=target)
     model = build_model(copy(config), task, from_checkpoint=True)
-    return transfer_of(weights, model.fitted_state_dict(weights, copy(config)), model)
+    transfer = transfer_of(weights, model.fitted_state_dict(weights, copy(config)), model)
+    return transfer, {name: record for name, record in model.state_dict().items() if is_record(name)}
 
 
 def _dictionary(size: int) -> Dictionary:

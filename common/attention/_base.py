@@ -91,6 +91,8 @@ class InnerAttention(RemembersOptions):
     supports: ClassVar[frozenset[str]] = frozenset({"causal", "bidirectional"})
     #: Names of ``FACTS`` and of ``INPUTS``.
     needs: frozenset[str] = frozenset()
+    #: Options that tensors of the state dict show, so that they need not be remembered.
+    shown_by_weights: ClassVar[frozenset[str]] = frozenset()
     #: Whether the decoding state has the same size after any number of tokens, and so the cost is linear in them.
     state_is_constant_size: bool = True
 
@@ -119,9 +121,18 @@ class InnerAttention(RemembersOptions):
         return {"q": head_dim, "k": head_dim, "v": head_dim}
 
     def remembered_options(self) -> dict[str, Any]:
-        """Its options but those of speed alone; other ones make other outputs of the same weights."""
+        """Its name, whether it is causal, its heads, and its options but those of speed alone.
+
+        Other ones make other outputs of the same weights.
+        """
         described = self.options.described()
-        return {name: value for name, value in self.options.as_dict().items() if not described[name].speed_only}
+        options = {
+            name: value
+            for name, value in self.options.as_dict().items()
+            if not described[name].speed_only and name not in self.shown_by_weights
+        }
+        heads = {} if self.shape.num_heads is None else {"num_heads": self.shape.num_heads}
+        return {"attention": self.name or type(self).__name__, "causal": self.causal, **heads, **options}
 
     def inputs(self, **available: Any) -> dict[str, Any]:
         """Of the inputs that a host can give, by name, those that this module takes."""

@@ -32,6 +32,10 @@ class RotaryAttention(InnerAttention):
         self.inner = inner
         self.needs = inner.needs
 
+    def remembered_options(self) -> dict[str, Any]:
+        """That there are rotary positions; the inner attention remembers its own."""
+        return {"attention": f"{self.inner.name} with rotary positions"}
+
     @property
     def state_is_constant_size(self) -> bool:
         """That of the inner attention."""

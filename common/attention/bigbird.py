@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ..ops.bigbird import attend, draw_numbers
@@ -29,22 +30,46 @@ class BigbirdOptions(AttentionOptions):
 class BigbirdAttention(OpAttention):
     """Softmax over neighbouring, first, last and random chunks (Zaheer et al., NeurIPS 2020); O(n (5 + r) C d).
 
-    Not causal. ``numbers`` (1024, r) is a buffer, drawn from torch's generator when the module is built, that chooses
-    the random chunks, the same for all heads: evaluation repeats, and a state dict has it. An image is the sequence of
-    its rows. Shapes and masks as in ``InnerAttention``; options as in ``common.ops.bigbird_attention``.
+    Not causal. ``numbers`` (1024, r) choose the random chunks, the same for all heads. They are drawn from ``seed``,
+    which is drawn from torch's generator when the module is built. A state dict remembers the seed in place of the
+    numbers, which averages in float32 would round. Files of version 0.2 hold numbers: they are taken, ``seed`` is 0
+    then, and a state dict holds the numbers too. An image is the sequence of its rows. Shapes and masks as in
+    ``InnerAttention``; options as in ``common.ops.bigbird_attention``.
     """
 
     Options = BigbirdOptions
     supports = frozenset({"bidirectional", "images"})
     op = staticmethod(attend)
     reference_op = staticmethod(bigbird_attention_reference)
+    counts = ("seed",)
+    former_names = frozenset({"numbers"})
     numbers: Tensor
     chunk_size: int
+    seed: int = 0  # of the numbers; 0 for those of a file of version 0.2
 
     def setup(self) -> None:
         super().setup()
         self.chunk_size = self.options.chunk_size
-        self.register_buffer("numbers", draw_numbers(self.options.random_chunks or 0))
+        self.seed = int(torch.randint(1, 2**31, (), device="cpu"))
+        self.register_buffer("numbers", self._draw(), persistent=False)
+
+    def restore_counts(self, counts: dict[str, int]) -> None:
+        """Choose the random chunks that the weights were trained with, where the seed is known."""
+        super().restore_counts(counts)
+        if self.seed:
+            self.numbers = self._draw().to(self.numbers)
+
+    def restore_former(self, tensors: dict[str, Tensor]) -> None:
+        """The numbers of a file without a seed."""
+        self.seed, self.numbers = 0, tensors["numbers"].to(self.numbers)
+
+    def _draw(self) -> Tensor:
+        return draw_numbers(self.options.random_chunks or 0, self.seed)
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if not self.seed:
+            destination[f"{prefix}numbers"] = self.numbers
 
     def held(self) -> dict[str, Any]:
         """The numbers that choose random chunks."""

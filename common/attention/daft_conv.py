@@ -82,6 +82,7 @@ class DaftConvAttention(DaftAttention):
     Options = DaftConvOptions
     supports = frozenset({"causal", "bidirectional", "images"})
     needs = frozenset({"num_heads"})
+    shown_by_weights = frozenset({"window", "reparameterize"})  # by the filters' shape, and by gamma and beta
     causal: Final[bool]
     local_only: Final[bool]
     standardise: Final[bool]

@@ -36,8 +36,11 @@ class FavorAttention(OpAttention):
     """FAVOR+ (Performer, ICLR 2021): softmax attention estimated by positive random features; O(n r d).
 
     ``directions`` (r, d), r = ``features``, is a buffer that all heads share: evaluation repeats, and a state dict has
-    it. It is drawn from torch's generator when the module is built, by ``redraw_directions()``, and with ``redraw``
-    in training. Shapes and masks as in ``InnerAttention``; options as in ``common.ops.favor_attention``.
+    it. It is drawn from torch's generator when the module is built, and by ``redraw_directions()``. With ``redraw``,
+    training has directions of its own, ``training_directions``, drawn anew every so many passes. They are in no state
+    dict, since averages of weights (EMA, averaged checkpoints) would make of them what are directions no more; the
+    seed that they were drawn from is, so that training resumes with the same. Shapes and masks as in
+    ``InnerAttention``; options as in ``common.ops.favor_attention``.
     """
 
     Options = FavorOptions
@@ -45,29 +48,37 @@ class FavorAttention(OpAttention):
     needs = frozenset({"head_dim"})
     op = staticmethod(attend)
     reference_op = staticmethod(favor_attention_reference)
+    shown_by_weights = frozenset({"features", "lengths", "redraw"})  # by the directions, which are in the state dict
+    counts = ("passes", "drawn_from")
     directions: Tensor
     redraws: bool
+    passes: int = 0  # in training, with ``redraw``
+    drawn_from: int = 0  # the seed of ``training_directions``; 0 for those of ``directions``
+    _pass_seed: int = 0
 
     def setup(self) -> None:
         super().setup()
         self.redraws = self.options.redraw is not None
-        self._passes, self._pass_seed = 0, -1
         self.register_buffer("directions", self._draw())
-
-    def remembered_options(self) -> dict[str, Any]:
-        """None: the directions themselves are in the state dict."""
-        return {}
+        if self.redraws:
+            self.register_buffer("training_directions", self.directions.clone(), persistent=False)
 
     def redraw_directions(self, seed: int | None = None) -> None:
         """New directions, from torch's generator or from ``seed``; decoding states of the old ones end."""
-        generator = None if seed is None else torch.Generator().manual_seed(seed)
-        self.directions = self._draw(generator).to(self.directions)
+        self.directions = self._draw(seed).to(self.directions)
+        self._draw_for_training(0)
 
     def held(self) -> dict[str, Any]:
         """The directions."""
-        if self.training and self.redraws:
-            self._count_pass()
-        return {"directions": self.directions}
+        if not (self.training and self.redraws):
+            return {"directions": self.directions}
+        self._count_pass()
+        return {"directions": self.training_directions}
+
+    def restore_counts(self, counts: dict[str, int]) -> None:
+        """Go on where the training stood that the weights are of."""
+        self.passes = counts.get("passes", 0)
+        self._draw_for_training(counts.get("drawn_from", 0))
 
     def _op_arguments(self) -> dict[str, Any]:
         return {"causal": self.causal, "chunk_size": self.options.chunk_size}
@@ -75,8 +86,15 @@ class FavorAttention(OpAttention):
     def _reference_arguments(self) -> dict[str, Any]:
         return {"causal": self.causal}
 
-    def _draw(self, generator: torch.Generator | None = None) -> Tensor:
+    def _draw(self, seed: int | None = None) -> Tensor:
+        generator = None if seed is None else torch.Generator().manual_seed(seed)
         return draw_directions(self.options.features, self.shape.head_dim, self.options.lengths, generator)
+
+    def _draw_for_training(self, seed: int) -> None:
+        """Directions of training from ``seed``, or with 0 those of evaluation."""
+        self.drawn_from = seed
+        if self.redraws:
+            self.training_directions = (self._draw(seed) if seed else self.directions.clone()).to(self.directions)
 
     @torch.jit.unused
     def _count_pass(self) -> None:
@@ -85,12 +103,12 @@ class FavorAttention(OpAttention):
         The seed of each pass is from torch's generator. Activation checkpointing repeats a pass with the generator as
         it was: a pass of the same seed is the same pass, and keeps its directions.
         """
-        seed = int(torch.randint(2**62, (), device="cpu"))
+        seed = int(torch.randint(1, 2**62, (), device="cpu"))
         if seed == self._pass_seed:
             return
-        self._pass_seed, self._passes = seed, self._passes + 1
-        if self._passes % self.options.redraw == 0:
-            self.redraw_directions(seed)
+        self._pass_seed, self.passes = seed, self.passes + 1
+        if self.passes % self.options.redraw == 0:
+            self._draw_for_training(seed)
 
     def _attend_scriptable(
         self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None, query_padding_mask: Tensor | None

@@ -39,6 +39,7 @@ class ReformerAttention(OpAttention):
     needs = frozenset({"head_dim"})
     op = staticmethod(attend)
     reference_op = staticmethod(reformer_attention_reference)
+    shown_by_weights = frozenset({"rounds", "directions"})  # by the rotations, which are in the state dict
     rotations: Tensor
     chunk_size: int
 
@@ -50,10 +51,6 @@ class ReformerAttention(OpAttention):
     def projections(self, head_dim: int) -> dict[str, int]:
         """Queries, which are the keys, and values."""
         return {"q": head_dim, "v": head_dim}
-
-    def remembered_options(self) -> dict[str, Any]:
-        """The size of chunks: the rotations themselves are in the state dict."""
-        return {"chunk_size": self.chunk_size}
 
     def redraw_rotations(self, seed: int | None = None) -> None:
         """New rotations, from torch's generator or from ``seed``; decoding states of the old ones end."""

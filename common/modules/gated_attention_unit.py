@@ -137,8 +137,9 @@ class GatedAttentionUnit(RemembersOptions):
 
     def remembered_options(self) -> dict[str, str | int | float | bool | None]:
         """What changes the result and no shape of a weight."""
-        names = ("kernel", "chunk_size", "divisor", "local", "linear", "rotary", "first_softmax", "first_to_all")
-        return {name: getattr(self, name) for name in names}
+        names = ("causal", "kernel", "chunk_size", "divisor", "local", "linear", "rotary")
+        names += ("first_softmax", "first_to_all")
+        return {"attention": "gated attention unit", **{name: getattr(self, name) for name in names}}
 
     @property
     def state_is_constant_size(self) -> bool:

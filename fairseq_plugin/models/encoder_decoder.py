@@ -33,7 +33,7 @@ def _has_stock_weights(attention: str) -> bool:
     """Whether a layer with ``attention`` has the weights of fairseq's own, no more and no others."""
     kind, shape = ATTENTIONS[attention], {"num_heads": 1, "head_dim": 8, "max_tokens": 8}
     modules = [build_attention(attention, x, **shape) for x in (False, True) if not x or "causal" in kind.supports]
-    return all(not x.state_dict() and x.projections(8) == {"q": 8, "k": 8, "v": 8} for x in modules)
+    return all(not (*x.parameters(), *x.buffers()) and x.projections(8) == {"q": 8, "k": 8, "v": 8} for x in modules)
 
 
 def _register(prefix: str, attention: str) -> None:

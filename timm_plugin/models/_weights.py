@@ -15,7 +15,8 @@ from timm.layers import resample_abs_pos_embed, resample_patch_embed
 from timm.models.vision_transformer import checkpoint_filter_fn as timm_filter_fn
 from torch import Tensor, nn
 
-from common.checkpoints import check_state_dict
+from common.checkpoints import check_state_dict, leave_out_foreign_records
+from common.modules.remembered_options import is_record
 
 from ..layers.position_bias import resample_position_bias
 
@@ -83,7 +84,7 @@ def fit_vision_transformer(state_dict: StateDict, model: nn.Module, values_only:
             if there in state_dict and here in own and there not in own:
                 state_dict[here] = state_dict.pop(there)
     patches = state_dict.get("patch_embed.proj.weight")
-    stock = not any(".attn.attention." in name for name in state_dict)
+    stock = not any(".attn.attention." in name and not is_record(name) for name in state_dict)
     grid, prefix, in_part = model.patch_embed.grid_size, model.num_prefix_tokens, []
     for name, tensor in state_dict.items():
         parameter = name.rpartition(".attn.attention.")[2]
@@ -95,7 +96,7 @@ def fit_vision_transformer(state_dict: StateDict, model: nn.Module, values_only:
                 state_dict[name] = torch.cat([own[name][: -model.embed_dim], tensor[-model.embed_dim :].to(own[name])])
                 in_part.append(name)
     fitted = timm_filter_fn(state_dict, model, adapt_layer_scale=True)
-    new = [name for name in own if ".attn.attention." in name] if stock else []
+    new = [name for name in own if ".attn.attention." in name and not is_record(name)] if stock else []
     return checked(fitted, model, left_out, new, in_part)
 
 
@@ -120,6 +121,7 @@ def checked(
     """
     own, cfg = model.state_dict(), getattr(model, "pretrained_cfg", None) or {}
     left_out, new = list(left_out), list(new)
+    leave_out_foreign_records(fitted, model)
     classifier, stem = (f"{cfg.get(part, part)}." for part in ("classifier", "first_conv"))
     if model.num_classes != cfg.get("num_classes", model.num_classes):
         left_out += [name for name in fitted if name.startswith(classifier)]
@@ -136,7 +138,8 @@ def checked(
     check_state_dict(complete, model)
     lists = [("left out", left_out), ("new, as first drawn", new), ("taken in part", in_part)]
     summary = "; ".join(f"{what}: {_grouped(names)}" for what, names in lists if names)
-    taken = f"{type(model).__name__}: {len(fitted) - len(list(in_part))} tensors of the checkpoint are taken"
+    whole = sum(not is_record(name) for name in fitted) - len(list(in_part))
+    taken = f"{type(model).__name__}: {whole} tensors of the checkpoint are taken"
     logger.log(logging.WARNING if summary else logging.INFO, f"{taken}; {summary}" if summary else taken)
     return fitted
 

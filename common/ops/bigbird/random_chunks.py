@@ -7,9 +7,10 @@ from torch import Tensor
 ROWS = 1024
 
 
-def draw_numbers(random_chunks: int) -> Tensor:
-    """Integers (``ROWS``, r) from torch's generator, of which ``choose_chunks`` makes its choice."""
-    return torch.randint(2**31, (ROWS, random_chunks))
+def draw_numbers(random_chunks: int, seed: int | None = None) -> Tensor:
+    """Integers (``ROWS``, r) from torch's generator or ``seed``, of which ``choose_chunks`` makes its choice."""
+    generator = None if seed is None else torch.Generator().manual_seed(seed)
+    return torch.randint(2**31, (ROWS, random_chunks), generator=generator)
 
 
 def choose_chunks(numbers: Tensor, groups: int, last: Tensor) -> tuple[Tensor, Tensor]:

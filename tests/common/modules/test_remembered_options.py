@@ -1,15 +1,18 @@
-"""Options that weights depend on stay with a state dict, without a key, and other ones are warned of."""
+"""What weights mean stays in a state dict whatever is done to it, and other options are warned of."""
 
+import copy
+import pickle
 import warnings
-from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from common.attention import build_attention
+from common.attention import ATTENTIONS, RotaryAttention, build_attention
 from common.modules.gated_attention_unit import GatedAttentionUnit
 from common.modules.remembered_options import RemembersOptions
 
@@ -35,19 +38,108 @@ def _reread(model: nn.Module, folder: Path) -> Any:
     return torch.load(folder / "c.pt", weights_only=True)["model"]
 
 
-def test_keys_are_those_of_the_tensors() -> None:
-    """Nothing is added to them."""
-    assert list(_layers(form="a").state_dict()) == ["0.weight", "1.0.weight", "1.0.bias", "1.1.weight"]
+def _through_safetensors(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    return safetensors.torch.load(safetensors.torch.save(dict(state)))
 
 
-def test_the_same_options_load_in_silence(tmp_path: Path) -> None:
+def _averaged(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """As the hosts' scripts average files: sums in float64 or in the file's dtype, and float32 at the end."""
+    return {name: ((x.double() + x.double() + x.double()) / 3).float() for name, x in state.items()}
+
+
+def _moving_average(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """As fairseq and timm average while they train: products and sums of everything that has a floating point."""
+    return {name: x.clone().mul_(0.9999).add_(x, alpha=1 - 0.9999) for name, x in state.items()}
+
+
+#: What is done to state dicts on their way.
+WAYS: dict[str, Callable[[dict[str, Tensor]], dict[str, Tensor]]] = {
+    "as it is": lambda state: state,
+    "copied key by key": lambda state: dict(state.items()),
+    "safetensors": _through_safetensors,
+    "pickle": lambda state: pickle.loads(pickle.dumps(state)),
+    "deep copy": copy.deepcopy,
+    "float16": lambda state: {name: x.half() for name, x in state.items()},
+    "bfloat16": lambda state: {name: x.bfloat16() for name, x in state.items()},
+    "averaged": _averaged,
+    "moving average": _moving_average,
+}
+
+
+def test_keys_are_those_of_the_tensors_and_a_record() -> None:
+    """One record for each module that remembers, under torch's own name, and a tensor as hosts expect."""
+    state = _layers(form="a").state_dict()
+    names = ["0.weight", "0._extra_state", "1.0.weight", "1.0.bias", "1.1.weight", "1.1._extra_state"]
+    assert list(state) == names and all(isinstance(x, Tensor) for x in state.values())
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_same_options_load_in_silence(way: str, tmp_path: Path) -> None:
     """From a file, too; and options of other versions, which one side lacks."""
-    stored = _reread(_layers(form="a", clamp=5.0, bound=None, flag=True), tmp_path)
+    stored = WAYS[way](_reread(_layers(form="a", clamp=5.0, bound=None, flag=True, pair=(3, 5)), tmp_path))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        _layers(form="a", clamp=5, bound=None, flag=True).load_state_dict(stored)
+        _layers(form="a", clamp=5, bound=None, flag=True, pair=(3, 5)).load_state_dict(stored)
         _layers(form="a", newer="x").load_state_dict(stored)
-        _layers(form="a").load_state_dict(OrderedDict(stored))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_other_options_are_a_warning_on_every_way(way: str) -> None:
+    """Whatever was done to the state dict; a wide clamp, a pair and a name are among them."""
+    stored = WAYS[way](_layers(form="paper", clamp=float("inf"), pair=(3, 5)).state_dict())
+    for other in ({"form": "released"}, {"clamp": 5.0}, {"pair": (3, 7)}):
+        options = {"form": "paper", "clamp": float("inf"), "pair": (3, 5), **other}
+        with pytest.warns(UserWarning, match=next(iter(other))) as caught:
+            _layers(**options).load_state_dict(stored)
+        assert len({str(warning.message) for warning in caught}) == 1
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_file_that_remembers_nothing_says_so_once(strict: bool) -> None:
+    """One of a stock model, or of version 0.1; its weights are loaded, and strict loading stays strict."""
+    stored = {name: x + 1 for name, x in _layers().state_dict().items() if "_extra_state" not in name}
+    model = _layers(form="b")
+    with pytest.warns(UserWarning, match="do not say.*form='b'") as caught:
+        model.load_state_dict(stored, strict=strict)
+    assert len({str(warning.message) for warning in caught}) == 1
+    assert torch.equal(model[1][1].weight, stored["1.1.weight"])
+    del stored["0.weight"]
+    if strict:
+        with pytest.raises(RuntimeError, match="0.weight"):
+            model.load_state_dict(stored)
+
+
+def test_weights_of_other_modules_alone_are_no_reason_to_warn() -> None:
+    """Such as a head's, or none."""
+    model = nn.ModuleDict({"block": nn.ModuleDict({"attention": _Remembers(form="b")}), "head": nn.Linear(2, 2)})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.load_state_dict({"head.bias": torch.ones(2)}, strict=False)
+        model.load_state_dict({}, strict=False)
+
+
+def test_version_0_2_kept_options_in_the_metadata() -> None:
+    """They are read there."""
+    stored = _layers(form="a").state_dict()
+    for name in ("0", "1.1"):
+        del stored[f"{name}._extra_state"]
+        stored._metadata[name]["options"] = {"form": "a"}
+    with pytest.warns(UserWarning, match="form='a'.*form='b'"):
+        _layers(form="b").load_state_dict(stored)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _layers(form="a").load_state_dict(stored)
+
+
+@pytest.mark.parametrize(
+    "damaged", [torch.zeros(3), torch.tensor(1.0), torch.full((9,), 1e30), torch.full((9,), float("nan")), "a string"]
+)
+def test_a_damaged_record_is_a_warning(damaged: Any) -> None:
+    """So is the average of files of several options, which is none."""
+    model = _layers(form="a")
+    stored = {**model.state_dict(), "0._extra_state": damaged}
+    with pytest.warns(UserWarning, match="cannot be read.*form='a'"):
+        model.load_state_dict(stored)
 
 
 def test_other_options_are_a_warning(tmp_path: Path) -> None:
@@ -104,3 +196,31 @@ def test_options_of_speed_are_not_remembered() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         build_attention("flow", chunk_size=8).load_state_dict(build_attention("flow").state_dict())
+
+
+def test_every_mechanism_remembers_its_name() -> None:
+    """One in another's place is warned of, whether they share the name of an option or not."""
+    shape = {"num_heads": 2, "head_dim": 4, "max_tokens": 8}
+    names = [name for name, attention in ATTENTIONS.items() if attention.supports & {"bidirectional", "source"}]
+    for name in names:
+        stored = build_attention(name, **shape).state_dict()
+        other = "softmax" if name != "softmax" else "flow"
+        with pytest.warns(UserWarning, match=f"attention='{name}'.*attention='{other}'"):
+            build_attention(other, **shape).load_state_dict(stored, strict=False)
+
+
+def test_heads_and_direction() -> None:
+    """Both change the result, and no shape of a mechanism without parameters."""
+    stored = build_attention("flow", num_heads=12, head_dim=4).state_dict()
+    with pytest.warns(UserWarning, match="num_heads=12.*num_heads=16"):
+        build_attention("flow", num_heads=16, head_dim=3).load_state_dict(stored)
+    with pytest.warns(UserWarning, match="causal=False.*causal=True"):
+        build_attention("flow", True, num_heads=12, head_dim=4).load_state_dict(stored)
+
+
+def test_rotary_positions() -> None:
+    """Around a mechanism they are a layer without parameters."""
+    plain = nn.ModuleDict({"inner": build_attention("flow")})
+    rotary = nn.ModuleDict({"inner": RotaryAttention(build_attention("flow"), 4)})
+    with pytest.warns(UserWarning, match="rotary"):
+        rotary.load_state_dict(plain.state_dict())

@@ -1,5 +1,7 @@
 """BigBird: who sees whom, the random chunks, and transformers' module beside it."""
 
+import copy
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -69,8 +71,22 @@ def test_each_module_has_random_chunks_of_its_own_and_keeps_them():
     out = first(*inputs)
     assert not torch.equal(second(*inputs), out) and torch.equal(first.train()(*inputs), out)
     assert torch.equal(first.half()(*inputs), out), "numbers are integers, which no dtype rounds"
+    second.load_state_dict({name: x.half() for name, x in first.state_dict().items()})
+    assert torch.equal(second(*inputs), out), "a state dict remembers them whatever is done to it"
+    assert torch.equal(copy.deepcopy(second)(*inputs), out)
+
+
+def test_files_of_version_0_2_held_the_numbers():
+    """They are taken, and kept."""
+    sizes = {"chunk_size": 2, "random_chunks": 2}
+    first, inputs = build_attention("bigbird", **sizes), qkv(40)
+    with pytest.warns(UserWarning, match="do not say"):
+        first.load_state_dict({"numbers": draw_numbers(2)})
+    second = build_attention("bigbird", **sizes)
     second.load_state_dict(first.state_dict())
-    assert torch.equal(second(*inputs), out)
+    assert torch.equal(second(*inputs), first(*inputs))
+    with pytest.warns(UserWarning), pytest.raises(RuntimeError, match="numbers"):
+        second.load_state_dict({"numbers": draw_numbers(3)})
 
 
 @torch.no_grad()

@@ -1,5 +1,7 @@
 """FAVOR+ beyond the contract: what it estimates, its directions, extreme inputs, and performer-pytorch beside it."""
 
+import copy
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -93,22 +95,33 @@ def test_queries_far_from_all_keys_have_finite_gradients(causal, scale):
             )
 
 
-def test_directions_are_drawn_again_every_so_many_passes_of_training():
+def test_training_draws_directions_again_every_so_many_passes():
+    """Those of evaluation stay, so that averages of weights are of one set of directions."""
     module = build_attention("favor", head_dim=4, features=6, redraw=3).train()
-    inputs = qkv(5, d=4, dtype=torch.float32)
-    drawn = []
-    for _ in range(7):
-        module(*inputs)
-        drawn.append(module.directions)
-    same = [torch.equal(a, b) for a, b in zip(drawn, drawn[1:])]
+    inputs, before = qkv(5, d=4, dtype=torch.float32), module.directions.clone()
+    trained = [module(*inputs) for _ in range(7)]
+    same = [torch.equal(a, b) for a, b in zip(trained, trained[1:])]
     assert same == [True, False, True, True, False, True]
-    module.eval()
-    for _ in range(4):
-        module(*inputs)
-    assert torch.equal(module.directions, drawn[-1])
+    evaluated = module.eval()(*inputs)
+    assert torch.equal(evaluated, trained[0]) and torch.equal(module.directions, before)
     fresh = build_attention("favor", head_dim=4, features=6)
     fresh.load_state_dict(module.state_dict())
-    assert torch.equal(fresh(*inputs), module(*inputs))
+    assert torch.equal(fresh(*inputs), evaluated)
+
+
+def test_training_resumes_with_its_directions_and_its_count():
+    """After any pass, as if it had not been interrupted, where the generator goes on as it was."""
+    inputs = qkv(5, d=4, dtype=torch.float32)
+    module = build_attention("favor", head_dim=4, features=6, redraw=3).train()
+    for _ in range(7):
+        resumed = build_attention("favor", head_dim=4, features=6, redraw=3).train()
+        resumed.load_state_dict(module.state_dict())
+        with torch.random.fork_rng():
+            ahead = [resumed(*inputs) for _ in range(4)]
+        with torch.random.fork_rng():
+            uninterrupted = copy.deepcopy(module)
+            assert all(torch.equal(uninterrupted(*inputs), out) for out in ahead)
+        module(*inputs)
 
 
 def test_directions_are_drawn_again_on_request():

@@ -1,0 +1,123 @@
+"""What weights mean survives every path that fairseq has for them: other options warn, the same ones are silent."""
+
+import copy
+import pickle
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from fairseq.checkpoint_utils import load_model_ensemble
+from fairseq.dataclass.configs import EMAConfig
+from fairseq.models.ema import EMA
+from torch import Tensor, nn
+
+from fairseq_plugin import FlowformerLanguageModel
+from tests.fairseq_plugin.helpers.checkpoint_files import KINDS, build, save
+from tests.fairseq_plugin.helpers.commands import NO_READER_THREAD, run_module, translation_training_command
+from tests.fairseq_plugin.helpers.encoder_decoders import build_model
+from tests.fairseq_plugin.helpers.language_models import SMALL
+from tests.processes import CHECKOUT
+
+PAPER = ("--flow-form", "paper", "--flow-clamp", "inf")
+
+
+def _averaged(model: nn.Module) -> dict[str, Tensor]:
+    """As fairseq's scripts/average_checkpoints.py: sums of copies, divided in place."""
+    sums = {name: (x.float() if x.dtype == torch.float16 else x).clone() for name, x in model.state_dict().items()}
+    for name, x in sums.items():
+        x += model.state_dict()[name]
+        if x.is_floating_point():
+            x.div_(2)
+        else:
+            x //= 2
+    return sums
+
+
+def _moving_average(model: nn.Module) -> dict[str, Tensor]:
+    average = EMA(model, EMAConfig(store_ema=True, ema_decay=0.999))
+    for update in range(3):
+        average.step(model, updates=update)
+    return average.get_model().state_dict()
+
+
+#: What fairseq does to weights before it writes them, or a user to a model.
+WAYS: dict[str, Callable[[nn.Module], dict[str, Tensor]]] = {
+    "as they are": lambda model: model.state_dict(),
+    "averaged checkpoints": _averaged,
+    "--store-ema": _moving_average,
+    "--store-ema --ema-fp32": lambda model: _ema_in_float32(model),
+    "--fp16": lambda model: copy.deepcopy(model).half().state_dict(),
+    "--bf16": lambda model: copy.deepcopy(model).bfloat16().state_dict(),
+    "a pickle": lambda model: pickle.loads(pickle.dumps(model)).state_dict(),
+}
+
+
+def _ema_in_float32(model: nn.Module) -> dict[str, Tensor]:
+    average = EMA(copy.deepcopy(model).half(), EMAConfig(store_ema=True, ema_decay=0.999, ema_fp32=True))
+    average.step(model.half(), updates=1)
+    model.float()
+    return dict(average.fp32_params)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_restart(way: str) -> None:
+    """--restore-file and --finetune-from-model load what the way made into the model of the command line."""
+    state = WAYS[way](build("flowformer_lm", *SMALL, *PAPER))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        build("flowformer_lm", *SMALL, *PAPER).load_state_dict(state)
+    for others, match in {
+        ("--flow-clamp", "inf"): "form='paper'.*form='released'",
+        PAPER[:2]: "clamp=inf.*clamp=5.0",
+        (*PAPER, "--decoder-attention-heads", "2"): "num_heads=4.*num_heads=2",
+    }.items():
+        with pytest.warns(UserWarning, match=match):
+            build("flowformer_lm", *SMALL, *others).load_state_dict(state)
+    with pytest.warns(UserWarning, match="attention='flow'.*attention='linear'"):
+        build("linear_lm", *SMALL).load_state_dict(state)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_from_a_file(kind: str, tmp_path: Path, data_bin: str) -> None:
+    """``from_pretrained`` and --model-overrides of fairseq's commands: silent as trained, aloud with other options."""
+    model = build("flowformer_lm", *SMALL, *PAPER)
+    path = save(tmp_path / "c.pt", model.state_dict(), kind, "flowformer_lm", *SMALL, *PAPER)
+    ways: list[Callable[..., object]] = [
+        lambda **given: FlowformerLanguageModel.from_pretrained(str(tmp_path), "c.pt", data_bin, **given),
+        lambda **given: load_model_ensemble([str(path)], arg_overrides={"data": data_bin, **given}),
+    ]
+    for way in ways:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message=".*weights that are loaded")
+            way()
+        with pytest.warns(UserWarning, match="form='paper'.*form='released'"):
+            way(flow_form="released")
+
+
+def test_cross_attention() -> None:
+    """Its mechanism has a name too: fairseq's own in the place of ours is said, and ours in the place of its own."""
+    state = build_model("flow", "--lineartime-cross-attention", "linear").state_dict()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        build_model("flow", "--lineartime-cross-attention", "linear").load_state_dict(state)
+    for other, match in {
+        "softmax": "attention='linear'.*no attention of lineartime",
+        "favor": "'linear'.*'favor'",
+    }.items():
+        with pytest.warns(UserWarning, match=match):
+            build_model("flow", "--lineartime-cross-attention", other).load_state_dict(state, strict=other == "softmax")
+    with pytest.warns(UserWarning, match="do not say.*attention='linear'"):
+        build_model("flow", "--lineartime-cross-attention", "linear").load_state_dict(build_model("flow").state_dict())
+
+
+def test_a_restart_of_fairseq_train_says_it(pairs_bin: str, tmp_path: Path) -> None:
+    """Once on the console, where a flag was forgotten."""
+    train = translation_training_command(pairs_bin, str(tmp_path), "flow", *NO_READER_THREAD)
+    run_module("fairseq_cli.train", [*train, "--lineartime-cross-attention", "linear", "--max-update", "2"])
+    command = [sys.executable, "-m", "fairseq_cli.train", *train, "--max-update", "3"]  # run_module hides warnings
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=CHECKOUT)
+    assert done.stderr.count("the weights that are loaded") == 1 and "attention='linear'" in done.stderr
