@@ -115,7 +115,8 @@ class TimeSeriesClassificationTask(FairseqTask):
             )
             raise ValueError(f"--arch is {name}; allowed with --task time_series_classification: {', '.join(known)}")
         model = super().build_model(cfg, from_checkpoint)
-        model.register_classification_head(self.cfg.classification_head_name, len(self.description.labels))
+        labels = self.description.labels
+        model.register_classification_head(self.cfg.classification_head_name, len(labels), labels)
         return model
 
     def build_criterion(self, cfg, from_checkpoint: bool = False) -> FairseqCriterion:

@@ -1,6 +1,8 @@
 """The task: training, resumption, evaluation and prediction of series, through fairseq's commands and from Python."""
 
 import logging
+import re
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -165,3 +167,22 @@ def test_refused_command_lines(data: Path, tmp_path: Path) -> None:
     assert (
         task.build_criterion(config.criterion).classification_head_name == task.cfg.classification_head_name == "other"
     )
+
+
+def test_labels_of_another_order_are_a_warning(data: Path, outputs: dict, tmp_path: Path) -> None:
+    """A training that begins with the weights of another, on a folder whose labels are others, is told of it."""
+    series, labels = waves(48, 1)
+    write_folder(tmp_path, {"train": (series, [label.upper() for label in labels])})
+    state, sizes = torch.load(outputs["runs"] / "whole" / "checkpoint_last.pt"), training_command(data, tmp_path, "x")
+    sizes = sizes[sizes.index("--encoder-layers") : sizes.index("--valid-subset")]
+
+    def model(folder: Path):
+        task, config = build_task(folder, *sizes, arch="flowformer_time_series")
+        return task.build_model(config.model)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model(data).load_state_dict(state["model"])
+    there, here = (re.escape(repr(sorted(found))) for found in (LABELS, {label.upper() for label in labels}))
+    with pytest.warns(UserWarning, match=f"TimeSeriesHead.*labels={there}.*labels={here}"):
+        model(tmp_path).load_state_dict(state["model"])
