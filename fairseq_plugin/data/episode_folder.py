@@ -217,7 +217,7 @@ def _checked_array(where: str, values: Any, *wanted: int | None) -> np.ndarray:
         raise ValueError(f"{where} have shape {array.shape}; allowed: ({allowed})")
     if not np.isfinite(array).all():
         step = int(np.argwhere(~np.isfinite(array))[0][0])
-        raise ValueError(f"{where} have a value that is not finite in float32 at step {step}; allowed: finite numbers")
+        raise ValueError(f"{where} have a value that is not finite at step {step}; allowed: finite numbers in float32")
     return array
 
 
