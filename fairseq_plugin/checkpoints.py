@@ -18,7 +18,7 @@ from common.modules.remembered_options import is_record
 
 from ._folders import find_folder
 from ._known_options import check_names, checkpoint_options, model_options
-from .untrusted_configuration import EMBEDDING_FILES, check_configuration, check_files
+from .untrusted_configuration import EMBEDDING_FILES, check_configuration, check_files, faults_of
 
 logger = logging.getLogger(__name__)
 
@@ -98,10 +98,12 @@ class CheckedLoading:
             path = os.path.join(folder, name)
             state = read_checkpoint(path)
             check_configuration(state, path)
-            kwargs = cls._overrides(state, path, kwargs)
-            check_files(state, path, kwargs)
+            with faults_of(path):
+                kwargs = cls._overrides(state, path, kwargs)
+                check_files(state, path, kwargs)
         kwargs = {**dict.fromkeys(EMBEDDING_FILES), **kwargs}
-        return super().from_pretrained(folder, checkpoint_file, data, **kwargs)
+        with faults_of(os.path.join(folder, checkpoint_file)):
+            return super().from_pretrained(folder, checkpoint_file, data, **kwargs)
 
     @classmethod
     def _overrides(cls, state: dict[str, Any], path: str, options: dict[str, Any]) -> dict[str, Any]:

@@ -35,7 +35,7 @@ from .checkpoints import (
     stored_architecture,
     transfer_of,
 )
-from .untrusted_configuration import EMBEDDING_FILES, check_configuration
+from .untrusted_configuration import EMBEDDING_FILES, check_configuration, faults_of
 
 #: How a command line spells arguments of ``convert``.
 _TYPED = {"arch": "--arch", "model_overrides": "--model-overrides"}
@@ -63,11 +63,13 @@ def convert(source: Path, arch: str, overrides: dict[str, Any] | None = None) ->
         raise ArgumentError(f"the checkpoint {str(source)!r} holds {stored!r}; allowed with `arch` {arch}: {allowed}")
     check_configuration(state, str(source))
     options = {**dict.fromkeys(EMBEDDING_FILES), **_checked_options(overrides or {}, target)}
-    given = stock_overrides(state, target, options)
-    state = load_checkpoint_to_cpu(str(source), given)  # again, by fairseq, which brings all of its formats up to date
-    if isinstance(state["cfg"].model, argparse.Namespace):
-        state["cfg"].model._name = registered_names(target)[0]  # overrides would name the task so as well
-    transfer, records = _check_fit(state["cfg"].model, state["model"])
+    with faults_of(str(source)):
+        given = stock_overrides(state, target, options)
+        # Again, by fairseq, which brings all of its formats up to date.
+        state = load_checkpoint_to_cpu(str(source), given)
+        if isinstance(state["cfg"].model, argparse.Namespace):
+            state["cfg"].model._name = registered_names(target)[0]  # overrides would name the task so as well
+        transfer, records = _check_fit(state["cfg"].model, state["model"])
     state["model"].update(records)
     left_out = [name for name in _LEFT_OUT if name in state]
     converted = {name: value for name, value in state.items() if name not in (*left_out, "args")}

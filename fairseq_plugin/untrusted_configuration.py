@@ -17,6 +17,7 @@ from fairseq.dataclass.configs import FairseqConfig
 from fairseq.registry import REGISTRIES
 from fairseq.tasks import TASK_REGISTRY
 from fairseq.utils import safe_getattr
+from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -51,8 +52,40 @@ _HUB_FILES = {
 }
 #: Groups of options whose values nothing reads where a model is loaded.
 _NOT_READ = ("criterion", "optimizer", "lr_scheduler", "scoring", "simul_type")
+#: What is raised for options of other kinds.
+_FAULTS = (
+    OmegaConfBaseException,
+    HydraException,
+    AssertionError,
+    ArithmeticError,
+    AttributeError,
+    KeyError,
+    MemoryError,
+    RuntimeError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+)
 #: An interpolation that refers to another option of the same configuration.
 _REFERENCE = re.compile(r"\$\{[.\w]+\}")
+
+
+@contextmanager
+def faults_of(path: str) -> Iterator[None]:
+    """Inside of it, what fairseq and its libraries raise for a configuration that is none is one ValueError.
+
+    ``path`` is the checkpoint that holds it.
+    """
+    try:
+        yield
+    except _FAULTS as error:
+        if type(error) is ValueError and "allowed" in str(error):  # of ours: it says all that there is to say
+            raise
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise ValueError(
+            f"the checkpoint {path!r} has a configuration that cannot be read ({reason}); allowed: what fairseq-train "
+            "writes, and options of the kinds that the model declares"
+        ) from error
 
 
 def check_configuration(state: Mapping[str, Any], path: str) -> None:
@@ -145,29 +178,16 @@ def _without_interpolations(options: Any, path: str) -> Iterator[tuple[str, Any]
 
 def _resolved(config: Any, path: str) -> dict[str, Any]:
     """A configuration in groups as plain values."""
-    with _readable(path):
+    with faults_of(path):
         found = OmegaConf.to_container(OmegaConf.create(config, flags={"allow_objects": True}), resolve=True)
         if not isinstance(found, dict):
             raise TypeError(f"a {type(found).__name__}")
         return found
 
 
-@contextmanager
-def _readable(path: str) -> Iterator[None]:
-    """Inside of it, what is raised for a configuration that is none is one ValueError."""
-    try:
-        yield
-    except (OmegaConfBaseException, TypeError, AttributeError, KeyError, RecursionError) as error:
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise ValueError(
-            f"the checkpoint {path!r} has a configuration that cannot be read ({reason}); allowed: groups of options, "
-            "as fairseq-train writes them"
-        ) from error
-
-
 def _leaves(options: Any, path: str) -> list[tuple[str, Any]]:
     """All values in nested containers, each with the name that is nearest to it; nothing is resolved."""
-    with _readable(path):
+    with faults_of(path):
         return list(_walk("cfg", options))
 
 

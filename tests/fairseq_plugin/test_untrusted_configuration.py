@@ -260,3 +260,36 @@ def test_a_task_that_nobody_registered(kind: str, stored, data_bin: str, tmp_pat
     else:
         state["args"].task = "unheard_of"
     assert "'unheard_of'" in _refused(tmp_path / "c.pt", state, "linear_lm", data_bin)
+
+
+WRONG_KINDS: dict[str, tuple[str, Any]] = {
+    "dropout": ("model", {"a": 1}),
+    "decoder_layers": ("model", float("nan")),
+    "patience": ("checkpoint", "many"),
+    "tokens_per_sample": ("task", [1, "a"]),
+    "seed": ("common", "???"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", WRONG_KINDS)
+def test_options_of_another_kind(name: str, kind: str, stored, data_bin: str, tmp_path: Path) -> None:
+    """One line that names the file, whatever fairseq, hydra or omegaconf raise; or the option is not read at all."""
+    group, value = WRONG_KINDS[name]
+    state = _put(stored("linear_lm", kind), group, name, value)
+    if kind == "cfg" and group in ("checkpoint", "common"):  # which nothing reads where a model is loaded
+        state["cfg"][group][name] = value
+        torch.save(state, tmp_path / "c.pt")
+        assert ARCH_MODEL_REGISTRY["linear_lm"].from_pretrained(str(tmp_path), "c.pt", data_bin).models
+    else:
+        assert "cannot be read" in _refused(tmp_path / "c.pt", state, "linear_lm", data_bin)
+
+
+@pytest.mark.parametrize("part", ["cfg", "args", "optimizer_history", "extra_state", "task_state"])
+def test_parts_of_another_kind(part: str, stored, data_bin: str, tmp_path: Path) -> None:
+    """Of the file itself."""
+    state = stored("linear_lm", "args" if part == "args" else "cfg")
+    state[part] = [1, "a"]
+    torch.save(state, tmp_path / "c.pt")
+    with pytest.raises(ValueError, match=f"{tmp_path / 'c.pt'}.*allowed"):
+        ARCH_MODEL_REGISTRY["linear_lm"].from_pretrained(str(tmp_path), "c.pt", data_bin)
