@@ -79,7 +79,8 @@ def faults_of(path: str) -> Iterator[None]:
     try:
         yield
     except _FAULTS as error:
-        if type(error) is ValueError and "allowed" in str(error):  # of ours: it says all that there is to say
+        ours = isinstance(error, ValueError) and not isinstance(error, OmegaConfBaseException)
+        if ours and "allowed" in str(error):  # it says all that there is to say
             raise
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise ValueError(
