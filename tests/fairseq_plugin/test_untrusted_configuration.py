@@ -12,12 +12,16 @@ import fairseq
 import fairseq_cli
 import pytest
 import torch
+from fairseq import options, tasks
 from fairseq.checkpoint_utils import load_model_ensemble_and_task
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models import ARCH_MODEL_REGISTRY
+from omegaconf import OmegaConf
 
 from fairseq_plugin.convert import convert
 from fairseq_plugin.untrusted_configuration import EVALUATED, check_evaluated, check_files
 from tests.fairseq_plugin.helpers.checkpoint_files import KINDS, save_model
+from tests.fairseq_plugin.helpers.encoder_decoders import SMALL
 
 MARK = "executed"
 ATTACK = f"open({MARK!r}, 'w') and [9]"
@@ -293,3 +297,23 @@ def test_parts_of_another_kind(part: str, stored, data_bin: str, tmp_path: Path)
     torch.save(state, tmp_path / "c.pt")
     with pytest.raises(ValueError, match=f"{tmp_path / 'c.pt'}.*allowed"):
         ARCH_MODEL_REGISTRY["linear_lm"].from_pretrained(str(tmp_path), "c.pt", data_bin)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_pretrained_embeddings_are_not_read_again(kind: str, stored, pairs_bin: str, tmp_path: Path) -> None:
+    """An encoder-decoder that began with embeddings of a file loads where that file is not: its weights have them."""
+    command = [pairs_bin, "--task", "translation", "--arch", "flow", *SMALL, "--save-dir", "/nowhere/at/all"]
+    args = options.parse_args_and_arch(options.get_training_parser(), command)
+    args.source_lang, args.target_lang = "in", "out"
+    trained = tasks.setup_task(args).build_model(args)
+    args.encoder_embed_path = args.decoder_embed_path = "/nowhere/embeddings"
+    state = {**stored("linear_lm", kind), "model": trained.state_dict()}
+    if kind == "args":
+        state["args"] = args
+    else:
+        config = convert_namespace_to_omegaconf(args)
+        state["cfg"] = OmegaConf.to_container(config, resolve=True, enum_to_str=True)
+    torch.save(state, tmp_path / "c.pt")
+    (model,) = ARCH_MODEL_REGISTRY["flow"].from_pretrained(str(tmp_path), "c.pt", pairs_bin).models
+    weights = trained.state_dict()
+    assert all(torch.equal(x, weights[name]) for name, x in model.state_dict().items())
