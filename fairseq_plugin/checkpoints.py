@@ -18,6 +18,7 @@ from common.modules.remembered_options import is_record
 
 from ._folders import find_folder
 from ._known_options import check_names, checkpoint_options, model_options
+from .untrusted_configuration import EMBEDDING_FILES, check_configuration, check_files, faults_of
 
 logger = logging.getLogger(__name__)
 
@@ -86,16 +87,23 @@ class CheckedLoading:
         """As fairseq's, from a file of this architecture or, where its weights fit, of fairseq's ``transformer_lm``.
 
         Raises:
-            ValueError: a folder or file that cannot be read, a file that would run code, or that holds another
-                architecture or other weights; an option that does not exist.
+            ValueError: a folder or file that cannot be read, a file that would run code, whose configuration fairseq
+                would evaluate or follow (see ``untrusted_configuration``), or that holds another architecture or other
+                weights; an option that does not exist.
         """
         folder = find_folder("model_name_or_path", model_name_or_path)
         data = os.path.join(folder, data_name_or_path) if data_name_or_path.startswith(".") else data_name_or_path
         data = os.path.abspath(find_folder("data_name_or_path", data))
         for name in checkpoint_file.split(os.pathsep):
             path = os.path.join(folder, name)
-            kwargs = cls._overrides(read_checkpoint(path), path, kwargs)
-        return super().from_pretrained(folder, checkpoint_file, data, **kwargs)
+            state = read_checkpoint(path)
+            check_configuration(state, path)
+            with faults_of(path):
+                kwargs = cls._overrides(state, path, kwargs)
+                check_files(state, path, kwargs)
+        kwargs = {**dict.fromkeys(EMBEDDING_FILES), **kwargs}
+        with faults_of(os.path.join(folder, checkpoint_file)):
+            return super().from_pretrained(folder, checkpoint_file, data, **kwargs)
 
     @classmethod
     def _overrides(cls, state: dict[str, Any], path: str, options: dict[str, Any]) -> dict[str, Any]:

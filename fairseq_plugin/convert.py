@@ -35,6 +35,7 @@ from .checkpoints import (
     stored_architecture,
     transfer_of,
 )
+from .untrusted_configuration import EMBEDDING_FILES, check_configuration, faults_of
 
 #: How a command line spells arguments of ``convert``.
 _TYPED = {"arch": "--arch", "model_overrides": "--model-overrides"}
@@ -60,24 +61,20 @@ def convert(source: Path, arch: str, overrides: dict[str, Any] | None = None) ->
     if ARCH_MODEL_REGISTRY.get(stored) is not target.stock_model:
         allowed = f"{stock_name(target)!r} and its sizes"
         raise ArgumentError(f"the checkpoint {str(source)!r} holds {stored!r}; allowed with `arch` {arch}: {allowed}")
-    _check_plain(state, source)
-    given = stock_overrides(state, target, _checked_options(overrides or {}, target))
-    state = load_checkpoint_to_cpu(str(source), given)  # again, by fairseq, which brings all of its formats up to date
-    if isinstance(state["cfg"].model, argparse.Namespace):
-        state["cfg"].model._name = registered_names(target)[0]  # overrides would name the task so as well
-    transfer, records = _check_fit(state["cfg"].model, state["model"])
+    check_configuration(state, str(source))
+    options = {**dict.fromkeys(EMBEDDING_FILES), **_checked_options(overrides or {}, target)}
+    with faults_of(str(source)):
+        given = stock_overrides(state, target, options)
+        # Again, by fairseq, which brings all of its formats up to date.
+        state = load_checkpoint_to_cpu(str(source), given)
+        if isinstance(state["cfg"].model, argparse.Namespace):
+            state["cfg"].model._name = registered_names(target)[0]  # overrides would name the task so as well
+        transfer, records = _check_fit(state["cfg"].model, state["model"])
     state["model"].update(records)
     left_out = [name for name in _LEFT_OUT if name in state]
     converted = {name: value for name, value in state.items() if name not in (*left_out, "args")}
     converted["cfg"] = OmegaConf.to_container(state["cfg"], resolve=False, enum_to_str=True)
     return {"args": None, **converted}, transfer._replace(left_out=[*transfer.left_out, *left_out])
-
-
-def _check_plain(state: dict[str, Any], source: Path) -> None:
-    """Raise ValueError for interpolations in a Namespace: fairseq would resolve them, those of the environment too."""
-    for name, value in vars(state["args"]).items() if state.get("args") is not None else ():
-        if "${" in str(value):
-            raise ValueError(f"the checkpoint {str(source)!r} has {name} = {value!r}; allowed: no interpolation")
 
 
 def _checked_options(overrides: dict[str, Any], target: type) -> dict[str, Any]:

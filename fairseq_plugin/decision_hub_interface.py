@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from common.ops.shared.checks import check_positive_int
 
 from .data.episodes import TOKENS
+from .data.stored_arrays import as_float32, checked_cast
 
 FULL = "full"
 
@@ -44,11 +45,13 @@ class DecisionHubInterface(nn.Module):
                 attention's state is constant. By default as in training.
 
         Raises:
-            ValueError: a target that is no finite number; a context that is none, or longer than the model allows.
+            ValueError: a target that is no finite number, or none in float32 over --return-scale; a context that is
+                none, or longer than the model allows.
         """
         targets = np.asarray(target, dtype=np.float64)
         if targets.ndim > 1 or not targets.size or not np.isfinite(targets).all():
             raise ValueError(f"target is {target!r}; allowed: a finite number, or several")
+        self._scaled("target", targets)
         self._context = self._checked_context(context)
         self._single, self._step = targets.ndim == 0, 0
         self._targets = targets.reshape(-1, 1)
@@ -63,19 +66,17 @@ class DecisionHubInterface(nn.Module):
         ``rewards`` are those that the last actions brought, (N,) or a number; None at the first step.
 
         Raises:
-            ValueError: no ``reset`` before; states or rewards of another shape or not finite; no rewards after the
-                first step, or some at it; more steps than the model has embeddings for.
+            ValueError: no ``reset`` before; states or rewards of another shape or not finite, in the precision of the
+                model too; no rewards after the first step, or some at it; more steps than the model has embeddings for.
+                The episode is as it was then.
         """
         states, rewards = self._checked_step(states, rewards)
-        self._targets = self._targets - rewards
-        weight = next(self.model.parameters())
-
-        def tensor(values: np.ndarray) -> Tensor:
-            return torch.from_numpy(values.astype(np.float32)).to(weight.device, weight.dtype)
-
-        returns = tensor(self._targets / self.task.cfg.return_scale)
-        ready = tensor(self.described.standardise(states))
-        timesteps = torch.full((len(states),), self._step, device=weight.device)
+        targets, step = self._targets - rewards, f"at step {self._step}"
+        what = f"the return that remains {step}"
+        returns = self._ready(what, self._scaled(what, targets))
+        ready = self._ready(f"a state {step}", self.described.standardise(states, f"a state {step}"))
+        self._targets = targets
+        timesteps = torch.full((len(states),), self._step, device=ready.device)
         if self._context == FULL:
             actions = self.model.extend(self._memory, returns, ready, timesteps, self._last_actions)
         else:
@@ -84,6 +85,14 @@ class DecisionHubInterface(nn.Module):
         self._step += 1
         found = self.described.unscale(actions.float().cpu().numpy())
         return found[0] if self._single else found
+
+    def _scaled(self, what: str, targets: np.ndarray) -> np.ndarray:
+        """Returns as the model reads them, float32; ValueError, which says ``what``, for one that is infinite there."""
+        return as_float32(what, targets / self.task.cfg.return_scale, targets)
+
+    def _ready(self, what: str, values: np.ndarray) -> Tensor:
+        """Float32 values in the model's precision and on its device."""
+        return checked_cast(what, torch.from_numpy(values), next(self.model.parameters()))
 
     def _recompute(self, returns: Tensor, states: Tensor, timesteps: Tensor) -> Tensor:
         """The actions from the last steps, all of them anew; the current action is not read and is 0."""

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from common.ops.shared.checks import check_positive_int
 
 from .data.series_folder import check_series
+from .data.stored_arrays import checked_cast
 from .data.time_series import collate
 
 
@@ -36,7 +37,8 @@ class TimeSeriesHubInterface(nn.Module):
             batch_size: series at once.
 
         Raises:
-            ValueError: a series that is empty, has other channels, NaN or an infinite value, or is too long.
+            ValueError: a series that is empty, has other channels, NaN, a value that is infinite or becomes so in the
+                precision of the model, or is too long.
         """
         return self.labels[self.scores(series, cut=cut, batch_size=batch_size).argmax(1).numpy()]
 
@@ -55,9 +57,14 @@ class TimeSeriesHubInterface(nn.Module):
         found = []
         for start in range(0, len(ready), batch_size):
             batch = collate(ready[start : start + batch_size])
-            source = batch["source"].to(weight.device, weight.dtype)
             mask = batch["padding_mask"].to(weight.device)
+            source = checked_cast(f"a series of {start} to {start + len(mask) - 1}", batch["source"], weight)
             found.append(self.model(source, mask, classification_head_name=head)[0].float().cpu())
+            if not torch.isfinite(found[-1]).all():
+                raise ValueError(
+                    f"a series of {start} to {start + len(source) - 1} is up to {source.abs().max():g} once "
+                    "standardised, for which the model's scores are not finite; allowed: values like those in training"
+                )
         return torch.cat(found) if found else torch.zeros(0, len(self.labels))
 
     def prepare(self, series: Sequence[Any] | np.ndarray, *, cut: bool = False) -> list[Tensor]:
@@ -73,5 +80,5 @@ class TimeSeriesHubInterface(nn.Module):
                     f"series {i} has {len(values)} steps; allowed: at most {limit}, as --max-length or the training "
                     "data set, or cut=True, which reads the first steps alone"
                 )
-            ready.append(torch.from_numpy(described.standardise(values[:limit])))
+            ready.append(torch.from_numpy(described.standardise(values[:limit], f"series {i}")))
         return ready

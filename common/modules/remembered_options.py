@@ -32,6 +32,8 @@ class RemembersOptions(nn.Module):
     counts: ClassVar[tuple[str, ...]] = ()
     #: Names of tensors that state dicts of earlier versions held, and that ``restore_former`` takes.
     former_names: ClassVar[frozenset[str]] = frozenset()
+    #: What weights belong to, for the warning about a file that does not say it.
+    belongs_to: ClassVar[str] = "attention"
 
     def remembered_options(self) -> dict[str, str | int | float | bool | None]:
         """Names and values of the options; a subclass says which."""
@@ -92,8 +94,8 @@ class RemembersOptions(nn.Module):
             self._compare(local_metadata["options"])
         elif _is_loaded(prefix, state_dict, missing_keys):
             self._warn(
-                "the weights that are loaded do not say which attention they belong to (those of stock models and of "
-                f"earlier versions do not); here they are used with {self._own()}"
+                f"the weights that are loaded do not say which {self.belongs_to} they belong to (those of stock models "
+                f"and of earlier versions do not); here they are used with {self._own()}"
             )
 
     def _compare(self, stored: dict[str, Any]) -> None:

@@ -5,13 +5,23 @@ with a state of S numbers, an action of A numbers and a reward; the steps of all
 """
 
 import json
-import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from .stored_arrays import (
+    as_float32,
+    check_integers,
+    check_numbers,
+    check_real,
+    check_reals,
+    check_whole,
+    described_by,
+    read_arrays,
+)
 
 DESCRIPTION_FILE = "episodes.json"
 TRAIN = "train"
@@ -38,6 +48,9 @@ class EpisodeDescription:
 
     Mean and deviation are those of each number of a state over all training steps, with which every state is
     standardised. Actions are scaled from their range to -1 to 1, which a model's tanh gives.
+
+    Raises:
+        ValueError: a field that is none of these.
     """
 
     name: str  # of the data set
@@ -51,6 +64,20 @@ class EpisodeDescription:
     average: float
     highest: float
 
+    def __post_init__(self) -> None:
+        for name in ("name", "environment"):
+            if not isinstance(getattr(self, name), str):
+                raise ValueError(f"{name} is {getattr(self, name)!r}; allowed: a text")
+        check_reals("mean", self.mean)
+        check_reals("std", self.std, least=0.0, count=len(self.mean))
+        check_reals("low", self.low)
+        check_reals("high", self.high, count=len(self.low))
+        for i, (low, high) in enumerate(zip(self.low, self.high)):
+            check_real(f"high[{i}]", high, above=low)
+        check_whole("longest", self.longest)
+        for name in ("lowest", "average", "highest"):
+            check_real(name, getattr(self, name))
+
     @property
     def state_size(self) -> int:
         """S."""
@@ -61,10 +88,16 @@ class EpisodeDescription:
         """A."""
         return len(self.low)
 
-    def standardise(self, states: np.ndarray) -> np.ndarray:
-        """States (..., S) minus the mean, over the deviation + 1e-6, as float32."""
+    def standardise(self, states: np.ndarray, where: str = "states") -> np.ndarray:
+        """States (..., S) minus the mean, over the deviation + 1e-6, as float32.
+
+        Raises:
+            ValueError: a value that is then infinite; the message says ``where``.
+        """
         std = np.asarray(self.std) + 1e-6
-        return ((states - np.asarray(self.mean)) / std).astype(np.float32)
+        with np.errstate(over="ignore"):
+            standardised = (states - np.asarray(self.mean)) / std
+        return as_float32(where, standardised, states)
 
     def scale(self, actions: np.ndarray) -> np.ndarray:
         """Actions (..., A) of the environment -> -1 to 1, float32."""
@@ -127,43 +160,34 @@ def read_description(folder: Path) -> EpisodeDescription:
     """
     path = folder / DESCRIPTION_FILE
     try:
-        described = EpisodeDescription(**json.loads(path.read_text(encoding="utf-8")))
-        if not (len(described.mean) == len(described.std) >= 1 and len(described.low) == len(described.high) >= 1):
-            raise TypeError("values that do not fit together")
+        found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ValueError(
             f"{folder} lacks {DESCRIPTION_FILE}; allowed: a folder that recipes.offline_rl.prepare or .collect has "
             "written"
         ) from error
-    except (ValueError, TypeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         fields = ", ".join(EpisodeDescription.__dataclass_fields__)
         raise ValueError(f"{path} cannot be read: {error}; allowed: JSON with {fields}") from error
-    return described
+    return described_by(EpisodeDescription, found, str(path))
 
 
 def read_split(folder: Path, name: str) -> list[Episode]:
     """The episodes of a split of a folder.
 
     Raises:
-        ValueError: the folder lacks it, or its file is damaged.
+        ValueError: the folder lacks it, or its file is damaged; the message names the file and the field.
     """
     described, path = read_description(folder), folder / f"{name}.npz"
-    try:
-        with np.load(path) as stored:
-            states, actions, rewards, lengths = (stored[key] for key in (*Episode._fields, "lengths"))
-        steps = lengths.sum()
-        shapes = (states.shape, actions.shape, rewards.shape)
-        if shapes != ((steps, described.state_size), (steps, described.action_size), (steps,)):
-            raise ValueError("arrays that do not fit together")
-        ends = np.cumsum(lengths)[:-1]
-        return [Episode(*parts) for parts in zip(*(np.split(x, ends) for x in (states, actions, rewards)))]
-    except FileNotFoundError as error:
-        found = ", ".join(sorted(x.stem for x in folder.glob("*.npz")))
-        raise ValueError(f"{folder} has no split {name}; allowed: {found or 'none'}") from error
-    except (ValueError, KeyError, IndexError, EOFError, OSError, zipfile.BadZipFile) as error:
-        raise ValueError(
-            f"{path} cannot be read: {error}; allowed: a file of recipes.offline_rl.prepare or .collect"
-        ) from error
+    fields = (*Episode._fields, "lengths")
+    *arrays, lengths = read_arrays(folder, name, fields, "a file of recipes.offline_rl.prepare or .collect")
+    check_integers(f"{path}: lengths", lengths, least=1, most=len(arrays[2]) if arrays[2].ndim else 0)
+    steps = int(lengths.sum())
+    shapes = ((steps, described.state_size), (steps, described.action_size), (steps,))
+    for field, array, shape in zip(fields, arrays, shapes):
+        check_numbers(f"{path}: {field}", array, shape)
+    ends = np.cumsum(lengths)[:-1]
+    return [Episode(*parts) for parts in zip(*(np.split(x, ends) for x in arrays))]
 
 
 def check_episode(episode: Episode, where: str, sizes: tuple[int, int] | None = None) -> Episode:
@@ -183,7 +207,8 @@ def check_episode(episode: Episode, where: str, sizes: tuple[int, int] | None = 
 def _checked_array(where: str, values: Any, *wanted: int | None) -> np.ndarray:
     """``values`` as finite float32 of the shape ``wanted``, in which None is any size of at least 1."""
     try:
-        array = np.asarray(values, dtype=np.float32)
+        with np.errstate(over="ignore"):
+            array = np.asarray(values, dtype=np.float32)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{where} cannot be read as numbers: {error}; allowed: arrays") from error
     sizes = zip(array.shape, wanted)
@@ -192,7 +217,7 @@ def _checked_array(where: str, values: Any, *wanted: int | None) -> np.ndarray:
         raise ValueError(f"{where} have shape {array.shape}; allowed: ({allowed})")
     if not np.isfinite(array).all():
         step = int(np.argwhere(~np.isfinite(array))[0][0])
-        raise ValueError(f"{where} have a value that is not finite at step {step}; allowed: finite numbers")
+        raise ValueError(f"{where} have a value that is not finite at step {step}; allowed: finite numbers in float32")
     return array
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from .episode_folder import Episode, EpisodeDescription
+from .stored_arrays import as_float32
 
 #: Tokens of a step: return, state, action.
 TOKENS = 3
@@ -44,8 +45,9 @@ class EpisodeDataset(FairseqDataset):
         self.ends = np.cumsum(lengths)
         self.context, self.count, self.seed, self.epoch = context, count, seed, 1
         self.longest = int(lengths.max() if context is None else min(context, lengths.max()))
-        remaining = [remaining_returns(one.rewards) / return_scale for one in episodes]
-        self.returns = torch.from_numpy(np.concatenate(remaining).astype(np.float32))[:, None]
+        remaining = np.concatenate([remaining_returns(one.rewards) for one in episodes])
+        scaled = as_float32("the return that remains, over --return-scale,", remaining / return_scale, remaining)
+        self.returns = torch.from_numpy(scaled)[:, None]
         self.states = torch.from_numpy(described.standardise(np.concatenate([one.states for one in episodes])))
         self.actions = torch.from_numpy(described.scale(np.concatenate([one.actions for one in episodes])))
 

@@ -5,13 +5,22 @@ channels; the steps of all series of a split follow one another in one array.
 """
 
 import json
-import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from .stored_arrays import (
+    as_float32,
+    check_integers,
+    check_numbers,
+    check_reals,
+    check_whole,
+    described_by,
+    read_arrays,
+)
 
 DESCRIPTION_FILE = "series.json"
 TRAIN = "train"
@@ -32,6 +41,9 @@ class Description:
 
     Mean and deviation are those of each channel over all steps of the training series, with which every series is
     standardised. A channel that never changes there keeps its deviation of 1.
+
+    Raises:
+        ValueError: a field that is none of these.
     """
 
     labels: list[Label]  # the classes, in the order of the scores
@@ -39,15 +51,27 @@ class Description:
     std: list[float]  # (C,), with T - 1 in the denominator, as in the authors' code
     longest: int  # steps of the longest training series
 
+    def __post_init__(self) -> None:
+        _check_labels(self.labels)
+        check_reals("mean", self.mean)
+        check_reals("std", self.std, above=0.0, count=len(self.mean))
+        check_whole("longest", self.longest)
+
     @property
     def channels(self) -> int:
         """C."""
         return len(self.mean)
 
-    def standardise(self, series: np.ndarray) -> np.ndarray:
-        """Series (T, C) minus the mean, over the deviation, as float32."""
+    def standardise(self, series: np.ndarray, where: str = "the series") -> np.ndarray:
+        """Series (T, C) minus the mean, over the deviation, as float32.
+
+        Raises:
+            ValueError: a value that is then infinite; the message says ``where``.
+        """
         std = np.asarray(self.std) + np.finfo(np.float64).eps
-        return ((series - np.asarray(self.mean)) / std).astype(np.float32)
+        with np.errstate(over="ignore"):
+            standardised = (series - np.asarray(self.mean)) / std
+        return as_float32(f"{where}, (step, channel),", standardised, series)
 
     def class_of(self, label: Any, where: str) -> int:
         """The class of a label; ValueError, which says ``where`` it was found, for one that was never seen."""
@@ -63,10 +87,11 @@ class Description:
 def describe(train: Split) -> Description:
     """The description of training series."""
     steps = np.concatenate(train.series)  # (sum of T, C)
-    std = steps.std(axis=0, ddof=1) if len(steps) > 1 else np.zeros(steps.shape[1])
+    with np.errstate(over="ignore"):  # an infinite one is no description
+        mean, std = steps.mean(axis=0), steps.std(axis=0, ddof=1) if len(steps) > 1 else np.zeros(steps.shape[1])
     return Description(
         labels=sorted(set(train.labels)),
-        mean=steps.mean(axis=0).tolist(),
+        mean=mean.tolist(),
         std=np.where(std > 0.0, std, 1.0).tolist(),
         longest=max(map(len, train.series)),
     )
@@ -108,39 +133,32 @@ def read_description(folder: Path) -> Description:
     path = folder / DESCRIPTION_FILE
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        described = Description(**found)
-        if not (len(described.mean) == len(described.std) >= 1 and described.longest >= 1 and described.labels):
-            raise TypeError("values that do not fit together")
     except FileNotFoundError as error:
         raise ValueError(
             f"{folder} lacks {DESCRIPTION_FILE}; allowed: a folder that recipes.time_series.prepare has written"
         ) from error
-    except (ValueError, TypeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         fields = ", ".join(Description.__dataclass_fields__)
         raise ValueError(f"{path} cannot be read: {error}; allowed: JSON with {fields}") from error
-    return described
+    return described_by(Description, found, str(path))
 
 
 def read_split(folder: Path, name: str) -> Split:
     """A split of a folder.
 
     Raises:
-        ValueError: the folder lacks it, or its file is damaged.
+        ValueError: the folder lacks it, or its file is damaged; the message names the file and the field.
     """
     described, path = read_description(folder), folder / f"{name}.npz"
-    try:
-        with np.load(path) as stored:
-            steps, lengths, classes = (stored[key] for key in ("steps", "lengths", "classes"))
-        series = np.split(steps, np.cumsum(lengths)[:-1])
-        if steps.shape != (lengths.sum(), described.channels) or len(classes) != len(lengths):
-            raise ValueError("arrays that do not fit together")
-        labels = [described.labels[i] for i in classes]
-    except FileNotFoundError as error:
-        found = ", ".join(sorted(x.stem for x in folder.glob("*.npz")))
-        raise ValueError(f"{folder} has no split {name}; allowed: {found or 'none'}") from error
-    except (ValueError, KeyError, IndexError, EOFError, OSError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{path} cannot be read: {error}; allowed: a file of recipes.time_series.prepare") from error
-    return Split(series, labels)
+    fields = ("steps", "lengths", "classes")
+    steps, lengths, classes = read_arrays(folder, name, fields, "a file of recipes.time_series.prepare")
+    check_integers(f"{path}: lengths", lengths, least=1, most=len(steps) if steps.ndim else 0)
+    check_integers(f"{path}: classes", classes, least=0, most=len(described.labels) - 1)
+    if len(classes) != len(lengths):
+        raise ValueError(f"{path}: classes has {len(classes)} values and lengths {len(lengths)}; allowed: as many")
+    check_numbers(f"{path}: steps", steps, (int(lengths.sum()), described.channels))
+    series = np.split(steps.astype(np.float64), np.cumsum(lengths)[:-1])
+    return Split(series, [described.labels[i] for i in classes])
 
 
 def check_series(series: Any, where: str, channels: int | None = None) -> np.ndarray:
@@ -195,3 +213,12 @@ def _checked_split(name: str, series: Sequence[Any], labels: Sequence[Label], ch
         checked.append(check_series(one, f"series {i} of {name}", channels))
         channels = checked[0].shape[1]
     return Split(checked, labels)
+
+
+def _check_labels(labels: Any) -> None:
+    """ValueError unless the field is a list of strings, or of integers, each of them once."""
+    if not isinstance(labels, list) or not labels:
+        raise ValueError(f"labels is {labels!r}; allowed: a list of at least 1")
+    for i, label in enumerate(labels):
+        if type(label) is not type(labels[0]) or type(label) not in (str, int) or label in labels[:i]:
+            raise ValueError(f"labels[{i}] is {label!r}; allowed: all strings, or all integers, each of them once")

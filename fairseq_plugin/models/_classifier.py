@@ -60,8 +60,9 @@ class LinearTimeClassifier(LinearTimeMaskedModel):
     encoder_class = FeatureEncoder
     task_names = "sentence_prediction"
     other_tasks = {"language_modeling": LanguageModelingTask, "masked_lm": MaskedLMTask}
-    #: Sequences of an example, which the task says.
+    #: Sequences of an example, and the labels, which the task says.
     sequences = 1
+    labels: list[str] | None = None
 
     def __init__(self, args, encoder) -> None:
         super().__init__(args, encoder)
@@ -76,9 +77,12 @@ class LinearTimeClassifier(LinearTimeMaskedModel):
 
     @classmethod
     def build_model(cls, args, task):
-        """As for masked models; the task says how many sequences an example has."""
+        """As for masked models; the task says how many sequences an example has, and which labels."""
         model = super().build_model(args, task)
         model.sequences = getattr(task, "sequences", 1)
+        dictionary = getattr(task, "label_dictionary", None)
+        if dictionary is not None:
+            model.labels = dictionary.symbols[dictionary.nspecial :]
         return model
 
     def register_classification_head(
@@ -94,7 +98,9 @@ class LinearTimeClassifier(LinearTimeMaskedModel):
             check_positive_int("--classifier-dim", inner_dim)
         if option(self.args, ClassifierOptions, "classifier_style") == "arena":
             dims = self.args.encoder_embed_dim, inner_dim or self.args.encoder_ffn_embed_dim, num_classes
-            self.classification_heads[name] = ArenaHead(*dims, self.sequences)
+            head = self.classification_heads[name] = ArenaHead(*dims, self.sequences)
+            if self.labels is not None:
+                head.name_labels(self.labels[:num_classes])
         elif self.sequences > 1:
             raise ValueError(
                 f"--classifier-style is roberta; allowed with a task of {self.sequences} sequences: arena, whose head "

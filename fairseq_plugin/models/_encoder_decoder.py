@@ -18,6 +18,7 @@ from ..checkpoints import CheckedLoading
 from ..modules.cross_attention import CrossDesign
 from ..modules.multihead_attention import LayerDesign
 from ..modules.transformer_layer import LinearTimeDecoderLayer, LinearTimeEncoderLayer
+from ..untrusted_configuration import check_evaluated
 from ._decoder import LinearTimeDecoder
 from ._encoder import LinearTimeEncoder
 from ._options import attention_config, attention_options, errors_as_typed, flag_of, option, plain_options
@@ -99,6 +100,7 @@ class LinearTimeTransformer(CheckedLoading, TransformerModel):
                 f"others with a source and a target ({cls.option_prefix}_lm is the language model)"
             )
         args = plain_options(args) if OmegaConf.is_config(args) else args
+        check_evaluated(args)
         _check_cross_options(args)
         return super().build_model(args, task)
 

@@ -19,6 +19,7 @@ from common.ops.shared.checks import check_positive_int
 from ..checkpoints import CheckedLoading
 from ..modules.multihead_attention import LayerDesign
 from ..modules.transformer_layer import LinearTimeDecoderLayer
+from ..untrusted_configuration import check_evaluated
 from ._decoder import LinearTimeDecoder
 from ._options import errors_as_typed, flag_of
 
@@ -89,6 +90,7 @@ class LinearTimeLanguageModel(CheckedLoading, TransformerLanguageModel):
         Raises:
             ValueError: an option the attention does not allow, or a head count that does not divide the width.
         """
+        check_evaluated(args)
         _complete_options(args)
         with errors_as_typed(cls, cls.option_prefix, "decoder"):
             decoder = LinearTimeDecoder(

@@ -21,6 +21,7 @@ from omegaconf import OmegaConf, open_dict
 from torch import nn
 
 from ..checkpoints import CheckedLoading
+from ..untrusted_configuration import check_evaluated
 from ._encoder import LinearTimeRobertaEncoder
 from ._options import errors_as_typed, flag_of
 
@@ -108,6 +109,7 @@ class LinearTimeMaskedModel(CheckedLoading, RobertaModel):
                 raise ValueError(
                     f"--task is {name}; allowed with --arch {safe_getattr(args, 'arch')}: {cls.task_names}"
                 )
+        check_evaluated(args)
         with open_dict(args) if OmegaConf.is_config(args) else contextlib.nullcontext():
             cls.complete_options(args)
             if safe_getattr(args, "max_positions") is None:

@@ -4,6 +4,7 @@ from argparse import Namespace
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import field, make_dataclass
+from enum import Enum
 from typing import Any, Optional
 
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
@@ -20,9 +21,15 @@ def option(args, config: type, name: str) -> Any:
     """An option of ``args``, without its enumeration; one that is missing has the default of the dataclass ``config``.
 
     Missing are options that are newer than a checkpoint, and those a command line left open.
+
+    Raises:
+        ValueError: one that has choices is none of them.
     """
     value = safe_getattr(args, name, getattr(config, name))
-    return getattr(value, "value", value)
+    value, kind = getattr(value, "value", value), config.__dataclass_fields__[name].type
+    if isinstance(kind, type) and issubclass(kind, Enum) and value not in [choice.value for choice in kind]:
+        raise ValueError(f"{flag_of(name)} is {value!r}; allowed: {', '.join(choice.value for choice in kind)}")
+    return value
 
 
 def plain_options(args) -> Namespace:

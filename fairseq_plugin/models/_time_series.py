@@ -5,8 +5,10 @@ post-norm layers and a final LayerNorm, gelu, and one linear layer over all step
 """
 
 from argparse import Namespace
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import torch
 from fairseq import utils
@@ -21,6 +23,7 @@ from common.ops.shared.checks import check_positive_int
 from common.ops.shared.padding import real_positions
 
 from ..checkpoints import CheckedLoading
+from ..modules.labelled_head import LabelledHead
 from ..time_series_hub_interface import TimeSeriesHubInterface
 from ._encoder import BuildLayer, LinearTimeEncoder
 from ._hub_model import HubModel
@@ -110,7 +113,7 @@ class TimeSeriesEncoder(LinearTimeEncoder):
         return features.transpose(0, 1)  # (T, B, D) -> (B, T, D)
 
 
-class TimeSeriesHead(nn.Module):
+class TimeSeriesHead(LabelledHead):
     """gelu, dropout, a pooling over real steps, and a linear layer: features (B, T, D) -> scores (B, classes).
 
     ``flat`` has a weight for each of ``max_length`` steps; those that a series lacks are zeros.
@@ -192,16 +195,18 @@ class TimeSeriesClassifier(CheckedLoading, HubModel, FairseqEncoderModel):
         """One layer of the encoder, not yet wrapped; subclasses define it."""
         raise TypeError(f"{cls.__name__} has no layers; allowed: a subclass that defines build_layer")
 
-    def register_classification_head(self, name: str, num_classes: int) -> None:
-        """Add a head for so many classes under ``name``."""
+    def register_classification_head(self, name: str, num_classes: int, labels: Sequence[Any] | None = None) -> None:
+        """Add a head for so many classes under ``name``; ``labels`` are what its scores stand for."""
         args = self.args
-        self.classification_heads[name] = TimeSeriesHead(
+        head = self.classification_heads[name] = TimeSeriesHead(
             args.encoder_embed_dim,
             num_classes,
             args.max_source_positions,
             option(args, self.config, "pooling"),
             args.dropout,
         )
+        if labels is not None:
+            head.name_labels(labels)
 
     def forward(
         self,

@@ -21,6 +21,7 @@ from common.ops.shared.checks import check_positive_int
 from ..criterions.action_mse import ActionMSECriterion
 from ..data.episode_folder import EpisodeDescription, read_description, read_split
 from ..data.episodes import EpisodeDataset
+from ..data.stored_arrays import described_by
 from ..decision_hub_interface import FULL
 from ..models._decision import DecisionTransformer
 
@@ -63,7 +64,7 @@ class OfflineRLTask(FairseqTask):
     @property
     def description(self) -> EpisodeDescription:
         """What is known of the episodes that a model is, or was, trained on."""
-        return EpisodeDescription(**self.state.description)
+        return described_by(EpisodeDescription, self.state.description, "the task's state in the checkpoint")
 
     @property
     def max_episode_length(self) -> int:

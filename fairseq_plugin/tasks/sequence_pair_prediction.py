@@ -5,8 +5,11 @@ through one encoder, as in the Long Range Arena's Retrieval.
 """
 
 import os
+from dataclasses import dataclass, field
+from typing import Optional
 
 import numpy as np
+from fairseq.criterions import FairseqCriterion
 from fairseq.data import (
     FairseqDataset,
     IdDataset,
@@ -21,16 +24,72 @@ from fairseq.data import (
     data_utils,
 )
 from fairseq.data.shorten_dataset import maybe_shorten_dataset
+from fairseq.dataclass import FairseqDataclass
 from fairseq.tasks import register_task
-from fairseq.tasks.sentence_prediction import SentencePredictionConfig, SentencePredictionTask
+from fairseq.tasks.sentence_prediction import SHORTEN_METHOD_CHOICES, SentencePredictionTask
+from omegaconf import II, MISSING
+
+from common.ops.shared.checks import check_positive_int
+
+from ._criterion import check_classification
+
+#: The folders of a data set.
+_PARTS = ("input0", "input1", "label")
 
 
-@register_task("sequence_pair_prediction", dataclass=SentencePredictionConfig)
+@dataclass
+class SequencePairPredictionConfig(FairseqDataclass):
+    """The options of ``sentence_prediction`` that two sequences apart from each other have a use for."""
+
+    data: str = field(default=MISSING, metadata={"help": "folder of input0, input1 and label"})
+    num_classes: int = field(default=-1, metadata={"help": "number of classes"})
+    init_token: Optional[int] = field(  # noqa: UP045  fairseq reads Optional[...]
+        default=None, metadata={"help": "add token at the beginning of each of the two sequences"}
+    )
+    no_shuffle: bool = field(default=False, metadata={"help": "keep the order of the examples"})
+    shorten_method: SHORTEN_METHOD_CHOICES = field(
+        default="none", metadata={"help": "if not none, shorten sequences that exceed --max-positions"}
+    )
+    shorten_data_split_list: str = field(
+        default="",
+        metadata={"help": "comma-separated list of splits to apply shortening to (default: all of them)"},
+    )
+    max_positions: int = field(default=512, metadata={"help": "max tokens of a sequence"})
+    # Not taken from the criterion, as fairseq's own task does: its default, cross_entropy, has no such option.
+    classification_head_name: str = field(
+        default="sentence_classification_head", metadata={"help": "name of the classification head to use"}
+    )
+    seed: int = II("common.seed")
+
+
+@register_task("sequence_pair_prediction", dataclass=SequencePairPredictionConfig)
 class SequencePairPredictionTask(SentencePredictionTask):
     """The data of ``sentence_prediction``, ``input0``, ``input1`` and ``label``, with the inputs kept apart."""
 
     #: Of an example, for the model.
     sequences = 2
+
+    @classmethod
+    def setup_task(cls, cfg: SequencePairPredictionConfig, **kwargs) -> "SequencePairPredictionTask":
+        """Build the task, with the dictionaries of its data.
+
+        Raises:
+            ValueError: no number of classes, or a folder without a dictionary.
+        """
+        check_positive_int("--num-classes", cfg.num_classes)
+        check_positive_int("--max-positions", cfg.max_positions)
+        symbols, labels = (cls.load_dictionary(_dictionary_file(cfg.data, part)) for part in ("input0", "label"))
+        return cls(cfg, symbols, labels)
+
+    def build_criterion(self, cfg, from_checkpoint: bool = False) -> FairseqCriterion:
+        """fairseq's hook: the criterion.
+
+        Raises:
+            ValueError: it is not ``sentence_prediction``, is for a head of another name, or for numbers.
+        """
+        criterion = super().build_criterion(cfg, from_checkpoint)
+        check_classification(criterion, cfg, "sequence_pair_prediction", self.cfg.classification_head_name)
+        return criterion
 
     def load_dataset(self, split: str, combine: bool = False, **unused) -> FairseqDataset:
         """Load ``split``: samples with ``src_tokens`` and ``src_tokens2``, (B, T) each, padded on the right.
@@ -78,7 +137,23 @@ class SequencePairPredictionTask(SentencePredictionTask):
         path = os.path.join(self.cfg.data, kind, split)
         dataset = data_utils.load_indexed_dataset(path, dictionary, combine=combine)
         if dataset is None:
-            raise ValueError(
-                f"{path} does not exist; allowed with --task sequence_pair_prediction: input0, input1, label"
-            )
+            raise ValueError(f"{path} does not exist; {_how_to_make(self.cfg.data, kind)}")
         return dataset
+
+
+def _dictionary_file(data: str, part: str) -> str:
+    """The dictionary of a part of the data; ValueError, which says how to make it, if it is not there."""
+    path = os.path.join(data, part, "dict.txt")
+    if not os.path.isfile(path):
+        raise ValueError(f"{path} does not exist; {_how_to_make(data, part)}")
+    return path
+
+
+def _how_to_make(data: str, part: str) -> str:
+    """What the folder of a data set should hold, and the command that makes a part of it."""
+    same = " --srcdict DATA/input0/dict.txt" if part == "input1" else ""
+    return (
+        f"allowed with --task sequence_pair_prediction: a folder of {', '.join(_PARTS)}, each as fairseq-preprocess "
+        f"--only-source --trainpref train.{part} --validpref valid.{part} --destdir {os.path.join(data, part)}"
+        f"{same.replace('DATA', data)} makes it"
+    )

@@ -12,7 +12,6 @@ from typing import Optional
 
 import torch
 from fairseq.criterions import FairseqCriterion
-from fairseq.criterions.sentence_prediction import SentencePredictionCriterion
 from fairseq.data import Dictionary
 from fairseq.dataclass import FairseqDataclass
 from fairseq.models import ARCH_MODEL_REGISTRY
@@ -23,8 +22,10 @@ from torch import nn
 from common.ops.shared.checks import check_positive_int
 
 from ..data.series_folder import Description, read_description, read_split
+from ..data.stored_arrays import described_by
 from ..data.time_series import TimeSeriesDataset
 from ..models._time_series import TimeSeriesClassifier
+from ._criterion import check_classification
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +65,7 @@ class TimeSeriesClassificationTask(FairseqTask):
     @property
     def description(self) -> Description:
         """What is known of the series that a model is, or was, trained on."""
-        return Description(**self.state.description)
+        return described_by(Description, self.state.description, "the task's state in the checkpoint")
 
     @property
     def max_length(self) -> int:
@@ -95,7 +96,10 @@ class TimeSeriesClassificationTask(FairseqTask):
         longer = sum(len(one) > limit for one in series)
         cut = f", {longer} of them cut after {limit} steps (--max-length)" if longer else ""
         logger.info(f"{split}: {len(series)} series of {described.channels} channels{cut}")
-        tensors = [torch.from_numpy(described.standardise(one[:limit])) for one in series]
+        tensors = [
+            torch.from_numpy(described.standardise(one[:limit], f"series {i} of {split}"))
+            for i, one in enumerate(series)
+        ]
         self.datasets[split] = TimeSeriesDataset(tensors, classes)
 
     def build_model(self, cfg, from_checkpoint: bool = False) -> nn.Module:
@@ -111,26 +115,18 @@ class TimeSeriesClassificationTask(FairseqTask):
             )
             raise ValueError(f"--arch is {name}; allowed with --task time_series_classification: {', '.join(known)}")
         model = super().build_model(cfg, from_checkpoint)
-        model.register_classification_head(self.cfg.classification_head_name, len(self.description.labels))
+        labels = self.description.labels
+        model.register_classification_head(self.cfg.classification_head_name, len(labels), labels)
         return model
 
     def build_criterion(self, cfg, from_checkpoint: bool = False) -> FairseqCriterion:
         """fairseq's hook: the criterion.
 
         Raises:
-            ValueError: it is not ``sentence_prediction``, or is for a head of another name.
+            ValueError: it is not ``sentence_prediction``, is for a head of another name, or for numbers.
         """
         criterion = super().build_criterion(cfg, from_checkpoint)
-        if not isinstance(criterion, SentencePredictionCriterion):
-            name = getattr(cfg, "_name", None) or getattr(cfg, "criterion", None)
-            raise ValueError(
-                f"--criterion is {name}; allowed with --task time_series_classification: sentence_prediction"
-            )
-        if criterion.classification_head_name != self.cfg.classification_head_name:
-            raise ValueError(
-                f"classification_head_name is {criterion.classification_head_name} for the criterion; allowed: "
-                f"{self.cfg.classification_head_name}, the task's"
-            )
+        check_classification(criterion, cfg, "time_series_classification", self.cfg.classification_head_name)
         return criterion
 
     def max_positions(self) -> int:

@@ -17,8 +17,11 @@ from fairseq.models import BaseFairseqModel
 from torch import Tensor
 from tqdm import tqdm
 
+from common.checkpoints import read_checkpoint
 from fairseq_plugin import PixelModelingTask
+from fairseq_plugin.checkpoints import stored_architecture
 from fairseq_plugin.data.pixels import to_images
+from fairseq_plugin.untrusted_configuration import check_configuration, check_files
 
 from ..shared.commands import shown_path
 from ..shared.scripts import positive_int, script
@@ -33,6 +36,10 @@ def load(checkpoint: Path, data: Path) -> tuple[BaseFairseqModel, PixelModelingT
     """
     if not checkpoint.is_file():
         raise ValueError(f"--checkpoint is {checkpoint}, which is no file; allowed: a checkpoint of fairseq-train")
+    state = read_checkpoint(checkpoint)
+    stored_architecture(state, str(checkpoint))
+    check_configuration(state, str(checkpoint))
+    check_files(state, str(checkpoint), {"data": data})
     (model,), _, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], {"data": str(data)})
     if not isinstance(task, PixelModelingTask):
         raise ValueError(f"{checkpoint} is of {type(task).__name__}; allowed: one of --task pixel_modeling")

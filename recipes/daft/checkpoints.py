@@ -2,6 +2,7 @@
 
 import argparse
 import pickle
+import re
 from pathlib import Path
 from textwrap import shorten
 from types import SimpleNamespace
@@ -9,6 +10,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+
+#: A model's name and tag, without a place to take it from.
+_NAME = re.compile(r"[\w.-]+")
 
 
 class Loaded(NamedTuple):
@@ -39,11 +43,27 @@ def load_model(checkpoint: Path, name: str | None = None, model_kwargs: dict[str
             raise ValueError(f"--model or --model-kwargs was passed; allowed with fairseq's {checkpoint}: neither")
         return _fairseq_model(checkpoint)
     saved = vars(state["args"]) if isinstance(state.get("args"), argparse.Namespace) else {}
-    name = name or saved.get("model")
+    if name is None and saved:
+        name = _plain_name(saved, checkpoint)
     if name is None:
         raise ValueError(f"{checkpoint} does not say what model it is of; allowed: one whose name --model gives")
     kwargs = {**_train_arguments(saved), **(model_kwargs or {})}
     return _timm_model(name, kwargs, saved, checkpoint_path=str(checkpoint))
+
+
+def _plain_name(saved: dict[str, Any], checkpoint: Path) -> str | None:
+    """The model that a file of train.py names, unless it, or its arguments, would make timm look elsewhere for weights.
+
+    timm downloads a model whose name begins with hf-hub:, and opens files that its ``pretrained_...`` arguments name.
+    """
+    name, arguments = saved.get("model"), saved.get("model_kwargs") or {}
+    elsewhere = [x for x in arguments if str(x).startswith(("pretrained", "checkpoint_path", "cache_dir"))]
+    if elsewhere or not isinstance(arguments, dict) or (name is not None and not _NAME.fullmatch(str(name))):
+        raise ValueError(
+            f"{checkpoint} names the model {name!r} with {arguments}; allowed from a file: a name of timm's without a "
+            "place, and no weights from elsewhere. Give yours: --model"
+        )
+    return name
 
 
 def _read(checkpoint: Path) -> dict[str, Any]:
@@ -101,8 +121,11 @@ def _fairseq_model(checkpoint: Path) -> Loaded:
     from fairseq import checkpoint_utils
     from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
 
+    from common.checkpoints import read_checkpoint
     from fairseq_plugin import DaftConvLanguageModel, DaftFullLanguageModel
+    from fairseq_plugin.untrusted_configuration import check_configuration
 
+    check_configuration(read_checkpoint(checkpoint), str(checkpoint))
     state = checkpoint_utils.load_checkpoint_to_cpu(str(checkpoint))
     config, weights = state["cfg"].model, state["model"]
     name = getattr(config, "_name", None) or getattr(config, "arch", None)

@@ -68,7 +68,9 @@ def parser() -> argparse.ArgumentParser:
     """The script's options."""
     parser = argparse.ArgumentParser(prog="python -m recipes.offline_rl.evaluate", description=__doc__.splitlines()[0])
     parser.add_argument("checkpoints", type=Path, nargs="+", metavar="CHECKPOINT", help="one for each seed")
-    parser.add_argument("--env", metavar="NAME", help="of gymnasium; default: the one of the training data")
+    parser.add_argument(
+        "--env", metavar="NAME", help="of gymnasium; default: the one of the training data, if it names no module"
+    )
     parser.add_argument(
         "--targets",
         type=numbers,
@@ -92,6 +94,22 @@ def numbers(text: str) -> list[float]:
     return list(dict.fromkeys(float(part) for part in text.split(",")))
 
 
+def named_environment(described: EpisodeDescription, path: Path) -> str:
+    """The environment that the checkpoint ``path`` was trained for.
+
+    Raises:
+        ValueError: it names none, or one with a module, which gymnasium would import: that has to be typed.
+    """
+    if not described.environment:
+        raise ValueError(f"--env is not given, and {described.name} names none; allowed: a name of gymnasium")
+    if ":" in described.environment:
+        raise ValueError(
+            f"--env is not given, and {path} names {described.environment!r}, for which a module is imported; allowed: "
+            f"a name without one, or your word for it, --env {described.environment}"
+        )
+    return described.environment
+
+
 @script("evaluate")
 def main(arguments: Iterable[str] | None = None) -> int:
     """Run the script; returns the exit status."""
@@ -103,9 +121,7 @@ def main(arguments: Iterable[str] | None = None) -> int:
     for path, hub in zip(options.checkpoints, hubs):
         if hub.described != described:
             raise ValueError(f"{path} was trained on other data than {options.checkpoints[0]}; allowed: the same data")
-    environment = options.env or described.environment
-    if not environment:
-        raise ValueError(f"--env is not given, and {described.name} names none; allowed: a name of gymnasium")
+    environment = options.env or named_environment(described, options.checkpoints[0])
     robot = robot_of(described.name)
     targets = options.targets or (list(robot.targets) if robot else [described.highest, described.average])
     found = [evaluate(hub, environment, targets, options.episodes, options.seed, context) for hub in hubs]

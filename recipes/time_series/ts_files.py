@@ -30,8 +30,8 @@ def read_ts(path: Path) -> Split:
 
     Raises:
         ValueError: the file is not a ``.ts`` file of classification, is damaged, or holds a series that is empty, has
-            another number of channels, a channel of another length, a value that is no finite number, or a label that
-            the header does not list. The message has the file and the line.
+            other channels or steps than the header says, channels of unequal lengths, a value that is no finite
+            number, or a label that the header does not list. The message has the file and the line.
         RecipeFailed: sktime is not installed.
     """
     try:
@@ -90,10 +90,14 @@ def _cases(path: Path, text: str) -> Iterator[_Line]:
             continue
         if first is None:
             _check_header(path, header)
+            dimensions, length = _declared(path, header)
         *channels, label = (part.strip() for part in line.split(":"))
         case = _Line(number, channels, label)
         first = first or case
-        _check_case(where, case, len(first.channels), header["@classlabel"][1:])
+        _check_case(where, case, dimensions or len(first.channels), header["@classlabel"][1:])
+        steps = channels[0].count(",") + 1
+        if length not in (None, steps):
+            raise ValueError(f"{where} has {steps} steps; allowed: {length}, as @seriesLength says")
         yield case
 
 
@@ -104,6 +108,18 @@ def _check_header(path: Path, header: dict[str, list[str]]) -> None:
             raise ValueError(f"{path}: {tag} is {found}; allowed: {allowed}, as in the UEA archive")
     if len(header["@classlabel"]) < 2:
         raise ValueError(f"{path}: @classlabel lists no label; allowed: true and at least one")
+
+
+def _declared(path: Path, header: dict[str, list[str]]) -> tuple[int | None, int | None]:
+    """The channels and the steps of every series, as the header says; None for what it leaves open."""
+    found = {}
+    for tag in ("@dimensions", "@serieslength"):
+        values = header.get(tag)
+        if values is not None and not (len(values) == 1 and values[0].isdecimal() and int(values[0]) >= 1):
+            raise ValueError(f"{path}: {tag} is {' '.join(values)!r}; allowed: one integer of at least 1")
+        found[tag] = None if values is None else int(values[0])
+    equal = " ".join(header.get("@equallength", [])).lower() == "true"
+    return found["@dimensions"], found["@serieslength"] if equal else None
 
 
 def _check_case(where: str, case: _Line, channels: int, labels: list[str]) -> None:

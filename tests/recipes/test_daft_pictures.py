@@ -471,3 +471,21 @@ def test_several_checkpoints_of_one_process_do_not_mix(tmp_path):
     second = load_model(tmp_path / "x.pt", "daft_conv_test", {**CONV, "num_classes": 10})
     first.model.blocks[0].attn.attention.r.data.zero_()
     assert same_weights(second.model, model)
+
+
+@pytest.mark.parametrize(
+    "saved",
+    [
+        {"model": "hf-hub:someone/model"},
+        {"model": "local-dir:/somewhere"},
+        {"model": "daft_conv_test", "model_kwargs": {"pretrained": True}},
+        {"model": "daft_conv_test", "model_kwargs": {"pretrained_cfg": {"url": "http://localhost:1/x"}}},
+        {"model": 3.5, "model_kwargs": ["pretrained"]},
+    ],
+)
+def test_a_file_names_no_place_of_weights(saved, tmp_path):
+    """timm would download from it, or open it; nothing is looked for."""
+    path = tmp_path / "c.pth"
+    torch.save({"args": argparse.Namespace(**saved), "state_dict": {}}, path)
+    with pytest.raises(ValueError, match="c.pth names the model .*allowed from a file.*--model"):
+        load_model(path)

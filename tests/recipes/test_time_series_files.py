@@ -78,6 +78,11 @@ def test_a_broken_line_is_named(tmp_path: Path, lines: list[str], message: str) 
         (("@classLabel true Up Down", "@classLabel false"), "@classlabel is false; allowed: true"),
         (("@classLabel true Up Down", "@classLabel true"), "@classlabel lists no label"),
         (("@problemName Toy", "problemName Toy"), "line 2 is 'problemName Toy'; allowed before @data"),
+        (("@dimensions 2", "@dimensions 3"), "line 10 has 2 channels; allowed: 3"),
+        (("@dimensions 2", "@dimensions two"), "@dimensions is 'two'; allowed: one integer"),
+        (("@dimensions 2", "@dimensions"), "@dimensions is ''; allowed: one integer"),
+        (("@equalLength false", "@equalLength true\n@seriesLength 3"), "line 12 has 2 steps; allowed: 3"),
+        (("@equalLength false", "@equalLength true\n@seriesLength -3"), "@serieslength is '-3'; allowed: one integer"),
         (("@univariate false", "@univariate perhaps"), "cannot be read: invalid univariate value"),
     ],
 )

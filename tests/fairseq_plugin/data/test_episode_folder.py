@@ -1,5 +1,6 @@
 """Episodes on disk: statistics of the training episodes, and what is refused before anything is written."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -49,7 +50,10 @@ REFUSED = [
         r"episode 2 of train: states have .*allowed: \(at least 1, 3\)",
     ),
     (lambda: changed(0, rewards=np.zeros((LONGEST, 1))), "episode 0 of train: rewards have shape"),
-    (lambda: changed(0, rewards=np.full(LONGEST, np.nan)), "episode 0 of train: rewards .* not finite at step 0"),
+    (
+        lambda: changed(0, rewards=np.full(LONGEST, np.nan)),
+        "episode 0 of train: rewards .* not finite at step 0",
+    ),
     (lambda: changed(0, actions=np.full((LONGEST, 2), 1.5)), "number 0 of the action at step 0 is 1.5; allowed: -1.0"),
     (lambda: changed(0, states=[["a"] * STATE] * LONGEST), "episode 0 of train: states cannot be read as numbers"),
     (lambda: {"train": [Episode(*(np.zeros((0, 2)),) * 2, np.zeros(0))]}, "episode 0 of train: states have shape"),
@@ -87,3 +91,56 @@ def test_damaged_folders(tmp_path: Path) -> None:
         (tmp_path / "episodes.json").write_text(text)
         with pytest.raises(ValueError, match="episodes.json .*name, environment, mean"):
             read_description(tmp_path)
+
+
+DAMAGED = [
+    ({"lengths": lambda x: x.astype(float)}, "lengths .*float64; allowed: integers"),
+    ({"lengths": lambda x: np.append(x[:-2], [-1, x[-2] + x[-1] + 1])}, "lengths has -1; allowed: 1 to"),
+    ({"lengths": lambda x: x[:0]}, r"lengths has shape \(0,\)"),
+    ({"lengths": lambda x: x[:-1]}, "states has shape"),
+    ({"states": lambda x: x[:, :1]}, "states has shape"),
+    ({"actions": lambda x: x.astype(complex)}, "actions .*complex128"),
+    ({"rewards": lambda x: np.where(np.arange(len(x)) == 2, np.inf, x)}, r"rewards is inf at \(2,\)"),
+    ({"rewards": lambda x: x.astype(object)}, "cannot be read"),
+]
+
+
+@pytest.mark.parametrize("change, message", DAMAGED)
+def test_a_damaged_split_is_refused(tmp_path: Path, change, message: str) -> None:
+    """The file and the field are named; nothing of an array of objects is run."""
+    write_folder(tmp_path, {"train": episodes(3)}, "toy")
+    with np.load(tmp_path / "train.npz") as stored:
+        arrays = {name: change.get(name, lambda x: x)(stored[name]) for name in stored}
+    np.savez(tmp_path / "train.npz", **arrays)
+    with pytest.raises(ValueError, match=f"train.npz:? ?.*{message}"):
+        read_split(tmp_path, "train")
+
+
+@pytest.mark.parametrize(
+    "field, value",
+    [
+        ("environment", 3),
+        ("mean", [float("nan")] * STATE),
+        ("std", [-1.0] * STATE),
+        ("std", [1.0]),
+        ("high", [-2.0] * ACTION),
+        ("low", []),
+        ("longest", 0),
+        ("highest", float("inf")),
+    ],
+)
+def test_a_damaged_description_is_refused(tmp_path: Path, field: str, value) -> None:
+    write_folder(tmp_path, {"train": episodes(3)}, "toy")
+    found = json.loads((tmp_path / "episodes.json").read_text())
+    (tmp_path / "episodes.json").write_text(json.dumps({**found, field: value}))
+    with pytest.raises(ValueError, match=rf"episodes.json cannot be read: {field}.*allowed"):
+        read_description(tmp_path)
+
+
+def test_what_is_infinite_in_float32(tmp_path: Path) -> None:
+    """A state of 1e39 is refused before anything is written, and so is one that is infinite once standardised."""
+    with pytest.raises(ValueError, match="states have a value that is not finite at step 0"):
+        write_folder(tmp_path / "new", changed(0, states=np.full((LONGEST, STATE), 1e39)), "toy")
+    described = write_folder(tmp_path / "new", {"train": episodes(3)}, "toy")
+    with pytest.raises(ValueError, match=r"a state is 1e\+39 at \(1, 2\).*float32"):
+        described.standardise(np.array([[0.0] * STATE, [0.0] * (STATE - 1) + [1e39]]), "a state")

@@ -1,5 +1,6 @@
 """Series on disk: statistics of the training series, missing values, and what is refused before anything is written."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -104,3 +105,61 @@ def test_a_label_is_found_or_named() -> None:
     assert described.class_of("b", "here") == 1
     with pytest.raises(ValueError, match="series 1 has the label 'c'; allowed: 'a', 'b'"):
         described.class_of("c", "series 1")
+
+
+def test_what_is_infinite_in_float32() -> None:
+    """Once standardised: a large value is none where the deviation is as large."""
+    described = Description(["a"], [0.0, 0.0], [1.0, 1e39], 3)
+    assert np.isfinite(described.standardise(np.array([[1.0, 1e39]]))).all()
+    with pytest.raises(ValueError, match=r"series 4.* is 1e\+39 at \(1, 0\).*float32"):
+        described.standardise(np.array([[1.0, 1.0], [1e39, 1.0]]), "series 4")
+
+
+DAMAGED = [
+    ({"lengths": lambda x: x.astype(float)}, "lengths .*float64; allowed: integers"),
+    ({"lengths": lambda x: np.append(x[:-2], [-1, x[-2] + x[-1] + 1])}, "lengths has -1; allowed: 1 to"),
+    ({"lengths": lambda x: x[:, None]}, r"lengths has shape \(6, 1\)"),
+    ({"lengths": lambda x: x[:0], "classes": lambda x: x[:0]}, r"lengths has shape \(0,\)"),
+    ({"lengths": lambda x: x[:-1]}, "classes has 6 values and lengths 5"),
+    ({"lengths": lambda x: np.append(x[:-1], x[-1] - 1)}, "steps has shape"),
+    ({"classes": lambda x: x - 3}, "classes has -[123]; allowed: 0 to 2"),
+    ({"classes": lambda x: x.astype(float)}, "classes .*float64"),
+    ({"steps": lambda x: x.astype(complex)}, "steps .*complex128"),
+    ({"steps": lambda x: np.where(x == x[3, 1], np.nan, x)}, r"steps is nan at \(3, 1\)"),
+    ({"steps": lambda x: x[0, 0]}, r"lengths has .*; allowed: 1 to 0|steps has shape \(\)"),
+    ({"steps": lambda x: x.astype(object)}, "cannot be read"),
+]
+
+
+@pytest.mark.parametrize("change, message", DAMAGED)
+def test_a_damaged_split_is_refused(tmp_path: Path, change, message: str) -> None:
+    """The file and the field are named; nothing of an array of objects is run."""
+    write_folder(tmp_path, splits())
+    with np.load(tmp_path / "test.npz") as stored:
+        arrays = {name: change.get(name, lambda x: x)(stored[name]) for name in stored}
+    np.savez(tmp_path / "test.npz", **arrays)
+    with pytest.raises(ValueError, match=f"test.npz:? ?.*{message}"):
+        read_split(tmp_path, "test")
+
+
+@pytest.mark.parametrize(
+    "field, value",
+    [
+        ("labels", ["a", 1]),
+        ("labels", ["a", "a"]),
+        ("labels", "ab"),
+        ("mean", [float("nan")] * CHANNELS),
+        ("mean", "abc"),
+        ("std", [-1.0] * CHANNELS),
+        ("std", [0.0] * CHANNELS),
+        ("std", [1.0]),
+        ("longest", 2.5),
+        ("longest", -1),
+    ],
+)
+def test_a_damaged_description_is_refused(tmp_path: Path, field: str, value) -> None:
+    write_folder(tmp_path, splits())
+    found = json.loads((tmp_path / "series.json").read_text())
+    (tmp_path / "series.json").write_text(json.dumps({**found, field: value}))
+    with pytest.raises(ValueError, match=rf"series.json cannot be read: {field}.*allowed"):
+        read_description(tmp_path)

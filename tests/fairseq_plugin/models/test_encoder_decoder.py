@@ -1,5 +1,7 @@
 """Encoder-decoders of every mechanism, with every attention of the decoder to the encoder."""
 
+from argparse import Namespace
+
 import pytest
 import torch
 from fairseq.data import data_utils
@@ -226,3 +228,14 @@ def test_encoder_and_decoder_may_differ_in_width():
     for name in CROSS:
         if name != "flow_source":
             _check(build("flowformer", *wide, FLAG, name))
+
+
+@pytest.mark.parametrize("given", ["nope", "quadratic", None])
+def test_a_cross_attention_that_is_none(given, capsys):
+    """From Python one error with the choices; fairseq's parser has its own."""
+    args = Namespace(arch="flow", lineartime_cross_attention=given)
+    with pytest.raises(ValueError, match=rf"{FLAG} is {given!r}; allowed: softmax, .*flow_source"):
+        MODEL_REGISTRY["flow"].build_model(args, None)
+    with pytest.raises(SystemExit):
+        build("flow", FLAG, str(given))
+    assert FLAG in capsys.readouterr().err

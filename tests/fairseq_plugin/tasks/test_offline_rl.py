@@ -120,7 +120,11 @@ def test_acting_says_what_it_cannot_do(outputs: dict) -> None:
     state = np.zeros(STATE)
     with pytest.raises(ValueError, match="before reset"):
         hub.act(state)
-    for bad, named in (({"target": np.nan}, "target is nan"), ({"target": []}, r"target is \[\]")):
+    for bad, named in (
+        ({"target": np.nan}, "target is nan"),
+        ({"target": []}, r"target is \[\]"),
+        ({"target": 1e300}, r"target is 1e\+300.*float32"),
+    ):
         with pytest.raises(ValueError, match=named):
             hub.reset(**bad)
     with pytest.raises(ValueError, match="context is 0"):
@@ -129,6 +133,7 @@ def test_acting_says_what_it_cannot_do(outputs: dict) -> None:
     for bad, rewards, named in (
         (np.zeros(STATE + 1), None, r"states have shape \(4,\) at step 0; allowed: \(3,\)"),
         (np.full(STATE, np.nan), None, "not finite at step 0"),
+        (np.full(STATE, 1e39), None, r"state at step 0 is 1e\+39.*float32"),
         (state, 1.0, "rewards are 1.0 at step 0; allowed: None"),
     ):
         with pytest.raises(ValueError, match=named):
@@ -138,7 +143,9 @@ def test_acting_says_what_it_cannot_do(outputs: dict) -> None:
         hub.act(state)
     with pytest.raises(ValueError, match="at step 1; allowed: 1 finite numbers"):
         hub.act(state, [1.0, 2.0])
-    for _ in range(LIMIT - 1):
+    with pytest.raises(ValueError, match=r"return that remains at step 1 is .*float32"):
+        hub.act(state, 1e300)
+    for _ in range(LIMIT - 1):  # the refused one was no step
         hub.act(state, 0.0)
     with pytest.raises(ValueError, match=f"more than {LIMIT} steps; allowed: {LIMIT}, as --max-episode-length"):
         hub.act(state, 0.0)

@@ -1,6 +1,8 @@
 """The task: training, resumption, evaluation and prediction of series, through fairseq's commands and from Python."""
 
 import logging
+import re
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -111,6 +113,8 @@ def test_prediction_says_what_it_cannot_read(outputs: dict) -> None:
     for bad, named in (
         (np.full((5, CHANNELS), np.nan), "series 1 is nan at step 0, channel 0"),
         (np.full((5, CHANNELS), np.inf), "series 1 is inf"),
+        (np.full((5, CHANNELS), 1e39), r"series 1.* is 1e\+39 .*float32"),
+        (np.full((5, CHANNELS), 1e38), "scores are not finite"),
         (np.zeros((5, CHANNELS + 1)), rf"series 1 has shape \(5, 4\); allowed: .*channels {CHANNELS}"),
         (np.zeros((0, CHANNELS)), "series 1 has shape"),
         (np.full((LIMIT + 1, CHANNELS), 50.0), f"series 1 has {LIMIT + 1} steps; allowed: at most {LIMIT}"),
@@ -119,6 +123,10 @@ def test_prediction_says_what_it_cannot_read(outputs: dict) -> None:
             hub.predict([good, bad])
     with pytest.raises(ValueError, match=rf"series has shape \(5, {CHANNELS}\); allowed"):
         hub.predict(good)
+    assert len(hub.predict([np.full((5, CHANNELS), 1e6)])) == 1
+    with pytest.raises(ValueError, match="float16"):
+        hub.half().predict([np.full((5, CHANNELS), 1e6)])
+    hub.float()
     with pytest.raises(ValueError, match="batch_size is 0"):
         hub.predict([good], batch_size=0)
 
@@ -159,3 +167,23 @@ def test_refused_command_lines(data: Path, tmp_path: Path) -> None:
     assert (
         task.build_criterion(config.criterion).classification_head_name == task.cfg.classification_head_name == "other"
     )
+
+
+def test_labels_of_another_order_are_a_warning(data: Path, outputs: dict, tmp_path: Path) -> None:
+    """A training that begins with the weights of another, on a folder whose labels are others, is told of it."""
+    series, labels = waves(48, 1)
+    write_folder(tmp_path, {"train": (series, [label.upper() for label in labels])})
+    state, sizes = torch.load(outputs["runs"] / "whole" / "checkpoint_last.pt"), training_command(data, tmp_path, "x")
+    sizes = sizes[sizes.index("--encoder-layers") : sizes.index("--valid-subset")]
+
+    def model(folder: Path):
+        task, config = build_task(folder, *sizes, arch="flowformer_time_series")
+        return task.build_model(config.model)
+
+    same, other = model(data), model(tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        same.load_state_dict(state["model"])
+    there, here = (re.escape(repr(sorted(found))) for found in (LABELS, {label.upper() for label in labels}))
+    with pytest.warns(UserWarning, match=f"TimeSeriesHead.*labels={there}.*labels={here}"):
+        other.load_state_dict(state["model"])

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from fairseq_plugin.decision_hub_interface import DecisionHubInterface
 from recipes.offline_rl import cost, evaluate
@@ -68,6 +69,33 @@ def test_the_command(checkpoint: Path, comparison: Path, tmp_path: Path, capsys:
 def test_what_does_not_fit(checkpoint: Path, arguments: list[str], message: str, capsys) -> None:
     assert evaluate.main([str(checkpoint), "--episodes", "1", *arguments]) == 1
     assert message in capsys.readouterr().err
+
+
+def test_a_module_that_a_file_names_is_not_imported(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """gymnasium imports what stands before a colon: from the file's word it is refused, typed it is taken."""
+    (tmp_path / "foreign_module.py").write_text("open('imported', 'w')\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    state, name = torch.load(checkpoint), "foreign_module:Pendulum-v1"
+    state["task_state"]["description"]["environment"] = name
+    torch.save(state, "foreign.pt")
+    assert evaluate.main(["foreign.pt", "--episodes", "1"]) == 1
+    assert f"--env is not given, and foreign.pt names '{name}'" in capsys.readouterr().err
+    assert not Path("imported").exists()
+    assert evaluate.main(["foreign.pt", "--episodes", "1", "--targets=-300", "--env", name]) == 0
+    assert Path("imported").exists()
+
+
+@pytest.mark.parametrize("value", [3, None, [1.0, -1.0], {"a": 1}])
+def test_a_description_that_is_none(checkpoint: Path, value, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """What a checkpoint says of the data is read as carefully as a folder is."""
+    state = torch.load(checkpoint)
+    state["task_state"]["description"]["std"] = value
+    torch.save(state, tmp_path / "foreign.pt")
+    assert evaluate.main([str(tmp_path / "foreign.pt"), "--episodes", "1"]) == 1
+    assert "std is " in capsys.readouterr().err
 
 
 def test_no_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

@@ -1,0 +1,319 @@
+"""Nothing in a checkpoint's configuration runs, is resolved from elsewhere, or makes fairseq open a file."""
+
+import ast
+import copy
+import warnings
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fairseq
+import fairseq_cli
+import pytest
+import torch
+from fairseq import options, tasks
+from fairseq.checkpoint_utils import load_model_ensemble_and_task
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.models import ARCH_MODEL_REGISTRY
+from omegaconf import OmegaConf
+
+from fairseq_plugin.convert import convert
+from fairseq_plugin.untrusted_configuration import EVALUATED, check_evaluated, check_files
+from tests.fairseq_plugin.helpers.checkpoint_files import KINDS, save_model
+from tests.fairseq_plugin.helpers.encoder_decoders import SMALL
+
+MARK = "executed"
+ATTACK = f"open({MARK!r}, 'w') and [9]"
+#: Where fairseq evaluates what is no option of a configuration in a checkpoint: file -> why that is no way in.
+CONSIDERED = {
+    "fairseq/utils.py": "eval_str_list, eval_str_dict and eval_bool themselves, whose callers are searched for",
+    "fairseq/dataclass/utils.py": "the type of an option of the command line, and literal_eval in it",
+    "fairseq/models/lightconv.py": "the type of an option of the command line",
+    "fairseq/models/lightconv_lm.py": "the type of an option of the command line",
+    "fairseq/data/multilingual/multilingual_data_manager.py": "the type of an option of the command line",
+    "fairseq/data/codedataset.py": "lines of data of fairseq's tasks of speech, which none of our models is for",
+    "fairseq/examples/textless_nlp/pgslm/data_utils.py": "a script's data",
+    "fairseq/examples/textless_nlp/pgslm/quantize_f0.py": "a script's data",
+    "fairseq/examples/textless_nlp/pgslm/sample/sample.py": "a script's data",
+    "fairseq_cli/validate.py": "model_overrides of the command line",
+}
+_EVALUATING = {"eval", "exec", "__import__", "eval_str_list", "eval_str_dict", "eval_bool"}
+
+
+def _evaluations() -> Iterator[tuple[str, str]]:
+    """File, and the name of the option, "" for something else, of each place where fairseq's source evaluates."""
+    for package in (fairseq, fairseq_cli):
+        root = Path(package.__file__).parent
+        for path in sorted(root.rglob("*.py")):
+            text = path.read_text()
+            for node in ast.walk(_parsed(text)) if "eval" in text or "exec(" in text or "__import__" in text else ():
+                if isinstance(node, ast.Call) and _called(node.func) in _EVALUATING and node.args:
+                    given = node.args[0]
+                    option = given.attr if isinstance(given, ast.Attribute) else getattr(given, "id", "")
+                    yield str(path.relative_to(root.parent)), option
+
+
+def _parsed(text: str) -> ast.AST:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of escapes in fairseq's strings
+        return ast.parse(text)
+
+
+def _called(function: ast.expr) -> str:
+    """The name of a function; "" for a method such as ``model.eval``."""
+    if isinstance(function, ast.Name):
+        return function.id
+    of = getattr(function, "value", None)
+    return function.attr if isinstance(of, ast.Name) and of.id in ("utils", "options") else ""
+
+
+def test_every_place_where_fairseq_evaluates_is_known() -> None:
+    """A new one fails here until its option is in the list, or its file is considered."""
+    found = list(_evaluations())
+    assert len(found) > 80
+    unknown = [(file, option) for file, option in found if option not in EVALUATED and file not in CONSIDERED]
+    assert not unknown
+    prefixed = {f"{side}_xformers_att_config" for side in ("encoder", "decoder")}
+    assert EVALUATED - prefixed <= {option for _, option in found}
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], dict[str, Any]]:
+    """The content of a small checkpoint of an architecture, of one of the two kinds."""
+    folder, made = tmp_path_factory.mktemp("stored"), {}
+
+    def state(arch: str, kind: str) -> dict[str, Any]:
+        if (arch, kind) not in made:
+            save_model(folder / "c.pt", kind, arch)
+            made[arch, kind] = torch.load(folder / "c.pt")
+        return copy.deepcopy(made[arch, kind])
+
+    return state
+
+
+def _put(state: dict[str, Any], group: str, name: str, value: Any) -> dict[str, Any]:
+    """``state`` with another option, in a group of its configuration or in the one namespace of all options."""
+    if state["args"] is not None:
+        setattr(state["args"], name, value)
+    else:
+        state["cfg"].setdefault(group, {})
+        state["cfg"][group] = {**(state["cfg"][group] or {}), name: value}
+    return state
+
+
+def _refused(path: Path, state: dict[str, Any], arch: str, data: str, **options: Any) -> str:
+    """The message of ``from_pretrained``, which names the file."""
+    torch.save(state, path)
+    with pytest.raises(ValueError, match=f"the checkpoint '{path}'.*allowed") as error:
+        ARCH_MODEL_REGISTRY[arch].from_pretrained(str(path.parent), path.name, data, **options)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", sorted(EVALUATED))
+def test_an_option_that_fairseq_evaluates_is_a_literal(
+    name: str, kind: str, stored, data_bin: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``from_pretrained`` and ``convert`` name the file, the option and its value; nothing runs."""
+    monkeypatch.chdir(tmp_path)
+    state = _put(stored("linear_lm", kind), "model", name, ATTACK)
+    assert f"{name} = {ATTACK!r}" in _refused(tmp_path / "c.pt", state, "linear_lm", data_bin)
+    torch.save(_put(stored("transformer_lm", kind), "model", name, ATTACK), "stock.pt")
+    with pytest.raises(ValueError, match=rf"'stock.pt' has {name} = .*{MARK}.*allowed"):
+        convert(Path("stock.pt"), "linear_lm")
+    assert not Path(MARK).exists()
+
+
+PLACES: dict[str, tuple[str, str, Any]] = {
+    "the task's options": ("task", "left_pad_source", ATTACK),
+    "the criterion's": ("criterion", "wer_args", ATTACK),
+    "bytes": ("model", "adaptive_softmax_cutoff", ATTACK.encode()),
+    "a group in a group": ("model", "more", {"x": {"adam_betas": ATTACK}}),
+    "a namespace": ("model", "more", Namespace(adam_betas=ATTACK)),
+    "a list": ("model", "more", [{"adam_betas": ATTACK}]),
+    "brackets without end": ("model", "adaptive_softmax_cutoff", "(" * 10_000),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("place", PLACES)
+def test_every_place(place: str, kind: str, stored, data_bin: str, tmp_path: Path) -> None:
+    """An option is found wherever it is."""
+    state = _put(stored("linear_lm", kind), *PLACES[place])
+    assert "allowed: numbers" in _refused(tmp_path / "c.pt", state, "linear_lm", data_bin)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_attack_is_one(kind: str, stored, data_bin: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """fairseq runs it for its own model; where its commands build one of ours from the file, nothing runs."""
+    monkeypatch.chdir(tmp_path)
+    for arch, runs in (("linear_lm", False), ("transformer_lm", True)):
+        torch.save(_put(stored(arch, kind), "model", "adaptive_softmax_cutoff", ATTACK), "c.pt")
+        with pytest.raises(Exception) as error:  # fairseq's own model has other weights with a cutoff
+            load_model_ensemble_and_task(["c.pt"], {"data": data_bin})
+        assert Path(MARK).exists() == runs
+        assert runs or ("adaptive_softmax_cutoff" in str(error.value) and ATTACK in str(error.value))
+
+
+@pytest.mark.parametrize("arch", ["linear_lm", "flash_mlm", "linear_classifier", "flow"])
+def test_models_run_nothing(arch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of every kind, as fairseq's commands build them from the options of a file."""
+    monkeypatch.chdir(tmp_path)
+    args = Namespace(arch=arch, encoder_xformers_att_config=ATTACK)
+    with pytest.raises(ValueError, match="encoder_xformers_att_config = .*allowed"):
+        ARCH_MODEL_REGISTRY[arch].build_model(args, None)
+    assert not Path(MARK).exists()
+
+
+def test_literals_are_taken() -> None:
+    """What Python writes for numbers, lists and dictionaries, and values that are no text."""
+    for value in ("[20, 40]", "20,40", "{'name': 'x'}", "(0.9, 0.98)", None, [20, 40], 3, True):
+        check_evaluated(Namespace(adaptive_softmax_cutoff=value))
+
+
+INTERPOLATIONS = (
+    "${oc.env:HOME}",
+    "${oc.env:HOME,x}",
+    "a${oc.env:HOME}",
+    "\\${oc.env:HOME}",
+    "${oc.${task._name}:HOME}",
+    "${oc.decode:'${oc.env:HOME}'}",
+    "${a}${b}",
+)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("value", INTERPOLATIONS)
+def test_interpolations_are_refused(value: str, kind: str, stored, data_bin: str, tmp_path: Path) -> None:
+    """Of the environment and of any other resolver; a reference to another option of the file alone is read."""
+    for group in ("model", "bpe"):
+        state = _put(stored("linear_lm", kind), group, "unheard_of", value)
+        assert f"unheard_of = {value!r}" in _refused(tmp_path / "c.pt", state, "linear_lm", data_bin)
+        torch.save(_put(stored("transformer_lm", kind), group, "unheard_of", value), tmp_path / "stock.pt")
+        with pytest.raises(ValueError, match="unheard_of"):
+            convert(tmp_path / "stock.pt", "linear_lm")
+
+
+def test_references(stored, data_bin: str, tmp_path: Path) -> None:
+    """They are read as what they refer to, by the check too."""
+    state = _put(stored("linear_lm", "cfg"), "model", "dropout", "${common.seed}")
+    torch.save(_put(state, "common", "seed", 0.25), tmp_path / "c.pt")
+    (model,) = ARCH_MODEL_REGISTRY["linear_lm"].from_pretrained(str(tmp_path), "c.pt", data_bin).models
+    assert model.decoder.dropout_module.p == 0.25
+    state = _put(stored("linear_lm", "cfg"), "model", "adaptive_softmax_cutoff", "${common.wandb_project}")
+    _put(state, "common", "wandb_project", ATTACK)
+    assert ATTACK in _refused(tmp_path / "c.pt", state, "linear_lm", data_bin)
+    state = _put(stored("linear_lm", "cfg"), "model", "dropout", "${common.nothing}")
+    assert "cannot be read" in _refused(tmp_path / "c.pt", state, "linear_lm", data_bin)
+
+
+FILES = (
+    ("bpe", "bpe_codes", "codes"),
+    ("bpe", "gpt2_encoder_json", "https://example.org/encoder.json"),
+    ("tokenizer", "_name", "../../../tmp/x"),
+    ("generation", "replace_unk", "dictionary"),
+    ("task", "source_lang", "../../en"),
+    ("task", "source_dict", "/etc/hosts"),
+    ("model", "pretrained_model", "/etc/hosts"),
+)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("group", "name", "value"), FILES)
+def test_files_and_addresses_are_the_users(
+    group: str, name: str, value: str, kind: str, stored, data_bin: str, tmp_path: Path
+) -> None:
+    """A file or an address that only the checkpoint names is refused, and the message says how to give one."""
+    state = _put(stored("linear_lm", kind), group, name, value)
+    assert f"{name} = {value!r}" in _refused(tmp_path / "c.pt", state, "linear_lm", data_bin)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_files_that_are_given(kind: str, stored, data_bin: str, tmp_path: Path) -> None:
+    """The user's word stands in the place of the checkpoint's."""
+    state, bpe = stored("linear_lm", kind), {"gpt2_encoder_json": "/nowhere/a", "gpt2_vocab_bpe": "/nowhere/b"}
+    if kind == "cfg":
+        state["cfg"]["bpe"] = {"_name": "gpt2", **bpe}
+    else:
+        vars(state["args"]).update(bpe="gpt2", **bpe)
+    assert "gpt2_encoder_json = '/nowhere/a'" in _refused(tmp_path / "c.pt", state, "linear_lm", data_bin)
+    (tmp_path / "encoder.json").write_text('{"a": 0}')
+    (tmp_path / "vocab.bpe").write_text("#version: 0.2\na b\n")
+    files = {name: str(tmp_path / file) for name, file in zip(bpe, ("encoder.json", "vocab.bpe"))}
+    hub = ARCH_MODEL_REGISTRY["linear_lm"].from_pretrained(str(tmp_path), "c.pt", data_bin, **files)
+    assert hub.bpe.encode("a") == "0"
+
+
+def test_files_of_the_hub(stored, tmp_path: Path) -> None:
+    """fairseq takes a file of one of its names, in the folder of the checkpoint, in place of the option's."""
+    state = _put(stored("linear_lm", "cfg"), "bpe", "bpe_codes", "/nowhere/codes")
+    with pytest.raises(ValueError, match="bpe_codes = '/nowhere/codes'"):
+        check_files(state, str(tmp_path / "c.pt"), {})
+    (tmp_path / "bpecodes").touch()
+    check_files(state, str(tmp_path / "c.pt"), {})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_task_that_nobody_registered(kind: str, stored, data_bin: str, tmp_path: Path) -> None:
+    """It is named, with those that there are."""
+    state = stored("linear_lm", kind)
+    if kind == "cfg":
+        state["cfg"]["task"]["_name"] = "unheard_of"
+    else:
+        state["args"].task = "unheard_of"
+    assert "'unheard_of'" in _refused(tmp_path / "c.pt", state, "linear_lm", data_bin)
+
+
+WRONG_KINDS: dict[str, tuple[str, Any]] = {
+    "dropout": ("model", {"a": 1}),
+    "decoder_layers": ("model", float("nan")),
+    "patience": ("checkpoint", "many"),
+    "tokens_per_sample": ("task", [1, "a"]),
+    "seed": ("common", "???"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", WRONG_KINDS)
+def test_options_of_another_kind(name: str, kind: str, stored, data_bin: str, tmp_path: Path) -> None:
+    """One line that names the file, whatever fairseq, hydra or omegaconf raise; or the option is not read at all."""
+    group, value = WRONG_KINDS[name]
+    state = _put(stored("linear_lm", kind), group, name, value)
+    if kind == "cfg" and group in ("checkpoint", "common"):  # which nothing reads where a model is loaded
+        state["cfg"][group][name] = value
+        torch.save(state, tmp_path / "c.pt")
+        assert ARCH_MODEL_REGISTRY["linear_lm"].from_pretrained(str(tmp_path), "c.pt", data_bin).models
+    else:
+        assert "cannot be read" in _refused(tmp_path / "c.pt", state, "linear_lm", data_bin)
+
+
+@pytest.mark.parametrize("part", ["cfg", "args", "optimizer_history", "extra_state", "task_state"])
+def test_parts_of_another_kind(part: str, stored, data_bin: str, tmp_path: Path) -> None:
+    """Of the file itself."""
+    state = stored("linear_lm", "args" if part == "args" else "cfg")
+    state[part] = [1, "a"]
+    torch.save(state, tmp_path / "c.pt")
+    with pytest.raises(ValueError, match=f"{tmp_path / 'c.pt'}.*allowed"):
+        ARCH_MODEL_REGISTRY["linear_lm"].from_pretrained(str(tmp_path), "c.pt", data_bin)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_pretrained_embeddings_are_not_read_again(kind: str, stored, pairs_bin: str, tmp_path: Path) -> None:
+    """An encoder-decoder that began with embeddings of a file loads where that file is not: its weights have them."""
+    command = [pairs_bin, "--task", "translation", "--arch", "flow", *SMALL, "--save-dir", "/nowhere/at/all"]
+    args = options.parse_args_and_arch(options.get_training_parser(), command)
+    args.source_lang, args.target_lang = "in", "out"
+    trained = tasks.setup_task(args).build_model(args)
+    args.encoder_embed_path = args.decoder_embed_path = "/nowhere/embeddings"
+    state = {**stored("linear_lm", kind), "model": trained.state_dict()}
+    if kind == "args":
+        state["args"] = args
+    else:
+        config = convert_namespace_to_omegaconf(args)
+        state["cfg"] = OmegaConf.to_container(config, resolve=True, enum_to_str=True)
+    torch.save(state, tmp_path / "c.pt")
+    (model,) = ARCH_MODEL_REGISTRY["flow"].from_pretrained(str(tmp_path), "c.pt", pairs_bin).models
+    weights = trained.state_dict()
+    assert all(torch.equal(x, weights[name]) for name, x in model.state_dict().items())
