@@ -96,8 +96,8 @@ def test_the_source_archive_is_the_whole_tree_and_its_tests_run(source, tmp_path
     """Tests need the recipes, the READMEs and each other's folders: all of them are there, or none would run."""
     expected = {str(path.relative_to(source)) for path in source.rglob("*") if path.is_file()}
     expected = {name for name in expected if not name.startswith((".ci/", "build/")) and ".egg-info/" not in name}
-    command = [sys.executable, "-c", "import sys; from setuptools.build_meta import build_sdist; build_sdist(sys.argv[1])"]
-    done = subprocess.run([*command, str(tmp_path)], cwd=source, capture_output=True, text=True)
+    code = "import sys; from setuptools.build_meta import build_sdist; build_sdist(sys.argv[1])"
+    done = subprocess.run([sys.executable, "-c", code, tmp_path], cwd=source, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     (path,) = tmp_path.glob("*.tar.gz")
     with tarfile.open(path) as archive:

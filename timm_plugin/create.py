@@ -33,7 +33,8 @@ def create_model(model_name: str, *further: Any, attn_layer: LayerType, **argume
     try:
         model = timms_create_model(model_name, *further, attn_layer=attn_layer, **arguments)
     except (TypeError, AssertionError) as error:
-        if "attn_layer" not in str(error):
+        named = "attn_layer" if isinstance(error, TypeError) else "attn"  # a TypeError may be of attn_drop
+        if named not in str(error):
             raise
         raise ValueError(_refusal(model_name, attn_layer, f"does not take it: {error}")) from error
     if asks_for_ours(attn_layer):

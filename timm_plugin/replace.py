@@ -283,7 +283,7 @@ def _what_differs(module: nn.Module) -> str:
     """In what ours with softmax attention is not ``module``, or ""."""
     stock = _with_random_weights(module)
     plain = _replacement(stock, attention_layer("softmax"))
-    own = sorted(name for name, _ in _tensors(stock) if name not in dict(_tensors(plain)))
+    own = sorted(set(stock.state_dict()) - set(plain.state_dict()))
     if own:
         return f"has {', '.join(own)} of its own"
     tokens = torch.randn(2, 6, stock.qkv.in_features, dtype=torch.float64)
@@ -295,10 +295,6 @@ def _what_differs(module: nn.Module) -> str:
             continue
         return "" if same else "computes something else than softmax attention of all tokens"
     return "takes neither tokens (batch, N, C) nor a map of them (batch, rows, columns, C)"
-
-
-def _tensors(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
-    return [*module.named_parameters(), *module.named_buffers()]
 
 
 def _with_random_weights(module: nn.Module) -> nn.Module:
