@@ -1,4 +1,4 @@
-"""What a user has done to a model before ``replace_attention`` stays: sharing, hooks, freezing, seeds, reparameters."""
+"""``replace_attention`` is a guest: sharing, hooks, freezing, seeds and reparametrised weights of a model stay."""
 
 import copy
 import pickle

@@ -1,4 +1,4 @@
-"""What attention holds for each position, for images of another size.
+"""Position biases, and whatever else attention holds for each position, for images of another size.
 
 Legend: N tokens, n the width of the factors, prefix the tokens beside those of patches, which come first.
 """
