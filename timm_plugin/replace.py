@@ -16,7 +16,7 @@ from torch import nn
 
 from common.attention import ATTENTIONS, InnerAttention
 
-from .layers.attention import SelfAttention, attention_layer
+from .layers.attention import SelfAttention, attention_layer, read_grid_size
 from .layers.grid import check_given, fixed_grid, host_of_tokens, tell_grid
 from .layers.position_bias import Grid
 
@@ -67,7 +67,7 @@ def replace_attention(
     """
     if not isinstance(model, nn.Module):
         raise ValueError(f"model is {model!r}; allowed: a built model, such as timm.create_model gives")
-    grid_size = None if grid_size is None else tuple(grid_size)
+    grid_size = read_grid_size(grid_size)
     check_given(model, max_tokens, grid_size)
     tokens = {"max_tokens": max_tokens, **_tokens_of(model)}
     layer = attention_layer(name, grid_size=grid_size, **tokens, **options)

@@ -203,8 +203,18 @@ def attention_layer(
             that it does not have or allow.
     """
     check_choice("attention", name, usable_mechanisms())
-    grid_size = None if grid_size is None else tuple(grid_size)
-    return _layer_class(name, ATTENTIONS[name].Options.read(name, options), max_tokens, grid_size)
+    options_of_name = ATTENTIONS[name].Options.read(name, options)
+    return _layer_class(name, options_of_name, max_tokens, read_grid_size(grid_size))
+
+
+def read_grid_size(grid_size: Any) -> tuple[int, int] | None:
+    """``grid_size`` as a user gives it, as a pair of rows and columns; ValueError for what is none."""
+    if grid_size is None:
+        return None
+    sizes = tuple(grid_size) if isinstance(grid_size, (tuple, list)) else ()
+    if len(sizes) != 2 or not all(isinstance(size, int) and size >= 1 for size in sizes):
+        raise ValueError(f"grid_size is {grid_size!r}; allowed: two integers of at least 1, (rows, columns)")
+    return sizes
 
 
 def usable_mechanisms() -> tuple[str, ...]:

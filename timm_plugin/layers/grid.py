@@ -92,7 +92,7 @@ def _refuse_dropping(model: nn.Module, mechanisms: list[str]) -> None:
     for module in model.modules():
         if isinstance(module, (PatchDropout, PatchDropoutWithIndices)):
             if hasattr(module, "attention_of_order"):
-                module.attention_of_order = mechanisms[0] if mechanisms else None
+                module.attention_of_order = mechanisms[0] if mechanisms else ""
             elif mechanisms:
                 module.register_forward_pre_hook(check_dropping)
                 module.attention_of_order = mechanisms[0]
@@ -101,7 +101,9 @@ def _refuse_dropping(model: nn.Module, mechanisms: list[str]) -> None:
 def check_grid(self: nn.Module, input: tuple[Tensor]) -> tuple[Tensor]:
     """A hook before timm's ``PatchEmbed``: ValueError if ``set_input_size`` has changed the grid that layers know."""
     known, own = self.grid_of_attention, self.grid_size
-    if known is not None and (known[0] != own[0] or known[1] != own[1]):
+    if known is None:  # by itself, for TorchScript
+        return input
+    if known[0] != own[0] or known[1] != own[1]:
         raise ValueError(
             f"the model's tokens lie on {own[0]} x {own[1]} since set_input_size, and its attention knows "
             f"{known[0]} x {known[1]}; run timm_plugin.tell_grid(model)"
@@ -111,9 +113,9 @@ def check_grid(self: nn.Module, input: tuple[Tensor]) -> tuple[Tensor]:
 
 def check_dropping(self: nn.Module, input: tuple[Tensor]) -> tuple[Tensor]:
     """A hook before timm's ``PatchDropout``: ValueError where it would take away the order that layers read."""
-    if self.attention_of_order is not None and self.training and self.prob > 0.0:
+    if self.training and self.prob > 0.0 and self.attention_of_order != "":
         raise ValueError(
-            f"patch_drop_rate is {self.prob}; allowed when training attention {self.attention_of_order!r}, which reads "
+            f"patch_drop_rate is {self.prob}; allowed when training attention '{self.attention_of_order}', which reads "
             "where tokens lie: 0"
         )
     return input

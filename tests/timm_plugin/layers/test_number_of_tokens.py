@@ -219,6 +219,13 @@ def test_a_number_or_a_grid_that_is_not_the_models(name):
     assert model(_images(64, 64)).shape == (2, 3)
 
 
+@pytest.mark.parametrize("grid_size", [5, "ab", (2, 8, 1), (2, 8.0), (0, 4)])
+def test_a_grid_that_is_none(grid_size):
+    for make in (attention_layer, lambda name, **args: replace_attention(nn.Sequential(nn.Identity()), name, **args)):
+        with pytest.raises(ValueError, match="grid_size is .*; allowed: two integers"):
+            make("soft", grid_size=grid_size)
+
+
 COPIES = {"deepcopy": copy.deepcopy, "pickle": lambda model: pickle.loads(pickle.dumps(model))}
 
 
@@ -253,9 +260,12 @@ def test_averages_and_quantised_models_are_told_another_grid():
 @pytest.mark.parametrize("name", ["cosformer", "daft_full", "linformer", "soft", "synthesizer"])
 def test_torchscript_and_tracing(name):
     """The checks are part of what TorchScript, FX and torch.compile see."""
-    model = _vit(name)
+    model = _vit(name, patch_drop_rate=0.5)
     x = _images(64, 64)
-    assert_close("scripted", torch.jit.script(model)(x), model(x))
+    scripted = torch.jit.script(model)
+    assert_close("scripted", scripted(x), model(x))
+    with pytest.raises(torch.jit.Error, match=f"patch_drop_rate is 0.5.*'{name}'"):
+        scripted.train()(x)
     assert_close("exported", torch.export.export(model, (x,)).module()(x), model(x))
     torch._dynamo.reset()
     assert_close("compiled", torch.compile(model, backend="eager", fullgraph=True)(x), model(x))
