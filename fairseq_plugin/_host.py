@@ -6,6 +6,7 @@ Every failure is one ImportError: its cause, and the command that helps.
 import argparse
 import collections
 import importlib
+import importlib.util
 import typing
 from pathlib import Path
 
@@ -21,17 +22,24 @@ def check_host() -> None:
 
 
 def check_common() -> None:
-    """Raise ImportError unless the package ``common`` that Python finds is this project's."""
+    """Raise ImportError unless the package ``common`` that Python finds is this project's.
+
+    An error inside of this project's own ``common``, such as torch that is missing, is raised as it is.
+    """
+    root = Path(__file__).resolve().parents[1]
     try:
         common = importlib.import_module("common")
         place = getattr(common, "__file__", None) or list(getattr(common, "__path__", ["an unknown place"]))
         found = f"Python found another one in {place}"
-    except ModuleNotFoundError as error:
-        if error.name != "common":
+    except Exception as error:  # whatever another package of that name raises
+        spec = None if getattr(error, "name", None) == "common" else importlib.util.find_spec("common")
+        place = getattr(spec, "origin", None)
+        if place is not None and Path(place).resolve().parent == root / "common":
             raise
-        common, found = None, "it is not on the path"
+        common = None
+        failed = f"Python found another one in {place}, which fails: {type(error).__name__}: {error}"
+        found = "it is not on the path" if spec is None else failed
     if getattr(common, "DISTRIBUTION", None) != "lineartime":
-        root = Path(__file__).resolve().parents[1]
         raise ImportError(
             f"fairseq_plugin needs lineartime's package common, but {found}. Run: export PYTHONPATH='{root}'"
             '"${PYTHONPATH:+:$PYTHONPATH}" (if another common is in the folder of your script, rename it)'

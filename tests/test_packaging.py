@@ -1,9 +1,11 @@
-"""The wheel that ``pip install .`` makes: its files, its metadata, and that it runs alone."""
+"""The wheel that ``pip install .`` makes and the source archive: their files, metadata, and that they run alone."""
 
 import email
+import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -17,12 +19,18 @@ PACKAGES = ("common", "fairseq_plugin", "timm_plugin")
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory) -> Path:
-    """The wheel of a copy of the checkout, made without a network and without touching the checkout."""
-    source, made = tmp_path_factory.mktemp("source") / "lineartime", tmp_path_factory.mktemp("wheel")
-    shutil.copytree(
-        ROOT, source, ignore=shutil.ignore_patterns(".*", "*.egg-info", "__pycache__", "build", "dist", "work")
-    )
+def source(tmp_path_factory) -> Path:
+    """A copy of the checkout's files."""
+    source = tmp_path_factory.mktemp("source") / "lineartime"
+    made = (".git", ".venv", ".*_cache", ".hypothesis", "*.egg-info", "__pycache__", "build", "dist", "work")
+    shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(*made))
+    return source
+
+
+@pytest.fixture(scope="module")
+def wheel(source, tmp_path_factory) -> Path:
+    """The wheel of the copy, made without a network and without touching the checkout."""
+    made = tmp_path_factory.mktemp("wheel")
     command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", made, source]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -82,3 +90,27 @@ def test_the_unpacked_wheel_works_alone(wheel, tmp_path):
     done = subprocess.run([sys.executable, "-c", code], **run)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["True", str(tmp_path / "site" / "common" / "__init__.py")]
+
+
+def test_the_source_archive_is_the_whole_tree_and_its_tests_run(source, tmp_path):
+    """Tests need the recipes, the READMEs and each other's folders: all of them are there, or none would run."""
+    expected = {str(path.relative_to(source)) for path in source.rglob("*") if path.is_file()}
+    expected = {name for name in expected if not name.startswith((".ci/", "build/")) and ".egg-info/" not in name}
+    code = "import sys; from setuptools.build_meta import build_sdist; build_sdist(sys.argv[1])"
+    done = subprocess.run([sys.executable, "-c", code, tmp_path], cwd=source, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (path,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(path) as archive:
+        archive.extractall(tmp_path, filter="data")
+    root = tmp_path / path.name.removesuffix(".tar.gz")
+    assert expected - {str(path.relative_to(root)) for path in root.rglob("*")} == set()
+    assert {"tests/processes.py", "recipes/demo/__main__.py", "tests/golden/fairseq/dict.txt"} <= expected
+    files = ("tests/test_house_rules.py", "tests/recipes/test_timm_families.py")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--collect-only", *files],
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": str(root)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

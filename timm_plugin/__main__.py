@@ -4,10 +4,11 @@ For the scripts that cannot import a plugin themselves: validate.py, inference.p
 (train.py can: ``--device-modules timm_plugin``.) Also ``torchrun --nproc_per_node 2 -m timm_plugin train.py ...``, on
 CPUs too, where train.py by itself fails for every model, timm's own included.
 
-``--model-kwargs attn_layer=flow`` for a model of timm that does not use it is an error before the script starts.
+Where the script creates a model of timm with ``attn_layer=flow``, or another mechanism of ours, and that model does not
+use it, the launcher ends with one line and status 2; layers that must know the model's grid are told. So the script's
+own parser reads the command line, and nobody else.
 """
 
-import argparse
 import functools
 import os
 import runpy
@@ -16,14 +17,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import timm.models
 import timm.task
-import torch
-import yaml
-from timm.utils import ParseKwargs
+from torch import nn
 
 from common.attention import ATTENTIONS
 
-from .create import create_model
+from .create import asks_for_ours, create_model
 
 USAGE = "usage: python -m timm_plugin SCRIPT [ARGUMENTS...]"
 
@@ -32,8 +32,8 @@ def main(arguments: list[str]) -> None:
     """Run the script ``arguments[0]`` as ``__main__`` with the rest as its arguments, untouched.
 
     Raises:
-        SystemExit: whatever the script exits with; 2 when no script is named, it is not a file, or ``--model-kwargs
-            attn_layer=...`` names attention of ours for a model that does not use it, or that is not in timm's table.
+        SystemExit: whatever the script exits with; 2 when no script is named, it is not a file, or it creates a model
+            with ``attn_layer`` naming attention of ours that is not in timm's table, or that the model does not use.
     """
     if not arguments or arguments[0] in ("-h", "--help"):
         print(USAGE, file=sys.stdout if arguments else sys.stderr)
@@ -42,34 +42,39 @@ def main(arguments: list[str]) -> None:
     if not os.path.isfile(script):
         print(f"{USAGE}\ntimm_plugin: no such file: {script!r}", file=sys.stderr)
         raise SystemExit(2)
-    _check_attn_layer(arguments[1:])
     sys.argv = arguments
     _set_import_path(script)
     _allow_processes_on_cpus()
-    runpy.run_path(script, run_name="__main__")
-
-
-def _check_attn_layer(arguments: list[str]) -> None:
-    """Exit with 2 where timm's scripts are asked for attention of ours in a model that would not use it."""
-    parser = argparse.ArgumentParser(prog="timm_plugin", add_help=False, allow_abbrev=False)
-    parser.add_argument("-c", "--config")
-    parser.add_argument("-m", "--model")
-    parser.add_argument("--model-kwargs", nargs="*", action=ParseKwargs)
-    given, _ = parser.parse_known_args(arguments)
-    if given.config and os.path.isfile(given.config):  # the script says that a file is missing
-        with open(given.config) as file:
-            defaults = yaml.safe_load(file)
-        parser.set_defaults(**{name: defaults[name] for name in ("model", "model_kwargs") if name in defaults})
-        given, _ = parser.parse_known_args(arguments)
-    model_args = given.model_kwargs or {}
-    if given.model is None or model_args.get("attn_layer") not in tuple(ATTENTIONS):
-        return
+    _check_attention_of_models()
     try:
-        with torch.device("meta"):
-            create_model(given.model, **model_args)
-    except ValueError as error:
+        runpy.run_path(script, run_name="__main__")
+    except AttentionRefused as error:
         print(f"timm_plugin: {error}", file=sys.stderr)
         raise SystemExit(2) from error
+
+
+class AttentionRefused(ValueError):
+    """A script has created a model with attention of ours that this model does not use or cannot have."""
+
+
+def _check_attention_of_models() -> None:
+    """Give the script, which is not imported yet, a ``create_model`` of timm that says what timm does not."""
+    for module in (timm, timm.models):
+        module.create_model = _checking(module.create_model)
+
+
+def _checking(timms: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
+    @functools.wraps(timms)
+    def create(model_name: str, *further: Any, **arguments: Any) -> nn.Module:
+        attn_layer = arguments.get("attn_layer")
+        if not (asks_for_ours(attn_layer) or (isinstance(attn_layer, str) and attn_layer in ATTENTIONS)):
+            return timms(model_name, *further, **arguments)
+        try:
+            return create_model(model_name, *further, **arguments)
+        except ValueError as error:
+            raise AttentionRefused(str(error)) from error
+
+    return create
 
 
 def _set_import_path(script: str) -> None:

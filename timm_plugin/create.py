@@ -2,41 +2,46 @@
 
 from typing import Any
 
-import timm
 from timm.layers.typing import LayerType
+from timm.models import create_model as timms_create_model
 from timm.models.vision_transformer import ATTN_LAYERS
 from torch import nn
 
 from .layers.attention import SelfAttention
-from .layers.grid import tell_grid
+from .layers.grid import check_given, tell_grid
 
 
-def create_model(model_name: str, *, attn_layer: LayerType, **arguments: Any) -> nn.Module:
+def create_model(model_name: str, *further: Any, attn_layer: LayerType, **arguments: Any) -> nn.Module:
     """``timm.create_model(model_name, attn_layer=attn_layer, ...)`` of a model that does use ``attn_layer``.
 
     Some of timm's models take any argument of that name and do nothing with it; timm says nothing then. Layers that
-    must know on which grid the tokens lie, DAFT-conv's and SOFT's, are told; timm does not do that either.
+    must know on which grid the tokens lie are told (``tell_grid``); timm does not do that either.
 
     Args:
         model_name: one of ``timm.list_models()``.
         attn_layer: a name in timm's table, which has ours, or a class, such as ``attention_layer`` gives.
-        arguments: every other argument of timm's.
+        further, arguments: every other argument of timm's.
 
     Raises:
-        ValueError: an unknown name; a model that does not take or does not use ``attn_layer``; tokens that do not lie
-            on one grid where the layer needs that.
+        ValueError: an unknown name; a model that does not take or does not use ``attn_layer``; a ``max_tokens`` or
+            ``grid_size`` of the class that is not the model's; tokens that do not lie on one grid where the layer
+            needs that.
     """
     if isinstance(attn_layer, str) and attn_layer not in ATTN_LAYERS:
         names = ", ".join(name for name in ATTN_LAYERS if name)
         raise ValueError(f"attn_layer is {attn_layer!r}; allowed: {names}, or a class such as attention_layer gives")
     try:
-        model = timm.create_model(model_name, attn_layer=attn_layer, **arguments)
+        model = timms_create_model(model_name, *further, attn_layer=attn_layer, **arguments)
     except (TypeError, AssertionError) as error:
-        if "attn" not in str(error):
+        named = "attn_layer" if isinstance(error, TypeError) else "attn"  # a TypeError may be of attn_drop
+        if named not in str(error):
             raise
         raise ValueError(_refusal(model_name, attn_layer, f"does not take it: {error}")) from error
-    if asks_for_ours(attn_layer) and _layer_class(attn_layer).mechanism not in _mechanisms(model):
-        raise ValueError(_refusal(model_name, attn_layer, "takes it and does not use it"))
+    if asks_for_ours(attn_layer):
+        layer = _layer_class(attn_layer)
+        if layer.mechanism not in _mechanisms(model):
+            raise ValueError(_refusal(model_name, attn_layer, "takes it and does not use it"))
+        check_given(model, layer.max_tokens, layer.grid_size)
     tell_grid(model)
     return model
 

@@ -1,5 +1,7 @@
 """A host that does not fit gives one ImportError with the cause and the command that helps."""
 
+import runpy
+import shutil
 import subprocess
 import sys
 import types
@@ -73,10 +75,25 @@ def test_torchvision_for_another_torch(monkeypatch, tmp_path):
         host.check_host()
 
 
-def test_an_error_of_our_own_package_is_not_called_a_foreign_one(monkeypatch, tmp_path):
+@pytest.mark.parametrize("plugin", ["timm_plugin", "fairseq_plugin"])
+def test_an_error_of_our_own_package_is_not_called_a_foreign_one(monkeypatch, tmp_path, plugin):
+    """A checkout whose ``common`` fails, because torch or another package is missing."""
     _fake(monkeypatch, tmp_path, "common", "import no_such_module")
+    shutil.copytree(CHECKOUT / plugin, tmp_path / plugin)
+    checks = runpy.run_path(str(tmp_path / plugin / "_host.py"))
     with pytest.raises(ModuleNotFoundError, match="no_such_module"):
-        host.check_host()
+        checks["check_host"]()
+
+
+@pytest.mark.parametrize("error", ["import no_such_module", "raise RuntimeError('broken')", "1 +"])
+@pytest.mark.parametrize("plugin", ["timm_plugin", "fairseq_plugin"])
+def test_foreign_common_that_fails(monkeypatch, tmp_path, plugin, error):
+    folder = _fake(monkeypatch, tmp_path, "common", error)
+    checks = runpy.run_path(str(CHECKOUT / plugin / "_host.py"))
+    with pytest.raises(ImportError, match=f"{plugin} needs .*another one in .*which fails") as caught:
+        checks["check_host"]()
+    assert type(caught.value) is ImportError
+    assert str(folder) in str(caught.value) and f"export PYTHONPATH='{CHECKOUT}'" in str(caught.value)
 
 
 def test_foreign_common(monkeypatch, tmp_path):

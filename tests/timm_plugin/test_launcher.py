@@ -7,7 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import timm
 import timm.task
+import yaml
 
 from tests.processes import CHECKOUT
 from timm_plugin.__main__ import USAGE, main
@@ -118,53 +120,140 @@ def test_no_such_script(capsys, script):
     assert f"timm_plugin: no such file: {script!r}" in capsys.readouterr().err
 
 
-NO_ARGUMENTS = "import pathlib, sys\npathlib.Path(sys.argv[0] + '.ran').touch()\n"
+#: What timm's scripts do: their own parser, with abbreviations and a YAML file of defaults, then one model.
+CREATES = """
+import argparse, pathlib, sys
+import yaml
+from timm.models import create_model
+from timm.utils import ParseKwargs
+
+config_parser = argparse.ArgumentParser(add_help=False)
+config_parser.add_argument("-c", "--config", default="")
+parser = argparse.ArgumentParser()
+parser.add_argument("--model", "-m", default="resnet18")
+parser.add_argument("--gp", default=None)
+parser.add_argument("--model-kwargs", nargs="*", default={}, action=ParseKwargs)
+given, rest = config_parser.parse_known_args()
+if given.config:
+    with open(given.config) as file:
+        parser.set_defaults(**yaml.safe_load(file))
+args = parser.parse_args(rest)
+pathlib.Path(sys.argv[0] + ".began").touch()
+model = create_model(args.model, False, num_classes=3, global_pool=args.gp, **args.model_kwargs)
+layers = [type(module).__name__ for module in model.modules()]
+pathlib.Path(sys.argv[0] + ".layers").write_text(" ".join(layers))
+"""
 
 
 @pytest.fixture
-def quick_script(tmp_path, monkeypatch):
-    """A script that leaves a file beside itself; what the launcher changes is put back."""
+def creating(tmp_path, monkeypatch):
+    """A script that creates a model; what the launcher changes is put back."""
     monkeypatch.setattr(sys, "argv", [])
     monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(timm, "create_model", timm.create_model)
+    monkeypatch.setattr(timm.models, "create_model", timm.models.create_model)
     for task in [value for value in vars(timm.task).values() if isinstance(value, type)]:
         if "prepare_distributed" in vars(task):
             monkeypatch.setattr(task, "prepare_distributed", task.prepare_distributed)
-    script = tmp_path / "quick.py"
-    script.write_text(NO_ARGUMENTS)
+    script = tmp_path / "creating.py"
+    script.write_text(CREATES)
     return script
 
 
-@pytest.mark.parametrize("where", ["options", "config"])
-def test_attention_that_a_model_ignores_is_refused_before_the_script_runs(quick_script, where, capsys):
-    given = ["--amp", "-m", "vit_pwee_patch16_reg1_gap_256", "--model-kwargs", "attn_layer=flow", "depth=1"]
-    if where == "config":
-        config = quick_script.with_suffix(".yaml")
-        config.write_text("model: vit_pwee_patch16_reg1_gap_256\nmodel_kwargs: {attn_layer: flow, depth: 1}\nlr: 0.1\n")
-        given = ["--amp", "-c", str(config)]
-    with pytest.raises(SystemExit) as exited:
-        main([str(quick_script), *given])
-    assert exited.value.code == 2
-    assert "attn_layer is 'flow', and vit_pwee_patch16_reg1_gap_256" in capsys.readouterr().err
-    assert not Path(f"{quick_script}.ran").exists()
+def _layers(script: Path) -> list[str]:
+    return Path(f"{script}.layers").read_text().split()
 
 
-@pytest.mark.parametrize("name", ["flow_source", "cosformer"])
-def test_attention_of_ours_that_has_no_place_in_timms_table_is_refused(quick_script, name, capsys):
-    with pytest.raises(SystemExit) as exited:
-        main([str(quick_script), "-m", "vit_tiny_patch16_224", "--model-kwargs", f"attn_layer={name}"])
-    assert exited.value.code == 2
-    assert f"attn_layer is '{name}'; allowed: " in capsys.readouterr().err
+def _config(script: Path, text: str) -> str:
+    path = script.with_suffix(".yaml")
+    path.write_text(text)
+    return str(path)
+
+
+IGNORES = "vit_pwee_patch16_reg1_gap_256"
+SMALL = ["depth=1", "embed_dim=32", "num_heads=2", "img_size=32"]
 
 
 @pytest.mark.parametrize(
     "given",
     [
-        ["--model", "vit_tiny_patch16_224", "--model-kwargs", "attn_layer=flow", "depth=1"],
-        ["--model", "vit_pwee_patch16_reg1_gap_256", "--model-kwargs", "attn_layer=diff"],  # not ours to judge
-        ["--model-ema", "--model-kwargs", "attn_layer=flow"],
-        ["-c", "missing.yaml"],
+        ["-m", IGNORES, "--model-kwargs", "attn_layer=flow", "depth=1"],
+        ["--model", IGNORES, "--model-kw", "attn_layer=flow", "depth=1"],
+        [f"--model={IGNORES}", "--model-k", "attn_layer=flow", "depth=1"],
+        ["-c", f"model: {IGNORES}\nmodel_kwargs: {{attn_layer: flow, depth: 1}}\n"],
+        ["-c", "model_kwargs: {attn_layer: flow, depth: 1}\n", "-m", IGNORES],
     ],
 )
-def test_what_a_script_takes_is_left_to_it(quick_script, given):
-    main([str(quick_script), *given])
-    assert Path(f"{quick_script}.ran").exists()
+def test_attention_that_a_model_ignores_is_one_line(creating, given, capsys):
+    given = [_config(creating, x) if "\n" in x else x for x in given]
+    with pytest.raises(SystemExit) as exited:
+        main([str(creating), *given])
+    assert exited.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"timm_plugin: attn_layer is 'flow', and {IGNORES}")
+    assert not Path(f"{creating}.layers").exists()
+
+
+@pytest.mark.parametrize("name", ["flow_source", "cosformer"])
+def test_attention_of_ours_that_has_no_place_in_timms_table_is_refused(creating, name, capsys):
+    with pytest.raises(SystemExit) as exited:
+        main([str(creating), "-m", "vit_tiny_patch16_224", "--model-kwargs", f"attn_layer={name}"])
+    assert exited.value.code == 2
+    assert f"attn_layer is '{name}'; allowed: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "given, kind",
+    [
+        (["-m", "vit_tiny_patch16_224", "--model-kwargs", "attn_layer=flow", *SMALL], "FlowSelfAttention"),
+        # What the script adds to the arguments counts: a model without class token needs --gp.
+        (
+            [
+                "-m",
+                "vit_tiny_patch16_224",
+                "--gp",
+                "avg",
+                "--model-kwargs",
+                "attn_layer=flow",
+                "class_token=False",
+                *SMALL,
+            ],
+            "FlowSelfAttention",
+        ),
+        (["-m", IGNORES, "--model-kwargs", "attn_layer=diff", "depth=1"], "ParallelScalingBlock"),  # not ours to judge
+        (["-m", "flowformer_hier_test"], "FlowSelfAttention"),
+        (["-m", "test_vit"], "Attention"),
+    ],
+)
+def test_a_model_that_can_be_made_is_made(creating, given, kind):
+    main([str(creating), *given])
+    assert kind in _layers(creating)
+
+
+def test_layers_are_told_the_grid(creating):
+    """They refuse images otherwise: timm tells them nothing."""
+    creating.write_text(CREATES + "import torch\nmodel(torch.randn(1, 3, 32, 32))\n")
+    given = ["-m", "vit_tiny_patch16_224", "--gp", "avg", "--model-kwargs", "attn_layer=daft_conv", "class_token=False"]
+    main([str(creating), *given, *SMALL])
+    assert "DaftConvSelfAttention" in _layers(creating)
+
+
+@pytest.mark.parametrize(
+    "given, error",
+    [
+        (["-c", "\n"], TypeError),
+        (["-c", "model: [\n"], yaml.YAMLError),
+        (["-c", "missing.yaml"], FileNotFoundError),
+        (["-c", "."], IsADirectoryError),
+        (["-c", "model_kwargs: [attn_layer]\n"], TypeError),
+        (["-m", "no_such_model", "--model-kwargs", "attn_layer=flow"], RuntimeError),
+        (["-m", "vit_tiny_patch16_224", "--model-kwargs", "attn_layer=flow", "depht=1"], TypeError),
+        (["-m", "vit_tiny_patch16_224", "--model-kwargs", "attn_layer=flow", "attn_dorp=1"], TypeError),
+    ],
+)
+def test_what_a_script_or_timm_refuses_is_left_to_them(creating, given, error):
+    """Nothing is read or refused before the script runs, and its errors arrive as they are."""
+    given = [_config(creating, x) if "\n" in x else x for x in given]
+    with pytest.raises(error) as raised:
+        main([str(creating), *given])
+    assert not isinstance(raised.value, ValueError)

@@ -17,6 +17,10 @@ from common.ops.shared.checks import check_choice
 # FX must not trace into the mechanisms: they check shapes.
 register_notrace_module(InnerAttention)
 
+#: Mechanisms that see tokens as a set, whatever their order and number. Reformer is one: hashes of the tokens choose
+#: what is seen. The others read an order, a grid or positions, which timm's patch dropping, at random, takes away.
+OF_SETS = frozenset({"favor", "flow", "linear", "quadratic", "reformer", "rfa", "softmax", "yoso"})
+
 
 class SelfAttention(nn.Module):
     """Multi-head self-attention (B, N, C) -> (B, N, C), with the arguments and parameter names of timm's Attention.
@@ -24,6 +28,10 @@ class SelfAttention(nn.Module):
     ``qkv``, ``proj``, ``q_norm``, ``k_norm``, ``norm`` and ``gate`` are timm's, so stock checkpoints load where the
     mechanism has no parameters of its own; those are named ``attention.*``. ``attention_layer`` makes the subclasses,
     one for a mechanism and its options. O(N C²) for the projections plus the mechanism's cost.
+
+    A mechanism that holds something for each position (DAFT-full, Linformer, Synthesizer, Sinkhorn, cosFormer) takes
+    as many tokens as it was built for, neither fewer nor more, without padding. One that reads an order (local, sparse,
+    bigbird, longformer, nystrom, combiner, mixed_chunk) sees any number of tokens as the sequence of an image's rows.
 
     Args:
         dim: C.
@@ -52,6 +60,7 @@ class SelfAttention(nn.Module):
     has_query: Final[bool]
     has_key: Final[bool]
     needs_grid: Final[bool]
+    has_positions: Final[bool]
 
     def __init__(
         self,
@@ -86,6 +95,7 @@ class SelfAttention(nn.Module):
         self.widths = [num_heads * channels.get(name, 0) for name in ("q", "k", "v")]
         self.has_query, self.has_key = "q" in channels, "k" in channels
         self.needs_grid = "spatial_shape" in attention.needs
+        self.has_positions = "max_tokens" in attention.needs
         self.qkv = nn.Linear(dim, sum(self.widths), bias=qkv_bias, **dd)
         self.q_norm = norm_layer(self.head_dim, **dd) if qk_norm else nn.Identity()
         self.k_norm = norm_layer(self.head_dim, **dd) if qk_norm else nn.Identity()
@@ -109,7 +119,12 @@ class SelfAttention(nn.Module):
 
     def __reduce__(self) -> tuple:
         """Classes that ``attention_layer`` makes have no name by which pickle could find them."""
-        return _new, (self.mechanism, self.options, self.max_tokens, self.grid_size), self.__dict__
+        made = type(self)  # what ``tell_grid`` told the object is in its own dictionary
+        return _new, (made.mechanism, made.options, made.max_tokens, made.grid_size), self.__dict__
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take over ``state``; a pickle of version 0.2 does not say whether the mechanism has positions."""
+        super().__setstate__({"has_positions": "max_tokens" in state["_modules"]["attention"].needs, **state})
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         """x, tokens (B, N, C) or a map of them (B, Y, X, C) -> the same shape with ``dim_out`` channels.
@@ -119,9 +134,11 @@ class SelfAttention(nn.Module):
 
         Raises:
             ValueError: any other ``attn_mask``; ``is_causal``; tokens that lie on no known grid where the mechanism
-                needs one.
+                needs one, or are not those whose positions it holds.
         """
         padding = key_padding(x, attn_mask, is_causal)
+        if self.has_positions:
+            check_positions(x, self.attention.max_tokens, self.grid_size, padding)
         tokens = x.flatten(1, -2)
         q, k, v = self.qkv(tokens).split(self.widths, dim=-1)  # each (B, N, H channels)
         value = v.unflatten(2, (self.num_heads, -1)).transpose(1, 2)  # (B, H, N, channels)
@@ -175,7 +192,8 @@ def attention_layer(
 
     Args:
         name: one of ``common.attention.ATTENTIONS``.
-        max_tokens: the number of tokens, class token and registers included; DAFT-full needs it.
+        max_tokens: the number of tokens, class token and registers included, for mechanisms that hold something for
+            each position: DAFT-full, Linformer, Synthesizer, Sinkhorn and cosFormer.
         grid_size: (Y, X) of the tokens; DAFT-conv and SOFT need it, from here, ``create_model`` or
             ``replace_attention``.
         options: of the mechanism.
@@ -185,8 +203,18 @@ def attention_layer(
             that it does not have or allow.
     """
     check_choice("attention", name, usable_mechanisms())
-    grid_size = None if grid_size is None else tuple(grid_size)
-    return _layer_class(name, ATTENTIONS[name].Options.read(name, options), max_tokens, grid_size)
+    options_of_name = ATTENTIONS[name].Options.read(name, options)
+    return _layer_class(name, options_of_name, max_tokens, read_grid_size(grid_size))
+
+
+def read_grid_size(grid_size: Any) -> tuple[int, int] | None:
+    """``grid_size`` as a user gives it, as a pair of rows and columns; ValueError for what is none."""
+    if grid_size is None:
+        return None
+    sizes = tuple(grid_size) if isinstance(grid_size, (tuple, list)) else ()
+    if len(sizes) != 2 or not all(isinstance(size, int) and size >= 1 for size in sizes):
+        raise ValueError(f"grid_size is {grid_size!r}; allowed: two integers of at least 1, (rows, columns)")
+    return sizes
 
 
 def usable_mechanisms() -> tuple[str, ...]:
@@ -280,6 +308,30 @@ def grid_of(x: Tensor, grid_size: tuple[int, int] | None) -> tuple[int, int]:
     if height * width != x.shape[1]:
         raise ValueError(
             f"x has {x.shape[1]} tokens; allowed for this attention: those of a grid of {height} x {width}, with "
-            "class_token=False, global_pool='avg' and without registers"
+            "class_token=False, global_pool='avg', patch_drop_rate=0 and without registers; timm_plugin.tell_grid "
+            "after set_input_size"
         )
     return height, width
+
+
+@torch.fx.wrap
+@register_notrace_function
+def check_positions(x: Tensor, max_tokens: int, grid_size: tuple[int, int] | None, padding: Tensor | None) -> None:
+    """ValueError unless x is ``max_tokens`` tokens (B, N, C), or a map (B, Y, X, C) of ``grid_size``, without padding.
+
+    A function by itself because FX must not trace its conditions.
+    """
+    if padding is not None:
+        raise ValueError("attn_mask is given; allowed for attention that holds something for each position: None")
+    if x.flatten(1, -2).shape[1] != max_tokens:
+        raise ValueError(
+            f"x has {x.flatten(1, -2).shape[1]} tokens; allowed for this attention, which holds something for each "
+            f"position: max_tokens={max_tokens}, with dynamic_img_size=False and patch_drop_rate=0; "
+            "timm_plugin.tell_grid after set_input_size"
+        )
+    if x.dim() == 4 and grid_size is not None:
+        if x.shape[1] != grid_size[0] or x.shape[2] != grid_size[1]:
+            raise ValueError(
+                f"x is a map of {x.shape[1]} x {x.shape[2]} tokens; allowed for this attention, which holds something "
+                f"for each position: {grid_size[0]} x {grid_size[1]}"
+            )

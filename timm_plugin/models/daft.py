@@ -17,8 +17,8 @@ from common.attention import position_entropy
 from common.modules.added_gradient import add_gradient
 
 from ..layers.attention import attention_layer
+from ..layers.grid import check_layers, tell_grid
 from ..layers.images import ImageSize, check_images, check_img_size
-from ..layers.position_bias import check_parameters, set_grid_size
 from ._build import StrictLoading, build
 from ._default_cfg import untrained_cfg
 from ._registry import register_once
@@ -124,12 +124,12 @@ class DaftFullVisionTransformer(DaftVisionTransformer):
         Raises:
             ValueError: as when building a model of that size.
         """
-        for block in self.blocks:
-            check_parameters(block.attn.attention)
-        old = self.patch_embed.grid_size
+        tell_grid(self)  # the grid before; nothing changes
+        patch = patch_size or self.patch_embed.patch_size
+        (height, width), patch = check_img_size(img_size or self.patch_embed.img_size, patch, False), _pair(patch)
+        check_layers(self, (height // patch[0], width // patch[1]))
         super().set_input_size(img_size, patch_size)
-        for block in self.blocks:
-            set_grid_size(block.attn.attention, self.patch_embed.grid_size, old, self.num_prefix_tokens)
+        tell_grid(self)
 
 
 class DaftConvVisionTransformer(DaftVisionTransformer):
