@@ -1,4 +1,4 @@
-"""What weights mean although no tensor shows it, such as the formula of an attention: a record in the state dict."""
+"""A record in the state dict of what weights mean although no tensor shows it, such as the formula of an attention."""
 
 import json
 import warnings

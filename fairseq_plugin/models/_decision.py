@@ -64,7 +64,7 @@ class DecisionTransformer(CheckedLoading, HubModel, BaseFairseqModel):
 
     hub_interface = DecisionHubInterface
     #: The dataclass of all options.
-    config: type
+    options_class: type
     #: What the options of its attention begin with.
     option_prefix: str
 

@@ -72,7 +72,7 @@ class LinearTimeTransformer(CheckedLoading, TransformerModel):
     #: How the options of its attention begin.
     option_prefix: str
     #: The dataclass of those options.
-    config: type = FairseqDataclass
+    options_class: type = FairseqDataclass
     stock_model = TransformerModel
 
     @classmethod
@@ -84,7 +84,7 @@ class LinearTimeTransformer(CheckedLoading, TransformerModel):
     def add_args(cls, parser) -> None:
         """The options of ``transformer`` and ours."""
         TransformerModel.add_args(parser)
-        for options in (CrossAttentionOptions, *CROSS_OPTIONS.values(), cls.config):
+        for options in (CrossAttentionOptions, *CROSS_OPTIONS.values(), cls.options_class):
             gen_parser_from_dataclass(parser, options(), delete_default=True)
 
     @classmethod
@@ -131,7 +131,7 @@ class LinearTimeTransformer(CheckedLoading, TransformerModel):
         """The parts of a layer of the encoder, or ``causal`` of the decoder."""
         if causal and "causal" not in ATTENTIONS[cls.attention_name].supports:
             return LayerDesign("softmax")
-        options = attention_options(args, cls.attention_name, cls.config, cls.option_prefix)
+        options = attention_options(args, cls.attention_name, cls.options_class, cls.option_prefix)
         rotary, known = options.pop("rotary", False), options_of(cls.attention_name, causal).described()
         options = {name: value for name, value in options.items() if name in known}
         return LayerDesign(cls.attention_name, options, rotary=rotary, max_tokens=max_tokens)

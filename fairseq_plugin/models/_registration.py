@@ -16,7 +16,7 @@ def register_variant(prefix: str, kind: str, attention: str, base: type, options
     """
     name, held = f"{camel_case(prefix)}{camel_case(kind)}", {"__module__": base.__module__}
     config = dataclass(type(f"{name}Config", (options, further), held))
-    attributes = {"attention_name": attention, "option_prefix": attention, "config": config}
+    attributes = {"attention_name": attention, "option_prefix": attention, "options_class": config}
     last_word = base.__name__.rpartition(camel_case(kind))[2]
     model = type(f"{name}{last_word}", (base,), {**held, "__doc__": base.__doc__, **attributes})
     for made in (config, model):

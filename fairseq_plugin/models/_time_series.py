@@ -156,7 +156,7 @@ class TimeSeriesClassifier(CheckedLoading, HubModel, FairseqEncoderModel):
 
     hub_interface = TimeSeriesHubInterface
     #: The dataclass of all options.
-    config: type
+    options_class: type
     #: What the options of its attention begin with.
     option_prefix: str
 
@@ -202,7 +202,7 @@ class TimeSeriesClassifier(CheckedLoading, HubModel, FairseqEncoderModel):
             args.encoder_embed_dim,
             num_classes,
             args.max_source_positions,
-            option(args, self.config, "pooling"),
+            option(args, self.options_class, "pooling"),
             args.dropout,
         )
         if labels is not None:

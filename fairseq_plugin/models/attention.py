@@ -30,26 +30,26 @@ FURTHER_NAMES = {"flow": ("flowformer",)}
 
 
 class AttentionLanguageModel(LinearTimeLanguageModel):
-    """A language model over the mechanism ``attention_name``, with the options of ``config``."""
+    """A language model over the mechanism ``attention_name``, with the options of ``options_class``."""
 
-    config: type
+    options_class: type
 
     @classmethod
     def layer_design(cls, args) -> LayerDesign:
         """The parts of a layer, from the model's configuration."""
-        return build_design(args, cls.attention_name, cls.config, args.max_target_positions)
+        return build_design(args, cls.attention_name, cls.options_class, args.max_target_positions)
 
 
 class AttentionMaskedModel(LinearTimeMaskedModel):
-    """A masked model over the mechanism ``attention_name``, with the options of ``config``."""
+    """A masked model over the mechanism ``attention_name``, with the options of ``options_class``."""
 
     attention_name: str
-    config: type
+    options_class: type
 
     @classmethod
     def build_layer(cls, args, cfg: TransformerConfig) -> nn.Module:
         """One layer of the encoder, not yet wrapped."""
-        design = build_design(args, cls.attention_name, cls.config, args.max_positions)
+        design = build_design(args, cls.attention_name, cls.options_class, args.max_positions)
         return LinearTimeEncoderLayer(cfg, design=design)
 
 
@@ -66,7 +66,7 @@ class ProjectionOptions(FairseqDataclass):
 
 
 class AttentionClassifier(LinearTimeClassifier, AttentionMaskedModel):
-    """A classifier over the mechanism ``attention_name``, with the options of ``config``."""
+    """A classifier over the mechanism ``attention_name``, with the options of ``options_class``."""
 
     option_classes = (ProjectionOptions,)
 
@@ -77,7 +77,7 @@ class AttentionClassifier(LinearTimeClassifier, AttentionMaskedModel):
         if dim is not None:
             check_positive_int("encoder_attention_dim", dim)
         design = replace(
-            build_design(args, cls.attention_name, cls.config, args.max_positions),
+            build_design(args, cls.attention_name, cls.options_class, args.max_positions),
             attention_dim=dim,
             projection_bias=not option(args, ProjectionOptions, "encoder_attention_no_bias"),
         )
@@ -100,14 +100,14 @@ def _subclass(bases: tuple[type, ...], prefix: str, suffix: str, **attributes: A
 
 def _register_language_model(prefix: str, attention: str, options: type) -> None:
     config = dataclass(_subclass((options, LinearTimeLanguageModelConfig), prefix, "LanguageModelConfig"))
-    attributes = {"attention_name": attention, "option_prefix": attention, "config": config}
+    attributes = {"attention_name": attention, "option_prefix": attention, "options_class": config}
     model = _subclass((AttentionLanguageModel,), prefix, "LanguageModel", **attributes)
     register_language_model(f"{prefix}_lm", dataclass=config)(model)
 
 
 def _register_encoder(base: type, prefix: str, attention: str, options: type, kind: str, suffix: str) -> None:
     attributes = {"attention_name": attention, "option_prefix": attention}
-    attributes |= {"config": options, "option_classes": (options, *base.option_classes)}
+    attributes |= {"options_class": options, "option_classes": (options, *base.option_classes)}
     model = register_model(f"{prefix}_{kind}")(_subclass((base,), prefix, suffix, **attributes))
     register_model_architecture(f"{prefix}_{kind}", f"{prefix}_{kind}")(model.complete_options)
 

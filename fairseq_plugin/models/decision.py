@@ -28,7 +28,7 @@ class AttentionDecisionTransformer(DecisionTransformer):
     @classmethod
     def build_layer(cls, args: Namespace, cfg: TransformerConfig) -> nn.Module:
         """One pre-norm layer."""
-        design = build_design(args, cls.attention_name, cls.config, args.max_target_positions)
+        design = build_design(args, cls.attention_name, cls.options_class, args.max_target_positions)
         return LinearTimeDecoderLayer(cfg, True, design=design)
 
 

@@ -41,7 +41,7 @@ def _register(prefix: str, attention: str) -> None:
     attributes = {
         "attention_name": attention,
         "option_prefix": attention,
-        "config": attention_config(attention, causal="causal" in ATTENTIONS[attention].supports),
+        "options_class": attention_config(attention, causal="causal" in ATTENTIONS[attention].supports),
     }
     if not _has_stock_weights(attention):
         attributes["stock_model"] = None

@@ -35,7 +35,7 @@ class AttentionTimeSeriesClassifier(TimeSeriesClassifier):
     @classmethod
     def build_layer(cls, args: Namespace, cfg: TransformerConfig) -> nn.Module:
         """One post-norm layer, or a pre-norm one."""
-        design = build_design(args, cls.attention_name, cls.config, args.max_source_positions)
+        design = build_design(args, cls.attention_name, cls.options_class, args.max_source_positions)
         return LinearTimeEncoderLayer(cfg, design=design)
 
 
@@ -60,7 +60,7 @@ class FlashTimeSeriesConfig(flash_options.MixedChunkOptions, TimeSeriesConfig):
 class FlashTimeSeriesClassifier(TimeSeriesClassifier):
     """Gated attention units with mixed chunk attention (FLASH), O(T); each normalises its input, not its output."""
 
-    config = FlashTimeSeriesConfig
+    options_class = FlashTimeSeriesConfig
     option_prefix = "flash"
 
     @classmethod

@@ -1,4 +1,4 @@
-"""What weights mean stays in a state dict whatever is done to it, and other options are warned of."""
+"""A record of what weights mean stays in a state dict whatever is done to it, and other options are warned of."""
 
 import copy
 import pickle

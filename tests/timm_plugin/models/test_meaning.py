@@ -1,4 +1,4 @@
-"""What weights mean survives every path that timm has for them: other options warn, the same ones are silent."""
+"""The meaning of weights survives every path that timm has for them: other options warn, the same are silent."""
 
 import copy
 import pickle
