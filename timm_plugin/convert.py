@@ -1,13 +1,12 @@
 """``python -m timm_plugin.convert MODEL SOURCE TARGET``: a checkpoint that starts MODEL, from one of another model.
 
 SOURCE is a stock ViT or DeiT for ``flowformer_deit_*`` and ``daft_*``, the authors' released weights for
-``flowformer_hier_s_12h``, or one of ours of another image size. TARGET is a file, ``.safetensors`` or torch's, or, a
-name without a suffix, a new folder for ``timm.create_model("local-dir:FOLDER")``.
+``flowformer_hier_s_12h``, or one of ours of another image size. TARGET is a new file, ``.safetensors`` or torch's, or,
+a name without a suffix, a new folder for ``timm.create_model("local-dir:FOLDER")``.
 """
 
 import argparse
 import logging
-import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,12 +14,14 @@ from typing import Any
 
 import timm
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from timm.models import clean_state_dict, save_for_hf
 from timm.utils import ParseKwargs
 from torch import nn
 
 from common.checkpoints import read_checkpoint
+from common.output_files import check_new, new_path
 
 from .models import daft, flowformer, flowformer_deit
 
@@ -64,16 +65,18 @@ def read_weights(source: Path) -> dict[str, Any]:
 
 
 def save(model: nn.Module, target: Path) -> None:
-    """Write ``model`` to a file or, where the name has no suffix, a folder; whole or not at all.
+    """Write ``model`` to a new file or, where the name has no suffix, a new folder; whole or not at all.
 
     Raises:
-        ValueError: a folder that is there already.
+        ValueError: there is a file or folder of this name already.
+        OSError: it cannot be written, as on a full disk.
     """
-    part = target.with_name(target.name + ".part")
-    if not target.suffix and target.exists():
-        raise ValueError(f"the target {str(target)!r} is there already; allowed: a new folder, or a file")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    _remove(part)
+    with new_path(target, "target") as part:
+        _write(model, part, target)
+
+
+def _write(model: nn.Module, part: Path, target: Path) -> None:
+    """Write ``model`` to ``part``, which becomes ``target``."""
     try:
         if not target.suffix:
             save_for_hf(model, part, safe_serialization=True)
@@ -81,16 +84,8 @@ def save(model: nn.Module, target: Path) -> None:
             save_file(model.state_dict(), part)
         else:
             torch.save({"state_dict": model.state_dict()}, part)
-        part.replace(target)
-    finally:
-        _remove(part)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
+    except (RuntimeError, SafetensorError) as error:  # torch's and safetensors' own for a full disk
+        raise OSError(f"{target} cannot be written: {str(error).splitlines()[0]}") from error
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -98,11 +93,12 @@ def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m timm_plugin.convert", description=__doc__.split("\n")[0])
     parser.add_argument("model", help="name of a model of lineartime")
     parser.add_argument("source", type=Path, help="checkpoint to start from")
-    parser.add_argument("target", type=Path, help="file to write, or a name without a suffix for a folder")
+    parser.add_argument("target", type=Path, help="new file to write, or a name without a suffix for a folder")
     parser.add_argument("--model-kwargs", nargs="*", default={}, action=ParseKwargs, help="as in timm's train.py")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     try:
+        check_new(options.target, "target")  # before minutes are spent
         save(convert(options.model, options.source, options.model_kwargs), options.target)
     except (ValueError, RuntimeError, TypeError, OSError) as error:  # TypeError: an unknown name in --model-kwargs
         raise SystemExit(f"{parser.prog}: {error}") from error

@@ -17,6 +17,7 @@ from fairseq.models import BaseFairseqModel
 from torch import Tensor
 from tqdm import tqdm
 
+from common.output_files import check_new
 from fairseq_plugin import PixelModelingTask
 from fairseq_plugin.data.pixels import to_images
 
@@ -118,6 +119,7 @@ def _temperature(text: str) -> float:
 def main(arguments: Iterable[str] | None = None) -> int:
     """Run the script; returns the exit status."""
     options = parser().parse_args(arguments)
+    check_new(options.output, "--output")
     torch.manual_seed(options.seed)
     model, task = load(options.checkpoint, options.data)
     targets = read_targets(task, options.split, options.images)

@@ -140,7 +140,11 @@ def test_downloads_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         assert path.read_bytes() == body
         fetch("hopper-medium-replay-v2", tmp_path)
         assert len(served.requests) == 1
-        path.write_bytes(b"cut")
+        path.write_bytes(b"cut")  # or the user's
+        with pytest.raises(ValueError, match=f"{path.name}.*allowed: {file.sha256}"):
+            fetch("hopper-medium-replay-v2", tmp_path)
+        assert path.read_bytes() == b"cut"
+        path.unlink()
         assert fetch("hopper-medium-replay-v2", tmp_path).read_bytes() == body
         pages["/hopper_medium_replay-v2.hdf5"] = Page(b"other things")
         path.unlink()
