@@ -50,9 +50,9 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the script; returns the exit status."""
     options = parser().parse_args(arguments)
     out = options.out.absolute()
-    if options.file is not None:
-        check(options.file)
     with working_folder(out, COMMAND, whole={"data-bin": WRITER}):
+        if options.file is not None:
+            check(options.file)
         write(options.file or fetch(out), out)
     return 0
 
