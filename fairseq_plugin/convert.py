@@ -25,6 +25,7 @@ from omegaconf import OmegaConf
 from common.checkpoints import Transfer, read_checkpoint
 from common.ops.shared.checks import ArgumentError
 from common.output_files import new_path
+from common.tensor_files import save
 
 from ._known_options import check_names, model_options
 from .checkpoints import (
@@ -127,7 +128,7 @@ def main(arguments: Sequence[str]) -> None:
             raise ValueError(f"target is {str(options.target)!r}; allowed: a file in a folder that exists")
         with new_path(options.target, "target") as part:
             converted, transfer = convert(options.source, options.arch, _literal(options.model_overrides))
-            _save(converted, part, options.target)
+            save(converted, part)
     except ArgumentError as error:
         raise SystemExit(f"{parser.prog}: {error.with_names(_TYPED)}") from error
     except (OSError, ValueError) as error:
@@ -140,14 +141,6 @@ def _literal(text: str) -> Any:
         return ast.literal_eval(text)
     except (SyntaxError, ValueError) as error:
         raise ArgumentError(f"`model_overrides` is {text!r}; allowed: a dictionary as Python writes it") from error
-
-
-def _save(state: dict[str, Any], part: Path, target: Path) -> None:
-    """Write ``state`` to ``part``, which becomes ``target``."""
-    try:
-        torch.save(state, part)
-    except RuntimeError as error:  # torch's own for a full disk
-        raise OSError(f"{target} cannot be written: {str(error).splitlines()[0]}") from error
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ a name without a suffix, a new folder for ``timm.create_model("local-dir:FOLDER"
 """
 
 import argparse
+import errno
 import logging
 import sys
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from timm.models import clean_state_dict, save_for_hf
 from timm.utils import ParseKwargs
 from torch import nn
 
+from common import tensor_files
 from common.checkpoints import read_checkpoint
 from common.output_files import check_new, new_path
 
@@ -72,20 +74,15 @@ def save(model: nn.Module, target: Path) -> None:
         OSError: it cannot be written, as on a full disk.
     """
     with new_path(target, "target") as part:
-        _write(model, part, target)
-
-
-def _write(model: nn.Module, part: Path, target: Path) -> None:
-    """Write ``model`` to ``part``, which becomes ``target``."""
-    try:
-        if not target.suffix:
-            save_for_hf(model, part, safe_serialization=True)
-        elif target.suffix == ".safetensors":
-            save_file(model.state_dict(), part)
-        else:
-            torch.save({"state_dict": model.state_dict()}, part)
-    except (RuntimeError, SafetensorError) as error:  # torch's and safetensors' own for a full disk
-        raise OSError(f"{target} cannot be written: {str(error).splitlines()[0]}") from error
+        try:
+            if not target.suffix:
+                save_for_hf(model, part, safe_serialization=True)
+            elif target.suffix == ".safetensors":
+                save_file(model.state_dict(), part)
+            else:
+                tensor_files.save({"state_dict": model.state_dict()}, part)
+        except SafetensorError as error:  # no OSError, and it names no file
+            raise OSError(errno.EIO, str(error), str(target)) from error
 
 
 def main(arguments: Sequence[str]) -> None:

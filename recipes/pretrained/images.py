@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 import timm_plugin  # noqa: F401  (registers the models)
+from common import tensor_files
 from common.output_files import new_folder
 
 from ..demo.digits import write_digits
@@ -90,7 +91,7 @@ def compare_images(out: Path, source_epochs: int, epochs: int) -> Half:
     stock = build(SOURCE)
     _, learned = train(stock, folder, source_epochs, SOURCE)
     with own_file(checkpoint) as part:
-        torch.save(stock.state_dict(), part)
+        tensor_files.save(stock.state_dict(), part)
     outcomes = []
     for name in list(ARGUMENTS)[1:]:
         for start, file in ((STOCK, checkpoint), (RANDOM, None)):
