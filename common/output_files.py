@@ -114,7 +114,12 @@ class Mark:
     def close(self, remove: bool = False) -> None:
         """Release the folder; with ``remove`` the file goes, too."""
         if remove:
-            (self.folder / MARK).unlink(missing_ok=True)
+            try:
+                (self.folder / MARK).unlink(missing_ok=True)
+            except PermissionError:  # Windows removes no open file
+                self._file.close()
+                with contextlib.suppress(OSError):
+                    (self.folder / MARK).unlink()
         self._file.close()
 
     def _write(self, entry: object) -> None:

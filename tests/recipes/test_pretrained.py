@@ -123,7 +123,7 @@ def test_library_is_the_default(tmp_path):
 
 @pytest.mark.parametrize("arguments, message", [(["--file", "none"], "compare: --file is none")])
 def test_clear_failures(arguments, message, tmp_path, capsys):
-    assert compare.main([*arguments, "--out", str(tmp_path)]) == 1
+    assert compare.main([*arguments, "--out", str(tmp_path / "out")]) == 1
     assert capsys.readouterr().err.startswith(message)
 
 
@@ -133,7 +133,7 @@ def test_a_command_that_fails_is_said(tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(compare, "compare_text", fail)
     (tmp_path / "any.txt").write_text("x\n")
-    assert compare.main(["--file", str(tmp_path / "any.txt"), "--out", str(tmp_path)]) == 1
+    assert compare.main(["--file", str(tmp_path / "any.txt"), "--out", str(tmp_path / "out")]) == 1
     assert "compare: fairseq-train ended with exit status 1" in capsys.readouterr().err
 
 
@@ -141,6 +141,6 @@ def test_everything_is_written(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(compare, "compare_text", lambda *_: TEXT)
     monkeypatch.setattr(compare, "compare_images", lambda *_: IMAGES)
     (tmp_path / "any.txt").write_text("x\n")
-    assert compare.main(["--file", str(tmp_path / "any.txt"), "--out", str(tmp_path)]) == 0
+    assert compare.main(["--file", str(tmp_path / "any.txt"), "--out", str(tmp_path / "out")]) == 0
     assert "daft_conv_s_h16" in capsys.readouterr().out
-    assert (tmp_path / "results.json").exists()
+    assert (tmp_path / "out" / "results.json").exists()
