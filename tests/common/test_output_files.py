@@ -1,4 +1,4 @@
-"""What a command may replace: its own files alone; and what is there when it is killed: the old ones or the new."""
+"""A command replaces its own files alone; killed at any moment, it leaves the old ones or the new."""
 
 import itertools
 import os

@@ -1,6 +1,7 @@
 """The comparison of starts: what its commands share, what its models begin with, and its tables."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -55,7 +56,9 @@ def test_text_commands_differ_in_start_model_and_updates_alone(tmp_path, monkeyp
         return command[command.index(option) + 1]
 
     source, ours = commands[0], commands[1:]
-    checkpoint = f"{value(source, '--save-dir')}/checkpoint_last.pt"
+    written = Path(value(source, "--save-dir"))  # the folder gets its name when it is whole
+    checkpoint = str(tmp_path / written.name / "checkpoint_last.pt")
+    assert written.is_relative_to(tmp_path)
     assert [value(c, "--finetune-from-model") for c in ours if "--finetune-from-model" in c] == [checkpoint] * 4
     assert ["--finetune-from-model" in c for c in ours] == [True, True, False, False] * 2
     assert [(value(c, "--max-update"), value(c, "--lr")) for c in ours] == [("1", "0.0"), ("7", "0.003")] * 4
