@@ -25,6 +25,8 @@ from omegaconf import OmegaConf
 from common.checkpoints import Transfer, read_checkpoint
 from common.modules.remembered_options import is_record
 from common.ops.shared.checks import ArgumentError
+from common.output_files import new_path
+from common.tensor_files import save
 
 from ._known_options import check_names, model_options
 from .checkpoints import (
@@ -121,13 +123,16 @@ def main(arguments: Sequence[str]) -> None:
     """Convert a file; exits with one line where that cannot be done, and writes nothing then."""
     parser = argparse.ArgumentParser(prog="python -m fairseq_plugin.convert", description=__doc__.split("\n")[0])
     parser.add_argument("source", type=Path, help="checkpoint of transformer_lm or transformer")
-    parser.add_argument("target", type=Path, help="file to write, for any tool of fairseq")
+    parser.add_argument("target", type=Path, help="new file to write, for any tool of fairseq")
     parser.add_argument("--arch", default="flowformer_lm", help="as flowformer_lm or flowformer (%(default)s)")
     parser.add_argument("--model-overrides", default="{}", help="options of the model, as in fairseq-eval-lm")
     options = parser.parse_args(arguments)
     try:
-        converted, transfer = convert(options.source, options.arch, _literal(options.model_overrides))
-        _save(converted, options.target)
+        if not options.target.parent.is_dir():
+            raise ValueError(f"target is {str(options.target)!r}; allowed: a file in a folder that exists")
+        with new_path(options.target, "target") as part:
+            converted, transfer = convert(options.source, options.arch, _literal(options.model_overrides))
+            save(converted, part)
     except ArgumentError as error:
         raise SystemExit(f"{parser.prog}: {error.with_names(_TYPED)}") from error
     except (OSError, ValueError) as error:
@@ -140,18 +145,6 @@ def _literal(text: str) -> Any:
         return ast.literal_eval(text)
     except (SyntaxError, ValueError) as error:
         raise ArgumentError(f"`model_overrides` is {text!r}; allowed: a dictionary as Python writes it") from error
-
-
-def _save(state: dict[str, Any], target: Path) -> None:
-    """Write ``state`` to ``target`` as a whole or not at all."""
-    if not target.parent.is_dir():
-        raise ValueError(f"target is {str(target)!r}; allowed: a file in a folder that exists")
-    part = target.with_name(target.name + ".part")
-    try:
-        torch.save(state, part)
-        part.replace(target)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

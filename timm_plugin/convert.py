@@ -1,13 +1,13 @@
 """``python -m timm_plugin.convert MODEL SOURCE TARGET``: a checkpoint that starts MODEL, from one of another model.
 
 SOURCE is a stock ViT or DeiT for ``flowformer_deit_*`` and ``daft_*``, the authors' released weights for
-``flowformer_hier_s_12h``, or one of ours of another image size. TARGET is a file, ``.safetensors`` or torch's, or, a
-name without a suffix, a new folder for ``timm.create_model("local-dir:FOLDER")``.
+``flowformer_hier_s_12h``, or one of ours of another image size. TARGET is a new file, ``.safetensors`` or torch's, or,
+a name without a suffix, a new folder for ``timm.create_model("local-dir:FOLDER")``.
 """
 
 import argparse
+import errno
 import logging
-import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,12 +15,15 @@ from typing import Any
 
 import timm
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from timm.models import clean_state_dict, save_for_hf
 from timm.utils import ParseKwargs
 from torch import nn
 
+from common import tensor_files
 from common.checkpoints import read_checkpoint
+from common.output_files import check_new, new_path
 
 from .models import daft, flowformer, flowformer_deit
 
@@ -64,33 +67,22 @@ def read_weights(source: Path) -> dict[str, Any]:
 
 
 def save(model: nn.Module, target: Path) -> None:
-    """Write ``model`` to a file or, where the name has no suffix, a folder; whole or not at all.
+    """Write ``model`` to a new file or, where the name has no suffix, a new folder; whole or not at all.
 
     Raises:
-        ValueError: a folder that is there already.
+        ValueError: there is a file or folder of this name already.
+        OSError: it cannot be written, as on a full disk.
     """
-    part = target.with_name(target.name + ".part")
-    if not target.suffix and target.exists():
-        raise ValueError(f"the target {str(target)!r} is there already; allowed: a new folder, or a file")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    _remove(part)
-    try:
-        if not target.suffix:
-            save_for_hf(model, part, safe_serialization=True)
-        elif target.suffix == ".safetensors":
-            save_file(model.state_dict(), part)
-        else:
-            torch.save({"state_dict": model.state_dict()}, part)
-        part.replace(target)
-    finally:
-        _remove(part)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
+    with new_path(target, "target") as part:
+        try:
+            if not target.suffix:
+                save_for_hf(model, part, safe_serialization=True)
+            elif target.suffix == ".safetensors":
+                save_file(model.state_dict(), part)
+            else:
+                tensor_files.save({"state_dict": model.state_dict()}, part)
+        except SafetensorError as error:  # no OSError, and it names no file
+            raise OSError(errno.EIO, str(error), str(target)) from error
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -98,11 +90,12 @@ def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m timm_plugin.convert", description=__doc__.split("\n")[0])
     parser.add_argument("model", help="name of a model of lineartime")
     parser.add_argument("source", type=Path, help="checkpoint to start from")
-    parser.add_argument("target", type=Path, help="file to write, or a name without a suffix for a folder")
+    parser.add_argument("target", type=Path, help="new file to write, or a name without a suffix for a folder")
     parser.add_argument("--model-kwargs", nargs="*", default={}, action=ParseKwargs, help="as in timm's train.py")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     try:
+        check_new(options.target, "target")  # before minutes are spent
         save(convert(options.model, options.source, options.model_kwargs), options.target)
     except (ValueError, RuntimeError, TypeError, OSError) as error:  # TypeError: an unknown name in --model-kwargs
         raise SystemExit(f"{parser.prog}: {error}") from error

@@ -10,8 +10,9 @@ import torch
 from tqdm import tqdm
 
 from ..shared.commands import shown_path
-from ..shared.scripts import command_line, positive_int
+from ..shared.scripts import command_line, positive_int, script
 from ..shared.tables import as_markdown, as_text
+from ..shared.working_folder import working_folder, write_text
 from . import targets
 from .cases import CASES
 from .harness import machine, picture, report
@@ -19,6 +20,7 @@ from .harness.measure import measure
 from .harness.records import FAILED, NOT_RUN, Record, Results, save
 from .harness.work import Case, Settings
 
+COMMAND = "recipes.bench"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 DEVICES = ("cpu", "cuda")
 _HEAD = "# Results of the benchmark\n\nWritten by the command at the end; see [how it is measured](../README.md)."
@@ -91,26 +93,22 @@ def write(out: Path, results: Results) -> str:
     """Write results.txt, .md and .json and the pictures into ``out``; returns the text."""
     blocks, foot = report.tables(results, CASES, targets.verdicts(results)), report.run_of(results)
     plain = as_text(blocks, foot)
-    (out / "results.txt").write_text(plain + "\n", encoding="utf-8")
+    write_text(out / "results.txt", plain + "\n")
     save(results, out / "results.json")
     pictures = [f"![{CASES[path.stem].title}]({path.name})" for path in picture.draw(results, CASES, out)]
     # A terminal shows the end of a text and a page its beginning: the targets go to where they are seen first.
     blocks = sorted(blocks, key=lambda block: block.title != report.REACH)
     parts = [_HEAD, as_markdown(blocks, foot), *pictures]
-    (out / "results.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+    write_text(out / "results.md", "\n\n".join(parts) + "\n")
     return plain
 
 
+@script("bench")
 def main(arguments: list[str] | None = None) -> int:
     """Run the benchmark; returns 1 if a candidate differed from its reference or failed, else 0."""
     options = parser().parse_args(arguments)
-    command = command_line("recipes.bench", arguments)
-    started = time.monotonic()
-    try:
-        cases, settings = chosen(options.only), settings_of(options)
-    except ValueError as error:
-        print(f"bench: {error}", file=sys.stderr)
-        return 1
+    command = command_line(COMMAND, arguments)
+    cases, settings = chosen(options.only), settings_of(options)
     if options.list:
         for case in cases:
             sizes = ", ".join(f"{size:,}" for size in case.sizes)
@@ -118,9 +116,14 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    here = machine.describe(command, settings)
     out = options.out.absolute()
-    out.mkdir(parents=True, exist_ok=True)
+    with working_folder(out, COMMAND):
+        return _measure(cases, settings, out, command)
+
+
+def _measure(cases: list[Case], settings: Settings, out: Path, command: str) -> int:
+    started = time.monotonic()
+    here = machine.describe(command, settings)
 
     def results_of(records: list[Record]) -> Results:
         return Results(here._replace(minutes=round((time.monotonic() - started) / 60, 1)), records)

@@ -18,6 +18,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from common.checkpoints import read_checkpoint
+from common.output_files import check_new
 from fairseq_plugin import PixelModelingTask
 from fairseq_plugin.checkpoints import stored_architecture
 from fairseq_plugin.data.pixels import to_images
@@ -125,6 +126,7 @@ def _temperature(text: str) -> float:
 def main(arguments: Iterable[str] | None = None) -> int:
     """Run the script; returns the exit status."""
     options = parser().parse_args(arguments)
+    check_new(options.output, "--output")
     torch.manual_seed(options.seed)
     model, task = load(options.checkpoint, options.data)
     targets = read_targets(task, options.split, options.images)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from matplotlib import pyplot as plt
 
-from ..shared.plots import STYLE
+from ..shared.plots import STYLE, save
 
 #: Inches of one image in the picture, and of the row of titles.
 _SIDE, _TITLE = 1.1, 0.35
@@ -39,9 +39,7 @@ def draw(completions: Completions, path: Path) -> None:
                 _show(axes, image)
         for axes, title in zip(grid[0], titles):
             axes.set_title(title, fontsize=9)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=160)
-        plt.close(figure)
+        save(figure, path, dpi=160)
 
 
 def _show(axes: plt.Axes, image: np.ndarray) -> None:

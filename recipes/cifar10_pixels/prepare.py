@@ -16,13 +16,17 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 from tqdm import tqdm
 
+from common.output_files import new_folder
 from fairseq_plugin.data.pixels import FIRST_TOKEN, ImageShape, pixel_dictionary
 
 from ..shared.commands import shown_path
 from ..shared.download import DownloadFailed, download, file_sha256
-from ..shared.indexed_files import count_tokens, whole_folder, write_dictionary, write_split
+from ..shared.indexed_files import count_tokens, write_dictionary, write_split
 from ..shared.scripts import positive_int, script
 from ..shared.text_files import TRIAL_PARTS
+from ..shared.working_folder import working_folder
+
+COMMAND = "recipes.cifar10_pixels.prepare"
 
 #: The binary version, which has no pickles. Size and checksum: TensorFlow Datasets' url_checksums/cifar10.txt.
 URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
@@ -170,7 +174,7 @@ def binarise(splits: dict[str, Split], shape: ImageShape, data_bin: Path) -> Non
     """Write the images and their shape as a data set of fairseq."""
     dictionary = pixel_dictionary()
     total = sum(split.count for split in splits.values())
-    with whole_folder(data_bin) as folder, tqdm(total=total, unit=" images", disable=None) as bar:
+    with new_folder(data_bin, COMMAND) as folder, tqdm(total=total, unit=" images", disable=None) as bar:
         write_dictionary(folder, dictionary)
         shape.save(folder)
         for name, split in splits.items():
@@ -202,8 +206,9 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the script; returns the exit status."""
     options = parser().parse_args(arguments)
     out = options.out.absolute()
-    splits, shape = _read(options, out)
-    binarise(splits, shape, out / "data-bin")
+    with working_folder(out, COMMAND, whole={"data-bin": COMMAND}):
+        splits, shape = _read(options, out)
+        binarise(splits, shape, out / "data-bin")
     for name, split in splits.items():
         tokens = count_tokens(out / "data-bin", name)
         print(f"  {name:<5}  {split.count:6,d} images  {tokens:11,d} subpixels, {shape.length} an image")

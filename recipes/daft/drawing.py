@@ -10,7 +10,7 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import FuncNorm, LogNorm, Normalize
 from matplotlib.figure import Figure
 
-from ..shared.plots import STYLE
+from ..shared.plots import STYLE, save
 from .maps import Bias, KeyMaps
 
 #: White is no bias or an even share, blue less, red more; grey is no value.
@@ -183,5 +183,4 @@ def _bare(axes: Axes) -> None:
 
 
 def _save(figure: Figure, path: Path) -> None:
-    figure.savefig(path, dpi=130, bbox_inches="tight")
-    plt.close(figure)
+    save(figure, path, dpi=130, bbox_inches="tight")

@@ -13,9 +13,12 @@ from timm.utils import ParseKwargs
 
 from ..shared.commands import shown_path
 from ..shared.scripts import positive_int, script
+from ..shared.working_folder import working_folder
 from .checkpoints import load_model
 from .drawing import draw_biases, draw_key_maps
 from .maps import key_maps, position_biases
+
+COMMAND = "recipes.daft.pictures"
 
 
 def parser() -> argparse.ArgumentParser:
@@ -48,18 +51,24 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Iterable[str] | None = None) -> int:
     """Run the script; returns the exit status."""
     options = parser().parse_args(arguments)
+    with working_folder(options.output, COMMAND, "--output"):
+        written = _draw(options)
+    print("Ready: " + ", ".join(shown_path(path) for path in written))
+    return 0
+
+
+def _draw(options: argparse.Namespace) -> list[Path]:
+    """Write the pictures; returns their paths."""
     loaded = load_model(options.checkpoint, options.model, options.model_kwargs)
     biases = position_biases(loaded.model)
     maps = None if options.image is None else key_maps(loaded, options.image)
-    options.output.mkdir(parents=True, exist_ok=True)
     title = type(loaded.model).__name__
     written = [options.output / "position_biases.png"]
     draw_biases(biases, options.heads, title, written[0])
     if maps is not None:
         written.append(options.output / "key_maps.png")
         draw_key_maps(maps, options.heads, title, written[1])
-    print("Ready: " + ", ".join(shown_path(path) for path in written))
-    return 0
+    return written
 
 
 if __name__ == "__main__":

@@ -8,10 +8,13 @@ from pathlib import Path
 from ..shared.commands import ROOT, python_command, run, shown_path
 from ..shared.scripts import command_line, script
 from ..shared.tables import describe_run
+from ..shared.working_folder import working_folder
 from . import picture, results
-from .images import REQUIRED_TOP1, check_scripts, run_images
-from .text import FULL, QUICK, run_text
+from .images import MODEL, REQUIRED_TOP1, check_scripts, run_images
+from .text import ARCHITECTURES, COMMAND, FULL, QUICK, Budget, run_text
 
+#: The folders that are made anew by each run.
+WHOLE = dict.fromkeys(("bin", *ARCHITECTURES, "images/digits", f"images/{MODEL}"), COMMAND)
 #: Where recipes.imagenet.get_timm_scripts puts timm's scripts. Nothing is downloaded here.
 FETCHED_SCRIPTS = ROOT / "work" / "timm-scripts"
 
@@ -42,14 +45,19 @@ def main(arguments: list[str] | None = None) -> int:
     scripts = options.timm_scripts
     if scripts is None and (FETCHED_SCRIPTS / "train.py").is_file():
         scripts = FETCHED_SCRIPTS
-    started = time.monotonic()
-    command = command_line("recipes.demo", arguments)
+    command = command_line(COMMAND, arguments)
     check_scripts(scripts)  # before minutes are spent
+    with working_folder(out, COMMAND, whole=WHOLE):
+        return _run(options, budget, out, scripts and scripts.absolute(), command)
+
+
+def _run(options: argparse.Namespace, budget: Budget, out: Path, scripts: Path | None, command: str) -> int:
+    started = time.monotonic()
     text = run_text(out, budget)
     print(f"Speed of a training step at {', '.join(f'{n:,}' for n in budget.lengths)} tokens", flush=True)
     log = out / "logs" / "lengths.log"
     run(python_command("-m", "recipes.demo.lengths", out / "bin", "--lengths", *budget.lengths), log)
-    images = run_images(out, budget, scripts and scripts.absolute())
+    images = run_images(out, budget, scripts)
     speeds = results.read_speeds(log.read_text(encoding="utf-8").splitlines())
     run_description = describe_run(command, time.monotonic() - started)
     print("\n" + results.write(out, text, speeds, images, run_description))

@@ -6,6 +6,7 @@ is ``t``, and encoding followed by decoding gives the line back.
 """
 
 import hashlib
+import io
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import NamedTuple
 import sentencepiece
 
 from ..shared.subwords import load_sentencepiece
+from ..shared.working_folder import own_file
 
 #: Mark of each whitespace character a document may hold besides the space.
 MARKS = {"\n": "⏎", "\t": "⇥", "\f": "␌"}
@@ -125,9 +127,10 @@ def train_sentencepiece(
     """Train a byte-pair model that loses nothing: no normalisation, every space kept, unknown characters as bytes."""
     # Train on source lines, not documents: sentencepiece skips sentences longer than a few thousand bytes.
     lines = (to_line(line) for document in documents for line in document.text.splitlines(keepends=True))
+    written = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=lines,
-        model_prefix=str(prefix),
+        model_writer=written,
         model_type="bpe",
         vocab_size=vocab_size,
         normalization_rule_name="identity",
@@ -140,13 +143,15 @@ def train_sentencepiece(
         num_threads=2,
         minloglevel=2,
     )
+    with own_file(prefix.with_name(prefix.name + ".model")) as part:
+        part.write_bytes(written.getvalue())
     return load_sentencepiece(prefix)
 
 
 def write_split(documents: list[Document], model: sentencepiece.SentencePieceProcessor, path: Path) -> int:
     """Write one document per line as subwords; returns the tokens, one end per document included."""
     tokens = 0
-    with open(path, "w", encoding="utf-8") as file:
+    with own_file(path) as part, open(part, "w", encoding="utf-8") as file:
         for document in documents:
             pieces = model.encode(to_line(document.text), out_type=str)
             tokens += len(pieces) + 1

@@ -2,16 +2,17 @@
 
 import csv
 import re
-import shutil
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from tqdm import tqdm
 
+from common.output_files import new_folder
+
 from ..shared.commands import Finished, python_command, run
 from .digits import VALIDATION_DIGITS, write_digits
-from .text import Budget
+from .text import COMMAND, Budget
 
 MODEL = "flowformer_hier_digits"
 #: Percent of held-out digits a trained model must get right.
@@ -60,17 +61,39 @@ def check_scripts(timm_scripts: Path | None) -> None:
 def run_images(out: Path, budget: Budget, timm_scripts: Path | None = None) -> ImageResult:
     """Run the whole image half in the folder ``out``, with the train.py in ``timm_scripts`` unless that is None."""
     print("Images: scikit-learn's handwritten digits", flush=True)
-    shutil.rmtree(out / "images", ignore_errors=True)
     folder = out / "images" / "digits"
-    digits = write_digits(folder)
+    with new_folder(folder, COMMAND) as new:
+        digits = write_digits(new)
     print(f"  {digits['train']} digits to learn from, {digits['validation']} held out")
     trainer = ["-m", "recipes.demo.train_digits"]
     if timm_scripts is not None:
         trainer = ["-m", "timm_plugin", timm_scripts / "train.py"]
-    command = python_command(
+    with (
+        tqdm(total=budget.epochs, desc=f"  {MODEL}", unit=" epochs", leave=False, disable=None) as bar,
+        new_folder(out / "images" / MODEL, COMMAND) as new,
+    ):
+
+        def on_line(line: str) -> None:
+            epoch = _EPOCH_STARTS.match(line)
+            if epoch is not None:
+                bar.update(min(int(epoch[1]) + 1, budget.epochs) - bar.n)
+
+        command = train_command(trainer, folder, budget, new)
+        training = run(command, out / "logs" / f"{MODEL}.train.log", on_line)
+    # The last checkpoint, not the best one: the held-out digits must not choose the checkpoint that they test.
+    epochs = read_summary(out / "images" / MODEL / "summary.csv")
+    parameters, top1, maps = examine(out / "images" / MODEL / "last.pth.tar", folder)
+    print(f"  {top1:.1f} % of {VALIDATION_DIGITS} held-out digits right, {training.seconds:.0f} s")
+    name = "timm's train.py" if timm_scripts is not None else "a loop of timm's parts"
+    return ImageResult(parameters, digits, epochs, training, name, top1, maps)
+
+
+def train_command(trainer: list[object], data: Path, budget: Budget, folder: Path) -> list[str]:
+    """The training on the digits in ``data``, with its files in ``folder``."""
+    return python_command(
         *trainer,
         "--data-dir",
-        folder,
+        data,
         "--device-modules",
         "timm_plugin",
         "--device",
@@ -111,24 +134,10 @@ def run_images(out: Path, budget: Budget, timm_scripts: Path | None = None) -> I
         "--log-interval",
         1000,
         "--output",
-        out / "images",
+        folder.parent,
         "--experiment",
-        MODEL,
+        folder.name,
     )
-    with tqdm(total=budget.epochs, desc=f"  {MODEL}", unit=" epochs", leave=False, disable=None) as bar:
-
-        def on_line(line: str) -> None:
-            epoch = _EPOCH_STARTS.match(line)
-            if epoch is not None:
-                bar.update(min(int(epoch[1]) + 1, budget.epochs) - bar.n)
-
-        training = run(command, out / "logs" / f"{MODEL}.train.log", on_line)
-    # The last checkpoint, not the best one: the held-out digits must not choose the checkpoint that they test.
-    epochs = read_summary(out / "images" / MODEL / "summary.csv")
-    parameters, top1, maps = examine(out / "images" / MODEL / "last.pth.tar", folder)
-    print(f"  {top1:.1f} % of {VALIDATION_DIGITS} held-out digits right, {training.seconds:.0f} s")
-    name = "timm's train.py" if timm_scripts is not None else "a loop of timm's parts"
-    return ImageResult(parameters, digits, epochs, training, name, top1, maps)
 
 
 def read_summary(path: Path) -> list[Epoch]:

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ..shared.fairseq_log import Entry
-from ..shared.plots import COLOURS, DASHES, STYLE
+from ..shared.plots import COLOURS, DASHES, STYLE, save
 from .images import ImageResult, Maps
 from .text import ARCHITECTURES, LanguageModel, TextResult
 
@@ -28,8 +28,7 @@ def draw(text: TextResult, images: ImageResult, path: Path) -> None:
         left.legend(frameon=False)
         _digits(right, images)
         _maps(below, images.maps)
-        figure.savefig(path, dpi=130)
-        plt.close(figure)
+        save(figure, path, dpi=130)
 
 
 def _losses(axes: Axes, models: list[LanguageModel], x: Callable[[Entry], float], unit: str) -> None:

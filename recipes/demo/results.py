@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..shared import fairseq_log
-from ..shared.tables import MISSING, Run, Speeds, Table, as_markdown, as_text, break_even
+from ..shared.tables import MISSING, Run, Speeds, Table, break_even, write_reports
 from .images import REQUIRED_TOP1, ImageResult
 from .text import ARCHITECTURES, TOKENS_PER_SAMPLE, TextResult
 
@@ -126,9 +126,4 @@ def as_json(text: TextResult, speeds: Speeds, images: ImageResult, run: Run) -> 
 def write(out: Path, text: TextResult, speeds: Speeds, images: ImageResult, run: Run) -> str:
     """results.txt, results.md and results.json in ``out``; returns the text."""
     blocks = tables(text, speeds, images)
-    plain = as_text(blocks, run)
-    (out / "results.txt").write_text(plain + "\n", encoding="utf-8")
-    (out / "results.md").write_text(as_markdown(blocks, run) + "\n", encoding="utf-8")
-    content = json.dumps(as_json(text, speeds, images, run), indent=1, ensure_ascii=False)
-    (out / "results.json").write_text(content + "\n", encoding="utf-8")
-    return plain
+    return write_reports(out, blocks, run, as_json(text, speeds, images, run))

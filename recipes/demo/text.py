@@ -1,17 +1,21 @@
 """The text half: the standard library learned through fairseq's own command line, by three models of the same size."""
 
-import shutil
 from pathlib import Path
 from typing import NamedTuple
 
 from tqdm import tqdm
+
+from common.output_files import new_folder
 
 from ..shared import fairseq_log
 from ..shared.commands import Finished, python_command, run, shown_path
 from ..shared.fairseq_log import Entry, Evaluation
 from ..shared.fairseq_training import train
 from ..shared.subwords import write_dictionary
+from ..shared.working_folder import write_text
 from . import corpus
+
+COMMAND = "recipes.demo"
 
 
 class Budget(NamedTuple):
@@ -86,7 +90,6 @@ class TextResult(NamedTuple):
 def prepare(out: Path, budget: Budget) -> TextResult:
     """Write corpus, sentencepiece model and binarised splits to ``out``; returns a result without models."""
     print("Text: the interpreter's own standard library", flush=True)
-    out.mkdir(parents=True, exist_ok=True)
     documents = tqdm(corpus.read_library(), desc="  reading", unit=" files", leave=False, disable=None)
     splits = corpus.split_by_file(documents, dict(corpus.SPLIT_BYTES, train=budget.train_bytes))
     model = corpus.train_sentencepiece(splits["train"], out / "sentencepiece", VOCABULARY)
@@ -96,33 +99,40 @@ def prepare(out: Path, budget: Budget) -> TextResult:
     tokens = {name: corpus.write_split(split, model, out / f"{name}.txt") for name, split in splits.items()}
     for name in ("train", "valid", "test"):
         print(f"  {name:<5}  {files[name]:4d} files  {sizes[name]:9,d} bytes  {tokens[name]:8,d} tokens")
-    shutil.rmtree(out / "bin", ignore_errors=True)
-    run(
-        python_command(
-            "-m",
-            "fairseq_cli.preprocess",
-            "--only-source",
-            "--srcdict",
-            out / "dict.txt",
-            "--trainpref",
-            out / "train.txt",
-            "--validpref",
-            out / "valid.txt",
-            "--testpref",
-            out / "test.txt",
-            "--destdir",
-            out / "bin",
-        ),
-        out / "logs" / "preprocess.log",
-    )
+    with new_folder(out / "bin", COMMAND) as new:
+        run(
+            python_command(
+                "-m",
+                "fairseq_cli.preprocess",
+                "--only-source",
+                "--srcdict",
+                out / "dict.txt",
+                "--trainpref",
+                out / "train.txt",
+                "--validpref",
+                out / "valid.txt",
+                "--testpref",
+                out / "test.txt",
+                "--destdir",
+                new,
+            ),
+            out / "logs" / "preprocess.log",
+        )
     return TextResult([], files, sizes, tokens, [])
 
 
 def train_model(out: Path, architecture: str, budget: Budget) -> Finished:
     """Train one model with fairseq-train."""
-    shutil.rmtree(out / architecture, ignore_errors=True)  # fairseq-train would go on with an earlier demo's model
+    log = out / "logs" / f"{architecture}.train.log"
+    with new_folder(out / architecture, COMMAND) as new:  # in its old one it would go on with an earlier demo's model
+        finished, _ = train(train_command(out, architecture, budget, new), log, budget.updates, architecture)
+    return finished
+
+
+def train_command(out: Path, architecture: str, budget: Budget, folder: Path) -> list[str]:
+    """fairseq-train, with its checkpoints in ``folder``."""
     every = max(1, budget.updates // 30)
-    command = python_command(
+    return python_command(
         "-m",
         "fairseq_cli.train",
         out / "bin",
@@ -171,10 +181,8 @@ def train_model(out: Path, architecture: str, budget: Budget) -> Finished:
         "--seed",
         "1",
         "--save-dir",
-        out / architecture,
+        folder,
     )
-    finished, _ = train(command, out / "logs" / f"{architecture}.train.log", budget.updates, architecture)
-    return finished
 
 
 def evaluate(out: Path, architecture: str, expected_tokens: int) -> Evaluation:
@@ -213,7 +221,7 @@ def evaluate(out: Path, architecture: str, expected_tokens: int) -> Evaluation:
 def sample(out: Path, architecture: str) -> list[str]:
     """Let the model continue each prompt with fairseq-interactive; returns the texts."""
     prompts = out / "prompts.txt"
-    prompts.write_text("".join(prompt + "\n" for prompt in PROMPTS), encoding="utf-8")
+    write_text(prompts, "".join(prompt + "\n" for prompt in PROMPTS))
     log = out / "logs" / f"{architecture}.interactive.log"
     run(
         python_command(

@@ -19,6 +19,13 @@ from timm.utils import AverageMeter, CheckpointSaver, accuracy, random_seed, upd
 from torch import nn
 from torch.utils.data import DataLoader
 
+from ..shared.scripts import script
+from ..shared.working_folder import claim, working_folder
+
+COMMAND = "recipes.demo.train_digits"
+#: What timm writes.
+FILES = ("summary.csv", "last.pth.tar", "model_best.pth.tar", "tmp.pth.tar")
+
 
 def parser() -> argparse.ArgumentParser:
     """The options, each as in train.py. They have plain types only: timm refuses to load a checkpoint with others."""
@@ -76,9 +83,16 @@ def validate(model: nn.Module, loader: DataLoader) -> dict[str, float]:
     return {name: meter.avg for name, meter in meters.items()}
 
 
+@script("train_digits")
 def main(arguments: list[str] | None = None) -> int:
     """Train; leaves summary.csv, last.pth.tar and model_best.pth.tar in --output/--experiment. Returns 0."""
     options = parser().parse_args(arguments)
+    with working_folder(Path(options.output, options.experiment), COMMAND, "--output with --experiment"):
+        return train(options)
+
+
+def train(options: argparse.Namespace) -> int:
+    """Train as the options say."""
     for module in options.device_modules:
         importlib.import_module(module)
     random_seed(options.seed)
@@ -110,7 +124,9 @@ def main(arguments: list[str] | None = None) -> int:
         optimizer, sched=options.sched, num_epochs=options.epochs, warmup_epochs=options.warmup_epochs
     )
     folder = Path(options.output, options.experiment)
-    folder.mkdir(parents=True, exist_ok=True)
+    for name in (*FILES, *(f"checkpoint-{epoch}.pth.tar" for epoch in range(options.epochs))):
+        claim(folder / name)
+    (folder / FILES[0]).unlink(missing_ok=True)  # timm would add to an earlier training's
     saver = CheckpointSaver(
         model,
         optimizer,

@@ -15,11 +15,16 @@ import numpy as np
 from fairseq.data import Dictionary
 from tqdm import tqdm
 
+from common.output_files import new_folder
+
 from ..shared.commands import shown_path
 from ..shared.download import DownloadFailed, download, file_digest
-from ..shared.indexed_files import count_tokens, whole_folder, write_dictionary, write_split
+from ..shared.indexed_files import count_tokens, write_dictionary, write_split
 from ..shared.scripts import positive_int, script
-from ..shared.text_files import TRIAL_PARTS, unfinished_path
+from ..shared.text_files import TRIAL_PARTS
+from ..shared.working_folder import own_file, working_folder
+
+COMMAND = "recipes.enwik8.prepare"
 
 #: Size and md5 of enwik8 itself, from its publisher's page, http://mattmahoney.net/dc/textdata.html.
 SIZE = 100_000_000
@@ -77,21 +82,19 @@ def extract(archive: Path, path: Path) -> None:
     """Take the file enwik8 out of a zip archive.
 
     Raises:
-        ValueError: it is no whole zip archive or lacks the file.
+        ValueError: it is no whole zip archive or lacks the file, or ``path`` is not of this command.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     try:
         with zipfile.ZipFile(archive) as opened:
             members = {Path(info.filename).name: info for info in opened.infolist()}
             if "enwik8" not in members:
                 raise ValueError(f"{archive} lacks enwik8; allowed: enwik8.zip")
-            with opened.open(members["enwik8"]) as source, open(unfinished_path(path), "wb") as target:
+            with own_file(path) as part, opened.open(members["enwik8"]) as source, open(part, "wb") as target:
                 bar = tqdm.wrapattr(source, "read", total=members["enwik8"].file_size, desc="unzipping", disable=None)
                 with bar as watched:
                     shutil.copyfileobj(watched, target, _READ_BYTES)
     except (zipfile.BadZipFile, zlib.error, EOFError) as error:
         raise ValueError(f"{archive}: {error}; allowed: a whole zip archive") from error
-    unfinished_path(path).replace(path)
 
 
 def check(path: Path) -> None:
@@ -153,7 +156,7 @@ def binarise(path: Path, splits: dict[str, int], data_bin: Path) -> None:
     """
     dictionary = byte_dictionary()
     table = token_table(dictionary)
-    with whole_folder(data_bin) as folder, open(path, "rb") as file:
+    with new_folder(data_bin, COMMAND) as folder, open(path, "rb") as file:
         write_dictionary(folder, dictionary)
         with tqdm(total=sum(splits.values()), unit="B", unit_scale=True, desc="binarising", disable=None) as bar:
             for split, size in splits.items():
@@ -192,9 +195,10 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the script; returns the exit status."""
     options = parser().parse_args(arguments)
     out = options.out.absolute()
-    path, genuine = (fetch(out), True) if options.file is None else take_file(options.file, out)
-    splits = SPLIT_BYTES if genuine and options.limit is None else cut(_usable(path, options.limit))
-    binarise(path, splits, out / "data-bin")
+    with working_folder(out, COMMAND, whole={"data-bin": COMMAND}):
+        path, genuine = (fetch(out), True) if options.file is None else take_file(options.file, out)
+        splits = SPLIT_BYTES if genuine and options.limit is None else cut(_usable(path, options.limit))
+        binarise(path, splits, out / "data-bin")
     for split, size in splits.items():
         print(f"  {split:<5}  {size:11,d} bytes  {count_tokens(out / 'data-bin', split):11,d} tokens")
     print(f"Ready: {shown_path(out / 'data-bin')}. The commands to train with are in recipes/enwik8/README.md.")

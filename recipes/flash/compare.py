@@ -7,7 +7,6 @@ of parameters, updates and tokens per update.
 import argparse
 import json
 import shlex
-import shutil
 import sys
 import time
 from pathlib import Path
@@ -17,10 +16,12 @@ from ..shared.commands import CommandFailed, python_command, run, shown_path
 from ..shared.fairseq_training import last_validation, train
 from ..shared.scripts import command_line, positive_int, script
 from ..shared.tables import describe_run
+from ..shared.working_folder import working_folder
 from .measurements import Comparison, Measurement, Plan, missing, write
 from .models import DEFAULT_MODELS, MODELS, SHAPE
-from .prepare import Settings, cut_trial, to_data_bin
+from .prepare import WRITER, Settings, cut_trial, to_data_bin
 
+COMMAND = "recipes.flash.compare"
 LENGTHS = [512, 1024, 2048, 4096]
 UPDATES = 150
 #: To see that everything runs; nothing is learned.
@@ -204,14 +205,14 @@ def main(arguments: list[str] | None = None) -> int:
     )
     out = options.out.absolute()
     started = time.monotonic()
-    command = command_line("recipes.flash.compare", arguments)
+    command = command_line(COMMAND, arguments)
     if not options.file.is_file():
         raise ValueError(f"--file is {options.file}, which does not exist; allowed: a text file")
     if plan.updates < 3:
         raise ValueError(f"--updates is {plan.updates}; allowed: at least 3, for a speed")
-    shutil.rmtree(out / "logs", ignore_errors=True)
-    comparison = compare(out, plan, options.file)
-    print("\n" + write(out, comparison, describe_run(command, time.monotonic() - started)))
+    with working_folder(out, COMMAND, whole={"data-bin": WRITER}):
+        comparison = compare(out, plan, options.file)
+        print("\n" + write(out, comparison, describe_run(command, time.monotonic() - started)))
     print(f"\nThe same as Markdown, JSON and a picture: {shown_path(out)}")
     return 1 if missing(comparison) else 0
 

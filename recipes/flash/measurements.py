@@ -1,14 +1,13 @@
 """The measurements of a comparison, as tables, JSON and a picture, with notes on those that failed."""
 
-import json
 from pathlib import Path
 from typing import NamedTuple
 
 from matplotlib import pyplot as plt
 from matplotlib.ticker import NullLocator, ScalarFormatter
 
-from ..shared.plots import COLOURS, DASHES, STYLE
-from ..shared.tables import MISSING, Run, Table, as_markdown, as_text, break_even
+from ..shared.plots import COLOURS, DASHES, STYLE, save
+from ..shared.tables import MISSING, Run, Table, break_even, write_reports
 from .models import MODELS
 from .subword_text import SplitCounts
 
@@ -133,9 +132,6 @@ def _not_measured(comparison: Comparison) -> list[str]:
 def write(out: Path, comparison: Comparison, run: Run) -> str:
     """Write results.txt, .md and .json and speed.png to ``out``; returns the text."""
     blocks = tables(comparison)
-    plain = as_text(blocks, run)
-    (out / "results.txt").write_text(plain + "\n", encoding="utf-8")
-    (out / "results.md").write_text(as_markdown(blocks, run) + "\n", encoding="utf-8")
     content = {
         "run": run._asdict(),
         "plan": comparison.plan._asdict(),
@@ -146,7 +142,7 @@ def write(out: Path, comparison: Comparison, run: Run) -> str:
             for architecture, length in missing(comparison)
         ],
     }
-    (out / "results.json").write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    plain = write_reports(out, blocks, run, content)
     if comparison.measured:
         draw(comparison, out / "speed.png")
     return plain
@@ -173,5 +169,4 @@ def draw(comparison: Comparison, path: Path) -> None:
         axes.yaxis.set_minor_formatter(ScalarFormatter())
         axes.grid(alpha=0.25, which="both")
         axes.legend(frameon=False)
-        figure.savefig(path, dpi=130)
-        plt.close(figure)
+        save(figure, path, dpi=130)

@@ -5,9 +5,7 @@ commands. Steps that are finished are not repeated.
 """
 
 import argparse
-import json
 import os
-import shutil
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -17,15 +15,22 @@ from typing import Any, NamedTuple
 import sentencepiece
 from tqdm import tqdm
 
+from common.output_files import new_folder
+
 from ..shared.commands import python_command, run, shown_path
 from ..shared.download import file_sha256
+from ..shared.json_files import read_json, write_json
 from ..shared.scripts import positive_int, script
 from ..shared.subwords import write_dictionary
-from ..shared.text_files import cut_text, unfinished_path
+from ..shared.text_files import cut_text
+from ..shared.working_folder import remove_own, working_folder
 from .corpora import CORPORA, Corpus, Files, check, fetch_corpus, find_corpus
 from .documents import LINES_SUFFIX, read_all
 from .subword_text import SplitCounts, encode, train_sentencepiece
 
+COMMAND = "recipes.flash.prepare"
+#: Whose folders data-bin are, in the comparisons too that prepare a text here.
+WRITER = COMMAND
 #: Enough for the paper's 125,000 updates of 2^18 tokens without repeating text; see README.md.
 C4_SHARDS = 256
 #: The subwords are learned on files of about this size in all, evenly chosen where there are more.
@@ -88,26 +93,24 @@ def spread(paths: list[Path]) -> list[Path]:
 
 def binarise(texts: dict[str, Path], dictionary: Path, data_bin: Path, workers: int) -> None:
     """Run fairseq-preprocess on the splits, into a folder that exists only when it is whole."""
-    unfinished = unfinished_path(data_bin)
-    shutil.rmtree(unfinished, ignore_errors=True)
     prefixes = (item for split, path in texts.items() for item in (f"--{split}pref", path))
     command = python_command("-m", "fairseq_cli.preprocess", "--only-source", "--srcdict", dictionary, *prefixes)
-    run([*command, "--destdir", shown_path(unfinished), "--workers", str(workers)], data_bin.parent / "preprocess.log")
-    shutil.rmtree(data_bin, ignore_errors=True)
-    unfinished.replace(data_bin)
+    with new_folder(data_bin, WRITER) as new:
+        log = data_bin.parent / "preprocess.log"
+        run([*command, "--destdir", shown_path(new), "--workers", str(workers)], log)
 
 
 def once(path: Path, key: dict[str, Any], make: Callable[[], Any]) -> Any:
     """Call ``make``, which writes ``path``, unless it ran before with the same ``key``; returns its result."""
     record = path.with_name(path.name + ".json")
     if path.exists() and record.exists():
-        known = json.loads(record.read_text(encoding="utf-8"))
+        known = read_json(record, "key", "found")
         if known["key"] == key:
             print(f"  {shown_path(path)} is up to date", flush=True)
             return known["found"]
-    record.unlink(missing_ok=True)
+    remove_own(record)
     result = make()
-    record.write_text(json.dumps({"key": key, "found": result}, indent=1) + "\n", encoding="utf-8")
+    write_json(record, {"key": key, "found": result})
     return result
 
 
@@ -135,8 +138,7 @@ def write_manifest(path: Path, files: Files, subwords: Path, counts: dict[str, S
             },
             "files": {split: list(checksums(paths)) for split, paths in files.items()},
         }
-    unfinished_path(path).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
-    unfinished_path(path).replace(path)
+    write_json(path, manifest)
 
 
 def to_data_bin(files: Files, out: Path, settings: Settings) -> dict[str, SplitCounts]:
@@ -209,7 +211,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the script; returns the exit status."""
     options = parser().parse_args(arguments)
     options.out = options.out or Path("work/flash") / options.corpus
-    counts = prepare(options)
+    with working_folder(options.out, COMMAND, whole={"data-bin": WRITER}):
+        counts = prepare(options)
     for split, count in counts.items():
         print(
             f"  {split:<5}  {count.documents:11,d} documents  {count.words:14,d} words  {count.tokens:14,d} tokens"

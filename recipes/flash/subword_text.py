@@ -10,7 +10,7 @@ from typing import NamedTuple
 import sentencepiece
 from tqdm import tqdm
 
-from ..shared.text_files import unfinished_path
+from ..shared.working_folder import own_file
 
 #: fairseq's own symbols: <s>, <pad>, </s>, <unk>; sentencepiece has three of them.
 FAIRSEQ_SYMBOLS = 4
@@ -67,9 +67,8 @@ def train_sentencepiece(lines: Iterable[str], path: Path, vocabulary: int, maske
         )
     except RuntimeError as error:
         raise ValueError(_explain(str(error), vocabulary, extra)) from error
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished_path(path).write_bytes(written.getvalue())
-    unfinished_path(path).replace(path)
+    with own_file(path) as part:
+        part.write_bytes(written.getvalue())
 
 
 def _explain(error: str, vocabulary: int, extra: int) -> str:
@@ -91,9 +90,8 @@ def encode(
 ) -> SplitCounts:
     """Write ``documents``, lists of lines, to ``path`` as subwords, one document a line; ``total`` is for the bar."""
     counts = SplitCounts(0, 0, 0, 0, 0)
-    path.parent.mkdir(parents=True, exist_ok=True)
     bar = tqdm(documents, total=total, desc=path.stem, unit=" documents", leave=False, disable=None)
-    with bar, open(unfinished_path(path), "w", encoding="utf-8", newline="\n") as file:
+    with own_file(path) as part, bar, open(part, "w", encoding="utf-8", newline="\n") as file:
         for batch in _batches(bar):
             lines = [line for document in batch for line in document]
             pieces = iter(model.encode(lines, out_type=str, num_threads=threads))
@@ -110,7 +108,6 @@ def encode(
                 tokens=tokens,
             )
             counts = SplitCounts(*(before + new for before, new in zip(counts, batch_counts)))
-    unfinished_path(path).replace(path)
     return counts
 
 

@@ -15,10 +15,13 @@ from pathlib import Path
 
 import timm
 
+from common.output_files import new_folder
+
 from ..shared.commands import shown_path
 from ..shared.download import DownloadFailed, download
 from ..shared.scripts import RecipeFailed, script
 
+COMMAND = "recipes.imagenet.get_timm_scripts"
 REPOSITORY = "https://github.com/huggingface/pytorch-image-models"
 ARCHIVE = "https://codeload.github.com/huggingface/pytorch-image-models/zip/refs/tags/{tag}"
 #: The scripts that are copied; only the first must exist.
@@ -123,7 +126,7 @@ def get(out: Path, tag: str, source: Path | None = None) -> str:
         source: a git repository or an unpacked source tree to take them from; the network otherwise.
 
     Raises:
-        ValueError: ``source`` does not exist.
+        ValueError: ``source`` does not exist, or ``out`` holds anything but what this function wrote there.
         NotFound: no source has them, or their version is not that of ``tag``.
     """
     ways: list[Callable[[Path], None]]
@@ -140,22 +143,14 @@ def get(out: Path, tag: str, source: Path | None = None) -> str:
         ways = [lambda folder: from_git(source.absolute().as_uri(), tag, folder)]
     else:
         ways = [lambda folder: copy(source, folder)]
-    out.parent.mkdir(parents=True, exist_ok=True)
     reasons = []
     for way in ways:
-        # A folder appears under its name only when it is whole.
-        with tempfile.TemporaryDirectory(dir=out.parent) as temporary:
-            folder = Path(temporary, "scripts")
-            folder.mkdir()
-            try:
+        try:
+            with new_folder(out, COMMAND) as folder:
                 way(folder)
-                version = _check(folder, tag)
-            except NotFound as error:
-                reasons.append(str(error))
-                continue
-            shutil.rmtree(out, ignore_errors=True)
-            folder.replace(out)
-            return version
+                return _check(folder, tag)
+        except NotFound as error:
+            reasons.append(str(error))
     raise NotFound("\n  ".join([f"timm's scripts at {tag} were not found:", *reasons, _advice(tag, source)]))
 
 

@@ -5,7 +5,6 @@ fairseq-generate. Run again, it goes on where it was interrupted.
 """
 
 import argparse
-import json
 import shlex
 import sys
 import time
@@ -14,16 +13,18 @@ from pathlib import Path
 
 from ..shared import fairseq_log
 from ..shared.commands import CommandFailed, run, shown_path
+from ..shared.json_files import read_json, write_json
 from ..shared.scripts import command_line, positive_int, script
 from ..shared.settings import keep_settings
 from ..shared.tables import describe_run
-from ..shared.text_files import write_lines
 from ..shared.trainings import read_points, read_trained, train_all
+from ..shared.working_folder import working_folder
 from .generated import Counted, count
 from .plan import DEFAULT_MODELS, STOCK, Plan, folder_name, parse
-from .prepare import add_options, chosen_data, prepare
+from .prepare import Data, add_options, chosen_data, prepare
 from .results import Result, write
 
+COMMAND = "recipes.long_copy.compare"
 UPDATES, EVALUATIONS = 4_000, 10
 #: Defaults to see that everything runs; nothing is learned.
 QUICK = {"source_tokens": 64, "spans": 2, "span_tokens": 3, "train": 40, "valid": 4, "test": 4, "updates": 4}
@@ -40,8 +41,8 @@ def generate(plan: Plan, data: Path, folder: Path) -> tuple[Counted, int]:
         log = folder / "generate.log"
         finished = run(plan.generate_command(data, folder / "checkpoints" / "checkpoint_best.pt"), log, threads=1)
         counted = count(log.read_text(encoding="utf-8").splitlines(), plan.layout.span_tokens)
-        write_lines(path, [json.dumps({"counted": counted._asdict(), "peak_bytes": finished.peak_bytes}) + "\n"])
-    stored = json.loads(path.read_text(encoding="utf-8"))
+        write_json(path, {"counted": counted._asdict(), "peak_bytes": finished.peak_bytes})
+    stored = read_json(path, "counted", "peak_bytes")
     return Counted(**stored["counted"]), stored["peak_bytes"]
 
 
@@ -154,8 +155,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.quick:
         known.set_defaults(**QUICK)
         options = known.parse_args(arguments)
-    started, command = time.monotonic(), command_line("recipes.long_copy.compare", arguments)
     plan, data, out = chosen_plan(options), chosen_data(options, seed=1), options.out.absolute()
+    with working_folder(out, COMMAND):
+        return _compare(options, plan, data, out, command_line(COMMAND, arguments))
+
+
+def _compare(options: argparse.Namespace, plan: Plan, data: Data, out: Path, command: str) -> int:
+    started = time.monotonic()
     # More models and seeds may be added to a folder, but they share all the rest.
     shared = {key: value for key, value in plan._asdict().items() if key not in ("models", "seeds", "layout")}
     data_bin = prepare(options.file, out, data)

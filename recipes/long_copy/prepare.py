@@ -13,14 +13,20 @@ from typing import NamedTuple
 import numpy as np
 from tqdm import tqdm
 
+from common.output_files import new_folder
+
 from ..shared.commands import shown_path
-from ..shared.indexed_files import split_writer, whole_folder, write_dictionary
+from ..shared.indexed_files import split_writer, write_dictionary
 from ..shared.scripts import positive_int, script
 from ..shared.settings import keep_settings
 from ..shared.text_files import TRIAL_PARTS
+from ..shared.working_folder import working_folder
 from ..wikitext103.characters import spell
 from .passages import Layout, Symbols, draw
 
+COMMAND = "recipes.long_copy.prepare"
+#: Whose folders data-bin are, in the comparison too.
+WRITER = COMMAND
 SOURCE, TARGET = "source", "target"
 SPLITS = tuple(TRIAL_PARTS)
 LAYOUT = Layout(source_tokens=2048, spans=16, span_tokens=1)
@@ -73,8 +79,14 @@ def prepare(path: Path, out: Path, data: Data) -> Path:
     """Make the data in ``out``, unless it is there; returns the folder that fairseq reads.
 
     Raises:
-        ValueError: the text or the sizes do not allow it, or ``out`` was begun with others.
+        ValueError: the text or the sizes do not allow it, or ``out`` was begun with others, or holds
+            files of others.
     """
+    with working_folder(out, COMMAND, whole={"data-bin": WRITER}):
+        return _prepare(path, out, data)
+
+
+def _prepare(path: Path, out: Path, data: Data) -> Path:
     data.layout.check()
     tokens = read_text(path)
     parts = cut(tokens, data.layout)
@@ -84,7 +96,7 @@ def prepare(path: Path, out: Path, data: Data) -> Path:
     if data_bin.exists():
         return data_bin
     symbols = Symbols(tokens)
-    with whole_folder(data_bin) as folder:
+    with new_folder(data_bin, WRITER) as folder:
         for language in (SOURCE, TARGET):
             write_dictionary(folder, symbols.dictionary, f"dict.{language}.txt")
         for number, (split, part) in enumerate(parts.items()):

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from matplotlib import pyplot as plt
 
-from ..shared.plots import STYLE, Drawn, curves_and_dots
+from ..shared.plots import STYLE, Drawn, curves_and_dots, save
 from ..shared.tables import MISSING, Run, Table, spread, write_reports
 from ..wikitext103.plan import TAPS
 from .generated import Counted
@@ -126,5 +126,4 @@ def draw(plan: Plan, results: Sequence[Result], path: Path) -> None:
             xlabel="ms to generate a target, one thread", ylabel="tokens right, % of the test split", ylim=(0, 105)
         )
         dots.set_title("Generated; filled: the source is kept in a state of constant size")
-        figure.savefig(path, dpi=130)
-        plt.close(figure)
+        save(figure, path, dpi=130)

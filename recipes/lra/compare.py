@@ -12,11 +12,12 @@ from pathlib import Path
 
 from ..shared import fairseq_log
 from ..shared.commands import python_command, run, shown_path
+from ..shared.json_files import read_json, write_json
 from ..shared.scripts import command_line, positive_int, script
 from ..shared.settings import keep_settings
 from ..shared.tables import describe_run
-from ..shared.text_files import write_lines
 from ..shared.trainings import Trained, read_points, train_all
+from ..shared.working_folder import working_folder
 from . import listops, speed
 from .examples import SPLITS, read_labels
 from .listops_blocks import Plan as ListopsPlan
@@ -24,6 +25,7 @@ from .plan import MODELS, TASKS, Plan, validate_command
 from .results import Results, Score, write
 from .speed import Speed
 
+COMMAND = "recipes.lra.compare"
 DEFAULT_MODELS = ["softmax", "flow", "linear", "flash", "daft_conv", "mixed_chunk"]
 SPEED_LENGTHS = [1024, 2048, 3072, 4096]
 UPDATES, EVALUATIONS = 1_500, 8
@@ -54,8 +56,8 @@ def score(plan: Plan, data: Path, folder: Path, trained: Trained) -> Score:
         log = folder / "test.log"
         run(command, log, threads=1)
         values = fairseq_log.parse_validation(log.read_text(encoding="utf-8").splitlines(), "test")
-        write_lines(path, [json.dumps(values) + "\n"])
-    test = json.loads(path.read_text(encoding="utf-8"))["accuracy"]
+        write_json(path, values)
+    test = read_json(path, "accuracy")["accuracy"]
     return Score(
         name,
         int(seed),
@@ -75,13 +77,13 @@ def measure_speed(plan: Plan, out: Path, lengths: list[int], batch_size: int) ->
     arguments = [str(word) for word in speed.arguments(plan, lengths, batch_size)]
     path = out / "speed.json"
     if path.exists():
-        stored = json.loads(path.read_text(encoding="utf-8"))
+        stored = read_json(path, "arguments", "measured")
         if stored["arguments"] == arguments:
             return [Speed(**one) for one in stored["measured"]]
     log = out / "logs" / "speed.log"
     run(python_command("-m", "recipes.lra.speed", *arguments), log, threads=1)
     measured = json.loads(log.read_text(encoding="utf-8").splitlines()[-1])
-    write_lines(path, [json.dumps({"arguments": arguments, "measured": measured}, indent=1) + "\n"])
+    write_json(path, {"arguments": arguments, "measured": measured})
     return [Speed(**one) for one in measured]
 
 
@@ -116,8 +118,6 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: list[str] | None = None) -> int:
     """Run the script; returns the exit status."""
     options = parser().parse_args(arguments)
-    started = time.monotonic()
-    command = command_line("recipes.lra.compare", arguments)
     if options.data is None and options.task != "listops":
         raise ValueError(f"--task is {options.task} without --data; allowed: the folder of its prepare command, too")
     if options.data is not None and not (options.data / "data-bin").is_dir():
@@ -136,6 +136,12 @@ def main(arguments: list[str] | None = None) -> int:
         min(EVALUATIONS, options.updates or EVALUATIONS),
     )
     out = options.out.absolute()
+    with working_folder(out, COMMAND):
+        return _compare(options, plan, out, command_line(COMMAND, arguments))
+
+
+def _compare(options: argparse.Namespace, plan: Plan, out: Path, command: str) -> int:
+    started = time.monotonic()
     # More models and seeds may be added to a folder, but they share all the rest.
     shared = {key: value for key, value in plan._asdict().items() if key not in ("models", "seeds")}
     keep_settings(out / "settings.json", shared)

@@ -14,10 +14,13 @@ import torch
 from fairseq.data import Dictionary, indexed_dataset
 from tqdm import tqdm
 
+from common.output_files import new_folder
 from fairseq_plugin.data.pixels import FIRST_TOKEN
 
-from ..shared.indexed_files import split_writer, whole_folder, write_dictionary
+from ..shared.indexed_files import split_writer, write_dictionary
 
+#: Whose folders data-bin are; any recipe of the Arena may replace one.
+WRITER = "recipes.lra.examples"
 SPLITS = ("train", "valid", "test")
 
 
@@ -55,12 +58,15 @@ def write_examples(
         The number of examples of each split.
 
     Raises:
-        ValueError: a split without examples.
+        ValueError: a split without examples, or a ``data_bin`` that holds anything but what this function wrote.
     """
     labels = symbol_dictionary([str(label) for label in range(classes)])
     kinds = {f"input{number}": dictionary for number in range(inputs)} | {"label": labels}
     counts = dict.fromkeys(splits, 0)
-    with whole_folder(data_bin) as folder, tqdm(total=total, desc="data-bin", unit=" examples", disable=None) as bar:
+    with (
+        new_folder(data_bin, WRITER) as folder,
+        tqdm(total=total, desc="data-bin", unit=" examples", disable=None) as bar,
+    ):
         for kind, symbols in kinds.items():
             (folder / kind).mkdir()
             write_dictionary(folder / kind, symbols)

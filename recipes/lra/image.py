@@ -16,8 +16,10 @@ from fairseq_plugin.data.pixels import FIRST_TOKEN, pixel_dictionary
 from ..cifar10_pixels.prepare import check, fetch, read_labelled
 from ..shared.commands import shown_path
 from ..shared.scripts import script
-from .examples import Example, write_examples
+from ..shared.working_folder import working_folder
+from .examples import WRITER, Example, write_examples
 
+COMMAND = "recipes.lra.image"
 CLASSES = 10
 HELD_OUT = 5_000
 #: Shares of red, green and blue in grey, as TensorFlow's ``rgb_to_grayscale`` has them.
@@ -48,9 +50,16 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the script; returns the exit status."""
     options = parser().parse_args(arguments)
     out = options.out.absolute()
-    if options.file is not None:
-        check(options.file)
-    parts = read_labelled(options.file or fetch(out))
+    with working_folder(out, COMMAND, whole={"data-bin": WRITER}):
+        if options.file is not None:
+            check(options.file)
+        write(options.file or fetch(out), out)
+    return 0
+
+
+def write(path: Path, out: Path) -> None:
+    """Write ``out``/data-bin from the archive ``path``."""
+    parts = read_labelled(path)
     (images, labels), test = parts["train"], parts["test"]
     splits = {
         "train": (images[:-HELD_OUT], labels[:-HELD_OUT]),
@@ -62,7 +71,6 @@ def main(arguments: list[str] | None = None) -> int:
     for name, count in write_examples(out / "data-bin", made, pixel_dictionary(), CLASSES, total).items():
         print(f"  {name:<5}  {count:6,d} images")
     print(f"Ready: {shown_path(out / 'data-bin')}. The commands to train with are in recipes/lra/README.md.")
-    return 0
 
 
 if __name__ == "__main__":

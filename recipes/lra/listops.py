@@ -9,7 +9,6 @@ import argparse
 import contextlib
 import itertools
 import os
-import shutil
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -22,11 +21,13 @@ from fairseq_plugin.data.pixels import FIRST_TOKEN
 from ..shared.commands import shown_path
 from ..shared.scripts import positive_int, script
 from ..shared.settings import keep_settings
-from .examples import SPLITS, Example, symbol_dictionary, write_examples
+from ..shared.working_folder import claim, remove_own, working_folder
+from .examples import SPLITS, WRITER, Example, symbol_dictionary, write_examples
 from .listops_blocks import Plan, check_plan, distinct_lines
 from .listops_rules import DIGITS, SYMBOLS, evaluate
 from .tables import Row, read_table, write_table
 
+COMMAND = "recipes.lra.listops"
 #: The release has so many expressions of more than 500 and fewer than 2,000 symbols.
 SIZES = {"train": 96_000, "valid": 2_000, "test": 2_000}
 MIN_LENGTH, MAX_LENGTH = 500, 2_000
@@ -40,21 +41,27 @@ def generate(plan: Plan, out: Path, processes: int = 1) -> None:
     """Write the tables and ``data-bin`` of ``plan`` to ``out``, or what is missing of them.
 
     Raises:
-        ValueError: ``out`` was begun with another plan, or there are not so many expressions of these lengths.
+        ValueError: ``out`` was begun with another plan or holds files of others, or there are not so many expressions
+            of these lengths.
     """
     check_plan(plan)
+    with working_folder(out, COMMAND, whole={"data-bin": WRITER}):
+        _generate(plan, out, processes)
+
+
+def _generate(plan: Plan, out: Path, processes: int) -> None:
     keep_settings(out / "settings.json", plan._asdict())
     sizes = {split: getattr(plan, split) for split in SPLITS}
     total = sum(sizes.values())
     if not all((out / f"{split}.tsv").exists() for split in SPLITS):
-        (out / "blocks").mkdir(exist_ok=True)
+        claim(out / "blocks").mkdir(exist_ok=True)
         lines = distinct_lines(plan, out / "blocks", total, processes)
         with contextlib.closing(lines), tqdm(total=total, desc="ListOps", unit=" expressions", disable=None) as bar:
             for split, size in sizes.items():
                 write_table(out / "blocks" / f"{split}.tsv", _counted(itertools.islice(lines, size), bar))
         for split in SPLITS:  # all or none
-            (out / "blocks" / f"{split}.tsv").replace(out / f"{split}.tsv")
-    shutil.rmtree(out / "blocks", ignore_errors=True)
+            (out / "blocks" / f"{split}.tsv").replace(claim(out / f"{split}.tsv"))
+    remove_own(out / "blocks")
     if not (out / "data-bin").exists():
         binarise(out, total)
 
@@ -63,14 +70,16 @@ def take_released(folder: Path, out: Path) -> None:
     """Write the released tables in ``folder`` without their parentheses, and ``data-bin``.
 
     Raises:
-        ValueError: a table is missing or damaged, or a value is not that of its expression.
+        ValueError: ``out`` holds files of others, a table is missing or damaged, or a value is not that of its
+            expression.
     """
-    keep_settings(out / "settings.json", {"file": str(folder.absolute())})
-    for split, name in RELEASED.items():
-        with tqdm(desc=name, unit=" expressions", disable=None) as bar:
-            rows = (f"{' '.join(_released_symbols(row))}\t{row.target}\n" for row in read_table(folder / name))
-            write_table(out / f"{split}.tsv", _counted(rows, bar))
-    binarise(out, None)
+    with working_folder(out, COMMAND, whole={"data-bin": WRITER}):
+        keep_settings(out / "settings.json", {"file": str(folder.absolute())})
+        for split, name in RELEASED.items():
+            with tqdm(desc=name, unit=" expressions", disable=None) as bar:
+                rows = (f"{' '.join(_released_symbols(row))}\t{row.target}\n" for row in read_table(folder / name))
+                write_table(out / f"{split}.tsv", _counted(rows, bar))
+        binarise(out, None)
 
 
 def _released_symbols(row: Row) -> list[str]:

@@ -4,7 +4,10 @@ import contextlib
 import hashlib
 import itertools
 import multiprocessing
+import os
 import random
+import threading
+import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -75,9 +78,20 @@ def _blocks(plan: Plan, folder: Path, total: int, processes: int) -> Iterator[Pa
     make = partial(_make_block, plan, folder)
     planned = -(-total // BLOCK)
     # Forked: a new interpreter would import the recipe, and torch with it.
-    with multiprocessing.get_context("fork").Pool(min(processes, planned)) as pool:
+    with multiprocessing.get_context("fork").Pool(min(processes, planned), _end_with, (os.getpid(),)) as pool:
         yield from pool.imap(make, range(planned))
     yield from map(make, itertools.count(planned))  # in place of expressions that came twice
+
+
+def _end_with(parent: int) -> None:
+    """End this process when ``parent`` does, by kill -9 too: its workers would hold the folder, and work on."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.1)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _make_block(plan: Plan, folder: Path, number: int) -> Path:

@@ -18,9 +18,11 @@ from fairseq_plugin.data.pixels import FIRST_TOKEN, pixel_dictionary
 from ..shared.commands import shown_path
 from ..shared.scripts import script
 from ..shared.text_files import read_lines
-from .examples import Example, write_examples
+from ..shared.working_folder import working_folder
+from .examples import WRITER, Example, write_examples
 from .release import find_one, find_release
 
+COMMAND = "recipes.lra.pathfinder"
 #: The hard level: paths of 14 dashes in images of 32 x 32 pixels.
 DIFFICULTY = "curv_contour_length_14"
 RESOLUTION = "pathfinder32"
@@ -112,15 +114,21 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the script; returns the exit status."""
     options = parser().parse_args(arguments)
     out = options.out.absolute()
+    with working_folder(out, COMMAND, whole={"data-bin": WRITER}):
+        write(options.file, out)
+    return 0
+
+
+def write(file: Path | None, out: Path) -> None:
+    """Write ``out``/data-bin from the release ``file``, or from its download."""
     wanted = f"{RESOLUTION}/{DIFFICULTY}/"
-    folder = find_release(options.file, out, lambda member: wanted in member, f"folder {wanted}")
+    folder = find_release(file, out, lambda member: wanted in member, f"folder {wanted}")
     splits = cut(read_pictures(find_one(folder, f"{RESOLUTION}/{DIFFICULTY}")))
     total = sum(map(len, splits.values()))
     made = {name: examples(pictures) for name, pictures in splits.items()}
     for name, count in write_examples(out / "data-bin", made, pixel_dictionary(), CLASSES, total).items():
         print(f"  {name:<5}  {count:7,d} images")
     print(f"Ready: {shown_path(out / 'data-bin')}. The commands to train with are in recipes/lra/README.md.")
-    return 0
 
 
 if __name__ == "__main__":

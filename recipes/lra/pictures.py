@@ -19,9 +19,10 @@ from matplotlib import pyplot as plt
 
 import fairseq_plugin  # noqa: F401  registers the architectures
 from common.attention import record_attention
+from common.output_files import check_new
 
 from ..shared.commands import shown_path
-from ..shared.plots import STYLE
+from ..shared.plots import STYLE, save
 from ..shared.scripts import script
 from .listops import to_example
 from .listops_rules import evaluate
@@ -99,9 +100,7 @@ def draw(weights: Weights, path: Path) -> None:
                 axes.set_title(f"{kind}, layer {layer + 1}, head {head + 1}")
             figure.colorbar(shown, ax=list(grid[:, column]), pad=0.01, aspect=40)
         figure.suptitle(f"value {weights.value}, predicted {weights.predicted}; competition: 1 is an even share")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=110)
-        plt.close(figure)
+        save(figure, path, dpi=110)
 
 
 def _layout(symbols: Sequence[str]) -> tuple[int, int]:
@@ -163,6 +162,7 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Iterable[str] | None = None) -> int:
     """Run the script; returns the exit status."""
     options = parser().parse_args(arguments)
+    check_new(options.output, "--output")
     hub = load(options.checkpoint, options.data)
     if options.expression is None:
         row = read_row(options.data, options.example)

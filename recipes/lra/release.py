@@ -1,6 +1,5 @@
 """The release of the Long Range Arena: one archive with all tasks but Text and Image, or a folder extracted from it."""
 
-import shutil
 import tarfile
 import zlib
 from collections.abc import Callable
@@ -8,12 +7,15 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from common.output_files import new_folder
+
 from ..shared.download import DownloadFailed, download
-from ..shared.text_files import unfinished_path
 
 #: 8.2 GB, a gzipped tar although the name does not say so. Its publisher gives no checksum; gzip's own is checked.
 URL = "https://storage.googleapis.com/long-range-arena/lra_release.gz"
 ARCHIVE = "lra_release.gz"
+#: Whose the extracted folder is.
+WRITER = "recipes.lra.release"
 
 
 def find_release(file: Path | None, out: Path, wanted: Callable[[str], bool], what: str) -> Path:
@@ -48,11 +50,10 @@ def find_release(file: Path | None, out: Path, wanted: Callable[[str], bool], wh
 
 def _extract(file: Path, folder: Path, wanted: Callable[[str], bool], what: str) -> None:
     """Extract the wanted members in one pass; the folder exists afterwards only if that went through."""
-    unfinished = unfinished_path(folder)
-    shutil.rmtree(unfinished, ignore_errors=True)
     found = 0
     try:
         with (
+            new_folder(folder, WRITER) as unfinished,
             open(file, "rb") as stream,
             tqdm(total=file.stat().st_size, unit="B", unit_scale=True, desc=file.name, disable=None) as bar,
             tarfile.open(fileobj=stream, mode="r|gz") as archive,
@@ -62,12 +63,10 @@ def _extract(file: Path, folder: Path, wanted: Callable[[str], bool], what: str)
                 if member.isfile() and wanted(member.name):
                     archive.extract(member, unfinished, filter="data")
                     found += 1
-    except (tarfile.TarError, zlib.error, EOFError, OSError) as error:
-        shutil.rmtree(unfinished, ignore_errors=True)
+            if not found:
+                raise ValueError(f"{file} has no {what}; allowed: the archive {ARCHIVE}")
+    except (tarfile.TarError, zlib.error, EOFError) as error:
         raise ValueError(f"{file} cannot be read: {error}; allowed: the archive {ARCHIVE}, whole") from error
-    if not found:
-        raise ValueError(f"{file} has no {what}; allowed: the archive {ARCHIVE}")
-    unfinished.replace(folder)
 
 
 def find_one(folder: Path, pattern: str) -> Path:

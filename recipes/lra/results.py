@@ -8,7 +8,7 @@ from typing import NamedTuple
 from matplotlib import pyplot as plt
 from matplotlib.ticker import LogLocator, NullLocator, ScalarFormatter
 
-from ..shared.plots import STYLE, legend_beside, look
+from ..shared.plots import STYLE, legend_beside, look, save
 from ..shared.tables import MISSING, Run, Table, spread, write_reports
 from . import published
 from .plan import MODELS, TASKS, Plan
@@ -180,5 +180,4 @@ def draw(results: Results, path: Path) -> None:
         right.grid(alpha=0.25)
         if results.speeds:
             legend_beside(right)
-        figure.savefig(path, dpi=130)
-        plt.close(figure)
+        save(figure, path, dpi=130)

@@ -16,10 +16,12 @@ from fairseq_plugin.data.pixels import pixel_dictionary
 from ..shared.commands import shown_path
 from ..shared.scripts import positive_int, script
 from ..shared.text_files import read_lines
+from ..shared.working_folder import working_folder
 from .byte_text import to_tokens
-from .examples import Example, write_examples
+from .examples import WRITER, Example, write_examples
 from .release import find_one, find_release
 
+COMMAND = "recipes.lra.retrieval"
 #: The tables of the release: label, two numbers of papers, two texts.
 RELEASED = {"train": "new_aan_pairs.train.tsv", "valid": "new_aan_pairs.eval.tsv", "test": "new_aan_pairs.test.tsv"}
 COLUMNS = ("label", "id1", "id2", "text1", "text2")
@@ -65,15 +67,21 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the script; returns the exit status."""
     options = parser().parse_args(arguments)
     out = options.out.absolute()
+    with working_folder(out, COMMAND, whole={"data-bin": WRITER}):
+        write(options.file, out, options.max_length)
+    return 0
+
+
+def write(file: Path | None, out: Path, longest: int) -> None:
+    """Write ``out``/data-bin from the release ``file``, or from its download."""
     names = tuple(RELEASED.values())
-    folder = find_release(options.file, out, lambda member: member.endswith(names), "tables of pairs of papers")
+    folder = find_release(file, out, lambda member: member.endswith(names), "tables of pairs of papers")
     paths = {split: find_one(folder, name) for split, name in RELEASED.items()}
-    splits = {split: examples(path, options.max_length) for split, path in paths.items()}
+    splits = {split: examples(path, longest) for split, path in paths.items()}
     counts = write_examples(out / "data-bin", splits, pixel_dictionary(), len(set(LABELS.values())), inputs=2)
     for name, count in counts.items():
         tqdm.write(f"  {name:<5}  {count:7,d} pairs")
     print(f"Ready: {shown_path(out / 'data-bin')}. The commands to train with are in recipes/lra/README.md.")
-    return 0
 
 
 if __name__ == "__main__":

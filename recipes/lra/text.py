@@ -18,9 +18,11 @@ from fairseq_plugin.data.pixels import pixel_dictionary
 from ..shared.commands import shown_path
 from ..shared.download import DownloadFailed, download, file_digest
 from ..shared.scripts import positive_int, script
+from ..shared.working_folder import working_folder
 from .byte_text import to_tokens
-from .examples import Example, write_examples
+from .examples import WRITER, Example, write_examples
 
+COMMAND = "recipes.lra.text"
 URL = "https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz"
 #: The md5 that torchtext's loader of IMDb has; the publisher gives none.
 MD5 = "7c2ac02c03563afcf9b574c7e56c153a"
@@ -116,13 +118,14 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the script; returns the exit status."""
     options = parser().parse_args(arguments)
     out = options.out.absolute()
-    path = options.file or fetch(out)
-    if not path.is_file():
-        raise ValueError(f"--file is {path}, which does not exist; allowed: aclImdb_v1.tar.gz")
-    digest = file_digest(path, "md5")
-    if digest != MD5:
-        raise ValueError(f"{path} has md5 {digest}; allowed: {MD5}, that of aclImdb_v1.tar.gz")
-    write(path, out, options.max_length)
+    with working_folder(out, COMMAND, whole={"data-bin": WRITER}):
+        path = options.file or fetch(out)
+        if not path.is_file():
+            raise ValueError(f"--file is {path}, which does not exist; allowed: aclImdb_v1.tar.gz")
+        digest = file_digest(path, "md5")
+        if digest != MD5:
+            raise ValueError(f"{path} has md5 {digest}; allowed: {MD5}, that of aclImdb_v1.tar.gz")
+        write(path, out, options.max_length)
     return 0
 
 

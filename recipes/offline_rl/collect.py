@@ -12,15 +12,18 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
+from common.output_files import new_folder
 from fairseq_plugin.data.episode_folder import Episode, EpisodeDescription, write_folder
 
 from ..shared.commands import shown_path
-from ..shared.indexed_files import whole_folder
 from ..shared.scripts import positive_int, script
 from ..shared.settings import keep_settings
+from ..shared.working_folder import working_folder
 from .environments import make
 from .prepare import summary
 from .random_search import SETTINGS, Search, Settings, play
+
+COMMAND = "recipes.offline_rl.collect"
 
 
 def collect(
@@ -34,8 +37,16 @@ def collect(
         noise: deviation of the noise on their actions of -1 to 1.
 
     Raises:
-        ValueError: an environment that does not fit, or ``out`` holds the search of another one or of another seed.
+        ValueError: an environment that does not fit, or ``out`` holds the search of another one or of another seed,
+            or files of others.
     """
+    with working_folder(out, COMMAND, whole={"data": COMMAND}):
+        return _collect(name, minutes, out, grades, episodes, noise, seed)
+
+
+def _collect(
+    name: str, minutes: float, out: Path, grades: int, episodes: int, noise: float, seed: int
+) -> EpisodeDescription:
     environment = make(name)
     if environment.spec.max_episode_steps is None:
         raise ValueError(f"--env is {name}, whose episodes may never end; allowed: a limit, max_episode_steps")
@@ -58,7 +69,7 @@ def collect(
                 recorded.append(play(environment, policy, int(rng.integers(2**31)), noise, rng))
                 bar.update()
     space = environment.action_space
-    with whole_folder(out / "data") as folder:
+    with new_folder(out / "data", COMMAND) as folder:
         return write_folder(folder, {"train": recorded}, f"{name}, own data", name, (space.low, space.high))
 
 

@@ -5,7 +5,6 @@ through fairseq-train and evaluated. An interrupted comparison goes on where it 
 """
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Iterable
@@ -20,16 +19,18 @@ from fairseq_plugin.tasks.offline_rl import read_context
 
 from ..shared import fairseq_log
 from ..shared.commands import shown_path
+from ..shared.json_files import read_json, write_json
 from ..shared.scripts import command_line, positive_int, script
 from ..shared.settings import keep_settings
 from ..shared.tables import describe_run
-from ..shared.text_files import write_lines
 from ..shared.trainings import Training, read_points, read_trained, train_all
+from ..shared.working_folder import working_folder
 from .acting import Evaluation, Played, evaluate, load
 from .collect import collect, positive_number
 from .results import Plan, Result, write
 from .speed import seconds_per_update
 
+COMMAND = "recipes.offline_rl.compare"
 SUFFIX = "_decision"
 DEFAULT_NAMES = ("flowformer", "softmax", "linear")
 #: Smaller than the paper's models, which would need a day on a CPU.
@@ -68,8 +69,8 @@ def plan_updates(out: Path, data: Path, options: argparse.Namespace) -> int:
         seconds = [seconds_per_update(command) for command in commands]
         each = TRAINING_SHARE * 60.0 * options.minutes * options.jobs / options.seeds - _START * len(seconds)
         updates = max(EPOCHS, int(each / sum(seconds)))
-        write_lines(path, [json.dumps({"updates": updates}) + "\n"])
-    return json.loads(path.read_text(encoding="utf-8"))["updates"]
+        write_json(path, {"updates": updates})
+    return read_json(path, "updates")["updates"]
 
 
 def act(folder: Path, plan: Plan) -> Evaluation:
@@ -77,14 +78,14 @@ def act(folder: Path, plan: Plan) -> Evaluation:
     path = folder / "returns.json"
     settings = {"environment": plan.environment, "targets": plan.targets, "episodes": plan.episodes}
     if path.exists():
-        stored = json.loads(path.read_text(encoding="utf-8"))
+        stored = read_json(path, "settings", "played", "milliseconds")
         if stored["settings"] == settings:
             return Evaluation([Played(**one) for one in stored["played"]], stored["milliseconds"])
     hub = load(folder / "checkpoints" / "checkpoint_last.pt")
     found = evaluate(hub, plan.environment, plan.targets, plan.episodes)
     content = {"settings": settings, "milliseconds": found.milliseconds}
     content["played"] = [one._asdict() for one in found.episodes]
-    write_lines(path, [json.dumps(content, indent=1) + "\n"])
+    write_json(path, content)
     return found
 
 
@@ -158,8 +159,13 @@ def main(arguments: Iterable[str] | None = None) -> int:
     """Run the script; returns the exit status."""
     options = parser().parse_args(arguments)
     read_context("--context", options.context)
-    started, command = time.monotonic(), command_line("recipes.offline_rl.compare", arguments)
     out = (options.out or Path("work/offline_rl/compare") / options.env).absolute()
+    with working_folder(out, COMMAND):
+        return _compare(options, out, command_line(COMMAND, arguments))
+
+
+def _compare(options: argparse.Namespace, out: Path, command: str) -> int:
+    started = time.monotonic()
     begun = {"--env": options.env, "--minutes": options.minutes, "--context": options.context}
     keep_settings(out / "settings.json", begun)
     described = collected(out, options.env, SEARCH_SHARE * options.minutes)

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from fairseq_plugin.data.episode_folder import EpisodeDescription
 
-from ..shared.download import DownloadFailed, download, file_sha256
+from ..shared.download import DownloadFailed, check_digest, download
 
 ADDRESS = "http://rail.eecs.berkeley.edu/datasets/offline_rl/gym_mujoco_v2"
 
@@ -60,12 +60,14 @@ def fetch(dataset: str, downloads: Path) -> Path:
     """Download the file of a data set unless it is there; returns it.
 
     Raises:
+        ValueError: what is there is another file.
         DownloadFailed: it could not be downloaded whole.
     """
     name = dataset.replace("-", "_").replace("_v2", "-v2") + ".hdf5"
     path, file = downloads / name, FILES[dataset]
-    if not path.exists() or file_sha256(path) != file.sha256:
-        path.unlink(missing_ok=True)
+    if path.exists():
+        check_digest(path, file.sha256)
+    else:
         try:
             download(f"{ADDRESS}/{name}", path, file.size, file.sha256)
         except DownloadFailed as error:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from common.output_files import check_new
 from fairseq_plugin.data.episode_folder import EpisodeDescription
 from fairseq_plugin.decision_hub_interface import FULL
 from fairseq_plugin.tasks.offline_rl import read_context
@@ -115,6 +116,8 @@ def main(arguments: Iterable[str] | None = None) -> int:
     """Run the script; returns the exit status."""
     options = parser().parse_args(arguments)
     started = time.monotonic()
+    if options.output is not None:
+        check_new(options.output, "--output")
     context = None if options.context is None else read_context("--context", options.context) or FULL
     hubs = [load(path) for path in options.checkpoints]
     described = hubs[0].described

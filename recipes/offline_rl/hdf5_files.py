@@ -1,9 +1,11 @@
 """Read episodes from HDF5 files: D4RL's layout, and the ``main_data.hdf5`` of Minari, without either package."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 
 from fairseq_plugin.data.episode_folder import Episode, check_episode
 
@@ -18,8 +20,9 @@ def read_hdf5(path: Path) -> list[Episode]:
     """The episodes of a file, in order, each to its end; what follows D4RL's last end is no whole episode and left out.
 
     Raises:
-        ValueError: no such file, one that is cut short or of another layout, lacks a key, or has arrays of unequal
-            lengths, discrete actions, values that are not finite, or no episode.
+        ValueError: no such file, one that is cut short or of another layout, lacks a key, has arrays of unequal
+            lengths, of other dimensions, of complex numbers or of more bytes than this machine's memory, discrete
+            actions, values that are not finite, or no episode; or one whose arrays lie in other files.
         RecipeFailed: h5py is not installed.
     """
     try:
@@ -32,7 +35,7 @@ def read_hdf5(path: Path) -> list[Episode]:
         with h5py.File(path, "r") as file:
             minari = any(name.startswith("episode_") for name in file)
             episodes = _read_minari(path, file) if minari else _read_d4rl(path, file)
-    except (OSError, RuntimeError) as error:  # RuntimeError: data that cannot be decompressed
+    except (OSError, RuntimeError, KeyError, MemoryError) as error:  # RuntimeError: data that cannot be decompressed
         raise ValueError(f"{path} cannot be read: {error}; allowed: a whole HDF5 file, {_ALLOWED}") from error
     if not episodes:
         raise ValueError(f"{path} has no episode that ends; allowed: at least one step in terminals or timeouts")
@@ -53,24 +56,59 @@ def _read_d4rl(path: Path, file: Any) -> list[Episode]:
 def _read_minari(path: Path, file: Any) -> list[Episode]:
     """Each group has one observation more than steps: the last was seen after the last action."""
     episodes = []
-    for name in sorted((name for name in file if name.startswith("episode_")), key=lambda x: int(x.split("_")[1])):
+    for name in sorted((name for name in file if name.startswith("episode_")), key=partial(_number, path)):
         arrays = {key: _array(path, file, f"{name}/{key}") for key in _MINARI}
         steps = {key: len(values) for key, values in arrays.items()}
         steps["observations"] -= 1
         if len(set(steps.values())) > 1:
             found = _shown({**steps, "observations": steps["observations"] + 1})
             raise ValueError(f"{path}: {name} has arrays of {found} steps; allowed: one length, observations one more")
-        episodes.append(Episode(arrays["observations"][:-1], arrays["actions"], arrays["rewards"]))
+        episodes.append(Episode(arrays["observations"][:-1], arrays["actions"], arrays["rewards"].reshape(-1)))
     return episodes
 
 
+def _number(path: Path, name: str) -> int:
+    number = name.removeprefix("episode_")
+    if not (number.isascii() and number.isdigit()):
+        raise ValueError(f"{path} has the group {name}; allowed: episode_0, episode_1, ...")
+    return int(number)
+
+
 def _array(path: Path, file: Any, name: str) -> np.ndarray:
+    """An array of the file: states and actions (T, numbers), all others (T,) or (T, 1)."""
     if name not in file:
         raise ValueError(f"{path} lacks {name}; allowed: {_ALLOWED}")
-    if not hasattr(file[name], "shape"):
-        inside = ", ".join(file[name])
-        raise ValueError(f"{path}: {name} is a group ({inside}); allowed: an array, states of one kind")
-    return np.asarray(file[name])
+    _check_inside(path, file, name)
+    stored = file[name]
+    if not hasattr(stored, "shape"):
+        raise ValueError(f"{path}: {name} is a group ({', '.join(stored)}); allowed: an array, states of one kind")
+    per_step = name.rpartition("/")[2] not in ("observations", "actions")
+    if stored.ndim not in (1, 2) or (per_step and stored.shape[1:] not in ((), (1,))):
+        allowed = "(steps,)" if per_step else "(steps, numbers)"
+        raise ValueError(f"{path}: {name} has shape {stored.shape}; allowed: {allowed}")
+    if stored.dtype.kind not in "biuf":
+        raise ValueError(f"{path}: {name} holds {stored.dtype}; allowed: real numbers")
+    memory = psutil.virtual_memory().total
+    if stored.nbytes > memory:
+        raise ValueError(
+            f"{path}: {name} has shape {stored.shape}, {stored.nbytes:,} bytes; allowed here: at most {memory:,}, the "
+            "memory of this machine"
+        )
+    return np.asarray(stored)
+
+
+def _check_inside(path: Path, file: Any, name: str) -> None:
+    """Raise ValueError for an array that lies in another file, as HDF5's links and storage allow."""
+    import h5py
+
+    parts = name.split("/")
+    for end in range(1, len(parts) + 1):
+        inner = "/".join(parts[:end])
+        if not isinstance(file.get(inner, getlink=True), h5py.HardLink):
+            raise ValueError(f"{path}: {inner} is a link; allowed: arrays in the file itself")
+    stored = file[name]
+    if getattr(stored, "is_virtual", False) or getattr(stored, "external", None):
+        raise ValueError(f"{path}: {name} lies in another file; allowed: arrays in the file itself")
 
 
 def _shown(lengths: dict[str, int]) -> str:

@@ -9,13 +9,15 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from fairseq_plugin.data.episode_folder import EpisodeDescription, write_folder
+from common.output_files import new_folder
+from fairseq_plugin.data.episode_folder import Episode, EpisodeDescription, write_folder
 
 from ..shared.commands import shown_path
-from ..shared.indexed_files import whole_folder
 from ..shared.scripts import script
-from .d4rl import FILES, fetch, robot_of
+from .d4rl import FILES, Robot, fetch, robot_of
 from .hdf5_files import read_hdf5
+
+COMMAND = "recipes.offline_rl.prepare"
 
 
 def prepare(
@@ -28,23 +30,30 @@ def prepare(
     """Write data set ``name`` to the folder ``out``; downloads are kept beside it.
 
     Raises:
-        ValueError: the name, the file or the range of actions; nothing is written then.
+        ValueError: the name, the file, the range of actions, or an ``out`` that holds anything but what this function
+            wrote there; nothing is written then.
         DownloadFailed: the data set could not be downloaded whole.
     """
     robot = robot_of(name)
     if file is None and robot is None:
         raise ValueError(f"--dataset is {name}; allowed without --file: {', '.join(FILES)}")
-    episodes = read_hdf5(file or fetch(name, out.parent / "downloads"))
+    with new_folder(out, COMMAND) as folder:
+        episodes = _read(name, robot, file or fetch(name, out.parent / "downloads"))
+        low, high = action_range
+        environment = environment or (robot.environment if robot else "")
+        return write_folder(folder, {"train": episodes}, name, environment, ([low], [high]))
+
+
+def _read(name: str, robot: Robot | None, file: Path) -> list[Episode]:
+    """The episodes in ``file``, which are ``robot``'s unless that is None."""
+    episodes = read_hdf5(file)
     sizes = (episodes[0].states.shape[1], episodes[0].actions.shape[1])
     if robot is not None and sizes != (robot.state_size, robot.action_size):
         raise ValueError(
             f"{name} has states and actions of {sizes[0]} and {sizes[1]} numbers; allowed: {robot.state_size} and "
             f"{robot.action_size}, as {robot.environment}, or another --dataset"
         )
-    environment = environment or (robot.environment if robot else "")
-    low, high = action_range
-    with whole_folder(out) as folder:
-        return write_folder(folder, {"train": episodes}, name, environment, ([low], [high]))
+    return episodes
 
 
 def parser() -> argparse.ArgumentParser:

@@ -5,6 +5,8 @@ V2-t. The policies on the way are kept, and make data of graded quality.
 """
 
 import time
+import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +15,7 @@ import numpy as np
 
 from fairseq_plugin.data.episode_folder import Episode
 
-from ..shared.text_files import unfinished_path
+from ..shared.working_folder import own_file
 
 
 class Settings(NamedTuple):
@@ -28,6 +30,10 @@ class Settings(NamedTuple):
 
 #: The paper's for the robots that can fall, with fewer directions; by gymnasium's name without the version.
 SETTINGS = {"Hopper": Settings(8, 4, 0.025, 0.01, 1.0), "Walker2d": Settings(16, 8, 0.025, 0.03, 1.0)}
+
+
+#: What numpy raises for a damaged file.
+_DAMAGED = (OSError, ValueError, KeyError, TypeError, EOFError, MemoryError, zipfile.BadZipFile, zlib.error)
 
 
 class Policy(NamedTuple):
@@ -107,19 +113,27 @@ class Search:
         return episode.total - self.settings.alive * len(states)
 
     def _read(self) -> None:
-        with np.load(self.path) as stored:
-            self.seconds, self.seen = float(stored["seconds"]), int(stored["seen"])
-            self.mean, self.squares = stored["mean"], stored["squares"]
-            parts = (stored["weights"], stored["means"], stored["stds"], stored["totals"])
-            self.policies = [Policy(*values[:3], float(values[3])) for values in zip(*parts)]
+        states, actions = len(self.mean), self.environment.action_space.shape[0]
+        try:
+            with np.load(self.path) as stored:
+                self.seconds, self.seen = float(stored["seconds"]), int(stored["seen"])
+                self.mean, self.squares = stored["mean"], stored["squares"]
+                parts = (stored["weights"], stored["means"], stored["stds"], stored["totals"])
+            self.policies = [Policy(*values[:3], float(values[3])) for values in zip(*parts, strict=True)]
+            shapes = {(one.weights.shape, one.mean.shape, one.std.shape) for one in self.policies}
+            if shapes != {((actions, states), (states,), (states,))} or self.mean.shape != self.squares.shape:
+                raise ValueError(f"policies of shapes {sorted(shapes)}")
+        except _DAMAGED as error:
+            raise ValueError(
+                f"{self.path} cannot be read: {error}; allowed: the search that was kept there; without the file it "
+                "begins anew"
+            ) from error
 
     def _write(self) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         weights, means, stds, totals = map(np.stack, zip(*self.policies))
-        with open(unfinished_path(self.path), "wb") as file:
+        with own_file(self.path) as part, open(part, "wb") as file:
             state = {"seconds": self.seconds, "seen": self.seen, "mean": self.mean, "squares": self.squares}
             np.savez(file, weights=weights, means=means, stds=stds, totals=totals, **state)
-        unfinished_path(self.path).replace(self.path)
 
 
 def play(

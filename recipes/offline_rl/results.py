@@ -9,7 +9,7 @@ from matplotlib import pyplot as plt
 
 from fairseq_plugin.data.episode_folder import EpisodeDescription
 
-from ..shared.plots import STYLE, look
+from ..shared.plots import STYLE, look, save
 from ..shared.tables import MISSING, Run, Table, write_reports
 from .acting import Played
 from .d4rl import score
@@ -135,5 +135,4 @@ def draw(plan: Plan, described: EpisodeDescription, results: Sequence[Result], p
             axes.grid(alpha=0.25)
         trained = f"context {plan.context}, {plan.updates} updates, trained {len(plan.seeds)} times"
         figure.suptitle(f"{plan.environment}, own data: {trained}")
-        figure.savefig(path, dpi=110)
-        plt.close(figure)
+        save(figure, path, dpi=110)

@@ -13,10 +13,12 @@ import torch
 
 from ..shared.scripts import command_line, script
 from ..shared.tables import MISSING, Table, as_markdown, as_text, describe_run
+from ..shared.working_folder import working_folder, write_text
 from .measure import BATCH, CHANNELS, HEADS, PADDED, REAL, Attend, Changes, measure
 from .ours import OPTIONS, forms, ours
 from .peers import PEERS, Missing
 
+COMMAND = "recipes.padding"
 #: A smaller change is rounding: the tolerance of the tests for float32.
 ROUNDING = 1e-5
 _TITLE = "Relative change of the outputs of real tokens"
@@ -71,11 +73,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("work/padding"), metavar="DIR", help="default: %(default)s")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    started, command = time.monotonic(), command_line("recipes.padding", arguments)
-    blocks = [Table(_TITLE, _HEADER, list(rows()), _NOTES)]
-    run = describe_run(command, time.monotonic() - started)
-    options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "results.md").write_text(as_markdown(blocks, run) + "\n", encoding="utf-8")
+    started, command = time.monotonic(), command_line(COMMAND, arguments)
+    with working_folder(options.out, COMMAND):
+        blocks = [Table(_TITLE, _HEADER, list(rows()), _NOTES)]
+        run = describe_run(command, time.monotonic() - started)
+        write_text(options.out / "results.md", as_markdown(blocks, run) + "\n")
     print(as_text(blocks, run))
     return 0
 

@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..demo import corpus
+from ..flash.prepare import WRITER
 from ..shared.commands import shown_path
 from ..shared.scripts import command_line, positive_int, script
 from ..shared.tables import describe_run
-from .images import compare_images
-from .results import write
-from .text import compare_text
+from ..shared.working_folder import working_folder, write_text
+from .images import DIGITS, compare_images
+from .results import COMMAND, write
+from .text import SOURCE, compare_text
 
 
 class Budget(NamedTuple):
@@ -39,8 +41,7 @@ _LIBRARY_BYTES = 1_200_000
 def library_text(path: Path) -> Path:
     """The interpreter's own standard library as one text file at ``path``."""
     documents = corpus.split_by_file(corpus.read_library(), {"text": _LIBRARY_BYTES})["text"]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(document.text for document in documents), encoding="utf-8")
+    write_text(path, "".join(document.text for document in documents))
     return path
 
 
@@ -59,10 +60,16 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the script; returns the exit status."""
     options = parser().parse_args(arguments)
     budget, out = QUICK if options.quick else FULL, options.out.absolute()
-    command = command_line("recipes.pretrained.compare", arguments)
+    command = command_line(COMMAND, arguments)
     started = time.monotonic()
     if options.file is not None and not options.file.is_file():
         raise ValueError(f"--file is {options.file}, which does not exist; allowed: a text file")
+    whole = {f"images/{DIGITS}": COMMAND, f"text/{SOURCE}": COMMAND, "text/data-bin": WRITER}
+    with working_folder(out, COMMAND, whole=whole):
+        return _compare(options, budget, out, command, started)
+
+
+def _compare(options: argparse.Namespace, budget: Budget, out: Path, command: str, started: float) -> int:
     text = options.file or library_text(out / "library.txt")
     vocabulary = options.vocabulary or budget.vocabulary
     halves = [

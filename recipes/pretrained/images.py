@@ -1,6 +1,5 @@
 """The image half: train timm's DeiT on handwritten digits, then our models from its weights and from random ones."""
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +15,16 @@ from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 import timm_plugin  # noqa: F401  (registers the models)
+from common import tensor_files
+from common.output_files import new_folder
 
 from ..demo.digits import write_digits
 from ..demo.train_digits import train_epoch, validate
-from .results import RANDOM, STOCK, Half, Outcome
+from ..shared.working_folder import own_file
+from .results import COMMAND, RANDOM, STOCK, Half, Outcome
 
+#: The folder of the data.
+DIGITS = "digits"
 SOURCE = "deit_tiny_patch16_224"
 #: One shape for all, with 64 patches.
 SHAPE: dict[str, Any] = dict(img_size=32, patch_size=4, embed_dim=64, depth=4, num_classes=10)
@@ -81,12 +85,13 @@ def train(model: nn.Module, folder: Path, epochs: int, name: str) -> tuple[dict[
 def compare_images(out: Path, source_epochs: int, epochs: int) -> Half:
     """Train the stock model on the digits, then ours from its weights and from random ones."""
     print("Images: scikit-learn's handwritten digits", flush=True)
-    folder, checkpoint = out / "digits", out / f"{SOURCE}.pth"
-    shutil.rmtree(folder, ignore_errors=True)
-    updates = epochs * (write_digits(folder)["train"] // _BATCH)
+    folder, checkpoint = out / DIGITS, out / f"{SOURCE}.pth"
+    with new_folder(folder, COMMAND) as new:
+        updates = epochs * (write_digits(new)["train"] // _BATCH)
     stock = build(SOURCE)
     _, learned = train(stock, folder, source_epochs, SOURCE)
-    torch.save(stock.state_dict(), checkpoint)
+    with own_file(checkpoint) as part:
+        tensor_files.save(stock.state_dict(), part)
     outcomes = []
     for name in list(ARGUMENTS)[1:]:
         for start, file in ((STOCK, checkpoint), (RANDOM, None)):

@@ -1,11 +1,11 @@
 """Results of training from stock softmax weights and from random ones, as tables and JSON."""
 
-import json
 from pathlib import Path
 from typing import NamedTuple
 
-from ..shared.tables import MISSING, Run, Table, as_markdown, as_text
+from ..shared.tables import MISSING, Run, Table, write_reports
 
+COMMAND = "recipes.pretrained.compare"
 STOCK, RANDOM = "stock weights", "random weights"
 
 
@@ -50,12 +50,8 @@ def table(half: Half) -> Table:
 def write(out: Path, halves: list[Half], run: Run) -> str:
     """Write results.txt, .md and .json to ``out``; returns the text."""
     blocks = [table(half) for half in halves]
-    plain = as_text(blocks, run)
     content = {
         "run": run._asdict(),
         "halves": [{**half._asdict(), "outcomes": [one._asdict() for one in half.outcomes]} for half in halves],
     }
-    (out / "results.txt").write_text(plain + "\n", encoding="utf-8")
-    (out / "results.md").write_text(as_markdown(blocks, run) + "\n", encoding="utf-8")
-    (out / "results.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    return plain
+    return write_reports(out, blocks, run, content)

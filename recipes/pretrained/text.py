@@ -1,13 +1,14 @@
 """The text half: train fairseq's transformer_lm on a text, then our models from its weights and from random ones."""
 
-import shutil
 from pathlib import Path
+
+from common.output_files import new_folder
 
 from ..flash.prepare import Settings, cut_trial, to_data_bin
 from ..shared import fairseq_log
 from ..shared.commands import python_command, shown_path
 from ..shared.fairseq_training import last_validation, train
-from .results import RANDOM, STOCK, Half, Outcome
+from .results import COMMAND, RANDOM, STOCK, Half, Outcome
 
 SOURCE, MODELS = "transformer_lm", ("flowformer_lm", "linear_lm")
 LENGTH, TOKENS_PER_UPDATE = 512, 4096
@@ -108,9 +109,9 @@ def compare_text(out: Path, text: Path, source_updates: int, updates: int, vocab
     print(f"Text: {shown_path(text)}", flush=True)
     to_data_bin(cut_trial(text, out / "raw", None), out, Settings(vocabulary))
     data, logs, folder = out / "data-bin", out / "logs", out / SOURCE
-    shutil.rmtree(folder, ignore_errors=True)  # fairseq-train would go on with an earlier run's model
-    command = train_command(data, folder, SOURCE, source_updates, 0.003, "--no-epoch-checkpoints")
-    source_loss = validation_loss(command, logs / f"{SOURCE}.log", source_updates)
+    with new_folder(folder, COMMAND) as new:  # in its old one fairseq-train would go on with an earlier run's model
+        command = train_command(data, new, SOURCE, source_updates, 0.003, "--no-epoch-checkpoints")
+        source_loss = validation_loss(command, logs / f"{SOURCE}.log", source_updates)
     outcomes = []
     for model in MODELS:
         for start, flags in ((STOCK, ["--finetune-from-model", folder / "checkpoint_last.pt"]), (RANDOM, [])):

@@ -13,7 +13,10 @@ from typing import NamedTuple
 import psutil
 from tqdm import tqdm
 
+from common.output_files import naming
+
 from .scripts import RecipeFailed
+from .working_folder import claim
 
 #: The checkout: every command runs there, so that ``--user-dir fairseq_plugin`` and ``import timm_plugin`` work.
 ROOT = Path(__file__).resolve().parents[2]
@@ -63,6 +66,7 @@ def run(
 
     Raises:
         CommandFailed: it could not be started or ended with an error.
+        ValueError: ``log`` is not of this command.
     """
     text = shlex.join(command)
     with tqdm.external_write_mode():  # above the progress bars, if there are any
@@ -71,8 +75,8 @@ def run(
     if threads is not None:
         environment["OMP_NUM_THREADS"] = str(threads)
     started = time.monotonic()
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with open(log, "a" if append else "w", encoding="utf-8") as file:
+    claim(log).parent.mkdir(parents=True, exist_ok=True)
+    with naming(log), open(log, "a" if append else "w", encoding="utf-8") as file:
         file.write(f"$ {text}\n")
         file.flush()
         try:
@@ -86,6 +90,7 @@ def run(
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
+                close_fds=False,  # the folder stays taken until the command ends, even if this process ends before
             )
         except OSError as error:
             raise CommandFailed(f"{text}\ncould not be started: {error}") from error

@@ -1,5 +1,6 @@
 """Downloads that are complete or absent: progress bar, resume, size and checksum, a rename at the end."""
 
+import errno
 import hashlib
 import json
 import urllib.error
@@ -10,12 +11,16 @@ from typing import Any, TypeVar
 
 from tqdm import tqdm
 
+from common.output_files import check_new, unfinished
+
 from .scripts import RecipeFailed
 
 #: At least one host answers urllib's own name with "403 Forbidden".
 USER_AGENT = "Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko) Chrome/120.0 Safari/537.36"
 TIMEOUT_SECONDS = 60
 _BLOCK = 1 << 20
+#: Whose unfinished work it is: any recipe may continue it.
+_COMMAND = "recipes.shared.download"
 
 
 _Result = TypeVar("_Result")
@@ -48,7 +53,8 @@ def download(
 ) -> None:
     """Download ``url`` to ``path``, which exists afterwards only if the download is complete and correct.
 
-    An incomplete download is kept as ``path``.part, and the next call continues it if the host allows that.
+    An incomplete download is kept in the folder ``path``.part, and the next call continues it if the host allows that;
+    after a full disk it is removed.
 
     Args:
         size: bytes the file must have.
@@ -57,23 +63,33 @@ def download(
 
     Raises:
         DownloadFailed: no answer, an error, a truncated file, or a wrong size or checksum.
+        ValueError: there is a file already, or ``path``.part is not of a download.
+        FolderInUse: another process is downloading it.
     """
+    check_new(path, "the file to download")
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
-    have = part.stat().st_size if part.exists() else 0
-    if size is None or have < size:  # a complete .part remains if only the rename is missing
-        _continue(url, part, have, show_progress)
-    if size is not None and part.stat().st_size != size:
-        if part.stat().st_size > size:
+    with unfinished(path, _COMMAND, keep=True) as part:
+        have = part.stat().st_size if part.exists() else 0
+        if size is None or have < size:  # a complete one remains if only the rename is missing
+            _continue(url, part, have, show_progress)
+        _check(url, part, size, sha256)
+        part.rename(path)
+
+
+def _check(url: str, part: Path, size: int | None, sha256: str | None) -> None:
+    """Raise DownloadFailed for another size or checksum, and remove what continuing would not correct."""
+    have = part.stat().st_size
+    if size is not None and have != size:
+        if have > size:
             part.unlink()
-        size_now = part.stat().st_size if part.exists() else "more"
-        raise DownloadFailed(f"{url}: got {size_now} bytes; allowed: {size}. Run again to continue")
+        raise DownloadFailed(
+            f"{url}: got {have if have < size else 'more'} bytes; allowed: {size}. Run again to continue"
+        )
     if sha256 is not None:
         digest = file_sha256(part)
         if digest != sha256:
-            part.unlink()  # continuing would not correct it
+            part.unlink()
             raise DownloadFailed(f"{url}: sha256 is {digest}; allowed: {sha256}")
-    part.replace(path)
 
 
 def _continue(url: str, part: Path, have: int, show_progress: bool) -> None:
@@ -104,6 +120,9 @@ def _continue(url: str, part: Path, have: int, show_progress: bool) -> None:
             return
         raise DownloadFailed(f"{url}: {error}") from error
     except (OSError, ValueError) as error:  # URLError, timeouts and broken connections are OSErrors
+        if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
+            part.unlink(missing_ok=True)
+            raise DownloadFailed(f"{url}: {part.parents[2]}: {error}") from error
         raise DownloadFailed(f"{url}: {error}") from error
     if total is not None and part.stat().st_size < total:
         raise DownloadFailed(f"{url}: ended after {part.stat().st_size} of {total} bytes. Run again to continue")
@@ -121,6 +140,13 @@ def read_json(url: str) -> Any:
             return json.load(answer)
     except (OSError, ValueError) as error:
         raise DownloadFailed(f"{url}: {error}") from error
+
+
+def check_digest(path: Path, sha256: str) -> None:
+    """Raise ValueError if the file ``path`` is not the one with this checksum. It stays: it may be the user's."""
+    digest = file_sha256(path)
+    if digest != sha256:
+        raise ValueError(f"{path} has sha256 {digest}; allowed: {sha256}, or no file, which is downloaded then")
 
 
 def file_sha256(path: Path) -> str:

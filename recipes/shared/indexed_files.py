@@ -4,26 +4,12 @@ The files are those of fairseq-preprocess, which itself takes lines of words and
 """
 
 import contextlib
-import shutil
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
 import torch
 from fairseq.data import Dictionary, indexed_dataset
-
-from .text_files import unfinished_path
-
-
-@contextlib.contextmanager
-def whole_folder(path: Path) -> Iterator[Path]:
-    """Yield an empty folder to write into; it replaces ``path`` if the block ends without an error."""
-    unfinished = unfinished_path(path)
-    shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.mkdir(parents=True)
-    yield unfinished
-    shutil.rmtree(path, ignore_errors=True)
-    unfinished.replace(path)
 
 
 def write_dictionary(folder: Path, dictionary: Dictionary, name: str = "dict.txt") -> None:

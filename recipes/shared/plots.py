@@ -2,6 +2,7 @@
 
 import statistics
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import matplotlib
@@ -12,6 +13,8 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+
+from .working_folder import own_file
 
 #: Options for matplotlib's ``rc_context``.
 STYLE = {"font.size": 10, "axes.titlesize": 11, "axes.spines.top": False, "axes.spines.right": False}
@@ -44,6 +47,15 @@ def look(place: int) -> Look:
     """The look of model number ``place``: colours first, and another line and dot when they are used up."""
     turn = place // len(COLOURS) % len(DASHES)
     return Look(COLOURS[place % len(COLOURS)], DASHES[turn], MARKERS[turn])
+
+
+def save(figure: Figure, path: Path, **options: Any) -> None:
+    """Write ``figure`` to a file of this command, whole or not at all (see ``own_file``), and close it."""
+    try:
+        with own_file(path) as part:
+            figure.savefig(part, format=path.suffix.removeprefix(".") or None, **options)
+    finally:
+        plt.close(figure)
 
 
 def legend_beside(axes: Axes, **options: Any) -> None:

@@ -14,8 +14,8 @@ class RecipeFailed(RuntimeError):
 def script(name: str) -> Callable[[Callable[..., int]], Callable[..., int]]:
     """Decorator of a ``main`` that returns an exit status.
 
-    A ValueError or a RecipeFailed becomes one line on stderr that begins with ``name``, and status 1. Ctrl-C is status
-    130.
+    A ValueError, a RecipeFailed, or a fault of the machine (a full disk, a place that cannot be written, too little
+    memory) becomes one line on stderr that begins with ``name``, and status 1. Ctrl-C is status 130.
     """
 
     def decorate(main: Callable[..., int]) -> Callable[..., int]:
@@ -23,8 +23,11 @@ def script(name: str) -> Callable[[Callable[..., int]], Callable[..., int]]:
         def reported(arguments: Iterable[str] | None = None) -> int:
             try:
                 return main(arguments)
-            except (ValueError, RecipeFailed) as error:
+            except (ValueError, RecipeFailed, OSError) as error:
                 print(f"{name}: {error}", file=sys.stderr)
+                return 1
+            except MemoryError as error:
+                print(f"{name}: too little memory: {error}", file=sys.stderr)
                 return 1
             except KeyboardInterrupt:
                 print(f"\n{name}: interrupted.", file=sys.stderr)

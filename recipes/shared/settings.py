@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from .text_files import write_lines
+from .json_files import read_json, write_json
 
 
 def check_settings(path: Path, settings: dict[str, Any]) -> None:
@@ -15,7 +15,7 @@ def check_settings(path: Path, settings: dict[str, Any]) -> None:
     """
     if not path.exists():
         return
-    stored = json.loads(path.read_text(encoding="utf-8"))
+    stored = read_json(path)
     given = json.loads(json.dumps(settings))  # tuples and paths as they would be read back
     for name in sorted({*stored, *given}):
         if stored.get(name) != given.get(name) or (name in stored) != (name in given):
@@ -29,8 +29,7 @@ def keep_settings(path: Path, settings: dict[str, Any]) -> None:
     """``check_settings``, and write them where there are none yet."""
     check_settings(path, settings)
     if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_lines(path, [json.dumps(settings, indent=1, ensure_ascii=False) + "\n"])
+        write_json(path, settings)
 
 
 def _shown(settings: dict[str, Any], name: str) -> str:

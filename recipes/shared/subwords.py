@@ -4,6 +4,8 @@ from pathlib import Path
 
 import sentencepiece
 
+from .working_folder import write_text
+
 
 def load_sentencepiece(prefix: Path) -> sentencepiece.SentencePieceProcessor:
     """The model written as ``prefix``.model."""
@@ -14,4 +16,4 @@ def write_dictionary(model: sentencepiece.SentencePieceProcessor, path: Path) ->
     """Write all subwords of ``model`` as a fairseq dictionary, so that no split has an unknown one."""
     subwords = (model.id_to_piece(i) for i in range(len(model)) if not (model.is_control(i) or model.is_unknown(i)))
     # fairseq's format has a count per entry, which our models do not use.
-    path.write_text("".join(f"{subword} 1\n" for subword in subwords), encoding="utf-8")
+    write_text(path, "".join(f"{subword} 1\n" for subword in subwords))

@@ -12,6 +12,10 @@ from typing import Any, NamedTuple
 
 import psutil
 
+from common.output_files import find_stranger, unfinished
+
+from .working_folder import write_text
+
 _PACKAGES = ("torch", "fairseq-fixed", "fairseq", "timm", "sentencepiece", "gymnasium", "mujoco", "numpy")
 #: architecture -> length -> tokens per second.
 Speeds = dict[str, dict[int, float]]
@@ -110,8 +114,29 @@ def write_reports(out: Path, blocks: Sequence[Table], run: Run, content: dict[st
     plain = as_text(blocks, run)
     written = json.dumps(content, indent=1, ensure_ascii=False)
     for name, text in (("txt", plain), ("md", as_markdown(blocks, run)), ("json", written)):
-        (out / f"results.{name}").write_text(text + "\n", encoding="utf-8")
+        write_text(out / f"results.{name}", text + "\n")
     return plain
+
+
+def check_document(path: Path, module: str, argument: str) -> None:
+    """Raise ValueError if there is anything at ``path`` but a document of ``write_document`` by ``module``.
+
+    A document ends with the command that wrote it, so that one that is kept in a checkout is written anew.
+    """
+    lines = path.read_bytes().rstrip().splitlines()[-1:] if path.is_file() else []
+    ours = lines and lines[0].startswith(f"`python -m {module}".encode())
+    if find_stranger(path, [path] if ours else []) is not None or path.is_dir():
+        raise ValueError(f"{argument} is {path}, which is there; allowed: a new file, or one that {module} wrote")
+
+
+def write_document(path: Path, text: str, module: str, argument: str = "--out") -> None:
+    """Write ``as_markdown``'s ``text`` to ``path``, whole or not at all; see ``check_document``."""
+    check_document(path, module, argument)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with unfinished(path, module) as new:
+        new.write_text(text, encoding="utf-8")
+        check_document(path, module, argument)
+        new.replace(path)
 
 
 def _is_number(cell: str) -> bool:

@@ -4,6 +4,8 @@ import itertools
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from .working_folder import own_file
+
 #: The parts into which a text for a trial is cut, in order.
 TRIAL_PARTS = {"train": 0.9, "valid": 0.05, "test": 0.05}
 
@@ -16,15 +18,13 @@ def read_lines(path: Path) -> Iterator[str]:
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:
-    """Write ``lines``, which have their ends, to ``path``; it exists afterwards only if all could be written."""
-    with open(unfinished_path(path), "w", encoding="utf-8", newline="\n") as file:
+    """Write ``lines``, which have their ends, to ``path``; it exists afterwards only if all could be written.
+
+    Raises:
+        ValueError: there is a file that is not of this command; see ``own_file``.
+    """
+    with own_file(path) as part, open(part, "w", encoding="utf-8", newline="\n") as file:
         file.writelines(lines)
-    unfinished_path(path).replace(path)
-
-
-def unfinished_path(path: Path) -> Path:
-    """The path under which ``path`` is written before it is complete."""
-    return path.with_name(path.name + ".part")
 
 
 def cut_text(path: Path, targets: dict[str, Path], limit: int | None = None) -> None:

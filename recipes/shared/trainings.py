@@ -5,8 +5,8 @@ Each training has a folder of its own: ``settings.json``, the command line it wa
 interrupted goes on from its last checkpoint.
 """
 
+import contextlib
 import datetime
-import json
 import re
 import shlex
 import threading
@@ -20,11 +20,14 @@ from tqdm import tqdm
 from . import fairseq_log
 from .commands import CommandFailed, python_command, run
 from .fairseq_log import Point
+from .json_files import read_json, write_json
 from .settings import check_settings, keep_settings
 from .tables import describe_run
-from .text_files import write_lines
+from .working_folder import claim, working_folder
 
 PROGRAM = ("-m", "fairseq_cli.train")
+#: Whose folders they are, where no comparison's is around them.
+_COMMAND = "recipes.shared.trainings"
 _TIME = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) \|")
 
 
@@ -60,8 +63,8 @@ def train_all(trainings: Sequence[Training], out: Path, jobs: int = 1, program: 
     One training's failure does not stop the others. ``program`` is what Python runs before a training's arguments.
 
     Raises:
-        ValueError: two trainings of one name, or one whose folder in ``out`` was begun with other arguments. Nothing
-            is trained then.
+        ValueError: two trainings of one name, or one whose folder in ``out`` was begun with other arguments, holds
+            files of others, or is another run's at this time. Nothing is trained then.
     """
     names = [training.name for training in trainings]
     for name in names:
@@ -69,6 +72,14 @@ def train_all(trainings: Sequence[Training], out: Path, jobs: int = 1, program: 
             raise ValueError(f"{names.count(name)} trainings are called {name}; allowed: a name for each")
     for training in trainings:
         check_settings(out / training.name / "settings.json", _settings(training.arguments))
+    with contextlib.ExitStack() as folders:
+        for name in names:
+            folders.enter_context(working_folder(out / name, _COMMAND, "the folder of a training"))
+        return _train_all(trainings, out, jobs, program)
+
+
+def _train_all(trainings: Sequence[Training], out: Path, jobs: int, program: Sequence[object]) -> Outcome:
+    names = [training.name for training in trainings]
     trained = {name: one for name in names if (one := read_trained(out / name)) is not None}
     failed: dict[str, str] = {}
     waiting = [training for training in trainings if training.name not in trained]
@@ -94,7 +105,10 @@ def train_all(trainings: Sequence[Training], out: Path, jobs: int = 1, program: 
 def read_trained(folder: Path) -> Trained | None:
     """The result of the training in ``folder``; None if it is not complete."""
     path = folder / "result.json"
-    return Trained(**json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
+    if not path.exists():
+        return None
+    found = read_json(path, *Trained._fields)
+    return Trained(*(found[name] for name in Trained._fields))
 
 
 def read_points(folder: Path) -> list[Point]:
@@ -105,9 +119,8 @@ def read_points(folder: Path) -> list[Point]:
 def _train(training: Training, folder: Path, program: Sequence[object], stopped: threading.Event) -> Trained:
     """Train, or go on; the result is written last."""
     keep_settings(folder / "settings.json", _settings(training.arguments))
-    command = python_command(
-        *program, *training.arguments, "--save-dir", folder / "checkpoints", "--log-format", "json"
-    )
+    checkpoints = claim(folder / "checkpoints")
+    command = python_command(*program, *training.arguments, "--save-dir", checkpoints, "--log-format", "json")
     log = folder / "train.log"
     options = _settings(training.arguments)
     by_update = "--max-update" in options
@@ -137,7 +150,7 @@ def _train(training: Training, folder: Path, program: Sequence[object], stopped:
         described.machine,
         described.versions,
     )
-    write_lines(folder / "result.json", [json.dumps(trained._asdict(), indent=1) + "\n"])
+    write_json(folder / "result.json", trained._asdict())
     return trained
 
 

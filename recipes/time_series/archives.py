@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from fairseq_plugin.data.series_folder import Split
 
-from ..shared.download import DownloadFailed, download, file_sha256
+from ..shared.download import DownloadFailed, check_digest, download
 from ..shared.scripts import RecipeFailed
 from .ts_files import read_ts
 
@@ -93,11 +93,13 @@ def fetch(name: str, downloads: Path) -> Path:
     """Download the zip of a data set unless it is there; returns it.
 
     Raises:
+        ValueError: what is there is another file.
         DownloadFailed: it could not be downloaded whole.
     """
     archive, path = ARCHIVES[name], downloads / f"{name}.zip"
-    if not path.exists() or file_sha256(path) != archive.sha256:
-        path.unlink(missing_ok=True)
+    if path.exists():
+        check_digest(path, archive.sha256)
+    else:
         try:
             download(f"{MIRROR}/{name}.zip", path, archive.size, archive.sha256)
         except DownloadFailed as error:

@@ -22,9 +22,11 @@ from ..shared.reach import reach_arguments
 from ..shared.scripts import command_line, positive_int, script
 from ..shared.tables import describe_run
 from ..shared.trainings import Training, read_points, read_trained, train_all
-from .prepare import prepare
+from ..shared.working_folder import working_folder
+from . import prepare
 from .results import Earlier, Plan, Result, read, write
 
+COMMAND = "recipes.time_series.compare"
 SUFFIX = "_time_series"
 #: Trained only if asked for: a second name of flowformer, and mechanisms that FLASH was compared with.
 NOT_BY_DEFAULT = ("flow", "combiner", "quadratic")
@@ -139,13 +141,18 @@ def architectures(text: str) -> list[str]:
 def main(arguments: Iterable[str] | None = None) -> int:
     """Run the script; returns the exit status."""
     options = parser().parse_args(arguments)
-    started, command = time.monotonic(), command_line("recipes.time_series.compare", arguments)
     epochs = options.epochs or EPOCHS.get(options.dataset, DEFAULT_EPOCHS)
     plan = Plan(options.dataset, options.archs, list(range(1, options.seeds + 1)), epochs)
     out = (options.out or Path("work/time_series/compare") / options.dataset).absolute()
+    with working_folder(out, COMMAND, whole={"data": prepare.COMMAND}):
+        return _compare(options, plan, out, command_line(COMMAND, arguments))
+
+
+def _compare(options: argparse.Namespace, plan: Plan, out: Path, command: str) -> int:
+    started = time.monotonic()
     earlier = read(options.add, plan) if options.add else Earlier([], [])
     known = {f"{one.name}.{one.seed}" for one in earlier.results}
-    described, _ = prepare(options.dataset, out / "data", options.file)
+    described, _ = prepare.prepare(options.dataset, out / "data", options.file)
     planned = [one for one in trainings(out / "data", plan, described) if one.name not in known]
     failed: dict[str, str] = {}
     try:

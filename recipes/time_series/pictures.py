@@ -15,12 +15,13 @@ import torch
 from matplotlib import pyplot as plt
 
 from common.attention import record_attention
+from common.output_files import check_new
 from fairseq_plugin import TimeSeriesClassifier
 from fairseq_plugin.data.series_folder import Label, read_split
 from fairseq_plugin.time_series_hub_interface import TimeSeriesHubInterface
 
 from ..shared.commands import shown_path
-from ..shared.plots import STYLE
+from ..shared.plots import STYLE, save
 from ..shared.scripts import script
 
 
@@ -86,9 +87,7 @@ def draw(weights: Weights, path: Path) -> None:
                 axes.set_ylabel("head")
             grid[-1, column].set_xlabel("step")
         figure.suptitle(f"label {weights.label}, predicted {weights.predicted}; competition: 1 is an even share")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=130)
-        plt.close(figure)
+        save(figure, path, dpi=130)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -106,6 +105,7 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Iterable[str] | None = None) -> int:
     """Run the script; returns the exit status."""
     options = parser().parse_args(arguments)
+    check_new(options.output, "--output")
     hub = load(options.checkpoint)
     split = read_split(options.data, options.split)
     if not 0 <= options.series < len(split.series):

@@ -9,23 +9,26 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+from common.output_files import new_folder
 from fairseq_plugin.data.series_folder import Description, Split, write_folder
 
 from ..shared.commands import shown_path
-from ..shared.indexed_files import whole_folder
 from ..shared.scripts import script
 from .archives import ARCHIVES, read_archive
+
+COMMAND = "recipes.time_series.prepare"
 
 
 def prepare(name: str, out: Path, file: Path | None = None) -> tuple[Description, dict[str, Split]]:
     """Write data set ``name`` to the folder ``out``; downloads are kept beside it.
 
     Raises:
-        ValueError: the name or the file; nothing is written then.
+        ValueError: the name, the file, or an ``out`` that holds anything but what this function wrote there; nothing
+            is written then.
         DownloadFailed: the data set could not be downloaded whole.
     """
-    splits = read_archive(name, out.parent / "downloads", file)
-    with whole_folder(out) as folder:
+    with new_folder(out, COMMAND) as folder:
+        splits = read_archive(name, out.parent / "downloads", file)
         described = write_folder(folder, splits)
     return described, splits
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from matplotlib import pyplot as plt
 
-from ..shared.plots import STYLE, Look, legend_beside, look
+from ..shared.plots import STYLE, Look, legend_beside, look, save
 from ..shared.tables import MISSING, Run, Table, spread, write_reports
 from .published import MODELS, TABLE, published
 
@@ -152,8 +152,7 @@ def draw(plan: Plan, results: Sequence[Result], path: Path) -> None:
         for axes in (curves, dots):
             axes.grid(alpha=0.25)
         figure.suptitle(f"{plan.dataset}: {plan.epochs} epochs")
-        figure.savefig(path, dpi=130)
-        plt.close(figure)
+        save(figure, path, dpi=130)
 
 
 def _draw_dots(axes: plt.Axes, plan: Plan, place: int, name: str, ours: Sequence[Result], style: Look) -> None:

@@ -6,6 +6,7 @@ About 40 minutes on one of two busy cores (2026-11-22). An interrupted run goes 
 
 import argparse
 import logging
+import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,19 +14,24 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from recipes.shared.tables import describe_run
+from recipes.shared.scripts import script
+from recipes.shared.tables import check_document, describe_run, write_document
 
 from .records import add_record, read_records
 from .survey import Found, check_same_output, survey, timm_models
 from .table import PATH, as_document
 
+COMMAND = "recipes.timm_families"
 
-def main() -> None:
-    """Survey what is not yet in the records, check one model of each kind, and write the table."""
+
+@script("timm_families")
+def main(arguments: list[str] | None = None) -> int:
+    """Survey what is not yet in the records, check one model of each kind, and write the table; 0."""
     parser = argparse.ArgumentParser(prog="python -m recipes.timm_families", description=__doc__.split("\n")[0])
     parser.add_argument("--records", type=Path, default=Path("work/timm_families.jsonl"), help="what is found so far")
     parser.add_argument("--output", type=Path, default=PATH, help="the table")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
+    check_document(options.output, COMMAND, "--output")
     logging.getLogger("timm_plugin").setLevel(logging.ERROR)  # it warns of what stays, which the table says
     torch.set_num_threads(1)
     start = time.monotonic()
@@ -37,9 +43,10 @@ def main() -> None:
     records = [done[name] for name in models]
     for name in tqdm(representatives(records), desc="whole models", unit=" models", disable=None):
         check_same_output(name)
-    run = describe_run("python -m recipes.timm_families", time.monotonic() - start)
-    options.output.write_text(as_document(records, run, went_on))
+    run = describe_run(f"python -m {COMMAND}", time.monotonic() - start)
+    write_document(options.output, as_document(records, run, went_on), COMMAND, "--output")
     print(options.output)
+    return 0
 
 
 def representatives(records: Iterable[Found]) -> list[str]:
@@ -52,4 +59,4 @@ def representatives(records: Iterable[Found]) -> list[str]:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -8,17 +8,26 @@ import timm
 
 from .survey import Found
 
+#: How every record begins, those too that were cut off.
+_BEGINNING = '{"timm": '
+
 
 def read_records(path: Path) -> dict[str, Found]:
-    """The records of ``path`` by model, those of the installed timm alone; a last line that was cut off is left out."""
+    """The records of ``path`` by model, those of the installed timm alone; one that was cut off is left out.
+
+    Raises:
+        ValueError: a line that is no record: the file is not of this survey.
+    """
     found = {}
-    for line in path.read_text().splitlines() if path.exists() else ():
+    lines = path.read_text().splitlines() if path.exists() else []
+    for number, line in enumerate(lines, 1):
         try:
             record = json.loads(line)
-        except json.JSONDecodeError:
-            continue
-        if record.pop("timm") == timm.__version__:
-            found[record["model"]] = Found(**record)
+            if record.pop("timm") == timm.__version__:
+                found[record["model"]] = Found(**record)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            if not line.startswith(_BEGINNING):
+                raise ValueError(f"{path}, line {number}, is {line[:60]!r}; allowed: records of this survey") from error
     return found
 
 

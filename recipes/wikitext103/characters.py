@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from ..shared.text_files import read_lines, unfinished_path, write_lines
+from ..shared.text_files import read_lines, write_lines
 
 _SPACE = "▁"
 
@@ -17,8 +17,7 @@ def spell(line: str) -> str:
 
 def spell_file(path: Path) -> None:
     """Write ``path`` anew, in characters."""
-    write_lines(unfinished_path(path), map(spell, read_lines(path)))
-    unfinished_path(path).replace(path)
+    write_lines(path, map(spell, read_lines(path)))
 
 
 def _token(character: str) -> str:

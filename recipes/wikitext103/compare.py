@@ -5,7 +5,6 @@ again, it goes on where it was interrupted.
 """
 
 import argparse
-import json
 import shlex
 import statistics
 import sys
@@ -15,16 +14,18 @@ from pathlib import Path
 
 from ..shared import fairseq_log
 from ..shared.commands import shown_path
+from ..shared.json_files import read_json, write_json
 from ..shared.scripts import command_line, positive_int, script
 from ..shared.settings import keep_settings
 from ..shared.tables import describe_run
-from ..shared.text_files import write_lines
 from ..shared.trainings import read_points, read_trained, train_all
+from ..shared.working_folder import working_folder
 from .characters import spell_file
 from .plan import SHORT_CONV, Plan, default_names, model_names
-from .prepare import SPLITS, binarise, count, split_path, take_file
+from .prepare import SPLITS, WRITER, binarise, count, split_path, take_file
 from .results import Result, write
 
+COMMAND = "recipes.wikitext103.compare"
 #: A text of fewer bytes is read in characters: words would be too few to learn from, and most parameters theirs.
 WORDS_FROM_BYTES = 20_000_000
 UPDATES, EVALUATIONS = 1_600, 8
@@ -49,8 +50,8 @@ def prepare(path: Path, out: Path, characters: bool, limit: int | None) -> dict[
             spell_file(split_path(out / "text", split))
         binarise(out / "text", out / "data-bin", workers=1)
         tokens = {split: count(split_path(out / "text", split)).tokens for split in SPLITS}
-        write_lines(done, [json.dumps(tokens) + "\n"])
-    return json.loads(done.read_text(encoding="utf-8"))
+        write_json(done, tokens)
+    return read_json(done, *SPLITS)
 
 
 def read_results(runs: Path, plan: Plan) -> list[Result]:
@@ -136,7 +137,6 @@ def model(name: str) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the script; returns the exit status."""
     options = parser().parse_args(arguments)
-    started, command = time.monotonic(), command_line("recipes.wikitext103.compare", arguments)
     plan = Plan(
         list(dict.fromkeys(options.models)),
         options.seeds,
@@ -151,6 +151,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         shlex.split(options.more),
     )
     out = options.out.absolute()
+    with working_folder(out, COMMAND, whole={"data-bin": WRITER}):
+        return _compare(options, plan, out, command_line(COMMAND, arguments))
+
+
+def _compare(options: argparse.Namespace, plan: Plan, out: Path, command: str) -> int:
+    started = time.monotonic()
     # More models and seeds may be added to a folder, but they share all the rest.
     shared = {key: value for key, value in plan._asdict().items() if key not in ("models", "seeds")}
     keep_settings(out / "settings.json", shared)

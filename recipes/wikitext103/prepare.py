@@ -14,11 +14,17 @@ from typing import NamedTuple
 
 from tqdm import tqdm
 
+from common.output_files import new_folder
+
 from ..shared.commands import python_command, run, shown_path
 from ..shared.download import DownloadFailed, download, first_source
 from ..shared.scripts import positive_int, script
-from ..shared.text_files import cut_text, read_lines, unfinished_path, write_lines
+from ..shared.text_files import cut_text, read_lines, write_lines
+from ..shared.working_folder import own_file, working_folder
 
+COMMAND = "recipes.wikitext103.prepare"
+#: Whose folders data-bin are, in the comparison too.
+WRITER = COMMAND
 SPLITS = ("train", "valid", "test")
 
 
@@ -112,9 +118,12 @@ def extract(archive: Path, folder: Path) -> None:
                 path = split_path(folder, split)
                 if path.name not in members:
                     raise ValueError(f"{archive} lacks {path.name}; allowed: wikitext-103-v1.zip (not the raw one)")
-                with opened.open(members[path.name]) as source, open(unfinished_path(path), "wb") as target:
+                with (
+                    own_file(path) as part,
+                    opened.open(members[path.name]) as source,
+                    open(part, "wb") as target,
+                ):
                     shutil.copyfileobj(source, target)
-                unfinished_path(path).replace(path)
     except zipfile.BadZipFile as error:
         raise ValueError(f"{archive}: {error}; allowed: a whole zip archive") from error
 
@@ -180,10 +189,10 @@ def shorten(folder: Path, limit: int) -> None:
 
 def binarise(folder: Path, data_bin: Path, workers: int) -> None:
     """Run fairseq-preprocess on the three splits as fairseq's own recipe does: words by whitespace, no threshold."""
-    shutil.rmtree(data_bin, ignore_errors=True)  # it would keep the dictionary of other text
     prefixes = (item for split in SPLITS for item in (f"--{split}pref", split_path(folder, split)))
-    command = python_command("-m", "fairseq_cli.preprocess", "--only-source", *prefixes, "--destdir", data_bin)
-    run([*command, "--workers", str(workers)], folder / "preprocess.log")
+    with new_folder(data_bin, WRITER) as new:
+        command = python_command("-m", "fairseq_cli.preprocess", "--only-source", *prefixes, "--destdir", new)
+        run([*command, "--workers", str(workers)], folder / "preprocess.log")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -202,16 +211,17 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     out = options.out.absolute()
     text, data_bin = out / "text", out / "data-bin"
-    genuine = True
-    if options.file is not None:
-        genuine = take_file(options.file, text, options.limit)
-    else:
-        fetch(text)
-    if genuine:
-        check(text)
-        if options.limit is not None:
-            shorten(text, options.limit)
-    binarise(text, data_bin, options.workers)
+    with working_folder(out, COMMAND, whole={"data-bin": WRITER}):
+        genuine = True
+        if options.file is not None:
+            genuine = take_file(options.file, text, options.limit)
+        else:
+            fetch(text)
+        if genuine:
+            check(text)
+            if options.limit is not None:
+                shorten(text, options.limit)
+        binarise(text, data_bin, options.workers)
     for split in SPLITS:
         counts = count(split_path(text, split))
         print(f"  {split:<5}  {counts.lines:9,d} lines  {counts.tokens:11,d} tokens")

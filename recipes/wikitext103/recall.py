@@ -5,7 +5,6 @@ so this shows in minutes what decides a comparison of language models on small b
 """
 
 import argparse
-import json
 import math
 import shlex
 import sys
@@ -26,10 +25,12 @@ from tqdm import tqdm
 
 from ..shared.commands import shown_path
 from ..shared.scripts import command_line, positive_int, script
-from ..shared.tables import Table, as_markdown, as_text, describe_run, spread
+from ..shared.tables import Table, describe_run, spread, write_reports
+from ..shared.working_folder import working_folder
 from .compare import model
 from .plan import Plan, default_names
 
+COMMAND = "recipes.wikitext103.recall"
 #: Random symbols, of which one is right: guessing is right in 1 of 16.
 SYMBOLS = 16
 #: Sequences that a trained model is tried on.
@@ -121,7 +122,7 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the script; returns the exit status."""
     chosen = parser().parse_args(arguments)
-    started, command = time.monotonic(), command_line("recipes.wikitext103.recall", arguments)
+    started, command = time.monotonic(), command_line(COMMAND, arguments)
     if not chosen.distance < chosen.tokens_per_sample <= chosen.batch_tokens:
         raise ValueError(
             f"--tokens-per-sample is {chosen.tokens_per_sample}; allowed: more than --distance, {chosen.distance}, and "
@@ -131,21 +132,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sizes = (chosen.batch_tokens, chosen.tokens_per_sample, chosen.width, chosen.layers, chosen.heads)
     plan = Plan(names, chosen.seeds, chosen.updates, *sizes, chosen.lr, 1, shlex.split(chosen.more))
     torch.set_num_threads(1)
-    pairs = [(seed, name) for seed in range(1, plan.seeds + 1) for name in names]
-    found = [recall(plan, name, seed, chosen.distance) for seed, name in tqdm(pairs, unit=" trainings", disable=None)]
-    blocks, run = [table(plan, chosen.distance, found)], describe_run(command, time.monotonic() - started)
     out = chosen.out.absolute()
-    out.mkdir(parents=True, exist_ok=True)
-    content = {"run": run._asdict(), "plan": plan._asdict(), "results": [one._asdict() for one in found]}
-    for suffix, text in (
-        ("txt", as_text(blocks, run)),
-        ("md", as_markdown(blocks, run)),
-        ("json", json.dumps({**content, "distance": chosen.distance}, indent=1, ensure_ascii=False)),
-    ):
-        (out / f"results.{suffix}").write_text(text + "\n", encoding="utf-8")
-    print("\n" + as_text(blocks, run))
+    with working_folder(out, COMMAND):
+        plain = _measure(plan, chosen.distance, out, started, command)
+    print("\n" + plain)
     print(f"\nThe same as Markdown and JSON: {shown_path(out)}")
     return 0
+
+
+def _measure(plan: Plan, distance: int, out: Path, started: float, command: str) -> str:
+    """Train and try every model, and write the results to ``out``; returns their table."""
+    pairs = [(seed, name) for seed in range(1, plan.seeds + 1) for name in plan.models]
+    found = [recall(plan, name, seed, distance) for seed, name in tqdm(pairs, unit=" trainings", disable=None)]
+    blocks, run = [table(plan, distance, found)], describe_run(command, time.monotonic() - started)
+    content = {"run": run._asdict(), "plan": plan._asdict(), "results": [one._asdict() for one in found]}
+    return write_reports(out, blocks, run, {**content, "distance": distance})
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from matplotlib import pyplot as plt
 
-from ..shared.plots import STYLE, Drawn, curves_and_dots
+from ..shared.plots import STYLE, Drawn, curves_and_dots, save
 from ..shared.tables import MISSING, Run, Table, spread, write_reports
 from .plan import TAPS, Plan, state_is_constant
 
@@ -107,5 +107,4 @@ def draw(plan: Plan, results: Sequence[Result], path: Path) -> None:
             set_formatter("{x:g}")
         dots.set(xlabel="training tokens per second, one thread", ylabel="perplexity, test text")
         dots.set_title("Mean and deviation over seeds; filled: constant decoding state")
-        figure.savefig(path, dpi=130)
-        plt.close(figure)
+        save(figure, path, dpi=130)

@@ -33,17 +33,33 @@ def test_truncated_file_is_no_file_and_is_continued(tmp_path, size):
     assert [asked for _, asked, _ in served.requests] == [None, "bytes=1000-"]
 
 
+def begin(path, content):
+    """A download that failed after ``content``."""
+    with serve({"/x": Page(content + b"more", cut=len(content))}) as served, pytest.raises(DownloadFailed):
+        download(f"{served.address}/x", path, len(BODY) + 1)
+
+
 def test_host_without_ranges_starts_again(tmp_path):
-    (tmp_path / "x.part").write_bytes(b"something else")
+    begin(tmp_path / "x", b"something else")
     with serve({"/x": Page(BODY, ranges=False)}) as served:
         download(f"{served.address}/x", tmp_path / "x", len(BODY), SHA256)
     assert (tmp_path / "x").read_bytes() == BODY
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
 
 
 def test_a_whole_part_needs_no_host(tmp_path):
-    (tmp_path / "x.part").write_bytes(BODY)
+    begin(tmp_path / "x", BODY)
     download("http://127.0.0.1:9/x", tmp_path / "x", len(BODY), SHA256)
     assert (tmp_path / "x").read_bytes() == BODY
+
+
+def test_files_of_the_user_stay(tmp_path):
+    """Neither a file of the name, nor one of the name of unfinished work, is continued or replaced."""
+    for name, said in (("x", "x, a file"), ("y.part", "y.part, which is a file")):
+        (tmp_path / name).write_bytes(b"the user's")
+        with pytest.raises(ValueError, match=said):
+            download("http://127.0.0.1:9/x", tmp_path / name.removesuffix(".part"), len(BODY))
+        assert (tmp_path / name).read_bytes() == b"the user's"
 
 
 def test_wrong_checksum_leaves_nothing(tmp_path):

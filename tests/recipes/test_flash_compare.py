@@ -58,22 +58,22 @@ def test_parameters_that_depend_on_the_length_are_both_shown(found):
 
 def test_nothing_measured_yet(tmp_path):
     nothing = Comparison(PLAN, COUNTS, [], {})
-    plain = measurements.write(tmp_path, nothing, RUN)
+    plain = measurements.write(tmp_path / "out", nothing, RUN)
     assert plain.count("not measured: ") == 6
-    assert not (tmp_path / "speed.png").exists()
+    assert not (tmp_path / "out" / "speed.png").exists()
 
 
 def test_written_files(found, tmp_path):
-    plain = measurements.write(tmp_path, found, RUN)
-    assert (tmp_path / "results.txt").read_text() == plain + "\n"
-    content = json.loads((tmp_path / "results.json").read_text())
+    plain = measurements.write(tmp_path / "out", found, RUN)
+    assert (tmp_path / "out" / "results.txt").read_text() == plain + "\n"
+    content = json.loads((tmp_path / "out" / "results.json").read_text())
     assert content["run"]["date"] == "2026-11-20"
     assert content["measured"][0]["command"] == "fairseq-train ..."
     assert content["not_measured"] == [{"architecture": "performer_lm", "length": 4096, "reason": "out of memory"}]
-    rows = (tmp_path / "results.md").read_text().splitlines()
+    rows = (tmp_path / "out" / "results.md").read_text().splitlines()
     assert "| FLASH | flash_lm | 655,201 | 123.46 | 123.46 |" in rows
     assert all(row.endswith(" |") for row in rows if row.startswith("|"))
-    with Image.open(tmp_path / "speed.png") as image:
+    with Image.open(tmp_path / "out" / "speed.png") as image:
         assert image.width > 600
 
 
@@ -135,7 +135,14 @@ def canned(monkeypatch, tmp_path, answer):
     monkeypatch.setattr(compare, "cut_trial", lambda *_: {})
     monkeypatch.setattr(compare, "to_data_bin", lambda *_: {"train": COUNTS["train"], "valid": COUNTS["valid"]})
     (tmp_path / "any.txt").write_text("x")
-    return ["--file", str(tmp_path / "any.txt"), "--out", str(tmp_path), "--archs", "flash_lm,transformer_pp_lm"]
+    return [
+        "--file",
+        str(tmp_path / "any.txt"),
+        "--out",
+        str(tmp_path / "out"),
+        "--archs",
+        "flash_lm,transformer_pp_lm",
+    ]
 
 
 def answers(command):
@@ -148,7 +155,7 @@ def answers(command):
 def test_from_logs_to_a_table(monkeypatch, tmp_path, capsys):
     arguments = canned(monkeypatch, tmp_path, answers)
     assert compare.main([*arguments, "--lengths", "128,64", "--updates", "15"]) == 0
-    found = json.loads((tmp_path / "results.json").read_text())
+    found = json.loads((tmp_path / "out" / "results.json").read_text())
     assert [(one["architecture"], one["length"]) for one in found["measured"]] == [
         ("flash_lm", 64),
         ("transformer_pp_lm", 64),
@@ -184,7 +191,7 @@ def test_interrupted_shows_what_there_is(monkeypatch, tmp_path, capsys):
 def test_a_training_without_its_validation_is_none(monkeypatch, tmp_path):
     arguments = canned(monkeypatch, tmp_path, lambda c: answers(c) if "recipes.flash.widths" in c else PARAMETERS)
     assert compare.main([*arguments, "--lengths", "64", "--updates", "15"]) == 1
-    reason = json.loads((tmp_path / "results.json").read_text())["not_measured"][0]["reason"]
+    reason = json.loads((tmp_path / "out" / "results.json").read_text())["not_measured"][0]["reason"]
     assert "validation" in reason and reason.endswith("update 15")
 
 

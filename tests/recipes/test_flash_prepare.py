@@ -16,6 +16,7 @@ from recipes.flash.documents import paragraphs
 from recipes.flash.subword_text import SplitCounts, encode, train_sentencepiece
 from recipes.shared.commands import ROOT
 from recipes.shared.subwords import write_dictionary
+from recipes.shared.working_folder import working_folder
 
 WORDS = "the a one two linear time model attends tokens chunks gates width state sums over rows columns".split()
 WORDS += [first + second + third for first in "bdgk" for second in ("ar", "el", "io") for third in ("mon", "tas", "s")]
@@ -209,9 +210,10 @@ def test_once_looks_at_the_key(tmp_path):
         (tmp_path / "x").write_text("x")
         return len(made)
 
-    assert [prepare.once(tmp_path / "x", {"a": key}, make) for key in (1, 1, 2, 2)] == [1, 1, 2, 2]
-    (tmp_path / "x").unlink()
-    assert prepare.once(tmp_path / "x", {"a": 2}, make) == 3
+    with working_folder(tmp_path, prepare.COMMAND):
+        assert [prepare.once(tmp_path / "x", {"a": key}, make) for key in (1, 1, 2, 2)] == [1, 1, 2, 2]
+        (tmp_path / "x").unlink()
+        assert prepare.once(tmp_path / "x", {"a": 2}, make) == 3
 
 
 @pytest.mark.parametrize(

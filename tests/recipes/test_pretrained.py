@@ -1,6 +1,7 @@
 """The comparison of starts: what its commands share, what its models begin with, and its tables."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -55,7 +56,9 @@ def test_text_commands_differ_in_start_model_and_updates_alone(tmp_path, monkeyp
         return command[command.index(option) + 1]
 
     source, ours = commands[0], commands[1:]
-    checkpoint = f"{value(source, '--save-dir')}/checkpoint_last.pt"
+    written = Path(value(source, "--save-dir"))  # the folder gets its name when it is whole
+    checkpoint = str(tmp_path / written.name / "checkpoint_last.pt")
+    assert written.is_relative_to(tmp_path)
     assert [value(c, "--finetune-from-model") for c in ours if "--finetune-from-model" in c] == [checkpoint] * 4
     assert ["--finetune-from-model" in c for c in ours] == [True, True, False, False] * 2
     assert [(value(c, "--max-update"), value(c, "--lr")) for c in ours] == [("1", "0.0"), ("7", "0.003")] * 4
@@ -123,7 +126,7 @@ def test_library_is_the_default(tmp_path):
 
 @pytest.mark.parametrize("arguments, message", [(["--file", "none"], "compare: --file is none")])
 def test_clear_failures(arguments, message, tmp_path, capsys):
-    assert compare.main([*arguments, "--out", str(tmp_path)]) == 1
+    assert compare.main([*arguments, "--out", str(tmp_path / "out")]) == 1
     assert capsys.readouterr().err.startswith(message)
 
 
@@ -133,7 +136,7 @@ def test_a_command_that_fails_is_said(tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(compare, "compare_text", fail)
     (tmp_path / "any.txt").write_text("x\n")
-    assert compare.main(["--file", str(tmp_path / "any.txt"), "--out", str(tmp_path)]) == 1
+    assert compare.main(["--file", str(tmp_path / "any.txt"), "--out", str(tmp_path / "out")]) == 1
     assert "compare: fairseq-train ended with exit status 1" in capsys.readouterr().err
 
 
@@ -141,6 +144,6 @@ def test_everything_is_written(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(compare, "compare_text", lambda *_: TEXT)
     monkeypatch.setattr(compare, "compare_images", lambda *_: IMAGES)
     (tmp_path / "any.txt").write_text("x\n")
-    assert compare.main(["--file", str(tmp_path / "any.txt"), "--out", str(tmp_path)]) == 0
+    assert compare.main(["--file", str(tmp_path / "any.txt"), "--out", str(tmp_path / "out")]) == 0
     assert "daft_conv_s_h16" in capsys.readouterr().out
-    assert (tmp_path / "results.json").exists()
+    assert (tmp_path / "out" / "results.json").exists()

@@ -11,6 +11,7 @@ import fairseq_plugin  # noqa: F401  registers what the commands name
 from recipes.shared.trainings import Trained
 from recipes.time_series import compare, results
 from recipes.time_series.results import Plan, Result
+from tests.recipes.folders import made_by
 
 CASES = ["1,2,3:4,5,6:a", "3,2,1:6,5,4:b"]
 HEADER = ["@problemName Toy", "@timeStamps false", "@univariate false", "@classLabel true a b", "@data"]
@@ -48,6 +49,7 @@ def test_complete_trainings_become_a_table(arguments: list[str], tmp_path: Path,
         ("linear.2", [10.0, 20.0, 30.0]),
     ):
         complete(tmp_path / "out", name, accuracies)
+    made_by(compare.COMMAND, tmp_path / "out")
     assert compare.main(arguments) == 0
     shown = capsys.readouterr().out
     (row,) = [line.split() for line in shown.splitlines() if line.strip().startswith("flowformer_time_series")]
@@ -69,11 +71,13 @@ def test_trainings_of_another_part_are_added(
     """They are not made again, their run stands in the table, and what was asked for decides which are shown."""
     for name in ("flowformer.1", "flowformer.2"):
         complete(tmp_path / "first", name, [50.0, 90.0, 80.0])
+    made_by(compare.COMMAND, tmp_path / "first")
     first = [*arguments[:5], str(tmp_path / "first"), *arguments[6:]]
     assert compare.main([*first, "--archs", "flowformer"]) == 0
     part = tmp_path / "first" / "results.json"
     for name in ("linear.1", "linear.2"):
         complete(tmp_path / "out", name, [10.0, 20.0, 30.0])
+    made_by(compare.COMMAND, tmp_path / "out")
     assert compare.main([*arguments, "--add", str(part)]) == 0
     whole = json.loads((tmp_path / "out" / "results.json").read_text())
     assert [one["name"] for one in whole["results"]] == ["flowformer", "flowformer", "linear", "linear"]

@@ -3,12 +3,14 @@
 import pytest
 import timm
 
+from recipes.shared.tables import check_document, write_document
 from recipes.timm_families import table
 from recipes.timm_families.__main__ import representatives
 from recipes.timm_families.records import add_record, read_records
 from recipes.timm_families.survey import Found, check_same_output, survey, timm_models
 
-TEXT = table.PATH.read_text()
+PATH = table.PATH
+TEXT = PATH.read_text()
 ROWS = table.read_rows(TEXT)
 
 same_timm = pytest.mark.skipif(
@@ -67,6 +69,24 @@ def test_the_survey_goes_on_where_it_was_cut_off(tmp_path):
     path.write_text(path.read_text().replace(timm.__version__, "0.9"))
     assert read_records(path) == {}
     assert representatives([first, second]) == ["b"]
+
+
+def test_a_file_of_others_is_neither_added_to_nor_replaced(tmp_path):
+    """As records or as the table; a table that the survey wrote is written anew."""
+    notes = tmp_path / "notes.txt"
+    notes.write_text("years of work\n")
+    with pytest.raises(ValueError, match="notes.txt, line 1.*allowed"):
+        read_records(notes)
+    with pytest.raises(ValueError, match=r"--output is .*notes\.txt.*allowed"):
+        write_document(notes, "a table\n", "recipes.timm_families", "--output")
+    assert notes.read_text() == "years of work\n"
+    for text in ("first", "second"):
+        written = f"{text}\n\n`python -m recipes.timm_families`, 1 minute\n"
+        write_document(tmp_path / "table.md", written, "recipes.timm_families", "--output")
+        assert (tmp_path / "table.md").read_text() == written
+    with pytest.raises(ValueError, match="table.md"):
+        check_document(tmp_path / "table.md", "recipes.bench.kernels", "--out")
+    check_document(PATH, "recipes.timm_families", "--output")  # the one in the checkout
 
 
 def test_rows_are_read_as_they_are_written():

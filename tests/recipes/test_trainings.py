@@ -1,6 +1,8 @@
 """Sets of trainings: what is done is skipped, what was interrupted goes on, and other settings are refused."""
 
 import json
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -8,6 +10,7 @@ import pytest
 from recipes.shared import fairseq_log, trainings
 from recipes.shared.fairseq_log import Point
 from recipes.shared.trainings import Training, read_points, read_trained, train_all
+from tests.processes import CHECKOUT
 
 # In place of fairseq-train: four updates, the number of the last one as its checkpoint, and --fail-at.
 PROGRAM = """
@@ -67,6 +70,25 @@ def test_an_interrupted_training_goes_on_from_its_last_checkpoint(tmp_path, prog
     # Updates 1 to 3, then 3 again, from the checkpoint of update 2, and 4: 2 seconds and 1 second.
     assert second.trained["a"].seconds == 3.0
     assert [point.update for point in read_points(tmp_path / "a")] == [1, 2, 3, 4]
+
+
+def test_a_folder_is_trained_in_by_one_run_at_a_time(tmp_path, program):
+    """The second of two ends at once, and says where; the first goes on."""
+    slow = tmp_path / "slow.py"
+    slow.write_text("import time\n" + PROGRAM.replace("    values =", "    time.sleep(1.5)\n    values ="))
+    out = tmp_path / "out"
+    first = threading.Thread(target=train_all, args=([training("a")], out, 1, [slow]))
+    first.start()
+    while not (out / "a" / "train.log").exists():
+        assert first.is_alive()
+    script = "import sys; from pathlib import Path; from recipes.shared.working_folder import working_folder\n"
+    script += "with working_folder(Path(sys.argv[1]), 'recipes.shared.trainings'): pass"
+    second = subprocess.run(
+        [sys.executable, "-c", script, out / "a"], cwd=CHECKOUT, stderr=subprocess.PIPE, text=True, check=False
+    )
+    assert "FolderInUse: another run" in second.stderr and f"{out / 'a'}; allowed" in second.stderr
+    first.join()
+    assert read_trained(out / "a") is not None
 
 
 @pytest.mark.parametrize("other", [{"seed": 2}, {"updates": 5}, {}])

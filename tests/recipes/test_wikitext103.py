@@ -9,6 +9,7 @@ import zipfile
 import pytest
 
 from recipes.shared.commands import ROOT
+from recipes.shared.working_folder import working_folder
 from recipes.wikitext103 import prepare
 from recipes.wikitext103.prepare import SPLITS, Counts
 
@@ -141,8 +142,8 @@ def test_any_text_is_cut_in_three(tmp_path):
     parts = [prepare.split_path(tmp_path / "out", split).read_text() for split in SPLITS]
     assert "".join(parts) == "".join(lines)
     assert [part.count("\n") for part in parts] == [180, 10, 10]
-    assert not prepare.take_file(tmp_path / "any.txt", tmp_path / "out", limit=100)
-    assert prepare.count(prepare.split_path(tmp_path / "out", "train")) == Counts(90, 270)
+    assert not prepare.take_file(tmp_path / "any.txt", tmp_path / "less", limit=100)
+    assert prepare.count(prepare.split_path(tmp_path / "less", "train")) == Counts(90, 270)
 
 
 @pytest.mark.parametrize("content", [b"too\nshort\n", b"\xff\xfe" * 100])
@@ -161,9 +162,11 @@ def test_check_says_what_differs(small, tmp_path):
 
 
 def test_shorten(tmp_path, small):
-    prepare.take_file(_zip(tmp_path, small), tmp_path)
-    prepare.shorten(tmp_path, 2)
-    assert [prepare.count(prepare.split_path(tmp_path, split)).lines for split in SPLITS] == [2, 2, 2]
+    out = tmp_path / "out"
+    with working_folder(out, prepare.COMMAND):
+        prepare.take_file(_zip(tmp_path, small), out)
+        prepare.shorten(out, 2)
+    assert [prepare.count(prepare.split_path(out, split)).lines for split in SPLITS] == [2, 2, 2]
 
 
 def _zip(folder, content):

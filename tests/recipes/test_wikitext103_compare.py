@@ -15,6 +15,7 @@ from recipes.wikitext103 import compare, results
 from recipes.wikitext103.characters import spell
 from recipes.wikitext103.plan import Plan, default_names, model_names
 from recipes.wikitext103.results import Result
+from tests.recipes.folders import made_by
 
 PLAN = Plan(["softmax", "flow", "flow+short_conv"], 2, 100, 64, 16, 8, 1, 2, 3e-3, 8, [])
 RUN = Run("python -m recipes.wikitext103.compare", "2 CPU cores", "Python 3.11", "2026-11-22", 9.0)
@@ -102,6 +103,7 @@ def test_from_a_text_to_the_results(text: Path, tmp_path: Path, capsys: pytest.C
     arguments = ["--file", str(text), "--quick", "--out", str(out), "--models", "softmax", "flow+short_conv"]
     arguments += ["--seeds", "1", "--updates", "4", "--width", "8", "--heads", "2", "--tokens-per-sample", "16"]
     arguments += ["--batch-tokens", "64"]
+    made_by(compare.COMMAND, out)
     assert compare.main(arguments) == 0
     softmax, flow = json.loads((out / "results.json").read_text())["results"]
     assert (softmax["perplexity"], softmax["update"], softmax["tokens_per_second"]) == (19.5, 2, 500.0)

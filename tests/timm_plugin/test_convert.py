@@ -168,6 +168,6 @@ def test_a_write_that_fails_leaves_no_target(target, stock_file, tmp_path, monke
         Path(path).write_bytes(b"some")
         raise OSError("no space left on device")
 
-    for name in ("save_file", "save_for_hf", "torch.save"):
+    for name in ("save_file", "save_for_hf", "tensor_files.save"):
         monkeypatch.setattr(f"timm_plugin.convert.{name}", full)
     fails(["daft_full_s", stock_file, tmp_path / target, "--model-kwargs", *SMALL], tmp_path, "no space left")

@@ -7,7 +7,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from ...shared.plots import COLOURS, DASHES, STYLE
+from ...shared.plots import COLOURS, DASHES, STYLE, save
 from .records import Record, Results
 from .work import Case
 
@@ -41,8 +41,7 @@ def _draw_case(case: Case, records: list[Record], path: Path) -> None:
             axes.title.set_fontsize(9)
         panels[0][0].legend(frameon=False, fontsize=8)
         figure.suptitle(case.title, fontsize=11)
-        figure.savefig(path, dpi=75, pil_kwargs={"optimize": True})
-        plt.close(figure)
+        save(figure, path, dpi=75, pil_kwargs={"optimize": True})
 
 
 def _lines(axes: Axes, records: list[Record], names: list[str], value: Callable[[Record], float]) -> None:

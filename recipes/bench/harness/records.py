@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
+from ...shared.working_folder import write_text
 from .timing import quartiles, ratio
 
 TIMED = "timed"
@@ -88,7 +89,7 @@ def save(results: Results, path: Path) -> None:
     content = {"machine": results.machine._asdict(), "records": [_rounded(one) for one in results.records]}
     lines = json.dumps(content["machine"], indent=1, ensure_ascii=False)
     records = ",\n".join(" " + json.dumps(record, ensure_ascii=False) for record in content["records"])
-    path.write_text(f'{{"machine": {lines},\n"records": [\n{records}\n]}}\n', encoding="utf-8")
+    write_text(path, f'{{"machine": {lines},\n"records": [\n{records}\n]}}\n')
 
 
 def _rounded(record: Record) -> dict:

@@ -13,10 +13,11 @@ from tqdm import tqdm
 from common.ops.shared.gpu.launch import interpreted, warps_of
 
 from ...shared.scripts import command_line, script
-from ...shared.tables import Table, as_markdown, describe_run
+from ...shared.tables import Table, as_markdown, check_document, describe_run, write_document
 from .compiled import CAPABILITIES, Resources, compile_for, fits, resources
 from .launches import DTYPES, HEAD_SIZES, MECHANISMS, Launch, Sizes, head_sizes, launches_of
 
+MODULE = "recipes.bench.kernels"
 #: Mechanism, kernel, warps and dtype: a row.
 Row = tuple[str, str, int, str]
 
@@ -75,14 +76,14 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     if interpreted():
         raise ValueError("TRITON_INTERPRET is 1; allowed here: unset, since the interpreter compiles nothing")
+    check_document(options.out, MODULE, "--out")
     warnings.filterwarnings("ignore", module="triton")
     started = time.perf_counter()
     found = table(compiled(options), list(options.head_size))
-    run = describe_run(command_line("recipes.bench.kernels", arguments), time.perf_counter() - started)
+    run = describe_run(command_line(MODULE, arguments), time.perf_counter() - started)
     text = as_markdown([found], run)
     print(text)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(text)
+    write_document(options.out, text, MODULE)
     return 0
 
 

@@ -18,7 +18,7 @@ from common.ops.shared.gpu import dispatch
 from common.ops.shared.gpu.launch import interpreted
 
 from ...shared.scripts import RecipeFailed, command_line, positive_int, script
-from ...shared.tables import Table, as_markdown, describe_run
+from ...shared.tables import Table, as_markdown, check_document, describe_run, write_document
 from .counting import PYTORCH, Work, counted
 from .launches import DTYPES, HEAD_SIZES, MECHANISMS, Call, Sizes, head_sizes
 
@@ -148,6 +148,7 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: list[str] | None = None) -> int:
     """Count, print and write a table for each mechanism, dtype and head size; 0."""
     options = parser().parse_args(arguments)
+    check_document(options.out, MODULE, "--out")
     if not interpreted():  # Triton wants to know before it is imported: in a process of its own
         given = sys.argv[1:] if arguments is None else arguments
         environment = {**os.environ, "TRITON_INTERPRET": "1"}
@@ -166,8 +167,7 @@ def main(arguments: list[str] | None = None) -> int:
         tables.append(table(title, passes(MECHANISMS[mechanism](sizes)), HEADS * options.tokens))
     text = as_markdown(tables, describe_run(command_line(MODULE, arguments), time.perf_counter() - started))
     print(text)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(text)
+    write_document(options.out, text, MODULE)
     return 0
 
 

@@ -135,6 +135,7 @@ def test_picture_of_an_expression(compared, tmp_path, capsys):
         (["--expression", "[MAX " + "1 " * 50 + "]"], "allowed: 40"),
         (["--example", "99"], "--example is 99"),
     ):
+        (tmp_path / "weights.png").unlink(missing_ok=True)
         assert pictures.main([*common, *further]) == 1
         assert said in capsys.readouterr().err
     assert pictures.main(["--checkpoint", str(tmp_path / "none.pt"), "--data", str(out / "data")]) == 1

@@ -1,5 +1,6 @@
 """ListOps: its rules, the same bytes whatever the processes, resumption, the released tables, and damaged ones."""
 
+import itertools
 import random
 import statistics
 
@@ -99,12 +100,17 @@ def test_an_interrupted_generation_goes_on(tmp_path, monkeypatch):
     """The second block fails once; the first is not drawn again, and the result is that of one go."""
     listops.generate(SMALL, tmp_path / "whole", processes=1)
     blocks, drawn = tmp_path / "out" / "blocks", []
-    blocks.mkdir(parents=True)
-    (blocks / "000001.tsv").mkdir()  # cannot be read as a file
-    with pytest.raises(OSError):
+    draw, calls = listops_blocks.draw, itertools.count()
+
+    def fail(*arguments):
+        if next(calls) == listops_blocks.BLOCK:
+            raise OSError("no more")
+        return draw(*arguments)
+
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="no more"):
+        patched.setattr(listops_blocks, "draw", fail)
         listops.generate(SMALL, tmp_path / "out", processes=1)
     assert not (tmp_path / "out" / "train.tsv").exists() and (blocks / "000000.tsv").is_file()
-    (blocks / "000001.tsv").rmdir()
     before = (blocks / "000000.tsv").stat().st_mtime_ns
     original = listops_blocks.read_lines
     monkeypatch.setattr(

@@ -71,9 +71,9 @@ def test_cut_off_archive(tmp_path):
 
 def test_another_file_than_imdb(tmp_path, capsys):
     write_tar(tmp_path / "imdb.tar.gz", reviews())
-    assert text.main(["--file", str(tmp_path / "imdb.tar.gz"), "--out", str(tmp_path)]) == 1
+    assert text.main(["--file", str(tmp_path / "imdb.tar.gz"), "--out", str(tmp_path / "out")]) == 1
     assert text.MD5 in capsys.readouterr().err
-    assert text.main(["--file", str(tmp_path / "none"), "--out", str(tmp_path)]) == 1
+    assert text.main(["--file", str(tmp_path / "none"), "--out", str(tmp_path / "out")]) == 1
     assert "does not exist" in capsys.readouterr().err
 
 

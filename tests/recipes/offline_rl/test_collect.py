@@ -11,6 +11,7 @@ from recipes.offline_rl import collect, random_search
 from recipes.offline_rl.environments import make
 from recipes.offline_rl.random_search import Policy, Search, Settings, play
 from recipes.shared.scripts import RecipeFailed
+from recipes.shared.working_folder import working_folder
 
 gymnasium = pytest.importorskip("gymnasium")
 TINY = Settings(directions=2, best=2)
@@ -18,7 +19,8 @@ TINY = Settings(directions=2, best=2)
 
 def search(path: Path, iterations: int, seed: int = 1) -> Search:
     """A search in Pendulum-v1 of so many iterations in all."""
-    return iterate(Search(make("Pendulum-v1"), TINY, seed, path), iterations)
+    with working_folder(path.parent, "recipes.some"):
+        return iterate(Search(make("Pendulum-v1"), TINY, seed, path), iterations)
 
 
 def iterate(found: Search, iterations: int) -> Search:
@@ -42,6 +44,23 @@ def test_a_search_goes_on_as_if_never_stopped(tmp_path: Path) -> None:
         assert all(np.array_equal(x, y) for x, y in zip(one, other))
     other = search(tmp_path / "other.npz", 1, seed=2)
     assert not np.array_equal(whole.policies[1].weights, other.policies[1].weights)
+
+
+@pytest.mark.parametrize("damage", ["cut off", "no archive", "others' sizes", "too few"])
+def test_a_damaged_search_is_named(damage: str, tmp_path: Path) -> None:
+    path = tmp_path / "search.npz"
+    search(path, 1)
+    if damage == "cut off":
+        path.write_bytes(path.read_bytes()[:-40])
+    elif damage == "no archive":
+        path.write_text("no archive")
+    else:
+        with np.load(path) as stored:
+            arrays = dict(stored)
+        arrays["weights"] = arrays["weights"][:, :, :1] if damage == "others' sizes" else arrays["weights"][:1]
+        np.savez(path, **arrays)
+    with pytest.raises(ValueError, match=r"search\.npz cannot be read.*allowed"):
+        search(path, 2)
 
 
 def test_the_statistics_of_states_are_those_of_all_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,7 +96,8 @@ class Line:
 
 def test_it_improves_and_grades_are_spread(tmp_path: Path) -> None:
     """The best policy is near what is asked for; the graded ones go from the first to the best."""
-    found = iterate(Search(Line(), Settings(8, 4, 0.1, 0.1), 1, tmp_path / "search.npz"), 25)
+    with working_folder(tmp_path, "recipes.some"):
+        found = iterate(Search(Line(), Settings(8, 4, 0.1, 0.1), 1, tmp_path / "search.npz"), 25)
     totals = [policy.total for policy in found.policies]
     assert max(totals) > 0.3 * totals[0]  # both below 0
     graded = [policy.total for policy in found.graded(4)]

@@ -14,6 +14,7 @@ from fairseq_plugin.data.episode_folder import EpisodeDescription
 from recipes.offline_rl import compare, results
 from recipes.offline_rl.acting import Played
 from recipes.offline_rl.results import Plan, Result
+from tests.recipes.folders import made_by
 
 UPDATES = 10
 TARGETS = [0.0, 50.0, 100.0]
@@ -28,7 +29,7 @@ def result(seed: int, totals: list[float]) -> Result:
 def test_complete_trainings_become_tables_and_a_picture(comparison: Path, tmp_path: Path, capsys) -> None:
     """Nothing is trained again; models act once, and what they did is kept."""
     out = tmp_path / "out"
-    shutil.copytree(comparison, out)
+    made_by(compare.COMMAND, shutil.copytree(comparison, out))
     arguments = ["--env", "Pendulum-v1", "--archs", "flowformer,linear_decision", "--seeds", "1", "--episodes", "1"]
     arguments += ["--updates", str(UPDATES), "--out", str(out)]
     assert compare.main(arguments) == 0

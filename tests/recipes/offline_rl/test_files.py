@@ -65,6 +65,25 @@ def write_minari(path: Path, lengths=(4, 7), **changes) -> Path:
     return path
 
 
+def write_huge(path: Path) -> None:
+    """A file whose states are declared with a terabyte, of which nothing is stored."""
+    with h5py.File(write(path, observations=None), "a") as file:
+        file.create_dataset("observations", shape=(2**37, 2), dtype="f4", chunks=(2**10, 2))
+
+
+def write_minari_with(path: Path, name: str) -> None:
+    """A file in Minari's layout with a further group."""
+    with h5py.File(write_minari(path), "a") as file:
+        file.create_group(name)
+
+
+def write_linked(path: Path) -> None:
+    """A file whose states lie in another one."""
+    write(path.with_name("other.hdf5"))
+    with h5py.File(write(path, observations=None), "a") as file:
+        file["observations"] = h5py.ExternalLink("other.hdf5", "/observations")
+
+
 def test_d4rl(tmp_path: Path) -> None:
     """Episodes end where terminals or timeouts say so; what follows the last end is left out."""
     episodes, given = read_hdf5(write(tmp_path / "a.hdf5")), arrays()
@@ -92,6 +111,14 @@ REFUSED = [
     (lambda path: write_minari(path, truncations=None), "a.hdf5 lacks episode_1/truncations; allowed"),
     (lambda path: write_minari(path, rewards=np.zeros(3)), "a.hdf5: episode_1 has arrays of .*rewards 3"),
     (lambda path: write_minari(path, observations=None, **{"observations/xy": [1.0]}), "episode_1/observations is a"),
+    (lambda path: write(path, rewards=np.float32(1.0)), r"a.hdf5: rewards has shape \(\); allowed: \(steps,\)"),
+    (lambda path: write(path, observations=np.zeros((STEPS, 2, 2))), r"observations has shape \(30, 2, 2\); allowed"),
+    (lambda path: write(path, terminals=np.zeros((STEPS, 2))), r"a.hdf5: terminals has shape \(30, 2\); allowed"),
+    (lambda path: write(path, actions=np.full((STEPS, ACTION), 1j)), "a.hdf5: actions holds complex128; allowed: real"),
+    (lambda path: write(path, rewards=np.full(STEPS, b"x")), r"a.hdf5: rewards holds .*S1; allowed: real"),
+    (lambda path: write_huge(path), r"a.hdf5: observations has shape .* bytes; allowed here: at most"),
+    (lambda path: write_minari_with(path, "episode_x"), "a.hdf5 has the group episode_x; allowed"),
+    (lambda path: write_linked(path), "a.hdf5: observations is a link; allowed: arrays in the file"),
     (lambda path: path.write_bytes(write(path).read_bytes()[:3000]), "a.hdf5 cannot be read: .*allowed: a whole HDF5"),
     (lambda path: path.write_text("no HDF5"), "a.hdf5 cannot be read: .*allowed: a whole HDF5"),
     (lambda path: None, "a.hdf5, which is no file"),
@@ -129,7 +156,7 @@ def test_prepare(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
 
 
 def test_downloads_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Size and checksum; a whole file is kept, a broken one is fetched again; without a server, what else to do."""
+    """Size and checksum; what is there is kept, and refused if it is another; without a server, what else to do."""
     body = b"the episodes"
     file = File(len(body), hashlib.sha256(body).hexdigest())
     monkeypatch.setitem(FILES, "hopper-medium-replay-v2", file)
@@ -140,7 +167,11 @@ def test_downloads_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         assert path.read_bytes() == body
         fetch("hopper-medium-replay-v2", tmp_path)
         assert len(served.requests) == 1
-        path.write_bytes(b"cut")
+        path.write_bytes(b"cut")  # or the user's
+        with pytest.raises(ValueError, match=f"{path.name}.*allowed: {file.sha256}"):
+            fetch("hopper-medium-replay-v2", tmp_path)
+        assert path.read_bytes() == b"cut"
+        path.unlink()
         assert fetch("hopper-medium-replay-v2", tmp_path).read_bytes() == body
         pages["/hopper_medium_replay-v2.hdf5"] = Page(b"other things")
         path.unlink()

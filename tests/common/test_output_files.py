@@ -1,0 +1,201 @@
+"""A command replaces its own files alone; killed at any moment, it leaves the old ones or the new."""
+
+import itertools
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from common.folder_locks import FolderInUse
+from common.output_files import MARK, find_stranger, new_folder, new_path, take
+from tests.processes import CHECKOUT
+
+COMMAND = "recipes.some"
+#: What changes the disk, in the order of ``new_folder``; a process can be killed before each of them.
+STEPS = [(Path, "mkdir"), (Path, "rename"), (Path, "unlink"), (Path, "rmdir"), (os, "unlink"), (os, "rmdir")]
+
+
+def write(path: Path, content: str, command: str = COMMAND) -> None:
+    """A folder of ``command`` with one file below another folder."""
+    with new_folder(path, command) as folder:
+        (folder / "inner").mkdir()
+        (folder / "inner" / "data.txt").write_text(content)
+
+
+def content(path: Path) -> str | None:
+    """What ``write`` wrote, None if it is not whole."""
+    file = path / "inner" / "data.txt"
+    return file.read_text() if file.is_file() and (path / MARK).is_file() else None
+
+
+def test_a_folder_is_replaced_by_its_own_command_alone(tmp_path):
+    write(tmp_path / "x", "old")
+    write(tmp_path / "x", "new")
+    assert content(tmp_path / "x") == "new" and os.listdir(tmp_path) == ["x"]
+    with pytest.raises(ValueError, match=f"{COMMAND}.*allowed: .*other"):
+        write(tmp_path / "x", "newer", "other")
+    assert content(tmp_path / "x") == "new"
+
+
+@pytest.mark.parametrize("name", ["thesis.txt", "inner/thesis.txt", "inner/deeper/thesis.txt", "inner/link"])
+def test_a_strangers_file_in_a_folder_of_ours_stays(tmp_path, name):
+    write(tmp_path / "x", "old")
+    stranger = tmp_path / "x" / name
+    stranger.parent.mkdir(exist_ok=True)
+    stranger.symlink_to("data.txt") if name.endswith("link") else stranger.write_text("years of work")
+    with pytest.raises(ValueError, match=f"--out is {tmp_path}/x, which holds {name.rpartition('/')[0]}.*allowed"):
+        write(tmp_path / "x", "new")
+    assert content(tmp_path / "x") == "old" and os.path.lexists(stranger)
+
+
+def test_a_file_that_comes_in_meanwhile_stays(tmp_path):
+    write(tmp_path / "x", "old")
+    with pytest.raises(ValueError, match=r"thesis\.txt"), new_folder(tmp_path / "x", COMMAND):
+        (tmp_path / "x" / "thesis.txt").write_text("years of work")
+    assert content(tmp_path / "x") == "old" and (tmp_path / "x" / "thesis.txt").is_file()
+    assert os.listdir(tmp_path) == ["x"]
+
+
+def test_an_error_leaves_the_old_folder_and_no_unfinished_work(tmp_path):
+    write(tmp_path / "x", "old")
+    with pytest.raises(OSError, match=f"No space left.*{tmp_path}/x"), new_folder(tmp_path / "x", COMMAND):
+        raise OSError(28, "No space left on device")
+    assert content(tmp_path / "x") == "old" and os.listdir(tmp_path) == ["x"]
+
+
+def test_a_link_to_an_empty_folder_stays_one(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "x").symlink_to(tmp_path / "elsewhere")
+    write(tmp_path / "x", "new")
+    assert (tmp_path / "x").is_symlink() and content(tmp_path / "elsewhere") == "new"
+
+
+def test_unfinished_work_of_others_stays(tmp_path):
+    part = tmp_path / "x.part"
+    for make in (lambda: part.write_text("the user's"), lambda: (part.mkdir(), (part / "notes").write_text("mine"))):
+        make()
+        with pytest.raises(ValueError, match=r"x\.part.*allowed"):
+            write(tmp_path / "x", "new")
+        with pytest.raises(ValueError, match=r"x\.part.*allowed"), new_path(tmp_path / "x", "target"):
+            raise AssertionError
+        assert os.listdir(tmp_path) == ["x.part"]
+        assert part.is_file() or (part / "notes").read_text() == "mine"
+        shutil.rmtree(part) if part.is_dir() else part.unlink()
+
+
+def killed_before(step: int, path: Path) -> bool:
+    """Replace ``path`` in a process that ends, as by kill -9, before change number ``step``; whether it came so far."""
+    child = os.fork()
+    if not child:
+        count = itertools.count()
+
+        def counted(original):
+            def call(*arguments, **options):
+                if next(count) == step:
+                    os._exit(9)
+                return original(*arguments, **options)
+
+            return call
+
+        for owner, name in STEPS:
+            setattr(owner, name, counted(getattr(owner, name)))
+        try:
+            write(path, "new")
+        finally:
+            os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+
+
+def test_whenever_the_process_is_killed_the_old_folder_or_the_new_one_is_whole(tmp_path):
+    """Where the folder has no name for a moment, both are there, and the next run puts the old one back."""
+    for step in itertools.count():
+        path = tmp_path / str(step) / "x"
+        write(path, "old")
+        killed = killed_before(step, path)
+        found = content(path)
+        assert found in ("old", "new") or content(path.with_name("x.part") / "old" / "x") == "old"
+        with pytest.raises(KeyError), new_folder(path, COMMAND):  # a run that fails
+            raise KeyError
+        assert content(path) == (found or "old") and os.listdir(path.parent) == ["x"]
+        write(path, "newest")
+        assert content(path) == "newest" and os.listdir(path.parent) == ["x"]
+        if not killed:
+            break
+    assert step > 10  # or nothing was counted
+
+
+def test_a_new_path_is_whole_or_absent_and_never_replaces(tmp_path):
+    with pytest.raises(KeyError), new_path(tmp_path / "a" / "x.pt", "target") as part:
+        part.write_text("half")
+        raise KeyError
+    assert not list((tmp_path / "a").iterdir())
+    with new_path(tmp_path / "a" / "x.pt", "target") as part:
+        part.write_text("whole")
+    with pytest.raises(ValueError, match=r"target is .*x\.pt.*allowed"), new_path(tmp_path / "a" / "x.pt", "target"):
+        raise AssertionError
+    with pytest.raises(ValueError, match=r"target is .*y\.pt"), new_path(tmp_path / "a" / "y.pt", "target") as part:
+        part.write_text("ours")
+        (tmp_path / "a" / "y.pt").write_text("the user's")
+    assert {path.name: path.read_text() for path in (tmp_path / "a").iterdir()} == {
+        "x.pt": "whole",
+        "y.pt": "the user's",
+    }
+
+
+def test_strangers_are_found(tmp_path):
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "a" / "b" / "c").write_text("")
+    made = [tmp_path / "a", tmp_path / "a" / "b", tmp_path / "a" / "b" / "c"]
+    assert find_stranger(tmp_path, made) is None and find_stranger(tmp_path / "none") is None
+    assert find_stranger(tmp_path, made[:1]) == made[1] and find_stranger(tmp_path, made[:2]) == made[2]
+    assert find_stranger(made[2]) == made[2] and find_stranger(made[2], made) is None
+
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from common.output_files import take
+mark = take(Path(sys.argv[1]), "recipes.some", "--out")
+print("taken", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_folder_has_one_owner_until_its_process_ends(tmp_path):
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, tmp_path / "x"], stdout=subprocess.PIPE, text=True, cwd=CHECKOUT
+    )
+    try:
+        assert holder.stdout.readline() == "taken\n"
+        with pytest.raises(FolderInUse, match=f"{tmp_path}/x; allowed"):
+            take(tmp_path / "x", COMMAND, "--out")
+    finally:
+        holder.kill()  # -9
+        holder.wait()
+        holder.stdout.close()
+    take(tmp_path / "x", COMMAND, "--out").close()
+
+
+def test_a_file_system_without_locks_is_said(tmp_path, monkeypatch, caplog):
+    def unsupported(*_):
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr("fcntl.flock", unsupported)
+    take(tmp_path / "x", COMMAND, "--out").close()
+    assert caplog.text.count("\n") == 1 and str(tmp_path / "x") in caplog.text and "not supported" in caplog.text
+
+
+@pytest.mark.parametrize("damage", [b"\xff\n", b"no JSON\n", b"7\n", b"{}\n"])
+def test_a_damaged_list_is_refused_and_a_line_that_was_cut_off_is_not(tmp_path, damage):
+    write(tmp_path / "x", "old")
+    with open(tmp_path / "x" / MARK, "ab") as file:
+        file.write(b'"half a na')
+    with pytest.raises(ValueError, match="which holds"):  # the user's file may be the one whose name was cut off
+        (tmp_path / "x" / "half a name").write_text("")
+        write(tmp_path / "x", "new")
+    (tmp_path / "x" / MARK).write_bytes(damage)
+    with pytest.raises(ValueError, match=f"{MARK} cannot be read.*allowed"):
+        write(tmp_path / "x", "new")

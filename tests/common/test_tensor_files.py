@@ -1,0 +1,23 @@
+"""Tensors that are saved are read again, and a full disk is an OSError."""
+
+import errno
+from pathlib import Path
+
+import pytest
+import torch
+
+from common.tensor_files import save
+
+FULL = Path("/dev/full")
+
+
+def test_what_is_saved_is_read(tmp_path):
+    save({"x": torch.arange(3)}, tmp_path / "x.pt")
+    assert torch.load(tmp_path / "x.pt", weights_only=True)["x"].tolist() == [0, 1, 2]
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="no device that is always full")
+def test_a_full_disk_is_an_os_error():
+    with pytest.raises(OSError) as error:
+        save({"x": torch.zeros(100_000)}, FULL)
+    assert error.value.errno == errno.ENOSPC

@@ -1,0 +1,155 @@
+"""No command replaces or removes a file that it did not make, wherever the user lets it write.
+
+The commands are found in the code: each module that can be run and has an option that names a place to write to. One
+without a line in ``COMMANDS`` fails, so that a new one is not forgotten.
+"""
+
+import ast
+import importlib
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.processes import CHECKOUT
+
+#: Options and arguments that name a place to write to.
+PLACES = ("--out", "--output", "--records", "--save", "--target", "--destination", "target")
+SOURCE = "SOURCE"
+FOLDER, FILE = "folder", "file"
+
+
+class Case(NamedTuple):
+    """A command: whether it writes a folder or a file, and its other arguments; SOURCE is a path to a user's file."""
+
+    kind: str
+    place: str
+    arguments: str = ""
+
+
+COMMANDS = {
+    "fairseq_plugin.convert": Case(FILE, "", SOURCE),
+    "timm_plugin.convert": Case(FILE, "", f"flowformer_deit_ti {SOURCE}"),
+    "recipes.bench.__main__": Case(FOLDER, "--out", "--only causal_flow --quick"),
+    "recipes.bench.kernels.__main__": Case(FILE, "--out"),
+    "recipes.bench.kernels.roofline": Case(FILE, "--out"),
+    "recipes.cifar10_pixels.complete": Case(FILE, "--output", f"--checkpoint {SOURCE} --data nowhere"),
+    "recipes.cifar10_pixels.prepare": Case(FOLDER, "--out", f"--file {SOURCE}"),
+    "recipes.daft.pictures": Case(FOLDER, "--output", f"--checkpoint {SOURCE}"),
+    "recipes.demo.__main__": Case(FOLDER, "--out", "--quick"),
+    "recipes.demo.train_digits": Case(
+        FOLDER, "--output", "--data-dir nowhere --model x --num-classes 10 --experiment ."
+    ),
+    "recipes.enwik8.prepare": Case(FOLDER, "--out", f"--file {SOURCE}"),
+    "recipes.flash.compare": Case(FOLDER, "--out", f"--file {SOURCE} --quick"),
+    "recipes.flash.prepare": Case(FOLDER, "--out", f"pg19 --file {SOURCE}"),
+    "recipes.imagenet.get_timm_scripts": Case(FOLDER, "--out", f"--from {SOURCE}"),
+    "recipes.long_copy.compare": Case(FOLDER, "--out", f"--file {SOURCE} --quick"),
+    "recipes.long_copy.prepare": Case(FOLDER, "--out", f"--file {SOURCE}"),
+    "recipes.lra.compare": Case(FOLDER, "--out", "--quick"),
+    "recipes.lra.image": Case(FOLDER, "--out", f"--file {SOURCE}"),
+    "recipes.lra.listops": Case(FOLDER, "--out"),
+    "recipes.lra.pathfinder": Case(FOLDER, "--out", f"--file {SOURCE}"),
+    "recipes.lra.pictures": Case(FILE, "--output", f"--checkpoint {SOURCE} --data nowhere"),
+    "recipes.lra.retrieval": Case(FOLDER, "--out", f"--file {SOURCE}"),
+    "recipes.lra.text": Case(FOLDER, "--out", f"--file {SOURCE}"),
+    "recipes.offline_rl.collect": Case(FOLDER, "--out", "--env Pendulum-v1"),
+    "recipes.offline_rl.compare": Case(FOLDER, "--out", "--env Pendulum-v1"),
+    "recipes.offline_rl.evaluate": Case(FILE, "--output", SOURCE),
+    "recipes.offline_rl.prepare": Case(FOLDER, "--out", f"--dataset mine --file {SOURCE}"),
+    "recipes.padding.__main__": Case(FOLDER, "--out"),
+    "recipes.pretrained.compare": Case(FOLDER, "--out", f"--file {SOURCE} --quick"),
+    "recipes.time_series.compare": Case(FOLDER, "--out", f"--file {SOURCE}"),
+    "recipes.time_series.pictures": Case(FILE, "--output", f"--checkpoint {SOURCE} --data nowhere"),
+    "recipes.time_series.prepare": Case(FOLDER, "--out", f"--dataset mine --file {SOURCE}"),
+    "recipes.timm_families.__main__": Case(FILE, "--output", "--records nowhere/records"),
+    "recipes.wikitext103.compare": Case(FOLDER, "--out", f"--file {SOURCE} --quick"),
+    "recipes.wikitext103.prepare": Case(FOLDER, "--out", f"--file {SOURCE}"),
+    "recipes.wikitext103.recall": Case(FOLDER, "--out"),
+}
+#: Of the places: how a user can name one in which there are files of others.
+IN_FOLDERS = ["a stranger's file", "names of ours", "here", "a link", "a link to nothing", "a file", "the source in it"]
+IN_FILES = ["a file", "here", "a folder", "a link", "a link to nothing", "the source", "a link to the source"]
+
+
+def writes(path: Path) -> bool:
+    """Whether a module can be run and has an option that names a place to write to."""
+    calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+    options = {
+        node.args[0].value
+        for node in calls
+        if getattr(node.func, "attr", "") == "add_argument" and node.args and isinstance(node.args[0], ast.Constant)
+    }
+    return '__name__ == "__main__"' in path.read_text() and any(str(name).startswith(PLACES) for name in options)
+
+
+def test_every_command_that_writes_is_here():
+    paths = [
+        path for folder in ("fairseq_plugin", "timm_plugin", "recipes") for path in (CHECKOUT / folder).rglob("*.py")
+    ]
+    found = [".".join(path.relative_to(CHECKOUT).with_suffix("").parts) for path in paths if writes(path)]
+    assert sorted(found) == sorted(COMMANDS)
+
+
+def tree(folder: Path) -> dict[str, bytes | str | None]:
+    """All that is below a folder: files with their bytes, links with where they lead, folders."""
+    found: dict[str, bytes | str | None] = {}
+    for path in sorted(folder.rglob("*")):
+        content = None if path.is_dir() else path.read_bytes() if path.exists() else ""
+        found[str(path.relative_to(folder))] = os.readlink(path) if path.is_symlink() else content
+    return found
+
+
+def place_of(kind: str, way: str, root: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, Path]:
+    """What the user types for the place, and for the source; ``root`` has a folder and files of the user."""
+    if way in ("a link", "a link to nothing"):
+        (root / "link").symlink_to(root / "mine" if way == "a link" and kind == FOLDER else root / "thesis.txt")
+        if way == "a link to nothing":
+            (root / "thesis.txt").unlink()
+        return str(root / "link"), source
+    if way == "here":
+        monkeypatch.chdir(root / "mine")
+        return ".", source
+    if way == "names of ours":
+        for name in ("train.npz", "results.md", "settings.json", "train.py", "data-bin/dict.txt", "text/train.tokens"):
+            (root / "ours" / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / "ours" / name).write_text("the user's")
+        return str(root / "ours"), source
+    if way == "the source in it":
+        inside = root / "mine" / source.name
+        source.rename(inside)
+        return str(root / "mine"), inside
+    if way == "a link to the source":
+        os.link(source, root / "hard.pt")
+        return str(root / "hard.pt"), source
+    named = {"a stranger's file": "mine", "a folder": "mine", "a file": "thesis.txt", "the source": source.name}
+    return str(root / named[way]), source
+
+
+@pytest.mark.parametrize("module", COMMANDS)
+@pytest.mark.parametrize("number", range(len(IN_FOLDERS)))
+def test_files_of_the_user_stay(module, number, tmp_path, monkeypatch, capsys):
+    """The command ends before any work, with one line that names the place, and nothing has changed."""
+    case = COMMANDS[module]
+    way = (IN_FOLDERS if case.kind == FOLDER else IN_FILES)[number]
+    (tmp_path / "mine" / "notes").mkdir(parents=True)
+    (tmp_path / "mine" / "thesis.txt").write_text("years of work\n")
+    (tmp_path / "thesis.txt").write_text("another copy\n")
+    source = tmp_path / "source.pt"
+    source.write_text("a line of text\n" * 100)
+    place, source = place_of(case.kind, way, tmp_path, source, monkeypatch)
+    before = tree(tmp_path)
+    arguments = [str(source) if word == SOURCE else word for word in case.arguments.split()]
+    main = importlib.import_module(module).main
+    try:
+        status = main([*arguments, *([case.place] if case.place else []), place])
+    except SystemExit as ended:
+        status = ended.code
+    said = capsys.readouterr().err + str(status)
+    assert status not in (0, None) and said.strip().count("\n") <= 1
+    named = (
+        Path(os.path.realpath(place)).name if case.kind == FOLDER and way != "a link to nothing" else Path(place).name
+    )
+    assert named in said and "allowed" in said
+    assert tree(tmp_path) == before
