@@ -76,10 +76,7 @@ def _number(path: Path, name: str) -> int:
 
 def _array(path: Path, file: Any, name: str) -> np.ndarray:
     """An array of the file: states and actions (T, numbers), all others (T,) or (T, 1)."""
-    if name not in file:
-        raise ValueError(f"{path} lacks {name}; allowed: {_ALLOWED}")
-    _check_inside(path, file, name)
-    stored = file[name]
+    stored = _inside(path, file, name)
     if not hasattr(stored, "shape"):
         raise ValueError(f"{path}: {name} is a group ({', '.join(stored)}); allowed: an array, states of one kind")
     per_step = name.rpartition("/")[2] not in ("observations", "actions")
@@ -97,18 +94,25 @@ def _array(path: Path, file: Any, name: str) -> np.ndarray:
     return np.asarray(stored)
 
 
-def _check_inside(path: Path, file: Any, name: str) -> None:
-    """Raise ValueError for an array that lies in another file, as HDF5's links and storage allow."""
+def _inside(path: Path, file: Any, name: str) -> Any:
+    """What ``name`` is in the file. A link is not followed, even to see whether it leads anywhere.
+
+    Raises:
+        ValueError: it is not there, or lies in another file, as HDF5's links and storage allow.
+    """
     import h5py
 
-    parts = name.split("/")
-    for end in range(1, len(parts) + 1):
-        inner = "/".join(parts[:end])
-        if not isinstance(file.get(inner, getlink=True), h5py.HardLink):
-            raise ValueError(f"{path}: {inner} is a link; allowed: arrays in the file itself")
-    stored = file[name]
+    stored = file
+    for part in name.split("/"):
+        links = stored.id.links if isinstance(stored, h5py.Group) else None
+        if links is None or not links.exists(part.encode()):
+            raise ValueError(f"{path} lacks {name}; allowed: {_ALLOWED}")
+        if links.get_info(part.encode()).type != h5py.h5l.TYPE_HARD:
+            raise ValueError(f"{path}: {part} of {name} is a link; allowed: arrays in the file itself")
+        stored = stored[part]
     if getattr(stored, "is_virtual", False) or getattr(stored, "external", None):
         raise ValueError(f"{path}: {name} lies in another file; allowed: arrays in the file itself")
+    return stored
 
 
 def _shown(lengths: dict[str, int]) -> str:
