@@ -102,13 +102,13 @@ def _inside(path: Path, file: Any, name: str) -> Any:
     """
     import h5py
 
-    stored = file
-    for part in name.split("/"):
+    stored, parts = file, name.split("/")
+    for i, part in enumerate(parts):
         links = stored.id.links if isinstance(stored, h5py.Group) else None
         if links is None or not links.exists(part.encode()):
             raise ValueError(f"{path} lacks {name}; allowed: {_ALLOWED}")
         if links.get_info(part.encode()).type != h5py.h5l.TYPE_HARD:
-            raise ValueError(f"{path}: {part} of {name} is a link; allowed: arrays in the file itself")
+            raise ValueError(f"{path}: {'/'.join(parts[: i + 1])} is a link; allowed: arrays in the file itself")
         stored = stored[part]
     if getattr(stored, "is_virtual", False) or getattr(stored, "external", None):
         raise ValueError(f"{path}: {name} lies in another file; allowed: arrays in the file itself")
