@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-#: torch 2.8 and newer say whether somebody else decides what the backward pass keeps. Before, gated attention units keep
-#: everything, and training takes more memory.
+#: torch 2.8 and newer say whether somebody else decides what the backward pass keeps. Before, gated attention units
+#: keep everything, and training takes more memory.
 FORMS_AGAIN = hasattr(torch._C._autograd, "_top_saved_tensors_default_hooks")
 needs_forming_again = pytest.mark.skipif(not FORMS_AGAIN, reason="needs torch 2.8; before, everything is kept")
 
