@@ -1,4 +1,4 @@
-"""What the oldest torch that is allowed lacks, in words, for the tests that need it."""
+"""Features that the oldest allowed torch lacks, in words, for the tests that need them."""
 
 import pytest
 import torch

@@ -14,6 +14,7 @@ from recipes.bench.models import fairseq_models
 from tests.fairseq_plugin.helpers.language_models import build_model
 from tests.fairseq_plugin.helpers.text import tokens
 from tests.processes import CHECKOUT
+from tests.torch_versions import needs_forming_again
 
 # Peak memory of one training step at the length given, in bytes above what the process held before it. VmHWM, because
 # ru_maxrss begins with that of the process that started this one.
@@ -21,7 +22,6 @@ STEP = """
 import sys
 from tests.fairseq_plugin.helpers.language_models import SMALL, build_model
 from tests.fairseq_plugin.helpers.text import tokens
-from tests.torch_versions import needs_forming_again
 def kilobytes(entry):
     with open("/proc/self/status") as status:
         return next(int(line.split()[1]) for line in status if line.startswith(entry))
