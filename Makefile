@@ -1,6 +1,7 @@
 # Every command makes .venv and installs what it needs before it starts.
 #   make demo   train a Flowformer language model with fairseq and a Flowformer image model with timm, and show both
 #   make test   the whole test suite in parallel: one single-threaded process per core, one test file at a time
+#   make test-oldest   the same with the oldest versions of tests/oldest.txt, in .venv-oldest
 #   make lint   style, format and spelling of the whole tree, in seconds
 #   make bench  speed and memory compared with softmax attention, the authors' code and other packages
 # PYTHON=... names the interpreter that makes .venv. Without it, the first of python3, python3.12, python3.11 and
@@ -12,13 +13,17 @@ PEERS := $(VENV)/.installed-bench
 SUPPORTED := import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12))
 EXTRAS := fairseq,timm,test,demo
 
-.PHONY: demo test lint bench
+.PHONY: demo test test-oldest lint bench
 
 demo: $(READY)
 	$(VENV)/bin/python -m recipes.demo
 
 test: $(READY)
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n logical --maxprocesses 8 --dist loadfile --durations=15
+
+# The tests of the checkout in another environment: make calls itself with the versions that pip may choose from.
+test-oldest:
+	PIP_CONSTRAINT=$(CURDIR)/tests/oldest.txt $(MAKE) VENV=.venv-oldest test
 
 lint: $(READY)
 	$(VENV)/bin/ruff check .

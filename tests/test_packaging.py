@@ -2,6 +2,7 @@
 
 import email
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -57,11 +58,14 @@ def test_the_wheel_holds_every_module_of_the_three_packages_and_nothing_else(whe
 
 
 def test_the_metadata_names_the_extras_and_the_core_needs_torch_alone(metadata):
-    """Hosts are extras. The version is the one that ``common.__version__``, the changelog and the citation say."""
+    """Hosts are extras. The version is that of the changelog's first part; the citation has the last released one."""
     assert metadata["Name"] == "lineartime"
     assert metadata["Version"] == common.__version__
-    assert f"\n## [{common.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
-    assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == common.__version__
+    parts = re.findall(r"^## \[([\d.]+)\](?: - (\S+))?$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert parts[0][0] == common.__version__.removesuffix(".dev0")
+    assert (parts[0][1] == "unreleased") == common.__version__.endswith(".dev0")
+    released = next(version for version, date in parts if date != "unreleased")
+    assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == released
     assert set(metadata.get_all("Provides-Extra")) == {"fairseq", "timm", "test", "demo", "bench", "time-series", "rl"}
     required = [line for line in metadata.get_all("Requires-Dist") if "extra ==" not in line]
     assert len(required) == 1 and required[0].startswith("torch>=")

@@ -77,13 +77,13 @@ def _observed(
     call: Callable, method: Callable, name: str, records: list[Any], record: Callable[[str, Any], NamedTuple]
 ) -> Callable:
     """``call``, which appends a record first."""
-    taken = inspect.signature(method).parameters
+    signature, taken = inspect.signature(call), inspect.signature(method).parameters
 
     @functools.wraps(call)
     def observed(*args: Any, **kwargs: Any) -> Any:
         # Activation checkpointing calls a module again inside the backward pass; that call was recorded already.
         if torch._C._current_graph_task_id() == -1:
-            inputs = inspect.signature(call).bind(*args, **kwargs).arguments  # tensors may come by position or by name
+            inputs = signature.bind(*args, **kwargs).arguments  # tensors may come by position or by name
             if "padding_mask" in inputs:
                 inputs["key_padding_mask"] = inputs["query_padding_mask"] = inputs["padding_mask"]
             with torch.no_grad():

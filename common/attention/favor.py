@@ -1,5 +1,6 @@
 """FAVOR+, the attention of the Performer, as a module."""
 
+import zlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,9 +39,10 @@ class FavorAttention(OpAttention):
     ``directions`` (r, d), r = ``features``, is a buffer that all heads share: evaluation repeats, and a state dict has
     it. It is drawn from torch's generator when the module is built, and by ``redraw_directions()``. With ``redraw``,
     training has directions of its own, ``training_directions``, drawn anew every so many passes. They are in no state
-    dict, since averages of weights (EMA, averaged checkpoints) would make of them what are directions no more; the
-    seed that they were drawn from is, so that training resumes with the same. Shapes and masks as in
-    ``InnerAttention``; options as in ``common.ops.favor_attention``.
+    dict, since averages of weights (EMA, averaged checkpoints) would make of them what are directions no more. They
+    follow from ``directions`` and the number of passes, which a state dict remembers: training resumes with the same,
+    and processes that train together have the same. Shapes and masks as in ``InnerAttention``; options as in
+    ``common.ops.favor_attention``.
     """
 
     Options = FavorOptions
@@ -49,12 +51,11 @@ class FavorAttention(OpAttention):
     op = staticmethod(attend)
     reference_op = staticmethod(favor_attention_reference)
     shown_by_weights = frozenset({"features", "lengths", "redraw"})  # by the directions, which are in the state dict
-    counts = ("passes", "drawn_from")
+    counts = ("passes",)
     directions: Tensor
     redraws: bool
     passes: int = 0  # in training, with ``redraw``
-    drawn_from: int = 0  # the seed of ``training_directions``; 0 for those of ``directions``
-    _pass_seed: int = 0
+    _pass_number: int = 0
 
     def setup(self) -> None:
         super().setup()
@@ -66,7 +67,7 @@ class FavorAttention(OpAttention):
     def redraw_directions(self, seed: int | None = None) -> None:
         """New directions, from torch's generator or from ``seed``; decoding states of the old ones end."""
         self.directions = self._draw(seed).to(self.directions)
-        self._draw_for_training(0)
+        self._draw_for_training()
 
     def held(self) -> dict[str, Any]:
         """The directions."""
@@ -78,7 +79,7 @@ class FavorAttention(OpAttention):
     def restore_counts(self, counts: dict[str, int]) -> None:
         """Go on where the training stood that the weights are of."""
         self.passes = counts.get("passes", 0)
-        self._draw_for_training(counts.get("drawn_from", 0))
+        self._draw_for_training()
 
     def _op_arguments(self) -> dict[str, Any]:
         return {"causal": self.causal, "chunk_size": self.options.chunk_size}
@@ -90,25 +91,28 @@ class FavorAttention(OpAttention):
         generator = None if seed is None else torch.Generator().manual_seed(seed)
         return draw_directions(self.options.features, self.shape.head_dim, self.options.lengths, generator)
 
-    def _draw_for_training(self, seed: int) -> None:
-        """Directions of training from ``seed``, or with 0 those of evaluation."""
-        self.drawn_from = seed
-        if self.redraws:
-            self.training_directions = (self._draw(seed) if seed else self.directions.clone()).to(self.directions)
+    def _draw_for_training(self) -> None:
+        """Directions of the present pass: those of evaluation before the first draw, then others from one seed each."""
+        if not self.redraws or self.directions.is_meta:
+            return
+        draws = self.passes // self.options.redraw
+        numbers = self.directions.double().cpu().numpy().tobytes()
+        drawn = self._draw(zlib.crc32(numbers) + draws) if draws else self.directions.clone()
+        self.training_directions = drawn.to(self.directions)
 
     @torch.jit.unused
     def _count_pass(self) -> None:
         """Count this pass, and draw new directions if it is time for them.
 
-        The seed of each pass is from torch's generator. Activation checkpointing repeats a pass with the generator as
-        it was: a pass of the same seed is the same pass, and keeps its directions.
+        Each pass draws a number from torch's generator. Activation checkpointing repeats a pass with the generator as
+        it was: a pass of the same number is the same pass, and keeps its directions.
         """
-        seed = int(torch.randint(1, 2**62, (), device="cpu"))
-        if seed == self._pass_seed:
+        number = int(torch.randint(1, 2**62, (), device="cpu"))
+        if number == self._pass_number:
             return
-        self._pass_seed, self.passes = seed, self.passes + 1
+        self._pass_number, self.passes = number, self.passes + 1
         if self.passes % self.options.redraw == 0:
-            self._draw_for_training(seed)
+            self._draw_for_training()
 
     def _attend_scriptable(
         self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None, query_padding_mask: Tensor | None

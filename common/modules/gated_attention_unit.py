@@ -189,7 +189,8 @@ class GatedAttentionUnit(RemembersOptions):
             rotation = self._rotation(z, padding_mask, state)
             heads, v = self._queries_and_keys(z, rotation), self._split_heads(v)
 
-            def form_inputs(hidden: Tensor, *_: Tensor) -> list[Tensor]:
+            # Without the types of what it gives: torch.compile of torch 2.6 takes no function inside another with them.
+            def form_inputs(hidden: Tensor, *_: Tensor):
                 queries_and_keys = self._queries_and_keys(self._silu_part(hidden, -1), rotation)
                 return [*queries_and_keys, self._split_heads(self._silu_part(hidden, -2))]
 
@@ -208,7 +209,7 @@ class GatedAttentionUnit(RemembersOptions):
     def _gated(self, u: Tensor, out: Tensor, hidden: Tensor, form_again: FormAgain) -> Tensor:
         """u ⊙ out, all (B, n, e); keeps ``hidden`` and ``out``."""
 
-        def form(hidden: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
+        def form(hidden: Tensor, out: Tensor):  # without types, as above
             u = self._silu_part(hidden, 0)
             return u, u * out
 

@@ -29,7 +29,8 @@ def choose_chunks(numbers: Tensor, groups: int, last: Tensor) -> tuple[Tensor, T
     nowhere = groups + numbers.shape[1] + 5  # beyond any place that is asked for
     taken = taken.masked_fill(again | (taken < 0) | (taken > last.unsqueeze(-1)), nowhere).sort(-1).values
     left = last + 1 - (taken < nowhere).sum(-1)  # (B, G)
-    chosen, valid = torch.jit.annotate(list[Tensor], []), torch.jit.annotate(list[Tensor], [])
+    chosen: list[Tensor] = []
+    valid: list[Tensor] = []
     for s in range(numbers.shape[1]):
         place = (numbers[:, s] % left.clamp(min=1)).unsqueeze(-1)  # (B, G, 1)
         # Before the i-th taken chunk t_i there are t_i - i free ones.

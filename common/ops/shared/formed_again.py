@@ -1,7 +1,7 @@
 """Tensors that the backward pass forms again, so that the graph need not keep them from the forward pass."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -28,11 +28,21 @@ def forming_again(x: Tensor) -> AbstractContextManager[FormAgain]:
     ``x`` is small, traced or transformed, and where somebody else decides on what is kept: activation checkpointing or
     another ``torch.autograd.graph.saved_tensors_hooks``.
     """
-    return _forming_again() if _decides_what_is_kept(x) else nullcontext(_keep_all)
+    return _forming_again() if _decides_what_is_kept(x) else _KeepingAll()
 
 
 def _keep_all(*_: Any) -> None:
     """A ``form_again`` that changes nothing."""
+
+
+class _KeepingAll:
+    """Inside it all is kept. ``nullcontext`` would do, but torch.compile of torch 2.6 forgets what that gives."""
+
+    def __enter__(self) -> FormAgain:
+        return _keep_all
+
+    def __exit__(self, *_: Any) -> None:
+        return None
 
 
 @contextmanager

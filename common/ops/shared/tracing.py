@@ -21,8 +21,13 @@ def runs_eagerly(*tensors: Tensor) -> bool:
     return all(torch.autograd.forward_ad.unpack_dual(x).tangent is None for x in tensors)
 
 
+def may_be_exported() -> bool:
+    """Whether torch.export traces; of torch 2.6, which cannot tell one from the other, torch.compile as well."""
+    if hasattr(torch.compiler, "is_exporting"):
+        return torch.compiler.is_exporting()
+    return torch.compiler.is_compiling()
+
+
 def is_compiled() -> bool:
     """Whether torch.compile traces, and not torch.export, whose graphs must hold PyTorch's own operators alone."""
-    # torch 2.6 cannot tell one from the other.
-    is_exporting = getattr(torch.compiler, "is_exporting", lambda: True)
-    return torch.compiler.is_dynamo_compiling() and not is_exporting()
+    return torch.compiler.is_dynamo_compiling() and not may_be_exported()

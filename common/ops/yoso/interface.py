@@ -18,6 +18,7 @@ from ..shared.kv_cache import extend_kv_cache
 from ..shared.padding import zero_padding
 from ..shared.precision import autocast_off, autocast_remains, compute_dtype
 from ..shared.state import State, check_continuation
+from ..shared.tracing import may_be_exported
 
 #: Derivatives of the weights by the cosine: (tau / 2) w, which the paper puts below the exact one, or that one.
 GRADIENTS = ("bound", "exact")
@@ -87,7 +88,7 @@ def attend(
         history = extend_kv_cache({"k": k, "v": v}, key_padding_mask, initial_state)
         k, v, key_padding_mask = history["k"], history["v"], history["padding_mask"]
     with autocast_off(q):
-        if not causal and torch.compiler.is_exporting():  # a number of blocks would be fixed in the graph
+        if not causal and may_be_exported():  # a number of blocks would be fixed in the graph
             return yoso_attention_scriptable(q, k, v, key_padding_mask, query_padding_mask, tau, gradient)
         q, k, v = _prepared(q, k, v, key_padding_mask, query_padding_mask)
         out = zero_padding(_in_blocks(q, k, v, key_padding_mask, causal, tau, gradient), query_padding_mask).to(dtype)

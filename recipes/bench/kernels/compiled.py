@@ -43,8 +43,7 @@ def compile_for(launch: Launch, capability: int, warps: int) -> Any:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource, compile
 
-    attributes = {(i,): [["tt.divisibility", 16]] for i in launch.divisible}
-    source = ASTSource(launch.function, launch.signature, launch.constants, attributes)
+    source = ASTSource(launch.function, launch.signature, launch.constants, _attributes(launch))
     return compile(source, target=GPUTarget("cuda", capability, 32), options=configuration(warps))
 
 
@@ -52,6 +51,15 @@ def resources(compiled: Any) -> Resources:
     """What Triton and cuobjdump report of a compiled kernel."""
     usage = _report(compiled.asm["cubin"])
     return Resources(compiled.metadata.shared, usage["REG"], usage["STACK"])
+
+
+def _attributes(launch: Launch) -> Any:
+    """Which arguments 16 divides, as Triton takes it: a dictionary, of version 3.2 an object."""
+    from triton.backends import compiler
+
+    if hasattr(compiler, "AttrsDescriptor"):
+        return compiler.AttrsDescriptor.from_hints(dict.fromkeys(launch.divisible, 16))
+    return {(i,): [["tt.divisibility", 16]] for i in launch.divisible}
 
 
 def _report(cubin: bytes) -> dict[str, int]:

@@ -25,7 +25,10 @@ from tests.common.contract.mechanisms import (
 )
 from tests.common.inputs import padding
 from tests.compare import assert_close, assert_gradients_close, gradients
+from tests.torch_versions import NEWER_THAN_2_6
 
+#: They cut a sequence into windows or chunks.
+IN_WINDOWS = ("bigbird", "local", "longformer", "reformer", "sparse")
 plain = [case for case in DEFAULTS if not case.rotary]
 
 
@@ -120,7 +123,7 @@ def test_it_exports(case):
     module = case.build()
     positional, named = scripted_arguments(module, 21, torch.float64)
     tokens = torch.export.Dim("tokens", min=2, max=LONGEST)
-    any_length = not case.causal and not case.image
+    any_length = not case.causal and not case.image and (NEWER_THAN_2_6 or case.name not in IN_WINDOWS)
     shapes = [None if x is None else {2: tokens} for x in positional] if any_length else None
     program = torch.export.export(module, tuple(positional), named, dynamic_shapes=shapes)
     for n in (21, 3, LONGEST) if any_length else (21,):

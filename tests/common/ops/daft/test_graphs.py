@@ -12,6 +12,7 @@ from common.ops.daft.full import daft_full_scriptable
 from common.ops.daft.select import daft_select_scriptable
 from tests.common.ops.daft.formulas import daft_inputs, normal
 from tests.compare import assert_close, gradients
+from tests.torch_versions import needs_newer_than_2_6
 
 R, R_IMAGE, W = normal(2, 5, seed=3).detach(), normal(2, 3, 5, seed=3).detach(), normal(64, 64, seed=3).detach()
 INDEX, BIAS = torch.tensor([1, 4]), normal(2, seed=4).detach()
@@ -105,6 +106,7 @@ def test_torchscript_stays_precise_under_autocast(dtype, name):
         assert_close("out", out, expected)
 
 
+@needs_newer_than_2_6
 @pytest.mark.parametrize(
     ("name", "causal"),
     # Without causal DAFT-full, whose blocks double until one holds all: another graph for each length.
@@ -122,6 +124,7 @@ def test_export_with_a_dynamic_length(name, causal):
         assert_close("out", program.module()(*other), function(*other))
 
 
+@needs_newer_than_2_6
 @images
 def test_export_with_dynamic_images(name):
     """Smaller than the window, and larger."""

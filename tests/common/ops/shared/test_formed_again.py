@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from common.ops.shared import formed_again
 from common.ops.shared.formed_again import forming_again
+from tests.torch_versions import needs_forming_again
 
 
 class Sine:
@@ -46,6 +47,7 @@ def test_gradients_of_both_orders_are_those_of_autograd():
     assert torch.autograd.gradgradcheck(Sine(), tensor())
 
 
+@needs_forming_again
 def test_what_is_formed_again_is_not_kept_and_is_formed_once_for_each_pass():
     function, x = Sine(), tensor()
     kept = []
@@ -66,6 +68,7 @@ def test_what_is_formed_again_is_not_kept_and_is_formed_once_for_each_pass():
         assert function.calls == 1 + passes
 
 
+@needs_forming_again
 def test_a_graph_that_is_not_used_is_freed():
     function = Sine()
     out, watched = function(tensor()), weakref.ref(function)
@@ -101,6 +104,7 @@ def in_a_checkpoint(function, x):
     return checkpoint(function, x, use_reentrant=False)
 
 
+@needs_forming_again
 def test_all_is_kept_where_somebody_else_decides_or_x_is_small(monkeypatch):
     assert calls_of_a_step(Sine(), Sine.__call__) == 2
     assert calls_of_a_step(Sine(), under_other_hooks) == 1

@@ -1,6 +1,8 @@
-"""Every kernel compiles to machine code of a GPU, which needs none, and fits its registers and shared memory.
+"""Every kernel compiles to machine code of a GPU, which needs none, and fits its shared memory and registers.
 
-The interpreter runs what the compiler refuses: a variable, say, that changes its shape in a loop.
+The interpreter runs what the compiler refuses: a variable, say, that changes its shape in a loop. Any version of Triton
+must compile every kernel into the shared memory that there is. How many registers it takes, and so whether bytes of a
+thread spill, is each version's own: that is judged for the version that the table was made with, and for no other.
 """
 
 import re
@@ -14,7 +16,7 @@ import torch
 from common.ops.flow.options import flow_options
 from common.ops.mixed_chunk.sequence import Tokens, mixed_chunk_options
 from common.ops.shared.gpu.launch import interpreted, warps_of
-from recipes.bench.kernels.compiled import compile_for, fits, resources
+from recipes.bench.kernels.compiled import CAPABILITIES, compile_for, fits, resources
 from recipes.bench.kernels.launches import (
     DTYPES,
     HEAD_SIZES,
@@ -40,6 +42,11 @@ OPERANDS = {"flows": {"f32"}, "flows_backward": {"f32"}, "feature_sums": set()}
 WALKS = ("outputs", "sources_backward")
 
 
+def of_the_table() -> bool:
+    """Whether the installed Triton is the one that the table was made with."""
+    return f"; triton {metadata.version('triton')}\n" in TABLE.read_text()
+
+
 @pytest.fixture(autouse=True)
 def own_cache(monkeypatch, tmp_path):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
@@ -52,7 +59,9 @@ def assert_compile(launches, mechanism) -> None:
         name = launch.function.__name__
         compiled = compile_for(launch, 80, warps_of[f"{module.__name__}.{name}"][0])
         needed = resources(compiled)
-        assert needed.shared <= SMALLEST_SHARED_MEMORY and not needed.spilled, (name, needed)
+        assert needed.shared <= SMALLEST_SHARED_MEMORY, (name, needed)
+        if of_the_table():
+            assert not needed.spilled, (name, needed)
         operands = set(re.findall(r"tt\.dot .* : tensor<[x\d]*x(\w+)> \* tensor<[x\d]*x(\w+)>", compiled.asm["ttir"]))
         wanted = OPERANDS.get(name, {next(iter(launch.signature.values())).strip("*").replace("fp", "f")})
         if mechanism == "flow_walk" and name in WALKS:
@@ -107,13 +116,13 @@ def test_kernels_of_mixed_chunk_attention(dtype, causal, kernel, bias):
     ],
 )
 def test_kernels_that_need_all_registers(mechanism, dtype, head_size, kernel, capability):
-    """Each spilled 24 to 32 bytes before."""
-    if f"triton {metadata.version('triton')}\n" not in TABLE.read_text():
-        pytest.skip("another compiler than the table's")
+    """Each spilled 24 to 32 bytes before, with the table's version of Triton."""
     launches = launches_of(MECHANISMS[mechanism](Sizes(DTYPES[dtype], head_size)))
     (launch,) = (launch for launch in launches if launch.function.__name__ == kernel)
     found = resources(compile_for(launch, capability, 8))
-    assert found.registers > 200 and fits(found, capability), found
+    assert found.shared <= CAPABILITIES[capability].shared * 1024, found
+    if of_the_table():
+        assert found.registers > 200 and fits(found, capability), found
 
 
 def test_the_table_has_every_configuration_and_none_that_spills():

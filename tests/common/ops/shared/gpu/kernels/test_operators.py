@@ -8,6 +8,7 @@ from common.ops.flow.causal import STATE_SUMS, empty_state
 from tests.common.inputs import bias_like, mixed_chunk_inputs, padding, qkv
 from tests.common.ops.shared.gpu.kernels.device import both_splits, on_device
 from tests.compare import assert_all_close, assert_close, gradients
+from tests.torch_versions import needs_newer_than_2_6
 
 SMALL = {"batch": 2, "heads": 1, "dtype": torch.float32}
 
@@ -44,6 +45,7 @@ class Graphs:
         return graph.forward
 
 
+@needs_newer_than_2_6
 @pytest.mark.parametrize("name", CASES)
 def test_the_compiled_call_is_one_operator_with_the_same_gradients(name):
     function, inputs = CASES[name]
@@ -58,6 +60,7 @@ def test_the_compiled_call_is_one_operator_with_the_same_gradients(name):
     assert_all_close(map(str, range(len(inputs))), found, wanted)
 
 
+@needs_newer_than_2_6
 @both_splits
 def test_a_state_passes_through_the_operator(split):
     inputs = on_device(qkv(9, **SMALL))

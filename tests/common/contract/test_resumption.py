@@ -1,0 +1,22 @@
+"""A training goes on from a state dict: what a pass depends on is there, or is torch's generator."""
+
+import torch
+
+from tests.common.contract.mechanisms import CASES, cases, tensors
+
+#: As many as bring every count of passes past its end, from the middle of it.
+PASSES = 7
+
+
+@cases(case for case in CASES if not case.rotary)
+def test_passes_in_training_go_on_from_the_state_dict(case):
+    module, other = case.build().train(), case.build(std=0.1).train()
+    inputs = tensors(module, 9, grad=False)
+    for _ in range(PASSES):
+        module(**inputs)
+    other.load_state_dict(module.state_dict())
+    outputs = []
+    for one in (module, other):
+        torch.manual_seed(3)
+        outputs.append([one(**inputs) for _ in range(PASSES)])
+    assert all(torch.equal(*both) for both in zip(*outputs))

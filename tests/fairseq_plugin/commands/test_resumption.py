@@ -1,0 +1,132 @@
+"""A training that is stopped in the middle of an epoch and goes on is the training that was never stopped.
+
+To the last bit of weights and optimizer, for everything that draws random numbers. fairseq seeds torch's generator by
+the number of each update; what else a result depends on must be in the checkpoint.
+"""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from recipes.lra.examples import Example, symbol_dictionary, write_examples
+from tests.fairseq_plugin.helpers import episodes, pixels, series
+from tests.fairseq_plugin.helpers.commands import (
+    NO_READER_THREAD,
+    USER_DIR,
+    masked_training_command,
+    run_in_turn,
+    run_two_processes,
+    training_command,
+    translation_training_command,
+)
+from tests.fairseq_plugin.helpers.logs import losses
+
+PROGRAM = str(Path(__file__).parents[1] / "helpers" / "resumed_trainings.py")
+DROPOUT = "--dropout 0.1 --attention-dropout 0.1 --activation-dropout 0.1".split()
+#: Eight updates of two batches each, which are between two and three epochs.
+LENGTH = "--max-update 8 --update-freq 2 --disable-validation --no-epoch-checkpoints".split()
+ALWAYS = [*LENGTH, *DROPOUT, *NO_READER_THREAD]
+#: fairseq's own tasks else keep the batches of the epoch in which a process began.
+OWN_BATCHES = ["--update-epoch-batch-itr", "True"]
+TEXT = ["--tokens-per-sample", "24", "--max-tokens", "480", *ALWAYS, *OWN_BATCHES]
+CHECKPOINTED = ["--checkpoint-activations"]
+NUMBERS = "--cpu --seed 1 --log-format json --log-interval 1 --optimizer adam --lr 1e-3".split()
+ARENA = (
+    "--criterion sentence_prediction --num-classes 2 --init-token 0 --max-positions 10 --batch-size 8 "
+    "--encoder-embed-dim 8 --encoder-attention-dim 8 --encoder-layers 1"
+).split()
+PIXELS = (
+    "--task pixel_modeling --arch rfa_lm --tokens-per-sample 60 --batch-size 8 --required-batch-size-multiple 1 "
+    "--decoder-embed-dim 16 --decoder-ffn-embed-dim 16 --decoder-layers 1 --decoder-attention-heads 2"
+).split()
+
+#: Language models: what draws random numbers of its own, and what decides which layers and weights take part.
+LANGUAGE_MODELS = {
+    "favor, redrawn": ("favor_lm", "--favor-redraw", "4"),
+    "favor, redrawn and recomputed": ("favor_lm", "--favor-redraw", "4", *CHECKPOINTED),
+    "rfa": ("rfa_lm",),
+    "rfa_gate": ("rfa_gate_lm", *CHECKPOINTED),
+    "reformer": ("reformer_lm",),
+    "selection": ("daft_conv_lm", "--daft-gumbel-temperature", "0.5", "--attention-dropout", "0"),
+    "layer drop": ("rfa_lm", "--decoder-layerdrop", "0.3", "--quant-noise-pq", "0.1", *CHECKPOINTED),
+}
+MASKED = {
+    "masks and random chunks": ("bigbird_mlm",),
+    "masks and layer drop": ("rfa_mlm", "--encoder-layerdrop", "0.3", *CHECKPOINTED),
+}
+TASKS = ("translation", "series", "decision", "decision with workers", "pairs", "one sequence", "pixels")
+
+
+def write_labelled(folder: Path, inputs: int) -> str:
+    """Random symbols; the label says with which one the first sequence begins."""
+    rng = np.random.default_rng(1)
+
+    def examples(count):
+        for _ in range(count):
+            sequences = tuple(rng.integers(0, 3, rng.integers(2, 9)).astype(np.int32) + 4 for _ in range(inputs))
+            yield Example(sequences, int(sequences[0][0] == 4))
+
+    splits = {"train": examples(48), "valid": examples(8)}
+    write_examples(folder, splits, symbol_dictionary("abc"), 2, inputs=inputs)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def found(data_bin: str, pairs_bin: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
+    """What the program found of every training; together they cost most of a minute."""
+    root = tmp_path_factory.mktemp("resumption")
+    to = {name: str(root / "runs" / name) for name in (*LANGUAGE_MODELS, *MASKED, *TASKS)}
+    cases = {
+        name: training_command(data_bin, to[name], arch, *TEXT, *more)
+        for name, (arch, *more) in LANGUAGE_MODELS.items()
+    }
+    for name, (arch, *more) in MASKED.items():
+        cases[name] = masked_training_command(data_bin, to[name], arch, *TEXT, *more)
+    cross = ["--max-tokens", "600", "--lineartime-cross-attention", "favor", *OWN_BATCHES]
+    cases["translation"] = translation_training_command(pairs_bin, to["translation"], "rfa", *ALWAYS, *cross)
+    series.write_waves(root / "waves")
+    cases["series"] = series.training_command(root / "waves", to["series"], "rfa_time_series", *ALWAYS)
+    episodes.write_episodes(root / "episodes")
+    windows = [*ALWAYS, "--windows-per-epoch", "192"]
+    for name, workers in (("decision", "0"), ("decision with workers", "2")):
+        more = [*windows, "--num-workers", workers]
+        cases[name] = episodes.training_command(root / "episodes", to[name], "rfa_decision", *more)
+    for name, inputs, task, arch in (
+        ("pairs", 2, "sequence_pair_prediction", "rfa_lra_retrieval"),
+        ("one sequence", 1, "sentence_prediction", "rfa_lra_listops"),
+    ):
+        data = write_labelled(root / task, inputs)
+        cases[name] = [data, "--user-dir", USER_DIR, "--task", task, "--arch", arch, *ARENA, *NUMBERS, *ALWAYS]
+        cases[name] += ["--save-dir", to[name]]
+    data = str(pixels.write_pixels(root / "pixels"))
+    cases["pixels"] = [data, "--user-dir", USER_DIR, *PIXELS, *NUMBERS, *ALWAYS, "--save-dir", to["pixels"]]
+    (root / "cases.json").write_text(json.dumps(cases))
+    (output,) = run_in_turn((PROGRAM, [str(root / "cases.json")], ""))
+    lines = [line.partition(" ")[2] for line in output.splitlines() if line.startswith("RESUMED ")]
+    return {name: one for line in lines for name, one in json.loads(line).items()}
+
+
+@pytest.mark.parametrize("name", [*LANGUAGE_MODELS, *MASKED, *TASKS])
+def test_it_goes_on_as_if_it_had_never_stopped(found: dict[str, dict], name: str) -> None:
+    """The second epoch was not over when it stopped, and the third begins after that."""
+    one = found[name]
+    assert 1 < one["epochs"] < 2, "it was to be stopped in its second epoch"
+    assert len(one["whole"]) == 8 and one["resumed"] == one["whole"][5:]
+    assert one["differs"] == []
+
+
+def test_two_processes_go_on_as_if_they_had_never_stopped(data_bin: str, tmp_path: Path) -> None:
+    """Each reads the checkpoint itself: what fairseq sends from one to the other, torch does not load."""
+    command = training_command(data_bin, str(tmp_path), "rfa_lm", *TEXT, "--save-interval-updates", "2")
+    command += ["--max-tokens", "240", "--max-update", "5", "--load-checkpoint-on-all-dp-ranks"]
+    whole = losses(run_two_processes(command)[0])
+    last = tmp_path / "checkpoint_last.pt"
+    wanted = torch.load(last, weights_only=False)["model"]
+    (stopped,) = tmp_path.glob("checkpoint_*_2.pt")
+    stopped.rename(last)
+    assert len(whole) == 5 and losses(run_two_processes(command)[0]) == whole[2:]
+    resumed = torch.load(last, weights_only=False)["model"]
+    assert all(torch.equal(resumed[name], wanted[name]) for name in wanted)
