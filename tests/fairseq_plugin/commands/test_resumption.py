@@ -118,9 +118,10 @@ def test_it_goes_on_as_if_it_had_never_stopped(found: dict[str, dict], name: str
     assert one["differs"] == []
 
 
-def test_two_processes_go_on_as_if_they_had_never_stopped(data_bin: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("arch", [["rfa_lm"], ["favor_lm", "--favor-redraw", "2"]])
+def test_two_processes_go_on_as_if_they_had_never_stopped(arch: list[str], data_bin: str, tmp_path: Path) -> None:
     """Each reads the checkpoint itself: what fairseq sends from one to the other, torch does not load."""
-    command = training_command(data_bin, str(tmp_path), "rfa_lm", *TEXT, "--save-interval-updates", "2")
+    command = training_command(data_bin, str(tmp_path), *arch, *TEXT, "--save-interval-updates", "2")
     command += ["--max-tokens", "240", "--max-update", "5", "--load-checkpoint-on-all-dp-ranks"]
     whole = losses(run_two_processes(command)[0])
     last = tmp_path / "checkpoint_last.pt"

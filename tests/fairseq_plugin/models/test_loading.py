@@ -19,6 +19,7 @@ from fairseq.models.ema import EMA
 from fairseq_cli import eval_lm, train
 from torch import Tensor, nn
 
+from common.modules.remembered_options import is_record
 from tests.compare import assert_close
 from tests.fairseq_plugin.helpers.checkpoint_files import KINDS, build, save, save_model
 from tests.fairseq_plugin.helpers.commands import training_command
@@ -40,6 +41,11 @@ class _Attack:
 
 def _model(arch: str) -> nn.Module:
     return build_masked(arch) if arch.endswith("_mlm") else build(arch, *small(arch))
+
+
+def _weights(model: nn.Module) -> dict[str, Tensor]:
+    """Its tensors, without the records of options."""
+    return {name: x for name, x in model.state_dict().items() if not is_record(name)}
 
 
 def _snapshot(model: nn.Module) -> tuple[str, dict[str, Tensor]]:
@@ -86,7 +92,7 @@ def test_nothing_is_loaded_of_what_does_not_fit(arch: str, fault: str) -> None:
     """One ValueError that names model and tensors; tensors and modules are as they were, and so is the state dict."""
     model = _model(arch)
     spoil, reason = FAULTS[fault]
-    state = {name: x + 1 for name, x in model.state_dict().items()}
+    state = {name: x + 1 for name, x in _weights(model).items()}
     spoil(state)
     given, before = dict(state), _snapshot(model)
     with pytest.raises(ValueError, match=f"does not fit {type(model).__name__}: .*{reason}.*Nothing was loaded"):
@@ -99,13 +105,13 @@ def test_nothing_is_loaded_of_what_does_not_fit(arch: str, fault: str) -> None:
 def test_a_file_without_a_version_keeps_the_final_norm(arch: str, caplog: pytest.LogCaptureFixture) -> None:
     """fairseq takes it for one of 2018, and drops the norm on the way."""
     model = _model(arch)
-    modules, state = repr(model), {name: x + 1 for name, x in model.state_dict().items()}
+    modules, state = repr(model), {name: x + 1 for name, x in _weights(model).items()}
     (version,) = [name for name in state if name.endswith(".version")]
     del state[version]
     caplog.clear()
     model.load_state_dict(state)
     assert repr(model) == modules
-    assert all(torch.equal(x, state[name]) for name, x in model.state_dict().items() if name != version)
+    assert all(torch.equal(x, state[name]) for name, x in _weights(model).items() if name != version)
     assert not _warned(caplog)
 
 
@@ -166,7 +172,7 @@ def test_not_strict(arch: str) -> None:
     """What has a place is loaded, and what has none or is missing is named; another shape is still refused."""
     model = _model(arch)
     before = _snapshot(model)
-    state = {name: x + 1 for name, x in model.state_dict().items()}
+    state = {name: x + 1 for name, x in _weights(model).items()}
     embedding = EMBEDDING["encoder" if arch.endswith("_mlm") else "decoder"]
     with pytest.raises(ValueError, match="1 of other shapes"):
         model.load_state_dict({**state, "decoder.more": torch.ones(1), embedding: torch.ones(3, 3)}, strict=False)
@@ -294,11 +300,11 @@ def test_a_file_of_a_device_that_is_not_here(tmp_path: Path, monkeypatch: pytest
 def test_weights_go_to_the_device_of_the_model(device: str) -> None:
     """A model that was moved before takes a CPU's tensors."""
     model = build("flowformer_lm", *SMALL)
-    state = {name: x + 1 for name, x in model.state_dict().items()}
+    state = {name: x + 1 for name, x in _weights(model).items()}
     model.to(device).load_state_dict(state)
-    assert {x.device.type for x in model.state_dict().values()} == {device}
+    assert {x.device.type for x in _weights(model).values()} == {device}
     if device == "cuda":
-        assert all(torch.equal(x.cpu(), state[name]) for name, x in model.state_dict().items())
+        assert all(torch.equal(x.cpu(), state[name]) for name, x in _weights(model).items())
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
