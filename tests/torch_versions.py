@@ -13,5 +13,5 @@ needs_forming_again = pytest.mark.skipif(not FORMS_AGAIN, reason="needs torch 2.
 #: compiles some models once more for another one.
 NEWER_THAN_2_6 = hasattr(torch.compiler, "is_exporting")
 needs_newer_than_2_6 = pytest.mark.skipif(
-    not NEWER_THAN_2_6, reason="needs a torch newer than 2.6: windows of any length, kernels under torch.compile"
+    not NEWER_THAN_2_6, reason="needs a torch newer than 2.6: torch.export at any size, kernels under torch.compile"
 )
