@@ -1,10 +1,11 @@
-"""Whole models can be copied and pickled, before and after they are used."""
+"""Whole models can be copied, pickled and handed to other libraries, before and after they are used."""
 
 import copy
 import pickle
 
 import pytest
 import torch
+from fairseq.models import MODEL_REGISTRY
 
 from tests.fairseq_plugin.helpers.language_models import ARCHITECTURES, awake, build_model
 from tests.fairseq_plugin.helpers.masked_models import MASKED, build_random
@@ -21,3 +22,10 @@ def test_copies_and_pickles_give_the_same_output(arch: str) -> None:
         used = [copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
         for other in (*unused, *used):
             assert torch.equal(other(sequence)[0], expected)
+
+
+def test_no_class_stands_where_peft_reads_options() -> None:
+    """It takes a dataclass in ``model.config`` for the options of one model, and so fails with a class."""
+    ours = {name: model for name, model in MODEL_REGISTRY.items() if model.__module__.startswith("fairseq_plugin")}
+    assert len(ours) > 100
+    assert not [name for name, model in ours.items() if isinstance(getattr(model, "config", None), type)]
