@@ -21,6 +21,7 @@ from . import fairseq_log
 from .commands import CommandFailed, python_command, run
 from .fairseq_log import Point
 from .json_files import read_json, write_json
+from .last_checkpoint import restore_last
 from .settings import check_settings, keep_settings
 from .tables import describe_run
 from .working_folder import claim, working_folder
@@ -120,6 +121,7 @@ def _train(training: Training, folder: Path, program: Sequence[object], stopped:
     """Train, or go on; the result is written last."""
     keep_settings(folder / "settings.json", _settings(training.arguments))
     checkpoints = claim(folder / "checkpoints")
+    restore_last(checkpoints)
     command = python_command(*program, *training.arguments, "--save-dir", checkpoints, "--log-format", "json")
     log = folder / "train.log"
     options = _settings(training.arguments)
