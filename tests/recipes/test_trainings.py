@@ -12,9 +12,10 @@ from recipes.shared.fairseq_log import Point
 from recipes.shared.trainings import Training, read_points, read_trained, train_all
 from tests.processes import CHECKOUT
 
-# In place of fairseq-train: four updates, the number of the last one as its checkpoint, and --fail-at.
+# In place of fairseq-train: four updates, the number of the last one in its checkpoint, a zip file as torch's are, and
+# --fail-at.
 PROGRAM = """
-import argparse, json, os, pathlib
+import argparse, json, os, pathlib, zipfile
 parser = argparse.ArgumentParser()
 for name in ("data", "--max-update", "--fail-at", "--save-dir", "--log-format", "--seed"):
     parser.add_argument(name, type=int if name in ("--max-update", "--fail-at") else str)
@@ -22,7 +23,7 @@ options = parser.parse_args()
 folder = pathlib.Path(options.save_dir)
 folder.mkdir(parents=True, exist_ok=True)
 last = folder / "checkpoint_last.pt"
-start = int(last.read_text()) if last.exists() else 0
+start = int(zipfile.ZipFile(last).read("update")) if last.exists() else 0
 print("threads", os.environ["OMP_NUM_THREADS"])
 for update in range(start + 1, options.max_update + 1):
     if update == options.fail_at and start == 0:
@@ -30,7 +31,8 @@ for update in range(start + 1, options.max_update + 1):
     values = {"epoch": 1, "loss": str(1 / update), "wall": "9", "wps": "1", "num_updates": str(update)}
     print(f"2026-11-22 07:00:0{update} | INFO | train_inner | {json.dumps(values)}")
     if update % 2 == 0:
-        last.write_text(str(update))
+        with zipfile.ZipFile(last, "w") as file:
+            file.writestr("update", str(update))
 """
 
 
@@ -70,6 +72,15 @@ def test_an_interrupted_training_goes_on_from_its_last_checkpoint(tmp_path, prog
     # Updates 1 to 3, then 3 again, from the checkpoint of update 2, and 4: 2 seconds and 1 second.
     assert second.trained["a"].seconds == 3.0
     assert [point.update for point in read_points(tmp_path / "a")] == [1, 2, 3, 4]
+
+
+def test_a_training_goes_on_where_the_last_checkpoint_was_cut_short(tmp_path, program):
+    planned = [training("a", fail_at=4)]
+    train_all(planned, tmp_path, 1, program)
+    (tmp_path / "a" / "checkpoints" / "checkpoint_last.pt").write_bytes(b"PK")
+    # From the beginning, since no other checkpoint is there; the program fails again, in its first part alone.
+    assert "out of luck" in train_all(planned, tmp_path, 1, program).failed["a"]
+    assert list(train_all(planned, tmp_path, 1, program).trained) == ["a"]
 
 
 def test_a_folder_is_trained_in_by_one_run_at_a_time(tmp_path, program):
