@@ -23,8 +23,8 @@ PACKAGES = ("common", "fairseq_plugin", "timm_plugin")
 def source(tmp_path_factory) -> Path:
     """A copy of the checkout's files."""
     source = tmp_path_factory.mktemp("source") / "lineartime"
-    made = (".git", ".venv", ".*_cache", ".hypothesis", "*.egg-info", "__pycache__", "build", "dist", "work")
-    shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(*made))
+    made = [line.rstrip("/") for line in (ROOT / ".gitignore").read_text().split()]
+    shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(".git", *made))
     return source
 
 
