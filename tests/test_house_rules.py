@@ -52,8 +52,8 @@ def test_every_house_rule_recognises_what_it_forbids():
 
 
 def test_pre_commit_and_setup_cfg_name_the_same_ruff():
-    """The formatter's output changes between versions of ruff."""
-    (installed,) = re.findall(r"^    (ruff==\S+)$", (ROOT / "setup.cfg").read_text(), flags=re.MULTILINE)
+    """The formatter's output changes between versions of ruff. A source archive's setup.cfg is indented by tabs."""
+    (installed,) = re.findall(r"^[ \t]+(ruff==\S+)$", (ROOT / "setup.cfg").read_text(), flags=re.MULTILINE)
     named = [name for hook in HOOKS for name in hook.get("additional_dependencies", []) if name.startswith("ruff")]
     assert set(named) == {installed}
 

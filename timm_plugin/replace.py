@@ -72,9 +72,10 @@ def replace_attention(
     tokens = {"max_tokens": max_tokens, **_tokens_of(model)}
     layer = attention_layer(name, grid_size=grid_size, **tokens, **options)
     if layer.max_tokens is None and "max_tokens" in ATTENTIONS[name].needs:
+        or_given = ", or max_tokens" if host_of_tokens(model) is None else ""  # tell_grid wants one size of images
         raise ValueError(
             f"max_tokens is not given, and {type(model).__name__} has no fixed number of tokens; allowed with "
-            f"{name!r}: a vision transformer for one image size (dynamic_img_size=False), or max_tokens"
+            f"{name!r}: a vision transformer for one image size (dynamic_img_size=False){or_given}"
         )
     found = attention_modules(model)
     reasons = Counter(

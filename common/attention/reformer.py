@@ -9,7 +9,7 @@ from torch import Tensor
 from ..ops.reformer import attend, draw_rotations
 from ..ops.reformer.interface import check_shared, reformer_attention_scriptable
 from ..ops.reformer.reference import reformer_attention_reference
-from ._base import OpAttention
+from ._base import OpAttention, drop_sources
 from ._options import AttentionOptions, count
 from ._registry import register_attention
 
@@ -70,12 +70,25 @@ class ReformerAttention(OpAttention):
     def _draw(self, generator: torch.Generator | None = None) -> Tensor:
         return draw_rotations(self.options.rounds, self.shape.head_dim, self.options.directions, generator)
 
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor | None,
+        v: Tensor,
+        key_padding_mask: Tensor | None = None,
+        query_padding_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+    ) -> Tensor:
+        """q (B, H, n, d), k None, v (B, H, n, e) -> (B, H, n, e); see ``InnerAttention``."""
+        v = drop_sources(v, dropout_p)
+        if torch.jit.is_scripting():
+            if self.causal or k is not None:
+                raise ValueError("causal is True or k is a tensor; allowed in TorchScript: neither")
+            masks = (key_padding_mask, query_padding_mask)
+            return reformer_attention_scriptable(q, v, self.rotations, masks[0], masks[1], self.chunk_size)
+        else:
+            return self._attend(q, k, v, key_padding_mask, query_padding_mask)
+
     def _check_next_tokens(self, q: Tensor, k: None, v: Tensor, padding_mask: Tensor | None) -> None:
         check_shared(q, k, v)
         super()._check_next_tokens(q, q, v, padding_mask)
-
-    def _attend_scriptable(
-        self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None, query_padding_mask: Tensor | None
-    ) -> Tensor:
-        masks = (key_padding_mask, query_padding_mask)
-        return reformer_attention_scriptable(q, v, self.rotations, masks[0], masks[1], self.chunk_size)

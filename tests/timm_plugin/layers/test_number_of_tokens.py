@@ -226,6 +226,17 @@ def test_a_grid_that_is_none(grid_size):
             make("soft", grid_size=grid_size)
 
 
+def test_what_is_advised_for_unknown_numbers_of_tokens_is_taken():
+    sizes = timm.create_model("vit_tiny_patch16_224", depth=1, dynamic_img_size=True)
+    for given in ({}, {"max_tokens": 17}):
+        with pytest.raises(ValueError, match=r"one image size \(dynamic_img_size=False\)$"):
+            replace_attention(sizes, "cosformer", **given)
+    layers = nn.Sequential(timm.layers.Attention(16, num_heads=2))
+    with pytest.raises(ValueError, match="allowed .*, or max_tokens$"):
+        replace_attention(layers, "cosformer")
+    assert replace_attention(layers, "cosformer", max_tokens=5)(torch.ones(1, 5, 16)).shape == (1, 5, 16)
+
+
 COPIES = {"deepcopy": copy.deepcopy, "pickle": lambda model: pickle.loads(pickle.dumps(model))}
 
 
@@ -269,3 +280,10 @@ def test_torchscript_and_tracing(name):
     assert_close("exported", torch.export.export(model, (x,)).module()(x), model(x))
     torch._dynamo.reset()
     assert_close("compiled", torch.compile(model, backend="eager", fullgraph=True)(x), model(x))
+
+
+@pytest.mark.parametrize("name", [name for name in usable_mechanisms() if "images" in ATTENTIONS[name].supports])
+def test_every_mechanism_of_images_is_torchscript_in_a_model(name):
+    """Where TorchScript reads which projections there are: a mechanism without keys is given None."""
+    model = _vit(name)
+    assert_close("scripted", torch.jit.script(model)(_images(64, 64)), model(_images(64, 64)))
