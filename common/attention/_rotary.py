@@ -21,22 +21,24 @@ class RotaryAttention(InnerAttention):
     by ``key_padding_mask``. Otherwise queries count by their own mask, and one mask alone is a ValueError.
 
     Raises:
-        ValueError: an odd head dimension, or a short convolution in ``inner``: it would mix rotated tokens. It belongs
-            around this one.
+        ValueError: an odd head dimension; an ``inner`` of images alone, whose tokens have no one order; or a short
+            convolution in ``inner``: it would mix rotated tokens. It belongs around this one.
     """
 
     def __init__(self, inner: InnerAttention, head_dim: int) -> None:
         check_even("head_dim", head_dim)
         if isinstance(inner, ShortConvAttention):
             raise ValueError("inner has short_conv; allowed: ShortConvAttention around RotaryAttention")
-        self.supports = inner.supports - {"source", "images"}
+        self.supports, self.name = inner.supports - {"source", "images"}, f"{inner.name} with rotary positions"
+        if not self.supports:
+            raise ValueError(f"inner is attention {inner.name!r}, of images alone; allowed: attention of sequences")
         super().__init__(inner.causal)
         self.inner = inner
         self.needs = inner.needs
 
     def remembered_options(self) -> dict[str, Any]:
         """That there are rotary positions; the inner attention remembers its own."""
-        return {"attention": f"{self.inner.name} with rotary positions"}
+        return {"attention": self.name}
 
     @property
     def state_is_constant_size(self) -> bool:
