@@ -69,6 +69,8 @@ def check_folder(folder: Path, command: str, argument: str, whole: bool) -> None
     With ``whole`` it must hold nothing but what the command made, because it is going to be replaced.
     """
     folder = real_folder(folder, argument)
+    if whole and os.path.ismount(folder):
+        raise ValueError(f"{argument} is {folder}, a mount point, which cannot be replaced; allowed: a folder below it")
     allowed = f"a new or empty folder, or one of {command}" + (" with nothing else in it" if whole else "")
     mark = folder / MARK
     noted = None if find_stranger(mark, [mark]) else _read(mark)
@@ -123,9 +125,12 @@ class Mark:
         self._file.close()
 
     def _write(self, entry: object) -> None:
-        with naming(self.folder / MARK):
-            self._file.write((json.dumps(entry) + "\n").encode())
-            self._file.flush()
+        path = self.folder / MARK
+        line = (json.dumps(entry) + "\n").encode()
+        with naming(path):
+            if self._file.write(line) < len(line):  # the disk is full
+                _cut(path)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def take(folder: Path, command: str, argument: str) -> Mark:
@@ -149,8 +154,7 @@ def take(folder: Path, command: str, argument: str) -> Mark:
             if not path.exists() or not os.path.samestat(path.stat(), os.fstat(descriptor)):
                 file.close()
                 continue
-            content = path.read_bytes()
-            os.truncate(path, content.rfind(b"\n") + 1)  # a line that was cut off names what was not yet made
+            _cut(path)
             noted = _read(path)
             mark = Mark(folder, file, {folder / name for name in noted[1]} if noted else set())
             if noted is None or not noted[0]:
@@ -171,6 +175,7 @@ def unfinished(path: Path, command: str = _UNFINISHED, keep: bool = False) -> It
     Raises:
         ValueError: ``path``.part holds anything else.
         FolderInUse: another process is at it.
+        OSError: what lies there cannot be removed.
     """
     part = path.with_name(path.name + ".part")
     new, old = part / "new" / path.name, part / "old" / path.name
@@ -187,10 +192,10 @@ def unfinished(path: Path, command: str = _UNFINISHED, keep: bool = False) -> It
     finally:
         _put_back(old, path)  # after an error between the two steps
         if not (keep and new.exists()):
-            _remove(part, _PARTS)
-            mark.close(remove=True)
-            with contextlib.suppress(OSError):  # not empty: something came in meanwhile
-                part.rmdir()
+            with contextlib.suppress(OSError):  # the next run says what cannot be removed
+                _remove(part, _PARTS)
+                mark.close(remove=True)
+                part.rmdir()  # not if it is not empty: something came in meanwhile
         mark.close()
 
 
@@ -203,10 +208,18 @@ def _put_back(old: Path, path: Path) -> None:
 def _remove(part: Path, names: Collection[str]) -> None:
     """Remove folders of unfinished work; one that was replaced gets another name first, as it is no longer whole."""
     if (part / "old").exists():
-        shutil.rmtree(part / "gone", ignore_errors=True)
+        _remove_all(part / "gone")
         (part / "old").rename(part / "gone")
     for name in names:
-        shutil.rmtree(part / name, ignore_errors=True)
+        _remove_all(part / name)
+
+
+def _remove_all(folder: Path) -> None:
+    try:
+        if folder.exists():
+            shutil.rmtree(folder)
+    except OSError as error:  # names a file by the last part of its path
+        raise OSError(error.errno, f"{error.strerror}, so it cannot be removed", str(folder)) from error
 
 
 @contextlib.contextmanager
@@ -264,6 +277,11 @@ def _describe(folder: Path, command: str) -> None:
         os.fsync(file.fileno())
 
 
+def _cut(mark: Path) -> None:
+    """Remove a last line that is not whole: it names what was not yet made."""
+    os.truncate(mark, mark.read_bytes().rfind(b"\n") + 1)
+
+
 def _read(mark: Path) -> tuple[str, set[str]] | None:
     """The command and the names in a file ``.lineartime``; None if there is none."""
     if not mark.is_file():
@@ -278,7 +296,7 @@ def _read(mark: Path) -> tuple[str, set[str]] | None:
                 names.discard(entry["gone"])
             else:
                 command = entry["command"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"{mark} cannot be read: {error}; allowed: the file that a command wrote there") from error
     return command, names
 

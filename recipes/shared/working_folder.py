@@ -114,7 +114,7 @@ def remove_own(path: Path) -> None:
     place = Path(os.path.realpath(path.parent)) / path.name
     made = mark.made() if mark else set()
     for one in sorted((one for one in made if one == place or place in one.parents), reverse=True):
-        if one.is_symlink():
+        if one.is_symlink() or Path(os.path.realpath(one.parent)) != one.parent:  # by a link or "..", it is elsewhere
             continue
         if one.is_dir():
             with contextlib.suppress(OSError):  # not empty: a stranger's file is in it

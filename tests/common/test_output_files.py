@@ -199,3 +199,59 @@ def test_a_damaged_list_is_refused_and_a_line_that_was_cut_off_is_not(tmp_path, 
     (tmp_path / "x" / MARK).write_bytes(damage)
     with pytest.raises(ValueError, match=f"{MARK} cannot be read.*allowed"):
         write(tmp_path / "x", "new")
+
+
+def test_a_list_that_nests_too_deep_is_refused(tmp_path):
+    (tmp_path / MARK).write_text("[" * 100_000 + "\n")
+    with pytest.raises(ValueError, match=f"{MARK} cannot be read.*allowed"):
+        take(tmp_path, COMMAND, "--out")
+
+
+FULL = """
+import resource, sys
+from pathlib import Path
+from common.output_files import MARK, take
+folder = Path(sys.argv[1])
+mark = take(folder, "recipes.some", "--out")
+most, unlimited = (folder / MARK).stat().st_size + 5, resource.RLIM_INFINITY
+resource.setrlimit(resource.RLIMIT_FSIZE, (most, unlimited))
+try:
+    mark.note(folder / "report.md")
+except OSError as error:
+    print(error.filename)
+resource.setrlimit(resource.RLIMIT_FSIZE, (unlimited, unlimited))
+mark.note(folder / "other.md")
+print(*(path.name for path in mark.made()))
+"""
+
+
+def test_a_name_that_does_not_fit_on_the_disk_is_an_error_and_leaves_no_half_line(tmp_path):
+    done = subprocess.run([sys.executable, "-c", FULL, tmp_path], capture_output=True, text=True, cwd=CHECKOUT)
+    assert done.stdout.splitlines() == [str(tmp_path / MARK), "other.md"], done.stderr
+
+
+def test_an_old_folder_that_cannot_be_removed_is_named_by_the_next_run_and_then_goes(tmp_path, monkeypatch):
+    write(tmp_path / "x", "old")
+    with monkeypatch.context() as refusing:
+        remove = shutil.rmtree
+
+        def refuse(path, ignore_errors=False):
+            if Path(path).name != "gone":
+                remove(path, ignore_errors)
+            elif not ignore_errors:
+                raise PermissionError(13, "Permission denied", str(path))
+
+        refusing.setattr(shutil, "rmtree", refuse)
+        write(tmp_path / "x", "new")
+        assert content(tmp_path / "x") == "new"
+        with pytest.raises(PermissionError, match=r"x\.part/gone"):
+            write(tmp_path / "x", "newer")
+    write(tmp_path / "x", "newest")
+    assert content(tmp_path / "x") == "newest" and os.listdir(tmp_path) == ["x"]
+
+
+def test_a_mount_point_is_refused_before_the_work(tmp_path, monkeypatch):
+    monkeypatch.setattr(os.path, "ismount", lambda path: path == tmp_path)
+    with pytest.raises(ValueError, match=f"--out is {tmp_path}, a mount point.*allowed"), new_folder(tmp_path, COMMAND):
+        raise AssertionError
+    write(tmp_path / "x", "new")

@@ -18,6 +18,7 @@ from timm.utils import CheckpointSaver
 
 import timm_plugin  # noqa: F401  (registers the models)
 from common.attention import DaftConvAttention, DaftFullAttention
+from common.output_files import MARK
 from recipes.daft import drawing, pictures
 from recipes.daft.checkpoints import load_model
 from recipes.daft.maps import Bias, KeyMaps, key_maps, position_biases
@@ -183,7 +184,7 @@ def test_fairseqs_checkpoints_with_configuration_objects(tmp_path):
     torch.save({**state, "cfg": OmegaConf.create(state["cfg"])}, tmp_path / "objects.pt")
     finished = run_as_a_process("--checkpoint", tmp_path / "objects.pt", "--output", tmp_path / "out")
     assert finished.returncode == 0, finished.stderr
-    assert [file.name for file in (tmp_path / "out").iterdir()] == ["position_biases.png"]
+    assert sorted(file.name for file in (tmp_path / "out").iterdir()) == [MARK, "position_biases.png"]
 
 
 class Stranger:
@@ -435,7 +436,7 @@ def test_the_command_writes_both_pictures(image, tmp_path, capsys):
     path = save_as_train_does(tmp_path, vision(), arguments)
     command = ["--checkpoint", str(path), "--output", str(tmp_path / "a" / "b"), "--heads", "2"]
     assert pictures.main(command) == 0
-    assert [file.name for file in (tmp_path / "a" / "b").iterdir()] == ["position_biases.png"]
+    assert sorted(file.name for file in (tmp_path / "a" / "b").iterdir()) == [MARK, "position_biases.png"]
     assert pictures.main([*command, "--image", str(image)]) == 0
     assert capsys.readouterr().out.splitlines()[-1].startswith("Ready: ")
     for name in ("position_biases", "key_maps"):

@@ -154,6 +154,6 @@ def test_a_single_evaluation_is_drawn_as_a_dot(tmp_path: Path, monkeypatch: pyte
     for epochs in (1, 3):
         plan = Plan("BasicMotions", ["linear"], [1], epochs)
         accuracies = [90.0] * len(plan.evaluated)
-        results.draw(plan, [Result("linear", 1, 10, accuracies, 1.0, "")], tmp_path / "picture.png")
+        results.draw(plan, [Result("linear", 1, 10, accuracies, 1.0, "")], tmp_path / f"{epochs}.png")
     curves = [look["marker"] for points, look in drawn if "label" in look]
     assert curves[0] and not curves[1]

@@ -98,3 +98,25 @@ def test_a_damaged_file_of_ours_is_named(tmp_path, text):
     (tmp_path / "x.json").write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(ValueError, match=r"x\.json .*allowed"):
         read_json(tmp_path / "x.json", "a")
+
+
+def test_nothing_outside_of_the_folder_is_removed(tmp_path):
+    """Neither by ".." in the list of a folder that came from elsewhere, nor through a link that replaced a folder."""
+    folder, elsewhere = tmp_path / "x", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for name in ("1", "2"):
+        (elsewhere / name).write_text("the user's")
+    with working_folder(folder, COMMAND):
+        write_text(folder / "a.txt", "ours")
+        write_text(claim(folder / "blocks") / "1", "ours")
+        (folder / "blocks" / "1").unlink()
+        (folder / "blocks").rmdir()
+        (folder / "blocks").symlink_to(elsewhere)
+        remove_own(folder / "blocks")
+        (folder / "blocks").unlink()
+    with open(folder / MARK, "a") as file:
+        file.write('"blocks/../../elsewhere/2"\n')
+    (folder / "blocks").mkdir()
+    with working_folder(folder, COMMAND):
+        remove_own(folder / "blocks")
+    assert sorted(os.listdir(elsewhere)) == ["1", "2"]
