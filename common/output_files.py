@@ -81,7 +81,8 @@ def check_folder(folder: Path, command: str, argument: str, whole: bool) -> None
         stranger = find_stranger(folder, made)
         if stranger is not None:
             raise ValueError(
-                f"{argument} is {folder}, which holds {stranger.relative_to(folder)}, which is not of this command; "
+                f"{argument} is {folder}, which holds {stranger.relative_to(folder)}, which no {MARK} lists as "
+                "made by this command; "
                 f"allowed: {allowed}"
             )
 

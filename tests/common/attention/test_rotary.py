@@ -133,3 +133,9 @@ def test_it_copies_and_prints_the_inner_attention():
     module, inputs = rotary("linear", causal=True), qkv(9, d=4)
     assert torch.equal(copy.deepcopy(module)(*inputs), module(*inputs))
     assert "(inner): LinearAttention(causal=True" in repr(module)
+
+
+def test_images_alone_have_no_order_to_rotate_by():
+    inner = build_attention("soft", num_heads=2, head_dim=8, spatial_dims=2)
+    with pytest.raises(ValueError, match="inner.*'soft'.*sequences"):
+        RotaryAttention(inner, 8)
