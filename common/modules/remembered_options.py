@@ -57,6 +57,8 @@ class RemembersOptions(nn.Module):
 
     def set_extra_state(self, state: Any) -> None:
         """torch's hook: compare the record of a file with this module."""
+        if isinstance(state, Tensor) and state.is_meta:  # nor do weights on "meta" have values
+            return
         record = read_record(state)
         if record is None:
             self._warn(f"the record of weights that are loaded cannot be read; here they are used with {self._own()}")
@@ -140,7 +142,7 @@ def read_record(stored: Any) -> dict[str, dict[str, Any]] | None:
         record = json.loads(bytes(round(x) for x in stored.tolist()).decode())
         options, counts = record["options"], record["counts"]
         legible = isinstance(options, dict) and all(digits.isdecimal() for digits in counts.values())
-    except (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError):
+    except (AttributeError, KeyError, OverflowError, RuntimeError, TypeError, ValueError):
         return None  # averages of files of several options, or another's tensor
     return {"options": options, "counts": counts} if legible else None
 
