@@ -247,7 +247,7 @@ def test_a_model_on_meta_gets_what_follows_from_the_file(case: str) -> None:
     options = {"head_dim": 4, "redraw": 2} if "redraw" in name else {}
     name = name.split()[0]
     source = build_attention(name, num_heads=2, **options)
-    source.restore_counts({x: 5 for x in source.counts})
+    source.restore_counts(dict.fromkeys(source.counts, 5))
     state = {"numbers": source.numbers} if former else source.state_dict()
     with torch.device("meta"):
         model = build_attention(name, num_heads=2, **options)
