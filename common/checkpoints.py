@@ -80,7 +80,7 @@ def check_state_dict(state_dict: dict[str, Any], model: nn.Module, shapes_only: 
         if name in state_dict and not _fits(state_dict[name], tensor, name, model)
     ]
     missing = [] if shapes_only else [name for name in own if name not in state_dict]
-    unexpected = [] if shapes_only else [name for name in state_dict if name not in own and not _is_read(name, model)]
+    unexpected = [] if shapes_only else [name for name in state_dict if name not in own and not is_read(name, model)]
     faults = [("of other shapes", shapes), ("missing", missing), ("not of this model", unexpected)]
     if any(names for _, names in faults):
         listed = "; ".join(f"{len(names)} {what}{_listed(names)}" for what, names in faults if names)
@@ -95,7 +95,7 @@ def leave_out_foreign_records(state_dict: dict[str, Any], model: nn.Module) -> N
 
     Weights of an attention of ours are loaded there into another module, which is another function of them.
     """
-    for name in [name for name in state_dict if is_record(name) and not _is_read(name, model)]:
+    for name in [name for name in state_dict if is_record(name) and not is_read(name, model)]:
         record = read_record(state_dict.pop(name))
         trained = "an attention of lineartime" if record is None else spelled(record["options"])
         warnings.warn(
@@ -114,7 +114,7 @@ def _fits(stored: Any, own: Tensor, name: str, model: nn.Module) -> bool:
     return takes is not None and takes(stored)
 
 
-def _is_read(name: str, model: nn.Module) -> bool:
+def is_read(name: str, model: nn.Module) -> bool:
     """Whether a module of ``model`` reads ``name``, which is not in its own state dict or is a record."""
     path, _, last = name.rpartition(".")
     try:

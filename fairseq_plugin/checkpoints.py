@@ -13,7 +13,7 @@ from fairseq.models.transformer_lm import TransformerLanguageModel
 from fairseq.utils import safe_getattr
 from torch import Tensor, nn
 
-from common.checkpoints import Transfer, check_state_dict, leave_out_foreign_records, read_checkpoint
+from common.checkpoints import Transfer, check_state_dict, is_read, leave_out_foreign_records, read_checkpoint
 from common.modules.remembered_options import is_record
 
 from ._folders import find_folder
@@ -185,6 +185,7 @@ def transfer_of(state_dict: dict[str, Any], fitted: dict[str, Any], model: nn.Mo
     taken = [name for name in fitted if name in own and not is_record(name) and _memory(fitted[name]) in stored]
     used = {_memory(fitted[name]) for name in taken}
     left_out = [name for name, x in state_dict.items() if _memory(x) not in used and not is_record(name)]
+    left_out = [name for name in left_out if not is_read(name, model)]  # tensors of earlier versions are
     new = [name for name in own if name not in taken and not name.endswith(_VERSION) and not is_record(name)]
     return Transfer(taken, left_out, new)
 

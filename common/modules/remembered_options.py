@@ -94,7 +94,7 @@ class RemembersOptions(nn.Module):
         self.restore_counts({})
         if "options" in local_metadata:  # version 0.2 kept them there
             self._compare(local_metadata["options"])
-        elif _is_loaded(prefix, state_dict, missing_keys):
+        elif self.remembered_options() and _is_loaded(prefix, state_dict, missing_keys):
             self._warn(
                 f"the weights that are loaded do not say which {self.belongs_to} they belong to (those of stock models "
                 f"and of earlier versions do not); here they are used with {self._own()}"
@@ -121,6 +121,8 @@ class RemembersOptions(nn.Module):
 
 class Remembered(RemembersOptions):
     """A record of ``options`` for a module of a host, which gets this one as a child; no parameters, no forward."""
+
+    belongs_to = "options"
 
     def __init__(self, **options: str | int | float | bool | None) -> None:
         super().__init__()
