@@ -73,7 +73,7 @@ def check_state_dict(state_dict: dict[str, Any], model: nn.Module, shapes_only: 
     another shape for its weight, and says so in a method ``takes(tensor)``, or a tensor of an earlier version, which it
     names in ``former_names``. Records of options (``remembered_options``) may be missing. O(number of tensors).
     """
-    own = {name: tensor for name, tensor in model.state_dict().items() if not is_record(name)}
+    own = {name: x for name, x in model.state_dict().items() if not is_record(name) and not is_read(name, model)}
     shapes = [
         f"{name} {_shape(state_dict[name])}, not {_shape(tensor)}"
         for name, tensor in own.items()
@@ -115,7 +115,7 @@ def _fits(stored: Any, own: Tensor, name: str, model: nn.Module) -> bool:
 
 
 def is_read(name: str, model: nn.Module) -> bool:
-    """Whether a module of ``model`` reads ``name``, which is not in its own state dict or is a record."""
+    """Whether a module of ``model`` reads ``name``, a record or a tensor of an earlier version, where a file has it."""
     path, _, last = name.rpartition(".")
     try:
         module = model.get_submodule(path)
