@@ -73,14 +73,14 @@ def check_state_dict(state_dict: dict[str, Any], model: nn.Module, shapes_only: 
     another shape for its weight, and says so in a method ``takes(tensor)``, or a tensor of an earlier version, which it
     names in ``former_names``. Records of options (``remembered_options``) may be missing. O(number of tensors).
     """
-    own = {name: tensor for name, tensor in model.state_dict().items() if not is_record(name)}
+    own = {name: x for name, x in model.state_dict().items() if not is_record(name) and not is_read(name, model)}
     shapes = [
         f"{name} {_shape(state_dict[name])}, not {_shape(tensor)}"
         for name, tensor in own.items()
         if name in state_dict and not _fits(state_dict[name], tensor, name, model)
     ]
     missing = [] if shapes_only else [name for name in own if name not in state_dict]
-    unexpected = [] if shapes_only else [name for name in state_dict if name not in own and not _is_read(name, model)]
+    unexpected = [] if shapes_only else [name for name in state_dict if name not in own and not is_read(name, model)]
     faults = [("of other shapes", shapes), ("missing", missing), ("not of this model", unexpected)]
     if any(names for _, names in faults):
         listed = "; ".join(f"{len(names)} {what}{_listed(names)}" for what, names in faults if names)
@@ -95,7 +95,7 @@ def leave_out_foreign_records(state_dict: dict[str, Any], model: nn.Module) -> N
 
     Weights of an attention of ours are loaded there into another module, which is another function of them.
     """
-    for name in [name for name in state_dict if is_record(name) and not _is_read(name, model)]:
+    for name in [name for name in state_dict if is_record(name) and not is_read(name, model)]:
         record = read_record(state_dict.pop(name))
         trained = "an attention of lineartime" if record is None else spelled(record["options"])
         warnings.warn(
@@ -114,8 +114,8 @@ def _fits(stored: Any, own: Tensor, name: str, model: nn.Module) -> bool:
     return takes is not None and takes(stored)
 
 
-def _is_read(name: str, model: nn.Module) -> bool:
-    """Whether a module of ``model`` reads ``name``, which is not in its own state dict or is a record."""
+def is_read(name: str, model: nn.Module) -> bool:
+    """Whether a module of ``model`` reads ``name``, a record or a tensor of an earlier version, where a file has it."""
     path, _, last = name.rpartition(".")
     try:
         module = model.get_submodule(path)

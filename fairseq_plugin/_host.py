@@ -66,10 +66,12 @@ def allow_checkpoint_classes() -> None:
     """Let ``torch.load(weights_only=True)`` read the configuration objects that fairseq puts into its checkpoints.
 
     torch loads tensors and plain containers only. fairseq's checkpoints may also hold argparse namespaces (a model,
-    optimizer or criterion registered without a dataclass) and omegaconf containers, with the types that those note of
-    their values. All are data without behaviour of their own; any other class in a checkpoint is refused as before.
+    optimizer or criterion registered without a dataclass), omegaconf containers, with the types that those note of
+    their values, and arrays and numbers of numpy, which ``--eval-bleu`` leaves in the metrics. All are data without
+    behaviour of their own; any other class in a checkpoint is refused as before.
     torch's list is the process's: every ``torch.load`` in it accepts these classes from now on.
     """
+    import numpy
     import omegaconf
     import torch
     from omegaconf import base, nodes
@@ -77,8 +79,12 @@ def allow_checkpoint_classes() -> None:
     node_classes = [cls for cls in vars(nodes).values() if isinstance(cls, type) and issubclass(cls, base.Node)]
     # With its name: timm allows the class while it reads a file of its own and takes that entry away afterwards.
     namespace = (argparse.Namespace, "argparse.Namespace")
+    multiarray = numpy.core.multiarray
+    numpy_names = [multiarray._reconstruct, multiarray.scalar, numpy.ndarray, numpy.dtype]
+    numpy_names += [type(numpy.dtype(x)) for x in ("int64", "float64", "float32")]
     torch.serialization.add_safe_globals(
         [namespace, collections.defaultdict, dict, list, int, float, str, bool, typing.Any]
         + [omegaconf.DictConfig, omegaconf.ListConfig, base.Metadata, base.ContainerMetadata]
         + node_classes
+        + numpy_names
     )

@@ -13,7 +13,7 @@ from fairseq.models.transformer_lm import TransformerLanguageModel
 from fairseq.utils import safe_getattr
 from torch import Tensor, nn
 
-from common.checkpoints import Transfer, check_state_dict, leave_out_foreign_records, read_checkpoint
+from common.checkpoints import Transfer, check_state_dict, is_read, leave_out_foreign_records, read_checkpoint
 from common.modules.remembered_options import is_record
 
 from ._folders import find_folder
@@ -184,8 +184,10 @@ def transfer_of(state_dict: dict[str, Any], fitted: dict[str, Any], model: nn.Mo
     own, stored = model.state_dict(), {_memory(x) for x in state_dict.values()}
     taken = [name for name in fitted if name in own and not is_record(name) and _memory(fitted[name]) in stored]
     used = {_memory(fitted[name]) for name in taken}
-    left_out = [name for name, x in state_dict.items() if _memory(x) not in used and not is_record(name)]
-    new = [name for name in own if name not in taken and not name.endswith(_VERSION) and not is_record(name)]
+    left_out = [name for name, x in state_dict.items() if _memory(x) not in used]
+    new = [name for name in own if name not in taken and not name.endswith(_VERSION)]
+    # Records of options, and tensors that only files of earlier versions have, are neither.
+    left_out, new = ([x for x in names if not is_record(x) and not is_read(x, model)] for names in (left_out, new))
     return Transfer(taken, left_out, new)
 
 

@@ -51,17 +51,20 @@ class BigbirdAttention(OpAttention):
         super().setup()
         self.chunk_size = self.options.chunk_size
         self.seed = int(torch.randint(1, 2**31, (), device="cpu"))
-        self.register_buffer("numbers", self._draw(), persistent=False)
+        self.register_buffer("numbers", self._draw().to(torch.empty(0).device), persistent=False)
 
     def restore_counts(self, counts: dict[str, int]) -> None:
         """Choose the random chunks that the weights were trained with, where the seed is known."""
         super().restore_counts(counts)
         if self.seed:
-            self.numbers = self._draw().to(self.numbers)
+            numbers = self._draw()
+            # A model on "meta" gets its tensors as it is loaded (assign=True); these are in no file.
+            self.numbers = numbers if self.numbers.is_meta else numbers.to(self.numbers)
 
     def restore_former(self, tensors: dict[str, Tensor]) -> None:
         """The numbers of a file without a seed."""
-        self.seed, self.numbers = 0, tensors["numbers"].to(self.numbers)
+        numbers = tensors["numbers"]
+        self.seed, self.numbers = 0, numbers if self.numbers.is_meta else numbers.to(self.numbers)
 
     def _draw(self) -> Tensor:
         return draw_numbers(self.options.random_chunks or 0, self.seed)

@@ -57,6 +57,8 @@ class RemembersOptions(nn.Module):
 
     def set_extra_state(self, state: Any) -> None:
         """torch's hook: compare the record of a file with this module."""
+        if isinstance(state, Tensor) and state.is_meta:  # nor do weights on "meta" have values
+            return
         record = read_record(state)
         if record is None:
             self._warn(f"the record of weights that are loaded cannot be read; here they are used with {self._own()}")
@@ -92,7 +94,7 @@ class RemembersOptions(nn.Module):
         self.restore_counts({})
         if "options" in local_metadata:  # version 0.2 kept them there
             self._compare(local_metadata["options"])
-        elif _is_loaded(prefix, state_dict, missing_keys):
+        elif self.remembered_options() and _is_loaded(prefix, state_dict, missing_keys):
             self._warn(
                 f"the weights that are loaded do not say which {self.belongs_to} they belong to (those of stock models "
                 f"and of earlier versions do not); here they are used with {self._own()}"
@@ -120,6 +122,8 @@ class RemembersOptions(nn.Module):
 class Remembered(RemembersOptions):
     """A record of ``options`` for a module of a host, which gets this one as a child; no parameters, no forward."""
 
+    belongs_to = "options"
+
     def __init__(self, **options: str | int | float | bool | None) -> None:
         super().__init__()
         self.options = options
@@ -140,7 +144,7 @@ def read_record(stored: Any) -> dict[str, dict[str, Any]] | None:
         record = json.loads(bytes(round(x) for x in stored.tolist()).decode())
         options, counts = record["options"], record["counts"]
         legible = isinstance(options, dict) and all(digits.isdecimal() for digits in counts.values())
-    except (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError):
+    except (AttributeError, KeyError, OverflowError, RuntimeError, TypeError, ValueError):
         return None  # averages of files of several options, or another's tensor
     return {"options": options, "counts": counts} if legible else None
 

@@ -10,7 +10,7 @@ from fairseq.tasks.language_modeling import LanguageModelingTask
 from fairseq.tasks.masked_lm import MaskedLMTask
 from torch import Tensor
 
-from common.modules.remembered_options import Remembered
+from common.modules.remembered_options import Remembered, is_record
 from common.ops.shared.checks import check_positive_int
 
 from ..modules.arena_head import ArenaHead, init_as_arena
@@ -110,6 +110,17 @@ class LinearTimeClassifier(LinearTimeMaskedModel):
             super().register_classification_head(name, num_classes, inner_dim)
         meaning = {x: option(self.args, ClassifierOptions, x) for x in ("pooling", "classifier_style")}
         self.classification_heads[name].remembered = Remembered(**meaning)
+
+    def upgrade_state_dict_named(self, state_dict: dict[str, Any], name: str) -> None:
+        """fairseq's hook. RoBERTa's fills in what heads lack; what a file's head was trained with is left unsaid."""
+        stored = dict(state_dict)
+        super().upgrade_state_dict_named(state_dict, name)
+        for head in self.classification_heads:
+            prefix = f"{name}.classification_heads.{head}.".lstrip(".")
+            weight = f"{prefix}out_proj.weight"
+            if weight in stored and state_dict[weight] is stored[weight]:
+                for record in [x for x in state_dict if x.startswith(prefix) and is_record(x) and x not in stored]:
+                    del state_dict[record]
 
     def forward(
         self,

@@ -6,11 +6,13 @@ import pickle
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from fairseq import options
 from fairseq.checkpoint_utils import load_checkpoint_to_cpu
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.logging.meters import AverageMeter
 from fairseq.models import build_model
 from fairseq.tasks import FairseqTask
 from omegaconf import OmegaConf
@@ -49,6 +51,16 @@ def test_namespaces_load_after_timm_has_read_a_file(tmp_path: Path) -> None:
     with torch.serialization.safe_globals([argparse.Namespace]):
         pass
     assert torch.load(tmp_path / "c.pt", weights_only=True)["args"].lr == [0.1]
+
+
+def test_metrics_of_numpy_load(tmp_path: Path) -> None:
+    """``--eval-bleu`` leaves arrays in the state of a training; a training resumes, and commands read the weights."""
+    meter = AverageMeter()
+    meter.update(np.array([3, 2, 1, 0]))
+    meter.update(np.array([0.5, 0.25, 0.0, 0.0]))
+    torch.save({"val": meter.state_dict(), "best": np.float64(1.5), "low": np.float32(0.5)}, tmp_path / "c.pt")
+    loaded = torch.load(tmp_path / "c.pt", weights_only=True)
+    assert loaded["val"]["sum"].tolist() == [3.5, 2.25, 1.0, 0.0] and (loaded["best"], loaded["low"]) == (1.5, 0.5)
 
 
 def test_whole_configuration_loads(tmp_path: Path) -> None:

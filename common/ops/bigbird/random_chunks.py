@@ -9,8 +9,11 @@ ROWS = 1024
 
 def draw_numbers(random_chunks: int, seed: int | None = None) -> Tensor:
     """Integers (``ROWS``, r) from torch's generator or ``seed``, of which ``choose_chunks`` makes its choice."""
-    generator = None if seed is None else torch.Generator().manual_seed(seed)
-    return torch.randint(2**31, (ROWS, random_chunks), generator=generator)
+    if seed is None:
+        return torch.randint(2**31, (ROWS, random_chunks))
+    # On the CPU whatever torch's default device is: one seed gives the same numbers everywhere.
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(2**31, (ROWS, random_chunks), generator=generator, device="cpu")
 
 
 def choose_chunks(numbers: Tensor, groups: int, last: Tensor) -> tuple[Tensor, Tensor]:

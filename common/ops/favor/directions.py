@@ -9,12 +9,14 @@ LENGTHS = ("gaussian", "sqrt_d")
 
 def draw_directions(count: int, channels: int, lengths: str, generator: Generator | None = None) -> Tensor:
     """(r, d) from torch's generator or ``generator``: blocks of at most d rows that are orthogonal; O(r d²)."""
+    device = None if generator is None else generator.device  # not torch's default device, where it is another one
     blocks = []
     for begin in range(0, count, channels):
-        gaussian = torch.randn(channels, channels, generator=generator)
+        gaussian = torch.randn(channels, channels, generator=generator, device=device)
         rotation, triangle = torch.linalg.qr(gaussian)
         # With these signs every rotation is as likely as every other.
         blocks.append((rotation * triangle.diagonal().sign()).T[: count - begin])
     if lengths == "sqrt_d":
         return torch.cat(blocks) * channels**0.5
-    return torch.cat(blocks) * torch.randn(count, channels, generator=generator).norm(dim=1, keepdim=True)
+    gaussian = torch.randn(count, channels, generator=generator, device=device)
+    return torch.cat(blocks) * gaussian.norm(dim=1, keepdim=True)

@@ -6,7 +6,8 @@ from torch import Generator, Tensor
 
 def draw_rotations(rounds: int, channels: int, directions: int, generator: Generator | None = None) -> Tensor:
     """(R, d, D) Gaussian, from torch's generator or ``generator``: one random rotation for each round."""
-    return torch.randn(rounds, channels, directions, generator=generator)
+    device = None if generator is None else generator.device  # not torch's default device, where it is another one
+    return torch.randn(rounds, channels, directions, generator=generator, device=device)
 
 
 def buckets_of(q: Tensor, rotations: Tensor, padding_mask: Tensor | None) -> Tensor:

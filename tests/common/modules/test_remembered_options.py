@@ -15,6 +15,9 @@ from torch import Tensor, nn
 from common.attention import ATTENTIONS, RotaryAttention, build_attention
 from common.modules.gated_attention_unit import GatedAttentionUnit
 from common.modules.remembered_options import RemembersOptions, read_record
+from common.ops.bigbird import draw_numbers
+from common.ops.favor import draw_directions
+from common.ops.reformer import draw_rotations
 
 
 class _Remembers(RemembersOptions):
@@ -234,3 +237,42 @@ def test_records_that_differ_in_a_count_can_be_averaged() -> None:
     average = read_record((records[0] + records[1]) / 2)
     assert average is not None and average["options"] == read_record(records[0])["options"]
     assert all(x.shape == build_attention("flow").state_dict()["_extra_state"].shape for x in records)
+
+
+@pytest.mark.filterwarnings("ignore:.*do not say which attention")
+@pytest.mark.parametrize("case", ["bigbird", "bigbird of version 0.2", "favor with redraw"])
+def test_a_model_on_meta_gets_what_follows_from_the_file(case: str) -> None:
+    """``assign=True`` fills a model without values: what is no tensor of the file, but follows from it, has values."""
+    name, *former = case.split(" of ")
+    options = {"head_dim": 4, "redraw": 2} if "redraw" in name else {}
+    name = name.split()[0]
+    source = build_attention(name, num_heads=2, **options)
+    source.restore_counts(dict.fromkeys(source.counts, 5))
+    state = {"numbers": source.numbers} if former else source.state_dict()
+    with torch.device("meta"):
+        model = build_attention(name, num_heads=2, **options)
+        model.load_state_dict(state, assign=True)
+    for found, expected in zip(model.buffers(), source.buffers(), strict=True):
+        assert torch.equal(found, expected)
+
+
+def test_weights_without_values_load_in_silence() -> None:
+    """A record on "meta" says nothing, as the weights there do."""
+    model = build_attention("flow", num_heads=2)
+    state = {name: x.to("meta") for name, x in model.state_dict().items()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.load_state_dict(state)
+
+
+@pytest.mark.parametrize("name", ["bigbird", "favor", "reformer"])
+def test_what_is_drawn_from_a_seed_ignores_the_default_device(name: str) -> None:
+    """Its generator is on the CPU: a draw on another default device would fail."""
+    sources = {
+        "bigbird": lambda: draw_numbers(2, seed=3),
+        "favor": lambda: draw_directions(6, 4, "gaussian", torch.Generator().manual_seed(3)),
+        "reformer": lambda: draw_rotations(2, 4, 3, torch.Generator().manual_seed(3)),
+    }
+    expected = sources[name]()
+    with torch.device("meta"):
+        assert torch.equal(sources[name](), expected)
