@@ -11,6 +11,7 @@ from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, is_dataclass
+from itertools import islice
 from typing import Any
 
 from fairseq.dataclass.configs import FairseqConfig
@@ -67,7 +68,10 @@ _FAULTS = (
     ValueError,
 )
 #: An interpolation that refers to another option of the same configuration.
-_REFERENCE = re.compile(r"\$\{[.\w]+\}")
+_REFERENCE = re.compile(r"\$\{(\w+(?:\.\w+)*)\}")
+#: Most values in a configuration, and in a list that a reference names. fairseq's own have about a thousand and ten;
+#: lists in lists, and references to lists of references, would take all memory.
+_MOST_VALUES, _MOST_NAMED = 20_000, 1_000
 
 
 @contextmanager
@@ -162,11 +166,36 @@ def _stored_options(state: Mapping[str, Any], path: str, leave_out: tuple[str, .
     if arguments is not None:
         yield from _without_interpolations(arguments, path)
     if config is not None:
-        for name, value in _leaves(config, path):
-            if "${" in str(value) and not _REFERENCE.fullmatch(str(value)):
-                raise ValueError(f"the checkpoint {path!r} has {name} = {value!r}; allowed: the name of another option")
+        _check_references(config, path)
         groups = {name: group for name, group in _resolved(config, path).items() if name not in leave_out}
         yield from _without_interpolations(groups, path)
+
+
+def _check_references(config: Any, path: str) -> None:
+    """ValueError for an interpolation in ``config`` that is no reference to a value, or to a few plain values."""
+    for name, value in _leaves(config, path):
+        if "${" not in str(value):
+            continue
+        reference = _REFERENCE.fullmatch(str(value))
+        if reference is None or not _is_small(_named(config, reference[1].split(".")), path):
+            raise ValueError(f"the checkpoint {path!r} has {name} = {value!r}; allowed: the name of another option")
+
+
+def _named(config: Any, parts: list[str]) -> Any:
+    """What ``parts`` name in ``config``, one inside of the other; None where there is nothing."""
+    for part in parts:
+        config = OmegaConf.to_container(config, resolve=False) if OmegaConf.is_config(config) else config
+        config = vars(config) if isinstance(config, Namespace) else config
+        config = config.get(part) if isinstance(config, Mapping) else None
+    return config
+
+
+def _is_small(named: Any, path: str) -> bool:
+    """Whether it is one value, or a few that refer to no others."""
+    if isinstance(named, (str, bytes, int, float, bool)) or named is None:
+        return True
+    leaves = _leaves(named, path)
+    return len(leaves) <= _MOST_NAMED and not any("${" in str(value) for _, value in leaves)
 
 
 def _without_interpolations(options: Any, path: str) -> Iterator[tuple[str, Any]]:
@@ -189,7 +218,12 @@ def _resolved(config: Any, path: str) -> dict[str, Any]:
 def _leaves(options: Any, path: str) -> list[tuple[str, Any]]:
     """All values in nested containers, each with the name that is nearest to it; nothing is resolved."""
     with faults_of(path):
-        return list(_walk("cfg", options))
+        leaves = list(islice(_walk("cfg", options), _MOST_VALUES + 1))
+    if len(leaves) > _MOST_VALUES:
+        raise ValueError(
+            f"the checkpoint {path!r} has a configuration of more than {_MOST_VALUES:,} values; allowed: at most as many"
+        )
+    return leaves
 
 
 def _walk(name: str, value: Any) -> Iterator[tuple[str, Any]]:

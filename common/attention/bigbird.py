@@ -63,7 +63,7 @@ class BigbirdAttention(OpAttention):
 
     def restore_former(self, tensors: dict[str, Tensor]) -> None:
         """The numbers of a file without a seed."""
-        numbers = tensors["numbers"]
+        numbers = tensors["numbers"].round().long()
         self.seed, self.numbers = 0, numbers if self.numbers.is_meta else numbers.to(self.numbers)
 
     def _draw(self) -> Tensor:
@@ -72,7 +72,7 @@ class BigbirdAttention(OpAttention):
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         if not self.seed:
-            destination[f"{prefix}numbers"] = self.numbers
+            destination[f"{prefix}numbers"] = self.numbers.double()  # fairseq's moving average multiplies everything
 
     def held(self) -> dict[str, Any]:
         """The numbers that choose random chunks."""

@@ -209,6 +209,24 @@ def test_references(stored, data_bin: str, tmp_path: Path) -> None:
     assert "cannot be read" in _refused(tmp_path / "c.pt", state, "linear_lm", data_bin)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_small_file_is_no_large_configuration(kind: str, stored, data_bin: str, tmp_path: Path) -> None:
+    """Lists of one list over and over, which a file writes down once each, would take all memory."""
+    nested: list = []
+    for _ in range(26):
+        nested = [nested, nested]
+    state = _put(stored("linear_lm", kind), "model", "more", nested)
+    assert "values" in _refused(tmp_path / "c.pt", state, "linear_lm", data_bin)
+
+
+def test_references_to_references_in_lists_are_refused(stored, data_bin: str, tmp_path: Path) -> None:
+    """Ten of ten of ten, and so on, would too."""
+    state = _put(stored("linear_lm", "cfg"), "model", "a0", [1] * 10)
+    for i in range(8):
+        _put(state, "model", f"a{i + 1}", [f"${{model.a{i}}}"] * 10)
+    assert "allowed: the name of another option" in _refused(tmp_path / "c.pt", state, "linear_lm", data_bin)
+
+
 FILES = (
     ("bpe", "bpe_codes", "codes"),
     ("bpe", "gpt2_encoder_json", "https://example.org/encoder.json"),

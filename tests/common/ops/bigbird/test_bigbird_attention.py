@@ -83,7 +83,8 @@ def test_files_of_version_0_2_held_the_numbers():
     with pytest.warns(UserWarning, match="do not say"):
         first.load_state_dict({"numbers": draw_numbers(2)})
     second = build_attention("bigbird", **sizes)
-    second.load_state_dict(first.state_dict())
+    averaged = {name: x.clone().mul_(0.9999).add_(x, alpha=1 - 0.9999) for name, x in first.state_dict().items()}
+    second.load_state_dict(averaged)
     assert torch.equal(second(*inputs), first(*inputs))
     with pytest.warns(UserWarning), pytest.raises(RuntimeError, match="numbers"):
         second.load_state_dict({"numbers": draw_numbers(3)})
