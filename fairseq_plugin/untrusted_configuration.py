@@ -221,7 +221,7 @@ def _leaves(options: Any, path: str) -> list[tuple[str, Any]]:
         leaves = list(islice(_walk("cfg", options), _MOST_VALUES + 1))
     if len(leaves) > _MOST_VALUES:
         raise ValueError(
-            f"the checkpoint {path!r} has a configuration of more than {_MOST_VALUES:,} values; allowed: at most as many"
+            f"the checkpoint {path!r} has a configuration of too many values; allowed: at most {_MOST_VALUES:,}"
         )
     return leaves
 

@@ -5,6 +5,8 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
+from common.modules.remembered_options import is_record
+
 #: Largest accepted ||actual - expected|| / ||expected||, by the coarser dtype of the two.
 TOLERANCES: dict[torch.dtype, float] = {
     torch.float64: 1e-9,
@@ -57,3 +59,8 @@ def assert_all_close(
     floor = 1e-3 * sum(x.double().norm().item() ** 2 for x in expected) ** 0.5
     for name, one, other in zip(names, actual, expected, strict=True):
         assert_close(f"gradient of {name}", one, other, tolerance, floor)
+
+
+def weights(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a state dict, without the records of what they mean."""
+    return {name: tensor for name, tensor in state.items() if not is_record(name)}

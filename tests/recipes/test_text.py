@@ -22,9 +22,6 @@ def small():
 
 def test_train_evaluate_and_write_text(small, tmp_path, monkeypatch):
     monkeypatch.setattr(text, "ARCHITECTURES", {"flowformer_lm": "Flow-Attention"})
-    stale = tmp_path / "flowformer_lm" / "checkpoint_last.pt"
-    stale.parent.mkdir()
-    stale.write_text("of an earlier demo: training must not go on from it")
     result = text.run_text(tmp_path, BUDGET)
     (model,) = result.models
     assert model.evaluation.tokens == result.tokens["test"]
@@ -37,6 +34,16 @@ def test_train_evaluate_and_write_text(small, tmp_path, monkeypatch):
     assert len(result.samples) == len(text.PROMPTS)
     for prompt, sample in zip(text.PROMPTS, result.samples, strict=True):
         assert sample.startswith(corpus.from_line(prompt).strip())
+
+
+def test_a_checkpoint_of_somebody_else_is_refused(tmp_path):
+    """Training neither goes on from it nor replaces it."""
+    foreign = tmp_path / "flowformer_lm" / "checkpoint_last.pt"
+    foreign.parent.mkdir()
+    foreign.write_text("a user's")
+    with pytest.raises(ValueError, match=r"checkpoint_last\.pt"):
+        text.train_model(tmp_path, "flowformer_lm", BUDGET)
+    assert foreign.read_text() == "a user's"
 
 
 def test_models_have_the_same_shape(monkeypatch, tmp_path):

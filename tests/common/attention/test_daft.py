@@ -18,7 +18,7 @@ from common.ops.daft.full_reference import daft_full_reference
 from tests.common.attention.build import attend, build, extend, narrow
 from tests.common.inputs import SIDES, padding, qkv
 from tests.common.refusals import refused
-from tests.compare import assert_close, gradients
+from tests.compare import assert_close, gradients, weights
 
 causality = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 gating = pytest.mark.parametrize("query", [True, False], ids=["gated", "ungated"])
@@ -106,10 +106,13 @@ def test_heads_have_no_effect_in_daft_full(causal):
 
 def test_the_parameters_of_daft_full():
     module = build_attention("daft_full", max_tokens=500)
-    assert {name: tuple(x.shape) for name, x in module.state_dict().items()} == {"pe0": (500, 128), "pe1": (500, 128)}
+    assert {name: tuple(x.shape) for name, x in weights(module.state_dict()).items()} == {
+        "pe0": (500, 128),
+        "pe1": (500, 128),
+    }
     assert all(abs(x.std() - 0.1) < 2e-3 and abs(x.mean()) < 2e-3 for x in module.parameters())
     free = build_attention("daft_full", max_tokens=200, bias_dim=None)
-    assert {name: tuple(x.shape) for name, x in free.state_dict().items()} == {"w": (200, 200)}
+    assert {name: tuple(x.shape) for name, x in weights(free.state_dict()).items()} == {"w": (200, 200)}
     assert abs(free.w.std() - 0.02) < 1e-3 and abs(free.w.mean()) < 1e-3
     for each in (module, free):
         before = copy.deepcopy(each.state_dict())
@@ -205,7 +208,7 @@ def test_filters_are_made_once_and_learned(causal):
     """A filter that is drawn anew in each call would change outputs and learn nothing."""
     module, inputs = build_attention("daft_conv", causal=causal, num_heads=2, window=5), conv_inputs(11)
     module = module.double().train()
-    names = list(module.state_dict())
+    names = list(weights(module.state_dict()))
     assert names == ["r", "gamma", "beta"] == [name for name, _ in module.named_parameters()]
     assert [tuple(x.shape) for x in module.parameters()] == [(2, 5), (2, 1), (2, 1)]
     before = {name: x.data_ptr() for name, x in module.named_parameters()}
@@ -234,12 +237,12 @@ def test_filters_are_made_once_and_learned(causal):
 
 def test_the_parameters_of_daft_conv():
     module = build_attention("daft_conv", num_heads=64, window=(11, 11))
-    shapes = {name: tuple(x.shape) for name, x in module.state_dict().items()}
+    shapes = {name: tuple(x.shape) for name, x in weights(module.state_dict()).items()}
     assert shapes == {"r": (64, 11, 11), "gamma": (64, 1), "beta": (64, 1)}
     assert (module.gamma == 0).all() and (module.beta == 0).all()
     assert abs(module.r.std() - 1.0) < 0.05 and abs(module.r.mean()) < 0.05
     plain = build_attention("daft_conv", num_heads=64, window=7, reparameterize=False)
-    assert {name: tuple(x.shape) for name, x in plain.state_dict().items()} == {"r": (64, 7)}
+    assert {name: tuple(x.shape) for name, x in weights(plain.state_dict()).items()} == {"r": (64, 7)}
     assert (plain.r == 0).all()
     causal = build_attention("daft_conv", causal=True, num_heads=1)
     assert causal.options.window is None and causal.r.shape == (1, 64)

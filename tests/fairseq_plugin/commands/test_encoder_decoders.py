@@ -10,6 +10,7 @@ from fairseq.models import ARCH_MODEL_REGISTRY
 
 from fairseq_plugin import LinearTimeTransformer
 from fairseq_plugin.convert import main as convert
+from tests.compare import weights
 from tests.fairseq_plugin.helpers.commands import (
     USER_DIR,
     run_in_turn,
@@ -110,14 +111,14 @@ def test_weights_of_the_stock_transformer_start_ours(pairs_bin, tmp_path):
     """By --finetune-from-model, and by a converted file, which every command loads."""
     stock, started = tmp_path / "stock", tmp_path / "started"
     run_module("fairseq_cli.train", translation_training_command(pairs_bin, str(stock), "transformer"))
-    weights = str(stock / "checkpoint_last.pt")
-    convert([weights, str(tmp_path / "start.pt"), "--arch", "flowformer"])
+    stock_file = str(stock / "checkpoint_last.pt")
+    convert([stock_file, str(tmp_path / "start.pt"), "--arch", "flowformer"])
     hub = LinearTimeTransformer.from_pretrained(str(tmp_path), "start.pt", pairs_bin)
     assert type(hub.models[0]) is ARCH_MODEL_REGISTRY["flowformer"] and hub.translate("w3 w21", max_len_b=5)
-    command = translation_training_command(pairs_bin, str(started), "linear", "--finetune-from-model", weights)
+    command = translation_training_command(pairs_bin, str(started), "linear", "--finetune-from-model", stock_file)
     outputs = run_in_turn(("fairseq_cli.train", [*command, CROSS, "linear"], ""))
-    stored = torch.load(weights)["model"]
-    taken = torch.load(started / "checkpoint_last.pt")["model"]
+    stored = torch.load(stock_file)["model"]
+    taken = weights(torch.load(started / "checkpoint_last.pt")["model"])
     assert stored.keys() == taken.keys() and losses(outputs[0])
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from fairseq.models import ARCH_MODEL_REGISTRY
 
-from tests.compare import assert_close
+from tests.compare import assert_close, weights
 from tests.fairseq_plugin.helpers.commands import USER_DIR, masked_training_command, run_in_turn
 from tests.fairseq_plugin.helpers.logs import entries
 from tests.fairseq_plugin.helpers.masked_models import build_masked, build_random, features, small
@@ -196,7 +196,7 @@ def test_prediction_in_python(fine_tuned: FineTuned, run: str) -> None:
 def test_pretrained_weights_are_restored(fine_tuned: FineTuned) -> None:
     """Each is the pretrained one; of the biases by distance, the distances of the smaller chunk; the head is new."""
     pretrained, restored = (
-        torch.load(path)["model"]
+        weights(torch.load(path)["model"])
         for path in (fine_tuned.pretrained["flash_mlm"], fine_tuned.folders["restored"] / "checkpoint_last.pt")
     )
     names = {name for name in restored if not name.startswith("classification_heads.")}

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from common.attention import position_entropy
 from fairseq_plugin.criterions.sparse_cross_entropy import SparseCrossEntropyCriterion
-from tests.compare import assert_close
+from tests.compare import assert_close, weights
 from tests.fairseq_plugin.helpers.commands import run_in_turn, training_command
 from tests.fairseq_plugin.helpers.language_models import awake, build_model
 from tests.fairseq_plugin.helpers.logs import entries
@@ -157,13 +157,13 @@ def updates(data_bin: str, tmp_path_factory: pytest.TempPathFactory):
 
 
 def _after(updates, name: str, kind: str) -> dict[str, Tensor]:
-    return torch.load(updates.root / f"{name} {kind}" / "checkpoint_last.pt")["model"]
+    return weights(torch.load(updates.root / f"{name} {kind}" / "checkpoint_last.pt")["model"])
 
 
 @pytest.mark.parametrize("name", UPDATES)
 def test_update_is_of_both_gradients(updates, name: str) -> None:
     """What ours subtracts beyond cross-entropy's own step is the weighted gradient of the entropy, however batched."""
-    before = {key: value.double().requires_grad_() for key, value in updates.before.items() if "inner" in key}
+    before = {key: value.double().requires_grad_() for key, value in weights(updates.before).items() if "inner" in key}
     gradients = torch.autograd.grad(_literal_entropy(before), list(before.values()), allow_unused=True)
     plain, sparse = (_after(updates, name, kind) for kind in ("cross-entropy", "sparse"))
     seen = 0.0

@@ -29,7 +29,7 @@ SOURCE, TARGET = 13, 11
 def build(name: str, *arguments: str) -> nn.Module:
     """A small model of the mechanism called ``name``."""
     model = MODEL_REGISTRY[name]
-    options = model.config.__dataclass_fields__
+    options = model.options_class.__dataclass_fields__
     short = [(x, value) for x in options for end, value in SHORT.items() if x.endswith(f"_{end}")]
     flags = [word for x, value in short for word in (f"--{x.replace('_', '-')}", value)]
     return build_model(name, *flags, *arguments)

@@ -6,7 +6,7 @@ import torch
 from timm.layers import resample_abs_pos_embed, resample_patch_embed
 
 from recipes.bench.peers.released_image_model import released_forward, released_shapes
-from tests.compare import assert_close
+from tests.compare import assert_close, weights
 from tests.timm_plugin.helpers.models import build, images
 from timm_plugin.models._weights import fit_hierarchical
 
@@ -29,7 +29,7 @@ def _pretrained(path: str, overlay=None, **kwargs):
 
 def test_stock_deit_names_and_shapes():
     stock = timm.create_model("deit_small_patch16_224", device="meta").state_dict()
-    ours = timm.create_model("flowformer_deit_s", device="meta").state_dict()
+    ours = weights(timm.create_model("flowformer_deit_s", device="meta").state_dict())
     assert {name: tensor.shape for name, tensor in stock.items()} == {name: t.shape for name, t in ours.items()}
 
 
@@ -142,7 +142,7 @@ def test_released_state_dict_fits_the_full_model():
     shapes = released_shapes(classes=1000, side=224, embed_dims=(96, 192, 384, 768), depths=(3, 3, 10, 3))
     state = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
     model = timm.create_model("flowformer_hier_s_12h", device="meta")
-    ours = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    ours = {name: tensor.shape for name, tensor in weights(model.state_dict()).items()}
     assert {name: t.shape for name, t in fit_hierarchical(state, model).items()} == ours
 
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.parametrizations import orthogonal
 
-from tests.compare import assert_close
+from tests.compare import assert_close, weights
 from tests.timm_plugin.helpers.models import build, images
 
 #: Biases as factors, or a free matrix.
@@ -27,7 +27,7 @@ def _expected(name: str, bias: Tensor, old: tuple, new: tuple, prefix: int) -> T
 
 
 def _biases(model: nn.Module) -> dict:
-    return {name: tensor.clone() for name, tensor in model.state_dict().items() if ".attn.attention." in name}
+    return {name: tensor.clone() for name, tensor in weights(model.state_dict()).items() if ".attn.attention." in name}
 
 
 def _check(model: nn.Module, before: dict, old: tuple, new: tuple, prefix: int) -> None:
