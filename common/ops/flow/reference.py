@@ -12,7 +12,7 @@ from torch import Tensor
 from ..shared.reference_tools import either_padding, positive_features, real_tokens
 
 
-class _Constants(NamedTuple):
+class Constants(NamedTuple):
     """In what the paper's algorithms and the authors' modules differ."""
 
     inner: float  # added to both factors of a flow
@@ -20,10 +20,11 @@ class _Constants(NamedTuple):
     counts: bool  # the softmax times its length, I times n / m
 
 
-_FORMS = {
-    "paper": _Constants(0.0, 0.0, False),
-    "released": _Constants(1e-6, 0.0, True),
-    "released_vision": _Constants(1e-6, 1e-6, True),
+#: Of each form; the reference has its own, so that a wrong constant elsewhere shows.
+CONSTANTS = {
+    "paper": Constants(0.0, 0.0, False),
+    "released": Constants(1e-6, 0.0, True),
+    "released_vision": Constants(1e-6, 1e-6, True),
 }
 
 
@@ -60,7 +61,7 @@ def flow_attention_reference(
             features_k = positive_features(k[b, :, sources], phi)  # (H, sources, d)
             bound = math.inf if clamp is None or form == "paper" else clamp
             algorithm = _algorithm_2 if causal else _algorithm_1
-            options = _FORMS[form], bound, competition, allocation
+            options = CONSTANTS[form], bound, competition, allocation
             found = algorithm(features_q, features_k, v[b, :, sources], *options)  # (H, sinks, e)
             for place, i in enumerate(sinks):
                 out[i] = found[:, place]
@@ -68,13 +69,13 @@ def flow_attention_reference(
     return torch.stack(rows)  # (B, H, n, e)
 
 
-def _flow(receivers: Tensor, sums: Tensor, form: _Constants) -> Tensor:
+def _flow(receivers: Tensor, sums: Tensor, form: Constants) -> Tensor:
     """receivers (H, r, d) times sums (H, d), with the form's constants: (H, r)."""
     return ((receivers + form.inner) * (sums[:, None] + form.inner)).sum(-1) + form.outer
 
 
 def _algorithm_1(
-    q: Tensor, k: Tensor, v: Tensor, form: _Constants, clamp: float, competition: str, allocation: str
+    q: Tensor, k: Tensor, v: Tensor, form: Constants, clamp: float, competition: str, allocation: str
 ) -> Tensor:
     """Not causal: q (H, n, d), k (H, m, d), v (H, m, e) -> (H, n, e)."""
     n, m = q.shape[1], k.shape[1]
@@ -100,7 +101,7 @@ def _algorithm_1(
 
 
 def _algorithm_2(
-    q: Tensor, k: Tensor, v: Tensor, form: _Constants, clamp: float, competition: str, allocation: str
+    q: Tensor, k: Tensor, v: Tensor, form: Constants, clamp: float, competition: str, allocation: str
 ) -> Tensor:
     """Causal: q, k (H, n, d), v (H, n, e) -> (H, n, e). Position i uses positions up to i only."""
     incoming: list[Tensor] = []  # I_i, O_i, Ô_i, Î_i, w_i: each (H,)

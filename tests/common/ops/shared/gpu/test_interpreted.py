@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.torch_versions import NEWER_THAN_2_6
+
 FOLDER = Path(__file__).parent / "kernels"
 
 
@@ -23,4 +25,4 @@ def test_in_the_interpreter(file):
     done = subprocess.run(command, cwd=FOLDER.parents[4], env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     summary = done.stdout.strip().splitlines()[-1]
-    assert " passed" in summary and "skipped" not in summary, summary
+    assert " passed" in summary and ("skipped" not in summary or not NEWER_THAN_2_6), summary

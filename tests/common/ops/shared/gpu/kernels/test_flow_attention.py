@@ -10,7 +10,7 @@ from common.ops.flow import causal_chunks_gpu_kernels as kernels
 from common.ops.flow import causal_gpu
 from common.ops.flow import causal_walk_gpu_kernels as walk_kernels
 from common.ops.flow.options import ALLOCATIONS, COMPETITIONS, FORMS, FlowForm
-from common.ops.flow.reference import flow_attention_reference
+from common.ops.flow.reference import CONSTANTS, Constants, flow_attention_reference
 from tests.common.inputs import FLOW_OPTIONS, SIDES, doubled, name_of, padding, qkv
 from tests.common.ops.shared.gpu.kernels.device import both_splits, in_a_walk, on_cpu, on_device
 from tests.compare import TOLERANCES, assert_close, gradients
@@ -55,6 +55,7 @@ def test_every_option_agrees_with_the_reference(options, split):
 def test_constants_of_a_form_that_show_in_float32_agree(split, monkeypatch):
     """1e-6 is beside a flow what rounding is; 0.3 in its place reaches every output and gradient."""
     monkeypatch.setitem(FORMS, "coarse", FlowForm(eps=0.3, outer_eps=0.2, rescale=True))
+    monkeypatch.setitem(CONSTANTS, "coarse", Constants(inner=0.3, outer=0.2, counts=True))
     # Without a clamp, which would take most gradients away, and a last chunk that is not full.
     assert_agrees(qkv(50, **SMALL), padding("right", 1, 50), form="coarse", clamp=None)
 
