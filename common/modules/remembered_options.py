@@ -120,11 +120,14 @@ class RemembersOptions(nn.Module):
 
 
 class Remembered(RemembersOptions):
-    """A record of ``options`` for a module of a host, which gets this one as a child; no parameters, no forward."""
+    """A record of ``options`` for a module of a host, which gets this one as a child; no parameters, no forward.
+
+    Values are what JSON has: text, numbers, True and False, None, and lists of these.
+    """
 
     belongs_to = "options"
 
-    def __init__(self, **options: str | int | float | bool | None) -> None:
+    def __init__(self, **options: Any) -> None:
         super().__init__()
         self.options = options
 

@@ -98,9 +98,7 @@ class LinearTimeClassifier(LinearTimeMaskedModel):
             check_positive_int("--classifier-dim", inner_dim)
         if option(self.args, ClassifierOptions, "classifier_style") == "arena":
             dims = self.args.encoder_embed_dim, inner_dim or self.args.encoder_ffn_embed_dim, num_classes
-            head = self.classification_heads[name] = ArenaHead(*dims, self.sequences)
-            if self.labels is not None:
-                head.name_labels(self.labels[:num_classes])
+            self.classification_heads[name] = ArenaHead(*dims, self.sequences)
         elif self.sequences > 1:
             raise ValueError(
                 f"--classifier-style is roberta; allowed with a task of {self.sequences} sequences: arena, whose head "
@@ -109,7 +107,8 @@ class LinearTimeClassifier(LinearTimeMaskedModel):
         else:
             super().register_classification_head(name, num_classes, inner_dim)
         meaning = {x: option(self.args, ClassifierOptions, x) for x in ("pooling", "classifier_style")}
-        self.classification_heads[name].remembered = Remembered(**meaning)
+        labels = {} if self.labels is None else {"labels": self.labels[:num_classes]}
+        self.classification_heads[name].remembered = Remembered(**meaning, **labels)
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Any], name: str) -> None:
         """fairseq's hook. RoBERTa's fills in what heads lack; what a file's head was trained with is left unsaid."""

@@ -19,11 +19,11 @@ from fairseq.modules import FairseqDropout, LayerNorm
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from common.modules.remembered_options import Remembered
 from common.ops.shared.checks import check_positive_int
 from common.ops.shared.padding import real_positions
 
 from ..checkpoints import CheckedLoading
-from ..modules.labelled_head import LabelledHead
 from ..time_series_hub_interface import TimeSeriesHubInterface
 from ._encoder import BuildLayer, LinearTimeEncoder
 from ._hub_model import HubModel
@@ -113,7 +113,7 @@ class TimeSeriesEncoder(LinearTimeEncoder):
         return features.transpose(0, 1)  # (T, B, D) -> (B, T, D)
 
 
-class TimeSeriesHead(LabelledHead):
+class TimeSeriesHead(nn.Module):
     """gelu, dropout, a pooling over real steps, and a linear layer: features (B, T, D) -> scores (B, classes).
 
     ``flat`` has a weight for each of ``max_length`` steps; those that a series lacks are zeros.
@@ -205,8 +205,7 @@ class TimeSeriesClassifier(CheckedLoading, HubModel, FairseqEncoderModel):
             option(args, self.options_class, "pooling"),
             args.dropout,
         )
-        if labels is not None:
-            head.name_labels(labels)
+        head.remembered = Remembered() if labels is None else Remembered(labels=list(labels))
 
     def forward(
         self,

@@ -6,10 +6,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .gated_attention_unit_layer import GatedAttentionUnitEncoderLayer
-from .labelled_head import LabelledHead
 
 
-class ArenaHead(LabelledHead):
+class ArenaHead(nn.Module):
     """Linear, relu, linear; for two sequences linear, relu, linear to half the width, relu, linear.
 
     The names ``dense`` and ``out_proj`` are those of RoBERTa's head, which fairseq looks for in checkpoints.

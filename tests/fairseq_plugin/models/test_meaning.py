@@ -13,6 +13,7 @@ import pytest
 import torch
 from fairseq import options, tasks
 from fairseq.checkpoint_utils import load_model_ensemble
+from fairseq.data import Dictionary
 from fairseq.dataclass.configs import EMAConfig
 from fairseq.models.ema import EMA
 from torch import Tensor, nn
@@ -145,17 +146,24 @@ def test_a_classifier_remembers_what_it_pools() -> None:
         classifier("--pooling", "mean").load_state_dict(state)
     with pytest.warns(UserWarning, match="pooling='mean'.*pooling='first'"):
         classifier().load_state_dict(state)
+    task.label_dictionary = Dictionary()
+    for label in ("good", "bad", "neither"):
+        task.label_dictionary.add_symbol(label)
+    state = classifier().state_dict()
+    task.label_dictionary.symbols[-3:] = ["bad", "good", "neither"]
+    with pytest.warns(UserWarning, match=r"labels=\['good', 'bad', 'neither'\].*labels=\['bad', 'good', 'neither'\]"):
+        classifier().load_state_dict(state)
+    state = classifier("--pooling", "mean").state_dict()
     with pytest.warns(UserWarning, match="classifier_style='roberta'.*classifier_style='arena'"):
         classifier("--pooling", "mean", "--classifier-style", "arena").load_state_dict(state)
     # A file of version 0.2 does not say it, and RoBERTa's loading, which completes heads, does not say it for the file.
     former = {name: x for name, x in state.items() if not name.endswith(".remembered._extra_state")}
     with pytest.warns(UserWarning, match="do not say which options.*pooling='first'"):
         classifier().load_state_dict(former)
-    # A head that no file has is new, in silence; so are the labels of one that nobody has named.
+    # A head that no file has is new, in silence.
     without_head = {name: x for name, x in state.items() if not name.startswith("classification_heads.")}
     arena = ("--pooling", "mean", "--classifier-style", "arena")
     arena_state = classifier(*arena).state_dict()
-    del arena_state["classification_heads.labels._extra_state"]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         classifier().load_state_dict(without_head)

@@ -123,8 +123,9 @@ def test_labels_of_another_order_are_a_warning(data):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         model.load_state_dict(state)
-    model.classification_heads["sentence_classification_head"].name_labels(["1", "0"])
-    with pytest.warns(UserWarning, match=r"ArenaHead.*labels=\['0', '1'\].*labels=\['1', '0'\]"):
+    model.labels = ["1", "0"]
+    model.register_classification_head("sentence_classification_head", num_classes=2)
+    with pytest.warns(UserWarning, match=r"labels=\['0', '1'\].*labels=\['1', '0'\]"):
         model.load_state_dict(state)
 
 
