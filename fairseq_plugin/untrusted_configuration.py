@@ -231,10 +231,10 @@ def _walk(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         value = OmegaConf.to_container(value, resolve=False)
     elif isinstance(value, Namespace):
         value = vars(value)
-    if isinstance(value, Mapping):
+    if isinstance(value, Mapping) and value:  # an empty container is a value: there may be any number of them
         for key, one in value.items():
             yield from _walk(str(key), one)
-    elif isinstance(value, (list, tuple, set, frozenset)):
+    elif isinstance(value, (list, tuple, set, frozenset)) and value:
         for one in value:
             yield from _walk(name, one)
     else:
