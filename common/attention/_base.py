@@ -4,7 +4,7 @@ Legend: B batch, H heads, n queries, m keys, d channels of a head's query and ke
 """
 
 from collections.abc import Callable
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,7 +17,6 @@ from ..ops.shared.checks import (
     check_padding_mask,
     check_positions,
     check_positive_int,
-    check_query_key_value,
 )
 from ..ops.shared.state import State
 from ._options import AttentionOptions
@@ -28,7 +27,7 @@ SUPPORTS = {
     "bidirectional": "each token sees all tokens",
     "cross": "n queries of one sequence attend to m keys of another, bidirectional",
     "source": "queries attend, each by itself, to another sequence, by a state that `source_state` makes of it once",
-    "images": "tokens of an image, bidirectional, in TorchScript too; by itself, of nothing else",
+    "torchscript": "not causal, it can be compiled by torch.jit.script, as some image models promise",
     "rotary": "it rotates queries and keys itself, by its option `rotary`",
 }
 #: What a mechanism may need of a host beside q, k and v: facts for its constructor, then inputs of every call.
@@ -81,7 +80,7 @@ class InnerAttention(RemembersOptions):
     Raises:
         ValueError: an option that the mechanism does not have or a value it does not allow; ``causal`` or images where
             it does not support them; a fact that it needs and that is not given. ``torch.jit.script`` of a mechanism
-            that does not support images.
+            that does not support "torchscript".
     """
 
     #: The name in the registry, set by ``register_attention``.
@@ -94,8 +93,8 @@ class InnerAttention(RemembersOptions):
     needs: frozenset[str] = frozenset()
     #: Options that tensors of the state dict show, so that they need not be remembered.
     shown_by_weights: ClassVar[frozenset[str]] = frozenset()
-    #: Whether the decoding state has the same size after any number of tokens, and so the cost is linear in them.
-    state_is_constant_size: bool = True
+    #: Whether time and memory are linear in the tokens, up to a logarithm, and the decoding state is of one size.
+    linear_cost: bool = True
 
     def __init__(
         self,
@@ -141,12 +140,14 @@ class InnerAttention(RemembersOptions):
 
     def __prepare_scriptable__(self) -> "InnerAttention":
         """torch's hook of ``torch.jit.script``, for a module and all in it; ValueError for what has no TorchScript."""
-        if "images" not in self.supports:
+        if "torchscript" not in self.supports:
             name = self.name or type(self).__name__
-            raise ValueError(f"attention is {name!r}; allowed in TorchScript: one that supports images, by itself")
+            raise ValueError(
+                f"attention is {name!r}; allowed for torch.jit.script: flow, daft_full and daft_conv, by themselves. "
+                "torch.compile and torch.export take every attention"
+            )
         return self
 
-    @torch.jit.unused
     def extend(
         self,
         q: Tensor,
@@ -159,7 +160,6 @@ class InnerAttention(RemembersOptions):
         """Refused with a ValueError; a mechanism that supports "causal" defines it."""
         raise ValueError(f"causal is {self.causal}; attention {self.name!r} does not decode; allowed: forward alone")
 
-    @torch.jit.unused
     def source_state(self, k: Tensor, v: Tensor, key_padding_mask: Tensor | None = None, **inputs: Tensor) -> State:
         """What queries need of a source, k (B, H, m, d) and v (B, H, m, e): of one size whatever m is; O(m) time.
 
@@ -175,7 +175,6 @@ class InnerAttention(RemembersOptions):
         check_padding_mask("key_padding_mask", key_padding_mask, k)
         return self._source_state(k, v, key_padding_mask, **inputs)
 
-    @torch.jit.unused
     def attend_source(
         self, q: Tensor, state: State, query_padding_mask: Tensor | None = None, positions: Tensor | None = None
     ) -> Tensor:
@@ -203,11 +202,11 @@ class InnerAttention(RemembersOptions):
 
     def _check_shape(self) -> None:
         name = self.name or type(self).__name__
-        wanted = {"causal"} if self.causal else {"bidirectional", "images", "source"}
+        wanted = {"causal"} if self.causal else {"bidirectional", "source"}
         if not wanted & self.supports:
             raise ValueError(f"causal is {self.causal}; allowed for attention {name!r}: {not self.causal}")
-        allowed = {1: "1 for sequences"} if self.supports != {"images"} else {}
-        allowed |= {2: "2 for images"} if "images" in self.supports else {}
+        allowed = {1: "1 for sequences"} if "spatial_shape" not in self.needs else {}
+        allowed |= {2: "2 for images"} if "bidirectional" in self.supports else {}
         if self.shape.spatial_dims not in allowed:
             kinds = " or ".join(allowed.values())
             raise ValueError(f"spatial_dims is {self.shape.spatial_dims}; allowed for attention {name!r}: {kinds}")
@@ -219,16 +218,6 @@ class InnerAttention(RemembersOptions):
                 raise ValueError(f"{fact} is None; allowed for attention {name!r}: an integer of at least 1")
             check_positive_int(fact, value)
 
-    def _check_causal(self) -> None:
-        if not self.causal:
-            raise ValueError("causal is False; allowed for extend: an attention built with causal=True")
-
-    def _check_next_tokens(self, q: Tensor, k: Tensor, v: Tensor, padding_mask: Tensor | None) -> None:
-        """Raise ValueError unless ``extend`` can take these tokens and their mask."""
-        self._check_causal()
-        check_query_key_value(q, k, v, one_length=True)
-        check_padding_mask("padding_mask", padding_mask, v)
-
     def extra_repr(self) -> str:
         """What it was built with, for ``print(model)``."""
         facts = {name: value for name, value in self.shape._asdict().items() if name in ("causal", *self.needs)}
@@ -236,82 +225,125 @@ class InnerAttention(RemembersOptions):
 
 
 class OpAttention(InnerAttention):
-    """An ``InnerAttention`` that is one function of ``common.ops``.
+    """An ``InnerAttention`` that is one public function of ``common.ops``, which checks its tensors at each call.
 
-    Subclasses name the function, ``op``, which need not check options, its literal form, ``reference_op``, and define
-    ``_attend_scriptable``, its bidirectional form for TorchScript. The options are keyword arguments of ``op``, unless
-    ``_op_arguments`` says otherwise, and of ``reference_op`` unless ``_reference_arguments`` does, less those of speed
-    alone. What the module itself holds, facts, parameters and buffers, reaches both by ``held``.
+    Subclasses name the function, ``op``, and its literal form, ``reference_op``. Both are called with the tensors that
+    ``takes`` names, with ``key_padding_mask`` and ``query_padding_mask``, and by name with
+
+    * ``causal``, where the mechanism may be causal or not,
+    * the options, but those that ``setup`` alone reads (``setup_only``), and for ``reference_op`` those of speed,
+    * what the module holds: ``held()``, and ``reference_held()`` for ``reference_op``,
+    * the inputs that ``needs`` names,
+    * for ``op`` of a causal sequence in parts, ``initial_state`` and ``return_state``.
     """
 
     op: Callable
     reference_op: Callable
-    causal: Final[bool]
+    #: The tensors that ``op`` takes, in their order. One that ``projections`` leaves out is None.
+    takes: ClassVar[tuple[str, ...]] = ("q", "k", "v")
 
-    def setup(self) -> None:
-        self._arguments = self._op_arguments()
+    def __init__(self, causal: bool = False, **facts_and_options: Any) -> None:
+        super().__init__(causal, **facts_and_options)
+        self._declare()
 
-    def _op_arguments(self) -> dict[str, Any]:
-        """The arguments of ``op`` that are the same for every call."""
-        return {"causal": self.causal, **self.options.as_dict()}
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take over ``state``, which may be the pickle of another version."""
+        super().__setstate__(state)
+        self._declare()
 
-    def _reference_arguments(self) -> dict[str, Any]:
-        """The arguments of ``reference_op`` that are the same for every call."""
+    def _declare(self) -> None:
+        """What is the same for every call."""
         described = self.options.described()
-        options = {name: x for name, x in self.options.as_dict().items() if not described[name].speed_only}
-        return {"causal": self.causal, **options}
+        causal = {"causal": self.causal} if self.supports >= {"causal", "bidirectional"} else {}
+        options = {name: x for name, x in self.options.as_dict().items() if not described[name].setup_only}
+        results = {name: x for name, x in options.items() if not described[name].speed_only}
+        self._arguments, self._reference_arguments = {**causal, **options}, {**causal, **results}
+        self._projected = frozenset(self.projections(1))
 
-    @torch.jit.unused
     def held(self) -> dict[str, Any]:
-        """Further arguments of ``op`` and of ``reference_op`` in this call: facts, parameters, buffers."""
+        """Further arguments of ``op`` in this call: facts, parameters, buffers."""
         return {}
+
+    def reference_held(self) -> dict[str, Any]:
+        """The same for ``reference_op``, where they must be computed literally."""
+        return self.held()
 
     def forward(
         self,
-        q: Tensor,
-        k: Tensor,
+        q: Tensor | None,
+        k: Tensor | None,
         v: Tensor,
         key_padding_mask: Tensor | None = None,
         query_padding_mask: Tensor | None = None,
         dropout_p: float = 0.0,
+        **inputs: Any,
     ) -> Tensor:
         """q (B, H, n, d), k (B, H, m, d), v (B, H, m, e) -> (B, H, n, e); see ``InnerAttention``."""
-        v = drop_sources(v, dropout_p)
-        if torch.jit.is_scripting():
-            if self.causal:
-                raise ValueError("causal is True; allowed in TorchScript: causal=False")
-            return self._attend_scriptable(q, k, v, key_padding_mask, query_padding_mask)
-        return self._attend(q, k, v, key_padding_mask, query_padding_mask)
-
-    @torch.jit.unused
-    def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None, query_padding_mask: Tensor | None
-    ) -> Tensor:
         masks = {"key_padding_mask": key_padding_mask, "query_padding_mask": query_padding_mask}
-        return type(self).op(q, k, v, **masks, **self._arguments, **self.held())
+        return self.apply_op(*self.operands(q, k, drop_sources(v, dropout_p)), **masks, **self._needed(inputs))
 
-    @torch.jit.unused
     def extend(
-        self, q: Tensor, k: Tensor, v: Tensor, padding_mask: Tensor | None = None, state: State | None = None
+        self,
+        q: Tensor | None,
+        k: Tensor | None,
+        v: Tensor,
+        padding_mask: Tensor | None = None,
+        state: State | None = None,
+        **inputs: Any,
     ) -> tuple[Tensor, State]:
-        """The next tokens' outputs (B, H, n, e) and the state after them; O(1) memory and time per token."""
-        self._check_next_tokens(q, k, v, padding_mask)
+        """The next tokens' outputs (B, H, n, e) and the state after them; cost as the mechanism says."""
+        if not self.causal:
+            raise ValueError("causal is False; allowed for extend: an attention built with causal=True")
+        tensors = self.operands(q, k, v)
+        if padding_mask is not None:  # op knows it by other names
+            check_heads("v", v)
+            check_padding_mask("padding_mask", padding_mask, v)
         masks = {"key_padding_mask": padding_mask, "query_padding_mask": padding_mask}
-        continued = {"initial_state": state, "return_state": True}
-        return type(self).op(q, k, v, **continued, **masks, **self._arguments, **self.held())
+        return self.apply_op(*tensors, **masks, **self._needed(inputs), initial_state=state, return_state=True)
 
-    @torch.jit.unused
     def reference(
         self,
-        q: Tensor,
-        k: Tensor,
+        q: Tensor | None,
+        k: Tensor | None,
         v: Tensor,
         key_padding_mask: Tensor | None = None,
         query_padding_mask: Tensor | None = None,
+        **inputs: Any,
     ) -> Tensor:
         """The literal formula, slowly; shapes and masks as in ``forward``."""
         masks = {"key_padding_mask": key_padding_mask, "query_padding_mask": query_padding_mask}
-        return type(self).reference_op(q, k, v, **masks, **self._reference_arguments(), **self.held())
+        return self.apply_reference(*self.operands(q, k, v), **masks, **self._needed(inputs))
+
+    def apply_op(self, *tensors: Tensor | None, **arguments: Any) -> Any:
+        """``op`` of the tensors that it takes, with all of its arguments."""
+        return type(self).op(*tensors, **arguments, **self._arguments, **self.held())
+
+    def apply_reference(self, *tensors: Tensor | None, **arguments: Any) -> Tensor:
+        """``reference_op`` of the same."""
+        return type(self).reference_op(*tensors, **arguments, **self._reference_arguments, **self.reference_held())
+
+    def operands(self, q: Tensor | None, k: Tensor | None, v: Tensor) -> tuple[Tensor | None, ...]:
+        """The tensors that ``op`` takes; ValueError for one that is projected and not given, or the reverse."""
+        for name, tensor in (("q", q), ("k", k)):
+            if (tensor is None) == (name in self._projected):
+                is_given, allowed = ("None", "a tensor") if tensor is None else ("a tensor", "None")
+                raise ValueError(
+                    f"{name} is {is_given}; allowed for attention {self.name!r} with its options: {allowed}"
+                )
+        if len(self.takes) == 3:
+            return q, k, v
+        tensors = {"q": q, "k": k, "v": v}
+        return tuple(tensors[name] for name in self.takes)
+
+    def _needed(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """``inputs``, if they are those that ``needs`` names; ValueError otherwise."""
+        inputs = {name: x for name, x in inputs.items() if x is not None}
+        wanted = self.needs.intersection(INPUTS)
+        if inputs.keys() == wanted:
+            return inputs
+        name = min(inputs.keys() ^ wanted)
+        is_given, allowed = ("is given", "without it") if name in inputs else ("is None", f"{INPUTS.get(name)}")
+        raise ValueError(f"{name} {is_given}; allowed for attention {self.name!r}: {allowed}")
 
 
 def drop_sources(v: Tensor, dropout_p: float) -> Tensor:

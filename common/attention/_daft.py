@@ -1,62 +1,88 @@
 """The base class of both kinds of DAFT: heads side by side in one row of channels, and queries that may be missing."""
 
-from collections.abc import Callable
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from ..ops.shared.checks import check_padding_mask
 from ..ops.shared.padding import zero_padding
-from ..ops.shared.state import State
-from ._base import InnerAttention
+from ..ops.shared.reference_tools import by_head, cleared, side_by_side
+from ._base import OpAttention, drop_sources
 
 
-class DaftAttention(InnerAttention):
-    """An ``InnerAttention`` around an op on (B, n, H c), *A Dot Product Attention Free Transformer*.
+class DaftAttention(OpAttention):
+    """An ``OpAttention`` whose op is of (B, n, H c), *A Dot Product Attention Free Transformer*.
 
-    Subclasses define ``forward``, ``_check(q, k, v)``, and ``_op(q, k, v, **state_and_mask)``, the causal op.
+    Subclasses define ``_check(q, k, v)``, of tensors whose heads are apart, and ``_in_torchscript``.
     """
 
-    _op: Callable
+    causal: Final[bool]
 
     def projections(self, head_dim: int) -> dict[str, int]:
         """Channels per head of queries, if there are any, of keys and of values."""
         own = super().projections(head_dim)
         return own if self.options.query else {"k": own["k"], "v": own["v"]}
 
-    @torch.jit.unused
-    def extend(
+    def forward(
         self,
         q: Tensor | None,
         k: Tensor,
         v: Tensor,
-        padding_mask: Tensor | None = None,
-        state: State | None = None,
-    ) -> tuple[Tensor, State]:
-        """The next tokens' outputs (B, H, n, d) and the state after them, which is the op's."""
-        self._check_causal()
-        merged = self._merged(q, k, v, "padding_mask", padding_mask)
-        out, state = self._op(*merged, key_padding_mask=padding_mask, initial_state=state, return_state=True)
-        return split_heads(out, v.shape[1]), state
+        key_padding_mask: Tensor | None = None,
+        query_padding_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        spatial_shape: tuple[int, int] | None = None,
+    ) -> Tensor:
+        """q, v (B, H, n, d), k (B, H, n, c) -> (B, H, n, d); see ``InnerAttention``."""
+        if torch.jit.is_scripting():
+            if self.causal or key_padding_mask is not None or query_padding_mask is not None:
+                raise ValueError("causal is True or a mask is given; allowed in TorchScript: neither")
+            query = None if q is None else merge_heads(q)
+            values = merge_heads(drop_sources(v, dropout_p))
+            return split_heads(self._in_torchscript(query, merge_heads(k), values, spatial_shape), v.shape[1])
+        return self._call(q, k, v, key_padding_mask, query_padding_mask, dropout_p, spatial_shape)
 
     @torch.jit.unused
+    def _call(
+        self,
+        q: Tensor | None,
+        k: Tensor,
+        v: Tensor,
+        key_padding_mask: Tensor | None,
+        query_padding_mask: Tensor | None,
+        dropout_p: float,
+        spatial_shape: tuple[int, int] | None,
+    ) -> Tensor:
+        masks = key_padding_mask, query_padding_mask
+        return super().forward(q, k, v, *masks, dropout_p, spatial_shape=spatial_shape)
+
+    def apply_op(self, q: Tensor | None, k: Tensor, v: Tensor, **arguments: Any) -> Any:
+        """``op`` of q, k and v (B, H, n, c), whose heads it gets side by side."""
+        query_padding_mask = arguments.pop("query_padding_mask")
+        self._check(q, k, v)
+        check_padding_mask("query_padding_mask", query_padding_mask, v)
+        # An output of 0 is not enough: what is not finite in a padded query would still be in its gradient.
+        query = None if q is None else merge_heads(zero_padding(q, query_padding_mask))
+        out = self.apply_merged(query, merge_heads(k), merge_heads(v), **arguments)
+        if not arguments.get("return_state"):
+            return zero_padding(split_heads(out, v.shape[1]), query_padding_mask)
+        return split_heads(out[0], v.shape[1]), out[1]
+
+    def apply_merged(self, q: Tensor | None, k: Tensor, v: Tensor, **arguments: Any) -> Any:
+        """``op`` of q, k and v (B, n, H c)."""
+        return super().apply_op(q, k, v, **arguments)
+
+    def apply_reference(self, q: Tensor | None, k: Tensor, v: Tensor, **arguments: Any) -> Tensor:
+        """``reference_op`` of the same."""
+        query_padding_mask = arguments.pop("query_padding_mask")
+        tensors = [None if x is None else side_by_side(x) for x in (q, k, v)]
+        out = super().apply_reference(*tensors, **arguments)
+        return cleared(by_head(out, v.shape[1]), query_padding_mask)
+
     def recorded_keys(self, k: Tensor) -> Tensor:
         """What ``record_keys`` keeps of a call: a copy of k (B, H, n, c)."""
         return k.clone()
-
-    @torch.jit.unused
-    def _merged(
-        self, q: Tensor | None, k: Tensor, v: Tensor, argument: str, query_padding_mask: Tensor | None
-    ) -> tuple[Tensor | None, Tensor, Tensor]:
-        """q, k and v (B, H, n, c), checked, as (B, n, H c); ``argument`` is what the caller calls the mask."""
-        if (q is not None) != self.options.query:
-            given, allowed = ("None", "a tensor") if q is None else ("a tensor", "None")
-            raise ValueError(f"q is {given}; allowed with query={self.options.query}: {allowed}")
-        self._check(q, k, v)
-        check_padding_mask(argument, query_padding_mask, v)
-        # An output of 0 is not enough: what is not finite in a padded query would still be in its gradient.
-        query = None if q is None else merge_heads(zero_padding(q, query_padding_mask))
-        return query, merge_heads(k), merge_heads(v)
 
 
 def merge_heads(x: Tensor) -> Tensor:

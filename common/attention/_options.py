@@ -3,12 +3,14 @@
 Both hosts derive their command lines and keyword arguments from these fields.
 """
 
+import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, NamedTuple
 
 from ..ops.shared.checks import ArgumentError, check_choice
+from ..ops.shared.chunks import CHUNK_SIZE
 
 
 class Option(NamedTuple):
@@ -19,6 +21,7 @@ class Option(NamedTuple):
     choices: tuple[str, ...] | None  # the allowed values where they are names
     parse: Callable[[str, Any], Any]  # (name, value) -> the value that is kept; ValueError for one that is not allowed
     speed_only: bool  # True where the option changes speed and memory but never a result
+    setup_only: bool  # True where the module's ``setup`` alone reads the option, and its op does not take it
 
 
 def option(
@@ -28,20 +31,26 @@ def option(
     parse: Callable[[str, Any], Any],
     choices: Sequence[str] | None = None,
     speed_only: bool = False,
+    setup_only: bool = False,
 ) -> Any:
     """A field of an options dataclass; see ``Option``. The functions below make the common kinds."""
-    described = Option(help, type, None if choices is None else tuple(choices), parse, speed_only)
+    described = Option(help, type, None if choices is None else tuple(choices), parse, speed_only, setup_only)
     return field(default=default, metadata={"option": described})
 
 
-def choice(default: str, choices: Sequence[str], help: str) -> Any:
+def default_of(op: Callable, name: str) -> Any:
+    """The default of the argument ``name`` of a function of ``common.ops``, where that default is written."""
+    return inspect.signature(op).parameters[name].default
+
+
+def choice(default: str, choices: Sequence[str], help: str, setup_only: bool = False) -> Any:
     """A field that holds one of the names in ``choices``."""
 
     def parse(name: str, value: Any) -> str:
         check_choice(name, value, choices)
         return value
 
-    return option(default, help, str, parse, choices)
+    return option(default, help, str, parse, choices, setup_only=setup_only)
 
 
 def count(
@@ -49,6 +58,7 @@ def count(
     help: str,
     optional: bool = False,
     speed_only: bool = False,
+    setup_only: bool = False,
     most: int | None = None,
     odd: bool = False,
 ) -> Any:
@@ -64,10 +74,16 @@ def count(
             raise ArgumentError(f"`{name}` is {value!r}; allowed: {allowed}")
         return value
 
-    return option(default, help, int, parse, speed_only=speed_only)
+    return option(default, help, int, parse, speed_only=speed_only, setup_only=setup_only)
 
 
-def number(default: float | None, help: str, optional: bool = False) -> Any:
+def causal_chunk_size() -> Any:
+    """The field ``chunk_size`` of mechanisms whose causal form goes through a sequence chunk by chunk."""
+    help = "tokens computed at once by the causal form: speed and memory, never the result"
+    return count(CHUNK_SIZE, help, speed_only=True)
+
+
+def number(default: float | None, help: str, optional: bool = False, setup_only: bool = False) -> Any:
     """A field that holds a number above 0, which a string may spell out; with ``optional`` also "inf" and None."""
 
     def parse(name: str, value: Any) -> float | None:
@@ -81,10 +97,10 @@ def number(default: float | None, help: str, optional: bool = False) -> Any:
             raise ArgumentError(f"`{name}` is {value!r}; allowed: {allowed}")
         return read
 
-    return option(default, help, float, parse)
+    return option(default, help, float, parse, setup_only=setup_only)
 
 
-def flag(default: bool, help: str) -> Any:
+def flag(default: bool, help: str, setup_only: bool = False) -> Any:
     """A field that holds True or False."""
 
     def parse(name: str, value: Any) -> bool:
@@ -92,7 +108,7 @@ def flag(default: bool, help: str) -> Any:
             raise ArgumentError(f"`{name}` is {value!r}; allowed: True or False")
         return value
 
-    return option(default, help, bool, parse)
+    return option(default, help, bool, parse, setup_only=setup_only)
 
 
 @dataclass(frozen=True)

@@ -29,8 +29,8 @@ class RotaryAttention(InnerAttention):
         check_even("head_dim", head_dim)
         if isinstance(inner, ShortConvAttention):
             raise ValueError("inner has short_conv; allowed: ShortConvAttention around RotaryAttention")
-        self.supports, self.name = inner.supports - {"source", "images"}, f"{inner.name} with rotary positions"
-        if not self.supports:
+        self.supports, self.name = inner.supports - {"source", "torchscript"}, f"{inner.name} with rotary positions"
+        if "spatial_shape" in type(inner).needs:
             raise ValueError(f"inner is attention {inner.name!r}, of images alone; allowed: attention of sequences")
         super().__init__(inner.causal)
         self.inner = inner
@@ -41,9 +41,9 @@ class RotaryAttention(InnerAttention):
         return {"attention": self.name}
 
     @property
-    def state_is_constant_size(self) -> bool:
+    def linear_cost(self) -> bool:
         """That of the inner attention."""
-        return self.inner.state_is_constant_size
+        return self.inner.linear_cost
 
     def forward(
         self,

@@ -32,7 +32,7 @@ class ShortConvOptions(AttentionOptions):
 
 def takes_short_conv(attention: type[InnerAttention] | InnerAttention) -> bool:
     """Whether a mechanism, causal, can have a short convolution: where its decoding state has a constant size."""
-    return "causal" in attention.supports and bool(attention.state_is_constant_size)
+    return "causal" in attention.supports and bool(attention.linear_cost)
 
 
 class ShortConvAttention(InnerAttention):
@@ -40,7 +40,7 @@ class ShortConvAttention(InnerAttention):
 
     Sums over all tokens blur which of them stood next to each other. This brings the local order back, in O(n taps d)
     and with a state of constant size. It is an addition of ours: none of the papers has it, layers of
-    flash-linear-attention do. Those have silu behind it. No activation follows here, since each mechanism brings its
+    flash-linear-attention do. Those have silu after it. No activation follows here, since each mechanism brings its
     own feature map: with silu, Flow-Attention learned to name the token before in 50 % of cases, without in 94 % (16
     symbols, 300 updates, one seed, 2026-11-22).
 
@@ -60,7 +60,7 @@ class ShortConvAttention(InnerAttention):
             raise ArgumentError(f"`short_conv` is {taps!r}; allowed for attention {inner.name!r}{why}: None")
         for name, value in {"short_conv": taps, "num_heads": num_heads, "head_dim": head_dim}.items():
             check_positive_int(name, value)
-        self.supports, self.name = inner.supports - {"source", "images"}, inner.name
+        self.supports, self.name = inner.supports - {"source", "torchscript"}, inner.name
         super().__init__(inner.causal)
         self.inner, self.taps = inner, taps
         self.needs = inner.needs

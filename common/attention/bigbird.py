@@ -6,8 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..ops.bigbird import attend, draw_numbers
-from ..ops.bigbird.interface import bigbird_attention_scriptable
+from ..ops.bigbird import bigbird_attention, draw_numbers
 from ..ops.bigbird.reference import bigbird_attention_reference
 from ._base import OpAttention
 from ._options import AttentionOptions, count
@@ -23,6 +22,7 @@ class BigbirdOptions(AttentionOptions):
         3,
         "random chunks that each chunk sees besides its neighbours, the first and the last; 0 for none",
         optional=True,
+        setup_only=True,
     )
 
 
@@ -38,18 +38,15 @@ class BigbirdAttention(OpAttention):
     """
 
     Options = BigbirdOptions
-    supports = frozenset({"bidirectional", "images"})
-    op = staticmethod(attend)
+    supports = frozenset({"bidirectional"})
+    op = staticmethod(bigbird_attention)
     reference_op = staticmethod(bigbird_attention_reference)
     counts = ("seed",)
     former_names = frozenset({"numbers"})
     numbers: Tensor
-    chunk_size: int
     seed: int = 0  # of the numbers; 0 for those of a file of version 0.2
 
     def setup(self) -> None:
-        super().setup()
-        self.chunk_size = self.options.chunk_size
         self.seed = int(torch.randint(1, 2**31, (), device="cpu"))
         self.register_buffer("numbers", self._draw().to(torch.empty(0).device), persistent=False)
 
@@ -77,15 +74,3 @@ class BigbirdAttention(OpAttention):
     def held(self) -> dict[str, Any]:
         """The numbers that choose random chunks."""
         return {"numbers": self.numbers}
-
-    def _op_arguments(self) -> dict[str, Any]:
-        return {"chunk_size": self.options.chunk_size}
-
-    _reference_arguments = _op_arguments
-
-    def _attend_scriptable(
-        self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None, query_padding_mask: Tensor | None
-    ) -> Tensor:
-        return bigbird_attention_scriptable(
-            q, k, v, self.numbers, key_padding_mask, query_padding_mask, self.chunk_size
-        )

@@ -1,6 +1,7 @@
 """Combiner's attention with learned row summaries: the sparse baseline of FLASH's tables."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -12,7 +13,7 @@ from ..ops.shared.kv_cache import extend_kv_cache
 from ..ops.shared.padding import zero_padding
 from ..ops.shared.reference_tools import by_head, cleared, rotated, side_by_side
 from ..ops.shared.state import State
-from ._base import InnerAttention, drop_sources
+from ._base import OpAttention
 from ._options import AttentionOptions, count, flag
 from ._registry import register_attention
 
@@ -22,11 +23,11 @@ class CombinerOptions(AttentionOptions):
     """Options of Combiner; see ``common.ops.combiner_attention``."""
 
     row_length: int = count(128, "tokens in a row; the authors' language model has 128, cost is least at √T")
-    rotary: bool = flag(True, "rotary positions of queries and keys")
+    rotary: bool = flag(True, "rotary positions of queries and keys", setup_only=True)
 
 
 @register_attention("combiner")
-class CombinerAttention(InnerAttention):
+class CombinerAttention(OpAttention):
     """Row-major axial Combiner (Ren et al., NeurIPS 2021): the own row, and one learned summary per earlier row.
 
     The key of a summary is W_2 norm(x + W_1 a), with a what ``row_attention`` gives and x the layer's input, as in the
@@ -43,7 +44,9 @@ class CombinerAttention(InnerAttention):
     Options = CombinerOptions
     supports = frozenset({"causal", "bidirectional", "rotary"})
     needs = frozenset({"num_heads", "head_dim", "x"})
-    state_is_constant_size = False
+    linear_cost = False
+    op = staticmethod(combiner_attention)
+    reference_op = staticmethod(combiner_attention_reference)
 
     def setup(self) -> None:
         if self.options.rotary:
@@ -53,75 +56,74 @@ class CombinerAttention(InnerAttention):
         self.summary_norm = nn.LayerNorm(width)
         self.summary_k_proj = nn.Linear(width, width)
 
-    def forward(
+    def apply_op(
         self,
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        key_padding_mask: Tensor | None = None,
-        query_padding_mask: Tensor | None = None,
-        dropout_p: float = 0.0,
         *,
         x: Tensor,
-    ) -> Tensor:
-        """q, k, v (B, H, n, d), x (B, n, D) -> (B, H, n, d); see ``InnerAttention``."""
+        key_padding_mask: Tensor | None,
+        query_padding_mask: Tensor | None,
+        initial_state: State | None = None,
+        return_state: bool = False,
+    ) -> Any:
+        """``op`` of tokens that are rotated by position, and of the summaries of their rows."""
         self._check(q, k, v, x)
         check_padding_mask("key_padding_mask", key_padding_mask, k)
         check_padding_mask("query_padding_mask", query_padding_mask, q)
+        if not return_state:
+            return self._whole(q, k, v, x, key_padding_mask, query_padding_mask)
+        tokens = {"q": q, "k": k, "v": v, "x": x.unsqueeze(1).to(q.dtype)}
+        state = extend_kv_cache(tokens, key_padding_mask, initial_state)
+        # What was seen in another dtype, under autocast or before it, is read in that of q.
+        seen = [state[name].to(q.dtype) for name in tokens]
+        padding = state["padding_mask"]
+        return self._whole(*seen[:3], seen[3].squeeze(1), padding, padding)[:, :, -q.shape[2] :], state
+
+    def _whole(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        x: Tensor,
+        key_padding_mask: Tensor | None,
+        query_padding_mask: Tensor | None,
+    ) -> Tensor:
+        """A whole sequence."""
         x = zero_padding(x.unsqueeze(1), key_padding_mask).squeeze(1)  # it must not reach the parameters' gradients
-        v, positions = drop_sources(v, dropout_p), token_positions(q, key_padding_mask)
+        positions = token_positions(q, key_padding_mask)
         if self.options.rotary:
             q, k = rotate(q, positions), rotate(k, positions)
-        options = {"row_length": self.options.row_length, "key_padding_mask": key_padding_mask}
-        summary_v = row_attention(q, k, v, **options)
+        summary_v = row_attention(q, k, v, row_length=self.options.row_length, key_padding_mask=key_padding_mask)
         summary_k = self.summary_proj(summary_v.transpose(1, 2).flatten(2))  # (B, H, n, d) -> (B, n, D)
         summary_k = self.summary_k_proj(self.summary_norm(x + summary_k))
         # (B, n, D) -> (B, H, n, d), and under autocast to the dtype of k
         summary_k = summary_k.unflatten(-1, (self.shape.num_heads, -1)).transpose(1, 2).to(k.dtype)
         if self.options.rotary:
             summary_k = rotate(summary_k, positions)
-        out = combiner_attention(q, k, v, summary_k, summary_v, causal=self.causal, **options)
+        out = super().apply_op(q, k, v, summary_k, summary_v, key_padding_mask=key_padding_mask)
         return zero_padding(out, query_padding_mask)
 
-    def reference(
+    def apply_reference(
         self,
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        key_padding_mask: Tensor | None = None,
-        query_padding_mask: Tensor | None = None,
         *,
         x: Tensor,
+        key_padding_mask: Tensor | None,
+        query_padding_mask: Tensor | None,
     ) -> Tensor:
-        """The literal formula, slowly; shapes and masks as in ``forward``."""
+        """``reference_op`` of the same."""
         turn = (lambda y: rotated(y, key_padding_mask)) if self.options.rotary else (lambda y: y)
         q, k = turn(q), turn(k)
         options = {"row_length": self.options.row_length, "key_padding_mask": key_padding_mask}
         summary_v = row_attention_reference(q, k, v, **options)
         summary_k = self.summary_k_proj(self.summary_norm(x + self.summary_proj(side_by_side(summary_v))))
         summary_k = turn(by_head(summary_k, self.shape.num_heads))
-        out = combiner_attention_reference(q, k, v, summary_k, summary_v, causal=self.causal, **options)
+        out = super().apply_reference(q, k, v, summary_k, summary_v, key_padding_mask=key_padding_mask)
         return cleared(out, query_padding_mask)
-
-    def extend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        padding_mask: Tensor | None = None,
-        state: State | None = None,
-        *,
-        x: Tensor,
-    ) -> tuple[Tensor, State]:
-        """The next tokens' outputs (B, H, n, d) and the state, every token so far: ``q``, ``k``, ``v``, ``x``."""
-        self._check_next_tokens(q, k, v, padding_mask)
-        self._check(q, k, v, x)
-        state = extend_kv_cache({"q": q, "k": k, "v": v, "x": x.unsqueeze(1).to(q.dtype)}, padding_mask, state)
-        padding = state["padding_mask"]
-        # What was seen in another dtype, under autocast or before it, is read in that of q.
-        seen = {name: state[name].to(q.dtype) for name in ("q", "k", "v", "x")}
-        out = self(seen["q"], seen["k"], seen["v"], padding, padding, x=seen["x"].squeeze(1))
-        return out[:, :, -q.shape[2] :], state
 
     def _check(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor) -> None:
         check_query_key_value(q, k, v, one_length=True)

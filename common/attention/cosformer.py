@@ -5,12 +5,11 @@ from typing import Any
 
 from torch import Tensor
 
-from ..ops.cosformer import attend, attend_source, source_state
-from ..ops.cosformer.interface import MAPS, cosformer_attention_scriptable
+from ..ops.cosformer import MAPS, attend_source, cosformer_attention, source_state
 from ..ops.cosformer.reference import cosformer_attention_reference
 from ..ops.shared.state import State
 from ._base import OpAttention
-from ._options import AttentionOptions, choice, count
+from ._options import AttentionOptions, causal_chunk_size, choice, default_of
 from ._registry import register_attention
 
 
@@ -18,10 +17,10 @@ from ._registry import register_attention
 class CosformerOptions(AttentionOptions):
     """Options of cosFormer; see ``common.ops.cosformer_attention``."""
 
-    phi: str = choice("relu", MAPS, "feature map of queries and keys; the paper has relu")
-    chunk_size: int = count(
-        64, "tokens computed at once by the causal form: speed and memory, never the result", speed_only=True
+    phi: str = choice(
+        default_of(cosformer_attention, "phi"), MAPS, "feature map of queries and keys; the paper has relu"
     )
+    chunk_size: int = causal_chunk_size()
 
 
 @register_attention("cosformer")
@@ -33,16 +32,13 @@ class CosformerAttention(OpAttention):
     """
 
     Options = CosformerOptions
-    supports = frozenset({"causal", "bidirectional", "cross", "source", "images"})
+    supports = frozenset({"causal", "bidirectional", "cross", "source"})
     needs = frozenset({"max_tokens"})
-    op = staticmethod(attend)
+    op = staticmethod(cosformer_attention)
     reference_op = staticmethod(cosformer_attention_reference)
-    phi: str
-    max_tokens: int
 
     def setup(self) -> None:
-        super().setup()
-        self.phi, self.max_tokens = self.options.phi, self.shape.max_tokens
+        self.max_tokens = self.shape.max_tokens  # where a host looks for it
 
     def remembered_options(self) -> dict[str, Any]:
         """Its options and M."""
@@ -52,15 +48,10 @@ class CosformerAttention(OpAttention):
         """M, which is no option but a fact."""
         return {"max_tokens": self.max_tokens}
 
-    def _attend_scriptable(
-        self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None, query_padding_mask: Tensor | None
-    ) -> Tensor:
-        return cosformer_attention_scriptable(q, k, v, key_padding_mask, query_padding_mask, self.phi, self.max_tokens)
-
     def _source_state(self, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> State:
-        return source_state(k, v, key_padding_mask, self.phi, self.max_tokens)
+        return source_state(k, v, key_padding_mask, self.options.phi, self.max_tokens)
 
     def _attend_source(
         self, q: Tensor, state: State, query_padding_mask: Tensor | None, positions: Tensor | None
     ) -> Tensor:
-        return attend_source(q, state, query_padding_mask, positions, self.phi, self.max_tokens)
+        return attend_source(q, state, query_padding_mask, positions, self.options.phi, self.max_tokens)

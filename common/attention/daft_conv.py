@@ -7,16 +7,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..ops.daft.conv import daft_conv, daft_conv_scriptable
+from ..ops.daft.conv import daft_conv, daft_conv_in_torchscript
 from ..ops.daft.conv_reference import daft_conv_reference, filters_reference
-from ..ops.daft.select import daft_select, daft_select_scriptable
+from ..ops.daft.select import daft_select, daft_select_in_torchscript
 from ..ops.shared.checks import ArgumentError, check_query_key_value
-from ..ops.shared.padding import zero_padding
 from ..ops.shared.precision import compute_dtype
-from ..ops.shared.reference_tools import by_head, cleared, side_by_side
-from ..ops.shared.state import State
-from ._base import drop_sources
-from ._daft import DaftAttention, merge_heads, split_heads
+from ._daft import DaftAttention
 from ._options import AttentionOptions, flag, number, option
 from ._registry import register_attention
 
@@ -49,15 +45,17 @@ class DaftConvOptions(AttentionOptions):
         "64, 65 where it is not causal, and 11 x 11 for images",
         int,
         _read_window,
+        setup_only=True,
     )
-    query: bool = flag(True, "queries gate what attention gives (Table 8 is without)")
+    query: bool = flag(True, "queries gate what attention gives (Table 8 is without)", setup_only=True)
     local_only: bool = flag(False, "nothing outside of the window is seen (ablation, Figure 2)")
-    reparameterize: bool = flag(True, "filters are standardised and scaled (Table 7 is without)")
+    reparameterize: bool = flag(True, "filters are standardised and scaled (Table 7 is without)", setup_only=True)
     gumbel_temperature: float | None = number(
         None,
         "each head selects one token of its window, softly in training by Gumbel-softmax at this temperature "
         "(Equation 11; the paper: 0.5)",
         optional=True,
+        setup_only=True,
     )
 
 
@@ -81,10 +79,11 @@ class DaftConvAttention(DaftAttention):
     """
 
     Options = DaftConvOptions
-    supports = frozenset({"causal", "bidirectional", "images"})
+    supports = frozenset({"causal", "bidirectional", "torchscript"})
     needs = frozenset({"num_heads"})
     shown_by_weights = frozenset({"window", "reparameterize"})  # by the filters' shape, and by gamma and beta
-    causal: Final[bool]
+    op = staticmethod(daft_conv)
+    reference_op = staticmethod(daft_conv_reference)
     local_only: Final[bool]
     standardise: Final[bool]
 
@@ -130,78 +129,31 @@ class DaftConvAttention(DaftAttention):
         log_p = self.position_bias().flatten(1).log_softmax(1)
         return -(log_p.exp() * log_p).sum()
 
-    def forward(
-        self,
-        q: Tensor | None,
-        k: Tensor,
-        v: Tensor,
-        key_padding_mask: Tensor | None = None,
-        query_padding_mask: Tensor | None = None,
-        dropout_p: float = 0.0,
-        spatial_shape: tuple[int, int] | None = None,
-    ) -> Tensor:
-        """q, v (B, H, n, d), k (B, H, n, 1) -> (B, H, n, d); see ``InnerAttention``."""
-        v = drop_sources(v, dropout_p)
-        if torch.jit.is_scripting():
-            if key_padding_mask is not None or query_padding_mask is not None or spatial_shape is None:
-                raise ValueError("a mask is given, or no spatial_shape; allowed in TorchScript: images, without masks")
-            return self._attend_scriptable(q, k, v, spatial_shape)
-        return self._attend(q, k, v, key_padding_mask, query_padding_mask, spatial_shape)
+    def held(self) -> dict[str, Any]:
+        """The filters of this call."""
+        return {"r": self.filters()}
 
-    def _attend_scriptable(self, q: Tensor | None, k: Tensor, v: Tensor, spatial_shape: tuple[int, int]) -> Tensor:
+    def reference_held(self) -> dict[str, Any]:
+        """The same literally, in training with the same draws."""
+        options = self.options.gumbel_temperature, self.training
+        return {"r": filters_reference(self.r, self.gamma, self.beta, *options)}
+
+    def apply_merged(self, q: Tensor | None, k: Tensor, v: Tensor, **arguments: Any) -> Any:
+        """``daft_conv``, or ``daft_select`` of a whole sequence where each head has selected a neighbour."""
+        if self.gumbel_temperature is None or self.training or "return_state" in arguments:
+            return super().apply_merged(q, k, v, **arguments)
+        window = self.window_shape if len(self.window_shape) > 1 else self.window_shape[0]
+        return daft_select(q, k, v, *self._selected(), window=window, causal=self.causal, **arguments)
+
+    def _in_torchscript(self, q: Tensor | None, k: Tensor, v: Tensor, spatial_shape: tuple[int, int] | None) -> Tensor:
+        if spatial_shape is None:
+            raise ValueError("spatial_shape is None; allowed in TorchScript: (height, width) of an image's tokens")
         height, width = spatial_shape
-        heads = v.shape[1]
-        query = None if q is None else merge_heads(q)
-        k, v = merge_heads(k), merge_heads(v)
         if self.gumbel_temperature is not None and not self.training:
             index, bias = self._selected()
             window = (self.r.shape[1], self.r.shape[2])
-            out = daft_select_scriptable(query, k, v, index, bias, window, height, width)
-        else:
-            out = daft_conv_scriptable(query, k, v, self.filters(), height, width, self.local_only)
-        return split_heads(out, heads)
-
-    @torch.jit.unused
-    def _attend(
-        self,
-        q: Tensor | None,
-        k: Tensor,
-        v: Tensor,
-        key_padding_mask: Tensor | None,
-        query_padding_mask: Tensor | None,
-        spatial_shape: tuple[int, int] | None,
-    ) -> Tensor:
-        q, k, v = self._merged(q, k, v, "query_padding_mask", query_padding_mask)
-        options = {"causal": self.causal, "spatial_shape": spatial_shape, "key_padding_mask": key_padding_mask}
-        if self.gumbel_temperature is not None and not self.training:
-            window = self.window_shape if len(self.window_shape) > 1 else self.window_shape[0]
-            out = daft_select(q, k, v, *self._selected(), window=window, **options)
-        else:
-            out = daft_conv(q, k, v, self.filters(), local_only=self.local_only, **options)
-        return zero_padding(split_heads(out, self.shape.num_heads), query_padding_mask)
-
-    @torch.jit.unused
-    def reference(
-        self,
-        q: Tensor | None,
-        k: Tensor,
-        v: Tensor,
-        key_padding_mask: Tensor | None = None,
-        query_padding_mask: Tensor | None = None,
-        spatial_shape: tuple[int, int] | None = None,
-    ) -> Tensor:
-        """The literal formula, slowly; shapes and masks as in ``forward``, and in training the same draws."""
-        query = None if q is None else side_by_side(q)
-        filters = filters_reference(self.r, self.gamma, self.beta, self.options.gumbel_temperature, self.training)
-        options = {"causal": self.causal, "spatial_shape": spatial_shape, "key_padding_mask": key_padding_mask}
-        out = daft_conv_reference(
-            query, side_by_side(k), side_by_side(v), filters, local_only=self.options.local_only, **options
-        )
-        return cleared(by_head(out, self.shape.num_heads), query_padding_mask)
-
-    @torch.jit.unused
-    def _op(self, q: Tensor | None, k: Tensor, v: Tensor, **options) -> tuple[Tensor, State]:
-        return daft_conv(q, k, v, self.filters(), causal=True, local_only=self.local_only, **options)
+            return daft_select_in_torchscript(q, k, v, index, bias, window, height, width)
+        return daft_conv_in_torchscript(q, k, v, self.filters(), height, width, self.local_only)
 
     def filters(self) -> Tensor:
         """The filters (h, window) or (h, height, width) of one call: ``position_bias()``, unless one entry is selected.
@@ -222,7 +174,6 @@ class DaftConvAttention(DaftAttention):
         bias, index = self.position_bias().flatten(1).max(1)
         return index, bias
 
-    @torch.jit.unused
     def _check(self, q: Tensor | None, k: Tensor, v: Tensor) -> None:
         check_query_key_value(v if q is None else q, v, v, one_length=True, names=("q", "v", "v"))
         if v.shape[1] != self.shape.num_heads:

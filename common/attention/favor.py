@@ -7,12 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..ops.favor import LENGTHS, attend, attend_source, draw_directions, source_state
-from ..ops.favor.interface import favor_attention_scriptable
+from ..ops.favor import LENGTHS, attend_source, draw_directions, favor_attention, source_state
 from ..ops.favor.reference import favor_attention_reference
 from ..ops.shared.state import State
 from ._base import OpAttention
-from ._options import AttentionOptions, choice, count
+from ._options import AttentionOptions, causal_chunk_size, choice, count
 from ._registry import register_attention
 
 
@@ -20,16 +19,20 @@ from ._registry import register_attention
 class FavorOptions(AttentionOptions):
     """Options of FAVOR+; see ``common.ops.favor_attention``."""
 
-    features: int = count(256, "random directions, and so features of a query or key")
+    features: int = count(256, "random directions, and so features of a query or key", setup_only=True)
     lengths: str = choice(
-        "gaussian", LENGTHS, "of the directions: as Gaussian vectors, or sqrt(d), the paper's regularised kernel"
+        "gaussian",
+        LENGTHS,
+        "of the directions: as Gaussian vectors, or sqrt(d), the paper's regularised kernel",
+        setup_only=True,
     )
     redraw: int | None = count(
-        None, "draw new directions every so many forward passes in training; 0 for never", optional=True
+        None,
+        "draw new directions every so many forward passes in training; 0 for never",
+        optional=True,
+        setup_only=True,
     )
-    chunk_size: int = count(
-        64, "tokens computed at once by the causal form: speed and memory, never the result", speed_only=True
-    )
+    chunk_size: int = causal_chunk_size()
 
 
 @register_attention("favor")
@@ -46,9 +49,9 @@ class FavorAttention(OpAttention):
     """
 
     Options = FavorOptions
-    supports = frozenset({"causal", "bidirectional", "cross", "source", "images"})
+    supports = frozenset({"causal", "bidirectional", "cross", "source"})
     needs = frozenset({"head_dim"})
-    op = staticmethod(attend)
+    op = staticmethod(favor_attention)
     reference_op = staticmethod(favor_attention_reference)
     shown_by_weights = frozenset({"features", "lengths", "redraw"})  # by the directions, which are in the state dict
     counts = ("passes",)
@@ -58,7 +61,6 @@ class FavorAttention(OpAttention):
     _pass_number: int = 0
 
     def setup(self) -> None:
-        super().setup()
         self.redraws = self.options.redraw is not None
         self.register_buffer("directions", self._draw())
         if self.redraws:
@@ -81,12 +83,6 @@ class FavorAttention(OpAttention):
         self.passes = counts.get("passes", 0)
         self._draw_for_training()
 
-    def _op_arguments(self) -> dict[str, Any]:
-        return {"causal": self.causal, "chunk_size": self.options.chunk_size}
-
-    def _reference_arguments(self) -> dict[str, Any]:
-        return {"causal": self.causal}
-
     def _draw(self, seed: int | None = None) -> Tensor:
         generator = None if seed is None else torch.Generator().manual_seed(seed)
         return draw_directions(self.options.features, self.shape.head_dim, self.options.lengths, generator)
@@ -100,7 +96,6 @@ class FavorAttention(OpAttention):
         drawn = self._draw(zlib.crc32(numbers) + draws) if draws else self.directions.clone()
         self.training_directions = drawn.to(self.directions)
 
-    @torch.jit.unused
     def _count_pass(self) -> None:
         """Count this pass, and draw new directions if it is time for them.
 
@@ -113,13 +108,6 @@ class FavorAttention(OpAttention):
         self._pass_number, self.passes = number, self.passes + 1
         if self.passes % self.options.redraw == 0:
             self._draw_for_training()
-
-    def _attend_scriptable(
-        self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None, query_padding_mask: Tensor | None
-    ) -> Tensor:
-        if self.training and self.redraws:
-            raise ValueError("redraw is set; allowed when training in TorchScript: None")
-        return favor_attention_scriptable(q, k, v, self.directions, key_padding_mask, query_padding_mask)
 
     def _source_state(self, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> State:
         return source_state(k, v, key_padding_mask, **self.held())

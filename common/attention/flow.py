@@ -1,20 +1,20 @@
 """Flow-Attention as a module."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Final
 
 import torch
 from torch import Tensor
 
-from ..ops.flow import attend, flow_attention_map, flow_attention_weights
-from ..ops.flow.full import flow_attention_scriptable
+from ..ops.flow import flow_attention, flow_attention_map, flow_attention_weights
+from ..ops.flow.full import flow_attention_in_graph
 from ..ops.flow.options import ALLOCATIONS, COMPETITIONS, FORMS, FlowOptions, check_competition, flow_options
 from ..ops.flow.reference import flow_attention_reference
 from ..ops.shared.checks import check_both_masks
 from ..ops.shared.feature_maps import FEATURE_MAPS
 from ..ops.shared.state import State
-from ._base import OpAttention
-from ._options import AttentionOptions, choice, count, number
+from ._base import OpAttention, drop_sources
+from ._options import AttentionOptions, causal_chunk_size, choice, default_of, number
 from ._registry import register_attention
 
 
@@ -23,18 +23,22 @@ class SharedFlowOptions(AttentionOptions):
     """Options of Flow-Attention and of `flow_source` alike."""
 
     form: str = choice(
-        "released",
+        default_of(flow_attention, "form"),
         tuple(FORMS),
         "paper: Algorithms 1 and 2 of the Flowformer paper to the letter; released: the authors' scaling, 1e-6 and "
         "clamp, which released weights need; released_vision: their image model's extra 1e-6 as well",
     )
     clamp: float | None = number(
-        1.0,
+        default_of(flow_attention, "clamp"),
         "bound on the conserved outgoing flow in the released forms: 1 in the authors' core module and image model, 5 "
         "in their language model, inf for none; the form paper has none and ignores it",
         optional=True,
     )
-    phi: str = choice("sigmoid", FEATURE_MAPS, "feature map of queries and keys (Table 10 of the Flowformer paper)")
+    phi: str = choice(
+        default_of(flow_attention, "phi"),
+        FEATURE_MAPS,
+        "feature map of queries and keys (Table 10 of the Flowformer paper)",
+    )
 
 
 @dataclass(frozen=True)
@@ -42,15 +46,15 @@ class FlowAttentionOptions(SharedFlowOptions):
     """Options of Flow-Attention; see ``common.ops.flow_attention``."""
 
     competition: str = choice(
-        "softmax",
+        default_of(flow_attention, "competition"),
         COMPETITIONS,
         "how sources compete, none being an ablation (Table 11); softmax_heads, not causal: over the heads of each "
         "source, as the authors' long-range-arena code does",
     )
-    allocation: str = choice("sigmoid", ALLOCATIONS, "how sinks are gated, none being an ablation (Table 11)")
-    chunk_size: int = count(
-        64, "tokens computed at once by the causal form: speed and memory, never the result", speed_only=True
+    allocation: str = choice(
+        default_of(flow_attention, "allocation"), ALLOCATIONS, "how sinks are gated, none being an ablation (Table 11)"
     )
+    chunk_size: int = causal_chunk_size()
 
 
 @register_attention("flow")
@@ -61,27 +65,47 @@ class FlowAttention(OpAttention):
     """
 
     Options = FlowAttentionOptions
-    supports = frozenset({"causal", "bidirectional", "cross", "images"})
-    op = staticmethod(attend)
+    supports = frozenset({"causal", "bidirectional", "cross", "torchscript"})
+    op = staticmethod(flow_attention)
     reference_op = staticmethod(flow_attention_reference)
-    _flow_options: FlowOptions
+    causal: Final[bool]
+    _flow_options: FlowOptions  # for TorchScript
 
     def setup(self) -> None:
         names = ("form", "clamp", "phi", "competition", "allocation")
         self._flow_options = flow_options(*(getattr(self.options, name) for name in names))
         check_competition(self._flow_options, self.causal)
-        super().setup()
 
-    def _op_arguments(self) -> dict[str, Any]:
-        return {"causal": self.causal, "options": self._flow_options, "chunk_size": self.options.chunk_size}
-
-    def _attend_scriptable(
-        self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None, query_padding_mask: Tensor | None
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        key_padding_mask: Tensor | None = None,
+        query_padding_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
     ) -> Tensor:
-        check_both_masks(key_padding_mask, query_padding_mask)
-        return flow_attention_scriptable(q, k, v, key_padding_mask, query_padding_mask, self._flow_options)
+        """q (B, H, n, d), k (B, H, m, d), v (B, H, m, e) -> (B, H, n, e); see ``InnerAttention``."""
+        if torch.jit.is_scripting():
+            if self.causal:
+                raise ValueError("causal is True; allowed in TorchScript: causal=False")
+            check_both_masks(key_padding_mask, query_padding_mask)
+            v = drop_sources(v, dropout_p)
+            return flow_attention_in_graph(q, k, v, key_padding_mask, query_padding_mask, self._flow_options)
+        return self._call(q, k, v, key_padding_mask, query_padding_mask, dropout_p)
 
     @torch.jit.unused
+    def _call(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        key_padding_mask: Tensor | None,
+        query_padding_mask: Tensor | None,
+        dropout_p: float,
+    ) -> Tensor:
+        return super().forward(q, k, v, key_padding_mask, query_padding_mask, dropout_p)
+
     def weights(
         self,
         q: Tensor,
@@ -100,7 +124,6 @@ class FlowAttention(OpAttention):
     #: What ``record_attention`` keeps of a call.
     recorded_weights = weights
 
-    @torch.jit.unused
     def attention_map(
         self,
         q: Tensor,

@@ -4,11 +4,18 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ..ops.flow_source import ALLOCATIONS, COMPETITIONS, attend, attend_source, flow_source_options, source_state
+from ..ops.flow_source import (
+    ALLOCATIONS,
+    COMPETITIONS,
+    attend_source,
+    flow_source_attention,
+    flow_source_options,
+    source_state,
+)
 from ..ops.flow_source.reference import flow_source_attention_reference
 from ..ops.shared.state import State
-from ._base import InnerAttention, drop_sources
-from ._options import choice
+from ._base import OpAttention
+from ._options import choice, default_of
 from ._registry import register_attention
 from .flow import SharedFlowOptions
 
@@ -17,12 +24,18 @@ from .flow import SharedFlowOptions
 class FlowSourceOptions(SharedFlowOptions):
     """Options of Flow-Attention to a source; see ``common.ops.flow_source_attention``."""
 
-    competition: str = choice("softmax", COMPETITIONS, "how sources compete, none being an ablation")
-    allocation: str = choice("sigmoid", ALLOCATIONS, "how each target is gated by itself, none being an ablation")
+    competition: str = choice(
+        default_of(flow_source_attention, "competition"), COMPETITIONS, "how sources compete, none being an ablation"
+    )
+    allocation: str = choice(
+        default_of(flow_source_attention, "allocation"),
+        ALLOCATIONS,
+        "how each target is gated by itself, none being an ablation",
+    )
 
 
 @register_attention("flow_source")
-class FlowSourceAttention(InnerAttention):
+class FlowSourceAttention(OpAttention):
     """Flow-Attention for the cross-attention of a decoder; no parameters, O((n + m) d²). Ours, in none of the papers.
 
     Flow-Attention proper would let a target see later ones, through the outgoing flow. Here competition and outgoing
@@ -33,38 +46,11 @@ class FlowSourceAttention(InnerAttention):
     Options = FlowSourceOptions
     supports = frozenset({"cross", "source"})
     needs = frozenset({"source_q"})
+    op = staticmethod(flow_source_attention)
+    reference_op = staticmethod(flow_source_attention_reference)
 
     def setup(self) -> None:
         self._flow_options = flow_source_options(**self.options.as_dict())
-
-    def forward(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        key_padding_mask: Tensor | None = None,
-        query_padding_mask: Tensor | None = None,
-        dropout_p: float = 0.0,
-        *,
-        source_q: Tensor,
-    ) -> Tensor:
-        """q (B, H, n, d), k, source_q (B, H, m, d), v (B, H, m, e) -> (B, H, n, e); see ``InnerAttention``."""
-        masks = {"key_padding_mask": key_padding_mask, "query_padding_mask": query_padding_mask}
-        return attend(q, k, drop_sources(v, dropout_p), source_q, self._flow_options, **masks)
-
-    def reference(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        key_padding_mask: Tensor | None = None,
-        query_padding_mask: Tensor | None = None,
-        *,
-        source_q: Tensor,
-    ) -> Tensor:
-        """The literal formula, slowly; shapes and masks as in ``forward``."""
-        masks = {"key_padding_mask": key_padding_mask, "query_padding_mask": query_padding_mask}
-        return flow_source_attention_reference(q, k, v, source_q, **masks, **self.options.as_dict())
 
     def _source_state(self, k: Tensor, v: Tensor, key_padding_mask: Tensor | None, *, source_q: Tensor) -> State:
         return source_state(k, v, key_padding_mask, source_q, self._flow_options)

@@ -4,13 +4,12 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ..ops.linear import attend, attend_source, source_state
-from ..ops.linear.interface import linear_attention_scriptable
+from ..ops.linear import attend_source, linear_attention, source_state
 from ..ops.linear.reference import linear_attention_reference
 from ..ops.shared.feature_maps import FEATURE_MAPS
 from ..ops.shared.state import State
 from ._base import OpAttention
-from ._options import AttentionOptions, choice, count
+from ._options import AttentionOptions, causal_chunk_size, choice, default_of
 from ._registry import register_attention
 
 
@@ -18,10 +17,8 @@ from ._registry import register_attention
 class LinearAttentionOptions(AttentionOptions):
     """Options of linear attention; see ``common.ops.linear_attention``."""
 
-    phi: str = choice("elu+1", FEATURE_MAPS, "feature map of queries and keys")
-    chunk_size: int = count(
-        64, "tokens computed at once by the causal form: speed and memory, never the result", speed_only=True
-    )
+    phi: str = choice(default_of(linear_attention, "phi"), FEATURE_MAPS, "feature map of queries and keys")
+    chunk_size: int = causal_chunk_size()
 
 
 @register_attention("linear")
@@ -32,24 +29,14 @@ class LinearAttention(OpAttention):
     """
 
     Options = LinearAttentionOptions
-    supports = frozenset({"causal", "bidirectional", "cross", "source", "images"})
-    op = staticmethod(attend)
+    supports = frozenset({"causal", "bidirectional", "cross", "source"})
+    op = staticmethod(linear_attention)
     reference_op = staticmethod(linear_attention_reference)
-    phi: str
-
-    def setup(self) -> None:
-        super().setup()
-        self.phi = self.options.phi
-
-    def _attend_scriptable(
-        self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None, query_padding_mask: Tensor | None
-    ) -> Tensor:
-        return linear_attention_scriptable(q, k, v, key_padding_mask, query_padding_mask, self.phi)
 
     def _source_state(self, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> State:
-        return source_state(k, v, key_padding_mask, self.phi)
+        return source_state(k, v, key_padding_mask, self.options.phi)
 
     def _attend_source(
         self, q: Tensor, state: State, query_padding_mask: Tensor | None, positions: Tensor | None
     ) -> Tensor:
-        return attend_source(q, state, query_padding_mask, self.phi)
+        return attend_source(q, state, query_padding_mask, self.options.phi)

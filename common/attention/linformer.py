@@ -4,10 +4,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..ops.linformer import linformer_attention
-from ..ops.linformer.interface import linformer_attention_scriptable
 from ..ops.linformer.reference import linformer_attention_reference
 from ._base import OpAttention
 from ._options import AttentionOptions, count, flag
@@ -19,9 +18,13 @@ class LinformerOptions(AttentionOptions):
     """Options of Linformer; see ``common.ops.linformer_attention``."""
 
     projected_length: int = count(
-        128, "sums of keys and of values, the paper's k; the paper has 128 and 256, the Long Range Arena 16 and 32"
+        128,
+        "sums of keys and of values, the paper's k; the paper has 128 and 256, the Long Range Arena 16 and 32",
+        setup_only=True,
     )
-    shared: bool = flag(False, "one matrix makes the sums of keys and those of values, as in the Long Range Arena")
+    shared: bool = flag(
+        False, "one matrix makes the sums of keys and those of values, as in the Long Range Arena", setup_only=True
+    )
 
 
 @register_attention("linformer")
@@ -33,13 +36,12 @@ class LinformerAttention(OpAttention):
     """
 
     Options = LinformerOptions
-    supports = frozenset({"bidirectional", "cross", "images"})
+    supports = frozenset({"bidirectional", "cross"})
     needs = frozenset({"max_tokens"})
     op = staticmethod(linformer_attention)
     reference_op = staticmethod(linformer_attention_reference)
 
     def setup(self) -> None:
-        super().setup()
         self.max_tokens = self.shape.max_tokens  # where a host looks for it
         shape = (self.shape.max_tokens, self.options.projected_length)
         self.key_rows = nn.Parameter(torch.empty(shape))
@@ -53,20 +55,4 @@ class LinformerAttention(OpAttention):
 
     def held(self) -> dict[str, Any]:
         """The matrices."""
-        return {"key_rows": self.key_rows, "value_rows": self._value_rows()}
-
-    def _op_arguments(self) -> dict[str, Any]:
-        return {}
-
-    def _reference_arguments(self) -> dict[str, Any]:
-        return {}
-
-    def _value_rows(self) -> Tensor:
-        rows = self.value_rows
-        return self.key_rows if rows is None else rows
-
-    def _attend_scriptable(
-        self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None, query_padding_mask: Tensor | None
-    ) -> Tensor:
-        masks = key_padding_mask, query_padding_mask
-        return linformer_attention_scriptable(q, k, v, self.key_rows, self._value_rows(), masks[0], masks[1])
+        return {"key_rows": self.key_rows, "value_rows": self.key_rows if self.options.shared else self.value_rows}

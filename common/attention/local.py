@@ -2,11 +2,8 @@
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
-from ..ops.local import attend
+from ..ops.local import local_attention
 from ..ops.local.reference import local_attention_reference
-from ..ops.shared.window_attention import WindowOptions, attend_in_window_scriptable
 from ._base import OpAttention
 from ._options import AttentionOptions, count, flag
 from ._registry import register_attention
@@ -31,18 +28,6 @@ class LocalAttention(OpAttention):
     """
 
     Options = LocalOptions
-    supports = frozenset({"causal", "bidirectional", "images"})
-    op = staticmethod(attend)
+    supports = frozenset({"causal", "bidirectional"})
+    op = staticmethod(local_attention)
     reference_op = staticmethod(local_attention_reference)
-    window: int
-    chunked: bool
-
-    def setup(self) -> None:
-        super().setup()
-        self.window, self.chunked = self.options.window, self.options.chunked
-
-    def _attend_scriptable(
-        self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None, query_padding_mask: Tensor | None
-    ) -> Tensor:
-        options = WindowOptions(self.window, self.chunked, 0)
-        return attend_in_window_scriptable(q, k, v, key_padding_mask, query_padding_mask, options, False)

@@ -2,11 +2,8 @@
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
-from ..ops.longformer import attend
+from ..ops.longformer import longformer_attention
 from ..ops.longformer.reference import longformer_attention_reference
-from ..ops.shared.window_attention import WindowOptions, attend_in_window_scriptable
 from ._base import OpAttention
 from ._options import AttentionOptions, count
 from ._registry import register_attention
@@ -30,18 +27,6 @@ class LongformerAttention(OpAttention):
     """
 
     Options = LongformerOptions
-    supports = frozenset({"causal", "bidirectional", "images"})
-    op = staticmethod(attend)
+    supports = frozenset({"causal", "bidirectional"})
+    op = staticmethod(longformer_attention)
     reference_op = staticmethod(longformer_attention_reference)
-    window: int
-    global_tokens: int
-
-    def setup(self) -> None:
-        super().setup()
-        self.window, self.global_tokens = self.options.window, self.options.global_tokens
-
-    def _attend_scriptable(
-        self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None, query_padding_mask: Tensor | None
-    ) -> Tensor:
-        options = WindowOptions(self.window, False, self.global_tokens)
-        return attend_in_window_scriptable(q, k, v, key_padding_mask, query_padding_mask, options, False)

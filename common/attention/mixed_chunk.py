@@ -1,19 +1,20 @@
 """Mixed chunk attention on the heads of a Transformer: MC-TFM++ of FLASH's Table 5."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..modules.rotary import check_even, rotate, token_positions
-from ..ops.mixed_chunk import attend, mixed_chunk_options
+from ..ops.mixed_chunk import mixed_chunk_attention
 from ..ops.mixed_chunk.reference import mixed_chunk_attention_reference
 from ..ops.shared.checks import check_padding_mask, check_query_key_value
 from ..ops.shared.padding import zero_padding
 from ..ops.shared.reference_tools import cleared, rotated
 from ..ops.shared.score_kernels import SCORE_KERNELS
 from ..ops.shared.state import State, state_entry
-from ._base import InnerAttention, drop_sources
+from ._base import OpAttention
 from ._options import AttentionOptions, choice, count, flag
 from ._registry import register_attention
 
@@ -24,11 +25,11 @@ class MixedChunkOptions(AttentionOptions):
 
     chunk_size: int = count(256, "tokens C in a chunk")
     kernel: str = choice("softmax", SCORE_KERNELS, "what turns scores into weights inside a chunk")
-    rotary: bool = flag(True, "rotary positions of queries and keys")
+    rotary: bool = flag(True, "rotary positions of queries and keys", setup_only=True)
 
 
 @register_attention("mixed_chunk")
-class MixedChunkAttention(InnerAttention):
+class MixedChunkAttention(OpAttention):
     """``mixed_chunk_attention`` per head: softmax inside chunks of C tokens, linear across them (FLASH, Table 5).
 
     The heads' own q and k serve inside a chunk; those of the linear term are scaled and shifted copies, as in the gated
@@ -42,62 +43,56 @@ class MixedChunkAttention(InnerAttention):
     Options = MixedChunkOptions
     supports = frozenset({"causal", "bidirectional", "rotary"})
     needs = frozenset({"num_heads", "head_dim"})
+    op = staticmethod(mixed_chunk_attention)
+    reference_op = staticmethod(mixed_chunk_attention_reference)
 
     def setup(self) -> None:
         heads, channels = self.shape.num_heads, self.shape.head_dim
         if self.options.rotary:
             check_even("head_dim", channels)
-        self._op_options = mixed_chunk_options(self.options.chunk_size, self.causal, self.options.kernel)
         self.gamma = nn.Parameter(torch.empty(2, heads, channels))
         self.beta = nn.Parameter(torch.zeros(2, heads, channels))
         nn.init.normal_(self.gamma, std=0.02)
 
-    def forward(
+    def apply_op(
         self,
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        key_padding_mask: Tensor | None = None,
-        query_padding_mask: Tensor | None = None,
-        dropout_p: float = 0.0,
-    ) -> Tensor:
-        """q, k (B, H, n, d), v (B, H, n, e) -> (B, H, n, e); see ``InnerAttention``."""
+        *,
+        key_padding_mask: Tensor | None,
+        query_padding_mask: Tensor | None,
+        initial_state: State | None = None,
+        return_state: bool = False,
+    ) -> Any:
+        """``op`` of the queries and keys of both terms, which are rotated by position."""
         self._check_heads(q, k, v)
         check_padding_mask("key_padding_mask", key_padding_mask, k)
         check_padding_mask("query_padding_mask", query_padding_mask, q)
         # What stands in padding must not reach the gradients of the scales.
         q, k = zero_padding(zero_padding(q, query_padding_mask), key_padding_mask), zero_padding(k, key_padding_mask)
-        heads = self._queries_and_keys(q, k, token_positions(q, key_padding_mask))
-        out = attend(*heads, drop_sources(v, dropout_p), self._op_options, key_padding_mask=key_padding_mask)
+        before = None if initial_state is None else state_entry(initial_state, "count", 1, q)
+        heads = self._queries_and_keys(q, k, token_positions(q, key_padding_mask, before))
+        state = {"initial_state": initial_state, "return_state": return_state}
+        out = super().apply_op(*heads, v, key_padding_mask=key_padding_mask, **state)
+        if return_state:
+            return zero_padding(out[0], query_padding_mask), out[1]
         return zero_padding(out, query_padding_mask)
 
-    def reference(
+    def apply_reference(
         self,
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        key_padding_mask: Tensor | None = None,
-        query_padding_mask: Tensor | None = None,
+        *,
+        key_padding_mask: Tensor | None,
+        query_padding_mask: Tensor | None,
     ) -> Tensor:
-        """The literal formula, slowly; shapes and masks as in ``forward``."""
+        """``reference_op`` of the same."""
         heads = [q, k, *(x * self.gamma[i, :, None] + self.beta[i, :, None] for i, x in enumerate((q, k)))]
         if self.options.rotary:
             heads = [rotated(x, key_padding_mask) for x in heads]
-        options = {"chunk_size": self.options.chunk_size, "causal": self.causal, "kernel": self.options.kernel}
-        out = mixed_chunk_attention_reference(*heads, v, key_padding_mask=key_padding_mask, **options)
-        return cleared(out, query_padding_mask)
-
-    def extend(
-        self, q: Tensor, k: Tensor, v: Tensor, padding_mask: Tensor | None = None, state: State | None = None
-    ) -> tuple[Tensor, State]:
-        """The next tokens' outputs (B, H, n, e) and the state after them; O(C) per token."""
-        self._check_next_tokens(q, k, v, padding_mask)
-        self._check_heads(q, k, v)
-        count = None if state is None else state_entry(state, "count", 1, q)
-        q, k = zero_padding(q, padding_mask), zero_padding(k, padding_mask)
-        heads = self._queries_and_keys(q, k, token_positions(q, padding_mask, count))
-        continued = {"initial_state": state, "return_state": True}
-        return attend(*heads, v, self._op_options, key_padding_mask=padding_mask, **continued)
+        return cleared(super().apply_reference(*heads, v, key_padding_mask=key_padding_mask), query_padding_mask)
 
     def _check_heads(self, q: Tensor, k: Tensor, v: Tensor) -> None:
         check_query_key_value(q, k, v, one_length=True)

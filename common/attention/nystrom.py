@@ -3,13 +3,12 @@
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
-from ..ops.nystrom import MOST_ITERATIONS, attend
-from ..ops.nystrom.interface import nystrom_attention_scriptable
+from ..ops.nystrom import MOST_ITERATIONS, nystrom_attention
 from ..ops.nystrom.reference import nystrom_attention_reference
 from ._base import OpAttention
-from ._options import AttentionOptions, count
+from ._options import AttentionOptions, count, default_of
 from ._registry import register_attention
 
 
@@ -17,9 +16,14 @@ from ._registry import register_attention
 class NystromOptions(AttentionOptions):
     """Options of Nyström attention; see ``common.ops.nystrom_attention``."""
 
-    landmarks: int = count(64, "segments of a sequence, whose means stand for it; the authors have 32 to 256")
+    landmarks: int = count(
+        default_of(nystrom_attention, "landmarks"),
+        "segments of a sequence, whose means stand for it; the authors have 32 to 256",
+    )
     iterations: int = count(
-        6, "steps towards the inverse of the landmarks' attention; the paper has 6", most=MOST_ITERATIONS
+        default_of(nystrom_attention, "iterations"),
+        "steps towards the inverse of the landmarks' attention; the paper has 6",
+        most=MOST_ITERATIONS,
     )
     conv_kernel: int | None = count(
         35,
@@ -27,6 +31,7 @@ class NystromOptions(AttentionOptions):
         "Range Arena and 65 in their language model",
         optional=True,
         odd=True,
+        setup_only=True,
     )
 
 
@@ -39,17 +44,13 @@ class NystromAttention(OpAttention):
     """
 
     Options = NystromOptions
-    supports = frozenset({"bidirectional", "images"})
+    supports = frozenset({"bidirectional"})
     needs = frozenset({"num_heads"})
-    op = staticmethod(attend)
+    op = staticmethod(nystrom_attention)
     reference_op = staticmethod(nystrom_attention_reference)
-    landmarks: int
-    iterations: int
 
     def setup(self) -> None:
-        super().setup()
         heads, kernel = self.shape.num_heads, self.options.conv_kernel
-        self.landmarks, self.iterations = self.options.landmarks, self.options.iterations
         self.conv = None if kernel is None else nn.Conv2d(heads, heads, (kernel, 1), groups=heads, bias=False)
 
     def reset_parameters(self) -> None:
@@ -60,18 +61,3 @@ class NystromAttention(OpAttention):
     def held(self) -> dict[str, Any]:
         """The filters."""
         return {"conv_weight": None if self.conv is None else self.conv.weight}
-
-    def _op_arguments(self) -> dict[str, Any]:
-        return {"landmarks": self.options.landmarks, "iterations": self.options.iterations}
-
-    def _reference_arguments(self) -> dict[str, Any]:
-        return self._op_arguments()
-
-    def _attend_scriptable(
-        self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None, query_padding_mask: Tensor | None
-    ) -> Tensor:
-        weight: Tensor | None = None
-        if self.conv is not None:
-            weight = self.conv.weight
-        masks = key_padding_mask, query_padding_mask
-        return nystrom_attention_scriptable(q, k, v, weight, masks[0], masks[1], self.landmarks, self.iterations)

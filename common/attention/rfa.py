@@ -6,13 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..ops.rfa import attend, attend_source, source_state
-from ..ops.rfa.interface import rfa_attention_scriptable
+from ..ops.rfa import attend_source, rfa_attention, source_state
 from ..ops.rfa.reference import rfa_attention_reference
 from ..ops.shared.precision import compute_dtype
 from ..ops.shared.state import State
 from ._base import OpAttention
-from ._options import AttentionOptions, count, number
+from ._options import AttentionOptions, causal_chunk_size, count, default_of, number
 from ._registry import register_attention
 
 
@@ -20,11 +19,11 @@ from ._registry import register_attention
 class RfaOptions(AttentionOptions):
     """Options of random feature attention; see ``common.ops.rfa_attention``."""
 
-    features: int = count(64, "random directions r of each head, and so 2r features of a query or key")
-    floor: float = number(1.0, "least normaliser; features may be negative (the released code has 1)")
-    chunk_size: int = count(
-        64, "tokens computed at once by the causal form: speed and memory, never the result", speed_only=True
+    features: int = count(64, "random directions r of each head, and so 2r features of a query or key", setup_only=True)
+    floor: float = number(
+        default_of(rfa_attention, "floor"), "least normaliser; features may be negative (the released code has 1)"
     )
+    chunk_size: int = causal_chunk_size()
 
 
 @register_attention("rfa")
@@ -38,16 +37,14 @@ class RfaAttention(OpAttention):
     """
 
     Options = RfaOptions
-    supports = frozenset({"causal", "bidirectional", "cross", "source", "images"})
+    supports = frozenset({"causal", "bidirectional", "cross", "source"})
     needs = frozenset({"num_heads", "head_dim"})
-    op = staticmethod(attend)
+    op = staticmethod(rfa_attention)
+    reference_op = staticmethod(rfa_attention_reference)
     directions: Tensor
-    floor: float
 
     def setup(self) -> None:
-        super().setup()
         heads, channels = self.shape.num_heads, self.shape.head_dim
-        self.floor = self.options.floor
         self.sigma = nn.Parameter(torch.ones(heads, 1, channels))
         self.register_buffer("directions", torch.randn(heads, self.options.features, channels))
 
@@ -65,34 +62,10 @@ class RfaAttention(OpAttention):
         """The directions of this pass."""
         return {"directions": self.scaled_directions()}
 
-    @torch.jit.unused
-    def reference(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        key_padding_mask: Tensor | None = None,
-        query_padding_mask: Tensor | None = None,
-        log_gate: Tensor | None = None,
-    ) -> Tensor:
-        """The literal formula, slowly; shapes and masks as in ``forward``, and in training the same draws.
-
-        ``log_gate`` (B, H, n) is that of RFA-Gate.
-        """
+    def reference_held(self) -> dict[str, Any]:
+        """The directions of this pass, and in training the same draws."""
         drawn = torch.randn_like(self.directions) if self.training else self.directions
-        directions = torch.stack([rows * scale for rows, scale in zip(drawn, self.sigma)])
-        options = {"causal": self.causal, "floor": self.options.floor, "log_gate": log_gate}
-        masks = {"key_padding_mask": key_padding_mask, "query_padding_mask": query_padding_mask}
-        return rfa_attention_reference(q, k, v, directions, **masks, **options)
-
-    def _op_arguments(self) -> dict[str, Any]:
-        return {"causal": self.causal, "floor": self.options.floor, "chunk_size": self.options.chunk_size}
-
-    def _attend_scriptable(
-        self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None, query_padding_mask: Tensor | None
-    ) -> Tensor:
-        directions = self.scaled_directions()
-        return rfa_attention_scriptable(q, k, v, directions, key_padding_mask, query_padding_mask, self.floor)
+        return {"directions": torch.stack([rows * scale for rows, scale in zip(drawn, self.sigma)])}
 
     def _source_state(self, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> State:
         return source_state(k, v, key_padding_mask, self._fixed_directions())
@@ -100,7 +73,7 @@ class RfaAttention(OpAttention):
     def _attend_source(
         self, q: Tensor, state: State, query_padding_mask: Tensor | None, positions: Tensor | None
     ) -> Tensor:
-        return attend_source(q, state, query_padding_mask, self._fixed_directions(), self.floor)
+        return attend_source(q, state, query_padding_mask, self._fixed_directions(), self.options.floor)
 
     def _fixed_directions(self) -> Tensor:
         """``scaled_directions`` that the next call has as well."""

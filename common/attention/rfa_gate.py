@@ -1,18 +1,13 @@
 """Random feature attention with its gate, as a module."""
 
 from dataclasses import dataclass
+from typing import Any
 
-import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import nn
 
-from ..ops.rfa import attend
-from ..ops.shared.checks import check_padding_mask, check_query_key_value, check_tokens
-from ..ops.shared.padding import zero_padding
-from ..ops.shared.precision import autocast_off, compute_dtype
-from ..ops.shared.state import State
-from ._base import drop_sources
-from ._options import number
+from ..ops.rfa import rfa_gate_attention
+from ..ops.rfa.reference import rfa_gate_attention_reference
+from ._options import default_of, number
 from ._registry import register_attention
 from .rfa import RfaAttention, RfaOptions
 
@@ -25,7 +20,8 @@ class RfaGateOptions(RfaOptions):
     """Options of RFA-Gate; see ``common.ops.rfa_attention``."""
 
     floor: float = number(
-        0.01, "least normaliser; features may be negative. A gated normaliser is at most 1, so RFA's 1 would undo it"
+        default_of(rfa_gate_attention, "floor"),
+        "least normaliser; features may be negative. A gated normaliser is at most 1, so RFA's 1 would undo it",
     )
 
 
@@ -40,6 +36,8 @@ class RfaGateAttention(RfaAttention):
     Options = RfaGateOptions
     supports = frozenset({"causal"})
     needs = frozenset({"num_heads", "head_dim", "x"})
+    op = staticmethod(rfa_gate_attention)
+    reference_op = staticmethod(rfa_gate_attention_reference)
 
     def setup(self) -> None:
         super().setup()
@@ -53,61 +51,13 @@ class RfaGateAttention(RfaAttention):
         self.gate_proj.reset_parameters()
         nn.init.constant_(self.gate_proj.bias, _BIAS)
 
-    def forward(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        key_padding_mask: Tensor | None = None,
-        query_padding_mask: Tensor | None = None,
-        dropout_p: float = 0.0,
-        *,
-        x: Tensor,
-    ) -> Tensor:
-        """q, k (B, H, n, d), v (B, H, n, e), x (B, n, D) -> (B, H, n, e); see ``InnerAttention``."""
-        log_gate = self._log_gate(q, k, v, key_padding_mask, x)
-        masks = {"key_padding_mask": key_padding_mask, "query_padding_mask": query_padding_mask}
-        return attend(q, k, drop_sources(v, dropout_p), log_gate=log_gate, **masks, **self._arguments, **self.held())
+    def held(self) -> dict[str, Any]:
+        """The directions of this pass, and the gate's weights."""
+        return {**super().held(), **self._gate()}
 
-    def extend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        padding_mask: Tensor | None = None,
-        state: State | None = None,
-        *,
-        x: Tensor,
-    ) -> tuple[Tensor, State]:
-        """The next tokens' outputs (B, H, n, e) and the state after them; O(1) memory and time per token."""
-        self._check_next_tokens(q, k, v, padding_mask)
-        log_gate = self._log_gate(q, k, v, padding_mask, x)
-        masks = {"key_padding_mask": padding_mask, "query_padding_mask": padding_mask}
-        continued = {"initial_state": state, "return_state": True}
-        return attend(q, k, v, log_gate=log_gate, **continued, **masks, **self._arguments, **self.held())
+    def reference_held(self) -> dict[str, Any]:
+        """The same for the literal form."""
+        return {**super().reference_held(), **self._gate()}
 
-    def reference(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        key_padding_mask: Tensor | None = None,
-        query_padding_mask: Tensor | None = None,
-        *,
-        x: Tensor,
-    ) -> Tensor:
-        """The literal formula, slowly; shapes and masks as in ``forward``."""
-        scores = [(x * row).sum(-1) + bias for row, bias in zip(self.gate_proj.weight, self.gate_proj.bias)]
-        log_gate = -torch.log(1 + torch.exp(-torch.stack(scores, dim=1)))  # (B, H, n)
-        return super().reference(q, k, v, key_padding_mask, query_padding_mask, log_gate)
-
-    def _log_gate(self, q: Tensor, k: Tensor, v: Tensor, padding_mask: Tensor | None, x: Tensor) -> Tensor:
-        """log g (B, H, n), in float32 or float64 whatever autocast says: over many tokens its errors add up."""
-        check_query_key_value(q, k, v, one_length=True)
-        check_padding_mask("key_padding_mask", padding_mask, k)
-        check_tokens(x, q, self.gate_proj.in_features)
-        dtype = compute_dtype(q)
-        x = zero_padding(x.to(dtype).unsqueeze(1), padding_mask).squeeze(1)  # it must not reach the gradients
-        with autocast_off(q):
-            gate = F.linear(x, self.gate_proj.weight.to(dtype), self.gate_proj.bias.to(dtype))  # (B, n, H)
-        return F.logsigmoid(gate).transpose(1, 2)
+    def _gate(self) -> dict[str, Any]:
+        return {"gate_weight": self.gate_proj.weight, "gate_bias": self.gate_proj.bias}

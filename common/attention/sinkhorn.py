@@ -6,8 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..ops.sinkhorn import attend
-from ..ops.sinkhorn.interface import NORMALISERS, SORTS
+from ..ops.sinkhorn import NORMALISERS, SORTS, sinkhorn_attention
 from ..ops.sinkhorn.reference import sinkhorn_attention_reference
 from ._base import OpAttention
 from ._options import AttentionOptions, choice, count, number
@@ -40,12 +39,11 @@ class SinkhornAttention(OpAttention):
     Options = SinkhornOptions
     supports = frozenset({"bidirectional"})
     needs = frozenset({"num_heads", "head_dim", "max_tokens"})
-    state_is_constant_size = False
-    op = staticmethod(attend)
+    linear_cost = False
+    op = staticmethod(sinkhorn_attention)
     reference_op = staticmethod(sinkhorn_attention_reference)
 
     def setup(self) -> None:
-        super().setup()
         self.max_tokens = self.shape.max_tokens  # where a host looks for it
         chunks = -(-self.max_tokens // self.options.chunk_size)
         self.sort_weight = nn.Parameter(torch.empty(self.shape.num_heads, self.shape.head_dim, chunks))
@@ -63,8 +61,3 @@ class SinkhornAttention(OpAttention):
     def held(self) -> dict[str, Any]:
         """The weight of the sorting, and the longest input."""
         return {"sort_weight": self.sort_weight, "max_tokens": self.max_tokens}
-
-    def _op_arguments(self) -> dict[str, Any]:
-        return self.options.as_dict()
-
-    _reference_arguments = _op_arguments

@@ -2,11 +2,7 @@
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
-from ..ops.sparse import PATTERNS, attend
-from ..ops.sparse.interface import sparse_attention_scriptable
-from ..ops.sparse.pattern import Pattern
+from ..ops.sparse import PATTERNS, sparse_attention
 from ..ops.sparse.reference import sparse_attention_reference
 from ._base import OpAttention
 from ._options import AttentionOptions, choice, count
@@ -38,20 +34,7 @@ class SparseAttention(OpAttention):
     """
 
     Options = SparseOptions
-    supports = frozenset({"causal", "bidirectional", "images"})
-    state_is_constant_size = False
-    op = staticmethod(attend)
+    supports = frozenset({"causal", "bidirectional"})
+    linear_cost = False
+    op = staticmethod(sparse_attention)
     reference_op = staticmethod(sparse_attention_reference)
-    pattern: str
-    stride: int
-    columns: int
-
-    def setup(self) -> None:
-        super().setup()
-        self.pattern, self.stride, self.columns = self.options.pattern, self.options.stride, self.options.columns
-
-    def _attend_scriptable(
-        self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None, query_padding_mask: Tensor | None
-    ) -> Tensor:
-        pattern = Pattern(self.pattern, self.stride, self.columns)
-        return sparse_attention_scriptable(q, k, v, key_padding_mask, query_padding_mask, pattern, False)

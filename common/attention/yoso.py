@@ -2,13 +2,10 @@
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
-from ..ops.yoso import attend
-from ..ops.yoso.interface import GRADIENTS, yoso_attention_scriptable
+from ..ops.yoso import GRADIENTS, yoso_attention
 from ..ops.yoso.reference import yoso_attention_reference
 from ._base import OpAttention
-from ._options import AttentionOptions, choice, count
+from ._options import AttentionOptions, choice, count, default_of
 from ._registry import register_attention
 
 
@@ -16,8 +13,13 @@ from ._registry import register_attention
 class YosoOptions(AttentionOptions):
     """Options of YOSO-E; see ``common.ops.yoso_attention``."""
 
-    tau: int = count(9, "hyperplanes of a hash: the larger, the faster weights fall off with the angle")
-    gradient: str = choice("bound", GRADIENTS, "of the weights: the paper's lower bound, or exact")
+    tau: int = count(
+        default_of(yoso_attention, "tau"),
+        "hyperplanes of a hash: the larger, the faster weights fall off with the angle",
+    )
+    gradient: str = choice(
+        default_of(yoso_attention, "gradient"), GRADIENTS, "of the weights: the paper's lower bound, or exact"
+    )
 
 
 @register_attention("yoso")
@@ -29,18 +31,7 @@ class YosoAttention(OpAttention):
     """
 
     Options = YosoOptions
-    supports = frozenset({"causal", "bidirectional", "cross", "images"})
-    state_is_constant_size = False
-    op = staticmethod(attend)
+    supports = frozenset({"causal", "bidirectional", "cross"})
+    linear_cost = False
+    op = staticmethod(yoso_attention)
     reference_op = staticmethod(yoso_attention_reference)
-    tau: int
-    gradient: str
-
-    def setup(self) -> None:
-        super().setup()
-        self.tau, self.gradient = self.options.tau, self.options.gradient
-
-    def _attend_scriptable(
-        self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None, query_padding_mask: Tensor | None
-    ) -> Tensor:
-        return yoso_attention_scriptable(q, k, v, key_padding_mask, query_padding_mask, self.tau, self.gradient)

@@ -116,11 +116,8 @@ class GatedAttentionUnit(RemembersOptions):
         self.divisor = divisor
         self.kernel, self.gate, self.local, self.linear, self.rotary = kernel, gate, local, linear, rotary
         self.first_softmax, self.first_to_all = first_softmax, first_to_all
-        self._chunk_options = None
         if chunk_size is not None:
-            self._chunk_options = mixed_chunk.mixed_chunk_options(
-                chunk_size, causal, kernel, local, linear, first_softmax, first_to_all
-            )
+            mixed_chunk.mixed_chunk_options(**self._chunk_options())  # a ValueError now, and not at the first call
         self.norm = build_norm(norm, dim)
         self.widths: list[int] = [expanded_dim, expanded_dim, query_dim] if gate else [expanded_dim, query_dim]
         self.in_proj = nn.Linear(dim, sum(self.widths))
@@ -142,8 +139,8 @@ class GatedAttentionUnit(RemembersOptions):
         return {"attention": "gated attention unit", **{name: getattr(self, name) for name in names}}
 
     @property
-    def state_is_constant_size(self) -> bool:
-        """Whether decoding needs memory that does not grow with the tokens seen."""
+    def linear_cost(self) -> bool:
+        """Whether time is linear in the tokens, and decoding needs memory that does not grow with them."""
         return self.chunk_size is not None
 
     def reset_parameters(self) -> None:
@@ -249,7 +246,7 @@ class GatedAttentionUnit(RemembersOptions):
     def _quadratic(self, heads: tuple[Tensor, ...], v: Tensor, padding_mask: Tensor | None, **state) -> Tensor:
         bias = self._whole_bias(v, padding_mask, state["initial_state"])
         options = dict(causal=self.causal, divisor=self.divisor, kernel=self.kernel, first_softmax=self.first_softmax)
-        return quadratic.attend(*heads, v, bias=bias, key_padding_mask=padding_mask, **options, **state)
+        return quadratic.gau_attention(*heads, v, bias=bias, key_padding_mask=padding_mask, **options, **state)
 
     def _whole_bias(self, v: Tensor, padding_mask: Tensor | None, state: State | None) -> Tensor | None:
         """The relative bias of v's tokens (B, H, n, e) and those of ``state``, as ``gau_attention`` takes it."""
@@ -270,7 +267,13 @@ class GatedAttentionUnit(RemembersOptions):
     def _mixed_chunk(self, heads: tuple[Tensor, ...], v: Tensor, padding_mask: Tensor | None, **state) -> Tensor:
         bias = None if self.bias is None else self.bias(self.chunk_size)
         heads = heads if len(heads) == 4 else heads * 2
-        return mixed_chunk.attend(*heads, v, self._chunk_options, bias=bias, key_padding_mask=padding_mask, **state)
+        tensors = {"bias": bias, "key_padding_mask": padding_mask}
+        return mixed_chunk.mixed_chunk_attention(*heads, v, **tensors, **self._chunk_options(), **state)
+
+    def _chunk_options(self) -> dict[str, int | bool | str]:
+        """The options of mixed chunk attention."""
+        names = ("chunk_size", "causal", "kernel", "local", "linear", "first_softmax", "first_to_all")
+        return {name: getattr(self, name) for name in names}
 
     def extra_repr(self) -> str:
         """The options, for ``print(model)``."""

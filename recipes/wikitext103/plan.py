@@ -22,7 +22,7 @@ _REACHES = ("window", "chunk_size")
 
 def state_is_constant(name: str) -> bool:
     """Whether the decoding state of a model has the same size after any number of tokens."""
-    return bool(ATTENTIONS[name.removesuffix(SHORT_CONV)].state_is_constant_size)
+    return bool(ATTENTIONS[name.removesuffix(SHORT_CONV)].linear_cost)
 
 
 def model_names() -> list[str]:

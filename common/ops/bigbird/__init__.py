@@ -4,7 +4,7 @@ Legend, for every file of this folder:
     B batch, H heads, n tokens, d channels of q and k, e channels of v, C tokens of a chunk, G chunks, r random chunks.
 """
 
-from .interface import attend, bigbird_attention
+from .interface import bigbird_attention
 from .random_chunks import draw_numbers
 
-__all__ = ["attend", "bigbird_attention", "draw_numbers"]
+__all__ = ["bigbird_attention", "draw_numbers"]

@@ -35,7 +35,7 @@ def bigbird_attention(
 ) -> Tensor:
     """softmax(q·k / √d) v over some chunks of C = ``chunk_size`` tokens for each query, not causal.
 
-    A query sees its own chunk, the one before and the one behind, the first, the last, and r random ones, which
+    A query sees its own chunk, the one before and the one after it, the first, the last, and r random ones, which
     ``numbers`` (rows, r) of ``draw_numbers`` choose; see ``choose_chunks``. Queries of the first and of the last chunk
     see all tokens. Chunks count real keys, the last one is that of the last real key, which may be filled in part, and
     random ones are real. q, k (B, H, n, d), v (B, H, n, e) -> (B, H, n, e) in v's dtype. Masks: bool (B, n), True =
@@ -50,21 +50,6 @@ def bigbird_attention(
         ValueError: a shape, mask or number that does not fit.
     """
     check_positive_int("chunk_size", chunk_size)
-    masks = {"key_padding_mask": key_padding_mask, "query_padding_mask": query_padding_mask}
-    return attend(q, k, v, numbers=numbers, chunk_size=chunk_size, **masks)
-
-
-def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    numbers: Tensor,
-    chunk_size: int,
-    key_padding_mask: Tensor | None = None,
-    query_padding_mask: Tensor | None = None,
-) -> Tensor:
-    """``bigbird_attention`` for modules, which have checked ``chunk_size`` when they were built."""
     check_query_key_value(q, k, v, one_length=True)
     if not isinstance(numbers, Tensor) or numbers.dim() != 2 or len(numbers) == 0 or numbers.dtype != torch.int64:
         given = f"{tuple(numbers.shape)}, {numbers.dtype}" if isinstance(numbers, Tensor) else type(numbers).__name__
@@ -72,10 +57,10 @@ def attend(
     check_padding_mask("key_padding_mask", key_padding_mask, k)
     check_padding_mask("query_padding_mask", query_padding_mask, q)
     with autocast_off(q):
-        return bigbird_attention_scriptable(q, k, v, numbers, key_padding_mask, query_padding_mask, chunk_size)
+        return _attended(q, k, v, numbers, key_padding_mask, query_padding_mask, chunk_size)
 
 
-def bigbird_attention_scriptable(
+def _attended(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -84,7 +69,6 @@ def bigbird_attention_scriptable(
     query_padding_mask: Tensor | None,
     chunk_size: int,
 ) -> Tensor:
-    """``bigbird_attention`` for callers inside TorchScript; arguments are not checked."""
     tokens = real_tokens_first(q, k, v, key_padding_mask, query_padding_mask)
     n, batch = q.shape[2], q.shape[0]
     if not torch.compiler.is_compiling():

@@ -5,6 +5,6 @@ Legend, for every file of this folder:
     M the largest position that the cosine is made for.
 """
 
-from .interface import attend, attend_source, cosformer_attention, source_state
+from .interface import MAPS, attend_source, cosformer_attention, source_state
 
-__all__ = ["attend", "attend_source", "cosformer_attention", "source_state"]
+__all__ = ["MAPS", "attend_source", "cosformer_attention", "source_state"]

@@ -16,6 +16,7 @@ from ..shared.checks import (
     check_positive_int,
     check_query_key_value,
 )
+from ..shared.chunks import CHUNK_SIZE
 from ..shared.feature_sums import causal_sums, full_sums, read_source, state_shapes, sums_of_source
 from ..shared.padding import either_mask, real_positions, zero_padding
 from ..shared.precision import autocast_off, compute_dtype
@@ -38,7 +39,7 @@ def cosformer_attention(
     key_padding_mask: Tensor | None = None,
     query_padding_mask: Tensor | None = None,
     phi: str = "relu",
-    chunk_size: int = 64,
+    chunk_size: int = CHUNK_SIZE,
     initial_state: State | None = None,
     return_state: bool = False,
 ) -> Tensor | tuple[Tensor, State]:
@@ -63,30 +64,12 @@ def cosformer_attention(
     check_positive_int("max_tokens", max_tokens)
     check_choice("phi", phi, MAPS)
     check_positive_int("chunk_size", chunk_size)
-    masks = {"key_padding_mask": key_padding_mask, "query_padding_mask": query_padding_mask}
-    state = {"initial_state": initial_state, "return_state": return_state}
-    return attend(q, k, v, max_tokens=max_tokens, causal=causal, phi=phi, chunk_size=chunk_size, **masks, **state)
-
-
-def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    max_tokens: int,
-    causal: bool,
-    phi: str,
-    chunk_size: int,
-    key_padding_mask: Tensor | None = None,
-    query_padding_mask: Tensor | None = None,
-    initial_state: State | None = None,
-    return_state: bool = False,
-) -> Tensor | tuple[Tensor, State]:
-    """``cosformer_attention`` for modules, which have checked their options when they were built."""
     check_query_key_value(q, k, v, causal)
     check_padding_mask("key_padding_mask", key_padding_mask, k)
     check_padding_mask("query_padding_mask", query_padding_mask, q)
     check_continuation(causal, initial_state, return_state)
+    if not causal:
+        check_both_masks(key_padding_mask, query_padding_mask)
     dtype = compute_dtype(q)
     shapes = {"count": (q.shape[0],), **state_shapes(2 * q.shape[3], v)}
     state = state_of_sums(initial_state, shapes, dtype, q)
@@ -96,7 +79,7 @@ def attend(
         check_real_tokens(q, query_padding_mask, before, max_tokens)
     with autocast_off(q):
         if not causal:
-            return cosformer_attention_scriptable(q, k, v, key_padding_mask, query_padding_mask, phi, max_tokens)
+            return _full(q, k, v, key_padding_mask, query_padding_mask, phi, max_tokens)
         positions = _positions(k, key_padding_mask, before)
         hidden = either_mask(query_padding_mask, key_padding_mask)
         queries = _features(q.to(dtype), phi, hidden, max_tokens, positions)
@@ -107,7 +90,7 @@ def attend(
     return (out, {"count": count_real_tokens(k, key_padding_mask, before), **sums}) if return_state else out
 
 
-def cosformer_attention_scriptable(
+def _full(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -116,16 +99,12 @@ def cosformer_attention_scriptable(
     phi: str,
     max_tokens: int,
 ) -> Tensor:
-    """``cosformer_attention`` with ``causal=False`` for callers inside TorchScript.
-
-    Arguments are not checked but for one mask alone; shapes, masks, cost as in ``cosformer_attention``.
-    """
-    check_both_masks(key_padding_mask, query_padding_mask)
+    """Attention that is not causal, in v's dtype."""
     dtype = compute_dtype(q)
     queries = _features(q.to(dtype), phi, query_padding_mask, max_tokens, _positions(q, query_padding_mask, None))
     keys = _features(k.to(dtype), phi, key_padding_mask, max_tokens, _positions(k, key_padding_mask, None))
     values, weights = full_sums(queries, keys, zero_padding(v.to(dtype), key_padding_mask))
-    return (values / weights.clamp(min=1e-6)).to(v.dtype)  # EPS
+    return (values / weights.clamp(min=EPS)).to(v.dtype)
 
 
 def source_state(k: Tensor, v: Tensor, key_padding_mask: Tensor | None, phi: str, max_tokens: int) -> State:

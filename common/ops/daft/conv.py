@@ -34,7 +34,7 @@ def daft_conv(
     (B, T, h) -> (B, T, d) in v's dtype; q None leaves the sigmoid out (Table 8). Filters: r (h, window), or (h, kh, kw)
     for T tokens that are the raster of ``spatial_shape`` (H, W), whatever its size. Centred ones are odd and r[:, j]
     weighs the token at t + j - window // 2; a causal one ends with the token itself, r[:, -1 - j] weighs the one j
-    back, and nothing looks ahead. ``key_padding_mask``: bool (B, T), True = padding, on any side; positions in a
+    back, and no later token is seen. ``key_padding_mask``: bool (B, T), True = padding, on any side; positions in a
     sequence count real tokens, places in an image are what they are, and a padded token gives 0. ``local_only``: w is
     -inf outside of the window, which is all that a token then sees (Figure 2's ablation). Cost: O(T window d) time,
     O(T d) memory. Exponentials are taken relative to maxima over what a token sees, or in float64.
@@ -70,7 +70,7 @@ def daft_conv(
     return (out, state) if return_state else out
 
 
-def daft_conv_scriptable(
+def daft_conv_in_torchscript(
     q: Tensor | None, k: Tensor, v: Tensor, r: Tensor, height: int, width: int, local_only: bool
 ) -> Tensor:
     """``daft_conv`` of whole images, ``causal=False`` and no mask, for callers inside TorchScript.

@@ -92,7 +92,7 @@ def _distance_weights(r: Tensor, size: int, lag: int) -> Tensor:
 
 
 def _inside(chunks: _Chunks, r: Tensor) -> WeightedMean:
-    """Each token over its chunk up to itself, pair by pair: no key ahead takes part in a maximum."""
+    """Each token over its chunk up to itself, pair by pair: no later key takes part in a maximum."""
     size = chunks.k.shape[1]
     later = torch.ones(size, size, dtype=torch.bool, device=r.device).triu(1)
     bias = _distance_weights(r, size, 0)[:, None, None]  # (h, 1, 1, C, C)
@@ -122,13 +122,13 @@ def _before(terms: Tensor, scale: Tensor, reach: int, initial: WeightedMean | No
     """The tokens before the chunks that a window reaches, for each chunk: (h, 1, B, G, c) and (h, 1, B, G, 1)."""
     sums = terms.sum(1)  # (h, B, G, c + 1)
     chunks = mean_of_sums(sums[..., :-1], sums[..., -1:], scale[..., None])
-    groups, behind = sums.shape[2], reach + 1
+    groups, reached = sums.shape[2], reach + 1
     first = (
         _mean_of_nothing(sums) if initial is None else WeightedMean(*(x.transpose(0, 1).unsqueeze(2) for x in initial))
     )
-    seen = WeightedMean(*(torch.cat([x, y[:, :, : max(groups - behind, 0)]], dim=2) for x, y in zip(first, chunks)))
+    seen = WeightedMean(*(torch.cat([x, y[:, :, : max(groups - reached, 0)]], dim=2) for x, y in zip(first, chunks)))
     running = running_merge(seen, dim=2)
-    # The first ``behind`` chunks see nothing but ``initial``.
+    # The first ``reached`` chunks see nothing but ``initial``.
     at = (torch.arange(groups, device=sums.device) - reach).clamp(min=0)
     return WeightedMean(*(x.index_select(2, at).unsqueeze(1) for x in running))
 

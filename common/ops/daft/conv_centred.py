@@ -68,8 +68,8 @@ def _outside(maps: Tensor, height: int, width: int) -> Tensor:
 
 
 def _beyond(x: Tensor, reach: int) -> Tensor:
-    """The sum over the places more than ``reach`` before or behind each, along the last dimension; O(size of x)."""
+    """The sum over the places more than ``reach`` before or after each, along the last dimension; O(size of x)."""
     length = x.shape[-1]
     before = F.pad(x, [reach + 1, 0])[..., :length].cumsum(-1)
-    behind = F.pad(x.flip([-1]), [reach + 1, 0])[..., :length].cumsum(-1)
-    return before + behind.flip([-1])
+    after = F.pad(x.flip([-1]), [reach + 1, 0])[..., :length].cumsum(-1)
+    return before + after.flip([-1])

@@ -74,7 +74,7 @@ def daft_full(
     return (out, history) if return_state else out
 
 
-def daft_full_scriptable(q: Tensor | None, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
+def daft_full_in_torchscript(q: Tensor | None, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
     """``daft_full`` with ``causal=False`` and no mask, for callers inside TorchScript; w (T, T) multiplied out.
 
     Arguments are not checked; shapes and cost as in ``daft_full``.
@@ -100,7 +100,8 @@ def check_position_bias(w: PositionBias, tokens: int, like: Tensor) -> None:
     if factors[0].shape != factors[-1].shape or (len(factors) == 1 and w.shape[0] != w.shape[1]):
         raise ValueError(f"w has shapes {[tuple(x.shape) for x in factors]}; allowed: one (N, N), or two (N, n)")
     if tokens > factors[0].shape[0]:
-        raise ValueError(f"the input has {tokens} tokens; allowed by w: at most {factors[0].shape[0]}")
+        most = factors[0].shape[0]
+        raise ValueError(f"the input has {tokens} tokens; allowed: at most max_tokens={most}, the rows of w")
 
 
 def leading_bias(w: PositionBias, tokens: int, dtype: torch.dtype) -> Tensor:

@@ -37,20 +37,20 @@ def whole_sequence(k: Tensor, v: Tensor, w: Tensor, causal: bool, padding_mask: 
     """
     dtype, order = compute_dtype(k), real_first(padding_mask)
     k, v = (take(zero_padding(x.to(dtype).unsqueeze(1), padding_mask), order).squeeze(1) for x in (k, v))
-    behind = None  # the padding, which stands behind the real tokens now (B, T)
+    after_real = None  # the padding, which stands after the real tokens now (B, T)
     if padding_mask is not None:
-        behind = torch.arange(k.shape[1], device=k.device) >= (~padding_mask).sum(1, keepdim=True)
+        after_real = torch.arange(k.shape[1], device=k.device) >= (~padding_mask).sum(1, keepdim=True)
         # A row without a real token has nothing to sum; it is left as it is, and zeroed in the end.
-        behind = behind & ~padding_mask.all(1, keepdim=True)
-    enough = _sufficient_dtype(k, w, causal, behind)
+        after_real = after_real & ~padding_mask.all(1, keepdim=True)
+    enough = _sufficient_dtype(k, w, causal, after_real)
     k, v, w = (x.to(enough) for x in (k, v, w))
     if causal:  # no query that matters sees the padding
         out = _causal(k, v, w)
     else:
-        if behind is not None:
-            k = k.masked_fill(behind[..., None], -torch.inf)
+        if after_real is not None:
+            k = k.masked_fill(after_real[..., None], -torch.inf)
             if enough != dtype:  # the largest bias of a row must be that of a real token
-                w = w.masked_fill(behind[:, None], -torch.inf)  # (B, T, T)
+                w = w.masked_fill(after_real[:, None], -torch.inf)  # (B, T, T)
         out = attend_to_all(k, v, w).mean
     return put_back(out.to(dtype).unsqueeze(1), order).squeeze(1)
 
@@ -76,7 +76,7 @@ def exceeds_float32(k: Tensor, w: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _sufficient_dtype(k: Tensor, w: Tensor, causal: bool, behind: Tensor | None) -> torch.dtype:
+def _sufficient_dtype(k: Tensor, w: Tensor, causal: bool, after_real: Tensor | None) -> torch.dtype:
     """The dtype of k, or float64 where that is too small for the range of k (B, T, d) and w (T, T).
 
     The common case costs two passes over w. A graph cannot choose by value: one of torch.compile or torch.export stops
@@ -91,9 +91,9 @@ def _sufficient_dtype(k: Tensor, w: Tensor, causal: bool, behind: Tensor | None)
     limit = _SPAN_OF_FLOAT64 if k.dtype == torch.float64 else _SPAN_OF_FLOAT32
     if not compiling and not bool(span_w > limit):
         return k.dtype
-    span_k = _span_of_columns(k, behind).max()
+    span_k = _span_of_columns(k, after_real).max()
     # Without the mask that ``whole_sequence`` adds in float64, a row's largest bias may belong to padding.
-    smaller = span_w if compiling and behind is not None and not causal else torch.minimum(span_k, span_w)
+    smaller = span_w if compiling and after_real is not None and not causal else torch.minimum(span_k, span_w)
     if compiling:
         torch._assert_async(~(smaller > limit), _REFUSAL)
         return k.dtype
@@ -102,7 +102,7 @@ def _sufficient_dtype(k: Tensor, w: Tensor, causal: bool, behind: Tensor | None)
             f"the keys of a channel span {span_k.item():.4g} and the position biases of a token {span_w.item():.4g}; "
             f"{_REFUSAL}"
         )
-    masked = behind is not None and not causal
+    masked = after_real is not None and not causal
     return torch.float64 if masked or bool(span_k > limit) else k.dtype
 
 
@@ -119,12 +119,12 @@ def _largest_visible(w: Tensor) -> Tensor:
     return w.detach().masked_fill(later, -torch.inf).amax(-1)
 
 
-def _span_of_columns(k: Tensor, behind: Tensor | None) -> Tensor:
+def _span_of_columns(k: Tensor, after_real: Tensor | None) -> Tensor:
     """The largest minus the smallest real key of each channel of k (B, T, d): (B, d)."""
-    if behind is None:
+    if after_real is None:
         return k.amax(1) - k.amin(1)
-    behind = behind[..., None]
-    return k.masked_fill(behind, -torch.inf).amax(1) - k.masked_fill(behind, torch.inf).amin(1)
+    after_real = after_real[..., None]
+    return k.masked_fill(after_real, -torch.inf).amax(1) - k.masked_fill(after_real, torch.inf).amin(1)
 
 
 def _causal(k: Tensor, v: Tensor, w: Tensor) -> Tensor:

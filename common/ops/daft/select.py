@@ -55,7 +55,7 @@ def daft_select(
         return gate_heads(q, out, v.dtype, key_padding_mask)
 
 
-def daft_select_scriptable(
+def daft_select_in_torchscript(
     q: Tensor | None,
     k: Tensor,
     v: Tensor,
@@ -126,7 +126,7 @@ def _raster(
     exists = (row >= 0) & (row < height) & (column >= 0) & (column < width)
     neighbour = (row * width + column).masked_fill(~exists, 0)
     terms, scale = exponentials(k, v, padding_mask)  # (B, h, T, c + 1)
-    # The sums before and behind the neighbour. The sum of all minus the neighbour could cancel to nothing.
+    # The sums before and after the neighbour. The sum of all minus the neighbour could cancel to nothing.
     around = _sums_before(terms) + _sums_before(terms.flip([2])).flip([2])
     others = torch.where(exists[..., None], _at(around, neighbour), terms.sum(2, keepdim=True))
     return _add_neighbour(k, v, bias, neighbour, exists, padding_mask, others, scale)

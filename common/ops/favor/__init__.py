@@ -6,6 +6,6 @@ Legend, for every file of this folder:
 """
 
 from .directions import LENGTHS, draw_directions
-from .interface import attend, attend_source, favor_attention, source_state
+from .interface import attend_source, favor_attention, source_state
 
-__all__ = ["LENGTHS", "attend", "attend_source", "draw_directions", "favor_attention", "source_state"]
+__all__ = ["LENGTHS", "attend_source", "draw_directions", "favor_attention", "source_state"]

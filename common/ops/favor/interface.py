@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..shared.checks import check_padding_mask, check_positive_int, check_query_key_value
+from ..shared.chunks import CHUNK_SIZE
 from ..shared.feature_sums import causal_sums, full_sums, read_source, state_shapes, sums_of_source
 from ..shared.padding import zero_padding
 from ..shared.precision import autocast_off, compute_dtype
@@ -26,7 +27,7 @@ def favor_attention(
     causal: bool = False,
     key_padding_mask: Tensor | None = None,
     query_padding_mask: Tensor | None = None,
-    chunk_size: int = 64,
+    chunk_size: int = CHUNK_SIZE,
     initial_state: State | None = None,
     return_state: bool = False,
 ) -> Tensor | tuple[Tensor, State]:
@@ -46,25 +47,6 @@ def favor_attention(
         ValueError: a shape, mask or state that does not fit, or a state without ``causal``.
     """
     check_positive_int("chunk_size", chunk_size)
-    masks = {"key_padding_mask": key_padding_mask, "query_padding_mask": query_padding_mask}
-    state = {"initial_state": initial_state, "return_state": return_state}
-    return attend(q, k, v, directions=directions, causal=causal, chunk_size=chunk_size, **masks, **state)
-
-
-def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    directions: Tensor,
-    causal: bool,
-    chunk_size: int,
-    key_padding_mask: Tensor | None = None,
-    query_padding_mask: Tensor | None = None,
-    initial_state: State | None = None,
-    return_state: bool = False,
-) -> Tensor | tuple[Tensor, State]:
-    """``favor_attention`` for modules, which have checked ``chunk_size`` when they were built."""
     check_query_key_value(q, k, v, causal)
     _check_directions("q", q, directions)
     check_padding_mask("key_padding_mask", key_padding_mask, k)
@@ -75,7 +57,7 @@ def attend(
     state = state_of_sums(initial_state, shapes, dtype, q)
     with autocast_off(q):
         if not causal:
-            return favor_attention_scriptable(q, k, v, directions, key_padding_mask, query_padding_mask)
+            return _full(q, k, v, directions, key_padding_mask, query_padding_mask)
         keys, log_max, log_decay = _causal_keys(_exponents(k, directions, key_padding_mask), key_padding_mask, state)
         queries = _relative_features(_projected(q, directions, query_padding_mask)[1], query_padding_mask)
         values = zero_padding(v.to(dtype), key_padding_mask)
@@ -84,7 +66,7 @@ def attend(
     return (out, {"log_max": log_max, **sums}) if return_state else out
 
 
-def favor_attention_scriptable(
+def _full(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -92,10 +74,7 @@ def favor_attention_scriptable(
     key_padding_mask: Tensor | None,
     query_padding_mask: Tensor | None,
 ) -> Tensor:
-    """``favor_attention`` with ``causal=False`` for callers inside TorchScript.
-
-    Arguments are not checked; shapes, masks, cost as in ``favor_attention``.
-    """
+    """Attention that is not causal, in v's dtype."""
     keys, log_scale = _key_features(k, directions, key_padding_mask)
     projected = _projected(q, directions, query_padding_mask)[1]
     queries = _relative_features(projected + log_scale.unsqueeze(2), query_padding_mask)
@@ -158,7 +137,7 @@ def _exponents(k: Tensor, directions: Tensor, padding_mask: Tensor | None) -> Te
     exponents = projected - scaled.square().sum(-1, keepdim=True) / 2
     if padding_mask is None:
         return exponents
-    return exponents.masked_fill(padding_mask[:, None, :, None], -1e30)  # _NONE
+    return exponents.masked_fill(padding_mask[:, None, :, None], _NONE)
 
 
 def _causal_keys(exponents: Tensor, padding_mask: Tensor | None, state: State | None) -> tuple[Tensor, Tensor, Tensor]:

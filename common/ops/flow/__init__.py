@@ -9,12 +9,11 @@ Legend, for every file of this folder:
 ``README.md`` has the derivation and says which file computes what, and why there are several.
 """
 
-from .interface import attend, flow_attention, flow_attention_map, flow_attention_weights
+from .interface import flow_attention, flow_attention_map, flow_attention_weights
 from .options import FlowOptions, flow_options
 
 __all__ = [
     "FlowOptions",
-    "attend",
     "flow_attention",
     "flow_attention_map",
     "flow_attention_weights",

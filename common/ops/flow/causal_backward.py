@@ -1,6 +1,6 @@
 """The backward pass of causal Flow-Attention over some chunks, by hand; ``README.md`` derives it.
 
-``grad_sum_x_after`` is the gradient of the running sum of x behind each chunk, (B, H, G, ...): all that later tokens
+``grad_sum_x_after`` is the gradient of the running sum of x after each chunk, (B, H, G, ...): all that later tokens
 contribute. Sides as in ``causal``.
 """
 
@@ -33,7 +33,7 @@ from .options import replace_zero_by_one
 
 
 class _FlowGradients(NamedTuple):
-    """Gradients of both sides' flows (2, B, H, G, C) and of the sums behind each chunk (2, B, H, G, d)."""
+    """Gradients of both sides' flows (2, B, H, G, C) and of the sums after each chunk (2, B, H, G, d)."""
 
     flow: Tensor  # of I and O
     conserved_flow: Tensor  # of Î and Ô
@@ -151,8 +151,8 @@ def _flows_backward(
 def _sums_backward(grad: Tensor, receivers: Tensor, eps: float, after: Tensor) -> tuple[Tensor, Tensor]:
     """Gradients of the sums over the other side that receivers (2, B, H, G, C, d) multiply: Σ grad (receivers + eps).
 
-    ``grad`` (2, B, H, G, C) is that of the received flows, ``after`` (2, B, H, d) that of the sums behind the last
-    chunk. Returns (2, B, H, G, d) for the sums behind each chunk and (2, B, H, d) for those before the first.
+    ``grad`` (2, B, H, G, C) is that of the received flows, ``after`` (2, B, H, d) that of the sums after the last
+    chunk. Returns (2, B, H, G, d) for the sums after each chunk and (2, B, H, d) for those before the first.
     """
     chunk_grads = row_times(grad, receivers) + eps * grad.sum(-1, keepdim=True)
     return carry_sides(chunk_grads.flip(0), after, reverse=True)

@@ -27,7 +27,7 @@ class FullFlow(NamedTuple):
     sum_q_over_incoming: Tensor  # (B, H, d)
 
 
-def flow_attention_scriptable(
+def flow_attention_in_graph(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -35,7 +35,7 @@ def flow_attention_scriptable(
     query_padding_mask: Tensor | None,
     options: FlowOptions,
 ) -> Tensor:
-    """``flow_attention`` with ``causal=False`` for callers inside TorchScript, which has no union of result types.
+    """``flow_attention`` with ``causal=False`` in plain PyTorch, for what traces, transforms or scripts it.
 
     Arguments are not checked; shapes, masks, cost as in ``flow_attention``.
     """

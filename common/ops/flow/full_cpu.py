@@ -16,7 +16,7 @@ from ..shared.autograd import graph_gradients
 from ..shared.padding import zero_padding
 from ..shared.precision import autocast_off, compute_dtype
 from ..shared.tracing import runs_eagerly
-from .full import FullFlow, flow_attention_scriptable, full_context, full_flow, sink_weights
+from .full import FullFlow, flow_attention_in_graph, full_context, full_flow, sink_weights
 from .full_backward import full_backward
 from .options import FlowOptions
 
@@ -63,7 +63,7 @@ class _InBlocks(torch.autograd.Function):
         with autocast_off(q):
             if torch.is_grad_enabled() or not runs_eagerly(grad_out):
                 grads = graph_gradients(
-                    lambda *x: flow_attention_scriptable(*x, key_mask, query_mask, ctx.options), (q, k, v), (grad_out,)
+                    lambda *x: flow_attention_in_graph(*x, key_mask, query_mask, ctx.options), (q, k, v), (grad_out,)
                 )
                 return (*grads, None, None, None)
             grads = [torch.empty_like(x) for x in (q, k, v)]

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..shared.checks import check_both_masks, check_padding_mask, check_positive_int, check_query_key_value
+from ..shared.chunks import CHUNK_SIZE
 from ..shared.padding import either_mask
 from ..shared.precision import autocast_off, compute_dtype
 from ..shared.state import State, check_continuation, state_of_sums
@@ -24,9 +25,9 @@ from .causal import (
     state_shapes,
 )
 from .causal_cpu import causal_attention_in_blocks
-from .full import flow_attention_scriptable, full_flow
+from .full import flow_attention_in_graph, full_flow
 from .full_cpu import full_attention_in_blocks
-from .options import FlowOptions, check_competition, flow_options
+from .options import DEFAULTS, FlowOptions, check_competition, flow_options
 
 
 def flow_attention(
@@ -37,12 +38,12 @@ def flow_attention(
     causal: bool = False,
     key_padding_mask: Tensor | None = None,
     query_padding_mask: Tensor | None = None,
-    form: str = "released",
-    clamp: float | None = 1.0,
-    phi: str = "sigmoid",
-    competition: str = "softmax",
-    allocation: str = "sigmoid",
-    chunk_size: int = 64,
+    form: str = DEFAULTS.form,
+    clamp: float | None = DEFAULTS.clamp,
+    phi: str = DEFAULTS.phi,
+    competition: str = DEFAULTS.competition,
+    allocation: str = DEFAULTS.allocation,
+    chunk_size: int = CHUNK_SIZE,
     initial_state: State | None = None,
     return_state: bool = False,
 ) -> Tensor | tuple[Tensor, State]:
@@ -86,25 +87,6 @@ def flow_attention(
     """
     options = flow_options(form, clamp, phi, competition, allocation)
     check_positive_int("chunk_size", chunk_size)
-    masks = {"key_padding_mask": key_padding_mask, "query_padding_mask": query_padding_mask}
-    state = {"initial_state": initial_state, "return_state": return_state}
-    return attend(q, k, v, options, causal=causal, chunk_size=chunk_size, **masks, **state)
-
-
-def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    options: FlowOptions,
-    *,
-    causal: bool,
-    chunk_size: int,
-    key_padding_mask: Tensor | None = None,
-    query_padding_mask: Tensor | None = None,
-    initial_state: State | None = None,
-    return_state: bool = False,
-) -> Tensor | tuple[Tensor, State]:
-    """``flow_attention`` for modules, which have checked ``options`` and ``chunk_size`` when they were built."""
     _check_tensors(q, k, v, causal, key_padding_mask, query_padding_mask)
     check_continuation(causal, initial_state, return_state)
     check_competition(options, causal)
@@ -131,7 +113,7 @@ def _full(
     On a CPU the former goes through the input in blocks; on a GPU all of it is one block.
     """
     by_hand = runs_eagerly(q, k, v)
-    implementation = full_attention_in_blocks if by_hand else flow_attention_scriptable
+    implementation = full_attention_in_blocks if by_hand else flow_attention_in_graph
     return implementation(q, k, v, key_padding_mask, query_padding_mask, options)
 
 
@@ -156,12 +138,12 @@ def flow_attention_weights(
     causal: bool = False,
     key_padding_mask: Tensor | None = None,
     query_padding_mask: Tensor | None = None,
-    form: str = "released",
-    clamp: float | None = 1.0,
-    phi: str = "sigmoid",
-    competition: str = "softmax",
-    allocation: str = "sigmoid",
-    chunk_size: int = 64,
+    form: str = DEFAULTS.form,
+    clamp: float | None = DEFAULTS.clamp,
+    phi: str = DEFAULTS.phi,
+    competition: str = DEFAULTS.competition,
+    allocation: str = DEFAULTS.allocation,
+    chunk_size: int = CHUNK_SIZE,
     initial_state: State | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The competition weight of every source (B, H, m) and allocation weight of every sink (B, H, n) (Figures 4-9).

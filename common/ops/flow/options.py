@@ -31,6 +31,19 @@ FORMS: dict[str, FlowForm] = {
 }
 
 
+class FlowDefaults(NamedTuple):
+    """What ``flow_attention`` and its kind do unless told otherwise; see there."""
+
+    form: str = "released"
+    clamp: float | None = 1.0
+    phi: str = "sigmoid"
+    competition: str = "softmax"
+    allocation: str = "sigmoid"
+
+
+DEFAULTS = FlowDefaults()
+
+
 class FlowOptions(NamedTuple):
     """The options of ``flow_attention``, checked. ``flow_options`` makes them."""
 
@@ -42,11 +55,11 @@ class FlowOptions(NamedTuple):
 
 
 def flow_options(
-    form: str = "released",
-    clamp: float | None = 1.0,
-    phi: str = "sigmoid",
-    competition: str = "softmax",
-    allocation: str = "sigmoid",
+    form: str = DEFAULTS.form,
+    clamp: float | None = DEFAULTS.clamp,
+    phi: str = DEFAULTS.phi,
+    competition: str = DEFAULTS.competition,
+    allocation: str = DEFAULTS.allocation,
 ) -> FlowOptions:
     """Check the options of ``flow_attention`` and put them into one tuple; ValueError names the wrong one."""
     check_choice("form", form, tuple(FORMS))

@@ -11,7 +11,6 @@ The flows, their options and their constants are those of ``ops/flow``, whose RE
 from .interface import (
     ALLOCATIONS,
     COMPETITIONS,
-    attend,
     attend_source,
     flow_source_attention,
     flow_source_options,
@@ -21,7 +20,6 @@ from .interface import (
 __all__ = [
     "ALLOCATIONS",
     "COMPETITIONS",
-    "attend",
     "attend_source",
     "flow_source_attention",
     "flow_source_options",

@@ -8,7 +8,7 @@ that follow it. Here the sinks of the source's flows are queries of its own toke
 from torch import Tensor
 
 from ..flow.full import flow_weight, full_context, full_flow, sink_flows
-from ..flow.options import FlowOptions, flow_options
+from ..flow.options import DEFAULTS, FlowOptions, flow_options
 from ..shared.checks import check_choice, check_padding_mask, check_query_key_value
 from ..shared.feature_maps import real_features
 from ..shared.padding import zero_padding
@@ -29,11 +29,11 @@ def flow_source_attention(
     *,
     key_padding_mask: Tensor | None = None,
     query_padding_mask: Tensor | None = None,
-    form: str = "released",
-    clamp: float | None = 1.0,
-    phi: str = "sigmoid",
-    competition: str = "softmax",
-    allocation: str = "sigmoid",
+    form: str = DEFAULTS.form,
+    clamp: float | None = DEFAULTS.clamp,
+    phi: str = DEFAULTS.phi,
+    competition: str = DEFAULTS.competition,
+    allocation: str = DEFAULTS.allocation,
 ) -> Tensor:
     """Flow-Attention of q (B, H, n, d) to a source k, source_q (B, H, m, d), v (B, H, m, e) -> (B, H, n, e).
 
@@ -56,8 +56,11 @@ def flow_source_attention(
         ValueError: a shape, dtype, mask, name or clamp that does not fit.
     """
     options = flow_source_options(form, clamp, phi, competition, allocation)
-    masks = {"key_padding_mask": key_padding_mask, "query_padding_mask": query_padding_mask}
-    return attend(q, k, v, source_q, options, **masks)
+    check_query_key_value(q, k, v, one_length=False)
+    check_padding_mask("key_padding_mask", key_padding_mask, k)
+    check_padding_mask("query_padding_mask", query_padding_mask, q)
+    state = source_state(k, v, key_padding_mask, source_q, options)
+    return attend_source(q, state, query_padding_mask, options)
 
 
 def flow_source_options(form: str, clamp: float | None, phi: str, competition: str, allocation: str) -> FlowOptions:
@@ -65,24 +68,6 @@ def flow_source_options(form: str, clamp: float | None, phi: str, competition: s
     check_choice("competition", competition, COMPETITIONS)
     check_choice("allocation", allocation, ALLOCATIONS)
     return flow_options(form, clamp, phi, competition, allocation)
-
-
-def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    source_q: Tensor,
-    options: FlowOptions,
-    *,
-    key_padding_mask: Tensor | None = None,
-    query_padding_mask: Tensor | None = None,
-) -> Tensor:
-    """``flow_source_attention`` for modules, which have checked ``options`` when they were built."""
-    check_query_key_value(q, k, v, one_length=False)
-    check_padding_mask("key_padding_mask", key_padding_mask, k)
-    check_padding_mask("query_padding_mask", query_padding_mask, q)
-    state = source_state(k, v, key_padding_mask, source_q, options)
-    return attend_source(q, state, query_padding_mask, options)
 
 
 def source_state(

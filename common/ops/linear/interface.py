@@ -6,6 +6,7 @@ Katharopoulos, Vyas, Pappas, Fleuret, *Transformers are RNNs*, ICML 2020, equati
 from torch import Tensor
 
 from ..shared.checks import check_choice, check_padding_mask, check_positive_int, check_query_key_value
+from ..shared.chunks import CHUNK_SIZE
 from ..shared.feature_maps import FEATURE_MAPS, real_features
 from ..shared.feature_sums import causal_sums, full_sums, read_source, state_shapes, sums_of_source
 from ..shared.padding import zero_padding
@@ -25,7 +26,7 @@ def linear_attention(
     key_padding_mask: Tensor | None = None,
     query_padding_mask: Tensor | None = None,
     phi: str = "elu+1",
-    chunk_size: int = 64,
+    chunk_size: int = CHUNK_SIZE,
     initial_state: State | None = None,
     return_state: bool = False,
 ) -> Tensor | tuple[Tensor, State]:
@@ -41,25 +42,6 @@ def linear_attention(
     """
     check_choice("phi", phi, FEATURE_MAPS)
     check_positive_int("chunk_size", chunk_size)
-    masks = {"key_padding_mask": key_padding_mask, "query_padding_mask": query_padding_mask}
-    state = {"initial_state": initial_state, "return_state": return_state}
-    return attend(q, k, v, causal=causal, phi=phi, chunk_size=chunk_size, **masks, **state)
-
-
-def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    causal: bool,
-    phi: str,
-    chunk_size: int,
-    key_padding_mask: Tensor | None = None,
-    query_padding_mask: Tensor | None = None,
-    initial_state: State | None = None,
-    return_state: bool = False,
-) -> Tensor | tuple[Tensor, State]:
-    """``linear_attention`` for modules, which have checked ``phi`` and ``chunk_size`` when they were built."""
     check_query_key_value(q, k, v, causal)
     check_padding_mask("key_padding_mask", key_padding_mask, k)
     check_padding_mask("query_padding_mask", query_padding_mask, q)
@@ -68,29 +50,14 @@ def attend(
     initial_state = state_of_sums(initial_state, state_shapes(q.shape[3], v), dtype, q)
     with autocast_off(q):
         if not causal:
-            return linear_attention_scriptable(q, k, v, key_padding_mask, query_padding_mask, phi)
+            masks = key_padding_mask, query_padding_mask
+            return _full(q.to(dtype), k.to(dtype), v.to(dtype), *masks, phi).to(v.dtype)
         queries = real_features(q.to(dtype), phi, query_padding_mask)
         keys = real_features(k.to(dtype), phi, key_padding_mask)
         values = zero_padding(v.to(dtype), key_padding_mask)
         out, weights, state = causal_sums(queries, keys, values, chunk_size, initial_state)
     out = (out / (weights + EPS)).to(v.dtype)
     return (out, state) if return_state else out
-
-
-def linear_attention_scriptable(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    key_padding_mask: Tensor | None,
-    query_padding_mask: Tensor | None,
-    phi: str,
-) -> Tensor:
-    """``linear_attention`` with ``causal=False`` for callers inside TorchScript, which has no union of result types.
-
-    Arguments are not checked; shapes, masks, cost as in ``linear_attention``.
-    """
-    dtype = compute_dtype(q)
-    return _full(q.to(dtype), k.to(dtype), v.to(dtype), key_padding_mask, query_padding_mask, phi).to(v.dtype)
 
 
 def source_state(k: Tensor, v: Tensor, key_padding_mask: Tensor | None, phi: str) -> State:
@@ -125,4 +92,4 @@ def _full(
     q = real_features(q, phi, query_padding_mask)
     k = real_features(k, phi, key_padding_mask)
     values, weights = full_sums(q, k, zero_padding(v, key_padding_mask))
-    return values / (weights + 1e-6)  # EPS
+    return values / (weights + EPS)

@@ -40,23 +40,11 @@ def linformer_attention(
         )
     check_real_tokens(k, key_padding_mask, None, key_rows.shape[0])
     with autocast_off(q):
-        return linformer_attention_scriptable(q, k, v, key_rows, value_rows, key_padding_mask, query_padding_mask)
-
-
-def linformer_attention_scriptable(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    key_rows: Tensor,
-    value_rows: Tensor,
-    key_padding_mask: Tensor | None,
-    query_padding_mask: Tensor | None,
-) -> Tensor:
-    """``linformer_attention`` for callers inside TorchScript; arguments are not checked."""
-    dtype = compute_dtype(q)
-    q = zero_padding(q.to(dtype), query_padding_mask) * q.shape[3] ** -0.5
-    few_k, few_v = _sums(k, key_rows, key_padding_mask), _sums(v, value_rows, key_padding_mask)  # (B, H, p, d), (.., e)
-    out = (q @ few_k.transpose(2, 3)).softmax(-1) @ few_v
+        dtype = compute_dtype(q)
+        q = zero_padding(q.to(dtype), query_padding_mask) * q.shape[3] ** -0.5
+        few_k = _sums(k, key_rows, key_padding_mask)  # (B, H, p, d)
+        few_v = _sums(v, value_rows, key_padding_mask)  # (B, H, p, e)
+        out = (q @ few_k.transpose(2, 3)).softmax(-1) @ few_v
     return zero_padding(out, query_padding_mask).to(v.dtype)
 
 
@@ -64,5 +52,5 @@ def _sums(x: Tensor, rows: Tensor, padding_mask: Tensor | None) -> Tensor:
     """The sums of x (B, H, m, c) with the weights ``rows`` (M, p) of its real tokens: (B, H, p, c)."""
     x = zero_padding(x.to(compute_dtype(x)), padding_mask)
     if padding_mask is not None:
-        x = take(x, real_first(padding_mask))[:, :, : rows.shape[0]]  # behind M real tokens there is padding alone
+        x = take(x, real_first(padding_mask))[:, :, : rows.shape[0]]  # after M real tokens there is padding alone
     return rows[: x.shape[2]].to(x.dtype).transpose(0, 1) @ x

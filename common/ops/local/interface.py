@@ -28,7 +28,7 @@ def local_attention(
     """softmax(q·k / √d) v over w = ``window`` tokens for each query.
 
     Those are the last w tokens up to the query itself when causal, otherwise the query, w // 2 tokens before and
-    (w - 1) // 2 behind it. With ``chunked`` they are the query's own of the chunks 0..w-1, w..2w-1, and so on, up to
+    (w - 1) // 2 after it. With ``chunked`` they are the query's own of the chunks 0..w-1, w..2w-1, and so on, up to
     itself when causal. q, k (B, H, n, d), v (B, H, n, e) -> (B, H, n, e) in v's dtype. Masks: bool (B, n), True =
     padding; windows and chunks count real keys, and a token that is padding, as a key or as a query, gives 0. Cost:
     O(n w (d + e)) time, O(n w) memory. ``initial_state`` and ``return_state`` (causal) continue a sequence: state
@@ -38,25 +38,6 @@ def local_attention(
         ValueError: a shape, mask, number or state that does not fit, or a state without ``causal``.
     """
     check_positive_int("window", window)
-    options = {"window": window, "chunked": chunked, "causal": causal}
-    masks = {"key_padding_mask": key_padding_mask, "query_padding_mask": query_padding_mask}
-    return attend(q, k, v, **options, **masks, initial_state=initial_state, return_state=return_state)
-
-
-def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    window: int,
-    chunked: bool,
-    causal: bool,
-    key_padding_mask: Tensor | None = None,
-    query_padding_mask: Tensor | None = None,
-    initial_state: State | None = None,
-    return_state: bool = False,
-) -> Tensor | tuple[Tensor, State]:
-    """``local_attention`` for modules, which have checked ``window`` when they were built."""
     masks = {"key_padding_mask": key_padding_mask, "query_padding_mask": query_padding_mask}
     state = {"initial_state": initial_state, "return_state": return_state}
     return attend_in_window(q, k, v, WindowOptions(window, chunked, 0), causal=causal, **masks, **state)

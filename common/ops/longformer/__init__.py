@@ -4,6 +4,6 @@ Legend, for every file of this folder:
     B batch, H heads, n tokens, d channels of q and k, e channels of v, w tokens of a window, g global tokens.
 """
 
-from .interface import attend, longformer_attention
+from .interface import longformer_attention
 
-__all__ = ["attend", "longformer_attention"]
+__all__ = ["longformer_attention"]

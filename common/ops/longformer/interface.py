@@ -41,25 +41,6 @@ def longformer_attention(
     """
     check_positive_int("window", window)
     check_positive_int("global_tokens", global_tokens)
-    options = {"window": window, "global_tokens": global_tokens, "causal": causal}
-    masks = {"key_padding_mask": key_padding_mask, "query_padding_mask": query_padding_mask}
-    return attend(q, k, v, **options, **masks, initial_state=initial_state, return_state=return_state)
-
-
-def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    window: int,
-    global_tokens: int,
-    causal: bool,
-    key_padding_mask: Tensor | None = None,
-    query_padding_mask: Tensor | None = None,
-    initial_state: State | None = None,
-    return_state: bool = False,
-) -> Tensor | tuple[Tensor, State]:
-    """``longformer_attention`` for modules, which have checked their options when they were built."""
     masks = {"key_padding_mask": key_padding_mask, "query_padding_mask": query_padding_mask}
     state = {"initial_state": initial_state, "return_state": return_state}
     return attend_in_window(q, k, v, WindowOptions(window, False, global_tokens), causal=causal, **masks, **state)

@@ -8,7 +8,7 @@ Legend, for every file of this folder:
 ``README.md`` has the derivation and says which file computes what.
 """
 
-from .interface import attend, mixed_chunk_attention
+from .interface import mixed_chunk_attention
 from .sequence import MixedChunkOptions, mixed_chunk_options
 
-__all__ = ["MixedChunkOptions", "attend", "mixed_chunk_attention", "mixed_chunk_options"]
+__all__ = ["MixedChunkOptions", "mixed_chunk_attention", "mixed_chunk_options"]

@@ -43,7 +43,7 @@ def applies(tokens: Tokens, bias: Tensor | None, options: MixedChunkOptions) -> 
 def causal_attention_in_blocks(
     tokens: Tokens, bias: Tensor | None, options: MixedChunkOptions, padding_mask: Tensor | None
 ) -> Tensor:
-    """Both terms, (B, H, n, e); float32 or float64. Padding stands behind the real tokens and is zero.
+    """Both terms, (B, H, n, e); float32 or float64. Padding stands after the real tokens and is zero.
 
     O(n (C (s + e) + s e)) time; beside the inputs, the output and their gradients, O(n s e / C) memory.
     """
@@ -67,7 +67,7 @@ class _InBlocks(torch.autograd.Function):
             rows, chunks = block.rows, _chunks(tokens, block, size)
             result = _room(out, block, size)
             sums_before, earlier[rows] = _forward_block(chunks, earlier[rows], matrix, options.chunk_size, result)
-            sums[rows, :, _behind_first(block)] = sums_before[:, :, int(block.chunks.start == 0) :]
+            sums[rows, :, _after_first(block)] = sums_before[:, :, int(block.chunks.start == 0) :]
             _write(out, block, result)
         ctx.save_for_backward(*tokens, bias, sums)
         ctx.options = options
@@ -107,7 +107,7 @@ def _backward(
         results = [_room(grad, block, size) for grad in grads]
         grad_sum_after[rows] = _backward_block(
             chunks,
-            sums[rows, :, _behind_first(block)],
+            sums[rows, :, _after_first(block)],
             grad_sum_after[rows],
             matrix,
             grad_matrix,
@@ -140,7 +140,7 @@ def _flat_chunks(x: Tensor, size: int) -> Tensor:
     return split_chunks(x, size).flatten(0, 2)
 
 
-def _behind_first(block: _Block) -> slice:
+def _after_first(block: _Block) -> slice:
     """The chunks of ``block`` among all but the first of the sequence."""
     return slice(max(block.chunks.start - 1, 0), block.chunks.stop - 1)
 
@@ -165,7 +165,7 @@ def _forward_block(
 ) -> tuple[Tensor, Tensor]:
     """Write both terms of some chunks to ``out`` (B H G, C, e).
 
-    Returns Σ k_lin vᵀ before each chunk (B, H, G, s, e) and behind all (B, H, s, e). chunks (B H G, C, c) as
+    Returns Σ k_lin vᵀ before each chunk (B, H, G, s, e) and after all (B, H, s, e). chunks (B H G, C, c) as
     ``_flat_chunks`` gives them; ``earlier`` (B, H, s, e) is the sum before the first; ``bias`` (1 or H, C, C) or None.
     O(n (C (s + e) + s e)) time.
     """
@@ -193,7 +193,7 @@ def _backward_block(
     """Write the gradients of the chunks (B H G, C, c) to ``grads``; return that of ``earlier``, as ``_forward_block``.
 
     ``sums`` (B, H, G, s, e) are those of the forward pass, but for the zeros before the first chunk of a sequence;
-    ``grad_sum_after`` (B, H, s, e) is the gradient of the sum behind the last chunk; ``grad_out`` (B H G, C, e) that
+    ``grad_sum_after`` (B, H, s, e) is the gradient of the sum after the last chunk; ``grad_out`` (B H G, C, e) that
     of the output; ``grad_bias`` (1 or H, C, C) is added to.
     """
     if sums.shape[:3].numel() < len(grad_out):
@@ -205,7 +205,7 @@ def _backward_block(
     across = torch.bmm(chunks.q_lin.transpose(-2, -1), grad_out).div_(divisor).view(shape)
     grad_sums, grad_earlier = carry_sums(across, grad_sum_after, reverse=True)
     del across
-    grad_sums = grad_sums.flatten(0, 2)  # (B H G, s, e): of the sum behind each chunk
+    grad_sums = grad_sums.flatten(0, 2)  # (B H G, s, e): of the sum after each chunk
     torch.bmm(chunks.v, grad_sums.transpose(-2, -1), out=grad_k_lin)
     torch.bmm(chunks.k_lin, grad_sums, out=grad_v)
     del grad_sums

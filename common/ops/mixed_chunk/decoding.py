@@ -93,7 +93,7 @@ def several(
         parts = [ring.masked_fill(now, 0.0), ring.masked_fill(~now, 0.0), x]  # chunk before, current chunk, new tokens
         frame.append(take(torch.cat(parts, dim=2), order))
     frame = Tokens(*frame)
-    # One chunk more, so that there is always one behind the last full one.
+    # One chunk more, so that there is always one after the last full one.
     chunks = split(Tokens(*(F.pad(x, (0, 0, 0, size)) for x in frame)), size)
     sums, _ = carry_sums(chunk_sums(chunks), state["sum_kv"])  # (B, H, G, s, e): before each chunk
     hidden = hidden_keys(chunks, options, n, None)

@@ -68,24 +68,6 @@ def mixed_chunk_attention(
             that is not causal.
     """
     options = mixed_chunk_options(chunk_size, causal, kernel, local, linear, first_softmax, first_to_all)
-    state = {"initial_state": initial_state, "return_state": return_state}
-    return attend(q_quad, k_quad, q_lin, k_lin, v, options, bias=bias, key_padding_mask=key_padding_mask, **state)
-
-
-def attend(
-    q_quad: Tensor,
-    k_quad: Tensor,
-    q_lin: Tensor,
-    k_lin: Tensor,
-    v: Tensor,
-    options: MixedChunkOptions,
-    *,
-    bias: Tensor | None = None,
-    key_padding_mask: Tensor | None = None,
-    initial_state: State | None = None,
-    return_state: bool = False,
-) -> Tensor | tuple[Tensor, State]:
-    """``mixed_chunk_attention`` for modules, which have checked ``options`` when they were built."""
     if not isinstance(q_quad, Tensor) or q_quad.dim() not in (3, 4):
         shape = tuple(q_quad.shape) if isinstance(q_quad, Tensor) else type(q_quad).__name__
         raise ValueError(f"q_quad is {shape}; allowed: a tensor (B, n, s) or (B, H, n, s)")

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from ..shared.checks import ArgumentError, check_padding_mask, check_positive_int, check_query_key_value
 from ..shared.padding import either_mask, put_back, real_first, real_positions, take, zero_padding
-from ..shared.precision import autocast_off, autocast_remains, compute_dtype
+from ..shared.precision import autocast_off, compute_dtype
 from ..shared.score_kernels import masked_softmax
 
 #: Each step magnifies rounding errors up to 13/4 times: those of float32 are 0.001 of the result after 20, more than
@@ -47,32 +47,15 @@ def nystrom_attention(
     check_positive_int("iterations", iterations)
     if iterations > MOST_ITERATIONS:
         raise ArgumentError(f"`iterations` is {iterations}; allowed: at most {MOST_ITERATIONS}")
-    options = {"conv_weight": conv_weight, "landmarks": landmarks, "iterations": iterations}
-    return attend(q, k, v, key_padding_mask=key_padding_mask, query_padding_mask=query_padding_mask, **options)
-
-
-def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    conv_weight: Tensor | None,
-    landmarks: int,
-    iterations: int,
-    key_padding_mask: Tensor | None = None,
-    query_padding_mask: Tensor | None = None,
-) -> Tensor:
-    """``nystrom_attention`` for modules, which have checked the numbers when they were built."""
     check_query_key_value(q, k, v, one_length=True)
     check_padding_mask("key_padding_mask", key_padding_mask, k)
     check_padding_mask("query_padding_mask", query_padding_mask, q)
     _check_weight(conv_weight, v)
     with autocast_off(q):
-        masks = key_padding_mask, query_padding_mask
-        return nystrom_attention_scriptable(q, k, v, conv_weight, *masks, landmarks, iterations)
+        return _attended(q, k, v, conv_weight, key_padding_mask, query_padding_mask, landmarks, iterations)
 
 
-def nystrom_attention_scriptable(
+def _attended(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -82,10 +65,7 @@ def nystrom_attention_scriptable(
     landmarks: int,
     iterations: int,
 ) -> Tensor:
-    """``nystrom_attention`` for callers inside TorchScript; arguments are not checked."""
     dtype = compute_dtype(q)
-    if autocast_remains(q.to(dtype)):  # what half precision rounds, the inverse would magnify
-        dtype = torch.float64
     scale = q.shape[3] ** -0.25
     query_padding_mask = either_mask(query_padding_mask, key_padding_mask)
     queries, keys = zero_padding(q.to(dtype), query_padding_mask) * scale, zero_padding(k.to(dtype), key_padding_mask)

@@ -4,6 +4,6 @@ Legend, for every file of this folder:
     B batch, H heads, n tokens, m tokens with those of a state, s channels of q and k, e channels of v.
 """
 
-from .interface import attend, gau_attention
+from .interface import gau_attention
 
-__all__ = ["attend", "gau_attention"]
+__all__ = ["gau_attention"]

@@ -32,6 +32,7 @@ def gau_attention(
     causal: bool = False,
     divisor: float | None = None,
     key_padding_mask: Tensor | None = None,
+    query_padding_mask: Tensor | None = None,
     kernel: str = "relu2",
     first_softmax: bool = False,
     initial_state: State | None = None,
@@ -39,9 +40,10 @@ def gau_attention(
 ) -> Tensor | tuple[Tensor, State]:
     """Σ_j kernel(q_i·k_j / divisor + bias_ij) v_j, over all real j, or j <= i when causal (FLASH, section 3.2).
 
-    q and k (B, n, s), v (B, n, e) -> (B, n, e), or with heads (B, H, n,
-    s) and (B, H, n, e) -> (B, H, n, e); v's dtype. ``key_padding_mask``: bool (B, n), True = padding, on any side;
-    positions count real tokens and a padded token gives 0. Cost: O(n² (s + e)) time, O(n) memory, backward included.
+    q and k (B, n, s), v (B, n, e) -> (B, n, e), or with heads (B, H, n, s) and (B, H, n, e) -> (B, H, n, e); v's dtype.
+    ``key_padding_mask`` and ``query_padding_mask``: bool (B, n), True = padding, on any side; positions count real
+    keys, and a token that is padding, as a key or as a query, gives 0. Cost: O(n² (s + e)) time, O(n) memory, backward
+    included.
 
     Args:
         bias: (2n-1,), entry r + n - 1 for a query r tokens after its key, or (n, n); with heads (H, 2n-1), (H, n, n).
@@ -64,26 +66,6 @@ def gau_attention(
         raise ValueError(
             "first_softmax is True with causal=True; allowed: False, since the first token sees itself only"
         )
-    options = {"causal": causal, "divisor": divisor, "kernel": kernel, "first_softmax": first_softmax}
-    state = {"initial_state": initial_state, "return_state": return_state}
-    return attend(q, k, v, bias=bias, key_padding_mask=key_padding_mask, **options, **state)
-
-
-def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    causal: bool,
-    divisor: float | None,
-    kernel: str,
-    first_softmax: bool = False,
-    bias: Tensor | None = None,
-    key_padding_mask: Tensor | None = None,
-    initial_state: State | None = None,
-    return_state: bool = False,
-) -> Tensor | tuple[Tensor, State]:
-    """``gau_attention`` for modules, which have checked the options when they were built."""
     if not isinstance(q, Tensor) or q.dim() not in (3, 4):
         shape = tuple(q.shape) if isinstance(q, Tensor) else type(q).__name__
         raise ValueError(f"q is {shape}; allowed: a tensor (B, n, s) or (B, H, n, s)")
@@ -91,6 +73,8 @@ def attend(
     q, k, v = with_heads(("q", "k", "v"), (q, k, v), without_heads)
     check_query_key_value(q, k, v, one_length=True)
     check_padding_mask("key_padding_mask", key_padding_mask, k)
+    check_padding_mask("query_padding_mask", query_padding_mask, q)
+    q = zero_padding(q, query_padding_mask)  # what stands in padding must not reach any gradient
     check_continuation(causal, initial_state, return_state)
     remember = initial_state is not None or return_state
     history = extend_kv_cache({"k": k, "v": v}, key_padding_mask, initial_state) if remember else None
@@ -100,7 +84,7 @@ def attend(
             out = _whole(q, k, v, bias, causal, divisor, key_padding_mask, kernel, first_softmax)
         else:
             out = _continued(q, history, bias, divisor, key_padding_mask, kernel)
-    out = out.to(v.dtype)
+    out = zero_padding(out, query_padding_mask).to(v.dtype)
     out = out.squeeze(1) if without_heads else out  # (B, 1, n, e) -> (B, n, e)
     return (out, history) if return_state else out
 
@@ -129,7 +113,7 @@ def _whole(
     q, k, v = (take(zero_padding(x.to(dtype), padding_mask), order) for x in (q, k, v))
     bias = None if bias is None else bias.to(dtype)
     position = torch.arange(n, device=q.device)
-    hidden = None  # padding stands behind the real tokens now, so causal queries of real tokens do not see it
+    hidden = None  # padding stands after the real tokens now, so causal queries of real tokens do not see it
     visible = (position[:, None] + 1).to(dtype)  # (n, 1)
     if not causal:
         real = torch.full((q.shape[0],), n, device=q.device) if padding_mask is None else (~padding_mask).sum(1)

@@ -17,6 +17,7 @@ def gau_attention_reference(
     causal: bool = False,
     divisor: float | None = None,
     key_padding_mask: Tensor | None = None,
+    query_padding_mask: Tensor | None = None,
     kernel: str = "relu2",
     first_softmax: bool = False,
 ) -> Tensor:
@@ -25,15 +26,17 @@ def gau_attention_reference(
     O(n² (s + e)) in Python steps: for comparison only.
     """
     if q.dim() == 3:
-        options = dict(bias=bias, causal=causal, divisor=divisor, key_padding_mask=key_padding_mask, kernel=kernel)
-        heads = (x.unsqueeze(1) for x in (q, k, v))
-        return gau_attention_reference(*heads, first_softmax=first_softmax, **options).squeeze(1)
+        options = dict(bias=bias, causal=causal, divisor=divisor, kernel=kernel, first_softmax=first_softmax)
+        masks = dict(key_padding_mask=key_padding_mask, query_padding_mask=query_padding_mask)
+        return gau_attention_reference(*(x.unsqueeze(1) for x in (q, k, v)), **masks, **options).squeeze(1)
     batch, heads, n, s = q.shape
     out = torch.zeros_like(v)
     for b in range(batch):
-        real = real_tokens(key_padding_mask, b, n)
+        real, queries = real_tokens(key_padding_mask, b, n), real_tokens(query_padding_mask, b, n)
         for h in range(heads):
             for position, i in enumerate(real):
+                if i not in queries:
+                    continue
                 name = "softmax" if first_softmax and position == 0 else kernel
                 visible = position + 1 if causal else len(real)
                 by = math.sqrt(s) if name == "softmax" else visible

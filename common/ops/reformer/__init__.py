@@ -6,6 +6,6 @@ Legend, for every file of this folder:
 """
 
 from .hashes import draw_rotations
-from .interface import attend, reformer_attention
+from .interface import reformer_attention
 
-__all__ = ["attend", "draw_rotations", "reformer_attention"]
+__all__ = ["draw_rotations", "reformer_attention"]

@@ -69,7 +69,7 @@ def extend_state(
     slot = torch.where(stays & (buckets < kinds), buckets * chunk_size + ranks % chunk_size, slots)  # (B, H, R, n)
 
     def written(name: str, new: Tensor) -> Tensor:
-        """The rings of ``name`` with ``new`` (B, H, n, channels) in them; what does not stay goes behind them."""
+        """The rings of ``name`` with ``new`` (B, H, n, channels) in them; what does not stay goes after them."""
         rings = F.pad(state[name].flatten(3, 4), (0, 0, 0, 1))
         index = slot.unsqueeze(-1).expand(-1, -1, -1, -1, new.shape[3])
         rings = rings.scatter(3, index, new.unsqueeze(2).expand_as(index))

@@ -44,7 +44,7 @@ def finds(code: Tensor, key_code: Tensor, chunk_size: int, causal: bool) -> Tens
     """Whether tokens with ``code`` find keys with ``key_code``, of shapes that broadcast.
 
     Causal codes are of ranks in the bucket: the last C keys up to the token itself. Others are of chunks: the token's
-    own, the one before and the one behind.
+    own, the one before and the one after it.
     """
     if causal:
         return (key_code <= code) & (key_code > code - chunk_size)

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from ..shared.checks import check_padding_mask, check_positive_int, check_query_key_value
 from ..shared.padding import zero_padding
-from ..shared.precision import autocast_off, autocast_remains, compute_dtype
+from ..shared.precision import autocast_off, compute_dtype
 from ..shared.state import State, check_continuation, state_of_sums
 from .decoding import attend_state, empty_state, extend_state, ranks_of, state_shapes
 from .hashes import buckets_of, codes_of, sorted_order
@@ -44,26 +44,7 @@ def reformer_attention(
         ValueError: a shape, mask or state that does not fit, or a state without ``causal``.
     """
     check_positive_int("chunk_size", chunk_size)
-    masks = {"key_padding_mask": key_padding_mask, "query_padding_mask": query_padding_mask}
-    state = {"initial_state": initial_state, "return_state": return_state}
-    return attend(q, None, v, rotations=rotations, causal=causal, chunk_size=chunk_size, **masks, **state)
-
-
-def attend(
-    q: Tensor,
-    k: None,
-    v: Tensor,
-    *,
-    rotations: Tensor,
-    causal: bool,
-    chunk_size: int,
-    key_padding_mask: Tensor | None = None,
-    query_padding_mask: Tensor | None = None,
-    initial_state: State | None = None,
-    return_state: bool = False,
-) -> Tensor | tuple[Tensor, State]:
-    """``reformer_attention`` for modules, which have checked ``chunk_size`` when they were built; ``k`` is None."""
-    check_shared(q, k, v)
+    check_query_key_value(q, q, v, one_length=True, names=("q", "q", "v"))
     if not isinstance(rotations, Tensor) or rotations.dim() != 3 or rotations.shape[1] != q.shape[3]:
         given = tuple(rotations.shape) if isinstance(rotations, Tensor) else type(rotations).__name__
         raise ValueError(
@@ -76,22 +57,14 @@ def attend(
     state = state_of_sums(initial_state, shapes, compute_dtype(q), q)
     with autocast_off(q):
         if not causal:
-            masks = (key_padding_mask, query_padding_mask)
-            return reformer_attention_scriptable(q, v, rotations, *masks, chunk_size)
+            return _full(q, v, rotations, key_padding_mask, query_padding_mask, chunk_size)
         tokens = _prepared(q, v, key_padding_mask)
         out, state = _causal(*tokens, rotations, key_padding_mask, shapes, state, return_state)
     out = _cleared(out, key_padding_mask, query_padding_mask).to(v.dtype)
     return (out, state) if return_state else out
 
 
-def check_shared(q: Tensor, k: None, v: Tensor) -> None:
-    """Raise ValueError unless q and v fit together and there is no k."""
-    if k is not None:
-        raise ValueError("k is given; allowed: None, the queries are the keys")
-    check_query_key_value(q, q, v, one_length=True, names=("q", "q", "v"))
-
-
-def reformer_attention_scriptable(
+def _full(
     q: Tensor,
     v: Tensor,
     rotations: Tensor,
@@ -99,10 +72,7 @@ def reformer_attention_scriptable(
     query_padding_mask: Tensor | None,
     chunk_size: int,
 ) -> Tensor:
-    """``reformer_attention`` with ``causal=False`` for callers inside TorchScript.
-
-    Arguments are not checked; shapes, masks, cost as in ``reformer_attention``.
-    """
+    """Attention that is not causal, in v's dtype."""
     queries, units, values = _prepared(q, v, key_padding_mask)
     buckets = buckets_of(queries, rotations, key_padding_mask)
     order, place = sorted_order(buckets)
@@ -142,8 +112,6 @@ def _causal(
 def _prepared(q: Tensor, v: Tensor, padding_mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, unit keys, and values, in the dtype of sums and 0 at padding."""
     dtype = compute_dtype(q)
-    if autocast_remains(q.to(dtype)):
-        dtype = torch.float64
     q = zero_padding(q.to(dtype), padding_mask)
     return q, F.normalize(q, dim=-1), zero_padding(v.to(dtype), padding_mask)
 

@@ -8,7 +8,6 @@ from ..shared.reference_tools import real_tokens
 
 def reformer_attention_reference(
     q: Tensor,
-    k: None,
     v: Tensor,
     *,
     rotations: Tensor,
@@ -17,7 +16,7 @@ def reformer_attention_reference(
     query_padding_mask: Tensor | None = None,
     chunk_size: int = 64,
 ) -> Tensor:
-    """Kitaev et al. 2020, equations 2 to 6, one token at a time; shapes as in ``reformer_attention``, ``k`` is None.
+    """Kitaev et al. 2020, equations 2 to 6, one token at a time; shapes as in ``reformer_attention``.
 
     O(n² R (d + e)): for comparison only. Every key counts once, in however many rounds it is found, which is what
     equation 6 with log N is. The README says why sets of causal attention are windows of a bucket.

@@ -19,12 +19,12 @@ def attend_rounds(
     (B, H, R, n, e), and logarithms of the sums of their weights (B, H, R, n), about -1e30 where a token finds itself
     alone and -1e35 where it finds nothing. O(R n C (d + e + R)).
     """
-    rounds, ahead = order.shape[2], 0 if causal else 1
+    rounds, after = order.shape[2], 0 if causal else 1
     code = _in_order(codes.transpose(2, 3), order)  # (B, H R, n, R)
     q, k, v = _in_order(q, order), _in_order(k, order), _in_order(v, order)  # (B, H R, n, channels)
     q, code = split_blocks(q, chunk_size), split_blocks(code, chunk_size)  # (B, H R, G, C, channels)
-    key_code = beside(code, 1, ahead)  # (B, H R, G, K, R) with K = 2C or 3C
-    k, v = beside(split_blocks(k, chunk_size), 1, ahead), beside(split_blocks(v, chunk_size), 1, ahead)
+    key_code = beside(code, 1, after)  # (B, H R, G, K, R) with K = 2C or 3C
+    k, v = beside(split_blocks(k, chunk_size), 1, after), beside(split_blocks(v, chunk_size), 1, after)
     found = finds_first(code, key_code, chunk_size, causal)  # (B, H R, G, C, K)
     slot = torch.arange(k.shape[3], device=k.device)
     own = slot == slot[chunk_size : 2 * chunk_size, None]

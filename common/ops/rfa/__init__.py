@@ -5,6 +5,6 @@ Legend, for every file of this folder:
     chunk.
 """
 
-from .interface import attend, attend_source, rfa_attention, source_state
+from .interface import attend_source, rfa_attention, rfa_gate_attention, source_state
 
-__all__ = ["attend", "attend_source", "rfa_attention", "source_state"]
+__all__ = ["attend_source", "rfa_attention", "rfa_gate_attention", "source_state"]

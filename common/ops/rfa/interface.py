@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..shared.checks import check_padding_mask, check_positive_int, check_query_key_value
+from ..shared.checks import check_padding_mask, check_positive_int, check_query_key_value, check_tokens
+from ..shared.chunks import CHUNK_SIZE
 from ..shared.feature_sums import causal_sums, full_sums, read_source, state_shapes, sums_of_source
 from ..shared.padding import zero_padding
 from ..shared.precision import autocast_off, compute_dtype
@@ -25,7 +26,7 @@ def rfa_attention(
     key_padding_mask: Tensor | None = None,
     query_padding_mask: Tensor | None = None,
     floor: float = 1.0,
-    chunk_size: int = 64,
+    chunk_size: int = CHUNK_SIZE,
     initial_state: State | None = None,
     return_state: bool = False,
 ) -> Tensor | tuple[Tensor, State]:
@@ -45,33 +46,6 @@ def rfa_attention(
     check_positive_int("chunk_size", chunk_size)
     if isinstance(floor, bool) or not isinstance(floor, (int, float)) or not 0.0 < floor < float("inf"):
         raise ValueError(f"floor is {floor!r}; allowed: a number above 0")
-    options = {
-        "directions": directions,
-        "log_gate": log_gate,
-        "causal": causal,
-        "floor": floor,
-        "chunk_size": chunk_size,
-    }
-    masks = {"key_padding_mask": key_padding_mask, "query_padding_mask": query_padding_mask}
-    return attend(q, k, v, **options, **masks, initial_state=initial_state, return_state=return_state)
-
-
-def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    directions: Tensor,
-    causal: bool,
-    floor: float,
-    chunk_size: int,
-    log_gate: Tensor | None = None,
-    key_padding_mask: Tensor | None = None,
-    query_padding_mask: Tensor | None = None,
-    initial_state: State | None = None,
-    return_state: bool = False,
-) -> Tensor | tuple[Tensor, State]:
-    """``rfa_attention`` for modules, which have checked ``floor`` and ``chunk_size`` when they were built."""
     check_query_key_value(q, k, v, causal)
     check_padding_mask("key_padding_mask", key_padding_mask, k)
     check_padding_mask("query_padding_mask", query_padding_mask, q)
@@ -82,7 +56,10 @@ def attend(
     state = state_of_sums(initial_state, state_shapes(2 * directions.shape[1], v), dtype, q)
     with autocast_off(q):
         if not causal:
-            return rfa_attention_scriptable(q, k, v, directions, key_padding_mask, query_padding_mask, floor)
+            queries = _features(q, directions, query_padding_mask)
+            keys = _features(k, directions, key_padding_mask)
+            values, weights = full_sums(queries, keys, zero_padding(v.to(dtype), key_padding_mask))
+            return (values / weights.clamp(min=floor)).to(v.dtype)
         keys, log_decay = _features(k, directions, key_padding_mask), None
         if log_gate is not None:
             # A padded token leaves the sums as they are: its gate is 1.
@@ -97,23 +74,40 @@ def attend(
     return (out, state) if return_state else out
 
 
-def rfa_attention_scriptable(
+def rfa_gate_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
+    x: Tensor,
     directions: Tensor,
-    key_padding_mask: Tensor | None,
-    query_padding_mask: Tensor | None,
-    floor: float,
-) -> Tensor:
-    """``rfa_attention`` with ``causal=False`` for callers inside TorchScript.
+    gate_weight: Tensor,
+    gate_bias: Tensor,
+    *,
+    key_padding_mask: Tensor | None = None,
+    query_padding_mask: Tensor | None = None,
+    floor: float = 0.01,
+    chunk_size: int = CHUNK_SIZE,
+    initial_state: State | None = None,
+    return_state: bool = False,
+) -> Tensor | tuple[Tensor, State]:
+    """Causal ``rfa_attention`` with the gate g = sigmoid(w·x + b) of each token and head (section 3.2).
 
-    Arguments are not checked; shapes, masks, cost as in ``rfa_attention``.
+    x (B, n, D) are the tokens before their projection, ``gate_weight`` (H, D) and ``gate_bias`` (H,). Otherwise shapes,
+    masks, state, cost and errors as in ``rfa_attention``.
     """
-    queries = _features(q, directions, query_padding_mask)
-    keys = _features(k, directions, key_padding_mask)
-    values, weights = full_sums(queries, keys, zero_padding(v.to(keys.dtype), key_padding_mask))
-    return (values / weights.clamp(min=floor)).to(v.dtype)
+    check_query_key_value(q, k, v, one_length=True)
+    check_padding_mask("key_padding_mask", key_padding_mask, k)
+    check_tokens(x, q, gate_weight.shape[1])
+    # In float32 or float64 whatever autocast says: over many tokens its errors add up.
+    dtype = compute_dtype(q)
+    x = zero_padding(x.to(dtype).unsqueeze(1), key_padding_mask).squeeze(1)  # it must not reach the gradients
+    with autocast_off(q):
+        gate = F.linear(x, gate_weight.to(dtype), gate_bias.to(dtype))  # (B, n, H)
+    log_gate = F.logsigmoid(gate).transpose(1, 2)
+    options = {"log_gate": log_gate, "causal": True, "floor": floor, "chunk_size": chunk_size}
+    masks = {"key_padding_mask": key_padding_mask, "query_padding_mask": query_padding_mask}
+    state = {"initial_state": initial_state, "return_state": return_state}
+    return rfa_attention(q, k, v, directions, **options, **masks, **state)
 
 
 def source_state(k: Tensor, v: Tensor, key_padding_mask: Tensor | None, directions: Tensor) -> State:

@@ -4,6 +4,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+#: Tokens that the causal form of a linear mechanism computes at once, unless a caller says otherwise.
+CHUNK_SIZE = 64
 #: Up to this many chunks, running sums over chunks are a matrix product: on a CPU, and with decay.
 _FEW_CHUNKS = 32
 
@@ -26,7 +28,7 @@ def carry_sums(chunk_sums: Tensor, initial: Tensor | None, reverse: bool = False
     """Running sums over chunks: (B, H, G, ...) -> up to before each chunk (B, H, G, ...) and over all (B, H, ...).
 
     ``initial`` (B, H, ...) is the sum over everything before the first chunk, zero when None. With ``reverse``, sums
-    run from the last chunk to the first: the result is the sum behind each chunk, and ``initial`` that behind the last.
+    run from the last chunk to the first: the result is the sum after each chunk, and ``initial`` that after the last.
     """
     groups = chunk_sums.shape[2]
     if chunk_sums.device.type == "cpu" and not torch.compiler.is_compiling() and groups <= _FEW_CHUNKS:
@@ -57,7 +59,7 @@ def _carry_few_sums(chunk_sums: Tensor, initial: Tensor | None, reverse: bool) -
 def carry_decayed_sums(chunk_sums: Tensor, initial: Tensor | None, log_decay: Tensor) -> tuple[Tensor, Tensor]:
     """``carry_sums`` with decay: R_g = exp(log_decay_g) R_(g-1) + sum_g, for ``log_decay`` (B, H, G) of at most 0.
 
-    (B, H, G, ...) -> R before each chunk (B, H, G, ...) and behind all (B, H, ...), with ``initial`` before the first.
+    (B, H, G, ...) -> R before each chunk (B, H, G, ...) and after all (B, H, ...), with ``initial`` before the first.
     O(G).
     """
     first = torch.zeros_like(chunk_sums[:, :, :1]) if initial is None else initial.unsqueeze(2)
@@ -69,7 +71,7 @@ def carry_decayed_sums(chunk_sums: Tensor, initial: Tensor | None, log_decay: Te
 def decay_between(log_decay: Tensor) -> Tensor:
     """exp(Σ log_decay_t over j < t <= i) for i >= j, otherwise 0: (..., C) -> (..., C, C); O(C²).
 
-    Each sum is formed by itself, since a difference of two running sums would lose small decays behind a large one.
+    Each sum is formed by itself, since a difference of two running sums would lose small decays after a large one.
     """
     size = log_decay.shape[-1]
     below = torch.ones(size, size, dtype=torch.bool, device=log_decay.device).tril(-1)

@@ -22,7 +22,7 @@ def state_shapes(features: int, v: Tensor) -> dict[str, tuple[int, ...]]:
 def full_sums(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Σ_j (q_i·k_j) v_j (B, H, n, e) and Σ_j q_i·k_j (B, H, n, 1) over all keys; O(n f e).
 
-    q (B, H, n, f), k (B, H, m, f), v (B, H, m, e). Works in TorchScript.
+    q (B, H, n, f), k (B, H, m, f), v (B, H, m, e).
     """
     sum_k, sum_kv = _sums_over_keys(k, v)
     return _read(q, sum_k, sum_kv)
@@ -58,7 +58,7 @@ def _read(q: Tensor, sum_k: Tensor, sum_kv: Tensor) -> tuple[Tensor, Tensor]:
 def causal_sums(
     q: Tensor, k: Tensor, v: Tensor, chunk_size: int, state: State | None, log_decay: Tensor | None = None
 ) -> tuple[Tensor, Tensor, State]:
-    """The same over j <= i, after the tokens of ``state``: both sums, and the state ``sum_k``, ``sum_kv`` behind them.
+    """The same over j <= i, after the tokens of ``state``: both sums, and the state ``sum_k``, ``sum_kv`` after them.
 
     q, k (B, H, n, f), v (B, H, n, e). ``log_decay`` (B, H, n), at most 0: before token t is added, all sums are
     multiplied by exp(log_decay_t). One C x C product inside each chunk, one f x e sum across chunks: O(n (C + e) f)

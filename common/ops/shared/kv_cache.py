@@ -10,7 +10,7 @@ _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def extend_kv_cache(new: dict[str, Tensor], padding_mask: Tensor | None, state: State | None) -> State:
-    """``state`` with the tokens of ``new`` behind it: each (B, H, n, c); ``padding_mask`` (B, n), True = padding.
+    """``state`` with the tokens of ``new`` after it: each (B, H, n, c); ``padding_mask`` (B, n), True = padding.
 
     The result holds the names of ``new``, (B, H, m + n, c) for m tokens before, and ``padding_mask`` (B, m + n); O(m).
     A sequence may go on in another floating point dtype than it began in, as it does when autocast is switched on or

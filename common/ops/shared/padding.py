@@ -18,8 +18,8 @@ def real_first(padding_mask: Tensor | None) -> Tensor | None:
     if padding_mask is None:
         return None
     position = real_positions(padding_mask)
-    behind = (~padding_mask).sum(1, keepdim=True) + real_positions(~padding_mask)
-    places = torch.where(padding_mask, behind, position)  # where each token goes
+    padding_place = (~padding_mask).sum(1, keepdim=True) + real_positions(~padding_mask)
+    places = torch.where(padding_mask, padding_place, position)  # where each token goes
     return invert(places)
 
 
@@ -42,7 +42,7 @@ def put_back(x: Tensor, order: Tensor | None) -> Tensor:
 
 
 def either_mask(mask: Tensor | None, other: Tensor | None) -> Tensor | None:
-    """Padding by either of two masks (B, n), True = padding; None is no padding. O(n); works in TorchScript."""
+    """Padding by either of two masks (B, n), True = padding; None is no padding. O(n)."""
     if mask is None or other is None:
         return other if mask is None else mask
     return mask | other

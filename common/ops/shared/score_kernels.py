@@ -26,9 +26,9 @@ def score_kernel(scores: Tensor, kernel: str, hidden: Tensor | None) -> Tensor:
 
 
 def masked_softmax(scores: Tensor, hidden: Tensor | None) -> Tensor:
-    """``score_kernel`` for softmax alone, of scores in float32 or float64; works in TorchScript."""
+    """``score_kernel`` for softmax alone, of scores in float32 or float64."""
     if hidden is None:
         return scores.softmax(-1)
     # Finite, since a row without a visible entry would be NaN otherwise, in the backward pass too. About the smallest
-    # number of float32, written out as TorchScript has no torch.finfo.
+    # number of float32.
     return scores.masked_fill(hidden, -3.4e38).softmax(-1).masked_fill(hidden, 0.0)

@@ -66,12 +66,12 @@ def attend_in_window(
     state = state_of_sums(initial_state, _state_shapes(k, v, options), compute_dtype(q), q)
     with autocast_off(q):
         if state is None and not return_state:
-            return attend_in_window_scriptable(q, k, v, key_padding_mask, query_padding_mask, options, causal)
+            return _whole(q, k, v, key_padding_mask, query_padding_mask, options, causal)
         out, state = _extend(q, k, v, key_padding_mask, query_padding_mask, options, state)
     return (out, state) if return_state else out
 
 
-def attend_in_window_scriptable(
+def _whole(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -80,7 +80,7 @@ def attend_in_window_scriptable(
     options: WindowOptions,
     causal: bool,
 ) -> Tensor:
-    """``attend_in_window`` of a whole sequence for callers inside TorchScript; arguments are not checked."""
+    """A whole sequence, in v's dtype."""
     tokens = real_tokens_first(q, k, v, key_padding_mask, query_padding_mask)
     n, count = q.shape[2], options.global_tokens
     window = _window(options, causal, n)
@@ -146,7 +146,7 @@ def _extend(
     options: WindowOptions,
     state: State | None,
 ) -> tuple[Tensor, State]:
-    """The next tokens' outputs, causal, and the state behind them."""
+    """The next tokens' outputs, causal, and the state after them."""
     dtype, given = compute_dtype(q), v.dtype
     q = zero_padding(zero_padding(q.to(dtype) * q.shape[3] ** -0.5, key_padding_mask), query_padding_mask)
     k, v = zero_padding(k.to(dtype), key_padding_mask), zero_padding(v.to(dtype), key_padding_mask)
@@ -160,7 +160,7 @@ def _extend(
 
 
 def _held(count: Tensor, options: WindowOptions) -> Tensor:
-    """How many of the last tokens the next one may see, as far as there are slots; ``count`` (B,) are behind it."""
+    """How many of the last tokens the next one may see, as far as there are slots, after ``count`` (B,) tokens."""
     return count % options.window if options.chunked else count
 
 

@@ -1,8 +1,8 @@
 """Softmax attention to the keys beside each query, and to further ones, under one normaliser.
 
 Legend: B batch, H heads, n tokens, d channels of q and k, e channels of v, S tokens of a block, G blocks, K keys that a
-block of queries is compared with, m further keys. Everything here works in TorchScript. Nothing checks its arguments:
-q is divided by √d already, sums are in the dtype of q, and the real tokens of a row stand before its padding.
+block of queries is compared with, m further keys. Nothing checks its arguments: q is divided by √d already, sums are
+in the dtype of q, and the real tokens of a row stand before its padding.
 """
 
 from typing import NamedTuple
@@ -12,21 +12,21 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .padding import put_back, real_first, take, zero_padding
-from .precision import autocast_remains, compute_dtype
+from .precision import compute_dtype
 
 
 class Window(NamedTuple):
-    """The keys beside a query that it sees: at most ``before`` back and ``after`` ahead of it, and in which blocks."""
+    """The keys beside a query that it sees, and in which blocks they are."""
 
-    before: int
-    after: int
+    before: int  # how many keys before the query
+    after: int  # and how many after it
     size: int  # S, the tokens of a block
-    back: int  # how many blocks before the query's own are looked at
-    ahead: int  # and how many behind it
+    blocks_before: int  # how many blocks before the query's own are looked at
+    blocks_after: int  # and how many after it
 
 
 def sliding_window(before: int, after: int, n: int) -> Window:
-    """Keys at most ``before`` back and ``after`` ahead, for n tokens.
+    """At most ``before`` keys before a query and ``after`` after it, for n tokens.
 
     Blocks of half the reach: a query is compared with a quarter more keys than it sees if both are equal, with a half
     more if one is 0.
@@ -60,7 +60,7 @@ def real_tokens_first(
     q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None, query_padding_mask: Tensor | None
 ) -> Tokens:
     """What the functions below want, in float32 or float64; masks (B, n), True = padding. O(n (d + e))."""
-    dtype = torch.float64 if autocast_remains(q) else compute_dtype(q)
+    dtype = compute_dtype(q)
     q, k, v = q.to(dtype) * q.shape[3] ** -0.5, k.to(dtype), v.to(dtype)
     q = zero_padding(q, query_padding_mask)
     if key_padding_mask is None:
@@ -85,7 +85,7 @@ def as_they_came(
 
 
 def split_blocks(x: Tensor, size: int) -> Tensor:
-    """(B, H, n, c) -> (B, H, G, S, c) with G = ceil(n / S), zeros or False behind the end."""
+    """(B, H, n, c) -> (B, H, G, S, c) with G = ceil(n / S), zeros or False after the end."""
     if torch.compiler.is_compiling():
         # A graph for any length makes a special case of one block, and asks what it cannot prove of a reshape.
         groups = x.shape[2] // size + 2
@@ -107,16 +107,16 @@ def _first(x: Tensor, n: int) -> Tensor:
     return x[:, :, :n]
 
 
-def beside(blocks: Tensor, back: int, ahead: int) -> Tensor:
-    """Each block with those beside it: (B, H, G, S, c) -> (B, H, G, K, c) with K = (back + 1 + ahead) S.
+def beside(blocks: Tensor, before: int, after: int) -> Tensor:
+    """Each block with those beside it: (B, H, G, S, c) -> (B, H, G, K, c) with K = (before + 1 + after) S.
 
     Outside of the sequence are zeros or False.
     """
-    if back == 0 and ahead == 0:
+    if before == 0 and after == 0:
         return blocks
     groups = blocks.shape[2]
-    padded = F.pad(blocks, [0, 0, 0, 0, back, ahead])
-    return torch.cat([padded[:, :, i : i + groups] for i in range(back + 1 + ahead)], dim=3)
+    padded = F.pad(blocks, [0, 0, 0, 0, before, after])
+    return torch.cat([padded[:, :, i : i + groups] for i in range(before + 1 + after)], dim=3)
 
 
 def hide(scores: Tensor, visible: Tensor) -> Tensor:
@@ -138,13 +138,13 @@ def window_softmax(
     -> the sum over the window (B, H, n, e) and the weights (B, H, G, S, m), by which the caller sums the other values.
     O(n K (d + e)) time and O(n (K + m)) memory; see ``sliding_window`` for K.
     """
-    n, size, back, ahead = q.shape[2], window.size, window.back, window.ahead
-    near_k = beside(split_blocks(k, size), back, ahead)  # (B, H, G, K, d)
-    near_v = beside(split_blocks(v, size), back, ahead)
-    near_seen = beside(split_blocks(seen, size), back, ahead).transpose(-2, -1)  # (B, 1, G, 1, K)
+    n, size, before, after = q.shape[2], window.size, window.blocks_before, window.blocks_after
+    near_k = beside(split_blocks(k, size), before, after)  # (B, H, G, K, d)
+    near_v = beside(split_blocks(v, size), before, after)
+    near_seen = beside(split_blocks(seen, size), before, after).transpose(-2, -1)  # (B, 1, G, 1, K)
     keys = near_k.shape[3]
-    place = torch.arange(size, device=q.device) + back * size
-    distance = place.unsqueeze(1) - torch.arange(keys, device=q.device)  # (S, K): how far back a key is
+    place = torch.arange(size, device=q.device) + before * size
+    distance = place.unsqueeze(1) - torch.arange(keys, device=q.device)  # (S, K): how far before the query a key is
     near = (distance <= window.before) & (distance >= -window.after)
     scores = hide(split_blocks(q, size) @ near_k.transpose(-2, -1), near_seen & near)  # (B, H, G, S, K)
     if further is not None:

@@ -5,6 +5,6 @@ Legend, for every file of this folder:
     M chunks of the longest input.
 """
 
-from .interface import attend, sinkhorn_attention
+from .interface import NORMALISERS, SORTS, sinkhorn_attention
 
-__all__ = ["attend", "sinkhorn_attention"]
+__all__ = ["NORMALISERS", "SORTS", "sinkhorn_attention"]

@@ -67,34 +67,13 @@ def sinkhorn_attention(
     check_choice("normaliser", normaliser, NORMALISERS)
     if not temperature > 0.0:
         raise ValueError(f"temperature is {temperature!r}; allowed: above 0")
-    masks = {"key_padding_mask": key_padding_mask, "query_padding_mask": query_padding_mask}
-    options = {"sort": sort, "iterations": iterations, "temperature": temperature, "normaliser": normaliser}
-    return attend(q, k, v, sort_weight=sort_weight, max_tokens=max_tokens, chunk_size=chunk_size, **masks, **options)
-
-
-def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    sort_weight: Tensor,
-    max_tokens: int,
-    chunk_size: int,
-    sort: str,
-    iterations: int,
-    temperature: float,
-    normaliser: str,
-    key_padding_mask: Tensor | None = None,
-    query_padding_mask: Tensor | None = None,
-) -> Tensor:
-    """``sinkhorn_attention`` for modules, which have checked their options when they were built."""
     check_query_key_value(q, k, v, one_length=True)
     check_padding_mask("key_padding_mask", key_padding_mask, k)
     check_padding_mask("query_padding_mask", query_padding_mask, q)
     _check_sort_weight(sort_weight, q, -(-max_tokens // chunk_size))
     check_real_tokens(k, key_padding_mask, None, max_tokens)
     order, dtype = real_first(key_padding_mask), compute_dtype(q)
-    kept = sort_weight.shape[2] * chunk_size  # behind so many there is padding alone
+    kept = sort_weight.shape[2] * chunk_size  # after so many there is padding alone
     queries = zero_padding(zero_padding(q.to(dtype), key_padding_mask), query_padding_mask)
     tensors = (queries, zero_padding(k.to(dtype), key_padding_mask), zero_padding(v.to(dtype), key_padding_mask))
     queries, keys, values = (split_chunks(take(x, order)[:, :, :kept], chunk_size) for x in tensors)

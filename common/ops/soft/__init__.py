@@ -5,6 +5,6 @@ Legend, for every file of this folder:
     columns of a window that makes a landmark, m = ceil(Y / r) ceil(X / r) landmarks, K x K tokens under a filter of v.
 """
 
-from .interface import MOST_ITERATIONS, attend, soft_attention
+from .interface import MOST_ITERATIONS, soft_attention
 
-__all__ = ["MOST_ITERATIONS", "attend", "soft_attention"]
+__all__ = ["MOST_ITERATIONS", "soft_attention"]

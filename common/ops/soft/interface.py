@@ -19,7 +19,7 @@ from ..shared.checks import (
     check_spatial_shape,
 )
 from ..shared.padding import either_mask, zero_padding
-from ..shared.precision import autocast_off, autocast_remains, compute_dtype
+from ..shared.precision import autocast_off, compute_dtype
 
 #: Each step doubles the rounding errors of directions that the kernel lacks: those of float32 are 0.00001 of the result
 #: after 20, the authors' number.
@@ -60,11 +60,17 @@ def soft_attention(
         raise ArgumentError(f"`iterations` is {iterations}; allowed: at most {MOST_ITERATIONS}")
     if isinstance(ridge, bool) or not isinstance(ridge, (int, float)) or not 0.0 <= ridge < float("inf"):
         raise ArgumentError(f"`ridge` is {ridge!r}; allowed: a number of at least 0")
-    parameters = landmark_weight, norm_weight, norm_bias, conv_weight
-    return attend(q, v, *parameters, spatial_shape, iterations, ridge, key_padding_mask, query_padding_mask)
+    check_query_key_value(q, q, v, one_length=True, names=("q", "q", "v"))
+    check_spatial_shape(spatial_shape, v.shape[2])
+    check_padding_mask("key_padding_mask", key_padding_mask, v)
+    check_padding_mask("query_padding_mask", query_padding_mask, v)
+    _check_parameters(q, landmark_weight, norm_weight, norm_bias, conv_weight)
+    with autocast_off(q):
+        parameters = landmark_weight, norm_weight, norm_bias, conv_weight
+        return _attended(q, v, *parameters, spatial_shape, iterations, ridge, key_padding_mask, query_padding_mask)
 
 
-def attend(
+def _attended(
     q: Tensor,
     v: Tensor,
     landmark_weight: Tensor,
@@ -77,37 +83,8 @@ def attend(
     key_padding_mask: Tensor | None,
     query_padding_mask: Tensor | None,
 ) -> Tensor:
-    """``soft_attention`` for modules, which have checked the numbers when they were built."""
-    check_query_key_value(q, q, v, one_length=True, names=("q", "q", "v"))
-    check_spatial_shape(spatial_shape, v.shape[2])
-    check_padding_mask("key_padding_mask", key_padding_mask, v)
-    check_padding_mask("query_padding_mask", query_padding_mask, v)
-    _check_parameters(q, landmark_weight, norm_weight, norm_bias, conv_weight)
     height, width = spatial_shape
-    masks = key_padding_mask, query_padding_mask
-    with autocast_off(q):
-        parameters = landmark_weight, norm_weight, norm_bias, conv_weight
-        return soft_attention_scriptable(q, v, *parameters, height, width, iterations, ridge, *masks)
-
-
-def soft_attention_scriptable(
-    q: Tensor,
-    v: Tensor,
-    landmark_weight: Tensor,
-    norm_weight: Tensor,
-    norm_bias: Tensor,
-    conv_weight: Tensor | None,
-    height: int,
-    width: int,
-    iterations: int,
-    ridge: float,
-    key_padding_mask: Tensor | None,
-    query_padding_mask: Tensor | None,
-) -> Tensor:
-    """``soft_attention`` for callers inside TorchScript; arguments are not checked."""
     dtype = compute_dtype(q)
-    if autocast_remains(q.to(dtype)):  # what half precision rounds, the inverse would magnify
-        dtype = torch.float64
     x, v_dtype = zero_padding(q.to(dtype), key_padding_mask) * q.shape[3] ** -0.25, v.dtype
     v = zero_padding(v.to(dtype), key_padding_mask)
     landmarks = _landmarks(x, landmark_weight.to(dtype), height, width)

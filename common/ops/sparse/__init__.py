@@ -4,7 +4,7 @@ Legend, for every file of this folder:
     B batch, H heads, n tokens, d channels of q and k, e channels of v, l the stride, c columns, G chunks of l tokens.
 """
 
-from .interface import attend, sparse_attention
+from .interface import sparse_attention
 from .pattern import PATTERNS
 
-__all__ = ["PATTERNS", "attend", "sparse_attention"]
+__all__ = ["PATTERNS", "sparse_attention"]

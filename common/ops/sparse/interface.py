@@ -61,26 +61,6 @@ def sparse_attention(
     check_choice("pattern", pattern, PATTERNS)
     check_positive_int("stride", stride)
     check_positive_int("columns", columns)
-    options = {"pattern": pattern, "stride": stride, "columns": columns, "causal": causal}
-    masks = {"key_padding_mask": key_padding_mask, "query_padding_mask": query_padding_mask}
-    return attend(q, k, v, **options, **masks, initial_state=initial_state, return_state=return_state)
-
-
-def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    pattern: str,
-    stride: int,
-    columns: int,
-    causal: bool,
-    key_padding_mask: Tensor | None = None,
-    query_padding_mask: Tensor | None = None,
-    initial_state: State | None = None,
-    return_state: bool = False,
-) -> Tensor | tuple[Tensor, State]:
-    """``sparse_attention`` for modules, which have checked their options when they were built."""
     check_query_key_value(q, k, v, one_length=True)
     check_padding_mask("key_padding_mask", key_padding_mask, k)
     check_padding_mask("query_padding_mask", query_padding_mask, q)
@@ -88,14 +68,14 @@ def attend(
     options = Pattern(pattern, stride, columns)
     with autocast_off(q):
         if not return_state and initial_state is None:
-            return sparse_attention_scriptable(q, k, v, key_padding_mask, query_padding_mask, options, causal)
+            return _whole(q, k, v, key_padding_mask, query_padding_mask, options, causal)
         k, v = zero_padding(k, key_padding_mask), zero_padding(v, key_padding_mask)
         state = extend_kv_cache({"k": k, "v": v}, key_padding_mask, initial_state)
         out = _extend(q, state, query_padding_mask, options).to(v.dtype)
     return (out, state) if return_state else out
 
 
-def sparse_attention_scriptable(
+def _whole(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -104,7 +84,7 @@ def sparse_attention_scriptable(
     pattern: Pattern,
     causal: bool,
 ) -> Tensor:
-    """``sparse_attention`` of a whole sequence for callers inside TorchScript; arguments are not checked."""
+    """A whole sequence, in v's dtype."""
     tokens = real_tokens_first(q, k, v, key_padding_mask, query_padding_mask)
     stride = pattern.stride
     if not torch.compiler.is_compiling():
@@ -158,7 +138,7 @@ def _extend(q: Tensor, state: State, query_padding_mask: Tensor | None, pattern:
     if n > pattern.stride:
         # As many queries as make a map of all keys too large. The tokens before have none, and need none.
         before = (0, 0, m - n, 0)
-        out = sparse_attention_scriptable(F.pad(q, before), k, v, padding, None, pattern, True)[:, :, m - n :]
+        out = _whole(F.pad(q, before), k, v, padding, None, pattern, True)[:, :, m - n :]
         return zero_padding(out, query_padding_mask)
     position = real_positions(padding)  # (B, m)
     i, j = position[:, m - n :, None], position[:, None]

@@ -7,6 +7,7 @@ here.
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from ..shared.checks import check_padding_mask, check_query_key_value
 from ..shared.kv_cache import extend_kv_cache
@@ -31,12 +32,13 @@ def synthesizer_attention(
 ) -> Tensor | tuple[Tensor, State]:
     """Σ_j softmax_j(f_i·c_j + b_j) v_j over all j, or j <= i when causal; i and j count real tokens, at most M.
 
-    f are ``features``: (B, H, n, c) of each token, the dense Synthesizer, or (H, M, c) of each position, the factorised
-    random one. c_j are ``columns`` (H, M, c) and b ``bias`` (H, M), of each position. Without ``columns``, features are
-    the logits over M positions themselves, the random Synthesizer's. v (B, H, n, e) -> (B, H, n, e) in v's dtype.
-    Masks: bool (B, n), True = padding; a padded query gives 0, and so does one that sees no key. Cost: O(n² (c + e))
-    time and O(n²) memory, never linear. ``initial_state`` and ``return_state`` (causal) continue a sequence; the state
-    is all values so far, ``v`` (B, H, m, e), and ``padding_mask`` (B, m), and a token costs O(m (c + e)).
+    f are relu(``features``) of each token, (B, H, n, c), the dense Synthesizer, or ``features`` of each position,
+    (H, M, c), the factorised random one. c_j are ``columns`` (H, M, c) and b ``bias`` (H, M), of each position.
+    Without ``columns``, features are the logits over M positions themselves, the random Synthesizer's. v (B, H, n, e)
+    -> (B, H, n, e) in v's dtype. Masks: bool (B, n), True = padding; a padded query gives 0, and so does one that sees
+    no key. Cost: O(n² (c + e)) time and O(n²) memory, never linear. ``initial_state`` and ``return_state`` (causal)
+    continue a sequence; the state is all values so far, ``v`` (B, H, m, e), and ``padding_mask`` (B, m), and a token
+    costs O(m (c + e)).
 
     Raises:
         ValueError: a shape, mask or state that does not fit, more than M real tokens, or a state without ``causal``.
@@ -57,19 +59,6 @@ def synthesizer_attention(
     return (out, state) if return_state else out
 
 
-def synthesizer_attention_scriptable(
-    features: Tensor,
-    v: Tensor,
-    columns: Tensor | None,
-    bias: Tensor | None,
-    key_padding_mask: Tensor | None,
-    query_padding_mask: Tensor | None,
-) -> Tensor:
-    """``synthesizer_attention`` with ``causal=False`` for callers inside TorchScript; arguments are not checked."""
-    masks = key_padding_mask, query_padding_mask
-    return _attend(features, v, columns, bias, False, v.shape[2], masks[0], masks[1]).to(v.dtype)
-
-
 def _attend(
     features: Tensor,
     v: Tensor,
@@ -85,11 +74,11 @@ def _attend(
     most = features.shape[features.dim() - 1] if columns is None else columns.shape[1]
     v, hidden = zero_padding(v.to(dtype), padding_mask), _hidden(v, causal, n, most, padding_mask)
     if features.dim() == 4:
-        rows = zero_padding(features, query_padding_mask)
+        rows = zero_padding(F.relu(features), query_padding_mask)
     else:
         rows = _of_positions(features, n, padding_mask)
     if padding_mask is not None:
-        v = take(v, real_first(padding_mask))[:, :, :most]  # behind M real tokens there is padding alone
+        v = take(v, real_first(padding_mask))[:, :, :most]  # after M real tokens there is padding alone
     logits = _logits(rows.to(dtype), columns, bias, v.shape[2])
     return zero_padding(masked_softmax(logits, hidden) @ v, query_padding_mask)
 
@@ -98,7 +87,7 @@ def _of_positions(features: Tensor, n: int, padding_mask: Tensor | None) -> Tens
     """Those of the last n tokens: (H, M, c) -> (1 or B, H, n, c)."""
     if padding_mask is None:
         return _first(features, 1, n).unsqueeze(0)
-    positions = real_positions(padding_mask)[:, -n:].clamp(max=features.shape[1] - 1)  # padding behind M tokens
+    positions = real_positions(padding_mask)[:, -n:].clamp(max=features.shape[1] - 1)  # padding after M tokens
     return features[:, positions].transpose(0, 1)
 
 
@@ -113,8 +102,6 @@ def _logits(rows: Tensor, columns: Tensor | None, bias: Tensor | None, count: in
 
 def _first(x: Tensor, dim: int, count: int) -> Tensor:
     """The first ``count`` of a dimension."""
-    if torch.jit.is_scripting():
-        return x.narrow(dim, 0, count)
     # With any length, torch.export asks of a slice whether it is the whole, and not of a copy.
     copied = torch.compiler.is_compiling()
     return x.index_select(dim, torch.arange(count, device=x.device)) if copied else x.narrow(dim, 0, count)

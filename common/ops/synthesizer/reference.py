@@ -28,7 +28,8 @@ def synthesizer_attention_reference(
             rows = [torch.zeros_like(v[b, h, 0]) for _ in range(v.shape[2])]
             for i in queries:
                 position = sum(j < i for j in keys)
-                own = features[b, h, i] if features.dim() == 4 else features[h, position]
+                own = features[h, position] if features.dim() == 3 else features[b, h, i]
+                own = own if features.dim() == 3 else torch.where(own > 0, own, 0)
                 logits = own if columns is None else columns[h].to(own.dtype) @ own
                 logits = logits if bias is None else logits + bias[h].to(own.dtype)
                 seen = [j for j in keys if not causal or j <= i]

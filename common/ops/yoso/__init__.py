@@ -4,6 +4,6 @@ Legend, for every file of this folder:
     B batch, H heads, n queries, m keys, d channels of q and k, e channels of v.
 """
 
-from .interface import attend, yoso_attention
+from .interface import GRADIENTS, yoso_attention
 
-__all__ = ["attend", "yoso_attention"]
+__all__ = ["GRADIENTS", "yoso_attention"]

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from ..shared.checks import check_choice, check_padding_mask, check_positive_int, check_query_key_value
 from ..shared.kv_cache import extend_kv_cache
 from ..shared.padding import zero_padding
-from ..shared.precision import autocast_off, autocast_remains, compute_dtype
+from ..shared.precision import autocast_off, compute_dtype
 from ..shared.state import State, check_continuation
 from ..shared.tracing import may_be_exported
 
@@ -60,25 +60,6 @@ def yoso_attention(
     """
     check_positive_int("tau", tau)
     check_choice("gradient", gradient, GRADIENTS)
-    masks = {"key_padding_mask": key_padding_mask, "query_padding_mask": query_padding_mask}
-    state = {"initial_state": initial_state, "return_state": return_state}
-    return attend(q, k, v, causal=causal, tau=tau, gradient=gradient, **masks, **state)
-
-
-def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    causal: bool,
-    tau: int,
-    gradient: str,
-    key_padding_mask: Tensor | None = None,
-    query_padding_mask: Tensor | None = None,
-    initial_state: State | None = None,
-    return_state: bool = False,
-) -> Tensor | tuple[Tensor, State]:
-    """``yoso_attention`` for modules, which have checked their options when they were built."""
     check_query_key_value(q, k, v, causal)
     check_padding_mask("key_padding_mask", key_padding_mask, k)
     check_padding_mask("query_padding_mask", query_padding_mask, q)
@@ -88,30 +69,14 @@ def attend(
         history = extend_kv_cache({"k": k, "v": v}, key_padding_mask, initial_state)
         k, v, key_padding_mask = history["k"], history["v"], history["padding_mask"]
     with autocast_off(q):
-        if not causal and may_be_exported():  # a number of blocks would be fixed in the graph
-            return yoso_attention_scriptable(q, k, v, key_padding_mask, query_padding_mask, tau, gradient)
         q, k, v = _prepared(q, k, v, key_padding_mask, query_padding_mask)
-        out = zero_padding(_in_blocks(q, k, v, key_padding_mask, causal, tau, gradient), query_padding_mask).to(dtype)
+        if not causal and may_be_exported():  # a number of blocks would be fixed in the graph
+            hidden = None if key_padding_mask is None else key_padding_mask[:, None, None, :]
+            out = _attended(q, k, v, hidden, tau, gradient)
+        else:
+            out = _in_blocks(q, k, v, key_padding_mask, causal, tau, gradient)
+        out = zero_padding(out, query_padding_mask).to(dtype)
     return (out, history) if return_state else out
-
-
-def yoso_attention_scriptable(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    key_padding_mask: Tensor | None,
-    query_padding_mask: Tensor | None,
-    tau: int,
-    gradient: str,
-) -> Tensor:
-    """``yoso_attention`` with ``causal=False`` for callers inside TorchScript: O(n m) memory.
-
-    Arguments are not checked; shapes and masks as in ``yoso_attention``.
-    """
-    dtype = v.dtype
-    q, k, v = _prepared(q, k, v, key_padding_mask, query_padding_mask)
-    hidden = None if key_padding_mask is None else key_padding_mask[:, None, None, :]
-    return zero_padding(_attended(q, k, v, hidden, tau, gradient), query_padding_mask).to(dtype)
 
 
 def _prepared(
@@ -119,8 +84,6 @@ def _prepared(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Unit queries and keys, and values, in the dtype of sums and 0 at padding."""
     dtype = compute_dtype(q)
-    if autocast_remains(q.to(dtype)):
-        dtype = torch.float64
     q = F.normalize(zero_padding(q.to(dtype), query_padding_mask), dim=-1)
     k = F.normalize(zero_padding(k.to(dtype), key_padding_mask), dim=-1)
     return q, k, zero_padding(v.to(dtype), key_padding_mask)
@@ -157,7 +120,7 @@ def _block(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None, causal: bool,
 
 def _attended(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None, tau: int, gradient: str) -> Tensor:
     """Weighted sums of unit length (B, H, n, e), for unit q and k; True in ``hidden`` (..., n, m) is no weight."""
-    cosines = (q @ k.transpose(-2, -1)).clamp(-(1.0 - 1e-6), 1.0 - 1e-6)  # COSINE_LIMIT
+    cosines = (q @ k.transpose(-2, -1)).clamp(-COSINE_LIMIT, COSINE_LIMIT)
     if gradient == "bound":
         fixed = (1.0 - torch.acos(cosines.detach()) / math.pi).pow(tau)
         weights = fixed + (tau / 2 * fixed) * (cosines - cosines.detach())

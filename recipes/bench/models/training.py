@@ -59,13 +59,12 @@ def compare_training(
 def attention_written_out() -> Iterator[None]:
     """Compute gated attention units and fused softmax attention by maps of all pairs of tokens."""
 
-    def literal(*inputs: Any, bias: Tensor | None = None, **other: Any) -> Tensor:
-        *heads, options = inputs
-        wrong = {name: x for name, x in options._asdict().items() if _PLAIN.get(name, x) != x}
-        wrong.update({name: x for name, x in other.items() if x is not None and x is not False})
+    def literal(*heads: Tensor, chunk_size: int, bias: Tensor | None = None, **other: Any) -> Tensor:
+        given = {name: x for name, x in other.items() if x is not None}
+        wrong = {name: x for name, x in given.items() if isinstance(x, Tensor) or x != _PLAIN.get(name, False)}
         if wrong:
             raise ValueError(f"mixed chunk attention is called with {wrong}; allowed here: {_PLAIN}, without masks")
-        return attention_maps.mixed_chunk_attention(*heads, chunk_size=options.chunk_size, bias=bias)
+        return attention_maps.mixed_chunk_attention(*heads, chunk_size=chunk_size, bias=bias)
 
-    with mock.patch.object(mixed_chunk, "attend", literal), sdpa_kernel(SDPBackend.MATH):
+    with mock.patch.object(mixed_chunk, "mixed_chunk_attention", literal), sdpa_kernel(SDPBackend.MATH):
         yield
