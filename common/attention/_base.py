@@ -59,7 +59,8 @@ class InnerAttention(RemembersOptions):
         spatial_dims: 1 for sequences, 2 for images.
         options: fields of the class's ``Options``.
 
-    A subclass declares ``Options``, ``supports`` and ``needs``, builds its parameters in ``setup``, and defines:
+    A mechanism is an ``OpAttention``; around one stand ``RotaryAttention`` and ``ShortConvAttention``. Each declares
+    ``Options``, ``supports`` and ``needs``, builds its parameters in ``setup``, and has:
 
     ``forward(q, k, v, key_padding_mask=None, query_padding_mask=None, dropout_p=0.0) -> out``: attention over whole
     sequences. q (B, H, n, d), k (B, H, m, d), v (B, H, m, e) -> (B, H, n, e), heads already split. Masks are bool,

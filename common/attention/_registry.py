@@ -38,6 +38,11 @@ def import_mechanisms(package: str, path: list[str]) -> None:
             import_module(f"{package}.{module.name}")
 
 
+def supporting(what: str) -> tuple[str, ...]:
+    """Names of the mechanisms of sequences, not of images alone, that support ``what``, a key of ``SUPPORTS``."""
+    return tuple(x for x, kind in ATTENTIONS.items() if what in kind.supports and "spatial_shape" not in kind.needs)
+
+
 @functools.cache
 def options_of(name: str, causal: bool) -> type[AttentionOptions]:
     """A dataclass of all options that ``build_attention(name, causal)`` takes, for the command line of a host.

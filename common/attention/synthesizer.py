@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..ops.shared.checks import check_query_key_value
 from ..ops.synthesizer import synthesizer_attention
 from ..ops.synthesizer.reference import synthesizer_attention_reference
 from ._base import OpAttention
@@ -92,5 +93,6 @@ class SynthesizerAttention(OpAttention):
         """Features and v: the features are of tokens, q, or parameters of positions."""
         q, v = super().operands(q, k, v)
         if q is None:
-            q = self.table if self.rows is None else self.rows
+            return (self.table if self.rows is None else self.rows), v
+        check_query_key_value(q, q, v, one_length=True, names=("q", "q", "v"))  # the op calls q features
         return q, v

@@ -15,9 +15,10 @@ from .mixed_chunk import mixed_chunk_attention
 from .nystrom import nystrom_attention
 from .quadratic import gau_attention
 from .reformer import reformer_attention
-from .rfa import rfa_attention
+from .rfa import rfa_attention, rfa_gate_attention
 from .sinkhorn import sinkhorn_attention
 from .soft import soft_attention
+from .softmax import softmax_attention
 from .sparse import sparse_attention
 from .synthesizer import synthesizer_attention
 from .yoso import yoso_attention
@@ -43,9 +44,11 @@ __all__ = [
     "nystrom_attention",
     "reformer_attention",
     "rfa_attention",
+    "rfa_gate_attention",
     "row_attention",
     "sinkhorn_attention",
     "soft_attention",
+    "softmax_attention",
     "sparse_attention",
     "synthesizer_attention",
     "yoso_attention",

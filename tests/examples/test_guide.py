@@ -1,0 +1,75 @@
+"""CONTRIBUTING's guide is true as printed: its examples keep the contract, and train in both hosts."""
+
+import re
+import textwrap
+
+import pytest
+
+from tests.fairseq_plugin.helpers.text import write_text
+from tests.processes import CHECKOUT, run_program
+
+EXAMPLES = ("mean", "pooled")
+INCLUDED = re.compile(
+    r"( *)<!-- not run in tests: stands in (?P<file>\S+) -->\n *```python\n(?P<code>.*?)\n *```", re.S
+)
+
+
+def run(name: str, code: str, *arguments: str) -> str:
+    """The output of ``python -c code arguments``, where the example is registered before a plugin is imported."""
+    registered = f"import tests.examples.{name}\n{textwrap.dedent(code)}"
+    return run_program(["-c", registered, *map(str, arguments)], cwd=str(CHECKOUT))
+
+
+@pytest.fixture(scope="module")
+def data_bin(tmp_path_factory):
+    """A folder of binarised toy text."""
+    folder = tmp_path_factory.mktemp("text")
+    write_text(folder)
+    splits = [f"--{split}pref={folder / split}.txt" for split in ("train", "valid")]
+    run_program(["-m", "fairseq_cli.preprocess", "--only-source", *splits, "--destdir", str(folder / "bin")])
+    return folder / "bin"
+
+
+def test_printed_code_stands_in_the_examples():
+    blocks = list(INCLUDED.finditer((CHECKOUT / "CONTRIBUTING.md").read_text()))
+    assert {block["file"] for block in blocks} == {f"tests/examples/{name}.py" for name in EXAMPLES}
+    for block in blocks:
+        code = re.sub(rf"(?m)^{block[1]}", "", block["code"])
+        assert code in (CHECKOUT / block["file"]).read_text(), code
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_contract(name):
+    """Every promise of the contract, as the guide's command runs it."""
+    arguments = ["-q", "-p", "no:cacheprovider", "tests/common/contract", "--mechanism", f"tests.examples.{name}"]
+    printed = run_program(["-m", "pytest", *arguments], cwd=str(CHECKOUT))
+    assert int(re.search(r"(\d+) passed", printed)[1]) > 50
+
+
+@pytest.mark.parametrize("arch, options", [("mean_lm", ["--mean-decay", "0.8"]), ("pooled_mlm", ["--no-pooled-gate"])])
+def test_training_in_fairseq(arch, options, data_bin):
+    name, kind = arch.split("_")
+    task, criterion = {"lm": ("language_modeling", "cross_entropy"), "mlm": ("masked_lm", "masked_lm")}[kind]
+    arguments = [data_bin, "--user-dir", "fairseq_plugin", "--task", task, "--criterion", criterion, "--arch", arch]
+    arguments += [*options, "--optimizer", "adam", "--lr", "0.01", "--max-update", "3", "--no-save", "--cpu"]
+    arguments += ["--tokens-per-sample", "32", "--batch-size", "4", "--log-format", "simple", "--log-interval", "1"]
+    printed = run(name, "from fairseq_cli.train import cli_main; cli_main()", *arguments)
+    assert "num_updates: 3" in printed or "3 updates" in printed, printed[-2000:]
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_training_in_timm(name):
+    options = "max_tokens=16" if name == "pooled" else "decay=0.8"
+    code = f"""
+import torch, timm, timm_plugin
+layer = timm_plugin.attention_layer({name!r}, {options})
+made = dict(img_size=32, patch_size=8, embed_dim=32, depth=2, num_heads=2, num_classes=4)
+model = timm.create_model("vit_tiny_patch16_224", attn_layer=layer, class_token=False, global_pool="avg", **made)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+x, losses = torch.randn(8, 3, 32, 32), []
+for _ in range(5):
+    loss = torch.nn.functional.cross_entropy(model(x), torch.arange(8) % 4)
+    optimizer.zero_grad(); loss.backward(); optimizer.step(); losses.append(loss.item())
+assert losses[-1] < losses[0], losses
+"""
+    run(name, code)
