@@ -14,7 +14,7 @@ from fairseq.models import MODEL_REGISTRY, register_model, register_model_archit
 from fairseq.models.transformer import TransformerConfig
 from torch import nn
 
-from common.attention import ATTENTIONS
+from common.attention import ATTENTIONS, supporting
 from common.ops.shared.checks import check_positive_int
 
 from ..modules.multihead_attention import LayerDesign
@@ -116,7 +116,7 @@ def _register(prefix: str, attention: str) -> None:
     supports = ATTENTIONS[attention].supports
     if "causal" in supports and f"{prefix}_lm" not in MODEL_REGISTRY:
         _register_language_model(prefix, attention, attention_config(attention, causal=True))
-    if "bidirectional" in supports:
+    if attention in supporting("bidirectional"):
         options = attention_config(attention)
         register = partial(_register_encoder, prefix=prefix, attention=attention, options=options)
         if f"{prefix}_mlm" not in MODEL_REGISTRY:

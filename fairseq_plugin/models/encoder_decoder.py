@@ -13,7 +13,7 @@ from fairseq.models.transformer import (
     transformer_wmt_en_de_big,
 )
 
-from common.attention import ATTENTIONS, build_attention
+from common.attention import ATTENTIONS, build_attention, supporting
 
 from ._encoder_decoder import LinearTimeTransformer
 from ._options import attention_config, camel_case
@@ -53,6 +53,6 @@ def _register(prefix: str, attention: str) -> None:
 
 
 for _attention in ATTENTIONS:
-    if "bidirectional" in ATTENTIONS[_attention].supports:
+    if _attention in supporting("bidirectional"):
         for _prefix in (_attention, *FURTHER_NAMES.get(_attention, ())):
             _register(_prefix, _attention)

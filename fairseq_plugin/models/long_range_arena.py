@@ -11,7 +11,7 @@ from typing import Any
 from fairseq.models import MODEL_REGISTRY, register_model, register_model_architecture
 from fairseq.utils import safe_getattr
 
-from common.attention import ATTENTIONS
+from common.attention import ATTENTIONS, supporting
 
 from ._classifier import LinearTimeClassifier
 from .attention import FURTHER_NAMES
@@ -99,7 +99,7 @@ def _register(prefix: str, attention: str | None = None) -> None:
 
 
 for _attention in ATTENTIONS:
-    if "bidirectional" in ATTENTIONS[_attention].supports:
+    if _attention in supporting("bidirectional"):
         for _prefix in (_attention, *FURTHER_NAMES.get(_attention, ())):
             _register(_prefix, _attention)
 _register("flash")

@@ -13,7 +13,7 @@ from fairseq.models import register_model
 from fairseq.models.transformer import TransformerConfig
 from torch import nn
 
-from common.attention import ATTENTIONS
+from common.attention import ATTENTIONS, supporting
 
 from ..modules.transformer_layer import LinearTimeEncoderLayer
 from . import _flash_options as flash_options
@@ -75,7 +75,7 @@ class FlashTimeSeriesClassifier(TimeSeriesClassifier):
 
 
 for _attention in ATTENTIONS:
-    if "bidirectional" in ATTENTIONS[_attention].supports:
+    if _attention in supporting("bidirectional"):
         _options = attention_config(_attention, **_DEFAULTS.get(_attention, {}))
         for _prefix in (_attention, *FURTHER_NAMES.get(_attention, ())):
             register_variant(

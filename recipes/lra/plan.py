@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import NamedTuple
 
-from common.attention import ATTENTIONS
+from common.attention import supporting
 from fairseq_plugin.models.long_range_arena import unit_dims
 
 from ..shared.commands import python_command
@@ -62,9 +62,8 @@ MODELS = {
     "sinkhorn": Model("Sinkhorn", "sinkhorn"),
 }
 #: All others have their names as titles.
-for _name, _attention in ATTENTIONS.items():
-    if "bidirectional" in _attention.supports:
-        MODELS.setdefault(_name, Model(_name, _name))
+for _name in supporting("bidirectional"):
+    MODELS.setdefault(_name, Model(_name, _name))
 
 
 class Plan(NamedTuple):

@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import Tensor
 
-from common.attention import ATTENTIONS, build_attention
+from common.attention import build_attention, supporting
 
 from .measure import CHANNELS, HEADS, TOKENS, Attend, merged, projected
 
@@ -24,8 +24,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 def forms(name: str) -> list[bool]:
     """The values of ``causal`` that the mechanism ``name`` supports."""
-    supports = ATTENTIONS[name].supports
-    return [causal for causal, word in ((False, "bidirectional"), (True, "causal")) if word in supports]
+    return [causal for causal, word in ((False, "bidirectional"), (True, "causal")) if name in supporting(word)]
 
 
 def ours(name: str) -> Attend:

@@ -33,10 +33,8 @@ def pooled_attention_reference(
         pooled = sum(weights[:, [place]] * v[b, :, j] for place, j in enumerate(keys))
         for i in set(keys) & set(real_tokens(query_padding_mask, b, v.shape[2])):
             share = 1 / (1 + torch.exp(-(q[b, :, i] * gate_weight).sum(-1, keepdim=True))) if gate else 1.0
-            index = (torch.tensor(b), slice(None), torch.tensor(i))
-            out = out.index_put(
-                (index[0], torch.arange(v.shape[1]), index[2]), share * pooled / weights.sum(1)[:, None]
-            )
+            index = (torch.tensor(b), torch.arange(v.shape[1]), torch.tensor(i))
+            out = out.index_put(index, share * pooled / weights.sum(1, keepdim=True))
     return out
 
 

@@ -9,9 +9,8 @@ from tests.fairseq_plugin.helpers.text import write_text
 from tests.processes import CHECKOUT, run_program
 
 EXAMPLES = ("mean", "pooled")
-INCLUDED = re.compile(
-    r"( *)<!-- not run in tests: stands in (?P<file>\S+) -->\n *```python\n(?P<code>.*?)\n *```", re.S
-)
+_REASON = r"( *)<!-- not run in tests: stands in (?P<file>\S+) -->"
+INCLUDED = re.compile(_REASON + r"\n *```python\n(?P<code>.*?)\n *```\n", re.S)
 
 
 def run(name: str, code: str, *arguments: str) -> str:
@@ -46,7 +45,7 @@ def test_the_contract(name):
     assert int(re.search(r"(\d+) passed", printed)[1]) > 50
 
 
-@pytest.mark.parametrize("arch, options", [("mean_lm", ["--mean-decay", "0.8"]), ("pooled_mlm", ["--no-pooled-gate"])])
+@pytest.mark.parametrize("arch, options", [("mean_lm", ["--mean-decay", "0.8"]), ("pooled_mlm", ["--pooled-no-gate"])])
 def test_training_in_fairseq(arch, options, data_bin):
     name, kind = arch.split("_")
     task, criterion = {"lm": ("language_modeling", "cross_entropy"), "mlm": ("masked_lm", "masked_lm")}[kind]

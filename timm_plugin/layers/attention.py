@@ -107,13 +107,12 @@ class SelfAttention(nn.Module):
         self.attention = attention.to(self.proj.weight.device, self.proj.weight.dtype)
 
     def _build_mechanism(self) -> InnerAttention:
-        images = "images" in ATTENTIONS[self.mechanism].supports
         return build_attention(
             self.mechanism,
             num_heads=self.num_heads,
             head_dim=self.head_dim,
             max_tokens=self.max_tokens,
-            spatial_dims=2 if images else 1,
+            spatial_dims=2,
             **self.options.as_dict(),
         )
 
@@ -219,7 +218,7 @@ def read_grid_size(grid_size: Any) -> tuple[int, int] | None:
 
 def usable_mechanisms() -> tuple[str, ...]:
     """Names of the mechanisms with which all tokens of an image see each other."""
-    return tuple(name for name, attention in ATTENTIONS.items() if attention.supports & {"bidirectional", "images"})
+    return tuple(name for name, attention in ATTENTIONS.items() if "bidirectional" in attention.supports)
 
 
 def with_options(attn_layer: LayerType, **options: Any) -> LayerType:

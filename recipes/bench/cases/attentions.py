@@ -40,7 +40,7 @@ def is_causal(name: str) -> bool:
 
 def is_of_sequences(name: str) -> bool:
     """Whether the attention ``name`` takes sequences. SOFT, of images alone, takes minutes for one of 4,096 tokens."""
-    return ATTENTIONS[name].supports != {"images"}
+    return "spatial_shape" not in ATTENTIONS[name].needs
 
 
 def _candidate(name: str, causal: bool, settings: Settings, size: int) -> Candidate:
