@@ -2,20 +2,21 @@
 
 from typing import Any
 
+import torch
 from timm.layers.typing import LayerType
 from timm.models import create_model as timms_create_model
 from timm.models.vision_transformer import ATTN_LAYERS
 from torch import nn
 
-from .layers.attention import SelfAttention
-from .layers.grid import check_given, tell_grid
+from .layers.attention import SelfAttention, attention_layer
+from .layers.grid import check_given, fixed_grid, host_of_tokens, tell_grid
 
 
 def create_model(model_name: str, *further: Any, attn_layer: LayerType, **arguments: Any) -> nn.Module:
     """``timm.create_model(model_name, attn_layer=attn_layer, ...)`` of a model that does use ``attn_layer``.
 
     Some of timm's models take any argument of that name and do nothing with it; timm says nothing then. Layers that
-    must know on which grid the tokens lie are told (``tell_grid``); timm does not do that either.
+    must know how many tokens there are, or on which grid they lie (``tell_grid``), are told; timm does not do that.
 
     Args:
         model_name: one of ``timm.list_models()``.
@@ -30,6 +31,8 @@ def create_model(model_name: str, *further: Any, attn_layer: LayerType, **argume
     if isinstance(attn_layer, str) and attn_layer not in ATTN_LAYERS:
         names = ", ".join(name for name in ATTN_LAYERS if name)
         raise ValueError(f"attn_layer is {attn_layer!r}; allowed: {names}, or a class such as attention_layer gives")
+    if asks_for_ours(attn_layer) and _layer_class(attn_layer).needs_tokens():
+        attn_layer = _with_tokens(_layer_class(attn_layer), model_name, arguments)
     try:
         model = timms_create_model(model_name, *further, attn_layer=attn_layer, **arguments)
     except (TypeError, AssertionError) as error:
@@ -44,6 +47,18 @@ def create_model(model_name: str, *further: Any, attn_layer: LayerType, **argume
         check_given(model, layer.max_tokens, layer.grid_size)
     tell_grid(model)
     return model
+
+
+def _with_tokens(layer: type[SelfAttention], model_name: str, arguments: dict[str, Any]) -> type[SelfAttention]:
+    """``layer`` for as many tokens as timm's model of that name has, which is built without memory to count them."""
+    weights = {"pretrained": False, "checkpoint_path": None}
+    with torch.device("meta"):
+        model = timms_create_model(model_name, **{**arguments, **weights})
+    grid = fixed_grid(model)
+    if grid is None:
+        raise ValueError(_refusal(model_name, layer.mechanism, "has no fixed number of tokens, which it must know"))
+    tokens = grid[0] * grid[1] + host_of_tokens(model).num_prefix_tokens
+    return attention_layer(layer.mechanism, max_tokens=tokens, grid_size=layer.grid_size, **layer.options.as_dict())
 
 
 def asks_for_ours(attn_layer: LayerType | None) -> bool:

@@ -38,9 +38,10 @@ def import_mechanisms(package: str, path: list[str]) -> None:
             import_module(f"{package}.{module.name}")
 
 
-def supporting(what: str) -> tuple[str, ...]:
-    """Names of the mechanisms of sequences, not of images alone, that support ``what``, a key of ``SUPPORTS``."""
-    return tuple(x for x, kind in ATTENTIONS.items() if what in kind.supports and "spatial_shape" not in kind.needs)
+def supporting(what: str, images: bool = False) -> tuple[str, ...]:
+    """Names of the mechanisms that support ``what``, a key of ``SUPPORTS``; ``images``: those of images alone too."""
+    names = (name for name, kind in ATTENTIONS.items() if what in kind.supports)
+    return tuple(name for name in names if images or "spatial_shape" not in ATTENTIONS[name].needs)
 
 
 @functools.cache

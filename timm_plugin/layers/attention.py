@@ -11,7 +11,7 @@ from timm.layers import register_notrace_function, register_notrace_module
 from timm.layers.typing import LayerType
 from torch import Tensor, nn
 
-from common.attention import ATTENTIONS, AttentionOptions, InnerAttention, build_attention
+from common.attention import ATTENTIONS, AttentionOptions, InnerAttention, build_attention, supporting
 from common.ops.shared.checks import check_choice
 
 # FX must not trace into the mechanisms: they check shapes.
@@ -107,6 +107,12 @@ class SelfAttention(nn.Module):
         self.attention = attention.to(self.proj.weight.device, self.proj.weight.dtype)
 
     def _build_mechanism(self) -> InnerAttention:
+        if self.needs_tokens():
+            raise ValueError(
+                f"attn_layer is {self.mechanism!r}, which must know the number of tokens, and timm does not tell it; "
+                f"allowed: timm_plugin.create_model(..., attn_layer={self.mechanism!r}), which finds it, "
+                f"timm_plugin.replace_attention, or attn_layer=attention_layer({self.mechanism!r}, max_tokens=...)"
+            )
         return build_attention(
             self.mechanism,
             num_heads=self.num_heads,
@@ -115,6 +121,11 @@ class SelfAttention(nn.Module):
             spatial_dims=2,
             **self.options.as_dict(),
         )
+
+    @classmethod
+    def needs_tokens(cls) -> bool:
+        """Whether the mechanism must know the number of tokens, and the class does not say it."""
+        return cls.max_tokens is None and "max_tokens" in ATTENTIONS[cls.mechanism].needs
 
     def __reduce__(self) -> tuple:
         """Classes that ``attention_layer`` makes have no name by which pickle could find them."""
@@ -218,16 +229,23 @@ def read_grid_size(grid_size: Any) -> tuple[int, int] | None:
 
 def usable_mechanisms() -> tuple[str, ...]:
     """Names of the mechanisms with which all tokens of an image see each other."""
-    return tuple(name for name, attention in ATTENTIONS.items() if "bidirectional" in attention.supports)
+    return supporting("bidirectional", images=True)
+
+
+def option_names(attn_layer: LayerType, also: str = "flow") -> set[str]:
+    """Names of the options of the mechanism ``attn_layer``, where it is the name of one, and of ``also``."""
+    names = [name for name in (attn_layer, also) if isinstance(name, str) and name in ATTENTIONS]
+    return {option for name in names for option in ATTENTIONS[name].Options.described()}
 
 
 def with_options(attn_layer: LayerType, **options: Any) -> LayerType:
-    """``attn_layer`` as a user gives it, with those ``options`` that are not None.
+    """``attn_layer`` as a user gives it, with those ``options`` of the mechanism that are not None.
 
     Raises:
-        ValueError: options for an attention that is not one of ours.
+        ValueError: options that the mechanism does not have or allow, or for an attention that is not one of ours.
     """
-    options = {name: value for name, value in options.items() if value is not None}
+    known = option_names(attn_layer)
+    options = {name: value for name, value in options.items() if value is not None or name not in known}
     if attn_layer in usable_mechanisms():
         return attention_layer(attn_layer, **options)
     if options:

@@ -8,13 +8,13 @@ from typing import Any
 from timm.models import build_model_with_cfg
 from torch import nn
 
+from ..layers.attention import option_names
+
 #: Without handlers of its own: warnings reach the console through Python's handler of last resort.
 logger = logging.getLogger("timm_plugin")
 
 #: Arguments that timm's factory takes beside those of its signature.
 _FACTORY_ARGUMENTS = ("features_only", "feature_cls", "out_indices", "pruned")
-#: Arguments that change what the weights of a model mean, but no tensor's shape.
-_MEANING = ("form", "clamp", "phi", "competition", "allocation", "attn_layer")
 
 _HOW_TO_ADAPT = (
     "Nothing is adapted here. Weights of another model, or of other sizes, are adapted by "
@@ -43,11 +43,13 @@ def build(
     know is left out with a warning; a changed option that gives the stored weights another meaning is a warning too.
     """
     stored = kwargs.get("pretrained_model_args") or {}
-    for name in [name for name in stored if name not in _arguments(model) and kwargs.get(name) == stored[name]]:
+    options = _options(model, stored) | _options(model, kwargs)
+    known = _arguments(model) | options
+    for name in [name for name in stored if name not in known and kwargs.get(name) == stored[name]]:
         logger.warning(f"{variant}: the stored argument {name}={stored[name]!r} is not known here and left out")
         del kwargs[name]
     if stored and pretrained:
-        for name in _MEANING:
+        for name in sorted(options):
             if kwargs.get(name) != stored.get(name):
                 logger.warning(
                     f"{variant}: {name} is {kwargs.get(name)!r}, but the stored weights belong to {stored.get(name)!r} "
@@ -62,6 +64,14 @@ def build(
         feature_cfg=feature_cfg,
         **kwargs,
     )
+
+
+def _options(model: type, arguments: dict[str, Any]) -> set[str]:
+    """Arguments that change what the weights of ``model`` mean, but no shape: its attention, and its options."""
+    attention = inspect.signature(model).parameters.get("attn_layer")
+    if attention is None:
+        return set()
+    return {"attn_layer"} | option_names(arguments.get("attn_layer", attention.default))
 
 
 def _arguments(model: type) -> set[str]:

@@ -6,20 +6,16 @@ from collections.abc import Callable
 from timm.models import is_model, model_entrypoint, register_model
 from timm.models.vision_transformer import ATTN_LAYERS
 
-from common.attention import ATTENTIONS
-
 from ..layers.attention import attention_layer, usable_mechanisms
 
 
 def register_attention_layers() -> None:
     """Put our mechanisms into timm's own table of names, so that stock vision transformers take ``attn_layer="flow"``.
 
-    These are the mechanisms that need to know no number of tokens. A name that is timm's or somebody else's is left
-    alone, with a warning.
+    A layer that must know what timm does not tell says which call does. A name that is timm's or somebody else's is
+    left alone, with a warning.
     """
     for name in usable_mechanisms():
-        if "max_tokens" in ATTENTIONS[name].needs:
-            continue
         layer = attention_layer(name)
         present = ATTN_LAYERS.setdefault(name, layer)
         if present.__module__ == layer.__module__:

@@ -86,8 +86,8 @@ class Flowformer(StrictLoading, nn.Module):
         init_values: start of timm's layer scale on both branches, None for none.
         mlp_init_values: start of a layer scale on the MLP branch alone.
         attn_layer: "flow", or another name or class that timm's vision transformers take.
-        form, clamp, phi, competition, allocation: options of the mechanism, None for its default; see
-            ``common.ops.flow_attention``. ``clamp`` "inf" is no clamp.
+        options: those of the mechanism by their names, such as ``form`` and ``clamp``, None for its default; see
+            ``common.attention.FlowAttention.Options``.
         dynamic_img_size: accept images of any size that is a multiple of ``patch_size``, resampling the position
             embedding to each.
         dynamic_img_pad: pad images to a multiple of ``patch_size`` with zeros. (Maps of odd size are always padded
@@ -118,11 +118,6 @@ class Flowformer(StrictLoading, nn.Module):
         init_values: float | None = None,
         mlp_init_values: float | None = None,
         attn_layer: LayerType = "flow",
-        form: str | None = None,
-        clamp: float | str | None = None,
-        phi: str | None = None,
-        competition: str | None = None,
-        allocation: str | None = None,
         dynamic_img_size: bool = False,
         dynamic_img_pad: bool = False,
         drop_rate: float = 0.0,
@@ -134,6 +129,7 @@ class Flowformer(StrictLoading, nn.Module):
         act_layer: LayerType = nn.GELU,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        **options: Any,
     ) -> None:
         super().__init__()
         dd = {"device": device, "dtype": dtype}
@@ -162,7 +158,6 @@ class Flowformer(StrictLoading, nn.Module):
         )
         grid_size = self.patch_embed.dynamic_feat_size(img_size)
         self.pos_embed = PositionEmbedding(grid_size, embed_dims[0], pos_drop_rate, dynamic_img_size, **dd)
-        options = dict(form=form, clamp=clamp, phi=phi, competition=competition, allocation=allocation)
         block = partial(
             MlpScaleBlock,
             attn_layer=with_options(attn_layer, **options),

@@ -9,7 +9,7 @@ from timm.layers.typing import LayerType
 from timm.models import generate_default_cfgs
 from timm.models.vision_transformer import VisionTransformer
 
-from ..layers.attention import with_options
+from ..layers.attention import option_names, with_options
 from ._build import StrictLoading, build
 from ._default_cfg import untrained_cfg
 from ._registry import register_once
@@ -23,8 +23,8 @@ class FlowVisionTransformer(StrictLoading, VisionTransformer):
 
     Args:
         attn_layer: name or class of the attention, as in timm.
-        form, clamp, phi, competition, allocation: options of the mechanism, None for its default; see
-            ``common.ops.flow_attention``. ``clamp`` "inf" is no clamp.
+        Options of the mechanism by their names, such as ``form`` and ``clamp``, None for its default; see
+            ``common.attention.FlowAttention.Options``.
 
     Raises:
         ValueError: an option the mechanism does not have, or a value it does not allow.
@@ -34,14 +34,9 @@ class FlowVisionTransformer(StrictLoading, VisionTransformer):
         self,
         *args: Any,
         attn_layer: LayerType = "flow",
-        form: str | None = None,
-        clamp: float | str | None = None,
-        phi: str | None = None,
-        competition: str | None = None,
-        allocation: str | None = None,
         **kwargs: Any,
     ) -> None:
-        options = dict(form=form, clamp=clamp, phi=phi, competition=competition, allocation=allocation)
+        options = {name: kwargs.pop(name) for name in option_names(attn_layer) if name in kwargs}
         super().__init__(*args, attn_layer=with_options(attn_layer, **options), **kwargs)
 
 
