@@ -23,12 +23,19 @@ from common.ops.shared.checks import check_positive_int
 
 from ..checkpoints import CheckedLoading
 from ..data.episodes import TOKENS
-from ..decision_hub_interface import DecisionHubInterface
 from ..modules.multihead_attention import IncrementalState
 from ..modules.positions import find_max_tokens
 from ._decoder import wrap_layer
 from ._hub_model import HubModel
-from ._options import errors_as_typed, flag_of, plain_options
+from ._options import (
+    checkpointing_field,
+    complete_checkpointing,
+    errors_as_typed,
+    flag_of,
+    offloading_field,
+    plain_options,
+)
+from .decision_hub_interface import DecisionHubInterface
 
 
 @dataclass
@@ -49,10 +56,8 @@ class DecisionConfig(FairseqDataclass):
     activation_dropout: float = field(
         default=0.0, metadata={"help": "dropout probability after the activation of a feed-forward block"}
     )
-    checkpoint_activations: bool = field(default=False, metadata={"help": "checkpoint activations at each layer"})
-    offload_activations: bool = field(
-        default=False, metadata={"help": "move checkpointed activations to CPU; sets --checkpoint-activations"}
-    )
+    checkpoint_activations: bool = checkpointing_field()
+    offload_activations: bool = offloading_field()
 
 
 class DecisionTransformer(CheckedLoading, HubModel, BaseFairseqModel):
@@ -99,7 +104,7 @@ class DecisionTransformer(CheckedLoading, HubModel, BaseFairseqModel):
         for name in ("decoder_layers", "decoder_embed_dim", "decoder_attention_heads"):
             check_positive_int(flag_of(name), getattr(args, name))
         args.decoder_ffn_embed_dim = args.decoder_ffn_embed_dim or 4 * args.decoder_embed_dim
-        args.checkpoint_activations = args.checkpoint_activations or args.offload_activations
+        complete_checkpointing(args)
         args.decoder_normalize_before = True
         args.max_episode_length = task.max_episode_length
         args.max_target_positions = TOKENS * min(task.context or task.max_episode_length, task.max_episode_length)

@@ -21,7 +21,7 @@ from ..modules.multihead_attention import LayerDesign
 from ..modules.transformer_layer import LinearTimeDecoderLayer
 from ..untrusted_configuration import check_evaluated
 from ._decoder import LinearTimeDecoder
-from ._options import errors_as_typed, flag_of
+from ._options import complete_checkpointing, errors_as_typed, flag_of
 
 
 @dataclass
@@ -136,8 +136,7 @@ def _complete_options(args) -> None:
     parameter per position refuse a longer input; sinusoids and rotations have no limit.
     """
     args.decoder_normalize_before = not safe_getattr(args, "lineartime_post_norm", False)
-    if args.offload_activations:  # as its help says, and as fairseq's named architectures do
-        args.checkpoint_activations = True
+    complete_checkpointing(args)
     if args.decoder_layers_to_keep:
         args.decoder_layers = len(args.decoder_layers_to_keep.split(","))
     if args.max_target_positions is None:

@@ -23,7 +23,13 @@ from torch import nn
 from ..checkpoints import CheckedLoading
 from ..untrusted_configuration import check_evaluated
 from ._encoder import LinearTimeRobertaEncoder
-from ._options import errors_as_typed, flag_of
+from ._options import (
+    checkpointing_field,
+    complete_checkpointing,
+    errors_as_typed,
+    flag_of,
+    offloading_field,
+)
 
 #: The default of ``--activation-fn``, which is that of RoBERTa's language-model head too.
 _HEAD_ACTIVATION = "gelu"
@@ -43,10 +49,8 @@ class MaskedOptions(FairseqDataclass):
     encoder_learned_pos: bool = field(
         default=False, metadata={"help": "use learned positional embeddings in the encoder"}
     )
-    checkpoint_activations: bool = field(default=False, metadata={"help": "checkpoint activations at each layer"})
-    offload_activations: bool = field(
-        default=False, metadata={"help": "move checkpointed activations to CPU; sets --checkpoint-activations"}
-    )
+    checkpoint_activations: bool = checkpointing_field()
+    offload_activations: bool = offloading_field()
 
 
 class LinearTimeMaskedModel(CheckedLoading, RobertaModel):
@@ -114,8 +118,7 @@ class LinearTimeMaskedModel(CheckedLoading, RobertaModel):
             cls.complete_options(args)
             if safe_getattr(args, "max_positions") is None:
                 args.max_positions = safe_getattr(args, "tokens_per_sample") or task.max_positions()
-            if safe_getattr(args, "offload_activations", False):
-                args.checkpoint_activations = True
+            complete_checkpointing(args)
             layers = {"build_layer": partial(cls.build_layer, args), **cls.encoder_options(args)}
             with errors_as_typed(cls, cls.option_prefix, "encoder"):
                 encoder = cls.encoder_class(args, task.source_dictionary, **layers)

@@ -32,6 +32,24 @@ def option(args, config: type, name: str) -> Any:
     return value
 
 
+def checkpointing_field() -> Any:
+    """The field of ``--checkpoint-activations`` where fairseq's own configuration has none."""
+    return field(default=False, metadata={"help": "checkpoint activations at each layer"})
+
+
+def offloading_field() -> Any:
+    """The field of ``--offload-activations``."""
+    return field(
+        default=False, metadata={"help": "move checkpointed activations to CPU; sets --checkpoint-activations"}
+    )
+
+
+def complete_checkpointing(args) -> None:
+    """Set what ``--offload-activations`` says that it sets, as fairseq's named architectures do."""
+    if safe_getattr(args, "offload_activations", False):
+        args.checkpoint_activations = True
+
+
 def plain_options(args) -> Namespace:
     """Options as plain values, without the enumerations of fairseq's options, which cannot be pickled."""
     if OmegaConf.is_config(args):

@@ -1,24 +1,52 @@
-"""The registration of one model for each mechanism, whose class and options follow from the mechanism's declaration."""
+"""What is derived from the declaration of a mechanism: which models there are, and their classes."""
 
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from fairseq.models import register_model
 
+from common.attention import supporting
+
 from ._options import camel_case
+
+#: Further names of mechanisms in names of models.
+FURTHER_NAMES = {"flow": ("flowformer",)}
+
+
+def derived(what: str) -> Iterator[tuple[str, str]]:
+    """How names of models begin, and the mechanism, for all that support ``what`` ("causal", "bidirectional")."""
+    for attention in supporting(what):
+        for prefix in (attention, *FURTHER_NAMES.get(attention, ())):
+            yield prefix, attention
+
+
+def make_class(module: str, name: str, *bases: type, **attributes: Any) -> type:
+    """A subclass of ``bases`` that ``module`` holds under its name, so that pickle finds it."""
+    made = type(name, bases, {"__module__": module, "__doc__": bases[0].__doc__, **attributes})
+    setattr(sys.modules[module], name, made)
+    return made
+
+
+def make_config(module: str, name: str, options: type, further: type) -> type:
+    """A dataclass of the fields of ``options``, the mechanism's, and of ``further``."""
+    return dataclass(make_class(module, name, options, further))
+
+
+def make_model(module: str, name: str, base: type, attention: str, options: type, **attributes: Any) -> type:
+    """A subclass of ``base`` over the mechanism ``attention``, whose options are fields of ``options``."""
+    declared = {"attention_name": attention, "option_prefix": attention, "options_class": options}
+    return make_class(module, name, base, **declared, **attributes)
 
 
 def register_variant(prefix: str, kind: str, attention: str, base: type, options: type, further: type) -> None:
-    """Register ``prefix``_``kind``, a subclass of ``base`` over the mechanism called ``attention``.
+    """Register ``prefix``_``kind``, a subclass of ``base`` over ``attention`` with both kinds of options.
 
-    Its options are the fields of ``options``, the mechanism's, and of ``further``. The file of ``base`` holds both
-    classes under their names, so that pickle finds them: the last word of the class is that of ``base``.
+    The last word of the class is that of ``base``.
     """
-    name, held = f"{camel_case(prefix)}{camel_case(kind)}", {"__module__": base.__module__}
-    config = dataclass(type(f"{name}Config", (options, further), held))
-    attributes = {"attention_name": attention, "option_prefix": attention, "options_class": config}
+    name = f"{camel_case(prefix)}{camel_case(kind)}"
+    config = make_config(base.__module__, f"{name}Config", options, further)
     last_word = base.__name__.rpartition(camel_case(kind))[2]
-    model = type(f"{name}{last_word}", (base,), {**held, "__doc__": base.__doc__, **attributes})
-    for made in (config, model):
-        setattr(sys.modules[base.__module__], made.__name__, made)
+    model = make_model(base.__module__, f"{name}{last_word}", base, attention, config)
     register_model(f"{prefix}_{kind}", dataclass=config)(model)

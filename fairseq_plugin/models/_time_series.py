@@ -24,10 +24,18 @@ from common.ops.shared.checks import check_positive_int
 from common.ops.shared.padding import real_positions
 
 from ..checkpoints import CheckedLoading
-from ..time_series_hub_interface import TimeSeriesHubInterface
 from ._encoder import BuildLayer, LinearTimeEncoder
 from ._hub_model import HubModel
-from ._options import errors_as_typed, flag_of, option, plain_options
+from ._options import (
+    checkpointing_field,
+    complete_checkpointing,
+    errors_as_typed,
+    flag_of,
+    offloading_field,
+    option,
+    plain_options,
+)
+from .time_series_hub_interface import TimeSeriesHubInterface
 
 POOLINGS = ("flat", "mean")
 #: Tokens that stand for steps where fairseq's encoder reads tokens; padding is 0, as ``SeriesEmbedding`` says.
@@ -51,10 +59,8 @@ class TimeSeriesConfig(FairseqDataclass):
         default="flat",
         metadata={"help": "what is classified: flat, the features of all steps side by side; mean, their mean"},
     )
-    checkpoint_activations: bool = field(default=False, metadata={"help": "checkpoint activations at each layer"})
-    offload_activations: bool = field(
-        default=False, metadata={"help": "move checkpointed activations to CPU; sets --checkpoint-activations"}
-    )
+    checkpoint_activations: bool = checkpointing_field()
+    offload_activations: bool = offloading_field()
 
 
 @dataclass
@@ -179,7 +185,7 @@ class TimeSeriesClassifier(CheckedLoading, HubModel, FairseqEncoderModel):
         args = plain_options(args)
         for name in ("encoder_layers", "encoder_embed_dim", "encoder_attention_heads"):
             check_positive_int(flag_of(name), getattr(args, name))
-        args.checkpoint_activations = args.checkpoint_activations or args.offload_activations
+        complete_checkpointing(args)
         args.max_source_positions, args.encoder_learned_pos = task.max_length, True
         cls.complete_options(args)
         with errors_as_typed(cls, cls.option_prefix, "encoder"):

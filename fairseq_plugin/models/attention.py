@@ -6,7 +6,6 @@ folder defines under the same name stays as that file has it.
 """
 
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, Optional
 
 from fairseq.dataclass import FairseqDataclass
@@ -14,7 +13,6 @@ from fairseq.models import MODEL_REGISTRY, register_model, register_model_archit
 from fairseq.models.transformer import TransformerConfig
 from torch import nn
 
-from common.attention import ATTENTIONS, supporting
 from common.ops.shared.checks import check_positive_int
 
 from ..modules.multihead_attention import LayerDesign
@@ -24,9 +22,7 @@ from ._classifier import LinearTimeClassifier
 from ._language_model import LinearTimeLanguageModel, LinearTimeLanguageModelConfig, register_language_model
 from ._masked_model import LinearTimeMaskedModel
 from ._options import attention_config, attention_options, camel_case, option
-
-#: Further names of mechanisms in names of models.
-FURTHER_NAMES = {"flow": ("flowformer",)}
+from ._registration import derived, make_config, make_model
 
 
 class AttentionLanguageModel(LinearTimeLanguageModel):
@@ -91,39 +87,24 @@ def build_design(args, attention: str, config: type, max_tokens: int) -> LayerDe
     return LayerDesign(attention, options, rotary=rotary, max_tokens=max_tokens)
 
 
-def _subclass(bases: tuple[type, ...], prefix: str, suffix: str, **attributes: Any) -> type:
-    """A subclass of ``bases`` that this file holds under its name, so that pickle finds it."""
-    name = camel_case(prefix) + suffix
-    globals()[name] = type(name, bases, {"__module__": __name__, "__doc__": bases[0].__doc__, **attributes})
-    return globals()[name]
-
-
-def _register_language_model(prefix: str, attention: str, options: type) -> None:
-    config = dataclass(_subclass((options, LinearTimeLanguageModelConfig), prefix, "LanguageModelConfig"))
-    attributes = {"attention_name": attention, "option_prefix": attention, "options_class": config}
-    model = _subclass((AttentionLanguageModel,), prefix, "LanguageModel", **attributes)
+def _register_language_model(prefix: str, attention: str) -> None:
+    name, options = f"{camel_case(prefix)}LanguageModel", attention_config(attention, causal=True)
+    config = make_config(__name__, f"{name}Config", options, LinearTimeLanguageModelConfig)
+    model = make_model(__name__, name, AttentionLanguageModel, attention, config)
     register_language_model(f"{prefix}_lm", dataclass=config)(model)
 
 
-def _register_encoder(base: type, prefix: str, attention: str, options: type, kind: str, suffix: str) -> None:
-    attributes = {"attention_name": attention, "option_prefix": attention}
-    attributes |= {"options_class": options, "option_classes": (options, *base.option_classes)}
-    model = register_model(f"{prefix}_{kind}")(_subclass((base,), prefix, suffix, **attributes))
-    register_model_architecture(f"{prefix}_{kind}", f"{prefix}_{kind}")(model.complete_options)
+def _register_encoder(base: type, prefix: str, attention: str, kind: str, last_words: str) -> None:
+    options, name = attention_config(attention), f"{prefix}_{kind}"
+    classes = {"option_classes": (options, *base.option_classes)}
+    model = make_model(__name__, camel_case(prefix) + last_words, base, attention, options, **classes)
+    register_model_architecture(name, name)(register_model(name)(model).complete_options)
 
 
-def _register(prefix: str, attention: str) -> None:
-    supports = ATTENTIONS[attention].supports
-    if "causal" in supports and f"{prefix}_lm" not in MODEL_REGISTRY:
-        _register_language_model(prefix, attention, attention_config(attention, causal=True))
-    if attention in supporting("bidirectional"):
-        options = attention_config(attention)
-        register = partial(_register_encoder, prefix=prefix, attention=attention, options=options)
-        if f"{prefix}_mlm" not in MODEL_REGISTRY:
-            register(AttentionMaskedModel, kind="mlm", suffix="MaskedModel")
-        register(AttentionClassifier, kind="classifier", suffix="Classifier")
-
-
-for _attention in ATTENTIONS:
-    for _prefix in (_attention, *FURTHER_NAMES.get(_attention, ())):
-        _register(_prefix, _attention)
+for _prefix, _attention in derived("causal"):
+    if f"{_prefix}_lm" not in MODEL_REGISTRY:
+        _register_language_model(_prefix, _attention)
+for _prefix, _attention in derived("bidirectional"):
+    if f"{_prefix}_mlm" not in MODEL_REGISTRY:
+        _register_encoder(AttentionMaskedModel, _prefix, _attention, "mlm", "MaskedModel")
+    _register_encoder(AttentionClassifier, _prefix, _attention, "classifier", "Classifier")

@@ -8,13 +8,11 @@ from argparse import Namespace
 from fairseq.models.transformer import TransformerConfig
 from torch import nn
 
-from common.attention import ATTENTIONS
-
 from ..modules.transformer_layer import LinearTimeDecoderLayer
 from ._decision import DecisionConfig, DecisionTransformer
 from ._options import attention_config
-from ._registration import register_variant
-from .attention import FURTHER_NAMES, build_design
+from ._registration import derived, register_variant
+from .attention import build_design
 
 #: Defaults of a mechanism's options that are the authors' for decisions.
 _DEFAULTS = {"flow": {"clamp": 10.0}}
@@ -32,8 +30,6 @@ class AttentionDecisionTransformer(DecisionTransformer):
         return LinearTimeDecoderLayer(cfg, True, design=design)
 
 
-for _attention in ATTENTIONS:
-    if "causal" in ATTENTIONS[_attention].supports:
-        _options = attention_config(_attention, causal=True, **_DEFAULTS.get(_attention, {}))
-        for _prefix in (_attention, *FURTHER_NAMES.get(_attention, ())):
-            register_variant(_prefix, "decision", _attention, AttentionDecisionTransformer, _options, DecisionConfig)
+for _prefix, _attention in derived("causal"):
+    _options = attention_config(_attention, causal=True, **_DEFAULTS.get(_attention, {}))
+    register_variant(_prefix, "decision", _attention, AttentionDecisionTransformer, _options, DecisionConfig)

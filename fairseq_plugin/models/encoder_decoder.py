@@ -13,11 +13,11 @@ from fairseq.models.transformer import (
     transformer_wmt_en_de_big,
 )
 
-from common.attention import ATTENTIONS, build_attention, supporting
+from common.attention import ATTENTIONS, build_attention
 
 from ._encoder_decoder import LinearTimeTransformer
 from ._options import attention_config, camel_case
-from .attention import FURTHER_NAMES
+from ._registration import derived, make_model
 
 #: The sizes of fairseq's ``transformer``, by what their names add to it.
 SIZES = {
@@ -37,22 +37,13 @@ def _has_stock_weights(attention: str) -> bool:
 
 
 def _register(prefix: str, attention: str) -> None:
+    options = attention_config(attention, causal="causal" in ATTENTIONS[attention].supports)
+    other = {} if _has_stock_weights(attention) else {"stock_model": None}
     name = f"{camel_case(prefix)}Transformer"
-    attributes = {
-        "attention_name": attention,
-        "option_prefix": attention,
-        "options_class": attention_config(attention, causal="causal" in ATTENTIONS[attention].supports),
-    }
-    if not _has_stock_weights(attention):
-        attributes["stock_model"] = None
-    held = {"__module__": __name__, "__doc__": LinearTimeTransformer.__doc__}
-    model = type(name, (LinearTimeTransformer,), {**held, **attributes})
-    globals()[name] = register_model(prefix)(model)  # under its name, so that pickle finds it
+    register_model(prefix)(make_model(__name__, name, LinearTimeTransformer, attention, options, **other))
     for size, architecture in SIZES.items():
         register_model_architecture(prefix, prefix + size)(architecture)
 
 
-for _attention in ATTENTIONS:
-    if _attention in supporting("bidirectional"):
-        for _prefix in (_attention, *FURTHER_NAMES.get(_attention, ())):
-            _register(_prefix, _attention)
+for _prefix, _attention in derived("bidirectional"):
+    _register(_prefix, _attention)

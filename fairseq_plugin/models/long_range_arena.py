@@ -11,10 +11,10 @@ from typing import Any
 from fairseq.models import MODEL_REGISTRY, register_model, register_model_architecture
 from fairseq.utils import safe_getattr
 
-from common.attention import ATTENTIONS, supporting
+from common.attention import ATTENTIONS
 
 from ._classifier import LinearTimeClassifier
-from .attention import FURTHER_NAMES
+from ._registration import derived
 from .flash_masked import FlashMaskedModel
 
 
@@ -98,10 +98,8 @@ def _register(prefix: str, attention: str | None = None) -> None:
         register_model_architecture(name, f"{prefix}_lra_{task}")(fill)
 
 
-for _attention in ATTENTIONS:
-    if _attention in supporting("bidirectional"):
-        for _prefix in (_attention, *FURTHER_NAMES.get(_attention, ())):
-            _register(_prefix, _attention)
+for _prefix, _attention in derived("bidirectional"):
+    _register(_prefix, _attention)
 _register("flash")
 for _task, _released in RELEASED.items():
     _fill = partial(complete, model=MODEL_REGISTRY["flowformer_classifier"], size=_released, attention=_RELEASED_FLOW)

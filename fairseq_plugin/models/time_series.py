@@ -13,15 +13,13 @@ from fairseq.models import register_model
 from fairseq.models.transformer import TransformerConfig
 from torch import nn
 
-from common.attention import ATTENTIONS, supporting
-
 from ..modules.transformer_layer import LinearTimeEncoderLayer
 from . import _flash_options as flash_options
 from ._flash_variants import FLASH
 from ._options import attention_config
-from ._registration import register_variant
+from ._registration import derived, register_variant
 from ._time_series import TimeSeriesClassifier, TimeSeriesConfig, TransformerTimeSeriesConfig
-from .attention import FURTHER_NAMES, build_design
+from .attention import build_design
 
 #: Defaults of a mechanism's options that are the authors' for time series.
 _DEFAULTS = {"flow": {"clamp": None}}
@@ -74,10 +72,7 @@ class FlashTimeSeriesClassifier(TimeSeriesClassifier):
         return FLASH.build_layer(args, cfg, args.max_source_positions, False)
 
 
-for _attention in ATTENTIONS:
-    if _attention in supporting("bidirectional"):
-        _options = attention_config(_attention, **_DEFAULTS.get(_attention, {}))
-        for _prefix in (_attention, *FURTHER_NAMES.get(_attention, ())):
-            register_variant(
-                _prefix, "time_series", _attention, AttentionTimeSeriesClassifier, _options, TransformerTimeSeriesConfig
-            )
+for _prefix, _attention in derived("bidirectional"):
+    _options = attention_config(_attention, **_DEFAULTS.get(_attention, {}))
+    _classes = AttentionTimeSeriesClassifier, _options, TransformerTimeSeriesConfig
+    register_variant(_prefix, "time_series", _attention, *_classes)

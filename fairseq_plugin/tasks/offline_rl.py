@@ -22,8 +22,8 @@ from ..criterions.action_mse import ActionMSECriterion
 from ..data.episode_folder import EpisodeDescription, read_description, read_split
 from ..data.episodes import EpisodeDataset
 from ..data.stored_arrays import described_by
-from ..decision_hub_interface import FULL
 from ..models._decision import DecisionTransformer
+from ..models.decision_hub_interface import FULL
 
 logger = logging.getLogger(__name__)
 

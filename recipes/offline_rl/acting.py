@@ -9,7 +9,7 @@ import numpy as np
 from tqdm import tqdm
 
 from fairseq_plugin import DecisionTransformer
-from fairseq_plugin.decision_hub_interface import DecisionHubInterface
+from fairseq_plugin.models.decision_hub_interface import DecisionHubInterface
 
 from .environments import make_for
 

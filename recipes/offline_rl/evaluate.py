@@ -13,7 +13,7 @@ from pathlib import Path
 
 from common.output_files import check_new
 from fairseq_plugin.data.episode_folder import EpisodeDescription
-from fairseq_plugin.decision_hub_interface import FULL
+from fairseq_plugin.models.decision_hub_interface import FULL
 from fairseq_plugin.tasks.offline_rl import read_context
 
 from ..shared.scripts import command_line, positive_int, script

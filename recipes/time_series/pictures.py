@@ -18,7 +18,7 @@ from common.attention import record_attention
 from common.output_files import check_new
 from fairseq_plugin import TimeSeriesClassifier
 from fairseq_plugin.data.series_folder import Label, read_split
-from fairseq_plugin.time_series_hub_interface import TimeSeriesHubInterface
+from fairseq_plugin.models.time_series_hub_interface import TimeSeriesHubInterface
 
 from ..shared.commands import shown_path
 from ..shared.plots import STYLE, save

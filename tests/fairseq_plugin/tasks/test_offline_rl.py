@@ -10,7 +10,7 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
 from fairseq_plugin import DecisionTransformer
 from fairseq_plugin.data.episode_folder import write_folder
-from fairseq_plugin.decision_hub_interface import DecisionHubInterface
+from fairseq_plugin.models.decision_hub_interface import DecisionHubInterface
 from tests.fairseq_plugin.helpers.commands import run_in_turn
 from tests.fairseq_plugin.helpers.episodes import ACTION, STATE, TASK, episodes, training_command, write_episodes
 from tests.fairseq_plugin.helpers.logs import entries, losses

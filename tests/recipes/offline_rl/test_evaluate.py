@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fairseq_plugin.decision_hub_interface import DecisionHubInterface
+from fairseq_plugin.models.decision_hub_interface import DecisionHubInterface
 from recipes.offline_rl import cost, evaluate
 from recipes.offline_rl.acting import evaluate as played
 from recipes.offline_rl.acting import load

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from common.ops.shared.checks import check_positive_int
 
-from .data.series_folder import check_series
-from .data.stored_arrays import checked_cast
-from .data.time_series import collate
+from ..data.series_folder import check_series
+from ..data.stored_arrays import checked_cast
+from ..data.time_series import collate
 
 
 class TimeSeriesHubInterface(nn.Module):

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from common.ops.shared.checks import check_positive_int
 
-from .data.episodes import TOKENS
-from .data.stored_arrays import as_float32, checked_cast
+from ..data.episodes import TOKENS
+from ..data.stored_arrays import as_float32, checked_cast
 
 FULL = "full"
 
