@@ -17,7 +17,7 @@ from common.ops import flow_attention, flow_attention_weights
 from tests.compare import assert_close
 from tests.timm_plugin.helpers.models import build, images
 from timm_plugin import attention_layer, create_model
-from timm_plugin.layers.attention import with_options
+from timm_plugin.layers.attention import usable_mechanisms, with_options
 from timm_plugin.models._registry import register_attention_layers
 
 B, C, H = 2, 24, 3
@@ -29,8 +29,8 @@ ON_GRID = ("daft_conv", "soft")
 #: Every mechanism that a stock vision transformer takes by its name, for tokens on GRID.
 LAYERS = {
     name: attention_layer(name, grid_size=GRID if name in ON_GRID else None)
-    for name, attention in ATTENTIONS.items()
-    if attention.supports & {"bidirectional", "images"} and "max_tokens" not in attention.needs
+    for name in usable_mechanisms()
+    if "max_tokens" not in ATTENTIONS[name].needs
 }
 FlowSelfAttention, SoftmaxSelfAttention = LAYERS["flow"], LAYERS["softmax"]
 
@@ -41,12 +41,20 @@ def tokens():
 
 
 def test_every_mechanism_for_images_is_in_timms_table():
-    """DAFT-full must be told the number of tokens: it has a model of its own, and ``attention_layer``."""
     assert {"flow", "linear", "softmax", "quadratic", "mixed_chunk", "combiner", *ON_GRID} <= set(LAYERS)
-    assert "daft_full" not in ATTN_LAYERS
-    for name in LAYERS:
+    for name in usable_mechanisms():
         assert ATTN_LAYERS[name] is attention_layer(name)
         assert ATTN_LAYERS[name].mechanism == name
+
+
+@pytest.mark.parametrize("name", [name for name in usable_mechanisms() if name not in LAYERS])
+def test_a_mechanism_that_must_know_the_number_of_tokens_says_who_finds_it(name):
+    made = dict(img_size=32, patch_size=8, embed_dim=32, depth=1, num_heads=2, num_classes=5)
+    with pytest.raises(ValueError, match=f"(?s)attn_layer is '{name}'.*allowed: timm_plugin.create_model"):
+        timm.create_model("vit_tiny_patch16_224", attn_layer=name, **made)
+    model = create_model("vit_tiny_patch16_224", attn_layer=name, **made)
+    assert model.blocks[0].attn.attention.shape.max_tokens == 17
+    assert torch.isfinite(model(torch.randn(2, 3, 32, 32))).all()
 
 
 def test_names_of_others_are_left_alone(monkeypatch):
