@@ -213,7 +213,7 @@ def test_it_is_copied_pickled_and_loaded(case):
 
 
 @cases(DEFAULTS)
-def test_dropout_drops_where_a_rate_is_given(case):
+def test_dropout_drops_whole_sources_where_a_rate_is_given(case):
     """In either mode of the module: hosts decide that themselves. With a rate of 0 nothing is drawn."""
     module = case.build()
     inputs = tensors(module, 12, batch=1, grad=False)
@@ -221,3 +221,7 @@ def test_dropout_drops_where_a_rate_is_given(case):
     assert torch.equal(module(**inputs, dropout_p=0.0), whole) and torch.equal(torch.get_rng_state(), random)
     dropped = module(**inputs, dropout_p=0.4)
     assert not torch.allclose(dropped, whole) and torch.isfinite(dropped).all()
+    if "dropout_of_sources" not in without(case.name) and case.short_conv is None:
+        torch.set_rng_state(random)
+        kept = torch.nn.functional.dropout(torch.ones_like(inputs["v"][..., :1]), 0.4)
+        assert torch.equal(module(**{**inputs, "v": inputs["v"] * kept}), dropped)
