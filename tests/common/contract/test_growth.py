@@ -10,7 +10,7 @@ from tests.common.contract.mechanisms import DEFAULTS, at, both, cases, is_linea
 from tests.common.properties import Elements, largest_tensor
 from tests.compare import gradients
 
-linear = [case for case in DEFAULTS if is_linear(case.build())]
+linear = [case for case in DEFAULTS if is_linear(case.kind)]
 masked = pytest.mark.parametrize("masked", [False, True], ids=["whole", "masked"])
 
 
