@@ -5,11 +5,10 @@ import torch
 from torch.nn import functional as F
 
 from common.attention import build_attention
-from common.attention._base import drop_sources
 from common.modules.rotary import rotate
 from common.ops import combiner_attention, row_attention
 from tests.common.attention.build import build
-from tests.common.inputs import padding, qkv
+from tests.common.inputs import qkv
 from tests.common.refusals import refused
 from tests.compare import assert_close, gradients
 
@@ -46,40 +45,6 @@ def test_it_has_two_matrices_of_the_width_more_than_a_transformer():
     module = build_attention("combiner", num_heads=12, head_dim=64)
     assert sum(x.numel() for x in module.parameters()) == 2 * (768 * 768 + 768) + 2 * 768
     assert module.options.row_length == 128 and module.options.rotary
-
-
-@pytest.mark.parametrize("side", ["none", "left"])
-def test_the_future_does_not_touch_the_past(side):
-    """A summary looks ahead in its row, and so must be seen from later rows alone."""
-    inputs, mask = inputs_of(17), padding(side, 2, 17)
-    module = build("combiner", causal=True)
-    out = module(*inputs[:3], mask, mask, x=inputs[3])
-    for t in (1, 3, 4, 5, 9, 16):
-        q, k, v, x = (torch.cat([y[..., :t, :], 9 * torch.randn_like(y[..., t:, :])], dim=-2) for y in inputs)
-        assert_close(f"the first {t}", module(q, k, v, mask, mask, x=x)[:, :, :t], out[:, :, :t], 1e-12)
-
-
-@causality
-@pytest.mark.parametrize("side", ["left", "right", "holes"])
-def test_padding_a_row_does_not_change_it(side, causal):
-    (q, k, v, x), mask = inputs_of(21, batch=3), padding(side, 3, 21)
-    module = build("combiner", causal)
-    out = module(q, k, v, mask, mask, x=x)
-    for b in range(3):
-        row = slice(b, b + 1)
-        alone = module(*(y[row, :, ~mask[b]] for y in (q, k, v)), x=x[row, ~mask[b]])
-        assert_close(f"row {b}", out[row, :, ~mask[b]], alone)
-
-
-@causality
-def test_dropout_drops_whole_sources(causal):
-    q, k, v, x = inputs_of(9)
-    module = build("combiner", causal)
-    torch.manual_seed(5)
-    out = module(q, k, v, dropout_p=0.4, x=x)
-    torch.manual_seed(5)
-    assert torch.equal(out, module(q, k, drop_sources(v, 0.4), x=x))
-    assert not torch.equal(out, module(q, k, v, x=x))
 
 
 def test_the_state_holds_every_token():

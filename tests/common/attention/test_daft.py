@@ -2,7 +2,6 @@
 
 import copy
 import math
-import pickle
 
 import pytest
 import scipy.stats
@@ -11,11 +10,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from common.attention import DaftConvAttention, DaftFullAttention, LinearAttention, build_attention, position_entropy
-from common.attention._base import drop_sources
-from common.ops import daft_conv, daft_full
+from common.ops import daft_conv
 from common.ops.daft.conv_reference import daft_conv_reference
-from common.ops.daft.full_reference import daft_full_reference
-from tests.common.attention.build import attend, build, extend, narrow
+from tests.common.attention.build import build, narrow
 from tests.common.inputs import SIDES, padding, qkv
 from tests.common.refusals import refused
 from tests.compare import assert_close, gradients, weights
@@ -69,20 +66,6 @@ def literal_filters(module):
 
 
 @causality
-@gating
-@pytest.mark.parametrize("bias_dim", [3, None], ids=["factors", "free"])
-@pytest.mark.parametrize("side", SIDES[:-1])
-def test_daft_full_is_equation_5_with_the_modules_bias(side, bias_dim, query, causal):
-    q, k, v = qkv(13, d=3)
-    q, mask = q if query else None, padding(side, 2, 13)
-    module = build("daft_full", causal, bias_dim=bias_dim, query=query, max_tokens=16)
-    w = module.w if bias_dim is None else torch.einsum("tn,sn->ts", module.pe0, module.pe1)
-    assert_close("w", module.position_bias(), w)
-    expected = heads_of(daft_full_reference(*joined(q, k, v), w, causal=causal, key_padding_mask=mask), 2)
-    compare(module(q, k, v, mask, mask), expected, (q, k, v), module)
-
-
-@causality
 def test_the_bias_goes_from_keys_to_queries(causal):
     """One large entry of row t, column t' sends token t to t', and not the other way."""
     module = build("daft_full", causal, bias_dim=None, max_tokens=6)
@@ -120,18 +103,6 @@ def test_the_parameters_of_daft_full():
         assert all(not torch.equal(x, before[name]) for name, x in each.named_parameters())
 
 
-@causality
-def test_more_tokens_than_positions_are_refused_by_both_numbers(causal):
-    module = build("daft_full", causal, max_tokens=6)
-    inputs = qkv(7, d=4, e=4)
-    with pytest.raises(ValueError, match="7 tokens.*max_tokens=6"):
-        module(*inputs)
-    if causal:
-        _, state = module.extend(*(x[:, :, :6] for x in inputs))
-        with pytest.raises(ValueError, match="7 tokens.*max_tokens=6"):
-            module.extend(*(x[:, :, 6:] for x in inputs), state=state)
-
-
 # DAFT-conv
 
 
@@ -145,22 +116,6 @@ def test_filters_are_standardised_and_scaled_per_head(window):
     assert_close("deviation", flat.std(1, correction=0), module.gamma.flatten().abs(), 1e-5)
     plain = build("daft_conv", num_heads=3, window=window, reparameterize=False)
     assert torch.equal(plain.position_bias(), plain.r)
-
-
-@causality
-@gating
-@pytest.mark.parametrize(
-    "options", [{}, {"reparameterize": False}, {"local_only": True}], ids=["global", "plain", "local"]
-)
-@pytest.mark.parametrize("side", SIDES[:-1])
-def test_daft_conv_is_equation_7_with_the_modules_filters(side, options, query, causal):
-    inputs, mask = conv_inputs(13, query=query), padding(side, 2, 13)
-    module = build("daft_conv", causal, query=query, **options)
-    r = literal_filters(module) if module.options.reparameterize else module.r
-    local_only = options.get("local_only", False)
-    arguments = {"causal": causal, "key_padding_mask": mask, "local_only": local_only}
-    expected = heads_of(daft_conv_reference(*joined(*inputs), r, **arguments), 2)
-    compare(module(*inputs, mask, mask), expected, inputs, module)
 
 
 @gating
@@ -325,15 +280,6 @@ def test_evaluation_indexes_the_largest_entry(query, side, kind, monkeypatch):
         module.train()(*inputs, mask, mask, **more)
 
 
-def test_steps_of_a_selection_equal_the_whole():
-    module, inputs = build("daft_conv", True, gumbel_temperature=0.5).eval(), conv_inputs(12)
-    outputs, state = [], None
-    for part in torch.arange(12).split([3, 1, 1, 5, 1, 1]):
-        out, state = module.extend(*(x[:, :, part] for x in inputs), state=state)
-        outputs.append(out)
-    compare(torch.cat(outputs, dim=2), module(*inputs), inputs, module)
-
-
 # Entropy
 
 
@@ -388,57 +334,6 @@ def test_a_mask_of_queries_hides_outputs_without_queries_too(causal, name):
     assert torch.equal(module(None, narrow(module, k), v, query_padding_mask=mask), expected)
 
 
-@pytest.mark.parametrize("name", ["daft_conv", "daft_full"])
-@causality
-def test_padded_queries_beside_keys_without_a_mask_leave_no_trace(causal, name):
-    q, k, v = qkv(9, d=4, e=4)
-    mask, module = padding("right", 2, 9), build(name, causal)
-    poisoned = q.detach().masked_fill(mask[:, None, :, None], math.nan).requires_grad_()
-    out, expected = (attend(module, x, k, v, query_padding_mask=mask) for x in (poisoned, q))
-    assert torch.equal(out, expected)
-    leaves = [k, v, *module.parameters()]
-    for actual, wanted in zip(gradients(out, [poisoned, *leaves]), gradients(expected, [q, *leaves])):
-        assert torch.equal(actual, wanted)
-
-
-@pytest.mark.parametrize("name", ["daft_conv", "daft_full"])
-@pytest.mark.parametrize("side", SIDES)
-def test_steps_equal_the_whole_with_padding_and_without_queries(side, name):
-    q, k, v = qkv(12, d=4, e=4)
-    mask = padding(side, 2, 12)
-    for query in (True, False):
-        module, more = build(name, True, query=query), {}
-        inputs = (q if query else None, narrow(module, k), v)
-        whole, outputs, state = module(*inputs, mask, mask), [], None
-        for part in torch.arange(12).split([3, 1, 1, 5, 1, 1]):
-            piece = [None if x is None else x[:, :, part] for x in inputs]
-            more = {} if mask is None else {"padding_mask": mask[:, part]}
-            out, state = module.extend(*piece, state=state, **more)
-            outputs.append(out)
-        assert_close("out", torch.cat(outputs, dim=2), whole)
-
-
-def test_steps_that_see_their_window_alone():
-    module, inputs = build("daft_conv", True, window=4, local_only=True), conv_inputs(12)
-    outputs, state = [], None
-    for t in range(12):
-        out, state = module.extend(*(x[:, :, t : t + 1] for x in inputs), state=state)
-        outputs.append(out)
-    compare(torch.cat(outputs, dim=2), module(*inputs), inputs, module)
-
-
-@pytest.mark.parametrize("name", ["daft_conv", "daft_full"])
-@causality
-def test_dropout_drops_whole_sources(causal, name):
-    q, k, v = qkv(9, d=4, e=4)
-    module = build(name, causal)
-    torch.manual_seed(5)
-    out = attend(module, q, k, v, dropout_p=0.4)
-    torch.manual_seed(5)
-    assert torch.equal(out, attend(module, q, k, drop_sources(v, 0.4)))
-    assert not torch.equal(out, attend(module, q, k, v))
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("options", [{}, {"gumbel_temperature": 0.5}, {"local_only": True}], ids=str)
 def test_filters_of_half_precision_are_standardised_in_float32(options, dtype):
@@ -462,24 +357,6 @@ def test_images_under_autocast(options):
     assert out.dtype == torch.bfloat16 and bias.dtype == torch.float32
     assert_close("out", out, module(*(x.float() for x in halves), **masks))
     assert_close("filters", bias, literal_filters(module))
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"window": (3, 5), "query": False, "local_only": True},
-        {"window": (3, 5), "gumbel_temperature": 0.5, "reparameterize": False},
-    ],
-    ids=str,
-)
-def test_images_copy_pickle_and_print(options):
-    more = {"num_heads": 2, "query": True, "local_only": False, "reparameterize": True, "gumbel_temperature": None}
-    module, inputs = build("daft_conv", **options).eval(), conv_inputs(12, query=options.get("query", True))
-    again = pickle.loads(pickle.dumps(module))
-    assert torch.equal(again(*inputs, spatial_shape=(4, 3)), module(*inputs, spatial_shape=(4, 3)))
-    assert repr(again) == repr(module)
-    for name, value in {"causal": False, **more, **options}.items():
-        assert f"{name}={value!r}" in repr(module)
 
 
 def test_a_pair_from_a_command_line_is_a_window():
@@ -538,20 +415,3 @@ def test_wrong_inputs_of_daft_full_are_refused():
             call(q, k[..., :3], v)
         with refused("v", "(2, 2, 5, 3)", "that of k, (2, 2, 5, 4)"):
             call(q, k, v[..., :3])
-
-
-@causality
-def test_daft_full_continues_what_the_op_does(causal):
-    """The module is the op on heads side by side."""
-    q, k, v = qkv(9, d=4, e=4)
-    module = build("daft_full", causal)
-    expected = daft_full(*joined(q, k, v), (module.pe0, module.pe1), causal=causal)
-    assert torch.equal(joined(module(q, k, v))[0], expected)
-    if causal:
-        out, state = extend(module, q, k, v)
-        assert_close("out", joined(out)[0], expected)
-        assert {name: tuple(x.shape) for name, x in state.items()} == {
-            "k": (2, 1, 9, 8),
-            "v": (2, 1, 9, 8),
-            "padding_mask": (2, 9),
-        }

@@ -5,11 +5,10 @@ import torch
 from torch.nn import functional as F
 
 from common.attention import build_attention
-from common.attention._base import drop_sources
 from common.modules.rotary import rotate
 from common.ops import mixed_chunk_attention
 from tests.common.attention.build import build
-from tests.common.inputs import padding, qkv
+from tests.common.inputs import qkv
 from tests.common.refusals import refused
 from tests.compare import assert_close, gradients
 
@@ -48,28 +47,6 @@ def test_parameters_start_as_in_the_gated_attention_unit():
     }
     assert (module.beta == 0).all() and abs(module.gamma.std() - 0.02) < 1e-3 and abs(module.gamma.mean()) < 1e-3
     assert (module.options.chunk_size, module.options.kernel, module.options.rotary) == (256, "softmax", True)
-
-
-@causality
-@pytest.mark.parametrize("side", ["left", "right", "holes"])
-def test_padding_a_row_does_not_change_it(side, causal):
-    inputs, mask = qkv(21, batch=3, d=4), padding(side, 3, 21)
-    module = build("mixed_chunk", causal)
-    out = module(*inputs, mask, mask)
-    for b in range(3):
-        alone = module(*(x[b : b + 1, :, ~mask[b]] for x in inputs))
-        assert_close(f"row {b}", out[b : b + 1, :, ~mask[b]], alone)
-
-
-@causality
-def test_dropout_drops_whole_sources(causal):
-    inputs = q, k, v = qkv(9, d=4)
-    module = build("mixed_chunk", causal)
-    torch.manual_seed(5)
-    out = module(*inputs, dropout_p=0.4)
-    torch.manual_seed(5)
-    assert torch.equal(out, module(q, k, drop_sources(v, 0.4)))
-    assert not torch.equal(out, module(*inputs))
 
 
 def test_other_heads_are_refused():

@@ -1,7 +1,8 @@
-"""Every registered mechanism with small sizes, and inputs for it, derived from what the mechanism declares.
+"""Every mechanism with small sizes, and inputs for it, derived from what the mechanism declares.
 
-A new mechanism is tested without an edit here. Where options matter only together, ``cases/NAME.py`` can add to them:
-``VARIANTS``, a dict from a label to options. ``WITHOUT``, a dict from a promise to a reason, takes away what cannot be.
+A new mechanism is tested without an edit here. What it keeps in its own way stands in its case: ``cases/NAME.py``, or
+``MODULE_case.py`` beside the module of a mechanism from elsewhere. Where options matter only together, ``VARIANTS``
+adds them, a dict from a label to options. ``WITHOUT``, a dict from a promise to a reason, takes away what cannot be.
 ``NOT_CAUSAL``, a dict from a label "option=value" to a reason, names what causal attention refuses. ``SMALL``, a dict
 of options, is for those where ``COUNT`` beside ``COUNT`` would say little, and ``LONG`` for those where 65 beside 65
 would take too long on thousands of tokens.
@@ -15,7 +16,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from common.attention import ATTENTIONS, INPUTS, InnerAttention, Option, RotaryAttention, build_attention
+from common.attention import INPUTS, InnerAttention, Option, RotaryAttention, build_attention
+from tests.common.contract.registry import KINDS
 from tests.compare import TOLERANCES
 
 #: H, d, and the longest sequence of the tests of small inputs.
@@ -24,9 +26,29 @@ HEADS, CHANNELS, LONGEST = 2, 4, 41
 COUNT = 5
 #: Other values for options of each type; those that an option refuses are left out.
 OTHER_VALUES = {int: (1, 65, None), float: (0.5, 2.0, float("inf"), None), bool: (False, True), str: ()}
-#: The mechanisms that are tested behind a short convolution as well: one with queries and keys of different widths, and
+#: The mechanisms that are tested after a short convolution as well: one with queries and keys of different widths, and
 #: one that needs the tokens themselves.
 WITH_SHORT_CONV = ("daft_conv", "rfa_gate")
+#: Those that are tested with rotary positions as well: one of self-attention alone, and one for cross-attention too.
+#: What rotates does not look at what it is around; that it fits every mechanism is in ``attention/test_rotary.py``.
+WITH_ROTARY = ("local", "linear")
+#: The mechanisms that TorchScript takes, not causal; a named image model promises it.
+IN_TORCHSCRIPT = ("daft_conv", "daft_full", "flow")
+
+
+def is_linear(attention: InnerAttention | type[InnerAttention]) -> bool:
+    """Whether a mechanism declares time and memory linear in the tokens, and so a decoding state of constant size."""
+    return attention.state_is_constant_size
+
+
+def takes_images(kind: type[InnerAttention]) -> bool:
+    """Whether it can be built for images, with ``spatial_dims=2``."""
+    return "images" in kind.supports
+
+
+def takes_images_alone(kind: type[InnerAttention]) -> bool:
+    """Whether every call needs the height and width of an image."""
+    return "spatial_shape" in kind.needs
 
 
 class Case(NamedTuple):
@@ -36,14 +58,14 @@ class Case(NamedTuple):
     causal: bool
     label: str = "default"
     options: dict[str, Any] = {}
-    rotary: bool = False  # wrapped in RotaryAttention
+    rotary: bool = False  # in RotaryAttention
     image: bool = False
     short_conv: int | None = None
 
     @property
     def kind(self) -> type[InnerAttention]:
         """The mechanism's class."""
-        return ATTENTIONS[self.name]
+        return KINDS[self.name]
 
     def build(self, dtype: torch.dtype = torch.float64, std: float = 0.5, max_tokens: int = LONGEST) -> InnerAttention:
         """The attention in evaluation mode, its parameters large enough to matter."""
@@ -73,7 +95,7 @@ def counts(kind: type[InnerAttention], value: int = COUNT) -> dict[str, Any]:
 
 
 def long_options(kind: type[InnerAttention]) -> dict[str, Any]:
-    """Options for thousands of tokens: 65 for every integer, unless ``cases/`` says otherwise."""
+    """Options for thousands of tokens: 65 for every integer, unless its case says otherwise."""
     return {**counts(kind, 65), **_declared(kind.name, "LONG")}
 
 
@@ -93,7 +115,7 @@ def _allows(described: Option, name: str, value: Any) -> bool:
 
 
 def _variants(kind: type[InnerAttention]) -> dict[str, dict[str, Any]]:
-    """Options by label: the default, each option alone with each of its other values, and those of ``cases/``."""
+    """Options by label: the default, each option alone with each of its other values, and those of its case."""
     variants: dict[str, dict[str, Any]] = {"default": {}}
     defaults = kind.Options.defaults()
     for name, described in kind.Options.described().items():
@@ -103,14 +125,16 @@ def _variants(kind: type[InnerAttention]) -> dict[str, dict[str, Any]]:
 
 
 def _declared(name: str, what: str) -> dict[str, Any]:
-    """The dict ``what`` of ``cases/NAME.py``, empty where there is none."""
-    module = f"{__package__}.cases.{name}"
-    return getattr(importlib.import_module(module), what, {}) if importlib.util.find_spec(module) else {}
+    """The dict ``what`` of the mechanism's case, empty where there is none."""
+    for module in (f"{__package__}.cases.{name}", f"{KINDS[name].__module__}_case"):
+        if importlib.util.find_spec(module):
+            return getattr(importlib.import_module(module), what, {})
+    return {}
 
 
 def not_causal() -> list[tuple[str, str]]:
     """Mechanisms, and options "option=value" that they refuse in causal attention."""
-    return [(name, label) for name in ATTENTIONS for label in _declared(name, "NOT_CAUSAL")]
+    return [(name, label) for name in KINDS for label in _declared(name, "NOT_CAUSAL")]
 
 
 def without(name: str) -> dict[str, str]:
@@ -128,14 +152,6 @@ def takes_one_mask(case: Case) -> bool:
     return not (other_tokens and (case.rotary or "one_mask" in without(case.name)))
 
 
-def can_be_wrapped(kind: type[InnerAttention]) -> bool:
-    """Whether RotaryAttention can turn its queries and keys."""
-    if "rotary" in kind.supports or set(INPUTS) & set(kind.needs):
-        return False
-    widths = Case(kind.name, "causal" in kind.supports).build().projections(CHANNELS)
-    return widths.get("q") == widths.get("k") == CHANNELS
-
-
 def refused(argument: str):
     """Expect a ValueError about ``argument`` that says what is allowed."""
     return pytest.raises(ValueError, match=rf"(?s)^{argument}(?!\w).*allowed")
@@ -143,36 +159,35 @@ def refused(argument: str):
 
 def _cases(kind: type[InnerAttention]) -> Iterable[Case]:
     for causal in (False, True):
-        if not ({"causal"} if causal else {"bidirectional", "source"}) & kind.supports:
+        supported = {"causal"} if causal else {"bidirectional", "source"}
+        if takes_images_alone(kind) or not supported & kind.supports:
             continue
         refused = _declared(kind.name, "NOT_CAUSAL") if causal else {}
         variants = {label: options for label, options in _variants(kind).items() if label not in refused}
         yield from (Case(kind.name, causal, label, options) for label, options in variants.items())
-        if can_be_wrapped(kind):
+        if kind.name in WITH_ROTARY:
             yield Case(kind.name, causal, rotary=True)
     if kind.name in WITH_SHORT_CONV:
         yield Case(kind.name, True, short_conv=3)
-    if kind.supports == {"images"}:
-        yield from (Case(kind.name, False, label, options, image=True) for label, options in _variants(kind).items())
-    elif {"images", "bidirectional"} <= kind.supports:
-        yield Case(kind.name, False, image=True)
+    image = Case(kind.name, False, image=True)
+    if takes_images_alone(kind):
+        yield from (image._replace(label=label, options=options) for label, options in _variants(kind).items())
+    elif takes_images(kind) and "spatial_shape" in image.build().needs:
+        yield image  # of all others, an image is the sequence of its tokens
 
 
 #: Every mechanism with every option.
-CASES = [case for kind in ATTENTIONS.values() for case in _cases(kind)]
-#: Every mechanism with its default options, wrapped in rotary positions, and for images.
+CASES = [case for kind in KINDS.values() for case in _cases(kind)]
+#: Every mechanism with its default options, and some with rotary positions, for images, after a short convolution.
 DEFAULTS = [case for case in CASES if case.label == "default"]
+#: Every mechanism with its default options by itself.
+PLAIN = [case for case in DEFAULTS if not case.rotary and case.short_conv is None]
 
 
 def cases(chosen: Iterable[Case] = DEFAULTS, causal: bool | None = None):
     """A decorator: run the test for each of the ``chosen`` cases, as its argument ``case``."""
     wanted = [case for case in chosen if causal is None or case.causal == causal]
     return pytest.mark.parametrize("case", wanted, ids=str)
-
-
-def supporting(what: str) -> list[Case]:
-    """The default cases of mechanisms that support it, those that build it alone."""
-    return [case for case in DEFAULTS if what in case.kind.supports]
 
 
 def tensors(

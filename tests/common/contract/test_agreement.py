@@ -6,23 +6,24 @@ import torch
 from tests.common.contract.mechanisms import (
     CASES,
     DEFAULTS,
+    PLAIN,
     Case,
     both,
     cases,
     cast,
+    is_linear,
     leaves,
     long_options,
     run_in_parts,
-    supporting,
     takes_one_mask,
     tensors,
     tolerance_of,
 )
-from tests.common.inputs import SIDES, padding
+from tests.common.inputs import padding
 from tests.compare import assert_all_close, assert_close, assert_gradients_close, gradients
 
-#: Around a chunk of five tokens, and primes.
-LENGTHS = (1, 2, 4, 5, 6, 13, 17)
+#: One token, around a chunk of five, and a prime.
+LENGTHS = (1, 4, 5, 6, 17)
 
 
 def assert_agrees(case: Case, n: int, side: str = "none", training: bool = False) -> None:
@@ -45,8 +46,9 @@ def test_lengths(n, case):
 
 
 @cases(DEFAULTS)
-@pytest.mark.parametrize("side", [side for side in SIDES if side != "none"])
+@pytest.mark.parametrize("side", ["left", "holes", "all"])
 def test_padding(side, case):
+    """On the other sides each row is what it is alone, as ``test_independence.py`` has it."""
     assert_agrees(case, 12, side)
 
 
@@ -65,9 +67,8 @@ def test_masks_of_keys_and_of_queries_are_two_things(case):
 @cases(case for case in CASES if case.label != "default")
 def test_options(case):
     """In training too: what is drawn there is drawn from torch's generator."""
-    assert_agrees(case, 2)
     assert_agrees(case, 13, "left")
-    assert_agrees(case, 11, training=True)
+    assert_agrees(case, 6, training=True)
 
 
 @cases(DEFAULTS)
@@ -107,10 +108,10 @@ def test_the_default_dtype_of_torch_changes_no_bit(case):
     assert all(x.dtype == torch.float32 and torch.equal(x, y) for x, y in zip(found, expected, strict=True))
 
 
-@cases(case for case in DEFAULTS if not case.rotary and not case.image)
+@cases(case for case in PLAIN if not case.image)
 def test_long_sums_keep_their_precision_under_autocast(case):
     """Sums over thousands of tokens pass the 8 bits of bfloat16; at fewer tokens what costs more than in proportion."""
-    long = 8192 if case.kind.state_is_constant_size else 1024
+    long = 8192 if is_linear(case.kind) else 1024
     module = case._replace(options=long_options(case.kind)).build(torch.float32, 0.3, long)
     inputs = cast(tensors(module, long, batch=1, dtype=torch.bfloat16), torch.float32)
     expected, tolerance = module(**inputs), tolerance_of(module, torch.bfloat16)
@@ -127,14 +128,9 @@ def test_long_sums_keep_their_precision_under_autocast(case):
         assert_close(f"gradient of {name}", gradient, other, tolerance)
 
 
-@cases(supporting("cross"))
-@pytest.mark.parametrize("n, m", [(1, 7), (7, 2), (6, 11), (13, 5)])
+@cases((case for case in DEFAULTS if "cross" in case.kind.supports), causal=False)
+@pytest.mark.parametrize("n, m", [(1, 7), (7, 2), (6, 11)])
 def test_queries_of_one_sequence_and_keys_of_another(n, m, case):
-    if case.causal:
-        with pytest.raises(ValueError, match="^k "):
-            module = case.build()
-            module(**tensors(module, n, m))
-        return
     module = case.build()
     inputs = tensors(module, n, m)
     for queries, keys in (("none", "none"), ("left", "right"), ("all", "holes"), ("both", "all")):

@@ -3,7 +3,19 @@
 import pytest
 import torch
 
-from tests.common.contract.mechanisms import CASES, DEFAULTS, at, both, cases, cast, leaves, rows, run_in_parts, tensors
+from tests.common.contract.mechanisms import (
+    CASES,
+    DEFAULTS,
+    at,
+    both,
+    cases,
+    cast,
+    is_linear,
+    leaves,
+    rows,
+    run_in_parts,
+    tensors,
+)
 from tests.common.inputs import padding
 from tests.compare import assert_close, assert_gradients_close
 
@@ -12,13 +24,14 @@ PARTS = {
     "one by one": [1] * 21,
     "chunks": [5, 1, 1, 9, 5],
     "a prompt, then one by one": [17, 1, 1, 1, 1],
-    "whole": [21],
 }
+#: How the first and the last tokens of a sequence are computed: in a dtype, or under autocast, which gives bfloat16.
+CHANGES = (("autocast", torch.float32), (torch.float32, "autocast"), (torch.float32, torch.float64))
 decoders = [case for case in DEFAULTS if case.causal]
 
 
 @cases(decoders)
-@pytest.mark.parametrize("side", ["none", "left", "right", "holes", "all"])
+@pytest.mark.parametrize("side", ["none", "left", "holes", "all"])
 @pytest.mark.parametrize("parts", PARTS)
 def test_extend_is_forward(parts, side, case):
     module, mask = case.build(), padding(side, 2, 21)
@@ -44,7 +57,7 @@ def test_a_state_has_the_size_that_is_declared(case):
     _, states = run_in_parts(module, tensors(module, 35), [1] * 35)
     shapes = [{name: tuple(tensor.shape) for name, tensor in state.items()} for state in states]
     assert all(list(shape) == list(shapes[0]) for shape in shapes)
-    if module.state_is_constant_size:
+    if is_linear(module):
         assert all(shape == shapes[0] for shape in shapes)
     else:
         sizes = [sum(tensor.numel() for tensor in state.values()) for state in states]
@@ -88,30 +101,32 @@ def test_decoding_in_half_precision(dtype, case):
     assert out.dtype == dtype
     wide = {name: None if x is None else x.double() for name, x in inputs.items()}
     assert_close("out", out, exact(**wide), 4 * torch.finfo(dtype).eps + 2e-3)
-    if module.state_is_constant_size:
+    if is_linear(module):
         sums = [x for x in states[-1].values() if x.is_floating_point()]
         assert all(x.dtype == torch.float32 for x in sums)
 
 
 @cases(decoders)
-@pytest.mark.parametrize("first", [True, False], ids=["off then on", "on then off"])
+@pytest.mark.parametrize("change", [*CHANGES, CHANGES[-1][::-1]], ids=str)
 @torch.no_grad()
-def test_autocast_may_be_switched_while_decoding(first, case):
-    """q, k and v in half precision while it is on, as projections under it give them; parameters in float32."""
-    module = case.build(torch.float32, std=0.3)
+def test_a_sequence_goes_on_in_another_dtype(change, case):
+    """As where autocast is switched on or off during a generation, which leaves parameters in float32."""
+    module = case.build(std=0.3)
     # Numbers of bfloat16, which hashes of both dtypes put into one bucket.
-    inputs = cast(tensors(module, 12, dtype=torch.bfloat16, grad=False), torch.float32)
-    outputs, state = [], None
-    for begin, on in ((0, not first), (5, first), (6, not first), (11, first)):
-        end = {0: 5, 5: 6, 6: 11, 11: 12}[begin]
-        some = {
-            name: x.bfloat16() if on and name in ("q", "k", "v") and x is not None else x
-            for name, x in at(inputs, slice(begin, end)).items()
+    inputs = cast(tensors(module, 12, dtype=torch.bfloat16, grad=False), torch.float64)
+    expected, state, outputs = module(**inputs), None, []
+    for begin, end, how in ((0, 5, change[0]), (5, 6, change[1]), (6, 11, change[0]), (11, 12, change[1])):
+        under_autocast = how == "autocast"
+        wide = torch.float32 if under_autocast else how
+        tokens = {
+            name: x.bfloat16() if under_autocast and name in ("q", "k", "v") and x is not None else x
+            for name, x in cast(at(inputs, slice(begin, end)), wide).items()
         }
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=on):
-            out, state = module.extend(**some, state=state)
-        outputs.append(out.float())
-    assert_close("out", torch.cat(outputs, dim=2), module(**inputs), 0.03)
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=under_autocast):
+            out, state = module.to(wide).extend(**tokens, state=state)
+        assert out.dtype == (torch.bfloat16 if under_autocast else how)
+        outputs.append(out.double())
+    assert_close("out", torch.cat(outputs, dim=2), expected, 0.03 if "autocast" in change else 1e-5)
 
 
 @cases(decoders)

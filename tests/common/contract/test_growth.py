@@ -1,4 +1,4 @@
-"""Time and memory grow as is declared: in proportion to the tokens where the state has a constant size.
+"""Time and memory grow as is declared: in proportion to the tokens where the cost is linear.
 
 What is counted are the elements of all tensors that are made, which does not depend on the machine.
 """
@@ -6,12 +6,11 @@ What is counted are the elements of all tensors that are made, which does not de
 import pytest
 import torch
 
-from tests.common.contract.mechanisms import DEFAULTS, at, both, cases, leaves, tensors
+from tests.common.contract.mechanisms import DEFAULTS, at, both, cases, is_linear, leaves, tensors
 from tests.common.properties import Elements, largest_tensor
 from tests.compare import gradients
 
-linear = [case for case in DEFAULTS if case.build().state_is_constant_size]
-growing = [case for case in DEFAULTS if case.causal and not case.build().state_is_constant_size]
+linear = [case for case in DEFAULTS if is_linear(case.kind)]
 masked = pytest.mark.parametrize("masked", [False, True], ids=["whole", "masked"])
 
 

@@ -4,8 +4,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from common.attention import InnerAttention
 from tests.common.contract.mechanisms import (
+    CASES,
     DEFAULTS,
+    Case,
     at,
     both,
     cases,
@@ -18,10 +21,11 @@ from tests.common.contract.mechanisms import (
     tensors,
     without,
 )
-from tests.common.inputs import SIDES, padding
+from tests.common.inputs import padding
 from tests.compare import assert_close, gradients
 
-MASKED = [side for side in SIDES if side != "none"]
+NAN, INF = float("nan"), float("inf")
+sides = pytest.mark.parametrize("side", ["left", "right", "holes", "all"])
 sequences = [case for case in DEFAULTS if not case.image]
 
 
@@ -46,9 +50,21 @@ def shifted(inputs: dict, mask: Tensor) -> dict:
 
 
 @cases(DEFAULTS)
-@pytest.mark.parametrize("poison", [float("nan"), float("inf"), 1e30])
-@pytest.mark.parametrize("side", MASKED)
+@pytest.mark.parametrize(
+    "side, poison", [("left", NAN), ("right", 1e30), ("both", INF), ("holes", NAN), ("holes", 1e30), ("all", INF)]
+)
 def test_what_stands_in_padding_changes_no_bit(side, poison, case):
+    assert_padding_hides(case, side, poison)
+
+
+@cases(case for case in CASES if case.label != "default")
+def test_what_stands_in_padding_changes_no_bit_with_every_option(case):
+    """Nor where a row has no real token."""
+    assert_padding_hides(case, "all", NAN)
+
+
+def assert_padding_hides(case: Case, side: str, poison: float) -> None:
+    """``poison`` in the padding of a side changes no bit of outputs and gradients, which are finite, and 0 there."""
     module, mask = case.build(torch.float32), padding(side, 2, 14)
     clean = tensors(module, 14, dtype=torch.float32)
     changed = poisoned(clean, mask, poison)
@@ -65,7 +81,7 @@ def test_what_stands_in_padding_changes_no_bit(side, poison, case):
 
 
 @cases(sequences)
-@pytest.mark.parametrize("side", MASKED)
+@sides
 def test_a_mask_of_the_keys_alone_says_all_or_is_refused(side, case):
     """In self-attention what is no key is no token: nothing of it reaches real tokens, and it has no position."""
     module, mask = case.build(), padding(side, 3, 14)
@@ -94,7 +110,7 @@ def test_what_stands_in_queries_that_are_padding_alone_changes_no_bit(case):
     """The keys of the same tokens are real."""
     module, mask = case.build(torch.float32), padding("right", 2, 14)
     clean = tensors(module, 14, dtype=torch.float32)
-    loud = {**clean, "q": poisoned({"q": clean["q"]}, mask, float("nan"))["q"]}
+    loud = {**clean, "q": poisoned({"q": clean["q"]}, mask, NAN)["q"]}
     out, expected = (module(**x, query_padding_mask=mask) for x in (loud, clean))
     assert torch.equal(out, expected)
     actual, wanted = (gradients(y, leaves(x, module).values()) for x, y in ((loud, out), (clean, expected)))
@@ -102,11 +118,11 @@ def test_what_stands_in_queries_that_are_padding_alone_changes_no_bit(case):
 
 
 @cases(sequences, causal=True)
-@pytest.mark.parametrize("side", MASKED)
+@pytest.mark.parametrize("side", ["left", "holes", "all"])
 def test_what_stands_in_padding_changes_no_state(side, case):
     module, mask = case.build(torch.float32), padding(side, 2, 14)
     clean = tensors(module, 14, dtype=torch.float32)
-    changed = poisoned(clean, mask, float("nan"))
+    changed = poisoned(clean, mask, NAN)
     (out, _), (expected, _) = (run_in_parts(module, x, (6, 1, 1, 6), mask) for x in (changed, clean))
     assert torch.equal(out, expected) and (out.masked_select(mask[:, None, :, None]) == 0).all()
     actual, wanted = (gradients(y, leaves(x, module).values()) for x, y in ((changed, out), (clean, expected)))
@@ -115,8 +131,18 @@ def test_what_stands_in_padding_changes_no_state(side, case):
 
 
 @cases(sequences)
-@pytest.mark.parametrize("side", MASKED)
+@sides
 def test_each_row_is_what_it_is_alone_without_padding(side, case):
+    assert_rows_stand_alone(case, side)
+
+
+@cases(case for case in CASES if case.label != "default" and not case.image)
+def test_each_row_is_what_it_is_alone_with_every_option(case):
+    assert_rows_stand_alone(case, "holes")
+
+
+def assert_rows_stand_alone(case: Case, side: str) -> None:
+    """Each row of a batch with padding on a side is what its real tokens are alone."""
     module, mask = case.build(), padding(side, 3, 14)
     inputs = tensors(module, 14, batch=3)
     out = module(**inputs, **both(mask))
@@ -135,7 +161,7 @@ def test_neighbours_in_the_batch_change_nothing(case):
     loud = {name: x.detach().clone() if isinstance(x, Tensor) else x for name, x in inputs.items()}
     for x in loud.values():
         if isinstance(x, Tensor):
-            x[0], x[2] = 1e3 * x[0], float("inf")
+            x[0], x[2] = 1e3 * x[0], INF
     alone = module(**rows(inputs, slice(1, 2)))
     assert_close("row 1", module(**inputs)[1:2], alone)
     assert_close("row 1 beside infinite rows", module(**loud)[1:2], alone)
@@ -172,17 +198,33 @@ def test_without_data_there_are_shapes(case):
 def test_a_prefix_does_not_depend_on_what_follows(case):
     module = case.build()
     inputs = tensors(module, 23)
-    whole = module(**inputs)
+    whole = assert_prefixes_stand_alone(module, inputs, (1, 4, 5, 6, 11, 22))
     given = {name: x for name, x in inputs.items() if isinstance(x, Tensor)}
-    for t in (1, 4, 5, 6, 11, 22):
-        alone = module(**at(inputs, slice(0, t)))
-        assert_close(f"the first {t}", whole[:, :, :t], alone)
-        after = torch.arange(23) >= t
-        loud = {name: x.detach() * (1 + 50 * after[:, None]) for name, x in given.items()}
-        assert_close(f"the first {t}, before others", module(**{**inputs, **loud})[:, :, :t], alone)
+    for t in (1, 6, 22):
         for name, gradient in zip(given, gradients(whole[:, :, :t], given.values(), retain_graph=True)):
             later = gradient[:, :, t:] if gradient.dim() == 4 else gradient[:, t:]
             assert later.norm() <= 1e-12 * gradient.norm(), f"gradient of {name} after {t}"
+
+
+@cases((case for case in CASES if case.label != "default"), causal=True)
+@torch.no_grad()
+def test_a_prefix_does_not_depend_on_what_follows_with_every_option(case):
+    module = case.build()
+    assert_prefixes_stand_alone(module, tensors(module, 13), (1, 6, 12))
+
+
+def assert_prefixes_stand_alone(module: InnerAttention, inputs: dict, lengths: tuple[int, ...]) -> Tensor:
+    """The first tokens give what they give alone and before louder ones; the outputs of all tokens."""
+    whole = module(**inputs)
+    after = torch.arange(whole.shape[2])[:, None]
+    for t in lengths:
+        alone = module(**at(inputs, slice(0, t)))
+        assert_close(f"the first {t}", whole[:, :, :t], alone)
+        loud = {
+            name: x.detach() * (1 + 50 * (after >= t)) if isinstance(x, Tensor) else x for name, x in inputs.items()
+        }
+        assert_close(f"the first {t}, before others", module(**loud)[:, :, :t], alone)
+    return whole
 
 
 @cases(sequences)

@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-from common.attention import ATTENTIONS, FACTS, SUPPORTS, build_attention
+from common.attention import FACTS, SUPPORTS, build_attention
 from tests.common.contract.mechanisms import (
     CASES,
     CHANNELS,
@@ -15,26 +15,30 @@ from tests.common.contract.mechanisms import (
     Case,
     cases,
     counts,
+    is_linear,
     not_causal,
     refused,
+    takes_images,
+    takes_images_alone,
     tensors,
 )
+from tests.common.contract.registry import KINDS
 
-names = pytest.mark.parametrize("name", ATTENTIONS)
+names = pytest.mark.parametrize("name", KINDS)
 NOT_CAUSAL = {"bidirectional", "images", "source"}
 FLOOR = {"num_heads": HEADS, "head_dim": CHANNELS, "max_tokens": LONGEST}
 
 
 def build(name, **changes):
-    kind = ATTENTIONS[name]
+    kind = KINDS[name]
     causal = not kind.supports & NOT_CAUSAL
-    dims = 2 if kind.supports == {"images"} else 1
+    dims = 2 if takes_images_alone(kind) else 1
     return build_attention(name, **{"causal": causal, "spatial_dims": dims, **FLOOR, **counts(kind), **changes})
 
 
 @names
 def test_declarations_are_of_known_words(name):
-    kind = ATTENTIONS[name]
+    kind = KINDS[name]
     assert kind.supports <= set(SUPPORTS) and kind.supports & {"causal", *NOT_CAUSAL} and kind.name == name
     for described in kind.Options.described().values():
         assert described.help and described.type in (str, int, float, bool)
@@ -47,14 +51,14 @@ def test_facts(fact, name):
     for wrong in (0, -1, 2.0, True, "4"):
         with refused(fact):
             build(name, **{fact: wrong})
-    if fact in ATTENTIONS[name].needs:
+    if fact in KINDS[name].needs:
         with refused(fact):
             build(name, **{fact: None})
     else:
         build(name, **{fact: None})
 
 
-@pytest.mark.parametrize(("name", "label"), [found for found in not_causal() if "=" in found[1]])
+@pytest.mark.parametrize(("name", "label"), [pair for pair in not_causal() if "=" in pair[1]])
 def test_what_causal_attention_refuses(name, label):
     option, value = label.split("=")
     build(name, causal=False, **{option: value})
@@ -64,15 +68,26 @@ def test_what_causal_attention_refuses(name, label):
 
 @names
 def test_what_is_not_supported(name):
-    supports = ATTENTIONS[name].supports
+    kind = KINDS[name]
     for causal, words in ((True, {"causal"}), (False, NOT_CAUSAL)):
-        if not words & supports:
+        if not words & kind.supports:
             with refused("causal"):
                 build(name, causal=causal)
-    unknown = {0, 3} | ({1} if supports == {"images"} else set()) | ({2} if "images" not in supports else set())
+    unknown = {0, 3} | ({1} if takes_images_alone(kind) else set()) | (set() if takes_images(kind) else {2})
     for dims in unknown:
         with refused("spatial_dims"):
             build(name, spatial_dims=dims)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, kind in KINDS.items() if takes_images(kind) and not takes_images_alone(kind)]
+)
+def test_an_image_is_the_sequence_of_its_tokens_unless_its_shape_is_asked_for(name):
+    sequence, image = (build(name, causal=False, spatial_dims=dims) for dims in (1, 2))
+    if "spatial_shape" not in image.needs:
+        image.load_state_dict(sequence.state_dict())
+        inputs = tensors(sequence, 6, dtype=torch.float32)
+        assert torch.equal(image.eval()(**inputs), sequence.eval()(**inputs))
 
 
 @names
@@ -85,7 +100,7 @@ def test_options(name):
         int: (-1, 2.5, "4", True),
         float: (0.0, -1.0, float("nan"), "x"),
     }
-    for option, described in ATTENTIONS[name].Options.described().items():
+    for option, described in KINDS[name].Options.described().items():
         for value in wrong[described.type]:
             with refused(option):
                 build(name, **{option: value})
@@ -174,7 +189,7 @@ def test_states(case):
             module.extend(**inputs, state=whole)
     for name, tensor in state.items():
         entries = [1.0, None, tensor[:1], tensor[None], tensor.to(torch.int16), tensor.to("meta")]
-        if name.startswith("sum_"):
+        if is_linear(module) and tensor.is_floating_point():
             entries.append(tensor.half())  # a rounded sum is no sum
         for entry in entries:
             with refused(re.escape(f"initial_state['{name}']")):
@@ -198,7 +213,13 @@ def test_more_tokens_than_the_longest_length(case: Case):
 def test_shapes_of_images(case):
     module = case.build()
     inputs = tensors(module, 6)
-    if "spatial_shape" in module.needs:
-        for wrong in (None, (2, 4), (6,), (1, 2, 3)):
-            with refused("spatial_shape"):
-                module(**{**inputs, "spatial_shape": wrong})
+    for wrong in (None, (2, 4), (6,), (1, 2, 3)):
+        with refused("spatial_shape"):
+            module(**{**inputs, "spatial_shape": wrong})
+
+
+@cases((case for case in DEFAULTS if "cross" in case.kind.supports), causal=True)
+def test_keys_of_another_sequence_in_causal_attention(case):
+    module = case.build()
+    with refused("k"):
+        module(**tensors(module, 7, 2))

@@ -1,0 +1,17 @@
+"""A mechanism from elsewhere that reads padding and the future: the mean of all values."""
+
+import torch
+from torch import Tensor
+
+from common.attention import InnerAttention, register_attention
+
+
+@register_attention("broken_stranger")
+class BrokenAttention(InnerAttention):
+    """The mean of all values, whatever masks say."""
+
+    supports = frozenset({"causal"})
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *masks: Tensor | None, dropout_p: float = 0.0, **more) -> Tensor:
+        """q, k, v (B, H, n, d) -> (B, H, n, d)."""
+        return v.mean(2, keepdim=True) + torch.zeros_like(v)
