@@ -19,7 +19,7 @@ from tests.common.refusals import refused
 from tests.compare import assert_close
 
 causal = [name for name, kind in ATTENTIONS.items() if "causal" in kind.supports]
-constant = [name for name in causal if ATTENTIONS[name].state_is_constant_size]
+constant = [name for name in causal if ATTENTIONS[name].linear_cost]
 
 
 def test_it_is_a_convolution_of_each_channel_over_the_last_real_tokens():
@@ -36,7 +36,7 @@ def test_it_is_a_convolution_of_each_channel_over_the_last_real_tokens():
 def test_every_constant_state_takes_it_and_as_the_identity_it_changes_nothing(name):
     case = Case(name, True, short_conv=4)
     module, plain, mask = case.build(), Case(name, True).build(), padding("holes", 2, 11)
-    assert module.state_is_constant_size and "short_conv" in options_of(name, True).described()
+    assert module.linear_cost and "short_conv" in options_of(name, True).described()
     assert not [key for key in plain.state_dict() if "conv.weight" in key]
     inputs = tensors(module, 11, grad=False)
     masks = {"key_padding_mask": mask, "query_padding_mask": mask}

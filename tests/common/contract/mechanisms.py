@@ -38,12 +38,12 @@ IN_TORCHSCRIPT = ("daft_conv", "daft_full", "flow")
 
 def is_linear(attention: InnerAttention | type[InnerAttention]) -> bool:
     """Whether a mechanism declares time and memory linear in the tokens, and so a decoding state of constant size."""
-    return attention.state_is_constant_size
+    return attention.linear_cost
 
 
 def takes_images(kind: type[InnerAttention]) -> bool:
     """Whether it can be built for images, with ``spatial_dims=2``."""
-    return "images" in kind.supports
+    return "bidirectional" in kind.supports
 
 
 def takes_images_alone(kind: type[InnerAttention]) -> bool:

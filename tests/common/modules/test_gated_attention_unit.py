@@ -282,7 +282,7 @@ def test_the_state_is_as_large_as_it_says(form):
     for n in (2, 20):
         _, state = module.extend(tokens(n))
         sizes.append(sum(tensor.numel() for tensor in state.values()))
-    assert module.state_is_constant_size == (sizes[0] == sizes[1]) == (form == "flash")
+    assert module.linear_cost == (sizes[0] == sizes[1]) == (form == "flash")
 
 
 @forms

@@ -89,7 +89,7 @@ def test_steps_one_by_one_give_the_same_actions(name: str) -> None:
         assert_close(f"step {step}", action, expected[:, step], TOLERANCE)
         sizes.append(sum(x.numel() for held in state.values() for x in held.values() if x is not None))
     attention = ATTENTIONS["flow" if name == "flowformer_decision" else name.removesuffix("_decision")]
-    if attention.state_is_constant_size:
+    if attention.linear_cost:
         assert len(set(sizes[LONGEST // 2 :])) == 1
 
 

@@ -134,7 +134,7 @@ def test_the_gated_attention_unit_and_its_peer(monkeypatch):
     if isinstance(built[1], Candidate):  # it has the same weights, so it gives the same output
         ours, theirs = (one.runs[FORWARD]()[0] for one in built)
         assert (ours - theirs).norm() <= 1e-4 * ours.norm()
-    monkeypatch.setattr(mixed_chunk, "attend", wrong(mixed_chunk.attend))
+    monkeypatch.setattr(mixed_chunk, "mixed_chunk_attention", wrong(mixed_chunk.mixed_chunk_attention))
     assert unequal(gated_attention_unit.gated_attention_unit(HERE, 300)[:1]) == {gated_attention_unit.GAU: "output"}
 
 
@@ -147,7 +147,7 @@ def test_training_and_a_wrong_model(monkeypatch):
         assert unequal([one])[one.name] is None
         assert one.runs[TRAINING]() == []
         assert unequal([one])[one.name] is None, "after a training step"
-    monkeypatch.setattr(mixed_chunk, "attend", wrong(mixed_chunk.attend))
+    monkeypatch.setattr(mixed_chunk, "mixed_chunk_attention", wrong(mixed_chunk.mixed_chunk_attention))
     found = unequal(built)
     assert found["flash_lm"] is not None and found["transformer_pp_lm"] is None
 

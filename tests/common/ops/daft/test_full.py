@@ -8,7 +8,7 @@ import torch
 from hypothesis import strategies as st
 
 from common.ops import daft_full
-from common.ops.daft.full import daft_full_scriptable
+from common.ops.daft.full import daft_full_in_torchscript
 from common.ops.daft.full_reference import daft_full_reference
 from tests.common.inputs import SIDES, doubled, padding
 from tests.common.ops.daft.formulas import (
@@ -266,6 +266,6 @@ def test_a_compiled_graph_refuses_what_float32_does_not_hold():
 
 def test_torchscript_holds_any_range():
     q, k, v, w = wide_inputs("both wide")
-    scripted = torch.jit.script(daft_full_scriptable)
+    scripted = torch.jit.script(daft_full_in_torchscript)
     expected = daft_full_reference(*(x.detach().double() for x in (q, k, v, w)))
     assert_close("out", scripted(q, k, v, w).double(), expected, 2e-5)

@@ -7,9 +7,9 @@ from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from common.ops import daft_conv, daft_full, daft_select
-from common.ops.daft.conv import daft_conv_scriptable
-from common.ops.daft.full import daft_full_scriptable
-from common.ops.daft.select import daft_select_scriptable
+from common.ops.daft.conv import daft_conv_in_torchscript
+from common.ops.daft.full import daft_full_in_torchscript
+from common.ops.daft.select import daft_select_in_torchscript
 from tests.common.ops.daft.formulas import daft_inputs, normal
 from tests.compare import assert_close, gradients
 from tests.torch_versions import needs_newer_than_2_6
@@ -64,12 +64,12 @@ def _scriptable(name, q, k, v, shape):
     image = IMAGES.get(name)
     if name == "full":
         w = W[: v.shape[1], : v.shape[1]].to(v)
-        return daft_full_scriptable, (q, k, v, w), daft_full(q, k, v, w)
+        return daft_full_in_torchscript, (q, k, v, w), daft_full(q, k, v, w)
     if name == "select":
         arguments = (q, k, v, INDEX, BIAS.to(v), (3, 5), *shape)
-        return daft_select_scriptable, arguments, image(q, k, v, shape)
+        return daft_select_in_torchscript, arguments, image(q, k, v, shape)
     arguments = (q, k, v, R_IMAGE.to(v), *shape, name == "local")
-    return daft_conv_scriptable, arguments, image(q, k, v, shape)
+    return daft_conv_in_torchscript, arguments, image(q, k, v, shape)
 
 
 @names

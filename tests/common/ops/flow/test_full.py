@@ -6,7 +6,7 @@ from torch.autograd import forward_ad
 
 from common.ops import flow_attention
 from common.ops.flow import full_cpu
-from common.ops.flow.full import flow_attention_scriptable, full_flow
+from common.ops.flow.full import flow_attention_in_graph, full_flow
 from common.ops.flow.full_cpu import full_attention_in_blocks
 from common.ops.flow.options import flow_options
 from common.ops.shared.feature_maps import FEATURE_MAPS, feature_map_gradient, real_features
@@ -28,7 +28,7 @@ OPTIONS = [
 def assert_agrees(inputs, key_mask=None, query_mask=None, options=None) -> None:
     """Output and gradients are those of the graph."""
     arguments = (*inputs, key_mask, query_mask, flow_options(**(options or {})))
-    out, expected = full_attention_in_blocks(*arguments), flow_attention_scriptable(*arguments)
+    out, expected = full_attention_in_blocks(*arguments), flow_attention_in_graph(*arguments)
     assert type(out.grad_fn).__name__ == "_InBlocksBackward"
     assert_close("out", out, expected, 1e-12)
     for name, actual, wanted in zip("qkv", gradients(out, inputs), gradients(expected, inputs)):
@@ -68,7 +68,7 @@ def test_heads_in_the_order_of_one_projection(head_dim):
     out = flow_attention(*inputs)
     assert out.transpose(1, 2).is_contiguous()
     (found,) = gradients(out, [projected])
-    (wanted,) = gradients(flow_attention_scriptable(*inputs, None, None, flow_options()), [projected])
+    (wanted,) = gradients(flow_attention_in_graph(*inputs, None, None, flow_options()), [projected])
     assert_close("gradient of the projection", found, wanted, 1e-11)
 
 
@@ -77,7 +77,7 @@ def test_expanded_inputs_and_gradients():
     expanded = [x.expand(2, 3, 8, -1) for x in (q, k, v)]
     options = flow_options()
     found = torch.autograd.grad(full_attention_in_blocks(*expanded, None, None, options).sum(), (q, k, v))
-    wanted = torch.autograd.grad(flow_attention_scriptable(*expanded, None, None, options).sum(), (q, k, v))
+    wanted = torch.autograd.grad(flow_attention_in_graph(*expanded, None, None, options).sum(), (q, k, v))
     for name, actual, expected in zip("qkv", found, wanted):
         assert_close(f"gradient of {name}", actual, expected, 1e-11)
 
@@ -88,7 +88,7 @@ def test_gradient_of_one_input_alone(wanted, twice):
     inputs = [x.detach().requires_grad_(name == wanted) for name, x in zip("qkv", qkv(9))]
     leaf = inputs["qkv".index(wanted)]
     results = []
-    for form in (full_attention_in_blocks, flow_attention_scriptable):
+    for form in (full_attention_in_blocks, flow_attention_in_graph):
         out = form(*inputs, None, None, flow_options(clamp=20.0)).square().sum()
         (gradient,) = torch.autograd.grad(out, [leaf], create_graph=twice)
         results.append(torch.autograd.grad(gradient.square().sum(), [leaf])[0] if twice else gradient)
@@ -141,7 +141,7 @@ def test_memory_of_a_training_step(monkeypatch):
         return peak_beyond(run, "cpu")
 
     assert peak(full_attention_in_blocks) < 1.25 * size
-    assert peak(flow_attention_scriptable) > 4 * size
+    assert peak(flow_attention_in_graph) > 4 * size
 
 
 @pytest.mark.parametrize("phi", FEATURE_MAPS)
