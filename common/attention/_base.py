@@ -327,10 +327,9 @@ class OpAttention(InnerAttention):
         """The tensors that ``op`` takes; ValueError for one that is projected and not given, or the reverse."""
         for name, tensor in (("q", q), ("k", k)):
             if (tensor is None) == (name in self._projected):
-                is_given, allowed = ("None", "a tensor") if tensor is None else ("a tensor", "None")
-                raise ValueError(
-                    f"{name} is {is_given}; allowed for attention {self.name!r} with its options: {allowed}"
-                )
+                is_given, allowed = ("None", "a tensor") if tensor is None else ("given", "None")
+                options = "".join(f" {option}={x!r}" for option, x in self.options.as_dict().items())
+                raise ValueError(f"{name} is {is_given}; allowed for attention {self.name!r}{options}: {allowed}")
         if len(self.takes) == 3:
             return q, k, v
         tensors = {"q": q, "k": k, "v": v}

@@ -83,23 +83,17 @@ def causal_chunk_size() -> Any:
     return count(CHUNK_SIZE, help, speed_only=True)
 
 
-def number(
-    default: float | None, help: str, optional: bool = False, setup_only: bool = False, most: float = math.inf
-) -> Any:
-    """A field that holds a number above 0, up to ``most``, which a string may spell out.
-
-    With ``optional`` also "inf" and None.
-    """
+def number(default: float | None, help: str, optional: bool = False, setup_only: bool = False) -> Any:
+    """A field that holds a number above 0, which a string may spell out; with ``optional`` also "inf" and None."""
 
     def parse(name: str, value: Any) -> float | None:
         try:
             read = float(value) if isinstance(value, str) else value
         except ValueError:
             read = math.nan
-        is_number = isinstance(read, (int, float)) and not isinstance(read, bool) and 0.0 < read <= most
+        is_number = isinstance(read, (int, float)) and not isinstance(read, bool) and read > 0.0
         if not (is_number and (optional or read < math.inf) or (optional and read is None)):
-            up_to = "" if most == math.inf else f" and at most {most}"
-            allowed = f"a number above 0{up_to}{', inf, or None' if optional else ''}"
+            allowed = f"a number above 0{', inf, or None' if optional else ''}"
             raise ArgumentError(f"`{name}` is {value!r}; allowed: {allowed}")
         return read
 

@@ -101,7 +101,7 @@ def check_position_bias(w: PositionBias, tokens: int, like: Tensor) -> None:
         raise ValueError(f"w has shapes {[tuple(x.shape) for x in factors]}; allowed: one (N, N), or two (N, n)")
     if tokens > factors[0].shape[0]:
         most = factors[0].shape[0]
-        raise ValueError(f"the input has {tokens} tokens; allowed: at most max_tokens={most}, the rows of w")
+        raise ValueError(f"the input has {tokens} tokens; allowed: at most {most}, the rows of w, or max_tokens")
 
 
 def leading_bias(w: PositionBias, tokens: int, dtype: torch.dtype) -> Tensor:

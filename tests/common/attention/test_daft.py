@@ -318,10 +318,10 @@ def test_the_entropy_of_a_model_is_the_sum_over_its_modules():
 @pytest.mark.parametrize("name", ["daft_conv", "daft_full"])
 def test_queries_are_given_where_they_are_wanted_alone(name):
     q, k, v = qkv(5, d=4, e=4)
-    for query, wrong, given, allowed in ((True, None, "None", "a tensor"), (False, q, "a tensor", "None")):
+    for query, wrong, given, allowed in ((True, None, "None", "a tensor"), (False, q, "given", "None")):
         module = build(name, True, query=query)
         for call in (module, module.extend):
-            with pytest.raises(ValueError, match=f"^q is {given}; allowed with query={query}: {allowed}"):
+            with pytest.raises(ValueError, match=f"^q is {given}; allowed .*query={query}.*: {allowed}"):
                 call(wrong, narrow(module, k), v)
 
 
@@ -381,7 +381,7 @@ def test_wrong_inputs_of_daft_conv_are_refused():
         for wrong in (q, k[:, :, :4], k[:, :1], k[..., 0]):
             with refused("k", str(tuple(wrong.shape)), "(B, H, tokens, 1), one key per head"):
                 call(q, wrong, v)
-        with refused("k", "None", "(B, H, tokens, 1)"):
+        with refused("k", "None", "a tensor"):
             call(q, None, v)
         with refused("v", str(tuple(v[..., 1:].shape)), "the same batch, heads and channels"):
             call(q, k, v[..., 1:])
@@ -400,7 +400,7 @@ def test_wrong_inputs_of_daft_conv_are_refused():
 @pytest.mark.parametrize("options", [{}, {"gumbel_temperature": 0.5}], ids=["convolved", "indexed"])
 def test_images_need_their_size(options):
     module, inputs = build("daft_conv", window=(3, 3), **options).eval(), conv_inputs(12)
-    with pytest.raises(ValueError, match="^spatial_shape is None with a window of .3, 3."):
+    with pytest.raises(ValueError, match="^spatial_shape is None; allowed .*height, width"):
         module(*inputs)
     with pytest.raises(ValueError, match=r"^spatial_shape is \(3, 5\); allowed: .* 12 tokens"):
         module(*inputs, spatial_shape=(3, 5))

@@ -12,7 +12,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from common.attention import ATTENTIONS, RotaryAttention, build_attention
+from common.attention import RotaryAttention, build_attention, supporting
 from common.modules.gated_attention_unit import GatedAttentionUnit
 from common.modules.remembered_options import RemembersOptions, read_record
 from common.ops.bigbird import draw_numbers
@@ -204,7 +204,7 @@ def test_options_of_speed_are_not_remembered() -> None:
 def test_every_mechanism_remembers_its_name() -> None:
     """One in another's place is warned of, whether they share the name of an option or not."""
     shape = {"num_heads": 2, "head_dim": 4, "max_tokens": 8}
-    names = [name for name, attention in ATTENTIONS.items() if attention.supports & {"bidirectional", "source"}]
+    names = {*supporting("bidirectional"), *supporting("source")}
     for name in names:
         stored = build_attention(name, **shape).state_dict()
         other = "softmax" if name != "softmax" else "flow"
