@@ -1,6 +1,7 @@
 # Every command makes .venv and installs what it needs before it starts.
 #   make demo   train a Flowformer language model with fairseq and a Flowformer image model with timm, and show both
 #   make test   the whole test suite in parallel: one single-threaded process per core, one test file at a time
+#   make quick  lint, then what one runs before each commit, in less than two minutes on two cores; tests/quick.py
 #   make test-oldest   the same with the oldest versions of tests/oldest.txt, in .venv-oldest
 #   make lint   style, format and spelling of the whole tree, in seconds
 #   make bench  speed and memory compared with softmax attention, the authors' code and other packages
@@ -13,13 +14,16 @@ PEERS := $(VENV)/.installed-bench
 SUPPORTED := import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12))
 EXTRAS := fairseq,timm,test,demo
 
-.PHONY: demo test test-oldest lint bench
+.PHONY: demo test quick test-oldest lint bench
 
 demo: $(READY)
 	$(VENV)/bin/python -m recipes.demo
 
 test: $(READY)
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n logical --maxprocesses 8 --dist loadfile --durations=15
+
+quick: lint
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest --quick -n logical --maxprocesses 8
 
 # The tests of the checkout in another environment: make calls itself with the versions that pip may choose from.
 test-oldest:

@@ -1,10 +1,13 @@
-"""Settings every test runs under: one thread, fixed seeds, repeatable hypothesis examples without a deadline."""
+"""Settings every test runs under: one thread, fixed seeds, repeatable hypothesis examples; the option ``--quick``."""
 
 import os
+from pathlib import Path
 
 import hypothesis
 import pytest
 import torch
+
+from tests.quick import QUICK, ROOT, is_on_the_way, is_quick, place_of
 
 # Tensors are small, and threads that wait for each other on a busy machine cost many times what they save. Processes
 # that tests start inherit it.
@@ -14,6 +17,28 @@ torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 # A shared machine may stall any single example; a failure must come back in the next run.
 hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=True, print_blob=True)
 hypothesis.settings.load_profile("repeatable")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Options of every run."""
+    parser.addoption("--quick", action="store_true", help="what one runs before each commit, in less than two minutes")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With ``--quick``, files in which there is nothing for it."""
+    return True if config.getoption("--quick") and not is_on_the_way(collection_path) else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With ``--quick``, leave out what is not for it; of each place something must be left."""
+    if not config.getoption("--quick"):
+        return
+    kept = [item for item in items if is_quick(item.path, item.name)]
+    empty = {place_of(item.path) for item in items} - {place_of(item.path) for item in kept}
+    if empty := empty | {place for place in QUICK if not (ROOT / place).exists()}:
+        raise pytest.UsageError(f"tests/quick.py names no test of {', '.join(sorted(empty))}")
+    config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
+    items[:] = kept
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""Of Flow-Attention and of linear attention: long sums, extreme inputs, and no bit that autocast changes."""
+"""Of Flow-Attention and of linear attention: long sums and extreme inputs."""
 
 import pytest
 import torch
@@ -47,8 +47,8 @@ def test_no_flow_reaches_the_range_of_float16(dtype, causal):
 
 @ops
 @causality
-@pytest.mark.parametrize("dtype", [torch.float32, *HALVES], ids=str)
-@pytest.mark.parametrize("size", [30.0, 100.0, 1e4])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("size", [30.0, 1e4])
 @pytest.mark.parametrize("phi", FEATURE_MAPS)
 def test_extreme_queries_and_keys_stay_finite(phi, size, dtype, causal, op):
     variants = [{"form": form, "clamp": clamp} for form in FORMS for clamp in (1.0, None)]
@@ -63,18 +63,3 @@ def test_extreme_queries_and_keys_stay_finite(phi, size, dtype, causal, op):
                 continue  # without the 1e-6, true gradients at flows near 0 pass 65504
             for name, gradient in zip("qkv", gradients(out, (q, k, v))):
                 assert torch.isfinite(gradient).all(), f"gradient of {name}, {signs} {options}"
-
-
-@ops
-@causality
-@pytest.mark.parametrize("dtype", HALVES, ids=str)
-def test_autocast_changes_nothing(dtype, causal, op):
-    """Products inside are not turned into half precision by an autocast around them, forward or backward."""
-    inputs = qkv(200, dtype=torch.float32)
-    expected = op(*inputs, causal=causal)
-    with torch.autocast("cpu", dtype=dtype):
-        assert (inputs[0] @ inputs[1].transpose(-2, -1)).dtype == dtype  # autocast is on
-        out = op(*inputs, causal=causal)
-    assert torch.equal(out, expected)
-    for actual, wanted in zip(gradients(out, inputs), gradients(expected, inputs)):
-        assert torch.equal(actual, wanted)

@@ -1,7 +1,5 @@
 """Combiner's row attention and joint softmax against their literal references and against torch's softmax."""
 
-import math
-
 import hypothesis
 import pytest
 import torch
@@ -10,7 +8,7 @@ from torch.nn import functional as F
 
 from common.ops import combiner_attention, row_attention
 from common.ops.combiner.reference import combiner_attention_reference, row_attention_reference
-from tests.common.inputs import SIDES, doubled, mixed_chunk_inputs, padding, qkv
+from tests.common.inputs import doubled, mixed_chunk_inputs, padding, qkv
 from tests.common.refusals import refused
 from tests.compare import assert_close, gradients
 
@@ -31,7 +29,7 @@ def assert_same(out, expected, inputs) -> None:
         assert_close(f"gradient of {name}", actual, other)
 
 
-@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("side", ["none", "holes", "all"])
 @pytest.mark.parametrize("row_length", [1, 4, 13, 20])
 def test_every_mask_and_row_length_agrees(row_length, side):
     mask, options = padding(side, 3, 13), {"row_length": row_length}
@@ -87,43 +85,6 @@ def test_one_row_is_causal_softmax_attention():
         assert_same(combiner_attention(*inputs, row_length=row_length, causal=True), expected, inputs)
 
 
-def test_the_future_does_not_touch_the_past():
-    inputs = combiner_inputs(20)
-    out = combiner_attention(*inputs, row_length=6, causal=True)
-    for t in (1, 5, 6, 7, 12, 19):
-        changed = [torch.cat([x[:, :, :t], 100 * torch.randn_like(x[:, :, t:])], dim=2) for x in inputs]
-        assert_close("out", combiner_attention(*changed, row_length=6, causal=True)[:, :, :t], out[:, :, :t], 1e-12)
-
-
-@causality
-@pytest.mark.parametrize("side", ["left", "right", "holes"])
-def test_padding_a_row_does_not_change_it(side, causal):
-    inputs, mask = combiner_inputs(21, batch=3), padding(side, 3, 21)
-    out = combiner_attention(*inputs, row_length=4, causal=causal, key_padding_mask=mask)
-    rows = row_attention(*inputs[:3], row_length=4, key_padding_mask=mask)
-    for b in range(3):
-        alone = [x[b : b + 1, :, ~mask[b]] for x in inputs]
-        expected = combiner_attention(*alone, row_length=4, causal=causal)
-        assert_close(f"row {b}", out[b : b + 1, :, ~mask[b]], expected, 1e-12)
-        expected = row_attention(*alone[:3], row_length=4)
-        assert_close(f"row {b}", rows[b : b + 1, :, ~mask[b]], expected, 1e-12)
-        assert (out[b, :, mask[b]] == 0).all() and (rows[b, :, mask[b]] == 0).all()
-
-
-@causality
-@pytest.mark.parametrize("poison", [math.nan, math.inf, 1e9])
-def test_what_stands_in_padding_never_leaks(poison, causal):
-    mask, clean = padding("all", 3, 19), combiner_inputs(19, batch=3, dtype=torch.float32)
-    poisoned = [x.detach().masked_fill(mask[:, None, :, None], poison).requires_grad_() for x in clean]
-    options = {"row_length": 4, "key_padding_mask": mask}
-    pairs = [[row_attention(*x[:3], **options) for x in (poisoned, clean)]]
-    pairs.append([combiner_attention(*x, causal=causal, **options) for x in (poisoned, clean)])
-    for inputs, (out, expected) in zip((3, 5), pairs):
-        assert torch.equal(out, expected) and (out[0] == 0).all()
-        for actual, wanted in zip(gradients(out, poisoned[:inputs]), gradients(expected, clean[:inputs])):
-            assert torch.equal(actual, wanted) and torch.isfinite(actual).all()
-
-
 @causality
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_lower_precision_agrees_with_float64(dtype, causal):
@@ -136,15 +97,6 @@ def test_lower_precision_agrees_with_float64(dtype, causal):
         assert_close("out", out, expected)
         for name, actual, wanted in zip(NAMES, gradients(out, inputs[:count]), gradients(expected, exact[:count])):
             assert_close(f"gradient of {name}", actual, wanted)
-
-
-@causality
-def test_autocast_changes_nothing(causal):
-    inputs = combiner_inputs(40, dtype=torch.float32)
-    expected = combiner_attention(*inputs, row_length=8, causal=causal), row_attention(*inputs[:3], row_length=8)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        out = combiner_attention(*inputs, row_length=8, causal=causal), row_attention(*inputs[:3], row_length=8)
-    assert all(torch.equal(*pair) for pair in zip(out, expected))
 
 
 def test_summaries_that_do_not_fit_are_refused():

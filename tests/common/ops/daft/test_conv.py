@@ -8,57 +8,54 @@ import torch
 from hypothesis import strategies as st
 
 from common.ops import daft_conv
-from common.ops.daft import conv_causal
 from common.ops.daft.conv_reference import daft_conv_reference
-from tests.common.inputs import SIDES, doubled, padding
+from tests.common.inputs import SIDES, padding
 from tests.common.ops.daft.formulas import (
     assert_agrees,
     assert_every_row_is_right,
-    assert_past_stays,
     daft_inputs,
     filter_bias,
     normal,
     written_out,
 )
-from tests.common.properties import LargestTensor, assert_padding_never_leaks, assert_rows_stand_alone
 from tests.compare import assert_close, gradients
 
-#: ``CONVOLVED_SIZE`` for each way to compute a causal sequence.
-CAUSAL_FORMS = {"blocked": 0, "direct": 10**6}
-causality = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 locality = pytest.mark.parametrize("local_only", [False, True], ids=["global", "local"])
-modes = pytest.mark.parametrize("mode", ["full", *CAUSAL_FORMS])
+#: Whether it is causal, and how that is computed: convolved at once or, where more than the window is seen and the
+#: window times the channels of a head is above 256, in blocks.
+MODES = ("full", "convolved", "blocked")
+modes = pytest.mark.parametrize("mode", MODES)
+ways = pytest.mark.parametrize(
+    "mode, local_only", [(mode, False) for mode in MODES] + [("full", True), ("convolved", True)]
+)
 
 
-@pytest.fixture
-def options(mode, monkeypatch):
-    """The arguments for ``mode``, of which the causal ones also choose the form."""
-    if mode in CAUSAL_FORMS:
-        monkeypatch.setattr(conv_causal, "CONVOLVED_SIZE", CAUSAL_FORMS[mode])
-    return {"causal": mode != "full"}
+def inputs_for(mode: str, tokens: int, heads: int, window: int, **options) -> list[torch.Tensor]:
+    """q, k and v with as many channels as the way of computing them needs."""
+    channels = heads * (256 // window + 1) if mode == "blocked" else 4
+    return daft_inputs(tokens, heads, channels=channels, **options)
 
 
-@modes
-@locality
-@pytest.mark.parametrize("side", SIDES)
+@ways
+@pytest.mark.parametrize("side", ["none", "holes", "all"])
 @pytest.mark.parametrize(("heads", "window"), [(1, 3), (2, 21), (4, 5), (2, 61)])
-def test_forward_and_gradients(heads, window, side, local_only, options):
+def test_forward_and_gradients(heads, window, side, mode, local_only):
     """Windows shorter and longer than blocks and than the input."""
-    inputs, r = daft_inputs(23, heads), normal(heads, window, seed=3)
-    options = {**options, "local_only": local_only, "key_padding_mask": padding(side, 2, 23)}
+    inputs, r = inputs_for(mode, 23, heads, window), normal(heads, window, seed=3)
+    options = {"causal": mode != "full", "local_only": local_only, "key_padding_mask": padding(side, 2, 23)}
     assert_agrees(daft_conv(*inputs, r, **options), daft_conv_reference(*inputs, r, **options), [*inputs, r])
 
 
 @modes
-def test_without_the_gate(options):
-    inputs, r = daft_inputs(9, 2)[1:], normal(2, 5, seed=3)
+def test_without_the_gate(mode):
+    inputs, r, options = inputs_for(mode, 9, 2, 5)[1:], normal(2, 5, seed=3), {"causal": mode != "full"}
     expected = daft_conv_reference(None, *inputs, r, **options)
     assert_agrees(daft_conv(None, *inputs, r, **options), expected, [*inputs, r])
 
 
 @locality
 @pytest.mark.parametrize("window", [(3, 3), (5, 1), (1, 5), (3, 7), (11, 11)], ids=str)
-@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("side", ["none", "holes", "all"])
 def test_images(side, window, local_only):
     """Rasters that are not square, under filters smaller and larger than they are; padding keeps its place."""
     for shape in ((3, 4), (6, 2), (1, 12)):
@@ -76,7 +73,7 @@ def test_a_sequence_is_an_image_of_one_row():
     tokens=st.integers(1, 90),
     window=st.integers(1, 60),
     heads=st.sampled_from([1, 2, 4]),
-    mode=st.sampled_from(["full", *CAUSAL_FORMS]),
+    mode=st.sampled_from(MODES),
     side=st.sampled_from(SIDES),
     local_only=st.booleans(),
 )
@@ -85,10 +82,9 @@ def test_any_length_heads_and_window(tokens, window, heads, mode, side, local_on
     """Against every weight written out, row by row without the padding."""
     causal = mode != "full"
     window += 0 if causal else 1 - window % 2
-    inputs, r, mask = daft_inputs(tokens, heads), normal(heads, window, seed=3), padding(side, 2, tokens)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(conv_causal, "CONVOLVED_SIZE", CAUSAL_FORMS.get(mode, 0))
-        out = daft_conv(*inputs, r, causal=causal, key_padding_mask=mask, local_only=local_only)
+    inputs, r = inputs_for(mode, tokens, heads, window), normal(heads, window, seed=3)
+    mask = padding(side, 2, tokens)
+    out = daft_conv(*inputs, r, causal=causal, key_padding_mask=mask, local_only=local_only)
     for b in range(2):
         real = slice(None) if mask is None else ~mask[b]
         alone = [x[b : b + 1, real] for x in inputs]
@@ -113,83 +109,58 @@ def test_any_image_and_window(shape, window, heads, local_only):
     assert_close("out", out, written_out(*inputs, w, False))
 
 
-@modes
-@locality
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_lower_precision(dtype, local_only, options):
-    inputs, r = daft_inputs(150, 2, dtype=dtype), normal(2, 21, seed=3, dtype=dtype)
-    exact, options = doubled(*inputs, r), {**options, "local_only": local_only}
-    out, expected = daft_conv(*inputs, r, **options), daft_conv(*exact, **options)
-    assert out.dtype == dtype
-    assert_close("out", out, expected)
-    for actual, wanted in zip(gradients(out, [*inputs, r]), gradients(expected, exact)):
-        assert_close("gradient", actual, wanted)
-
-
-@modes
-@locality
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_autocast_changes_nothing(dtype, local_only, options):
-    inputs, r = daft_inputs(40, 2, dtype=torch.float32), normal(2, 21, seed=3, dtype=torch.float32)
-    expected = daft_conv(*inputs, r, local_only=local_only, **options)
-    with torch.autocast("cpu", dtype=dtype):
-        assert (r @ r.T).dtype == dtype  # autocast is on
-        out = daft_conv(*inputs, r, local_only=local_only, **options)
-    assert torch.equal(out, expected)
-
-
-@modes
-@locality
+@ways
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(("largest", "spread"), [(100.0, 1.0), (1.0, 50.0), (100.0, 50.0)])
-def test_large_keys_and_biases(largest, spread, dtype, local_only, options):
+def test_large_keys_and_biases(largest, spread, dtype, mode, local_only):
     """Each row is right, also where it sees small keys and large ones come later, or the largest have small biases."""
-    tokens, window = 90, 35
+    tokens, window, causal = 90, 35, mode != "full"
     uniform = torch.rand(tokens, 4, generator=torch.Generator().manual_seed(0)) * 2 - 1
     place = torch.arange(tokens)
     rows = [torch.where(chosen, 1.0, -1.0) for chosen in (place < 45, place >= 45, place % 7 == 3, place == 40)]
     rows.append((place == 40).float())
-    v = normal(1, tokens, 4, dtype=dtype).detach()
+    v = inputs_for(mode, tokens, 4, window, batch=1, dtype=dtype)[2].detach()
     outside = -math.inf if local_only else 0.0
     low = torch.full((window,), -1.0)
     filters = [low, low.index_fill(0, place[2:window:5], 1.0), low.index_fill(0, place[17:window], 1.0)]
     for keys in (uniform[None], *(x[None, :, None].expand(1, tokens, 4) for x in rows)):
         for bias in (uniform[:window].T, *(x.expand(4, -1) for x in filters)):
             k, r = (keys * largest).to(dtype), (bias * spread).to(dtype)
-            w = filter_bias(r.double(), tokens, options["causal"], outside=outside)
+            w = filter_bias(r.double(), tokens, causal, outside=outside)
             assert_every_row_is_right(
-                lambda k, v, r=r: daft_conv(None, k, v, r, local_only=local_only, **options),
-                lambda k, v, w=w: written_out(None, k, v, w, options["causal"]),
+                lambda k, v, r=r: daft_conv(None, k, v, r, local_only=local_only, causal=causal),
+                lambda k, v, w=w: written_out(None, k, v, w, causal),
                 k,
                 v,
             )
 
 
 @modes
-def test_a_filter_may_blot_out_its_window(options):
+def test_a_filter_may_blot_out_its_window(mode):
     """-1000 for every place: what is left is the mean over the tokens outside, where there are any."""
-    inputs, r = daft_inputs(37, 2), torch.full((2, 9), -1000.0, dtype=torch.float64)
+    inputs, r = inputs_for(mode, 37, 2, 9), torch.full((2, 9), -1000.0, dtype=torch.float64)
+    options = {"causal": mode != "full"}
     out = daft_conv(*inputs, r, **options)
     expected = daft_conv_reference(*inputs, r, **options)
     assert_close("out", out[:, 9:], expected[:, 9:])
 
 
 @pytest.mark.parametrize("mode", ["full", "blocked"])
-def test_a_filter_of_one_number_over_all_cancels(options):
+def test_a_filter_of_one_number_over_all_cancels(mode):
     """Nothing is outside of the window then, and nothing must not outweigh what is inside."""
-    inputs, r = daft_inputs(13, 2, dtype=torch.float32), torch.zeros(2, 27)
+    inputs, r = inputs_for(mode, 13, 2, 27, dtype=torch.float32), torch.zeros(2, 27)
+    options = {"causal": mode != "full"}
     expected = daft_conv(*inputs, r, **options)
     for number in (-200.0, 200.0):
         assert_close("out", daft_conv(*inputs, r + number, **options), expected)
 
 
-@modes
-@locality
-@pytest.mark.parametrize("side", SIDES)
-def test_a_constant_added_to_all_keys_cancels(side, local_only, options):
+@ways
+@pytest.mark.parametrize("side", ["none", "holes", "all"])
+def test_a_constant_added_to_all_keys_cancels(side, mode, local_only):
     """Also beside padding, whose keys are none to be relative to."""
-    (q, k, v), r = daft_inputs(37, 2), normal(2, 9, seed=3)
-    options = {**options, "local_only": local_only, "key_padding_mask": padding(side, 2, 37)}
+    (q, k, v), r = inputs_for(mode, 37, 2, 9), normal(2, 9, seed=3)
+    options = {"causal": mode != "full", "local_only": local_only, "key_padding_mask": padding(side, 2, 37)}
     expected = daft_conv(q, k, v, r, **options)
     for constant in (-1000.0, 1000.0):
         assert_close("out", daft_conv(q, k + constant, v, r, **options), expected)
@@ -212,36 +183,36 @@ def test_large_keys_and_biases_of_images(spread, local_only):
     )
 
 
-@modes
-@locality
+@ways
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_gradients_of_large_keys_and_biases_are_numbers(dtype, local_only, options):
-    inputs, r = daft_inputs(50, 2, dtype=dtype), normal(2, 21, seed=3, dtype=dtype)
-    out = daft_conv(inputs[0], inputs[1] * 50, inputs[2], r * 20, local_only=local_only, **options)
+def test_gradients_of_large_keys_and_biases_are_numbers(dtype, mode, local_only):
+    inputs, r = inputs_for(mode, 50, 2, 21, dtype=dtype), normal(2, 21, seed=3, dtype=dtype)
+    options = {"causal": mode != "full", "local_only": local_only}
+    out = daft_conv(inputs[0], inputs[1] * 50, inputs[2], r * 20, **options)
     for gradient in gradients(out, [*inputs, r]):
         assert torch.isfinite(gradient).all()
 
 
 @modes
 @pytest.mark.parametrize("below", [100.0, 105.0, 110.0])
-def test_gradients_where_all_outside_of_a_window_weighs_nearly_nothing(below, options):
+def test_gradients_where_all_outside_of_a_window_weighs_nearly_nothing(below, mode):
     """One key so far above the others that their exponentials are at the end of float32, and large values."""
-    (q, k, v), r = daft_inputs(30, 2), normal(2, 9, seed=3)
+    (q, k, v), r = inputs_for(mode, 30, 2, 9), normal(2, 9, seed=3)
     high = (torch.arange(30) == 12).unsqueeze(1)  # (T, 1)
     k = torch.where(high, k, k - below)
     found = []
     for dtype in (torch.float32, torch.float64):
         leaves = [x.detach().to(dtype).requires_grad_() for x in (q, k, 1000.0 * v, r)]
-        found.append(gradients(daft_conv(*leaves, **options), leaves))
+        found.append(gradients(daft_conv(*leaves, causal=mode != "full"), leaves))
     assert all(torch.isfinite(gradient).all() for gradient in found[0])
     assert_close("gradient of v", found[0][2], found[1][2].float())
 
 
-@modes
-@locality
-def test_gradcheck(local_only, options):
-    inputs, r = daft_inputs(19, 2, batch=1), normal(2, 5, seed=3)
-    torch.autograd.gradcheck(lambda *x: daft_conv(*x, local_only=local_only, **options), [*inputs, r])
+@ways
+def test_gradcheck(mode, local_only):
+    inputs, r = daft_inputs(19, 2, batch=1), normal(2, 129 if mode == "blocked" else 5, seed=3)
+    options = {"causal": mode != "full", "local_only": local_only}
+    torch.autograd.gradcheck(lambda *x: daft_conv(*x, **options), [*inputs, r])
 
 
 @locality
@@ -250,72 +221,9 @@ def test_gradcheck_of_images(local_only):
     torch.autograd.gradcheck(lambda *x: daft_conv(*x, spatial_shape=(3, 4), local_only=local_only), [*inputs, r])
 
 
-@pytest.mark.parametrize("mode", CAUSAL_FORMS)
-@locality
-def test_the_future_changes_nothing(local_only, options):
-    r = normal(2, 9, seed=3)
-    assert_past_stays(lambda *inputs: daft_conv(*inputs, r, local_only=local_only, **options), daft_inputs(37, 2))
-
-
-def _one_head(r, **options):
-    """``daft_conv`` of q, k, v (B, 1, T, channels) for the promises of every op."""
-
-    def op(q, k, v, key_padding_mask=None):
-        inputs = (x.squeeze(1) for x in (q, k, v))
-        return daft_conv(*inputs, r, key_padding_mask=key_padding_mask, **options).unsqueeze(1)
-
-    return op
-
-
-@modes
-@locality
-@pytest.mark.parametrize("poison", [math.nan, math.inf, 1e9])
-def test_padding_never_leaks(poison, local_only, options):
-    inputs = [x.detach().unsqueeze(1).requires_grad_() for x in daft_inputs(19, 2, batch=3)]
-    r, options = normal(2, 5, seed=3), {**options, "local_only": local_only}
-    assert_padding_never_leaks(_one_head(r, **options), inputs, [r], padding("all", 3, 19), poison)
-    for side in SIDES[1:-1]:
-        assert_rows_stand_alone(_one_head(r, **options), inputs, padding(side, 3, 19))
-
-
-@locality
-@pytest.mark.parametrize("poison", [math.nan, math.inf, 1e9])
-def test_padding_of_images_never_leaks(poison, local_only):
-    inputs = [x.detach().unsqueeze(1).requires_grad_() for x in daft_inputs(20, 2, batch=3)]
-    r, options = normal(2, 3, 5, seed=3), {"spatial_shape": (4, 5), "local_only": local_only}
-    assert_padding_never_leaks(_one_head(r, **options), inputs, [r], padding("all", 3, 20), poison)
-
-
-@modes
-@locality
-def test_memory_is_proportional_to_the_length(local_only, options):
-    """h = 4, d = 32, window 33: values and their weights, and 16 logits for each token and head."""
-    for tokens in (500, 2000):
-        inputs = daft_inputs(tokens, 4, batch=1, channels=32, dtype=torch.float32)
-        r = normal(4, 33, seed=3, dtype=torch.float32)
-        with LargestTensor() as seen:
-            torch.autograd.grad(daft_conv(*inputs, r, local_only=local_only, **options).sum(), [*inputs, r])
-        assert seen.numel <= 64 * (tokens + 64)
-
-
-@modes
-@locality
-def test_an_empty_batch_of_several_chunks(local_only, options):
-    inputs = [torch.zeros(0, 40, width, requires_grad=True) for width in (4, 2, 4)]
-    r = torch.zeros(2, 5, requires_grad=True)
-    out = daft_conv(*inputs, r, local_only=local_only, **options)
-    assert out.shape == (0, 40, 4)
-    out.sum().backward()
-    assert r.grad.equal(torch.zeros(2, 5))
-
-
-@modes
-@locality
-def test_an_empty_batch_and_the_meta_device(local_only, options):
-    r = torch.zeros(2, 5)
-    empty = (torch.zeros(0, 9, 4), torch.zeros(0, 9, 2), torch.zeros(0, 9, 4))
-    assert daft_conv(*empty, r, local_only=local_only, **options).shape == (0, 9, 4)
-    meta = [torch.empty(3, *x.shape[1:], device="meta") for x in empty]
-    assert daft_conv(*meta, r.to("meta"), local_only=local_only, **options).shape == (3, 9, 4)
-    image = daft_conv(*meta, torch.empty(2, 3, 5, device="meta"), spatial_shape=(3, 3), local_only=local_only)
-    assert image.shape == (3, 9, 4)
+@ways
+def test_an_empty_batch_of_several_chunks(mode, local_only):
+    inputs, r = inputs_for(mode, 40, 2, 5, batch=0), normal(2, 5)
+    out = daft_conv(*inputs, r, causal=mode != "full", local_only=local_only)
+    assert out.shape == inputs[2].shape
+    assert gradients(out, [r])[0].equal(torch.zeros(2, 5, dtype=torch.float64))

@@ -1,25 +1,21 @@
 """DAFT-full equals equations 5 and 6, whatever the size of keys and biases, and makes no T x T x d tensor."""
 
-import math
-
 import hypothesis
 import pytest
 import torch
 from hypothesis import strategies as st
 
 from common.ops import daft_full
-from common.ops.daft.full import daft_full_in_torchscript
 from common.ops.daft.full_reference import daft_full_reference
-from tests.common.inputs import SIDES, doubled, padding
+from tests.common.inputs import SIDES, padding
 from tests.common.ops.daft.formulas import (
     assert_agrees,
     assert_every_row_is_right,
-    assert_past_stays,
     daft_inputs,
     normal,
     written_out,
 )
-from tests.common.properties import LargestTensor, assert_padding_never_leaks, assert_rows_stand_alone
+from tests.common.properties import LargestTensor
 from tests.compare import assert_close, gradients
 
 causality = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
@@ -30,8 +26,8 @@ def daft_full_inputs(tokens, **options):
 
 
 @causality
-@pytest.mark.parametrize("side", SIDES)
-@pytest.mark.parametrize("tokens", [1, 2, 8, 13, 31])
+@pytest.mark.parametrize("side", ["none", "holes", "all"])
+@pytest.mark.parametrize("tokens", [1, 8, 31])
 def test_forward_and_gradients(tokens, side, causal):
     """w longer than the input, as a matrix and as its factors; with and without the gate."""
     inputs, mask = daft_full_inputs(tokens), padding(side, 2, tokens)
@@ -61,31 +57,6 @@ def test_any_length(tokens, extra, causal, side):
 
 @causality
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_lower_precision(dtype, causal):
-    inputs, w = daft_full_inputs(70, dtype=dtype), normal(70, 70, seed=3, dtype=dtype)
-    exact = doubled(*inputs, w)
-    out, expected = daft_full(*inputs, w, causal=causal), daft_full(*exact, causal=causal)
-    assert out.dtype == dtype
-    assert_close("out", out, expected)
-    for actual, wanted in zip(gradients(out, [*inputs, w]), gradients(expected, exact)):
-        assert_close("gradient", actual, wanted)
-
-
-@causality
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_autocast_changes_nothing(dtype, causal):
-    inputs, w = daft_full_inputs(70, dtype=torch.float32), normal(70, 70, seed=3, dtype=torch.float32)
-    factors = (normal(70, 5, dtype=torch.float32), normal(70, 5, seed=4, dtype=torch.float32))
-    for bias in (w, factors):
-        expected = daft_full(*inputs, bias, causal=causal)
-        with torch.autocast("cpu", dtype=dtype):
-            assert (w @ w).dtype == dtype  # autocast is on
-            out = daft_full(*inputs, bias, causal=causal)
-        assert torch.equal(out, expected)
-
-
-@causality
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(("largest", "spread"), [(100.0, 1.0), (1.0, 50.0), (100.0, 50.0)])
 def test_large_keys_and_biases(largest, spread, dtype, causal):
     """Each row is right, also where it sees small keys and large ones come later, or the largest have small biases."""
@@ -109,7 +80,7 @@ def test_large_keys_and_biases(largest, spread, dtype, causal):
 
 
 @causality
-@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("side", ["none", "holes", "all"])
 def test_constants_added_to_all_keys_and_to_a_row_of_biases_cancel(side, causal):
     """Also beside padding, whose keys are none to be relative to."""
     (q, k, v), w = daft_full_inputs(37), normal(37, 37, seed=3)
@@ -136,31 +107,6 @@ def test_gradcheck(causal):
     torch.autograd.gradcheck(lambda *x: daft_full(*x, causal=causal), [*inputs, w])
 
 
-def test_the_future_changes_nothing():
-    w = normal(37, 37, seed=3)
-    assert_past_stays(lambda *inputs: daft_full(*inputs, w, causal=True), daft_full_inputs(37))
-
-
-def _one_head(w, causal):
-    """``daft_full`` of q, k, v (B, 1, T, d) for the promises of every op."""
-
-    def op(q, k, v, key_padding_mask=None):
-        inputs = (x.squeeze(1) for x in (q, k, v))
-        return daft_full(*inputs, w, causal=causal, key_padding_mask=key_padding_mask).unsqueeze(1)
-
-    return op
-
-
-@causality
-@pytest.mark.parametrize("poison", [math.nan, math.inf, 1e9])
-def test_padding_never_leaks(poison, causal):
-    inputs = [x.detach().unsqueeze(1).requires_grad_() for x in daft_full_inputs(19, batch=3)]
-    w = normal(19, 19, seed=3)
-    assert_padding_never_leaks(_one_head(w, causal), inputs, [w], padding("all", 3, 19), poison)
-    for side in SIDES[1:-1]:
-        assert_rows_stand_alone(_one_head(w, causal), inputs, padding(side, 3, 19))
-
-
 @causality
 @pytest.mark.parametrize("masked", [False, True], ids=["whole", "masked"])
 def test_no_tensor_is_tokens_by_tokens_by_channels(masked, causal):
@@ -173,15 +119,6 @@ def test_no_tensor_is_tokens_by_tokens_by_channels(masked, causal):
         out = daft_full(*inputs, w, causal=causal, key_padding_mask=mask)
         torch.autograd.grad(out.sum(), [*inputs, w])
     assert tokens * tokens <= seen.numel <= max(tokens * tokens, 8 * tokens * channels) * 1.01
-
-
-@causality
-def test_an_empty_batch_and_the_meta_device(causal):
-    w = torch.zeros(9, 9)
-    assert daft_full(*(torch.zeros(0, 9, 4) for _ in range(3)), w, causal=causal).shape == (0, 9, 4)
-    inputs = [torch.empty(2, 9, 4, device="meta") for _ in range(3)]
-    for bias in (w.to("meta"), (w.to("meta"), w.to("meta"))):
-        assert daft_full(*inputs, bias, causal=causal).shape == (2, 9, 4)
 
 
 # --- any range of keys and biases ------------------------------------------------------------------------------------
@@ -262,10 +199,3 @@ def test_a_compiled_graph_refuses_what_float32_does_not_hold():
     assert_close("out", compiled(*usual), daft_full(*usual, causal=True), 1e-5)
     with pytest.raises(RuntimeError, match="keys of a channel or the position biases"):
         compiled(*wide_inputs("both wide"))
-
-
-def test_torchscript_holds_any_range():
-    q, k, v, w = wide_inputs("both wide")
-    scripted = torch.jit.script(daft_full_in_torchscript)
-    expected = daft_full_reference(*(x.detach().double() for x in (q, k, v, w)))
-    assert_close("out", scripted(q, k, v, w).double(), expected, 2e-5)

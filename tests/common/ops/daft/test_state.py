@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
 from common.ops import daft_conv, daft_full
-from common.ops.daft import conv_causal
 from tests.common.inputs import SIDES, padding
 from tests.common.ops.daft.formulas import daft_inputs, filter_bias, normal, written_out
-from tests.compare import assert_close, gradients
+from tests.compare import assert_close
 
 OPS = {
     "full": (daft_full, lambda: normal(40, 40, seed=3)),
@@ -32,20 +31,6 @@ def in_pieces(op, inputs, w, mask, cuts):
         out, state = op(*part, w, causal=True, key_padding_mask=masked, initial_state=state, return_state=True)
         outputs.append(out)
     return torch.cat(outputs, dim=1), state
-
-
-@names
-@pytest.mark.parametrize("cuts", [list(range(38)), [0, 1, 2, 20, 21, 37], [0, 37]], ids=["steps", "mixed", "whole"])
-@pytest.mark.parametrize("side", SIDES)
-def test_pieces_give_the_whole(side, cuts, name):
-    """Forward and gradients."""
-    (op, bias), inputs, mask = OPS[name], daft_inputs(37), padding(side, 2, 37)
-    w = bias()
-    expected = op(*inputs, w, causal=True, key_padding_mask=mask)
-    out, _ = in_pieces(op, inputs, w, mask, cuts)
-    assert_close("out", out, expected)
-    for actual, wanted in zip(gradients(out, [*inputs, w]), gradients(expected, [*inputs, w])):
-        assert_close("gradient", actual, wanted)
 
 
 @names
@@ -73,23 +58,6 @@ def test_any_pieces_give_the_whole_and_one_state(name, pieces, side, window, gat
             assert_close(entry, state[entry] * some, tensor * some)
         else:
             assert torch.equal(state[entry], tensor)
-
-
-@convolutions
-def test_the_state_does_not_grow_and_has_the_batch_first(name):
-    inputs, r, state, sizes = daft_inputs(30, 2), normal(2, 5), None, set()
-    for i in range(30):
-        part = [x[:, i : i + 1] for x in inputs]
-        _, state = OPS[name][0](*part, r, causal=True, initial_state=state, return_state=True)
-        sizes.add(tuple((entry, tuple(x.shape)) for entry, x in sorted(state.items())))
-    (only,) = sizes
-    assert dict(only) == {
-        "count": (2,),
-        "k": (2, 2, 5),
-        "v": (2, 2, 5, 2),
-        "mean": (2, 2, 2),
-        "log_weight": (2, 2),
-    }
 
 
 @pytest.mark.parametrize("cuts", [range(21), [0, 20], [0, 13, 20]], ids=["steps", "whole", "mixed"])
@@ -133,25 +101,6 @@ def test_sums_are_float32_whatever_the_input(name, dtype):
     assert out.dtype == dtype
     assert all(x.dtype == torch.float32 for entry, x in state.items() if entry != "count")
     assert_close("out", out, op(*inputs, r, causal=True))
-
-
-@convolutions
-def test_rows_of_a_state_may_be_reordered(name):
-    (op, _), inputs, r = OPS[name], [x.detach() for x in daft_inputs(20, 2)], normal(2, 6).detach()
-    _, state = in_pieces(op, [x[:, :15] for x in inputs], r, None, [0, 15])
-    swapped = {entry: x.flip(0) for entry, x in state.items()}
-    rest = [x[:, 15:].flip(0) for x in inputs]
-    out, _ = op(*rest, r, causal=True, initial_state=swapped, return_state=True)
-    assert_close("out", out.flip(0), op(*inputs, r, causal=True)[:, 15:])
-
-
-def test_both_causal_forms_may_be_continued(monkeypatch):
-    """The form of a whole sequence does not matter to what a state continues."""
-    inputs, r = daft_inputs(37, 2), normal(2, 6)
-    out, _ = in_pieces(daft_conv, inputs, r, None, [0, 17, 37])
-    for direct in (0, 10**6):
-        monkeypatch.setattr(conv_causal, "CONVOLVED_SIZE", direct)
-        assert_close("out", out, daft_conv(*inputs, r, causal=True))
 
 
 def test_a_step_of_daft_full_forms_one_row_of_its_bias():

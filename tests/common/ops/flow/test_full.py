@@ -1,63 +1,44 @@
-"""Flow-Attention of all sinks with all sources in pieces with a backward pass by hand, against the graph of it."""
+"""Flow-Attention of all sinks with all sources, in blocks with a backward pass by hand."""
 
 import pytest
 import torch
 from torch.autograd import forward_ad
 
 from common.ops import flow_attention
-from common.ops.flow import full_cpu
-from common.ops.flow.full import flow_attention_in_graph, full_flow
-from common.ops.flow.full_cpu import full_attention_in_blocks
-from common.ops.flow.options import flow_options
+from common.ops.flow.reference import flow_attention_reference
 from common.ops.shared.feature_maps import FEATURE_MAPS, feature_map_gradient, real_features
 from recipes.bench.harness.memory import peak_beyond
-from tests.common.inputs import SIDES, padding, qkv
-from tests.compare import assert_close, gradients
-
-OPTIONS = [
-    {},
-    {"clamp": 0.9},
-    {"form": "paper", "phi": "elu+1"},
-    {"form": "released_vision", "clamp": None, "allocation": "softmax"},
-    {"form": "paper", "competition": "sigmoid", "allocation": "softmax"},
-    {"competition": "sigmoid", "allocation": "none"},
-    {"competition": "none", "phi": "relu"},
-]
-
-
-def assert_agrees(inputs, key_mask=None, query_mask=None, options=None) -> None:
-    """Output and gradients are those of the graph."""
-    arguments = (*inputs, key_mask, query_mask, flow_options(**(options or {})))
-    out, expected = full_attention_in_blocks(*arguments), flow_attention_in_graph(*arguments)
-    assert type(out.grad_fn).__name__ == "_InBlocksBackward"
-    assert_close("out", out, expected, 1e-12)
-    for name, actual, wanted in zip("qkv", gradients(out, inputs), gradients(expected, inputs)):
-        assert_close(f"gradient of {name}", actual, wanted, 1e-11)
-
-
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize("side", SIDES)
-def test_every_option_and_mask(side, options):
-    assert_agrees(qkv(19, 11, batch=3), padding(side, 3, 11), padding("left", 3, 19), options)
-    assert_agrees(qkv(11, 19, batch=3), padding("holes", 3, 19), padding(side, 3, 11), options)
+from tests.common.inputs import padding, qkv
+from tests.compare import assert_close, assert_gradients_close, gradients
 
 
 @pytest.mark.parametrize("d, e", [(1, 40), (40, 1), (16, 17), (17, 16), (20, 20)])
 def test_few_and_many_channels(d, e):
-    assert_agrees(qkv(13, 21, d=d, e=e), padding("right", 2, 21), padding("both", 2, 13))
+    inputs = qkv(13, 21, d=d, e=e)
+    masks = {"key_padding_mask": padding("right", 2, 21), "query_padding_mask": padding("both", 2, 13)}
+    out, expected = (attend(*inputs, **masks) for attend in (flow_attention, flow_attention_reference))
+    assert_close("out", out, expected, 1e-12)
+    assert_gradients_close(out, expected, dict(zip("qkv", inputs)), 1e-11)
 
 
-@pytest.mark.parametrize("piece, pieces", [(1, 15), (70, 15), (140, 9), (350, 3), (799, 2), (1050, 1), (10**6, 1)])
-@pytest.mark.parametrize("side", ["none", "left"])
-def test_pieces_of_any_size(side, piece, pieces, monkeypatch):
-    """3 rows of 5 heads of 10 tokens and 7 channels: single heads, two, rows, two rows, all."""
-    seen = []
-    monkeypatch.setattr(full_cpu, "BLOCK_NUMBERS", piece)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    monkeypatch.setattr(full_cpu, "full_flow", lambda *arguments: seen.append(1) or full_flow(*arguments))
-    mask = padding(side, 3, 10)
-    assert_agrees(qkv(10, batch=3, heads=5, d=7, e=6), mask, mask)
-    assert len(seen) == pieces
+@pytest.mark.parametrize("n, batch, heads", [(2048, 2, 3), (1024, 2, 6), (256, 5, 6)])
+@pytest.mark.parametrize("options", [{}, {"competition": "softmax_heads"}], ids=str)
+def test_blocks_of_rows_and_heads_are_the_same_function(options, n, batch, heads):
+    """A block has 2**18 numbers: two heads of a row and one, four heads and two, two rows at once and a last one."""
+    inputs, mask = qkv(n, batch=batch, heads=heads, d=64, e=60), padding("left", batch, n)
+    masks = {"key_padding_mask": mask, "query_padding_mask": mask}
+    out = flow_attention(*inputs, **masks, **options)
+    rows, parts = range(batch), range(1 if options else heads)
+
+    def alone(b: int, h: int) -> torch.Tensor:
+        head = slice(None) if options else slice(h, h + 1)
+        return flow_attention(
+            *(x[b : b + 1, head] for x in inputs), **{name: x[b : b + 1] for name, x in masks.items()}, **options
+        )
+
+    expected = torch.cat([torch.cat([alone(b, h) for h in parts], dim=1) for b in rows])
+    assert_close("out", out, expected, 1e-12)
+    assert_gradients_close(out, expected, dict(zip("qkv", inputs)), 1e-11)
 
 
 @pytest.mark.parametrize("head_dim", [5, 20])
@@ -67,18 +48,16 @@ def test_heads_in_the_order_of_one_projection(head_dim):
     inputs = [x.transpose(1, 2) for x in projected.unbind(2)]  # (B, H, n, d)
     out = flow_attention(*inputs)
     assert out.transpose(1, 2).is_contiguous()
-    (found,) = gradients(out, [projected])
-    (wanted,) = gradients(flow_attention_in_graph(*inputs, None, None, flow_options()), [projected])
-    assert_close("gradient of the projection", found, wanted, 1e-11)
+    assert_gradients_close(out, flow_attention_reference(*inputs), {"projection": projected}, 1e-11)
 
 
 def test_expanded_inputs_and_gradients():
     q, k, v = qkv(8, heads=1)
-    expanded = [x.expand(2, 3, 8, -1) for x in (q, k, v)]
-    options = flow_options()
-    found = torch.autograd.grad(full_attention_in_blocks(*expanded, None, None, options).sum(), (q, k, v))
-    wanted = torch.autograd.grad(flow_attention_in_graph(*expanded, None, None, options).sum(), (q, k, v))
-    for name, actual, expected in zip("qkv", found, wanted):
+    results = []
+    for attend in (flow_attention, flow_attention_reference):
+        out = attend(*(x.expand(2, 3, 8, -1) for x in (q, k, v)))
+        results.append(torch.autograd.grad(out.sum(), (q, k, v)))
+    for name, actual, expected in zip("qkv", *results):
         assert_close(f"gradient of {name}", actual, expected, 1e-11)
 
 
@@ -88,8 +67,8 @@ def test_gradient_of_one_input_alone(wanted, twice):
     inputs = [x.detach().requires_grad_(name == wanted) for name, x in zip("qkv", qkv(9))]
     leaf = inputs["qkv".index(wanted)]
     results = []
-    for form in (full_attention_in_blocks, flow_attention_in_graph):
-        out = form(*inputs, None, None, flow_options(clamp=20.0)).square().sum()
+    for attend in (flow_attention, flow_attention_reference):
+        out = attend(*inputs, clamp=20.0).square().sum()
         (gradient,) = torch.autograd.grad(out, [leaf], create_graph=twice)
         results.append(torch.autograd.grad(gradient.square().sum(), [leaf])[0] if twice else gradient)
     assert_close(f"gradient of {wanted}", *results, 1e-10)
@@ -125,23 +104,17 @@ def test_a_backward_pass_under_autocast_is_as_precise():
         assert_close(f"gradient of {name}", actual, wanted, 1e-6)
 
 
-def test_memory_of_a_training_step(monkeypatch):
-    """Beyond inputs, output and gradients: not much more than q, of which the graph needs more than four times."""
-    monkeypatch.setattr(full_cpu, "BLOCK_NUMBERS", 2**18 // torch.get_num_threads())  # a head at once
+def test_memory_of_a_training_step():
+    """Beyond inputs, output and gradients: not much more than q, of which a graph would keep more than four times."""
     inputs = qkv(4096, batch=1, heads=8, d=64, e=64, dtype=torch.float32)
     weights = torch.randn_like(inputs[0])
-    size = inputs[0].nbytes
 
-    def peak(form):
-        def run():
-            out = form(*inputs, None, None, flow_options())
-            return out.detach(), *torch.autograd.grad(out, inputs, weights)
+    def step():
+        out = flow_attention(*inputs)
+        return out.detach(), *torch.autograd.grad(out, inputs, weights)
 
-        run()
-        return peak_beyond(run, "cpu")
-
-    assert peak(full_attention_in_blocks) < 1.25 * size
-    assert peak(flow_attention_in_graph) > 4 * size
+    step()
+    assert peak_beyond(step, "cpu") < 1.25 * inputs[0].nbytes
 
 
 @pytest.mark.parametrize("phi", FEATURE_MAPS)

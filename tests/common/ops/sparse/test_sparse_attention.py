@@ -8,8 +8,8 @@ from torch.nn import functional as F
 
 from common.ops import sparse_attention
 from common.ops.sparse import PATTERNS
-from tests.common.inputs import padding, qkv
-from tests.common.properties import Elements, assert_prefixes_stand_alone, assert_rows_stand_alone, largest_tensor
+from tests.common.inputs import qkv
+from tests.common.properties import Elements, largest_tensor
 from tests.common.refusals import refused, tensors
 from tests.compare import assert_close, gradients
 
@@ -45,25 +45,6 @@ def test_more_columns_than_a_chunk_has_are_all_tokens():
     q, k, v = qkv(23)
     out = sparse_attention(q, k, v, stride=4, columns=9)
     assert_close("out", out, F.scaled_dot_product_attention(q, k, v))
-
-
-@patterns
-@causality
-@pytest.mark.parametrize("side", ["left", "holes"])
-def test_rows_are_what_they_are_without_padding(side, causal, pattern):
-    def op(q, k, v, key_padding_mask=None):
-        options = {"pattern": pattern, "stride": 4, "columns": 2, "causal": causal}
-        return sparse_attention(q, k, v, key_padding_mask=key_padding_mask, **options)
-
-    assert_rows_stand_alone(op, qkv(23), padding(side, 2, 23))
-
-
-@patterns
-def test_a_prefix_depends_on_nothing_behind_it(pattern):
-    def op(q, k, v):
-        return sparse_attention(q, k, v, pattern=pattern, stride=4, columns=2, causal=True)
-
-    assert_prefixes_stand_alone(op, qkv(23), (1, 4, 10, 22))
 
 
 @patterns
