@@ -231,7 +231,7 @@ class OpAttention(InnerAttention):
     Subclasses name the function, ``op``, and its literal form, ``reference_op``. Both are called with the tensors that
     ``takes`` names, with ``key_padding_mask`` and ``query_padding_mask``, and by name with
 
-    * ``causal``, where the mechanism may be causal or not,
+    * ``causal``, where the mechanism may be causal,
     * the options, but those that ``setup`` alone reads (``setup_only``), and for ``reference_op`` those of speed,
     * what the module holds: ``held()``, and ``reference_held()`` for ``reference_op``,
     * the inputs that ``needs`` names,
@@ -255,7 +255,7 @@ class OpAttention(InnerAttention):
     def _declare(self) -> None:
         """What is the same for every call."""
         described = self.options.described()
-        causal = {"causal": self.causal} if self.supports >= {"causal", "bidirectional"} else {}
+        causal = {"causal": self.causal} if "causal" in self.supports else {}
         options = {name: x for name, x in self.options.as_dict().items() if not described[name].setup_only}
         results = {name: x for name, x in options.items() if not described[name].speed_only}
         self._arguments, self._reference_arguments = {**causal, **options}, {**causal, **results}

@@ -16,11 +16,11 @@ def contract(*arguments: str) -> tuple[int, str]:
 
 def test_every_promise_is_kept_by_a_mechanism_that_keeps_them():
     """By no other one: the whole contract of one mechanism takes seconds. Its case, beside its module, is read."""
-    status, said = contract("--mechanism", "tests.common.strangers.kept", "-vv")
+    status, said = contract("--mechanism", "tests.examples.mean", "-vv")
     assert status == 0, said[-3000:]
     tested = set(re.findall(r"::(\w+)\[", said))
     assert {"test_lengths", "test_extend_is_forward", "test_it_exports", "test_options", "test_states"} <= tested
-    assert "[stranger-causal-both]" in said and "[linear" not in said
+    assert "[mean-causal-higher]" in said and "[linear" not in said
 
 
 def test_promises_that_a_mechanism_breaks_are_named():

@@ -83,6 +83,7 @@ def rfa_gate_attention(
     gate_weight: Tensor,
     gate_bias: Tensor,
     *,
+    causal: bool = True,
     key_padding_mask: Tensor | None = None,
     query_padding_mask: Tensor | None = None,
     floor: float = 0.01,
@@ -93,7 +94,7 @@ def rfa_gate_attention(
     """Causal ``rfa_attention`` with the gate g = sigmoid(w·x + b) of each token and head (section 3.2).
 
     x (B, n, D) are the tokens before their projection, ``gate_weight`` (H, D) and ``gate_bias`` (H,). Otherwise shapes,
-    masks, state, cost and errors as in ``rfa_attention``.
+    masks, state, cost and errors as in ``rfa_attention``, and ``causal=False`` is a ValueError.
     """
     check_query_key_value(q, k, v, one_length=True)
     check_padding_mask("key_padding_mask", key_padding_mask, k)
@@ -104,7 +105,7 @@ def rfa_gate_attention(
     with autocast_off(q):
         gate = F.linear(x, gate_weight.to(dtype), gate_bias.to(dtype))  # (B, n, H)
     log_gate = F.logsigmoid(gate).transpose(1, 2)
-    options = {"log_gate": log_gate, "causal": True, "floor": floor, "chunk_size": chunk_size}
+    options = {"log_gate": log_gate, "causal": causal, "floor": floor, "chunk_size": chunk_size}
     masks = {"key_padding_mask": key_padding_mask, "query_padding_mask": query_padding_mask}
     state = {"initial_state": initial_state, "return_state": return_state}
     return rfa_attention(q, k, v, directions, **options, **masks, **state)

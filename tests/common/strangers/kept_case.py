@@ -1,3 +1,0 @@
-"""The stranger's case: options that matter together."""
-
-VARIANTS = {"both": {"phi": "sigmoid", "chunk_size": 3}}
