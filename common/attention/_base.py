@@ -26,7 +26,8 @@ SUPPORTS = {
     "causal": "each token sees those before it and itself; decoding by `extend`",
     "bidirectional": "each token sees all tokens",
     "cross": "n queries of one sequence attend to m keys of another, bidirectional",
-    "source": "queries attend, each by itself, to another sequence, by a state that `source_state` makes of it once",
+    "source": "queries attend to another sequence, whose state `source_state` makes once; no query changes another's "
+    "output",
     "torchscript": "not causal, it can be compiled by torch.jit.script, as some image models promise",
     "rotary": "it rotates queries and keys itself, by its option `rotary`",
 }

@@ -64,8 +64,7 @@ def mixed_chunk_attention(
 
     Raises:
         ValueError: a shape, dtype, mask, bias, name or state that does not fit; ``chunk_size`` below 1; both terms left
-            out; ``first_softmax`` or ``first_to_all`` of a causal sequence or without the local term; a state of one
-            that is not causal.
+            out; ``first_softmax`` or ``first_to_all`` with ``causal`` or without ``local``; a state without ``causal``.
     """
     options = mixed_chunk_options(chunk_size, causal, kernel, local, linear, first_softmax, first_to_all)
     if not isinstance(q_quad, Tensor) or q_quad.dim() not in (3, 4):

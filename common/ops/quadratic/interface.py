@@ -57,7 +57,7 @@ def gau_attention(
 
     Raises:
         ValueError: a shape, dtype, mask, bias, name or state that does not fit; a divisor that is not above 0;
-            ``first_softmax`` of a causal sequence, or a state of one that is not.
+            ``first_softmax`` with ``causal``, or a state without it.
     """
     check_choice("kernel", kernel, SCORE_KERNELS)
     if divisor is not None and not divisor > 0.0:
