@@ -13,7 +13,6 @@ from ..shared.padding import either_mask
 from ..shared.precision import autocast_off, compute_dtype
 from ..shared.state import State, check_continuation, state_of_sums
 from ..shared.tracing import is_compiled, runs_eagerly
-from . import causal_gpu, causal_gpu_operator
 from .causal import (
     CausalInputs,
     attention_in_chunks,
@@ -27,6 +26,8 @@ from .causal import (
 from .causal_cpu import causal_attention_in_blocks
 from .full import flow_attention_in_graph, full_flow
 from .full_cpu import full_attention_in_blocks
+from .gpu import causal as causal_gpu
+from .gpu import operator as causal_gpu_operator
 from .options import DEFAULTS, FlowOptions, check_competition, flow_options
 
 

@@ -12,7 +12,9 @@ from ..shared.precision import autocast_off, compute_dtype
 from ..shared.relative_bias import check_bias
 from ..shared.state import State, check_continuation, state_of_sums
 from ..shared.tracing import is_compiled
-from . import causal_cpu, decoding, gpu, gpu_operator
+from . import causal_cpu, decoding
+from .gpu import operator as gpu_operator
+from .gpu import sequence as gpu_sequence
 from .sequence import (
     MixedChunkOptions,
     Tokens,
@@ -93,7 +95,7 @@ def mixed_chunk_attention(
 def _whole(tokens: Tokens, bias: Tensor | None, options: MixedChunkOptions, padding_mask: Tensor | None) -> Tensor:
     """A whole sequence: kernels on a GPU, blocks on a CPU for the paper's language model, otherwise plain PyTorch."""
     arguments = (tokens, bias, options, padding_mask)
-    if gpu.applies(tokens, options):
+    if gpu_sequence.applies(tokens, options):
         by_kernels = gpu_operator.whole_sequence if is_compiled() else gpu_operator.guarded_sequence
         return by_kernels(*arguments)
     in_blocks = causal_cpu.applies(tokens, bias, options)

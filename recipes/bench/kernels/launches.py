@@ -13,11 +13,11 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from common.ops.flow import causal_chunks_gpu, causal_walk_gpu
 from common.ops.flow.causal import CausalInputs
-from common.ops.flow.causal_gpu import causal_attention
+from common.ops.flow.gpu import chunks, walk
+from common.ops.flow.gpu.causal import causal_attention
 from common.ops.flow.options import flow_options
-from common.ops.mixed_chunk.gpu import whole_sequence
+from common.ops.mixed_chunk.gpu.sequence import whole_sequence
 from common.ops.mixed_chunk.sequence import Tokens, mixed_chunk_options
 
 CHUNK = 256
@@ -92,27 +92,23 @@ def of_mixed_chunk_attention(sizes: Sizes) -> Call:
 
 #: Mechanism -> its call.
 MECHANISMS: dict[str, Callable[[Sizes], Call]] = {
-    "flow": partial(of_flow_attention, split=causal_chunks_gpu),
-    "flow_walk": partial(of_flow_attention, split=causal_walk_gpu),
+    "flow": partial(of_flow_attention, split=chunks),
+    "flow_walk": partial(of_flow_attention, split=walk),
     "mixed_chunk": of_mixed_chunk_attention,
 }
 
 
 def head_sizes(mechanism: str, dtype: str, sizes: Iterable[int]) -> list[int]:
     """Those of ``sizes`` that the kernels of a mechanism take."""
-    return [size for size in sizes if mechanism != "flow_walk" or size <= causal_walk_gpu.MAX_CHANNELS[DTYPES[dtype]]]
+    return [size for size in sizes if mechanism != "flow_walk" or size <= walk.MAX_CHANNELS[DTYPES[dtype]]]
 
 
 def kernel_modules() -> dict[str, ModuleType]:
     """The file of kernels of each mechanism. They import Triton."""
-    from common.ops.flow import causal_chunks_gpu_kernels, causal_walk_gpu_kernels
-    from common.ops.mixed_chunk import gpu_kernels
+    from common.ops.flow.gpu import chunks_kernels, walk_kernels
+    from common.ops.mixed_chunk.gpu import kernels
 
-    return {
-        "flow": causal_chunks_gpu_kernels,
-        "flow_walk": causal_walk_gpu_kernels,
-        "mixed_chunk": gpu_kernels,
-    }
+    return {"flow": chunks_kernels, "flow_walk": walk_kernels, "mixed_chunk": kernels}
 
 
 def kernels_of(module: ModuleType) -> dict[str, Any]:

@@ -76,11 +76,11 @@ def leaves(dtype, *channels):
 @pytest.mark.parametrize("mechanism", ["flow", "flow_walk"])
 def test_kernels_of_causal_flow_attention(mechanism):
     """Tiles of 64 or 32 x 16 and x 32, that none be mistaken for another."""
-    from common.ops.flow import causal_chunks_gpu, causal_walk_gpu
     from common.ops.flow.causal import CausalInputs
-    from common.ops.flow.causal_gpu import causal_attention
+    from common.ops.flow.gpu import chunks, walk
+    from common.ops.flow.gpu.causal import causal_attention
 
-    split = causal_walk_gpu if mechanism == "flow_walk" else causal_chunks_gpu
+    split = walk if mechanism == "flow_walk" else chunks
     mask = torch.zeros(2, 70, dtype=torch.bool)
     inputs = leaves(torch.bfloat16, 10, 10, 20)
     with recorded() as launches:
@@ -96,7 +96,7 @@ def test_kernels_of_causal_flow_attention(mechanism):
 )
 def test_kernels_of_mixed_chunk_attention(dtype, causal, kernel, bias):
     """Tiles of 64 x 64 and x 16, backward of 32; in float32 of 32 x 16 and x 32, backward of 16 x 16 and x 64."""
-    from common.ops.mixed_chunk.gpu import whole_sequence
+    from common.ops.mixed_chunk.gpu.sequence import whole_sequence
 
     s, e = (40, 10) if causal else (10, 80)
     bias = torch.zeros(bias, requires_grad=True)

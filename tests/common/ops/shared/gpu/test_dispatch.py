@@ -12,9 +12,9 @@ from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 from common.ops import flow_attention, mixed_chunk_attention
-from common.ops.flow import causal_gpu, causal_walk_gpu
 from common.ops.flow.causal import attention_in_chunks
-from common.ops.mixed_chunk import gpu
+from common.ops.flow.gpu import causal, walk
+from common.ops.mixed_chunk.gpu import sequence
 from common.ops.mixed_chunk.sequence import Tokens, mixed_chunk_options
 from common.ops.shared.gpu import dispatch, first_use
 from tests.common.inputs import mixed_chunk_inputs, qkv
@@ -44,14 +44,14 @@ def kernel(on_cpu_too, monkeypatch):
     """Puts a function in the place of the kernels of causal Flow-Attention; until then they fail."""
 
     def replace(function):
-        monkeypatch.setattr(causal_gpu, "causal_attention", function)
+        monkeypatch.setattr(causal, "causal_attention", function)
 
     replace(missing)
     return replace
 
 
 def chunks_apply(q, v, kernel="relu2", **options):
-    return gpu.applies(Tokens(q, q, q, q, v), mixed_chunk_options(4, kernel=kernel, **options))
+    return sequence.applies(Tokens(q, q, q, q, v), mixed_chunk_options(4, kernel=kernel, **options))
 
 
 def float32(n=9):
@@ -76,7 +76,7 @@ def test_the_variable_turns_kernels_off(given, on, on_cpu_too, monkeypatch):
     monkeypatch.delenv("LINEARTIME_TRITON")
     if given is not None:
         monkeypatch.setenv("LINEARTIME_TRITON", given)
-    assert causal_gpu.applies(*float32()) is on
+    assert causal.applies(*float32()) is on
     assert chunks_apply(*float32()[1:]) is on
 
 
@@ -85,18 +85,18 @@ def test_the_variable_turns_kernels_off(given, on, on_cpu_too, monkeypatch):
 
 def test_a_cpu_alone_has_no_kernels(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    assert not causal_gpu.applies(*float32())
+    assert not causal.applies(*float32())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64], ids=str)
 def test_dtypes(dtype, on_cpu_too):
-    assert causal_gpu.applies(*qkv(9, dtype=dtype)) is (dtype != torch.float64)
+    assert causal.applies(*qkv(9, dtype=dtype)) is (dtype != torch.float64)
 
 
 def test_widths_and_options(on_cpu_too):
     for d in (128, 129):
         q, k, v = qkv(3, d=d, e=200, dtype=torch.float32)
-        assert causal_gpu.applies(q, k, v) is (d == 128)
+        assert causal.applies(q, k, v) is (d == 128)
         assert chunks_apply(q, v, "laplace") is (d == 128)
     assert not chunks_apply(q[..., :4], v, "softmax")
     assert not chunks_apply(q[..., :4], v, first_softmax=True)
@@ -104,17 +104,17 @@ def test_widths_and_options(on_cpu_too):
 
 def test_a_walk_is_taken_where_it_fills_the_processors(on_cpu_too, monkeypatch):
     """Up to 64 channels of q and of v, in float32 up to 32; not after it has failed."""
-    monkeypatch.setattr(causal_gpu, "processors", lambda device: 6)
+    monkeypatch.setattr(causal, "processors", lambda device: 6)
 
     def walks(heads=3, **sizes):
         q, _, v = qkv(3, batch=2, heads=heads, **{"dtype": torch.bfloat16, **sizes})
-        return causal_gpu.split_for(q, v) is causal_walk_gpu
+        return causal.split_for(q, v) is walk
 
     assert walks(d=64, e=64) and not walks(heads=2)
     assert not walks(d=65) and not walks(e=65)
     assert walks(dtype=torch.float32, d=32, e=32) and not walks(dtype=torch.float32, d=33)
-    monkeypatch.setattr(dispatch, "failed", {causal_walk_gpu.NAME})
-    assert not walks() and causal_gpu.applies(*float32())
+    monkeypatch.setattr(dispatch, "failed", {walk.NAME})
+    assert not walks() and causal.applies(*float32())
 
 
 def test_other_devices_subclasses_and_mixed_devices_have_none(on_cpu_too):
@@ -123,10 +123,10 @@ def test_other_devices_subclasses_and_mixed_devices_have_none(on_cpu_too):
 
     q, k, v = float32()
     meta = q.to("meta")
-    assert causal_gpu.applies(torch.nn.Parameter(q), k, v)
-    assert not causal_gpu.applies(q.as_subclass(Subclass), k, v)
-    assert not causal_gpu.applies(meta, meta, meta)
-    assert not causal_gpu.applies(q, k, meta)
+    assert causal.applies(torch.nn.Parameter(q), k, v)
+    assert not causal.applies(q.as_subclass(Subclass), k, v)
+    assert not causal.applies(meta, meta, meta)
+    assert not causal.applies(q, k, meta)
 
 
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.*torch.jit:FutureWarning")
@@ -169,7 +169,7 @@ WITHOUT = """
 import importlib, pkgutil, sys
 import common
 for module in pkgutil.walk_packages(common.__path__, "common."):
-    if not module.name.endswith(("gpu_kernels", "gpu.tiles")):  # what runs on the device
+    if not module.name.endswith((".kernels", "_kernels", ".tiles")):  # what runs on the device
         importlib.import_module(module.name)
 import torch
 from common.ops import flow_attention, mixed_chunk_attention
@@ -253,7 +253,7 @@ def test_what_is_no_failure_of_a_kernel_is_raised(error, kernel):
     kernel(broken)
     with pytest.raises(type(error)):
         flow_attention(*float32(), causal=True)
-    assert causal_gpu.applies(*float32())
+    assert causal.applies(*float32())
 
 
 # --- the check before the first use --------------------------------------------------------------------------------
@@ -358,7 +358,7 @@ def test_an_error_of_earlier_work_is_raised_and_not_held_against_the_kernels(che
 @pytest.mark.parametrize("processors", [1, 5], ids=["walk", "chunks"])
 def test_while_a_graph_is_captured_only_kernels_that_were_compared_are_used(processors, checked, monkeypatch):
     calls = checked()
-    monkeypatch.setattr(causal_gpu, "processors", lambda device: processors)
+    monkeypatch.setattr(causal, "processors", lambda device: processors)
     inputs = float32()
     monkeypatch.setattr(dispatch, "is_capturing", lambda device: True)
     flow_attention(*inputs, causal=True)

@@ -13,16 +13,18 @@ import pytest
 
 from tests.torch_versions import NEWER_THAN_2_6
 
-FOLDER = Path(__file__).parent / "kernels"
+OPS = Path(__file__).parents[2]
+FILES = [path for folder in ("flow/gpu", "mixed_chunk/gpu", "shared/gpu/kernels") for path in (OPS / folder).iterdir()]
+FILES = sorted(path.relative_to(OPS).as_posix() for path in FILES if path.match("test_*.py"))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Triton is for Linux alone; there its absence is an error")
-@pytest.mark.parametrize("file", sorted(path.name for path in FOLDER.glob("test_*.py")))
+@pytest.mark.parametrize("file", FILES)
 def test_in_the_interpreter(file):
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", str(FOLDER / file)]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", str(OPS / file)]
     # Without the check before a kernel's first use: it would run everything twice, and has a test of its own.
     env = {**os.environ, "TRITON_INTERPRET": "1", "LINEARTIME_TRITON": "1", "PYTEST_ADDOPTS": ""}
-    done = subprocess.run(command, cwd=FOLDER.parents[4], env=env, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=OPS.parents[2], env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     summary = done.stdout.strip().splitlines()[-1]
     assert " passed" in summary and ("skipped" not in summary or not NEWER_THAN_2_6), summary

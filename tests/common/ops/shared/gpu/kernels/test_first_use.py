@@ -3,28 +3,28 @@
 import pytest
 import torch
 
-from common.ops.flow import causal_chunks_gpu, causal_gpu, causal_walk_gpu
 from common.ops.flow.causal import CausalInputs
+from common.ops.flow.gpu import causal, chunks, walk
 from common.ops.flow.options import flow_options
-from common.ops.mixed_chunk import gpu
+from common.ops.mixed_chunk.gpu import sequence
 from common.ops.mixed_chunk.sequence import Tokens, mixed_chunk_options
 from common.ops.shared.gpu import dispatch, first_use
 from tests.common.inputs import padding, qkv
-from tests.common.ops.shared.gpu.kernels.device import both_splits, on_device
+from tests.common.ops.shared.gpu.device import both_splits, on_device
 
 SIZES = {"batch": 1, "heads": 1, "d": 5, "e": 3}
 
 
-def flow_use(dtype=torch.float32, mask=None, split=causal_chunks_gpu, **options) -> first_use.FirstUse:
+def flow_use(dtype=torch.float32, mask=None, split=chunks, **options) -> first_use.FirstUse:
     (mask,) = on_device([mask])
     tensors = on_device(qkv(4, **SIZES, dtype=dtype))
-    return causal_gpu.first_use(CausalInputs(*tensors, mask, flow_options(**options), 64, None), split)
+    return causal.first_use(CausalInputs(*tensors, mask, flow_options(**options), 64, None), split)
 
 
 def mixed_chunk_use(bias_shape=None, mask=None, **options) -> first_use.FirstUse:
     q, k, v = on_device(qkv(4, **SIZES, dtype=torch.float32))
     bias = None if bias_shape is None else on_device([torch.zeros(bias_shape)])[0]
-    return gpu.first_use(Tokens(q, k, q, k, v), bias, mixed_chunk_options(20, **options), *on_device([mask]))
+    return sequence.first_use(Tokens(q, k, q, k, v), bias, mixed_chunk_options(20, **options), *on_device([mask]))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -37,16 +37,16 @@ def test_flow_attention_is_found_right(dtype, split, with_pytorch):
 
 def test_a_wrong_step_of_a_walk_is_found(with_pytorch, monkeypatch):
     """A gradient of k that is not written at all; what the split in chunks computes is not looked at."""
-    backward = causal_walk_gpu.backward
+    backward = walk.backward
 
     def without_k(*args):
         grad_q, grad_k, *rest = backward(*args)
         return (grad_q, grad_k.zero_(), *rest)
 
-    monkeypatch.setattr(causal_walk_gpu, "backward", without_k)
+    monkeypatch.setattr(walk, "backward", without_k)
     with pytest.raises(first_use.KernelsDiffer, match="gradient 2"):
-        first_use.compare(flow_use(split=causal_walk_gpu))
-    first_use.compare(flow_use(split=causal_chunks_gpu))
+        first_use.compare(flow_use(split=walk))
+    first_use.compare(flow_use(split=chunks))
 
 
 @pytest.mark.parametrize("bias_shape", [None, (39,), (1, 20, 20)], ids=str)
@@ -56,14 +56,14 @@ def test_mixed_chunk_attention_is_found_right(bias_shape, with_pytorch):
 
 
 def test_a_wrong_step_is_found(with_pytorch, monkeypatch):
-    scale = causal_chunks_gpu.flow_scale
-    monkeypatch.setattr(causal_chunks_gpu, "flow_scale", lambda *flows: 1.1 * scale(*flows))
+    scale = chunks.flow_scale
+    monkeypatch.setattr(chunks, "flow_scale", lambda *flows: 1.1 * scale(*flows))
     with pytest.raises(first_use.KernelsDiffer, match="output"):
         first_use.compare(flow_use())
 
 
 def test_a_wrong_backward_step_is_found(with_pytorch, monkeypatch):
-    weights = causal_chunks_gpu.flow_weights
+    weights = chunks.flow_weights
     calls = []
 
     def wrong_when_repeated(*flows):
@@ -71,6 +71,6 @@ def test_a_wrong_backward_step_is_found(with_pytorch, monkeypatch):
         competition, allocation, logs = weights(*flows)
         return (competition if len(calls) == 1 else 1.2 * competition), allocation, logs
 
-    monkeypatch.setattr(causal_chunks_gpu, "flow_weights", wrong_when_repeated)
+    monkeypatch.setattr(chunks, "flow_weights", wrong_when_repeated)
     with pytest.raises(first_use.KernelsDiffer, match="gradient"):
         first_use.compare(flow_use())

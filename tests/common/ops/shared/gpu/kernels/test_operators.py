@@ -6,7 +6,7 @@ import torch
 from common.ops import flow_attention, mixed_chunk_attention
 from common.ops.flow.causal import STATE_SUMS, empty_state
 from tests.common.inputs import bias_like, mixed_chunk_inputs, padding, qkv
-from tests.common.ops.shared.gpu.kernels.device import both_splits, on_device
+from tests.common.ops.shared.gpu.device import both_splits, on_device
 from tests.compare import assert_all_close, assert_close, gradients
 from tests.torch_versions import needs_newer_than_2_6
 

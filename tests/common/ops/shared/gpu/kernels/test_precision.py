@@ -7,7 +7,7 @@ from common.ops import flow_attention, mixed_chunk_attention
 from common.ops.flow.reference import flow_attention_reference
 from common.ops.mixed_chunk.reference import mixed_chunk_attention_reference
 from tests.common.inputs import doubled, mixed_chunk_inputs, padding, qkv
-from tests.common.ops.shared.gpu.kernels.device import both_splits, on_device
+from tests.common.ops.shared.gpu.device import both_splits, on_device
 
 #: The largest relative error of rounding to a dtype, and half its smallest number.
 UNIT = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}

@@ -4,7 +4,7 @@ It takes a tile of C tokens at a time and keeps the running sums in registers, s
 Forward there is one walk. Backward there are two: ``sources_backward`` from the end, where all gradients are that are
 sums over later tokens, and then ``sinks_backward`` from the start, for what a sink reads: the sum of kᵀ(w v) before it.
 
-``causal_chunks_gpu_kernels`` has the formulas of flows inside a tile and across tiles, and the arguments. In addition:
+``chunks_kernels`` has the formulas of flows inside a tile and across tiles, and the arguments. In addition:
 ``counted`` (B,), the real tokens before the first one; ``vectors`` (B H, 4, d), the sums of q, k, (c / I) q and
 (c / O) k; ``logs`` (B H, 2) of competition and allocation; ``kv_sums`` (B H, d, e), Σ kᵀ(w v). Of each of the G tiles:
 ``flows`` (B H, G, 4, C), I, O, Î and Ô, not over c; ``tile_sums`` (B H, G, 4, d), the sums of ``vectors`` before it;
@@ -18,8 +18,8 @@ The README beside ``compiled.md`` says why.
 import triton
 import triton.language as tl
 
-from ..shared.gpu.launch import tuned
-from ..shared.gpu.tiles import (
+from ...shared.gpu.launch import tuned
+from ...shared.gpu.tiles import (
     feature_scores,
     feature_slope,
     load_features,

@@ -7,11 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..shared.gpu import dispatch
-from ..shared.gpu.operators import differentiable_operator
-from ..shared.state import State
-from . import causal_chunks_gpu, causal_gpu
-from .causal import (
+from ...shared.gpu import dispatch
+from ...shared.gpu.operators import differentiable_operator
+from ...shared.state import State
+from ..causal import (
     STATE_SUMS,
     CausalInputs,
     attention_in_chunks,
@@ -19,22 +18,23 @@ from .causal import (
     empty_state,
     state_shapes,
 )
-from .options import FlowForm, FlowOptions
+from ..options import FlowForm, FlowOptions
+from . import causal, chunks
 
 
 def guarded_attention(inputs: CausalInputs) -> tuple[Tensor, State]:
     """Kernels; where those that walk fail, those in chunks, and then plain PyTorch."""
-    return _guarded(inputs, causal_gpu.split_for(inputs.q, inputs.v))
+    return _guarded(inputs, causal.split_for(inputs.q, inputs.v))
 
 
 def _guarded(inputs: CausalInputs, split: ModuleType) -> tuple[Tensor, State]:
     def fallback() -> tuple[Tensor, State]:
-        return attention_in_chunks(inputs) if split is causal_chunks_gpu else _guarded(inputs, causal_chunks_gpu)
+        return attention_in_chunks(inputs) if split is chunks else _guarded(inputs, chunks)
 
     def kernels() -> tuple[Tensor, State]:
-        return causal_gpu.causal_attention(inputs, split)
+        return causal.causal_attention(inputs, split)
 
-    return dispatch.guarded(split.NAME, kernels, fallback, causal_gpu.first_use(inputs, split))
+    return dispatch.guarded(split.NAME, kernels, fallback, causal.first_use(inputs, split))
 
 
 def causal_attention(inputs: CausalInputs) -> tuple[Tensor, State]:

@@ -12,8 +12,8 @@ Arguments: ``x`` pointers of (B, H, n, c) with strides of batch, head and token,
 import triton
 import triton.language as tl
 
-from ..shared.gpu.launch import tuned
-from ..shared.gpu.tiles import load_matrix, load_tile, product, store_matrix, store_tile
+from ...shared.gpu.launch import tuned
+from ...shared.gpu.tiles import load_matrix, load_tile, product, store_matrix, store_tile
 
 #: Whether ``gradients`` can add up along diagonals; Triton has the function for it since 3.3.
 HAS_GATHER = hasattr(tl, "gather")

@@ -1,36 +1,37 @@
 """Causal Flow-Attention by Triton kernels: Flowformer (ICML 2022), Algorithm 2, and how its work is split.
 
 Where heads times sequences are as many as a GPU has multiprocessors, one program walks through each
-(``causal_walk_gpu``): it moves the fewest bytes. Otherwise all chunks are computed at once (``causal_chunks_gpu``).
+(``walk``): it moves the fewest bytes. Otherwise all chunks are computed at once (``chunks``).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..shared.autograd import graph_gradients
-from ..shared.gpu import dispatch
-from ..shared.gpu.first_use import FirstUse, sample_like, sample_padding
-from ..shared.gpu.launch import on_device_of, processors, tile_rows
-from ..shared.state import State
-from . import causal_chunks_gpu, causal_walk_gpu
-from .causal import STATE_SUMS, CausalInputs, attention_in_chunks, state_shapes
-from .causal_gpu_call import Call
+from ...shared.autograd import graph_gradients
+from ...shared.gpu import dispatch
+from ...shared.gpu.first_use import FirstUse, sample_like, sample_padding
+from ...shared.gpu.launch import on_device_of, processors, tile_rows
+from ...shared.state import State
+from ..causal import STATE_SUMS, CausalInputs, attention_in_chunks, state_shapes
+from ..causal_weights import Positions
+from ..options import FlowOptions
+from . import chunks, walk
 
 
 def applies(q: Tensor, k: Tensor, v: Tensor) -> bool:
     """Whether causal Flow-Attention of q, k (B, H, n, d) and v (B, H, n, e) goes through kernels: d up to 128."""
-    return dispatch.applies(causal_chunks_gpu.NAME, q, k, v) and q.shape[3] <= dispatch.MAX_CHANNELS
+    return dispatch.applies(chunks.NAME, q, k, v) and q.shape[3] <= dispatch.MAX_CHANNELS
 
 
 def split_for(q: Tensor, v: Tensor) -> ModuleType:
-    """How the work for q (B, H, n, d) and v (B, H, n, e) is split: ``causal_walk_gpu`` or ``causal_chunks_gpu``."""
+    """How the work for q (B, H, n, d) and v (B, H, n, e) is split: ``walk`` or ``chunks``."""
     enough = q.shape[0] * q.shape[1] >= processors(q.device)
-    walks = enough and causal_walk_gpu.takes(q, v) and causal_walk_gpu.NAME not in dispatch.failed
-    return causal_walk_gpu if walks else causal_chunks_gpu
+    walks = enough and walk.takes(q, v) and walk.NAME not in dispatch.failed
+    return walk if walks else chunks
 
 
 def causal_attention(inputs: CausalInputs, split: ModuleType | None = None) -> tuple[Tensor, State]:
@@ -39,12 +40,12 @@ def causal_attention(inputs: CausalInputs, split: ModuleType | None = None) -> t
     float32, float16 or bfloat16, d up to 128, any n and e. Gradients of gradients come from plain PyTorch.
     Cost as there, with (n / C) d e numbers of temporaries in chunks and (n / C) d in walks.
     """
-    q, k, v, padding, options, chunk_size, _ = inputs
-    split = split_for(q, v) if split is None else split
+    split = split_for(inputs.q, inputs.v) if split is None else split
     state, positions = split.start(inputs)
-    call = Call(padding, None if state is None else state["count"], options, chunk_size, positions)
+    count = None if state is None else state["count"]
+    call = _Call(inputs.padding, count, inputs.options, inputs.chunk_size, split, positions)
     sums = [None] * len(STATE_SUMS) if state is None else [state[name] for name in STATE_SUMS]
-    out, count, *sums = _CausalFlowAttention.apply(q, k, v, split, call, *sums)
+    out, count, *sums = _CausalFlowAttention.apply(inputs.q, inputs.k, inputs.v, call, *sums)
     return out, {"count": count, **dict(zip(STATE_SUMS, sums))}
 
 
@@ -68,47 +69,56 @@ def first_use(inputs: CausalInputs, split: ModuleType) -> FirstUse:
     return FirstUse(split.NAME, q.device, case, sample, by_kernels, by(attention_in_chunks))
 
 
+class _Call(NamedTuple):
+    """The arguments that have no gradient."""
+
+    padding: Tensor | None  # (B, n), True = padding
+    count: Tensor | None  # real tokens before these (B,), int64; None for none
+    options: FlowOptions
+    chunk_size: int  # of plain PyTorch; kernels have their own
+    split: ModuleType
+    positions: Positions | None  # of the tokens as a single chunk, where kernels do not count them themselves
+
+    def inputs(self, q: Tensor, k: Tensor, v: Tensor, sums: Sequence[Tensor | None]) -> CausalInputs:
+        """All arguments; ``sums`` are those of the state before the tokens, None for that before the first token."""
+        state = None if sums[0] is None else {"count": self.count, **dict(zip(STATE_SUMS, sums))}
+        return CausalInputs(q, k, v, self.padding, self.options, self.chunk_size, state)
+
+
 class _CausalFlowAttention(torch.autograd.Function):
     """q, k, v and the sums of a state, None for the first -> the output, the count and the sums of the next."""
 
     @staticmethod
-    def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, split: ModuleType, call: Call, *sums: Tensor | None
-    ) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, call: _Call, *sums: Tensor | None) -> tuple[Tensor, ...]:
         with on_device_of(q):
-            out, kept, new_state = split.forward(q, k, v, call, _state(sums, call))
-        ctx.split, ctx.call = split, call
+            out, kept, state = call.split.forward(call.inputs(q, k, v, sums), call.positions)
+        ctx.call = call
         ctx.save_for_backward(q, k, v, out, *sums, *kept)
-        ctx.mark_non_differentiable(new_state["count"])
+        ctx.mark_non_differentiable(state["count"])
         ctx.set_materialize_grads(False)
-        return (out, new_state["count"], *(new_state[name] for name in STATE_SUMS))
+        return (out, state["count"], *(state[name] for name in STATE_SUMS))
 
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor | None, _: None, *grad_sums: Tensor | None) -> tuple[Tensor | None, ...]:
-        q, k, v, out, *rest = ctx.saved_tensors
-        sums, kept = rest[: len(STATE_SUMS)], rest[len(STATE_SUMS) :]
-        state = _state(sums, ctx.call)
-        needed = (*ctx.needs_input_grad[:3], *ctx.needs_input_grad[5:])
+        call, (q, k, v, out, *saved) = ctx.call, ctx.saved_tensors
+        sums, kept = saved[: len(STATE_SUMS)], saved[len(STATE_SUMS) :]
+        needed = (*ctx.needs_input_grad[:3], *ctx.needs_input_grad[4:])
         grad_out = torch.zeros_like(out) if grad_out is None else grad_out
         grad_state = _grad_state(grad_sums, q, v)
 
         def by_pytorch() -> list[Tensor | None]:
-            return _graph_gradients((q, k, v, *sums), ctx.call, grad_out, grad_state)
+            return _graph_gradients((q, k, v, *sums), call, grad_out, grad_state)
 
         def by_kernels() -> tuple[Tensor | None, ...]:
             with on_device_of(q):
-                return ctx.split.backward(q, k, v, ctx.call, state, kept, out, grad_out, grad_state)
+                inputs = call.inputs(q, k, v, sums)
+                return call.split.backward(inputs, call.positions, kept, out, grad_out, grad_state)
 
         # With create_graph=True gradients must have gradients themselves, which those of kernels have not.
         in_graph = torch.is_grad_enabled()
-        grads = by_pytorch() if in_graph else dispatch.guarded(ctx.split.NAME, by_kernels, by_pytorch)
+        grads = by_pytorch() if in_graph else dispatch.guarded(call.split.NAME, by_kernels, by_pytorch)
         grads = [grad if need else None for grad, need in zip(grads, needed)]
-        return (*grads[:3], None, None, *grads[3:])
-
-
-def _state(sums: tuple[Tensor | None, ...], call: Call) -> State | None:
-    """The state with these sums; None for that before the first token."""
-    return None if sums[0] is None else {"count": call.counted, **dict(zip(STATE_SUMS, sums))}
+        return (*grads[:3], None, *grads[3:])
 
 
 def _grad_state(grads: tuple[Tensor | None, ...], q: Tensor, v: Tensor) -> State | None:
@@ -121,14 +131,13 @@ def _grad_state(grads: tuple[Tensor | None, ...], q: Tensor, v: Tensor) -> State
 
 
 def _graph_gradients(
-    inputs: tuple[Tensor | None, ...], call: Call, grad_out: Tensor, grad_state: State | None
+    tensors: tuple[Tensor | None, ...], call: _Call, grad_out: Tensor, grad_state: State | None
 ) -> list[Tensor | None]:
     """The gradients of q, k, v and the sums by plain PyTorch, computed once more."""
     names = () if grad_state is None else STATE_SUMS
 
     def attend(q: Tensor, k: Tensor, v: Tensor, *sums: Tensor | None) -> tuple[Tensor, ...]:
-        state = _state(sums, call)
-        out, new_state = attention_in_chunks(CausalInputs(q, k, v, call.padding, call.options, call.chunk_size, state))
-        return (out.to(v.dtype), *(new_state[name] for name in names))
+        out, state = attention_in_chunks(call.inputs(q, k, v, sums))
+        return (out.to(v.dtype), *(state[name] for name in names))
 
-    return graph_gradients(attend, inputs, (grad_out, *(grad_state[name] for name in names)))
+    return graph_gradients(attend, tensors, (grad_out, *(grad_state[name] for name in names)))

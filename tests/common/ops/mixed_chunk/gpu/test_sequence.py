@@ -9,11 +9,10 @@ import pytest
 import torch
 
 from common.ops import mixed_chunk_attention
-from common.ops.mixed_chunk import gpu
-from common.ops.mixed_chunk import gpu_kernels as kernels
+from common.ops.mixed_chunk.gpu import kernels, sequence
 from common.ops.mixed_chunk.reference import mixed_chunk_attention_reference
 from tests.common.inputs import bias_like, doubled, mixed_chunk_inputs, padding
-from tests.common.ops.shared.gpu.kernels.device import on_cpu, on_device
+from tests.common.ops.shared.gpu.device import on_cpu, on_device
 from tests.compare import assert_close, gradients
 
 NAMES = ("q_quad", "k_quad", "q_lin", "k_lin", "v", "bias")
@@ -78,7 +77,7 @@ def test_padding_on_any_side_agrees(side, causal):
 @pytest.mark.parametrize("walks", [False, True], ids=["program per chunk", "program per head"])
 def test_sums_over_chunks_agree_however_programs_share_them(walks, causal, monkeypatch):
     """Two heads of three sequences are enough for a GPU of six multiprocessors, and not of seven."""
-    monkeypatch.setattr(gpu, "processors", lambda device: 6 if walks else 7)
+    monkeypatch.setattr(sequence, "processors", lambda device: 6 if walks else 7)
     inputs = mixed_chunk_inputs(17, **{**SMALL, "batch": 3, "heads": 2})
     bias = bias_like("vectors", 4, dtype=torch.float32)
     assert_agrees(inputs, bias, padding("left", 3, 17), chunk_size=4, causal=causal)

@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..shared.autograd import graph_gradients
-from ..shared.gpu import dispatch
-from ..shared.gpu.first_use import FirstUse, normal_like, sample_like, sample_padding
-from ..shared.gpu.launch import at_least_16, ceil_div, on_device_of, processors, rows, strides, tile_rows
-from ..shared.padding import put_back, real_first, take, zero_padding
-from ..shared.relative_bias import bias_rows, is_toeplitz
-from . import sequence
-from .sequence import MixedChunkOptions, Tokens
+from ...shared.autograd import graph_gradients
+from ...shared.gpu import dispatch
+from ...shared.gpu.first_use import FirstUse, normal_like, sample_like, sample_padding
+from ...shared.gpu.launch import at_least_16, ceil_div, on_device_of, processors, rows, strides, tile_rows
+from ...shared.padding import put_back, real_first, take, zero_padding
+from ...shared.relative_bias import bias_rows, is_toeplitz
+from .. import sequence
+from ..sequence import MixedChunkOptions, Tokens
 
 NAME = "mixed_chunk_attention"
 
@@ -167,7 +167,7 @@ def _sums(x: Tensor, v: Tensor, shapes: _Shapes, call: _Call, reversed_: bool) -
     One program walks through the chunks of a head and a block of columns, where these are enough to fill a GPU;
     elsewhere each chunk has a program, and their sums are added up here.
     """
-    from . import gpu_kernels as kernels
+    from . import kernels
 
     causal, (heads, blocks) = call.options.causal, (shapes.heads, shapes.parts)
     walk = heads * blocks >= processors(x.device) if call.walk is None else call.walk
@@ -194,7 +194,7 @@ def _sums(x: Tensor, v: Tensor, shapes: _Shapes, call: _Call, reversed_: bool) -
 
 
 def _forward(tokens: Tokens, bias: Tensor | None, call: _Call) -> Tensor:
-    from . import gpu_kernels as kernels
+    from . import kernels
 
     shapes = _Shapes(tokens, bias, call)
     q_quad, k_quad, q_lin, k_lin, v = tokens
@@ -226,7 +226,7 @@ def _backward(
     tokens: Tokens, bias: Tensor | None, call: _Call, grad_out: Tensor, needs_bias: bool
 ) -> tuple[Tensor | None, ...]:
     """Gradients of the five inputs and, if ``needs_bias``, of the bias."""
-    from . import gpu_kernels as kernels
+    from . import kernels
 
     shapes, local, linear = _Shapes(tokens, bias, call), call.options.local, call.options.linear
     q_quad, k_quad, q_lin, k_lin, v = tokens

@@ -6,13 +6,11 @@ import pytest
 import torch
 
 from common.ops import flow_attention
-from common.ops.flow import causal_chunks_gpu_kernels as kernels
-from common.ops.flow import causal_gpu
-from common.ops.flow import causal_walk_gpu_kernels as walk_kernels
+from common.ops.flow.gpu import causal, chunks_kernels, walk_kernels
 from common.ops.flow.options import ALLOCATIONS, COMPETITIONS, FORMS, FlowForm
 from common.ops.flow.reference import CONSTANTS, Constants, flow_attention_reference
 from tests.common.inputs import FLOW_OPTIONS, SIDES, doubled, name_of, padding, qkv
-from tests.common.ops.shared.gpu.kernels.device import both_splits, in_a_walk, on_cpu, on_device
+from tests.common.ops.shared.gpu.device import both_splits, in_a_walk, on_cpu, on_device
 from tests.compare import TOLERANCES, assert_close, gradients
 
 SMALL = {"batch": 1, "heads": 1, "d": 5, "e": 3, "dtype": torch.float32}
@@ -242,7 +240,7 @@ class Broken:
 def test_a_backward_kernel_that_fails_gives_way_to_the_pytorch_form(with_pytorch, monkeypatch):
     inputs = on_device(qkv(65, **SMALL))
     wanted = gradients(attend(inputs).cpu(), inputs)
-    monkeypatch.setattr(kernels, "values_backward", Broken())
+    monkeypatch.setattr(chunks_kernels, "values_backward", Broken())
     out = attend(inputs)
     with pytest.warns(UserWarning, match="flow_attention .*no configuration fits.*LINEARTIME_TRITON=0"):
         found = gradients(out.cpu(), inputs)
@@ -252,7 +250,7 @@ def test_a_backward_kernel_that_fails_gives_way_to_the_pytorch_form(with_pytorch
 def test_a_walk_that_fails_gives_way_to_chunks(with_pytorch, monkeypatch):
     inputs = on_device(qkv(17, **SMALL))
     in_chunks = attend(inputs)
-    monkeypatch.setattr(causal_gpu, "processors", lambda device: 1)
+    monkeypatch.setattr(causal, "processors", lambda device: 1)
     monkeypatch.setattr(walk_kernels, "outputs", Broken())
     with pytest.warns(UserWarning, match="flow_attention_walk .*no configuration fits.*LINEARTIME_TRITON=0") as seen:
         outputs = [attend(inputs) for _ in range(2)]
@@ -260,7 +258,7 @@ def test_a_walk_that_fails_gives_way_to_chunks(with_pytorch, monkeypatch):
 
 
 def test_a_walk_whose_backward_pass_fails_gives_way_to_the_pytorch_form(with_pytorch, monkeypatch):
-    monkeypatch.setattr(causal_gpu, "processors", lambda device: 1)
+    monkeypatch.setattr(causal, "processors", lambda device: 1)
     inputs = on_device(qkv(17, **SMALL))
     wanted = gradients(attend(inputs).cpu(), inputs)
     monkeypatch.setattr(walk_kernels, "sinks_backward", Broken())

@@ -17,8 +17,8 @@ padding; ``count`` (B, n); flows and weights (B, H, n), float32. Sums are (2, B 
 import triton
 import triton.language as tl
 
-from ..shared.gpu.launch import tuned
-from ..shared.gpu.tiles import (
+from ...shared.gpu.launch import tuned
+from ...shared.gpu.tiles import (
     feature_scores,
     feature_slope,
     load_features,

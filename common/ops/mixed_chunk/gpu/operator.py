@@ -5,10 +5,11 @@ from typing import Any
 
 from torch import Tensor
 
-from ..shared.gpu import dispatch
-from ..shared.gpu.operators import differentiable_operator
-from . import gpu, sequence
-from .sequence import MixedChunkOptions, Tokens
+from ...shared.gpu import dispatch
+from ...shared.gpu.operators import differentiable_operator
+from .. import sequence as plain
+from ..sequence import MixedChunkOptions, Tokens
+from . import sequence
 
 
 def guarded_sequence(
@@ -17,10 +18,10 @@ def guarded_sequence(
     """Kernels, or plain PyTorch where they fail."""
     arguments = (tokens, bias, options, padding_mask)
     return dispatch.guarded(
-        gpu.NAME,
-        lambda: gpu.whole_sequence(*arguments),
+        sequence.NAME,
         lambda: sequence.whole_sequence(*arguments),
-        gpu.first_use(*arguments),
+        lambda: plain.whole_sequence(*arguments),
+        sequence.first_use(*arguments),
     )
 
 

@@ -1,0 +1,5 @@
+"""Fixtures of the tests of kernels."""
+
+from tests.common.ops.shared.gpu.device import collect_ignore_glob, kernels_alone, small_tiles, split, with_pytorch
+
+__all__ = ["collect_ignore_glob", "kernels_alone", "small_tiles", "split", "with_pytorch"]

@@ -1,0 +1,84 @@
+"""Where the kernels under test run, how their work is split, and fixtures that make sure that kernels ran.
+
+The ``conftest.py`` of each folder with tests of kernels imports the fixtures. They take the PyTorch forms away, and
+the warning that one runs becomes an error.
+"""
+
+import sys
+import warnings
+from collections.abc import Iterable
+
+import pytest
+import torch
+from torch import Tensor
+
+# Imported before the PyTorch forms are taken away, which they fall back to.
+from common.ops.flow import interface as flow
+from common.ops.flow.gpu import causal, chunks, walk
+from common.ops.mixed_chunk import interface as mixed_chunk
+from common.ops.mixed_chunk.gpu import sequence as mixed_chunk_gpu
+from common.ops.shared.gpu import dispatch
+from common.ops.shared.gpu.launch import interpreted
+
+#: Tests of kernels need a GPU or Triton's interpreter; without either, ``test_interpreted.py`` runs them in it.
+collect_ignore_glob = [] if interpreted() or torch.cuda.is_available() else ["test_*.py"]
+
+#: The fixture ``split``: causal Flow-Attention in chunks, and as a walk.
+both_splits = pytest.mark.parametrize("split", ["chunks", "walk"], indirect=True)
+in_a_walk = pytest.mark.parametrize("split", ["walk"], indirect=True)
+
+DEVICE = "cpu" if interpreted() else "cuda"
+
+
+def on_device(tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
+    """The same numbers as new leaves on the device; None stays None."""
+    return tuple(None if x is None else x.detach().to(DEVICE).requires_grad_(x.is_floating_point()) for x in tensors)
+
+
+def on_cpu(tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
+    return tuple(x.cpu() for x in tensors)
+
+
+_PYTORCH_FORMS = ((flow, "attention_in_chunks"), (mixed_chunk, "whole_sequence"))
+
+
+def _taken_away(*args, **kwargs):
+    raise AssertionError("a PyTorch form ran where a kernel was to be tested")
+
+
+@pytest.fixture(autouse=True)
+def kernels_alone(request, monkeypatch):
+    """No PyTorch form, unless a test is marked as one that compares with it."""
+    monkeypatch.setattr(dispatch, "failed", set())
+    if "with_pytorch" in request.fixturenames:
+        yield
+        return
+    for module, name in _PYTORCH_FORMS:
+        monkeypatch.setattr(module, name, _taken_away)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        yield
+    assert not dispatch.failed
+
+
+@pytest.fixture(autouse=True)
+def small_tiles(monkeypatch):
+    """Tiles of few tokens in the interpreter, so that small inputs have several in a chunk."""
+    if interpreted():
+        monkeypatch.setattr(mixed_chunk_gpu, "tile_rows", lambda x, channels: 16)
+
+
+@pytest.fixture
+def split(request, monkeypatch):
+    """How causal Flow-Attention is split, and nothing else: in chunks, or a walk, as for a GPU of one processor."""
+    of_name = {"chunks": chunks, "walk": walk}
+    monkeypatch.setattr(causal, "processors", lambda device: 1 if request.param == "walk" else sys.maxsize)
+    for name, module in of_name.items():
+        if name != request.param:
+            monkeypatch.setattr(module, "forward", _taken_away)
+    return of_name[request.param]
+
+
+@pytest.fixture
+def with_pytorch():
+    """Leaves the PyTorch forms in place."""
