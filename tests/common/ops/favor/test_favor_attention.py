@@ -117,10 +117,10 @@ def test_training_resumes_with_its_directions_and_its_count():
         resumed = build_attention("favor", head_dim=4, features=6, redraw=3).train()
         resumed.load_state_dict(module.state_dict())
         with torch.random.fork_rng():
-            ahead = [resumed(*inputs) for _ in range(4)]
+            after = [resumed(*inputs) for _ in range(4)]
         with torch.random.fork_rng():
             uninterrupted = copy.deepcopy(module)
-            assert all(torch.equal(uninterrupted(*inputs), out) for out in ahead)
+            assert all(torch.equal(uninterrupted(*inputs), out) for out in after)
         module(*inputs)
 
 
