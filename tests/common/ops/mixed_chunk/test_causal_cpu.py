@@ -10,6 +10,7 @@ from torch.autograd import forward_ad
 from common.ops import mixed_chunk_attention
 from common.ops.mixed_chunk.reference import mixed_chunk_attention_reference
 from tests.common.inputs import bias_like, mixed_chunk_inputs, padding
+from tests.common.properties import bytes_kept
 from tests.compare import assert_all_close, assert_close, gradients
 
 NAMES = ("q_quad", "k_quad", "q_lin", "k_lin", "v", "bias")
@@ -165,14 +166,6 @@ def test_keys_that_follow_in_the_chunk_are_never_seen(poison):
 
 
 def test_what_is_kept_are_the_inputs_and_the_sums_before_each_chunk_but_the_first():
-    storages = {}
-
-    def remember(x):
-        storages[x.untyped_storage().data_ptr()] = x.untyped_storage()
-        return x
-
     inputs = mixed_chunk_inputs(4096, batch=1, heads=1, s=16, e=32, dtype=torch.float32)
-    with torch.autograd.graph.saved_tensors_hooks(remember, lambda x: x):
-        attend(*inputs, None, chunk_size=256)
-    elements = sum(storage.nbytes() for storage in storages.values()) // 4
+    elements = bytes_kept(lambda: attend(*inputs, None, chunk_size=256)) // 4
     assert elements == sum(x.numel() for x in inputs) + (4096 // 256 - 1) * 16 * 32

@@ -9,7 +9,7 @@ from common.ops import yoso_attention
 from common.ops.yoso.interface import GRADIENTS
 from common.ops.yoso.reference import yoso_attention_reference
 from tests.common.inputs import qkv
-from tests.common.properties import largest_tensor
+from tests.common.properties import bytes_kept, largest_tensor
 from tests.common.refusals import refused, tensors
 from tests.compare import assert_close, assert_gradients_close, gradients
 
@@ -74,21 +74,12 @@ def test_nothing_larger_than_a_block_of_rows_is_made_or_kept(causal):
         inputs = qkv(n, batch=1, heads=1, dtype=torch.float32)
         return largest_tensor(lambda: gradients(yoso_attention(*inputs, causal=causal), inputs))
 
-    def saved(n: int) -> int:
-        kept = {}
-
-        def remember(x):
-            kept[x.untyped_storage().data_ptr()] = x.untyped_storage()
-            return x
-
+    def kept(n: int) -> int:
         inputs = qkv(n, batch=1, heads=1, d=16, e=16, dtype=torch.float32)
-        with torch.autograd.graph.saved_tensors_hooks(remember, lambda x: x):
-            out = yoso_attention(*inputs, causal=causal)
-        assert out.requires_grad
-        return sum(storage.nbytes() for storage in kept.values())
+        return bytes_kept(lambda: yoso_attention(*inputs, causal=causal))
 
     assert all(step(n) <= 256 * n for n in (300, 1000))
-    assert saved(2048) <= 2.05 * saved(1024)
+    assert kept(2048) <= 2.05 * kept(1024)
 
 
 @pytest.mark.parametrize(
