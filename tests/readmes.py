@@ -28,6 +28,8 @@ fairseq-train() {
   case "$*" in *_mlm*|*_classifier*) layers=--encoder-layers;; esac
   command fairseq-train "$@" --max-update 2 --max-tokens 1024 $layers 1 --no-epoch-checkpoints --data-buffer-size 0
 }
+fairseq-generate() { command fairseq-generate "$@" --max-len-b 4; }
+fairseq-interactive() { command fairseq-interactive "$@" --max-len-b 4; }
 make() { command make --dry-run --directory "$CHECKOUT" "$@"; }
 """
 

@@ -32,6 +32,19 @@ class LargestTensor(TorchDispatchMode):
         return out
 
 
+def bytes_kept(call: Callable[[], Tensor]) -> int:
+    """The bytes that the graph of ``call()`` keeps for its backward pass."""
+    storages = {}
+
+    def remember(x: Tensor) -> Tensor:
+        storages[x.untyped_storage().data_ptr()] = x.untyped_storage()  # kept, so that no address is used twice
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(remember, lambda x: x):
+        assert call().requires_grad
+    return sum(storage.nbytes() for storage in storages.values())
+
+
 def largest_tensor(call: Callable[[], object]) -> int:
     """The number of elements of the largest tensor that ``call()`` makes."""
     with LargestTensor() as seen:

@@ -1,4 +1,4 @@
-"""Every attention by name, with what some of them need beside q, k and v."""
+"""Attention by name, for two heads of four channels."""
 
 import torch
 from torch import Tensor, nn
@@ -23,22 +23,6 @@ def build(name: str, causal: bool = False, dtype: torch.dtype = torch.float64, *
     return module.to(dtype)
 
 
-def needed(module: InnerAttention, v: Tensor) -> dict:
-    """v (B, H, n, e) as the tokens x (B, n, D) before a projection, if the module wants them."""
-    return module.inputs(x=v.transpose(1, 2).flatten(2))
-
-
-def narrow(module: InnerAttention, k: Tensor) -> Tensor | None:
-    """k (B, H, n, d) with the channels that keys of the module have; None where it has none."""
-    channels = module.projections(k.shape[-1]).get("k")
-    return None if channels is None else k[..., :channels]
-
-
-def attend(module: InnerAttention, q: Tensor, k: Tensor, v: Tensor, **masks) -> Tensor:
-    """``module(q, k, v)``."""
-    return module(q, narrow(module, k), v, **masks, **needed(module, v))
-
-
-def extend(module: InnerAttention, q: Tensor, k: Tensor, v: Tensor, **options):
-    """``module.extend(q, k, v)``."""
-    return module.extend(q, narrow(module, k), v, **options, **needed(module, v))
+def narrow(module: InnerAttention, k: Tensor) -> Tensor:
+    """k (B, H, n, d) with the channels alone that keys of the module have."""
+    return k[..., : module.projections(k.shape[-1])["k"]]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.common.contract.mechanisms import DEFAULTS, at, both, cases, is_linear, leaves, tensors
-from tests.common.properties import Elements, largest_tensor
+from tests.common.properties import Elements, bytes_kept, largest_tensor
 from tests.compare import gradients
 
 linear = [case for case in DEFAULTS if is_linear(case.kind)]
@@ -38,21 +38,11 @@ def test_a_training_step_is_linear_in_the_tokens(masked, case):
 
 @cases(linear)
 def test_what_is_kept_for_the_backward_pass_is_linear_in_the_tokens(case):
-    def saved(n: int) -> int:
-        storages = {}
-
-        def remember(x):
-            storages[x.untyped_storage().data_ptr()] = x.untyped_storage()  # kept, so that no address is used twice
-            return x
-
+    def kept(n: int) -> int:
         module = case.build(torch.float32, max_tokens=n)
-        inputs = tensors(module, n, batch=1, dtype=torch.float32)
-        with torch.autograd.graph.saved_tensors_hooks(remember, lambda x: x):
-            out = module(**inputs)
-        assert out.requires_grad
-        return sum(storage.nbytes() for storage in storages.values())
+        return bytes_kept(lambda: module(**tensors(module, n, batch=1, dtype=torch.float32)))
 
-    assert saved(2048) <= 2.05 * saved(1024)
+    assert kept(2048) <= 2.05 * kept(1024)
 
 
 @cases(case for case in linear if case.causal)

@@ -32,6 +32,8 @@ from tests.torch_versions import NEWER_THAN_2_6
 
 #: They cut a sequence into windows or chunks.
 IN_WINDOWS = ("bigbird", "local", "longformer", "reformer", "sparse")
+#: Every mechanism by itself, and some after a short convolution.
+traced = [*PLAIN, *(case for case in DEFAULTS if case.short_conv)]
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +42,7 @@ def nothing_compiled_before() -> None:
     torch._dynamo.reset()
 
 
-@cases(PLAIN)
+@cases(traced)
 def test_it_compiles_into_one_graph_with_its_backward_pass(case):
     """Each case costs a second, in which torch traces both passes: no more tokens than cross two chunks."""
     module, mask = case.build(torch.float32), padding("left", 2, 12)
@@ -74,7 +76,7 @@ def test_one_graph_is_for_any_length(case):
         assert_gradients_close(out, expected, leaves(inputs, module))
 
 
-@cases((case for case in PLAIN if is_linear(case.kind)), causal=True)
+@cases((case for case in traced if is_linear(case.kind)), causal=True)
 @torch.no_grad()
 def test_steps_of_decoding_compile_into_one_graph(case):
     module, graphs = case.build(torch.float32), []
@@ -99,7 +101,7 @@ def positional(module, n: int, dtype: torch.dtype, grad: bool = False) -> tuple[
     return [inputs.pop(x) for x in "qkv"], inputs
 
 
-@cases(PLAIN)
+@cases(traced)
 def test_it_exports(case):
     """With any number of tokens of a bidirectional sequence, else with the one that it is exported with."""
     module = case.build()

@@ -107,7 +107,7 @@ def test_mixed_chunk_attention_makes_nothing_quadratic(masked, causal):
         mask = (torch.arange(n) < n // 3)[None] if masked else None
         for options in ({}, {"return_state": True}) if causal else ({}, {"first_softmax": True}):
             size = largest(mixed_chunk, n, causal=causal, key_padding_mask=mask, **options)
-            assert size <= 64 * (n + 4 * 64)  # scores inside chunks; a state adds two chunks and one behind
+            assert size <= 64 * (n + 4 * 64)  # scores inside chunks; a state adds three chunks
     # Σ k vᵀ of each chunk and a score of each chunk's first token to every token, n² / C of them.
     assert largest(mixed_chunk, 5000, first_to_all=True) <= 5056 * 5056 / 64
 

@@ -141,9 +141,9 @@ def test_even_windows_of_causal_sequences_are_allowed():
 
 
 WRONG_SELECTIONS = {
-    "behind the window": ({"index": torch.tensor([0, 5])}, "index", "[0, 5]", "0 to 4"),
+    "after the window": ({"index": torch.tensor([0, 5])}, "index", "[0, 5]", "0 to 4"),
     "below 0": ({"index": torch.tensor([-1, 4])}, "index", "[-1, 4]", "0 to 4"),
-    "behind a window of two sizes": (
+    "after a window of two sizes": (
         {"index": torch.tensor([0, 9]), "window": (3, 3), "spatial_shape": (3, 3)},
         "index",
         "[0, 9]",

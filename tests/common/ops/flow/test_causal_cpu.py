@@ -31,7 +31,7 @@ def several_blocks(n: int = 300, **options):
 
 
 def a_state(inputs, options):
-    """A state that some other tokens left behind, as leaves of a graph."""
+    """A state after some other tokens, as leaves of a graph."""
     _, state = attention_in_chunks(CausalInputs(*(x.detach() for x in inputs), None, options, CHUNK_SIZE, None))
     return {name: x if name == "count" else x.requires_grad_() for name, x in state.items()}
 

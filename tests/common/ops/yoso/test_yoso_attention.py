@@ -6,13 +6,12 @@ import pytest
 import torch
 
 from common.ops import yoso_attention
-from common.ops.yoso import interface
 from common.ops.yoso.interface import GRADIENTS
 from common.ops.yoso.reference import yoso_attention_reference
 from tests.common.inputs import qkv
-from tests.common.properties import largest_tensor
+from tests.common.properties import bytes_kept, largest_tensor
 from tests.common.refusals import refused, tensors
-from tests.compare import assert_all_close, assert_close, assert_gradients_close, gradients
+from tests.compare import assert_close, assert_gradients_close, gradients
 
 causality = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 
@@ -60,16 +59,13 @@ def test_the_exact_gradient_is_the_derivative_and_the_bound_is_half_tau_times_th
 
 
 @causality
-def test_blocks_of_rows_change_nothing(causal, monkeypatch):
-    inputs, mask = qkv(23), (torch.arange(23) % 7 == 3).expand(2, -1)
+def test_blocks_of_rows_change_nothing(causal):
+    """A block has 256 of them."""
+    inputs, mask = qkv(300, batch=1, heads=1), (torch.arange(300) % 7 == 3)[None]
     masks = {"key_padding_mask": mask, "query_padding_mask": mask}
-    expected = yoso_attention(*inputs, causal=causal, **masks)
-    wanted = gradients(expected, inputs)
-    for rows in (1, 5, 22):
-        monkeypatch.setattr(interface, "BLOCK_ROWS", rows)
-        out = yoso_attention(*inputs, causal=causal, **masks)
-        assert_close(f"out of {rows}", out, expected)
-        assert_all_close("qkv", gradients(out, inputs), wanted)
+    out, expected = (attend(*inputs, causal=causal, **masks) for attend in (yoso_attention, yoso_attention_reference))
+    assert_close("out", out, expected)
+    assert_gradients_close(out, expected, dict(zip("qkv", inputs)))
 
 
 @causality
@@ -78,21 +74,12 @@ def test_nothing_larger_than_a_block_of_rows_is_made_or_kept(causal):
         inputs = qkv(n, batch=1, heads=1, dtype=torch.float32)
         return largest_tensor(lambda: gradients(yoso_attention(*inputs, causal=causal), inputs))
 
-    def saved(n: int) -> int:
-        kept = {}
-
-        def remember(x):
-            kept[x.untyped_storage().data_ptr()] = x.untyped_storage()
-            return x
-
+    def kept(n: int) -> int:
         inputs = qkv(n, batch=1, heads=1, d=16, e=16, dtype=torch.float32)
-        with torch.autograd.graph.saved_tensors_hooks(remember, lambda x: x):
-            out = yoso_attention(*inputs, causal=causal)
-        assert out.requires_grad
-        return sum(storage.nbytes() for storage in kept.values())
+        return bytes_kept(lambda: yoso_attention(*inputs, causal=causal))
 
-    assert all(step(n) <= interface.BLOCK_ROWS * n for n in (300, 1000))
-    assert saved(2048) <= 2.05 * saved(1024)
+    assert all(step(n) <= 256 * n for n in (300, 1000))
+    assert kept(2048) <= 2.05 * kept(1024)
 
 
 @pytest.mark.parametrize(
