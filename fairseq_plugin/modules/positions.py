@@ -70,7 +70,7 @@ class LearnedPositions(LearnedPositionalEmbedding):
 
 
 class ScaledSinPositions(nn.Module):
-    """``ScaledSin`` of real tokens, called as fairseq calls its positions: tokens (B, T) -> (B, T, C), or (B, 1, C) while decoding.
+    """``ScaledSin`` of real tokens, for fairseq: tokens (B, T) -> (B, T, C), or (B, 1, C) while decoding.
 
     Padding is embedded as zeros. Any number of tokens is allowed.
     """
