@@ -27,6 +27,8 @@ from recipes.bench.models.fairseq_models import build, random_tokens
 from recipes.bench.peers import attention_maps
 
 HERE = Settings(quick=True)
+#: More than a chunk of the causal forms; references take time with its square.
+LENGTH = 70
 ROWS = {operation.name: operation for operation in operations.OPERATIONS}
 NARROW = dict(batch=1, embed_dims=(48, 96, 144, 192), depths=(1, 2, 1, 1))
 
@@ -58,15 +60,15 @@ def test_every_case_has_sizes_for_every_run():
 @pytest.mark.parametrize("name", ROWS)
 def test_operations_equal_their_references(name):
     row = ROWS[name]
-    built = candidates(row, HERE, 150)
+    built = candidates(row, HERE, LENGTH)
     assert [one.name for one in built] == [function.name for function in row.functions]
     for one, function in zip(built, row.functions):
         if isinstance(one, Absent):
-            reasons = [packages.missing(function.package)] if function.package else [function.refusal(HERE, 150)]
+            reasons = [packages.missing(function.package)] if function.package else [function.refusal(HERE, LENGTH)]
             assert [one.reason] == reasons
             continue
-        shapes = [tuple(shape) for shape in row.shapes(150)]
-        assert one.size == one.units == 150 and one.input_bytes == 4 * sum(
+        shapes = [tuple(shape) for shape in row.shapes(LENGTH)]
+        assert one.size == one.units == LENGTH and one.input_bytes == 4 * sum(
             map(torch.Size.numel, map(torch.Size, shapes[:3]))
         )
         assert [tuple(x.shape) for x in one.runs[FORWARD]()] == [shapes[2]]
