@@ -9,8 +9,8 @@ from common.attention import ATTENTIONS, options_of
 from fairseq_plugin import LinearTimeTransformer
 
 from ..shared.commands import python_command
+from ..shared.short_conv import SHORT_CONV, TAPS
 from ..shared.trainings import Training
-from ..wikitext103.plan import SHORT_CONV, TAPS
 from .passages import Layout
 from .prepare import SOURCE, TARGET
 

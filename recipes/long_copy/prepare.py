@@ -15,13 +15,13 @@ from tqdm import tqdm
 
 from common.output_files import new_folder
 
+from ..shared.characters import spell
 from ..shared.commands import shown_path
 from ..shared.indexed_files import split_writer, write_dictionary
 from ..shared.scripts import positive_int, script
 from ..shared.settings import keep_settings
 from ..shared.text_files import TRIAL_PARTS
 from ..shared.working_folder import working_folder
-from ..wikitext103.characters import spell
 from .passages import Layout, Symbols, draw
 
 COMMAND = "recipes.long_copy.prepare"

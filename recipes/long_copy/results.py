@@ -8,8 +8,8 @@ from typing import NamedTuple
 from matplotlib import pyplot as plt
 
 from ..shared.plots import STYLE, Drawn, curves_and_dots, save
+from ..shared.short_conv import TAPS
 from ..shared.tables import MISSING, Run, Table, spread, write_reports
-from ..wikitext103.plan import TAPS
 from .generated import Counted
 from .plan import Plan, reads_source_in_one_state
 from .prepare import Data

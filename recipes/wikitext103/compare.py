@@ -13,15 +13,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..shared import fairseq_log
+from ..shared.characters import spell_file
 from ..shared.commands import shown_path
 from ..shared.json_files import read_json, write_json
 from ..shared.scripts import command_line, positive_int, script
 from ..shared.settings import keep_settings
+from ..shared.short_conv import SHORT_CONV
 from ..shared.tables import describe_run
 from ..shared.trainings import read_points, read_trained, train_all
 from ..shared.working_folder import working_folder
-from .characters import spell_file
-from .plan import SHORT_CONV, Plan, default_names, model_names
+from .plan import Plan, default_names, model_names
 from .prepare import SPLITS, WRITER, binarise, count, split_path, take_file
 from .results import Result, write
 

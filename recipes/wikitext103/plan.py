@@ -8,12 +8,9 @@ from fairseq.models import ARCH_MODEL_REGISTRY
 import fairseq_plugin  # noqa: F401  registers the architectures
 from common.attention import ATTENTIONS, options_of
 
+from ..shared.short_conv import SHORT_CONV, TAPS
 from ..shared.trainings import Training
 
-#: How a model with a short convolution in front of its attention is called: NAME+short_conv.
-SHORT_CONV = "+short_conv"
-#: Taps of that convolution, as today's layers of linear attention have.
-TAPS = 4
 #: Architectures by mechanism, where it is not NAME_lm: the language model of the authors of Flow-Attention.
 _ARCHITECTURES = {"flow": "flowformer_lm"}
 #: Options that say how far a token sees, or sees in full.

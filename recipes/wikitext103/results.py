@@ -8,8 +8,9 @@ from typing import NamedTuple
 from matplotlib import pyplot as plt
 
 from ..shared.plots import STYLE, Drawn, curves_and_dots, save
+from ..shared.short_conv import TAPS
 from ..shared.tables import MISSING, Run, Table, spread, write_reports
-from .plan import TAPS, Plan, state_is_constant
+from .plan import Plan, state_is_constant
 
 
 class Result(NamedTuple):

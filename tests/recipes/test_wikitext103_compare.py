@@ -9,10 +9,10 @@ from fairseq import options
 from PIL import Image
 
 from common.attention import ATTENTIONS
+from recipes.shared.characters import spell
 from recipes.shared.tables import Run
 from recipes.shared.trainings import Trained
 from recipes.wikitext103 import compare, results
-from recipes.wikitext103.characters import spell
 from recipes.wikitext103.plan import Plan, default_names, model_names
 from recipes.wikitext103.results import Result
 from tests.recipes.folders import made_by

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from ..shared.text_files import read_lines, write_lines
+from .text_files import read_lines, write_lines
 
 _SPACE = "▁"
 
