@@ -147,7 +147,7 @@ def _sources_backward(
         *strides(grad_out),
         **walk.sizes,
         **walk.kinds,
-        GIVEN=grad_state is not None,
+        STATE_GRADS=grad_state is not None,
     )
     if not walk.sizes["STATE"]:
         return numbers, sums_after, grad_k, grad_v, [None] * len(STATE_SUMS)
