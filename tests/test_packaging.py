@@ -109,7 +109,8 @@ def test_the_source_archive_is_the_whole_tree_and_its_tests_run(source, tmp_path
     root = tmp_path / path.name.removesuffix(".tar.gz")
     assert expected - {str(path.relative_to(root)) for path in root.rglob("*")} == set()
     assert {"tests/processes.py", "recipes/demo/__main__.py", "tests/golden/fairseq/dict.txt"} <= expected
-    for arguments in (["tests/test_house_rules.py"], ["--collect-only", "tests/recipes/test_timm_families.py"]):
+    rules = ["tests/test_house_rules.py", "-k", "no_line or same_ruff"]
+    for arguments in (rules, ["--collect-only", "tests/recipes/test_timm_families.py"]):
         done = subprocess.run(
             [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments],
             cwd=root,

@@ -1,45 +1,14 @@
-"""Rotary positions around every inner attention; ``tests/common/contract`` has all promises of two of them."""
+"""Rotary positions around attention: what the contract leaves out."""
 
 import pytest
 import torch
 
-from common.attention import ATTENTIONS, INPUTS, RotaryAttention, build_attention
-from common.modules.rotary import rotate, token_positions
-from tests.common.contract.mechanisms import CHANNELS, Case, run_in_parts, tensors
+from common.attention import RotaryAttention, build_attention
+from common.modules.rotary import token_positions
+from tests.common.contract.mechanisms import Case, tensors
 from tests.common.inputs import SIDES, padding
 from tests.common.refusals import refused
 from tests.compare import assert_close
-
-
-def has_dot_products(case: Case) -> bool:
-    """Whether its queries and keys are as wide as each other, so that they can be rotated, and it does not do so."""
-    if "rotary" in case.kind.supports or set(INPUTS) & set(case.kind.needs):
-        return False
-    widths = case.build().projections(CHANNELS)
-    return widths.get("q") == widths.get("k") == CHANNELS
-
-
-built = [
-    Case(name, causal)
-    for name, kind in ATTENTIONS.items()
-    for causal, word in ((False, "bidirectional"), (True, "causal"))
-    if word in kind.supports
-]
-
-
-@pytest.mark.parametrize("case", [case for case in built if has_dot_products(case)], ids=str)
-def test_it_is_the_inner_attention_of_rotated_queries_and_keys(case):
-    module = case._replace(rotary=True).build()
-    assert type(module.inner) is case.kind and module.causal == case.causal
-    inputs, positions = tensors(module, 9, grad=False), torch.arange(9)
-    turned = {**inputs, **{name: rotate(inputs[name], positions) for name in "qk"}}
-    out = module(**inputs)
-    assert torch.equal(out, module.inner(**turned))
-    assert not torch.allclose(out, module.inner(**inputs))
-    if case.causal:
-        parts, states = run_in_parts(module, inputs, (5, 1, 3))
-        assert_close("in parts", parts, out)
-        assert states[-1]["rotary_count"].tolist() == [9, 9]
 
 
 @pytest.mark.parametrize("side", SIDES)

@@ -30,7 +30,7 @@ OTHER_VALUES = {int: (1, 65, None), float: (0.5, 2.0, float("inf"), None), bool:
 #: one that needs the tokens themselves.
 WITH_SHORT_CONV = ("daft_conv", "rfa_gate")
 #: Those that are tested with rotary positions as well: one of self-attention alone, and one for cross-attention too.
-#: What rotates does not look at what it is around; that it fits every mechanism is in ``attention/test_rotary.py``.
+#: What rotates does not look at what it is around; that it fits every mechanism is in ``test_rotary.py``.
 WITH_ROTARY = ("local", "linear")
 #: The mechanisms that TorchScript takes, not causal; a named image model promises it.
 IN_TORCHSCRIPT = ("daft_conv", "daft_full", "flow")
