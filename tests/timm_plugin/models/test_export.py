@@ -1,4 +1,4 @@
-"""The models leave Python: torch.compile without graph breaks, torch.export, ONNX, pickles and copies."""
+"""The models leave Python: torch.export, ONNX, pickles and copies."""
 
 import copy
 import io
@@ -10,12 +10,16 @@ import torch
 from onnx.reference import ReferenceEvaluator
 from torch.export import Dim
 
-from tests.compare import assert_close, gradients
+from tests.compare import assert_close
 from tests.timm_plugin.helpers.models import CASES, build, images
 from tests.torch_versions import needs_newer_than_2_6
 
 #: One of each kind of layer: exporting costs seconds.
-SMALL = ("hier_12h", "daft_full", "daft_gumbel")
+SMALL = {
+    "hier_12h": dict(embed_dims=(12, 24), depths=(1, 1)),
+    "daft_full": dict(depth=1),
+    "daft_gumbel": dict(depth=1),
+}
 
 
 @pytest.fixture(autouse=True)
@@ -27,35 +31,6 @@ def fresh_compiler(monkeypatch):
     torch._dynamo.reset()
 
 
-# Further kinds are compiled with their backward pass in test_compile.py.
-@pytest.mark.parametrize("case", ["hier_dynamic", "daft_gumbel", "daft_conv_vit"])
-def test_compile_without_graph_breaks(case):
-    model = build(case)
-    x = images(model)
-    assert_close("compiled", torch.compile(model, fullgraph=True, backend="eager")(x), model(x))
-
-
-@pytest.mark.parametrize("case", ["hier", "daft_full", "daft_conv"])
-def test_compile_trains(case):
-    model = build(case)
-    x = images(model)
-    parameters = dict(model.named_parameters())
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    expected = gradients(model(x), parameters.values())
-    for name, actual, wanted in zip(parameters, gradients(compiled(x), parameters.values()), expected):
-        assert_close(f"gradient of {name}", actual, wanted)
-
-
-@pytest.mark.parametrize("case", [pytest.param(x, marks=needs_newer_than_2_6) if "daft" in x else x for x in SMALL])
-def test_export_any_batch(case):
-    model = build(case)
-    x = images(model)
-    program = torch.export.export(model, (x,), dynamic_shapes=({0: Dim("batch")},))
-    assert_close("exported", program.module()(x), model(x))
-    more = images(model, batch=5)
-    assert_close("exported, another batch", program.module()(more), model(more))
-
-
 @needs_newer_than_2_6
 @pytest.mark.parametrize(
     ("case", "step", "sizes"),
@@ -65,7 +40,7 @@ def test_export_any_batch(case):
     ],
 )
 def test_export_any_size(case, step, sizes):
-    model = build(case)
+    model = build(case, **({"embed_dims": (16, 24), "depths": (1, 1)} if "hier" in case else {"depth": 1}))
     height, width = Dim("height", min=2, max=64), Dim("width", min=2, max=64)
     example = images(model, size=sizes[0])
     program = torch.export.export(model, (example,), dynamic_shapes=({2: step * height, 3: step * width},))
@@ -74,24 +49,25 @@ def test_export_any_size(case, step, sizes):
         assert_close(f"exported at {size}", program.module()(x), model(x))
 
 
-@pytest.mark.parametrize("case", SMALL)
-def test_onnx(case):
-    model = build(case)
+@pytest.mark.parametrize("case", [pytest.param(x, marks=needs_newer_than_2_6) if "daft" in x else x for x in SMALL])
+def test_export_and_onnx_of_any_batch(case):
+    model = build(case, **SMALL[case])
     x = images(model)
-    program = torch.onnx.export(
-        model, (x,), dynamo=True, verbose=False, dynamic_shapes=({0: Dim("batch", min=1, max=64)},)
-    )
+    exported = torch.export.export(model, (x,), dynamic_shapes=({0: Dim("batch", min=1, max=64)},))
+    program = torch.onnx.export(exported, dynamo=True, verbose=False)
     session = ReferenceEvaluator(program.model_proto)
     for batch in (x, images(model, batch=3)):
+        expected = model(batch)
+        assert_close("exported", exported.module()(batch), expected)
         (out,) = session.run(None, {session.input_names[0]: batch.numpy()})
-        assert_close("onnx", torch.from_numpy(out), model(batch), 1e-4)
+        assert_close("onnx", torch.from_numpy(out), expected, 1e-4)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
 @pytest.mark.parametrize("case", ["daft_full", "daft_conv", "daft_gumbel"])
 def test_onnx_of_the_tracing_exporter_keeps_the_batch_free(case, tmp_path):
     """``dynamo=False``, as timm's onnx_export.py without ``--dynamo``."""
-    model, path = build(case), tmp_path / "model.onnx"
+    model, path = build(case, depth=1), tmp_path / "model.onnx"
     axes = {"x": {0: "batch"}}
     torch.onnx.export(model, (images(model),), path, dynamo=False, input_names=["x"], dynamic_axes=axes)
     more = images(model, batch=3)
