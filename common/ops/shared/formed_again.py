@@ -1,4 +1,19 @@
-"""Tensors that the backward pass forms again, so that the graph need not keep them from the forward pass."""
+"""Tensors that the backward pass forms again, so that the graph need not keep them from the forward pass.
+
+``torch.utils.checkpoint`` was tried in its place, with ``use_reentrant=False``, around three parts of a gated attention
+unit: norm and first projection, attention, gate and last projection. It computes both projections and attention once
+more. Peaks of a training step of ``flash_lm`` beyond the model, two layers, float32, one core:
+
+| width, tokens | here | checkpoint | ``transformer_pp_lm``, which a test promises is not exceeded |
+| --- | ---: | ---: | ---: |
+| 256, 512 | 26.5 MiB | 26.5 MiB | 28.6 MiB |
+| 512, 512 | 49.5 MiB | 50.7 MiB | 49.9 MiB |
+| 256, 2,048 | 108.3 MiB | 98.5 MiB | 114.4 MiB |
+
+A step of two units alone (width 256, 2,048 tokens, chunks of 256) took 0.41 s here and 0.47 s with it, the fastest of
+eight each on a busy machine; the sums of sizes of the gradients were equal. Around the parts without a product alone it
+took 0.44 s and its peak was 77 MiB, where it is 56 MiB here and 81 MiB without either: what a product reads is kept.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager

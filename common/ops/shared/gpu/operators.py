@@ -37,25 +37,25 @@ def differentiable_operator(
     arguments = ", ".join(f"Tensor? {x[:-1]}" if x.endswith("?") else f"Tensor {x}" for x in tensors)
     size = len(tensors)
 
-    def of_schema(found: Sequence[Tensor]) -> Any:
-        return tuple(found) if outputs > 1 else found[0]
+    def of_schema(results: Sequence[Tensor]) -> Any:
+        return tuple(results) if outputs > 1 else results[0]
 
-    def forward(*given: Any) -> Any:
+    def forward(*values: Any) -> Any:
         with torch.no_grad():
-            return of_schema(run(*given))
+            return of_schema(run(*values))
 
-    def backward(*given: Any) -> list[Tensor]:
-        inputs, grads, needed, rest = given[:size], given[size], given[size + 1], given[size + 2 :]
-        found = _gradients_apart(lambda *x: tuple(run(*x, *rest)), inputs, grads, needed)
-        return [torch.zeros_like(x) if grad is None else grad.clone() for x, grad in zip(_of(inputs, needed), found)]
+    def backward(*values: Any) -> list[Tensor]:
+        inputs, (grads, needed, *constants) = values[:size], values[size:]
+        results = _gradients_apart(lambda *x: tuple(run(*x, *constants)), inputs, grads, needed)
+        return [torch.zeros_like(x) if grad is None else grad.clone() for x, grad in zip(_of(inputs, needed), results)]
 
     options = {"mutates_args": ()}
     schema = f"({arguments}, {constants}) -> ({', '.join(['Tensor'] * outputs)})"
     operator = torch.library.custom_op(f"{LIBRARY}::{name}", forward, schema=schema, **options)
-    operator.register_fake(lambda *given: of_schema(fake(*given)))
+    operator.register_fake(lambda *values: of_schema(fake(*values)))
     schema = f"({arguments}, Tensor[] grads, bool[] needed, {constants}) -> Tensor[]"
     gradient = torch.library.custom_op(f"{LIBRARY}::{name}_backward", backward, schema=schema, **options)
-    gradient.register_fake(lambda *given: [x.new_empty(x.shape) for x in _of(given[:size], given[size + 1])])
+    gradient.register_fake(lambda *values: [x.new_empty(x.shape) for x in _of(values[:size], values[size + 1])])
 
     def keep(ctx: Any, inputs: tuple, output: tuple) -> None:
         ctx.save_for_backward(*inputs[:size])
@@ -63,8 +63,8 @@ def differentiable_operator(
 
     def differentiate(ctx: Any, *grads: Tensor) -> tuple:
         needed = [bool(x) for x in ctx.needs_input_grad[:size]]
-        found = iter(gradient(*ctx.saved_tensors, list(grads), needed, *ctx.constants))
-        return (*(next(found) if need else None for need in needed), *[None] * len(ctx.constants))
+        grads_needed = iter(gradient(*ctx.saved_tensors, list(grads), needed, *ctx.constants))
+        return (*(next(grads_needed) if need else None for need in needed), *[None] * len(ctx.constants))
 
     operator.register_autograd(differentiate, setup_context=keep)
     return operator
@@ -90,5 +90,5 @@ def _gradients_apart(
             return graph_gradients(function, leaves, grads)
 
     with ThreadPoolExecutor(1) as pool:
-        found = pool.submit(compute).result()
-    return [grad for grad, need in zip(found, needed) if need]
+        grads_of_all = pool.submit(compute).result()
+    return [grad for grad, need in zip(grads_of_all, needed) if need]
