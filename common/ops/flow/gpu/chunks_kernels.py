@@ -7,11 +7,11 @@ sources with weights x into sink i is (I and Î; exchange q and k for O and Ô)
 
     F_i = Σ_{j<=i} x_j (P_ij + ε Σ_c k_jc) + q̃_i·(x k)‾ + ε Σ_c q̃_ic + ε'
 
-and its gradient, with x̂ the sum of x over all after chunks, is dx_j = Σ_{i>=j} dF_i (P_ij + ε Σ_c k_jc) + k_j·(dF q̃)^.
+and its gradient, with x̂ the sum of x over all later chunks, is dx_j = Σ_{i>=j} dF_i (P_ij + ε Σ_c k_jc) + k_j·(dF q̃)^.
 
 Arguments: ``x`` pointers of (B, H, n, c) with strides of batch, head and token; ``padding`` (B, n), one byte each, 1 =
 padding; ``count`` (B, n); flows and weights (B, H, n), float32. Sums are (2, B H, G + 1, d), of q and of k, or
-(B H, G + 1, d, e): slot g of a forward sum holds all before chunk g, slot G - 1 - g of a reversed one all behind it.
+(B H, G + 1, d, e): slot g of a forward sum holds all before chunk g, slot G - 1 - g of a reversed one all after it.
 """
 
 import triton
@@ -386,9 +386,9 @@ def flows_backward(
     flow_in = tl.load(incoming + at, mask=exist, other=1.0)
     flow_out = tl.load(outgoing + at, mask=exist, other=1.0)
     grad_in = tl.load(grad_incoming_direct + at, mask=exist, other=0.0)
-    some_in, some_out = _replace_zero_by_one(flow_in), _replace_zero_by_one(flow_out)
-    grad_in -= tl.where(flow_in < 1e-18, 0.0, grad_inverse_incoming * (count / some_in) / some_in)
-    grad_out = -tl.where(flow_out < 1e-18, 0.0, grad_inverse_outgoing * (count / some_out) / some_out)
+    safe_in, safe_out = _replace_zero_by_one(flow_in), _replace_zero_by_one(flow_out)
+    grad_in -= tl.where(flow_in < 1e-18, 0.0, grad_inverse_incoming * (count / safe_in) / safe_in)
+    grad_out = -tl.where(flow_out < 1e-18, 0.0, grad_inverse_outgoing * (count / safe_out) / safe_out)
     tl.store(grad_incoming + at, grad_in, mask=exist)
     tl.store(grad_outgoing + at, grad_out, mask=exist)
     slot += d
@@ -505,17 +505,17 @@ def features_backward(
     inside = channels < d
     of_k = (tl.num_programs(0).to(tl.int64) + tl.num_programs(0) // groups) * d
     before = (head * (groups + 1) + chunk) * d + channels
-    behind = (head * (groups + 1) + groups - 1 - chunk) * d + channels
+    after = (head * (groups + 1) + groups - 1 - chunk) * d + channels
     # As receivers: products with the sums of the givers, each with its ε.
     total_q += grad_in[:, None] * (tl.load(sums + of_k + before, mask=inside, other=0.0) + eps)[None, :]
     total_q += grad_in_hat[:, None] * (tl.load(conserved_sums + of_k + before, mask=inside, other=0.0) + eps)[None, :]
     total_k += grad_out_flow[:, None] * (tl.load(sums + before, mask=inside, other=0.0) + eps)[None, :]
     total_k += grad_out_hat[:, None] * (tl.load(conserved_sums + before, mask=inside, other=0.0) + eps)[None, :]
     # As givers: the sums of the receivers.
-    total_q += tl.load(reversed_sums + of_k + behind, mask=inside, other=0.0)[None, :]
-    total_k += tl.load(reversed_sums + behind, mask=inside, other=0.0)[None, :]
-    hat_q = tl.load(reversed_conserved_sums + of_k + behind, mask=inside, other=0.0)
-    hat_k = tl.load(reversed_conserved_sums + behind, mask=inside, other=0.0)
+    total_q += tl.load(reversed_sums + of_k + after, mask=inside, other=0.0)[None, :]
+    total_k += tl.load(reversed_sums + after, mask=inside, other=0.0)[None, :]
+    hat_q = tl.load(reversed_conserved_sums + of_k + after, mask=inside, other=0.0)
+    hat_k = tl.load(reversed_conserved_sums + after, mask=inside, other=0.0)
     total_q += inverse_incoming[:, None] * hat_q[None, :]
     total_k += inverse_outgoing[:, None] * hat_k[None, :]
     # Features are computed again: until here they would take registers that products need.

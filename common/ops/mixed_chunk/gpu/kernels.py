@@ -6,7 +6,7 @@ gradients are, for that of a bias that is a matrix.
 
 Arguments: ``x`` pointers of (B, H, n, c) with strides of batch, head and token, each row's real tokens first;
 ``lengths`` (B,), their number; ``divisors`` D (B,), float32; ``sums`` (B H, G, s, e) if causal, where slot g holds
-Σ k_lin vᵀ of all chunks before chunk g (reversed, slot G - 1 - g: behind it), else (B H, s, e), of all chunks.
+Σ k_lin vᵀ of all chunks before chunk g (reversed, slot G - 1 - g that of all after it), else (B H, s, e), of all.
 """
 
 import triton
@@ -141,7 +141,7 @@ def chunk_sums(
     for step in range(0, groups // shares):
         slot = share * (groups // shares) + step
         chunk = slot
-        if causal:  # the one before, or behind, the chunk of the slot; the first slot has none
+        if causal:  # the one before, or after, the chunk of the slot; the first slot has none
             chunk = groups - slot if REVERSED else slot - 1
         for tile in range(0, (C + R - 1) // R):
             slots, tokens, real = _rows(tile, chunk, length, C, R)
@@ -195,7 +195,7 @@ def outputs(
     S: tl.constexpr,
     E: tl.constexpr,
 ):
-    """Both terms (B, H, n, e), zero behind the real tokens."""
+    """Both terms (B, H, n, e), zero at padding, which is after the real tokens."""
     dtype: tl.constexpr = v.dtype.element_ty
     head, batch, h, chunk, tile, length = _location(lengths, tl.program_id(0), heads, groups, tiles)
     channels, columns = tl.arange(0, S), tl.program_id(1) * E + tl.arange(0, E)
@@ -252,7 +252,7 @@ def _as_keys(
     S: tl.constexpr,
     E: tl.constexpr,
 ):
-    """Gradients of k_quad, k_lin and v; ``sums`` is the one behind the chunk."""
+    """Gradients of k_quad, k_lin and v; ``sums`` is the one after the chunk."""
     dtype: tl.constexpr = v.dtype.element_ty
     channels = tl.arange(0, S)
     slots, tokens, real = _rows(tile, chunk, length, C, R)
@@ -342,7 +342,7 @@ def _as_queries(
     if LOCAL:
         q = load_tile(q_quad, qn, tokens, channels, real, s)
         grad = tl.zeros((R, S), tl.float32)
-        beyond = tl.zeros((R,), tl.float32)  # sums of distances that the next tile of keys has too
+        beyond = tl.zeros((R,), tl.float32)  # along the diagonals that the next tile of keys continues
         for other in range(0, tile + 1 if causal else tiles):
             key_slots, keys, real_keys = _rows(other, chunk, length, C, R)
             grad_scores = tl.zeros((R, R), tl.float32)

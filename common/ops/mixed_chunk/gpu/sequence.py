@@ -38,7 +38,7 @@ class _Call(NamedTuple):
 
     lengths: Tensor  # real tokens (B,), int32
     divisors: Tensor  # of the products across chunks (B,), float32
-    padding: Tensor | None  # the same real tokens as a mask (B, n), True = padding, behind them
+    padding: Tensor | None  # the same real tokens as a mask (B, n), True = padding, after them
     options: MixedChunkOptions
     walk: bool | None  # see ``whole_sequence``
 
@@ -58,12 +58,12 @@ def whole_sequence(
     order, n = real_first(padding_mask), tokens.v.shape[2]
     tokens = [take(x, order) for x in tokens]
     if padding_mask is None:
-        lengths, behind = torch.full((tokens[0].shape[0],), n, device=tokens[0].device), None
+        lengths, padding = torch.full((tokens[0].shape[0],), n, device=tokens[0].device), None
     else:
         lengths = (~padding_mask).sum(1)
-        behind = torch.arange(n, device=lengths.device) >= lengths[:, None]
+        padding = torch.arange(n, device=lengths.device) >= lengths[:, None]
     divisors = torch.full_like(lengths, options.chunk_size) if options.causal else lengths.clamp(min=1)
-    call = _Call(lengths.int(), divisors.float(), behind, options, walk)
+    call = _Call(lengths.int(), divisors.float(), padding, options, walk)
     return put_back(_MixedChunkAttention.apply(*tokens, bias, call), order)
 
 
@@ -73,8 +73,8 @@ def first_use(tokens: Tokens, bias: Tensor | None, options: MixedChunkOptions, p
     n = min(options.chunk_size + options.chunk_size // 2 + 1, 1000)
 
     def sample() -> list[Tensor]:
-        found = [sample_like(x, n, seed) for seed, x in enumerate(tokens)]
-        return found if bias is None else [*found, normal_like(bias, bias.shape, len(found))]
+        inputs = [sample_like(x, n, seed) for seed, x in enumerate(tokens)]
+        return inputs if bias is None else [*inputs, normal_like(bias, bias.shape, len(inputs))]
 
     def by(attend: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def run(*x: Tensor) -> Tensor:
@@ -162,7 +162,7 @@ def _bias(bias: Tensor | None, chunk_size: int, like: Tensor) -> tuple[Tensor, s
 
 
 def _sums(x: Tensor, v: Tensor, shapes: _Shapes, call: _Call, reversed_: bool) -> Tensor:
-    """Σ x vᵀ before (or behind) each chunk (B H, G, s, e), or, not causal, of all chunks (B H, 1, s, e).
+    """Σ x vᵀ before (or, reversed, after) each chunk (B H, G, s, e), or, not causal, of all chunks (B H, 1, s, e).
 
     One program walks through the chunks of a head and a block of columns, where these are enough to fill a GPU;
     elsewhere each chunk has a program, and their sums are added up here.
@@ -279,9 +279,9 @@ def _of_distances(bias: Tensor, grads: Tensor, shapes: _Shapes, call: _Call) -> 
     total = grads.sum((0, 2, 3)).sum_to_size(*bias.shape[:-1], shapes.span)
     size, chunk_size = shapes.size, call.options.chunk_size
     zero, lowest = (0, 0) if call.options.causal else (shapes.span // 2, 1 - size)
-    found = bias.new_zeros(bias.shape)
-    found[..., chunk_size - 1 + lowest : chunk_size - 1 + size] = total[..., zero + lowest : zero + size]
-    return found
+    grad = bias.new_zeros(bias.shape)
+    grad[..., chunk_size - 1 + lowest : chunk_size - 1 + size] = total[..., zero + lowest : zero + size]
+    return grad
 
 
 def _of_scores(bias: Tensor, grads: Tensor, shapes: _Shapes, call: _Call) -> Tensor:
