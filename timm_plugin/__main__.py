@@ -65,12 +65,12 @@ def _check_attention_of_models() -> None:
 
 def _checking(timms: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
     @functools.wraps(timms)
-    def create(model_name: str, *further: Any, **arguments: Any) -> nn.Module:
+    def create(model_name: str, *positional: Any, **arguments: Any) -> nn.Module:
         attn_layer = arguments.get("attn_layer")
         if not (asks_for_ours(attn_layer) or (isinstance(attn_layer, str) and attn_layer in ATTENTIONS)):
-            return timms(model_name, *further, **arguments)
+            return timms(model_name, *positional, **arguments)
         try:
-            return create_model(model_name, *further, **arguments)
+            return create_model(model_name, *positional, **arguments)
         except ValueError as error:
             raise AttentionRefused(str(error)) from error
 

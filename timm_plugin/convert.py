@@ -61,9 +61,9 @@ def read_weights(source: Path) -> dict[str, Any]:
         ValueError: a file that cannot be read.
     """
     with torch.serialization.safe_globals([argparse.Namespace]):  # train.py keeps its arguments so
-        found = read_checkpoint(source)
-    wrapped = (found[wrapper] for wrapper in _WRAPPERS if isinstance(found.get(wrapper), dict))
-    return clean_state_dict(next(wrapped, found))
+        checkpoint = read_checkpoint(source)
+    wrapped = (checkpoint[wrapper] for wrapper in _WRAPPERS if isinstance(checkpoint.get(wrapper), dict))
+    return clean_state_dict(next(wrapped, checkpoint))
 
 
 def save(model: nn.Module, target: Path) -> None:

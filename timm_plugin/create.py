@@ -12,7 +12,7 @@ from .layers.attention import SelfAttention, attention_layer
 from .layers.grid import check_given, fixed_grid, host_of_tokens, tell_grid
 
 
-def create_model(model_name: str, *further: Any, attn_layer: LayerType, **arguments: Any) -> nn.Module:
+def create_model(model_name: str, *positional: Any, attn_layer: LayerType, **arguments: Any) -> nn.Module:
     """``timm.create_model(model_name, attn_layer=attn_layer, ...)`` of a model that does use ``attn_layer``.
 
     Some of timm's models take any argument of that name and do nothing with it; timm says nothing then. Layers that
@@ -21,7 +21,7 @@ def create_model(model_name: str, *further: Any, attn_layer: LayerType, **argume
     Args:
         model_name: one of ``timm.list_models()``.
         attn_layer: a name in timm's table, which has ours, or a class, such as ``attention_layer`` gives.
-        further, arguments: every other argument of timm's.
+        positional, arguments: every other argument of timm's.
 
     Raises:
         ValueError: an unknown name; a model that does not take or does not use ``attn_layer``; a ``max_tokens`` or
@@ -34,7 +34,7 @@ def create_model(model_name: str, *further: Any, attn_layer: LayerType, **argume
     if asks_for_ours(attn_layer) and _layer_class(attn_layer).needs_tokens():
         attn_layer = _with_tokens(_layer_class(attn_layer), model_name, arguments)
     try:
-        model = timms_create_model(model_name, *further, attn_layer=attn_layer, **arguments)
+        model = timms_create_model(model_name, *positional, attn_layer=attn_layer, **arguments)
     except (TypeError, AssertionError) as error:
         named = "attn_layer" if isinstance(error, TypeError) else "attn"  # a TypeError may be of attn_drop
         if named not in str(error):

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from common.attention import ATTENTIONS, InnerAttention
+from common.attention import InnerAttention
 
 from .layers.attention import SelfAttention, attention_layer, read_grid_size
 from .layers.grid import check_given, fixed_grid, host_of_tokens, tell_grid
@@ -69,20 +69,10 @@ def replace_attention(
         raise ValueError(f"model is {model!r}; allowed: a built model, such as timm.create_model gives")
     grid_size = read_grid_size(grid_size)
     check_given(model, max_tokens, grid_size)
-    tokens = {"max_tokens": max_tokens, **_tokens_of(model)}
-    layer = attention_layer(name, grid_size=grid_size, **tokens, **options)
-    if layer.max_tokens is None and "max_tokens" in ATTENTIONS[name].needs:
-        or_given = ", or max_tokens" if host_of_tokens(model) is None else ""  # tell_grid wants one size of images
-        raise ValueError(
-            f"max_tokens is not given, and {type(model).__name__} has no fixed number of tokens; allowed with "
-            f"{name!r}: a vision transformer for one image size (dynamic_img_size=False){or_given}"
-        )
-    found = attention_modules(model)
-    reasons = Counter(
-        f"{type(model.get_submodule(path)).__name__} {reason}" for path, reason in found.items() if reason
-    )
-    stays = "; ".join(f"{reason} ({count} of them)" for reason, count in reasons.items())
-    old = {path: model.get_submodule(path) for path, reason in found.items() if not reason}
+    layer = _layer_for(model, name, max_tokens, grid_size, options)
+    reasons = attention_modules(model)
+    stays = _what_stays(model, reasons)
+    old = {path: model.get_submodule(path) for path, reason in reasons.items() if not reason}
     if not old:
         raise ValueError(
             f"model is a {type(model).__name__} whose attention cannot be replaced: {stays or _nothing_in(model)}; "
@@ -97,18 +87,47 @@ def replace_attention(
     except ValueError:
         _put(model, places)
         raise
-    changes: dict[str, Counter[str]] = {}
-    for module in old.values():
-        for what, part in _changes(module, new[id(module)]):
-            changes.setdefault(what, Counter())[part] += 1
-        _move_hooks(module, new[id(module)])
-    notes = [f"these stay: {stays}"] * bool(stays)
-    notes += [
-        f"{what}: {', '.join(f'{part} ({count})' for part, count in parts.items())}" for what, parts in changes.items()
-    ]
+    pairs = [(module, new[id(module)]) for module in old.values()]
+    notes = [f"these stay: {stays}"] * bool(stays) + _notes_on_changes(pairs)
+    for module, replacement in pairs:
+        _move_hooks(module, replacement)
     if notes:
         logger.warning(f"{type(model).__name__}: {len(old)} attentions are {name!r} now; {'; '.join(notes)}")
     return model
+
+
+def _layer_for(
+    model: nn.Module, name: str, max_tokens: int | None, grid_size: tuple[int, int] | None, options: dict[str, Any]
+) -> type[SelfAttention]:
+    """Attention ``name`` for the tokens of ``model``; ValueError where it must know how many, and nothing says it."""
+    tokens = {"max_tokens": max_tokens, **_tokens_of(model)}
+    layer = attention_layer(name, grid_size=grid_size, **tokens, **options)
+    if layer.needs_tokens():
+        or_max_tokens = ", or max_tokens" if host_of_tokens(model) is None else ""  # tell_grid wants one size of images
+        raise ValueError(
+            f"max_tokens is not given, and {type(model).__name__} has no fixed number of tokens; allowed with "
+            f"{name!r}: a vision transformer for one image size (dynamic_img_size=False){or_max_tokens}"
+        )
+    return layer
+
+
+def _what_stays(model: nn.Module, reasons: dict[str, str]) -> str:
+    """The attention of ``model`` that cannot be replaced: each reason, and how often; "" where there is none."""
+    counts = Counter(
+        f"{type(model.get_submodule(path)).__name__} {reason}" for path, reason in reasons.items() if reason
+    )
+    return "; ".join(f"{reason} ({count} of them)" for reason, count in counts.items())
+
+
+def _notes_on_changes(pairs: list[tuple[nn.Module, nn.Module]]) -> list[str]:
+    """What is new or gone in the second module of each pair, which takes the first one's place; counted by part."""
+    changes: dict[str, Counter[str]] = {}
+    for old, new in pairs:
+        for what, part in _changes(old, new):
+            changes.setdefault(what, Counter())[part] += 1
+    return [
+        f"{what}: {', '.join(f'{part} ({count})' for part, count in parts.items())}" for what, parts in changes.items()
+    ]
 
 
 def _put(model: nn.Module, modules: list[tuple[str, nn.Module]]) -> None:
@@ -128,16 +147,16 @@ def attention_modules(model: nn.Module, known: dict[Any, str] | None = None) -> 
     candidates = {path: module for path, module in model.named_modules() if path and _is_attention(module)}
     candidates = {path: module for path, module in candidates.items() if not isinstance(module, InnerAttention)}
     known = {} if known is None else known
-    found: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     for path, module in candidates.items():
         kind = _kind(module)
         if kind not in known:
             known[kind] = _why_not(module)
-        found[path] = known[kind]
-    replaced = [path for path, reason in found.items() if not reason]
+        reasons[path] = known[kind]
+    replaced = [path for path, reason in reasons.items() if not reason]
     return {
         path: reason
-        for path, reason in found.items()
+        for path, reason in reasons.items()
         if not reason
         or not (
             any(inner.startswith(f"{path}.") for inner in candidates)

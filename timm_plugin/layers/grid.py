@@ -28,9 +28,9 @@ def check_given(model: nn.Module, max_tokens: int | None, grid_size: Grid | None
     if grid is None:
         return
     tokens = grid[0] * grid[1] + host_of_tokens(model).num_prefix_tokens
-    for name, given, found in (("max_tokens", max_tokens, tokens), ("grid_size", grid_size, grid)):
-        if given is not None and given != found:
-            raise ValueError(f"{name} is {given}; allowed: {found}, which is found in the model, or nothing")
+    for name, value, own in (("max_tokens", max_tokens, tokens), ("grid_size", grid_size, grid)):
+        if value is not None and value != own:
+            raise ValueError(f"{name} is {value}; allowed: {own}, which is found in the model, or nothing")
 
 
 def tell_grid(model: nn.Module) -> None:

@@ -32,14 +32,14 @@ def flatten_map(self: nn.Module, input: tuple[Tensor], output: Tensor) -> Tensor
     return output.flatten(1, -2)
 
 
-def _refuse(given: dict[str, Any], allowed: dict[str, Any], model: str) -> None:
-    """Raise ValueError for arguments of timm's ``VisionTransformer`` that are ``given`` and not as ``allowed``."""
+def _refuse(arguments: dict[str, Any], allowed: dict[str, Any], model: str) -> None:
+    """Raise ValueError for ``arguments`` of timm's ``VisionTransformer`` that are not as ``allowed`` for ``model``."""
     for name in ("attn_layer", "block_fn", "embed_layer"):
-        if name in given:
-            raise ValueError(f"{name} is {given[name]!r}; allowed for {model}: not given, it has its own")
+        if name in arguments:
+            raise ValueError(f"{name} is {arguments[name]!r}; allowed for {model}: not given, it has its own")
     for name, value in allowed.items():
-        if name in given and given[name] != value:
-            raise ValueError(f"{name} is {given[name]!r}; allowed for {model}: {value!r}")
+        if name in arguments and arguments[name] != value:
+            raise ValueError(f"{name} is {arguments[name]!r}; allowed for {model}: {value!r}")
 
 
 def _check_global_pool(global_pool: str, class_token: bool) -> None:
@@ -243,7 +243,7 @@ class DaftConvVisionTransformer(DaftVisionTransformer):
         **kwargs: Any,
     ) -> Any:
         """As timm's; "NLC" and the final features are (B, N, C), of the maps (B, Y, X, C) between the blocks."""
-        found = super().forward_intermediates(
+        features_of_maps = super().forward_intermediates(
             x, indices, return_prefix_tokens, norm, stop_early, output_fmt, intermediates_only, **kwargs
         )
 
@@ -252,9 +252,11 @@ class DaftConvVisionTransformer(DaftVisionTransformer):
                 return features.flatten(1, -2)  # the last normalisation has given tokens already
             return [tokens(feature) for feature in features] if output_fmt == "NLC" else features
 
-        if isinstance(found, dict):
-            return {name: tokens(features) for name, features in found.items()}
-        return tokens(found) if intermediates_only else tuple(tokens(features) for features in found)
+        if isinstance(features_of_maps, dict):
+            return {name: tokens(features) for name, features in features_of_maps.items()}
+        if intermediates_only:
+            return tokens(features_of_maps)
+        return tuple(tokens(features) for features in features_of_maps)
 
     @torch.jit.ignore
     def prune_intermediate_layers(

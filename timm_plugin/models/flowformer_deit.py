@@ -23,8 +23,8 @@ class FlowVisionTransformer(StrictLoading, VisionTransformer):
 
     Args:
         attn_layer: name or class of the attention, as in timm.
-        Options of the mechanism by their names, such as ``form`` and ``clamp``, None for its default; see
-            ``common.attention.FlowAttention.Options``.
+        kwargs: options of the mechanism by their names, such as ``form`` and ``clamp``, None for its default; see
+            ``common.attention.FlowAttention.Options``. The others are timm's.
 
     Raises:
         ValueError: an option the mechanism does not have, or a value it does not allow.

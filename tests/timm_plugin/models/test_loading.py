@@ -117,7 +117,10 @@ for model, target in zip(sys.argv[2::2], sys.argv[3::2]):
 
 
 def test_folders_load_in_a_new_process_whatever_another_version_stored(tmp_path):
-    """As written, without an option that has its default, and with one that no version here knows."""
+    """As written, without an option that has its default, and with one that no version here knows.
+
+    Python's logging is there as it is, and warnings reach the console.
+    """
     models = {case: randomise(build(case)) for case in CLASSES}
     x = images(models["hier"], size=(64, 64))
     torch.save(x, tmp_path / "images.pt")

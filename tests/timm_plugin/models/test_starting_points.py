@@ -1,15 +1,11 @@
 """Stock vision transformers as a start: every tensor, taken, in part, left out or new, and the line that says so."""
 
-import subprocess
-import sys
-
 import pytest
 import timm
 import torch
 from timm.layers import resample_abs_pos_embed, resample_patch_embed
 
 from tests.compare import assert_close, weights
-from tests.processes import CHECKOUT
 from tests.timm_plugin.helpers.checkpoint_files import STOCK, assert_same, copy_of, stock_state
 from tests.timm_plugin.helpers.logs import warnings_of
 from tests.timm_plugin.helpers.models import draw_filters, images
@@ -135,18 +131,6 @@ def test_loading_is_strict_where_adaptation_is_not_asked_for(name, tmp_path):
         result = model.load_state_dict(own, strict=False)
         assert set(result.missing_keys) == set(weights(model.state_dict())) - set(own)
         assert set(result.unexpected_keys) == set(own) - set(model.state_dict())
-
-
-def test_warnings_reach_the_console(tmp_path):
-    """With Python's logging as it is, in a process of its own."""
-    torch.save(stock_state(), tmp_path / "stock.pth")
-    code = (
-        "import sys, timm, timm_plugin; "
-        f"timm.create_model('daft_conv_s_h16', True, pretrained_cfg_overlay=dict(file=sys.argv[1]), **{STOCK})"
-    )
-    command = [sys.executable, "-c", code, str(tmp_path / "stock.pth")]
-    done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, check=True)
-    assert "left out: cls_token, pos_embed; new, as first drawn: blocks.*.attn.attention" in done.stderr
 
 
 @pytest.mark.parametrize("channels", [1, 4])
