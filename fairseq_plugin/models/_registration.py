@@ -1,4 +1,4 @@
-"""What is derived from the declaration of a mechanism: which models there are, and their classes."""
+"""Models derived from the declaration of a mechanism: which there are, and how their classes are made."""
 
 import sys
 from collections.abc import Iterator

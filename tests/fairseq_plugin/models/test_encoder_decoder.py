@@ -10,7 +10,7 @@ from fairseq.models.transformer import TransformerModel
 from fairseq.sequence_generator import SequenceGenerator
 from torch import Tensor, nn
 
-from common.attention import ATTENTIONS
+from common.attention import ATTENTIONS, supporting
 from fairseq_plugin import LinearTimeTransformer
 from fairseq_plugin.models._encoder_decoder import SOURCE_ATTENTIONS
 from tests.compare import assert_close
@@ -52,7 +52,7 @@ def crossing(request: pytest.FixtureRequest) -> nn.Module:
 
 
 def test_every_bidirectional_mechanism_has_one_in_every_size():
-    named = {name for name, kind in ATTENTIONS.items() if "bidirectional" in kind.supports}
+    named = set(supporting("bidirectional"))
     assert named | {"flowformer"} == set(MODELS)
     assert all(ARCH_MODEL_REGISTRY[f"{x}_iwslt_de_en"] is MODEL_REGISTRY[x] for x in MODELS)
 

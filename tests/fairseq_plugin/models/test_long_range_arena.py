@@ -9,13 +9,13 @@ from fairseq import options, tasks
 from fairseq.models import ARCH_MODEL_REGISTRY
 from torch.nn import functional as F
 
-from common.attention import ATTENTIONS
+from common.attention import supporting
 from fairseq_plugin.models.long_range_arena import OFFICIAL, RELEASED
 from tests.compare import assert_close
 from tests.fairseq_plugin.helpers.text import dictionary, padded, tokens
 
 TASK = ["--task", "sentence_prediction", "--criterion", "sentence_prediction", "--num-classes", "3"]
-MECHANISMS = [name for name, kind in ATTENTIONS.items() if "bidirectional" in kind.supports]
+MECHANISMS = supporting("bidirectional")
 TINY = "--encoder-embed-dim 12 --encoder-attention-dim 8 --encoder-ffn-embed-dim 10 --encoder-attention-heads 2".split()
 
 

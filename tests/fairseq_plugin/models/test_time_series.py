@@ -10,7 +10,7 @@ from fairseq.models import MODEL_REGISTRY
 from torch import Tensor
 from torch.nn import functional as F
 
-from common.attention import ATTENTIONS, record_attention
+from common.attention import ATTENTIONS, record_attention, supporting
 from common.ops import flow_attention
 from fairseq_plugin.data.series_folder import Description
 from tests.compare import assert_close
@@ -37,7 +37,7 @@ def pad(source: Tensor, left: int, right: int) -> tuple[Tensor, Tensor]:
 
 def test_every_mechanism_that_sees_all_steps_has_one() -> None:
     """And only those, beside the one of gated attention units and a second name."""
-    named = {f"{name}_time_series" for name, found in ATTENTIONS.items() if "bidirectional" in found.supports}
+    named = {f"{name}_time_series" for name in supporting("bidirectional")}
     assert set(MODELS) >= named | {"flowformer_time_series", "flash_time_series"}
     assert not any(f"{name}_time_series" in MODELS for name in ATTENTIONS if f"{name}_time_series" not in named)
 
