@@ -1,0 +1,25 @@
+"""Options that users type keep their names, defaults and choices; a change is made here too, and in CHANGELOG.md."""
+
+import json
+from pathlib import Path
+
+from common.attention import ATTENTIONS
+
+#: By mechanism and option: the default, the allowed names, and whether it changes a result.
+STORED = Path(__file__).parents[2] / "golden" / "attention_options.json"
+
+
+def test_names_defaults_and_choices_are_the_stored_ones():
+    stored = json.loads(STORED.read_text())
+    assert set(stored) == set(ATTENTIONS)
+    for name, kind in ATTENTIONS.items():
+        defaults, described = kind.Options.defaults(), kind.Options.described()
+        present = {
+            option: {
+                "default": defaults[option],
+                "choices": None if one.choices is None else list(one.choices),
+                "speed_only": one.speed_only,
+            }
+            for option, one in described.items()
+        }
+        assert present == stored[name], name
