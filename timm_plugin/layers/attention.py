@@ -238,6 +238,12 @@ def option_names(attn_layer: LayerType, also: str = "flow") -> set[str]:
     return {option for name in names for option in ATTENTIONS[name].Options.described()}
 
 
+def take_options(mechanism: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Take those out of ``arguments`` that are options of ``mechanism``."""
+    names = option_names(mechanism, also=mechanism)
+    return {name: arguments.pop(name) for name in names & arguments.keys()}
+
+
 def with_options(attn_layer: LayerType, **options: Any) -> LayerType:
     """``attn_layer`` as a user gives it, with those ``options`` of the mechanism that are not None.
 

@@ -68,9 +68,9 @@ def build(
 
 def _options(model: type, arguments: dict[str, Any]) -> set[str]:
     """Arguments that change what the weights of ``model`` mean, but no shape: its attention, and its options."""
-    attention = inspect.signature(model).parameters.get("attn_layer")
-    if attention is None:
-        return set()
+    if hasattr(model, "mechanism"):  # it has its own attention and no other
+        return option_names(model.mechanism, also=model.mechanism)
+    attention = inspect.signature(model).parameters["attn_layer"]
     return {"attn_layer"} | option_names(arguments.get("attn_layer", attention.default))
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from common.attention import position_entropy
 from common.modules.added_gradient import add_gradient
 
-from ..layers.attention import attention_layer
+from ..layers.attention import attention_layer, take_options
 from ..layers.grid import check_layers, tell_grid
 from ..layers.images import ImageSize, check_images, check_img_size
 from ._build import StrictLoading, build
@@ -82,21 +82,20 @@ class DaftFullVisionTransformer(DaftVisionTransformer):
 
     Args:
         img_size, patch_size, num_heads, class_token, reg_tokens, global_pool: as in timm; heads have no meaning here.
-        bias_dim: width n of the factors of the position bias (Eq. 6), 0 for a free matrix (Table 6).
-        query: False leaves the gate by queries out (Table 8).
+        bias_dim, query: options of the mechanism, as in ``common.attention.DaftFullAttention.Options``.
         kwargs: every other argument of timm's, but those that name a part this model has its own of.
 
     Raises:
         ValueError: an argument that is none of the above; an image of another size than the model's.
     """
 
+    mechanism = "daft_full"
+
     def __init__(
         self,
         img_size: ImageSize = 224,
         patch_size: ImageSize = 16,
         *,
-        bias_dim: int = 128,
-        query: bool = True,
         class_token: bool = True,
         reg_tokens: int = 0,
         global_pool: str = "token",
@@ -107,13 +106,14 @@ class DaftFullVisionTransformer(DaftVisionTransformer):
         _refuse(kwargs, fixed, "DAFT-full")
         size, patch = check_img_size(img_size, patch_size, False), _pair(patch_size)
         tokens = (size[0] // patch[0]) * (size[1] // patch[1]) + reg_tokens + int(class_token)
+        options = take_options(self.mechanism, kwargs)
         super().__init__(
             size,
             patch_size,
             class_token=class_token,
             reg_tokens=reg_tokens,
             global_pool=global_pool,
-            attn_layer=attention_layer("daft_full", max_tokens=tokens, bias_dim=bias_dim, query=query),
+            attn_layer=attention_layer(self.mechanism, max_tokens=tokens, **options),
             **kwargs,
         )
 
@@ -141,11 +141,7 @@ class DaftConvVisionTransformer(DaftVisionTransformer):
     Args:
         img_size, patch_size: as in timm; the first is what the model is measured and exported with, no limit.
         num_heads: h; each has one key per token and one filter.
-        window: side of the filters, or (height, width); odd.
-        query: False leaves the gate by queries out (Table 8).
-        local_only: nothing outside of the window is seen (Figure 2).
-        reparameterize: False for filters that are not standardised and scaled (Table 7).
-        gumbel_temperature: each head selects one neighbour (Eq. 11); 0.5 in the paper, None for none.
+        window, query and others: options of the mechanism, as in ``common.attention.DaftConvAttention.Options``.
         entropy_weight: factor of the entropy of the filters, which training then keeps small (Eq. 10); 0.001 in the
             paper. Its gradient reaches any trainer's loss; float16 training is refused with it.
         global_pool, fc_norm, dynamic_img_pad: as in timm, the mean of normalised tokens unless given.
@@ -156,16 +152,13 @@ class DaftConvVisionTransformer(DaftVisionTransformer):
             ``dynamic_img_pad``.
     """
 
+    mechanism = "daft_conv"
+
     def __init__(
         self,
         img_size: ImageSize = 224,
         patch_size: ImageSize = 16,
         *,
-        window: int | tuple[int, int] = 11,
-        query: bool = True,
-        local_only: bool = False,
-        reparameterize: bool = True,
-        gumbel_temperature: float | None = None,
         entropy_weight: float = 0.0,
         global_pool: str = "avg",
         fc_norm: bool = False,
@@ -185,20 +178,14 @@ class DaftConvVisionTransformer(DaftVisionTransformer):
         _check_global_pool(global_pool, False)
         if not isinstance(entropy_weight, (int, float)) or not 0.0 <= entropy_weight < math.inf:
             raise ValueError(f"entropy_weight is {entropy_weight!r}; allowed: a number of at least 0")
-        options = {
-            "window": window,
-            "query": query,
-            "local_only": local_only,
-            "reparameterize": reparameterize,
-            "gumbel_temperature": gumbel_temperature,
-        }
+        options = take_options(self.mechanism, kwargs)
         super().__init__(
             img_size,
             patch_size,
             global_pool=global_pool,
             fc_norm=fc_norm,
             dynamic_img_pad=dynamic_img_pad,
-            attn_layer=attention_layer("daft_conv", **options),
+            attn_layer=attention_layer(self.mechanism, **options),
             **{**kwargs, **fixed},
         )
         self.entropy_weight = entropy_weight

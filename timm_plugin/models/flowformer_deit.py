@@ -36,7 +36,7 @@ class FlowVisionTransformer(StrictLoading, VisionTransformer):
         attn_layer: LayerType = "flow",
         **kwargs: Any,
     ) -> None:
-        options = {name: kwargs.pop(name) for name in option_names(attn_layer) if name in kwargs}
+        options = {name: kwargs.pop(name) for name in option_names(attn_layer) & kwargs.keys()}
         super().__init__(*args, attn_layer=with_options(attn_layer, **options), **kwargs)
 
 
