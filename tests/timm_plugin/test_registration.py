@@ -4,7 +4,9 @@ import configparser
 import subprocess
 import sys
 
+import pytest
 import timm
+import torch
 
 import timm_plugin
 from common._installed import version_numbers
@@ -81,3 +83,11 @@ def test_minimum_version_is_the_one_installed_by_the_extra():
     wanted = [line for line in config["options.extras_require"]["timm"].splitlines() if line.startswith("timm>=")]
     assert wanted == ["timm>=" + ".".join(map(str, host.MINIMUM_TIMM))]
     assert version_numbers(timm.__version__) >= host.MINIMUM_TIMM
+
+
+@pytest.mark.parametrize("size, stock", [("s", "deit_small_patch16_224"), ("ti", "deit_tiny_patch16_224")])
+def test_flowformers_of_deits_shape_have_its_heads(size, stock):
+    """Another number of heads has the same weights and is another function of them."""
+    with torch.device("meta"):
+        ours, deit = timm.create_model(f"flowformer_deit_{size}"), timm.create_model(stock)
+    assert [block.attn.num_heads for block in ours.blocks] == [block.attn.num_heads for block in deit.blocks]
