@@ -7,7 +7,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ..shared.fairseq_log import Entry
+from ..shared.fairseq_log import Point
 from ..shared.plots import COLOURS, DASHES, STYLE, save
 from .images import ImageResult, Maps
 from .text import ARCHITECTURES, LanguageModel, TextResult
@@ -23,20 +23,20 @@ def draw(text: TextResult, images: ImageResult, path: Path) -> None:
         figure.get_layout_engine().set(h_pad=0.08, w_pad=0.08)
         above, below = figure.subfigures(2, 1, height_ratios=(1, 1.55))
         left, middle, right = above.subplots(1, 3)
-        _losses(left, text.models, lambda entry: entry.update, "updates")
-        _losses(middle, text.models, lambda entry: entry.wall, "seconds of training")
+        _losses(left, text.models, lambda point: point.update, "updates")
+        _losses(middle, text.models, lambda point: point.values["wall"], "seconds of training")
         left.legend(frameon=False)
         _digits(right, images)
         _maps(below, images.maps)
         save(figure, path, dpi=130)
 
 
-def _losses(axes: Axes, models: list[LanguageModel], x: Callable[[Entry], float], unit: str) -> None:
+def _losses(axes: Axes, models: list[LanguageModel], x: Callable[[Point], float], unit: str) -> None:
     for model in models:
         look = {"color": _COLOURS[model.architecture]}
         points = {
-            kind: [(x(entry), entry.loss) for entry in model.entries if entry.kind == kind]
-            for kind in ("train_inner", "valid")
+            split: [(x(point), point.values["loss"]) for point in model.points if point.split == split]
+            for split in ("train_inner", "valid")
         }
         dashes = _DASHES[model.architecture]
         axes.plot(*zip(*points["train_inner"]), dashes, lw=1.4, alpha=0.75, label=model.architecture, **look)

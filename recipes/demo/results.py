@@ -104,7 +104,7 @@ def as_json(text: TextResult, speeds: Speeds, images: ImageResult, run: Run) -> 
                     "train_tokens_per_second": model.tokens_per_second,
                     "train_seconds": model.training.seconds,
                     "peak_bytes": model.training.peak_bytes,
-                    "curves": fairseq_log.summary(model.entries),
+                    "curves": fairseq_log.curves(model.points),
                 }
                 for model in text.models
             ],

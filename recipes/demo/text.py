@@ -9,7 +9,8 @@ from common.output_files import new_folder
 
 from ..shared import fairseq_log
 from ..shared.commands import Finished, python_command, run, shown_path
-from ..shared.fairseq_log import Entry, Evaluation
+from ..shared.comparison import NO_READER
+from ..shared.fairseq_log import Evaluation, Point
 from ..shared.fairseq_training import train
 from ..shared.subwords import write_dictionary
 from ..shared.working_folder import write_text
@@ -43,22 +44,9 @@ VOCABULARY = 4000
 #: Options for the shape of the models, for fairseq-train and for the speed table. ``--decoder-normalize-before`` is for
 #: transformer_lm, whose default is post-norm. Embeddings have width 512, fairseq's default, and are projected to 256.
 SHAPE = [
-    "--decoder-embed-dim",
-    "256",
-    "--decoder-input-dim",
-    "512",
-    "--decoder-output-dim",
-    "512",
-    "--decoder-ffn-embed-dim",
-    "1024",
-    "--decoder-layers",
-    "3",
-    "--decoder-attention-heads",
-    "4",
-    "--decoder-normalize-before",
-    "--share-decoder-input-output-embed",
-    "--dropout",
-    "0.1",
+    *"--decoder-embed-dim 256 --decoder-input-dim 512 --decoder-output-dim 512 --decoder-ffn-embed-dim 1024".split(),
+    *"--decoder-layers 3 --decoder-attention-heads 4 --decoder-normalize-before".split(),
+    *"--share-decoder-input-output-embed --dropout 0.1".split(),
 ]
 PROMPTS = ['import os⏎import sys⏎⏎⏎class Reader:⏎    """', "def __init__(self", "    for name in"]
 #: Length of a sample, the prompt included.
@@ -70,7 +58,7 @@ class LanguageModel(NamedTuple):
 
     architecture: str
     parameters: int
-    entries: list[Entry]
+    points: list[Point]
     training: Finished
     evaluation: Evaluation
     bits_per_byte: float
@@ -100,24 +88,12 @@ def prepare(out: Path, budget: Budget) -> TextResult:
     for name in ("train", "valid", "test"):
         print(f"  {name:<5}  {files[name]:4d} files  {sizes[name]:9,d} bytes  {tokens[name]:8,d} tokens")
     with new_folder(out / "bin", COMMAND) as new:
-        run(
-            python_command(
-                "-m",
-                "fairseq_cli.preprocess",
-                "--only-source",
-                "--srcdict",
-                out / "dict.txt",
-                "--trainpref",
-                out / "train.txt",
-                "--validpref",
-                out / "valid.txt",
-                "--testpref",
-                out / "test.txt",
-                "--destdir",
-                new,
-            ),
-            out / "logs" / "preprocess.log",
+        command = python_command(
+            *("-m", "fairseq_cli.preprocess", "--only-source", "--srcdict", out / "dict.txt"),
+            *("--trainpref", out / "train.txt", "--validpref", out / "valid.txt", "--testpref", out / "test.txt"),
+            *("--destdir", new),
         )
+        run(command, out / "logs" / "preprocess.log")
     return TextResult([], files, sizes, tokens, [])
 
 
@@ -133,55 +109,14 @@ def train_command(out: Path, architecture: str, budget: Budget, folder: Path) ->
     """fairseq-train, with its checkpoints in ``folder``."""
     every = max(1, budget.updates // 30)
     return python_command(
-        "-m",
-        "fairseq_cli.train",
-        out / "bin",
-        "--user-dir",
-        "fairseq_plugin",
-        "--task",
-        "language_modeling",
-        "--arch",
-        architecture,
-        *SHAPE,
-        "--tokens-per-sample",
-        TOKENS_PER_SAMPLE,
-        "--sample-break-mode",
-        "none",
-        "--max-tokens",
-        TOKENS_PER_SAMPLE,
-        "--num-workers",
-        0,
-        "--data-buffer-size",
-        0,  # no reader thread, in which a training that ends may abort
-        "--optimizer",
-        "adam",
-        "--adam-betas",
-        "(0.9, 0.98)",
-        "--weight-decay",
-        "0.01",
-        "--clip-norm",
-        "1.0",
-        "--lr",
-        "0.004",
-        "--lr-scheduler",
-        "polynomial_decay",
-        "--warmup-updates",
-        budget.updates // 5,
-        "--total-num-update",
-        budget.updates,
-        "--max-update",
-        budget.updates,
-        "--validate-interval-updates",
-        max(1, budget.updates // 4),
-        "--no-epoch-checkpoints",
-        "--log-format",
-        "json",
-        "--log-interval",
-        every,
-        "--seed",
-        "1",
-        "--save-dir",
-        folder,
+        *("-m", "fairseq_cli.train", out / "bin", "--user-dir", "fairseq_plugin", "--task", "language_modeling"),
+        *("--arch", architecture, *SHAPE, "--tokens-per-sample", TOKENS_PER_SAMPLE, "--sample-break-mode", "none"),
+        *("--max-tokens", TOKENS_PER_SAMPLE, *NO_READER),
+        *("--optimizer", "adam", "--adam-betas", "(0.9, 0.98)", "--weight-decay", "0.01", "--clip-norm", "1.0"),
+        *("--lr", "0.004", "--lr-scheduler", "polynomial_decay", "--warmup-updates", budget.updates // 5),
+        *("--total-num-update", budget.updates, "--max-update", budget.updates),
+        *("--validate-interval-updates", max(1, budget.updates // 4), "--no-epoch-checkpoints"),
+        *("--log-format", "json", "--log-interval", every, "--seed", "1", "--save-dir", folder),
     )
 
 
@@ -192,26 +127,12 @@ def evaluate(out: Path, architecture: str, expected_tokens: int) -> Evaluation:
         ValueError: it did not score every token of the split.
     """
     log = out / "logs" / f"{architecture}.eval.log"
-    run(
-        python_command(
-            "-m",
-            "fairseq_cli.eval_lm",
-            out / "bin",
-            "--user-dir",
-            "fairseq_plugin",
-            "--gen-subset",
-            "test",
-            "--path",
-            out / architecture / "checkpoint_last.pt",
-            "--tokens-per-sample",
-            TOKENS_PER_SAMPLE,
-            "--max-tokens",
-            TOKENS_PER_SAMPLE,
-            "--sample-break-mode",
-            "none",
-        ),
-        log,
+    command = python_command(
+        *("-m", "fairseq_cli.eval_lm", out / "bin", "--user-dir", "fairseq_plugin", "--gen-subset", "test"),
+        *("--path", out / architecture / "checkpoint_last.pt", "--tokens-per-sample", TOKENS_PER_SAMPLE),
+        *("--max-tokens", TOKENS_PER_SAMPLE, "--sample-break-mode", "none"),
     )
+    run(command, log)
     evaluation = fairseq_log.parse_evaluation(_lines(log))
     if evaluation.tokens != expected_tokens:
         raise ValueError(f"{shown_path(log)}: {evaluation.tokens} tokens were scored; allowed: all {expected_tokens}")
@@ -223,37 +144,14 @@ def sample(out: Path, architecture: str) -> list[str]:
     prompts = out / "prompts.txt"
     write_text(prompts, "".join(prompt + "\n" for prompt in PROMPTS))
     log = out / "logs" / f"{architecture}.interactive.log"
-    run(
-        python_command(
-            "-m",
-            "fairseq_cli.interactive",
-            out / "bin",
-            "--user-dir",
-            "fairseq_plugin",
-            "--task",
-            "language_modeling",
-            "--path",
-            out / architecture / "checkpoint_last.pt",
-            "--bpe",
-            "sentencepiece",
-            "--sentencepiece-model",
-            out / "sentencepiece.model",
-            "--input",
-            prompts,
-            "--beam",
-            1,
-            "--sampling",
-            "--sampling-topp",
-            "0.9",
-            "--temperature",
-            "0.7",
-            "--max-len-b",
-            SAMPLE_TOKENS,
-            "--seed",
-            1,
-        ),
-        log,
+    command = python_command(
+        *("-m", "fairseq_cli.interactive", out / "bin", "--user-dir", "fairseq_plugin", "--task", "language_modeling"),
+        *("--path", out / architecture / "checkpoint_last.pt", "--bpe", "sentencepiece"),
+        *("--sentencepiece-model", out / "sentencepiece.model", "--input", prompts),
+        *"--beam 1 --sampling --sampling-topp 0.9 --temperature 0.7".split(),
+        *("--max-len-b", SAMPLE_TOKENS, "--seed", 1),
     )
+    run(command, log)
     return [corpus.from_line(line) for line in fairseq_log.parse_samples(_lines(log))]
 
 
@@ -265,15 +163,15 @@ def run_text(out: Path, budget: Budget) -> TextResult:
         training = train_model(out, architecture, budget)
         evaluation = evaluate(out, architecture, result.tokens["test"])
         lines = _lines(out / "logs" / f"{architecture}.train.log")
-        entries = fairseq_log.parse_training(lines)
+        points = fairseq_log.parse_training(lines)
         model = LanguageModel(
             architecture,
             fairseq_log.parse_parameters(lines),
-            entries,
+            points,
             training,
             evaluation,
             fairseq_log.bits_per_byte(evaluation, result.text_bytes["test"]),
-            fairseq_log.median_tokens_per_second(entries),
+            fairseq_log.median_tokens_per_second(points),
         )
         print(
             f"  perplexity {evaluation.perplexity:.1f}, {model.bits_per_byte:.3f} bits per byte,"

@@ -12,12 +12,13 @@ import time
 from pathlib import Path
 
 from ..shared import fairseq_log
-from ..shared.commands import CommandFailed, python_command, run, shown_path
+from ..shared.commands import CommandFailed, python_command, run
+from ..shared.comparison import NO_READER, show
 from ..shared.fairseq_training import last_validation, train
 from ..shared.scripts import command_line, positive_int, script
-from ..shared.tables import describe_run
+from ..shared.trainings import failure
 from ..shared.working_folder import working_folder
-from .measurements import Comparison, Measurement, Plan, missing, write
+from .measurements import Comparison, Measurement, Plan, missing, report
 from .models import DEFAULT_MODELS, MODELS, SHAPE
 from .prepare import WRITER, Settings, cut_trial, to_data_bin
 
@@ -35,57 +36,16 @@ _LOG_POINTS = 20
 def train_command(data: Path, out: Path, plan: Plan, architecture: str, length: int, inner_width: int) -> list[str]:
     """fairseq-train with the paper's optimiser, a learning rate for few updates, and one validation, at the end."""
     return python_command(
-        "-m",
-        "fairseq_cli.train",
-        data,
-        "--user-dir",
-        "fairseq_plugin",
-        "--task",
-        "language_modeling",
+        *("-m", "fairseq_cli.train", data, "--user-dir", "fairseq_plugin", "--task", "language_modeling"),
         *SHAPE.arguments(architecture, inner_width),
-        "--tokens-per-sample",
-        length,
-        "--sample-break-mode",
-        "none",
-        "--max-tokens",
-        plan.tokens_per_update,
-        "--num-workers",
-        0,
-        "--data-buffer-size",
-        0,  # no reader thread, in which a training that ends may abort
-        "--optimizer",
-        "adam",
-        "--adam-betas",
-        "(0.9, 0.999)",
-        "--adam-eps",
-        "1e-06",
-        "--weight-decay",
-        "0.01",
-        "--clip-norm",
-        "0.1",
-        "--lr",
-        "0.003",
-        "--lr-scheduler",
-        "polynomial_decay",
-        "--warmup-updates",
-        max(1, plan.updates // 10),
-        "--total-num-update",
-        plan.updates,
-        "--end-learning-rate",
-        "0",
-        "--max-update",
-        plan.updates,
-        "--validate-interval",
-        1_000_000,
-        "--no-save",
-        "--save-dir",
-        out / "checkpoints",
-        "--seed",
-        1,
-        "--log-format",
-        "json",
-        "--log-interval",
-        max(1, plan.updates // _LOG_POINTS),
+        *("--tokens-per-sample", length, "--sample-break-mode", "none", "--max-tokens", plan.tokens_per_update),
+        *NO_READER,
+        *("--optimizer", "adam", "--adam-betas", "(0.9, 0.999)", "--adam-eps", "1e-06", "--weight-decay", "0.01"),
+        *("--clip-norm", "0.1", "--lr", "0.003", "--lr-scheduler", "polynomial_decay", "--end-learning-rate", "0"),
+        *("--warmup-updates", max(1, plan.updates // 10), "--total-num-update", plan.updates),
+        *("--max-update", plan.updates, "--validate-interval", 1_000_000),
+        *("--no-save", "--save-dir", out / "checkpoints", "--seed", 1),
+        *("--log-format", "json", "--log-interval", max(1, plan.updates // _LOG_POINTS)),
     )
 
 
@@ -99,14 +59,14 @@ def measure(data: Path, out: Path, plan: Plan, architecture: str, length: int, i
     command = train_command(data, out, plan, architecture, length, inner_width)
     log = out / "logs" / f"{architecture}.{length}.log"
     finished, lines = train(command, log, plan.updates, f"{architecture}, {length}")
-    entries = fairseq_log.parse_training(lines)
-    perplexity = last_validation(entries, log, plan.updates).perplexity
+    points = fairseq_log.parse_training(lines)
+    perplexity = last_validation(points, log, plan.updates).values["ppl"]
     return Measurement(
         architecture,
         length,
         fairseq_log.parse_parameters(lines),
         perplexity,
-        fairseq_log.median_tokens_per_second(entries),
+        fairseq_log.median_tokens_per_second(points),
         finished.peak_bytes,
         finished.seconds,
         shlex.join(command),
@@ -149,7 +109,7 @@ def compare(out: Path, plan: Plan, text: Path) -> Comparison:
                 one = measure(out / "data-bin", out, plan, architecture, length, widths[architecture])
             except (CommandFailed, ValueError) as error:
                 print(f"  {error}", file=sys.stderr, flush=True)
-                comparison.failed[architecture, length] = str(error).strip().splitlines()[-1]
+                comparison.failed[architecture, length] = failure(error)
                 continue
             comparison.measured.append(one)
             print(
@@ -212,8 +172,7 @@ def main(arguments: list[str] | None = None) -> int:
         raise ValueError(f"--updates is {plan.updates}; allowed: at least 3, for a speed")
     with working_folder(out, COMMAND, whole={"data-bin": WRITER}):
         comparison = compare(out, plan, options.file)
-        print("\n" + write(out, comparison, describe_run(command, time.monotonic() - started)))
-    print(f"\nThe same as Markdown, JSON and a picture: {shown_path(out)}")
+        show(out, report(comparison), command, started)
     return 1 if missing(comparison) else 0
 
 

@@ -1,13 +1,16 @@
 """The measurements of a comparison, as tables, JSON and a picture, with notes on those that failed."""
 
+import functools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from matplotlib import pyplot as plt
-from matplotlib.ticker import NullLocator, ScalarFormatter
+from matplotlib.ticker import ScalarFormatter
 
-from ..shared.plots import COLOURS, DASHES, STYLE, save
-from ..shared.tables import MISSING, Run, Table, break_even, write_reports
+from ..shared.comparison import Column, Compared, Report, by_length, of_model, table
+from ..shared.plots import COLOURS, DASHES, STYLE, logarithmic, save
+from ..shared.tables import Table, break_even
 from .models import MODELS
 from .subword_text import SplitCounts
 
@@ -59,51 +62,46 @@ def missing(comparison: Comparison) -> list[tuple[str, int]]:
 
 def tables(comparison: Comparison) -> list[Table]:
     """One table each of perplexity, seconds and memory: a row for each model, a column for each length."""
+    return [_perplexity(comparison), _seconds(comparison), _memory(comparison)]
+
+
+TITLE = Column("model", known=lambda name: MODELS[name].title)
+ATTENTION = Column("attention", known=lambda name: MODELS[name].attention)
+
+
+def _table(comparison: Comparison, title: str, columns: list[Column], notes: list[str]) -> Table:
+    return table(title, columns, comparison.plan.architectures, Compared(comparison.measured, {}), notes)
+
+
+def _perplexity(comparison: Comparison) -> Table:
     plan, valid = comparison.plan, comparison.text["valid"]
-    by = {(one.architecture, one.length): one for one in comparison.measured}
-
-    def rows(cell) -> list[tuple[str, ...]]:
-        return [
-            (
-                *MODELS[architecture],
-                *(cell(by[architecture, n]) if (architecture, n) in by else MISSING for n in plan.lengths),
-            )
-            for architecture in plan.architectures
-        ]
-
-    header = ("model", "attention", *(f"{length:,}" for length in plan.lengths))
-    perplexity = Table(
-        "Perplexity by sequence length",
-        ("model", "architecture", "parameters", *header[2:]),
-        [
-            (row[0], architecture, _parameters(comparison, architecture), *row[2:])
-            for architecture, row in zip(plan.architectures, rows(lambda one: f"{one.perplexity:.2f}"), strict=True)
-        ],
-        [
-            f"of the valid split, {valid.tokens:,} subwords of a vocabulary of {plan.vocabulary:,}; to the power of"
-            f" {valid.tokens_per_word:.4f} it is perplexity per word",
-            f"after {plan.updates} updates of {plan.tokens_per_update:,} tokens each; one run, one seed",
-        ],
-    )
-    per_update = plan.tokens_per_update
-    seconds = Table(
-        f"Seconds per training step of {per_update:,} tokens",
-        header,
-        rows(lambda one: f"{per_update / one.tokens_per_second:.3f}"),
-        [f"{per_update:,} over the median of the tokens per second in fairseq's log", *_break_even_notes(comparison)],
-    )
-    memory = Table(
-        "Peak memory of fairseq-train, MiB",
-        header,
-        rows(lambda one: f"{one.peak_bytes / 2**20:,.0f}"),
-        ["the whole process, Python and torch included", *_not_measured(comparison)],
-    )
-    return [perplexity, seconds, memory]
+    columns = [TITLE, Column("architecture", known=str), Column("parameters", _parameters)]
+    columns += by_length(plan.lengths, lambda one: f"{one.perplexity:.2f}")
+    notes = [
+        f"of the valid split, {valid.tokens:,} subwords of a vocabulary of {plan.vocabulary:,}; to the power of"
+        f" {valid.tokens_per_word:.4f} it is perplexity per word",
+        f"after {plan.updates} updates of {plan.tokens_per_update:,} tokens each; one run, one seed",
+    ]
+    return _table(comparison, "Perplexity by sequence length", columns, notes)
 
 
-def _parameters(comparison: Comparison, architecture: str) -> str:
-    counts = sorted({one.parameters for one in comparison.measured if one.architecture == architecture})
-    return " to ".join(f"{count:,}" for count in counts[:: max(1, len(counts) - 1)]) or MISSING
+def _seconds(comparison: Comparison) -> Table:
+    per_update = comparison.plan.tokens_per_update
+    columns = by_length(comparison.plan.lengths, lambda one: f"{per_update / one.tokens_per_second:.3f}")
+    notes = [f"{per_update:,} over the median of the tokens per second in fairseq's log"]
+    title = f"Seconds per training step of {per_update:,} tokens"
+    return _table(comparison, title, [TITLE, ATTENTION, *columns], [*notes, *_break_even_notes(comparison)])
+
+
+def _memory(comparison: Comparison) -> Table:
+    columns = by_length(comparison.plan.lengths, lambda one: f"{one.peak_bytes / 2**20:,.0f}")
+    notes = ["the whole process, Python and torch included", *_not_measured(comparison)]
+    return _table(comparison, "Peak memory of fairseq-train, MiB", [TITLE, ATTENTION, *columns], notes)
+
+
+def _parameters(measured: Sequence[Measurement]) -> str:
+    counts = sorted({one.parameters for one in measured})
+    return " to ".join(f"{count:,}" for count in counts[:: max(1, len(counts) - 1)])
 
 
 def _break_even_notes(comparison: Comparison) -> list[str]:
@@ -117,7 +115,7 @@ def _break_even_notes(comparison: Comparison) -> list[str]:
         if architecture != FUSED:
             length = break_even(speeds, architecture, FUSED)
             said = f"at least as fast from {length:,} tokens on" if length else "slower at the longest length"
-            notes.append(f"{MODELS[architecture][0]} against {MODELS[FUSED][0]}: {said}")
+            notes.append(f"{MODELS[architecture].title} against {MODELS[FUSED].title}: {said}")
     return notes
 
 
@@ -129,11 +127,9 @@ def _not_measured(comparison: Comparison) -> list[str]:
     ]
 
 
-def write(out: Path, comparison: Comparison, run: Run) -> str:
-    """Write results.txt, .md and .json and speed.png to ``out``; returns the text."""
-    blocks = tables(comparison)
+def report(comparison: Comparison) -> Report:
+    """All tables, and a picture."""
     content = {
-        "run": run._asdict(),
         "plan": comparison.plan._asdict(),
         "text": {split: counts._asdict() for split, counts in comparison.text.items()},
         "measured": [one._asdict() for one in comparison.measured],
@@ -142,10 +138,8 @@ def write(out: Path, comparison: Comparison, run: Run) -> str:
             for architecture, length in missing(comparison)
         ],
     }
-    plain = write_reports(out, blocks, run, content)
-    if comparison.measured:
-        draw(comparison, out / "speed.png")
-    return plain
+    picture = functools.partial(draw, comparison) if comparison.measured else None
+    return Report(tables(comparison), content, picture, "speed.png")
 
 
 def draw(comparison: Comparison, path: Path) -> None:
@@ -155,17 +149,13 @@ def draw(comparison: Comparison, path: Path) -> None:
         for architecture, colour, dash in zip(comparison.plan.architectures, COLOURS, DASHES):
             points = sorted(
                 (one.length, comparison.plan.tokens_per_update / one.tokens_per_second)
-                for one in comparison.measured
-                if one.architecture == architecture
+                for one in of_model(comparison.measured, architecture)
             )
             if points:
-                axes.plot(*zip(*points), linestyle=dash, marker="o", color=colour, label=MODELS[architecture][0])
-        axes.set(xscale="log", yscale="log", xlabel="tokens in a sequence", ylabel="seconds per training step")
+                axes.plot(*zip(*points), linestyle=dash, marker="o", color=colour, label=MODELS[architecture].title)
+        axes.set(xlabel="tokens in a sequence", ylabel="seconds per training step")
         axes.set_title(f"{comparison.plan.tokens_per_update:,} tokens per step")
-        axes.set_xticks(comparison.plan.lengths)
-        axes.xaxis.set_minor_locator(NullLocator())
-        for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_formatter(ScalarFormatter())
+        logarithmic(axes, comparison.plan.lengths)
         axes.yaxis.set_minor_formatter(ScalarFormatter())
         axes.grid(alpha=0.25, which="both")
         axes.legend(frameon=False)

@@ -2,15 +2,23 @@
 
 from typing import NamedTuple
 
-#: Architecture -> its name in the paper and its attention.
+
+class Model(NamedTuple):
+    """A row of the tables."""
+
+    title: str  # in the paper
+    attention: str
+
+
+#: By architecture.
 MODELS = {
-    "flash_lm": ("FLASH", "relu² in chunks of 256, linear across"),
-    "flash_quad_lm": ("FLASH-Quad", "relu², quadratic"),
-    "transformer_pp_lm": ("Transformer++", "softmax, torch's fused kernel"),
-    "performer_lm": ("Performer", "relu kernel, linear"),
-    "mc_transformer_pp_lm": ("MC-TFM++", "softmax in chunks of 256, linear across"),
-    "transformer_plus_lm": ("Transformer+", "softmax, torch's fused kernel"),
-    "combiner_lm": ("Combiner", "softmax, row-major axial"),
+    "flash_lm": Model("FLASH", "relu² in chunks of 256, linear across"),
+    "flash_quad_lm": Model("FLASH-Quad", "relu², quadratic"),
+    "transformer_pp_lm": Model("Transformer++", "softmax, torch's fused kernel"),
+    "performer_lm": Model("Performer", "relu kernel, linear"),
+    "mc_transformer_pp_lm": Model("MC-TFM++", "softmax in chunks of 256, linear across"),
+    "transformer_plus_lm": Model("Transformer+", "softmax, torch's fused kernel"),
+    "combiner_lm": Model("Combiner", "softmax, row-major axial"),
 }
 #: Those that are compared if none are named.
 DEFAULT_MODELS = tuple(MODELS)[:5]

@@ -5,84 +5,67 @@ fairseq-generate. Run again, it goes on where it was interrupted.
 """
 
 import argparse
+import functools
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from ..shared import fairseq_log
-from ..shared.commands import CommandFailed, run, shown_path
+from ..shared.commands import run
+from ..shared.comparison import show, train_and_read
 from ..shared.json_files import read_json, write_json
 from ..shared.scripts import command_line, positive_int, script
 from ..shared.settings import keep_settings
-from ..shared.tables import describe_run
-from ..shared.trainings import read_points, read_trained, train_all
+from ..shared.trainings import Trained, read_parameters, read_points
 from ..shared.working_folder import working_folder
 from .generated import Counted, count
-from .plan import DEFAULT_MODELS, STOCK, Plan, folder_name, parse
+from .plan import DEFAULT_MODELS, STOCK, Plan, parse
 from .prepare import Data, add_options, chosen_data, prepare
-from .results import Result, write
+from .results import Result, report
 
 COMMAND = "recipes.long_copy.compare"
 UPDATES, EVALUATIONS = 4_000, 10
+#: In the folder of a training: what is right of what its model generated.
+GENERATED = "generated.json"
 #: Defaults to see that everything runs; nothing is learned.
 QUICK = {"source_tokens": 64, "spans": 2, "span_tokens": 3, "train": 40, "valid": 4, "test": 4, "updates": 4}
 
 
-def generate(plan: Plan, data: Path, folder: Path) -> tuple[Counted, int]:
-    """What the model in ``folder`` generates, and the largest memory meanwhile; kept there.
+def generate(plan: Plan, data: Path, folder: Path) -> None:
+    """Let the model in ``folder`` generate, and keep there what is right, unless it has been done.
 
     Raises:
         CommandFailed: fairseq-generate failed.
     """
-    path = folder / "generated.json"
-    if not path.exists():
+    if not (folder / GENERATED).exists():
         log = folder / "generate.log"
         finished = run(plan.generate_command(data, folder / "checkpoints" / "checkpoint_best.pt"), log, threads=1)
         counted = count(log.read_text(encoding="utf-8").splitlines(), plan.layout.span_tokens)
-        write_json(path, {"counted": counted._asdict(), "peak_bytes": finished.peak_bytes})
-    stored = read_json(path, "counted", "peak_bytes")
-    return Counted(**stored["counted"]), stored["peak_bytes"]
+        write_json(folder / GENERATED, {"counted": counted._asdict(), "peak_bytes": finished.peak_bytes})
 
 
-def read_result(plan: Plan, data: Path, folder: Path, name: str, seed: int) -> Result | None:
-    """A training with what its model generates; None if it is not complete."""
-    trained = read_trained(folder)
-    if trained is None:
+def read_result(name: str, seed: int, folder: Path, trained: Trained) -> Result | None:
+    """A complete training with what its model generated; None if it has not."""
+    if not (folder / GENERATED).exists():
         return None
-    counted, generate_bytes = generate(plan, data, folder)
+    generated = read_json(folder / GENERATED, "counted", "peak_bytes")
     points = read_points(folder)
     valid = [point for point in points if point.split == "valid"]
-    trainings = [point.values["ups"] for point in points if point.split == "train_inner"]
+    updates_per_second = sorted(point.values["ups"] for point in points if point.split == "train_inner")
     return Result(
         name,
         seed,
-        fairseq_log.parse_parameters((folder / "train.log").read_text(encoding="utf-8").splitlines()),
+        read_parameters(folder),
         min(valid, key=lambda point: point.values["loss"]).update,
         [(point.update, point.values["accuracy"]) for point in valid],
-        counted,
-        1.0 / sorted(trainings)[len(trainings) // 2],
+        Counted(**generated["counted"]),
+        1.0 / updates_per_second[len(updates_per_second) // 2],
         trained.peak_bytes,
-        generate_bytes,
+        generated["peak_bytes"],
         trained.seconds,
         trained.command,
     )
-
-
-def read_results(plan: Plan, data: Path, runs: Path, failed: dict[str, str]) -> Iterator[Result]:
-    """The complete trainings of the plan, one after another; why a model did not generate is put into ``failed``."""
-    for seed in range(1, plan.seeds + 1):
-        for name in plan.models:
-            folder = runs / folder_name(name, seed)
-            try:
-                found = read_result(plan, data, folder, name, seed)
-            except CommandFailed as error:
-                print(f"  {error}", file=sys.stderr)
-                failed[folder.name] = str(error).strip().splitlines()[-1]
-                continue
-            if found is not None:
-                yield found
 
 
 def model(name: str) -> str:
@@ -131,19 +114,9 @@ def parser() -> argparse.ArgumentParser:
 
 def chosen_plan(options: argparse.Namespace) -> Plan:
     """What the options say."""
-    return Plan(
-        list(dict.fromkeys(options.models)),
-        options.seeds,
-        chosen_data(options, seed=1).layout,
-        options.updates,
-        options.batch_size,
-        options.width,
-        options.layers,
-        options.heads,
-        options.lr,
-        min(EVALUATIONS, options.updates),
-        options.beam,
-        shlex.split(options.more),
+    layout = chosen_data(options, seed=1).layout
+    return Plan.chosen(
+        options, layout=layout, evaluations=min(EVALUATIONS, options.updates), more=shlex.split(options.more)
     )
 
 
@@ -162,22 +135,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _compare(options: argparse.Namespace, plan: Plan, data: Data, out: Path, command: str) -> int:
     started = time.monotonic()
-    # More models and seeds may be added to a folder, but they share all the rest.
-    shared = {key: value for key, value in plan._asdict().items() if key not in ("models", "seeds", "layout")}
     data_bin = prepare(options.file, out, data)
-    keep_settings(out / "settings.json", shared)
-    failed: dict[str, str] = {}
-    results: list[Result] = []
-    try:
-        failed = train_all(plan.trainings(data_bin), out / "runs", options.jobs).failed
-        for found in read_results(plan, data_bin, out / "runs", failed):
-            results.append(found)
-    except KeyboardInterrupt:
-        print("\nInterrupted. Run again to go on; what is complete follows.", file=sys.stderr)
-    run_info = describe_run(command, time.monotonic() - started)
-    print("\n" + write(out, plan, data, results, failed, run_info))
-    print(f"\nThe same as Markdown, JSON and a picture: {shown_path(out)}")
-    return 0 if len(results) == len(plan.models) * plan.seeds else 1
+    # The layout is among the data's settings.
+    keep_settings(out / "settings.json", {key: value for key, value in plan.settings().items() if key != "layout"})
+    evaluate = functools.partial(generate, plan, data_bin)
+    compared = train_and_read(plan.trainings(data_bin), out / "runs", options.jobs, read_result, evaluate)
+    show(out, report(plan, data, compared), command, started)
+    return compared.status
 
 
 if __name__ == "__main__":

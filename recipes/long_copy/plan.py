@@ -1,5 +1,6 @@
 """A comparison of encoder-decoders: one size and one budget for every attention and cross-attention."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -9,8 +10,8 @@ from common.attention import ATTENTIONS, options_of
 from fairseq_plugin import LinearTimeTransformer
 
 from ..shared.commands import python_command
+from ..shared.comparison import NO_READER, Budget
 from ..shared.short_conv import SHORT_CONV, TAPS
-from ..shared.trainings import Training
 from .passages import Layout
 from .prepare import SOURCE, TARGET
 
@@ -67,38 +68,24 @@ def reads_source_in_one_state(name: str) -> bool:
     return name != STOCK and parse(name).cross != "softmax"
 
 
-class Plan(NamedTuple):
-    """One size and one budget for all models."""
+@dataclass(frozen=True, kw_only=True)
+class Plan(Budget):
+    """The budget of encoder-decoders; ``layers`` are those of the encoder, and as many of the decoder."""
 
-    models: list[str]
-    seeds: int
     layout: Layout
-    updates: int
     batch_size: int  # sources of an update
-    width: int
-    layers: int  # of the encoder and of the decoder
-    heads: int
-    lr: float
-    evaluations: int  # during each training
     beam: int  # of generation
     more: list[str]  # further arguments of fairseq-train
 
     def train_arguments(self, data: Path, name: str, seed: int) -> list[object]:
-        """The arguments of fairseq-train for one model and seed, without the folder of checkpoints."""
-        interval = max(1, self.updates // self.evaluations)
+        """See ``Budget``."""
         return [
             data,
             *self.model_arguments(name),
+            *self.update_arguments(seed),
             *"--criterion label_smoothed_cross_entropy --label-smoothing 0.0 --report-accuracy".split(),
-            *("--optimizer", "adam", "--adam-betas", "(0.9, 0.98)", "--clip-norm", "1.0"),
-            *("--lr", self.lr, "--lr-scheduler", "cosine", "--warmup-updates", max(1, self.updates // 16)),
-            *("--batch-size", self.batch_size, "--required-batch-size-multiple", 1),
-            *("--max-update", self.updates, "--seed", seed),
-            *("--save-interval-updates", interval, "--keep-interval-updates", 1, "--no-epoch-checkpoints"),
-            *"--save-interval 1000000 --validate-interval 1000000".split(),
-            *("--log-interval", max(1, interval // 4)),
-            # No reader thread, in which a training that ends may abort.
-            *"--num-workers 0 --data-buffer-size 0".split(),
+            *("--lr-scheduler", "cosine", "--warmup-updates", max(1, self.updates // 16)),
+            *("--batch-size", self.batch_size),
             *self.more,
         ]
 
@@ -127,21 +114,8 @@ class Plan(NamedTuple):
             *("--gen-subset", "test", "--batch-size", 1, "--required-batch-size-multiple", 1, "--beam", self.beam),
             *("--max-len-a", 0, "--max-len-b", self.layout.target_tokens),
             *self.longest_arguments(),
-            *"--num-workers 0 --data-buffer-size 0 --log-format none".split(),
+            *(*NO_READER, "--log-format", "none"),
         )
-
-    def trainings(self, data: Path) -> list[Training]:
-        """Every model with every seed; all models with the first seed before any with the second."""
-        return [
-            Training(folder_name(name, seed), self.train_arguments(data, name, seed))
-            for seed in range(1, self.seeds + 1)
-            for name in self.models
-        ]
-
-
-def folder_name(name: str, seed: int) -> str:
-    """The name of a training's folder."""
-    return f"{name.replace('/', '-')}.{seed}"
 
 
 def attention_arguments(name: str) -> list[object]:

@@ -1,5 +1,6 @@
 """The results of a comparison of encoder-decoders: a table, JSON, and a picture."""
 
+import functools
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,9 +8,10 @@ from typing import NamedTuple
 
 from matplotlib import pyplot as plt
 
+from ..shared.comparison import MODEL, PARAMETERS, PEAK, SEEDS, Column, Compared, Report, by_model, table
 from ..shared.plots import STYLE, Drawn, curves_and_dots, save
 from ..shared.short_conv import TAPS
-from ..shared.tables import MISSING, Run, Table, spread, write_reports
+from ..shared.tables import spread
 from .generated import Counted
 from .plan import Plan, reads_source_in_one_state
 from .prepare import Data
@@ -31,29 +33,38 @@ class Result(NamedTuple):
     command: str
 
 
-def table(plan: Plan, data: Data, results: Sequence[Result], failed: dict[str, str]) -> Table:
-    """A row for each model."""
-    rows = []
-    for name in plan.models:
-        ours = [one for one in results if one.model == name]
-        cells = [MISSING] * 10
-        if ours:
-            cells = [
-                f"{ours[0].parameters:,}",
-                spread([dict(one.curve)[one.update] for one in ours], 1),
-                spread([one.counted.exact for one in ours], 1),
-                spread([one.counted.passages for one in ours], 1),
-                spread([one.counted.tokens for one in ours], 1),
-                str(len(ours)),
-                f"{statistics.median(one.counted.milliseconds for one in ours):,.0f}",
-                f"{max(one.generate_bytes for one in ours) / 2**20:,.0f}",
-                f"{1000 * statistics.median(one.seconds_per_update for one in ours):,.0f}",
-                f"{max(one.peak_bytes for one in ours) / 2**20:,.0f}",
-            ]
-        rows.append((name, *cells))
+COLUMNS = (
+    MODEL,
+    PARAMETERS,
+    Column("next", lambda ours: spread([dict(one.curve)[one.update] for one in ours], 1)),
+    Column("exact", lambda ours: spread([one.counted.exact for one in ours], 1)),
+    Column("passages", lambda ours: spread([one.counted.passages for one in ours], 1)),
+    Column("tokens", lambda ours: spread([one.counted.tokens for one in ours], 1)),
+    SEEDS,
+    Column("ms/target", lambda ours: f"{statistics.median(one.counted.milliseconds for one in ours):,.0f}"),
+    Column("MiB generating", lambda ours: f"{max(one.generate_bytes for one in ours) / 2**20:,.0f}"),
+    Column("ms/update", lambda ours: f"{1000 * statistics.median(one.seconds_per_update for one in ours):,.0f}"),
+    PEAK._replace(header="MiB training"),
+)
+
+
+def report(plan: Plan, data: Data, compared: Compared) -> Report:
+    """A table with a row for each model, and a picture."""
+    results = compared.outcomes
+    content = {
+        "plan": {**plan.as_dict(), "layout": plan.layout._asdict()},
+        "examples": data.examples,
+        "results": [{**one._asdict(), "counted": one.counted._asdict()} for one in results],
+        "failed": compared.failed,
+    }
+    tables = [table("Long copy with one budget", COLUMNS, plan.models, compared, _notes(plan, data), "failed")]
+    return Report(tables, content, functools.partial(draw, plan, results) if results else None)
+
+
+def _notes(plan: Plan, data: Data) -> list[str]:
     layout = plan.layout
     examples = ", ".join(f"{count:,} {split}" for split, count in data.examples.items())
-    notes = [
+    return [
         f"sources of {layout.source_tokens:,} characters, {layout.spans} marked passages of {layout.span_tokens} "
         f"each; examples: {examples}",
         "next: per cent of the characters of the valid split's targets, </s> included, the right ones before given",
@@ -71,38 +82,7 @@ def table(plan: Plan, data: Data, results: Sequence[Result], failed: dict[str, s
         "milliseconds to generate one target and for an update, and the largest memory of each process, libraries "
         "included: one thread of this machine, with whatever else it did",
         *([f"further arguments of fairseq-train: {' '.join(plan.more)}"] if plan.more else []),
-        *(f"failed: {name}: {reason}" for name, reason in failed.items()),
     ]
-    header = (
-        "model",
-        "parameters",
-        "next",
-        "exact",
-        "passages",
-        "tokens",
-        "seeds",
-        "ms/target",
-        "MiB generating",
-        "ms/update",
-        "MiB training",
-    )
-    return Table("Long copy with one budget", header, rows, notes)
-
-
-def write(out: Path, plan: Plan, data: Data, results: Sequence[Result], failed: dict[str, str], run: Run) -> str:
-    """Write results.txt, .md, .json and .png to ``out``; returns the text."""
-    blocks = [table(plan, data, results, failed)]
-    content = {
-        "run": run._asdict(),
-        "plan": {**plan._asdict(), "layout": plan.layout._asdict()},
-        "examples": data.examples,
-        "results": [{**one._asdict(), "counted": one.counted._asdict()} for one in results],
-        "failed": failed,
-    }
-    plain = write_reports(out, blocks, run, content)
-    if results:
-        draw(plan, results, out / "results.png")
-    return plain
 
 
 def draw(plan: Plan, results: Sequence[Result], path: Path) -> None:
@@ -115,8 +95,7 @@ def draw(plan: Plan, results: Sequence[Result], path: Path) -> None:
             [one.counted.tokens for one in ours],
             reads_source_in_one_state(name),
         )
-        for name in plan.models
-        if (ours := [one for one in results if one.model == name])
+        for name, ours in by_model(results, plan.models).items()
     ]
     with plt.rc_context(STYLE):
         figure, curves, dots = curves_and_dots(drawn)

@@ -5,30 +5,33 @@ and fairseq-validate. Run again, it goes on where it was interrupted.
 """
 
 import argparse
+import functools
 import json
 import sys
 import time
 from pathlib import Path
 
 from ..shared import fairseq_log
-from ..shared.commands import python_command, run, shown_path
+from ..shared.commands import python_command, run
+from ..shared.comparison import show, train_and_read
 from ..shared.json_files import read_json, write_json
 from ..shared.scripts import command_line, positive_int, script
 from ..shared.settings import keep_settings
-from ..shared.tables import describe_run
-from ..shared.trainings import Trained, read_points, train_all
+from ..shared.trainings import Trained, read_parameters, read_points
 from ..shared.working_folder import working_folder
 from . import listops, speed
 from .examples import SPLITS, read_labels
 from .listops_blocks import Plan as ListopsPlan
 from .plan import MODELS, TASKS, Plan, validate_command
-from .results import Results, Score, write
+from .results import Results, Score, report
 from .speed import Speed
 
 COMMAND = "recipes.lra.compare"
 DEFAULT_MODELS = ["softmax", "flow", "linear", "flash", "daft_conv", "mixed_chunk"]
 SPEED_LENGTHS = [1024, 2048, 3072, 4096]
 UPDATES, EVALUATIONS = 1_500, 8
+#: In the folder of a training: what its selected checkpoint reaches on the test split.
+TEST = "test.json"
 #: To see that everything runs; nothing is learned.
 QUICK_UPDATES, QUICK_SPEED_LENGTHS = 8, [64, 128]
 #: Expressions of a generated ListOps, and the shortest ones as a share of the longest.
@@ -39,32 +42,34 @@ _SHORTEST = 16
 
 def prepare(plan: Plan, out: Path, sizes: dict[str, int], processes: int) -> Path:
     """Generate ListOps of the plan's length below ``out``; returns its folder."""
-    # --max-length is exclusive, and the first token stands in front.
+    # --max-length is exclusive, and the first token stands before it.
     lengths = {"min_length": plan.length // _SHORTEST, "max_length": plan.length}
     listops.generate(ListopsPlan(seed=1, **sizes, **lengths), out / "data", processes)
     return out / "data"
 
 
-def score(plan: Plan, data: Path, folder: Path, trained: Trained) -> Score:
-    """The accuracies of a training: the test split of the selected checkpoint is evaluated, unless it has been."""
-    name, _, seed = trained.name.rpartition(".")
+def validate(plan: Plan, data: Path, folder: Path) -> None:
+    """Evaluate the test split of the selected checkpoint in ``folder``, and keep it there, unless it has been."""
+    if not (folder / TEST).exists():
+        log = folder / "test.log"
+        run(validate_command(plan, data, folder / "checkpoints" / "checkpoint_best.pt", "test"), log, threads=1)
+        values = fairseq_log.parse_validation(log.read_text(encoding="utf-8").splitlines(), "test")
+        write_json(folder / TEST, values)
+
+
+def read_score(name: str, seed: int, folder: Path, trained: Trained) -> Score | None:
+    """The accuracies of a complete training; None if its test split has not been evaluated."""
+    if not (folder / TEST).exists():
+        return None
     points = read_points(folder)
     best = max((point for point in points if point.split == "valid"), key=lambda point: point.values["accuracy"])
-    path = folder / "test.json"
-    if not path.exists():
-        command = validate_command(plan, data, folder / "checkpoints" / "checkpoint_best.pt", "test")
-        log = folder / "test.log"
-        run(command, log, threads=1)
-        values = fairseq_log.parse_validation(log.read_text(encoding="utf-8").splitlines(), "test")
-        write_json(path, values)
-    test = read_json(path, "accuracy")["accuracy"]
     return Score(
         name,
-        int(seed),
-        fairseq_log.parse_parameters((folder / "train.log").read_text(encoding="utf-8").splitlines()),
+        seed,
+        read_parameters(folder),
         best.values["accuracy"],
         best.update,
-        test,
+        read_json(folder / TEST, "accuracy")["accuracy"],
         max(point.values["accuracy"] for point in points if point.split == "test"),
         trained.seconds,
         trained.peak_bytes,
@@ -122,18 +127,11 @@ def main(arguments: list[str] | None = None) -> int:
         raise ValueError(f"--task is {options.task} without --data; allowed: the folder of its prepare command, too")
     if options.data is not None and not (options.data / "data-bin").is_dir():
         raise ValueError(f"--data is {options.data}, which has no data-bin; allowed: what a prepare command wrote")
-    plan = Plan(
-        options.task,
-        list(dict.fromkeys(options.models)),
-        options.seeds,
-        options.length or TASKS[options.task].longest + 1,
-        options.updates or (QUICK_UPDATES if options.quick else UPDATES),
-        options.batch_size,
-        options.width,
-        options.layers,
-        options.heads,
-        options.lr,
-        min(EVALUATIONS, options.updates or EVALUATIONS),
+    plan = Plan.chosen(
+        options,
+        length=options.length or TASKS[options.task].longest + 1,
+        updates=options.updates or (QUICK_UPDATES if options.quick else UPDATES),
+        evaluations=min(EVALUATIONS, options.updates or EVALUATIONS),
     )
     out = options.out.absolute()
     with working_folder(out, COMMAND):
@@ -142,30 +140,26 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _compare(options: argparse.Namespace, plan: Plan, out: Path, command: str) -> int:
     started = time.monotonic()
-    # More models and seeds may be added to a folder, but they share all the rest.
-    shared = {key: value for key, value in plan._asdict().items() if key not in ("models", "seeds")}
-    keep_settings(out / "settings.json", shared)
+    keep_settings(out / "settings.json", plan.settings())
     data = options.data
     if data is None:
         data = prepare(plan, out, QUICK_SIZES if options.quick else SIZES, options.jobs)
     data_bin = data.absolute() / "data-bin"
-    outcome = train_all(plan.trainings(data_bin), out / "runs", options.jobs)
-    scores = [score(plan, data_bin, out / "runs" / name, trained) for name, trained in outcome.trained.items()]
+    evaluate = functools.partial(validate, plan, data_bin)
+    compared = train_and_read(plan.trainings(data_bin), out / "runs", options.jobs, read_score, evaluate)
     lengths = options.speed_lengths or (QUICK_SPEED_LENGTHS if options.quick else SPEED_LENGTHS)
-    speeds = measure_speed(plan, out, sorted(set(lengths)), options.speed_batch)
+    speeds = [] if compared.interrupted else measure_speed(plan, out, sorted(set(lengths)), options.speed_batch)
     labels = {split: read_labels(data_bin, split) for split in SPLITS}
     results = Results(
         plan,
         {split: len(found) for split, found in labels.items()},
         100.0 * labels["test"].bincount().max().item() / len(labels["test"]),
-        scores,
-        outcome.failed,
+        compared,
         speeds,
         options.speed_batch,
     )
-    print("\n" + write(out, results, describe_run(command, time.monotonic() - started)))
-    print(f"\nThe same as Markdown, JSON and a picture: {shown_path(out)}")
-    return 1 if outcome.failed else 0
+    show(out, report(results), command, started)
+    return compared.status
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """The trainings of a comparison: tasks, models of one size, one budget, and the commands they become."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -7,8 +8,8 @@ from common.attention import supporting
 from fairseq_plugin.models.long_range_arena import unit_dims
 
 from ..shared.commands import python_command
+from ..shared.comparison import Budget
 from ..shared.reach import reach_arguments
-from ..shared.trainings import Training
 
 
 class Task(NamedTuple):
@@ -66,73 +67,24 @@ for _name in supporting("bidirectional"):
     MODELS.setdefault(_name, Model(_name, _name))
 
 
-class Plan(NamedTuple):
-    """One size and one budget for all models."""
+@dataclass(frozen=True, kw_only=True)
+class Plan(Budget):
+    """The budget of classifiers on one task."""
 
     task: str
-    models: list[str]
-    seeds: int
     length: int  # of the longest sequence, the first token included
-    updates: int
     batch_size: int
-    width: int
-    layers: int
-    heads: int
-    lr: float
-    evaluations: int  # during each training
 
     def train_arguments(self, data: Path, name: str, seed: int) -> list[object]:
-        """The arguments of fairseq-train for one model and seed, without the folder of checkpoints."""
-        interval = max(1, self.updates // self.evaluations)
+        """See ``Budget``."""
         return [
             *task_arguments(self.task, data, self.length),
             *self.model_arguments(name),
-            "--optimizer",
-            "adam",
-            "--adam-betas",
-            "(0.9, 0.98)",
-            "--adam-eps",
-            "1e-09",
-            "--weight-decay",
-            "0.1",
-            "--clip-norm",
-            "1.0",
-            "--lr",
-            self.lr,
-            "--lr-scheduler",
-            "polynomial_decay",
-            "--warmup-updates",
-            max(1, self.updates // 10),
-            "--total-num-update",
-            self.updates,
-            "--max-update",
-            self.updates,
-            "--batch-size",
-            self.batch_size,
-            "--required-batch-size-multiple",
-            1,
-            "--num-workers",
-            0,
-            "--data-buffer-size",
-            0,  # no reader thread, in which a training that ends may abort
-            "--valid-subset",
-            "valid,test",  # the first one selects
-            "--best-checkpoint-metric",
-            "accuracy",
-            "--maximize-best-checkpoint-metric",
-            "--save-interval-updates",
-            interval,
-            "--keep-interval-updates",
-            1,
-            "--no-epoch-checkpoints",
-            "--save-interval",
-            1_000_000,
-            "--validate-interval",
-            1_000_000,
-            "--log-interval",
-            max(1, interval // 4),
-            "--seed",
-            seed,
+            *self.update_arguments(seed),
+            *("--adam-eps", "1e-09", "--weight-decay", "0.1", "--lr-scheduler", "polynomial_decay"),
+            *("--warmup-updates", max(1, self.updates // 10), "--total-num-update", self.updates),
+            *("--batch-size", self.batch_size, "--valid-subset", "valid,test"),  # the first one selects
+            *"--best-checkpoint-metric accuracy --maximize-best-checkpoint-metric".split(),
         ]
 
     def model_arguments(self, name: str) -> list[object]:
@@ -148,62 +100,25 @@ class Plan(NamedTuple):
             arguments += ["--encoder-layers", self.layers, "--encoder-attention-heads", self.heads]
             arguments += ["--encoder-ffn-embed-dim", ffn, "--encoder-attention-dim", self.width]
         return [
-            *arguments,
-            *reach_arguments(name, self.length),
-            "--classifier-dim",
-            ffn,
-            "--dropout",
-            "0.0",
-            "--attention-dropout",
-            "0.0",
-            "--activation-dropout",
-            "0.0",
-        ]
-
-    def trainings(self, data: Path) -> list[Training]:
-        """Every model with every seed; all models with the first seed before any with the second."""
-        return [
-            Training(f"{name}.{seed}", self.train_arguments(data, name, seed))
-            for seed in range(1, self.seeds + 1)
-            for name in self.models
+            *(*arguments, *reach_arguments(name, self.length), "--classifier-dim", ffn),
+            *"--dropout 0.0 --attention-dropout 0.0 --activation-dropout 0.0".split(),
         ]
 
 
 def task_arguments(task: str, data: Path, length: int) -> list[object]:
     """What fairseq-train and fairseq-validate both have to know of a task and its data."""
-    found = TASKS[task]
+    kind = "sequence_pair_prediction" if TASKS[task].sequences > 1 else "sentence_prediction"
     return [
-        data,
-        "--user-dir",
-        "fairseq_plugin",
-        "--task",
-        "sequence_pair_prediction" if found.sequences > 1 else "sentence_prediction",
-        "--criterion",
-        "sentence_prediction",
-        "--num-classes",
-        found.classes,
-        "--max-positions",
-        length,
-        *(["--init-token", 0] if found.first_token else []),
+        *(data, "--user-dir", "fairseq_plugin", "--task", kind, "--criterion", "sentence_prediction"),
+        *("--num-classes", TASKS[task].classes, "--max-positions", length),
+        *(["--init-token", 0] if TASKS[task].first_token else []),
     ]
 
 
 def validate_command(plan: Plan, data: Path, checkpoint: Path, split: str) -> list[str]:
     """fairseq-validate of a checkpoint on one split."""
     return python_command(
-        "-m",
-        "fairseq_cli.validate",
-        *task_arguments(plan.task, data, plan.length),
-        "--path",
-        checkpoint,
-        "--valid-subset",
-        split,
-        "--batch-size",
-        plan.batch_size,
-        "--required-batch-size-multiple",
-        1,
-        "--num-workers",
-        0,
-        "--log-format",
-        "json",
+        *("-m", "fairseq_cli.validate", *task_arguments(plan.task, data, plan.length)),
+        *("--path", checkpoint, "--valid-subset", split, "--batch-size", plan.batch_size),
+        *"--required-batch-size-multiple 1 --num-workers 0 --log-format json".split(),
     )

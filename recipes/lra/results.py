@@ -1,15 +1,18 @@
 """The results of a comparison as tables, JSON and a picture."""
 
+import functools
 import statistics
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 from matplotlib import pyplot as plt
-from matplotlib.ticker import LogLocator, NullLocator, ScalarFormatter
+from matplotlib.axes import Axes
+from matplotlib.ticker import LogLocator, NullLocator
 
-from ..shared.plots import STYLE, legend_beside, look, save
-from ..shared.tables import MISSING, Run, Table, spread, write_reports
+from ..shared.comparison import PARAMETERS, SEEDS, Column, Compared, Report, by_length, of_model, table
+from ..shared.plots import STYLE, legend_beside, logarithmic, look, save
+from ..shared.tables import MISSING, Table, spread
 from . import published
 from .plan import MODELS, TASKS, Plan
 from .speed import INFERENCE, TRAINING, Speed
@@ -36,10 +39,12 @@ class Results(NamedTuple):
     plan: Plan
     examples: dict[str, int]  # by split
     majority: float  # accuracy on the test split of always naming its most frequent class, per cent
-    scores: list[Score]
-    failed: dict[str, str]  # by name of a training
+    compared: Compared  # its outcomes are scores
     speeds: list[Speed]
     speed_batch: int  # sequences of a step
+
+
+TITLE = Column("model", known=lambda name: MODELS[name].title)
 
 
 def tables(results: Results) -> list[Table]:
@@ -49,22 +54,21 @@ def tables(results: Results) -> list[Table]:
 
 def _accuracies(results: Results) -> Table:
     plan, task = results.plan, TASKS[results.plan.task]
-    rows = []
-    for name in plan.models:
-        scores = [one for one in results.scores if one.model == name]
-        paper = published.accuracy(name, plan.task)
-        rows.append(
-            (
-                MODELS[name].title,
-                f"{MODELS[name].architecture}_lra_{plan.task}",
-                f"{scores[0].parameters:,}" if scores else MISSING,
-                spread([one.test for one in scores], 1),
-                spread([one.best_test for one in scores], 1),
-                str(len(scores)),
-                f"{statistics.mean(one.seconds for one in scores):.0f}" if scores else MISSING,
-                MISSING if paper is None else f"{paper:.2f}",
-            )
-        )
+
+    def paper(name: str) -> str:
+        accuracy = published.accuracy(name, plan.task)
+        return MISSING if accuracy is None else f"{accuracy:.2f}"
+
+    columns = [
+        TITLE,
+        Column("architecture", known=lambda name: f"{MODELS[name].architecture}_lra_{plan.task}"),
+        PARAMETERS,
+        Column("selected on valid", lambda scores: spread([one.test for one in scores], 1)),
+        Column("best on test", lambda scores: spread([one.best_test for one in scores], 1)),
+        SEEDS,
+        Column("seconds", lambda scores: f"{statistics.mean(one.seconds for one in scores):.0f}"),
+        Column("published", known=paper),
+    ]
     splits = ", ".join(f"{count:,} {split}" for split, count in results.examples.items())
     notes = [
         f"accuracy in per cent, mean ± standard deviation over the seeds; guessing gives {task.chance:.0f}, always the"
@@ -75,19 +79,8 @@ def _accuracies(results: Results) -> Table:
         f"{plan.updates:,} updates of {plan.batch_size} sequences of at most {plan.length:,} tokens ({splits}), width"
         f" {plan.width}, {plan.layers} layers (FLASH twice as many units), learning rate {plan.lr:g} for all",
         "published: Table 2 of the Flowformer paper, for the Arena's lengths, sizes and budgets; another experiment",
-        *(f"not trained: {name}: {reason}" for name, reason in results.failed.items()),
     ]
-    header = (
-        "model",
-        "architecture",
-        "parameters",
-        "selected on valid",
-        "best on test",
-        "seeds",
-        "seconds",
-        "published",
-    )
-    return Table(f"{task.title}, accuracy", header, rows, notes)
+    return table(f"{task.title}, accuracy", columns, plan.models, results.compared, notes)
 
 
 def _speeds(results: Results, kind: str) -> Table:
@@ -99,7 +92,7 @@ def _speeds(results: Results, kind: str) -> Table:
         "median of interleaved rounds; in parentheses how many steps are made in the time of one of softmax, the median"
         " over the rounds",
     ]
-    return Table(f"Steps per second, {kind}", _header(results), _by_length(results, kind, cell), notes)
+    return _lengths_table(f"Steps per second, {kind}", results, kind, cell, notes)
 
 
 _STEP = {TRAINING: "loss and gradients, no optimizer", INFERENCE: "no gradients"}
@@ -107,77 +100,68 @@ _STEP = {TRAINING: "loss and gradients, no optimizer", INFERENCE: "no gradients"
 
 def _memory(results: Results) -> Table:
     notes = ["allocated by torch in one training step, beyond weights and gradients"]
-    rows = _by_length(results, TRAINING, lambda one: f"{one.peak_bytes / 2**20:,.0f}")
-    return Table("Memory of a training step, MiB", _header(results), rows, notes)
+    title = "Memory of a training step, MiB"
+    return _lengths_table(title, results, TRAINING, lambda one: f"{one.peak_bytes / 2**20:,.0f}", notes)
 
 
 def _lengths(results: Results) -> list[int]:
     return sorted({one.length for one in results.speeds})
 
 
-def _header(results: Results) -> tuple[str, ...]:
-    return "model", *(f"{length:,}" for length in _lengths(results))
+def _lengths_table(title: str, results: Results, kind: str, cell: Callable[[Speed], str], notes: list[str]) -> Table:
+    columns = [TITLE, *by_length(_lengths(results), cell)]
+    speeds = [one for one in results.speeds if one.kind == kind]
+    return table(title, columns, results.plan.models, Compared(speeds, {}), notes)
 
 
-def _by_length(results: Results, kind: str, cell: Callable[[Speed], str]) -> list[tuple[str, ...]]:
-    found = {(one.model, one.length): cell(one) for one in results.speeds if one.kind == kind}
-    return [
-        (MODELS[name].title, *(found.get((name, length), MISSING) for length in _lengths(results)))
-        for name in results.plan.models
-    ]
-
-
-def write(out: Path, results: Results, run: Run) -> str:
-    """Write results.txt, .md, .json and .png to ``out``; returns the text."""
-    blocks = tables(results)
+def report(results: Results) -> Report:
+    """All tables, and a picture."""
     content = {
-        "run": run._asdict(),
-        "plan": results.plan._asdict(),
+        "plan": results.plan.as_dict(),
         "examples": results.examples,
         "majority": results.majority,
-        "scores": [one._asdict() for one in results.scores],
-        "failed": results.failed,
+        "scores": [one._asdict() for one in results.compared.outcomes],
+        "failed": results.compared.failed,
         "speeds": [one._asdict() for one in results.speeds],
         "speed_batch": results.speed_batch,
     }
-    plain = write_reports(out, blocks, run, content)
-    draw(results, out / "results.png")
-    return plain
+    return Report(tables(results), content, functools.partial(draw, results))
 
 
 def draw(results: Results, path: Path) -> None:
     """Accuracies of all seeds against those of guessing, and speed of training against length."""
     with plt.rc_context(STYLE):
-        names = results.plan.models
-        size = (13, max(4.2, 0.28 * len(names)))
+        size = (13, max(4.2, 0.28 * len(results.plan.models)))
         figure, (left, right) = plt.subplots(1, 2, figsize=size, layout="constrained")
-        looks = {name: look(i) for i, name in enumerate(names)}
-        for place, name in enumerate(names):
-            values = [one.test for one in results.scores if one.model == name]
-            if values:
-                left.plot(values, [place] * len(values), looks[name].marker, color=looks[name].colour, alpha=0.6)
-                left.plot(statistics.mean(values), place, "|", color="black", markersize=16)
-        left.axvline(results.majority, color="gray", linestyle="--")
-        left.annotate(" always the most frequent class", (results.majority, -0.55), fontsize=8, color="gray", ha="left")
-        left.set_yticks(range(len(names)), [MODELS[name].title for name in names])
-        left.set(xlabel="accuracy on the test split, %", ylim=(len(names) - 0.5, -0.8))
-        left.set_title(f"{TASKS[results.plan.task].title}, a dot for each seed, a line for the mean")
-        for name in names:
-            points = sorted(
-                (one.length, one.steps_per_second)
-                for one in results.speeds
-                if one.model == name and one.kind == TRAINING
-            )
-            if points:
-                right.plot(*zip(*points), marker=looks[name].marker, label=MODELS[name].title, **looks[name].line)
-        right.set(xscale="log", yscale="log", xlabel="tokens in a sequence", ylabel="training steps per second")
-        right.set_xticks(_lengths(results))
-        right.xaxis.set_minor_locator(NullLocator())
-        for axis in (right.xaxis, right.yaxis):
-            axis.set_major_formatter(ScalarFormatter())
-        right.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        right.yaxis.set_minor_locator(NullLocator())
-        right.grid(alpha=0.25)
-        if results.speeds:
-            legend_beside(right)
+        _draw_accuracies(left, results)
+        _draw_speeds(right, results)
         save(figure, path, dpi=130)
+
+
+def _draw_accuracies(axes: Axes, results: Results) -> None:
+    names = results.plan.models
+    for place, name in enumerate(names):
+        values = [one.test for one in of_model(results.compared.outcomes, name)]
+        if values:
+            axes.plot(values, [place] * len(values), look(place).marker, color=look(place).colour, alpha=0.6)
+            axes.plot(statistics.mean(values), place, "|", color="black", markersize=16)
+    axes.axvline(results.majority, color="gray", linestyle="--")
+    axes.annotate(" always the most frequent class", (results.majority, -0.55), fontsize=8, color="gray", ha="left")
+    axes.set_yticks(range(len(names)), [MODELS[name].title for name in names])
+    axes.set(xlabel="accuracy on the test split, %", ylim=(len(names) - 0.5, -0.8))
+    axes.set_title(f"{TASKS[results.plan.task].title}, a dot for each seed, a line for the mean")
+
+
+def _draw_speeds(axes: Axes, results: Results) -> None:
+    for place, name in enumerate(results.plan.models):
+        speeds = [one for one in results.speeds if one.model == name and one.kind == TRAINING]
+        points = sorted((one.length, one.steps_per_second) for one in speeds)
+        if points:
+            axes.plot(*zip(*points), marker=look(place).marker, label=MODELS[name].title, **look(place).line)
+    axes.set(xlabel="tokens in a sequence", ylabel="training steps per second")
+    logarithmic(axes, _lengths(results))
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.grid(alpha=0.25)
+    if results.speeds:
+        legend_beside(axes)

@@ -103,22 +103,9 @@ def _step(model: nn.Module, tokens: torch.Tensor, labels: torch.Tensor, kind: st
 def arguments(plan: Plan, lengths: list[int], batch_size: int) -> list[object]:
     """The command line of this module for ``plan``."""
     return [
-        "--models",
-        *plan.models,
-        "--lengths",
-        *lengths,
-        "--batch-size",
-        batch_size,
-        "--trained-length",
-        plan.length,
-        "--task",
-        plan.task,
-        "--width",
-        plan.width,
-        "--layers",
-        plan.layers,
-        "--heads",
-        plan.heads,
+        *("--models", *plan.models, "--lengths", *lengths, "--batch-size", batch_size),
+        *("--trained-length", plan.length, "--task", plan.task),
+        *("--width", plan.width, "--layers", plan.layers, "--heads", plan.heads),
     ]
 
 
@@ -145,9 +132,9 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: list[str] | None = None) -> int:
     """Run the script; returns the exit status."""
     chosen = parser().parse_args(arguments)
-    plan = Plan(
-        chosen.task, chosen.models, 1, chosen.trained_length, 1, 1, chosen.width, chosen.layers, chosen.heads, 0.0, 1
-    )
+    # Nothing is trained here.
+    trained = {"length": chosen.trained_length, "seeds": 1, "updates": 1, "evaluations": 1, "lr": 0.0}
+    plan = Plan.chosen(chosen, **trained)
     found = measure(plan, chosen.lengths, chosen.batch_size)
     print(json.dumps([one._asdict() for one in found]))
     return 0

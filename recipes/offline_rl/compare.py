@@ -5,33 +5,33 @@ through fairseq-train and evaluated. An interrupted comparison goes on where it 
 """
 
 import argparse
+import functools
 import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
-from fairseq.models import ARCH_MODEL_REGISTRY
 
-import fairseq_plugin  # noqa: F401  registers the architectures
 from fairseq_plugin.data.episode_folder import EpisodeDescription, read_description
 from fairseq_plugin.tasks.offline_rl import read_context
 
-from ..shared import fairseq_log
-from ..shared.commands import shown_path
+from ..shared.architectures import architectures_of
+from ..shared.comparison import NO_READER, planned_trainings, show, train_and_read
 from ..shared.json_files import read_json, write_json
 from ..shared.scripts import command_line, positive_int, script
 from ..shared.settings import keep_settings
-from ..shared.tables import describe_run
-from ..shared.trainings import Training, read_points, read_trained, train_all
+from ..shared.trainings import Trained, read_parameters, read_points
 from ..shared.working_folder import working_folder
 from .acting import Evaluation, Played, evaluate, load
 from .collect import collect, positive_number
-from .results import Plan, Result, write
+from .results import Plan, Result, report
 from .speed import seconds_per_update
 
 COMMAND = "recipes.offline_rl.compare"
 SUFFIX = "_decision"
+#: The type of ``--archs``.
+architectures = architectures_of(SUFFIX)
 DEFAULT_NAMES = ("flowformer", "softmax", "linear")
 #: Smaller than the paper's models, which would need a day on a CPU.
 SIZES = "--decoder-layers 2 --decoder-embed-dim 64 --decoder-attention-heads 4".split()
@@ -55,7 +55,7 @@ def train_arguments(data: Path, name: str, context: str, updates: int, seed: int
         *"--optimizer adam --weight-decay 0.0001 --clip-norm 0.25 --lr 0.001 --lr-scheduler fixed".split(),
         *("--warmup-updates", max(1, updates // EPOCHS), "--max-update", updates, "--seed", seed),
         *("--no-epoch-checkpoints", "--log-interval", max(1, updates // 50)),
-        *"--num-workers 0 --data-buffer-size 0".split(),  # no reader thread
+        *NO_READER,
     ]
 
 
@@ -89,33 +89,22 @@ def act(folder: Path, plan: Plan) -> Evaluation:
     return found
 
 
-def read_results(out: Path, plan: Plan) -> list[Result]:
-    """The complete trainings of the plan, with what their models did."""
-    results = []
-    for name in plan.names:
-        for seed in plan.seeds:
-            folder = out / f"{name}.{seed}"
-            trained = read_trained(folder)
-            if trained is None:
-                continue
-            points = [point for point in read_points(folder) if point.split == "train_inner"]
-            lines = (folder / "train.log").read_text(encoding="utf-8").splitlines()
-            played = act(folder, plan)
-            results.append(
-                Result(
-                    name,
-                    seed,
-                    fairseq_log.parse_parameters(lines),
-                    [point.update for point in points],
-                    [point.values["loss"] for point in points],
-                    played.episodes,
-                    played.milliseconds,
-                    trained.seconds,
-                    trained.command,
-                )
-            )
-            print(f"  {name}, seed {seed}: {played.milliseconds:.1f} ms an action", flush=True)
-    return results
+def read_result(plan: Plan, name: str, seed: int, folder: Path, trained: Trained) -> Result:
+    """A complete training, with what its model does."""
+    points = [point for point in read_points(folder) if point.split == "train_inner"]
+    played = act(folder, plan)
+    print(f"  {name}, seed {seed}: {played.milliseconds:.1f} ms an action", flush=True)
+    return Result(
+        name,
+        seed,
+        read_parameters(folder),
+        [point.update for point in points],
+        [point.values["loss"] for point in points],
+        played.episodes,
+        played.milliseconds,
+        trained.seconds,
+        trained.command,
+    )
 
 
 def parser() -> argparse.ArgumentParser:
@@ -132,20 +121,6 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--jobs", type=positive_int, default=1, help="trainings at a time, of one thread each")
     parser.add_argument("--out", type=Path, metavar="DIR", help="default: work/offline_rl/compare/ENV")
     return parser
-
-
-def known_names() -> list[str]:
-    """The architectures there are, without _decision."""
-    return [name.removesuffix(SUFFIX) for name in sorted(ARCH_MODEL_REGISTRY) if name.endswith(SUFFIX)]
-
-
-def architectures(text: str) -> list[str]:
-    """Comma-separated names of architectures, with or without _decision, none twice."""
-    names = list(dict.fromkeys(name.removesuffix(SUFFIX) for name in text.split(",")))
-    for name in names:
-        if name not in known_names():
-            raise argparse.ArgumentTypeError(f"{name}; allowed: {', '.join(known_names())}")
-    return names
 
 
 def collected(out: Path, environment: str, minutes: float) -> EpisodeDescription:
@@ -174,21 +149,14 @@ def _compare(options: argparse.Namespace, out: Path, command: str) -> int:
     targets = [round(x, 1) for x in np.linspace(described.lowest, described.highest, _TARGETS).tolist()]
     seeds = list(range(1, options.seeds + 1))
     plan = Plan(options.env, options.archs, seeds, options.context, updates, targets, options.episodes)
-    trainings = [
-        Training(f"{name}.{seed}", train_arguments(data, name, options.context, updates, seed))
-        for seed in seeds
-        for name in plan.names
-    ]
-    failed: dict[str, str] = {}
-    try:
-        failed = train_all(trainings, out, options.jobs).failed
-    except KeyboardInterrupt:
-        print("\nInterrupted. Run again to go on; the trainings that are complete follow.", file=sys.stderr)
-    results = read_results(out, plan)
-    run = describe_run(command, time.monotonic() - started)
-    print("\n" + write(out, plan, described, results, failed, run))
-    print(f"\nThe same as Markdown, JSON and a picture: {shown_path(out)}")
-    return 0 if len(results) == len(trainings) else 1
+
+    def arguments(name: str, seed: int) -> list[object]:
+        return train_arguments(data, name, options.context, updates, seed)
+
+    planned = planned_trainings(plan.names, seeds, arguments)
+    compared = train_and_read(planned, out, options.jobs, functools.partial(read_result, plan))
+    show(out, report(plan, described, compared), command, started)
+    return compared.status
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from fairseq_plugin.models.decision_hub_interface import FULL
 from fairseq_plugin.tasks.offline_rl import read_context
 
 from ..shared.scripts import command_line, positive_int, script
-from ..shared.tables import Table, as_text, describe_run
+from ..shared.tables import Table, as_text, describe_run, spread
 from ..shared.text_files import write_lines
 from .acting import Evaluation, evaluate, load
 from .d4rl import robot_of, score, score_range
@@ -35,8 +35,8 @@ def table(described: EpisodeDescription, evaluations: Sequence[Evaluation], targ
         rows.append(
             (
                 f"{target:,.0f}",
-                spread(every),
-                spread(means),
+                spread(every, 0),
+                spread(means, 0),
                 spread(scores, 1),
                 f"{min(every):,.0f}",
                 f"{max(every):,.0f}",
@@ -57,12 +57,6 @@ def table(described: EpisodeDescription, evaluations: Sequence[Evaluation], targ
         notes.append(f"the paper's row of scores: {row}")
     header = ("target", "return, over episodes", "over checkpoints", "score", "least", "most", "episodes")
     return Table("Returns", header, rows, notes)
-
-
-def spread(values: Sequence[float], digits: int = 0) -> str:
-    """Mean and deviation."""
-    deviation = f" ± {statistics.stdev(values):,.{digits}f}" if len(values) > 1 else ""
-    return f"{statistics.mean(values):,.{digits}f}{deviation}"
 
 
 def parser() -> argparse.ArgumentParser:

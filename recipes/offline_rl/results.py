@@ -1,5 +1,6 @@
 """The results of a comparison on own data: tables, JSON, and a picture of returns against targets."""
 
+import functools
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,11 +10,11 @@ from matplotlib import pyplot as plt
 
 from fairseq_plugin.data.episode_folder import EpisodeDescription
 
+from ..shared.comparison import MILLIONS, MINUTES, SEEDS, Column, Compared, Report, by_model, table
 from ..shared.plots import STYLE, look, save
-from ..shared.tables import MISSING, Run, Table, write_reports
+from ..shared.tables import Table, spread
 from .acting import Played
 from .d4rl import score
-from .evaluate import spread
 
 
 class Plan(NamedTuple):
@@ -51,76 +52,57 @@ class Result(NamedTuple):
         return statistics.correlation(targets, means) if len(set(means)) > 1 and len(targets) > 1 else 0.0
 
 
-def tables(plan: Plan, described: EpisodeDescription, results: Sequence[Result], failed: dict[str, str]) -> list[Table]:
+def tables(plan: Plan, described: EpisodeDescription, compared: Compared) -> list[Table]:
     """One table of models, and one of returns by target."""
-    models, returns = [], []
-    for name in plan.names:
-        ours = [one for one in results if one.name == name]
-        shown = (f"{name}_decision", *([MISSING] * 7))
-        if ours:
-            highest = [one.mean_at(plan.targets[-1]) for one in ours]
-            shown = (
-                f"{name}_decision",
-                f"{ours[0].parameters / 1e6:.2f} M",
-                spread([one.losses[-1] for one in ours], 4),
-                spread(highest),
-                spread([score(described, total) for total in highest], 1),
-                spread([one.follows(plan.targets) for one in ours], 2),
-                str(len(ours)),
-                f"{statistics.median(one.seconds for one in ours) / 60:.1f}",
-            )
-            by_target = [spread([one.mean_at(target) for one in ours]) for target in plan.targets]
-            returns.append((f"{name}_decision", *by_target))
-        models.append(shown)
-    header = ("architecture", "parameters", "action MSE", "return", "score", "follows", "seeds", "minutes each")
+    highest = plan.targets[-1]
+    architecture = Column("architecture", known=lambda name: f"{name}_decision")
+    columns = [
+        architecture,
+        MILLIONS,
+        Column("action MSE", lambda ours: spread([one.losses[-1] for one in ours], 4)),
+        Column("return", lambda ours: spread([one.mean_at(highest) for one in ours], 0)),
+        Column("score", lambda ours: spread([score(described, one.mean_at(highest)) for one in ours], 1)),
+        Column("follows", lambda ours: spread([one.follows(plan.targets) for one in ours])),
+        SEEDS,
+        MINUTES,
+    ]
     notes = [
         f"data: {described.name}, mean return {described.average:,.0f}, best {described.highest:,.0f}, least "
         f"{described.lowest:,.0f}. This is not D4RL",
         f"{plan.updates} updates, context {plan.context}; {plan.episodes} episodes for each target; mean and deviation "
         "over seeds",
-        f"return and score: where {plan.targets[-1]:,.0f} was asked for; score 0 is the data's least return, 100 its "
-        "best",
+        f"return and score: where {highest:,.0f} was asked for; score 0 is the data's least return, 100 its best",
         "follows: correlation of the returns with their targets, 1 where they follow",
-        *(f"not trained: {name}: {reason}" for name, reason in failed.items()),
     ]
-    targets = tuple(f"target {target:,.0f}" for target in plan.targets)
-    return [
-        Table(f"Decision Transformers on {plan.environment}", header, models, notes),
-        Table("Return by target", ("architecture", *targets), returns, []),
-    ]
+    models = table(f"Decision Transformers on {plan.environment}", columns, plan.names, compared, notes)
+    returns = [architecture, *(_return_at(target) for target in plan.targets)]
+    trained = list(by_model(compared.outcomes, plan.names))
+    return [models, table("Return by target", returns, trained, Compared(compared.outcomes, {}), [])]
 
 
-def write(
-    out: Path,
-    plan: Plan,
-    described: EpisodeDescription,
-    results: Sequence[Result],
-    failed: dict[str, str],
-    run: Run,
-) -> str:
-    """Write results.txt, .md and .json and returns.png to ``out``; returns the text."""
-    out.mkdir(parents=True, exist_ok=True)
-    blocks = tables(plan, described, results, failed)
-    content = {"run": run._asdict(), "plan": plan._asdict(), "data": described.as_dict(), "failed": failed}
+def _return_at(target: float) -> Column:
+    return Column(f"target {target:,.0f}", lambda ours: spread([one.mean_at(target) for one in ours], 0))
+
+
+def report(plan: Plan, described: EpisodeDescription, compared: Compared) -> Report:
+    """Both tables, and a picture."""
+    results = compared.outcomes
+    content = {"plan": plan._asdict(), "data": described.as_dict(), "failed": compared.failed}
     content["results"] = [
         {**one._asdict(), "episodes": [played._asdict() for played in one.episodes]} for one in results
     ]
-    plain = write_reports(out, blocks, run, content)
-    if results:
-        draw(plan, described, results, out / "returns.png")
-    return plain
+    picture = functools.partial(draw, plan, described, results) if results else None
+    return Report(tables(plan, described, compared), content, picture, "returns.png")
 
 
 def draw(plan: Plan, described: EpisodeDescription, results: Sequence[Result], path: Path) -> None:
     """Draw returns against targets, mean and deviation over seeds, and the training curves."""
-    names = [name for name in plan.names if any(one.name == name for one in results)]
     with plt.rc_context(STYLE):
         figure, (returns, curves) = plt.subplots(1, 2, figsize=(11, 4.5), layout="constrained")
         returns.plot(plan.targets, plan.targets, color="0.6", linewidth=1.0, label="return = target")
         returns.axhline(described.average, color="0.6", linestyle=":", linewidth=1.0, label="mean of the data")
         returns.axhline(described.highest, color="0.6", linestyle="--", linewidth=1.0, label="best of the data")
-        for i, name in enumerate(names):
-            ours = [one for one in results if one.name == name]
+        for i, (name, ours) in enumerate(by_model(results, plan.names).items()):
             line = look(i).line
             means = [[one.mean_at(target) for one in ours] for target in plan.targets]
             deviations = [statistics.stdev(values) if len(values) > 1 else 0.0 for values in means]

@@ -7,6 +7,7 @@ from common.output_files import new_folder
 from ..flash.prepare import Settings, cut_trial, to_data_bin
 from ..shared import fairseq_log
 from ..shared.commands import python_command, shown_path
+from ..shared.comparison import NO_READER
 from ..shared.fairseq_training import last_validation, train
 from .results import COMMAND, RANDOM, STOCK, Half, Outcome
 
@@ -14,78 +15,24 @@ SOURCE, MODELS = "transformer_lm", ("flowformer_lm", "linear_lm")
 LENGTH, TOKENS_PER_UPDATE = 512, 4096
 #: One shape for all; ``--decoder-normalize-before`` is for transformer_lm, whose default is post-norm.
 SHAPE = [
-    "--decoder-embed-dim",
-    128,
-    "--decoder-input-dim",
-    128,
-    "--decoder-output-dim",
-    128,
-    "--decoder-ffn-embed-dim",
-    512,
-    "--decoder-layers",
-    2,
-    "--decoder-attention-heads",
-    4,
-    "--decoder-normalize-before",
-    "--share-decoder-input-output-embed",
-    "--dropout",
-    0.1,
+    *("--decoder-embed-dim", 128, "--decoder-input-dim", 128, "--decoder-output-dim", 128),
+    *("--decoder-ffn-embed-dim", 512, "--decoder-layers", 2, "--decoder-attention-heads", 4),
+    *("--decoder-normalize-before", "--share-decoder-input-output-embed", "--dropout", 0.1),
 ]
 _LOG_POINTS = 20
 
 
-def train_command(data: Path, folder: Path, architecture: str, updates: int, lr: float, *further: object) -> list[str]:
+def train_command(data: Path, folder: Path, architecture: str, updates: int, lr: float, *more: object) -> list[str]:
     """fairseq-train with one validation, at the end."""
     return python_command(
-        "-m",
-        "fairseq_cli.train",
-        data,
-        "--user-dir",
-        "fairseq_plugin",
-        "--task",
-        "language_modeling",
-        "--arch",
-        architecture,
-        *SHAPE,
-        "--tokens-per-sample",
-        LENGTH,
-        "--sample-break-mode",
-        "none",
-        "--max-tokens",
-        TOKENS_PER_UPDATE,
-        "--num-workers",
-        0,
-        "--data-buffer-size",
-        0,  # no reader thread, in which a training that ends may abort
-        "--optimizer",
-        "adam",
-        "--adam-betas",
-        "(0.9, 0.98)",
-        "--weight-decay",
-        "0.01",
-        "--clip-norm",
-        "1.0",
-        "--lr",
-        lr,
-        "--lr-scheduler",
-        "polynomial_decay",
-        "--warmup-updates",
-        max(1, updates // 10),
-        "--total-num-update",
-        updates,
-        "--max-update",
-        updates,
-        "--validate-interval",
-        1_000_000,
-        "--save-dir",
-        folder,
-        "--seed",
-        1,
-        "--log-format",
-        "json",
-        "--log-interval",
-        max(1, updates // _LOG_POINTS),
-        *further,
+        *("-m", "fairseq_cli.train", data, "--user-dir", "fairseq_plugin", "--task", "language_modeling"),
+        *("--arch", architecture, *SHAPE, "--tokens-per-sample", LENGTH, "--sample-break-mode", "none"),
+        *("--max-tokens", TOKENS_PER_UPDATE, *NO_READER),
+        *("--optimizer", "adam", "--adam-betas", "(0.9, 0.98)", "--weight-decay", "0.01", "--clip-norm", "1.0"),
+        *("--lr", lr, "--lr-scheduler", "polynomial_decay"),
+        *("--warmup-updates", max(1, updates // 10), "--total-num-update", updates, "--max-update", updates),
+        *("--validate-interval", 1_000_000, "--save-dir", folder, "--seed", 1),
+        *("--log-format", "json", "--log-interval", max(1, updates // _LOG_POINTS), *more),
     )
 
 
@@ -97,7 +44,7 @@ def validation_loss(command: list[str], log: Path, updates: int) -> float:
         ValueError: its log does not end with a validation.
     """
     _, lines = train(command, log, updates, log.stem)
-    return last_validation(fairseq_log.parse_training(lines), log, updates).loss
+    return last_validation(fairseq_log.parse_training(lines), log, updates).values["loss"]
 
 
 def compare_text(out: Path, text: Path, source_updates: int, updates: int, vocabulary: int) -> Half:

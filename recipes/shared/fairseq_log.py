@@ -23,17 +23,6 @@ class Point(NamedTuple):
     values: dict[str, float]  # by name, without the split's in front
 
 
-class Entry(NamedTuple):
-    """One logged point of a language model's training; losses in bits per token."""
-
-    kind: str  # "train_inner" or "valid"
-    update: int
-    loss: float
-    wall: float  # seconds since training began
-    tokens_per_second: float | None  # None for "valid"
-    perplexity: float | None = None  # None for "train_inner"; has more digits than the loss
-
-
 class Evaluation(NamedTuple):
     """eval-lm's result."""
 
@@ -87,30 +76,20 @@ def parse_points(lines: Iterable[str]) -> list[Point]:
     return points
 
 
-def parse_entry(line: str) -> Entry | None:
-    """The training or validation point in a line of a language model's log; None if there is none."""
-    split, values = parse_values(line) or ("", {})
-    if split == "valid":
-        # fairseq prints no wall time for a validation; parse_training fills it in.
-        return Entry(split, int(values["num_updates"]), values["loss"], float("nan"), None, values["ppl"])
-    if split == "train_inner":
-        return Entry(split, int(values["num_updates"]), values["loss"], values["wall"], values["wps"])
-    return None
+def parse_training(lines: Iterable[str]) -> list[Point]:
+    """The points within the training of a language model and its validations, in order.
+
+    fairseq prints no wall time for a validation; it gets that of the point before it.
+    """
+    points: list[Point] = []
+    for point in parse_points(lines):
+        if point.split in ("train_inner", "valid"):
+            wall = {"wall": points[-1].values["wall"] if points else 0.0}
+            points.append(point._replace(values={**wall, **point.values}))
+    return points
 
 
-def parse_training(lines: Iterable[str]) -> list[Entry]:
-    """Every point of a training log, in order; a validation gets the wall time of the training point before it."""
-    entries: list[Entry] = []
-    wall = 0.0
-    for entry in filter(None, map(parse_entry, lines)):
-        if entry.kind == "valid":
-            entry = entry._replace(wall=wall)
-        wall = entry.wall
-        entries.append(entry)
-    return entries
-
-
-def median_tokens_per_second(entries: Iterable[Entry]) -> float:
+def median_tokens_per_second(points: Iterable[Point]) -> float:
     """The median of the logged training speeds.
 
     The first is left out because the machine still warms up, and so are those of an interval with a validation.
@@ -118,16 +97,14 @@ def median_tokens_per_second(entries: Iterable[Entry]) -> float:
     Raises:
         ValueError: nothing is left.
     """
-    entries = list(entries)
+    points = list(points)
     speeds = [
-        entry.tokens_per_second
-        for before, entry in itertools.pairwise(entries)
-        if entry.kind == before.kind == "train_inner"
+        point.values["wps"]
+        for before, point in itertools.pairwise(points)
+        if point.split == before.split == "train_inner"
     ]
     if not speeds:
-        raise ValueError(
-            f"the log has {len(entries)} points; allowed: two training points in a row, see --log-interval"
-        )
+        raise ValueError(f"the log has {len(points)} points; allowed: two training points in a row, see --log-interval")
     return statistics.median(speeds)
 
 
@@ -167,9 +144,9 @@ def _search(pattern: re.Pattern, lines: Iterable[str], what: str) -> re.Match:
     raise ValueError(f"the log has no {what}; allowed: a line like {pattern.pattern!r}")
 
 
-def summary(entries: Iterable[Entry]) -> dict[str, list[list]]:
-    """Curves for a JSON file: kind -> [update, loss, wall seconds]."""
-    curves: dict[str, list[list]] = {"train_inner": [], "valid": []}
-    for entry in entries:
-        curves[entry.kind].append([entry.update, entry.loss, entry.wall])
-    return curves
+def curves(points: Iterable[Point]) -> dict[str, list[list]]:
+    """Curves for a JSON file: split -> [update, loss, wall seconds]."""
+    by_split: dict[str, list[list]] = {"train_inner": [], "valid": []}
+    for point in points:
+        by_split[point.split].append([point.update, point.values["loss"], point.values["wall"]])
+    return by_split

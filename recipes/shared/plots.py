@@ -13,6 +13,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import NullLocator, ScalarFormatter
 
 from .working_folder import own_file
 
@@ -61,6 +62,15 @@ def save(figure: Figure, path: Path, **options: Any) -> None:
 def legend_beside(axes: Axes, **options: Any) -> None:
     """A legend to the right of ``axes``, where it hides nothing."""
     axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), **options)
+
+
+def logarithmic(axes: Axes, lengths: Sequence[int]) -> None:
+    """Both axes logarithmic, with plain numbers, and ticks at ``lengths`` to the right."""
+    axes.set(xscale="log", yscale="log")
+    axes.set_xticks(lengths)
+    axes.xaxis.set_minor_locator(NullLocator())
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(ScalarFormatter())
 
 
 class Drawn(NamedTuple):

@@ -62,8 +62,8 @@ def spread(values: Sequence[float], digits: int = 2) -> str:
     """Mean and standard deviation of the values of several seeds."""
     if not values:
         return MISSING
-    deviation = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
-    return f"{statistics.mean(values):.{digits}f}{deviation}"
+    deviation = f" ± {statistics.stdev(values):,.{digits}f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):,.{digits}f}{deviation}"
 
 
 def break_even(speeds: Speeds, ours: str, peer: str) -> int | None:

@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 from tqdm import tqdm
 
-from . import fairseq_log
-from .commands import CommandFailed, python_command, run
+from . import fairseq_log, fairseq_training
+from .commands import CommandFailed, python_command
 from .fairseq_log import Point
 from .json_files import read_json, write_json
 from .last_checkpoint import restore_last
@@ -51,14 +51,14 @@ class Trained(NamedTuple):
     versions: str
 
 
-class Outcome(NamedTuple):
+class Ended(NamedTuple):
     """The trainings that are complete, and why the others are not; both by name."""
 
     trained: dict[str, Trained]
     failed: dict[str, str]
 
 
-def train_all(trainings: Sequence[Training], out: Path, jobs: int = 1, program: Sequence[object] = PROGRAM) -> Outcome:
+def train_all(trainings: Sequence[Training], out: Path, jobs: int = 1, program: Sequence[object] = PROGRAM) -> Ended:
     """Train what is not yet trained in ``out``, ``jobs`` at a time, each on one thread, with progress bars.
 
     One training's failure does not stop the others. ``program`` is what Python runs before a training's arguments.
@@ -79,7 +79,7 @@ def train_all(trainings: Sequence[Training], out: Path, jobs: int = 1, program: 
         return _train_all(trainings, out, jobs, program)
 
 
-def _train_all(trainings: Sequence[Training], out: Path, jobs: int, program: Sequence[object]) -> Outcome:
+def _train_all(trainings: Sequence[Training], out: Path, jobs: int, program: Sequence[object]) -> Ended:
     names = [training.name for training in trainings]
     trained = {name: one for name in names if (one := read_trained(out / name)) is not None}
     failed: dict[str, str] = {}
@@ -94,13 +94,13 @@ def _train_all(trainings: Sequence[Training], out: Path, jobs: int, program: Seq
                     trained[futures[future]] = future.result()
                 except CommandFailed as error:
                     tqdm.write(f"  {error}")
-                    failed[futures[future]] = str(error).strip().splitlines()[-1]
+                    failed[futures[future]] = failure(error)
                 bar.update()
         except BaseException:
             stopped.set()
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-    return Outcome({name: trained[name] for name in names if name in trained}, failed)
+    return Ended({name: trained[name] for name in names if name in trained}, failed)
 
 
 def read_trained(folder: Path) -> Trained | None:
@@ -117,6 +117,16 @@ def read_points(folder: Path) -> list[Point]:
     return fairseq_log.parse_points((folder / "train.log").read_text(encoding="utf-8").splitlines())
 
 
+def read_parameters(folder: Path) -> int:
+    """The number of parameters of the model in ``folder``, from its log."""
+    return fairseq_log.parse_parameters((folder / "train.log").read_text(encoding="utf-8").splitlines())
+
+
+def failure(error: Exception) -> str:
+    """The last line of a message, which says why."""
+    return str(error).strip().splitlines()[-1]
+
+
 def _train(training: Training, folder: Path, program: Sequence[object], stopped: threading.Event) -> Trained:
     """Train, or go on; the result is written last."""
     keep_settings(folder / "settings.json", _settings(training.arguments))
@@ -127,21 +137,9 @@ def _train(training: Training, folder: Path, program: Sequence[object], stopped:
     options = _settings(training.arguments)
     by_update = "--max-update" in options
     total = int(options.get("--max-update" if by_update else "--max-epoch", 0)) or None
-    bar = tqdm(
-        total=total, desc=f"  {training.name}", unit=" updates" if by_update else " epochs", leave=False, disable=None
+    finished, lines = fairseq_training.train(
+        command, log, total, training.name, by_update=by_update, append=True, threads=1, stopped=stopped
     )
-    with bar:
-
-        def on_line(line: str) -> None:
-            if stopped.is_set():
-                raise KeyboardInterrupt
-            point = fairseq_log.parse_point(line)
-            if point is not None:
-                bar.update((point.update if by_update else point.epoch) - bar.n)
-                bar.set_postfix_str(_progress(point))
-
-        finished = run(command, log, on_line, append=True, threads=1)
-    lines = log.read_text(encoding="utf-8").splitlines()
     described = describe_run(shlex.join(command), finished.seconds)
     trained = Trained(
         training.name,
@@ -167,12 +165,6 @@ def logged_seconds(lines: Iterable[str]) -> float:
             last = datetime.datetime.fromisoformat(found[1])
             first = first or last
     return seconds + ((last - first).total_seconds() if first is not None else 0.0)
-
-
-def _progress(point: Point) -> str:
-    """Epoch, loss and accuracy of a point, for a progress bar."""
-    measured = [f"{name} {point.values[name]:.4g}" for name in ("loss", "accuracy") if name in point.values]
-    return ", ".join([f"epoch {point.epoch}", point.split, *measured])
 
 
 def _settings(arguments: Iterable[object]) -> dict[str, str]:

@@ -5,29 +5,27 @@ fairseq-train, with the authors' training. An interrupted comparison goes on whe
 """
 
 import argparse
+import functools
 import math
 import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from fairseq.models import ARCH_MODEL_REGISTRY
-
-import fairseq_plugin  # noqa: F401  registers the architectures
-from fairseq_plugin.data.series_folder import Description
-
-from ..shared import fairseq_log
+from ..shared.architectures import architectures_of, known_names
 from ..shared.commands import shown_path
+from ..shared.comparison import NO_READER, planned_trainings, show, train_and_read
 from ..shared.reach import reach_arguments
 from ..shared.scripts import command_line, positive_int, script
-from ..shared.tables import describe_run
-from ..shared.trainings import Training, read_points, read_trained, train_all
+from ..shared.trainings import Trained, read_parameters, read_points
 from ..shared.working_folder import working_folder
 from . import prepare
-from .results import Earlier, Plan, Result, read, write
+from .results import Earlier, Plan, Result, read, report
 
 COMMAND = "recipes.time_series.compare"
 SUFFIX = "_time_series"
+#: The type of ``--archs``.
+architectures = architectures_of(SUFFIX)
 #: Trained only if asked for: a second name of flowformer, and mechanisms that FLASH was compared with.
 NOT_BY_DEFAULT = ("flow", "combiner", "quadratic")
 EPOCHS = {"PEMS-SF": 400}
@@ -51,7 +49,7 @@ def train_arguments(data: Path, plan: Plan, name: str, seed: int, longest: int) 
         *("--valid-subset", "test", "--batch-size-valid", 128, "--validate-interval", plan.validate_interval),
         *"--best-checkpoint-metric accuracy --maximize-best-checkpoint-metric".split(),
         *("--save-interval", math.gcd(SAVE_INTERVAL, plan.epochs), "--no-epoch-checkpoints"),
-        *"--num-workers 0 --data-buffer-size 0 --log-interval 1000000".split(),  # no reader thread, no inner log
+        *("--log-interval", 1_000_000, *NO_READER),
     ]
 
 
@@ -63,40 +61,21 @@ def chunk_arguments(name: str, longest: int) -> list[object]:
     return [option, min(LARGEST_CHUNK, max(SMALLEST_CHUNK, 2 ** round(math.log2(longest / 2))))]
 
 
-def trainings(data: Path, plan: Plan, described: Description) -> list[Training]:
-    """Every training of the plan, seed by seed."""
-    return [
-        Training(f"{name}.{seed}", train_arguments(data, plan, name, seed, described.longest))
-        for seed in plan.seeds
-        for name in plan.names
-    ]
-
-
-def read_results(out: Path, plan: Plan) -> list[Result]:
-    """The complete trainings of the plan.
+def read_result(plan: Plan, name: str, seed: int, folder: Path, trained: Trained) -> Result:
+    """A complete training.
 
     Raises:
-        ValueError: a log lacks an evaluation or the number of parameters.
+        ValueError: its log lacks an evaluation or the number of parameters.
     """
-    results = []
-    for name in plan.names:
-        for seed in plan.seeds:
-            folder = out / f"{name}.{seed}"
-            trained = read_trained(folder)
-            if trained is None:
-                continue
-            points = [point for point in read_points(folder) if point.split == "test"]
-            if [point.epoch for point in points] != plan.evaluated:
-                epochs = ", ".join(str(point.epoch) for point in points)
-                raise ValueError(
-                    f"{shown_path(folder)}/train.log has evaluations after epochs {epochs or 'none'}; "
-                    f"allowed: after every {plan.validate_interval} of {plan.epochs}"
-                )
-            lines = (folder / "train.log").read_text(encoding="utf-8").splitlines()
-            accuracies = [point.values["accuracy"] for point in points]
-            parameters = fairseq_log.parse_parameters(lines)
-            results.append(Result(name, seed, parameters, accuracies, trained.seconds, trained.command))
-    return results
+    points = [point for point in read_points(folder) if point.split == "test"]
+    if [point.epoch for point in points] != plan.evaluated:
+        epochs = ", ".join(str(point.epoch) for point in points)
+        raise ValueError(
+            f"{shown_path(folder)}/train.log has evaluations after epochs {epochs or 'none'}; "
+            f"allowed: after every {plan.validate_interval} of {plan.epochs}"
+        )
+    accuracies = [point.values["accuracy"] for point in points]
+    return Result(name, seed, read_parameters(folder), accuracies, trained.seconds, trained.command)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -118,23 +97,9 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
-def known_names() -> list[str]:
-    """The architectures there are, without _time_series."""
-    return [name.removesuffix(SUFFIX) for name in sorted(ARCH_MODEL_REGISTRY) if name.endswith(SUFFIX)]
-
-
 def default_names() -> list[str]:
     """Those that are trained unless told otherwise, the paper's first."""
-    return sorted(set(known_names()) - set(NOT_BY_DEFAULT), key=lambda name: (name != "flowformer", name))
-
-
-def architectures(text: str) -> list[str]:
-    """Comma-separated names of architectures, with or without _time_series, none twice."""
-    names = list(dict.fromkeys(name.removesuffix(SUFFIX) for name in text.split(",")))
-    for name in names:
-        if name not in known_names():
-            raise argparse.ArgumentTypeError(f"{name}; allowed: {', '.join(known_names())}")
-    return names
+    return sorted(set(known_names(SUFFIX)) - set(NOT_BY_DEFAULT), key=lambda name: (name != "flowformer", name))
 
 
 @script("compare")
@@ -151,20 +116,19 @@ def main(arguments: Iterable[str] | None = None) -> int:
 def _compare(options: argparse.Namespace, plan: Plan, out: Path, command: str) -> int:
     started = time.monotonic()
     earlier = read(options.add, plan) if options.add else Earlier([], [])
-    known = {f"{one.name}.{one.seed}" for one in earlier.results}
     described, _ = prepare.prepare(options.dataset, out / "data", options.file)
-    planned = [one for one in trainings(out / "data", plan, described) if one.name not in known]
-    failed: dict[str, str] = {}
-    try:
-        failed = train_all(planned, out, options.jobs).failed
-    except KeyboardInterrupt:
-        print("\nInterrupted. Run again to go on; the trainings that are complete follow.", file=sys.stderr)
-    of_plan = [one for one in earlier.results if one.name in plan.names and one.seed in plan.seeds]
-    results = [*of_plan, *(one for one in read_results(out, plan) if f"{one.name}.{one.seed}" not in known)]
-    run = describe_run(command, time.monotonic() - started)
-    print("\n" + write(out, plan, results, failed, run, earlier.runs))
-    print(f"\nThe same as Markdown, JSON and a picture: {shown_path(out)}")
-    return 0 if len(results) == len(plan.names) * len(plan.seeds) else 1
+
+    def arguments(name: str, seed: int) -> list[object]:
+        return train_arguments(out / "data", plan, name, seed, described.longest)
+
+    known = [one for one in earlier.results if one.name in plan.names and one.seed in plan.seeds]
+    there = {(one.name, one.seed) for one in known}
+    planned = planned_trainings(plan.names, plan.seeds, arguments)
+    planned = [one for one in planned if (one.model, one.seed) not in there]
+    compared = train_and_read(planned, out, options.jobs, functools.partial(read_result, plan))
+    compared = compared._replace(outcomes=[*known, *compared.outcomes])
+    show(out, report(plan, compared, earlier.runs), command, started)
+    return compared.status
 
 
 if __name__ == "__main__":

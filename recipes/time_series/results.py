@@ -1,5 +1,6 @@
 """The results of a comparison: a table beside the published numbers, JSON, and a picture."""
 
+import functools
 import json
 import statistics
 from collections.abc import Sequence
@@ -8,8 +9,9 @@ from typing import NamedTuple
 
 from matplotlib import pyplot as plt
 
+from ..shared.comparison import MILLIONS, MINUTES, SEEDS, Column, Compared, Report, by_model, table
 from ..shared.plots import STYLE, Look, legend_beside, look, save
-from ..shared.tables import MISSING, Run, Table, spread, write_reports
+from ..shared.tables import MISSING, Run, Table, spread
 from .published import MODELS, TABLE, published
 
 
@@ -78,67 +80,49 @@ def read(path: Path, plan: Plan) -> Earlier:
     return Earlier(results, runs)
 
 
-def table(plan: Plan, results: Sequence[Result], failed: dict[str, str], earlier: Sequence[Run] = ()) -> Table:
-    """A row for each model: accuracy after the last epoch and of the best one, mean and deviation, and the paper's."""
-    rows = []
-    for name in plan.names:
-        ours = [one for one in results if one.name == name]
-        paper = published(plan.dataset, name)
-        rows.append(
-            (
-                f"{name}_time_series",
-                f"{ours[0].parameters / 1e6:.2f} M" if ours else MISSING,
-                spread([one.last for one in ours]),
-                spread([one.best for one in ours]),
-                MISSING if paper is None else f"{paper:.1f}",
-                str(len(ours)),
-                f"{statistics.median(one.seconds for one in ours) / 60:.1f}" if ours else MISSING,
-            )
-        )
+def report(plan: Plan, compared: Compared, earlier: Sequence[Run] = ()) -> Report:
+    """A table with a row for each model, and a picture; ``earlier`` runs made some of the outcomes."""
+    results = compared.outcomes
+    content = {"plan": plan._asdict(), "results": [one._asdict() for one in results], "failed": compared.failed}
+    tables = [_table(plan, compared, earlier)]
+    picture = functools.partial(draw, plan, results) if results else None
+    return Report(tables, content, picture, "accuracy.png", earlier)
+
+
+def _table(plan: Plan, compared: Compared, earlier: Sequence[Run]) -> Table:
+    """Accuracy after the last epoch and of the best one, mean and deviation, and the paper's."""
+
+    def paper(name: str) -> str:
+        accuracy = published(plan.dataset, name)
+        return MISSING if accuracy is None else f"{accuracy:.1f}"
+
+    columns = [
+        Column("architecture", known=lambda name: f"{name}_time_series"),
+        MILLIONS,
+        Column("last epoch", lambda ours: spread([one.last for one in ours])),
+        Column("best epoch", lambda ours: spread([one.best for one in ours])),
+        Column("paper", known=paper),
+        SEEDS,
+        MINUTES,
+    ]
     notes = [
         f"per cent of the test series, after {plan.epochs} epochs of training; mean and deviation over seeds",
         f"the best of {len(plan.evaluated)} evaluations is chosen on the test series, as in the paper, whose numbers "
         "are of one run",
-        *(f"not trained: {name}: {reason}" for name, reason in failed.items()),
-        *(f"with trainings of `{one.command}`, {one.date}; {one.machine}; {one.versions}" for one in earlier),
     ]
     if plan.dataset in TABLE:
         row = ", ".join(f"{model} {value}" for model, value in zip(MODELS, TABLE[plan.dataset]))
-        notes.insert(2, f"the paper's row: {row}")
-    header = ("architecture", "parameters", "last epoch", "best epoch", "paper", "seeds", "minutes each")
-    return Table(f"Accuracy on {plan.dataset}", header, rows, notes)
-
-
-def write(
-    out: Path,
-    plan: Plan,
-    results: Sequence[Result],
-    failed: dict[str, str],
-    run: Run,
-    earlier: Sequence[Run] = (),
-) -> str:
-    """Write results.txt, .md and .json and accuracy.png to ``out``; returns the text."""
-    out.mkdir(parents=True, exist_ok=True)
-    blocks = [table(plan, results, failed, earlier)]
-    content = {
-        "runs": [one._asdict() for one in (*earlier, run)],
-        "plan": plan._asdict(),
-        "results": [one._asdict() for one in results],
-        "failed": failed,
-    }
-    plain = write_reports(out, blocks, run, content)
-    if results:
-        draw(plan, results, out / "accuracy.png")
-    return plain
+        notes.append(f"the paper's row: {row}")
+    notes += [f"with trainings of `{one.command}`, {one.date}; {one.machine}; {one.versions}" for one in earlier]
+    return table(f"Accuracy on {plan.dataset}", columns, plan.names, compared, notes)
 
 
 def draw(plan: Plan, results: Sequence[Result], path: Path) -> None:
     """Draw the mean accuracy by epoch, and a dot for the last and the best epoch of each seed."""
-    names = [name for name in plan.names if any(one.name == name for one in results)]
+    models = by_model(results, plan.names)
     with plt.rc_context(STYLE):
         figure, (curves, dots) = plt.subplots(1, 2, figsize=(13, 4.8), layout="constrained")
-        for i, name in enumerate(names):
-            ours = [one for one in results if one.name == name]
+        for i, (name, ours) in enumerate(models.items()):
             means = [statistics.mean(at) for at in zip(*(one.accuracies for one in ours))]
             label = f"{name}, {len(ours)} seed{'s' if len(ours) > 1 else ''}"
             curves.plot(plan.evaluated, means, label=label, linewidth=1.3, **look(i).curve(len(means)))
@@ -147,7 +131,7 @@ def draw(plan: Plan, results: Sequence[Result], path: Path) -> None:
         curves.set(xlabel="epoch", ylabel="accuracy on the test series, %", ylim=(max(0.0, lowest - 6.0), 100.5))
         curves.set_title("Mean over seeds")
         legend_beside(curves)
-        dots.set_xticks(range(len(names)), names, rotation=30, ha="right")
+        dots.set_xticks(range(len(models)), models, rotation=30, ha="right")
         dots.set_title("Each seed: last epoch (hollow), best epoch (filled)\nand the paper's (cross)")
         for axes in (curves, dots):
             axes.grid(alpha=0.25)

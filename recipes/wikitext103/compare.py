@@ -12,19 +12,17 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..shared import fairseq_log
 from ..shared.characters import spell_file
-from ..shared.commands import shown_path
+from ..shared.comparison import show, train_and_read
 from ..shared.json_files import read_json, write_json
 from ..shared.scripts import command_line, positive_int, script
 from ..shared.settings import keep_settings
 from ..shared.short_conv import SHORT_CONV
-from ..shared.tables import describe_run
-from ..shared.trainings import read_points, read_trained, train_all
+from ..shared.trainings import Trained, read_parameters, read_points
 from ..shared.working_folder import working_folder
 from .plan import Plan, default_names, model_names
 from .prepare import SPLITS, WRITER, binarise, count, split_path, take_file
-from .results import Result, write
+from .results import Result, report
 
 COMMAND = "recipes.wikitext103.compare"
 #: A text of fewer bytes is read in characters: words would be too few to learn from, and most parameters theirs.
@@ -55,22 +53,8 @@ def prepare(path: Path, out: Path, characters: bool, limit: int | None) -> dict[
     return read_json(done, *SPLITS)
 
 
-def read_results(runs: Path, plan: Plan) -> list[Result]:
-    """The complete trainings of the plan."""
-    return [
-        found
-        for seed in range(1, plan.seeds + 1)
-        for name in plan.models
-        if (found := read_result(runs / f"{name}.{seed}", name, seed)) is not None
-    ]
-
-
-def read_result(folder: Path, name: str, seed: int) -> Result | None:
-    """A training, None if it is not complete; the test text's perplexity is that of the checkpoint best on valid."""
-    trained = read_trained(folder)
-    if trained is None:
-        return None
-    lines = (folder / "train.log").read_text(encoding="utf-8").splitlines()
+def read_result(name: str, seed: int, folder: Path, trained: Trained) -> Result:
+    """A complete training; the test text's perplexity is that of the checkpoint best on valid."""
     points = read_points(folder)
     valid = {point.update: point.values["ppl"] for point in points if point.split == "valid"}
     test = {point.update: point.values["ppl"] for point in points if point.split == "test"}
@@ -78,7 +62,7 @@ def read_result(folder: Path, name: str, seed: int) -> Result | None:
     return Result(
         name,
         seed,
-        fairseq_log.parse_parameters(lines),
+        read_parameters(folder),
         test[best],
         best,
         sorted(valid.items()),
@@ -138,18 +122,11 @@ def model(name: str) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the script; returns the exit status."""
     options = parser().parse_args(arguments)
-    plan = Plan(
-        list(dict.fromkeys(options.models)),
-        options.seeds,
-        options.updates or (QUICK_UPDATES if options.quick else UPDATES),
-        options.batch_tokens,
-        options.tokens_per_sample,
-        options.width,
-        options.layers,
-        options.heads,
-        options.lr,
-        min(EVALUATIONS, options.updates or EVALUATIONS),
-        shlex.split(options.more),
+    plan = Plan.chosen(
+        options,
+        updates=options.updates or (QUICK_UPDATES if options.quick else UPDATES),
+        evaluations=min(EVALUATIONS, options.updates or EVALUATIONS),
+        more=shlex.split(options.more),
     )
     out = options.out.absolute()
     with working_folder(out, COMMAND, whole={"data-bin": WRITER}):
@@ -158,23 +135,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _compare(options: argparse.Namespace, plan: Plan, out: Path, command: str) -> int:
     started = time.monotonic()
-    # More models and seeds may be added to a folder, but they share all the rest.
-    shared = {key: value for key, value in plan._asdict().items() if key not in ("models", "seeds")}
-    keep_settings(out / "settings.json", shared)
+    keep_settings(out / "settings.json", plan.settings())
     size = options.file.stat().st_size if options.file.is_file() else WORDS_FROM_BYTES
     characters = options.characters or (size < WORDS_FROM_BYTES and not options.words)
     limit = options.limit or (QUICK_LINES if options.quick else None)
     tokens = prepare(options.file.absolute(), out, characters, limit)
-    failed: dict[str, str] = {}
-    try:
-        failed = train_all(plan.trainings(out / "data-bin"), out / "runs", options.jobs).failed
-    except KeyboardInterrupt:
-        print("\nInterrupted. Run again to go on; the trainings that are complete follow.", file=sys.stderr)
-    results = read_results(out / "runs", plan)
-    run = describe_run(command, time.monotonic() - started)
-    print("\n" + write(out, plan, tokens, "characters" if characters else "words", results, failed, run))
-    print(f"\nThe same as Markdown, JSON and a picture: {shown_path(out)}")
-    return 0 if len(results) == len(plan.models) * plan.seeds else 1
+    compared = train_and_read(plan.trainings(out / "data-bin"), out / "runs", options.jobs, read_result)
+    show(out, report(plan, tokens, "characters" if characters else "words", compared), command, started)
+    return compared.status
 
 
 if __name__ == "__main__":

@@ -1,15 +1,15 @@
 """A comparison of language models: one size and one budget for every causal mechanism."""
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from fairseq.models import ARCH_MODEL_REGISTRY
 
 import fairseq_plugin  # noqa: F401  registers the architectures
 from common.attention import ATTENTIONS, options_of
 
+from ..shared.comparison import Budget
 from ..shared.short_conv import SHORT_CONV, TAPS
-from ..shared.trainings import Training
 
 #: Architectures by mechanism, where it is not NAME_lm: the language model of the authors of Flow-Attention.
 _ARCHITECTURES = {"flow": "flowformer_lm"}
@@ -34,37 +34,23 @@ def default_names() -> list[str]:
     return ["softmax", *plain, "flow" + SHORT_CONV, "linear" + SHORT_CONV]
 
 
-class Plan(NamedTuple):
-    """One size and one budget for all models."""
+@dataclass(frozen=True, kw_only=True)
+class Plan(Budget):
+    """The budget of language models."""
 
-    models: list[str]
-    seeds: int
-    updates: int
     batch_tokens: int  # of an update
     tokens_per_sample: int
-    width: int
-    layers: int
-    heads: int
-    lr: float
-    evaluations: int  # during each training
     more: list[str]  # further arguments of fairseq-train
 
     def train_arguments(self, data: Path, name: str, seed: int) -> list[object]:
-        """The arguments of fairseq-train for one model and seed, without the folder of checkpoints."""
-        interval = max(1, self.updates // self.evaluations)
+        """See ``Budget``."""
         return [
             data,
             *self.model_arguments(name),
-            *("--optimizer", "adam", "--adam-betas", "(0.9, 0.98)", "--weight-decay", "0.01", "--clip-norm", "1.0"),
-            *("--lr", self.lr, "--lr-scheduler", "cosine", "--warmup-updates", max(1, self.updates // 16)),
-            *("--sample-break-mode", "none", "--max-tokens", self.batch_tokens, "--required-batch-size-multiple", 1),
-            *("--max-update", self.updates, "--seed", seed),
+            *self.update_arguments(seed),
+            *("--weight-decay", "0.01", "--lr-scheduler", "cosine", "--warmup-updates", max(1, self.updates // 16)),
+            *("--sample-break-mode", "none", "--max-tokens", self.batch_tokens),
             *("--valid-subset", "valid,test"),  # the first one selects
-            *("--save-interval-updates", interval, "--keep-interval-updates", 1, "--no-epoch-checkpoints"),
-            *"--save-interval 1000000 --validate-interval 1000000".split(),
-            *("--log-interval", max(1, interval // 4)),
-            # No reader thread, in which a training that ends may abort.
-            *"--num-workers 0 --data-buffer-size 0".split(),
             *self.more,
         ]
 
@@ -91,11 +77,3 @@ class Plan(NamedTuple):
             if option in described and not described[option].speed_only:
                 arguments += [prefix + option.replace("_", "-"), max(1, self.tokens_per_sample // 4)]
         return arguments + ([f"{prefix}short-conv", TAPS] if name != attention else [])
-
-    def trainings(self, data: Path) -> list[Training]:
-        """Every model with every seed; all models with the first seed before any with the second."""
-        return [
-            Training(f"{name}.{seed}", self.train_arguments(data, name, seed))
-            for seed in range(1, self.seeds + 1)
-            for name in self.models
-        ]

@@ -23,7 +23,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from tqdm import tqdm
 
+from ..shared import comparison
 from ..shared.commands import shown_path
+from ..shared.comparison import MODEL, Column, Compared
 from ..shared.scripts import command_line, positive_int, script
 from ..shared.tables import Table, describe_run, spread, write_reports
 from ..shared.working_folder import working_folder
@@ -89,9 +91,9 @@ def recall(plan: Plan, name: str, seed: int, distance: int) -> Recall:
     return Recall(name, seed, 100.0 * (scores.argmax(-1) == right).float().mean().item())
 
 
-def table(plan: Plan, distance: int, found: Sequence[Recall]) -> Table:
+def table(plan: Plan, distance: int, found: list[Recall]) -> Table:
     """A row for each model."""
-    rows = [(name, spread([one.accuracy for one in found if one.model == name], 1)) for name in plan.models]
+    accuracy = Column("accuracy", lambda ours: spread([one.accuracy for one in ours], 1))
     notes = [
         f"per cent of {SYMBOLS} random symbols, mean ± standard deviation over {plan.seeds} seeds; guessing gives "
         f"{100 / SYMBOLS:.1f}",
@@ -99,7 +101,8 @@ def table(plan: Plan, distance: int, found: Sequence[Recall]) -> Table:
         f"{plan.layers} layers of width {plan.width}, {plan.heads} heads, highest learning rate {plan.lr:g} for all",
         *([f"further arguments of fairseq-train: {' '.join(plan.more)}"] if plan.more else []),
     ]
-    return Table(f"The symbol {distance} places back", ("model", "accuracy"), rows, notes)
+    title = f"The symbol {distance} places back"
+    return comparison.table(title, [MODEL, accuracy], plan.models, Compared(found, {}), notes)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -128,9 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"--tokens-per-sample is {chosen.tokens_per_sample}; allowed: more than --distance, {chosen.distance}, and "
             f"at most --batch-tokens, {chosen.batch_tokens}"
         )
-    names = list(dict.fromkeys(chosen.models))
-    sizes = (chosen.batch_tokens, chosen.tokens_per_sample, chosen.width, chosen.layers, chosen.heads)
-    plan = Plan(names, chosen.seeds, chosen.updates, *sizes, chosen.lr, 1, shlex.split(chosen.more))
+    plan = Plan.chosen(chosen, evaluations=1, more=shlex.split(chosen.more))
     torch.set_num_threads(1)
     out = chosen.out.absolute()
     with working_folder(out, COMMAND):
@@ -145,7 +146,7 @@ def _measure(plan: Plan, distance: int, out: Path, started: float, command: str)
     pairs = [(seed, name) for seed in range(1, plan.seeds + 1) for name in plan.models]
     found = [recall(plan, name, seed, distance) for seed, name in tqdm(pairs, unit=" trainings", disable=None)]
     blocks, run = [table(plan, distance, found)], describe_run(command, time.monotonic() - started)
-    content = {"run": run._asdict(), "plan": plan._asdict(), "results": [one._asdict() for one in found]}
+    content = {"run": run._asdict(), "plan": plan.as_dict(), "results": [one._asdict() for one in found]}
     return write_reports(out, blocks, run, {**content, "distance": distance})
 
 

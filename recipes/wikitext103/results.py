@@ -1,5 +1,6 @@
 """The results of a comparison of language models: a table, JSON, and a picture."""
 
+import functools
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,9 +8,10 @@ from typing import NamedTuple
 
 from matplotlib import pyplot as plt
 
+from ..shared.comparison import MINUTES, MODEL, PARAMETERS, PEAK, SEEDS, Column, Compared, Report, by_model, table
 from ..shared.plots import STYLE, Drawn, curves_and_dots, save
 from ..shared.short_conv import TAPS
-from ..shared.tables import MISSING, Run, Table, spread, write_reports
+from ..shared.tables import spread
 from .plan import Plan, state_is_constant
 
 
@@ -28,25 +30,35 @@ class Result(NamedTuple):
     command: str
 
 
-def table(plan: Plan, tokens: dict[str, int], unit: str, results: Sequence[Result], failed: dict[str, str]) -> Table:
-    """A row for each model."""
-    rows = []
-    for name in plan.models:
-        ours = [one for one in results if one.model == name]
-        rows.append(
-            (
-                name,
-                f"{ours[0].parameters:,}" if ours else MISSING,
-                spread([one.perplexity for one in ours]),
-                str(len(ours)),
-                f"{statistics.median(one.tokens_per_second for one in ours):,.0f}" if ours else MISSING,
-                f"{max(one.peak_bytes for one in ours) / 2**20:,.0f}" if ours else MISSING,
-                "constant" if state_is_constant(name) else "grows",
-                f"{statistics.median(one.seconds for one in ours) / 60:.1f}" if ours else MISSING,
-            )
-        )
+COLUMNS = (
+    MODEL,
+    PARAMETERS,
+    Column("perplexity", lambda ours: spread([one.perplexity for one in ours])),
+    SEEDS,
+    Column("tokens/s", lambda ours: f"{statistics.median(one.tokens_per_second for one in ours):,.0f}"),
+    PEAK,
+    Column("decoding state", known=lambda name: "constant" if state_is_constant(name) else "grows"),
+    MINUTES,
+)
+
+
+def report(plan: Plan, tokens: dict[str, int], unit: str, compared: Compared) -> Report:
+    """A table with a row for each model, and a picture. ``unit`` is what a token is."""
+    results = compared.outcomes
+    content = {
+        "plan": plan.as_dict(),
+        "tokens": tokens,
+        "unit": unit,
+        "results": [one._asdict() for one in results],
+        "failed": compared.failed,
+    }
+    tables = [table("Language models with one budget", COLUMNS, plan.models, compared, _notes(plan, tokens, unit))]
+    return Report(tables, content, functools.partial(draw, plan, results) if results else None)
+
+
+def _notes(plan: Plan, tokens: dict[str, int], unit: str) -> list[str]:
     splits = ", ".join(f"{count:,} {split}" for split, count in tokens.items())
-    notes = [
+    return [
         f"perplexity of the test text ({unit}), mean ± standard deviation over seeds, of the checkpoint that is best"
         f" on the valid text; tokens: {splits}",
         f"{plan.updates:,} updates of {plan.batch_tokens:,} tokens in sequences of {plan.tokens_per_sample:,}, "
@@ -56,35 +68,7 @@ def table(plan: Plan, tokens: dict[str, int], unit: str, results: Sequence[Resul
         "tokens per second in training, and the largest memory of the process, libraries included: of fairseq-train on"
         " one thread of this machine, with whatever else it did",
         *([f"further arguments of fairseq-train: {' '.join(plan.more)}"] if plan.more else []),
-        *(f"not trained: {name}: {reason}" for name, reason in failed.items()),
     ]
-    header = ("model", "parameters", "perplexity", "seeds", "tokens/s", "MiB", "decoding state", "minutes each")
-    return Table("Language models with one budget", header, rows, notes)
-
-
-def write(
-    out: Path,
-    plan: Plan,
-    tokens: dict[str, int],
-    unit: str,
-    results: Sequence[Result],
-    failed: dict[str, str],
-    run: Run,
-) -> str:
-    """Write results.txt, .md, .json and .png to ``out``; returns the text. ``unit`` is what a token is."""
-    blocks = [table(plan, tokens, unit, results, failed)]
-    content = {
-        "run": run._asdict(),
-        "plan": plan._asdict(),
-        "tokens": tokens,
-        "unit": unit,
-        "results": [one._asdict() for one in results],
-        "failed": failed,
-    }
-    plain = write_reports(out, blocks, run, content)
-    if results:
-        draw(plan, results, out / "results.png")
-    return plain
 
 
 def draw(plan: Plan, results: Sequence[Result], path: Path) -> None:
@@ -97,8 +81,7 @@ def draw(plan: Plan, results: Sequence[Result], path: Path) -> None:
             [one.perplexity for one in ours],
             state_is_constant(name),
         )
-        for name in plan.models
-        if (ours := [one for one in results if one.model == name])
+        for name, ours in by_model(results, plan.models).items()
     ]
     with plt.rc_context(STYLE):
         figure, curves, dots = curves_and_dots(drawn)

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from recipes.shared import fairseq_log
-from recipes.shared.fairseq_log import Entry, Evaluation
+from recipes.shared.fairseq_log import Evaluation
 
 TRAIN = (
     '2026-11-20 19:59:33 | INFO | train_inner | {"epoch": 1, "update": 0.279, "loss": "7.718", "ppl": "210.56", '
@@ -26,23 +26,23 @@ EVALUATION = [
 
 def test_parse_training():
     lines = [NOISE, TRAIN % ("2660.9", 50), VALID, TRAIN % ("900.5", 55), EPOCH]
-    assert fairseq_log.parse_training(lines) == [
-        Entry("train_inner", 50, 7.718, 46.0, 2660.9),
-        Entry("valid", 50, 7.611, 46.0, None, 195.5),
-        Entry("train_inner", 55, 7.718, 46.0, 900.5),
-    ]
+    points = fairseq_log.parse_training(lines)
+    assert [point[:3] for point in points] == [("train_inner", 1, 50), ("valid", 1, 50), ("train_inner", 1, 55)]
+    assert [point.values["loss"] for point in points] == [7.718, 7.611, 7.718]
+    assert [point.values["wall"] for point in points] == [46.0, 46.0, 46.0]
+    assert [points[0].values["wps"], points[1].values["ppl"], points[2].values["wps"]] == [2660.9, 195.5, 900.5]
 
 
 def test_median_speed_leaves_out_the_first_and_what_holds_a_validation():
     speeds = ("1.0", 5), ("3000.0", 10), ("3200.0", 15), ("3100.0", 20)
-    lines = [TRAIN % speed for speed in speeds] + [VALID, TRAIN % ("10.0", 25)]
+    lines = [TRAIN % speed for speed in speeds] + [VALID, TRAIN % ("10.0", 55)]
     assert fairseq_log.median_tokens_per_second(fairseq_log.parse_training(lines)) == 3100.0
 
 
 def test_median_speed_needs_two_points():
-    entries = fairseq_log.parse_training([TRAIN % ("1.0", 5), VALID])
+    points = fairseq_log.parse_training([TRAIN % ("1.0", 5), VALID])
     with pytest.raises(ValueError, match="2 points; allowed: "):
-        fairseq_log.median_tokens_per_second(entries)
+        fairseq_log.median_tokens_per_second(points)
 
 
 def test_parse_parameters():

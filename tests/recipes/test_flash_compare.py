@@ -9,7 +9,7 @@ from recipes.flash import compare, measurements, widths
 from recipes.flash.measurements import Comparison, Measurement, Plan
 from recipes.flash.models import MODELS, SHAPE
 from recipes.flash.subword_text import SplitCounts
-from recipes.shared import fairseq_log, fairseq_training
+from recipes.shared import comparison, fairseq_log, fairseq_training
 from recipes.shared.commands import CommandFailed, Finished
 from recipes.shared.tables import Run
 
@@ -58,13 +58,13 @@ def test_parameters_that_depend_on_the_length_are_both_shown(found):
 
 def test_nothing_measured_yet(tmp_path):
     nothing = Comparison(PLAN, COUNTS, [], {})
-    plain = measurements.write(tmp_path / "out", nothing, RUN)
+    plain = comparison.write(tmp_path / "out", measurements.report(nothing), RUN)
     assert plain.count("not measured: ") == 6
     assert not (tmp_path / "out" / "speed.png").exists()
 
 
 def test_written_files(found, tmp_path):
-    plain = measurements.write(tmp_path / "out", found, RUN)
+    plain = comparison.write(tmp_path / "out", measurements.report(found), RUN)
     assert (tmp_path / "out" / "results.txt").read_text() == plain + "\n"
     content = json.loads((tmp_path / "out" / "results.json").read_text())
     assert content["run"]["date"] == "2026-11-20"
@@ -114,15 +114,15 @@ def test_parameters_that_cannot_be_equal(tmp_path, monkeypatch, capsys):
     assert "widths: flash_lm has" in capsys.readouterr().err
 
 
-TRAIN = '| train_inner | {"loss": "7.0", "wps": "%d", "num_updates": "%d", "wall": "5"}\n'
-VALID = '| valid | {"valid_loss": "7.5", "valid_ppl": "%s", "valid_num_updates": "%d"}\n'
+TRAIN = '| train_inner | {"epoch": 1, "loss": "7.0", "wps": "%d", "num_updates": "%d", "wall": "5"}\n'
+VALID = '| valid | {"epoch": 1, "valid_loss": "7.5", "valid_ppl": "%s", "valid_num_updates": "%d"}\n'
 PARAMETERS = "num. shared model params: 655,201 (num. trained: 655,201)\n"
 
 
 def canned(monkeypatch, tmp_path, answer):
     """Let every training print ``answer(command)``, and the text be prepared already."""
 
-    def run(command, log, on_line=None):
+    def run(command, log, on_line=None, **options):
         log.parent.mkdir(exist_ok=True)
         text = answer(command)
         log.write_text("$ command\n" + text, encoding="utf-8")
@@ -232,5 +232,5 @@ def test_end_to_end(tmp_path):
     (one,) = found["measured"]
     assert 1 < one["perplexity"] < 1e6  # nothing is learned in four updates
     assert found["not_measured"] == []
-    entries = fairseq_log.parse_training((tmp_path / "out" / "logs" / "flash_lm.64.log").read_text().splitlines())
-    assert [entry.kind for entry in entries] == ["train_inner"] * 4 + ["valid"]
+    points = fairseq_log.parse_training((tmp_path / "out" / "logs" / "flash_lm.64.log").read_text().splitlines())
+    assert [point.split for point in points] == ["train_inner"] * 4 + ["valid"]

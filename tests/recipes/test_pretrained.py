@@ -68,8 +68,8 @@ def test_text_commands_differ_in_start_model_and_updates_alone(tmp_path, monkeyp
 
 
 def test_a_training_without_its_validation_is_refused(tmp_path, monkeypatch):
-    def run(command, log, on_line=None):
-        log.write_text('| valid | {"valid_loss": "7.5", "valid_ppl": "181", "valid_num_updates": "5"}\n')
+    def run(command, log, on_line=None, **options):
+        log.write_text('| valid | {"epoch": 1, "valid_loss": "7.5", "valid_ppl": "181", "valid_num_updates": "5"}\n')
         return Finished(1.0, 1)
 
     monkeypatch.setattr(fairseq_training, "run", run)

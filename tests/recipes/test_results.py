@@ -11,7 +11,7 @@ from recipes.demo.images import Epoch, ImageResult, Maps
 from recipes.demo.text import ARCHITECTURES, LanguageModel, TextResult
 from recipes.shared import tables
 from recipes.shared.commands import Finished
-from recipes.shared.fairseq_log import Entry, Evaluation
+from recipes.shared.fairseq_log import Evaluation, Point
 from recipes.shared.tables import Run
 
 SPEEDS = {
@@ -24,11 +24,12 @@ RUN = Run("python -m recipes.demo", "2 CPU cores", "Python 3.11", "2026-11-20", 
 
 @pytest.fixture
 def text():
-    entries = [
-        Entry("train_inner", update, 12.0 - update / 10, float(update), 2000.0) for update in range(5, 31, 5)
-    ] + [Entry("valid", 30, 9.1, 30.0, None)]
+    points = [
+        Point("train_inner", 1, update, {"loss": 12.0 - update / 10, "wall": float(update)})
+        for update in range(5, 31, 5)
+    ] + [Point("valid", 1, 30, {"loss": 9.1, "wall": 30.0})]
     models = [
-        LanguageModel(name, 4_680_448, entries, Finished(60.0, 2**30), Evaluation(100, 7.0, 128.0), 2.1, 2000.0 + i)
+        LanguageModel(name, 4_680_448, points, Finished(60.0, 2**30), Evaluation(100, 7.0, 128.0), 2.1, 2000.0 + i)
         for i, name in enumerate(ARCHITECTURES)
     ]
     sizes = {"train": 900, "valid": 50, "test": 340}

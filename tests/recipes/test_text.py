@@ -28,8 +28,8 @@ def test_train_evaluate_and_write_text(small, tmp_path, monkeypatch):
     assert model.bits_per_byte == pytest.approx(
         model.evaluation.bits_per_token * result.tokens["test"] / result.text_bytes["test"]
     )
-    assert [entry.update for entry in model.entries if entry.kind == "train_inner"] == list(range(1, 9))
-    assert [entry.update for entry in model.entries if entry.kind == "valid"] == [2, 4, 6, 8]
+    assert [point.update for point in model.points if point.split == "train_inner"] == list(range(1, 9))
+    assert [point.update for point in model.points if point.split == "valid"] == [2, 4, 6, 8]
     assert model.training.peak_bytes > 2**27
     assert len(result.samples) == len(text.PROMPTS)
     for prompt, sample in zip(text.PROMPTS, result.samples, strict=True):

@@ -8,7 +8,9 @@ from fairseq import options
 from PIL import Image
 
 import fairseq_plugin  # noqa: F401  registers what the commands name
-from recipes.shared.trainings import Trained
+from recipes.shared.architectures import known_names
+from recipes.shared.comparison import Compared
+from recipes.shared.trainings import Trained, read_trained
 from recipes.time_series import compare, results
 from recipes.time_series.results import Plan, Result
 from tests.recipes.folders import made_by
@@ -61,8 +63,9 @@ def test_complete_trainings_become_a_table(arguments: list[str], tmp_path: Path,
     with Image.open(tmp_path / "out" / "accuracy.png") as image:
         assert image.width > 600
     complete(tmp_path / "short", "linear.1", [10.0])
+    short = tmp_path / "short" / "linear.1"
     with pytest.raises(ValueError, match="linear.1/train.log .*epochs 2; allowed: .*2 of 6"):
-        compare.read_results(tmp_path / "short", Plan("Toy", ["linear"], [1], 6))
+        compare.read_result(Plan("Toy", ["linear"], [1], 6), "linear", 1, short, read_trained(short))
 
 
 def test_trainings_of_another_part_are_added(
@@ -91,7 +94,7 @@ def test_trainings_of_another_part_are_added(
 def test_the_papers_row_stands_beside() -> None:
     plan = Plan("JapaneseVowels", ["flowformer", "softmax", "flash", "linear"], [1], 100)
     ours = [Result("flowformer", 1, 6_446_089, [97.0, 98.6, 98.1], 480.0, "fairseq-train")]
-    found = results.table(plan, ours, {"flash.1": "out of memory"})
+    (found,) = results.report(plan, Compared(ours, {"flash.1": "out of memory"})).tables
     assert found.rows[0][2:] == ("98.10", "98.60", "98.9", "1", "8.0")
     assert [row[4] for row in found.rows] == ["98.9", "98.7", "-", "99.2"] and found.rows[1][2] == "-"
     assert any("Rocket 96.2" in note for note in found.notes)
@@ -101,7 +104,7 @@ def test_the_papers_row_stands_beside() -> None:
 def test_commands_are_fairseqs_and_differ_in_the_model_alone() -> None:
     """The authors' training; fairseq's own parser takes every option of every architecture."""
     found = {}
-    for name in compare.known_names():
+    for name in known_names(compare.SUFFIX):
         plan = Plan("JapaneseVowels", [name], [1], 100)
         command = [str(x) for x in compare.train_arguments(Path("data"), plan, name, 1, 26)]
         parsed = options.parse_args_and_arch(options.get_training_parser(), [*command, "--cpu"])

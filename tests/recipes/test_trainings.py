@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from recipes.shared import fairseq_log, trainings
+from recipes.shared import fairseq_log, fairseq_training, trainings
 from recipes.shared.fairseq_log import Point
 from recipes.shared.trainings import Training, read_points, read_trained, train_all
 from tests.processes import CHECKOUT
@@ -131,7 +131,7 @@ def test_an_interruption_ends_all(tmp_path, program, monkeypatch):
             on_line("x")
 
     monkeypatch.setattr(trainings, "as_completed", interrupted)
-    monkeypatch.setattr(trainings, "run", run)
+    monkeypatch.setattr(fairseq_training, "run", run)
     planned = [training(name) for name in "abc"]
     with pytest.raises(KeyboardInterrupt):
         train_all(planned, tmp_path, 2, program)

@@ -1,5 +1,6 @@
 """The comparison of language models: its commands, its tables, and once from a text to the results."""
 
+import dataclasses
 import json
 import statistics
 from pathlib import Path
@@ -9,7 +10,9 @@ from fairseq import options
 from PIL import Image
 
 from common.attention import ATTENTIONS
+from recipes.shared import comparison
 from recipes.shared.characters import spell
+from recipes.shared.comparison import Compared
 from recipes.shared.tables import Run
 from recipes.shared.trainings import Trained
 from recipes.wikitext103 import compare, results
@@ -17,7 +20,9 @@ from recipes.wikitext103.plan import Plan, default_names, model_names
 from recipes.wikitext103.results import Result
 from tests.recipes.folders import made_by
 
-PLAN = Plan(["softmax", "flow", "flow+short_conv"], 2, 100, 64, 16, 8, 1, 2, 3e-3, 8, [])
+SIZES = {"width": 8, "layers": 1, "heads": 2, "batch_tokens": 64, "tokens_per_sample": 16}
+MODELS = ["softmax", "flow", "flow+short_conv"]
+PLAN = Plan(models=MODELS, seeds=2, updates=100, lr=3e-3, evaluations=8, more=[], **SIZES)
 RUN = Run("python -m recipes.wikitext103.compare", "2 CPU cores", "Python 3.11", "2026-11-22", 9.0)
 
 
@@ -27,16 +32,18 @@ def test_characters_lose_nothing() -> None:
 
 def test_every_model_has_the_same_budget() -> None:
     """fairseq's parser takes every model's options; they differ in the architecture's own, and in the seed."""
-    plan = PLAN._replace(models=model_names())
+    plan = dataclasses.replace(PLAN, models=model_names())
     trainings = plan.trainings(Path("data-bin"))
-    assert [one.name for one in trainings[:: len(plan.models)]] == [f"{plan.models[0]}.{seed}" for seed in (1, 2)]
+    assert [one.training.name for one in trainings[:: len(plan.models)]] == [
+        f"{plan.models[0]}.{seed}" for seed in (1, 2)
+    ]
     common = []
     for one in trainings[: len(plan.models)]:
-        words = [str(word) for word in one.arguments]
+        words = [str(word) for word in one.training.arguments]
         options.parse_args_and_arch(options.get_training_parser(), [*words, "--cpu"])
         common.append(words[words.index("--decoder-layers") :])
-        assert ("--arch flowformer_lm" in " ".join(words)) == one.name.startswith("flow")
-        assert ("-short-conv 4" in " ".join(words)) == ("+short_conv" in one.name)
+        assert ("--arch flowformer_lm" in " ".join(words)) == one.model.startswith("flow")
+        assert ("-short-conv 4" in " ".join(words)) == ("+short_conv" in one.model)
     assert all(words == common[0] for words in common)
 
 
@@ -61,7 +68,8 @@ def test_table_and_files(tmp_path: Path) -> None:
 
     found = [result("softmax", 1, 6.0), result("softmax", 2, 7.0), result("flow", 1, 9.0)]
     tokens = {"train": 900, "valid": 50, "test": 50}
-    plain = results.write(tmp_path, PLAN, tokens, "words", found, {"flow.2": "Loss exploded"}, RUN)
+    report = results.report(PLAN, tokens, "words", Compared(found, {"flow.2": "Loss exploded"}))
+    plain = comparison.write(tmp_path, report, RUN)
     rows = (tmp_path / "results.md").read_text().splitlines()
     spread = f"6.50 ± {statistics.stdev((6.0, 7.0)):.2f}"
     assert f"| softmax | 4,321 | {spread} | 2 | 1,000 | 1,024 | grows | 1.0 |" in rows

@@ -14,10 +14,13 @@ from recipes.long_copy.passages import Layout
 from recipes.long_copy.plan import CROSS_ATTENTIONS, DEFAULT_MODELS, STOCK, Plan, attentions, reads_source_in_one_state
 from recipes.long_copy.prepare import Data
 from recipes.long_copy.results import Result
+from recipes.shared import comparison
+from recipes.shared.comparison import Compared
 from recipes.shared.tables import Run
 
 LAYOUT = Layout(2048, 2, 3)
-PLAN = Plan(["transformer", "flow/linear"], 2, LAYOUT, 100, 4, 64, 1, 2, 4e-3, 10, 5, [])
+SIZES = {"width": 64, "layers": 1, "heads": 2, "batch_size": 4, "layout": LAYOUT, "beam": 5}
+PLAN = Plan(models=["transformer", "flow/linear"], seeds=2, updates=100, lr=4e-3, evaluations=10, more=[], **SIZES)
 DATA = Data(LAYOUT, {"train": 900, "valid": 20, "test": 30}, 1)
 RUN = Run("python -m recipes.long_copy.compare", "2 CPU cores", "Python 3.11", "2026-11-22", 9.0)
 
@@ -73,7 +76,7 @@ H-3\t-1.5\t
 
 
 def test_what_counts_as_right():
-    """Whole targets, with nothing behind them; passages and tokens in their places; the best hypothesis alone."""
+    """Whole targets, with nothing after them; passages and tokens in their places; the best hypothesis alone."""
     counted = generated.count(LOG.splitlines(), 3)
     assert counted == Counted(25.0, 100 * (2 + 0 + 2 + 0) / 8, 100 * (6 + 2 + 6 + 0) / 24, 500.0)
     with pytest.raises(ValueError, match="no end"):
@@ -90,11 +93,12 @@ def result(seed, tokens):
 
 def test_tables_and_files(tmp_path):
     failed = {"transformer.1": "no memory"}
-    plain = results.write(tmp_path, PLAN, DATA, [result(1, 40.0), result(2, 60.0)], failed, RUN)
+    report = results.report(PLAN, DATA, Compared([result(1, 40.0), result(2, 60.0)], failed))
+    plain = comparison.write(tmp_path, report, RUN)
     rows = (tmp_path / "results.md").read_text().splitlines()
     cells = "90,432 | 50.0 ± 14.1 | 25.0 ± 7.1 | 12.5 ± 3.5 | 50.0 ± 14.1 | 2 | 40 | 512 | 25 | 1,024"
     assert f"| flow/linear | {cells} |" in rows
-    assert "| transformer" + 10 * " | -" + " |" in rows
+    assert "| transformer" + 5 * " | -" + " | 0" + 4 * " | -" + " |" in rows
     assert "failed: transformer.1: no memory" in plain and "2 marked passages of 3 each" in plain
     assert json.loads((tmp_path / "results.json").read_text())["results"][0]["counted"]["tokens"] == 40.0
     with Image.open(tmp_path / "results.png") as image:

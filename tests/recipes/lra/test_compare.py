@@ -1,5 +1,6 @@
 """The comparison from the generator to the tables, once; its commands, its numbers, and the picture of a model."""
 
+import dataclasses
 import json
 import statistics
 from pathlib import Path
@@ -11,10 +12,13 @@ from recipes.lra import compare, pictures, published, results
 from recipes.lra.plan import MODELS, TASKS, Plan
 from recipes.lra.results import Results, Score
 from recipes.lra.speed import INFERENCE, TRAINING, Speed
+from recipes.shared import comparison
+from recipes.shared.comparison import Compared
 from recipes.shared.reach import reach_arguments
 from recipes.shared.tables import Run
 
-PLAN = Plan("listops", ["softmax", "flow"], 2, 256, 100, 32, 64, 1, 2, 3e-3, 8)
+SIZES = {"width": 64, "layers": 1, "heads": 2, "length": 256, "batch_size": 32}
+PLAN = Plan(task="listops", models=["softmax", "flow"], seeds=2, updates=100, lr=3e-3, evaluations=8, **SIZES)
 RUN = Run("python -m recipes.lra.compare", "2 CPU cores", "Python 3.11", "2026-11-22", 9.0)
 
 
@@ -24,19 +28,19 @@ def option(arguments, name):
 
 def test_every_model_has_the_same_budget():
     """But for the architecture, FLASH's widths and the seed, commands are equal, in the order of the seeds."""
-    plan = PLAN._replace(models=list(MODELS))
+    plan = dataclasses.replace(PLAN, models=list(MODELS))
     trainings = plan.trainings(Path("data-bin"))
-    assert [one.name for one in trainings[: len(MODELS)]] == [f"{name}.1" for name in MODELS]
+    assert [one.training.name for one in trainings[: len(MODELS)]] == [f"{name}.1" for name in MODELS]
     differing = {"--arch", "--encoder-layers", "--encoder-attention-heads", "--encoder-ffn-embed-dim"}
     common = []
     for one in trainings:
-        words = [str(word) for word in one.arguments]
+        words = [str(word) for word in one.training.arguments]
         pairs = {(word, words[i + 1]) for i, word in enumerate(words[:-1]) if word.startswith("--")}
         common.append({pair for pair in pairs if pair[0] not in differing | {"--seed", "--encoder-attention-dim"}})
     flash = {("--flash-query-dim", "32")}
     reach = {option for name in MODELS for option in reach_arguments(name, 256)[::2]}
     assert all({pair for pair in one - flash if pair[0] not in reach} == common[0] for one in common)
-    assert option(trainings[0].arguments, "--valid-subset") == "valid,test"  # the first selects
+    assert option(trainings[0].training.arguments, "--valid-subset") == "valid,test"  # the first selects
 
 
 def test_published_rows_belong_to_models():
@@ -45,10 +49,10 @@ def test_published_rows_belong_to_models():
 
 
 def test_other_tasks():
-    arguments = PLAN._replace(task="retrieval").train_arguments(Path("x"), "flow", 1)
+    arguments = dataclasses.replace(PLAN, task="retrieval").train_arguments(Path("x"), "flow", 1)
     assert option(arguments, "--task") == "sequence_pair_prediction"
     assert option(arguments, "--arch") == "flowformer_lra_retrieval"
-    assert "--init-token" not in PLAN._replace(task="pathfinder").train_arguments(Path("x"), "flow", 1)
+    assert "--init-token" not in dataclasses.replace(PLAN, task="pathfinder").train_arguments(Path("x"), "flow", 1)
 
 
 def score(model, seed, test):
@@ -64,8 +68,8 @@ def test_tables_and_files(tmp_path):
         for length in (1024, 4096)
     ]
     examples = {"train": 900, "valid": 20, "test": 30}
-    found = Results(PLAN, examples, 16.7, scores, {"softmax.2": "Loss exploded"}, speeds, 2)
-    plain = results.write(tmp_path, found, RUN)
+    compared = Compared(scores, {"softmax.2": "Loss exploded"})
+    plain = comparison.write(tmp_path, results.report(Results(PLAN, examples, 16.7, compared, speeds, 2)), RUN)
     rows = (tmp_path / "results.md").read_text().splitlines()
     mean, spread = statistics.mean((30, 33)), statistics.stdev((30, 33))
     flow = (

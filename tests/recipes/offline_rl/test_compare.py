@@ -14,6 +14,8 @@ from fairseq_plugin.data.episode_folder import EpisodeDescription
 from recipes.offline_rl import compare, results
 from recipes.offline_rl.acting import Played
 from recipes.offline_rl.results import Plan, Result
+from recipes.shared.architectures import known_names
+from recipes.shared.comparison import Compared
 from tests.recipes.folders import made_by
 
 UPDATES = 10
@@ -53,11 +55,11 @@ def test_tables() -> None:
     plan = Plan("Toy-v0", ["flowformer", "softmax"], [1, 2], "10", 10, TARGETS, 1)
     described = EpisodeDescription("Toy-v0, own data", "", [0.0], [1.0], [-1.0], [1.0], 200, 0.0, 40.0, 100.0)
     ours = [result(1, [10.0, 60.0, 110.0]), result(2, [90.0, 90.0, 90.0])]
-    models, returns = results.tables(plan, described, ours, {"softmax.1": "out of memory"})
+    models, returns = results.tables(plan, described, Compared(ours, {"softmax.1": "out of memory"}))
     assert models.rows[0][1:] == (
         "0.17 M", "0.1500 ± 0.0707", "100 ± 14", "100.0 ± 14.1", "0.50 ± 0.71", "2", "1.0"
     )  # fmt: skip
-    assert set(models.rows[1][1:]) == {"-"} and "not trained: softmax.1: out of memory" in models.notes
+    assert models.rows[1][1:] == (*"-----", "0", "-") and "not trained: softmax.1: out of memory" in models.notes
     assert returns.rows == [("flowformer_decision", "50 ± 57", "75 ± 21", "100 ± 14")]
 
 
@@ -65,7 +67,7 @@ def test_tables() -> None:
 def test_commands_are_fairseqs_and_differ_in_the_model_alone(context: str, batch: int) -> None:
     """The authors' optimiser; fairseq's own parser takes every option of every architecture."""
     found = {}
-    for name in compare.known_names():
+    for name in known_names(compare.SUFFIX):
         command = [str(x) for x in compare.train_arguments(Path("data"), name, context, 600, 1)]
         parsed = options.parse_args_and_arch(options.get_training_parser(), [*command, "--cpu"])
         assert (parsed.optimizer, parsed.lr, parsed.clip_norm, parsed.batch_size) == ("adam", [0.001], 0.25, batch)

@@ -1,0 +1,243 @@
+"""A comparison of models: one budget, trainings that an interruption does not lose, outcomes, a table and a picture.
+
+A recipe's comparison is data: arguments of fairseq-train, what is read of a complete training (its outcome, a named
+tuple that begins with the model), the columns of a table with its notes, and a picture.
+"""
+
+import argparse
+import functools
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .commands import CommandFailed, shown_path
+from .tables import MISSING, Run, Table, describe_run, write_reports
+from .trainings import Trained, Training, failure, read_trained, train_all
+
+#: Arguments of fairseq-train: no reader thread, in which a training that ends may abort.
+NO_READER = ("--num-workers", 0, "--data-buffer-size", 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """One size and one budget for all models of a comparison."""
+
+    models: list[str]
+    seeds: int
+    updates: int
+    width: int
+    layers: int
+    heads: int
+    lr: float  # the highest
+    evaluations: int  # during each training
+
+    @classmethod
+    def chosen(cls, options: argparse.Namespace, **others: Any) -> "Budget":
+        """What the options of these names say, but for ``others``; no model twice."""
+        values = {field.name: getattr(options, field.name) for field in fields(cls) if field.name not in others}
+        return cls(**{**values, **others, "models": list(dict.fromkeys(options.models))})
+
+    def train_arguments(self, data: Path, model: str, seed: int) -> list[object]:
+        """The arguments of fairseq-train for one model and seed, without the folder of checkpoints."""
+        raise NotImplementedError
+
+    def trainings(self, data: Path) -> list["Planned"]:
+        """Every model with every seed; see ``planned_trainings``."""
+        arguments = functools.partial(self.train_arguments, data)
+        return planned_trainings(self.models, range(1, self.seeds + 1), arguments)
+
+    def update_arguments(self, seed: int) -> list[object]:
+        """Arguments of fairseq-train: the optimiser, the budget, and checkpoints after each evaluation."""
+        interval = max(1, self.updates // self.evaluations)
+        return [
+            *("--optimizer", "adam", "--adam-betas", "(0.9, 0.98)", "--clip-norm", "1.0", "--lr", self.lr),
+            *("--max-update", self.updates, "--seed", seed, "--required-batch-size-multiple", 1),
+            *("--save-interval-updates", interval, "--keep-interval-updates", 1, "--no-epoch-checkpoints"),
+            *("--save-interval", 1_000_000, "--validate-interval", 1_000_000),
+            *("--log-interval", max(1, interval // 4), *NO_READER),
+        ]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Every number by its name."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    def settings(self) -> dict[str, Any]:
+        """What all trainings in a folder share: models and seeds may be added to it."""
+        return {name: value for name, value in self.as_dict().items() if name not in ("models", "seeds")}
+
+
+class Planned(NamedTuple):
+    """A training of a comparison."""
+
+    model: str
+    seed: int
+    training: Training
+
+
+class Compared(NamedTuple):
+    """The outcomes of the complete trainings, model by model, and why others failed, by the names of trainings."""
+
+    outcomes: list[Any]
+    failed: dict[str, str]
+    missing: int = 0  # trainings without an outcome
+    interrupted: bool = False  # by Ctrl-C
+
+    @property
+    def status(self) -> int:
+        """The exit status of a comparison: 0 if nothing is missing."""
+        return int(self.missing > 0)
+
+
+class Column(NamedTuple):
+    """A column of a table: what is known of a model, or else what its outcomes say, if it has any."""
+
+    header: str
+    measured: Callable[[Sequence[Any]], str] | None = None
+    known: Callable[[str], str] | None = None
+    none: str = MISSING  # without outcomes
+
+    def cell(self, model: str, outcomes: Sequence[Any]) -> str:
+        """The text in the row of ``model``, of which there are ``outcomes``."""
+        if self.known is not None:
+            return self.known(model)
+        return self.measured(outcomes) if outcomes else self.none
+
+
+#: Columns of more than one comparison.
+MODEL = Column("model", known=str)
+PARAMETERS = Column("parameters", lambda outcomes: f"{outcomes[0].parameters:,}")
+MILLIONS = Column("parameters", lambda outcomes: f"{outcomes[0].parameters / 1e6:.2f} M")
+PEAK = Column("MiB", lambda outcomes: f"{max(one.peak_bytes for one in outcomes) / 2**20:,.0f}")
+MINUTES = Column("minutes each", lambda outcomes: f"{statistics.median(one.seconds for one in outcomes) / 60:.1f}")
+SEEDS = Column("seeds", lambda outcomes: str(len(outcomes)), none="0")
+
+
+class Report(NamedTuple):
+    """What a comparison shows and keeps."""
+
+    tables: list[Table]
+    content: dict[str, Any]  # of results.json, beside the run
+    draw: Callable[[Path], None] | None  # to a file; None where there is nothing to draw
+    picture: str = "results.png"
+    earlier: Sequence[Run] | None = None  # of which there are outcomes too; None where there can be none
+
+
+def planned_trainings(
+    models: Sequence[str], seeds: Iterable[int], arguments: Callable[[str, int], list[object]]
+) -> list[Planned]:
+    """Every model with every seed; all models with the first seed before any with the second.
+
+    ``arguments`` of a model and a seed are those of fairseq-train, without the folder of checkpoints.
+    """
+    return [
+        Planned(model, seed, Training(f"{model.replace('/', '-')}.{seed}", arguments(model, seed)))
+        for seed in seeds
+        for model in models
+    ]
+
+
+def train_and_read(
+    planned: Sequence[Planned],
+    out: Path,
+    jobs: int,
+    read: Callable[[str, int, Path, Trained], Any],
+    evaluate: Callable[[Path], None] | None = None,
+) -> Compared:
+    """Train what is not yet trained in ``out``, ``jobs`` at a time, and read the outcomes of what is complete.
+
+    After Ctrl-C the outcomes that are there are read.
+
+    Args:
+        read: the outcome of a model and a seed from the folder of its complete training; None if it has none yet.
+        evaluate: runs a command on a complete training, from its folder, unless it has been run.
+
+    Raises:
+        ValueError: see ``train_all``; or ``read`` raises it.
+    """
+    failed: dict[str, str] = {}
+    interrupted = False
+    try:
+        failed = train_all([one.training for one in planned], out, jobs).failed
+        for one in planned if evaluate is not None else ():
+            folder = out / one.training.name
+            try:
+                if read_trained(folder) is not None:
+                    evaluate(folder)
+            except CommandFailed as error:
+                print(f"  {error}", file=sys.stderr)
+                failed[folder.name] = failure(error)
+    except KeyboardInterrupt:
+        interrupted = True
+        print("\nInterrupted. Run again to go on; what is complete follows.", file=sys.stderr)
+    outcomes = []
+    models = list(dict.fromkeys(one.model for one in planned))
+    for one in sorted(planned, key=lambda one: models.index(one.model)):
+        folder = out / one.training.name
+        trained = read_trained(folder)
+        outcome = None if trained is None else read(one.model, one.seed, folder, trained)
+        if outcome is not None:
+            outcomes.append(outcome)
+    return Compared(outcomes, failed, len(planned) - len(outcomes), interrupted)
+
+
+def of_model(outcomes: Iterable[Any], model: str) -> list[Any]:
+    """The outcomes of one model."""
+    return [outcome for outcome in outcomes if outcome[0] == model]
+
+
+def by_model(outcomes: Sequence[Any], models: Sequence[str]) -> dict[str, list[Any]]:
+    """The outcomes of each model that has any."""
+    return {model: ours for model in models if (ours := of_model(outcomes, model))}
+
+
+def rows(columns: Sequence[Column], models: Sequence[str], outcomes: Sequence[Any]) -> list[tuple[str, ...]]:
+    """A row of a table for each model."""
+    return [tuple(column.cell(model, of_model(outcomes, model)) for column in columns) for model in models]
+
+
+def by_length(lengths: Iterable[int], cell: Callable[[Any], str]) -> list[Column]:
+    """A column for each length: ``cell`` of the outcome that has it."""
+
+    def column(length: int) -> Column:
+        return Column(
+            f"{length:,}", lambda outcomes: next((cell(one) for one in outcomes if one.length == length), MISSING)
+        )
+
+    return [column(length) for length in lengths]
+
+
+def table(
+    title: str,
+    columns: Sequence[Column],
+    models: Sequence[str],
+    compared: Compared,
+    notes: Sequence[str],
+    lacking: str = "not trained",
+) -> Table:
+    """A table with a row for each model; after the notes, why some trainings are ``lacking``."""
+    failed = [f"{lacking}: {name}: {reason}" for name, reason in compared.failed.items()]
+    header = tuple(column.header for column in columns)
+    return Table(title, header, rows(columns, models, compared.outcomes), [*notes, *failed])
+
+
+def write(out: Path, report: Report, run: Run) -> str:
+    """Write results.txt, .md and .json and the picture to ``out``; returns the text."""
+    out.mkdir(parents=True, exist_ok=True)
+    if report.earlier is None:
+        runs = {"run": run._asdict()}
+    else:
+        runs = {"runs": [one._asdict() for one in (*report.earlier, run)]}
+    plain = write_reports(out, report.tables, run, {**runs, **report.content})
+    if report.draw is not None:
+        report.draw(out / report.picture)
+    return plain
+
+
+def show(out: Path, report: Report, command: str, started: float) -> None:
+    """``write``, and print; ``started`` is when ``command`` began, by ``time.monotonic``."""
+    print("\n" + write(out, report, describe_run(command, time.monotonic() - started)))
+    print(f"\nThe same as Markdown, JSON and a picture: {shown_path(out)}")
