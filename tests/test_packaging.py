@@ -110,7 +110,7 @@ def test_the_source_archive_is_the_whole_tree_and_its_tests_run(source, tmp_path
     assert expected - {str(path.relative_to(root)) for path in root.rglob("*")} == set()
     assert {"tests/processes.py", "recipes/demo/__main__.py", "tests/golden/fairseq/dict.txt"} <= expected
     rules = ["tests/test_house_rules.py", "-k", "no_line or same_ruff"]
-    for arguments in (rules, ["--collect-only", "tests/recipes/test_timm_families.py"]):
+    for arguments in (rules, ["--collect-only", "tests/recipes/timm_families/test_table.py"]):
         done = subprocess.run(
             [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments],
             cwd=root,

@@ -13,7 +13,7 @@ from recipes.flash.corpora import CORPORA, check, fetch_corpus, find_corpus
 from recipes.flash.sources import Record, Remote, fetch, hub_files, recorded_files
 from recipes.shared.download import DownloadFailed
 
-from .server import Page, serve
+from tests.recipes.server import Page, serve
 
 BOOKS = {"train/10.txt": b"a book", "train/2.txt": b"another", "validation/3.txt": b"third", "test/4.txt": b"fourth"}
 

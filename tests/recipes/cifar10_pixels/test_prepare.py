@@ -15,7 +15,7 @@ from PIL import Image
 from fairseq_plugin.data.pixels import ImageShape, to_images
 from recipes.cifar10_pixels import prepare
 
-from .server import Page, serve
+from tests.recipes.server import Page, serve
 
 PER_FILE = 6
 FILES = [*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"]

@@ -13,7 +13,7 @@ from recipes.shared.working_folder import working_folder
 from recipes.wikitext103 import prepare
 from recipes.wikitext103.prepare import SPLITS, Counts
 
-from .server import Page, serve
+from tests.recipes.server import Page, serve
 
 TEXT = {
     "train": " \n = Title = \n \n Some words <unk> and\u2028more . \n" * 5,

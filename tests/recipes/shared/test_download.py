@@ -6,7 +6,7 @@ import pytest
 
 from recipes.shared.download import DownloadFailed, download
 
-from .server import Page, serve
+from tests.recipes.server import Page, serve
 
 BODY = bytes(range(256)) * 40
 SHA256 = hashlib.sha256(BODY).hexdigest()

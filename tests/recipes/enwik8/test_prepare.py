@@ -19,7 +19,7 @@ from tests.fairseq_plugin.helpers.commands import USER_DIR, run_in_turn
 from tests.fairseq_plugin.helpers.language_models import SMALL
 from tests.fairseq_plugin.helpers.pixels import logits_bits
 
-from .server import Page, serve
+from tests.recipes.server import Page, serve
 
 #: Any bytes: line ends of all kinds, no valid UTF-8, no line end at the cuts or at the end.
 TEXT = bytes(random.Random(0).choices([*range(256), *[10] * 40, 13, *[0xE2, 0x80, 0xA8] * 5], k=3989)) + b"\xff\xc0 end"

@@ -12,7 +12,7 @@ from recipes.imagenet import get_timm_scripts
 from recipes.imagenet.get_timm_scripts import NotFound, get
 from recipes.shared.commands import ROOT
 
-from .server import Page, serve
+from tests.recipes.server import Page, serve
 
 TAGS = ("v1.2.2", "v1.2.3")
 

@@ -11,7 +11,7 @@ from recipes.padding.measure import Changes, measure
 from recipes.padding.ours import OPTIONS, forms, ours
 from recipes.padding.peers import PEERS, Missing, Peer
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def zeros(changes: Changes) -> list[bool]:

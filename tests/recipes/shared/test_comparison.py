@@ -1,0 +1,78 @@
+"""Outcomes of a comparison whose trainings are complete: what failed or was interrupted takes nothing else away."""
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from recipes.shared import comparison
+from recipes.shared.commands import CommandFailed
+from recipes.shared.comparison import MODEL, SEEDS, Column, Compared, planned_trainings, train_and_read
+from recipes.shared.trainings import Trained, Training
+from tests.recipes.folders import made_by
+
+
+class Result(NamedTuple):
+    """An outcome."""
+
+    model: str
+    seed: int
+    score: str
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    """Complete trainings of two models with two seeds."""
+    for name in ("a-x.1", "b.1", "a-x.2", "b.2"):
+        folder = tmp_path / name
+        folder.mkdir()
+        trained = Trained(name, "fairseq-train", 60.0, 2**30, "2026-11-22", "a machine", "versions")
+        (folder / "result.json").write_text(json.dumps(trained._asdict()))
+        made_by("recipes.shared.trainings", folder)
+    return tmp_path
+
+
+def evaluate(folder: Path) -> None:
+    """A command that fails for one of them."""
+    if folder.name == "b.1":
+        raise CommandFailed("fairseq-generate\nended with exit status 1:\nout of memory\n")
+    (folder / "score").write_text(folder.name)
+
+
+def read(model: str, seed: int, folder: Path, trained: Trained) -> Result | None:
+    """The score that the command left."""
+    score = folder / "score"
+    return Result(model, seed, score.read_text()) if score.exists() else None
+
+
+def test_outcomes_model_by_model_and_why_one_is_missing(runs: Path, capsys: pytest.CaptureFixture) -> None:
+    planned = planned_trainings(["a/x", "b"], (1, 2), lambda model, seed: ["data", "--seed", seed])
+    assert planned[1] == ("b", 1, Training("b.1", ["data", "--seed", 1]))
+    compared = train_and_read(planned, runs, 1, read, evaluate)
+    assert compared.outcomes == [("a/x", 1, "a-x.1"), ("a/x", 2, "a-x.2"), ("b", 2, "b.2")]
+    assert compared.failed == {"b.1": "out of memory"} and compared.status == 1 and not compared.interrupted
+    assert "fairseq-generate" in capsys.readouterr().err
+
+
+def test_after_an_interruption_nothing_runs_and_what_is_there_is_read(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(comparison, "train_all", interrupted)
+    (runs / "b.2" / "score").write_text("kept")
+    planned = planned_trainings(["a/x", "b"], (1, 2), lambda model, seed: ["data"])
+    compared = train_and_read(planned, runs, 1, read, evaluate)
+    assert compared.outcomes == [("b", 2, "kept")] and compared.interrupted and compared.status == 1
+    assert "Interrupted" in capsys.readouterr().err
+
+
+def test_cells_without_outcomes() -> None:
+    columns = [MODEL, Column("score", lambda outcomes: outcomes[0].score), SEEDS, Column("size", known=str.upper)]
+    compared = Compared([Result("b", 1, "high")], {"a.1": "too large"})
+    table = comparison.table("Title", columns, ["a", "b"], compared, ["a note"])
+    assert table.header == ("model", "score", "seeds", "size")
+    assert table.rows == [("a", "-", "0", "A"), ("b", "high", "1", "B")]
+    assert table.notes == ["a note", "not trained: a.1: too large"]
