@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..modules.rotary import check_even, rotate, token_positions
+from ..modules.rotary import check_even, cos_and_sin, rotate_by, token_positions
 from ..ops.mixed_chunk import mixed_chunk_attention
 from ..ops.mixed_chunk.reference import mixed_chunk_attention_reference
 from ..ops.shared.checks import check_padding_mask, check_query_key_value
@@ -105,4 +105,9 @@ class MixedChunkAttention(OpAttention):
         gamma, beta = self.gamma[:, :, None], self.beta[:, :, None]  # (2, H, 1, d)
         # Under autocast q and k are of half precision, the scales are not.
         heads = (q, k, (q * gamma[0] + beta[0]).to(q.dtype), (k * gamma[1] + beta[1]).to(k.dtype))
-        return tuple(rotate(x, positions) for x in heads) if self.options.rotary else heads
+        if not self.options.rotary:
+            return heads
+        rotation = cos_and_sin(positions, q.shape[-1], q.dtype)
+        if q.shape[2] == 1:  # fewer calls
+            return rotate_by(torch.stack(heads), *rotation).unbind()
+        return tuple(rotate_by(x, *rotation) for x in heads)

@@ -24,6 +24,7 @@ from .causal import (
     state_shapes,
 )
 from .causal_cpu import causal_attention_in_blocks
+from .decoding import step
 from .full import flow_attention_in_graph, full_flow
 from .full_cpu import full_attention_in_blocks
 from .gpu import causal as causal_gpu
@@ -119,7 +120,7 @@ def _full(
 
 
 def _causal(inputs: CausalInputs) -> tuple[Tensor, State]:
-    """Causal attention: kernels on a GPU, blocks on a CPU (but for a single token), otherwise plain PyTorch.
+    """Causal attention: kernels on a GPU, one token after a state, blocks on a CPU, otherwise plain PyTorch.
 
     torch.compile sees kernels as one operator, and plain PyTorch where there are none.
     """
@@ -127,6 +128,8 @@ def _causal(inputs: CausalInputs) -> tuple[Tensor, State]:
     if causal_gpu.applies(q, k, v):
         by_kernels = causal_gpu_operator.causal_attention if is_compiled() else causal_gpu_operator.guarded_attention
         return by_kernels(inputs)
+    if q.shape[2] == 1 and inputs.state is not None and inputs.padding is None:
+        return step(inputs)
     if q.device.type == "cpu" and q.shape[2] > 1 and runs_eagerly(q, k, v):
         return causal_attention_in_blocks(inputs)
     return attention_in_chunks(inputs)

@@ -62,7 +62,8 @@ def mixed_chunk_attention(
             without ``bias``; adds O(n² (s + e) / C) time and O(n² / C) memory (Table 4, "first-to-all").
         initial_state, return_state: continue a causal sequence. The state has constant size: ``count`` (B,) tokens so
             far, ``sum_kv`` (B, H, s, e), and the last tokens in rings of C slots, ``k_quad`` and ``k_lin`` (B, H, C, s)
-            and ``v`` (B, H, C, e), in float32 (H = 1 without heads). Every step costs the same; see ``decoding``.
+            and ``v`` (B, H, C, e), the newest R <= 16 apart, ``recent_k_quad`` and so on (B, H, R, ...), in float32
+            (H = 1 without heads). It may share tensors with the state before. See ``decoding``.
 
     Raises:
         ValueError: a shape, dtype, mask, bias, name or state that does not fit; ``chunk_size`` below 1; both terms left
@@ -85,8 +86,11 @@ def mixed_chunk_attention(
             out = _whole(tokens, bias, options, key_padding_mask)
         else:
             state = decoding.empty_state(tokens, options.chunk_size) if initial_state is None else initial_state
-            extend = decoding.step if v.shape[-2] == 1 else decoding.several
-            out, state = extend(*prepare(tokens, bias, key_padding_mask), options, key_padding_mask, state)
+            prepared = (*prepare(tokens, bias, key_padding_mask), options)
+            if v.shape[-2] == 1 and key_padding_mask is None:
+                out, state = decoding.step(*prepared, state)
+            else:
+                out, state = decoding.several(*prepared, key_padding_mask, state)
         out = zero_padding(out, key_padding_mask).to(v.dtype)
     out = out.squeeze(1) if without_heads else out  # (B, 1, n, e) -> (B, n, e)
     return (out, state) if return_state else out

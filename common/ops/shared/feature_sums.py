@@ -6,6 +6,7 @@ G chunks. A mechanism makes the features, 0 at padding, and divides by the sum o
 
 from functools import partial
 
+import torch
 from torch import Tensor
 
 from .chunks import carry_decayed_sums, carry_sums, decay_between, split_chunks
@@ -65,6 +66,8 @@ def causal_sums(
     time, O(n C + (n / C) f e) memory. ``state`` has the dtype of the features.
     """
     length, size = q.shape[2], min(chunk_size, q.shape[2])
+    if length == 1 and state is not None:
+        return _step(q, k, v, state, log_decay)
     q, k, v = (split_chunks(x, size) for x in (q, k, v))  # (B, H, G, C, channels)
     scores, carry = q @ k.transpose(-2, -1), carry_sums  # (B, H, G, C, C)
     if log_decay is None:
@@ -82,3 +85,13 @@ def causal_sums(
     # (B, H, G, C, ...) -> (B, H, n, ...)
     values, weights = (x.flatten(2, 3)[:, :, :length] for x in (values, weights))
     return values, weights, {"sum_k": sum_k, "sum_kv": sum_kv}
+
+
+def _step(q: Tensor, k: Tensor, v: Tensor, state: State, log_decay: Tensor | None) -> tuple[Tensor, Tensor, State]:
+    """``causal_sums`` of one token after ``state``, in the few operations that a chunk of one token leaves; O(f e)."""
+    sum_k, sum_kv = state["sum_k"], state["sum_kv"]
+    if log_decay is not None:
+        decay = log_decay.exp()  # (B, H, 1)
+        sum_k, sum_kv = sum_k * decay, sum_kv * decay.unsqueeze(-1)
+    sum_k, sum_kv = sum_k + k.squeeze(2), torch.addcmul(sum_kv, k.transpose(-2, -1), v)
+    return *_read(q, sum_k, sum_kv), {"sum_k": sum_k, "sum_kv": sum_kv}
