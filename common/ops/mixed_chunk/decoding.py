@@ -1,10 +1,11 @@
 """Causal mixed chunk attention from a state: its shapes, one step, several tokens at once.
 
-The state holds rings of C slots. A token's slot is its position mod C, so slots below count mod C hold the current
-chunk, and the others the chunk before it. A step does not write into the rings, since that would copy them. It writes
-into the current *block* of R slots, which the state holds apart, as ``recent_...``; a full block is moved into the
-rings. What the rings hold in its place until then counts for nothing. ``sum_kv`` is the sum over all tokens whose slots
-have been taken over by a later block: each block takes over one, so that the cost never piles up.
+The state holds a ring of C slots. A slot has a token's k_quad, k_lin and v side by side, 2s + e channels. A token's
+slot is its position mod C, so slots below count mod C hold the current chunk, and the others the chunk before it. A
+step does not write into the ring, since that would copy it. It writes into the current *block* of R slots, which the
+state holds apart; a full block is moved into the ring, and what the ring holds in its place until then counts for
+nothing. ``sum_kv`` is the sum over all tokens whose slots a later block has taken over. A new block takes over its
+slots at once, so that no step moves more than R tokens into the sum.
 """
 
 import torch
@@ -14,7 +15,7 @@ from torch.nn import functional as F
 from ..shared.chunks import carry_sums
 from ..shared.padding import invert, real_first, take
 from ..shared.precision import compute_dtype
-from ..shared.relative_bias import bias_at
+from ..shared.relative_bias import bias_at, bias_so_far
 from ..shared.score_kernels import score_kernel
 from ..shared.state import State
 from ..shared.tracing import runs_eagerly
@@ -22,8 +23,6 @@ from .sequence import MixedChunkOptions, Tokens, both_terms, chunk_sums, hidden_
 
 #: A block has as many slots as divide a chunk, at most so many.
 _LARGEST_BLOCK = 16
-#: What rings are held of.
-_RINGS = ("k_quad", "k_lin", "v")
 
 
 def state_shapes(tokens: Tokens, chunk_size: int) -> dict[str, tuple[int, ...]]:
@@ -31,11 +30,12 @@ def state_shapes(tokens: Tokens, chunk_size: int) -> dict[str, tuple[int, ...]]:
     batch, heads, _, s = tokens.k_quad.shape
     e = tokens.v.shape[3]
     block = max(size for size in range(1, min(chunk_size, _LARGEST_BLOCK) + 1) if chunk_size % size == 0)
-    shapes: dict[str, tuple[int, ...]] = {"count": (batch,), "sum_kv": (batch, heads, s, e)}
-    for name, channels in zip(_RINGS, (s, s, e)):
-        shapes[name] = (batch, heads, chunk_size, channels)
-        shapes[f"recent_{name}"] = (batch, heads, block, channels)
-    return shapes
+    return {
+        "count": (batch,),
+        "sum_kv": (batch, heads, s, e),
+        "ring": (batch, heads, chunk_size, 2 * s + e),
+        "block": (batch, heads, block, 2 * s + e),
+    }
 
 
 def empty_state(tokens: Tokens, chunk_size: int) -> State:
@@ -49,73 +49,103 @@ def empty_state(tokens: Tokens, chunk_size: int) -> State:
 def step(tokens: Tokens, bias: Tensor | None, options: MixedChunkOptions, state: State) -> tuple[Tensor, State]:
     """One token after ``state``, not padding: its output (B, H, 1, e) and the next state; O(C (s + e) + s e).
 
-    The next state may share its rings with ``state``.
+    The next state may share tensors with ``state``.
     """
-    size, block = options.chunk_size, state["recent_v"].shape[2]
-    slot = (state["count"] % size)[:, None]  # (B, 1)
-    place = slot % block
-    begin = slot - place  # of the block
-    at = place[:, None, None]
-    recent = {}
-    for name in _RINGS:
-        held = state[f"recent_{name}"]
-        recent[name] = held.scatter(2, at.expand(-1, held.shape[1], 1, held.shape[3]), getattr(tokens, name))
-    slots, places = torch.arange(size, device=slot.device), torch.arange(block, device=slot.device)
-    in_rings, in_block = 0.0, None
+    slot = (state["count"] % options.chunk_size)[:, None]  # (B, 1)
+    block = _block(slot, state)
+    at = _index(slot - block[:, :1], state["block"])
+    state = {**state, "block": state["block"].scatter(2, at, torch.cat([tokens.k_quad, tokens.k_lin, tokens.v], dim=3))}
+    position = _one_position(state["count"])
+    attend = _attend_anywhere if position is None else _attend_at
+    out = attend(tokens, bias, options, state, slot if position is None else position)
+    full = (slot == block[:, -1:])[:, 0]
+    if position is None or bool(full[0]):
+        state = {**state, **_moved(state, block, full)}
+    return out, {**state, "count": state["count"] + 1}
+
+
+def _one_position(count: Tensor) -> int | None:
+    """The position of every row, if it is one and may be looked at: on a CPU, where nothing traces."""
+    if count.device.type != "cpu" or not runs_eagerly(count):
+        return None
+    counts = count.tolist()
+    return counts[0] if counts and counts.count(counts[0]) == len(counts) else None
+
+
+def _attend_at(
+    tokens: Tokens, bias: Tensor | None, options: MixedChunkOptions, state: State, position: int
+) -> Tensor:
+    """The output (B, H, 1, e) of the token at ``position`` of all rows, which is in the block already."""
+    size, s, slot = options.chunk_size, tokens.q_quad.shape[3], position % options.chunk_size
+    place = slot % state["block"].shape[2]
+    begin, end = slot - place, slot - place + state["block"].shape[2]
+    current = [x for x in (state["ring"][:, :, :begin], state["block"][:, :, : place + 1]) if x.shape[2]]
+    out = 0.0
     if options.local:
-        hidden = torch.cat([slots >= begin, places > place], dim=1)[:, None, None]  # (B, 1, 1, C + R)
-        weights = score_kernel(_scores(tokens, bias, options, slot, begin, state, recent), options.kernel, hidden)
-        in_rings, in_block = weights.split([size, block], dim=-1)
+        q = tokens.q_quad / score_divisor(options, s)
+        scores = torch.cat([q @ x[..., :s].transpose(-2, -1) for x in current], dim=3)
+        if bias is not None:
+            scores = scores + bias_so_far(bias, size, slot)
+        weights = score_kernel(scores, options.kernel, None).split([x.shape[2] for x in current], dim=3)
+        out = sum(w @ x[..., 2 * s :] for w, x in zip(weights, current))
+    if options.linear and position >= size:
+        q, before = tokens.q_lin / size, state["ring"][:, :, end:]
+        out = out + q @ state["sum_kv"] + q @ before[..., s : 2 * s].transpose(-2, -1) @ before[..., 2 * s :]
+    return torch.zeros_like(tokens.v) if isinstance(out, float) else out
+
+
+def _attend_anywhere(
+    tokens: Tokens, bias: Tensor | None, options: MixedChunkOptions, state: State, slot: Tensor
+) -> Tensor:
+    """``_attend_at`` where each row has a ``slot`` (B, 1) of its own: masks in place of parts of the ring."""
+    size, s, block = options.chunk_size, tokens.q_quad.shape[3], _block(slot, state)
+    (_, k_lin, values), values_of_block = _parts(state["ring"], s), _parts(state["block"], s)[2]
+    slots = torch.arange(size, device=slot.device)
+    in_ring, in_block = 0.0, None
+    if options.local:
+        hidden = torch.cat([slots >= block[:, :1], block > slot], dim=1)[:, None, None]  # (B, 1, 1, C + R)
+        q = tokens.q_quad / score_divisor(options, s)
+        scores = torch.cat([q @ _parts(state[x], s)[0].transpose(-2, -1) for x in ("ring", "block")], dim=3)
+        if bias is not None:
+            row = bias_at(bias, size, slot)  # (B, 1 or H, 1, C)
+            of_block = row.gather(3, block[:, None, None].expand(-1, row.shape[1], 1, -1))
+            scores = scores + torch.cat([row, of_block], dim=3)
+        in_ring, in_block = score_kernel(scores, options.kernel, hidden).split([size, block.shape[1]], dim=3)
     out = 0.0
     if options.linear:
-        q_lin = tokens.q_lin / size
-        earlier = (q_lin @ state["k_lin"].transpose(-2, -1)).masked_fill((slots < begin + block)[:, None, None], 0.0)
-        in_rings, out = in_rings + earlier, q_lin @ state["sum_kv"]
-    out = out + in_rings @ state["v"]
-    if in_block is not None:
-        out = out + in_block @ recent["v"]
-    next_state = {**state, "count": state["count"] + 1, **{f"recent_{name}": x for name, x in recent.items()}}
-    full = place[:, 0] == block - 1
-    if slot.device.type != "cpu" or not runs_eagerly(full) or bool(full.any()):
-        next_state.update(_moved(state, recent, begin + places, full))
-    return out, next_state
+        q = tokens.q_lin / size
+        before = (slots > block[:, -1:])[:, None, None]  # (B, 1, 1, C): what is left of the chunk before
+        in_ring, out = in_ring + (q @ k_lin.transpose(-2, -1)).masked_fill(~before, 0.0), q @ state["sum_kv"]
+    out = out + in_ring @ values
+    return out if in_block is None else out + in_block @ values_of_block
 
 
-def _scores(
-    tokens: Tokens,
-    bias: Tensor | None,
-    options: MixedChunkOptions,
-    slot: Tensor,
-    begin: Tensor,
-    state: State,
-    recent: State,
-) -> Tensor:
-    """The query's scores of the rings and of the block, (B, H, 1, C + R)."""
-    q = tokens.q_quad / score_divisor(options, tokens.q_quad.shape[3])
-    scores = torch.cat([q @ x["k_quad"].transpose(-2, -1) for x in (state, recent)], dim=-1)
-    if bias is None:
-        return scores
-    row = bias_at(bias, options.chunk_size, slot)  # (B, 1 or H, 1, C)
-    of_block = begin + torch.arange(recent["v"].shape[2], device=slot.device)  # (B, R)
-    of_block = of_block[:, None, None].expand(-1, row.shape[1], 1, -1)
-    return scores + torch.cat([row, row.gather(3, of_block)], dim=-1)
-
-
-def _moved(state: State, recent: State, slots: Tensor, full: Tensor) -> State:
-    """The rings with ``recent`` in ``slots`` (B, R), and the sum with what the next block takes over.
+def _moved(state: State, block: Tensor, full: Tensor) -> State:
+    """The ring with the state's block in the slots ``block`` (B, R), and the sum with what the next block takes over.
 
     ``full`` (B,): whether a row's block is; where it is not, what is moved counts for nothing.
     """
-    rings = {name: state[name].scatter(2, _index(slots, state[name]), recent[name]) for name in _RINGS}
-    size, block = state["v"].shape[2], slots.shape[1]
-    k, v = (rings[name].gather(2, _index((slots + block) % size, rings[name])) for name in ("k_lin", "v"))
+    ring = state["ring"].scatter(2, _index(block, state["ring"]), state["block"])
+    size, s = ring.shape[2], state["sum_kv"].shape[2]
+    _, k, v = _parts(ring.gather(2, _index((block + block.shape[1]) % size, ring)), s)
     k = k.masked_fill(~full[:, None, None, None], 0.0)
-    return {**rings, "sum_kv": state["sum_kv"] + k.transpose(-2, -1) @ v}
+    return {"ring": ring, "sum_kv": state["sum_kv"] + k.transpose(-2, -1) @ v}
+
+
+def _block(slot: Tensor, state: State) -> Tensor:
+    """The slots of the block that ``slot`` (B, 1) is in, (B, R)."""
+    size = state["block"].shape[2]
+    return slot - slot % size + torch.arange(size, device=slot.device)
 
 
 def _index(slots: Tensor, ring: Tensor) -> Tensor:
-    """``slots`` (B, R) as an index of dimension 2 of ``ring`` (B, H, C, c)."""
+    """``slots`` (B, R) as an index of dimension 2 of ``ring`` (B, H, C, c): (B, H, R, c)."""
     return slots[:, None, :, None].expand(-1, ring.shape[1], -1, ring.shape[3])
+
+
+def _parts(x: Tensor, s: int) -> tuple[Tensor, ...]:
+    """k_quad, k_lin and v of slots x (B, H, C, 2s + e)."""
+    return x.split([s, s, x.shape[3] - 2 * s], dim=3)
 
 
 def several(
@@ -124,22 +154,20 @@ def several(
     """n tokens after ``state``, as a sequence of its two chunks and them: outputs (B, H, n, e) and the next state."""
     batch, n, size = tokens.v.shape[0], tokens.v.shape[2], options.chunk_size
     slot = (state["count"] % size)[:, None]  # (B, 1)
-    block = _block(slot, state)
-    slots = torch.arange(size, device=slot.device)
-    current, before = slots < slot, slots > block[:, -1:]  # (B, C): slots of the current chunk and of the one before
+    slots, block = torch.arange(size, device=slot.device), _block(slot, state)
     if padding_mask is None:
         padding_mask = torch.zeros(batch, n, dtype=torch.bool, device=slot.device)
+    current = slots < slot  # (B, C): slots of the current chunk
     frame_padding = torch.cat([torch.zeros_like(current), ~current, padding_mask], dim=1)  # (B, 2C + n)
     order = real_first(frame_padding)
-    no_queries = torch.zeros_like(state["k_lin"])  # the state holds none, and needs none
-    frame = []
-    for name, x in zip(Tokens._fields, tokens):
-        ring = no_queries
-        if name in _RINGS:
-            ring = state[name].scatter(2, _index(block, state[name]), state[f"recent_{name}"])
-        of_before, of_current = (ring.masked_fill(~which[:, None, :, None], 0.0) for which in (before, current))
-        frame.append(take(torch.cat([of_before, of_current, x], dim=2), order))
-    frame = Tokens(*frame)
+    ring = state["ring"].scatter(2, _index(block, state["ring"]), state["block"])
+    before = slots > block[:, -1:]  # (B, C): slots of the chunk before
+    frame = [ring.masked_fill(~which[:, None, :, None], 0.0) for which in (before, current)]
+    frame = torch.cat([*frame, torch.cat([tokens.k_quad, tokens.k_lin, tokens.v], dim=3)], dim=2)
+    k_quad, k_lin, v = _parts(take(frame, order), tokens.k_lin.shape[3])
+    # The state holds no queries, and needs none.
+    q_quad, q_lin = (take(F.pad(x, (0, 0, 2 * size, 0)), order) for x in (tokens.q_quad, tokens.q_lin))
+    frame = Tokens(q_quad, k_quad, q_lin, k_lin, v)
     # One chunk more, so that there is always one after the last full one.
     chunks = split(Tokens(*(F.pad(x, (0, 0, 0, size)) for x in frame)), size)
     sums, _ = carry_sums(chunk_sums(chunks), state["sum_kv"])  # (B, H, G, s, e): before each chunk
@@ -151,27 +179,22 @@ def several(
     return out, {**new_state, "count": state["count"] + real}
 
 
-def _block(slot: Tensor, state: State) -> Tensor:
-    """The slots of the block that ``slot`` (B, 1) is in, (B, R)."""
-    block = state["recent_v"].shape[2]
-    return slot - slot % block + torch.arange(block, device=slot.device)
-
-
 def _state_at(chunks: Tokens, sums: Tensor, end: Tensor, state: State) -> State:
-    """What is new in ``state`` after ``end`` (B, 1) tokens of ``chunks`` (B, H, G, C, c), but for the count.
+    """The state after ``end`` (B, 1) tokens of ``chunks`` (B, H, G, C, c), but for the count.
 
-    ``sums`` are those before each chunk.
+    ``sums`` are those before each chunk, ``state`` is any.
     """
-    size = state["v"].shape[2]
+    size = state["ring"].shape[2]
     group, slot = (end // size)[:, :, None, None, None], end % size  # (B, 1, 1, 1, 1), at least 1
     slots, block = torch.arange(size, device=end.device), _block(slot, state)
-    filled, taken = ((slots < stop)[:, None, :, None] for stop in (slot, block[:, -1:] + 1))  # (B, 1, C, 1)
 
     def pick(x: Tensor, index: Tensor) -> Tensor:
         return x.gather(2, index.expand(-1, x.shape[1], 1, *x.shape[3:])).squeeze(2)  # (B, H, G, ...) -> (B, H, ...)
 
-    before = {name: pick(getattr(chunks, name), group - 1) for name in _RINGS}
-    rings = {name: torch.where(filled, pick(getattr(chunks, name), group), x) for name, x in before.items()}
-    recent = {f"recent_{name}": x.gather(2, _index(block, x)) for name, x in rings.items()}
-    leaving = before["k_lin"].masked_fill(~taken, 0.0).transpose(-2, -1) @ before["v"]
-    return {**rings, **recent, "sum_kv": pick(sums, group - 1) + leaving}
+    side_by_side = torch.cat([chunks.k_quad, chunks.k_lin, chunks.v], dim=4)
+    before, current = pick(side_by_side, group - 1), pick(side_by_side, group)
+    ring = torch.where((slots < slot)[:, None, :, None], current, before)
+    _, k, v = _parts(before, chunks.k_lin.shape[4])
+    k = k.masked_fill((slots > block[:, -1:])[:, None, :, None], 0.0)  # those that the block has not taken over
+    sum_kv = pick(sums, group - 1) + k.transpose(-2, -1) @ v
+    return {"sum_kv": sum_kv, "ring": ring, "block": ring.gather(2, _index(block, ring))}

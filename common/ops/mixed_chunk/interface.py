@@ -61,9 +61,9 @@ def mixed_chunk_attention(
         first_to_all: the first token of each chunk attends to the whole sequence with softmax in place of its chunk,
             without ``bias``; adds O(n² (s + e) / C) time and O(n² / C) memory (Table 4, "first-to-all").
         initial_state, return_state: continue a causal sequence. The state has constant size: ``count`` (B,) tokens so
-            far, ``sum_kv`` (B, H, s, e), and the last tokens in rings of C slots, ``k_quad`` and ``k_lin`` (B, H, C, s)
-            and ``v`` (B, H, C, e), the newest R <= 16 apart, ``recent_k_quad`` and so on (B, H, R, ...), in float32
-            (H = 1 without heads). It may share tensors with the state before. See ``decoding``.
+            far, ``sum_kv`` (B, H, s, e), and the last tokens, ``ring`` (B, H, C, 2s + e) and ``block``
+            (B, H, R, 2s + e) with R <= 16, in float32 (H = 1 without heads). Of one token, the next state may share
+            tensors with the one before. See ``decoding``.
 
     Raises:
         ValueError: a shape, dtype, mask, bias, name or state that does not fit; ``chunk_size`` below 1; both terms left

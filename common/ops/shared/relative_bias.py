@@ -60,6 +60,13 @@ def bias_at(bias: Tensor, tokens: int, positions: Tensor) -> Tensor:
     return rows.transpose(0, 1) if rows.dim() == 4 else rows.unsqueeze(1)
 
 
+def bias_so_far(bias: Tensor, tokens: int, position: int) -> Tensor:
+    """The row of the query at ``position``, up to its own column: (1, position + 1), or (H, 1, position + 1)."""
+    if is_toeplitz(bias, tokens):
+        return bias[..., None, tokens - 1 : tokens + position].flip(-1)
+    return bias[..., position : position + 1, : position + 1]
+
+
 def resize_toeplitz(bias: Tensor, tokens: int) -> Tensor:
     """A vector over distances (..., 2N-1) for another number of tokens: its middle, or zeros added on both sides."""
     missing = tokens - (bias.shape[-1] + 1) // 2
