@@ -19,9 +19,9 @@ from ..shared.checks import (
 from ..shared.chunks import CHUNK_SIZE
 from ..shared.feature_sums import causal_sums, full_sums, read_source, state_shapes, sums_of_source
 from ..shared.padding import either_mask, real_positions, zero_padding
-from ..shared.precision import autocast_off, compute_dtype
+from ..shared.precision import autocast_off, compute_dtype, in_dtype
 from ..shared.state import State, check_continuation, state_of_sums
-from ..shared.token_counts import check_real_positions, check_real_tokens, count_real_tokens
+from ..shared.token_counts import check_real_positions, check_real_tokens
 
 #: Maps that are not negative: the paper's, and the other one of the authors' code.
 MAPS = ("relu", "elu+1")
@@ -74,20 +74,20 @@ def cosformer_attention(
     shapes = {"count": (q.shape[0],), **state_shapes(2 * q.shape[3], v)}
     state = state_of_sums(initial_state, shapes, dtype, q)
     before = None if state is None else state["count"]
-    check_real_tokens(k, key_padding_mask, before, max_tokens)
+    count = check_real_tokens(k, key_padding_mask, before, max_tokens)
     if not causal:
         check_real_tokens(q, query_padding_mask, before, max_tokens)
     with autocast_off(q):
         if not causal:
             return _full(q, k, v, key_padding_mask, query_padding_mask, phi, max_tokens)
-        positions = _positions(k, key_padding_mask, before)
+        turn = _turn(_positions(k, key_padding_mask, before), max_tokens, dtype)
         hidden = either_mask(query_padding_mask, key_padding_mask)
-        queries = _features(q.to(dtype), phi, hidden, max_tokens, positions)
-        keys = _features(k.to(dtype), phi, key_padding_mask, max_tokens, positions)
-        values = zero_padding(v.to(dtype), key_padding_mask)
+        queries = _features(in_dtype(q, dtype), phi, hidden, turn)
+        keys = _features(in_dtype(k, dtype), phi, key_padding_mask, turn)
+        values = zero_padding(in_dtype(v, dtype), key_padding_mask)
         out, weights, sums = causal_sums(queries, keys, values, chunk_size, state)
     out = (out / weights.clamp(min=EPS)).to(v.dtype)
-    return (out, {"count": count_real_tokens(k, key_padding_mask, before), **sums}) if return_state else out
+    return (out, {"count": count, **sums}) if return_state else out
 
 
 def _full(
@@ -101,8 +101,10 @@ def _full(
 ) -> Tensor:
     """Attention that is not causal, in v's dtype."""
     dtype = compute_dtype(q)
-    queries = _features(q.to(dtype), phi, query_padding_mask, max_tokens, _positions(q, query_padding_mask, None))
-    keys = _features(k.to(dtype), phi, key_padding_mask, max_tokens, _positions(k, key_padding_mask, None))
+    queries, keys = (
+        _features(x.to(dtype), phi, mask, _turn(_positions(x, mask, None), max_tokens, dtype))
+        for x, mask in ((q, query_padding_mask), (k, key_padding_mask))
+    )
     values, weights = full_sums(queries, keys, zero_padding(v.to(dtype), key_padding_mask))
     return (values / weights.clamp(min=EPS)).to(v.dtype)
 
@@ -115,8 +117,8 @@ def source_state(k: Tensor, v: Tensor, key_padding_mask: Tensor | None, phi: str
     """
     check_real_tokens(k, key_padding_mask, None, max_tokens)
     with autocast_off(k):
-        positions = _positions(k, key_padding_mask, None)
-        keys = _features(k.to(compute_dtype(k)), phi, key_padding_mask, max_tokens, positions)
+        turn = _turn(_positions(k, key_padding_mask, None), max_tokens, compute_dtype(k))
+        keys = _features(k.to(compute_dtype(k)), phi, key_padding_mask, turn)
         return sums_of_source(keys, v, key_padding_mask)
 
 
@@ -140,7 +142,8 @@ def attend_source(
     else:
         check_real_positions(positions, query_padding_mask, max_tokens)
     with autocast_off(q):
-        queries = _features(q.to(compute_dtype(q)), phi, query_padding_mask, max_tokens, positions)
+        turn = _turn(positions, max_tokens, compute_dtype(q))
+        queries = _features(q.to(compute_dtype(q)), phi, query_padding_mask, turn)
         values, weights = read_source(queries, state)
         return (values / weights.clamp(min=EPS)).to(q.dtype)
 
@@ -154,9 +157,15 @@ def _positions(x: Tensor, padding_mask: Tensor | None, before: Tensor | None) ->
     return positions if before is None else positions + before.unsqueeze(1)
 
 
-def _features(x: Tensor, phi: str, padding_mask: Tensor | None, max_tokens: int, positions: Tensor) -> Tensor:
+def _turn(positions: Tensor, max_tokens: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Cosine and sine of ``positions`` (B or 1, n), from 0: (B or 1, 1, n, 1) each."""
+    angle = (positions + 1).to(dtype)[:, None, :, None] * (math.pi / (2 * max_tokens))
+    return angle.cos(), angle.sin()
+
+
+def _features(x: Tensor, phi: str, padding_mask: Tensor | None, turn: tuple[Tensor, Tensor]) -> Tensor:
     """phi(x) times the cosine and times the sine of its position: (B, H, n, d) -> (B, H, n, 2d), 0 at padding."""
     x = zero_padding(x, padding_mask)
     x = zero_padding(F.relu(x) if phi == "relu" else F.elu(x) + 1.0, padding_mask)
-    angle = (positions + 1).to(x.dtype)[:, None, :, None] * (math.pi / (2 * max_tokens))
-    return torch.cat([x * angle.cos(), x * angle.sin()], dim=-1)
+    cos, sin = turn
+    return torch.cat([x * cos, x * sin], dim=-1)

@@ -56,14 +56,14 @@ def daft_conv(
     with autocast_off(v):
         filters = r.to(values.dtype)
         if initial_state is not None:
-            shapes = {name: x.shape for name, x in conv_decoding.empty_state(keys, values, filters).items()}
+            shapes = conv_decoding.state_shapes(values, filters)
             initial_state = state_of_sums(initial_state, shapes, values.dtype, v)
         if not causal:
             out = attend_centred(keys, values, filters, spatial_shape, key_padding_mask, local_only)
         elif initial_state is None and not return_state:
             out = attend_causal(keys, values, filters, key_padding_mask, local_only)
         else:
-            state = conv_decoding.empty_state(keys, values, filters) if initial_state is None else initial_state
+            state = conv_decoding.empty_state(values, filters) if initial_state is None else initial_state
             extend = conv_decoding.step if v.shape[1] == 1 else conv_decoding.several
             out, state = extend(keys, values, filters, key_padding_mask, state, local_only)
         out = gate_heads(q, out, v.dtype, key_padding_mask)

@@ -12,17 +12,25 @@ from .conv_causal import attend_in_chunks, convolve
 from .weighted_means import WeightedMean, empty_log_weight, merge
 
 
-def empty_state(k: Tensor, v: Tensor, r: Tensor) -> State:
-    """The state before the first token."""
+def state_shapes(v: Tensor, r: Tensor) -> dict[str, tuple[int, ...]]:
+    """The shape of every tensor of a state, for v (B, h, n, c) and filters r (h, window)."""
     batch, heads, _, channels = v.shape
-    like = {"dtype": v.dtype, "device": v.device}
+    window = r.shape[1]
     return {
-        "count": torch.zeros(batch, dtype=torch.long, device=v.device),
-        "k": torch.zeros(batch, heads, r.shape[1], **like),
-        "v": torch.zeros(batch, heads, r.shape[1], channels, **like),
-        "mean": torch.zeros(batch, heads, channels, **like),
-        "log_weight": torch.full((batch, heads), empty_log_weight(), **like),
+        "count": (batch,),
+        "k": (batch, heads, window),
+        "v": (batch, heads, window, channels),
+        "mean": (batch, heads, channels),
+        "log_weight": (batch, heads),
     }
+
+
+def empty_state(v: Tensor, r: Tensor) -> State:
+    """The state before the first token."""
+    state = {name: v.new_zeros(shape) for name, shape in state_shapes(v, r).items()}
+    state["count"] = state["count"].long()
+    state["log_weight"].fill_(empty_log_weight())
+    return state
 
 
 def step(
@@ -31,15 +39,17 @@ def step(
     """One token after ``state``: its output (B, h, 1, c) and the next state; O(window d)."""
     window = r.shape[1]
     before = WeightedMean(state["mean"], state["log_weight"].unsqueeze(-1))
+    count = state["count"][:, None]
     if not local_only:
-        leaving = (state["count"] >= window)[:, None, None]  # (B, 1, 1): the oldest is a token
+        leaving = (count >= window).unsqueeze(2)  # (B, 1, 1): the oldest is a token
         oldest = state["k"][:, :, :1].masked_fill(~leaving, empty_log_weight())
         before = merge(WeightedMean(state["v"][:, :, 0], oldest), before)
     keys, values = torch.cat([state["k"][:, :, 1:], k], dim=2), torch.cat([state["v"][:, :, 1:], v], dim=2)
-    missing = torch.arange(window, device=k.device) < window - 1 - state["count"][:, None]  # (B, window)
+    missing = torch.arange(window - 1, -1, -1, device=k.device) > count  # (B, window)
     logits = (keys + r).masked_fill(missing[:, None], -torch.inf)  # (B, h, window)
-    mean = (logits.softmax(-1).unsqueeze(2) @ values).squeeze(2)  # (B, h, c)
-    out = merge(before, WeightedMean(mean, logits.logsumexp(-1, keepdim=True))).mean
+    log_weight = logits.logsumexp(-1, keepdim=True)
+    mean = ((logits - log_weight).exp().unsqueeze(2) @ values).squeeze(2)  # (B, h, c)
+    out = torch.lerp(mean, before.mean, torch.sigmoid(before.log_weight - log_weight))  # as ``merge``, but the weight
     new = {"count": state["count"] + 1, "k": keys, "v": values, "mean": before.mean}
     new["log_weight"] = before.log_weight.squeeze(-1)
     if padding_mask is not None:  # a padded token leaves its row's state as it was

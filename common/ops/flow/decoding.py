@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..shared.feature_maps import feature_map
-from ..shared.precision import compute_dtype
+from ..shared.precision import compute_dtype, in_dtype
 from ..shared.state import State
 from .causal import CausalInputs
 from .options import FlowForm, clamp_flow, replace_zero_by_one
@@ -23,18 +23,19 @@ def step(inputs: CausalInputs) -> tuple[Tensor, State]:
     form, dtype = options.form, compute_dtype(q)
     total = state["count"] + 1
     count = total.to(dtype)[:, None]  # c (B, 1)
-    features = feature_map(torch.cat([q, k], dim=2).to(dtype), options.phi)
-    receivers, givers = features + form.eps, features.flip(2)
+    features = feature_map(in_dtype(torch.cat([q, k], dim=2), dtype), options.phi)
+    receivers, givers = features + form.eps if form.eps else features, features.flip(2)
     sums = torch.stack([state["sum_k"], state["sum_q"]], dim=2) + givers
     flow = _received(receivers, sums, form)  # I and O, not divided by c
-    inverse_flow = count.unsqueeze(-1) / replace_zero_by_one(flow)  # c / I and c / O
+    # The form's eps keeps every flow above 0.
+    inverse_flow = count.unsqueeze(-1) / (flow if form.eps else replace_zero_by_one(flow))  # c / I and c / O
     sums_inverse = torch.stack([state["sum_k_over_outgoing"], state["sum_q_over_incoming"]], dim=2)
-    sums_inverse = sums_inverse + givers * inverse_flow.flip(2).unsqueeze(-1)
+    sums_inverse = torch.addcmul(sums_inverse, givers, inverse_flow.flip(2).unsqueeze(-1))
     incoming, outgoing = (_received(receivers, sums_inverse, form) / count.unsqueeze(-1)).unbind(2)  # Î and Ô (B, H)
     outgoing = clamp_flow(outgoing, options.clamp)
     competition, log_competition = _newest_weight(outgoing, options.competition, state["log_competition"], count)
     allocation, log_allocation = _newest_weight(incoming, options.allocation, state["log_allocation"], count)
-    weighted = v.to(dtype) * competition[:, :, None, None]
+    weighted = in_dtype(v, dtype) * competition[:, :, None, None]
     sum_kv = torch.addcmul(state["sum_kv"], features[:, :, 1, :, None], weighted)
     scale = allocation * inverse_flow[:, :, 0] / count
     out = features[:, :, :1] @ sum_kv * scale[:, :, None, None]
@@ -52,7 +53,7 @@ def step(inputs: CausalInputs) -> tuple[Tensor, State]:
 
 def _received(receivers: Tensor, sums: Tensor, form: FlowForm) -> Tensor:
     """The flow (B, H, 2) that receivers (B, H, 2, d), with eps, get from the sums of their givers (B, H, 2, d)."""
-    flow = (receivers * (sums + form.eps)).sum(-1)
+    flow = torch.linalg.vecdot(receivers, sums + form.eps if form.eps else sums)
     return flow + form.outer_eps if form.outer_eps else flow
 
 

@@ -120,16 +120,16 @@ def _full(
 
 
 def _causal(inputs: CausalInputs) -> tuple[Tensor, State]:
-    """Causal attention: kernels on a GPU, one token after a state, blocks on a CPU, otherwise plain PyTorch.
+    """Causal attention: a step of one token, kernels on a GPU, blocks on a CPU, otherwise plain PyTorch.
 
     torch.compile sees kernels as one operator, and plain PyTorch where there are none.
     """
     q, k, v = inputs.q, inputs.k, inputs.v  # not a slice, which torch.compile of torch 2.6 refuses
+    if q.shape[2] == 1 and not q.is_cuda and inputs.state is not None and inputs.padding is None:
+        return step(inputs)
     if causal_gpu.applies(q, k, v):
         by_kernels = causal_gpu_operator.causal_attention if is_compiled() else causal_gpu_operator.guarded_attention
         return by_kernels(inputs)
-    if q.shape[2] == 1 and inputs.state is not None and inputs.padding is None:
-        return step(inputs)
     if q.device.type == "cpu" and q.shape[2] > 1 and runs_eagerly(q, k, v):
         return causal_attention_in_blocks(inputs)
     return attention_in_chunks(inputs)

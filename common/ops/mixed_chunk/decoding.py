@@ -1,11 +1,11 @@
 """Causal mixed chunk attention from a state: its shapes, one step, several tokens at once.
 
 The state holds a ring of C slots. A slot has a token's k_quad, k_lin and v side by side, 2s + e channels. A token's
-slot is its position mod C, so slots below count mod C hold the current chunk, and the others the chunk before it. A
-step does not write into the ring, since that would copy it. It writes into the current *block* of R slots, which the
-state holds apart; a full block is moved into the ring, and what the ring holds in its place until then counts for
-nothing. ``sum_kv`` is the sum over all tokens whose slots a later block has taken over. A new block takes over its
-slots at once, so that no step moves more than R tokens into the sum.
+slot is its position mod C, so slots below count mod C are of the current chunk, and the others of the chunk before it.
+A step does not write into the ring, since that would copy it. It writes into the current *block* of R slots, which the
+state holds apart; a full block is moved into the ring. Before a block begins, the tokens of the chunk before leave its
+slots, which are 0 until it is moved, and go into ``sum_kv``, the sum over all tokens that have left. So no step moves
+more than R tokens into the sum.
 """
 
 import torch
@@ -51,17 +51,12 @@ def step(tokens: Tokens, bias: Tensor | None, options: MixedChunkOptions, state:
 
     The next state may share tensors with ``state``.
     """
-    slot = (state["count"] % options.chunk_size)[:, None]  # (B, 1)
-    block = _block(slot, state)
-    at = _index(slot - block[:, :1], state["block"])
-    state = {**state, "block": state["block"].scatter(2, at, torch.cat([tokens.k_quad, tokens.k_lin, tokens.v], dim=3))}
-    position = _one_position(state["count"])
-    attend = _attend_anywhere if position is None else _attend_at
-    out = attend(tokens, bias, options, state, slot if position is None else position)
-    full = (slot == block[:, -1:])[:, 0]
-    if position is None or bool(full[0]):
-        state = {**state, **_moved(state, block, full)}
-    return out, {**state, "count": state["count"] + 1}
+    new, position = torch.cat([tokens.k_quad, tokens.k_lin, tokens.v], dim=3), _one_position(state["count"])
+    if position is None:
+        out, changed = _step_anywhere(tokens, new, bias, options, state)
+    else:
+        out, changed = _step_at(tokens, new, bias, options, state, position)
+    return out, {**state, **changed, "count": state["count"] + 1}
 
 
 def _one_position(count: Tensor) -> int | None:
@@ -72,16 +67,21 @@ def _one_position(count: Tensor) -> int | None:
     return counts[0] if counts and counts.count(counts[0]) == len(counts) else None
 
 
-def _attend_at(
-    tokens: Tokens, bias: Tensor | None, options: MixedChunkOptions, state: State, position: int
-) -> Tensor:
-    """The output (B, H, 1, e) of the token at ``position`` of all rows, which is in the block already."""
-    size, s, slot = options.chunk_size, tokens.q_quad.shape[3], position % options.chunk_size
-    place = slot % state["block"].shape[2]
-    begin, end = slot - place, slot - place + state["block"].shape[2]
-    current = [x for x in (state["ring"][:, :, :begin], state["block"][:, :, : place + 1]) if x.shape[2]]
+def _step_at(
+    tokens: Tokens, new: Tensor, bias: Tensor | None, options: MixedChunkOptions, state: State, position: int
+) -> tuple[Tensor, State]:
+    """The output (B, H, 1, e) and what changes of the state, where all rows are at ``position``.
+
+    ``new`` (B, H, 1, 2s + e) is what the state is to hold of the token.
+    """
+    size, s, length = options.chunk_size, tokens.q_quad.shape[3], state["block"].shape[2]
+    ring, slot = state["ring"], position % size
+    place = slot % length
+    begin = slot - place
+    block = state["block"].slice_scatter(new, 2, place, place + 1)
     out = 0.0
     if options.local:
+        current = [x for x in (ring[:, :, :begin], block[:, :, : place + 1]) if x.shape[2]]
         q = tokens.q_quad / score_divisor(options, s)
         scores = torch.cat([q @ x[..., :s].transpose(-2, -1) for x in current], dim=3)
         if bias is not None:
@@ -89,15 +89,46 @@ def _attend_at(
         weights = score_kernel(scores, options.kernel, None).split([x.shape[2] for x in current], dim=3)
         out = sum(w @ x[..., 2 * s :] for w, x in zip(weights, current))
     if options.linear and position >= size:
-        q, before = tokens.q_lin / size, state["ring"][:, :, end:]
+        q, before = tokens.q_lin / size, ring[:, :, begin + length :]
         out = out + q @ state["sum_kv"] + q @ before[..., s : 2 * s].transpose(-2, -1) @ before[..., 2 * s :]
-    return torch.zeros_like(tokens.v) if isinstance(out, float) else out
+    out = torch.zeros_like(tokens.v) if isinstance(out, float) else out
+    return out, _moved(ring, block, state["sum_kv"], begin) if place == length - 1 else {"block": block}
+
+
+def _moved(ring: Tensor, block: Tensor, sum_kv: Tensor, begin: int) -> State:
+    """Ring, block and sum when a full ``block``, of the slots from ``begin`` on, is moved into the ring."""
+    length, size = block.shape[2], ring.shape[2]
+    following = (begin + length) % size
+    ring = ring.clone()
+    ring[:, :, begin : begin + length] = block
+    _, k, v = _parts(ring[:, :, following : following + length].clone(), sum_kv.shape[2])
+    ring[:, :, following : following + length] = 0.0
+    return {"sum_kv": sum_kv + k.transpose(-2, -1) @ v, "ring": ring, "block": torch.zeros_like(block)}
+
+
+def _step_anywhere(
+    tokens: Tokens, new: Tensor, bias: Tensor | None, options: MixedChunkOptions, state: State
+) -> tuple[Tensor, State]:
+    """``_step_at`` where each row has a position of its own: masks in place of slices, and a ring that is copied."""
+    slot = (state["count"] % options.chunk_size)[:, None]  # (B, 1)
+    slots = _block(slot, state)
+    block = state["block"].scatter(2, _index(slot - slots[:, :1], state["block"]), new)
+    out = _attend_anywhere(tokens, bias, options, {**state, "block": block}, slot)
+    ring = state["ring"].scatter(2, _index(slots, state["ring"]), block)
+    following = _index((slots + slots.shape[1]) % options.chunk_size, ring)
+    full = (slot == slots[:, -1:])[:, :, None, None]  # (B, 1, 1, 1)
+    _, k, v = _parts(ring.gather(2, following).masked_fill(~full, 0.0), state["sum_kv"].shape[2])
+    return out, {
+        "sum_kv": state["sum_kv"] + k.transpose(-2, -1) @ v,
+        "ring": torch.where(full, ring.scatter(2, following, 0.0), state["ring"]),
+        "block": block.masked_fill(full, 0.0),
+    }
 
 
 def _attend_anywhere(
     tokens: Tokens, bias: Tensor | None, options: MixedChunkOptions, state: State, slot: Tensor
 ) -> Tensor:
-    """``_attend_at`` where each row has a ``slot`` (B, 1) of its own: masks in place of parts of the ring."""
+    """The output (B, H, 1, e) of tokens in ``slot`` (B, 1) of the chunk, which are in the block already."""
     size, s, block = options.chunk_size, tokens.q_quad.shape[3], _block(slot, state)
     (_, k_lin, values), values_of_block = _parts(state["ring"], s), _parts(state["block"], s)[2]
     slots = torch.arange(size, device=slot.device)
@@ -118,18 +149,6 @@ def _attend_anywhere(
         in_ring, out = in_ring + (q @ k_lin.transpose(-2, -1)).masked_fill(~before, 0.0), q @ state["sum_kv"]
     out = out + in_ring @ values
     return out if in_block is None else out + in_block @ values_of_block
-
-
-def _moved(state: State, block: Tensor, full: Tensor) -> State:
-    """The ring with the state's block in the slots ``block`` (B, R), and the sum with what the next block takes over.
-
-    ``full`` (B,): whether a row's block is; where it is not, what is moved counts for nothing.
-    """
-    ring = state["ring"].scatter(2, _index(block, state["ring"]), state["block"])
-    size, s = ring.shape[2], state["sum_kv"].shape[2]
-    _, k, v = _parts(ring.gather(2, _index((block + block.shape[1]) % size, ring)), s)
-    k = k.masked_fill(~full[:, None, None, None], 0.0)
-    return {"ring": ring, "sum_kv": state["sum_kv"] + k.transpose(-2, -1) @ v}
 
 
 def _block(slot: Tensor, state: State) -> Tensor:
@@ -193,8 +212,8 @@ def _state_at(chunks: Tokens, sums: Tensor, end: Tensor, state: State) -> State:
 
     side_by_side = torch.cat([chunks.k_quad, chunks.k_lin, chunks.v], dim=4)
     before, current = pick(side_by_side, group - 1), pick(side_by_side, group)
-    ring = torch.where((slots < slot)[:, None, :, None], current, before)
-    _, k, v = _parts(before, chunks.k_lin.shape[4])
-    k = k.masked_fill((slots > block[:, -1:])[:, None, :, None], 0.0)  # those that the block has not taken over
-    sum_kv = pick(sums, group - 1) + k.transpose(-2, -1) @ v
-    return {"sum_kv": sum_kv, "ring": ring, "block": ring.gather(2, _index(block, ring))}
+    left = (slots <= block[:, -1:])[:, None, :, None]  # (B, 1, C, 1)
+    _, k, v = _parts(before.masked_fill(~left, 0.0), chunks.k_lin.shape[4])
+    ring = current.masked_fill((slots >= block[:, :1])[:, None, :, None], 0.0) + before.masked_fill(left, 0.0)
+    newest = current.gather(2, _index(block, current)).masked_fill((block >= slot)[:, None, :, None], 0.0)
+    return {"sum_kv": pick(sums, group - 1) + k.transpose(-2, -1) @ v, "ring": ring, "block": newest}

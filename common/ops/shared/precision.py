@@ -11,6 +11,11 @@ def compute_dtype(tensor: Tensor) -> torch.dtype:
     return torch.promote_types(tensor.dtype, torch.float32)
 
 
+def in_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """``x.to(dtype)``, without the call where there is nothing to convert: in decoding, calls are what takes time."""
+    return x if x.dtype == dtype else x.to(dtype)
+
+
 def autocast_off(tensor: Tensor) -> contextlib.AbstractContextManager:
     """A context in which autocast does not turn the products of ``tensor``'s device into half precision."""
     device = tensor.device.type

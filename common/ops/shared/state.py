@@ -5,6 +5,8 @@ from collections.abc import Collection, Sequence
 import torch
 from torch import Tensor
 
+from .precision import in_dtype
+
 State = dict[str, Tensor]
 
 #: Entries of a state that count or mask tokens; all others are floating point.
@@ -66,7 +68,7 @@ def state_of_sums(
     check_state(state, shapes, (torch.float32, torch.float64), like, argument)
     if state is None:
         return None
-    return {name: x if name in _ENTRY_DTYPES else x.to(dtype) for name, x in state.items()}
+    return {name: x if name in _ENTRY_DTYPES else in_dtype(x, dtype) for name, x in state.items()}
 
 
 def state_of_source(state: State, vectors: Sequence[str], q: Tensor) -> State:

@@ -4,22 +4,23 @@ import torch
 from torch import Tensor
 
 
-def count_real_tokens(x: Tensor, padding_mask: Tensor | None, before: Tensor | None) -> Tensor:
-    """The real tokens so far (B,), those of x (B, H, n, c) included."""
-    if padding_mask is None:
-        new = torch.full((x.shape[0],), x.shape[2], dtype=torch.long, device=x.device)
-    else:
-        new = (~padding_mask).sum(1)
-    return new if before is None else before + new
+def check_real_tokens(x: Tensor, padding_mask: Tensor | None, before: Tensor | None, max_tokens: int) -> Tensor:
+    """The real tokens so far (B,), those of x (B, H, n, c) included; ValueError if a row has more than ``max_tokens``.
 
-
-def check_real_tokens(x: Tensor, padding_mask: Tensor | None, before: Tensor | None, max_tokens: int) -> None:
-    """Raise ValueError if a row has more real tokens than ``max_tokens``; they are counted only where there may be."""
-    if before is None and x.shape[2] <= max_tokens:
-        return
-    if before is None and padding_mask is None:
+    They are looked at only where there may be more.
+    """
+    if before is None and padding_mask is None and x.shape[2] > max_tokens:
         raise ValueError(f"the input has {x.shape[2]} tokens; allowed: at most max_tokens={max_tokens}")
-    _check_counts(count_real_tokens(x, padding_mask, before), max_tokens)
+    if padding_mask is not None:
+        count = (~padding_mask).sum(1)
+        count = count if before is None else before + count
+    elif before is not None:
+        count = before + x.shape[2]
+    else:
+        count = torch.full((x.shape[0],), x.shape[2], dtype=torch.long, device=x.device)
+    if before is not None or x.shape[2] > max_tokens:
+        _check_counts(count, max_tokens)
+    return count
 
 
 def check_real_positions(positions: Tensor, padding_mask: Tensor | None, max_tokens: int) -> None:

@@ -19,7 +19,7 @@ from ..shared.chunks import split_chunks
 from ..shared.padding import put_back, real_first, take, zero_padding
 from ..shared.precision import autocast_off, compute_dtype
 from ..shared.score_kernels import score_kernel
-from ..shared.token_counts import check_real_tokens, count_real_tokens
+from ..shared.token_counts import check_real_tokens
 
 #: How scores of chunks become weights: rows and columns divided by their sums in turn, the paper's, or rows alone.
 SORTS = ("sinkhorn", "softmax")
@@ -71,13 +71,12 @@ def sinkhorn_attention(
     check_padding_mask("key_padding_mask", key_padding_mask, k)
     check_padding_mask("query_padding_mask", query_padding_mask, q)
     _check_sort_weight(sort_weight, q, -(-max_tokens // chunk_size))
-    check_real_tokens(k, key_padding_mask, None, max_tokens)
+    count = check_real_tokens(k, key_padding_mask, None, max_tokens)
     order, dtype = real_first(key_padding_mask), compute_dtype(q)
     kept = sort_weight.shape[2] * chunk_size  # after so many there is padding alone
     queries = zero_padding(zero_padding(q.to(dtype), key_padding_mask), query_padding_mask)
     tensors = (queries, zero_padding(k.to(dtype), key_padding_mask), zero_padding(v.to(dtype), key_padding_mask))
     queries, keys, values = (split_chunks(take(x, order)[:, :, :kept], chunk_size) for x in tensors)
-    count = count_real_tokens(k, key_padding_mask, None)
     groups = keys.shape[2]
     seen = torch.arange(groups * chunk_size, device=k.device) < count[:, None]  # (B, G C)
     seen = seen.unflatten(1, (groups, chunk_size))[:, None]  # (B, 1, G, C)

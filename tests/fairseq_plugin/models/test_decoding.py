@@ -114,12 +114,12 @@ def test_state_is_one_matrix_and_a_chunk_of_rows(arch: str, heads: int, s: int, 
     """Per layer and head the s x e sum of the chunks before, and C rows of both keys and the value."""
     _, state = _state_sizes(arch, 3 * CHUNK)
     (entries,) = {frozenset(entry) for entry in state.values()}
-    assert len(state) == LAYERS and entries == {"count", "sum_kv", "k_quad", "k_lin", "v"}
+    assert len(state) == LAYERS and entries == {"count", "sum_kv", "ring", "block"}
     for entry in state.values():
         assert entry["count"].tolist() == [3 * CHUNK] * 3
         assert entry["sum_kv"].shape == (3, heads, s, e)
-        assert entry["k_quad"].shape == entry["k_lin"].shape == (3, heads, CHUNK, s)
-        assert entry["v"].shape == (3, heads, CHUNK, e)
+        assert entry["ring"].shape == (3, heads, CHUNK, 2 * s + e)
+        assert entry["block"].shape == (3, heads, min(CHUNK, 16), 2 * s + e)
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
