@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..shared.checks import check_gate_key_value, check_padding_mask
 from ..shared.kv_cache import extend_kv_cache
-from ..shared.padding import real_first, real_positions, take, zero_padding
+from ..shared.padding import padding_or_none, real_first, real_positions, take, zero_padding
 from ..shared.precision import autocast_off, autocast_remains, compute_dtype
 from ..shared.state import State, check_continuation
 from .full_sequence import attend_to_all, exceeds_float32, whole_sequence
@@ -113,12 +113,15 @@ def leading_bias(w: PositionBias, tokens: int, dtype: torch.dtype) -> Tensor:
 
 def _step(history: State, w: PositionBias) -> Tensor:
     """The last token of ``history``, (B, 1, d); of w its row alone is formed, O(m (d + n)) for m tokens."""
-    k, v, padding = history["k"].squeeze(1), history["v"].squeeze(1), history["padding_mask"]
-    dtype, order = compute_dtype(k), real_first(padding)
+    k, v, padding = history["k"].squeeze(1), history["v"].squeeze(1), padding_or_none(history["padding_mask"])
+    dtype, order, tokens = compute_dtype(k), real_first(padding), k.shape[1]
     k, v = (take(zero_padding(x.to(dtype).unsqueeze(1), padding), order).squeeze(1) for x in (k, v))
-    position = real_positions(padding)[:, -1]  # (B,)
-    later = torch.arange(k.shape[1], device=k.device) > position[:, None]  # (B, m)
-    bias = _rows_of_bias(w, position, k.shape[1], dtype).masked_fill(later, -torch.inf)
+    if padding is None:
+        bias = _rows_of_bias(w, torch.tensor([tokens - 1], device=k.device), tokens, dtype)  # (1, m)
+    else:
+        position = real_positions(padding)[:, -1]  # (B,)
+        later = torch.arange(tokens, device=k.device) > position[:, None]  # (B, m)
+        bias = _rows_of_bias(w, position, tokens, dtype).masked_fill(later, -torch.inf)
     bias = bias - bias.detach().amax(1, keepdim=True)  # a constant cancels; keys would be rounded to its size
     weights = (k + bias[..., None]).softmax(1)  # (B, m, d)
     return (weights * v).sum(1, keepdim=True)

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from ..shared.checks import check_choice, check_padding_mask, check_query_key_value
 from ..shared.heads import with_heads
 from ..shared.kv_cache import extend_kv_cache
-from ..shared.padding import put_back, real_first, real_positions, take, zero_padding
+from ..shared.padding import padding_or_none, put_back, real_first, real_positions, take, zero_padding
 from ..shared.precision import autocast_off, compute_dtype
 from ..shared.relative_bias import bias_at, bias_rows, check_bias
 from ..shared.score_kernels import SCORE_KERNELS, score_kernel
@@ -167,13 +167,14 @@ def _continued(
     kernel: str,
 ) -> Tensor:
     """The last n of the m tokens of ``history``; O(n m) memory."""
-    n, dtype, padding = q.shape[2], compute_dtype(q), history["padding_mask"]
+    n, dtype, padding = q.shape[2], compute_dtype(q), padding_or_none(history["padding_mask"])
     order = real_first(padding)
     k, v = (take(zero_padding(history[name].to(dtype), padding), order) for name in ("k", "v"))
-    positions = real_positions(padding)[:, -n:]
+    tokens = torch.arange(k.shape[2], device=q.device)
+    positions = (tokens[None] if padding is None else real_positions(padding))[:, -n:]
     q = zero_padding(q.to(dtype), padding_mask)
     divided = _divided(q, divisor, kernel, (positions + 1).to(dtype)[:, None, :, None])
-    hidden = torch.arange(k.shape[2], device=q.device) > positions[:, None, :, None]  # (B, 1, n, m)
+    hidden = None if padding is None and n == 1 else tokens > positions[:, None, :, None]  # (B, 1, n, m)
     scores = divided @ k.transpose(-2, -1)
     if bias is not None:
         scores = scores + bias_at(bias.to(dtype), k.shape[2], positions)

@@ -3,11 +3,19 @@
 import torch
 from torch import Tensor
 
+from .tracing import runs_eagerly
+
 
 def real_positions(padding_mask: Tensor) -> Tensor:
     """The number of real tokens before each token: (B, n), True = padding -> int64 (B, n); O(n)."""
     real = ~padding_mask
     return real.cumsum(1) - real.long()
+
+
+def padding_or_none(padding_mask: Tensor) -> Tensor | None:
+    """``padding_mask``, or None if it hides nothing and may be looked at: on a CPU, where nothing traces."""
+    may_look = padding_mask.device.type == "cpu" and runs_eagerly(padding_mask)
+    return None if may_look and not bool(padding_mask.any()) else padding_mask
 
 
 def real_first(padding_mask: Tensor | None) -> Tensor | None:

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from ..shared.checks import check_padding_mask, check_query_key_value
 from ..shared.kv_cache import extend_kv_cache
-from ..shared.padding import zero_padding
+from ..shared.padding import padding_or_none, zero_padding
 from ..shared.state import State, check_continuation
 
 
@@ -49,7 +49,10 @@ def softmax_attention(
         state = extend_kv_cache({"k": k, "v": v}, key_padding_mask, initial_state)
         # What was seen in another dtype, under autocast or before it, is read in that of q.
         k, v, padding = state["k"].to(q.dtype), state["v"].to(q.dtype), state["padding_mask"]
+        if q.shape[2] == 1:
+            padding = padding_or_none(padding)
     if padding is None:
+        causal = causal and q.shape[2] == k.shape[2]  # one token sees all before it
         out = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout_p, is_causal=causal)
     else:
         out = _masked(q, k, v, padding, causal, dropout_p)
