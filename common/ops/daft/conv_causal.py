@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..shared.chunks import chunk_length, split_chunks
 from ..shared.padding import put_back
 from .heads import align_heads
 from .weighted_means import WeightedMean, empty_log_weight, exponentials, headroom, mean_of_sums, merge, running_merge
@@ -61,12 +62,9 @@ def attend_in_chunks(k: Tensor, v: Tensor, r: Tensor, initial: WeightedMean | No
     tokens before the first one, which are outside of every window. O(T (window + C) c) time, O(T (C + c)) memory.
     """
     tokens, window = k.shape[2], r.shape[1]
-    size = min(CHUNK_SIZE, tokens)
-    missing = -tokens % size
-    chunks = _Chunks(
-        F.pad(k, (0, missing)).unflatten(2, (-1, size)).permute(1, 3, 0, 2),
-        F.pad(v, (0, 0, 0, missing)).unflatten(2, (-1, size)).permute(1, 3, 0, 2, 4),
-    )
+    size = chunk_length(CHUNK_SIZE, tokens)
+    k_chunks, v_chunks = split_chunks(k.unsqueeze(-1), size).squeeze(-1), split_chunks(v, size)  # (B, h, G, C, ...)
+    chunks = _Chunks(k_chunks.permute(1, 3, 0, 2), v_chunks.permute(1, 3, 0, 2, 4))
     reach = -(-(window - 1) // size)  # how many chunks back a window may look
     scale = chunks.k.detach().amax(1) - headroom()  # (h, B, G)
     weight = torch.exp(chunks.k - scale[:, None]).unsqueeze(-1)  # (h, C, B, G, 1)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..shared.chunks import carry_sums, split_chunks
+from ..shared.chunks import carry_sums, chunk_length, split_chunks
 from ..shared.feature_maps import real_features
 from ..shared.padding import zero_padding
 from ..shared.precision import compute_dtype
@@ -119,7 +119,7 @@ def chunks_flow(inputs: CausalInputs) -> tuple[ChunkFlow, State]:
 def _flow_of(inputs: CausalInputs) -> tuple[Tensor, Scores, ChunkFlow, State]:
     """Features (2, B, H, G, C, d), scores and flows in chunks, and the state without ``sum_kv``."""
     q, k, _, padding, options, chunk_size, initial_state = inputs
-    size = min(chunk_size, q.shape[2])
+    size = chunk_length(chunk_size, q.shape[2])
     positions = chunk_positions(q, padding, size, initial_state)
     features = chunk_features(q, k, options.phi, padding, size)
     scores = chunk_scores(features)
@@ -128,7 +128,7 @@ def _flow_of(inputs: CausalInputs) -> tuple[Tensor, Scores, ChunkFlow, State]:
 
 def _weighted_values(inputs: CausalInputs, flow: ChunkFlow) -> Tensor:
     """v times competition, zero at padding, in chunks (B, H, G, C, e)."""
-    size = min(inputs.chunk_size, inputs.q.shape[2])
+    size = chunk_length(inputs.chunk_size, inputs.q.shape[2])
     return chunk_values(inputs.v, inputs.padding, size) * flow.competition.unsqueeze(-1)
 
 
@@ -144,10 +144,11 @@ def chunk_positions(q: Tensor, padding: Tensor | None, size: int, state: State |
         count = count + earlier[:, None]
     total = count[:, -1].expand(batch).clone()
     excluded = None
-    if padding is not None or length % size:
+    counts = split_chunks(count[:, None], size)  # (B or 1, 1, G, C)
+    if padding is not None or counts.shape[2] * size > length:
         excluded = torch.zeros(1, length, dtype=torch.bool, device=q.device) if padding is None else padding
         excluded = ~split_chunks(~excluded[:, None], size)  # the tokens that split_chunks appends are excluded too
-    return Positions(split_chunks(count[:, None], size).clamp(min=1).to(compute_dtype(q)), excluded, total)
+    return Positions(counts.clamp(min=1).to(compute_dtype(q)), excluded, total)
 
 
 def chunk_features(q: Tensor, k: Tensor, phi: str, padding: Tensor | None, size: int) -> Tensor:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..shared.chunks import carry_sums, reverse_cumsum, split_chunks
+from ..shared.chunks import carry_sums, chunk_length, reverse_cumsum, split_chunks
 from ..shared.feature_maps import feature_map_gradient
 from ..shared.state import State
 from .causal import (
@@ -57,7 +57,7 @@ def chunks_backward(
     more; cost as there.
     """
     q, k, v, padding, options, chunk_size, state = inputs
-    length, size = v.shape[2], min(chunk_size, v.shape[2])
+    length, size = v.shape[2], chunk_length(chunk_size, v.shape[2])
     positions = chunk_positions(v, padding, size, state)
     features = chunk_features(q, k, options.phi, padding, size)
     scores, values, (q, k) = chunk_scores(features), chunk_values(v, padding, size), features.unbind()

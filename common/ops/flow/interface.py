@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..shared.checks import check_both_masks, check_padding_mask, check_positive_int, check_query_key_value
-from ..shared.chunks import CHUNK_SIZE
+from ..shared.chunks import CHUNK_SIZE, chunk_length
 from ..shared.padding import either_mask
 from ..shared.precision import autocast_off, compute_dtype
 from ..shared.state import State, check_continuation, state_of_sums
@@ -168,7 +168,7 @@ def flow_attention_weights(
             sources, sinks = flow.competition, flow.allocation
         else:
             key_padding_mask = query_padding_mask = either_mask(key_padding_mask, query_padding_mask)
-            length, size = q.shape[2], min(chunk_size, q.shape[2])
+            length, size = q.shape[2], chunk_length(chunk_size, q.shape[2])
             state = _state_without_values(initial_state, q)
             positions = chunk_positions(q, key_padding_mask, size, state)
             features = chunk_features(q, k, phi, key_padding_mask, size)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..shared.checks import check_choice, check_positive_int
-from ..shared.chunks import carry_sums, split_chunks
+from ..shared.chunks import carry_sums, chunk_length, split_chunks
 from ..shared.padding import put_back, real_first, take, zero_padding
 from ..shared.precision import compute_dtype
 from ..shared.relative_bias import bias_rows
@@ -72,7 +72,7 @@ def attend_in_graph(
     """A sequence whose real tokens come first, in differentiable PyTorch functions: (B, H, n, e)."""
     n = tokens.v.shape[2]
     real = None if padding_mask is None else (~padding_mask).sum(1)  # (B,)
-    chunks = split(tokens, min(options.chunk_size, n))
+    chunks = split(tokens, chunk_length(options.chunk_size, n))
     linear = None
     if options.linear and options.causal:
         linear, _ = carry_sums(chunk_sums(chunks), None)  # (B, H, G, s, e)

@@ -10,13 +10,23 @@ CHUNK_SIZE = 64
 _FEW_CHUNKS = 32
 
 
+def chunk_length(chunk_size: int, length: int) -> int:
+    """Tokens of a chunk: C, or all of an input that is no longer.
+
+    Not min(): torch.compile would keep it as an unknown in every shape, and look long at each.
+    """
+    return chunk_size if length > chunk_size else length
+
+
 def split_chunks(x: Tensor, chunk_size: int) -> Tensor:
     """(B, H, n, ...) -> (B, H, G, C, ...) with G = ceil(n / C), zeros appended to fill the last chunk."""
     batch, heads, length = x.shape[:3]
-    missing = -length % chunk_size
+    # Not -length % C for what is missing: with it torch.compile takes long to see that the new shape fits.
+    groups = (length + chunk_size - 1) // chunk_size
+    missing = groups * chunk_size - length
     if missing:
         x = F.pad(x, [0, 0] * (x.dim() - 3) + [0, missing])
-    return x.reshape(batch, heads, (length + missing) // chunk_size, chunk_size, *x.shape[3:])
+    return x.reshape(batch, heads, groups, chunk_size, *x.shape[3:])
 
 
 def reverse_cumsum(x: Tensor) -> Tensor:
@@ -36,12 +46,9 @@ def carry_sums(chunk_sums: Tensor, initial: Tensor | None, reverse: bool = False
     if reverse:
         carried, total = carry_sums(chunk_sums.flip(2), initial)
         return carried.flip(2), total
-    inclusive = chunk_sums.cumsum(2)
-    if initial is not None:
-        inclusive = inclusive + initial.unsqueeze(2)
-    first = torch.zeros_like(inclusive[:, :, :1]) if initial is None else initial.unsqueeze(2)
-    # (B, H, 1, ...), (B, H, G-1, ...) -> (B, H, G, ...)
-    return torch.cat([first.to(inclusive.dtype), inclusive[:, :, :-1]], dim=2), inclusive[:, :, -1]
+    first = torch.zeros_like(chunk_sums[:, :, :1]) if initial is None else initial.to(chunk_sums.dtype).unsqueeze(2)
+    inclusive = torch.cat([first, chunk_sums], dim=2).cumsum(2)  # (B, H, 1 + G, ...)
+    return inclusive[:, :, :-1], inclusive[:, :, -1]
 
 
 def _carry_few_sums(chunk_sums: Tensor, initial: Tensor | None, reverse: bool) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from .chunks import carry_decayed_sums, carry_sums, decay_between, split_chunks
+from .chunks import carry_decayed_sums, carry_sums, chunk_length, decay_between, split_chunks
 from .padding import zero_padding
 from .state import State, state_of_source
 
@@ -65,7 +65,7 @@ def causal_sums(
     multiplied by exp(log_decay_t). One C x C product inside each chunk, one f x e sum across chunks: O(n (C + e) f)
     time, O(n C + (n / C) f e) memory. ``state`` has the dtype of the features.
     """
-    length, size = q.shape[2], min(chunk_size, q.shape[2])
+    length, size = q.shape[2], chunk_length(chunk_size, q.shape[2])
     if length == 1 and state is not None:
         return _step(q, k, v, state, log_decay)
     q, k, v = (split_chunks(x, size) for x in (q, k, v))  # (B, H, G, C, channels)
