@@ -86,50 +86,32 @@ def attention_in_chunks(inputs: CausalInputs) -> tuple[Tensor, State]:
 
     O(n (C d + d e)) time, O(n (C + d + e) + (n / C) d e) memory.
     """
-    total, scale, state = chunks_forward(inputs)
+    total, scale, state, _ = chunks_forward(inputs)
     return total * scale, state
 
 
-def chunks_forward(inputs: CausalInputs) -> tuple[Tensor, Tensor, State]:
-    """The output as two factors, and the state after the tokens.
+def chunks_forward(inputs: CausalInputs) -> tuple[Tensor, Tensor, State, ChunkFlow]:
+    """The output as two factors, the state after the tokens, and the flows.
 
     The factors are the sum in the last line of Algorithm 2 (B, H, n, e) and the weight of its sink (B, H, n, 1).
     """
-    features, scores, flow, state = _flow_of(inputs)
-    length, initial_sum = inputs.q.shape[2], None if inputs.state is None else inputs.state["sum_kv"]
-    (q, k), to_sinks, scale = features.unbind(), scores.to_sinks, flow_scale(flow.allocation, flow.flow[0])
-    del scores  # frees the upper triangle before more is allocated
-    # Contiguous, since each product of many small matrices would copy others.
-    v = _weighted_values(inputs, flow).contiguous()
-    earlier, state["sum_kv"] = carry_sums(k.transpose(-2, -1) @ v, initial_sum)
-    # (B, H, G, ...) -> (B H G, ...), so that one product is added to the other as it is formed
-    total, to_sinks, values = (x.flatten(0, 2) for x in (q @ earlier, to_sinks, v))
-    total = total.baddbmm_(to_sinks, values).view_as(v)
-    return joined(total, length), joined(scale, length).unsqueeze(-1), state
-
-
-def chunks_flow(inputs: CausalInputs) -> tuple[ChunkFlow, State]:
-    """The flows that ``chunks_forward`` forms, and the same state; no output."""
-    features, _, flow, state = _flow_of(inputs)
-    sum_kv = features[1].flatten(2, 3).transpose(-2, -1) @ _weighted_values(inputs, flow).flatten(2, 3)
-    state["sum_kv"] = sum_kv if inputs.state is None else sum_kv + inputs.state["sum_kv"]
-    return flow, state
-
-
-def _flow_of(inputs: CausalInputs) -> tuple[Tensor, Scores, ChunkFlow, State]:
-    """Features (2, B, H, G, C, d), scores and flows in chunks, and the state without ``sum_kv``."""
-    q, k, _, padding, options, chunk_size, initial_state = inputs
-    size = min(chunk_size, q.shape[2])
+    q, k, v, padding, options, chunk_size, initial_state = inputs
+    length, size = q.shape[2], min(chunk_size, q.shape[2])
     positions = chunk_positions(q, padding, size, initial_state)
     features = chunk_features(q, k, options.phi, padding, size)
     scores = chunk_scores(features)
-    return features, scores, *causal_flow(features, scores, positions, options, initial_state)
-
-
-def _weighted_values(inputs: CausalInputs, flow: ChunkFlow) -> Tensor:
-    """v times competition, zero at padding, in chunks (B, H, G, C, e)."""
-    size = min(inputs.chunk_size, inputs.q.shape[2])
-    return chunk_values(inputs.v, inputs.padding, size) * flow.competition.unsqueeze(-1)
+    flow, state = causal_flow(features, scores, positions, options, initial_state)
+    (q, k), to_sinks, scale = features.unbind(), scores.to_sinks, flow_scale(flow.allocation, flow.flow[0])
+    del scores  # frees the upper triangle before more is allocated
+    # Contiguous, since each product of many small matrices would copy others.
+    v = (chunk_values(v, padding, size) * flow.competition.unsqueeze(-1)).contiguous()
+    earlier, state["sum_kv"] = carry_sums(
+        k.transpose(-2, -1) @ v, None if initial_state is None else initial_state["sum_kv"]
+    )
+    # (B, H, G, ...) -> (B H G, ...), so that one product is added to the other as it is formed
+    total, to_sinks, values = (x.flatten(0, 2) for x in (q @ earlier, to_sinks, v))
+    total = total.baddbmm_(to_sinks, values).view_as(v)
+    return joined(total, length), joined(scale, length).unsqueeze(-1), state, flow
 
 
 def chunk_positions(q: Tensor, padding: Tensor | None, size: int, state: State | None) -> Positions:

@@ -18,7 +18,6 @@ from .causal import (
     ChunkFlow,
     Scores,
     carry_sides,
-    causal_flow,
     chunk_features,
     chunk_positions,
     chunk_scores,
@@ -44,7 +43,7 @@ class _FlowGradients(NamedTuple):
 
 def chunks_backward(
     inputs: CausalInputs,
-    flow: ChunkFlow | None,
+    flow: ChunkFlow,
     out: Tensor,
     grad_out: Tensor,
     grad_state: State,
@@ -52,17 +51,14 @@ def chunks_backward(
 ) -> State:
     """Write the gradients of q, k (B, H, n, d) and v (B, H, n, e) into ``grads``; return that of the state before.
 
-    ``flow`` is the result of ``chunks_flow(inputs)``, None to form it here; ``out`` (B, H, n, e) is the output,
-    ``grad_out`` its gradient, ``grad_state`` that of the state after the tokens. Features and scores are computed once
-    more; cost as there.
+    ``flow`` is what ``chunks_forward(inputs)`` gave, ``out`` (B, H, n, e) the output, ``grad_out`` its gradient,
+    ``grad_state`` that of the state after the tokens. Features and scores are computed once more; cost as there.
     """
     q, k, v, padding, options, chunk_size, state = inputs
     length, size = v.shape[2], min(chunk_size, v.shape[2])
     positions = chunk_positions(v, padding, size, state)
     features = chunk_features(q, k, options.phi, padding, size)
     scores, values, (q, k) = chunk_scores(features), chunk_values(v, padding, size), features.unbind()
-    if flow is None:
-        flow, _ = causal_flow(features, scores, positions, options, state)
     out, grad_out = (split_chunks(x.to(q.dtype), size) for x in (out, grad_out))  # (B, H, G, C, e)
     # The gradient of log(allocation / I). Where an allocation is 0, nothing depends on it.
     grad_log_scale = (grad_out * out).sum(-1)
