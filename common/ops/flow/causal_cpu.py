@@ -17,6 +17,7 @@ from ..shared.state import State
 from ..shared.tracing import runs_eagerly
 from .causal import STATE_SUMS, CausalInputs, ChunkFlow, attention_in_chunks, chunks_forward, state_shapes
 from .causal_backward import chunks_backward
+from .causal_space import Spaces
 from .options import FlowOptions
 
 #: Numbers in the q of a block, for each thread: 256 tokens of 8 heads of 64 channels, whose temporaries fit the caches.
@@ -71,10 +72,9 @@ class _InBlocks(torch.autograd.Function):
     def backward(ctx: Any, grad_out: Tensor | None, _: Any, *grad_sums: Tensor | None) -> tuple[Tensor | None, ...]:
         padding, q, k, v, out, count, *rest = ctx.saved_tensors
         sums, of_blocks = rest[: len(STATE_SUMS)], rest[len(STATE_SUMS) :]
-        zero, shapes = torch.zeros((), dtype=compute_dtype(q), device=q.device), state_shapes(q, v)
-        grad_state = {name: zero.expand(shapes[name]) if x is None else x for name, x in zip(STATE_SUMS, grad_sums)}
         grad_out = torch.zeros_like(out) if grad_out is None else grad_out
         by_graph = torch.is_grad_enabled() or not runs_eagerly(grad_out)
+        grad_state = _gradients(grad_sums, q, v, zeros=by_graph)
         with autocast_off(q):
             inputs = CausalInputs(q, k, v, padding, ctx.options, ctx.chunk_size, _state(count, sums))
             if by_graph:
@@ -92,6 +92,14 @@ def _flat(state: State | None) -> list[Tensor | None]:
 def _state(count: Tensor | None, sums: Sequence[Tensor | None]) -> State | None:
     """The inverse of ``_flat``."""
     return None if count is None else {"count": count, **dict(zip(STATE_SUMS, sums))}
+
+
+def _gradients(grad_sums: Sequence[Tensor | None], q: Tensor, v: Tensor, zeros: bool) -> State:
+    """The gradients of a state's sums by name. Empty, unless ``zeros`` are asked for, where there are none."""
+    if not zeros and all(x is None for x in grad_sums):
+        return {}
+    zero, shapes = torch.zeros((), dtype=compute_dtype(q), device=q.device), state_shapes(q, v)
+    return {name: zero.expand(shapes[name]) if x is None else x for name, x in zip(STATE_SUMS, grad_sums)}
 
 
 def _kept(tensors: Sequence[Tensor | None]) -> list[_Kept]:
@@ -118,11 +126,13 @@ def _plan(q: Tensor, chunk_size: int) -> _Plan:
         for head in range(0, max(heads, 1), heads_each)
     ]
     size = min(chunk_size, length)
-    rest = length % size
+    chunks, rest = divmod(length, size)
     of_chunk = max(min(rows_each, batch) * heads_each * d * size, 1)
-    most = max(numbers // of_chunk, 1) * size
-    blocks, shorter = divmod(length - rest, most)
-    return _Plan(parts, [x for x in (*[most] * blocks, shorter, rest) if x > 0])
+    # At most twice as many as fit: a short block takes almost as many calls as a long one.
+    blocks = max(chunks // max(numbers // of_chunk, 1), 1)
+    each, longer = divmod(chunks, blocks)
+    lengths = [(each + (i < longer)) * size for i in range(blocks)]
+    return _Plan(parts, lengths + [rest] if rest else lengths)
 
 
 def _part_of(inputs: CausalInputs, part: _Part) -> CausalInputs:
@@ -135,7 +145,7 @@ def _part_of(inputs: CausalInputs, part: _Part) -> CausalInputs:
 
 def _sums_of(state: State, part: _Part) -> State:
     """The sums of a part of a state, or of gradients of one."""
-    return {name: state[name][part] for name in STATE_SUMS}
+    return {name: state[name][part] for name in STATE_SUMS if name in state}
 
 
 def _blocks(inputs: CausalInputs, lengths: list[int]) -> list[_Block]:
@@ -148,29 +158,33 @@ def _blocks(inputs: CausalInputs, lengths: list[int]) -> list[_Block]:
 def _forward(inputs: CausalInputs, plan: _Plan, kept: list[_Kept] | None) -> tuple[Tensor, State]:
     """The output, shaped as v and in its dtype, and the state after it; ``kept`` receives one entry for each block."""
     out = torch.empty_like(inputs.v)  # laid out as v: a host has heads inside
+    spaces = Spaces(inputs.chunk_size, backward=False)
     if len(plan.parts) == 1:
-        return out, _forward_part(inputs, plan.lengths, out, kept)
+        return out, _forward_part(inputs, plan.lengths, spaces, out, kept)
     like = {"dtype": compute_dtype(out), "device": out.device}
     after = {name: torch.empty(shape, **like) for name, shape in state_shapes(inputs.q, inputs.v).items()}
     after["count"] = after["count"].long()
     for part in plan.parts:
-        state = _forward_part(_part_of(inputs, part), plan.lengths, out[part], kept)
+        state = _forward_part(_part_of(inputs, part), plan.lengths, spaces, out[part], kept)
         after["count"][part[0]] = state["count"]
         for name, whole in _sums_of(after, part).items():
             whole.copy_(state[name])
     return out, after
 
 
-def _forward_part(inputs: CausalInputs, lengths: list[int], out: Tensor, kept: list[_Kept] | None) -> State:
+def _forward_part(
+    inputs: CausalInputs, lengths: list[int], spaces: Spaces, out: Tensor, kept: list[_Kept] | None
+) -> State:
     """Write the output of a part into ``out``; the state after it."""
     state, begin = inputs.state, 0
     for block in _blocks(inputs, lengths):
         arguments = CausalInputs(*block, inputs.options, inputs.chunk_size, state)
-        total, scale, next_state, flow = chunks_forward(arguments)
+        end = begin + block[0].shape[2]
+        total, scale, next_state, flow = chunks_forward(arguments, spaces.of(block[0], block[2]))
+        torch.mul(total, scale, out=out[:, :, begin:end])
+        del total  # the space, which another block may need in another size
         if kept is not None:
             kept.append(_Kept(state, flow))
-        end = begin + total.shape[2]
-        torch.mul(total, scale, out=out[:, :, begin:end])
         begin, state = end, next_state
     return state
 
@@ -180,16 +194,15 @@ def _backward(
 ) -> list[Tensor | None]:
     """Gradients of q, k and v, and of the sums of the first state."""
     grads = [torch.empty_like(x) for x in inputs[:3]]
-    tensors = (out, grad_out, *grads)
+    tensors, spaces = (out, grad_out, *grads), Spaces(inputs.chunk_size, backward=True)
     if len(plan.parts) == 1:
-        before = _backward_part(inputs, plan.lengths, kept, tensors, grad_state)
+        before = _backward_part(inputs, plan.lengths, spaces, kept, tensors, grad_state)
         return grads + [None if inputs.state is None else before[name] for name in STATE_SUMS]
     before = None if inputs.state is None else {name: torch.empty_like(inputs.state[name]) for name in STATE_SUMS}
     blocks = len(plan.lengths)
     for i, part in enumerate(plan.parts):
-        part_kept = kept[i * blocks : (i + 1) * blocks]
-        part_tensors, part_grads = [x[part] for x in tensors], _sums_of(grad_state, part)
-        part_before = _backward_part(_part_of(inputs, part), plan.lengths, part_kept, part_tensors, part_grads)
+        of_part = kept[i * blocks : (i + 1) * blocks], [x[part] for x in tensors], _sums_of(grad_state, part)
+        part_before = _backward_part(_part_of(inputs, part), plan.lengths, spaces, *of_part)
         if before is not None:
             for name, whole in _sums_of(before, part).items():
                 whole.copy_(part_before[name])
@@ -197,7 +210,12 @@ def _backward(
 
 
 def _backward_part(
-    inputs: CausalInputs, lengths: list[int], kept: list[_Kept], tensors: Sequence[Tensor], grad_state: State
+    inputs: CausalInputs,
+    lengths: list[int],
+    spaces: Spaces,
+    kept: list[_Kept],
+    tensors: Sequence[Tensor],
+    grad_state: State,
 ) -> State:
     """Write a part's gradients of q, k and v; return those of the sums of its first state.
 
@@ -208,7 +226,8 @@ def _backward_part(
         begin = end - block[0].shape[2]
         arguments = CausalInputs(*block, inputs.options, inputs.chunk_size, state)
         out, grad_out, *grads = (x[:, :, begin:end] for x in tensors)
-        grad_state = chunks_backward(arguments, flow, out, grad_out, grad_state, grads)
+        gradients = (out, grad_out, grad_state, grads)
+        grad_state = chunks_backward(arguments, flow, *gradients, spaces.of(block[0], block[2]))
         end = begin
     return grad_state
 

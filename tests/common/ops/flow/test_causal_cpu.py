@@ -138,9 +138,9 @@ def test_what_was_changed_in_place_is_noticed(changed):
         loss.backward()
 
 
-@pytest.mark.parametrize("length", [128, 300, 1000])
-def test_memory_of_both_passes_is_three_times_that_of_the_inputs_at_most(length):
-    """Beyond inputs, output and gradients, however long a piece is."""
+@pytest.mark.parametrize(("length", "bound"), [(128, 3.5), (300, 3), (1000, 1.2)])
+def test_memory_of_both_passes_beyond_that_of_the_inputs(length, bound):
+    """And beyond output and gradients: that of a block, and some numbers for each token and head."""
     inputs = qkv(length, batch=1, heads=8, d=64, e=64, dtype=torch.float32)
     weights = torch.ones(1, 8, length, 64)
 
@@ -149,7 +149,7 @@ def test_memory_of_both_passes_is_three_times_that_of_the_inputs_at_most(length)
         return [out, *torch.autograd.grad(out, inputs, weights)]
 
     both_passes()
-    assert 0 < peak_beyond(both_passes, "cpu") <= 3 * storage_bytes(inputs)
+    assert 0 < peak_beyond(both_passes, "cpu") <= bound * storage_bytes(inputs)
 
 
 def test_another_number_of_threads_in_the_backward_pass():
