@@ -44,7 +44,10 @@ class _Kept(NamedTuple):
 
 
 def causal_attention_in_blocks(inputs: CausalInputs) -> tuple[Tensor, State]:
-    """As ``attention_in_chunks``; O(n + n d e / block) memory besides inputs, output and gradients, if any."""
+    """As ``attention_in_chunks``; O(n + n d e / block) memory besides inputs, output and gradients, if any.
+
+    Kept for a backward pass: inputs, output, flows O(n) and a state O(d e) for each block.
+    """
     q, k, v, padding, options, chunk_size, state = inputs
     count, *sums = _flat(state)
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, *sums)):
@@ -111,7 +114,7 @@ def _kept(tensors: Sequence[Tensor | None]) -> list[_Kept]:
 
 
 def _plan(q: Tensor, chunk_size: int) -> _Plan:
-    """Some heads of some rows at a time, so that blocks of enough tokens fit; and of these, whole chunks.
+    """Some heads of some rows at a time, so that blocks of enough tokens fit; and of these, blocks of whole chunks.
 
     The tokens at the end that make no whole chunk are a block of their own, since filling their chunk up would copy
     every tensor.

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from common.ops import flow_attention
-from common.ops.flow import causal
+from common.ops.flow import causal, causal_cpu
 from common.ops.flow.causal import CausalInputs, attention_in_chunks
 from common.ops.flow.causal_cpu import causal_attention_in_blocks
 from common.ops.flow.options import flow_options
@@ -66,7 +66,7 @@ def test_output_state_and_all_gradients(continued, side, options):
     check_output_state_and_all_gradients(inputs, mask, options, state)
 
 
-@pytest.mark.parametrize("batch, heads, n", [(2, 12, 300), (5, 8, 100), (3, 3, 257), (0, 2, 5), (2, 0, 5)])
+@pytest.mark.parametrize("batch, heads, n", [(2, 12, 300), (1, 8, 512), (5, 8, 100), (3, 3, 257), (0, 2, 5), (2, 0, 5)])
 def test_some_heads_of_some_rows_at_a_time(batch, heads, n):
     sizes, options = {"batch": batch, "heads": heads, "d": 64, "e": 48}, flow_options()
     state = a_state(qkv(9, seed=1, **sizes), options)
@@ -92,6 +92,15 @@ def test_a_backward_pass_under_autocast_is_not_in_half_precision():
         actual = torch.autograd.grad(out.square().sum(), inputs)
     for x, y in zip(actual, expected):
         assert torch.equal(x, y)
+
+
+@pytest.mark.parametrize("n, lengths", [(40, [40]), (300, [256, 44]), (449, [448, 1]), (600, [320, 256, 24])])
+def test_blocks_are_of_whole_chunks_and_none_is_short(n, lengths):
+    """A short block takes almost as many calls as a long one; whatever the number of rows."""
+    for batch in (1, 8):
+        plan = causal_cpu._plan(torch.empty(batch, 8, n, 64), CHUNK_SIZE)
+        assert plan.lengths == lengths or n < 256
+        assert sum(plan.lengths) == n
 
 
 @pytest.mark.parametrize("batch, heads", [(1, 1), (1, 8), (2, 8), (1, 12)])
