@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from ..shared.chunks import carry_sums, chunk_length, split_chunks
-from ..shared.feature_maps import real_features
+from ..shared.feature_maps import real_features, write_real_features
 from ..shared.padding import zero_padding
 from ..shared.precision import compute_dtype
 from ..shared.state import State
-from .causal_weights import Positions, flow_scale, flow_weights
+from .causal_space import ANYWHERE, Space
+from .causal_weights import Positions, flow_weights
 from .options import FlowForm, FlowOptions, excluded_logit, replace_zero_by_one
 
 
@@ -44,7 +45,7 @@ class ChunkFlow(NamedTuple):
     totals: Tensor  # each token's features, summed over d
     carried: Tensor  # sums of the features over all earlier chunks (2, B, H, G, d)
     carried_inverse: Tensor  # sums of features times ``inverse_flow`` over all earlier chunks (2, B, H, G, d)
-    flow: Tensor  # I and O, not divided by the count c of tokens so far
+    flow: Tensor  # I and O, not divided by the count c of tokens so far; 1 where they are 0
     inverse_flow: Tensor  # c / I, by which sinks are weighted in Ô, and c / O, by which sources are weighted in Î
     conserved_flow: Tensor  # Î and Ô, not divided by c
     competition: Tensor  # weight of every source (B, H, G, C)
@@ -86,50 +87,33 @@ def attention_in_chunks(inputs: CausalInputs) -> tuple[Tensor, State]:
 
     O(n (C d + d e)) time, O(n (C + d + e) + (n / C) d e) memory.
     """
-    total, scale, state = chunks_forward(inputs)
+    total, scale, state, _ = chunks_forward(inputs)
     return total * scale, state
 
 
-def chunks_forward(inputs: CausalInputs) -> tuple[Tensor, Tensor, State]:
-    """The output as two factors, and the state after the tokens.
+def chunks_forward(inputs: CausalInputs, space: Space = ANYWHERE) -> tuple[Tensor, Tensor, State, ChunkFlow]:
+    """The output as two factors, the state after the tokens, and the flows.
 
-    The factors are the sum in the last line of Algorithm 2 (B, H, n, e) and the weight of its sink (B, H, n, 1).
+    The factors are the sum in the last line of Algorithm 2 (B, H, n, e) and the weight of its sink (B, H, n, 1). The
+    former lies in ``space`` if that is given.
     """
-    features, scores, flow, state = _flow_of(inputs)
-    length, initial_sum = inputs.q.shape[2], None if inputs.state is None else inputs.state["sum_kv"]
-    (q, k), to_sinks, scale = features.unbind(), scores.to_sinks, flow_scale(flow.allocation, flow.flow[0])
+    q, k, v, padding, options, chunk_size, initial_state = inputs
+    length, size = q.shape[2], chunk_length(chunk_size, q.shape[2])
+    positions = chunk_positions(q, padding, size, initial_state)
+    features = chunk_features(q, k, options.phi, padding, size, space.features)
+    scores = chunk_scores(features, space)
+    flow, state = causal_flow(features, scores, positions, options, initial_state)
+    (q, k), to_sinks, scale = features.unbind(), scores.to_sinks, flow.allocation / flow.flow[0]
     del scores  # frees the upper triangle before more is allocated
     # Contiguous, since each product of many small matrices would copy others.
-    v = _weighted_values(inputs, flow).contiguous()
-    earlier, state["sum_kv"] = carry_sums(k.transpose(-2, -1) @ v, initial_sum)
+    v = torch.mul(chunk_values(v, padding, size), flow.competition.unsqueeze(-1), out=space.weighted).contiguous()
+    chunk_kv = torch.matmul(k.transpose(-2, -1), v, out=space.chunk_kv)
+    initial_kv = None if initial_state is None else initial_state["sum_kv"]
+    earlier, state["sum_kv"] = carry_sums(chunk_kv, initial_kv, out=space.carried_kv)
     # (B, H, G, ...) -> (B H G, ...), so that one product is added to the other as it is formed
-    total, to_sinks, values = (x.flatten(0, 2) for x in (q @ earlier, to_sinks, v))
+    total, to_sinks, values = (x.flatten(0, 2) for x in (torch.matmul(q, earlier, out=space.total), to_sinks, v))
     total = total.baddbmm_(to_sinks, values).view_as(v)
-    return joined(total, length), joined(scale, length).unsqueeze(-1), state
-
-
-def chunks_flow(inputs: CausalInputs) -> tuple[ChunkFlow, State]:
-    """The flows that ``chunks_forward`` forms, and the same state; no output."""
-    features, _, flow, state = _flow_of(inputs)
-    sum_kv = features[1].flatten(2, 3).transpose(-2, -1) @ _weighted_values(inputs, flow).flatten(2, 3)
-    state["sum_kv"] = sum_kv if inputs.state is None else sum_kv + inputs.state["sum_kv"]
-    return flow, state
-
-
-def _flow_of(inputs: CausalInputs) -> tuple[Tensor, Scores, ChunkFlow, State]:
-    """Features (2, B, H, G, C, d), scores and flows in chunks, and the state without ``sum_kv``."""
-    q, k, _, padding, options, chunk_size, initial_state = inputs
-    size = chunk_length(chunk_size, q.shape[2])
-    positions = chunk_positions(q, padding, size, initial_state)
-    features = chunk_features(q, k, options.phi, padding, size)
-    scores = chunk_scores(features)
-    return features, scores, *causal_flow(features, scores, positions, options, initial_state)
-
-
-def _weighted_values(inputs: CausalInputs, flow: ChunkFlow) -> Tensor:
-    """v times competition, zero at padding, in chunks (B, H, G, C, e)."""
-    size = chunk_length(inputs.chunk_size, inputs.q.shape[2])
-    return chunk_values(inputs.v, inputs.padding, size) * flow.competition.unsqueeze(-1)
+    return joined(total, length), joined(scale, length).unsqueeze(-1), state, flow
 
 
 def chunk_positions(q: Tensor, padding: Tensor | None, size: int, state: State | None) -> Positions:
@@ -151,8 +135,17 @@ def chunk_positions(q: Tensor, padding: Tensor | None, size: int, state: State |
     return Positions(counts.clamp(min=1).to(compute_dtype(q)), excluded, total)
 
 
-def chunk_features(q: Tensor, k: Tensor, phi: str, padding: Tensor | None, size: int) -> Tensor:
-    """phi(q) and phi(k), zero at padding, in chunks: (B, H, n, d) -> (2, B, H, G, C, d)."""
+def chunk_features(
+    q: Tensor, k: Tensor, phi: str, padding: Tensor | None, size: int, out: Tensor | None = None
+) -> Tensor:
+    """phi(q) and phi(k), zero at padding, in chunks: (B, H, n, d) -> (2, B, H, G, C, d).
+
+    In ``out`` if given, which is for whole chunks and has no graph.
+    """
+    if out is not None:
+        for x, features in zip((q, k), out.flatten(3, 4)):
+            write_real_features(x, phi, padding, features)
+        return out
     both = torch.stack([x.to(compute_dtype(x)) for x in (q, k)])  # (2, B, H, n, d)
     features = real_features(both, phi, padding).flatten(0, 1)
     return split_chunks(features, size).unflatten(0, (2, q.shape[0]))
@@ -163,12 +156,12 @@ def chunk_values(v: Tensor, padding: Tensor | None, size: int) -> Tensor:
     return split_chunks(zero_padding(v.to(compute_dtype(v)), padding), size)
 
 
-def chunk_scores(features: Tensor) -> Scores:
+def chunk_scores(features: Tensor, space: Space = ANYWHERE) -> Scores:
     """P = q kᵀ of the features (2, B, H, G, C, d); O(n C d)."""
     q, k = features.unbind()
-    scores = q @ k.transpose(-2, -1)
-    lower = torch.ones(scores.shape[-2:], dtype=q.dtype, device=q.device).tril()
-    to_sources = scores * lower.T
+    lower = torch.ones(q.shape[3], q.shape[3], dtype=q.dtype, device=q.device).tril()
+    scores = torch.matmul(q, k.transpose(-2, -1), out=space.to_sinks)
+    to_sources = torch.mul(scores, lower.T, out=space.to_sources)
     return Scores(scores.mul_(lower), to_sources)
 
 
@@ -180,8 +173,8 @@ def causal_flow(
     totals = features.sum(-1)
     carried, sums = carry_sides(features.sum(-2), side_sums(initial_state, "sum_q", "sum_k"))
     inside = torch.stack([to_sinks.sum(-1), to_sources.sum(-2)])
-    flow = _received(inside, features, totals, carried, options.form)
-    inverse_flow = positions.count / replace_zero_by_one(flow)  # I and O are means over c, so their reciprocals have c
+    flow = replace_zero_by_one(_received(inside, features, totals, carried, options.form))
+    inverse_flow = positions.count / flow  # I and O are means over c, so their reciprocals have c
     initial_inverse = side_sums(initial_state, "sum_q_over_incoming", "sum_k_over_outgoing")
     carried_inverse, sums_inverse = carry_sides(row_times(inverse_flow, features), initial_inverse)
     inside = torch.stack([times_column(to_sinks, inverse_flow[1]), row_times(inverse_flow[0], to_sources)])
@@ -195,8 +188,8 @@ def causal_flow(
 
 
 def side_sums(state: State | None, of_sinks: str, of_sources: str) -> Tensor | None:
-    """Two sums of a state as (2, B, H, d)."""
-    return None if state is None else torch.stack([state[of_sinks], state[of_sources]])
+    """Two sums of a state, or of gradients of one, as (2, B, H, d); None for zeros."""
+    return torch.stack([state[of_sinks], state[of_sources]]) if state else None
 
 
 def carry_sides(chunk_sums: Tensor, initial: Tensor | None, reverse: bool = False) -> tuple[Tensor, Tensor]:
@@ -212,7 +205,8 @@ def joined(chunks: Tensor, length: int) -> Tensor:
 
 def row_times(row: Tensor, matrix: Tensor) -> Tensor:
     """row (..., a) times matrix (..., a, b) -> (..., b)."""
-    return (row.unsqueeze(-2) @ matrix).squeeze(-2)
+    product = torch.bmm(row.flatten(0, -2).unsqueeze(1), matrix.flatten(0, -3))  # with fewer calls inside than matmul
+    return product.view(*row.shape[:-1], matrix.shape[-1])
 
 
 def times_column(matrix: Tensor, column: Tensor) -> Tensor:
@@ -227,7 +221,8 @@ def _received(inside: Tensor, receivers: Tensor, giver_totals: Tensor, carried: 
     shape, is each giver's sum over d; ``carried`` (2, B, H, G, d) holds the givers' sums over earlier chunks.
     """
     carried = carried.flip(0) + form.eps
-    received = inside + times_column(receivers, carried) + form.outer_eps
-    if not form.eps:
-        return received
-    return received + form.eps * (giver_totals.flip(0).cumsum(-1) + carried.sum(-1, keepdim=True))
+    received = inside + times_column(receivers, carried)
+    if form.eps:
+        total = giver_totals.flip(0).cumsum(-1) + carried.sum(-1, keepdim=True)
+        received = torch.add(received, total, alpha=form.eps)
+    return received + form.outer_eps if form.outer_eps else received

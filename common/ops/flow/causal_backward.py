@@ -18,7 +18,6 @@ from .causal import (
     ChunkFlow,
     Scores,
     carry_sides,
-    causal_flow,
     chunk_features,
     chunk_positions,
     chunk_scores,
@@ -28,8 +27,8 @@ from .causal import (
     side_sums,
     times_column,
 )
-from .causal_weights import flow_scale, flow_weights_backward
-from .options import replace_zero_by_one
+from .causal_space import Space
+from .causal_weights import flow_weights_backward
 
 
 class _FlowGradients(NamedTuple):
@@ -44,40 +43,41 @@ class _FlowGradients(NamedTuple):
 
 def chunks_backward(
     inputs: CausalInputs,
-    flow: ChunkFlow | None,
+    flow: ChunkFlow,
     out: Tensor,
     grad_out: Tensor,
     grad_state: State,
     grads: Sequence[Tensor],
+    space: Space,
 ) -> State:
     """Write the gradients of q, k (B, H, n, d) and v (B, H, n, e) into ``grads``; return that of the state before.
 
-    ``flow`` is the result of ``chunks_flow(inputs)``, None to form it here; ``out`` (B, H, n, e) is the output,
-    ``grad_out`` its gradient, ``grad_state`` that of the state after the tokens. Features and scores are computed once
-    more; cost as there.
+    ``flow`` is what ``chunks_forward(inputs)`` gave, ``out`` (B, H, n, e) the output, ``grad_out`` its gradient,
+    ``grad_state`` that of the state after the tokens, empty for zeros; ``space`` is overwritten. Features and
+    scores are computed once more; cost as there.
     """
     q, k, v, padding, options, chunk_size, state = inputs
     length, size = v.shape[2], chunk_length(chunk_size, v.shape[2])
     positions = chunk_positions(v, padding, size, state)
-    features = chunk_features(q, k, options.phi, padding, size)
-    scores, values, (q, k) = chunk_scores(features), chunk_values(v, padding, size), features.unbind()
-    if flow is None:
-        flow, _ = causal_flow(features, scores, positions, options, state)
+    features = chunk_features(q, k, options.phi, padding, size, space.features)
+    scores, values, (q, k) = chunk_scores(features, space), chunk_values(v, padding, size), features.unbind()
     out, grad_out = (split_chunks(x.to(q.dtype), size) for x in (out, grad_out))  # (B, H, G, C, e)
     # The gradient of log(allocation / I). Where an allocation is 0, nothing depends on it.
-    grad_log_scale = (grad_out * out).sum(-1)
+    grad_log_scale = torch.mul(grad_out, out, out=space.weighted).sum(-1)
     grad_allocation = grad_log_scale / flow.allocation.masked_fill(flow.allocation == 0.0, 1.0)
-    grad_total = (grad_out * flow_scale(flow.allocation, flow.flow[0]).unsqueeze(-1)).contiguous()
+    scale = flow.allocation / flow.flow[0]
+    grad_total = torch.mul(grad_out, scale.unsqueeze(-1), out=space.total)
 
-    grad_sum_kv_after, grad_sum_kv = carry_sums(q.transpose(-2, -1) @ grad_total, grad_state["sum_kv"], reverse=True)
+    _product(space.chunk_kv, q.transpose(-2, -1), grad_total)
+    grad_sum_kv_after, grad_sum_kv = carry_sums(
+        space.chunk_kv, grad_state.get("sum_kv"), reverse=True, out=space.carried_kv
+    )
     # Of the values times their weights; zero at padding, whose k and scores are zero.
-    grad_weighted = k @ grad_sum_kv_after
+    grad_weighted = _product(space.weighted, k, grad_sum_kv_after)
     _add_product(grad_weighted, scores.to_sinks.transpose(-2, -1), grad_total)
     competition = flow.competition.unsqueeze(-1)
     torch.mul(joined(grad_weighted, length), joined(competition, length), out=grads[2])
     grad_competition = grad_weighted.mul_(values).sum(-1)
-    # Here and below: freed before more is allocated, because these tensors decide on the peak of memory.
-    del grad_weighted
 
     weights, grad_weights = (flow.competition, flow.allocation), (grad_competition, grad_allocation)
     grad_conserved, grad_logs = flow_weights_backward(
@@ -86,18 +86,13 @@ def chunks_backward(
     flow_grads, grad_sums = _flows_backward(
         flow, features, scores, options.form.eps, grad_conserved, grad_log_scale, grad_state
     )
-    del scores
 
-    weighted = (values * competition).contiguous()
-    grad_scores = _scores_backward(flow, flow_grads, grad_total, weighted)
-    grad_k = weighted @ grad_sum_kv_after.transpose(-2, -1)
-    del grad_sum_kv_after
-    chunk_kv = k.transpose(-2, -1) @ weighted
-    del weighted
-    sum_kv_before = carry_sums(chunk_kv, None if state is None else state["sum_kv"])[0]
-    del chunk_kv
-    grad_q = grad_total @ sum_kv_before.transpose(-2, -1)
-    del sum_kv_before, grad_total
+    weighted = torch.mul(values, competition, out=space.weighted)
+    grad_scores = _scores_backward(flow, flow_grads, grad_total, weighted, space)
+    grad_k = _product(space.grad_k, weighted, grad_sum_kv_after.transpose(-2, -1))
+    _product(space.chunk_kv, k.transpose(-2, -1), weighted)
+    sum_kv_before, _ = carry_sums(space.chunk_kv, None if state is None else state["sum_kv"], out=space.carried_kv)
+    grad_q = _product(space.grad_q, grad_total, sum_kv_before.transpose(-2, -1))
     factors = (x.unbind() for x in _carried_backward(flow, flow_grads, options.form.eps))
     for grad, columns, rows in zip((grad_q, grad_k), *factors):
         _add_product(grad, columns, rows)
@@ -106,6 +101,12 @@ def chunks_backward(
     for grad, grad_features, x in zip(grads, (grad_q, grad_k), (q, k)):
         feature_map_gradient(joined(grad_features, length), joined(x, length), options.phi, out=grad)
     return {"sum_kv": grad_sum_kv, **grad_sums, **grad_logs}
+
+
+def _product(out: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """``out`` = a @ b, all (B, H, G, ..., ...)."""
+    torch.bmm(a.flatten(0, 2), b.flatten(0, 2), out=out.flatten(0, 2))
+    return out
 
 
 def _add_product(out: Tensor, a: Tensor, b: Tensor) -> None:
@@ -132,14 +133,14 @@ def _flows_backward(
     # Of c / I by way of Ô, and of c / O by way of Î.
     inside = [times_column(scores.to_sources, grad_conserved[1]), row_times(grad_conserved[0], scores.to_sinks)]
     grad_inverse = torch.stack(inside) + times_column(features, sum_inverse_after)
-    by_eps = torch.zeros_like(grad_inverse)
+    by_eps = grad_conserved  # anything, if it is not to count
     if eps:
         by_eps = reverse_cumsum(grad_conserved).flip(0)
-        grad_inverse = grad_inverse + eps * flow.totals * by_eps
+        grad_inverse = grad_inverse.addcmul_(flow.totals, by_eps, value=eps)
     # Of the logarithms of 1 / I and 1 / O, then of I and O.
-    grad_flow = grad_inverse * flow.inverse_flow
+    grad_flow = grad_inverse.mul_(flow.inverse_flow)
     grad_flow[0] += grad_log_scale
-    grad_flow = grad_flow / -replace_zero_by_one(flow.flow)  # where a flow underflows, so do the features it comes from
+    grad_flow = grad_flow.div_(flow.flow).neg_()  # where a flow underflows, so do the features it comes from
     sum_after, grad_sums = _sums_backward(grad_flow, features, eps, side_sums(grad_state, "sum_q", "sum_k"))
     if eps:
         by_eps = reverse_cumsum(grad_flow).flip(0) + flow.inverse_flow * by_eps
@@ -154,18 +155,20 @@ def _sums_backward(grad: Tensor, receivers: Tensor, eps: float, after: Tensor) -
     ``grad`` (2, B, H, G, C) is that of the received flows, ``after`` (2, B, H, d) that of the sums after the last
     chunk. Returns (2, B, H, G, d) for the sums after each chunk and (2, B, H, d) for those before the first.
     """
-    chunk_grads = row_times(grad, receivers) + eps * grad.sum(-1, keepdim=True)
+    chunk_grads = torch.add(row_times(grad, receivers), grad.sum(-1, keepdim=True), alpha=eps)
     return carry_sides(chunk_grads.flip(0), after, reverse=True)
 
 
-def _scores_backward(flow: ChunkFlow, grads: _FlowGradients, grad_total: Tensor, weighted: Tensor) -> Tensor:
+def _scores_backward(
+    flow: ChunkFlow, grads: _FlowGradients, grad_total: Tensor, weighted: Tensor, space: Space
+) -> Tensor:
     """Gradient of P = q kᵀ inside of each chunk (B, H, G, C, C), of both triangles."""
     one = torch.ones_like(flow.inverse_flow[0])
-    grad = grad_total @ weighted.transpose(-2, -1)
+    grad = _product(space.to_sources, grad_total, weighted.transpose(-2, -1))
     _add_product(grad, *_pairs((grads.flow[0], grads.conserved_flow[0]), (one, flow.inverse_flow[1])))
     columns, rows = _pairs((one, flow.inverse_flow[0]), (grads.flow[1], grads.conserved_flow[1]))
     lower = torch.ones(grad.shape[-2:], dtype=grad.dtype, device=grad.device).tril()
-    return grad.mul_(lower).add_((columns @ rows).mul_(lower.T))
+    return grad.mul_(lower).add_(_product(space.to_sinks, columns, rows).mul_(lower.T))
 
 
 def _carried_backward(flow: ChunkFlow, grads: _FlowGradients, eps: float) -> tuple[Tensor, Tensor]:

@@ -54,7 +54,7 @@ def flow_weights_backward(
     """Gradients of Î and Ô and of the softmaxes' sums before the first token.
 
     ``conserved`` (2, B, H, G, C) are Î and Ô; ``weights`` and ``grads`` competition and allocation, and their
-    gradients; ``grad_logs`` those of the logarithms of the sums after the last token.
+    gradients; ``grad_logs`` those of the logarithms of the sums after the last token, empty for zeros.
     """
     start: State = {} if initial_state is None else initial_state
     incoming, outgoing = (conserved / positions.count).unbind()
@@ -66,7 +66,7 @@ def flow_weights_backward(
         options.clamp,
         weights[0],
         grads[0],
-        grad_logs["log_competition"],
+        grad_logs.get("log_competition"),
     )
     grad_incoming, log_allocation = _weight_backward(
         incoming,
@@ -76,7 +76,7 @@ def flow_weights_backward(
         math.inf,
         weights[1],
         grads[1],
-        grad_logs["log_allocation"],
+        grad_logs.get("log_allocation"),
     )
     grad_outgoing = grad_outgoing.masked_fill(outgoing > options.clamp, 0.0)  # no flow is negative
     grad_conserved = torch.stack([grad_incoming, grad_outgoing]) / positions.count
@@ -134,13 +134,14 @@ def _weight_backward(
     bound: float,
     weights: Tensor,
     grad: Tensor,
-    grad_log: Tensor,
+    grad_log: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """Gradients of ``flow`` (B, H, G, C) and ``log_before`` (B, H), the arguments of ``_weight_so_far``.
 
     ``weights`` is its first result and ``grad`` the gradient of that, both (B, H, G, C); ``grad_log`` (B, H) is the
-    gradient of its second result.
+    gradient of its second result, None for zeros.
     """
+    grad_log = torch.zeros_like(grad[..., 0, 0]) if grad_log is None else grad_log
     if kind == "none":
         return torch.zeros_like(flow), grad_log
     if kind == "sigmoid":
