@@ -1,6 +1,7 @@
 """Run one case at one size: compare with the reference, then time in turns, then measure memory.
 
-A candidate that differs from its reference is not timed; one that fails is recorded with the reason.
+A candidate that differs from its reference is not timed; one that fails is recorded with the reason. Times that other
+work disturbed are taken again.
 """
 
 import gc
@@ -10,6 +11,7 @@ import torch
 
 from .compare import first_unequal
 from .memory import peak_beyond
+from .noise import quietest
 from .records import FAILED, NOT_RUN, TIMED, UNEQUAL, Record
 from .timing import interleave, synchronizer
 from .work import Absent, Candidate, Case, Settings
@@ -56,9 +58,21 @@ def _last_line(error: Exception) -> str:
 
 def _timed(case: Case, candidates: Sequence[Candidate], run: str, settings: Settings) -> list[Record]:
     functions = [candidate.runs[run] for candidate in candidates]
-    times = interleave(functions, synchronizer(settings.device))
+    found = quietest(lambda: interleave(functions, synchronizer(settings.device)))
     extra = [peak_beyond(function, settings.device) if case.memory else None for function in functions]
     return [
-        Record(case.name, one.size, run, one.name, TIMED, "", tuple(seconds), one.units, peak, one.input_bytes)
-        for one, seconds, peak in zip(candidates, times, extra)
+        Record(
+            case.name,
+            one.size,
+            run,
+            one.name,
+            TIMED,
+            seconds=tuple(seconds),
+            units=one.units,
+            extra_bytes=peak,
+            input_bytes=one.input_bytes,
+            load=found.load,
+            attempts=found.attempts,
+        )
+        for one, seconds, peak in zip(candidates, found.times, extra)
     ]

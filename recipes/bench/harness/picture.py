@@ -31,8 +31,11 @@ def _draw_case(case: Case, records: list[Record], path: Path) -> None:
         count = len(runs) + with_memory
         figure, panels = plt.subplots(1, count, figsize=(3.6 * count, 3.6), layout="constrained", squeeze=False)
         for axes, run in zip(panels[0], runs):
-            _lines(axes, [one for one in records if one.run == run], names, lambda one: 1000 * one.median)
-            axes.set(title=f"{run}, ms", xlabel=case.axis)
+            shown = [one for one in records if one.run == run]
+            _lines(axes, shown, names, lambda one: 1000 * one.median)
+            _hollow(axes, [one for one in shown if one.noisy])
+            axes.set(title=f"{run}, ms" + ("; hollow: noisy" if any(one.noisy for one in shown) else ""))
+            axes.set(xlabel=case.axis)
         if with_memory:
             axes = panels[0][-1]
             last = [one for one in records if one.run == runs[-1] and one.extra_bytes]
@@ -42,6 +45,13 @@ def _draw_case(case: Case, records: list[Record], path: Path) -> None:
         panels[0][0].legend(frameon=False, fontsize=8)
         figure.suptitle(case.title, fontsize=11)
         save(figure, path, dpi=75, pil_kwargs={"optimize": True})
+
+
+def _hollow(axes: Axes, noisy: list[Record]) -> None:
+    """White centres on the dots of times that are noisy."""
+    places = [(one.size, 1000 * one.median) for one in noisy]
+    if places:
+        axes.plot(*zip(*places), linestyle="", marker="o", markersize=1.8, color="white", zorder=3)
 
 
 def _lines(axes: Axes, records: list[Record], names: list[str], value: Callable[[Record], float]) -> None:

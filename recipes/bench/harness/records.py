@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ...shared.working_folder import write_text
+from .noise import ALLOWED_SPREAD, spread
 from .timing import quartiles, ratio
 
 TIMED = "timed"
@@ -25,6 +26,8 @@ class Record(NamedTuple):
     units: float = 0.0  # tokens or images of one call
     extra_bytes: int | None = None  # peak memory beyond inputs, outputs and gradients; None: not measured
     input_bytes: int = 0  # of q, k and v, or of a decoding state
+    load: float | None = None  # share of all cores that other programs used just before; None: not noted
+    attempts: int = 1  # times that the rounds were measured, of which the quietest are kept
 
     @property
     def median(self) -> float:
@@ -35,6 +38,11 @@ class Record(NamedTuple):
     def per_second(self) -> float:
         """Tokens or images per second."""
         return self.units / self.median
+
+    @property
+    def noisy(self) -> bool:
+        """Whether the times are further apart than other work on the machine may make them."""
+        return self.status == TIMED and spread(self.seconds) > ALLOWED_SPREAD
 
 
 class Machine(NamedTuple):
@@ -86,15 +94,23 @@ class Results(NamedTuple):
 
 def save(results: Results, path: Path) -> None:
     """Write ``results`` as JSON."""
-    content = {"machine": results.machine._asdict(), "records": [_rounded(one) for one in results.records]}
+    content = {"machine": results.machine._asdict(), "records": [_as_json(one) for one in results.records]}
     lines = json.dumps(content["machine"], indent=1, ensure_ascii=False)
     records = ",\n".join(" " + json.dumps(record, ensure_ascii=False) for record in content["records"])
     write_text(path, f'{{"machine": {lines},\n"records": [\n{records}\n]}}\n')
 
 
-def _rounded(record: Record) -> dict:
-    """A record whose times have no more digits than a clock."""
-    return record._replace(seconds=[float(f"{seconds:.5g}") for seconds in record.seconds])._asdict()
+def _as_json(record: Record) -> dict:
+    """A record whose times have no more digits than a clock, and whether they are noisy."""
+    record = record._replace(seconds=tuple(float(f"{seconds:.5g}") for seconds in record.seconds))
+    return {**record._asdict(), "noisy": record.noisy}
+
+
+def _from_json(content: dict) -> Record:
+    """The record that ``_as_json`` wrote; earlier versions noted neither the load nor the attempts."""
+    fields = {**content, "seconds": tuple(content["seconds"])}
+    fields.pop("noisy", None)  # follows from the times
+    return Record(**fields)
 
 
 def load(path: Path) -> Results:
@@ -105,7 +121,6 @@ def load(path: Path) -> Results:
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        records = [Record(**{**record, "seconds": tuple(record["seconds"])}) for record in content["records"]]
-        return Results(Machine(**content["machine"]), records)
+        return Results(Machine(**content["machine"]), [_from_json(record) for record in content["records"]])
     except (json.JSONDecodeError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is not a file of results ({error}); allowed: one that recipes.bench wrote") from error

@@ -1,27 +1,28 @@
-"""Results as tables: every measurement, floors, candidates that were not timed, and the verdicts on the targets."""
+"""Results as tables: every measurement, floors, what was disturbed, what was not timed, and verdicts on targets."""
 
 from collections.abc import Mapping, Sequence
 
 from ...shared.tables import MISSING, Run, Table
-from . import machine
+from . import machine, noise
 from .floors import floors
 from .records import Record, Results
 from .timing import quartiles
 from .work import Case
 
 REACH = "Targets"
-_ANSWERS = {True: "yes", False: "no", None: MISSING}
+#: Stands behind the quartiles of times that are noisy.
+NOISY = "~"
 
 
 def tables(results: Results, cases: Mapping[str, Case], verdicts: Sequence[tuple]) -> list[Table]:
     """All tables, the one of targets last, where a terminal shows it.
 
-    A verdict is (work, beside, to reach, achieved, whether it was reached or None), as in ``targets.Verdict``.
+    A verdict is (work, beside, to reach, achieved, reached), all in words, as in ``targets.Verdict``.
     """
     timed = [cases[name] for name in dict.fromkeys(one.case for one in results.timed())]
     blocks = [_measurements(results, case) for case in timed]
     blocks += filter(None, (_floor_table(results, case) for case in timed))
-    return [*blocks, *_not_timed(results), *_targets(verdicts)]
+    return [*blocks, *_noise(results), *_not_timed(results), *_targets(verdicts)]
 
 
 def run_of(results: Results) -> Run:
@@ -32,12 +33,13 @@ def run_of(results: Results) -> Run:
 
 
 def _targets(verdicts: Sequence[tuple]) -> list[Table]:
-    rows = [(*texts, _ANSWERS[reached]) for *texts, reached in verdicts]
     notes = [
-        "times: the median of the ratios of rounds in which both ran side by side",
+        "times: the median of the ratios of rounds in which both ran side by side; judged where no time is noisy",
         "memory: the peak beyond inputs, outputs and gradients",
+        "the bound: the same if the candidate took no longer than its floor, or than its model without attention",
     ]
-    return [Table(REACH, ("work", "beside", "to reach", "achieved", "reached"), rows, notes)] if rows else []
+    header = ("work", "beside", "to reach", "achieved", "reached")
+    return [Table(REACH, header, list(verdicts), notes)] if verdicts else []
 
 
 def _measurements(results: Results, case: Case) -> Table:
@@ -57,6 +59,8 @@ def _measurements(results: Results, case: Case) -> Table:
         "peak MiB",
         f"{case.inputs}, MiB",
         f"x {case.inputs}",
+        "load before",
+        "attempts",
     )
     kept = [i for i in range(len(header)) if any(row[i] != MISSING for row in rows)]
     cells = [[row[i] for i in kept] for row in rows]
@@ -71,7 +75,18 @@ def _row(results: Results, one: Record, records: Sequence[Record]) -> tuple[str,
     inputs = f"{one.input_bytes / 2**20:,.1f}" if one.input_bytes else MISSING
     multiple = MISSING if MISSING in (extra, inputs) else f"{one.extra_bytes / one.input_bytes:.2f}"
     speed = f"{one.per_second:,.0f}" if one.per_second >= 100 else f"{one.per_second:.3g}"
-    return (f"{one.size:,}", one.run, one.form, middle, f"{low} to {high}", speed, times, extra, inputs, multiple)
+    between = _marked(f"{low} to {high}", one)
+    load, attempts = _percent(one.load), str(one.attempts) if one.attempts > 1 else MISSING
+    size = f"{one.size:,}"
+    return (size, one.run, one.form, middle, between, speed, times, extra, inputs, multiple, load, attempts)
+
+
+def _marked(cell: str, one: Record) -> str:
+    return f"{cell} {NOISY}" if one.noisy else cell
+
+
+def _percent(share: float | None) -> str:
+    return MISSING if share is None else f"{100 * share:.0f} %"
 
 
 def _floor_table(results: Results, case: Case) -> Table | None:
@@ -82,7 +97,7 @@ def _floor_table(results: Results, case: Case) -> Table | None:
             one.form,
             f"{1000 * one.arithmetic:.3g}",
             f"{1000 * one.memory:.3g}",
-            f"{1000 * one.achieved:.3g}",
+            _marked(f"{1000 * one.achieved:.3g}", results.find(case.name, one.size, one.run, one.form)),
             f"{one.fraction:.2f}",
         )
         for one in floors(results, case)
@@ -90,6 +105,21 @@ def _floor_table(results: Results, case: Case) -> Table | None:
     header = ("tokens", "run", "candidate", "arithmetic, ms", "memory, ms", "achieved, ms", "floor / achieved")
     notes = ["from the rates of this machine; recipes/bench/README.md says what is counted"]
     return Table(f"{case.title}: the floor", header, rows, notes) if rows else None
+
+
+def _noise(results: Results) -> list[Table]:
+    """How many times were disturbed, and the rules by which they were repeated and marked."""
+    timed = results.timed()
+    again, noisy = sum(one.attempts > 1 for one in timed), sum(one.noisy for one in timed)
+    load = max((one.load for one in timed if one.load is not None), default=None)
+    header = ("times", "measured again", f"noisy ({NOISY})", "highest load before")
+    notes = [
+        f"a measurement is repeated, up to {noise.MOST_ATTEMPTS} times in all, while the quartiles of one of its "
+        f"candidates are further apart than {noise.ALLOWED_SPREAD:g} of the median; the quietest is kept",
+        f"{NOISY} marks times that stayed further apart; no target of time is judged by them",
+        f"load before: the share of all cores that other programs used in {noise.REST:g} s of rest",
+    ]
+    return [Table("Noise", header, [(str(len(timed)), str(again), str(noisy), _percent(load))], notes)] if timed else []
 
 
 def _not_timed(results: Results) -> list[Table]:

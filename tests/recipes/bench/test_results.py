@@ -13,7 +13,7 @@ from recipes.bench.harness import picture, records, report
 from recipes.bench.harness.floors import floors
 from recipes.bench.harness.records import NOT_RUN, TIMED, Machine, Record, Results
 from recipes.bench.harness.work import BACKWARD, DECODING, FORWARD, TRAINING
-from recipes.bench.targets import Target
+from recipes.bench.targets import NO, NOT_MEASURED, YES, Target
 from recipes.shared.commands import ROOT
 from recipes.shared.tables import as_text
 
@@ -49,9 +49,13 @@ def test_results_survive_json(results, tmp_path):
 
 
 def test_the_format_of_results_json_stays():
-    content = json.loads((ROOT / "recipes" / "bench" / "results" / "results.json").read_text(encoding="utf-8"))
+    path = ROOT / "recipes" / "bench" / "results" / "results.json"
+    content = json.loads(path.read_text(encoding="utf-8"))
     assert set(content) == {"machine", "records"} and set(content["machine"]) == set(Machine._fields)
-    assert all(set(record) == set(Record._fields) for record in content["records"])
+    newer = {"load", "attempts", "noisy"}  # a file of an earlier version has none of them, and still loads
+    for record in content["records"]:
+        assert set(record) | newer == {*Record._fields, "noisy"} and not 0 < len(newer & set(record)) < 3
+    assert len(records.load(path).records) == len(content["records"])
 
 
 @pytest.mark.parametrize("text", ["no json", "{}", '{"machine": {}, "records": []}', "[]"])
@@ -85,8 +89,8 @@ def test_pictures_are_drawn_of_cases_with_several_sizes(results, tmp_path):
 def pair(size, ratio, run=BACKWARD):
     """Flow-Attention and a peer that takes ``ratio`` times as long."""
     return [
-        timed("causal_flow", size, run, FLOW, 1.0, 2.0, 1.5),
-        timed("causal_flow", size, run, SOFTMAX, ratio, 2 * ratio, 1.5 * ratio),
+        timed("causal_flow", size, run, FLOW, 1.0, 1.2, 1.1),
+        timed("causal_flow", size, run, SOFTMAX, ratio, 1.2 * ratio, 1.1 * ratio),
     ]
 
 
@@ -101,50 +105,50 @@ def test_every_target_has_a_case_a_size_and_candidates_of_it():
         case = CASES[target.case]
         known[targets.device_of(target)].add(target.case)
         assert target.size in case.sizes and targets.device_of(target) in case.devices
-        assert targets.judge(Results(MACHINE, []), target).reached is None
+        assert targets.judge(Results(MACHINE, []), target).reached == NOT_MEASURED
     assert known["cpu"] and known["cuda"]
 
 
 def test_speed_and_time():
-    for ratio, reached in ((3.01, True), (2.99, False)):
-        assert judged("speed", 3, *pair(512, ratio)).reached is reached
-        assert judged("time", 1 / 3, *pair(512, ratio)).reached is reached
-    assert judged("speed", 3, *pair(1024, 9.0)).reached is None
+    for ratio, reached in ((3.01, YES), (2.99, NO)):
+        assert judged("speed", 3, *pair(512, ratio)).reached == reached
+        assert judged("time", 1 / 3, *pair(512, ratio)).reached == reached
+    assert judged("speed", 3, *pair(1024, 9.0)).reached == NOT_MEASURED
     near, far = (timed("causal_flow", size, BACKWARD, FLOW, seconds) for size, seconds in ((128, 1.0), (512, 1.2)))
-    assert judged("time", 1.1, near, far, peer=FLOW, peer_size=128).reached is False
+    assert judged("time", 1.1, near, far, peer=FLOW, peer_size=128).reached == NO
     assert judged("time", 1.3, near, far, peer=FLOW, peer_size=128).achieved == "1.2 times"
 
 
-@pytest.mark.parametrize("small, large, reached", [(1.5, 2.0, True), (2.0, 1.5, False)])
+@pytest.mark.parametrize("small, large, reached", [(1.5, 2.0, YES), (2.0, 1.5, NO)])
 def test_gain(small, large, reached):
-    assert judged("gain", 1, *pair(512, small), *pair(1024, large), size=1024, peer_size=512).reached is reached
+    assert judged("gain", 1, *pair(512, small), *pair(1024, large), size=1024, peer_size=512).reached == reached
 
 
 @pytest.mark.parametrize(
     "faster, achieved, reached",
     [
-        ((256, 512, 1024), "from 256 on", True),
-        ((512, 1024), "from 512 on", True),
-        ((256, 1024), "from 1,024 on", False),
-        ((256, 512), "from inf on", False),
+        ((256, 512, 1024), "from 256 on", YES),
+        ((512, 1024), "from 512 on", YES),
+        ((256, 1024), "from 1,024 on", NO),
+        ((256, 512), "from inf on", NO),
     ],
 )
 def test_break_even_is_where_it_stays_faster(faster, achieved, reached):
     found = [one for size in (256, 512, 1024) for one in pair(size, 2.0 if size in faster else 0.5)]
     verdict = judged("break-even", 512, *found)
     assert (verdict.achieved, verdict.reached) == (achieved, reached)
-    assert judged("break-even", 512, *found[:-2]).reached is None, "the length twice as long is missing"
+    assert judged("break-even", 512, *found[:-2]).reached == NOT_MEASURED, "the length twice as long is missing"
 
 
 def test_memory():
     small = timed("causal_flow", 512, BACKWARD, FLOW, 1.0, extra=310, inputs=100)
     large = timed("causal_flow", 1024, BACKWARD, FLOW, 1.0, extra=600, inputs=200)
     peer = timed("causal_flow", 1024, BACKWARD, SOFTMAX, 1.0, extra=1000, inputs=200)
-    assert judged("memory", 0.6, large, peer, size=1024).reached is True
-    assert judged("memory", 0.59, large, peer, size=1024).reached is False
+    assert judged("memory", 0.6, large, peer, size=1024).reached == YES
+    assert judged("memory", 0.59, large, peer, size=1024).reached == NO
     assert judged("memory", 2.1, small, large, size=1024, peer=FLOW, peer_size=512).achieved == "1.94 times"
     assert judged("memory of inputs", 3, small, large, size=1024).achieved == "3.1 times"
-    assert judged("memory of inputs", 3, small, size=1024).reached is None
+    assert judged("memory of inputs", 3, small, size=1024).reached == NOT_MEASURED
 
 
 def test_floors():
@@ -171,4 +175,4 @@ def test_floors():
     (least,) = floors(Results(MACHINE, [*rates, step]), CASES["flash_lm_512"])
     assert least.form == "flash_lm" and least.fraction == max(least.arithmetic, least.memory) / 2.0
     verdict = judged("floor", 0.5, *rates, timed("causal_flow", 64, FORWARD, FLOW, 1.0), size=64, run=FORWARD)
-    assert verdict.reached is (forward.memory >= 0.5)
+    assert verdict.reached == (YES if forward.memory >= 0.5 else NO)
