@@ -14,7 +14,6 @@ from PIL import Image
 
 from fairseq_plugin.data.pixels import ImageShape, to_images
 from recipes.cifar10_pixels import prepare
-
 from tests.recipes.server import Page, serve
 
 PER_FILE = 6

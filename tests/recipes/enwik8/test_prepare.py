@@ -18,7 +18,6 @@ from recipes.shared import download as download_module
 from tests.fairseq_plugin.helpers.commands import USER_DIR, run_in_turn
 from tests.fairseq_plugin.helpers.language_models import SMALL
 from tests.fairseq_plugin.helpers.pixels import logits_bits
-
 from tests.recipes.server import Page, serve
 
 #: Any bytes: line ends of all kinds, no valid UTF-8, no line end at the cuts or at the end.

@@ -12,7 +12,6 @@ from recipes.flash import corpora, sources
 from recipes.flash.corpora import CORPORA, check, fetch_corpus, find_corpus
 from recipes.flash.sources import Record, Remote, fetch, hub_files, recorded_files
 from recipes.shared.download import DownloadFailed
-
 from tests.recipes.server import Page, serve
 
 BOOKS = {"train/10.txt": b"a book", "train/2.txt": b"another", "validation/3.txt": b"third", "test/4.txt": b"fourth"}

@@ -11,7 +11,6 @@ import yaml
 from recipes.imagenet import get_timm_scripts
 from recipes.imagenet.get_timm_scripts import NotFound, get
 from recipes.shared.commands import ROOT
-
 from tests.recipes.server import Page, serve
 
 TAGS = ("v1.2.2", "v1.2.3")

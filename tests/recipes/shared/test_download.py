@@ -5,7 +5,6 @@ import hashlib
 import pytest
 
 from recipes.shared.download import DownloadFailed, download
-
 from tests.recipes.server import Page, serve
 
 BODY = bytes(range(256)) * 40

@@ -12,7 +12,6 @@ from recipes.shared.commands import ROOT
 from recipes.shared.working_folder import working_folder
 from recipes.wikitext103 import prepare
 from recipes.wikitext103.prepare import SPLITS, Counts
-
 from tests.recipes.server import Page, serve
 
 TEXT = {
