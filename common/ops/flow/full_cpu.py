@@ -99,7 +99,8 @@ def _block_size(q: Tensor, k: Tensor, v: Tensor, options: FlowOptions) -> tuple[
     fitting = max(numbers // (max(q.shape[2], k.shape[2]) * max(q.shape[3], v.shape[3])), 1)
     if fitting < heads:
         return 1, heads if options.competition == "softmax_heads" else fitting
-    return fitting // heads, heads
+    # Half of what fits, if it is several rows: at 196 tokens four fifths of the time.
+    return max(fitting // (2 * heads), 1), heads
 
 
 def _blocks(
