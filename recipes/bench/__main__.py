@@ -13,7 +13,7 @@ from ..shared.commands import shown_path
 from ..shared.scripts import command_line, positive_int, script
 from ..shared.tables import as_markdown, as_text
 from ..shared.working_folder import working_folder, write_text
-from . import targets
+from . import summary, targets
 from .cases import CASES
 from .harness import machine, picture, report
 from .harness.measure import measure
@@ -96,6 +96,8 @@ def write(out: Path, results: Results) -> str:
     write_text(out / "results.txt", plain + "\n")
     save(results, out / "results.json")
     pictures = [f"![{CASES[path.stem].title}]({path.name})" for path in picture.draw(results, CASES, out)]
+    if summary.draw(results, out / summary.NAME):
+        pictures.insert(0, f"![Time per token by length]({summary.NAME})")
     # A terminal shows the end of a text and a page its beginning: the targets go to where they are seen first.
     blocks = sorted(blocks, key=lambda block: block.title != report.REACH)
     parts = [_HEAD, as_markdown(blocks, foot), *pictures]

@@ -104,10 +104,11 @@ def _gain(results: Results, target: Target) -> float | None:
 def _break_even(results: Results, target: Target) -> float | None:
     """The shortest length from which on the candidate is as fast as the peer; infinite if there is none.
 
-    None unless the target's size and twice that were measured: a shorter run does not show whether it stays faster.
+    None unless the target's size was measured, and one of at least twice that: a shorter run does not show whether it
+    stays faster.
     """
     sizes = results.sizes(target.case, target.run, target.candidate)
-    if not {target.size, 2 * target.size} <= set(sizes):
+    if target.size not in sizes or sizes[-1] < 2 * target.size:
         return None
     shortest = float("inf")
     for size in reversed(sizes):
@@ -150,8 +151,12 @@ TARGETS = tuple(
         ("causal_flow", FORWARD, 2048, _FLOW, _AUTHORS, "speed", FLOOR),
         ("causal_flow", FORWARD, 16384, _FLOW, _SOFTMAX, "speed", 17),
         ("causal_flow", BACKWARD, 16384, _FLOW, _SOFTMAX, "speed", 20),
-        ("causal_flow", BACKWARD, 256, _FLOW, _SOFTMAX, "break-even", 256),
-        ("causal_flow_compiled", BACKWARD, 256, operations.COMPILED, _SOFTMAX, "break-even", 256),
+        ("causal_flow", BACKWARD, 256, _FLOW, _SOFTMAX, "speed", 0.8),
+        ("causal_flow", BACKWARD, 384, _FLOW, _SOFTMAX, "break-even", 384),
+        ("causal_flow_batch", BACKWARD, 256, _FLOW, _SOFTMAX, "speed", 0.8),
+        ("causal_flow_batch", BACKWARD, 384, _FLOW, _SOFTMAX, "break-even", 384),
+        ("full_flow", BACKWARD, operations.VIT, _FLOW, _SOFTMAX, "break-even", operations.VIT),
+        ("causal_flow_compiled", BACKWARD, 256, operations.COMPILED, _SOFTMAX, "speed", 0.8),
         ("causal_flow", BACKWARD, 16384, _FLOW, "q, k and v", "memory of inputs", 3),
         ("causal_flow", BACKWARD, 16384, _FLOW, _FLOW, "memory", 2.1, 8192),
         ("full_flow", BACKWARD, 4096, _FLOW, _AUTHORS, "speed", 3),
@@ -160,6 +165,11 @@ TARGETS = tuple(
         ("decoding", DECODING, _FAR, "flash_lm", "flash_lm", "time", 1.1, _NEAR),
         ("decoding", DECODING, _FAR, "flowformer_lm", "transformer_lm", "speed", 5),
         ("decoding", DECODING, _FAR, "flash_lm", "transformer_lm", "speed", 5),
+        *(
+            (case, DECODING, _NEAR, name, language_models.STOCK, "speed", 1)
+            for case in ("decoding", "beam_decoding")
+            for name in language_models.DECODED[:-1]
+        ),
         *(
             ("translation_decoding", _LAST, _SOURCES[1], form, form, "time", 1.1, _SOURCES[0])
             for form in translation.FLAT

@@ -11,7 +11,10 @@ from ..harness.packages import missing
 from ..harness.work import DECODING, TRAINING, Absent, Amount, Candidate, Case, Comparison, Settings
 
 TRAINED = ("flash_lm", "transformer_pp_lm")
-DECODED = ("flowformer_lm", "flash_lm", "transformer_lm")
+STOCK = "transformer_lm"
+DECODED = ("flowformer_lm", "linear_lm", "cosformer_lm", "flash_lm", "daft_conv_lm", STOCK)
+#: Hypotheses of a beam.
+BEAM = 5
 #: Positions at which a decoding step is timed, in the same rounds because they are compared with each other.
 NEAR, FAR, QUICK_FAR = 128, 16384, 1024
 TRAINING_LAYERS, DECODING_LAYERS, DECODING_WIDTH = 2, 6, 512
@@ -84,38 +87,54 @@ def decoding(
     settings: Settings, size: int, width: int = DECODING_WIDTH, layers: int = DECODING_LAYERS
 ) -> list[Candidate | Absent]:
     """Models that decode one token, near the start and at position ``size``."""
+    return _decoding(settings, (NEAR, size), 1, width, layers)
+
+
+def beam_decoding(
+    settings: Settings, size: int, width: int = DECODING_WIDTH, layers: int = DECODING_LAYERS
+) -> list[Candidate | Absent]:
+    """Models that decode one token of each hypothesis of a beam, at position ``size``."""
+    return _decoding(settings, (size,), BEAM, width, layers)
+
+
+def _decoding(
+    settings: Settings, positions: tuple[int, ...], rows: int, width: int, layers: int
+) -> list[Candidate | Absent]:
     reason = missing("fairseq")
     if reason is not None:
-        return [Absent(name, position, reason) for name in DECODED for position in (NEAR, size)]
-    return [one for name in DECODED for one in _decoding_candidates(name, settings, size, width, layers)]
+        return [Absent(name, position, reason) for name in DECODED for position in positions]
+    return [one for name in DECODED for one in _decoding_candidates(name, settings, positions, rows, width, layers)]
 
 
-def _decoding_candidates(architecture: str, settings: Settings, far: int, width: int, layers: int) -> list[Candidate]:
+def _decoding_candidates(
+    architecture: str, settings: Settings, positions: tuple[int, ...], rows: int, width: int, layers: int
+) -> list[Candidate]:
     from ..models import fairseq_models
 
+    far = max(positions)
     model = fairseq_models.build(architecture, width, layers, far + 1, settings).eval()
     # The full forward of fairseq's own attention would allocate several tensors of position² per head.
     twin = None
-    if architecture == "transformer_lm":
+    if architecture == STOCK:
         twin = fairseq_models.build("softmax_lm", width, layers, far + 1, settings).eval()
         twin.load_state_dict(model.state_dict())
-    return [_decoding_candidate(architecture, settings, position, model, twin) for position in (NEAR, far)]
+    return [_decoding_candidate(architecture, settings, position, rows, model, twin) for position in positions]
 
 
 def _decoding_candidate(
-    name: str, settings: Settings, position: int, model: nn.Module, twin: nn.Module | None
+    name: str, settings: Settings, position: int, rows: int, model: nn.Module, twin: nn.Module | None
 ) -> Candidate:
     from ..models.decoding import decoding_step, reach
     from ..models.fairseq_models import random_tokens
 
-    tokens = random_tokens(settings, position + 1)
+    tokens = random_tokens(settings, position + 1, rows)
     state, expected = reach(model, tokens, twin)
     step = decoding_step(model, tokens, state)
 
     def check() -> list[Comparison]:
         return [compare("logits", step()[0], expected, MODEL_TOLERANCES[settings.dtype])]
 
-    return Candidate(name, position, 1, {DECODING: step}, check)
+    return Candidate(name, position, rows, {DECODING: step}, check)
 
 
 def _training_case(name: str, width: int, sizes: tuple[int, ...], devices: tuple[str, ...]) -> Case:
@@ -134,6 +153,9 @@ def _training_case(name: str, width: int, sizes: tuple[int, ...], devices: tuple
     )
 
 
+_DECODED_SHAPE = (
+    f"width {DECODING_WIDTH}, {DECODING_LAYERS} layers or {2 * DECODING_LAYERS} gated attention units; 1,000 words"
+)
 CASES = (
     _training_case("flash_lm_256", 256, (512, 2048, 8192), ("cpu",)),
     _training_case("flash_lm_512", 512, (512, 2048, 8192), ("cpu",)),
@@ -148,7 +170,18 @@ CASES = (
         decoding,
         memory=False,
         plotted=False,
-        note=f"one sequence; width {DECODING_WIDTH}, {DECODING_LAYERS} layers or {2 * DECODING_LAYERS} gated "
-        "attention units; 1,000 words",
+        note=f"one sequence; {_DECODED_SHAPE}",
+    ),
+    Case(
+        "beam_decoding",
+        f"One decoding step of a beam of {BEAM}",
+        "tokens",
+        "position",
+        (NEAR,),
+        (NEAR,),
+        beam_decoding,
+        memory=False,
+        plotted=False,
+        note=f"{BEAM} hypotheses, each of which goes on from another; {_DECODED_SHAPE}",
     ),
 )

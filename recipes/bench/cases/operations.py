@@ -30,6 +30,8 @@ LINEAR, PERFORMER = "linear_attention", "performer-pytorch"
 DAFT, DIRECT = "daft_conv", "direct convolution"
 LOCAL, LOCAL_PACKAGE = "local_attention", "local-attention"
 HEADS, HEAD_DIM = 8, 64
+#: Sequences of a batch, where there are several.
+BATCH = 8
 #: Shape of DAFT-conv's inputs.
 WIDTH, WINDOW = 512, 64
 #: Tokens that local attention sees before a query.
@@ -55,6 +57,11 @@ _FLOOR_CHUNK = 64
 def _heads_first(tokens: int) -> list[tuple[int, ...]]:
     """The shapes of q, k and v."""
     return [(1, HEADS, tokens, HEAD_DIM)] * 3
+
+
+def _batch_of_heads_first(tokens: int) -> list[tuple[int, ...]]:
+    """The shapes of q, k and v of several sequences."""
+    return [(BATCH, HEADS, tokens, HEAD_DIM)] * 3
 
 
 def _daft_shapes(tokens: int) -> list[tuple[int, ...]]:
@@ -175,7 +182,9 @@ def _causal_product(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 _QKV = ("q", "k", "v")
-_LENGTHS, _QUICK = (128, 256, 512, 1024, 2048, 4096, 8192, 16384), (128, 512, 1024)
+_LENGTHS, _QUICK = (128, 256, 384, 512, 1024, 2048, 4096, 8192, 16384), (128, 512, 1024)
+#: Tokens of a vision transformer of 224 x 224 pixels, without its class token.
+VIT = 196
 _FLOW_NOTE = f"B = 1, H = {HEADS}, d = {HEAD_DIM}; released form, clamp 1"
 _RELU_MAP = Check(attention_maps.relu_attention, _MAP, heads=1)
 _LOCAL_MAP = Check(partial(attention_maps.local_attention, window=LOCAL_REACH + 1), _MAP, heads=1)
@@ -197,12 +206,23 @@ OPERATIONS = (
         least_work=partial(_flow_work, 4),
     ),
     Operation(
+        "causal_flow_batch",
+        f"Causal Flow-Attention, {BATCH} sequences",
+        _QKV,
+        _batch_of_heads_first,
+        _flow_functions(causal=True)[:2],
+        (128, 256, 384, 512, 1024),
+        (128,),
+        f"B = {BATCH}, H = {HEADS}, d = {HEAD_DIM}; released form, clamp 1",
+        plotted=False,
+    ),
+    Operation(
         "full_flow",
         "Flow-Attention, not causal",
         _QKV,
         _heads_first,
         _flow_functions(causal=False),
-        _LENGTHS[:-1],
+        (128, VIT, *_LENGTHS[1:-1]),
         _QUICK,
         _FLOW_NOTE,
         least_work=partial(_flow_work, 2),

@@ -87,7 +87,8 @@ def _candidate(
         return comparisons
 
     nbytes = sum(x.numel() * x.element_size() for x in inputs[:3])
-    return Candidate(function.name, size, size, attention_runs(function.call, inputs), check, nbytes)
+    tokens = inputs[0].shape[0] * size
+    return Candidate(function.name, size, tokens, attention_runs(function.call, inputs), check, nbytes)
 
 
 @lru_cache  # references at a fixed length are slow loops, and the same at every timed length

@@ -9,20 +9,27 @@ State = dict[str, dict[str, Tensor | None]]
 
 
 def decoding_step(model: nn.Module, tokens: Tensor, state: State) -> Callable[[], list[Tensor]]:
-    """A function that computes the logits after ``tokens`` (1, n); ``state`` holds all of them but the last."""
+    """A function that computes the logits after ``tokens`` (B, n); ``state`` holds all of them but the last.
+
+    Several rows are hypotheses of a beam: each goes on from the one in the opposite place, as if the search had chosen
+    so, and the logits are in the order of ``tokens``.
+    """
+    chosen = torch.arange(len(tokens)).flip(0)
 
     def step() -> list[Tensor]:
         # A step replaces tensors of the state and never changes them, so a shallow copy suffices.
         copy = {name: dict(entry) for name, entry in state.items()}
         with torch.no_grad():
-            logits, _ = model(tokens, incremental_state=copy)
-        return [logits[:, -1]]
+            if len(tokens) > 1:
+                model.decoder.reorder_incremental_state_scripting(copy, chosen)
+            logits, _ = model(tokens[chosen], incremental_state=copy)
+        return [logits[chosen, -1]]
 
     return step
 
 
 def reach(model: nn.Module, tokens: Tensor, forward: nn.Module | None = None) -> tuple[State, Tensor]:
-    """The state after all of ``tokens`` (1, n) but the last, and the logits of the full forward after the last.
+    """The state after all of ``tokens`` (B, n) but the last, and the logits of the full forward after the last.
 
     Every layer gets its input from the full forward, all tokens at once. ``forward`` is a model with the same weights
     that computes the full forward, where that of ``model`` would take too much memory.

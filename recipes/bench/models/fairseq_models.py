@@ -31,7 +31,7 @@ def build(architecture: str, width: int, layers: int, positions: int, settings: 
     command += ["--decoder-layers", str(2 * layers if units else layers)]
     if not units:
         command += ["--decoder-attention-heads", str(width // 64)]
-    if architecture in ("flowformer_lm", "softmax_lm", "transformer_lm"):
+    if architecture not in ("flash_lm", "transformer_pp_lm"):  # Transformer++ has a feed-forward block of its own
         command += ["--decoder-ffn-embed-dim", str(4 * width), "--decoder-normalize-before"]
     return settings.to(_with_visible_attention(_built(command)))
 

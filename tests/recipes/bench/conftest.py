@@ -3,6 +3,7 @@
 import pytest
 
 from recipes.bench.harness import noise, timing
+from recipes.bench.harness.records import Machine
 
 
 @pytest.fixture(autouse=True)
@@ -12,3 +13,10 @@ def few_rounds(monkeypatch):
     monkeypatch.setattr(timing, "LEAST_SECONDS", 0.001)
     monkeypatch.setattr(noise, "MOST_ATTEMPTS", 1)
     monkeypatch.setattr(noise, "REST", 0.0)
+
+
+@pytest.fixture
+def machine() -> Machine:
+    """A machine that results may be of."""
+    where = ("python -m recipes.bench", "2026-11-21", "abc1234", "a cpu", 2, 2, 24.0, 0.1)
+    return Machine(*where, "3.11", "torch 2", "CPU", "float32")

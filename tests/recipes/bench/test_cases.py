@@ -68,9 +68,8 @@ def test_operations_equal_their_references(name):
             assert [one.reason] == reasons
             continue
         shapes = [tuple(shape) for shape in row.shapes(LENGTH)]
-        assert one.size == one.units == LENGTH and one.input_bytes == 4 * sum(
-            map(torch.Size.numel, map(torch.Size, shapes[:3]))
-        )
+        assert one.size == LENGTH and one.units == shapes[0][0] * LENGTH
+        assert one.input_bytes == 4 * sum(map(torch.Size.numel, map(torch.Size, shapes[:3])))
         assert [tuple(x.shape) for x in one.runs[FORWARD]()] == [shapes[2]]
         out, *gradients = one.runs[BACKWARD]()
         assert out.requires_grad and [tuple(x.shape) for x in gradients] == shapes
@@ -177,6 +176,14 @@ def test_decoding_gives_the_logits_of_the_full_forward_at_both_positions():
         first, second = one.runs[DECODING](), one.runs[DECODING]()
         assert torch.equal(first[0], second[0]), "a step leaves its state unchanged"
         assert one.units == 1
+
+
+def test_a_step_of_a_beam_gives_the_logits_of_the_full_forward():
+    built = language_models.beam_decoding(HERE, 40, width=64, layers=1)
+    assert [one.name for one in built] == list(language_models.DECODED)
+    for one in built:
+        assert first_unequal(one.check()) is None
+        assert one.runs[DECODING]()[0].shape[0] == one.units == language_models.BEAM
 
 
 @pytest.mark.parametrize("architecture", language_models.DECODED)
