@@ -178,7 +178,7 @@ def test_decoding_gives_the_logits_of_the_full_forward_at_both_positions():
         assert one.units == 1
 
 
-def test_a_step_of_a_beam_gives_the_logits_of_the_full_forward():
+def test_a_decoded_beam_gives_the_logits_of_the_full_forward():
     built = language_models.beam_decoding(HERE, 40, width=64, layers=1)
     assert [one.name for one in built] == list(language_models.DECODED)
     for one in built:
