@@ -24,35 +24,31 @@ def step(inputs: CausalInputs) -> tuple[Tensor, State]:
     total = state["count"] + 1
     count = total.to(dtype)[:, None]  # c (B, 1)
     features = feature_map(in_dtype(torch.cat([q, k], dim=2), dtype), options.phi)
-    receivers, givers = features + form.eps if form.eps else features, features.flip(2)
-    sums = torch.stack([state["sum_k"], state["sum_q"]], dim=2) + givers
-    flow = _received(receivers, sums, form)  # I and O, not divided by c
+    of_sink, of_source = features.unbind(2)
+    receivers = features + form.eps if form.eps else features
+    sum_k, sum_q = state["sum_k"] + of_source, state["sum_q"] + of_sink
+    flow = _received(receivers, sum_k, sum_q, form)  # I and O, not divided by c
     # The form's eps keeps every flow above 0.
-    inverse_flow = count.unsqueeze(-1) / (flow if form.eps else replace_zero_by_one(flow))  # c / I and c / O
-    sums_inverse = torch.stack([state["sum_k_over_outgoing"], state["sum_q_over_incoming"]], dim=2)
-    sums_inverse = torch.addcmul(sums_inverse, givers, inverse_flow.flip(2).unsqueeze(-1))
-    incoming, outgoing = (_received(receivers, sums_inverse, form) / count.unsqueeze(-1)).unbind(2)  # Î and Ô (B, H)
+    inverse_flow = count.unsqueeze(-1) / (flow if form.eps else replace_zero_by_one(flow))
+    over_incoming, over_outgoing = inverse_flow.unsqueeze(-1).unbind(2)  # c / I and c / O (B, H, 1)
+    sum_k_out = torch.addcmul(state["sum_k_over_outgoing"], of_source, over_outgoing)
+    sum_q_in = torch.addcmul(state["sum_q_over_incoming"], of_sink, over_incoming)
+    incoming, outgoing = (_received(receivers, sum_k_out, sum_q_in, form) / count.unsqueeze(-1)).unbind(2)  # Î and Ô
     outgoing = clamp_flow(outgoing, options.clamp)
     competition, log_competition = _newest_weight(outgoing, options.competition, state["log_competition"], count)
     allocation, log_allocation = _newest_weight(incoming, options.allocation, state["log_allocation"], count)
     weighted = in_dtype(v, dtype) * competition[:, :, None, None]
-    sum_kv = torch.addcmul(state["sum_kv"], features[:, :, 1, :, None], weighted)
-    scale = allocation * inverse_flow[:, :, 0] / count
-    out = features[:, :, :1] @ sum_kv * scale[:, :, None, None]
-    return out, {
-        "count": total,
-        "sum_k": sums[:, :, 0],
-        "sum_q": sums[:, :, 1],
-        "sum_k_over_outgoing": sums_inverse[:, :, 0],
-        "sum_q_over_incoming": sums_inverse[:, :, 1],
-        "log_competition": log_competition,
-        "log_allocation": log_allocation,
-        "sum_kv": sum_kv,
-    }
+    sum_kv = torch.addcmul(state["sum_kv"], of_source.unsqueeze(-1), weighted)
+    scale = (allocation / count).unsqueeze(-1) * over_incoming
+    sums = {"sum_k": sum_k, "sum_q": sum_q, "sum_k_over_outgoing": sum_k_out, "sum_q_over_incoming": sum_q_in}
+    logs = {"log_competition": log_competition, "log_allocation": log_allocation}
+    out = (of_sink * scale).unsqueeze(2) @ sum_kv
+    return out, {"count": total, **sums, **logs, "sum_kv": sum_kv}
 
 
-def _received(receivers: Tensor, sums: Tensor, form: FlowForm) -> Tensor:
-    """The flow (B, H, 2) that receivers (B, H, 2, d), with eps, get from the sums of their givers (B, H, 2, d)."""
+def _received(receivers: Tensor, of_sources: Tensor, of_sinks: Tensor, form: FlowForm) -> Tensor:
+    """What sink and source, ``receivers`` (B, H, 2, d) with eps, get from the others' sums (B, H, d): (B, H, 2)."""
+    sums = torch.stack([of_sources, of_sinks], dim=2)
     flow = torch.linalg.vecdot(receivers, sums + form.eps if form.eps else sums)
     return flow + form.outer_eps if form.outer_eps else flow
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..shared.checks import check_choice, check_positive_int
 from ..shared.chunks import carry_sums, chunk_length, split_chunks
 from ..shared.padding import put_back, real_first, take, zero_padding
-from ..shared.precision import compute_dtype
+from ..shared.precision import compute_dtype, in_dtype
 from ..shared.relative_bias import bias_rows
 from ..shared.score_kernels import SCORE_KERNELS, score_kernel
 
@@ -62,7 +62,7 @@ def mixed_chunk_options(
 def prepare(tokens: Tokens, bias: Tensor | None, padding_mask: Tensor | None) -> tuple[Tokens, Tensor | None]:
     """Inputs and bias in the dtype of sums, and padding cleared: a NaN there would pass any mask, as 0 * NaN is NaN."""
     dtype = compute_dtype(tokens.v)
-    tokens = Tokens(*(zero_padding(x.to(dtype), padding_mask) for x in tokens))
+    tokens = Tokens(*(zero_padding(in_dtype(x, dtype), padding_mask) for x in tokens))
     return tokens, None if bias is None else bias.to(dtype)
 
 

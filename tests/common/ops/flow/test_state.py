@@ -36,9 +36,10 @@ def assert_states_agree(actual, expected) -> None:
 
 def test_tensors_of_a_state_share_no_memory():
     """A beam search that reorders one of them in place must not touch another."""
-    _, state = flow_attention(*qkv(20), causal=True, chunk_size=8, return_state=True)
-    storages = {x.untyped_storage().data_ptr() for x in state.values()}
-    assert len(storages) == len(state)
+    _, whole = flow_attention(*qkv(20), causal=True, chunk_size=8, return_state=True)
+    _, step = flow_attention(*qkv(1), causal=True, initial_state=whole, return_state=True)
+    for state in (whole, step):
+        assert len({x.untyped_storage().data_ptr() for x in state.values()}) == len(state)
 
 
 @hypothesis.given(data=st.data())

@@ -62,6 +62,24 @@ def test_any_cut_mask_and_option_gives_the_whole(data):
     assert_states_agree(state, last)
 
 
+@pytest.mark.parametrize("apart", [0, 1, 5], ids=lambda n: f"rows_{n}_apart")
+@pytest.mark.parametrize("chunk_size", [1, 5, 16, 34, 48])
+@pytest.mark.parametrize("bias", BIASES)
+@pytest.mark.parametrize("terms", [{}, {"local": False}, {"linear": False}], ids=["both", "linear", "local"])
+def test_steps_of_rows_that_are_at_different_places(terms, bias, chunk_size, apart):
+    """Without a mask: the rows' prompts had different lengths. Over three chunks, so that blocks of slots change."""
+    tokens, prompt = 2 * chunk_size + 40, 9
+    inputs = mixed_chunk_inputs(tokens, heads=2)
+    options = {"chunk_size": chunk_size, "bias": bias_like(bias, chunk_size, 2), **terms}
+    mask = torch.zeros(2, tokens, dtype=torch.bool)
+    mask[0, :apart] = True
+    whole = mixed_chunk_attention(*inputs, causal=True, key_padding_mask=mask, **options)
+    out, state = in_pieces([x[:, :, :prompt] for x in inputs], [prompt], mask[:, :prompt], **options)
+    rest, state = in_pieces([x[:, :, prompt:] for x in inputs], [1] * (tokens - prompt), state=state, **options)
+    assert_close("out", torch.cat([out, rest], dim=2), whole)
+    assert_states_agree(state, in_pieces(inputs, [tokens], mask, **options)[1])
+
+
 @pytest.mark.parametrize("tokens", [1, 7])
 def test_padding_leaves_the_state_as_it_was(tokens):
     _, before = in_pieces(mixed_chunk_inputs(20), [20], chunk_size=6)
