@@ -51,8 +51,8 @@ def softmax_attention(
         k, v, padding = state["k"].to(q.dtype), state["v"].to(q.dtype), state["padding_mask"]
         if q.shape[2] == 1:
             padding = padding_or_none(padding)
+            causal = causal and padding is not None  # one token sees all before it
     if padding is None:
-        causal = causal and q.shape[2] == k.shape[2]  # one token sees all before it
         out = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout_p, is_causal=causal)
     else:
         out = _masked(q, k, v, padding, causal, dropout_p)

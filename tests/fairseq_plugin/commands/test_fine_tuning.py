@@ -18,7 +18,6 @@ HEAD = "classification_heads.sentence_classification_head."
 #: Architecture and options of each fine-tuning; the tweaks are those of the paper's Table 4.
 RUNS = {
     "plain": ("flash_mlm",),
-    "first softmax": ("flash_mlm", "--flash-first-softmax"),
     "all tweaks": ("flash_mlm", "--flash-first-softmax", "--flash-first-to-all", "--flash-chunk-size", "8"),
     "flash_quad_mlm": ("flash_quad_mlm", "--flash-first-softmax"),
     "transformer_pp_mlm": ("transformer_pp_mlm",),

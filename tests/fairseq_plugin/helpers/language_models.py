@@ -35,6 +35,7 @@ CHUNKS = {
     "flowformer_lm": ("--flow-chunk-size", "16"),
     "linear_lm": ("--linear-chunk-size", "16"),
     "flash_lm": ("--flash-chunk-size", "16"),
+    "flash_lm_base": ("--flash-chunk-size", "16"),
     "mc_transformer_pp_lm": ("--flash-chunk-size", "16"),
     "combiner_lm": ("--flash-row-length", "8"),
     "daft_full_lm": ("--daft-bias-dim", "12"),

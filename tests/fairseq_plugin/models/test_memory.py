@@ -54,16 +54,16 @@ def _step_memory(arch: str, *lengths: int) -> list[int]:
     ("arch", "length", "bound"),
     [
         ("flowformer_lm", 8192, 2.2),
-        ("linear_lm", 8192, 2.2),
         ("flash_lm", 8192, 2.1),
-        ("mc_transformer_pp_lm", 8192, 2.1),
-        ("performer_lm", 8192, 2.1),
         ("flash_quad_lm", 2048, 2.1),  # its time is quadratic
         ("daft_conv_lm", 8192, 2.1),
     ],
 )
 def test_memory_of_a_step_is_linear(arch: str, length: int, bound: float) -> None:
-    """At twice the length hardly more than twice the memory, as the operating system counts it."""
+    """At twice the length hardly more than twice the memory, as the operating system counts it, for each kind of layer.
+
+    Of the mechanisms inside, tests/common/contract/test_growth.py counts what is made and what is kept.
+    """
     once, twice = _step_memory(arch, length, 2 * length)
     assert once > 2**25, "too little to measure"
     assert twice <= bound * once, f"{twice / once:.2f} times"
@@ -123,7 +123,7 @@ def _peak(arch: str, width: int, length: int) -> int:
     return peak_beyond(step, "cpu")
 
 
-@pytest.mark.parametrize(("width", "length"), [(256, 512), (512, 512), (256, 2048)])
+@pytest.mark.parametrize(("width", "length"), [(512, 512), (256, 2048)])
 @pytest.mark.parametrize(
     ("arch", "peer", "bound"),
     [

@@ -1,4 +1,4 @@
-"""The task: training, resumption, evaluation and prediction of series, through fairseq's commands and from Python."""
+"""The task: training, evaluation and prediction of series, through fairseq's commands and from Python."""
 
 import logging
 import re
@@ -14,7 +14,7 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq_plugin import TimeSeriesClassifier
 from fairseq_plugin.data.series_folder import write_folder
 from tests.fairseq_plugin.helpers.commands import USER_DIR, run_in_turn
-from tests.fairseq_plugin.helpers.logs import entries, losses
+from tests.fairseq_plugin.helpers.logs import entries
 from tests.fairseq_plugin.helpers.series import CHANNELS, LABELS, LIMIT, TASK, training_command, waves, write_waves
 
 
@@ -27,14 +27,12 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def outputs(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict:
-    """The output of every command, all in one process; one training is stopped after an epoch and resumed."""
+    """The output of every command, all in one process."""
     runs = tmp_path_factory.mktemp("runs")
     evaluation = [str(data), "--user-dir", USER_DIR, *TASK, "--valid-subset", "test", "--cpu", "--log-format", "json"]
     path = ["--path", str(runs / "whole" / "checkpoint_last.pt"), "--batch-size", "8"]
     commands = {
         "whole": training_command(data, runs / "whole", "flowformer_time_series"),
-        "begun": training_command(data, runs / "parts", "flowformer_time_series", "--max-epoch", "1"),
-        "resumed": training_command(data, runs / "parts", "flowformer_time_series"),
         "flash": training_command(
             data, runs / "flash", "flash_time_series", *"--max-length 31 --pooling mean --flash-chunk-size 8".split()
         ),
@@ -52,13 +50,9 @@ def build_task(data: Path, *arguments: str, arch: str = "linear_time_series"):
     return tasks.setup_task(config.task), config
 
 
-def test_it_learns_and_resumes_as_if_never_stopped(outputs: dict) -> None:
-    """Batches, dropout and RAdam's state come back: the same losses, the same weights. Guessing is right in 33 %."""
+def test_it_learns(outputs: dict) -> None:
+    """Guessing is right in 33 %. That it goes on as if it had never been stopped is in commands/test_resumption.py."""
     assert entries(outputs["whole"], "test")[-1]["test_accuracy"] > 75.0
-    assert losses(outputs["begun"]) + losses(outputs["resumed"]) == losses(outputs["whole"])
-    files = [outputs["runs"] / name / "checkpoint_last.pt" for name in ("whole", "parts")]
-    one, other = (torch.load(file)["model"] for file in files)
-    assert all(torch.equal(one[name], other[name]) for name in one)
 
 
 def test_every_epoch_has_batches_of_its_own(data: Path) -> None:
