@@ -1,0 +1,45 @@
+"""The command that draws each figure of the papers, or why there is none."""
+
+_DIAGRAM = "a diagram of the method; nothing is measured in it"
+_MAPS = "python -m recipes.imagenet.pictures --checkpoint output/train/RUN/model_best.pth.tar --image IMAGE"
+_VOWELS = "python -m recipes.time_series.pictures --checkpoint checkpoints/RUN/checkpoint_last.pt --data FOLDER"
+_FLASH = "python -m recipes.flash.compare --file TEXT --figure {}"
+_DAFT = "python -m recipes.daft.pictures --checkpoint output/train/RUN/model_best.pth.tar"
+#: Paper -> figure -> a command, which begins with "python", or a reason.
+_DRAWN = {
+    "flowformer": {
+        "1": _DIAGRAM,
+        "2": _DIAGRAM,
+        "3": _DIAGRAM,
+        "4": _MAPS,
+        "5": _MAPS,
+        "6": "pictures of the environments of D4RL, which gymnasium draws with render_mode='rgb_array'",
+        "7": _MAPS,
+        "8": _VOWELS,
+        "9": _MAPS,
+    },
+    "flash": {
+        "1": _FLASH.format(6),
+        "2": _DIAGRAM,
+        "4": _DIAGRAM,
+        **{number: _FLASH.format(number) for number in ("3", "5", "6", "7", "8")},
+    },
+    "daft": {
+        "1": _DAFT,
+        "2": "",
+        "3": _DAFT,
+        "4": "python -m recipes.cifar10_pixels.complete --checkpoint checkpoints/daft_conv_lm_cifar10/checkpoint_best.pt",
+        "5": "",
+        "6": "",
+        "7": "",
+        "8": _DAFT,
+        "9": _DAFT,
+        "10": _DAFT,
+        **dict.fromkeys(("11", "12", "13", "14"), f"{_DAFT} --image IMAGE"),
+    },
+}
+
+
+def command_of(paper: str, number: str) -> str:
+    """The command that draws a figure, which begins with "python", or the reason why there is none."""
+    return _DRAWN[paper][number]
