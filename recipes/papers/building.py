@@ -20,9 +20,12 @@ _STATE, _ACTION, _EPISODE = 17, 6, 1000
 
 
 class _WithoutValues(TorchFunctionMode):
-    """Leaves out the drawing of first weights, which the meta device does slowly and for nothing."""
+    """Leaves out the drawing of first weights, which the meta device does slowly and for nothing.
 
-    DRAWING = frozenset({"add_", "clamp_", "div_", "erfinv_", "fill_", "mul_", "normal_", "uniform_", "zero_"})
+    RoBERTa draws them on the CPU, where a tensor of the meta device cannot go.
+    """
+
+    DRAWING = frozenset({"cpu", "add_", "clamp_", "div_", "erfinv_", "fill_", "mul_", "normal_", "uniform_", "zero_"})
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
@@ -69,7 +72,6 @@ def _timm_model(model: str) -> nn.Module:
 def fairseq_model(training: Training) -> nn.Module:
     """The model of the first command of fairseq-train that builds ``training.model``, or of its architecture alone."""
     from fairseq import options, tasks
-    from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
     import fairseq_plugin  # noqa: F401  registers ours
 
@@ -77,13 +79,12 @@ def fairseq_model(training: Training) -> nn.Module:
     if command is None:  # nothing is trained: Table 3 of the Flowformer paper
         name, *further = training.model.split()
         command = ["fairseq-train", "data", "--task", "sentence_prediction", "--num-classes", "2", "--max-positions"]
-        command += ["4096", "--arch", name, *further]
+        command += ["4096", "--criterion", "sentence_prediction", "--arch", name, *further]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # fairseq's own use of an older hydra
         parsed = options.parse_args_and_arch(options.get_training_parser(), command[1:])
-        config = convert_namespace_to_omegaconf(parsed)
     with _without_memory():
-        return tasks.FairseqTask.build_model(_task(parsed.task, training, parsed), config.model)
+        return tasks.FairseqTask.build_model(_task(parsed.task, training, parsed), parsed)
 
 
 def _task(name: str, training: Training, parsed: argparse.Namespace) -> Any:

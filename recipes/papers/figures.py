@@ -4,6 +4,10 @@ _DIAGRAM = "a diagram of the method; nothing is measured in it"
 _MAPS = "python -m recipes.imagenet.pictures --checkpoint output/train/RUN/model_best.pth.tar --image IMAGE"
 _VOWELS = "python -m recipes.time_series.pictures --checkpoint checkpoints/RUN/checkpoint_last.pt --data FOLDER"
 _FLASH = "python -m recipes.flash.compare --file TEXT --figure {}"
+_COMPLETED = (
+    "python -m recipes.cifar10_pixels.complete --checkpoint checkpoints/daft_conv_lm_cifar10/checkpoint_best.pt "
+    "--data work/cifar10_pixels/data-bin --output completed.png"
+)
 _DAFT = "python -m recipes.daft.pictures --checkpoint output/train/RUN/model_best.pth.tar"
 #: Paper -> figure -> a command, which begins with "python", or a reason.
 _DRAWN = {
@@ -28,7 +32,7 @@ _DRAWN = {
         "1": _DAFT,
         "2": "",
         "3": _DAFT,
-        "4": "python -m recipes.cifar10_pixels.complete --checkpoint checkpoints/daft_conv_lm_cifar10/checkpoint_best.pt",
+        "4": _COMPLETED,
         "5": "",
         "6": "",
         "7": "",

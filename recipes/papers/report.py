@@ -135,7 +135,7 @@ def _cut(caption: str) -> str:
 
 
 def names_like(entries: Iterable[str], asked: str) -> list[str]:
-    """The names that ``asked`` may mean: the same, or the same without citations and in small letters, or its beginning."""
+    """The names that ``asked`` may mean: itself; it without citations, in small letters; or what begins with it."""
     plain = {name: short(name).casefold() for name in entries}
     wanted = short(asked).casefold()
     exact = [name for name in plain if name == asked] or [name for name, one in plain.items() if one == wanted]

@@ -40,7 +40,7 @@ def training(
     train = words(
         "PYTHONPATH=. torchrun --nproc_per_node 8 work/timm-scripts/train.py --device-modules timm_plugin",
         f"--config recipes/imagenet/{config} --data-dir /data/imagenet --model {name}",
-        options.replace("(", "'(").replace(")", ")'"),
+        options,
         further,
         f"--output output/train --experiment {experiment}",
     )
@@ -81,6 +81,6 @@ def _evaluation(model: str, weights: str) -> str:
     name, _, options = model.partition(" ")
     return words(
         f"python -m timm_plugin work/timm-scripts/validate.py --data-dir /data/imagenet --split val --model {name}",
-        options.replace("(", "'(").replace(")", ")'"),
+        options,
         f"{weights} --crop-pct 0.875 --interpolation bicubic",
     )
