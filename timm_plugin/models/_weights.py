@@ -35,7 +35,7 @@ RELEASED_NAMES: tuple[tuple[str, str], ...] = (
 )
 #: Tokens beside those of patches; their positions come first in ``pos_embed``, in this order.
 _PREFIX_TOKENS = ("cls_token", "dist_token")
-#: The second classifier of a distilled transformer, which none of ours has.
+#: The second classifier of a distilled transformer.
 _DISTILLED_HEAD = ("head_dist.weight", "head_dist.bias")
 
 
@@ -122,11 +122,13 @@ def checked(
     own, cfg = model.state_dict(), getattr(model, "pretrained_cfg", None) or {}
     left_out, new = list(left_out), list(new)
     leave_out_foreign_records(fitted, model)
-    classifier, stem = (f"{cfg.get(part, part)}." for part in ("classifier", "first_conv"))
+    classifiers = cfg.get("classifier", "classifier")  # two, where a transformer is distilled
+    classifiers = tuple(f"{name}." for name in ([classifiers] if isinstance(classifiers, str) else classifiers))
+    stem = f"{cfg.get('first_conv', 'first_conv')}."
     if model.num_classes != cfg.get("num_classes", model.num_classes):
-        left_out += [name for name in fitted if name.startswith(classifier)]
-        new += [name for name in own if name.startswith(classifier)]
-        fitted = {name: tensor for name, tensor in fitted.items() if not name.startswith(classifier)}
+        left_out += [name for name in fitted if name.startswith(classifiers)]
+        new += [name for name in own if name.startswith(classifiers)]
+        fitted = {name: tensor for name, tensor in fitted.items() if not name.startswith(classifiers)}
     complete = {**{name: own[name] for name in new}, **fitted}
     weight = f"{stem}weight"
     if (
