@@ -106,7 +106,7 @@ class DecisionModel(CheckedLoading, HubModel, BaseFairseqModel):
         """Fill in options that follow from others."""
 
     def check_window(self, returns: Tensor, states: Tensor, actions: Tensor, timesteps: Tensor) -> None:
-        """Raise ValueError for other shapes than (B, K, 1), (B, K, S), (B, K, A), (B, K), or steps that are too late."""
+        """Raise ValueError for shapes other than (B, K, 1), (B, K, S), (B, K, A), (B, K), or too late steps."""
         sizes = {"returns": 1, "states": self.state_size, "actions": self.action_size}
         given = {"returns": returns, "states": states, "actions": actions}
         for name, size in sizes.items():

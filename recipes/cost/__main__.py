@@ -19,7 +19,7 @@ from ..shared.scripts import command_line, positive_int, script
 from ..shared.tables import MISSING, Run, Table, as_text, describe_run, write_reports
 from ..shared.working_folder import working_folder
 from .counting import Cost, cost
-from .models import Sizes, Subject, fairseq_subject, timm_subject
+from .models import DEFAULT, Sizes, Subject, fairseq_subject, timm_subject
 
 COMMAND = "recipes.cost"
 
@@ -73,7 +73,7 @@ def parser() -> argparse.ArgumentParser:
         epilog="Any other option is one of fairseq-train's, for all architectures.",
         allow_abbrev=False,
     )
-    default = Sizes()
+    default = DEFAULT
     parser.add_argument("--arch", nargs="+", default=[], metavar="NAME", help="architectures of fairseq")
     parser.add_argument("--tokens", nargs="+", type=positive_int, default=[512], metavar="N", help="lengths (512)")
     parser.add_argument("--model", nargs="+", default=[], metavar="NAME", help="models of timm")

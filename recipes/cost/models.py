@@ -30,6 +30,9 @@ class Sizes(NamedTuple):
     action: int = 6
 
 
+DEFAULT = Sizes()
+
+
 def timm_subject(name: str, img_size: int | None, kwargs: dict[str, Any], batch: int = 1) -> Subject:
     """timm's model ``name`` with random weights, for images of ``img_size`` pixels a side; None for its own size.
 
@@ -58,7 +61,7 @@ def timm_subject(name: str, img_size: int | None, kwargs: dict[str, Any], batch:
     return Subject(name, f"{height} x {width}", model, (torch.randn(batch, channels, height, width),), {})
 
 
-def fairseq_subject(name: str, tokens: int, arguments: Sequence[str], sizes: Sizes = Sizes()) -> Subject:
+def fairseq_subject(name: str, tokens: int, arguments: Sequence[str], sizes: Sizes = DEFAULT) -> Subject:
     """fairseq's architecture ``name`` with random weights, as ``fairseq-train --arch NAME ARGUMENTS`` builds it.
 
     Its longest length is ``tokens``: steps of a time series, the three tokens of each step of a Decision Transformer,
@@ -113,7 +116,7 @@ def _masked(name: str, tokens: int, arguments: Sequence[str], sizes: Sizes) -> S
 
 
 def _classifier(name: str, tokens: int, arguments: Sequence[str], sizes: Sizes) -> Subject:
-    lengths = ("--max-positions", tokens, "--num-classes", sizes.classes)
+    lengths = ("--criterion", "sentence_prediction", "--max-positions", tokens, "--num-classes", sizes.classes)
     model = _built(name, "sentence_prediction", lengths, arguments, _symbols(sizes, tokens))
     model.register_classification_head("head", num_classes=sizes.classes)
     named = {"classification_head_name": "head"}

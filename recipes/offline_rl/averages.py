@@ -1,7 +1,7 @@
 """The scores of several data sets in one table, with their average, as Table 7 of the Flowformer paper.
 
-``python -m recipes.offline_rl.averages FILE...`` from the checkout's root, of files that ``evaluate --output`` wrote, and
-of results.json of ``compare``.
+``python -m recipes.offline_rl.averages FILE...`` from the checkout's root, of files that ``evaluate --output`` wrote,
+and of results.json of ``compare``.
 """
 
 import argparse

@@ -75,7 +75,7 @@ def tables(plan: Plan, described: EpisodeDescription, compared: Compared) -> lis
         "follows: correlation of the returns with their targets, 1 where they follow",
     ]
     if further := [name for name in plan.names if name in ("bc", "awac")]:
-        notes.append(f"{' and '.join(further)}: without attention, any target is the same to them; 10 times the updates")
+        notes.append(f"{' and '.join(further)}: any target is the same to them, which have 10 times the updates")
     models = table(f"Returns on {plan.environment}", columns, plan.names, compared, notes)
     returns = [architecture, *(_return_at(target) for target in plan.targets)]
     trained = list(by_model(compared.outcomes, plan.names))

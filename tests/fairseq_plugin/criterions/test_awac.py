@@ -56,7 +56,9 @@ def test_which_steps_are_learned_from() -> None:
 def test_losses_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both critics to the reward and the lesser slow critic; likelihood weighed by the advantage over the policy."""
     model = build_decision("awac_decision", decoder_layers=1, decoder_embed_dim=8).train()
-    monkeypatch.setattr(model, "sample", model.policy)  # the likeliest action in place of a random one
+    monkeypatch.setattr(
+        model, "sample", lambda states: model.policy(states)
+    )  # the likeliest action in place of a random one
     criterion, batch = build_criterion(awac_lambda=2.0, awac_max_weight=1.2), windows()
     sample = {"net_input": batch, "target": batch["actions"], "nsentences": 3, "ntokens": 21}
     losses, count, logged = criterion(model, sample, reduce=False)
@@ -67,21 +69,23 @@ def test_losses_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
         slow = [critic(torch.cat([later, model.policy(later)])) for critic in model.targets]
         usual = [critic(torch.cat([s, model.policy(s)])) for critic in model.critics]
         wanted = r + (0.0 if end else 0.5 * min(slow))
-        weight = min(1.2, float(torch.exp((min(q) - min(usual)) / 2.0)))
+        weight = min(1.2, float(torch.exp((min(q) - min(usual)).detach() / 2.0)))
         likelihood = Normal(model.policy(s), model.log_std.clamp(-6.0, 0.0).exp()).log_prob(a).sum()
         expected.append(sum((one - wanted) ** 2 for one in q) - weight * likelihood)
     torch.testing.assert_close(losses.detach(), torch.cat(expected).detach())
     assert count == 5 == logged["sample_size"]
     real = ~batch["padding_mask"]
     errors = (model(**batch)[real] - batch["actions"][real]).square()
-    assert float(logged["action_errors"]) == pytest.approx(float(errors.sum())) and logged["action_numbers"] == 14
+    assert float(logged["action_errors"]) == pytest.approx(errors.sum().item()) and logged["action_numbers"] == 14
 
 
 def test_gradients_of_policy_and_critics_are_apart() -> None:
     """The critics learn from their errors alone; slow critics have no gradient."""
     model = build_decision("awac_decision", decoder_layers=1, decoder_embed_dim=8).train()
     found = transitions(windows(), SCALE, 3, LONGEST)
-    (-build_criterion().weights(model, found) * model.distribution(found.states).log_prob(found.actions).sum(1)).sum().backward()
+    (
+        -build_criterion().weights(model, found) * model.distribution(found.states).log_prob(found.actions).sum(1)
+    ).sum().backward()
     assert all(parameter.grad is None for parameter in [*model.critics.parameters(), *model.targets.parameters()])
     assert all(parameter.grad is not None for parameter in [*model.policy.parameters(), model.log_std])
 
