@@ -81,6 +81,9 @@ def fairseq_model(training: Training) -> nn.Module:
         name, *further = training.model.split()
         command = ["fairseq-train", "data", "--task", "sentence_prediction", "--num-classes", "2", "--max-positions"]
         command += ["4096", "--criterion", "sentence_prediction", "--arch", name, *further]
+    architecture = command[command.index("--arch") + 1]
+    if architecture not in ARCH_MODEL_NAME_REGISTRY:
+        raise ValueError(f"fairseq has no architecture {architecture}")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # fairseq's own use of an older hydra
         parsed = options.parse_args_and_arch(options.get_training_parser(), command[1:])

@@ -3,6 +3,10 @@
 _DIAGRAM = "a diagram of the method; nothing is measured in it"
 _MAPS = "python -m recipes.imagenet.pictures --checkpoint output/train/RUN/model_best.pth.tar --image IMAGE"
 _VOWELS = "python -m recipes.time_series.pictures --checkpoint checkpoints/RUN/checkpoint_last.pt --data FOLDER"
+_RUNS = "a picture of trainings of ImageNet, which were not run here; their commands: python -m recipes.papers daft "
+_SWEEP = f"{_RUNS}2 --row DAFT-conv, with other --model-kwargs window=N, and local_only=True for no global connectivity"
+_CURVES = f"{_RUNS}2 and 3; timm writes the curve of each as summary.csv"
+_WIDTHS = f"{_RUNS}2, with other --model-kwargs embed_dim=N"
 _FLASH = "python -m recipes.flash.compare --file TEXT --figure {}"
 _COMPLETED = (
     "python -m recipes.cifar10_pixels.complete --checkpoint checkpoints/daft_conv_lm_cifar10/checkpoint_best.pt "
@@ -30,12 +34,12 @@ _DRAWN = {
     },
     "daft": {
         "1": _DAFT,
-        "2": "",
+        "2": _SWEEP,
         "3": _DAFT,
         "4": _COMPLETED,
-        "5": "",
-        "6": "",
-        "7": "",
+        "5": _CURVES,
+        "6": _CURVES,
+        "7": _WIDTHS,
         "8": _DAFT,
         "9": _DAFT,
         "10": _DAFT,

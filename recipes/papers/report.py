@@ -72,11 +72,11 @@ def _here(entries: dict[str, Entry]) -> list[tuple[str, ...]]:
     rows = [("row", "here", "parameters", "published", "")]
     for name, entry in entries.items():
         trainings = trainings_of(entry)
-        counted = [count_parameters(one) for one in trainings[:2]] if len(trainings) < 3 else []
-        ours = ", ".join(f"{count / 1e6:.1f} M" for count in counted if count)
+        few = trainings[:2] if len(trainings) < 3 else ()
+        ours = ", ".join(f"{count / 1e6:.1f} M" for one in few if (count := count_parameters(one)))
         published = ", ".join(dict.fromkeys(f"{one.published:g} M" for one in trainings if one.published))
-        notes = "; ".join(dict.fromkeys(note for one in trainings for note in (one.difference, one.note) if note))
-        shown = here(entry).replace("`", "") if len(trainings) < 3 else f"{len(trainings)} models"
+        notes = "; ".join(dict.fromkeys(note for one in few for note in (one.difference, one.note) if note))
+        shown = here(entry).replace("`", "") if few or not trainings else f"{len(trainings)} models"
         rows.append((name, shown, ours, published, notes))
     return rows
 

@@ -68,6 +68,8 @@ class NotTrained(NamedTuple):
     reason: str
 
 
+#: A row above others, which says what they are of.
+HEADING = NotTrained("a heading")
 #: Several trainings where a row compares models.
 Entry = Training | NotTrained | tuple[Training, ...]
 
@@ -82,7 +84,7 @@ def trainings_of(entry: Entry) -> tuple[Training, ...]:
 def here(entry: Entry) -> str:
     """What stands in a table for an entry, as Markdown."""
     if isinstance(entry, NotTrained):
-        return entry.reason
+        return "" if entry is HEADING else entry.reason
     return ", ".join(dict.fromkeys(f"`{one.model}`" for one in trainings_of(entry)))
 
 

@@ -1,7 +1,7 @@
 """D4RL's episodes: Table 7 of the Flowformer paper."""
 
 from ..tables import PublishedTable, short
-from ..trainings import Block, Entry, NotTrained, Training, each, loop, words
+from ..trainings import HEADING, Block, Entry, NotTrained, Training, each, loop, words
 
 _ROBOTS = {"HALFCHEETAH": "halfcheetah", "HOPPER": "hopper", "WALKER": "walker2d"}
 _KINDS = {"MEDIUM-EXPERT": "medium-expert", "MEDIUM": "medium", "MEDIUM-REPLAY": "medium-replay"}
@@ -55,6 +55,6 @@ def trained(table: PublishedTable) -> dict[str, Entry]:
             name = f"{_ROBOTS[robot]}-{_KINDS[kind]}-v2"
             entries[row.name] = tuple(_decision(column, (name,)) for column in table.header[1:])
         else:
-            average = "the mean of the nine rows: `python -m recipes.offline_rl.averages`"
-            entries[row.name] = NotTrained(average if row.name == "AVG REWARD" else "a heading")
+            average = NotTrained("the mean of the nine rows: `python -m recipes.offline_rl.averages`")
+            entries[row.name] = average if row.name == "AVG REWARD" else HEADING
     return entries

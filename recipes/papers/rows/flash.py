@@ -1,7 +1,7 @@
 """Masked models of C4, causal ones of Wiki-40B and PG-19: the tables of the FLASH paper but for TriviaQA's."""
 
 from ..tables import PublishedTable
-from ..trainings import Block, Entry, NotTrained, Training, loop, words
+from ..trainings import HEADING, Block, Entry, NotTrained, Training, loop, words
 
 #: As the paper prints them -> architectures of 110 M parameters, with _KIND for _lm or _mlm.
 MODELS = {
@@ -136,7 +136,7 @@ def approximated(row: str) -> Entry:
     """A row of Table 5: both models of the difference."""
     names, _, task = row.partition(", ")
     if not task:
-        return NotTrained("a heading")
+        return HEADING
     kind, corpus = ("mlm", "c4") if task.startswith("MLM") else ("lm", "wiki40b")
     return tuple(training(architecture(name, kind), corpus) for name in names.split(" → "))
 
