@@ -71,7 +71,7 @@ def fit_vision_transformer(state_dict: StateDict, model: nn.Module, values_only:
 
     Patches, positions, DAFT-full's position biases and those of gated attention units are resampled. Tokens, positions
     and a classifier that the model has not are left out. Of a model without DAFT, position biases and filters are new,
-    and with ``values_only`` of its ``qkv`` the rows of the values alone are taken (the paper's procedure for DAFT-conv).
+    and with ``values_only`` of its ``qkv`` the rows of the values alone are taken (DAFT-conv's procedure in the paper).
 
     Raises:
         ValueError: the weights do not fit ``model``, or their positions belong to no grid that is known.
