@@ -1,12 +1,18 @@
 """The command that draws each figure of the papers, or why there is none."""
 
 _DIAGRAM = "a diagram of the method; nothing is measured in it"
-_MAPS = "python -m recipes.imagenet.pictures --checkpoint output/train/RUN/model_best.pth.tar --image IMAGE"
-_VOWELS = "python -m recipes.time_series.pictures --checkpoint checkpoints/RUN/checkpoint_last.pt --data FOLDER"
-_RUNS = "a picture of trainings of ImageNet, which were not run here; their commands: python -m recipes.papers daft "
-_SWEEP = f"{_RUNS}2 --row DAFT-conv, with other --model-kwargs window=N, and local_only=True for no global connectivity"
-_CURVES = f"{_RUNS}2 and 3; timm writes the curve of each as summary.csv"
-_WIDTHS = f"{_RUNS}2, with other --model-kwargs embed_dim=N"
+_FOUR = "softmax linear cosformer flowformer"
+_MAPS = (
+    "python -m recipes.imagenet.pictures --output pictures --image cat.jpg dog.jpg --checkpoint "
+    + " ".join(f"output/train/{name}_hier_s/model_best.pth.tar" for name in _FOUR.split())
+    + f" --names {_FOUR}"
+)
+_VOWELS = (
+    "python -m recipes.time_series.pictures --data work/time_series/SpokenArabicDigits --series 0 1 2 "
+    "--output side_by_side.png --checkpoint "
+    + " ".join(f"checkpoints/time_series/{name}.SpokenArabicDigits/checkpoint_last.pt" for name in _FOUR.split())
+)
+_CURVES = "python -m recipes.daft.curves --runs output/train/daft_conv_s*"
 _FLASH = "python -m recipes.flash.compare --file TEXT --figure {}"
 _COMPLETED = (
     "python -m recipes.cifar10_pixels.complete --checkpoint checkpoints/daft_conv_lm_cifar10/checkpoint_best.pt "
@@ -34,12 +40,12 @@ _DRAWN = {
     },
     "daft": {
         "1": _DAFT,
-        "2": _SWEEP,
+        "2": f"{_CURVES} --across kernel_size --output kernels.png",
         "3": _DAFT,
         "4": _COMPLETED,
         "5": _CURVES,
-        "6": _CURVES,
-        "7": _WIDTHS,
+        "6": "python -m recipes.daft.curves --runs output/train/daft_conv_b_384*",
+        "7": f"{_CURVES} --across width --output widths.png",
         "8": _DAFT,
         "9": _DAFT,
         "10": _DAFT,

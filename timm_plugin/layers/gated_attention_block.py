@@ -1,7 +1,7 @@
 """FLASH's gated attention unit as a block of timm's vision transformers.
 
-Hua, Dai, Liu, Le, *Transformer Quality in Linear Time*, ICML 2022. Legend: B batch, N tokens, C channels, Y x X the rows
-and columns of an image's tokens.
+Hua, Dai, Liu, Le, *Transformer Quality in Linear Time*, ICML 2022. Legend: B batch, N tokens, C channels, Y x X the
+rows and columns of an image's tokens.
 """
 
 from collections import OrderedDict
@@ -14,15 +14,15 @@ from torch import Tensor, nn
 from common.modules.gated_attention_unit import GatedAttentionUnit
 
 from .attention import key_padding
-from .position_bias import Grid
+from .position_bias import Grid, GridBias
 
 
 @register_notrace_module  # it checks shapes
 class GatedAttentionBlock(GatedAttentionUnit):
     """x + (U ⊙ attention(Q, K, V)) W_o on (B, N, C), attention and MLP in one; an image is the sequence of its rows.
 
-    Queries and keys are rotated by their place in that sequence, and scores have a bias that is made of two rotated
-    vectors, so that the same weights take any number of tokens. FLASH's paper has no images.
+    Queries and keys are rotated by their place in that sequence, and scores have a bias by the distance on the grid, in
+    rows and columns: the paper's bias of texts below 512 tokens, a free number for each distance, in two dimensions.
 
     Args:
         dim: C.
@@ -68,10 +68,11 @@ class GatedAttentionBlock(GatedAttentionUnit):
             chunk_size=None if chunk_rows is None else chunk_rows * grid_size[1],
             max_positions=None if chunk_rows is not None else grid_size[0] * grid_size[1],
             kernel=kernel,
-            bias="rotary",
+            bias="none",
             attention_dropout=attn_drop,
         )
         self.chunk_rows = chunk_rows
+        self.bias = GridBias(self._grid_of_scores(grid_size), num_heads)
         self.norm = norm_layer(dim)
         branch = OrderedDict(drop=nn.Dropout(proj_drop))
         if init_values:
@@ -81,9 +82,14 @@ class GatedAttentionBlock(GatedAttentionUnit):
         self.to(device=device, dtype=dtype)
 
     def set_grid_size(self, grid_size: Grid) -> None:
-        """Take images of another grid (Y, X): a chunk is as many of its rows."""
+        """Take images of another grid (Y, X): a chunk is as many of its rows, and the bias is resampled."""
         if self.chunk_rows is not None:
             self.chunk_size = self.chunk_rows * grid_size[1]
+        self.bias.set_grid_size(self._grid_of_scores(grid_size))
+
+    def _grid_of_scores(self, grid_size: Grid) -> Grid:
+        """Rows and columns of tokens that see each other in pairs."""
+        return grid_size if self.chunk_rows is None else (self.chunk_rows, grid_size[1])
 
     def remembered_options(self) -> dict[str, str | int | float | bool | None]:
         """The unit's, with the rows of a chunk in place of its tokens, which belong to the size of an image."""

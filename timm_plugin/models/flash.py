@@ -2,9 +2,9 @@
 
 Hua, Dai, Liu, Le, *Transformer Quality in Linear Time*, ICML 2022. The paper has text alone, so the shape is a choice,
 made as the paper makes it for text: two units in place of a Transformer's block, expansion 2, and queries of a sixth of
-the width (128 of 768 there, 64 of 384 here, DeiT-S's width of a head). That is 22.7 M parameters beside DeiT-S's 22.1 M,
-2.7 % more; in the paper 112 M stand beside 110 M. Queries of 128 channels would make 23.3 M. There is no class token, so
-that chunks are whole rows of an image; tokens are averaged.
+the width (128 of 768 there, 64 of 384 here, DeiT-S's width of a head). That is 22.7 M parameters beside DeiT-S's
+22.1 M, 2.8 % more; in the paper 112 M stand beside 110 M. Queries of 128 channels would make 23.3 M. There is no class
+token, so that chunks are whole rows of an image; tokens are averaged.
 """
 
 from functools import partial
@@ -29,6 +29,7 @@ __all__ = ["FlashVisionTransformer"]  # register_model appends every entry point
 #: Arguments of timm's ``VisionTransformer`` for parts that the model does not have, and their only value.
 _WITHOUT = {
     "class_token": False,
+    "dynamic_img_size": False,
     "reg_tokens": 0,
     "no_embed_class": False,
     "pool_include_prefix": False,
@@ -53,7 +54,7 @@ class FlashVisionTransformer(StrictLoading, VisionTransformer):
         query_dim, chunk_rows, kernel: as in ``GatedAttentionBlock``: ``chunk_rows`` rows of patches are a chunk of
             FLASH, O(N) for images of one width; None is FLASH-Quad, O(N²).
         global_pool, fc_norm: as in timm, the mean of normalised tokens unless given.
-        dynamic_img_size: images of any size in whole patches, without ``chunk_rows``; with it, ``set_input_size``.
+        dynamic_img_pad: as in timm. Images have one size, which ``set_input_size`` changes.
         kwargs: every other argument of timm's, but those that name a part this model has its own of, or none.
 
     Raises:
@@ -76,7 +77,6 @@ class FlashVisionTransformer(StrictLoading, VisionTransformer):
         kernel: str = "relu2",
         global_pool: str = "avg",
         fc_norm: bool = False,
-        dynamic_img_size: bool = False,
         dynamic_img_pad: bool = False,
         **kwargs: Any,
     ) -> None:
@@ -85,11 +85,6 @@ class FlashVisionTransformer(StrictLoading, VisionTransformer):
         height, width = check_img_size(img_size, patch_size, dynamic_img_pad)
         if chunk_rows is not None:
             check_positive_int("chunk_rows", chunk_rows)
-            if dynamic_img_size:
-                raise ValueError(
-                    f"dynamic_img_size is True and chunk_rows {chunk_rows}; allowed with chunk_rows: False, and "
-                    "set_input_size for images of another size"
-                )
         grid_size = tuple(-(-side // patch) for side, patch in zip((height, width), to_2tuple(patch_size)))
         own = dict(grid_size=grid_size, query_dim=query_dim, chunk_rows=chunk_rows, kernel=kernel)
         super().__init__(
@@ -101,7 +96,6 @@ class FlashVisionTransformer(StrictLoading, VisionTransformer):
             class_token=False,
             global_pool=global_pool,
             fc_norm=fc_norm,
-            dynamic_img_size=dynamic_img_size,
             dynamic_img_pad=dynamic_img_pad,
             block_fn=partial(GatedAttentionBlock, **own),
             **{name: value for name, value in kwargs.items() if name not in _WITHOUT},
@@ -112,13 +106,15 @@ class FlashVisionTransformer(StrictLoading, VisionTransformer):
     @torch.jit.ignore
     def no_weight_decay(self) -> set[str]:
         """timm's, and the scales, offsets and biases of queries and keys."""
-        ends = (".gamma", ".beta", ".bias.a", ".bias.b")
+        ends = (".gamma", ".beta", ".bias.weight")
         units = {name for name, _ in self.named_parameters() if name.startswith("blocks.") and name.endswith(ends)}
         return super().no_weight_decay() | units
 
     @torch.jit.ignore
     def set_input_size(self, img_size: ImageSize | None = None, patch_size: ImageSize | None = None) -> None:
-        """Make the model one for another image or patch size, resampling positions and patches; chunks stay rows.
+        """Make the model one for another image or patch size, resampling positions, biases and patches.
+
+        Chunks stay as many rows. Parameters are replaced: make the optimiser after that.
 
         Raises:
             ValueError: as when building a model of that size.
@@ -156,6 +152,6 @@ def flash_vit_s(pretrained: bool = False, **kwargs: Any) -> FlashVisionTransform
 
 @register_once
 def flash_quad_vit_s(pretrained: bool = False, **kwargs: Any) -> FlashVisionTransformer:
-    """FLASH-Quad for images: the same with quadratic attention, and images of any size; not in the paper."""
+    """FLASH-Quad for images: the same with quadratic attention, 22.7 M parameters; not in the paper."""
     model_args = dict(patch_size=16, embed_dim=384, depth=24, query_dim=64)
     return _create("flash_quad_vit_s", pretrained, **dict(model_args, **kwargs))

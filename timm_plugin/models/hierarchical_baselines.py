@@ -8,8 +8,8 @@ from typing import Any
 
 from timm.models import generate_default_cfgs
 
-from .flowformer import TABLE_8, Flowformer, create_hierarchical, hierarchical_cfg
 from ._registry import register_once
+from .flowformer import TABLE_8, Flowformer, create_hierarchical, hierarchical_cfg
 
 #: Mechanism -> the name and the top-1 accuracy that Table 5 prints; the model is called ``MECHANISM_hier_s``.
 TABLE_5: dict[str, tuple[str, float]] = {
@@ -38,9 +38,7 @@ def _register(mechanism: str, printed: str, top_1: float) -> None:
         return create_hierarchical(name, pretrained, **dict(model_args, **kwargs))
 
     entrypoint.__name__ = entrypoint.__qualname__ = name
-    entrypoint.__doc__ = (
-        f"``flowformer_hier_s`` with ``attn_layer={mechanism!r}``: {printed} of Table 5, top-1 {top_1}."
-    )
+    entrypoint.__doc__ = f"``flowformer_hier_s`` with attention {mechanism!r}: {printed} of Table 5, top-1 {top_1}."
     globals()[name] = register_once(entrypoint)
 
 

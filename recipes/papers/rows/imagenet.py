@@ -22,6 +22,12 @@ _CITED = {"ViT-BASE": "vit_base_patch16_384", "ViT-LARGE": "vit_large_patch16_38
 #: Why parameters are not the published ones.
 _MEBI = 'the paper prints 41 "MB"; a model in the shape of its Table 8 has 43.3 M, 41.3 times 2^20'
 _OTHERS = 'the paper prints {} "MB" and does not say what this model has less than the others, which have 41'
+_TOKEN = "with the distillation token, its position and its classifier, which the printed 22 may leave out"
+_STOCK = "deit_small_distilled_patch16_224"
+#: DeiT's hard distillation, "DeiT-S (token distillation)" in the text.
+_TEACHER = (
+    "--kd-model-name regnety_160.deit_in1k --kd-distill-type token --kd-token-distill-type hard --task-loss-weight 0.5"
+)
 _SCRIPTS = Block("timm's scripts", ("python -m recipes.imagenet.get_timm_scripts",))
 
 
@@ -36,7 +42,8 @@ def training(
 ) -> Training:
     """timm's train.py on 8 GPUs with a file of settings, the model's options, and ``further`` ones of training."""
     name, _, options = model.partition(" ")
-    experiment = re.sub(r"[^\w.]+", "-", words(model.replace(" --model-kwargs", ""), further)).strip("-")
+    experiment = re.sub(r"[^\w.]+", "-", model.replace(" --model-kwargs", ""))
+    experiment += ".200" if "--epochs 200" in further else ".ft" if "--initial-checkpoint" in further else ""
     train = words(
         "PYTHONPATH=. torchrun --nproc_per_node 8 work/timm-scripts/train.py --device-modules timm_plugin",
         f"--config recipes/imagenet/{config} --data-dir /data/imagenet --model {name}",
@@ -69,10 +76,10 @@ def trained(row: str, printed: str) -> Entry:
     if short(row) in _CITED:
         return NotTrained(f"cited from its own paper; timm's `{_CITED[short(row)]}`")
     if row == "DEiT-S (2021)":
-        return training("deit_small_patch16_224", "flowformer_deit_s.yaml", "not stated", printed)
+        return training(_STOCK, "flowformer_deit_s.yaml", "not stated", printed, _TOKEN, further=_TEACHER)
     if row == "DEiT+FLOWFORMER":
-        note = "distilled by a token, as the paper says: `flowformer_deit_s_distilled`"
-        return training("flowformer_deit_s", "flowformer_deit_s.yaml", hardware, printed, note=note)
+        model = "flowformer_deit_s_distilled"
+        return training(model, "flowformer_deit_s.yaml", hardware, printed, _TOKEN, further=_TEACHER)
     difference = _MEBI if printed == "41" else _OTHERS.format(printed)
     return training(_MODELS[short(row)], "flowformer_hier_s.yaml", hardware, printed, difference)
 

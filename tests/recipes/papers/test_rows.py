@@ -28,6 +28,7 @@ PARSERS = {
 TIMM = {
     *("--device-modules", "--config", "--data-dir", "--model", "--model-kwargs", "--output", "--experiment"),
     *("--split", "--checkpoint", "--pretrained", "--crop-pct", "--interpolation", "--epochs", "--initial-checkpoint"),
+    *("--kd-model-name", "--kd-distill-type", "--kd-token-distill-type", "--task-loss-weight"),
 }
 
 

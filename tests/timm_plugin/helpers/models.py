@@ -28,6 +28,7 @@ REGISTERED = (
     "flowformer_hier_ti",
     "linear_hier_s",
     "longformer_hier_s",
+    "mixer_deit_s",
     "nystrom_hier_s",
     "reformer_hier_s",
     "soft_hier_s",

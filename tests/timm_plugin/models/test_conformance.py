@@ -43,7 +43,7 @@ def test_backward_reaches_every_parameter(case):
 def test_default_cfg_is_true(name):
     """At the size that the configuration says, one block deep: nothing of it depends on the depth."""
     stages = 3 if name == "flowformer_hier_digits" else 4
-    small = dict(depths=(1,) * stages) if "hier" in name else dict(depth=1)
+    small = dict(depths=(1,) * stages) if "hier" in name else {"num_blocks" if "mixer" in name else "depth": 1}
     model = timm.create_model(name, device="meta", **small).eval()
     cfg = model.default_cfg
     x = torch.empty(1, *cfg["input_size"], device="meta")

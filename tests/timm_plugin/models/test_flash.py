@@ -9,6 +9,7 @@ from timm.optim import create_optimizer_v2
 from common.modules.gated_attention_unit import GatedAttentionUnit
 from tests.compare import assert_close
 from tests.timm_plugin.helpers.models import build, images
+from timm_plugin.layers.position_bias import GridBias
 
 NAMES = ("flash_vit_s", "flash_quad_vit_s")
 
@@ -28,12 +29,34 @@ def test_a_block_is_the_unit_on_the_rows_of_an_image(case):
     torch.manual_seed(0)
     block = build(case).blocks[0].double()
     kind = dict(chunk_size=8) if case == "flash" else dict(chunk_size=None, max_positions=16)
-    unit = GatedAttentionUnit(48, query_dim=16, bias="rotary", **kind).double().eval()
-    weights = {name: x for name, x in block.state_dict().items() if not name.endswith("_extra_state")}
+    unit = GatedAttentionUnit(48, query_dim=16, bias="none", **kind).double().eval()
+    weights = {name: x for name, x in block.state_dict().items() if "bias.weight" not in name and "_extra" not in name}
     unit.load_state_dict({**unit.state_dict(), **weights})
     unit.norm = block.norm  # timm has another epsilon
-    for x in (torch.randn(2, 16, 48, dtype=torch.float64), torch.randn(1, 11, 48, dtype=torch.float64)):
-        assert_close("block", block(x), unit(x))
+    x = torch.randn(2, 16, 48, dtype=torch.float64)
+    assert (block(x) - unit(x)).abs().max() > 1e-9
+    block.bias.weight.data.zero_()
+    assert_close("block", block(x), unit(x))
+
+
+def test_bias_by_hand():
+    bias = GridBias((2, 3), heads=2)
+    for query in range(6):
+        for key in range(6):
+            down, right = query // 3 - key // 3, query % 3 - key % 3
+            assert torch.equal(bias(6)[:, query, key], bias.weight[:, down + 1, right + 2])
+    with pytest.raises(ValueError, match="x has 5 tokens; allowed by its relative bias: 2 x 3"):
+        bias(5)
+
+
+def test_bias_of_another_size_keeps_the_nearest_and_the_farthest():
+    bias = GridBias((4, 4))
+    before = bias.weight.detach().clone()
+    bias.set_grid_size((4, 4))
+    assert torch.equal(bias.weight, before)
+    bias.set_grid_size((4, 10))
+    assert bias.weight.shape == (1, 7, 19)
+    assert_close("distances of three columns", bias.weight[:, :, ::9], before[:, :, ::3])
 
 
 def test_chunks_are_rows_at_every_size():
@@ -61,12 +84,14 @@ def test_one_chunk_sees_the_other_only_through_the_sum():
     assert_close("first chunk", block(changed)[:, :8], block(x)[:, :8])
 
 
-def test_quadratic_takes_any_size():
-    dynamic, fixed = build("flash_quad", dynamic_img_size=True), build("flash_quad")
-    fixed.load_state_dict(dynamic.state_dict())
-    fixed.set_input_size((96, 48))
-    x = images(dynamic, size=(96, 48))
-    assert_close("logits", dynamic(x), fixed(x))
+@pytest.mark.parametrize("case", ["flash", "flash_quad"])
+def test_a_file_of_another_size_is_a_start_as_set_input_size(case):
+    stored = build(case)
+    weights = {name: x.clone() for name, x in stored.state_dict().items()}
+    small = build(case, img_size=96, pretrained=True, pretrained_cfg_overlay=dict(state_dict=weights))
+    stored.set_input_size(96)
+    x = images(small)
+    assert_close("logits", small(x), stored(x))
 
 
 def test_drop_path_and_layer_scale_are_of_the_branch():
@@ -87,13 +112,15 @@ def test_weight_decay():
     optimizer = create_optimizer_v2(model, opt="adamw", weight_decay=0.05)
     decayed = {id(p) for group in optimizer.param_groups if group["weight_decay"] for p in group["params"]}
     names = {name for name, p in model.named_parameters() if id(p) in decayed}
-    assert names == {name for name, p in model.named_parameters() if name.endswith("weight") and p.dim() > 1}
+    assert names == {name for name, p in model.named_parameters() if name.endswith("weight") and p.dim() in (2, 4)}
 
 
-def test_a_file_of_other_chunks_is_said():
+def test_a_file_of_another_meaning_is_said():
     stored = build("flash").state_dict()
-    with pytest.warns(UserWarning, match="chunk_rows=2.*chunk_rows=1"):
-        build("flash", chunk_rows=1).load_state_dict(stored)
+    with pytest.warns(UserWarning, match="kernel='relu2'.*kernel='laplace'"):
+        build("flash", kernel="laplace").load_state_dict(stored)
+    with pytest.raises(ValueError, match="bias.weight"):
+        build("flash", chunk_rows=1, pretrained=True, pretrained_cfg_overlay=dict(state_dict=dict(stored)))
 
 
 @pytest.mark.parametrize(
@@ -105,7 +132,7 @@ def test_a_file_of_other_chunks_is_said():
         (dict(attn_layer="flow"), "attn_layer is 'flow'; allowed .*: not given"),
         (dict(global_pool="token"), "global_pool is 'token'; allowed"),
         (dict(chunk_rows=0), "chunk_rows.* is 0; allowed"),
-        (dict(dynamic_img_size=True), "dynamic_img_size is True and chunk_rows 2; allowed .*False"),
+        (dict(dynamic_img_size=True), "dynamic_img_size is True; allowed .*False"),
         (dict(query_dim=15), "query_dim.* is 15; allowed"),
         (dict(kernel="gelu"), "kernel.* is 'gelu'; allowed"),
         (dict(img_size=65), r"img_size is \(65, 65\); allowed"),
