@@ -54,11 +54,12 @@ def record_attention(
 
     With ``maps`` the records are ``MapRecord``, of every attention of ours and every gated attention unit: the map is
     the matrix that values are multiplied by. So it has Flow-Attention's competition and allocation in it, the
-    convolution of values that SOFT and Nyström attention add, and negative entries where a mechanism has such. Two mechanisms
-    are not linear in their values: YOSO's map is that before outputs are made unit vectors, DAFT's is exp(w + k) over its
-    sum, before the query's gate, and the mean over the channels of a head where each has a key. That of a gated
-    attention unit is before its gate too, and attention dropout is in none. A map of n x m costs m / e times a forward
-    pass (DAFT-full: m times) and O(n m) memory, so it is for short inputs, in whole sequences: decoding remembers sums.
+    convolution of values that SOFT and Nyström attention add, and negative entries where a mechanism has such. Two
+    mechanisms are not linear in their values: YOSO's map is that before outputs are made unit vectors, DAFT's is
+    exp(w + k) over its sum, before the query's gate, and the mean over the channels of a head where each has a key.
+    That of a gated attention unit is before its gate too, and attention dropout is in none. A map of n x m costs m / e
+    forward passes of the attention (DAFT-full: m) and O(n m) memory, so it is for short inputs, in whole sequences:
+    decoding remembers sums.
 
     Raises:
         ValueError: ``model`` holds no Flow-Attention, or with ``maps`` no attention of ours; at the end, the modules
