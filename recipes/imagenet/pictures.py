@@ -1,4 +1,4 @@
-"""Draw what image models weigh an image by: ``python -m recipes.imagenet.pictures --checkpoint FILE... --image FILE...``.
+"""Draw what image models weigh patches by: ``python -m recipes.imagenet.pictures --checkpoint FILE --image FILE``.
 
 *Flowformer*, Figures 4 and 9: of each patch, the sum of the weights that all patches give it in the last layer, or for
 Flow-Attention its competition; models side by side. Figures 5 and 7: Flow-Attention's allocation.
