@@ -18,6 +18,7 @@ from ..ops.shared.checks import (
     check_probability,
 )
 from ..ops.shared.formed_again import FormAgain, forming_again
+from ..ops.shared.implied_map import implied_map
 from ..ops.shared.relative_bias import resize_toeplitz
 from ..ops.shared.score_kernels import SCORE_KERNELS
 from ..ops.shared.state import State, state_entry
@@ -193,6 +194,17 @@ class GatedAttentionUnit(RemembersOptions):
         if not self.causal:
             raise ValueError("causal is False; allowed for extend: a unit built with causal=True")
         return self._attend(x, padding_mask, state, True)
+
+    def recorded_map(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+        """What ``record_attention(model, maps=True)`` keeps: the map (B, H, n, n) of V, before the gate U.
+
+        Without attention dropout. Costs n / (e / H) calls of the attention and O(n²) memory: for short inputs.
+        """
+        *_, v, z = (F.silu(part) for part in self.in_proj(self.norm(x)).split(self.widths, dim=-1))
+        heads = self._queries_and_keys(z, self._rotation(z, padding_mask, None))
+        op = self._quadratic if self.chunk_size is None else self._mixed_chunk
+        whole = {"initial_state": None, "return_state": False}
+        return implied_map(lambda values: op(heads, values, padding_mask, **whole), self._split_heads(v))
 
     def _attend(
         self, x: Tensor, padding_mask: Tensor | None, state: State | None, return_state: bool
