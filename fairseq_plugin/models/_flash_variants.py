@@ -143,7 +143,7 @@ class _TransformerVariant(Variant):
 
 class _TransformerPlus(_TransformerVariant):
     options = flash_options.SoftmaxTransformerOptions
-    # The paper's heads have 64 channels in Tables 8 to 10, and of Figure 3 it says no others.
+    # Heads have 64 channels, as in Tables 8 to 10; the table beside Figure 3 names none.
     sizes = {
         **_TransformerVariant.sizes,
         "w512": {"embed_dim": 512, "layers": 8, "attention_heads": 8},

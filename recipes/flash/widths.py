@@ -15,7 +15,8 @@ from .models import ALL_MODELS, SHAPE, Shape, masked_name
 REFERENCE = "transformer_pp_lm"
 #: Largest relative difference from the reference's number of parameters.
 TOLERANCE = 0.02
-_WIDTH_STEP = 8
+#: Inner widths tried: multiples of the width over this.
+_STEPS = 16
 
 
 def count_parameters(data: Path, arguments: list[str], length: int, masked: bool = False) -> int:
@@ -44,17 +45,17 @@ def equal_widths(data: Path, models: list[str], length: int, shape: Shape = SHAP
     masked = ALL_MODELS[models[0]].masked
     reference = masked_name(REFERENCE) if masked else REFERENCE
     target = count_parameters(data, shape.arguments(reference, None), length, masked)
-    widths = {}
+    widths, step = {}, max(1, shape.width // _STEPS)
     for name in models:
 
         def count(width: int, name: str = name) -> int:
             return count_parameters(data, shape.arguments(name, width), length, masked)
 
         # Parameters grow evenly with the inner width.
-        low, high = _WIDTH_STEP, 2 * shape.width
+        low, high = step, 2 * shape.width
         slope = (count(high) - count(low)) / (high - low)
-        width = round((low + (target - count(low)) / slope) / _WIDTH_STEP) * _WIDTH_STEP
-        widths[name] = max(width, _WIDTH_STEP)
+        width = round((low + (target - count(low)) / slope) / step) * step
+        widths[name] = max(width, step)
         parameters = count(widths[name])
         if abs(parameters - target) > TOLERANCE * target:
             raise ValueError(
