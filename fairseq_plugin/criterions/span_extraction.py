@@ -1,4 +1,4 @@
-"""``--criterion span_extraction``: the loss of start and end of an answer, and exact match and F1 of whole questions."""
+"""``--criterion span_extraction``: the loss of an answer's start and end, and exact match and F1 of whole questions."""
 
 import math
 from typing import Any

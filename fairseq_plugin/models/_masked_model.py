@@ -54,7 +54,7 @@ class MaskedOptions(FairseqDataclass):
 
 
 class LinearTimeMaskedModel(CheckedLoading, RobertaModel):
-    """fairseq's RoBERTa over layers that subclasses build; for the tasks ``masked_lm``, ``sentence_prediction`` and more."""
+    """fairseq's RoBERTa over layers that subclasses build; for the tasks of ``task_names``."""
 
     #: How the options of its attention begin.
     option_prefix: str

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Optional
 
-from fairseq.criterions import FairseqCriterion
+from fairseq.criterions import CRITERION_REGISTRY, FairseqCriterion
 from fairseq.data import Dictionary, FairseqDataset
 from fairseq.dataclass import FairseqDataclass
 from fairseq.models import ARCH_MODEL_REGISTRY
@@ -80,8 +80,8 @@ class SpanExtractionTask(FairseqTask):
             check_positive_int("--span-stride", cfg.span_stride)
             if cfg.span_stride > room:
                 raise ValueError(
-                    f"--span-stride is {cfg.span_stride}; allowed: at most {room}, the tokens of a document in a window "
-                    f"of {cfg.max_positions} beside the longest question, since others would be in no window"
+                    f"--span-stride is {cfg.span_stride}; allowed: at most {room}, the tokens of a document in a "
+                    f"window of {cfg.max_positions} beside the longest question, since others would be in no window"
                 )
         self.dictionary = dictionary
         self.layout = Layout(cfg.max_positions, cfg.max_question_length, cfg.span_stride or max(1, room // 2))
@@ -140,11 +140,10 @@ class SpanExtractionTask(FairseqTask):
         Raises:
             ValueError: it is not ``span_extraction``.
         """
-        criterion = super().build_criterion(cfg, from_checkpoint)
-        if not isinstance(criterion, SpanExtractionCriterion):
-            name = safe_getattr(cfg, "_name") or safe_getattr(cfg, "criterion")
+        name = safe_getattr(cfg, "_name") or safe_getattr(cfg, "criterion")
+        if not issubclass(CRITERION_REGISTRY.get(name, object), SpanExtractionCriterion):
             raise ValueError(f"--criterion is {name}; allowed with --task span_extraction: span_extraction")
-        return criterion
+        return super().build_criterion(cfg, from_checkpoint)
 
     def span_scores(self, model: nn.Module, sample: dict[str, Any]) -> Tensor:
         """The scores (B, T, 2) of start and end at each token of the windows of a batch."""

@@ -34,7 +34,7 @@ COMMAND = "recipes.triviaqa.answer"
 
 
 def load(checkpoint: Path, data: Path) -> RobertaHubInterface:
-    """The model of a checkpoint of ``--task span_extraction``, in evaluation mode, with that task for the folder ``data``.
+    """The model of a checkpoint of ``--task span_extraction``, for evaluation, with that task for the folder ``data``.
 
     Raises:
         ValueError: the file does not exist, cannot be read, or is of another task.

@@ -175,7 +175,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         counts = prepare(options)
     for split, count in counts.items():
         print(
-            f"  {split:<5}  {count.questions:8,d} questions  {count.documents:8,d} documents  {count.tokens:13,d} tokens"
+            f"  {split:<5} {count.questions:7,d} questions  {count.documents:7,d} documents  {count.tokens:12,d} tokens"
             f"  {count.spans:10,d} gold spans in {count.pairs:,d} pairs; {count.left_out:,d} pairs left out"
         )
     print(

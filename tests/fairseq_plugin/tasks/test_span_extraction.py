@@ -33,18 +33,18 @@ def data(tmp_path_factory) -> Path:
     return write_names(tmp_path_factory.mktemp("spans") / "data-bin")
 
 
-def parsed(data: Path, *arguments: str):
-    command = [str(data), *TASK, *WINDOWS, "--arch", "flash_mlm", *masked_models.small("flash_mlm"), *arguments]
+def parsed(data: Path, *arguments: str, arch: str = "flash_mlm"):
+    command = [str(data), *TASK, *WINDOWS, "--arch", arch, *masked_models.small(arch), *arguments]
     return options.parse_args_and_arch(options.get_training_parser(), command)
 
 
-def setup(data: Path, *arguments: str):
-    args = parsed(data, *arguments)
+def setup(data: Path, *arguments: str, arch: str = "flash_mlm"):
+    args = parsed(data, *arguments, arch=arch)
     return tasks.setup_task(args), args
 
 
 def model_and_batch(data: Path, arch: str):
-    task, args = setup(data, "--arch", arch)
+    task, args = setup(data, arch=arch)
     torch.manual_seed(1)
     model = task.build_model(args)
     dataset = task.load_dataset("valid")
@@ -55,7 +55,7 @@ def model_and_batch(data: Path, arch: str):
 def test_every_masked_architecture_has_the_head(arch, data):
     """Scores for each token, through which gradients reach the layers; the loss is finite."""
     task, model, batch = model_and_batch(data, arch)
-    criterion = task.build_criterion(convert_namespace_to_omegaconf(parsed(data, "--arch", arch)).criterion)
+    criterion = task.build_criterion(convert_namespace_to_omegaconf(parsed(data, arch=arch)).criterion)
     scores = task.span_scores(model.eval(), batch)
     assert scores.shape == (*batch["net_input"]["src_tokens"].shape, 2)
     loss, size, log = criterion(model, batch)
@@ -115,10 +115,10 @@ def test_a_split_in_the_log(data, caplog):
     "arguments, message",
     [
         (["--max-positions", "9"], r"--max-positions is 9; allowed: at least 10, for <s>, a question of 6 tokens"),
-        (["--max-positions", "0"], "--max-positions. is 0; allowed"),
-        (["--max-question-length", "0"], "--max-question-length. is 0; allowed"),
-        (["--max-answer-length", "0"], "--max-answer-length. is 0; allowed"),
-        (["--span-stride", "0"], "--span-stride. is 0; allowed"),
+        (["--max-positions", "0"], "--max-positions is 0; allowed"),
+        (["--max-question-length", "0"], "--max-question-length is 0; allowed"),
+        (["--max-answer-length", "0"], "--max-answer-length is 0; allowed"),
+        (["--span-stride", "0"], "--span-stride is 0; allowed"),
         (
             ["--span-stride", "24"],
             "--span-stride is 24; allowed: at most 23, the tokens of a document in a window of 32",
@@ -150,7 +150,7 @@ def test_fewer_positions_than_a_window_are_refused(data, monkeypatch):
         return model
 
     monkeypatch.setattr(RobertaModel, "build_model", classmethod(short))
-    task, args = setup(data, "--arch", "roberta", "--encoder-layers", "1")
+    task, args = setup(data, arch="roberta")
     with pytest.raises(ValueError, match="--max-positions is 32; allowed: at most 20, the positions of this roberta"):
         task.build_model(args)
 
@@ -295,7 +295,7 @@ def test_more_positions_than_pretrained_are_refused(trained, data):
     """A table of learned positions does not grow."""
     state = torch.load(trained.root / "pretrained" / "checkpoint_last.pt")["model"]
     for positions in ("32", "40"):
-        task, args = setup(data, "--arch", "softmax_mlm", "--encoder-learned-pos", "--max-positions", positions)
+        task, args = setup(data, "--encoder-learned-pos", "--max-positions", positions, arch="softmax_mlm")
         model = task.build_model(args)
         if positions == "32":
             model.load_state_dict(state)
@@ -306,8 +306,8 @@ def test_more_positions_than_pretrained_are_refused(trained, data):
 
 def test_it_goes_on_as_if_it_had_never_stopped(data, tmp_path):
     """Stopped in its second epoch; costs the start of a process."""
-    case = training_command(data, str(tmp_path / "run"), "flash_mlm", "--batch-size", "24", "--dropout", "0.1")
-    case += "--max-update 20 --update-freq 2 --disable-validation --num-workers 0 --data-buffer-size 0".split()
+    case = training_command(data, str(tmp_path / "run"), "flash_mlm", "--batch-size", "40", "--dropout", "0.1")
+    case += "--max-update 8 --update-freq 2 --disable-validation --num-workers 0 --data-buffer-size 0".split()
     (tmp_path / "cases.json").write_text(json.dumps({"spans": case}))
     (output,) = run_in_turn((PROGRAM, [str(tmp_path / "cases.json")], ""))
     found = json.loads(re.search(r"^RESUMED (.*)$", output, flags=re.MULTILINE)[1])["spans"]
@@ -321,5 +321,5 @@ def test_two_processes_find_the_same_scores(trained, data, tmp_path):
     restored += "--reset-optimizer --reset-dataloader --reset-meters --batch-size 3".split()
     command = training_command(data, str(tmp_path), "softmax_mlm", "--encoder-learned-pos", *restored)
     best = max(entries(trained.training, "valid"), key=lambda entry: entry["valid_f1"])
-    (found,) = entries(run_two_processes([*command, "--num-workers", "0", "--data-buffer-size", "0"])[0], "valid")
+    (found,) = entries(run_two_processes([*command, "--load-checkpoint-on-all-dp-ranks"])[0], "valid")
     assert found["valid_f1"] == best["valid_f1"] and found["valid_em"] == best["valid_em"]

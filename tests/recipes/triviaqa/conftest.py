@@ -24,6 +24,6 @@ def subwords(questions: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("subwords")
     model = folder / "sentencepiece.model"
     with open(questions / "pages.txt", encoding="utf-8") as lines:
-        train_sentencepiece(lines, model, 420, masked=False, threads=1)
+        train_sentencepiece(lines, model, 380, masked=False, threads=1)
     write_dictionary(sentencepiece.SentencePieceProcessor(model_file=str(model)), folder / "dict.txt")
     return folder

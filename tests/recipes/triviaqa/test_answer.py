@@ -1,5 +1,6 @@
 """Answers of trained models, written down and evaluated as the data set's own evaluation does."""
 
+import copy
 import json
 from types import SimpleNamespace
 
@@ -46,13 +47,18 @@ def test_the_best_of_several_checkpoints_answers(trained, tmp_path, capsys):
 
 def test_checkpoints_that_are_none(trained, tmp_path, capsys):
     state = torch.load(trained.paths[0])
-    state["cfg"].task = {"_name": "masked_lm", "data": str(trained.data), "sample_break_mode": "none"}
-    state["cfg"].task.tokens_per_sample = 32
-    torch.save(state, tmp_path / "masked.pt")
+    for name in ("masked_lm", "flash_lm"):
+        changed = copy.deepcopy(state)
+        if name == "masked_lm":
+            changed["cfg"]["task"] = {"_name": name, "data": str(trained.data), "tokens_per_sample": 32, "seed": 1}
+        else:
+            changed["cfg"]["model"] = {"_name": name}
+        torch.save(changed, tmp_path / f"{name}.pt")
     for path, message in (
         (tmp_path / "nothing.pt", "which is no file"),
         (trained.data / "dict.txt", "dict.txt"),
-        (tmp_path / "masked.pt", "of --task masked_lm"),
+        (tmp_path / "masked_lm.pt", "of --task masked_lm"),
+        (tmp_path / "flash_lm.pt", "of a flash_lm"),
     ):
         assert answer.main([str(path), "--data", str(trained.data)]) == 1
         said = capsys.readouterr().err
