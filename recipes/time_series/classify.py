@@ -7,8 +7,8 @@ channels side by side, in which what a series lacks is missing.
 """
 
 import argparse
+import datetime
 import json
-import logging
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -95,6 +95,11 @@ def _flat(series: Series, steps: int) -> np.ndarray:
 _progress = partial(tqdm, leave=False, disable=None)
 
 
+def log(name: str, message: str) -> None:
+    """Print a line as fairseq-train logs it."""
+    print(f"{datetime.datetime.now():%Y-%m-%d %H:%M:%S} | INFO | {name} | {message}", flush=True)
+
+
 def parser() -> argparse.ArgumentParser:
     """The script's options."""
     parser = argparse.ArgumentParser(prog="python -m recipes.time_series.classify", description=__doc__.splitlines()[0])
@@ -108,13 +113,10 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Iterable[str] | None = None) -> int:
     """Run the script; returns the exit status."""
     options = parser().parse_args(arguments)
-    layout = "%(asctime)s | %(levelname)s | %(name)s | %(message)s"  # fairseq's
-    logging.basicConfig(format=layout, datefmt="%Y-%m-%d %H:%M:%S", level=logging.INFO, stream=sys.stdout)
-    logging.getLogger(__name__).info(f"fitting {options.model}, seed {options.seed}")
+    log("recipes.time_series.classify", f"fitting {options.model}, seed {options.seed}")
     found = accuracy(options.model, options.data, options.seed)
     # As many digits as fairseq has.
-    values = {"epoch": 1, "test_accuracy": f"{found:.1f}", "test_num_updates": "1"}
-    logging.getLogger("test").info(json.dumps(values))
+    log("test", json.dumps({"epoch": 1, "test_accuracy": f"{found:.1f}", "test_num_updates": "1"}))
     return 0
 
 

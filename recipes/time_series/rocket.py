@@ -1,7 +1,8 @@
 """Rocket: features of a series by thousands of random convolutions, for a linear classifier.
 
 Dempster, Petitjean, Webb: *ROCKET: Exceptionally fast and accurate time series classification using random
-convolutional kernels* (2020), with several channels as in sktime, whose own needs numba.
+convolutional kernels* (2020), with several channels as in sktime, whose own needs numba. Series are standardised by the
+statistics of the data set, as for all models here, and not each by its own, which would hide their levels.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -53,11 +54,11 @@ def draw_kernels(channels: int, steps: int, count: int, rng: np.random.Generator
 
 
 def together(series: Sequence[np.ndarray], steps: int) -> Tensor:
-    """Series (T, C), each channel of mean 0 and deviation 1, as (N, C, ``steps``): cut, or filled up with zeros."""
+    """Series (T, C) as (N, C, ``steps``): cut, or filled up with zeros, which is the mean of standardised series."""
     made = torch.zeros(len(series), series[0].shape[1], steps)
     for i, one in enumerate(series):
         cut = one[:steps]
-        made[i, :, : len(cut)] = torch.from_numpy((cut - cut.mean(0)) / (cut.std(0) + 1e-8)).float().T
+        made[i, :, : len(cut)] = torch.from_numpy(cut).float().T
     return made
 
 
