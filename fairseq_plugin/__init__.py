@@ -11,6 +11,7 @@ check_host()
 allow_checkpoint_classes()
 
 from .criterions.action_mse import ActionMSECriterion
+from .criterions.span_extraction import SpanExtractionCriterion
 from .criterions.sparse_cross_entropy import SparseCrossEntropyCriterion
 from .models import attention as _derived  # noqa: F401  registers NAME_lm, NAME_mlm and NAME_classifier
 from .models import decision as _decision  # noqa: F401  registers NAME_decision
@@ -45,6 +46,7 @@ from .optim.radam import FairseqRAdam
 from .tasks.offline_rl import OfflineRLTask
 from .tasks.pixel_modeling import PixelModelingTask
 from .tasks.sequence_pair_prediction import SequencePairPredictionTask
+from .tasks.span_extraction import SpanExtractionTask
 from .tasks.time_series_classification import TimeSeriesClassificationTask
 
 __all__ = [
@@ -71,6 +73,8 @@ __all__ = [
     "PixelModelingTask",
     "SequencePairPredictionTask",
     "SoftmaxLanguageModel",
+    "SpanExtractionCriterion",
+    "SpanExtractionTask",
     "SparseCrossEntropyCriterion",
     "TimeSeriesClassificationTask",
     "TimeSeriesClassifier",

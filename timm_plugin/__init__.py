@@ -14,10 +14,21 @@ check_host()
 from .create import create_model
 from .layers.attention import attention_layer
 from .layers.grid import tell_grid
-from .models import daft, flowformer, flowformer_deit
+from .models import daft, flash, flowformer, flowformer_deit, hierarchical_baselines, mixer
 from .models._registry import register_attention_layers
 from .replace import replace_attention
 
 register_attention_layers()
 
-__all__ = ["attention_layer", "create_model", "daft", "flowformer", "flowformer_deit", "replace_attention", "tell_grid"]
+__all__ = [
+    "attention_layer",
+    "create_model",
+    "daft",
+    "flash",
+    "flowformer",
+    "flowformer_deit",
+    "hierarchical_baselines",
+    "mixer",
+    "replace_attention",
+    "tell_grid",
+]

@@ -25,9 +25,8 @@ from common import tensor_files
 from common.checkpoints import read_checkpoint
 from common.output_files import check_new, new_path
 
-from .models import daft, flowformer, flowformer_deit
+from . import models
 
-_OUR_MODULES = [module.__name__ for module in (daft, flowformer, flowformer_deit)]
 #: Where checkpoints keep their tensors, in timm's order: averaged weights come first.
 _WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model")
 
@@ -40,7 +39,7 @@ def convert(name: str, source: Path, model_args: dict[str, Any]) -> nn.Module:
     Raises:
         ValueError: a file that cannot be read, or of a model that does not fit; a ``name`` that is not of lineartime.
     """
-    ours = [known for known in timm.list_models() if timm.models.model_entrypoint(known).__module__ in _OUR_MODULES]
+    ours = [known for known in timm.list_models() if _is_ours(known)]
     if name not in ours:
         raise ValueError(f"the model is {name!r}; allowed: {', '.join(ours)}")
     state_dict = read_weights(source)
@@ -52,6 +51,10 @@ def convert(name: str, source: Path, model_args: dict[str, Any]) -> nn.Module:
     if stem is not None:
         overlay["input_size"] = (stem.shape[1], *timm.get_pretrained_cfg(name).input_size[1:])
     return timm.create_model(name, pretrained=True, pretrained_cfg_overlay=overlay, **model_args)
+
+
+def _is_ours(name: str) -> bool:
+    return timm.models.model_entrypoint(name).__module__.startswith(f"{models.__name__}.")
 
 
 def read_weights(source: Path) -> dict[str, Any]:

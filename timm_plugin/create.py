@@ -10,6 +10,7 @@ from torch import nn
 
 from .layers.attention import SelfAttention, attention_layer
 from .layers.grid import check_given, fixed_grid, host_of_tokens, tell_grid
+from .models.flowformer import Flowformer
 
 
 def create_model(model_name: str, *positional: Any, attn_layer: LayerType, **arguments: Any) -> nn.Module:
@@ -32,7 +33,7 @@ def create_model(model_name: str, *positional: Any, attn_layer: LayerType, **arg
         names = ", ".join(name for name in ATTN_LAYERS if name)
         raise ValueError(f"attn_layer is {attn_layer!r}; allowed: {names}, or a class such as attention_layer gives")
     if asks_for_ours(attn_layer) and _layer_class(attn_layer).needs_tokens():
-        attn_layer = _with_tokens(_layer_class(attn_layer), model_name, arguments)
+        attn_layer = _with_tokens(attn_layer, model_name, arguments)
     try:
         model = timms_create_model(model_name, *positional, attn_layer=attn_layer, **arguments)
     except (TypeError, AssertionError) as error:
@@ -49,12 +50,17 @@ def create_model(model_name: str, *positional: Any, attn_layer: LayerType, **arg
     return model
 
 
-def _with_tokens(layer: type[SelfAttention], model_name: str, arguments: dict[str, Any]) -> type[SelfAttention]:
-    """``layer`` for as many tokens as timm's model of that name has, which is built without memory to count them."""
+def _with_tokens(attn_layer: LayerType, model_name: str, arguments: dict[str, Any]) -> LayerType:
+    """``attn_layer`` for as many tokens as the model of that name has, which is built without memory to count them.
+
+    The hierarchical Flowformer has another number in each stage, and tells its layers by itself.
+    """
     weights = {"pretrained": False, "checkpoint_path": None}
     with torch.device("meta"):
         model = timms_create_model(model_name, **{**arguments, **weights})
-    grid = fixed_grid(model)
+    if isinstance(model, Flowformer):
+        return attn_layer
+    layer, grid = _layer_class(attn_layer), fixed_grid(model)
     if grid is None:
         raise ValueError(_refusal(model_name, layer.mechanism, "has no fixed number of tokens, which it must know"))
     tokens = grid[0] * grid[1] + host_of_tokens(model).num_prefix_tokens

@@ -7,7 +7,7 @@ mechanisms share.
 
 from ._base import FACTS, INPUTS, SUPPORTS, AttentionShape, InnerAttention, OpAttention
 from ._options import AttentionOptions, Option, choice, count, default_of, flag, number
-from ._record import AttentionRecord, KeyRecord, record_attention, record_keys
+from ._record import AttentionRecord, KeyRecord, MapRecord, record_attention, record_keys
 from ._registry import ATTENTIONS, build_attention, import_mechanisms, options_of, register_attention, supporting
 from ._rotary import RotaryAttention
 from ._short_conv import ShortConvAttention
@@ -29,6 +29,7 @@ __all__ = [
     "AttentionShape",
     "InnerAttention",
     "KeyRecord",
+    "MapRecord",
     "OpAttention",
     "Option",
     "RotaryAttention",

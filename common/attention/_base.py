@@ -18,6 +18,7 @@ from ..ops.shared.checks import (
     check_positions,
     check_positive_int,
 )
+from ..ops.shared.implied_map import implied_map
 from ..ops.shared.state import State
 from ._options import AttentionOptions
 
@@ -315,6 +316,24 @@ class OpAttention(InnerAttention):
         """The literal formula, slowly; shapes and masks as in ``forward``."""
         masks = {"key_padding_mask": key_padding_mask, "query_padding_mask": query_padding_mask}
         return self.apply_reference(*self.operands(q, k, v), **masks, **self._needed(inputs))
+
+    def recorded_map(
+        self,
+        q: Tensor | None,
+        k: Tensor | None,
+        v: Tensor,
+        key_padding_mask: Tensor | None = None,
+        query_padding_mask: Tensor | None = None,
+        **inputs: Any,
+    ) -> Tensor:
+        """The implied map (B, H, n, m), which ``record_attention(model, maps=True)`` keeps; map @ v is ``forward``.
+
+        Without attention dropout. Costs m / e calls of ``forward`` and O(n m) memory: for short inputs.
+        """
+        masks = {"key_padding_mask": key_padding_mask, "query_padding_mask": query_padding_mask}
+        return implied_map(
+            lambda values: self.apply_op(*self.operands(q, k, values), **masks, **self._needed(inputs)), v
+        )
 
     def apply_op(self, *tensors: Tensor | None, **arguments: Any) -> Any:
         """``op`` of the tensors that it takes, with all of its arguments."""

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ..ops.shared.checks import check_padding_mask
+from ..ops.shared.implied_map import implied_map
 from ..ops.shared.padding import zero_padding
 from ..ops.shared.reference_tools import by_head, cleared, side_by_side
 from ._base import OpAttention, drop_sources
@@ -79,6 +80,28 @@ class DaftAttention(OpAttention):
         tensors = [None if x is None else side_by_side(x) for x in (q, k, v)]
         out = super().apply_reference(*tensors, **arguments)
         return cleared(by_head(out, v.shape[1]), query_padding_mask)
+
+    def recorded_map(
+        self,
+        k: Tensor,
+        v: Tensor,
+        key_padding_mask: Tensor | None = None,
+        query_padding_mask: Tensor | None = None,
+        **inputs: Any,
+    ) -> Tensor:
+        """exp(w + k) over its sum, (B, H, n, n), without the query's gate; the mean over channels that have own keys.
+
+        Where a head has one key for each token, map @ v is ``forward`` before the gate.
+        """
+        masks = {"key_padding_mask": key_padding_mask, "query_padding_mask": query_padding_mask}
+        inputs = self._needed(inputs)
+        kinds = [k] if k.shape[-1] == 1 else [key.expand_as(k) for key in k.split(1, dim=-1)]  # of each channel alone
+        maps = [implied_map(lambda values, k=kind: self._weighed(k, values, masks, inputs), v) for kind in kinds]
+        return torch.stack(maps).mean(0)
+
+    def _weighed(self, k: Tensor, v: Tensor, masks: dict[str, Tensor | None], inputs: dict[str, Any]) -> Tensor:
+        """``apply_op`` without queries."""
+        return self.apply_op(None, k, v, **masks, **inputs)
 
     def recorded_keys(self, k: Tensor) -> Tensor:
         """What ``record_keys`` keeps of a call: a copy of k (B, H, n, c)."""

@@ -43,14 +43,14 @@ def default_of(op: Callable, name: str) -> Any:
     return inspect.signature(op).parameters[name].default
 
 
-def choice(default: str, choices: Sequence[str], help: str, setup_only: bool = False) -> Any:
+def choice(default: str, choices: Sequence[str], help: str, setup_only: bool = False, speed_only: bool = False) -> Any:
     """A field that holds one of the names in ``choices``."""
 
     def parse(name: str, value: Any) -> str:
         check_choice(name, value, choices)
         return value
 
-    return option(default, help, str, parse, choices, setup_only=setup_only)
+    return option(default, help, str, parse, choices, speed_only, setup_only)
 
 
 def count(

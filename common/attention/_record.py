@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ._base import INPUTS
+
 
 class AttentionRecord(NamedTuple):
     """One call of one Flow-Attention module."""
@@ -18,6 +20,20 @@ class AttentionRecord(NamedTuple):
     allocation: Tensor  # (B, H, n), per sink (Figures 5, 7)
 
 
+class MapRecord(NamedTuple):
+    """One call of any attention module, with its implied map."""
+
+    name: str  # of the module inside the model
+    map: Tensor  # (B, H, n, m): what each token gives each source
+    competition: Tensor | None = None  # (B, H, m) and
+    allocation: Tensor | None = None  # (B, H, n), of Flow-Attention alone
+
+    @property
+    def summed(self) -> Tensor:
+        """(B, H, m): what a source gets of all tokens, which *Flowformer*'s Figures 4, 8 and 9 draw of others."""
+        return self.map.sum(2)
+
+
 class KeyRecord(NamedTuple):
     """One call of one DAFT module."""
 
@@ -25,16 +41,39 @@ class KeyRecord(NamedTuple):
     keys: Tensor  # (B, H, n, c): exp of it weighs each token; c is 1 in DAFT-conv, d / H in DAFT-full
 
 
-def record_attention(model: nn.Module) -> contextlib.AbstractContextManager[list[AttentionRecord]]:
+_Record = Callable[[str, nn.Module, dict[str, Any]], NamedTuple]
+
+
+def record_attention(
+    model: nn.Module, maps: bool = False
+) -> contextlib.AbstractContextManager[list[AttentionRecord] | list[MapRecord]]:
     """Inside the ``with``, every forward pass of ``model`` appends a record per Flow-Attention module, in call order.
 
     Works for any model of either host that holds the module, while it generates too: one record per module and step.
     Weights are detached. Costs a second pass over q and k.
 
+    With ``maps`` the records are ``MapRecord``, of every attention of ours and every gated attention unit: the map is
+    the matrix that values are multiplied by. So it has Flow-Attention's competition and allocation in it, the
+    convolution of values that SOFT and Nyström attention add, and negative entries where a mechanism has such. Two
+    mechanisms are not linear in their values: YOSO's map is that before outputs are made unit vectors, DAFT's is
+    exp(w + k) over its sum, before the query's gate, and the mean over the channels of a head where each has a key.
+    That of a gated attention unit is before its gate too, and attention dropout is in none. A map of n x m costs m / e
+    forward passes of the attention (DAFT-full: m) and O(n m) memory, so it is for short inputs, in whole sequences:
+    decoding remembers sums.
+
     Raises:
-        ValueError: ``model`` holds no Flow-Attention; at the end, the modules were never called where that can be seen.
+        ValueError: ``model`` holds no Flow-Attention, or with ``maps`` no attention of ours; at the end, the modules
+            were never called where that can be seen. Inside, with ``maps``, a module continues a sequence.
     """
-    return _recorded(model, "recorded_weights", "Flow-Attention", lambda name, weights: AttentionRecord(name, *weights))
+    if maps:
+        return _recorded(model, "recorded_map", "attention of lineartime", _map_record)
+    return _recorded(
+        model,
+        "recorded_weights",
+        "Flow-Attention",
+        lambda name, module, inputs: AttentionRecord(name, *_call(module.recorded_weights, inputs)),
+        _without_weights(model),
+    )
 
 
 def record_keys(model: nn.Module) -> contextlib.AbstractContextManager[list[KeyRecord]]:
@@ -46,21 +85,42 @@ def record_keys(model: nn.Module) -> contextlib.AbstractContextManager[list[KeyR
     Raises:
         ValueError: ``model`` holds no DAFT; at the end, as in ``record_attention``.
     """
-    return _recorded(model, "recorded_keys", "DAFT", KeyRecord)
+    return _recorded(
+        model,
+        "recorded_keys",
+        "DAFT",
+        lambda name, module, inputs: KeyRecord(name, _call(module.recorded_keys, inputs)),
+    )
+
+
+def _map_record(name: str, module: nn.Module, inputs: dict[str, Any]) -> MapRecord:
+    """The record of one call, which must be of a whole sequence."""
+    if inputs.get("state") is not None:
+        raise ValueError(f"maps is True and {name!r} continues a sequence; allowed: whole sequences, or maps=False")
+    weights = _call(module.recorded_weights, inputs) if hasattr(module, "recorded_weights") else ()
+    return MapRecord(name, _call(module.recorded_map, inputs), *weights)
+
+
+def _without_weights(model: nn.Module) -> str:
+    """What to say of a model's attentions that have neither competition nor allocation."""
+    modules = [module for module in model.modules() if hasattr(module, "recorded_map")]
+    names = sorted({getattr(module, "name", None) or type(module).__name__ for module in modules})
+    has = "has" if len(names) == 1 else "have"
+    return f"; {', '.join(names)} {has} neither competition nor allocation, but a map: maps=True" if names else ""
 
 
 @contextlib.contextmanager
-def _recorded(
-    model: nn.Module, method: str, mechanism: str, record: Callable[[str, Any], NamedTuple]
-) -> Iterator[list[Any]]:
-    """Collect ``record(name, module.METHOD(inputs))`` at each call of the modules of ``model`` that have the method."""
+def _recorded(model: nn.Module, method: str, mechanism: str, record: _Record, hint: str = "") -> Iterator[list[Any]]:
+    """Collect ``record(name, module, inputs)`` at each call of the modules of ``model`` that have the method."""
     modules = [(name, module) for name, module in model.named_modules() if hasattr(module, method)]
     if not modules:
-        raise ValueError(f"model is a {type(model).__name__} without {mechanism}; allowed: a model that holds one")
+        raise ValueError(
+            f"model is a {type(model).__name__} without {mechanism}; allowed: a model that holds one{hint}"
+        )
     records: list[Any] = []
     for name, module in modules:
         for entry in ("forward", "extend"):
-            setattr(module, entry, _observed(getattr(module, entry), getattr(module, method), name, records, record))
+            setattr(module, entry, _observed(getattr(module, entry), functools.partial(record, name, module), records))
     try:
         yield records
     finally:
@@ -73,21 +133,29 @@ def _recorded(
         )
 
 
-def _observed(
-    call: Callable, method: Callable, name: str, records: list[Any], record: Callable[[str, Any], NamedTuple]
-) -> Callable:
+def _observed(call: Callable, record: Callable[[dict[str, Any]], NamedTuple], records: list[Any]) -> Callable:
     """``call``, which appends a record first."""
-    signature, taken = inspect.signature(call), inspect.signature(method).parameters
+    signature = inspect.signature(call)
+    further = [name for name, taken in signature.parameters.items() if taken.kind is taken.VAR_KEYWORD]
 
     @functools.wraps(call)
     def observed(*args: Any, **kwargs: Any) -> Any:
         # Activation checkpointing calls a module again inside the backward pass; that call was recorded already.
         if torch._C._current_graph_task_id() == -1:
             inputs = signature.bind(*args, **kwargs).arguments  # tensors may come by position or by name
+            for name in further:
+                inputs |= inputs.pop(name, {})
             if "padding_mask" in inputs:
                 inputs["key_padding_mask"] = inputs["query_padding_mask"] = inputs["padding_mask"]
             with torch.no_grad():
-                records.append(record(name, method(**{key: x for key, x in inputs.items() if key in taken})))
+                records.append(record(inputs))
         return call(*args, **kwargs)
 
     return observed
+
+
+def _call(method: Callable, inputs: dict[str, Any]) -> Any:
+    """``method`` of those ``inputs`` that it takes."""
+    taken = inspect.signature(method).parameters
+    names = {*taken, *(INPUTS if any(one.kind is one.VAR_KEYWORD for one in taken.values()) else ())}
+    return method(**{name: x for name, x in inputs.items() if name in names})

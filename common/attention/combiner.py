@@ -9,6 +9,7 @@ from ..modules.rotary import check_even, rotate, token_positions
 from ..ops.combiner import combiner_attention, row_attention
 from ..ops.combiner.reference import combiner_attention_reference, row_attention_reference
 from ..ops.shared.checks import check_padding_mask, check_query_key_value, check_tokens
+from ..ops.shared.implied_map import implied_map
 from ..ops.shared.kv_cache import extend_kv_cache
 from ..ops.shared.padding import zero_padding
 from ..ops.shared.reference_tools import by_head, cleared, rotated, side_by_side
@@ -89,8 +90,9 @@ class CombinerAttention(OpAttention):
         x: Tensor,
         key_padding_mask: Tensor | None,
         query_padding_mask: Tensor | None,
+        weighed: Tensor | None = None,
     ) -> Tensor:
-        """A whole sequence."""
+        """A whole sequence; with ``weighed``, those values under the weights that v makes."""
         x = zero_padding(x.unsqueeze(1), key_padding_mask).squeeze(1)  # it must not reach the parameters' gradients
         positions = token_positions(q, key_padding_mask)
         if self.options.rotary:
@@ -102,8 +104,27 @@ class CombinerAttention(OpAttention):
         summary_k = summary_k.unflatten(-1, (self.shape.num_heads, -1)).transpose(1, 2).to(k.dtype)
         if self.options.rotary:
             summary_k = rotate(summary_k, positions)
+        if weighed is not None:
+            v, summary_v = (
+                weighed,
+                row_attention(q, k, weighed, row_length=self.options.row_length, key_padding_mask=key_padding_mask),
+            )
         out = super().apply_op(q, k, v, summary_k, summary_v, key_padding_mask=key_padding_mask)
         return zero_padding(out, query_padding_mask)
+
+    def recorded_map(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        key_padding_mask: Tensor | None = None,
+        query_padding_mask: Tensor | None = None,
+        *,
+        x: Tensor,
+    ) -> Tensor:
+        """As in ``OpAttention``; the keys of summaries, which depend on v, are those of the call."""
+        self._check(q, k, v, x)
+        return implied_map(lambda weighed: self._whole(q, k, v, x, key_padding_mask, query_padding_mask, weighed), v)
 
     def apply_reference(
         self,

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ..ops.linear import attend_source, linear_attention, source_state
+from ..ops.linear import CUMULATIVE_SUMS, attend_source, linear_attention, source_state
 from ..ops.linear.reference import linear_attention_reference
 from ..ops.shared.feature_maps import FEATURE_MAPS
 from ..ops.shared.state import State
@@ -19,6 +19,12 @@ class LinearAttentionOptions(AttentionOptions):
 
     phi: str = choice(default_of(linear_attention, "phi"), FEATURE_MAPS, "feature map of queries and keys")
     chunk_size: int = causal_chunk_size()
+    cumulative_sum: str = choice(
+        default_of(linear_attention, "cumulative_sum"),
+        CUMULATIVE_SUMS,
+        "how the causal form sums over earlier tokens: matmul, chunk by chunk; scan, token by token; never the result",
+        speed_only=True,
+    )
 
 
 @register_attention("linear")

@@ -1,8 +1,16 @@
 """YOSO-E as a module."""
 
+import math
 from dataclasses import dataclass
 
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..ops.shared.padding import zero_padding
+from ..ops.shared.precision import compute_dtype
 from ..ops.yoso import GRADIENTS, yoso_attention
+from ..ops.yoso.interface import COSINE_LIMIT
 from ..ops.yoso.reference import yoso_attention_reference
 from ._base import OpAttention
 from ._options import AttentionOptions, choice, count, default_of
@@ -35,3 +43,21 @@ class YosoAttention(OpAttention):
     linear_cost = False
     op = staticmethod(yoso_attention)
     reference_op = staticmethod(yoso_attention_reference)
+
+    def recorded_map(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        key_padding_mask: Tensor | None = None,
+        query_padding_mask: Tensor | None = None,
+    ) -> Tensor:
+        """The weights (B, H, n, m): ``forward`` is map @ v made a unit vector. O(n m d)."""
+        dtype = compute_dtype(q)
+        cosines = F.normalize(q.to(dtype), dim=-1) @ F.normalize(k.to(dtype), dim=-1).transpose(2, 3)
+        weights = (1 - torch.arccos(cosines.clamp(-COSINE_LIMIT, COSINE_LIMIT)) / math.pi) ** self.options.tau
+        if self.causal:
+            weights = weights.tril()
+        if key_padding_mask is not None:
+            weights = weights.masked_fill(key_padding_mask[:, None, None], 0)
+        return zero_padding(weights, query_padding_mask).to(v.dtype)

@@ -18,9 +18,11 @@ from ..ops.shared.checks import (
     check_probability,
 )
 from ..ops.shared.formed_again import FormAgain, forming_again
+from ..ops.shared.implied_map import implied_map
 from ..ops.shared.relative_bias import resize_toeplitz
 from ..ops.shared.score_kernels import SCORE_KERNELS
 from ..ops.shared.state import State, state_entry
+from .feed_forward import FeedForward
 from .norms import build_norm
 from .relative_bias import RELATIVE_BIASES, ToeplitzBias, relative_bias
 from .remembered_options import RemembersOptions
@@ -48,6 +50,10 @@ class GatedAttentionUnit(RemembersOptions):
             not depend on what follows, and otherwise each row's number of real tokens. Softmax has √s instead.
         kernel: ``relu2``, ``softmax`` (divided by √s) or ``laplace``.
         gate: multiply by U; without it the block has no U.
+        separate_ffn: a ``FeedForward`` of inner width e after attention, where there is no gate. It has the parameters
+            of U and those of another W_o, which makes the 131 M of Table 1.
+        overlap, chunk_summaries: further terms of mixed chunk attention (section 3.2.1 and Appendix A); decoding then
+            keeps every token and computes the whole sequence at each call.
         local, linear: leave out the quadratic or the linear term of mixed chunk attention (Figure 7).
         rotary: rotate queries and keys by their position among the real tokens.
         bias: relative bias on scores: ``toeplitz``, ``rotary``, ``none``, or ``auto``, the paper's choice by length.
@@ -75,8 +81,11 @@ class GatedAttentionUnit(RemembersOptions):
         divisor: float | None = None,
         kernel: str = "relu2",
         gate: bool = True,
+        separate_ffn: bool = False,
         local: bool = True,
         linear: bool = True,
+        overlap: bool = False,
+        chunk_summaries: bool = False,
         rotary: bool = True,
         bias: str = "auto",
         norm: str = "layernorm",
@@ -108,7 +117,10 @@ class GatedAttentionUnit(RemembersOptions):
             raise ArgumentError(f"`divisor` is {divisor!r}; allowed: above 0")
         if divisor is not None and (chunk_size is not None or kernel == "softmax"):
             raise ArgumentError(f"`divisor` is {divisor!r}; allowed: without `chunk_size`, and without softmax")
-        _check_form(chunk_size, max_positions, causal, local, linear, first_softmax, first_to_all)
+        if separate_ffn and gate:
+            raise ArgumentError("`separate_ffn=True` is given; allowed: with `gate=False`")
+        further = mixed_chunk.FurtherTerms(overlap, chunk_summaries)
+        _check_form(chunk_size, max_positions, causal, local, linear, first_softmax, first_to_all, further)
         self.dim, self.expanded_dim, self.query_dim, self.heads = dim, expanded_dim, query_dim, heads
         self.causal, self.chunk_size, self.max_positions = causal, chunk_size, max_positions
         if divisor is None and chunk_size is None and causal and kernel != "softmax":
@@ -116,8 +128,10 @@ class GatedAttentionUnit(RemembersOptions):
         self.divisor = divisor
         self.kernel, self.gate, self.local, self.linear, self.rotary = kernel, gate, local, linear, rotary
         self.first_softmax, self.first_to_all = first_softmax, first_to_all
-        if chunk_size is not None:
-            mixed_chunk.mixed_chunk_options(**self._chunk_options())  # a ValueError now, and not at the first call
+        self.overlap, self.chunk_summaries = overlap, chunk_summaries
+        if chunk_size is not None:  # a ValueError now, and not at the first call
+            options = {name: value for name, value in self._chunk_options().items() if name not in further._fields}
+            mixed_chunk.check_further_terms(mixed_chunk.mixed_chunk_options(**options), further)
         self.norm = build_norm(norm, dim)
         self.widths: list[int] = [expanded_dim, expanded_dim, query_dim] if gate else [expanded_dim, query_dim]
         self.in_proj = nn.Linear(dim, sum(self.widths))
@@ -125,23 +139,30 @@ class GatedAttentionUnit(RemembersOptions):
         roles = 4 if chunk_size is not None and local and linear else 2  # query and key, of one term or of both
         self.gamma = nn.Parameter(torch.empty(roles, heads, query_dim))
         self.beta = nn.Parameter(torch.empty(roles, heads, query_dim))
-        reach = max_positions if chunk_size is None else chunk_size
+        reach = max_positions if chunk_size is None else mixed_chunk.bias_reach(chunk_size, overlap)
         self.bias = relative_bias(bias, reach, query_dim, heads) if local else None
         self.dropout = dropout_layer(dropout)
         self.attention_dropout = dropout_layer(attention_dropout)
         self.activation_dropout = dropout_layer(activation_dropout)
+        shares = {"dropout": dropout, "activation_dropout": activation_dropout, "dropout_layer": dropout_layer}
+        self.ffn = FeedForward(dim, expanded_dim, norm=norm, **shares) if separate_ffn else None
         self.reset_parameters()
 
     def remembered_options(self) -> dict[str, str | int | float | bool | None]:
         """What changes the result and no shape of a weight."""
         names = ("causal", "kernel", "chunk_size", "divisor", "local", "linear", "rotary")
-        names += ("first_softmax", "first_to_all")
+        names += ("first_softmax", "first_to_all", "overlap", "chunk_summaries")
         return {"attention": "gated attention unit", **{name: getattr(self, name) for name in names}}
 
     @property
     def linear_cost(self) -> bool:
         """Whether time is linear in the tokens, and decoding needs memory that does not grow with them."""
-        return self.chunk_size is not None
+        return self.chunk_size is not None and not self._keeps_tokens
+
+    @property
+    def _keeps_tokens(self) -> bool:
+        """Whether a decoding state holds every token, and which of them are padding."""
+        return self.chunk_size is None or self.overlap or self.chunk_summaries
 
     def reset_parameters(self) -> None:
         """Dense weights and scales N(0, 0.02), biases and offsets 0 (section 3)."""
@@ -150,13 +171,15 @@ class GatedAttentionUnit(RemembersOptions):
             nn.init.zeros_(linear.bias)
         nn.init.normal_(self.gamma, std=0.02)
         nn.init.zeros_(self.beta)
-        if self.bias is not None:
-            self.bias.reset_parameters()
+        for part in (self.bias, self.ffn):
+            if part is not None:
+                part.reset_parameters()
 
     def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
         """x (B, n, d), ``padding_mask`` bool (B, n) with True = padding, on any side -> (B, n, d).
 
-        A padded token's output is its input plus what W_o's bias makes of zeros; it never touches a real token.
+        A padded token's output is its input plus what W_o's bias makes of zeros, and with ``separate_ffn`` what that
+        makes of it; it never touches a real token.
 
         Raises:
             ValueError: a mask that does not fit, or more real tokens than a ``toeplitz`` bias of FLASH-Quad reaches.
@@ -171,6 +194,17 @@ class GatedAttentionUnit(RemembersOptions):
         if not self.causal:
             raise ValueError("causal is False; allowed for extend: a unit built with causal=True")
         return self._attend(x, padding_mask, state, True)
+
+    def recorded_map(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+        """What ``record_attention(model, maps=True)`` keeps: the map (B, H, n, n) of V, before the gate U.
+
+        Without attention dropout. Costs n / (e / H) calls of the attention and O(n²) memory: for short inputs.
+        """
+        *_, v, z = (F.silu(part) for part in self.in_proj(self.norm(x)).split(self.widths, dim=-1))
+        heads = self._queries_and_keys(z, self._rotation(z, padding_mask, None))
+        op = self._quadratic if self.chunk_size is None else self._mixed_chunk
+        whole = {"initial_state": None, "return_state": False}
+        return implied_map(lambda values: op(heads, values, padding_mask, **whole), self._split_heads(v))
 
     def _attend(
         self, x: Tensor, padding_mask: Tensor | None, state: State | None, return_state: bool
@@ -201,7 +235,8 @@ class GatedAttentionUnit(RemembersOptions):
             out = out.transpose(1, 2).flatten(2)  # (B, H, n, e/H) -> (B, n, e)
             if self.gate:
                 out = self._gated(gate[0], out, hidden, form_again)
-            return x + self.dropout(self.out_proj(self.activation_dropout(out))), state
+            x = x + self.dropout(self.out_proj(self.activation_dropout(out)))
+        return (x if self.ffn is None else self.ffn(x)), state
 
     def _gated(self, u: Tensor, out: Tensor, hidden: Tensor, form_again: FormAgain) -> Tensor:
         """u ⊙ out, all (B, n, e); keeps ``hidden`` and ``out``."""
@@ -239,7 +274,7 @@ class GatedAttentionUnit(RemembersOptions):
         """Real tokens before this call of z (B, n, s): (B,)."""
         if state is None:
             return None
-        if self.chunk_size is None:
+        if self._keeps_tokens:
             return (~state_entry(state, "padding_mask", 2, z)).sum(1)
         return state_entry(state, "count", 1, z)
 
@@ -265,7 +300,8 @@ class GatedAttentionUnit(RemembersOptions):
         return resize_toeplitz(self.bias(reach), tokens)
 
     def _mixed_chunk(self, heads: tuple[Tensor, ...], v: Tensor, padding_mask: Tensor | None, **state) -> Tensor:
-        bias = None if self.bias is None else self.bias(self.chunk_size)
+        reach = mixed_chunk.bias_reach(self.chunk_size, self.overlap)
+        bias = None if self.bias is None else self.bias(reach)
         heads = heads if len(heads) == 4 else heads * 2
         tensors = {"bias": bias, "key_padding_mask": padding_mask}
         return mixed_chunk.mixed_chunk_attention(*heads, v, **tensors, **self._chunk_options(), **state)
@@ -273,12 +309,13 @@ class GatedAttentionUnit(RemembersOptions):
     def _chunk_options(self) -> dict[str, int | bool | str]:
         """The options of mixed chunk attention."""
         names = ("chunk_size", "causal", "kernel", "local", "linear", "first_softmax", "first_to_all")
+        names += ("overlap", "chunk_summaries")
         return {name: getattr(self, name) for name in names}
 
     def extra_repr(self) -> str:
         """The options, for ``print(model)``."""
         names = ("heads", "causal", "chunk_size", "max_positions", "divisor", "kernel", "gate", "local", "linear")
-        names += ("rotary", "first_softmax", "first_to_all")
+        names += ("rotary", "first_softmax", "first_to_all", "overlap", "chunk_summaries")
         return ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
 
 
@@ -290,6 +327,7 @@ def _check_form(
     linear: bool,
     first_softmax: bool,
     first_to_all: bool,
+    further: mixed_chunk.FurtherTerms,
 ) -> None:
     """Raise ValueError unless the options belong to one form, FLASH-Quad or FLASH."""
     if causal and (first_softmax or first_to_all):
@@ -304,6 +342,8 @@ def _check_form(
     if max_positions is None:
         raise ArgumentError("`max_positions` is None without `chunk_size`; allowed: the longest training length")
     check_positive_int("max_positions", max_positions)
-    for name, given in (("local=False", not local), ("linear=False", not linear), ("first_to_all=True", first_to_all)):
+    chunked = {"local=False": not local, "linear=False": not linear, "first_to_all=True": first_to_all}
+    chunked |= {f"{name}=True": given for name, given in further._asdict().items()}
+    for name, given in chunked.items():
         if given:
             raise ArgumentError(f"`{name}` is given; allowed: with `chunk_size`")

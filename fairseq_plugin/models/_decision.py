@@ -60,11 +60,11 @@ class DecisionConfig(FairseqDataclass):
     offload_activations: bool = offloading_field()
 
 
-class DecisionTransformer(CheckedLoading, HubModel, BaseFairseqModel):
-    """Returns, states and actions of steps -> the action of each; causal; subclasses build the layers.
+class DecisionModel(CheckedLoading, HubModel, BaseFairseqModel):
+    """Whatever acts in the task ``offline_rl``: from returns, states and actions of steps to the action of each.
 
-    Padding on any side has no influence on real steps. ``DecisionTransformer.from_pretrained`` loads every one of them,
-    as a ``DecisionHubInterface``; the folder of the data is not needed for that.
+    ``DecisionModel.from_pretrained`` loads every one of them, as a ``DecisionHubInterface``; the folder of the data is
+    not needed for that.
     """
 
     hub_interface = DecisionHubInterface
@@ -72,10 +72,66 @@ class DecisionTransformer(CheckedLoading, HubModel, BaseFairseqModel):
     options_class: type
     #: What the options of its attention begin with.
     option_prefix: str
+    #: Options that are sizes.
+    sizes = ("decoder_layers", "decoder_embed_dim")
+    #: The criterion that trains it.
+    criterion = "action_mse"
+    #: The longest input that it has parameters for, in tokens; None for any length.
+    max_tokens: int | None = None
 
     def __init__(self, args: Namespace, state_size: int, action_size: int) -> None:
         super().__init__()
-        self.args = args
+        self.args, self.state_size, self.action_size = args, state_size, action_size
+
+    @classmethod
+    def build_model(cls, args, task) -> "DecisionModel":
+        """Build the model for the states, the actions and the context of ``task``.
+
+        Raises:
+            ValueError: an option that the layers do not allow, or another task.
+        """
+        if not hasattr(task, "max_episode_length"):
+            raise ValueError(f"--task is {type(task).__name__}; allowed with {cls.__name__}: offline_rl")
+        args = plain_options(args)
+        for name in cls.sizes:
+            check_positive_int(flag_of(name), getattr(args, name))
+        args.max_episode_length = task.max_episode_length
+        args.max_target_positions = TOKENS * min(task.context or task.max_episode_length, task.max_episode_length)
+        cls.complete_options(args)
+        with errors_as_typed(cls, cls.option_prefix, "decoder"):
+            return cls(args, task.description.state_size, task.description.action_size)
+
+    @classmethod
+    def complete_options(cls, args: Namespace) -> None:
+        """Fill in options that follow from others."""
+
+    def check_window(self, returns: Tensor, states: Tensor, actions: Tensor, timesteps: Tensor) -> None:
+        """Raise ValueError for shapes other than (B, K, 1), (B, K, S), (B, K, A), (B, K), or too late steps."""
+        sizes = {"returns": 1, "states": self.state_size, "actions": self.action_size}
+        given = {"returns": returns, "states": states, "actions": actions}
+        for name, size in sizes.items():
+            if given[name].shape != (*timesteps.shape, size) or timesteps.dim() != 2:
+                shape, steps = tuple(given[name].shape), tuple(timesteps.shape)
+                raise ValueError(f"{name} has shape {shape}; allowed: (batch, steps, {size}), timesteps having {steps}")
+        limit = self.args.max_episode_length
+        if timesteps.numel() and not 0 <= int(timesteps.min()) <= int(timesteps.max()) < limit:
+            raise ValueError(
+                f"timesteps are {int(timesteps.min())} to {int(timesteps.max())}; allowed: 0 to {limit - 1}, as "
+                "--max-episode-length set in training"
+            )
+
+
+class DecisionTransformer(DecisionModel):
+    """Returns, states and actions of steps -> the action of each; causal; subclasses build the layers.
+
+    Padding on any side has no influence on real steps. ``DecisionTransformer.from_pretrained`` loads every one of them,
+    as a ``DecisionHubInterface``; the folder of the data is not needed for that.
+    """
+
+    sizes = ("decoder_layers", "decoder_embed_dim", "decoder_attention_heads")
+
+    def __init__(self, args: Namespace, state_size: int, action_size: int) -> None:
+        super().__init__(args, state_size, action_size)
         dim = args.decoder_embed_dim
         self.embed_timestep = nn.Embedding(args.max_episode_length, dim)
         self.embed_return = nn.Linear(1, dim)
@@ -88,28 +144,14 @@ class DecisionTransformer(CheckedLoading, HubModel, BaseFairseqModel):
         self.layers = nn.ModuleList(layers).apply(init_bert_params)  # N(0, 0.02) and zeros, as GPT-2's
         self.layer_norm = LayerNorm(dim)
         self.predict_action = nn.Sequential(nn.Linear(dim, action_size), nn.Tanh())
-        #: The longest input that the layers have parameters for, in tokens; None for any length.
         self.max_tokens = find_max_tokens(self.layers)
 
     @classmethod
-    def build_model(cls, args, task) -> "DecisionTransformer":
-        """Build the model for the states, the actions and the context of ``task``.
-
-        Raises:
-            ValueError: an option that the layers do not allow, or another task.
-        """
-        if not hasattr(task, "max_episode_length"):
-            raise ValueError(f"--task is {type(task).__name__}; allowed with {cls.__name__}: offline_rl")
-        args = plain_options(args)
-        for name in ("decoder_layers", "decoder_embed_dim", "decoder_attention_heads"):
-            check_positive_int(flag_of(name), getattr(args, name))
+    def complete_options(cls, args: Namespace) -> None:
+        """The width of feed-forward blocks, and what the layers of the authors' model are."""
         args.decoder_ffn_embed_dim = args.decoder_ffn_embed_dim or 4 * args.decoder_embed_dim
         complete_checkpointing(args)
         args.decoder_normalize_before = True
-        args.max_episode_length = task.max_episode_length
-        args.max_target_positions = TOKENS * min(task.context or task.max_episode_length, task.max_episode_length)
-        with errors_as_typed(cls, cls.option_prefix, "decoder"):
-            return cls(args, task.description.state_size, task.description.action_size)
 
     @classmethod
     def build_layer(cls, args: Namespace, cfg: TransformerConfig) -> nn.Module:
@@ -131,7 +173,7 @@ class DecisionTransformer(CheckedLoading, HubModel, BaseFairseqModel):
         Raises:
             ValueError: other shapes, a step beyond the embeddings of steps, or more steps than an attention takes.
         """
-        self._check(returns, states, actions, timesteps)
+        self.check_window(returns, states, actions, timesteps)
         embedded = (self.embed_return(returns), self.embed_state(states), self.embed_action(actions))
         tokens = torch.stack(embedded, dim=2) + self.embed_timestep(timesteps)[:, :, None]  # (B, K, 3, D)
         if padding_mask is not None:
@@ -167,17 +209,3 @@ class DecisionTransformer(CheckedLoading, HubModel, BaseFairseqModel):
         for layer in self.layers:
             x, *_ = layer(x, incremental_state=state, self_attn_padding_mask=padding_mask)
         return self.layer_norm(x).transpose(0, 1)
-
-    def _check(self, returns: Tensor, states: Tensor, actions: Tensor, timesteps: Tensor) -> None:
-        sizes = {"returns": 1, "states": self.embed_state.in_features, "actions": self.embed_action.in_features}
-        given = {"returns": returns, "states": states, "actions": actions}
-        for name, size in sizes.items():
-            if given[name].shape != (*timesteps.shape, size) or timesteps.dim() != 2:
-                shape, steps = tuple(given[name].shape), tuple(timesteps.shape)
-                raise ValueError(f"{name} has shape {shape}; allowed: (batch, steps, {size}), timesteps having {steps}")
-        limit = self.embed_timestep.num_embeddings
-        if timesteps.numel() and not 0 <= int(timesteps.min()) <= int(timesteps.max()) < limit:
-            raise ValueError(
-                f"timesteps are {int(timesteps.min())} to {int(timesteps.max())}; allowed: 0 to {limit - 1}, as "
-                "--max-episode-length set in training"
-            )

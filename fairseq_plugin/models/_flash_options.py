@@ -7,6 +7,7 @@ from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 
 from common.modules.norms import NORMS
 from common.modules.relative_bias import RELATIVE_BIASES
+from common.ops.linear import CUMULATIVE_SUMS
 from common.ops.shared.score_kernels import SCORE_KERNELS
 
 from ._options import attention_config
@@ -38,7 +39,14 @@ class GatedAttentionUnitOptions(FlashOptions):
             "auto: toeplitz below 512 tokens (a chunk's, or the position limit of FLASH-Quad), else rotary"
         },
     )
-    flash_no_gate: bool = field(default=False, metadata={"help": "no gate U (ablation)"})
+    flash_no_gate: bool = field(default=False, metadata={"help": "no gate U (Table 1, with --flash-separate-ffn)"})
+    flash_separate_ffn: bool = field(
+        default=False,
+        metadata={
+            "help": "a feed-forward block of its own after each unit, as wide inside, for what --flash-no-gate takes "
+            "away (131 M parameters in Table 1); with --flash-no-gate alone"
+        },
+    )
 
 
 @dataclass
@@ -50,6 +58,16 @@ class MixedChunkOptions(GatedAttentionUnitOptions):
     )
     flash_no_local: bool = field(default=False, metadata={"help": "no attention inside chunks (Figure 7)"})
     flash_no_linear: bool = field(default=False, metadata={"help": "no linear attention across chunks (Figure 7)"})
+    flash_overlap: bool = field(
+        default=False,
+        metadata={
+            "help": "attention inside chunks also reaches the chunk before and, in masked models, the one after "
+            "(section 3.2.1)"
+        },
+    )
+    flash_chunk_summaries: bool = field(
+        default=False, metadata={"help": "softmax attention to the mean of each chunk besides (Appendix A)"}
+    )
 
 
 @dataclass
@@ -70,7 +88,11 @@ class TransformerOptions(FlashOptions):
     """Options of the Transformers of the paper's tables."""
 
     flash_attention_gate: bool = field(
-        default=False, metadata={"help": "a SiLU gate on what attention gives (Table 2)"}
+        default=False,
+        metadata={
+            "help": "a SiLU gate on what attention gives (Table 2, whose number of parameters it has with a "
+            "feed-forward width of 13/4 times the embedding dimension)"
+        },
     )
 
 
@@ -92,6 +114,19 @@ class MixedChunkTransformerOptions(
     attention_config("mixed_chunk", only=["chunk_size", "kernel"], prefix="flash"), TransformerOptions
 ):
     """Options of MC-TFM++."""
+
+
+@dataclass
+class CausalPerformerOptions(TransformerOptions):
+    """Options of Performer's language model."""
+
+    flash_cumulative_sum: ChoiceEnum(CUMULATIVE_SUMS) = field(
+        default="matmul",
+        metadata={
+            "help": "how sums over earlier tokens are computed, with the same result: matmul, products of matrices "
+            "chunk by chunk (Performer-Matmul, Table 11), or scan, one token after the other (Performer)"
+        },
+    )
 
 
 @dataclass

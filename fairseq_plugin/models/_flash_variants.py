@@ -23,7 +23,8 @@ class Variant(ABC):
     expansion: float
     #: Of token embeddings at first, in causal models; None for fairseq's own 1/√d.
     embedding_std: float | None = None
-    #: Embedding width, layers and heads of the paper's sizes, and C where there are chunks.
+    #: Embedding width, layers and heads of the paper's sizes (Tables 8 to 10, and by its width a size of Figure 3), and
+    #: C where there are chunks.
     sizes: dict[str, dict[str, int]]
 
     @abstractmethod
@@ -42,10 +43,10 @@ class Variant(ABC):
             setattr(args, name, safe_getattr(args, name, value))
 
 
-def _with_chunks(sizes: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
-    """``sizes`` of the paper with the chunks of each."""
+def _with_chunks(sizes: dict[str, dict[str, int]], option: str = "flash_chunk_size") -> dict[str, dict[str, int]]:
+    """Those of ``sizes`` for which the paper names chunks, with the ``option`` that sets them (Tables 8 to 10)."""
     chunk_sizes = {"base": 256, "large": 512}
-    return {size: {**own, "flash_chunk_size": chunk_sizes[size]} for size, own in sizes.items()}
+    return {size: {**sizes[size], option: chunk_size} for size, chunk_size in chunk_sizes.items()}
 
 
 class _GatedAttentionUnitVariant(Variant):
@@ -69,6 +70,7 @@ class _GatedAttentionUnitVariant(Variant):
             "bias": option(args, self.options, "flash_relative_bias"),
             "norm": option(args, self.options, "flash_norm"),
             "gate": not option(args, self.options, "flash_no_gate"),
+            "separate_ffn": option(args, self.options, "flash_separate_ffn"),
             "rotary": not option(args, self.options, "flash_no_rotary"),
             "first_softmax": safe_getattr(args, "flash_first_softmax", False),  # of masked models
         }
@@ -88,12 +90,20 @@ class _Flash(_GatedAttentionUnitVariant):
             "chunk_size": option(args, self.options, "flash_chunk_size"),
             "local": not option(args, self.options, "flash_no_local"),
             "linear": not option(args, self.options, "flash_no_linear"),
+            "overlap": option(args, self.options, "flash_overlap"),
+            "chunk_summaries": option(args, self.options, "flash_chunk_summaries"),
             "first_to_all": safe_getattr(args, "flash_first_to_all", False),  # of masked models
         }
 
 
 class _FlashQuad(_GatedAttentionUnitVariant):
     options = flash_options.QuadraticOptions
+    sizes = {
+        **_GatedAttentionUnitVariant.sizes,
+        "w512": {"embed_dim": 512, "layers": 15, "attention_heads": 1},
+        "w768": {"embed_dim": 768, "layers": 22, "attention_heads": 1},
+        "w1024": {"embed_dim": 1024, "layers": 46, "attention_heads": 1},
+    }
 
     def unit(self, args, limit: int) -> dict[str, Any]:
         divisor = option(args, self.options, "flash_divisor")
@@ -133,6 +143,13 @@ class _TransformerVariant(Variant):
 
 class _TransformerPlus(_TransformerVariant):
     options = flash_options.SoftmaxTransformerOptions
+    # Heads have 64 channels, as in Tables 8 to 10; the table beside Figure 3 names none.
+    sizes = {
+        **_TransformerVariant.sizes,
+        "w512": {"embed_dim": 512, "layers": 8, "attention_heads": 8},
+        "w768": {"embed_dim": 768, "layers": 12, "attention_heads": 12},
+        "w1024": {"embed_dim": 1024, "layers": 24, "attention_heads": 16},
+    }
 
     def attention(self, args, limit: int, causal: bool) -> tuple[str, dict[str, Any]]:
         kernel = option(args, self.options, "flash_kernel")
@@ -157,11 +174,22 @@ class _MixedChunkTransformer(_TransformerVariant):
 
 class _Performer(_TransformerVariant):
     def attention(self, args, limit: int, causal: bool) -> tuple[str, dict[str, Any]]:
-        return "linear", {"phi": "relu"}
+        if not causal:
+            return "linear", {"phi": "relu"}
+        computed = option(args, flash_options.CausalPerformerOptions, "flash_cumulative_sum")
+        return "linear", {"phi": "relu", "cumulative_sum": computed}
 
 
 class _Combiner(_TransformerVariant):
     options = flash_options.CombinerOptions
+    # What the tables call a chunk is Combiner's row: the tokens that a query sees one by one.
+    sizes = _with_chunks(_TransformerVariant.sizes, "flash_row_length")
+
+    def set_size(self, args, side: str, size: str) -> None:
+        """The same; a masked model's checkpoint from before the paper's rows had names keeps the rows it had."""
+        if safe_getattr(args, "max_source_positions") is not None:  # nobody types it: completed once already
+            args.flash_row_length = option(args, self.options, "flash_row_length")
+        super().set_size(args, side, size)
 
     def attention(self, args, limit: int, causal: bool) -> tuple[str, dict[str, Any]]:
         return "combiner", attention_options(args, "combiner", self.options, "flash")

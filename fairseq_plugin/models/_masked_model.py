@@ -54,7 +54,7 @@ class MaskedOptions(FairseqDataclass):
 
 
 class LinearTimeMaskedModel(CheckedLoading, RobertaModel):
-    """fairseq's RoBERTa over layers that subclasses build; for the tasks ``masked_lm`` and ``sentence_prediction``."""
+    """fairseq's RoBERTa over layers that subclasses build; for the tasks of ``task_names``."""
 
     #: How the options of its attention begin.
     option_prefix: str
@@ -63,7 +63,7 @@ class LinearTimeMaskedModel(CheckedLoading, RobertaModel):
     #: What is built around the layers.
     encoder_class: type[LinearTimeRobertaEncoder] = LinearTimeRobertaEncoder
     #: The tasks it is for, and the classes of those it is often confused with.
-    task_names = "masked_lm, sentence_prediction"
+    task_names = "masked_lm, sentence_prediction, span_extraction"
     other_tasks: dict[str, type[FairseqTask]] = {"language_modeling": LanguageModelingTask}
 
     @classmethod

@@ -5,7 +5,7 @@ post-norm layers and a final LayerNorm, gelu, and one linear layer over all step
 """
 
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from fairseq import utils
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
-from fairseq.models import FairseqEncoderModel
+from fairseq.models import FairseqEncoder, FairseqEncoderModel
 from fairseq.models.transformer import TransformerConfig
 from fairseq.modules import FairseqDropout, LayerNorm
 from torch import Tensor, nn
@@ -37,7 +37,11 @@ from ._options import (
 )
 from .time_series_hub_interface import TimeSeriesHubInterface
 
-POOLINGS = ("flat", "mean")
+POOLINGS = ("flat", "mean", "max", "last")
+POOLING_HELP = (
+    "what is classified: flat, the features of all steps side by side; mean, their mean; max, the largest of each; "
+    "last, those of the last step"
+)
 #: Tokens that stand for steps where fairseq's encoder reads tokens; padding is 0, as ``SeriesEmbedding`` says.
 _STEP = 1
 
@@ -57,7 +61,7 @@ class TimeSeriesConfig(FairseqDataclass):
     )
     pooling: ChoiceEnum(POOLINGS) = field(
         default="flat",
-        metadata={"help": "what is classified: flat, the features of all steps side by side; mean, their mean"},
+        metadata={"help": POOLING_HELP},
     )
     checkpoint_activations: bool = checkpointing_field()
     offload_activations: bool = offloading_field()
@@ -105,47 +109,67 @@ class TimeSeriesEncoder(LinearTimeEncoder):
 
     def forward(self, source: Tensor, padding_mask: Tensor) -> Tensor:
         """source (B, T, channels), padding_mask (B, T) with True = padding -> (B, T, D)."""
-        if source.dim() != 3 or source.shape[2] != self.embed_tokens.in_features:
-            channels = self.embed_tokens.in_features
-            raise ValueError(f"source has shape {tuple(source.shape)}; allowed: (batch, steps, {channels} channels)")
-        longest = int((~padding_mask).sum(1).max())
-        if longest > self.max_positions():
-            raise ValueError(
-                f"a series has {longest} steps; allowed: {self.max_positions()}, which --max-length set in training"
-            )
+        check_batch(source, padding_mask, self.embed_tokens.in_features, self.max_positions())
         tokens = (~padding_mask).long() * _STEP
         embedded = self.embed_tokens(source)
         features = self.forward_scriptable(tokens, token_embeddings=embedded)["encoder_out"][0]
         return features.transpose(0, 1)  # (T, B, D) -> (B, T, D)
 
 
-class TimeSeriesHead(nn.Module):
-    """gelu, dropout, a pooling over real steps, and a linear layer: features (B, T, D) -> scores (B, classes).
+def check_batch(source: Tensor, padding_mask: Tensor, channels: int, limit: int) -> None:
+    """Raise ValueError unless source is (B, T, ``channels``) with at most ``limit`` steps that are no padding."""
+    if source.dim() != 3 or source.shape[2] != channels:
+        raise ValueError(f"source has shape {tuple(source.shape)}; allowed: (batch, steps, {channels} channels)")
+    longest = int((~padding_mask).sum(1).max())
+    if longest > limit:
+        raise ValueError(f"a series has {longest} steps; allowed: {limit}, which --max-length set in training")
 
-    ``flat`` has a weight for each of ``max_length`` steps; those that a series lacks are zeros.
+
+def place_steps(x: Tensor, padding_mask: Tensor, length: int) -> Tensor:
+    """Real steps of x (B, T, D) at the places of their positions, (B, ``length``, D); zeros elsewhere."""
+    places = real_positions(padding_mask).masked_fill(padding_mask, length)  # (B, T); one place is dropped
+    placed = x.new_zeros(len(x), length + 1, x.shape[2])
+    return placed.scatter_add(1, places[..., None].expand_as(x), x)[:, :-1]
+
+
+class TimeSeriesHead(nn.Module):
+    """A function, dropout, a pooling over real steps, a linear layer: features (B, T, D) -> scores (B, classes).
+
+    ``flat`` has a weight for each of ``max_length`` steps; those that a series lacks are zeros. ``activation`` is gelu
+    by default, as in the authors' model.
     """
 
-    def __init__(self, embed_dim: int, num_classes: int, max_length: int, pooling: str, dropout: float) -> None:
+    def __init__(
+        self,
+        embed_dim: int,
+        num_classes: int,
+        max_length: int,
+        pooling: str,
+        dropout: float,
+        activation: Callable[[Tensor], Tensor] = F.gelu,
+    ) -> None:
         super().__init__()
-        self.max_length, self.pooling = max_length, pooling
+        self.max_length, self.pooling, self.activation = max_length, pooling, activation
         self.dropout = FairseqDropout(dropout, module_name=type(self).__name__)
         self.out_proj = nn.Linear(embed_dim * max_length if pooling == "flat" else embed_dim, num_classes)
 
     def forward(self, features: Tensor, padding_mask: Tensor) -> Tensor:
         """features (B, T, D), padding_mask (B, T) with True = padding -> (B, classes)."""
-        features = self.dropout(F.gelu(features)).masked_fill(padding_mask[..., None], 0.0)
+        features = self.dropout(self.activation(features)).masked_fill(padding_mask[..., None], 0.0)
         if self.pooling == "flat":
-            return self.out_proj(self._place(features, padding_mask).flatten(1))
+            return self.out_proj(place_steps(features, padding_mask, self.max_length).flatten(1))
+        if self.pooling == "max":
+            least = torch.finfo(features.dtype).min
+            largest = features.masked_fill(padding_mask[..., None], least).amax(1)
+            return self.out_proj(largest.masked_fill(padding_mask.all(1, keepdim=True), 0.0))
+        if self.pooling == "last":
+            steps = torch.arange(features.shape[1], device=features.device)
+            last = (~padding_mask).long().mul(steps).amax(1)  # (B,); of padding alone the first, which is 0
+            return self.out_proj(features[torch.arange(len(features), device=features.device), last])
         real = (~padding_mask).sum(1, keepdim=True).clamp(min=1)
         # Not summed in half precision, which would lose most of a mean over thousands of steps.
         total = features.sum(1, dtype=torch.promote_types(features.dtype, torch.float32))
         return self.out_proj((total / real).to(features.dtype))
-
-    def _place(self, features: Tensor, padding_mask: Tensor) -> Tensor:
-        """Features (B, T, D) of real steps at the places of their positions, (B, max_length, D); zeros elsewhere."""
-        places = real_positions(padding_mask).masked_fill(padding_mask, self.max_length)  # (B, T); one place is dropped
-        placed = features.new_zeros(len(features), self.max_length + 1, features.shape[2])
-        return placed.scatter_add(1, places[..., None].expand_as(features), features)[:, :-1]
 
     def extra_repr(self) -> str:
         """The options, for ``print(model)``."""
@@ -165,8 +189,12 @@ class TimeSeriesClassifier(CheckedLoading, HubModel, FairseqEncoderModel):
     options_class: type
     #: What the options of its attention begin with.
     option_prefix: str
+    #: Options that are sizes.
+    sizes = ("encoder_layers", "encoder_embed_dim", "encoder_attention_heads")
+    #: In front of the pooling of its heads.
+    head_activation: Callable[[Tensor], Tensor] = staticmethod(F.gelu)
 
-    def __init__(self, args: Namespace, encoder: TimeSeriesEncoder) -> None:
+    def __init__(self, args: Namespace, encoder: FairseqEncoder) -> None:
         super().__init__(encoder)
         self.args = args
         self.classification_heads = nn.ModuleDict()
@@ -183,14 +211,19 @@ class TimeSeriesClassifier(CheckedLoading, HubModel, FairseqEncoderModel):
                 f"--task is {type(task).__name__}; allowed with {cls.__name__}: time_series_classification"
             )
         args = plain_options(args)
-        for name in ("encoder_layers", "encoder_embed_dim", "encoder_attention_heads"):
+        for name in cls.sizes:
             check_positive_int(flag_of(name), getattr(args, name))
-        complete_checkpointing(args)
-        args.max_source_positions, args.encoder_learned_pos = task.max_length, True
+        args.max_source_positions = task.max_length
         cls.complete_options(args)
         with errors_as_typed(cls, cls.option_prefix, "encoder"):
-            encoder = TimeSeriesEncoder(args, task.description.channels, partial(cls.build_layer, args))
-        return cls(args, encoder)
+            return cls(args, cls.build_encoder(args, task.description.channels))
+
+    @classmethod
+    def build_encoder(cls, args: Namespace, channels: int) -> FairseqEncoder:
+        """From series of ``channels`` to features."""
+        complete_checkpointing(args)
+        args.encoder_learned_pos = True
+        return TimeSeriesEncoder(args, channels, partial(cls.build_layer, args))
 
     @classmethod
     def complete_options(cls, args: Namespace) -> None:
@@ -210,6 +243,7 @@ class TimeSeriesClassifier(CheckedLoading, HubModel, FairseqEncoderModel):
             args.max_source_positions,
             option(args, self.options_class, "pooling"),
             args.dropout,
+            self.head_activation,
         )
         head.remembered = Remembered() if labels is None else Remembered(labels=list(labels))
 

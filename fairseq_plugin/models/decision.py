@@ -9,6 +9,7 @@ from fairseq.models.transformer import TransformerConfig
 from torch import nn
 
 from ..modules.transformer_layer import LinearTimeDecoderLayer
+from . import decision_baselines  # noqa: F401  registers bc_decision and awac_decision
 from ._decision import DecisionConfig, DecisionTransformer
 from ._options import attention_config
 from ._registration import derived, register_variant

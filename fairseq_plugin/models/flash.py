@@ -154,7 +154,7 @@ class MixedChunkTransformerLanguageModel(FlashFamilyLanguageModel):
 
 
 @dataclass
-class PerformerConfig(flash_options.TransformerOptions, FlashTransformerConfig):
+class PerformerConfig(flash_options.CausalPerformerOptions, FlashTransformerConfig):
     """Options of ``performer_lm``."""
 
 

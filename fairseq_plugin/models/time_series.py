@@ -15,6 +15,7 @@ from torch import nn
 
 from ..modules.transformer_layer import LinearTimeEncoderLayer
 from . import _flash_options as flash_options
+from . import time_series_baselines  # noqa: F401  registers lstm_time_series and tcn_time_series
 from ._flash_variants import FLASH
 from ._options import attention_config
 from ._registration import derived, register_variant

@@ -46,7 +46,8 @@ class _GatedAttentionUnitLayer(nn.Module):
             dropout_layer=lambda p: FairseqDropout(p, module_name=type(self).__name__),
             **unit,
         )
-        for linear in (self.unit.in_proj, self.unit.out_proj):
+        parts = [self.unit] if self.unit.ffn is None else [self.unit, self.unit.ffn]
+        for linear in (linear for part in parts for linear in (part.in_proj, part.out_proj)):
             quant_noise(linear, cfg.quant_noise.pq, cfg.quant_noise.pq_block_size)  # a hook, in place
 
     @property

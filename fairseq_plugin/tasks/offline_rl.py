@@ -18,11 +18,11 @@ from torch import nn
 
 from common.ops.shared.checks import check_positive_int
 
-from ..criterions.action_mse import ActionMSECriterion
+from ..criterions import action_mse, awac  # noqa: F401  registers the criteria
 from ..data.episode_folder import EpisodeDescription, read_description, read_split
 from ..data.episodes import EpisodeDataset
 from ..data.stored_arrays import described_by
-from ..models._decision import DecisionTransformer
+from ..models._decision import DecisionModel
 from ..models.decision_hub_interface import FULL
 
 logger = logging.getLogger(__name__)
@@ -57,6 +57,8 @@ class OfflineRLTask(FairseqTask):
             check_positive_int(f"--{name.replace('_', '-')}", getattr(cfg, name))
         if not 0.0 < cfg.return_scale < math.inf:
             raise ValueError(f"--return-scale is {cfg.return_scale}; allowed: above 0 and finite")
+        #: The criterion that trains the model, which is built first.
+        self.wanted_criterion = DecisionModel.criterion
         #: Steps of a window; None for whole episodes.
         self.context = read_context("--context", cfg.context)
         self.state.add_factory("description", lambda: read_description(Path(cfg.data)).as_dict())
@@ -107,25 +109,27 @@ class OfflineRLTask(FairseqTask):
         """fairseq's hook: the model.
 
         Raises:
-            ValueError: an architecture that is no Decision Transformer.
+            ValueError: an architecture that does not act.
         """
         name = getattr(cfg, "_name", None) or getattr(cfg, "arch", None)
-        if not issubclass(ARCH_MODEL_REGISTRY.get(name, object), DecisionTransformer):
-            known = sorted(x for x, model in ARCH_MODEL_REGISTRY.items() if issubclass(model, DecisionTransformer))
+        if not issubclass(ARCH_MODEL_REGISTRY.get(name, object), DecisionModel):
+            known = sorted(x for x, model in ARCH_MODEL_REGISTRY.items() if issubclass(model, DecisionModel))
             raise ValueError(f"--arch is {name}; allowed with --task offline_rl: {', '.join(known)}")
+        self.wanted_criterion = ARCH_MODEL_REGISTRY[name].criterion
         return super().build_model(cfg, from_checkpoint)
 
     def build_criterion(self, cfg, from_checkpoint: bool = False) -> FairseqCriterion:
         """fairseq's hook: the criterion.
 
         Raises:
-            ValueError: it is not ``action_mse``.
+            ValueError: it is not that of the model.
         """
-        criterion = super().build_criterion(cfg, from_checkpoint)
-        if not isinstance(criterion, ActionMSECriterion):
-            name = getattr(cfg, "_name", None) or getattr(cfg, "criterion", None)
-            raise ValueError(f"--criterion is {name}; allowed with --task offline_rl: action_mse")
-        return criterion
+        name = getattr(cfg, "_name", None) or getattr(cfg, "criterion", None)
+        if name != self.wanted_criterion:
+            raise ValueError(
+                f"--criterion is {name}; allowed with --task offline_rl and this --arch: {self.wanted_criterion}"
+            )
+        return super().build_criterion(cfg, from_checkpoint)
 
     def max_positions(self) -> None:
         """fairseq's hook: None, no window is left out."""

@@ -51,6 +51,17 @@ def load_model(checkpoint: Path, name: str | None = None, model_kwargs: dict[str
     return _timm_model(name, kwargs, saved, checkpoint_path=str(checkpoint))
 
 
+def load_image_model(checkpoint: Path) -> Loaded:
+    """``load_model`` of a checkpoint of timm alone, whose file or folder names the model.
+
+    Raises:
+        ValueError: as ``load_model``, and for a checkpoint of fairseq.
+    """
+    if checkpoint.is_file() and checkpoint.suffix != ".safetensors" and "cfg" in _read(checkpoint):
+        raise ValueError(f"{checkpoint} is of fairseq-train; allowed: checkpoints of image models, of timm's train.py")
+    return load_model(checkpoint)
+
+
 def _plain_name(saved: dict[str, Any], checkpoint: Path) -> str | None:
     """The model that a file of train.py names, unless it, or its arguments, would make timm look elsewhere for weights.
 
@@ -102,10 +113,12 @@ def _timm_model(name: str, kwargs: dict[str, Any], saved: dict[str, Any], **sour
     from timm.data import resolve_data_config
     from timm.models import create_model
 
-    import timm_plugin  # noqa: F401  (registers the models)
+    import timm_plugin
 
+    # Ours tells layers the number of tokens and their grid, which some must know.
+    create = timm_plugin.create_model if timm_plugin.create.asks_for_ours(kwargs.get("attn_layer")) else create_model
     try:
-        model = create_model(name, **source, **kwargs).eval()
+        model = create(name, **source, **kwargs).eval()
     except (RuntimeError, ValueError, TypeError, KeyError, OSError) as error:
         where = (
             f"{source['checkpoint_path']} cannot be {name}" if "checkpoint_path" in source else f"no model of {name}"

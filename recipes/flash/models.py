@@ -1,27 +1,6 @@
-"""The models that are compared on a CPU: one width and depth for all."""
+"""The models that are compared on a CPU, causal and masked: one width and depth for all but those of Figure 3."""
 
 from typing import NamedTuple
-
-
-class Model(NamedTuple):
-    """A row of the tables."""
-
-    title: str  # in the paper
-    attention: str
-
-
-#: By architecture.
-MODELS = {
-    "flash_lm": Model("FLASH", "relu² in chunks of 256, linear across"),
-    "flash_quad_lm": Model("FLASH-Quad", "relu², quadratic"),
-    "transformer_pp_lm": Model("Transformer++", "softmax, torch's fused kernel"),
-    "performer_lm": Model("Performer", "relu kernel, linear"),
-    "mc_transformer_pp_lm": Model("MC-TFM++", "softmax in chunks of 256, linear across"),
-    "transformer_plus_lm": Model("Transformer+", "softmax, torch's fused kernel"),
-    "combiner_lm": Model("Combiner", "softmax, row-major axial"),
-}
-#: Those that are compared if none are named.
-DEFAULT_MODELS = tuple(MODELS)[:5]
 
 
 class Shape(NamedTuple):
@@ -30,17 +9,122 @@ class Shape(NamedTuple):
     width: int = 128
     layers: int = 2
     heads: int = 4
-    query_dim: int = 64
 
-    def arguments(self, architecture: str, inner_width: int | None) -> list[str]:
-        """The options of fairseq-train that make a model."""
-        units = architecture.startswith("flash_")
-        options = ["--arch", architecture, "--decoder-embed-dim", str(self.width), "--share-decoder-input-output-embed"]
-        options += ["--decoder-layers", str(self.layers * 2 if units else self.layers)]
-        options += (
-            ["--flash-query-dim", str(self.query_dim)] if units else ["--decoder-attention-heads", str(self.heads)]
+    @property
+    def query_dim(self) -> int:
+        """Channels s of a gated attention unit's queries."""
+        return self.width // 2
+
+    def arguments(self, name: str, inner_width: int | None) -> list[str]:
+        """The options of fairseq-train that make the model ``name``; its own inner width for None."""
+        model = ALL_MODELS[name]
+        width, layers, heads, query_dim = *(model.shape or self), (model.shape or self).query_dim
+        units, side = model.architecture.startswith("flash_"), "encoder" if model.masked else "decoder"
+        options = ["--arch", model.architecture, f"--{side}-embed-dim", str(width)]
+        options += [] if model.masked else ["--share-decoder-input-output-embed"]
+        options += [f"--{side}-layers", str(layers * 2 if units else layers)]
+        options += ["--flash-query-dim", str(query_dim)] if units else [f"--{side}-attention-heads", str(heads)]
+        options += [f"--{side}-ffn-embed-dim", str(inner_width)] if inner_width else []
+        return [*options, *(word.replace("WIDTH", str(width)) for word in model.options)]
+
+
+class Model(NamedTuple):
+    """A row of the tables."""
+
+    title: str  # in the paper
+    attention: str
+    architecture: str
+    options: tuple[str, ...] = ()
+    masked: bool = False
+    clipped: bool = True  # whether gradients are; the paper's vanilla Transformer is trained without (Tables 6 and 7)
+    shape: Shape | None = None  # its own, with its own inner width (Figure 3)
+    kind: str = ""  # what its sizes have in common (Figure 3)
+
+
+_STOCK = (
+    *("--decoder-normalize-before", "--decoder-learned-pos", "--no-scale-embedding", "--activation-fn", "gelu"),
+    *("--dropout", "0", "--decoder-input-dim", "WIDTH", "--decoder-output-dim", "WIDTH"),
+)
+_LEARNED = ("--encoder-learned-pos", "--dropout", "0", "--attention-dropout", "0")
+_CHUNKS = "relu² in chunks of 256, linear across"
+#: Causal models by name: an architecture, or one with options.
+MODELS: dict[str, Model] = {
+    "flash_lm": Model("FLASH", _CHUNKS, "flash_lm"),
+    "flash_quad_lm": Model("FLASH-Quad", "relu², quadratic", "flash_quad_lm"),
+    "transformer_pp_lm": Model("Transformer++", "softmax, torch's fused kernel", "transformer_pp_lm"),
+    "performer_lm": Model("Performer", "relu kernel, linear", "performer_lm"),
+    "mc_transformer_pp_lm": Model("MC-TFM++", "softmax in chunks of 256, linear across", "mc_transformer_pp_lm"),
+    "transformer_plus_lm": Model("Transformer+", "softmax, torch's fused kernel", "transformer_plus_lm"),
+    "combiner_lm": Model("Combiner", "softmax, row-major axial", "combiner_lm", ("--flash-row-length", "256")),
+    "transformer_lm": Model("Transformer", "softmax, fairseq's own", "transformer_lm", _STOCK, clipped=False),
+    "flash_lm.local_only": Model("FLASH (LocalOnly)", "relu² in chunks of 256", "flash_lm", ("--flash-no-linear",)),
+    "flash_lm.global_only": Model(
+        "FLASH (GlobalOnly)", "linear across chunks of 64", "flash_lm", ("--flash-no-local", "--flash-chunk-size", "64")
+    ),
+}
+MODELS["performer_lm.scan"] = MODELS["performer_lm"]._replace(
+    title="Performer (scan)",
+    attention="relu kernel, linear, token by token",
+    options=("--flash-cumulative-sum", "scan"),
+)
+#: Of Figure 8; the paper's four are not legible, but that 256 and 512 are among them.
+_CHUNK_SIZES = (64, 128, 256, 512)
+for _size in _CHUNK_SIZES:
+    MODELS[f"flash_lm.chunk_{_size}"] = Model(
+        f"FLASH, C = {_size}",
+        f"relu² in chunks of {_size}, linear across",
+        "flash_lm",
+        ("--flash-chunk-size", str(_size)),
+    )
+#: The widths of Figure 3 over 8, its layers over 4, and heads of 16 channels.
+_SHAPES = (Shape(64, 2, 4), Shape(96, 3, 6), Shape(128, 6, 8))
+_KINDS = {"flash_quad_lm": "GAU", "transformer_plus_lm": "MHSA+MLP", "transformer_pp_lm": "MHSA+GLU"}
+for _name, _kind in _KINDS.items():
+    for _shape in _SHAPES:
+        MODELS[f"{_name}.w{_shape.width}"] = MODELS[_name]._replace(
+            title=f"{_kind}, width {_shape.width}", shape=_shape, kind=_kind
         )
-        return options + (["--decoder-ffn-embed-dim", str(inner_width)] if inner_width else [])
 
+
+def _masked(model: Model) -> Model:
+    if model.architecture == "transformer_lm":  # RoBERTa is post-norm; softmax_mlm is pre-norm, as all others here
+        learned = model._replace(attention="softmax, torch's fused kernel", options=_LEARNED)
+        return learned._replace(architecture="softmax_mlm", masked=True)
+    return model._replace(architecture=masked_name(model.architecture), masked=True)
+
+
+def masked_name(name: str) -> str:
+    """``flash_lm.local_only`` as ``flash_mlm.local_only``."""
+    return name.replace("_lm", "_mlm")
+
+
+#: Masked models by name.
+MASKED_MODELS = {
+    masked_name(name): _masked(model) for name, model in MODELS.items() if "--flash-cumulative-sum" not in model.options
+}
+ALL_MODELS = {**MODELS, **MASKED_MODELS}
+#: Those that are compared if none are named.
+DEFAULT_MODELS = tuple(MODELS)[:5]
+
+
+class PaperFigure(NamedTuple):
+    """A figure of the paper."""
+
+    models: tuple[str, ...]  # by their causal names
+    lengths: list[int]  # unless others are named; the paper's reach 8,192 but in Figure 3
+    masked: bool | None = None  # what the paper shows; None where that is not legible, and both are possible
+    latency: bool = False  # whether a panel shows the seconds per step
+
+
+_BOTH = ("transformer_lm", "transformer_pp_lm", "performer_lm", "combiner_lm", "flash_quad_lm", "flash_lm")
+FIGURES = {
+    3: PaperFigure(tuple(name for name, model in MODELS.items() if model.kind), [512]),
+    5: PaperFigure(_BOTH, [512, 1024, 2048, 4096], masked=True, latency=True),
+    6: PaperFigure(_BOTH, [512, 1024, 2048, 4096], masked=False, latency=True),
+    7: PaperFigure(
+        ("flash_lm", "flash_lm.local_only", "flash_lm.global_only", "mc_transformer_pp_lm"), [1024, 2048, 4096]
+    ),
+    8: PaperFigure(tuple(f"flash_lm.chunk_{size}" for size in _CHUNK_SIZES), [1024, 2048, 4096]),
+}
 
 SHAPE = Shape()

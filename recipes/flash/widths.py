@@ -9,23 +9,24 @@ from fairseq import options, tasks
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
 from ..shared.scripts import script
-from .models import MODELS, SHAPE
+from .models import ALL_MODELS, SHAPE, Shape, masked_name
 
-#: The others get as many parameters as this architecture has with its default inner width.
+#: The others get as many parameters as this model has with its default inner width.
 REFERENCE = "transformer_pp_lm"
 #: Largest relative difference from the reference's number of parameters.
 TOLERANCE = 0.02
-_WIDTH_STEP = 8
+#: Inner widths tried: multiples of the width over this.
+_STEPS = 16
 
 
-def count_parameters(data: Path, arguments: list[str], length: int) -> int:
-    """Parameters of the model that fairseq-train would build with ``arguments``."""
+def count_parameters(data: Path, arguments: list[str], length: int, masked: bool = False) -> int:
+    """Parameters of the model, ``masked`` or causal, that fairseq-train would build with ``arguments``."""
     fixed = [
         str(data),
         "--user-dir",
         "fairseq_plugin",
         "--task",
-        "language_modeling",
+        "masked_lm" if masked else "language_modeling",
         "--tokens-per-sample",
         str(length),
     ]
@@ -35,42 +36,49 @@ def count_parameters(data: Path, arguments: list[str], length: int) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def equal_widths(data: Path, architectures: list[str], length: int) -> dict[str, int]:
-    """Architecture -> the inner width with which it has about as many parameters as the reference.
+def equal_widths(data: Path, models: list[str], length: int, shape: Shape = SHAPE) -> dict[str, int]:
+    """Model -> the inner width with which it has about as many parameters as the reference, all causal or all masked.
 
     Raises:
         ValueError: no width comes within the tolerance.
     """
-    target = count_parameters(data, SHAPE.arguments(REFERENCE, None), length)
-    widths = {}
-    for architecture in architectures:
+    masked = ALL_MODELS[models[0]].masked
+    reference = masked_name(REFERENCE) if masked else REFERENCE
+    target = count_parameters(data, shape.arguments(reference, None), length, masked)
+    widths, step = {}, max(1, shape.width // _STEPS)
+    for name in models:
 
-        def count(width: int, architecture: str = architecture) -> int:
-            return count_parameters(data, SHAPE.arguments(architecture, width), length)
+        def count(width: int, name: str = name) -> int:
+            return count_parameters(data, shape.arguments(name, width), length, masked)
 
         # Parameters grow evenly with the inner width.
-        low, high = _WIDTH_STEP, 2 * SHAPE.width
+        low, high = step, 2 * shape.width
         slope = (count(high) - count(low)) / (high - low)
-        width = round((low + (target - count(low)) / slope) / _WIDTH_STEP) * _WIDTH_STEP
-        widths[architecture] = max(width, _WIDTH_STEP)
-        parameters = count(widths[architecture])
+        width = round((low + (target - count(low)) / slope) / step) * step
+        widths[name] = max(width, step)
+        parameters = count(widths[name])
         if abs(parameters - target) > TOLERANCE * target:
             raise ValueError(
-                f"{architecture} has {parameters:,} parameters at the nearest inner width, {widths[architecture]};"
-                f" allowed: within {TOLERANCE:.0%} of the {target:,} of {REFERENCE}"
+                f"{name} has {parameters:,} parameters at the nearest inner width, {widths[name]};"
+                f" allowed: within {TOLERANCE:.0%} of the {target:,} of {reference}"
             )
     return widths
 
 
 @script("widths")
 def main(arguments: list[str] | None = None) -> int:
-    """Print architecture -> width as JSON; returns the exit status."""
+    """Print model -> width as JSON; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("data", type=Path, help="a data-bin folder; its dictionary alone is used")
-    parser.add_argument("--archs", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--archs", nargs="+", choices=ALL_MODELS, required=True, help="all causal, or all masked")
     parser.add_argument("--length", type=int, default=512, help="tokens in a sequence (%(default)s)")
+    for name, value in SHAPE._asdict().items():
+        parser.add_argument(f"--{name}", type=int, default=value, help="of every model (%(default)s)")
     chosen = parser.parse_args(arguments)
-    print(json.dumps(equal_widths(chosen.data, chosen.archs, chosen.length)))
+    if len({ALL_MODELS[name].masked for name in chosen.archs}) > 1:
+        raise ValueError(f"--archs is {' '.join(chosen.archs)}; allowed: causal models alone, or masked ones alone")
+    shape = Shape(chosen.width, chosen.layers, chosen.heads)
+    print(json.dumps(equal_widths(chosen.data, chosen.archs, chosen.length, shape)))
     return 0
 
 

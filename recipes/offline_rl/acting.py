@@ -1,4 +1,4 @@
-"""Let a Decision Transformer act in an environment, many episodes at once."""
+"""Let a trained model act in an environment, many episodes at once."""
 
 import time
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from tqdm import tqdm
 
-from fairseq_plugin import DecisionTransformer
+from fairseq_plugin.models._decision import DecisionModel
 from fairseq_plugin.models.decision_hub_interface import DecisionHubInterface
 
 from .environments import make_for
@@ -37,11 +37,11 @@ def load(checkpoint: Path) -> DecisionHubInterface:
     """The model of a checkpoint.
 
     Raises:
-        ValueError: the file does not exist or holds no Decision Transformer.
+        ValueError: the file does not exist or holds none that acts.
     """
     if not checkpoint.is_file():
         raise ValueError(f"CHECKPOINT is {checkpoint}, which is no file; allowed: a checkpoint of fairseq-train")
-    return DecisionTransformer.from_pretrained(str(checkpoint.parent.absolute()), checkpoint.name)
+    return DecisionModel.from_pretrained(str(checkpoint.parent.absolute()), checkpoint.name)
 
 
 def evaluate(

@@ -1,17 +1,20 @@
-"""Train Decision Transformers with several attentions and seeds on own data, let them act, and print their returns.
+"""Train models with several attentions and seeds to act from own data, let them act, and print their returns.
 
-``python -m recipes.offline_rl.compare --minutes 30`` from the checkout's root: data is collected, models are trained
-through fairseq-train and evaluated. An interrupted comparison goes on where it was.
+``python -m recipes.offline_rl.compare --minutes 30`` from the checkout's root: data is collected, Decision Transformers
+are trained through fairseq-train and evaluated, and so are ``bc`` and ``awac``, which have no attention. An interrupted
+comparison goes on where it was.
 """
 
 import argparse
 import functools
+import itertools
 import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
+from fairseq.models import ARCH_MODEL_REGISTRY
 
 from fairseq_plugin.data.episode_folder import EpisodeDescription, read_description
 from fairseq_plugin.tasks.offline_rl import read_context
@@ -35,6 +38,8 @@ architectures = architectures_of(SUFFIX)
 DEFAULT_NAMES = ("flowformer", "softmax", "linear")
 #: Smaller than the paper's models, which would need a day on a CPU.
 SIZES = "--decoder-layers 2 --decoder-embed-dim 64 --decoder-attention-heads 4".split()
+#: How many times the updates of a Transformer those without attention have; one of theirs costs a fraction of its time.
+FURTHER_UPDATES = {"bc": 10, "awac": 10}
 #: Of the time: for the search of a policy, and for the trainings. What remains is for acting.
 SEARCH_SHARE, TRAINING_SHARE = 0.1, 0.6
 #: Seconds that fairseq needs before the first update.
@@ -45,14 +50,21 @@ _TARGETS = 5
 
 
 def train_arguments(data: Path, name: str, context: str, updates: int, seed: int) -> list[object]:
-    """fairseq-train's arguments: the authors' optimiser, with a shorter warmup; whole episodes in smaller batches."""
+    """fairseq-train's arguments: the authors' optimiser, with a shorter warmup; whole episodes in smaller batches.
+
+    Those without attention have their own sizes, and AWAC its own rate and no clipping.
+    """
     batch = 4 if read_context("--context", context) is None else 64
+    updates *= FURTHER_UPDATES.get(name, 1)
+    criterion = ARCH_MODEL_REGISTRY[name + SUFFIX].criterion
+    rate, clip = ("0.0003", "0") if name == "awac" else ("0.001", "0.25")
     return [
         data,
-        *"--user-dir fairseq_plugin --task offline_rl --criterion action_mse --disable-validation".split(),
-        *("--arch", name + SUFFIX, *SIZES, "--context", context),
+        *("--user-dir", "fairseq_plugin", "--task", "offline_rl", "--criterion", criterion, "--disable-validation"),
+        *("--arch", name + SUFFIX, *([] if name in FURTHER_UPDATES else SIZES), "--context", context),
         *("--batch-size", batch, "--windows-per-epoch", batch * max(1, updates // EPOCHS)),
-        *"--optimizer adam --weight-decay 0.0001 --clip-norm 0.25 --lr 0.001 --lr-scheduler fixed".split(),
+        *("--optimizer", "adam", "--weight-decay", "0.0001", "--lr", rate, "--clip-norm", clip),
+        *("--lr-scheduler", "fixed"),
         *("--warmup-updates", max(1, updates // EPOCHS), "--max-update", updates, "--seed", seed),
         *("--no-epoch-checkpoints", "--log-interval", max(1, updates // 50)),
         *NO_READER,
@@ -65,8 +77,8 @@ def plan_updates(out: Path, data: Path, options: argparse.Namespace) -> int:
     if options.updates is not None:
         return options.updates
     if not path.exists():
-        commands = (train_arguments(data, name, options.context, EPOCHS, 1) for name in options.archs)
-        seconds = [seconds_per_update(command) for command in commands]
+        commands = {name: train_arguments(data, name, options.context, EPOCHS, 1) for name in options.models}
+        seconds = [FURTHER_UPDATES.get(name, 1) * seconds_per_update(commands[name]) for name in commands]
         each = TRAINING_SHARE * 60.0 * options.minutes * options.jobs / options.seeds - _START * len(seconds)
         updates = max(EPOCHS, int(each / sum(seconds)))
         write_json(path, {"updates": updates})
@@ -99,7 +111,7 @@ def read_result(plan: Plan, name: str, seed: int, folder: Path, trained: Trained
         seed,
         read_parameters(folder),
         [point.update for point in points],
-        [point.values["loss"] for point in points],
+        [point.values.get("action_mse", point.values["loss"]) for point in points],
         played.episodes,
         played.milliseconds,
         trained.seconds,
@@ -114,13 +126,27 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--minutes", type=positive_number, default=30.0, help="for everything, about (%(default)s)")
     parser.add_argument("--seeds", type=positive_int, default=3, help="trainings of each model (%(default)s)")
     names = ",".join(DEFAULT_NAMES)
-    parser.add_argument("--archs", type=architectures, default=names, help=f"comma-separated, any causal ({names})")
+    parser.add_argument(
+        "--models",
+        "--archs",
+        type=architectures,
+        nargs="+",
+        metavar="NAME",
+        help=f"architectures without {SUFFIX}: of any causal mechanism, bc and awac ({names})",
+    )
     parser.add_argument("--context", default="10", metavar="K|full", help="steps of a window (%(default)s)")
     parser.add_argument("--updates", type=positive_int, help="of each training; default: as many as the time allows")
     parser.add_argument("--episodes", type=positive_int, default=5, help="for each target (%(default)s)")
     parser.add_argument("--jobs", type=positive_int, default=1, help="trainings at a time, of one thread each")
     parser.add_argument("--out", type=Path, metavar="DIR", help="default: work/offline_rl/compare/ENV")
     return parser
+
+
+def parsed(arguments: Iterable[str] | None) -> argparse.Namespace:
+    """The options, ``models`` as one list without repetitions."""
+    options = parser().parse_args(arguments)
+    options.models = list(dict.fromkeys(itertools.chain(*(options.models or [DEFAULT_NAMES]))))
+    return options
 
 
 def collected(out: Path, environment: str, minutes: float) -> EpisodeDescription:
@@ -132,7 +158,7 @@ def collected(out: Path, environment: str, minutes: float) -> EpisodeDescription
 @script("compare")
 def main(arguments: Iterable[str] | None = None) -> int:
     """Run the script; returns the exit status."""
-    options = parser().parse_args(arguments)
+    options = parsed(arguments)
     read_context("--context", options.context)
     out = (options.out or Path("work/offline_rl/compare") / options.env).absolute()
     with working_folder(out, COMMAND):
@@ -148,7 +174,7 @@ def _compare(options: argparse.Namespace, out: Path, command: str) -> int:
     updates = plan_updates(out, data, options)
     targets = [round(x, 1) for x in np.linspace(described.lowest, described.highest, _TARGETS).tolist()]
     seeds = list(range(1, options.seeds + 1))
-    plan = Plan(options.env, options.archs, seeds, options.context, updates, targets, options.episodes)
+    plan = Plan(options.env, options.models, seeds, options.context, updates, targets, options.episodes)
 
     def arguments(name: str, seed: int) -> list[object]:
         return train_arguments(data, name, options.context, updates, seed)

@@ -128,7 +128,8 @@ def main(arguments: Iterable[str] | None = None) -> int:
         episodes = {
             str(path): [one._asdict() for one in each.episodes] for path, each in zip(options.checkpoints, found)
         }
-        content = {"run": run._asdict(), "data": described.as_dict(), "episodes": episodes}
+        models = {str(path): hub.cfg.model._name for path, hub in zip(options.checkpoints, hubs)}
+        content = {"run": run._asdict(), "data": described.as_dict(), "episodes": episodes, "models": models}
         options.output.parent.mkdir(parents=True, exist_ok=True)
         write_lines(options.output, [json.dumps(content, indent=1) + "\n"])
     return 0

@@ -74,7 +74,9 @@ def tables(plan: Plan, described: EpisodeDescription, compared: Compared) -> lis
         f"return and score: where {highest:,.0f} was asked for; score 0 is the data's least return, 100 its best",
         "follows: correlation of the returns with their targets, 1 where they follow",
     ]
-    models = table(f"Decision Transformers on {plan.environment}", columns, plan.names, compared, notes)
+    if further := [name for name in plan.names if name in ("bc", "awac")]:
+        notes.append(f"{' and '.join(further)}: any target is the same to them, which have 10 times the updates")
+    models = table(f"Returns on {plan.environment}", columns, plan.names, compared, notes)
     returns = [architecture, *(_return_at(target) for target in plan.targets)]
     trained = list(by_model(compared.outcomes, plan.names))
     return [models, table("Return by target", returns, trained, Compared(compared.outcomes, {}), [])]

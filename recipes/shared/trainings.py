@@ -33,10 +33,15 @@ _TIME = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) \|")
 
 
 class Training(NamedTuple):
-    """One training: the name of its folder, and fairseq-train's arguments without --save-dir and --log-format."""
+    """One training: the name of its folder, and fairseq-train's arguments without --save-dir and --log-format.
+
+    A method that is no network has a ``program`` of its own, which Python runs with ``arguments`` alone; it logs what
+    it measured as fairseq-train does, and begins anew when it was interrupted.
+    """
 
     name: str
     arguments: list[object]
+    program: tuple[object, ...] | None = None
 
 
 class Trained(NamedTuple):
@@ -133,6 +138,8 @@ def _train(training: Training, folder: Path, program: Sequence[object], stopped:
     checkpoints = claim(folder / "checkpoints")
     restore_last(checkpoints)
     command = python_command(*program, *training.arguments, "--save-dir", checkpoints, "--log-format", "json")
+    if training.program is not None:
+        command = python_command(*training.program, *training.arguments)
     log = folder / "train.log"
     options = _settings(training.arguments)
     by_update = "--max-update" in options

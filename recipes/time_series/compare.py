@@ -1,31 +1,32 @@
 """Train classifiers of time series with several attentions and seeds, and print their accuracy beside the paper's.
 
 ``python -m recipes.time_series.compare --dataset JapaneseVowels --seeds 5`` from the checkout's root, through
-fairseq-train, with the authors' training. An interrupted comparison goes on where it was.
+fairseq-train, with the authors' training; methods that are no networks are fitted by ``recipes.time_series.classify``.
+An interrupted comparison goes on where it was.
 """
 
 import argparse
 import functools
+import itertools
 import math
 import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from ..shared.architectures import architectures_of, known_names
+from ..shared.architectures import known_names
 from ..shared.commands import shown_path
-from ..shared.comparison import NO_READER, planned_trainings, show, train_and_read
+from ..shared.comparison import NO_READER, Planned, planned_trainings, show, train_and_read
 from ..shared.reach import reach_arguments
 from ..shared.scripts import command_line, positive_int, script
-from ..shared.trainings import Trained, read_parameters, read_points
+from ..shared.trainings import Trained, Training, read_parameters, read_points
 from ..shared.working_folder import working_folder
 from . import prepare
+from .classify import CLASSIFIERS, RANDOM
 from .results import Earlier, Plan, Result, read, report
 
 COMMAND = "recipes.time_series.compare"
 SUFFIX = "_time_series"
-#: The type of ``--archs``.
-architectures = architectures_of(SUFFIX)
 #: Trained only if asked for: a second name of flowformer, and mechanisms that FLASH was compared with.
 NOT_BY_DEFAULT = ("flow", "combiner", "quadratic")
 EPOCHS = {"PEMS-SF": 400}
@@ -34,6 +35,8 @@ DEFAULT_EPOCHS = 100
 OPTIMIZERS = {"SpokenArabicDigits": "adam"}
 #: Epochs between two checkpoints, which is what an interruption may cost. Fewer where the last epoch would have none.
 SAVE_INTERVAL = 10
+#: What Python runs for a method that is no network.
+CLASSIFY = ("-m", "recipes.time_series.classify")
 SMALLEST_CHUNK, LARGEST_CHUNK = 16, 256
 
 
@@ -62,12 +65,14 @@ def chunk_arguments(name: str, longest: int) -> list[object]:
 
 
 def read_result(plan: Plan, name: str, seed: int, folder: Path, trained: Trained) -> Result:
-    """A complete training.
+    """A complete training; of a method that is no network, without parameters and with one accuracy.
 
     Raises:
         ValueError: its log lacks an evaluation or the number of parameters.
     """
     points = [point for point in read_points(folder) if point.split == "test"]
+    if name in CLASSIFIERS and points:
+        return Result(name, seed, 0, [points[-1].values["accuracy"]], trained.seconds, trained.command)
     if [point.epoch for point in points] != plan.evaluated:
         epochs = ", ".join(str(point.epoch) for point in points)
         raise ValueError(
@@ -87,7 +92,14 @@ def parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--seeds", type=positive_int, default=5, help="trainings of each model (%(default)s)")
     names = ",".join(default_names())
-    parser.add_argument("--archs", type=architectures, default=names, help=f"comma-separated; default: {names}")
+    parser.add_argument(
+        "--models",
+        "--archs",
+        type=models,
+        nargs="+",
+        metavar="NAME",
+        help=f"architectures without {SUFFIX}, and {', '.join(CLASSIFIERS)}; default: {names}",
+    )
     parser.add_argument("--epochs", type=positive_int, help=f"default: the authors', {DEFAULT_EPOCHS}; 400 for PEMS-SF")
     parser.add_argument("--jobs", type=positive_int, default=1, help="trainings at a time, of one thread each")
     parser.add_argument("--out", type=Path, metavar="DIR", help="default: work/time_series/compare/NAME")
@@ -97,17 +109,46 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
+def models(text: str) -> list[str]:
+    """The type of ``--models``: names between commas, of architectures with or without ``SUFFIX`` or of methods.
+
+    Raises:
+        argparse.ArgumentTypeError: one that is not known.
+    """
+    names, known = [name.removesuffix(SUFFIX) for name in text.split(",")], [*CLASSIFIERS, *known_names(SUFFIX)]
+    for name in names:
+        if name not in known:
+            raise argparse.ArgumentTypeError(f"{name}; allowed: {', '.join(known)}")
+    return names
+
+
+def parsed(arguments: Iterable[str] | None) -> argparse.Namespace:
+    """The options, ``models`` as one list without repetitions."""
+    options = parser().parse_args(arguments)
+    options.models = list(dict.fromkeys(itertools.chain(*(options.models or [default_names()]))))
+    return options
+
+
+def planned_fits(names: Iterable[str], seeds: list[int], data: Path) -> list[Planned]:
+    """The methods that are no networks: those that draw nothing at random are fitted once."""
+    return [
+        Planned(name, seed, Training(f"{name}.{seed}", [data, "--model", name, "--seed", seed], CLASSIFY))
+        for name in names
+        for seed in (seeds if name in RANDOM else seeds[:1])
+    ]
+
+
 def default_names() -> list[str]:
-    """Those that are trained unless told otherwise, the paper's first."""
+    """The architectures that are trained unless told otherwise, the paper's first."""
     return sorted(set(known_names(SUFFIX)) - set(NOT_BY_DEFAULT), key=lambda name: (name != "flowformer", name))
 
 
 @script("compare")
 def main(arguments: Iterable[str] | None = None) -> int:
     """Run the script; returns the exit status."""
-    options = parser().parse_args(arguments)
+    options = parsed(arguments)
     epochs = options.epochs or EPOCHS.get(options.dataset, DEFAULT_EPOCHS)
-    plan = Plan(options.dataset, options.archs, list(range(1, options.seeds + 1)), epochs)
+    plan = Plan(options.dataset, options.models, list(range(1, options.seeds + 1)), epochs)
     out = (options.out or Path("work/time_series/compare") / options.dataset).absolute()
     with working_folder(out, COMMAND, whole={"data": prepare.COMMAND}):
         return _compare(options, plan, out, command_line(COMMAND, arguments))
@@ -123,7 +164,9 @@ def _compare(options: argparse.Namespace, plan: Plan, out: Path, command: str) -
 
     known = [one for one in earlier.results if one.name in plan.names and one.seed in plan.seeds]
     there = {(one.name, one.seed) for one in known}
-    planned = planned_trainings(plan.names, plan.seeds, arguments)
+    networks = [name for name in plan.names if name not in CLASSIFIERS]
+    others = [name for name in plan.names if name in CLASSIFIERS]
+    planned = planned_fits(others, plan.seeds, out / "data") + planned_trainings(networks, plan.seeds, arguments)
     planned = [one for one in planned if (one.model, one.seed) not in there]
     compared = train_and_read(planned, out, options.jobs, functools.partial(read_result, plan))
     compared = compared._replace(outcomes=[*known, *compared.outcomes])

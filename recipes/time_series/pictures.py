@@ -1,7 +1,9 @@
-"""Draw what Flow-Attention weighs in a series: ``python -m recipes.time_series.pictures --checkpoint FILE --data DIR``.
+"""Draw what attention weighs in a series: ``python -m recipes.time_series.pictures --checkpoint FILE --data DIR``.
 
-Competition is the share of a step among the sources, allocation how much of what it gathers a step lets in as a sink
-(*Flowformer*, Figures 5 and 9), in every layer and head of a trained ``flowformer_time_series``.
+Of one ``flowformer_time_series`` and one series, in every layer and head: competition, the share of a step among the
+sources, and allocation, how much of what it gathers a step lets in as a sink. Of several models or series, side by
+side as in *Flowformer*, Figure 8: Flow-Attention's competition in the last layer, and of any other mechanism the sum of
+what all steps give a step.
 """
 
 import argparse
@@ -23,6 +25,7 @@ from fairseq_plugin.models.time_series_hub_interface import TimeSeriesHubInterfa
 from ..shared.commands import shown_path
 from ..shared.plots import STYLE, save
 from ..shared.scripts import script
+from . import side_by_side
 
 
 class Weights(NamedTuple):
@@ -93,10 +96,15 @@ def draw(weights: Weights, path: Path) -> None:
 def parser() -> argparse.ArgumentParser:
     """The script's options."""
     parser = argparse.ArgumentParser(prog="python -m recipes.time_series.pictures", description=__doc__.splitlines()[0])
-    parser.add_argument("--checkpoint", type=Path, required=True, metavar="FILE", help="of a flowformer_time_series")
+    parser.add_argument(
+        "--checkpoint", type=Path, nargs="+", required=True, metavar="FILE", help="one or more of any NAME_time_series"
+    )
     parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="folder that prepare has written")
     parser.add_argument("--split", default="test", help="default: %(default)s")
-    parser.add_argument("--series", type=int, default=0, metavar="N", help="of the split, from 0 (%(default)s)")
+    parser.add_argument(
+        "--series", type=int, nargs="+", default=[0], metavar="N", help="one or more of the split, from 0, the default"
+    )
+    parser.add_argument("--names", nargs="+", metavar="NAME", help="of the checkpoints; by default their attention")
     parser.add_argument("--output", type=Path, default=Path("weights.png"), metavar="FILE", help="default: %(default)s")
     return parser
 
@@ -106,15 +114,32 @@ def main(arguments: Iterable[str] | None = None) -> int:
     """Run the script; returns the exit status."""
     options = parser().parse_args(arguments)
     check_new(options.output, "--output")
-    hub = load(options.checkpoint)
+    if options.names and len(options.names) != len(options.checkpoint):
+        raise ValueError(f"--names has {len(options.names)} names; allowed: {len(options.checkpoint)}, a name for each")
+    hubs = [load(checkpoint) for checkpoint in options.checkpoint]
     split = read_split(options.data, options.split)
-    if not 0 <= options.series < len(split.series):
-        raise ValueError(f"--series is {options.series}; allowed: 0 to {len(split.series) - 1}, as {options.split} has")
+    for number in options.series:
+        if not 0 <= number < len(split.series):
+            raise ValueError(f"--series is {number}; allowed: 0 to {len(split.series) - 1}, as {options.split} has")
+    series, labels = ([values[number] for number in options.series] for values in (split.series, split.labels))
+    alone = len(hubs) == len(series) == 1 and side_by_side.is_flow(side_by_side.last_attention(hubs[0]))
     with torch.no_grad():
-        weights = weigh(hub, split.series[options.series], split.labels[options.series])
-    draw(weights, options.output)
+        if alone:
+            draw(weigh(hubs[0], series[0], labels[0]), options.output)
+        else:
+            _draw_side_by_side(hubs, series, labels, options)
     print(f"Ready: {shown_path(options.output)}")
     return 0
+
+
+def _draw_side_by_side(
+    hubs: list[TimeSeriesHubInterface], series: list[np.ndarray], labels: list[Label], options: argparse.Namespace
+) -> None:
+    """Write the picture of several models, or of one that has no competition."""
+    names = options.names or [side_by_side.name_of(side_by_side.last_attention(hub)) for hub in hubs]
+    shares = [[side_by_side.weigh(hub, one) for one in series] for hub in hubs]
+    ready = [one.numpy() for one in hubs[0].prepare(series, cut=True)]
+    side_by_side.draw(ready, labels, shares, names, options.output)
 
 
 if __name__ == "__main__":

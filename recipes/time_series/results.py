@@ -12,7 +12,22 @@ from matplotlib import pyplot as plt
 from ..shared.comparison import MILLIONS, MINUTES, SEEDS, Column, Compared, Report, by_model, table
 from ..shared.plots import STYLE, Look, legend_beside, look, save
 from ..shared.tables import MISSING, Run, Table, spread
+from .classify import CLASSIFIERS
 from .published import MODELS, TABLE, published
+
+#: Where the paper's method is not the same.
+UNLIKE = {
+    "hist_gradient_boosting": "XGBoost in place of scikit-learn's boosted trees (hist_gradient_boosting)",
+    "tcn": "an encoder like that of tcn_time_series, trained without labels, and a support vector machine",
+}
+#: What has no attention here -> the column of the paper's Table 6 that stands beside it.
+BASELINES = {
+    "dtw": "DTW",
+    "rocket": "Rocket",
+    "hist_gradient_boosting": "XGBoost",
+    "lstm": "LSTM",
+    "tcn": "Unsup.",
+}
 
 
 class Plan(NamedTuple):
@@ -39,7 +54,7 @@ class Result(NamedTuple):
 
     name: str
     seed: int
-    parameters: int
+    parameters: int  # 0 where it is no network
     accuracies: list[float]  # on the test series at each evaluation, per cent, as fairseq rounds them
     seconds: float
     command: str
@@ -89,16 +104,28 @@ def report(plan: Plan, compared: Compared, earlier: Sequence[Run] = ()) -> Repor
     return Report(tables, content, picture, "accuracy.png", earlier)
 
 
+def shown_name(name: str) -> str:
+    """What is called ``name`` in a table: an architecture, or a method."""
+    return name if name in CLASSIFIERS else f"{name}_time_series"
+
+
+def in_paper(dataset: str, name: str) -> float | None:
+    """The accuracy in the paper of what is called ``name`` here, see ``BASELINES``; None if it has none."""
+    if name in BASELINES and dataset in TABLE:
+        return TABLE[dataset][MODELS.index(BASELINES[name])]
+    return published(dataset, name)
+
+
 def _table(plan: Plan, compared: Compared, earlier: Sequence[Run]) -> Table:
     """Accuracy after the last epoch and of the best one, mean and deviation, and the paper's."""
 
     def paper(name: str) -> str:
-        accuracy = published(plan.dataset, name)
+        accuracy = in_paper(plan.dataset, name)
         return MISSING if accuracy is None else f"{accuracy:.1f}"
 
     columns = [
-        Column("architecture", known=lambda name: f"{name}_time_series"),
-        MILLIONS,
+        Column("architecture", known=shown_name),
+        Column(MILLIONS.header, lambda ours: MILLIONS.measured(ours) if ours[0].parameters else MISSING),
         Column("last epoch", lambda ours: spread([one.last for one in ours])),
         Column("best epoch", lambda ours: spread([one.best for one in ours])),
         Column("paper", known=paper),
@@ -113,6 +140,8 @@ def _table(plan: Plan, compared: Compared, earlier: Sequence[Run]) -> Table:
     if plan.dataset in TABLE:
         row = ", ".join(f"{model} {value}" for model, value in zip(MODELS, TABLE[plan.dataset]))
         notes.append(f"the paper's row: {row}")
+    if unlike := [name for name in UNLIKE if name in plan.names]:
+        notes.append("the paper has another method: " + "; ".join(UNLIKE[name] for name in unlike))
     notes += [f"with trainings of `{one.command}`, {one.date}; {one.machine}; {one.versions}" for one in earlier]
     return table(f"Accuracy on {plan.dataset}", columns, plan.names, compared, notes)
 
@@ -125,7 +154,10 @@ def draw(plan: Plan, results: Sequence[Result], path: Path) -> None:
         for i, (name, ours) in enumerate(models.items()):
             means = [statistics.mean(at) for at in zip(*(one.accuracies for one in ours))]
             label = f"{name}, {len(ours)} seed{'s' if len(ours) > 1 else ''}"
-            curves.plot(plan.evaluated, means, label=label, linewidth=1.3, **look(i).curve(len(means)))
+            if name in CLASSIFIERS:
+                curves.axhline(means[0], label=label, linewidth=1.3, **look(i).line)
+            else:
+                curves.plot(plan.evaluated, means, label=label, linewidth=1.3, **look(i).curve(len(means)))
             _draw_dots(dots, plan, i, name, ours, look(i))
         lowest = min(min(one.last, one.best) for one in results)
         curves.set(xlabel="epoch", ylabel="accuracy on the test series, %", ylim=(max(0.0, lowest - 6.0), 100.5))
@@ -143,6 +175,6 @@ def _draw_dots(axes: plt.Axes, plan: Plan, place: int, name: str, ours: Sequence
     """The accuracies of one model, side by side."""
     axes.plot([place - 0.15] * len(ours), [one.last for one in ours], style.marker, mfc="none", color=style.colour)
     axes.plot([place + 0.15] * len(ours), [one.best for one in ours], style.marker, color=style.colour)
-    paper = published(plan.dataset, name)
+    paper = in_paper(plan.dataset, name)
     if paper is not None:
         axes.plot(place, paper, "x", color="black", ms=9, mew=2)

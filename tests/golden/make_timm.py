@@ -14,9 +14,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-import timm_plugin  # noqa: F401  (registers the models)
+import timm_plugin
 from tests.timm_plugin.helpers.checkpoint_files import randomise
 from tests.timm_plugin.helpers.models import images
+from timm_plugin.models.hierarchical_baselines import TABLE_5
 
 FOLDER = Path(__file__).parent / "timm"
 _HIERARCHICAL: dict[str, Any] = dict(
@@ -29,6 +30,10 @@ GOLDEN: dict[str, tuple[str, dict[str, Any]]] = {
     "flowformer_hier_s": ("flowformer_hier_s", {**_HIERARCHICAL, "img_size": (16, 24)}),
     "flowformer_hier_s_12h": ("flowformer_hier_s_12h", _HIERARCHICAL),
     "flowformer_deit_s": ("flowformer_deit_s", {**_COLUMNAR, "num_heads": 2, "img_size": (16, 24)}),
+    "flowformer_deit_s_distilled": ("flowformer_deit_s_distilled", {**_COLUMNAR, "num_heads": 2}),
+    "soft_hier_s": ("soft_hier_s", {**_HIERARCHICAL, "img_size": (16, 24)}),
+    "flash_vit_s": ("flash_vit_s", {**_COLUMNAR, "query_dim": 4, "img_size": (16, 24)}),
+    "flash_quad_vit_s": ("flash_quad_vit_s", {**_COLUMNAR, "query_dim": 4, "img_size": (16, 24)}),
     "daft_full_s": ("daft_full_s", {**_COLUMNAR, "num_heads": 2, "bias_dim": 4, "img_size": (16, 24)}),
     "daft_full_s.free": ("daft_full_s", {**_COLUMNAR, "num_heads": 2, "bias_dim": 0, "query": False}),
     "daft_conv_s": ("daft_conv_s", {**_COLUMNAR, "num_heads": 16, "window": (3, 5), "img_size": (16, 24)}),
@@ -43,12 +48,14 @@ SIZES_OF = {
     "flowformer_hier_digits": "flowformer_hier_s",
     "flowformer_hier_test": "flowformer_hier_s",
     "flowformer_hier_ti": "flowformer_hier_s",
+    **{f"{mechanism}_hier_s": "flowformer_hier_s" for mechanism in TABLE_5 if mechanism != "soft"},
 }
 
 
 def registered() -> list[str]:
     """Every image model of the plugin."""
-    modules = (timm_plugin.daft, timm_plugin.flowformer, timm_plugin.flowformer_deit)
+    ours = timm_plugin
+    modules = (ours.daft, ours.flash, ours.flowformer, ours.flowformer_deit, ours.hierarchical_baselines)
     return [
         name
         for name in timm.list_models()

@@ -3,13 +3,58 @@
 Legend: N tokens, n the width of the factors, prefix the tokens beside those of patches, which come first.
 """
 
-from timm.layers import resample_abs_pos_embed
+import torch
+from timm.layers import resample_abs_pos_embed, trunc_normal_
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.utils.parametrize import is_parametrized
 
 from common.attention import CosformerAttention, DaftFullAttention, InnerAttention
 
 Grid = tuple[int, int]
+
+
+class GridBias(nn.Module):
+    """A learned bias on scores for each distance in rows and columns on a grid (Y, X): (H, 2 Y - 1, 2 X - 1).
+
+    ``bias(tokens)`` is (H, Y X, Y X), as ``GatedAttentionUnit`` takes it; row m, column k is of query m and key k.
+    """
+
+    def __init__(self, grid_size: Grid, heads: int = 1) -> None:
+        super().__init__()
+        self.grid_size = tuple(grid_size)
+        self.weight = nn.Parameter(torch.empty(heads, *(2 * side - 1 for side in grid_size)))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Truncated N(0, 0.02)."""
+        trunc_normal_(self.weight, std=0.02)
+
+    def forward(self, tokens: int) -> Tensor:
+        """The bias of all tokens of the grid, (H, Y X, Y X); ValueError for another number of them."""
+        rows, columns = self.grid_size
+        if tokens != rows * columns:
+            raise ValueError(
+                f"x has {tokens} tokens; allowed by its relative bias: {rows} x {columns}; set_input_size takes others"
+            )
+        place = torch.arange(tokens, device=self.weight.device)
+        down, right = place // columns, place % columns
+        return self.weight[:, down[:, None] - down + rows - 1, right[:, None] - right + columns - 1]
+
+    def set_grid_size(self, grid_size: Grid) -> None:
+        """Resample the bias, for good, to another grid."""
+        shape = [2 * side - 1 for side in grid_size]
+        weight = resample_grid_bias(self.weight.detach(), shape)
+        self.weight = nn.Parameter(weight, requires_grad=self.weight.requires_grad)
+        self.grid_size = tuple(grid_size)
+
+
+def resample_grid_bias(bias: Tensor, shape: list[int]) -> Tensor:
+    """bias (H, 2 Y - 1, 2 X - 1) -> (H, *shape), bicubically; distance 0 and the longest ones stay what they are."""
+    if list(bias.shape[1:]) == list(shape):
+        return bias
+    resampled = F.interpolate(bias[None].float(), size=shape, mode="bicubic", align_corners=True)
+    return resampled[0].to(bias.dtype)
 
 
 def resample_position_bias(name: str, bias: Tensor, new: Grid, old: Grid, num_prefix_tokens: int) -> Tensor:

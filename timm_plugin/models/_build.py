@@ -68,6 +68,8 @@ def build(
 
 def _options(model: type, arguments: dict[str, Any]) -> set[str]:
     """Arguments that change what the weights of ``model`` mean, but no shape: its attention, and its options."""
+    if hasattr(model, "meaning"):  # it has no attention layers, but units of its own
+        return set(model.meaning)
     if hasattr(model, "mechanism"):  # it has its own attention and no other
         return option_names(model.mechanism, also=model.mechanism)
     attention = inspect.signature(model).parameters["attn_layer"]
@@ -78,3 +80,19 @@ def _arguments(model: type) -> set[str]:
     """Names of the arguments that ``model``, with its base classes, or timm's factory takes."""
     takers = [cls.__init__ for cls in model.__mro__ if "__init__" in vars(cls)] + [build_model_with_cfg]
     return {name for taker in takers for name in inspect.signature(taker).parameters} | set(_FACTORY_ARGUMENTS)
+
+
+def refuse_arguments(arguments: dict[str, Any], allowed: dict[str, Any], model: str) -> None:
+    """Raise ValueError for ``arguments`` of timm's ``VisionTransformer`` that are not as ``allowed`` for ``model``."""
+    for name in ("attn_layer", "block_fn", "embed_layer"):
+        if name in arguments:
+            raise ValueError(f"{name} is {arguments[name]!r}; allowed for {model}: not given, it has its own")
+    for name, value in allowed.items():
+        if name in arguments and arguments[name] != value:
+            raise ValueError(f"{name} is {arguments[name]!r}; allowed for {model}: {value!r}")
+
+
+def check_global_pool(global_pool: str, class_token: bool) -> None:
+    """Raise ValueError for the pooling of a class token that there is not."""
+    if global_pool == "token" and not class_token:
+        raise ValueError("global_pool is 'token'; allowed without a class token: '', 'avg' and timm's others")

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from common.checkpoints import check_state_dict, leave_out_foreign_records
 from common.modules.remembered_options import is_record
 
-from ..layers.position_bias import resample_position_bias
+from ..layers.position_bias import resample_grid_bias, resample_position_bias
 
 StateDict = dict[str, Any]
 logger = logging.getLogger("timm_plugin")
@@ -35,7 +35,7 @@ RELEASED_NAMES: tuple[tuple[str, str], ...] = (
 )
 #: Tokens beside those of patches; their positions come first in ``pos_embed``, in this order.
 _PREFIX_TOKENS = ("cls_token", "dist_token")
-#: The second classifier of a distilled transformer, which none of ours has.
+#: The second classifier of a distilled transformer.
 _DISTILLED_HEAD = ("head_dist.weight", "head_dist.bias")
 
 
@@ -69,9 +69,9 @@ def fit_hierarchical(state_dict: StateDict, model: nn.Module) -> StateDict:
 def fit_vision_transformer(state_dict: StateDict, model: nn.Module, values_only: bool = False) -> StateDict:
     """Weights of timm's ViT or DeiT, or of one of ours, as ``model`` of the same shape has them.
 
-    Patches, positions and DAFT-full's position biases are resampled. Tokens, positions and a classifier that the model
-    has not are left out. Of a model without DAFT, position biases and filters are new, and with ``values_only`` of its
-    ``qkv`` the rows of the values alone are taken (the paper's procedure for DAFT-conv).
+    Patches, positions, DAFT-full's position biases and those of gated attention units are resampled. Tokens, positions
+    and a classifier that the model has not are left out. Of a model without DAFT, position biases and filters are new,
+    and with ``values_only`` of its ``qkv`` the rows of the values alone are taken (DAFT-conv's procedure in the paper).
 
     Raises:
         ValueError: the weights do not fit ``model``, or their positions belong to no grid that is known.
@@ -91,6 +91,10 @@ def fit_vision_transformer(state_dict: StateDict, model: nn.Module, values_only:
         if name in own and parameter in ("pe0", "pe1", "w"):
             old = source_grid(len(tensor) - prefix, patches, model)
             state_dict[name] = resample_position_bias(parameter, tensor, grid, old, prefix)
+        elif name in own and name.endswith(".bias.weight") and tensor.dim() == 3 == own[name].dim():
+            rows, columns = own[name].shape[1:]
+            has_chunks = getattr(model.blocks[0], "chunk_rows", None) is not None  # rows of a chunk, of any image
+            state_dict[name] = resample_grid_bias(tensor, [tensor.shape[1] if has_chunks else rows, columns])
         elif stock and values_only and name in own and ".attn.qkv." in name and tensor.shape[1:] == own[name].shape[1:]:
             if len(tensor) == 3 * model.embed_dim:
                 state_dict[name] = torch.cat([own[name][: -model.embed_dim], tensor[-model.embed_dim :].to(own[name])])
@@ -122,11 +126,13 @@ def checked(
     own, cfg = model.state_dict(), getattr(model, "pretrained_cfg", None) or {}
     left_out, new = list(left_out), list(new)
     leave_out_foreign_records(fitted, model)
-    classifier, stem = (f"{cfg.get(part, part)}." for part in ("classifier", "first_conv"))
+    classifiers = cfg.get("classifier", "classifier")  # two, where a transformer is distilled
+    classifiers = tuple(f"{name}." for name in ([classifiers] if isinstance(classifiers, str) else classifiers))
+    stem = f"{cfg.get('first_conv', 'first_conv')}."
     if model.num_classes != cfg.get("num_classes", model.num_classes):
-        left_out += [name for name in fitted if name.startswith(classifier)]
-        new += [name for name in own if name.startswith(classifier)]
-        fitted = {name: tensor for name, tensor in fitted.items() if not name.startswith(classifier)}
+        left_out += [name for name in fitted if name.startswith(classifiers)]
+        new += [name for name in own if name.startswith(classifiers)]
+        fitted = {name: tensor for name, tensor in fitted.items() if not name.startswith(classifiers)}
     complete = {**{name: own[name] for name in new}, **fitted}
     weight = f"{stem}weight"
     if (

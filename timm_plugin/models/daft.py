@@ -19,7 +19,7 @@ from common.modules.added_gradient import add_gradient
 from ..layers.attention import attention_layer, take_options
 from ..layers.grid import check_layers, tell_grid
 from ..layers.images import ImageSize, check_images, check_img_size
-from ._build import StrictLoading, build
+from ._build import StrictLoading, build, check_global_pool, refuse_arguments
 from ._default_cfg import untrained_cfg
 from ._registry import register_once
 from ._weights import fit_vision_transformer
@@ -30,21 +30,6 @@ __all__ = ["DaftConvVisionTransformer", "DaftFullVisionTransformer"]  # register
 def flatten_map(self: nn.Module, input: tuple[Tensor], output: Tensor) -> Tensor:
     """A hook after the last normalisation: a map (B, Y, X, C) -> tokens (B, N, C), as timm's features are."""
     return output.flatten(1, -2)
-
-
-def _refuse(arguments: dict[str, Any], allowed: dict[str, Any], model: str) -> None:
-    """Raise ValueError for ``arguments`` of timm's ``VisionTransformer`` that are not as ``allowed`` for ``model``."""
-    for name in ("attn_layer", "block_fn", "embed_layer"):
-        if name in arguments:
-            raise ValueError(f"{name} is {arguments[name]!r}; allowed for {model}: not given, it has its own")
-    for name, value in allowed.items():
-        if name in arguments and arguments[name] != value:
-            raise ValueError(f"{name} is {arguments[name]!r}; allowed for {model}: {value!r}")
-
-
-def _check_global_pool(global_pool: str, class_token: bool) -> None:
-    if global_pool == "token" and not class_token:
-        raise ValueError("global_pool is 'token'; allowed without a class token: '', 'avg' and timm's others")
 
 
 class DaftVisionTransformer(StrictLoading, VisionTransformer):
@@ -101,9 +86,9 @@ class DaftFullVisionTransformer(DaftVisionTransformer):
         global_pool: str = "token",
         **kwargs: Any,
     ) -> None:
-        _check_global_pool(global_pool, class_token)
+        check_global_pool(global_pool, class_token)
         fixed = {"dynamic_img_size": False, "dynamic_img_pad": False, "patch_drop_rate": 0.0, "qk_norm": False}
-        _refuse(kwargs, fixed, "DAFT-full")
+        refuse_arguments(kwargs, fixed, "DAFT-full")
         size, patch = check_img_size(img_size, patch_size, False), _pair(patch_size)
         tokens = (size[0] // patch[0]) * (size[1] // patch[1]) + reg_tokens + int(class_token)
         options = take_options(self.mechanism, kwargs)
@@ -173,9 +158,9 @@ class DaftConvVisionTransformer(DaftVisionTransformer):
             "patch_drop_rate": 0.0,
             "pos_drop_rate": 0.0,
         }
-        _refuse(kwargs, {**fixed, **without}, "DAFT-conv")
+        refuse_arguments(kwargs, {**fixed, **without}, "DAFT-conv")
         check_img_size(img_size, patch_size, dynamic_img_pad)
-        _check_global_pool(global_pool, False)
+        check_global_pool(global_pool, False)
         if not isinstance(entropy_weight, (int, float)) or not 0.0 <= entropy_weight < math.inf:
             raise ValueError(f"entropy_weight is {entropy_weight!r}; allowed: a number of at least 0")
         options = take_options(self.mechanism, kwargs)

@@ -5,12 +5,21 @@ of pre-norm Flow-Attention blocks on ever coarser maps; linear attention makes 3
 Legend: B batch, C channels, H x W the size of a map, N = H W tokens.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
 import torch
-from timm.layers import ClassifierHead, LayerNorm, PatchEmbed, calculate_drop_path_rates, get_norm_layer, to_ntuple
+from timm.layers import (
+    ClassifierHead,
+    LayerNorm,
+    PatchEmbed,
+    calculate_drop_path_rates,
+    get_norm_layer,
+    to_2tuple,
+    to_ntuple,
+)
 from timm.layers.typing import LayerType
 from timm.models import checkpoint_seq, generate_default_cfgs, named_apply
 from timm.models._features import feature_take_indices
@@ -21,9 +30,9 @@ from torch.nn import functional as F
 
 from common.ops.shared.checks import check_choice, check_positive_int
 
-from ..layers.attention import with_options
 from ..layers.block import MlpScaleBlock
 from ..layers.images import ImageSize, PositionEmbedding, check_image, check_img_size
+from ..layers.stages import check_stage_grids, set_stage_grids, stage_grids, stage_layers, tell_stage
 from ._build import StrictLoading, build
 from ._default_cfg import untrained_cfg
 from ._registry import register_once
@@ -31,6 +40,8 @@ from ._weights import fit_hierarchical
 
 __all__ = ["Flowformer"]  # register_model appends every entry point
 
+#: The paper's Table 8, but for its 16 heads; it prints 786 channels of the last stage, its text 768.
+TABLE_8 = {"embed_dims": (96, 192, 384, 768), "depths": (3, 3, 10, 3)}
 GLOBAL_POOLS = ("", "avg", "max", "avgmax", "catavgmax")
 
 
@@ -49,10 +60,16 @@ class Downsample(nn.Module):
 
 
 class FlowformerStage(nn.Module):
-    """Blocks at one resolution, on a map before and after: (B, C, H, W) -> (B, C', H', W')."""
+    """Blocks at one resolution, on a map before and after: (B, C, H, W) -> (B, C', H', W').
 
-    def __init__(self, downsample: nn.Module, blocks: Sequence[nn.Module]) -> None:
+    The blocks see tokens (B, N, C), or with ``keeps_map`` a map (B, H, W, C), for attention that reads the grid.
+    """
+
+    keeps_map: Final[bool] = False
+
+    def __init__(self, downsample: nn.Module, blocks: Sequence[nn.Module], keeps_map: bool = False) -> None:
         super().__init__()
+        self.keeps_map = keeps_map
         self.grad_checkpointing = False
         self.downsample = downsample
         self.blocks = nn.Sequential(*blocks)
@@ -61,16 +78,21 @@ class FlowformerStage(nn.Module):
         """x (B, C, H, W) -> (B, C', H', W'), halved where the stage has a downsampling."""
         x = self.downsample(x)
         B, C, H, W = x.shape
-        x = x.flatten(2).transpose(1, 2)  # (B, C, H, W) -> (B, N, C)
+        # (B, C, H, W) -> (B, H, W, C) or (B, N, C)
+        x = x.permute(0, 2, 3, 1) if self.keeps_map else x.flatten(2).transpose(1, 2)
         if self.grad_checkpointing and not torch.jit.is_scripting():
             x = checkpoint_seq(self.blocks, x)
         else:
             x = self.blocks(x)
+        if self.keeps_map:
+            return x.permute(0, 3, 1, 2)  # (B, H, W, C) -> (B, C, H, W)
         return x.transpose(1, 2).reshape(B, C, H, W)  # (B, N, C) -> (B, C, H, W)
 
 
 class Flowformer(StrictLoading, nn.Module):
     """Hierarchical vision transformer with Flow-Attention, O(N C d) per block; everything timm asks of a model.
+
+    With another ``attn_layer`` it is a row of the paper's Table 5. Each stage's attention knows the grid of its tokens.
 
     Images are (B, in_chans, H, W); features are maps (B, C, H / 32, W / 32), rounded up, for four stages.
 
@@ -86,10 +108,11 @@ class Flowformer(StrictLoading, nn.Module):
         init_values: start of timm's layer scale on both branches, None for none.
         mlp_init_values: start of a layer scale on the MLP branch alone.
         attn_layer: "flow", or another name or class that timm's vision transformers take.
-        options: those of the mechanism by their names, such as ``form`` and ``clamp``, None for its default; see
-            ``common.attention.FlowAttention.Options``.
+        options: those of the mechanism by their names, such as ``form`` and ``clamp``, None for its default: one value
+            or one per stage; see ``common.attention.FlowAttention.Options``. SOFT's ``ratio`` is 8, 4, 2 and 1 unless
+            given, as its authors have it.
         dynamic_img_size: accept images of any size that is a multiple of ``patch_size``, resampling the position
-            embedding to each.
+            embedding to each; not with attention that holds something for each position, such as cosFormer's.
         dynamic_img_pad: pad images to a multiple of ``patch_size`` with zeros. (Maps of odd size are always padded
             between stages.)
         drop_rate, pos_drop_rate, drop_path_rate: dropout before the classifier and after the position embedding,
@@ -157,10 +180,11 @@ class Flowformer(StrictLoading, nn.Module):
             **dd,
         )
         grid_size = self.patch_embed.dynamic_feat_size(img_size)
+        grids = stage_grids(grid_size, len(depths))
+        layers = stage_layers(attn_layer, grids, dynamic_img_size, **options)
         self.pos_embed = PositionEmbedding(grid_size, embed_dims[0], pos_drop_rate, dynamic_img_size, **dd)
         block = partial(
             MlpScaleBlock,
-            attn_layer=with_options(attn_layer, **options),
             qkv_bias=qkv_bias,
             qk_norm=qk_norm,
             init_values=init_values,
@@ -171,7 +195,8 @@ class Flowformer(StrictLoading, nn.Module):
             act_layer=act_layer,
             **dd,
         )
-        self.stages = nn.Sequential(*_stages(block, embed_dims, depths, num_heads, mlp_ratio, drop_path_rate, dd))
+        sizes = (embed_dims, depths, num_heads, mlp_ratio, drop_path_rate)
+        self.stages = nn.Sequential(*_stages(block, layers, grids, *sizes, dd))
         self.norm = norm_layer(self.num_features, **dd)
         self.head = ClassifierHead(self.num_features, num_classes, pool_type=global_pool, drop_rate=drop_rate, **dd)
         self.head_hidden_size = self.num_features * self.head.global_pool.feat_mult()
@@ -232,13 +257,20 @@ class Flowformer(StrictLoading, nn.Module):
     def set_input_size(self, img_size: ImageSize | None = None, patch_size: int | None = None) -> None:
         """Make the model one for another image or patch size, resampling positions and patches; None keeps a size.
 
+        What attention holds for each position is fitted as ``timm_plugin.tell_grid`` does it: make the optimiser after
+        that.
+
         Raises:
-            ValueError: as when building a model of that size.
+            ValueError: as when building a model of that size; attention whose weights per position nobody resamples.
         """
         new_patch = self.patch_embed.patch_size if patch_size is None else patch_size
         new_size = check_img_size(img_size or self.patch_embed.img_size, new_patch, self.dynamic_img_pad)
+        grid_size = tuple(math.ceil(side / patch) for side, patch in zip(new_size, to_2tuple(new_patch)))
+        grids = stage_grids(grid_size, len(self.stages))
+        check_stage_grids(self.stages, grids)
+        set_stage_grids(self.stages, grids)
         self.patch_embed.set_input_size(img_size=new_size, patch_size=patch_size)
-        self.pos_embed.set_grid_size(self.patch_embed.dynamic_feat_size(new_size))
+        self.pos_embed.set_grid_size(grid_size)
         for i, info in enumerate(self.feature_info):
             info["reduction"] = self.patch_embed.feat_ratio() * 2**i
         update_model_input_size(self, new_size, patch_size=patch_size)
@@ -335,6 +367,8 @@ class Flowformer(StrictLoading, nn.Module):
 
 def _stages(
     block: Callable[..., nn.Module],
+    layers: Sequence[LayerType],
+    grids: Sequence[tuple[int, int]],
     embed_dims: Sequence[int],
     depths: Sequence[int],
     num_heads: int | Sequence[int],
@@ -342,7 +376,10 @@ def _stages(
     drop_path_rate: float,
     dd: dict[str, Any],
 ) -> list[FlowformerStage]:
-    """The stages: ``depths[i]`` blocks of ``embed_dims[i]`` channels, after a downsampling for all but the first."""
+    """The stages: ``depths[i]`` blocks of ``embed_dims[i]`` channels, after a downsampling for all but the first.
+
+    Those of stage i have the attention ``layers[i]`` and tokens that lie on ``grids[i]``.
+    """
     heads, ratios = to_ntuple(len(depths))(num_heads), to_ntuple(len(depths))(mlp_ratio)
     if len(heads) != len(depths) or len(ratios) != len(depths):
         raise ValueError(f"num_heads is {num_heads} and mlp_ratio {mlp_ratio}; allowed: one or {len(depths)} values")
@@ -350,8 +387,9 @@ def _stages(
     stages = []
     for i, dim in enumerate(embed_dims):
         downsample = nn.Identity() if i == 0 else Downsample(embed_dims[i - 1], dim, **dd)
-        blocks = [block(dim, heads[i], mlp_ratio=ratios[i], drop_path=rate) for rate in rates[i]]
-        stages.append(FlowformerStage(downsample, blocks))
+        own = dict(attn_layer=layers[i], mlp_ratio=ratios[i])
+        blocks = [block(dim, heads[i], drop_path=rate, **own) for rate in rates[i]]
+        stages.append(FlowformerStage(downsample, blocks, tell_stage(blocks, grids[i])))
     return stages
 
 
@@ -380,22 +418,24 @@ def _check_num_classes(num_classes: int) -> None:
         raise ValueError(f"num_classes is {num_classes}; allowed: 0, for no classifier, or more")
 
 
-_cfg = partial(untrained_cfg, pool_size=(7, 7), classifier="head.fc")
+#: The default configuration of a hierarchical model, with the differences that are given.
+hierarchical_cfg = partial(untrained_cfg, pool_size=(7, 7), classifier="head.fc")
 
 default_cfgs = generate_default_cfgs(
     {
-        "flowformer_hier_s.untrained": _cfg(),
-        "flowformer_hier_s_12h.untrained": _cfg(),
-        "flowformer_hier_ti.untrained": _cfg(),
-        "flowformer_hier_digits.untrained": _cfg(
+        "flowformer_hier_s.untrained": hierarchical_cfg(),
+        "flowformer_hier_s_12h.untrained": hierarchical_cfg(),
+        "flowformer_hier_ti.untrained": hierarchical_cfg(),
+        "flowformer_hier_digits.untrained": hierarchical_cfg(
             num_classes=10, input_size=(3, 32, 32), pool_size=(2, 2), crop_pct=1.0
         ),
-        "flowformer_hier_test.untrained": _cfg(input_size=(3, 64, 64), pool_size=(2, 2)),
+        "flowformer_hier_test.untrained": hierarchical_cfg(input_size=(3, 64, 64), pool_size=(2, 2)),
     }
 )
 
 
-def _create(variant: str, pretrained: bool, **kwargs: Any) -> nn.Module:
+def create_hierarchical(variant: str, pretrained: bool, **kwargs: Any) -> nn.Module:
+    """The model ``variant`` by timm's factory, with features of all stages unless ``out_indices`` says otherwise."""
     out_indices = kwargs.pop("out_indices", tuple(range(len(kwargs.get("depths", (0,) * 4)))))
     feature_cfg = dict(out_indices=out_indices, flatten_sequential=True)
     return build(Flowformer, variant, pretrained, fit_hierarchical, feature_cfg, **kwargs)
@@ -404,37 +444,35 @@ def _create(variant: str, pretrained: bool, **kwargs: Any) -> nn.Module:
 @register_once
 def flowformer_hier_s(pretrained: bool = False, **kwargs: Any) -> Flowformer:
     """The paper's vision model (Table 8): 19 blocks in four stages, 16 heads, 43.3 M parameters; top-1 80.6 there."""
-    model_args = dict(embed_dims=(96, 192, 384, 768), depths=(3, 3, 10, 3), num_heads=16)
-    return _create("flowformer_hier_s", pretrained, **dict(model_args, **kwargs))
+    model_args = dict(TABLE_8, num_heads=16)
+    return create_hierarchical("flowformer_hier_s", pretrained, **dict(model_args, **kwargs))
 
 
 @register_once
 def flowformer_hier_s_12h(pretrained: bool = False, **kwargs: Any) -> Flowformer:
     """The same as the authors released it: 12 heads, layer scale 1e-5 on the MLP branch, drop path 0.2, own form."""
-    model_args: dict[str, Any] = dict(
-        embed_dims=(96, 192, 384, 768), depths=(3, 3, 10, 3), num_heads=12, mlp_init_values=1e-5, drop_path_rate=0.2
-    )
+    model_args: dict[str, Any] = dict(TABLE_8, num_heads=12, mlp_init_values=1e-5, drop_path_rate=0.2)
     if kwargs.get("attn_layer", "flow") == "flow":
         model_args.update(form="released_vision", clamp=1.0)
-    return _create("flowformer_hier_s_12h", pretrained, **dict(model_args, **kwargs))
+    return create_hierarchical("flowformer_hier_s_12h", pretrained, **dict(model_args, **kwargs))
 
 
 @register_once
 def flowformer_hier_ti(pretrained: bool = False, **kwargs: Any) -> Flowformer:
     """A sibling with half the channels and 12 blocks for quick work; not in the paper."""
     model_args = dict(embed_dims=(48, 96, 192, 384), depths=(2, 2, 6, 2), num_heads=8)
-    return _create("flowformer_hier_ti", pretrained, **dict(model_args, **kwargs))
+    return create_hierarchical("flowformer_hier_ti", pretrained, **dict(model_args, **kwargs))
 
 
 @register_once
 def flowformer_hier_digits(pretrained: bool = False, **kwargs: Any) -> Flowformer:
     """Three stages for 32 x 32 images and 10 classes, trained in minutes without a GPU; not in the paper."""
     model_args = dict(embed_dims=(48, 96, 192), depths=(1, 2, 1), num_heads=4)
-    return _create("flowformer_hier_digits", pretrained, **dict(model_args, **kwargs))
+    return create_hierarchical("flowformer_hier_digits", pretrained, **dict(model_args, **kwargs))
 
 
 @register_once
 def flowformer_hier_test(pretrained: bool = False, **kwargs: Any) -> Flowformer:
     """Four stages as small as they go, for tests; not in the paper."""
     model_args = dict(embed_dims=(16, 24, 32, 48), depths=(1, 1, 2, 1), num_heads=4)
-    return _create("flowformer_hier_test", pretrained, **dict(model_args, **kwargs))
+    return create_hierarchical("flowformer_hier_test", pretrained, **dict(model_args, **kwargs))

@@ -12,9 +12,12 @@ from ..shared.feature_sums import causal_sums, full_sums, read_source, state_sha
 from ..shared.padding import zero_padding
 from ..shared.precision import autocast_off, compute_dtype
 from ..shared.state import State, check_continuation, state_of_sums
+from .scan import scanned_sums
 
 #: Added to every normaliser, so that a row without sources gives 0 and not NaN.
 EPS = 1e-6
+#: How sums over earlier tokens are computed: chunk by chunk, or token by token.
+CUMULATIVE_SUMS = ("matmul", "scan")
 
 
 def linear_attention(
@@ -27,6 +30,7 @@ def linear_attention(
     query_padding_mask: Tensor | None = None,
     phi: str = "elu+1",
     chunk_size: int = CHUNK_SIZE,
+    cumulative_sum: str = "matmul",
     initial_state: State | None = None,
     return_state: bool = False,
 ) -> Tensor | tuple[Tensor, State]:
@@ -36,11 +40,14 @@ def linear_attention(
     (B, H, n, e) in v's dtype. Masks: bool (B, m) and (B, n), True = padding; a padded query gives 0. Cost: O(n d e)
     time and, causal, O(n C + (n / C) d e) memory with C = ``chunk_size``. ``initial_state`` and ``return_state``
     (causal) continue a sequence: state ``sum_k`` (B, H, d), ``sum_kv`` (B, H, d, e), float32.
+    ``cumulative_sum``: how the causal sums are computed, with the same result. ``matmul`` is products of matrices chunk
+    by chunk; ``scan`` is n steps, one after the other, in O(n (d + e) + d e) memory (``chunk_size`` is not used then).
 
     Raises:
         ValueError: a shape, mask, name or state that does not fit, or a state without ``causal``.
     """
     check_choice("phi", phi, FEATURE_MAPS)
+    check_choice("cumulative_sum", cumulative_sum, CUMULATIVE_SUMS)
     check_positive_int("chunk_size", chunk_size)
     check_query_key_value(q, k, v, causal)
     check_padding_mask("key_padding_mask", key_padding_mask, k)
@@ -55,7 +62,10 @@ def linear_attention(
         queries = real_features(q.to(dtype), phi, query_padding_mask)
         keys = real_features(k.to(dtype), phi, key_padding_mask)
         values = zero_padding(v.to(dtype), key_padding_mask)
-        out, weights, state = causal_sums(queries, keys, values, chunk_size, initial_state)
+        if cumulative_sum == "scan":
+            out, weights, state = scanned_sums(queries, keys, values, initial_state)
+        else:
+            out, weights, state = causal_sums(queries, keys, values, chunk_size, initial_state)
     out = (out / (weights + EPS)).to(v.dtype)
     return (out, state) if return_state else out
 

@@ -8,7 +8,15 @@ Legend, for every file of this folder:
 ``README.md`` has the derivation and says which file computes what.
 """
 
+from .further_terms import FurtherTerms, bias_reach, check_further_terms
 from .interface import mixed_chunk_attention
 from .sequence import MixedChunkOptions, mixed_chunk_options
 
-__all__ = ["MixedChunkOptions", "mixed_chunk_attention", "mixed_chunk_options"]
+__all__ = [
+    "FurtherTerms",
+    "MixedChunkOptions",
+    "bias_reach",
+    "check_further_terms",
+    "mixed_chunk_attention",
+    "mixed_chunk_options",
+]

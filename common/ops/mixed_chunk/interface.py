@@ -3,16 +3,20 @@
 Hua, Dai, Liu, Le, *Transformer Quality in Linear Time* (FLASH), ICML 2022, section 4, equations 7 and 8.
 """
 
+from functools import partial
+
 from torch import Tensor
 
 from ..shared.checks import check_padding_mask, check_query_key_value
 from ..shared.heads import with_heads
+from ..shared.kv_cache import extend_kv_cache
 from ..shared.padding import zero_padding
 from ..shared.precision import autocast_off, compute_dtype
 from ..shared.relative_bias import check_bias
 from ..shared.state import State, check_continuation, state_of_sums
 from ..shared.tracing import is_compiled
 from . import causal_cpu, decoding
+from .further_terms import FurtherTerms, attend_further, bias_reach, check_further_terms
 from .gpu import operator as gpu_operator
 from .gpu import sequence as gpu_sequence
 from .sequence import (
@@ -41,6 +45,8 @@ def mixed_chunk_attention(
     linear: bool = True,
     first_softmax: bool = False,
     first_to_all: bool = False,
+    overlap: bool = False,
+    chunk_summaries: bool = False,
     initial_state: State | None = None,
     return_state: bool = False,
 ) -> Tensor | tuple[Tensor, State]:
@@ -60,23 +66,38 @@ def mixed_chunk_attention(
         first_softmax: the first real token attends inside its chunk with softmax, whatever the kernel (Table 4).
         first_to_all: the first token of each chunk attends to the whole sequence with softmax in place of its chunk,
             without ``bias``; adds O(n² (s + e) / C) time and O(n² / C) memory (Table 4, "first-to-all").
+        overlap: in the quadratic term, a token also attends to the chunk before its own and, not causal, the one after
+            it. Scores are divided by the 2C or 3C tokens of these chunks, and ``bias`` is (4C-1,) or (H, 4C-1), entry
+            r + 2C - 1 for a query r tokens after its key (section 3.2.1).
+        chunk_summaries: add softmax attention to the mean of k_quad and of v of each chunk, causal those before the own
+            one, without ``bias``; adds O(n² (s + e) / C) time and O(n² / C) memory (Appendix A).
         initial_state, return_state: continue a causal sequence. The state has constant size: ``count`` (B,) tokens so
             far, ``sum_kv`` (B, H, s, e), and the last tokens, ``ring`` (B, H, C, 2s + e) and ``block``
             (B, H, R, 2s + e) with R <= 16, in float32 (H = 1 without heads). Of one token, the next state may share
-            tensors with the one before. See ``decoding``.
+            tensors with the one before. See ``decoding``. With ``overlap`` or ``chunk_summaries`` the state is every
+            token so far, each input by its name in (B, H, m, s or e), and ``padding_mask`` (B, m), and a call computes
+            the whole sequence.
 
     Raises:
         ValueError: a shape, dtype, mask, bias, name or state that does not fit; ``chunk_size`` below 1; both terms left
-            out; ``first_softmax`` or ``first_to_all`` with ``causal`` or without ``local``; a state without ``causal``.
+            out; ``first_softmax`` or ``first_to_all`` with ``causal`` or without ``local``; ``overlap`` with one of
+            these two or without ``local``; a state without ``causal``.
     """
     options = mixed_chunk_options(chunk_size, causal, kernel, local, linear, first_softmax, first_to_all)
+    further = FurtherTerms(overlap, chunk_summaries)
+    check_further_terms(options, further)
     if not isinstance(q_quad, Tensor) or q_quad.dim() not in (3, 4):
         shape = tuple(q_quad.shape) if isinstance(q_quad, Tensor) else type(q_quad).__name__
         raise ValueError(f"q_quad is {shape}; allowed: a tensor (B, n, s) or (B, H, n, s)")
     without_heads = q_quad.dim() == 3
     tokens = Tokens(*with_heads(Tokens._fields, (q_quad, k_quad, q_lin, k_lin, v), without_heads))
-    _check_tensors(tokens, bias, options.chunk_size, key_padding_mask)
+    _check_tensors(tokens, bias, options.chunk_size, key_padding_mask, overlap)
     check_continuation(options.causal, initial_state, return_state)
+    if any(further):
+        goes_on = initial_state is not None or return_state
+        out, state = _further(tokens, bias, options, further, key_padding_mask, initial_state, goes_on)
+        out = out.squeeze(1) if without_heads else out  # (B, 1, n, e) -> (B, n, e)
+        return (out, state) if return_state else out
     if initial_state is not None:
         shapes = decoding.state_shapes(tokens, options.chunk_size)
         initial_state = state_of_sums(initial_state, shapes, compute_dtype(v), v)
@@ -106,7 +127,28 @@ def _whole(tokens: Tokens, bias: Tensor | None, options: MixedChunkOptions, padd
     return whole_sequence(*arguments, causal_cpu.causal_attention_in_blocks if in_blocks else attend_in_graph)
 
 
-def _check_tensors(tokens: Tokens, bias: Tensor | None, chunk_size: int, padding_mask: Tensor | None) -> None:
+def _further(
+    tokens: Tokens,
+    bias: Tensor | None,
+    options: MixedChunkOptions,
+    further: FurtherTerms,
+    padding_mask: Tensor | None,
+    state: State | None,
+    goes_on: bool,
+) -> tuple[Tensor, State | None]:
+    """The outputs (B, H, n, e) of ``tokens`` with further terms, and where it ``goes_on`` the state: every token."""
+    v, n, seen, padding = tokens.v, tokens.v.shape[2], tokens, padding_mask
+    if goes_on:
+        state = extend_kv_cache(tokens._asdict(), padding_mask, state)
+        seen, padding = Tokens(*(state[name].to(v.dtype) for name in Tokens._fields)), state["padding_mask"]
+    with autocast_off(v):
+        out = whole_sequence(seen, bias, options, padding, partial(attend_further, further=further))
+        return zero_padding(out[:, :, -n:], padding_mask).to(v.dtype), state
+
+
+def _check_tensors(
+    tokens: Tokens, bias: Tensor | None, chunk_size: int, padding_mask: Tensor | None, overlap: bool
+) -> None:
     """Raise ValueError unless inputs, bias and mask fit together."""
     check_query_key_value(tokens.q_quad, tokens.k_quad, tokens.v, one_length=True, names=("q_quad", "k_quad", "v"))
     for name in ("q_lin", "k_lin"):
@@ -117,4 +159,9 @@ def _check_tensors(tokens: Tokens, bias: Tensor | None, chunk_size: int, padding
                 f"{tuple(tokens.q_quad.shape)}, {tokens.v.dtype}, on {tokens.v.device}"
             )
     check_padding_mask("key_padding_mask", padding_mask, tokens.v)
-    check_bias(bias, chunk_size, tokens.v.shape[1], tokens.v, "chunk_size")
+    if overlap and isinstance(bias, Tensor) and bias.shape[-1:] != (4 * chunk_size - 1,):
+        raise ValueError(
+            f"bias has shape {tuple(bias.shape)}; allowed for chunk_size = {chunk_size} with overlap: "
+            f"({4 * chunk_size - 1},), or that for each head"
+        )
+    check_bias(bias, bias_reach(chunk_size, overlap), tokens.v.shape[1], tokens.v, "chunk_size")

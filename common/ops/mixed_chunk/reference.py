@@ -24,6 +24,8 @@ def mixed_chunk_attention_reference(
     linear: bool = True,
     first_softmax: bool = False,
     first_to_all: bool = False,
+    overlap: bool = False,
+    chunk_summaries: bool = False,
 ) -> Tensor:
     """FLASH, section 4, one query of one head at a time; arguments as in ``mixed_chunk_attention``.
 
@@ -31,7 +33,14 @@ def mixed_chunk_attention_reference(
     """
     if q_quad.dim() == 3:
         options = dict(bias=bias, causal=causal, key_padding_mask=key_padding_mask, kernel=kernel, local=local)
-        options.update(linear=linear, first_softmax=first_softmax, first_to_all=first_to_all, chunk_size=chunk_size)
+        options.update(
+            linear=linear,
+            overlap=overlap,
+            chunk_summaries=chunk_summaries,
+            first_softmax=first_softmax,
+            first_to_all=first_to_all,
+            chunk_size=chunk_size,
+        )
         heads = (x.unsqueeze(1) for x in (q_quad, k_quad, q_lin, k_lin, v))
         return mixed_chunk_attention_reference(*heads, **options).squeeze(1)
     batch, heads, n, s = q_quad.shape
@@ -46,14 +55,18 @@ def mixed_chunk_attention_reference(
                     stop = position + 1 if causal else min(start + chunk_size, len(real))
                     name = "softmax" if first_softmax and position == 0 else kernel
                     keys = range(start, stop)
+                    if overlap:
+                        last = position + 1 if causal else min(start + 2 * chunk_size, len(real))
+                        keys = range(max(start - chunk_size, 0), last)
                     to_all = first_to_all and position == start
                     if to_all:
                         name, keys = "softmax", range(len(real))
-                    by = math.sqrt(s) if name == "softmax" else chunk_size
+                    chunks_seen = (2 if causal else 3) if overlap else 1
+                    by = math.sqrt(s) if name == "softmax" else chunks_seen * chunk_size
                     scores = torch.stack(
                         [
                             (q_quad[b, h, i] * k_quad[b, h, real[other]]).sum() / by
-                            + (0.0 if to_all else bias_of(bias, chunk_size, h, position - start, other - start))
+                            + (0.0 if to_all else _bias(bias, chunk_size, overlap, h, position, other, start))
                             for other in keys
                         ]
                     )
@@ -64,5 +77,30 @@ def mixed_chunk_attention_reference(
                     for other in range(start) if causal else range(len(real)):
                         score = (q_lin[b, h, i] * k_lin[b, h, real[other]]).sum() / by
                         total = total + score * v[b, h, real[other]]
+                if chunk_summaries:
+                    total = total + _of_summaries(
+                        q_quad, k_quad, v, (b, h, i), real, start if causal else len(real), chunk_size
+                    )
                 out = out.index_put((torch.tensor(b), torch.tensor(h), torch.tensor(i)), total)
     return out
+
+
+def _bias(bias: Tensor | None, chunk_size: int, overlap: bool, head: int, query: int, key: int, start: int):
+    """One entry of the bias, by positions in the sequence; ``start`` is that of the query's chunk."""
+    if bias is None or not overlap:
+        return bias_of(bias, chunk_size, head, query - start, key - start)
+    return (bias if bias.dim() == 1 else bias[head])[query - key + 2 * chunk_size - 1]
+
+
+def _of_summaries(
+    q: Tensor, k: Tensor, v: Tensor, place: tuple[int, int, int], real: list[int], stop: int, chunk_size: int
+) -> Tensor:
+    """Softmax attention of the query at ``place`` (b, h, i) to the chunks of the first ``stop`` real tokens: (e,)."""
+    b, h, i = place
+    chunks = [real[begin : min(begin + chunk_size, stop)] for begin in range(0, stop, chunk_size)]
+    if not chunks:
+        return torch.zeros_like(v[b, h, i])
+    keys = [sum(k[b, h, j] for j in chunk) / len(chunk) for chunk in chunks]
+    values = [sum(v[b, h, j] for j in chunk) / len(chunk) for chunk in chunks]
+    scores = torch.stack([(q[b, h, i] * key).sum() / math.sqrt(q.shape[3]) for key in keys])
+    return sum(weight * value for weight, value in zip(weights_of(scores, "softmax"), values))

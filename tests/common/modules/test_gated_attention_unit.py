@@ -530,3 +530,44 @@ def test_the_reach_of_a_toeplitz_bias_counts_real_tokens():
     assert_close("steps", in_pieces(module, x, [1] * 13, mask)[0][~mask], out[~mask])
     with pytest.raises(ValueError, match="13 tokens; allowed.* 8"):
         module(x)
+
+
+@forms
+@causality
+def test_separate_feed_forward(form, causal):
+    """The unit without a gate, and then x + silu(norm(x) W_1) W_2; in pieces too."""
+    module = unit(form, causal=causal, gate=False, separate_ffn=True)
+    x = tokens(11)
+    plain = unit(form, causal=causal, gate=False)
+    names = plain.state_dict().keys()
+    plain.load_state_dict({name: value for name, value in module.state_dict().items() if name in names})
+    after, ffn = plain(x), module.ffn
+    normed = F.layer_norm(after, (6,), ffn.norm.weight, ffn.norm.bias)
+    inner = F.silu(F.linear(normed, ffn.in_proj.weight, ffn.in_proj.bias))
+    assert inner.shape[-1] == module.expanded_dim
+    assert_close("out", module(x), after + F.linear(inner, ffn.out_proj.weight, ffn.out_proj.bias))
+    if causal:
+        assert_close("in pieces", in_pieces(module, x, (3, 1, 7))[0], module(x))
+
+
+def test_separate_feed_forward_is_instead_of_a_gate():
+    with pytest.raises(ValueError, match="separate_ffn=True is given; allowed: with gate=False"):
+        unit(separate_ffn=True)
+
+
+@pytest.mark.parametrize("further", [{"overlap": True}, {"chunk_summaries": True}])
+@pytest.mark.parametrize("bias", ["toeplitz", "rotary"])
+def test_further_terms_in_pieces(further, bias):
+    """Chunks that overlap, or summaries of chunks: a unit decodes what it computes at once; the state keeps tokens."""
+    module, x = unit(causal=True, bias=bias, **further), tokens(13)
+    out, expected = module(x), unit(causal=True, bias=bias)(x) if bias == "rotary" else None
+    pieces, state = in_pieces(module, x, (6, 1, 1, 5), padding("none", 2, 13))
+    assert_close("in pieces", pieces, out)
+    assert state["k_quad"].shape[2] == 13 and not module.linear_cost
+    assert expected is None or (out - expected).norm() > 1e-3 * expected.norm()
+
+
+def test_further_terms_are_remembered_and_of_chunks_alone():
+    assert unit(overlap=True).remembered_options()["overlap"] is True
+    with pytest.raises(ValueError, match="chunk_summaries=True is given; allowed: with chunk_size"):
+        unit("quad", chunk_summaries=True)

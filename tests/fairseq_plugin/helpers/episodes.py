@@ -51,7 +51,8 @@ def build_decision(
     """A tiny model in evaluation mode, without dropout, with weights N(0, std) that let attention show."""
     config = configuration(arch)
     short = {name: value for name in config for ending, value in SHORT.items() if name.endswith(ending)}
-    config = configuration(arch, **{**SIZES, **short, "dropout": 0.0, **options})
+    tiny = {**SIZES, **short, "dropout": 0.0}
+    config = configuration(arch, **{name: tiny[name] for name in tiny if name in config} | options)
     torch.manual_seed(1)
     task = SimpleNamespace(description=described(), context=context, max_episode_length=length)
     return randomised(awake(tasks.FairseqTask.build_model(task, config)), std).eval()

@@ -53,7 +53,8 @@ def build_classifier(arch: str, **options) -> nn.Module:
     """A tiny model in evaluation mode, without dropout, with a head for three labels."""
     known = MODEL_DATACLASS_REGISTRY[arch].__dataclass_fields__
     short = {name: value for name in known for ending, value in SHORT.items() if name.endswith(ending)}
-    config = configuration(arch, **{**SIZES, **short, "dropout": 0.0, "activation_dropout": 0.0, **options})
+    tiny = {**SIZES, **short, "dropout": 0.0, "activation_dropout": 0.0}
+    config = configuration(arch, **{name: tiny[name] for name in tiny if name in known} | options)
     described = Description(LABELS, [0.0] * CHANNELS, [1.0] * CHANNELS, LIMIT)
     torch.manual_seed(1)
     model = tasks.FairseqTask.build_model(SimpleNamespace(description=described, max_length=LIMIT), config)

@@ -18,7 +18,9 @@ from tests.fairseq_plugin.helpers.series import configuration
 
 #: Of models in float64: some of the mechanisms are in float32 inside.
 TOLERANCE = 1e-5
-MODELS = sorted(name for name in MODEL_REGISTRY if name.endswith("_decision"))
+#: Those that see the state alone; their tests are in test_decision_baselines.py.
+BASELINES = {"awac_decision", "bc_decision"}
+MODELS = sorted(name for name in MODEL_REGISTRY if name.endswith("_decision") and name not in BASELINES)
 
 
 def pad(batch: dict[str, Tensor], left: int, right: int) -> dict[str, Tensor]:

@@ -56,6 +56,8 @@ def test_size_is_the_papers(arch: str, millions: int, layers: int, heads: int) -
     assert (len(decoder.layers), decoder.embed_dim) == (layers, width)
     assert decoder.output_projection.weight is decoder.embed_tokens.weight
     chunk = 256 if arch.endswith("base") else 512
+    if arch.startswith("combiner"):
+        assert decoder.layers[0].self_attn.inner.options.row_length == chunk
     if arch.startswith("flash"):
         unit = decoder.layers[0].unit
         assert (unit.heads, unit.expanded_dim, unit.query_dim) == (heads, 2 * width, 128)
@@ -64,6 +66,40 @@ def test_size_is_the_papers(arch: str, millions: int, layers: int, heads: int) -
         attention = decoder.layers[0].self_attn
         assert attention.num_heads == heads
         assert not arch.startswith("mc") or attention.inner.options.chunk_size == chunk
+
+
+@pytest.mark.parametrize(
+    ("arch", "options", "millions"),
+    [
+        ("flash_quad_lm_w768", "", 105),
+        ("flash_quad_lm_w768", "--flash-kernel softmax", 105),
+        ("flash_quad_lm_w768", "--decoder-attention-heads 12", 105),
+        ("flash_quad_lm_w768", "--flash-no-gate --flash-separate-ffn", 131),
+        ("transformer_plus_lm_w768", "", 110),
+        ("transformer_plus_lm_w768", "--flash-kernel relu2", 110),
+        ("transformer_plus_lm_w768", "--decoder-attention-heads 1", 110),
+        ("transformer_plus_lm_w768", "--flash-attention-gate --decoder-ffn-embed-dim 2496", 106),
+    ],
+)
+def test_rows_of_tables_1_and_2(arch: str, options: str, millions: int) -> None:
+    """Each has the paper's parameters in millions, rounded."""
+    with torch.device("meta"):
+        model = build_model(arch, "--tokens-per-sample", "512", *options.split(), sizes=(), words=32000 - 4)
+    assert round(sum(parameter.numel() for parameter in model.parameters()) / 1e6) == millions
+
+
+@pytest.mark.parametrize(
+    "size, width, units, layers", [("w512", 512, 15, 8), ("w768", 768, 22, 12), ("w1024", 1024, 46, 24)]
+)
+def test_sizes_of_figure_3(size: str, width: int, units: int, layers: int) -> None:
+    """Widths and layers of the table beside it; heads of 64 channels."""
+    for kind, count in (("flash_quad", units), ("transformer_plus", layers), ("transformer_pp", layers)):
+        with torch.device("meta"):
+            decoder = build_model(f"{kind}_lm_{size}", "--tokens-per-sample", "512", sizes=()).decoder
+        assert (len(decoder.layers), decoder.embed_dim) == (count, width)
+        layer = decoder.layers[0]
+        heads = layer.unit.heads if kind == "flash_quad" else layer.self_attn.num_heads
+        assert heads == (1 if kind == "flash_quad" else width // 64)
 
 
 @pytest.mark.parametrize("arch", ["flash_lm_large", "transformer_pp_lm_base"])
@@ -207,6 +243,7 @@ _UNIT = {
     "relative_bias": "--flash-relative-bias rotary|--flash-relative-bias none",
     "norm": "--flash-norm scalenorm",
     "no_gate": "--flash-no-gate",
+    "separate_ffn": "--flash-no-gate --flash-separate-ffn",
     "no_rotary": "--flash-no-rotary",
 }
 _TRANSFORMER = {
@@ -221,12 +258,14 @@ OPTIONS: dict[str, dict[str, str]] = {
         "chunk_size": "--flash-chunk-size 32",
         "no_local": "--flash-no-local",
         "no_linear": "--flash-no-linear",
+        "overlap": "--flash-overlap|--flash-overlap --flash-relative-bias none",
+        "chunk_summaries": "--flash-chunk-summaries",
     },
     "flash_quad_lm": {**_UNIT, "divisor": "--flash-divisor 64"},
     "transformer_plus_lm": _PLUS,
     "transformer_pp_lm": _PLUS,
     "mc_transformer_pp_lm": {**_PLUS, "chunk_size": "--flash-chunk-size 32"},
-    "performer_lm": _TRANSFORMER,
+    "performer_lm": {**_TRANSFORMER, "cumulative_sum": ""},  # never the result: see below
     "combiner_lm": {**_TRANSFORMER, "row_length": "--flash-row-length 16"},
 }
 
@@ -246,7 +285,7 @@ def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
 
 @pytest.mark.parametrize(
     ("arch", "arguments"),
-    [(arch, flags) for arch in FLASH_FAMILY for value in OPTIONS[arch].values() for flags in value.split("|")],
+    [(arch, flags) for arch in FLASH_FAMILY for value in OPTIONS[arch].values() for flags in value.split("|") if flags],
     ids=lambda value: value.replace("--flash-", "").replace(" ", "-"),
 )
 def test_option_changes_the_model(arch: str, arguments: str) -> None:
@@ -260,6 +299,29 @@ def test_option_changes_the_model(arch: str, arguments: str) -> None:
         for i in range(2):
             assert _shapes(plain.decoder.layers[i]) != _shapes(changed.decoder.layers[i])
         assert torch.isfinite(_logits(changed)).all()
+
+
+def test_cumulative_sum_is_speed_alone() -> None:
+    """Performer token by token has the logits and gradients of Performer-Matmul (Table 11)."""
+    plain, scan = (
+        awake(build_model("performer_lm")),
+        awake(build_model("performer_lm", "--flash-cumulative-sum", "scan")),
+    )
+    assert scan.decoder.layers[0].self_attn.inner.inner.options.cumulative_sum == "scan"
+    scan.load_state_dict(plain.state_dict())
+    out, expected = (model(tokens(2, 101))[0] for model in (scan, plain))
+    assert_close("logits", out, expected)
+    (out.square().mean() + expected.square().mean()).backward()
+    weights = [model.decoder.layers[0].self_attn.k_proj.weight for model in (scan, plain)]
+    assert_close("gradient", weights[0].grad, weights[1].grad, tolerance=1e-4)
+
+
+def test_separate_feed_forward_needs_that_there_is_no_gate() -> None:
+    """And it is a residual block of the unit's width."""
+    with pytest.raises(ValueError, match="--flash-separate-ffn is given; allowed: with --flash-no-gate"):
+        build_model("flash_lm", "--flash-separate-ffn")
+    unit = build_model("flash_lm", "--flash-no-gate", "--flash-separate-ffn").decoder.layers[0].unit
+    assert unit.ffn.in_proj.out_features == unit.expanded_dim
 
 
 def test_options_reach_every_gated_unit() -> None:
@@ -429,6 +491,7 @@ def test_divisor_is_the_training_length() -> None:
             "--flash-no-local --flash-no-linear",
             "--flash-no-local is given; allowed: without --flash-no-linear",
         ),
+        ("flash_lm", "--flash-no-local --flash-overlap", "--flash-overlap is given; allowed: without --flash-no-local"),
         ("flash_lm", "--dropout 1.5", "--dropout is 1.5; allowed"),
     ],
     ids=lambda value: None if " is " in value else value.replace("--", "").replace(" ", "-"),

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import fairseq.models.roberta.model as roberta
 import pytest
 import torch
+from fairseq.models import ARCH_CONFIG_REGISTRY
 from fairseq.modules import LayerDropModuleList
 from fairseq.tasks import FairseqTask
 from fairseq.tasks.language_modeling import LanguageModelingTask
@@ -205,6 +206,7 @@ UNIT = {
     "--flash-relative-bias rotary": "parameters",
     "--flash-relative-bias none": "parameters",
     "--flash-no-gate": "parameters",
+    "--flash-no-gate --flash-separate-ffn": "parameters",
     "--flash-first-softmax": "features",
     "--encoder-attention-heads 2": "parameters",
 }
@@ -220,6 +222,8 @@ OWN = {
         "--flash-no-local": "parameters",
         "--flash-no-linear": "parameters",
         "--flash-first-to-all": "features",
+        "--flash-overlap": "parameters",
+        "--flash-chunk-summaries": "features",
     },
     "flash_quad_mlm": {**UNIT, "--flash-divisor 9": "features"},
     "transformer_plus_mlm": {
@@ -373,6 +377,9 @@ PAPER = {
     "transformer_plus_mlm_large": 486,
     "transformer_pp_mlm_large": 486,
     "combiner_mlm_large": 562,
+    # Figure 3, and the first rows of Tables 1 and 2.
+    "flash_quad_mlm_w768": 105,
+    "transformer_plus_mlm_w768": 110,
 }
 
 
@@ -390,10 +397,47 @@ def test_parameter_counts_are_the_papers(arch: str, monkeypatch: pytest.MonkeyPa
     assert abs(count / 1e6 / PAPER[arch] - 1.0) < 0.01, f"{count / 1e6:.1f} M"
 
 
+def test_rows_of_combiner_are_the_papers_chunks() -> None:
+    """256 and 512; what was stored before those were the names' keeps the 128 that it had."""
+    sizes = "--encoder-layers 1 --encoder-embed-dim 16 --encoder-attention-heads 2".split()
+
+    task = SimpleNamespace(source_dictionary=dictionary(60))
+
+    def rows(model) -> int:
+        return _layers(model)[0].self_attn.inner.options.row_length
+
+    for arch, expected in (("combiner_mlm", 256), ("combiner_mlm_base", 256), ("combiner_mlm_large", 512)):
+        model = build_masked(arch, *sizes, sizes=False)
+        assert rows(model) == expected
+        assert rows(type(model).build_model(model.args, task)) == expected
+        del model.args.flash_row_length  # as versions before this one stored it
+        ARCH_CONFIG_REGISTRY[arch](model.args)  # fairseq does so when it loads a checkpoint
+        assert rows(type(model).build_model(model.args, task)) == 128
+
+
+def test_vanilla_transformer_has_learned_positions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The paper's Transformer of Table 8: 12 layers of RoBERTa's base size, 110 M with its positions."""
+    for module in (roberta, fairseq_plugin.models._encoder):
+        monkeypatch.setattr(module, "init_bert_params", lambda module: None)  # which moves data that is not there
+    sizes = "--encoder-learned-pos --dropout 0 --attention-dropout 0 --tokens-per-sample 512".split()
+    with torch.device("meta"):
+        model = build_masked("softmax_mlm", *sizes, sizes=False, words=32000 - 4)
+    encoder = model.encoder.sentence_encoder
+    assert isinstance(encoder.embed_positions, nn.Embedding) and len(encoder.layers) == 12
+    head = sum(p.numel() for name, p in model.encoder.lm_head.named_parameters() if name != "weight")
+    assert round((sum(p.numel() for p in model.parameters()) - head) / 1e6) == 110
+
+
 BAD = [
+    ("flash_mlm", "--flash-separate-ffn", ("--flash-separate-ffn", "given", "--flash-no-gate")),
     ("flash_mlm", "--flash-chunk-size 0", ("--flash-chunk-size", "0", "")),
     ("flash_mlm", "--flash-query-dim 7", ("--flash-query-dim", "7", "even")),
     ("flash_mlm", "--encoder-attention-heads 3", ("--encoder-attention-heads", "3", "of --encoder-ffn-embed-dim, 64")),
+    (
+        "flash_mlm",
+        "--flash-overlap --flash-first-softmax",
+        ("--flash-overlap", "given", "without --flash-first-softmax"),
+    ),
     ("flash_quad_mlm", "--flash-divisor 0", ("--flash-divisor", "0", "above 0")),
     (
         "flash_mlm",

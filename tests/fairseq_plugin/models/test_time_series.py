@@ -20,6 +20,8 @@ from tests.fairseq_plugin.helpers.series import CHANNELS, LIMIT, build_classifie
 #: Of models in float64: fairseq's gelu and some of the mechanisms are in float32 inside.
 TOLERANCE = 1e-6
 MODELS = sorted(name for name in MODEL_REGISTRY if name.endswith("_time_series"))
+#: Without attention, and without activations that could be checkpointed.
+BASELINES = ("lstm_time_series", "tcn_time_series")
 
 
 def series(batch: int, length: int, seed: int = 0) -> Tensor:
@@ -42,7 +44,7 @@ def test_every_mechanism_that_sees_all_steps_has_one() -> None:
     assert not any(f"{name}_time_series" in MODELS for name in ATTENTIONS if f"{name}_time_series" not in named)
 
 
-@pytest.mark.parametrize("pooling", ["flat", "mean"])
+@pytest.mark.parametrize("pooling", ["flat", "mean", "max", "last"])
 @pytest.mark.parametrize("name", MODELS)
 @torch.no_grad()
 def test_padding_and_neighbours_never_change_scores(name: str, pooling: str) -> None:
@@ -71,7 +73,8 @@ def test_padding_and_neighbours_never_change_scores(name: str, pooling: str) -> 
 def test_gradients_and_checkpointed_activations(name: str) -> None:
     """Every parameter but unused positions learns; gradients are the same with --checkpoint-activations."""
     found = []
-    for options in ({}, {"checkpoint_activations": True}, {"offload_activations": True}):
+    further = () if name in BASELINES else ({"checkpoint_activations": True}, {"offload_activations": True})
+    for options in ({}, *further):
         model = build_classifier(name, **options).train()
         scores(model, *pad(series(2, 20).float(), 0, 3)).square().mean().backward()
         gradients = [parameter.grad for parameter in model.parameters()]

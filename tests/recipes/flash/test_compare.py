@@ -7,7 +7,8 @@ from PIL import Image
 
 from recipes.flash import compare, measurements, widths
 from recipes.flash.measurements import Comparison, Measurement, Plan
-from recipes.flash.models import MODELS, SHAPE
+from recipes.flash.models import ALL_MODELS, FIGURES, MASKED_MODELS, SHAPE, Shape
+from recipes.flash.report import report
 from recipes.flash.subword_text import SplitCounts
 from recipes.shared import comparison, fairseq_log, fairseq_training
 from recipes.shared.commands import CommandFailed, Finished
@@ -18,9 +19,10 @@ PLAN = Plan(["flash_lm", "performer_lm", "transformer_pp_lm"], [512, 4096], 100,
 COUNTS = {"train": SplitCounts(9, 0, 900, 5000, 1800), "valid": SplitCounts(2, 0, 100, 500, 210)}
 
 
-def measurement(architecture, length, speed):
-    """A measurement with these numbers."""
-    return Measurement(architecture, length, 655_201, 123.456, speed, 2**30, 60.0, "fairseq-train ...")
+def measurement(architecture, length, speed, perplexity=123.456, seed=1):
+    """A measurement with these numbers, whose perplexity was three times as high after half of 100 updates."""
+    curve = ((50, 3 * perplexity), (100, perplexity))
+    return Measurement(architecture, length, 655_201, perplexity, speed, 2**30, 60.0, "fairseq-train ...", seed, curve)
 
 
 @pytest.fixture
@@ -33,11 +35,11 @@ def found():
         measurement("transformer_pp_lm", 512, 8192.0),
         measurement("transformer_pp_lm", 4096, 2048.0),
     ]
-    return Comparison(PLAN, COUNTS, measured, {("performer_lm", 4096): "out of memory"})
+    return Comparison(PLAN, COUNTS, measured, {("performer_lm", 4096, 1): "out of memory"})
 
 
 def test_tables(found):
-    perplexity, seconds, memory = measurements.tables(found)
+    perplexity, seconds, memory, speedup = measurements.tables(found)
     assert perplexity.header == ("model", "architecture", "parameters", "512", "4,096")
     assert perplexity.rows[0] == ("FLASH", "flash_lm", "655,201", "123.46", "123.46")
     assert [row[2:] for row in seconds.rows] == [("1.000", "1.024"), ("2.048", "-"), ("0.500", "2.000")]
@@ -49,6 +51,37 @@ def test_tables(found):
         "Performer against Transformer++: slower at the longest length",
     ]
     assert memory.notes[1:] == ["not measured: performer_lm at 4,096: out of memory"]
+    # Transformer++ needs 100 steps of 0.5 s at 512 tokens, and FLASH as many of 1 s for the same perplexity.
+    assert speedup.rows == [("FLASH", "0.50", "1.95"), ("Performer", "0.24", "-")]
+
+
+def test_several_seeds():
+    plan = PLAN._replace(architectures=["flash_quad_lm", "flash_lm"], lengths=[512], seeds=2)
+    values = [("flash_quad_lm", 100.0, 1), ("flash_quad_lm", 110.0, 2), ("flash_lm", 101.0, 1)]
+    measured = [measurement(name, 512, 4096.0, perplexity, seed) for name, perplexity, seed in values]
+    found = Comparison(plan, COUNTS, measured, {})
+    perplexity, _, memory, added = measurements.tables(found)
+    assert [row[3] for row in perplexity.rows] == ["105.00 ± 7.07", "101.00"]
+    assert "mean and standard deviation of 2 seeds" in perplexity.notes[1]
+    assert memory.notes[1:] == ["not measured: flash_lm at 512 with seed 2"]
+    assert added.rows == [("FLASH-Quad → FLASH", "1.00")]  # of the seed that both have
+    assert found.curve("flash_quad_lm", 512) == [(50.0, 315.0), (100.0, 105.0)]
+
+
+def test_table_5_has_both_changes():
+    names = ["flash_quad_mlm", "flash_mlm", "transformer_pp_mlm", "mc_transformer_pp_mlm"]
+    plan = PLAN._replace(architectures=names, lengths=[512])
+    measured = [measurement(name, 512, 4096.0, 100.0 + i) for i, name in enumerate(names)]
+    perplexity, *_, added, _ = measurements.tables(Comparison(plan, COUNTS, measured, {}))
+    assert added.rows == [("FLASH-Quad → FLASH", "1.00"), ("Transformer++ → MC-TFM++", "1.00")]
+    assert "of the 15 % that are masked" in perplexity.notes[0]
+
+
+def test_speed_up_is_read_off_the_curve():
+    curve = [(10.0, 300.0), (20.0, 200.0), (30.0, 100.0)]
+    assert measurements.seconds_until(curve, 150.0) == 25.0
+    assert measurements.seconds_until(curve, 400.0) == 10.0
+    assert measurements.seconds_until(curve, 99.0) is None
 
 
 def test_parameters_that_depend_on_the_length_are_both_shown(found):
@@ -58,18 +91,20 @@ def test_parameters_that_depend_on_the_length_are_both_shown(found):
 
 def test_nothing_measured_yet(tmp_path):
     nothing = Comparison(PLAN, COUNTS, [], {})
-    plain = comparison.write(tmp_path / "out", measurements.report(nothing), RUN)
+    plain = comparison.write(tmp_path / "out", report(nothing), RUN)
     assert plain.count("not measured: ") == 6
     assert not (tmp_path / "out" / "speed.png").exists()
 
 
 def test_written_files(found, tmp_path):
-    plain = comparison.write(tmp_path / "out", measurements.report(found), RUN)
+    plain = comparison.write(tmp_path / "out", report(found), RUN)
     assert (tmp_path / "out" / "results.txt").read_text() == plain + "\n"
     content = json.loads((tmp_path / "out" / "results.json").read_text())
     assert content["run"]["date"] == "2026-11-20"
     assert content["measured"][0]["command"] == "fairseq-train ..."
-    assert content["not_measured"] == [{"architecture": "performer_lm", "length": 4096, "reason": "out of memory"}]
+    assert content["not_measured"] == [
+        {"architecture": "performer_lm", "length": 4096, "seed": 1, "reason": "out of memory"}
+    ]
     rows = (tmp_path / "out" / "results.md").read_text().splitlines()
     assert "| FLASH | flash_lm | 655,201 | 123.46 | 123.46 |" in rows
     assert all(row.endswith(" |") for row in rows if row.startswith("|"))
@@ -77,16 +112,65 @@ def test_written_files(found, tmp_path):
         assert image.width > 600
 
 
-def test_commands_differ_in_the_model_and_the_length_alone(tmp_path):
+@pytest.mark.parametrize("figure", [*FIGURES, None])
+def test_every_figure_is_drawn(tmp_path, figure):
+    chosen = compare.parser().parse_args(["--file", "x", *(["--figure", str(figure)] if figure else [])])
+    plan = compare.chosen_plan(chosen)._replace(updates=100)
+    measured = [
+        measurement(name, n, 4096.0, 90.0 + n) for name in plan.architectures for n in plan.lengths[:-1] or [512]
+    ]
+    comparison.write(tmp_path, report(Comparison(plan, COUNTS, measured, {})), RUN)
+    with Image.open(tmp_path / "speed.png") as image:
+        assert len(image.convert("RGB").quantize(256).getcolors()) > 20  # curves of several colours
+
+
+@pytest.mark.parametrize("name", ["flash_lm", "transformer_pp_lm"])
+def test_commands_differ_in_the_model_the_length_and_the_seed_alone(tmp_path, name):
+    plan = PLAN._replace(architectures=[name])
     commands = [
-        compare.train_command(tmp_path, tmp_path, PLAN, architecture, length, 8)
-        for architecture in ("transformer_pp_lm", "performer_lm")
+        compare.train_command(tmp_path, tmp_path, plan, (name, length, seed), 8)
         for length in (512, 4096)
+        for seed in (1, 2)
     ]
     for command in commands:
-        for option in ("--arch", "--tokens-per-sample"):
+        for option in ("--tokens-per-sample", "--seed"):
             command[command.index(option) + 1] = "X"
     assert all(command == commands[0] for command in commands)
+
+
+@pytest.mark.parametrize(
+    "name, clipped", [("transformer_lm", "0"), ("softmax_mlm", "0"), ("transformer_plus_lm", "0.1")]
+)
+def test_vanilla_transformers_are_not_clipped(tmp_path, name, clipped):
+    name = "transformer_mlm" if name == "softmax_mlm" else name
+    command = compare.train_command(tmp_path, tmp_path, PLAN._replace(architectures=[name]), (name, 512, 1), 8)
+    assert command[command.index("--clip-norm") + 1] == clipped
+
+
+def test_masked_commands(tmp_path):
+    plan = PLAN._replace(architectures=["flash_mlm.local_only"])
+    command = compare.train_command(tmp_path, tmp_path, plan, ("flash_mlm.local_only", 512, 1), 8)
+    following = {option: command[command.index(option) + 1] for option in command if option.startswith("--")}
+    assert (following["--task"], following["--criterion"], following["--arch"]) == (
+        "masked_lm",
+        "masked_lm",
+        "flash_mlm",
+    )
+    assert following["--encoder-layers"] == "4" and "--flash-no-linear" in command and "--decoder-layers" not in command
+
+
+@pytest.mark.parametrize("figure, masked", [(5, True), (6, False), (7, False)])
+def test_a_figure_chooses_models_and_lengths(figure, masked):
+    plan = compare.chosen_plan(compare.parser().parse_args(["--file", "x", "--figure", str(figure)]))
+    names = [name.replace("_lm", "_mlm") if masked else name for name in FIGURES[figure].models]
+    assert (plan.architectures, plan.lengths, plan.masked) == (names, FIGURES[figure].lengths, masked)
+
+
+def test_lengths_up_to_8192_and_any_size():
+    options = "--file x --lengths 1024,8192 --width 64 --layers 3 --heads 2 --masked --figure 8 --seeds 3"
+    plan = compare.chosen_plan(compare.parser().parse_args(options.split()))
+    assert (plan.lengths, plan.tokens_per_update, plan.seeds) == ([1024, 8192], 8192, 3)
+    assert plan.shape == Shape(64, 3, 2) and plan.architectures[0] == "flash_mlm.chunk_64"
 
 
 def test_units_are_half_a_layer():
@@ -98,11 +182,28 @@ def test_units_are_half_a_layer():
     assert "--decoder-attention-heads" not in SHAPE.arguments("flash_quad_lm", 8)
 
 
-def test_equal_parameters(tmp_path):
+def test_sizes_of_figure_3_are_their_own():
+    arguments = SHAPE.arguments("flash_quad_lm.w96", None)
+    assert arguments[arguments.index("--decoder-embed-dim") + 1] == "96"
+    assert arguments[arguments.index("--decoder-layers") + 1] == "6"
+
+
+@pytest.mark.parametrize("name", ALL_MODELS)
+def test_every_model_can_be_built(tmp_path, name):
+    (tmp_path / "dict.txt").write_text("a 1\n")
+    model = ALL_MODELS[name]
+    assert (name in MASKED_MODELS) == model.masked
+    assert widths.count_parameters(tmp_path, Shape(32, 1, 2).arguments(name, None), 16, model.masked) > 1000
+
+
+@pytest.mark.parametrize("kind", ["lm", "mlm"])
+def test_equal_parameters(tmp_path, kind):
     (tmp_path / "dict.txt").write_text("".join(f"w{i} 1\n" for i in range(1996)))
-    found = widths.equal_widths(tmp_path, ["flash_lm", "performer_lm", "transformer_pp_lm"], 512)
+    names = [f"{name}_{kind}" for name in ("flash", "performer", "transformer", "transformer_pp")]
+    found = widths.equal_widths(tmp_path, names, 512)
     counts = {
-        name: widths.count_parameters(tmp_path, SHAPE.arguments(name, width), 512) for name, width in found.items()
+        name: widths.count_parameters(tmp_path, SHAPE.arguments(name, width), 512, kind == "mlm")
+        for name, width in found.items()
     }
     assert max(counts.values()) < 1.02 * min(counts.values())
 
@@ -198,9 +299,10 @@ def test_a_training_without_its_validation_is_none(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["--lengths", "64,8192"], "8192; allowed: at most the 4096 "),
         (["--lengths", "0"], "0; allowed: at least 1"),
-        (["--archs", "flash_lm,gpt"], f"gpt; allowed: {', '.join(MODELS)}"),
+        (["--archs", "flash_lm,gpt"], f"gpt; allowed: {', '.join(ALL_MODELS)}"),
+        (["--archs", "flash_lm,flash_mlm"], "flash_lm,flash_mlm; allowed: causal models alone"),
+        (["--figure", "4"], "(choose from 3, 5, 6, 7, 8)"),
     ],
 )
 def test_refused_options(tmp_path, capsys, arguments, message):
@@ -215,11 +317,20 @@ def test_refused_options(tmp_path, capsys, arguments, message):
         (["--file", "none"], "compare: --file is none"),
         (["--updates", "2"], "compare: --updates is 2; allowed: at least 3"),
         (["--lengths", "512"], "compare: --file has 210 tokens"),
+        (["--lengths", "512", "--tokens-per-update", "256"], "compare: --lengths has 512; allowed: at most"),
+        (["--figure", "7"], "compare: --archs is given; allowed: without --figure, which is 7"),
+        (["--masked"], f"compare: --archs has flash_lm; allowed with --masked: {', '.join(MASKED_MODELS)}"),
+        (["--width", "30"], "compare: --width is 30; allowed: a multiple of 4, and of twice --heads, 4"),
     ],
 )
 def test_clear_failures(monkeypatch, tmp_path, capsys, arguments, message):
     assert compare.main([*canned(monkeypatch, tmp_path, answers), *arguments]) == 1
     assert capsys.readouterr().err.startswith(message)
+
+
+def test_figure_6_is_causal(tmp_path, capsys):
+    assert compare.main(["--file", "x", "--out", str(tmp_path), "--figure", "6", "--masked"]) == 1
+    assert "--masked is given; allowed with --figure 6: not given" in capsys.readouterr().err
 
 
 def test_end_to_end(tmp_path):
@@ -232,5 +343,5 @@ def test_end_to_end(tmp_path):
     (one,) = found["measured"]
     assert 1 < one["perplexity"] < 1e6  # nothing is learned in four updates
     assert found["not_measured"] == []
-    points = fairseq_log.parse_training((tmp_path / "out" / "logs" / "flash_lm.64.log").read_text().splitlines())
+    points = fairseq_log.parse_training((tmp_path / "out" / "logs" / "flash_lm.64.1.log").read_text().splitlines())
     assert [point.split for point in points] == ["train_inner"] * 4 + ["valid"]

@@ -1,4 +1,4 @@
-"""get_timm_scripts.py from a repository made here; the released settings."""
+"""get_timm_scripts.py from a repository made here."""
 
 import io
 import subprocess
@@ -6,11 +6,9 @@ import zipfile
 
 import pytest
 import timm
-import yaml
 
 from recipes.imagenet import get_timm_scripts
 from recipes.imagenet.get_timm_scripts import NotFound, get
-from recipes.shared.commands import ROOT
 from tests.recipes.server import Page, serve
 
 TAGS = ("v1.2.2", "v1.2.3")
@@ -94,22 +92,3 @@ def test_command(repository, tmp_path, capsys):
     assert f"v{timm.__version__} were not found" in capsys.readouterr().err
     assert get_timm_scripts.main([*arguments, "--tag", "v1.2.3"]) == 0
     assert f"the timm installed is {timm.__version__}" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("name", ["flowformer_hier_s", "flowformer_deit_s"])
-def test_settings(name):
-    import timm_plugin  # noqa: F401
-
-    settings = yaml.safe_load((ROOT / "recipes" / "imagenet" / f"{name}.yaml").read_text())
-    assert settings["model"] == name
-    assert timm.is_model(name)
-    assert all("-" not in key for key in settings)  # names of attributes, as --config needs them
-    numbers = ("lr_base", "weight_decay", "warmup_lr", "min_lr", "opt_eps")
-    assert all(isinstance(settings[key], float) for key in numbers)  # YAML reads 1e-8 as text
-
-
-def test_released_learning_rate():
-    settings = yaml.safe_load((ROOT / "recipes" / "imagenet" / "flowformer_hier_s.yaml").read_text())
-    batch = 6 * settings["batch_size"]
-    assert settings["lr_base_scale"] == "linear"
-    assert settings["lr_base"] * batch / settings["lr_base_size"] == pytest.approx(5e-4 * 768 / 512)

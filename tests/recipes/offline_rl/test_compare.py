@@ -67,7 +67,7 @@ def test_tables() -> None:
 def test_commands_are_fairseqs_and_differ_in_the_model_alone(context: str, batch: int) -> None:
     """The authors' optimiser; fairseq's own parser takes every option of every architecture."""
     found = {}
-    for name in known_names(compare.SUFFIX):
+    for name in set(known_names(compare.SUFFIX)) - set(compare.FURTHER_UPDATES):
         command = [str(x) for x in compare.train_arguments(Path("data"), name, context, 600, 1)]
         parsed = options.parse_args_and_arch(options.get_training_parser(), [*command, "--cpu"])
         assert (parsed.optimizer, parsed.lr, parsed.clip_norm, parsed.batch_size) == ("adam", [0.001], 0.25, batch)
@@ -79,7 +79,7 @@ def test_commands_are_fairseqs_and_differ_in_the_model_alone(context: str, batch
 
 def test_time_becomes_updates_once(comparison: Path, tmp_path: Path) -> None:
     """More time, more updates; the number is kept, whatever the machine does later."""
-    asked = argparse.Namespace(archs=["linear"], context="10", seeds=1, jobs=1, minutes=1.0, updates=None)
+    asked = argparse.Namespace(models=["linear"], context="10", seeds=1, jobs=1, minutes=1.0, updates=None)
     data = comparison / "behaviour" / "data"
     first = compare.plan_updates(tmp_path, data, asked)
     assert first >= 10 and compare.plan_updates(tmp_path, data, asked) == first
@@ -96,3 +96,20 @@ def test_unknown_architectures_are_refused(capsys: pytest.CaptureFixture) -> Non
     assert "gpt; allowed: " in capsys.readouterr().err
     assert compare.main(["--context", "0"]) == 1
     assert "--context is 0; allowed: full" in capsys.readouterr().err
+
+
+def test_models_without_attention_have_commands_of_their_own() -> None:
+    """Ten times the updates in as many epochs; AWAC by its criterion, at its rate, without clipping."""
+    for name, criterion, rate, clip in (("bc", "action_mse", 0.001, 0.25), ("awac", "awac", 0.0003, 0.0)):
+        command = [str(x) for x in compare.train_arguments(Path("data"), name, "10", 600, 1)]
+        parsed = options.parse_args_and_arch(options.get_training_parser(), [*command, "--cpu"])
+        assert (parsed.criterion, parsed.lr, parsed.clip_norm) == (criterion, [rate], clip)
+        assert (parsed.warmup_updates, parsed.windows_per_epoch, parsed.max_update) == (600, 600 * 64, 6000)
+        assert "--decoder-embed-dim" not in command
+
+
+def test_names_may_stand_apart_or_between_commas() -> None:
+    """``--archs`` is another name of ``--models``; none is trained twice."""
+    assert compare.parsed(["--models", "bc", "awac,linear"]).models == ["bc", "awac", "linear"]
+    assert compare.parsed(["--archs", "bc,bc_decision"]).models == ["bc"]
+    assert compare.parsed([]).models == list(compare.DEFAULT_NAMES)

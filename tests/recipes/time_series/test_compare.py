@@ -160,3 +160,33 @@ def test_a_single_evaluation_is_drawn_as_a_dot(tmp_path: Path, monkeypatch: pyte
         results.draw(plan, [Result("linear", 1, 10, accuracies, 1.0, "")], tmp_path / f"{epochs}.png")
     curves = [look["marker"] for points, look in drawn if "label" in look]
     assert curves[0] and not curves[1]
+
+
+def test_methods_that_are_no_networks_stand_in_the_same_table_and_picture(tmp_path: Path) -> None:
+    """Without parameters, with the paper's column beside them; names may stand apart or between commas."""
+    assert compare.parsed(["--models", "dtw", "rocket,lstm_time_series"]).models == ["dtw", "rocket", "lstm"]
+    assert compare.parsed([]).models == compare.default_names()
+    plan = Plan("JapaneseVowels", ["dtw", "hist_gradient_boosting", "lstm", "tcn", "linear"], [1, 2], 6)
+    ours = [
+        Result("dtw", 1, 0, [94.9], 60.0, "classify"),
+        Result("tcn", 1, 400_000, [90.0, 92.0, 91.0], 60.0, "fairseq-train"),
+    ]
+    made = results.report(plan, Compared(ours, {}))
+    (found,) = made.tables
+    assert found.rows[0] == ("dtw", "-", "94.90", "94.90", "94.9", "1", "1.0")
+    assert [row[0] for row in found.rows] == [
+        "dtw", "hist_gradient_boosting", "lstm_time_series", "tcn_time_series", "linear_time_series"
+    ]  # fmt: skip
+    assert [row[4] for row in found.rows] == ["94.9", "86.5", "79.7", "98.9", "99.2"]
+    assert any("XGBoost" in note and "support vector" in note for note in found.notes)
+    made.draw(tmp_path / "accuracy.png")
+    with Image.open(tmp_path / "accuracy.png") as image:
+        assert image.width > 600
+
+
+def test_a_fit_is_read_as_a_training_is(tmp_path: Path) -> None:
+    complete(tmp_path, "rocket.2", [77.0])
+    folder = tmp_path / "rocket.2"
+    plan = Plan("Toy", ["rocket"], [1, 2], 6)
+    found = compare.read_result(plan, "rocket", 2, folder, read_trained(folder))
+    assert found == Result("rocket", 2, 0, [77.0], 60.0, "fairseq-train ...")

@@ -8,7 +8,8 @@ import torch
 from omegaconf import OmegaConf
 from PIL import Image
 
-from recipes.time_series import pictures
+from common.attention import record_attention
+from recipes.time_series import pictures, side_by_side
 from tests.fairseq_plugin.helpers.series import SIZES, build_classifier, configuration, write_waves
 
 
@@ -63,16 +64,39 @@ def test_weights_are_shares_and_gates(checkpoint: Path) -> None:
 
 
 def test_what_cannot_be_drawn(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    """No file, a series that is not there, a model without Flow-Attention: one line on stderr, and no picture."""
+    """No file, a series that is not there, names that do not fit: one line on stderr, and no picture."""
     arguments = ["--data", str(tmp_path / "data"), "--output", str(tmp_path / "w.png"), "--checkpoint"]
-    softmax = tmp_path / "softmax"
-    softmax.mkdir()
     for command, named in (
         ([*arguments, str(tmp_path / "none.pt")], "none.pt, which is no file"),
         ([*arguments, str(checkpoint), "--series", "24"], "--series is 24; allowed: 0 to 23"),
         ([*arguments, str(checkpoint), "--split", "valid"], "no split valid; allowed: test, train"),
-        ([*arguments, str(save(softmax, "softmax_time_series"))], "without Flow-Attention"),
+        ([*arguments, str(checkpoint), "--names", "one", "two"], "--names has 2 names; allowed: 1"),
     ):
         assert pictures.main(command) == 1
         assert named in capsys.readouterr().err
     assert not (tmp_path / "w.png").exists()
+
+
+def test_models_side_by_side(checkpoint: Path, tmp_path: Path) -> None:
+    """Flow-Attention's competition, softmax's summed weights; one model without competition is drawn as well."""
+    softmax = tmp_path / "softmax"
+    softmax.mkdir()
+    files = [str(checkpoint), str(save(softmax, "softmax_time_series"))]
+    series = np.random.default_rng(0).normal(50, 3, (11, 3))
+    names = []
+    for file in files:
+        hub = pictures.load(Path(file))
+        share = side_by_side.weigh(hub, series)
+        assert share.weights.shape == (11,) and np.isclose(share.weights.mean(), 1.0)
+        names.append(side_by_side.name_of(side_by_side.last_attention(hub)))
+        with record_attention(hub, maps=True) as records:
+            hub.predict([series])
+        expected = records[-1].competition if file == files[0] else records[-1].map.sum(2)
+        expected = expected[0].mean(0).numpy()
+        assert np.allclose(share.weights, expected / expected.mean(), atol=1e-5)
+    assert names == ["flow, competition", "softmax, summed weights"]
+    for chosen, target in ((files, "several.png"), (files[1:], "one.png")):
+        arguments = ["--data", str(tmp_path / "data"), "--output", str(tmp_path / target), "--series", "3", "4"]
+        assert pictures.main([*arguments, "--checkpoint", *chosen]) == 0
+        with Image.open(tmp_path / target) as image:
+            assert image.width > 600

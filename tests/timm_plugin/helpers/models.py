@@ -9,19 +9,35 @@ from common.attention import DaftConvAttention
 
 #: Everything registered.
 REGISTERED = (
+    "cosformer_hier_s",
     "daft_conv_b_384",
     "daft_conv_s",
     "daft_conv_s_h16",
     "daft_conv_test",
     "daft_full_s",
+    "favor_hier_s",
+    "flash_quad_vit_s",
+    "flash_vit_s",
     "flowformer_deit_s",
+    "flowformer_deit_s_distilled",
     "flowformer_deit_ti",
     "flowformer_hier_digits",
     "flowformer_hier_s",
     "flowformer_hier_s_12h",
     "flowformer_hier_test",
     "flowformer_hier_ti",
+    "linear_hier_s",
+    "longformer_hier_s",
+    "mixer_deit_s",
+    "nystrom_hier_s",
+    "reformer_hier_s",
+    "soft_hier_s",
+    "softmax_hier_s",
+    "yoso_hier_s",
 )
+
+_FOUR_STAGES = dict(img_size=64, embed_dims=(16, 24, 32, 48), depths=(1, 1, 2, 1), num_heads=4)
+_THREE_UNITS = dict(img_size=64, embed_dim=48, depth=3, query_dim=16)
 
 #: Case name -> (model name, arguments that make it small).
 CASES = {
@@ -32,7 +48,10 @@ CASES = {
         dict(img_size=64, embed_dims=(24, 36, 48, 60), depths=(1, 1, 2, 1)),
     ),
     "digits": ("flowformer_hier_digits", {}),
+    "hier_soft": ("soft_hier_s", _FOUR_STAGES),
+    "hier_cosformer": ("cosformer_hier_s", _FOUR_STAGES),
     "deit": ("flowformer_deit_ti", dict(img_size=64, depth=3)),
+    "deit_distilled": ("flowformer_deit_s_distilled", dict(img_size=64, embed_dim=48, num_heads=3, depth=3)),
     "stock_vit": ("deit_tiny_patch16_224", dict(attn_layer="flow", img_size=64, depth=3)),
     "daft_full": ("daft_full_s", dict(img_size=64, embed_dim=48, depth=3, bias_dim=16)),
     "daft_full_free": ("daft_full_s", dict(img_size=64, embed_dim=48, depth=3, bias_dim=0, query=False)),
@@ -43,9 +62,13 @@ CASES = {
         "deit_tiny_patch16_224",
         dict(attn_layer="daft_conv", class_token=False, global_pool="avg", img_size=64, depth=3),
     ),
+    "flash": ("flash_vit_s", _THREE_UNITS),
+    "flash_quad": ("flash_quad_vit_s", _THREE_UNITS),
 }
-HIERARCHICAL = ("hier", "hier_dynamic", "hier_12h", "digits")
+HIERARCHICAL = ("hier", "hier_dynamic", "hier_12h", "digits", "hier_soft", "hier_cosformer")
 COLUMNAR = tuple(case for case in CASES if case not in HIERARCHICAL)
+#: Cases that torch.jit.script does not take; a ValueError says which it takes.
+NOT_SCRIPTABLE = ("hier_soft", "hier_cosformer", "flash", "flash_quad")
 #: Cases of images of any size with the same weights.
 ANY_SIZE = ("daft_conv", "daft_gumbel", "daft_local")
 

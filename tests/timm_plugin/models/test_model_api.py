@@ -30,6 +30,9 @@ FLOW_OPTIONS = dict(form="paper", clamp=5.0, phi="relu", competition="none", all
         ("flowformer_deit_s", 22.0),
         ("flowformer_deit_ti", 5.7),
         ("flowformer_hier_ti", 7.4),
+        ("flowformer_deit_s_distilled", 22.4),  # DeiT-S distilled has as many
+        ("flash_vit_s", 22.7),  # DeiT-S has 22.1
+        ("flash_quad_vit_s", 22.7),
     ],
 )
 def test_parameter_counts(name, millions):

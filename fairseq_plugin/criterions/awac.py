@@ -1,0 +1,125 @@
+"""``--criterion awac``: the losses of advantage-weighted actor critic, from recorded episodes alone.
+
+Nair, Gupta, Dalal, Levine: *AWAC: Accelerating Online Reinforcement Learning with Offline Datasets* (2020).
+"""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from fairseq.criterions import FairseqCriterion, register_criterion
+from fairseq.dataclass import FairseqDataclass
+from fairseq.logging import metrics
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+@dataclass
+class AWACConfig(FairseqDataclass):
+    """Options of ``awac``; the defaults are the paper's for MuJoCo's robots, but for the highest weight."""
+
+    awac_lambda: float = field(default=1.0, metadata={"help": "an action weighs exp(advantage / lambda)"})
+    awac_discount: float = field(default=0.99, metadata={"help": "what a reward is worth a step later"})
+    awac_max_weight: float = field(default=100.0, metadata={"help": "the highest weight of an action"})
+
+
+class Transitions(NamedTuple):
+    """N steps of the data, each with what came of it."""
+
+    states: Tensor  # (N, S)
+    actions: Tensor  # (N, A)
+    rewards: Tensor  # (N,), not scaled
+    next_states: Tensor  # (N, S); where the episode ends, any
+    ends: Tensor  # (N,), bool: the environment ended the episode, so that nothing follows
+
+
+def transitions(net_input: dict[str, Tensor], scale: float, context: int | None, longest: int) -> Transitions:
+    """The transitions in windows (B, K) of a batch, padded at the end.
+
+    A window shorter than ``context``, or a whole episode (None), ends with its episode. One of ``longest`` steps was
+    ended by the clock, not by the environment: what would have followed its last step is not known, and that step is
+    left out, as is the last one of a window that does not end its episode.
+    """
+    padding, returns, states = net_input["padding_mask"], net_input["returns"][..., 0], net_input["states"]
+    real = ~padding
+    next_real = F.pad(real[:, 1:], (0, 1))
+    whole = torch.ones_like(real) if context is None else (real.sum(1, keepdim=True) < context).expand_as(real)
+    ends = real & ~next_real & whole & (net_input["timesteps"] + 1 < longest)
+    kept = (real & next_real) | ends
+    later = F.pad(returns[:, 1:], (0, 1)).masked_fill(~next_real, 0.0)
+    next_states = F.pad(states[:, 1:], (0, 0, 0, 1))
+    rewards = scale * (returns - later)
+    return Transitions(states[kept], net_input["actions"][kept], rewards[kept], next_states[kept], ends[kept])
+
+
+@register_criterion("awac", dataclass=AWACConfig)
+class AWACCriterion(FairseqCriterion):
+    """Squared errors of two critics, and the weighted log-likelihood of the data's actions under the policy.
+
+    The critics learn r + discount * min Q'(s', a') with a' of the policy and Q' of their slow copies. An action weighs
+    exp((min Q(s, a) - min Q(s, a')) / lambda), a' of the policy in s. Gradients of one do not reach the other. What is
+    logged besides is ``action_mse``, as ``--criterion action_mse`` computes it.
+    """
+
+    def __init__(self, task, awac_lambda: float, awac_discount: float, awac_max_weight: float) -> None:
+        super().__init__(task)
+        for name, value in (("lambda", awac_lambda), ("max-weight", awac_max_weight)):
+            if not 0.0 < value < math.inf:
+                raise ValueError(f"--awac-{name} is {value}; allowed: above 0 and finite")
+        if not 0.0 <= awac_discount <= 1.0:
+            raise ValueError(f"--awac-discount is {awac_discount}; allowed: 0 to 1")
+        if task.context == 1:
+            raise ValueError("--context is 1; allowed with --criterion awac: at least 2, or full")
+        self.temperature, self.discount, self.max_weight = awac_lambda, awac_discount, awac_max_weight
+
+    def forward(self, model: nn.Module, sample: dict[str, Any], reduce: bool = True) -> tuple[Tensor, int, dict]:
+        """Both losses summed over the transitions of ``sample``, how many there are, and what is logged.
+
+        With ``reduce`` False the loss of each transition, (N,).
+        """
+        net_input, task = sample["net_input"], self.task
+        found = transitions(net_input, task.cfg.return_scale, task.context, task.description.longest)
+        errors = (model.values(found.states, found.actions) - self.wanted(model, found)[:, None]).square().sum(1)
+        likelihood = model.distribution(found.states).log_prob(found.actions).sum(1)
+        losses = errors - self.weights(model, found) * likelihood
+        with torch.no_grad():
+            real = ~net_input["padding_mask"]
+            action_errors = (model(**net_input).float()[real] - sample["target"].float()[real]).square()
+        logging_output = {
+            "loss": losses.sum().detach(),
+            "critic_loss": errors.sum().detach(),
+            "sample_size": len(losses),
+            "action_errors": action_errors.sum(),
+            "action_numbers": action_errors.numel(),
+            "nsentences": sample["nsentences"],
+            "ntokens": sample["ntokens"],
+        }
+        return losses.sum() if reduce else losses, len(losses), logging_output
+
+    @torch.no_grad()
+    def wanted(self, model: nn.Module, found: Transitions) -> Tensor:
+        """What the critics shall say of each transition: (N,)."""
+        later = model.values(found.next_states, model.sample(found.next_states), targets=True).amin(1)
+        return found.rewards + self.discount * later.masked_fill(found.ends, 0.0)
+
+    @torch.no_grad()
+    def weights(self, model: nn.Module, found: Transitions) -> Tensor:
+        """What the action of each transition weighs: (N,)."""
+        here = model.values(found.states, found.actions).amin(1)
+        usual = model.values(found.states, model.sample(found.states)).amin(1)
+        return ((here - usual) / self.temperature).exp().clamp(max=self.max_weight)
+
+    @staticmethod
+    def reduce_metrics(logging_outputs: list[dict[str, Any]]) -> None:
+        """Log the means over all workers."""
+        sums = {name: sum(log.get(name, 0) for log in logging_outputs) for name in logging_outputs[0]}
+        size, numbers = sums["sample_size"], sums["action_numbers"]
+        metrics.log_scalar("loss", sums["loss"] / size, size, round=6)
+        metrics.log_scalar("critic_loss", sums["critic_loss"] / size, size, round=6)
+        metrics.log_scalar("action_mse", sums["action_errors"] / numbers, numbers, round=6)
+
+    @staticmethod
+    def logging_outputs_can_be_summed() -> bool:
+        """fairseq's hook: True."""
+        return True

@@ -1,0 +1,119 @@
+"""Questions, the documents that answer them, and where: on disk, as ``recipes.triviaqa.prepare`` writes them.
+
+A folder holds ``dict.txt``, and of each SPLIT
+
+* ``question/SPLIT`` and ``document/SPLIT``, subwords as data sets of fairseq, without an end of sentence;
+* ``SPLIT.json``, the questions in order: their names and their gold answers;
+* ``SPLIT.npz``, the pairs of a question and a document, and the spans of subwords that are gold in each.
+"""
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from fairseq.data import FairseqDataset, data_utils
+
+from .stored_arrays import read_arrays
+
+DICTIONARY_FILE = "dict.txt"
+QUESTION, DOCUMENT = "question", "document"
+#: The arrays of a split.
+ARRAYS = ("pairs", "counts", "spans")
+_ALLOWED = "a folder that python -m recipes.triviaqa.prepare has written"
+
+
+class Question(NamedTuple):
+    """A question's name, under which its answer is written down, and its gold answers."""
+
+    name: str
+    answers: list[str]
+
+
+class SpanSplit(NamedTuple):
+    """A split; P pairs of a question and a document, S gold spans."""
+
+    questions: list[Question]
+    question_tokens: FairseqDataset
+    document_tokens: FairseqDataset
+    pairs: np.ndarray  # (P, 2), numbers of question and document
+    spans: np.ndarray  # (S, 2), first and last subword, those of the first pair first
+    ends: np.ndarray  # (P + 1,), 0 and where the spans of each pair end
+
+
+def find_dictionary(folder: Path) -> Path:
+    """The dictionary of a folder.
+
+    Raises:
+        ValueError: there is none.
+    """
+    path = folder / DICTIONARY_FILE
+    if not path.is_file():
+        raise ValueError(f"{path} does not exist; allowed: {_ALLOWED}")
+    return path
+
+
+def read_span_split(folder: Path, name: str) -> SpanSplit:
+    """The split ``name`` of a folder; tokens stay on disk until they are asked for.
+
+    Raises:
+        ValueError: the folder lacks it, or a file of it is damaged; the message names the file and the field.
+    """
+    pairs, counts, spans = read_arrays(folder, name, ARRAYS, "a file of recipes.triviaqa.prepare")
+    questions = _read_questions(folder / f"{name}.json")
+    tokens = {kind: _read_tokens(folder / kind / name) for kind in (QUESTION, DOCUMENT)}
+    if len(questions) != len(tokens[QUESTION]):
+        raise ValueError(
+            f"{folder / name}.json has {len(questions)} questions and {folder / QUESTION / name} "
+            f"{len(tokens[QUESTION])}; allowed: as many"
+        )
+    path = folder / f"{name}.npz"
+    _check_rows(f"{path}: pairs", pairs, np.array([len(questions), len(tokens[DOCUMENT])]))
+    if counts.shape != (len(pairs),) or counts.dtype.kind not in "iu" or counts.min() < 0 or counts.sum() != len(spans):
+        raise ValueError(f"{path}: counts do not add up to the {len(spans)} spans of {len(pairs)} pairs; allowed: that")
+    lengths = np.repeat(tokens[DOCUMENT].sizes[pairs[:, 1]], counts)
+    if len(spans):
+        _check_rows(f"{path}: spans", spans, np.stack([lengths, lengths], 1))
+        if (spans[:, 0] > spans[:, 1]).any():
+            raise ValueError(f"{path}: spans has one that ends before it begins; allowed: first and last subword")
+    ends = np.concatenate([[0], np.cumsum(counts)])
+    return SpanSplit(questions, tokens[QUESTION], tokens[DOCUMENT], pairs, spans.reshape(-1, 2), ends)
+
+
+def _check_rows(where: str, rows: np.ndarray, limits: np.ndarray) -> None:
+    """ValueError, which says ``where``, unless ``rows`` (N, 2) are integers of 0 to ``limits`` - 1, at least one."""
+    if rows.ndim != 2 or rows.shape[1] != 2 or rows.dtype.kind not in "iu" or not len(rows):
+        raise ValueError(f"{where} has shape {rows.shape} and type {rows.dtype}; allowed: integers (N, 2)")
+    wrong = np.argwhere((rows < 0) | (rows >= limits))
+    if len(wrong):
+        row, column = wrong[0]
+        most = np.broadcast_to(limits, rows.shape)[row, column] - 1
+        raise ValueError(f"{where} has {rows[row, column]} in row {row}; allowed: 0 to {most}")
+
+
+def _read_tokens(path: Path) -> FairseqDataset:
+    dataset = data_utils.load_indexed_dataset(str(path))
+    if dataset is None:
+        raise ValueError(f"{path}.idx does not exist; allowed: {_ALLOWED}")
+    if not len(dataset) or dataset.sizes.min() < 1:
+        raise ValueError(f"{path}.idx has an empty text, or none; allowed: {_ALLOWED}")
+    return dataset
+
+
+def _read_questions(path: Path) -> list[Question]:
+    allowed = 'a list of {"name": text, "answers": [text, ...]}, as recipes.triviaqa.prepare writes it'
+    try:
+        found: Any = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"{path} cannot be read: {error}; allowed: {allowed}") from error
+    if not isinstance(found, list):
+        raise ValueError(f"{path} holds a {type(found).__name__}; allowed: {allowed}")
+    for number, one in enumerate(found):
+        texts = [one.get("name"), *one["answers"]] if _is_question(one) else [None]
+        if not all(isinstance(text, str) for text in texts):
+            raise ValueError(f"{path} has {str(one)[:80]!r} as question {number}; allowed: {allowed}")
+    return [Question(one["name"], one["answers"]) for one in found]
+
+
+def _is_question(one: Any) -> bool:
+    return isinstance(one, dict) and one.keys() == {"name", "answers"} and isinstance(one["answers"], list)

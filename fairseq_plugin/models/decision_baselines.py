@@ -1,0 +1,136 @@
+"""``bc_decision`` and ``awac_decision``: the columns BC and AWAC of the Flowformer paper's Table 7, without attention.
+
+They act by the state alone, whatever return is wanted, and are trained and evaluated as Decision Transformers are.
+"""
+
+import copy
+from argparse import Namespace
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from fairseq.dataclass import FairseqDataclass
+from fairseq.models import register_model
+from fairseq.modules import FairseqDropout
+from torch import Tensor, nn
+
+from ..modules.multihead_attention import IncrementalState
+from ._decision import DecisionModel
+from ._options import option
+
+#: Of the logarithm of a policy's deviation, as in AWAC's released code.
+_LOG_STD = (-6.0, 0.0)
+
+
+@dataclass
+class BcDecisionConfig(FairseqDataclass):
+    """Options of ``bc_decision``."""
+
+    decoder_layers: int = field(default=2, metadata={"help": "num hidden layers"})
+    decoder_embed_dim: int = field(default=256, metadata={"help": "width of hidden layers"})
+    dropout: float = field(default=0.0, metadata={"help": "dropout probability behind each hidden layer"})
+
+
+@dataclass
+class AwacDecisionConfig(FairseqDataclass):
+    """Options of ``awac_decision``; layers are the policy's and each critic's."""
+
+    decoder_layers: int = field(default=3, metadata={"help": "num hidden layers of the policy and of each critic"})
+    decoder_embed_dim: int = field(default=256, metadata={"help": "width of hidden layers"})
+    dropout: float = field(default=0.0, metadata={"help": "dropout probability behind each hidden layer"})
+    awac_target_rate: float = field(
+        default=0.005, metadata={"help": "by how much the target critics follow the critics in an update"}
+    )
+
+
+def perceptron(args: Namespace, size: int, out: int) -> nn.Sequential:
+    """Hidden layers with ReLU and dropout, then a linear layer: (..., ``size``) -> (..., ``out``)."""
+
+    def hidden() -> Iterator[nn.Module]:
+        for i in range(args.decoder_layers):
+            yield nn.Linear(size if i == 0 else args.decoder_embed_dim, args.decoder_embed_dim)
+            yield nn.ReLU()
+            yield FairseqDropout(args.dropout, module_name="perceptron")
+
+    return nn.Sequential(*hidden(), nn.Linear(args.decoder_embed_dim, out))
+
+
+class StatePolicy(DecisionModel):
+    """A perceptron from a standardised state to an action of -1 to 1, through tanh; O(1) a step."""
+
+    def __init__(self, args: Namespace, state_size: int, action_size: int) -> None:
+        super().__init__(args, state_size, action_size)
+        self.policy = nn.Sequential(perceptron(args, state_size, action_size), nn.Tanh())
+
+    def forward(
+        self, returns: Tensor, states: Tensor, actions: Tensor, timesteps: Tensor, padding_mask: Tensor | None = None
+    ) -> Tensor:
+        """The action at each step, from its state: (B, K, A), -1 to 1. Arguments as of a Decision Transformer.
+
+        Raises:
+            ValueError: other shapes, or a step later than ``--max-episode-length``.
+        """
+        self.check_window(returns, states, actions, timesteps)
+        return self.policy(states)
+
+    def extend(
+        self,
+        state: IncrementalState,
+        returns: Tensor,
+        states: Tensor,
+        timesteps: Tensor,
+        last_actions: Tensor | None,
+    ) -> Tensor:
+        """The action (B, A) in states (B, S); nothing is remembered."""
+        return self.policy(states)
+
+
+@register_model("bc_decision", dataclass=BcDecisionConfig)
+class BehaviourCloning(StatePolicy):
+    """Behaviour cloning: the action of the data by its state, by the criterion ``action_mse``, of all data."""
+
+    options_class, option_prefix = BcDecisionConfig, "bc"
+
+
+@register_model("awac_decision", dataclass=AwacDecisionConfig)
+class AdvantageWeightedActorCritic(StatePolicy):
+    """AWAC without further episodes: Nair, Gupta, Dalal, Levine, *AWAC: Accelerating Online RL with Offline Datasets*.
+
+    A policy that is normal around what ``forward`` gives, with a deviation for each number of an action, two critics
+    Q(state, action), and a slow copy of these. The criterion ``awac`` trains it.
+    """
+
+    options_class, option_prefix = AwacDecisionConfig, "awac"
+    criterion = "awac"
+
+    def __init__(self, args: Namespace, state_size: int, action_size: int) -> None:
+        super().__init__(args, state_size, action_size)
+        self.target_rate = option(args, AwacDecisionConfig, "awac_target_rate")
+        if not 0.0 < self.target_rate <= 1.0:
+            raise ValueError(f"--awac-target-rate is {self.target_rate}; allowed: above 0, up to 1")
+        self.log_std = nn.Parameter(torch.zeros(action_size))
+        self.critics = nn.ModuleList(perceptron(args, state_size + action_size, 1) for _ in range(2))
+        self.targets = copy.deepcopy(self.critics).requires_grad_(False)
+        self.register_buffer("updates", torch.zeros((), dtype=torch.long))
+
+    def distribution(self, states: Tensor) -> torch.distributions.Normal:
+        """The policy in states (N, S)."""
+        return torch.distributions.Normal(self.policy(states), self.log_std.clamp(*_LOG_STD).exp())
+
+    def sample(self, states: Tensor) -> Tensor:
+        """Random actions (N, A) of the policy in states (N, S), within -1 to 1."""
+        return self.distribution(states).sample().clamp(-1.0, 1.0)
+
+    def values(self, states: Tensor, actions: Tensor, targets: bool = False) -> Tensor:
+        """Q of both critics, or of their slow copies, (N, 2), for states (N, S) and actions (N, A)."""
+        given = torch.cat([states, actions], dim=-1)
+        return torch.cat([critic(given) for critic in (self.targets if targets else self.critics)], dim=-1)
+
+    @torch.no_grad()
+    def set_num_updates(self, num_updates: int) -> None:
+        """fairseq's hook before an update: after each one, the slow copies follow the critics."""
+        super().set_num_updates(num_updates)
+        if num_updates > int(self.updates):
+            for slow, fast in zip(self.targets.parameters(), self.critics.parameters()):
+                slow.lerp_(fast, self.target_rate)
+            self.updates.fill_(num_updates)

@@ -1,0 +1,153 @@
+"""``lstm_time_series`` and ``tcn_time_series``: the networks of the Flowformer paper's Table 6 that have no attention.
+
+They are trained by the same task, on the same data, with the same options of training as the Transformers.
+"""
+
+from argparse import Namespace
+from dataclasses import dataclass, field
+
+from fairseq.dataclass import ChoiceEnum, FairseqDataclass
+from fairseq.models import FairseqEncoder, register_model
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils.parametrizations import weight_norm
+
+from common.ops.shared.padding import real_positions
+
+from ._time_series import POOLING_HELP, POOLINGS, TimeSeriesClassifier, check_batch, place_steps
+
+#: The slope of LeakyReLU below 0 in Franceschi's encoder, which is torch's own.
+_SLOPE = 0.01
+
+
+@dataclass
+class LstmTimeSeriesConfig(FairseqDataclass):
+    """Options of ``lstm_time_series``; the paper states none, so these are the Transformers' layers and width."""
+
+    encoder_layers: int = field(default=2, metadata={"help": "num encoder layers"})
+    encoder_embed_dim: int = field(default=512, metadata={"help": "width of the encoder"})
+    dropout: float = field(default=0.1, metadata={"help": "dropout probability"})
+    pooling: ChoiceEnum(POOLINGS) = field(default="last", metadata={"help": POOLING_HELP})
+
+
+@dataclass
+class TcnTimeSeriesConfig(FairseqDataclass):
+    """Options of ``tcn_time_series``; the defaults are the sizes of Franceschi et al. (2019) for the UEA archive."""
+
+    encoder_layers: int = field(default=10, metadata={"help": "num residual blocks before the last one"})
+    encoder_embed_dim: int = field(default=160, metadata={"help": "width of the features, which the last block makes"})
+    tcn_channels: int = field(default=40, metadata={"help": "width of the residual blocks before the last one"})
+    tcn_kernel_size: int = field(default=3, metadata={"help": "steps that a convolution weighs"})
+    dropout: float = field(default=0.1, metadata={"help": "dropout probability of the features, before the classes"})
+    pooling: ChoiceEnum(POOLINGS) = field(default="max", metadata={"help": POOLING_HELP})
+
+
+class CausalBlock(nn.Module):
+    """Two causal dilated convolutions with LeakyReLU, and a residual: x (B, channels, T) -> (B, out, T); O(T).
+
+    Franceschi, Dieuleveut, Jaggi: *Unsupervised Scalable Representation Learning for Multivariate Time Series* (2019),
+    Figure 2: weight normalisation, and a convolution of one step where the residual has other channels.
+    """
+
+    def __init__(self, channels: int, out: int, kernel_size: int, dilation: int) -> None:
+        super().__init__()
+        self.past = (kernel_size - 1) * dilation
+        self.first = weight_norm(nn.Conv1d(channels, out, kernel_size, dilation=dilation))
+        self.second = weight_norm(nn.Conv1d(out, out, kernel_size, dilation=dilation))
+        self.residual = nn.Conv1d(channels, out, 1) if channels != out else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (B, channels, T) -> (B, out, T); a step depends on itself and on earlier ones."""
+        y = F.leaky_relu(self.first(F.pad(x, (self.past, 0))), _SLOPE)
+        return F.leaky_relu(self.second(F.pad(y, (self.past, 0))), _SLOPE) + self.residual(x)
+
+
+class CausalEncoder(FairseqEncoder):
+    """Series to features by what reads them from the first step on: source (B, T, channels) -> features (B, T, D).
+
+    Real steps are moved to the front before, and back behind it, so that padding on any side has no influence.
+
+    Raises:
+        ValueError: a series with more steps than ``limit``, or with other channels.
+    """
+
+    def __init__(self, channels: int, limit: int) -> None:
+        super().__init__(None)
+        self.channels, self.limit = channels, limit
+
+    def max_positions(self) -> int:
+        """fairseq's hook: the steps of the longest series."""
+        return self.limit
+
+    def forward(self, source: Tensor, padding_mask: Tensor) -> Tensor:
+        """source (B, T, channels), padding_mask (B, T) with True = padding -> (B, T, D)."""
+        check_batch(source, padding_mask, self.channels, self.limit)
+        features = self.read(place_steps(source, padding_mask, source.shape[1]))
+        places = real_positions(padding_mask).masked_fill(padding_mask, 0)
+        features = features.gather(1, places[..., None].expand(-1, -1, features.shape[2]))
+        return features.masked_fill(padding_mask[..., None], 0.0)
+
+    def read(self, source: Tensor) -> Tensor:
+        """Causal features (B, T, D) of source (B, T, channels), whose padding is at the end; subclasses define it."""
+        raise TypeError(f"{type(self).__name__} reads nothing; allowed: a subclass that defines read")
+
+
+class LstmEncoder(CausalEncoder):
+    """torch's LSTM (Hochreiter and Schmidhuber, 1997), O(T) one step after the other."""
+
+    def __init__(self, args: Namespace, channels: int) -> None:
+        super().__init__(channels, args.max_source_positions)
+        layers = args.encoder_layers
+        between = args.dropout if layers > 1 else 0.0  # torch has none behind the last layer
+        self.lstm = nn.LSTM(channels, args.encoder_embed_dim, layers, batch_first=True, dropout=between)
+
+    def read(self, source: Tensor) -> Tensor:
+        """The hidden state of the last layer at each step."""
+        return self.lstm(source)[0]
+
+
+class TcnEncoder(CausalEncoder):
+    """Residual blocks of causal convolutions whose dilation doubles, as Franceschi's encoder has them; O(T)."""
+
+    def __init__(self, args: Namespace, channels: int) -> None:
+        super().__init__(channels, args.max_source_positions)
+        widths = [channels, *([args.tcn_channels] * args.encoder_layers), args.encoder_embed_dim]
+        self.blocks = nn.Sequential(
+            *(CausalBlock(*widths[i : i + 2], args.tcn_kernel_size, 2**i) for i in range(len(widths) - 1))
+        )
+
+    def read(self, source: Tensor) -> Tensor:
+        """The channels of the last block at each step."""
+        return self.blocks(source.transpose(1, 2)).transpose(1, 2)
+
+
+@register_model("lstm_time_series", dataclass=LstmTimeSeriesConfig)
+class LstmTimeSeriesClassifier(TimeSeriesClassifier):
+    """An LSTM and a linear layer over its state after the last step."""
+
+    options_class, option_prefix = LstmTimeSeriesConfig, "lstm"
+    sizes = ("encoder_layers", "encoder_embed_dim")
+    head_activation = nn.Identity()
+
+    @classmethod
+    def build_encoder(cls, args: Namespace, channels: int) -> FairseqEncoder:
+        """The LSTM."""
+        return LstmEncoder(args, channels)
+
+
+@register_model("tcn_time_series", dataclass=TcnTimeSeriesConfig)
+class TcnTimeSeriesClassifier(TimeSeriesClassifier):
+    """The causal dilated convolutions of the paper's column "Unsuper.", the largest of each feature, a linear layer.
+
+    There the encoder is trained without labels, by a triplet loss, and a support vector machine classifies its
+    features; here it is trained with the labels, as the Transformers are.
+    """
+
+    options_class, option_prefix = TcnTimeSeriesConfig, "tcn"
+    sizes = ("encoder_layers", "encoder_embed_dim", "tcn_channels", "tcn_kernel_size")
+    head_activation = nn.Identity()
+
+    @classmethod
+    def build_encoder(cls, args: Namespace, channels: int) -> FairseqEncoder:
+        """The residual blocks."""
+        return TcnEncoder(args, channels)

@@ -1,0 +1,1 @@
+"""Multiply-adds, parameters and memory of any model of either host."""

@@ -1,0 +1,125 @@
+"""The model that a training builds, without memory and without data: its number of parameters, and its options."""
+
+import argparse
+import functools
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from .trainings import Training
+
+#: Of a time series and of an episode: JapaneseVowels' and HalfCheetah's.
+_CHANNELS, _CLASSES, _STEPS = 12, 9, 29
+_STATE, _ACTION, _EPISODE = 17, 6, 1000
+
+
+class _WithoutValues(TorchFunctionMode):
+    """Leaves out the drawing of first weights, which the meta device does slowly and for nothing.
+
+    RoBERTa draws them on the CPU, where a tensor of the meta device cannot go.
+    """
+
+    DRAWING = frozenset({"cpu", "add_", "clamp_", "div_", "erfinv_", "fill_", "mul_", "normal_", "uniform_", "zero_"})
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
+        drawn = next(iter((*args, *kwargs.values())), None)
+        if getattr(func, "__name__", "") in self.DRAWING and isinstance(drawn, torch.Tensor) and drawn.is_meta:
+            return drawn
+        return func(*args, **kwargs)
+
+
+@contextmanager
+def _without_memory() -> Iterator[None]:
+    with torch.device("meta"), _WithoutValues():
+        yield
+
+
+def count_parameters(training: Training) -> int | None:
+    """Parameters of the model of the first training command; None for a method that is no network.
+
+    Raises:
+        ValueError: the host knows no such model, or refuses an option.
+    """
+    if not training.host:
+        return None
+    model = _timm_model(training.model) if training.host == "timm" else fairseq_model(training)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _timm_model(model: str) -> nn.Module:
+    import timm
+    from timm.utils import ParseKwargs
+
+    import timm_plugin  # noqa: F401  registers ours
+
+    name, _, options = model.partition(" --model-kwargs ")
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model-kwargs", nargs="*", default={}, action=ParseKwargs)
+    kwargs = parser.parse_args(["--model-kwargs", *options.split()] if options else []).model_kwargs
+    if not timm.is_model(name):
+        raise ValueError(f"timm has no model {name}")
+    with _without_memory():
+        return timm.create_model(name, **kwargs)
+
+
+def fairseq_model(training: Training) -> nn.Module:
+    """The model of the first command of fairseq-train that builds ``training.model``, or of its architecture alone."""
+    from fairseq import options, tasks
+    from fairseq.models import ARCH_MODEL_NAME_REGISTRY, MODEL_DATACLASS_REGISTRY
+
+    import fairseq_plugin  # noqa: F401  registers ours
+
+    command = next((words for words in training.commands() if words[0] == "fairseq-train"), None)
+    if command is None:  # nothing is trained: Table 3 of the Flowformer paper
+        name, *further = training.model.split()
+        command = ["fairseq-train", "data", "--task", "sentence_prediction", "--num-classes", "2", "--max-positions"]
+        command += ["4096", "--criterion", "sentence_prediction", "--arch", name, *further]
+    architecture = command[command.index("--arch") + 1]
+    if architecture not in ARCH_MODEL_NAME_REGISTRY:
+        raise ValueError(f"fairseq has no architecture {architecture}")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # fairseq's own use of an older hydra
+        parsed = options.parse_args_and_arch(options.get_training_parser(), command[1:])
+    declared = MODEL_DATACLASS_REGISTRY.get(ARCH_MODEL_NAME_REGISTRY[parsed.arch])
+    if declared is not None:  # what hydra would fill in, in a tenth of its time
+        parsed = argparse.Namespace(**{**vars(declared()), **vars(parsed)})
+    with _without_memory():
+        return tasks.FairseqTask.build_model(_task(parsed.task, training, parsed), parsed)
+
+
+def _task(name: str, training: Training, parsed: argparse.Namespace) -> Any:
+    """What a model asks of the task ``name``, without data."""
+    if name == "time_series_classification":
+        from fairseq_plugin.data.series_folder import Description
+
+        labels = [str(i) for i in range(_CLASSES)]
+        described = Description(labels, [0.0] * _CHANNELS, [1.0] * _CHANNELS, _STEPS)
+        return SimpleNamespace(description=described, max_length=_STEPS)
+    if name == "offline_rl":
+        from fairseq_plugin.data.episode_folder import EpisodeDescription
+
+        state, action = ([0.0] * _STATE, [1.0] * _STATE), ([-1.0] * _ACTION, [1.0] * _ACTION)
+        described = EpisodeDescription("random", "", *state, *action, _EPISODE, 0.0, 0.0, 0.0)
+        return SimpleNamespace(description=described, context=int(parsed.context), max_episode_length=_EPISODE)
+    symbols = _dictionary(training.symbols)
+    longest = getattr(parsed, "max_positions", None) or getattr(parsed, "tokens_per_sample", None)
+    return SimpleNamespace(
+        source_dictionary=symbols, target_dictionary=symbols, dictionary=symbols, max_positions=lambda: longest
+    )
+
+
+@functools.cache
+def _dictionary(symbols: int) -> Any:
+    from fairseq.data import Dictionary
+
+    made = Dictionary()
+    for i in range(symbols - len(made)):
+        made.add_symbol(f"w{i}")
+    return made

@@ -1,0 +1,142 @@
+"""What ``python -m recipes.papers`` prints: papers, a table beside what was measured here, and a row's commands."""
+
+import textwrap
+from collections.abc import Iterable
+
+from .building import count_parameters
+from .entries import entries_of
+from .measured import Measured, kendall, measured
+from .tables import Figure, Paper, PublishedTable, short
+from .trainings import Block, Entry, NotTrained, Training, blocks_of, here, trainings_of
+
+_WIDTH = 118
+
+
+def list_papers(papers: Iterable[Paper]) -> str:
+    """A line for each table and figure."""
+    lines = []
+    for paper in papers:
+        lines += ["", f"{paper.name}: {paper.about}"]
+        for number, table in paper.tables.items():
+            entries = entries_of(paper.name)[number]
+            trained = sum(not isinstance(entry, NotTrained) for entry in entries.values())
+            lines.append(f"  {number:15} {table.title} ({trained} of {len(entries)} have commands)")
+        lines += [f"  {key(figure):15} {_cut(figure.caption)}" for figure in paper.figures.values()]
+    return "\n".join(lines[1:])
+
+
+def show_table(paper: Paper, table: PublishedTable) -> str:
+    """The table as printed, what was measured here, what trains each row, and what the paper says of it."""
+    entries = entries_of(paper.name)[table.number]
+    lines = [f"{paper.title}, Table {table.number}: {table.title}", "", *_columns([table.header, *_cells(table)]), ""]
+    lines += [line for note in table.notes for line in _filled(note)]
+    lines += [line for note in table.contradictions for line in _filled(f"Contradiction: {note}")]
+    lines += ["", "Here:", "", *_columns(_here(entries))]
+    for one in measured(paper.name, table.number):
+        lines += ["", *_measured(table, one)]
+    if not measured(paper.name, table.number):
+        lines += ["", "Nothing of it was measured here: no row was run at the paper's size or at a smaller one."]
+    command = f"python -m recipes.papers {paper.name} {table.number} --row NAME"
+    return "\n".join([*lines, "", f"The commands of a row: {command}"])
+
+
+def show_entry(paper: Paper, table: PublishedTable, name: str, entry: Entry) -> str:
+    """What trains a row, as comments of a shell, and the commands from data to evaluation."""
+    head = [f"{paper.title}, Table {table.number}, {name}"]
+    if name in [row.name for row in table.rows]:
+        printed = zip(table.header[1:], table.row(name).cells[1:])
+        head.append("published: " + ", ".join(f"{header} {cell}" for header, cell in printed if cell))
+    if isinstance(entry, NotTrained):
+        return "\n".join([*head, f"not trained: {entry.reason}"])
+    trainings = trainings_of(entry)
+    for one in trainings:
+        head += ["", *_described(one)]
+    comments = [f"# {part}".rstrip() for line in head for part in (_filled(line) or [""])]
+    return "\n\n".join(["\n".join(comments), *(block.printed() for block in blocks_of(trainings))])
+
+
+def show_figure(paper: Paper, figure: Figure, command: str) -> str:
+    """A figure's caption, and the command that draws it or why there is none."""
+    head = _filled(f"{paper.title}, Figure {figure.number}: {figure.caption}")
+    if not command.startswith("python "):
+        return "\n".join([*head, *_filled(f"not drawn: {command}")])
+    return "\n".join([*(f"# {line}" for line in head), Block("drawn here by", (command,)).printed()])
+
+
+def key(figure: Figure) -> str:
+    """A figure as a command line names it."""
+    return f"figure-{figure.number}"
+
+
+def _here(entries: dict[str, Entry]) -> list[tuple[str, ...]]:
+    rows = [("row", "here", "parameters", "published", "")]
+    for name, entry in entries.items():
+        trainings = trainings_of(entry)
+        few = trainings[:2] if len(trainings) < 3 else ()
+        ours = ", ".join(f"{count / 1e6:.1f} M" for one in few if (count := count_parameters(one)))
+        published = ", ".join(dict.fromkeys(f"{one.published:g} M" for one in trainings if one.published))
+        notes = "; ".join(dict.fromkeys(note for one in few for note in (one.difference, one.note) if note))
+        shown = here(entry).replace("`", "") if few or not trainings else f"{len(trainings)} models"
+        rows.append((name, shown, ours, published, notes))
+    return rows
+
+
+def _measured(table: PublishedTable, one: Measured) -> list[str]:
+    rows = {row.name: row for row in table.rows}
+    if one.column in rows:  # models are columns
+        published = dict(zip(table.header, rows[one.column].cells))
+    else:
+        published = {name: table.cell(name, one.column) for name in one.cells}
+    ordered = sorted(one.cells, key=lambda name: float(published[name]), reverse=one.higher_is_better)
+    shown = [(f"{one.column}, published order", "published", "measured here")]
+    shown += [(name, published[name], one.cells[name]) for name in ordered]
+    tau = kendall(one, published)
+    lines = [*_filled(f"Measured here: {one.what}"), "", *_columns(shown), ""]
+    if tau is not None:
+        lines.append(
+            f"Kendall's tau between the orders: {tau:.2f}. Another experiment: it confirms and refutes no row."
+        )
+    return [*lines, f"{one.command}", f"{one.machine}, {one.date}"]
+
+
+def _described(training: Training) -> list[str]:
+    lines = [words_of(training)]
+    count = count_parameters(training)
+    if count:
+        paper = f"; the paper: {training.published:g} M" if training.published else "; the paper states none"
+        lines.append(f"parameters: {count / 1e6:.1f} M{paper}")
+    lines += [line for line in (training.difference, training.note) if line]
+    lines += [f"{name}: {value}" for name, value in training.settings.items()]
+    return [*lines, f"published with: {training.hardware}", "not run here at full scale"]
+
+
+def words_of(training: Training) -> str:
+    """A training in words: its host and its model."""
+    return f"{training.host or 'no host'}: {training.model}"
+
+
+def _cells(table: PublishedTable) -> list[tuple[str, ...]]:
+    return [row.cells for row in table.rows]
+
+
+def _columns(rows: list[tuple[str, ...]]) -> list[str]:
+    """Rows of cells as lines, in columns."""
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
+    return [f"  {line}" for line in (lines[0], "  ".join("-" * width for width in widths), *lines[1:])]
+
+
+def _filled(text: str) -> list[str]:
+    return textwrap.wrap(text, _WIDTH - 2, break_long_words=False, break_on_hyphens=False)
+
+
+def _cut(caption: str) -> str:
+    return textwrap.shorten(caption, 90, placeholder=" ...")
+
+
+def names_like(entries: Iterable[str], asked: str) -> list[str]:
+    """The names that ``asked`` may mean: itself; it without citations, in small letters; or what begins with it."""
+    plain = {name: short(name).casefold() for name in entries}
+    wanted = short(asked).casefold()
+    exact = [name for name in plain if name == asked] or [name for name, one in plain.items() if one == wanted]
+    return exact or [name for name, one in plain.items() if one.startswith(f"{wanted},")]

@@ -1,0 +1,1 @@
+"""What trains the rows of the tables, by experiment."""

@@ -1,0 +1,91 @@
+"""The accuracies of several comparisons in one table, with their average over data sets, as Table 6 of the paper.
+
+``python -m recipes.time_series.averages work/time_series/compare/*/results.json`` from the checkout's root.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+from ..shared.scripts import command_line, script
+from ..shared.tables import MISSING, Table, as_markdown, as_text, check_document, describe_run, write_document
+from .results import Plan, Result, in_paper, read, shown_name
+
+COMMAND = "recipes.time_series.averages"
+
+
+def gathered(paths: Sequence[Path]) -> dict[str, list[Result]]:
+    """The outcomes of comparisons by data set.
+
+    Raises:
+        ValueError: a file that is no result of one, or two of one data set.
+    """
+    found: dict[str, list[Result]] = {}
+    for path in paths:
+        try:
+            plan = Plan(**json.loads(path.read_text(encoding="utf-8"))["plan"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{path}: {error}; allowed: results.json of a comparison") from None
+        if plan.dataset in found:
+            raise ValueError(f"{path} is of {plan.dataset}, as a file before it; allowed: one file for each data set")
+        found[plan.dataset] = read(path, plan).results
+    return found
+
+
+def table(title: str, results: Mapping[str, Sequence[Result]], value: Callable[[Result], float]) -> Table:
+    """A row for each model: the mean of ``value`` over seeds for each data set, their average, and the paper's."""
+    names = list(dict.fromkeys(one.name for ours in results.values() for one in ours))
+    rows = []
+    for name in names:
+        means = [[value(one) for one in ours if one.name == name] for ours in results.values()]
+        means = [statistics.mean(values) if values else None for values in means]
+        paper = [in_paper(dataset, name) for dataset in results]
+        rows.append((shown_name(name), *map(_shown, means), _average(means), _average(paper)))
+    notes = [
+        "per cent of the test series, means over seeds; an average where a model has all data sets",
+        "the last column is the average of the paper's best epochs over the same data sets",
+    ]
+    return Table(title, ("model", *results, "average", "paper's average"), rows, notes)
+
+
+def _shown(value: float | None) -> str:
+    return MISSING if value is None else f"{value:.1f}"
+
+
+def _average(values: Sequence[float | None]) -> str:
+    return _shown(None if None in values else statistics.mean(values))
+
+
+def parser() -> argparse.ArgumentParser:
+    """The script's options."""
+    parser = argparse.ArgumentParser(prog=f"python -m {COMMAND}", description=__doc__.splitlines()[0])
+    parser.add_argument("results", type=Path, nargs="+", metavar="JSON", help="results.json of a comparison")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the tables, as Markdown")
+    return parser
+
+
+@script("averages")
+def main(arguments: Iterable[str] | None = None) -> int:
+    """Run the script; returns the exit status."""
+    options = parser().parse_args(arguments)
+    started = time.monotonic()
+    if options.out is not None:
+        check_document(options.out, COMMAND, "--out")
+    results = gathered(options.results)
+    tables = [
+        table("Accuracy after the last epoch", results, lambda one: one.last),
+        table("Accuracy of the best epoch, chosen on the test series as in the paper", results, lambda one: one.best),
+    ]
+    run = describe_run(command_line(COMMAND, arguments), time.monotonic() - started)
+    print(as_text(tables, run))
+    if options.out is not None:
+        write_document(options.out, as_markdown(tables, run) + "\n", COMMAND)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""TriviaQA: answers to questions as spans of long documents (FLASH, Table 4)."""

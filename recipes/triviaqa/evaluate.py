@@ -1,0 +1,56 @@
+"""Exact match and F1 of written answers: ``python -m recipes.triviaqa.evaluate ANSWERS --file wikipedia-dev.json``.
+
+What TriviaQA's own ``evaluation/triviaqa_evaluation.py`` prints for the same two files, the verified parts included.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..shared.scripts import script
+from .questions import read_questions
+from .scores import score
+
+COMMAND = "recipes.triviaqa.evaluate"
+
+
+def read_answers(path: Path) -> dict[str, str]:
+    """The answers in a file, by the names of questions.
+
+    Raises:
+        ValueError: it cannot be read, or holds anything else.
+    """
+    allowed = "allowed: JSON from the names of questions to answers, as recipes.triviaqa.answer --output writes it"
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"ANSWERS is {path}, which cannot be read: {error}; {allowed}") from error
+    if not isinstance(found, dict) or not all(isinstance(text, str) for text in found.values()):
+        raise ValueError(f"ANSWERS is {path}, which holds something else; {allowed}")
+    return found
+
+
+def parser() -> argparse.ArgumentParser:
+    """The script's options."""
+    parser = argparse.ArgumentParser(prog=f"python -m {COMMAND}", description=__doc__.splitlines()[0])
+    parser.add_argument("answers", type=Path, metavar="ANSWERS", help="JSON from the names of questions to answers")
+    parser.add_argument("--file", type=Path, required=True, help="a file of the data set's qa, as wikipedia-dev.json")
+    return parser
+
+
+@script("evaluate")
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the script; returns the exit status."""
+    options = parser().parse_args(arguments)
+    answers = read_answers(options.answers)
+    found = score(answers, {asked.name: asked.answers for asked in read_questions(options.file)})
+    print(
+        f"exact match {found.em:.2f}, F1 {found.f1:.2f}: {found.questions:,d} questions, {found.missing:,d} unanswered"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,188 @@
+"""Make a folder for ``--task span_extraction`` of TriviaQA's files: ``python -m recipes.triviaqa.prepare wikipedia``.
+
+Run from the checkout's root. Nothing is downloaded. The subwords are those of a folder of ``recipes.flash.prepare``,
+with which a model was pretrained.
+"""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import sentencepiece
+from fairseq.data import Dictionary
+from tqdm import tqdm
+
+from common.output_files import new_folder
+from fairseq_plugin.data.span_folder import DICTIONARY_FILE, DOCUMENT, QUESTION
+
+from ..flash.documents import paragraphs
+from ..shared.commands import shown_path
+from ..shared.indexed_files import split_writer, write_dictionary
+from ..shared.scripts import positive_int, script
+from ..shared.subwords import load_sentencepiece
+from ..shared.working_folder import working_folder
+from .gold_spans import SpelledDocument, answer_pattern
+from .questions import DOMAINS, SPLITS, Asked, find_document, find_questions, read_questions
+
+COMMAND = "recipes.triviaqa.prepare"
+#: Whose folders data-bin are.
+WRITER = COMMAND
+
+
+class Subwords(NamedTuple):
+    """A sentencepiece model and the dictionary of the same subwords."""
+
+    model: sentencepiece.SentencePieceProcessor
+    dictionary: Dictionary
+    workers: int
+
+    def split(self, text: str) -> list[str]:
+        """The subwords of ``text``, line by line, as ``recipes.flash.prepare`` has them."""
+        lines = self.model.encode(paragraphs(text), out_type=str, num_threads=self.workers)
+        return [subword for line in lines for subword in line]
+
+    def numbers(self, subwords: Sequence[str]) -> np.ndarray:
+        """The tokens (T,) of ``subwords``, int32."""
+        return np.array([self.dictionary.index(subword) for subword in subwords], dtype=np.int32)
+
+
+class Counts(NamedTuple):
+    """The size of a split."""
+
+    questions: int
+    documents: int
+    pairs: int  # of a question and a document
+    spans: int
+    tokens: int  # of the documents, each once
+    left_out: int  # pairs without a gold span
+
+
+def load_subwords(folder: Path, workers: int) -> Subwords:
+    """The subwords in a folder of ``recipes.flash.prepare``.
+
+    Raises:
+        ValueError: it is none.
+    """
+    for name in ("sentencepiece.model", DICTIONARY_FILE):
+        if not (folder / name).is_file():
+            raise ValueError(
+                f"--subwords is {folder}, which has no {name}; allowed: a folder of python -m recipes.flash.prepare"
+            )
+    return Subwords(
+        load_sentencepiece(folder / "sentencepiece"), Dictionary.load(str(folder / DICTIONARY_FILE)), workers
+    )
+
+
+def write_split(folder: Path, split: str, source: Path, asked: Sequence[Asked], subwords: Subwords) -> Counts:
+    """Write a split into ``folder``, each document once, whatever the number of its questions.
+
+    Of the training split, pairs of a question and a document without a gold answer are left out: whether such a
+    document answers the question in other words is not known.
+
+    Raises:
+        ValueError: a document is missing or is no text, or nothing is left.
+    """
+    questions_of: dict[str, list[int]] = {}
+    for number, one in enumerate(asked):
+        for name in one.documents:
+            questions_of.setdefault(name, []).append(number)
+    patterns = [answer_pattern(one.answers) for one in asked]
+    pairs, spans, written, tokens, left_out = [], [], 0, 0, 0
+    size = len(subwords.dictionary)
+    with split_writer(folder / DOCUMENT, split, size) as write:
+        for name, questions in tqdm(questions_of.items(), desc=split, unit=" documents", leave=False, disable=None):
+            pieces = subwords.split(_read_document(source, name))
+            document = SpelledDocument(pieces)
+            found = {question: document.find(patterns[question]) for question in questions}
+            kept = [question for question in questions if pieces and (split != "train" or len(found[question]))]
+            left_out += len(questions) - len(kept)
+            if kept:
+                write(subwords.numbers(pieces))
+                pairs += [(question, written) for question in kept]
+                spans += [found[question] for question in kept]
+                written, tokens = written + 1, tokens + len(pieces)
+    if not pairs:
+        raise ValueError(f"no document of {split} has an answer of its questions; allowed: at least one")
+    _write_questions(folder, split, asked, subwords)
+    arrays = {"pairs": np.array(pairs), "counts": np.array([len(one) for one in spans]), "spans": np.concatenate(spans)}
+    np.savez(folder / f"{split}.npz", **arrays)
+    return Counts(len(asked), written, len(pairs), len(arrays["spans"]), tokens, left_out)
+
+
+def _write_questions(folder: Path, split: str, asked: Sequence[Asked], subwords: Subwords) -> None:
+    with split_writer(folder / QUESTION, split, len(subwords.dictionary)) as write:
+        for one in asked:
+            pieces = subwords.split(one.question)
+            if not pieces:
+                raise ValueError(f"the question {one.name} is empty; allowed: a text")
+            write(subwords.numbers(pieces))
+    content = [{"name": one.name, "answers": one.answers} for one in asked]
+    (folder / f"{split}.json").write_text(json.dumps(content, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _read_document(source: Path, name: str) -> str:
+    path = find_document(source, name)
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not text in UTF-8: {error}; allowed: a document of TriviaQA") from error
+
+
+def prepare(options: argparse.Namespace) -> dict[str, Counts]:
+    """Everything from the data set's files to data-bin; the size of each split.
+
+    Raises:
+        ValueError: see the functions above.
+    """
+    subwords = load_subwords(options.subwords, options.workers)
+    asked = {
+        split: read_questions(find_questions(options.file, options.domain, split))[: options.limit] for split in SPLITS
+    }
+    with new_folder(options.out / "data-bin", WRITER) as folder:
+        for kind in (QUESTION, DOCUMENT):
+            (folder / kind).mkdir()
+        write_dictionary(folder, subwords.dictionary)
+        return {split: write_split(folder, split, options.file, asked[split], subwords) for split in SPLITS}
+
+
+def parser() -> argparse.ArgumentParser:
+    """The script's options."""
+    parser = argparse.ArgumentParser(prog=f"python -m {COMMAND}", description=__doc__.splitlines()[0])
+    parser.add_argument("domain", choices=DOMAINS, help="which questions: with pages of Wikipedia, or of the web")
+    parser.add_argument("--file", type=Path, required=True, metavar="FOLDER", help="triviaqa-rc, with qa and evidence")
+    parser.add_argument(
+        "--subwords", type=Path, required=True, metavar="FOLDER", help="of recipes.flash.prepare, as in pretraining"
+    )
+    parser.add_argument("--out", type=Path, help="default: work/triviaqa/DOMAIN")
+    parser.add_argument(
+        "--limit", type=positive_int, metavar="N", help="for a trial: the first questions of each split"
+    )
+    parser.add_argument("--workers", type=positive_int, default=os.cpu_count() or 1, help="threads of sentencepiece")
+    return parser
+
+
+@script("prepare")
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the script; returns the exit status."""
+    options: Any = parser().parse_args(arguments)
+    options.out = (options.out or Path("work/triviaqa") / options.domain).absolute()
+    with working_folder(options.out, COMMAND, whole={"data-bin": WRITER}):
+        counts = prepare(options)
+    for split, count in counts.items():
+        print(
+            f"  {split:<5} {count.questions:7,d} questions  {count.documents:7,d} documents  {count.tokens:12,d} tokens"
+            f"  {count.spans:10,d} gold spans in {count.pairs:,d} pairs; {count.left_out:,d} pairs left out"
+        )
+    print(
+        f"Ready: {shown_path(options.out / 'data-bin')}. The commands to train with are in recipes/triviaqa/README.md."
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

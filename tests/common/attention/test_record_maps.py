@@ -1,0 +1,187 @@
+"""record_attention(model, maps=True): the implied map of every mechanism, beside maps that are written out."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from common.attention import (
+    LinearAttention,
+    MapRecord,
+    RfaAttention,
+    SoftmaxAttention,
+    build_attention,
+    record_attention,
+)
+from common.modules import GatedAttentionUnit
+from tests.common.contract.mechanisms import PLAIN, Case, both, cases, tensors
+from tests.common.inputs import padding
+from tests.compare import assert_close
+
+
+def recorded(module: nn.Module, *inputs, **named) -> MapRecord:
+    """The one record of a call."""
+    with record_attention(module, maps=True) as records:
+        module(*inputs, **named)
+    assert len(records) == 1
+    return records[0]
+
+
+@cases(PLAIN)
+@pytest.mark.parametrize("side", ["none", "left"])
+def test_the_map_times_the_values_is_the_output(case: Case, side: str):
+    """YOSO's outputs are unit vectors, DAFT's have the gate of the query, and its keys one weight for each channel."""
+    module, n = case.build(), 11 if not case.image else 12
+    inputs = tensors(module, n, grad=False)
+    masks = {} if case.image else both(padding(side, 2, n))
+    record, out = recorded(module, **inputs, **masks), module(**inputs, **masks)
+    assert record.map.shape == (2, 2, n, n) and not record.map.requires_grad
+    expected = record.map @ inputs["v"]
+    if case.name == "yoso":
+        expected = F.normalize(expected, dim=-1)
+    if case.name == "daft_conv":
+        expected = expected * inputs["q"].sigmoid()
+    if case.name == "daft_full":
+        return  # against the formula, below
+    assert_close("out", expected, out, tolerance=1e-6)
+    assert_close("summed", record.summed, record.map.sum(2))
+
+
+def scores(name: str, q: Tensor, k: Tensor) -> Tensor:
+    """(B, H, n, n): what a paper's formula normalises by its row."""
+    place = torch.arange(q.shape[2], dtype=q.dtype)
+    distance = place[:, None] - place
+    if name == "softmax":
+        return (q @ k.transpose(2, 3) / math.sqrt(q.shape[3])).exp()
+    if name == "local":
+        return (q @ k.transpose(2, 3) / math.sqrt(q.shape[3])).exp() * (distance.abs() <= 2)
+    if name == "linear":
+        return (F.elu(q) + 1) @ (F.elu(k) + 1).transpose(2, 3)
+    assert name == "cosformer"
+    return F.relu(q) @ F.relu(k).transpose(2, 3) * torch.cos(math.pi / 2 * distance / 41)
+
+
+LITERAL = {"softmax": {}, "local": {"window": 5}, "linear": {"phi": "elu+1"}, "cosformer": {}}
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("side", ["none", "right"])
+@pytest.mark.parametrize("name", LITERAL)
+def test_maps_that_are_written_out(name: str, side: str, causal: bool):
+    case = Case(name, causal, options=LITERAL[name])
+    module = case.build()
+    inputs, mask = tensors(module, 9, grad=False), padding(side, 2, 9)
+    weights = scores(name, inputs["q"], inputs["k"])
+    if causal:
+        window = torch.ones(9, 9, dtype=torch.bool).tril()
+        if name == "local":  # of five tokens up to the token itself
+            near = torch.ones(9, 9, dtype=torch.bool).tril().triu(-4)
+            weights, window = (inputs["q"] @ inputs["k"].transpose(2, 3) / 2).exp(), near
+        weights = weights * window
+    if mask is not None:
+        weights = weights.masked_fill(mask[:, None, None], 0)
+    expected = weights / weights.sum(3, keepdim=True).clamp(min=1e-6)
+    if mask is not None:
+        expected = expected.masked_fill(mask[:, None, :, None], 0)
+    assert_close("map", recorded(module, **inputs, **both(mask)).map, expected, tolerance=1e-5)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_map_of_daft_full(causal: bool):
+    """softmax over sources of w + k, of each channel, and the mean over channels."""
+    module = Case("daft_full", causal).build()
+    inputs = tensors(module, 7, grad=False)
+    w = module.position_bias()[:7, :7]
+    if causal:
+        w = w.masked_fill(torch.ones(7, 7, dtype=torch.bool).triu(1), -torch.inf)
+    logits = w[..., None] + inputs["k"][:, :, None]  # (B, H, n, m, d)
+    assert_close("map", recorded(module, **inputs).map, logits.softmax(3).mean(4))
+
+
+def test_flow_attention_has_competition_and_allocation_as_well():
+    """The map has both in it: a source's weight is its competition's, a row sums to less than 1 by its sink's gate."""
+    module = build_attention("flow", form="paper").double()
+    q, k, v = (torch.randn(2, 2, 8, 4, dtype=torch.float64) for _ in range(3))
+    record = recorded(module, q, k, v)
+    assert_close("map", record.map, module.attention_map(q, k))
+    competition, allocation = module.weights(q, k)
+    assert_close("competition", record.competition, competition)
+    assert_close("allocation", record.allocation, allocation)
+    q, k = q.sigmoid(), k.sigmoid()
+    incoming, outgoing = (q * k.sum(2, keepdim=True)).sum(3), (k * q.sum(2, keepdim=True)).sum(3)
+    conserved_in = (q * (k / outgoing[..., None]).sum(2, keepdim=True)).sum(3)
+    conserved_out = (k * (q / incoming[..., None]).sum(2, keepdim=True)).sum(3)
+    shares = q @ k.transpose(2, 3) / incoming[..., None]
+    expected = conserved_in.sigmoid()[..., None] * shares * conserved_out.softmax(2)[:, :, None]
+    assert_close("map", record.map, expected)
+
+
+class Model(nn.Module):
+    """A linear and a softmax attention."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([LinearAttention(), SoftmaxAttention()])
+
+    def forward(self, q, k, v):
+        return self.layers[1](q, k, self.layers[0](q, k, v), dropout_p=0.5)
+
+
+def test_every_attention_of_a_model_is_recorded_and_its_output_stays():
+    q, k, v = (torch.randn(2, 2, 8, 4) for _ in range(3))
+    model = Model()
+    torch.manual_seed(1)
+    plain = model(q, k, v)
+    torch.manual_seed(1)
+    with record_attention(model, maps=True) as records:
+        assert torch.equal(model(q, k, v), plain)
+    assert [record.name for record in records] == ["layers.0", "layers.1"]
+    assert all(record.competition is None and record.allocation is None for record in records)
+    assert torch.allclose(records[1].map.sum(3), torch.ones(2, 2, 8)), "without attention dropout"
+
+
+def test_directions_that_are_drawn_anew_are_those_of_the_call():
+    module = RfaAttention(num_heads=2, head_dim=4, features=3).double()
+    inputs = tensors(module, 9, grad=False)
+    torch.manual_seed(3)
+    plain = module(**inputs)
+    torch.manual_seed(3)
+    with record_attention(module, maps=True) as records:
+        assert torch.equal(module(**inputs), plain)
+    assert_close("out", records[0].map @ inputs["v"], plain)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("chunk_size", [None, 4])
+def test_the_map_of_a_gated_attention_unit(chunk_size: int | None, causal: bool):
+    """The unit's output is x + (U ⊙ map V) W_o."""
+    unit = GatedAttentionUnit(
+        8, query_dim=6, heads=2, causal=causal, chunk_size=chunk_size, max_positions=None if chunk_size else 16
+    )
+    unit = unit.double().eval()
+    with torch.no_grad():
+        for parameter in unit.parameters():
+            parameter.copy_(0.5 * torch.randn_like(parameter))
+    x, mask = torch.randn(2, 11, 8, dtype=torch.float64), padding("left", 2, 11)
+    record = recorded(unit, x, padding_mask=mask)
+    u, v, _ = (F.silu(part) for part in unit.in_proj(unit.norm(x)).split(unit.widths, dim=-1))
+    out = record.map @ v.unflatten(-1, (2, -1)).transpose(1, 2)
+    expected = x + unit.out_proj(u * out.transpose(1, 2).flatten(2))
+    assert_close("out", expected[~mask], unit(x, mask)[~mask])
+
+
+def test_what_cannot_be_recorded_is_refused():
+    """A mechanism without competition is named; decoding goes on from sums; a model may hold no attention of ours."""
+    match = "without Flow-Attention; allowed: .*linear, softmax have neither competition nor allocation.*maps=True"
+    with pytest.raises(ValueError, match=match), record_attention(Model()):
+        pass
+    with pytest.raises(ValueError, match="without attention of lineartime"), record_attention(nn.ReLU(), maps=True):
+        pass
+    module, x = LinearAttention(causal=True), torch.randn(1, 1, 4, 2)
+    with record_attention(module, maps=True) as records:
+        _, state = module.extend(x, x, x)
+        with pytest.raises(ValueError, match="maps is True .* continues a sequence; allowed"):
+            module.extend(x, x, x, state=state)
+    assert_close("map", records[0].map, records[0].map.tril())

@@ -1,0 +1,109 @@
+"""Questions whose answers are spans of documents, in a folder that ``--task span_extraction`` reads."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+from fairseq.data import Dictionary
+
+from fairseq_plugin.data.span_folder import DOCUMENT, QUESTION, SpanSplit
+from recipes.shared.indexed_files import split_writer, write_dictionary
+
+from .commands import USER_DIR
+from .masked_models import small
+
+FILLER = [f"▁w{i}" for i in range(20)]
+FIRST = [f"▁Ada{i}" for i in range(6)]
+LAST = [f"▁Frost{i}" for i in range(6)]
+TASK = "--task span_extraction --criterion span_extraction".split()
+#: Windows that are so short that most documents have several.
+WINDOWS = "--max-positions 32 --max-question-length 6 --max-answer-length 4".split()
+
+
+def span_dictionary() -> Dictionary:
+    """The dictionary of all words, without the ``<mask>`` that tasks add."""
+    symbols = Dictionary()
+    for word in (*FILLER, *FIRST, *LAST):
+        symbols.add_symbol(word)
+    return symbols
+
+
+def write_names(folder: Path, counts: dict[str, int] | None = None, seed: int = 0) -> Path:
+    """Documents of 10 to 59 words with a name of two words in each, which is the answer; returns ``folder``."""
+    rng = np.random.default_rng(seed)
+    symbols = span_dictionary()
+    for kind in (QUESTION, DOCUMENT):
+        (folder / kind).mkdir(parents=True)
+    write_dictionary(folder, symbols)
+    for split, count in (counts or {"train": 96, "valid": 24}).items():
+        questions, spans = [], []
+        size = len(symbols)
+        with split_writer(folder / QUESTION, split, size) as ask, split_writer(folder / DOCUMENT, split, size) as write:
+            for number in range(count):
+                words = [str(word) for word in rng.choice(FILLER, rng.integers(10, 60))]
+                place = int(rng.integers(0, len(words) - 1))
+                words[place : place + 2] = name = [str(rng.choice(FIRST)), str(rng.choice(LAST))]
+                write(numbers(symbols, words))
+                ask(numbers(symbols, [str(word) for word in rng.choice(FILLER, rng.integers(2, 8))]))
+                spans.append((place, place + 1))
+                questions.append({"name": f"{split} {number}", "answers": [" ".join(name).replace("▁", "")]})
+        (folder / f"{split}.json").write_text(json.dumps(questions))
+        pairs = np.stack([np.arange(count)] * 2, 1)
+        np.savez(folder / f"{split}.npz", pairs=pairs, counts=np.ones(count, int), spans=np.array(spans))
+    return folder
+
+
+def numbers(symbols: Dictionary, words: Sequence[str]) -> np.ndarray:
+    """The tokens (T,) of ``words``."""
+    return np.array([symbols.index(word) for word in words], dtype=np.int32)
+
+
+def split_of(
+    questions: Sequence[int], documents: Sequence[int], spans: Sequence[Sequence[tuple[int, int]]]
+) -> SpanSplit:
+    """A split in memory: questions and documents of these lengths, question i to document i, which has ``spans[i]``."""
+    texts = []
+    for lengths in (questions, documents):
+        tokens = [np.arange(length) % 20 + 4 for length in lengths]
+        texts.append(_Tokens(tokens))
+    pairs = np.stack([np.arange(len(documents))] * 2, 1)
+    flat = np.array([span for of_one in spans for span in of_one], dtype=np.int32).reshape(-1, 2)
+    ends = np.cumsum([0, *map(len, spans)])
+    named = [SimpleNamespace(name=str(i), answers=[f"answer {i}"]) for i in range(len(questions))]
+    return SpanSplit(named, *texts, pairs, flat, ends)
+
+
+class _Tokens:
+    """As much of fairseq's indexed data sets as windows need."""
+
+    def __init__(self, tokens: Sequence[np.ndarray]) -> None:
+        self.tokens = [torch.from_numpy(one) for one in tokens]
+        self.sizes = np.array([len(one) for one in tokens], dtype=np.int32)
+
+    def __getitem__(self, index: int):
+        return self.tokens[index]
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+def training_command(data: Path, save_dir: str, arch: str, *arguments: str) -> list[str]:
+    """Arguments of a short ``fairseq-train --task span_extraction`` on the CPU; later ``arguments`` win."""
+    numbers = "--cpu --seed 1 --log-format json --log-interval 1 --optimizer adam --lr 5e-3 --batch-size 16".split()
+    always = ["--required-batch-size-multiple", "1", "--no-epoch-checkpoints", "--save-dir", save_dir]
+    return [
+        str(data),
+        "--user-dir",
+        USER_DIR,
+        *TASK,
+        *WINDOWS,
+        "--arch",
+        arch,
+        *small(arch),
+        *numbers,
+        *always,
+        *arguments,
+    ]

@@ -1,0 +1,163 @@
+"""Costs: products by hand at two lengths, memory, every kind of model of both hosts, and the command."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from common.ops import daft_conv, flow_attention, linear_attention, mixed_chunk_attention
+from recipes.cost import __main__ as command
+from recipes.cost.counting import cost, multiply_adds
+from recipes.cost.models import Sizes, fairseq_subject, timm_subject
+
+B, H, D = 2, 3, 8
+LENGTHS = (32, 96)
+TINY = "--decoder-layers 1 --decoder-embed-dim 16 --decoder-ffn-embed-dim 32 --decoder-attention-heads 2".split()
+
+
+def heads(n: int, count: int = 3, d: int = D) -> list[Tensor]:
+    return [torch.randn(B, H, n, d) for _ in range(count)]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("n", LENGTHS)
+def test_softmax(n: int, causal: bool) -> None:
+    """q k and weights v; of causal attention the whole square is computed."""
+    counted = multiply_adds(lambda: F.scaled_dot_product_attention(*heads(n), is_causal=causal))
+    assert counted == B * H * n * n * 2 * D
+
+
+@pytest.mark.parametrize("n", LENGTHS)
+def test_linear_and_flow(n: int) -> None:
+    """k v and q (k v); Flow-Attention has six products of n vectors with one, for its flows, besides."""
+    assert multiply_adds(lambda: linear_attention(*heads(n))) == B * H * 2 * n * D * D
+    assert multiply_adds(lambda: flow_attention(*heads(n))) == B * H * (2 * n * D * D + 6 * n * D)
+
+
+@pytest.mark.parametrize("n", LENGTHS)
+def test_mixed_chunk(n: int) -> None:
+    """Inside of chunks of C tokens scores and sums of values, and over all tokens k v and q (k v)."""
+    s, e, chunk = 4, 10, 16
+    inputs = [torch.randn(B, n, s) for _ in range(4)] + [torch.randn(B, n, e)]
+    counted = multiply_adds(lambda: mixed_chunk_attention(*inputs, chunk_size=chunk))
+    assert counted == B * (n * chunk * (s + e) + 2 * n * s * e)
+
+
+@pytest.mark.parametrize("n", LENGTHS)
+def test_daft_conv(n: int) -> None:
+    """A window of keys times values and of keys alone, for each head."""
+    q, k, v = torch.randn(B, n, H * D), torch.randn(B, n, H), torch.randn(B, n, H * D)
+    window = 5
+    counted = multiply_adds(lambda: daft_conv(q, k, v, torch.randn(H, window)))
+    assert counted == B * H * n * window * (D + 1)
+
+
+@pytest.mark.parametrize("n", LENGTHS)
+def test_causal_flow_counts_what_runs_on_a_cpu(n: int) -> None:
+    """Products that are added in place too: at least k v and q (k v), and linear in the length."""
+    counted = multiply_adds(lambda: flow_attention(*heads(n), causal=True))
+    assert B * H * 2 * n * D * D < counted <= B * H * n * (2 * D * D + 2 * 64 * 2 * D + 20 * D)
+
+
+def test_products_that_torchs_counter_may_not_know() -> None:
+    """In place, with a vector, and of an LSTM, whose layers are one operation on a CPU."""
+    x, y = torch.randn(3, 4, 5), torch.randn(3, 5, 6)
+    assert multiply_adds(lambda: torch.zeros(3, 4, 6).baddbmm_(x, y)) == 3 * 4 * 5 * 6
+    assert multiply_adds(lambda: torch.zeros(4, 6).addmm_(x[0], y[0])) == 4 * 5 * 6
+    assert multiply_adds(lambda: x[0] @ y[0, :, 0]) == 4 * 5
+    lstm = nn.LSTM(7, 8, 2, batch_first=True)
+    with torch.no_grad():
+        assert multiply_adds(lambda: lstm(torch.randn(3, 9, 7))) == 3 * 9 * 4 * 8 * (7 + 8 + 8 + 8)
+
+
+def test_memory_and_mode() -> None:
+    """A layer's outputs in inference, all of them in training; the model is afterwards as it was before."""
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.Sigmoid()) for _ in range(8))).train()
+    found = cost(model, torch.randn(512, 64))
+    layer = 512 * 64 * 4
+    assert found.multiply_adds == 8 * 512 * 64 * 64 and found.parameters == 8 * 65 * 64
+    assert layer <= found.inference_bytes <= 3 * layer and found.training_bytes >= 7 * layer
+    assert model.training and all(parameter.grad is None for parameter in model.parameters())
+    assert cost(model, torch.randn(512, 64), memory=False)[2:] == (None, None)
+    with pytest.raises(ValueError, match="returns NoneType; allowed: a tensor"):
+        cost(Silent(), torch.randn(2, 2))
+
+
+class Silent(nn.Linear):
+    """A model that returns nothing."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 2)
+
+    def forward(self, x: Tensor) -> None:
+        """Nothing."""
+
+
+@pytest.mark.parametrize(
+    "arch, arguments",
+    [
+        ("flowformer_lm", TINY),
+        ("transformer_lm", TINY),
+        ("softmax_mlm", [word.replace("decoder", "encoder") for word in TINY]),
+        ("linear_classifier", [word.replace("decoder", "encoder") for word in TINY]),
+        ("flow_lra_image", []),
+        ("flowformer_time_series", ["--encoder-layers", "1", "--encoder-embed-dim", "16"]),
+        ("lstm_time_series", ["--encoder-embed-dim", "16"]),
+        ("linear_decision", TINY),
+        ("awac_decision", []),
+        ("flow", [*TINY, *(word.replace("decoder", "encoder") for word in TINY)]),
+    ],
+)
+def test_every_kind_of_fairseqs_models(arch: str, arguments: list[str]) -> None:
+    """Without data; twice the length, and about twice the products."""
+    sizes = Sizes(vocabulary=60, channels=3, classes=2)
+    counted = []
+    for tokens in (48, 96):
+        one = fairseq_subject(arch, tokens, arguments, sizes)
+        counted.append(cost(one.model, *one.inputs, memory=tokens == 48, **one.named))
+    assert counted[0].training_bytes > 0 and counted[0].inference_bytes > 0
+    assert 1.9 * counted[0].multiply_adds <= counted[1].multiply_adds <= 4.0 * counted[0].multiply_adds
+
+
+def test_images() -> None:
+    """A model of ours and one of timm's at a size of their own and at another; a convolutional network too."""
+    own = timm_subject("flowformer_hier_test", None, {})
+    small = timm_subject("flowformer_hier_test", 96, {"num_classes": 3})
+    assert (own.size, small.size) == ("64 x 64", "96 x 96") and small.model(*small.inputs).shape == (1, 3)
+    found = [
+        cost(timm_subject("resnet10t", size, {}).model, torch.randn(1, 3, size, size), memory=False)
+        for size in (32, 64)
+    ]
+    assert 3.5 < found[1].multiply_adds / found[0].multiply_adds < 4.5
+
+
+def test_command(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """A line for each model and length, what a paper prints beside them, and files."""
+    out = tmp_path / "cost"
+    arguments = ["--arch", "flowformer_lm", "softmax_lm", "--tokens", "16", "32", "--vocabulary", "60", *TINY]
+    arguments += ["--model", "flowformer_hier_test", "--no-memory", "--published", "softmax_lm=1.5", "--out", str(out)]
+    assert command.main(arguments) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines() if "_lm " in line or "_test " in line]
+    assert [row[0] for row in rows[:5]] == ["flowformer_lm"] * 2 + ["softmax_lm"] * 2 + ["flowformer_hier_test"]
+    content = json.loads((out / "results.json").read_text())
+    assert len(content["rows"]) == 5 and content["rows"][0]["cost"]["multiply_adds"] > 0
+    assert "| softmax_lm | 16 tokens | " in (text := (out / "results.md").read_text()) and "| 1.5 G |" in text
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ([], "neither --arch nor --model is given; allowed"),
+        (["--arch", "gpt_lm"], "--arch is gpt_lm; allowed"),
+        (["--model", "gpt"], "--model is gpt; allowed"),
+        (["--model", "flowformer_hier_test", "--depth", "3"], "--depth is not known; allowed"),
+        (["--model", "flowformer_hier_test", "--model-kwargs", "colour=3"], "no option 'colour'; allowed"),
+        (["--arch", "flowformer_lm", "--vocabulary", "3"], "--vocabulary is 3; allowed: above 4"),
+    ],
+)
+def test_what_is_not_known_is_named(arguments: list[str], message: str, capsys: pytest.CaptureFixture) -> None:
+    assert command.main(arguments) == 1
+    assert message in capsys.readouterr().err

@@ -1,0 +1,85 @@
+"""Curves of DAFT: what is read from folders of timm's train.py, and what is drawn of it."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+from PIL import Image
+
+from recipes.daft import curves
+
+CONV = {"img_size": 32, "patch_size": 4}
+
+
+def write_run(folder: Path, model: str = "daft_conv_test", top1=(20.0, 60.5, 58.0), **arguments) -> Path:
+    """A folder as train.py leaves it."""
+    folder.mkdir(parents=True)
+    saved = {"model": model, "num_classes": 10, "model_kwargs": arguments, "lr": 0.001}
+    (folder / "args.yaml").write_text(yaml.safe_dump(saved))
+    lines = ["epoch,train_loss,eval_loss,eval_top1,eval_top5,lr"]
+    lines += [f"{epoch},2.0,1.5,{value},90.0,0.001" for epoch, value in enumerate(top1)]
+    (folder / "summary.csv").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def test_a_run_is_read(tmp_path: Path) -> None:
+    run = curves.read_run(write_run(tmp_path / "one", window=3, **CONV))
+    assert (run.name, run.model, run.epochs, run.top1) == ("one", "daft_conv_test", [1, 2, 3], [20.0, 60.5, 58.0])
+    assert run.arguments == {"num_classes": 10, "window": 3, **CONV}
+
+
+@pytest.mark.parametrize(
+    ("model", "arguments", "across", "expected"),
+    [
+        ("daft_conv_test", {"window": 3}, "kernel_size", ("daft_conv_test, with what is outside", 3)),
+        ("daft_conv_test", {"window": 7, "local_only": True}, "kernel_size", ("daft_conv_test, window alone", 7)),
+        ("daft_conv_test", {}, "kernel_size", ("daft_conv_test, with what is outside", 5)),
+        ("daft_conv_test", {"embed_dim": 24}, "width", ("daft_conv_test", 24)),
+        ("deit_tiny_patch16_224", {"embed_dim": 96, "depth": 1}, "width", ("deit_tiny_patch16_224", 96)),
+    ],
+)
+def test_where_a_run_stands(tmp_path: Path, model: str, arguments: dict, across: str, expected: tuple) -> None:
+    """By the model that its arguments build: the default window and width are the model's."""
+    assert curves.place(curves.read_run(write_run(tmp_path / "run", model, **CONV, **arguments)), across) == expected
+
+
+@pytest.mark.parametrize("across", curves.AXES)
+def test_pictures_are_drawn(tmp_path: Path, across: str, capsys: pytest.CaptureFixture) -> None:
+    folders = [
+        str(write_run(tmp_path / f"{window}_{local}", window=window, local_only=local, **CONV))
+        for window in (3, 5)
+        for local in (False, True)
+    ]
+    target = tmp_path / "curves.png"
+    assert curves.main(["--runs", *folders, "--across", across, "--output", str(target)]) == 0
+    assert "Ready: " in capsys.readouterr().out
+    with Image.open(target) as image:
+        assert image.width > 600
+
+
+def test_the_best_epoch_is_another_picture(tmp_path: Path) -> None:
+    folder = str(write_run(tmp_path / "run", **CONV))
+    for name, more in (("last.png", []), ("best.png", ["--best"])):
+        command = ["--runs", folder, "--across", "width", "--output", str(tmp_path / name), *more]
+        assert curves.main(command) == 0
+    assert (tmp_path / "last.png").read_bytes() != (tmp_path / "best.png").read_bytes()
+
+
+def test_what_cannot_be_drawn(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """One line on stderr, and no picture."""
+    folder = write_run(tmp_path / "run", **CONV)
+    other = write_run(tmp_path / "deit", "deit_tiny_patch16_224", **CONV)
+    unknown = write_run(tmp_path / "unknown", "no_model")
+    empty, odd = write_run(tmp_path / "empty", top1=()), write_run(tmp_path / "odd")
+    (odd / "summary.csv").write_text("epoch,loss\n0,1\n")
+    for command, named in (
+        (["--runs", str(tmp_path / "none")], "none, which has no summary.csv; allowed"),
+        (["--runs", str(empty)], "has no epoch; allowed"),
+        (["--runs", str(odd)], "odd, whose files are not those of train.py"),
+        (["--runs", str(other), "--across", "kernel_size"], "windows are none; allowed"),
+        (["--runs", str(unknown), "--across", "width"], "cannot be built as no_model"),
+        (["--runs", str(folder), "--best"], "--best is passed; allowed"),
+    ):
+        assert curves.main([*command, "--output", str(tmp_path / "c.png")]) == 1
+        assert named in capsys.readouterr().err
+    assert not (tmp_path / "c.png").exists()

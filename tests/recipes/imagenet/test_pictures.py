@@ -1,0 +1,119 @@
+"""Pictures of what image models weigh patches by, from checkpoints as timm's train.py leaves them."""
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+import pytest
+import timm
+import torch
+from PIL import Image
+from timm.utils import CheckpointSaver
+
+import timm_plugin
+from common.attention import record_attention
+from recipes.daft.checkpoints import load_image_model
+from recipes.imagenet import pictures
+
+SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 16, "depth": 2, "num_heads": 2}
+
+
+def save(folder: Path, attention: str | None, model: str = "vit_tiny_patch16_224", **arguments) -> Path:
+    """A file of timm's own CheckpointSaver; ``attention`` None is timm's."""
+    folder.mkdir(parents=True)
+    torch.manual_seed(0)
+    if attention is None:
+        built = timm.create_model(model, num_classes=10, **arguments)
+    else:
+        arguments = {**arguments, "attn_layer": attention}
+        built = timm_plugin.create_model(model, num_classes=10, **arguments)
+    saved = argparse.Namespace(model=model, num_classes=10, in_chans=None, gp=None, img_size=32, model_kwargs=arguments)
+    optimizer = torch.optim.AdamW(built.parameters())
+    saver = CheckpointSaver(built, optimizer, args=saved, checkpoint_dir=str(folder), recovery_dir=str(folder))
+    saver.save_checkpoint(0, metric=1.0)
+    return folder / "model_best.pth.tar"
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> list[Path]:
+    """Two files of images, one of them not square."""
+    generator = np.random.default_rng(0)
+    for number, size in enumerate([(40, 40), (30, 50)]):
+        Image.fromarray(generator.integers(0, 256, (*size, 3), dtype=np.uint8)).save(tmp_path / f"{number}.png")
+    return [tmp_path / "0.png", tmp_path / "1.png"]
+
+
+def test_models_side_by_side(tmp_path: Path, images: list[Path], capsys: pytest.CaptureFixture) -> None:
+    """Ours by their names, timm's own softmax attention, and a mechanism that must know the number of tokens."""
+    files = [save(tmp_path / str(name), name, **SMALL) for name in ("flow", "linear", "cosformer", None)]
+    target = tmp_path / "pictures"
+    command = ["--image", *map(str, images), "--output", str(target), "--checkpoint", *map(str, files)]
+    assert pictures.main(command) == 0
+    assert "allocation.png" in capsys.readouterr().out
+    for name in ("attention.png", "allocation.png"):
+        with Image.open(target / name) as image:
+            colours = np.unique(np.asarray(image.convert("RGB")).reshape(-1, 3), axis=0)
+            assert image.width > 300 and len(colours) > 50
+    # A folder of the command is written again; without Flow-Attention there is one picture.
+    assert pictures.main([*command[:-4], str(files[1]), "--layer", "1", "--names", "linear"]) == 0
+    assert "allocation.png" not in capsys.readouterr().out
+
+
+def test_the_weights_are_those_of_the_last_layer(tmp_path: Path, images: list[Path]) -> None:
+    """Of patches alone, without the class token; 1 is an even share; as many rows as the grid has."""
+    loaded = load_image_model(save(tmp_path / "linear", "linear", **SMALL))
+    modules = pictures.attentions(loaded)
+    assert len(modules) == 2
+    shown, seen = pictures.look(loaded, modules[-1], pictures.read_image(images[0]))
+    assert shown.shape == (32, 32, 3) and seen.weights.shape == (4, 4) and seen.allocation is None
+    assert not seen.competition
+    from timm.data import create_transform
+
+    pixels = create_transform(**loaded.data, is_training=False)(pictures.read_image(images[0]))
+    with torch.no_grad(), record_attention(loaded.model, maps=True) as records:
+        loaded.model(pixels[None])
+    expected = records[-1].map[0].sum((0, 1))[1:].view(4, 4).numpy()
+    assert np.allclose(seen.weights, expected / expected.mean(), atol=1e-5)
+
+
+def test_a_hierarchical_flowformer(tmp_path: Path, images: list[Path]) -> None:
+    """Its first stage has the most tokens; competition and allocation, which is a gate."""
+    model = "flowformer_hier_test"
+    folder = tmp_path / "hier"
+    folder.mkdir()
+    built = timm.create_model(model, num_classes=10, img_size=32)
+    torch.save(
+        {
+            "state_dict": built.state_dict(),
+            "args": argparse.Namespace(
+                model=model, num_classes=10, in_chans=None, gp=None, img_size=32, model_kwargs={"img_size": 32}
+            ),
+        },
+        folder / "last.pth.tar",
+    )
+    loaded = load_image_model(folder / "last.pth.tar")
+    modules = pictures.attentions(loaded)
+    _, first = pictures.look(loaded, modules[0], pictures.read_image(images[1]))
+    _, last = pictures.look(loaded, modules[-1], pictures.read_image(images[1]))
+    assert first.competition and first.weights.size > last.weights.size
+    assert first.weights.shape[0] == first.weights.shape[1] and (0 < first.allocation).all()
+    assert (first.allocation < 1).all() and np.isclose(first.weights.mean(), 1, atol=1e-5)
+
+
+def test_what_cannot_be_drawn(tmp_path: Path, images: list[Path], capsys: pytest.CaptureFixture) -> None:
+    """One line on stderr, and no folder."""
+    file = str(save(tmp_path / "linear", "linear", **SMALL))
+    torch.save({"cfg": {}, "model": {}}, tmp_path / "text.pt")
+    (tmp_path / "not.png").write_text("no image")
+    image = str(images[0])
+    for command, named in (
+        (["--checkpoint", file, "--image", str(tmp_path / "not.png")], "not.png, which cannot be read"),
+        (["--checkpoint", file, "--image", image, "--layer", "3"], "--layer is 3; allowed for"),
+        (["--checkpoint", file, "--image", image, "--layer", "0"], "--layer is 0; allowed for"),
+        (["--checkpoint", file, file, "--image", image, "--names", "a"], "--names has 1 names; allowed: 2"),
+        (["--checkpoint", str(tmp_path / "text.pt"), "--image", image], "is of fairseq-train; allowed"),
+        (["--checkpoint", str(tmp_path / "none.pth.tar"), "--image", image], "none.pth.tar, which does not exist"),
+    ):
+        assert pictures.main([*command, "--output", str(tmp_path / "out")]) == 1
+        assert named in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,104 @@
+"""The settings for timm's train.py, and the models that the README names."""
+
+import argparse
+import re
+import shlex
+
+import pytest
+import timm
+import yaml
+from timm.utils import ParseKwargs
+
+import timm_plugin
+from recipes.shared.commands import ROOT
+
+FOLDER = ROOT / "recipes" / "imagenet"
+NAMES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
+#: What may differ between DeiT's settings and those of DAFT, which the paper trains by them.
+OF_DAFT = {"model", "batch_size", "amp", "amp_dtype"}
+
+
+def settings(name):
+    return yaml.safe_load((FOLDER / f"{name}.yaml").read_text())
+
+
+def test_the_files():
+    assert NAMES == ["daft_conv_b_384", "daft_conv_s", "flowformer_deit_s", "flowformer_hier_s"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_settings(name):
+    found = settings(name)
+    assert found["model"] == name
+    assert timm.is_model(name)
+    assert all("-" not in key for key in found)  # names of attributes, as --config needs them
+    assert set(found) <= set(settings("flowformer_deit_s")) | {"clip_grad", "clip_mode"}
+    numbers = ("lr_base", "weight_decay", "warmup_lr", "min_lr", "opt_eps")
+    assert all(isinstance(found[key], float) for key in numbers)  # YAML reads 1e-8 as text
+
+
+@pytest.mark.parametrize(("name", "gpus", "images"), [("flowformer_hier_s", 6, 768), ("daft_conv_b_384", 8, 64)])
+def test_learning_rate(name, gpus, images):
+    found = settings(name)
+    assert gpus * found["batch_size"] == images
+    assert found["lr_base_scale"] == "linear"
+    assert found["lr_base"] * images / found["lr_base_size"] == pytest.approx(5e-4 * images / 512)
+
+
+def test_daft_is_trained_as_deit():
+    deit, small, base = (settings(name) for name in ("flowformer_deit_s", "daft_conv_s", "daft_conv_b_384"))
+    assert {key for key in deit if deit[key] != small.get(key)} == OF_DAFT
+    assert {key for key in deit if deit[key] != base.get(key)} == OF_DAFT | {"epochs", "crop_pct"}
+    assert (small["epochs"], base["epochs"]) == (300, 100)
+
+
+def commands():
+    """Every train.py, validate.py and "..." line of the README that names a model or its arguments, by its words."""
+    blocks = re.findall(r"```shell\n(.*?)```", (FOLDER / "README.md").read_text(), flags=re.DOTALL)
+    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
+    words = [shlex.split(line, comments=True) for line in lines]
+    return [line for line in words if "--model" in line or "--model-kwargs" in line]
+
+
+def test_models_of_the_readme_are_built():
+    """Each with the arguments that stand there, read as train.py reads them."""
+    found = commands()
+    assert len(found) > 30
+    for words in found:
+        assert "--model" in words or "--config" in words, words
+        name = words[words.index("--model") + 1] if "--model" in words else None
+        name = name or settings((ROOT / words[words.index("--config") + 1]).stem)["model"]
+        arguments = {}
+        if "--model-kwargs" in words:
+            pairs = words[words.index("--model-kwargs") + 1 :]
+            pairs = pairs[: next((i for i, x in enumerate(pairs) if x[0] == "-"), None)]
+            assert all("=" in pair for pair in pairs), words
+            arguments = read_as_train_does(pairs)
+        if "--img-size" in words:
+            arguments.setdefault("img_size", int(words[words.index("--img-size") + 1]))
+        create = timm_plugin.create_model if "attn_layer" in arguments else timm.create_model
+        model = create(name, device="meta", **arguments)
+        assert sum(p.numel() for p in model.parameters()) > 1e6
+
+
+def read_as_train_does(pairs):
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model-kwargs", nargs="*", default={}, action=ParseKwargs)
+    return parser.parse_args(["--model-kwargs", *pairs]).model_kwargs
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "published"),
+    [
+        ("deit_small_patch16_224", dict(attn_layer="linear"), 22.1),
+        ("flowformer_deit_s", dict(attn_layer="linear", phi="relu"), 22.1),
+        ("mixer_deit_s", {}, 18.6),
+        ("resnet50", {}, 25.6),
+        ("daft_conv_b_384", {}, 79.7),
+        ("deit_base_patch16_384", {}, 86.9),
+    ],
+)
+def test_parameters_of_dafts_tables(name, arguments, published):
+    create = timm_plugin.create_model if "attn_layer" in arguments else timm.create_model
+    model = create(name, device="meta", **arguments)
+    assert sum(p.numel() for p in model.parameters()) / 1e6 == pytest.approx(published, rel=0.01)

@@ -1,0 +1,118 @@
+"""``python -m recipes.papers`` lists, prints tables, rows and figures, and makes the tables of the READMEs."""
+
+import pytest
+
+from recipes.papers import measured, readmes
+from recipes.papers.__main__ import main
+from recipes.papers.tables import PAPERS, read_paper
+
+
+def test_a_list_has_every_table_and_figure(capsys):
+    assert main([]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    begun = [line.split()[0] for line in lines if line.startswith("  ")]
+    for paper in PAPERS:
+        read = read_paper(paper)
+        assert set(read.tables) | {f"figure-{number}" for number in read.figures} <= set(begun)
+        assert any(line.startswith(f"{paper}: ") for line in lines)
+
+
+def test_a_table_stands_beside_what_was_measured(capsys):
+    assert main(["flowformer", "6"]) == 0
+    text = capsys.readouterr().out
+    assert "flowformer_time_series" in text and "Contradiction" in text
+    assert "98.48 ± 0.29" in text and "Kendall" in text and "2026-11-22" in text
+
+
+def test_a_table_that_was_not_measured_says_so(capsys):
+    assert main(["flash", "10"]) == 0
+    text = capsys.readouterr().out
+    assert "495.8 M" in text and "496 M" in text and "Nothing of it was measured" in text
+
+
+def test_a_row_prints_commands_from_data_to_evaluation(capsys):
+    assert main(["flash", "12", "--row", "flash-quad"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    typed = [line for line in lines if line and not line.startswith((" ", "#"))]
+    assert [line.split()[0] for line in typed] == ["python", "for", "fairseq-train", "fairseq-validate", "done"]
+    assert any("not run here" in line for line in lines)
+
+
+def test_a_row_that_is_not_trained_says_why(capsys):
+    assert main(["daft", "2", "--row", "resnet50"]) == 0
+    assert "convolutional" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("number, shown", [("figure-8", "time_series.pictures"), ("figure-1", "diagram")])
+def test_a_figure_prints_its_command_or_a_reason(number, shown, capsys):
+    assert main(["flowformer", number]) == 0
+    assert shown in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (["mega"], ["mega", "flowformer", "flash", "daft"]),
+        (["daft", "9"], ["9", "8", "figure-14"]),
+        (["flowformer", "figure-10"], ["figure-10", "figure-9"]),
+        (["flowformer", "4", "--row", "mega"], ["mega", "COSFORMER (2022)"]),
+        (["daft", "2", "--row", "DAFT-conv"], ["DAFT-conv, Heads 16", "DAFT-conv, Heads 384"]),
+        (["flowformer", "figure-8", "--row", "a"], ["--row"]),
+        (["flowformer", "--row", "a"], ["--row", "TABLE"]),
+        (["daft", "--write-readmes"], ["--write-readmes", "daft"]),
+    ],
+)
+def test_what_is_not_there_is_an_error_with_what_is(arguments, said, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert all(word in error for word in said)
+
+
+@pytest.mark.parametrize("path", readmes.readmes(), ids=lambda path: path.parent.name)
+def test_the_tables_of_a_readme_are_those_of_the_papers(path):
+    """Otherwise: python -m recipes.papers --write-readmes"""
+    text = path.read_text()
+    assert readmes.rewritten(text) == text
+
+
+def test_every_recipe_of_the_papers_prints_published_numbers():
+    names = {path.parent.name for path in readmes.readmes()}
+    assert names >= {
+        "wikitext103",
+        "imagenet",
+        "flash",
+        "enwik8",
+        "cifar10_pixels",
+        "daft",
+        "lra",
+        "time_series",
+        "offline_rl",
+    }
+
+
+def test_a_readme_is_made_anew_and_nothing_else_in_it_changes(tmp_path, monkeypatch):
+    text = "before\n<!-- published: daft 6 -->\nold\n<!-- end of published -->\nbehind\n"
+    made = readmes.rewritten(text)
+    assert made.startswith("before\n<!--") and made.endswith("-->\nbehind\n") and "old" not in made
+    assert "| Non Factorized | 3.17 | 78.2 | `daft_full_s --model-kwargs bias_dim=0` |" in made
+    assert readmes.rewritten(made) == made
+    with pytest.raises(ValueError, match="Table 99 of daft"):
+        readmes.rewritten(text.replace("daft 6", "daft 99"))
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_what_was_measured_belongs_to_rows(paper):
+    for number, table in read_paper(paper).tables.items():
+        for one in measured.measured(paper, number):
+            rows = [row.name for row in table.rows]
+            assert set(one.cells) <= set(rows) or (set(one.cells) <= set(table.header) and one.column in rows)
+            assert one.command.startswith("python -m recipes.") and one.date.startswith("2026-")
+
+
+def test_kendalls_tau_is_of_the_order():
+    one = measured.Measured("", {"a": "3 ± 1", "b": "2", "c": "1"}, "", "", "", "")
+    assert measured.kendall(one, {"a": "30", "b": "20", "c": "10"}) == 1.0
+    assert measured.kendall(one, {"a": "10", "b": "20", "c": "30"}) == -1.0
+    assert measured.kendall(one._replace(cells={"a": "1", "b": "2"}), {"a": "1", "b": "2"}) is None

@@ -1,0 +1,136 @@
+"""Every row builds, without memory, with the published number of parameters; and all of its commands are known."""
+
+import importlib
+import re
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+from fairseq import options
+
+import fairseq_plugin  # noqa: F401  registers the architectures
+from recipes.papers.building import count_parameters
+from recipes.papers.entries import entries_of
+from recipes.papers.rows import imagenet, wikitext
+from recipes.papers.tables import PAPERS, read_paper
+from recipes.papers.trainings import Block, blocks_of, trainings_of, wrapped
+
+ROOT = Path(__file__).parents[3]
+TABLES = [(paper, number) for paper in PAPERS for number in read_paper(paper).tables]
+PARSERS = {
+    "fairseq-train": options.get_training_parser,
+    "fairseq-eval-lm": options.get_eval_lm_parser,
+    "fairseq-validate": options.get_validation_parser,
+}
+#: Of timm's train.py and validate.py, which its wheel has not, as of v1.0.28.
+TIMM = {
+    *("--device-modules", "--config", "--data-dir", "--model", "--model-kwargs", "--output", "--experiment"),
+    *("--split", "--checkpoint", "--pretrained", "--crop-pct", "--interpolation", "--epochs", "--initial-checkpoint"),
+    *("--kd-model-name", "--kd-distill-type", "--kd-token-distill-type", "--task-loss-weight"),
+}
+
+
+def trainings(paper: str, number: str) -> list:
+    """All trainings of a table, each with its name."""
+    entries = entries_of(paper)[number]
+    return [(name, one) for name, entry in entries.items() for one in trainings_of(entry)]
+
+
+built: dict[tuple, int | None] = {}
+
+
+@pytest.mark.parametrize("paper, number", TABLES)
+def test_every_row_builds_with_the_published_number_of_parameters(paper, number):
+    """A second or two for a table; 30 in all."""
+    for name, one in trainings(paper, number):
+        first = next((" ".join(words) for words in one.commands() if words[0] == "fairseq-train"), "")
+        key = (one.host, one.model, re.sub(r"(work|checkpoints)/\S+", "", first), one.symbols)
+        if key not in built:  # other rows train the same one
+            built[key] = count_parameters(one)
+        count = built[key]
+        assert (count is None) == (one.host == ""), name
+        if one.published:
+            near = abs(count / 1e6 / one.published - 1) <= 0.01
+            assert near or one.difference, f"{name}: {count / 1e6:.2f} M, published {one.published} M"
+
+
+def known_module(words: list[str]) -> None:
+    """Assert that the parser of ``python -m recipes.NAME ARGUMENTS`` takes these arguments."""
+    module = importlib.import_module(words[2])
+    if hasattr(module, "parser"):
+        module.parser().parse_args(words[3:])
+    else:
+        sources = Path(module.__file__).read_text()
+        assert all(f'"{word}"' in sources for word in words[3:] if word.startswith("--"))
+
+
+def known(words: list[str]) -> None:
+    """Raise an error or SystemExit for a command that its program would refuse before it reads data."""
+    words = words[1:] if words[0] == "PYTHONPATH=." else words
+    if words[0] in PARSERS:
+        options.parse_args_and_arch(PARSERS[words[0]](), input_args=words[1:])
+    elif words[:2] == ["python", "-m"] and words[2].startswith("recipes."):
+        known_module(words)
+    elif "work/timm-scripts" in " ".join(words):
+        script = next(i for i, word in enumerate(words) if word.startswith("work/timm-scripts/"))
+        assert {word for word in words[script:] if word.startswith("--")} <= TIMM
+        if "--config" in words:
+            assert "model" in yaml.safe_load((ROOT / words[words.index("--config") + 1]).read_text())
+    else:
+        assert words[:3] == ["python", "-m", "timm_plugin.convert"] or words[:2] == ["python", "-c"]
+
+
+seen = set()
+
+
+@pytest.mark.parametrize("paper, number", TABLES)
+def test_every_command_is_taken_by_its_program(paper, number):
+    """Half a minute in all: fairseq reads its options slowly."""
+    for _, one in trainings(paper, number):
+        for words in one.commands():
+            if tuple(words) not in seen:
+                seen.add(tuple(words))
+                known(words)
+
+
+def test_a_loop_is_printed_and_filled_in():
+    block = Block("titles", ("echo $a $b",), (("a", ("1", "2")), ("b", ("x", "y"))))
+    assert block.printed().splitlines() == [
+        "# titles",
+        "for a in 1 2; do",
+        "for b in x y; do",
+        "echo $a $b",
+        "done",
+        "done",
+    ]
+    assert block.first() == [["echo", "1", "x"]]
+
+
+def test_a_long_command_is_wrapped_and_stays_the_same():
+    command = next(iter(wikitext.trained("COSFORMER (2022)").blocks[1].commands))
+    lines = wrapped(command).splitlines()
+    assert len(lines) > 3 and all(len(line) <= 120 for line in lines)
+    assert shlex.split(wrapped(command).replace("\\\n", "")) == shlex.split(command)
+
+
+def test_what_trainings_share_is_typed_once():
+    first, second = (wikitext.trained(row) for row in ("FLOWFORMER", "COSFORMER (2022)"))
+    titles = [block.title for block in blocks_of([first, second])]
+    assert titles.count("data") == 1 and len(titles) == 3
+
+
+def test_a_model_that_is_not_there_is_named():
+    one = imagenet.training("daft_huge", "daft_conv_s.yaml", "none")
+    with pytest.raises(ValueError, match="daft_huge"):
+        count_parameters(one)
+    other = wikitext.trained("FLOWFORMER")
+    blocks = tuple(replace_model(block) for block in other.blocks)
+    with pytest.raises(ValueError, match="flowformer_lm_wiki999"):
+        count_parameters(replace(other, blocks=blocks))
+
+
+def replace_model(block: Block) -> Block:
+    """The block with another architecture."""
+    return block._replace(commands=tuple(command.replace("wiki103 ", "wiki999 ") for command in block.commands))

@@ -1,0 +1,29 @@
+"""Generated questions, and the subwords of their pages, once for all tests."""
+
+from pathlib import Path
+
+import pytest
+import sentencepiece
+
+from recipes.flash.subword_text import train_sentencepiece
+from recipes.shared.subwords import write_dictionary
+from recipes.triviaqa import generated
+
+
+@pytest.fixture(scope="package")
+def questions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder laid out as triviaqa-rc."""
+    folder = tmp_path_factory.mktemp("trivia") / "generated"
+    assert generated.main(["--out", str(folder), "--train", "60", "--valid", "12", "--people", "4"]) == 0
+    return folder
+
+
+@pytest.fixture(scope="package")
+def subwords(questions: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what recipes.flash.prepare leaves of its subwords."""
+    folder = tmp_path_factory.mktemp("subwords")
+    model = folder / "sentencepiece.model"
+    with open(questions / "pages.txt", encoding="utf-8") as lines:
+        train_sentencepiece(lines, model, 380, masked=False, threads=1)
+    write_dictionary(sentencepiece.SentencePieceProcessor(model_file=str(model)), folder / "dict.txt")
+    return folder

@@ -1,0 +1,103 @@
+"""Answers of trained models, written down and evaluated as the data set's own evaluation does."""
+
+import copy
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from recipes.triviaqa import answer, evaluate
+from recipes.triviaqa.scores import score
+from tests.fairseq_plugin.helpers.commands import run_in_turn
+from tests.fairseq_plugin.helpers.logs import entries
+from tests.fairseq_plugin.helpers.spans import training_command, write_names
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Two trainings, of which one hardly learns; costs the start of a process."""
+    root = tmp_path_factory.mktemp("answers")
+    data = write_names(root / "data-bin")
+    commands = [
+        training_command(data, str(root / arch), arch, "--lr", rate, "--max-epoch", "3")
+        for arch, rate in (("flash_mlm", "1e-2"), ("roberta", "1e-9"))
+    ]
+    logs = run_in_turn(*(("fairseq_cli.train", command, "") for command in commands))
+    paths = [root / arch / "checkpoint_last.pt" for arch in ("flash_mlm", "roberta")]
+    return SimpleNamespace(data=data, paths=paths, valid=[entries(log, "valid")[-1] for log in logs])
+
+
+def test_the_best_of_several_checkpoints_answers(trained, tmp_path, capsys):
+    """Scores are those of validation, and the answers of the best are written, from name to text."""
+    output = tmp_path / "answers" / "predictions.json"
+    places = ["--data", str(trained.data), "--output", str(output), "--batch-size", "7"]
+    assert answer.main([*map(str, trained.paths), *places]) == 0
+    said = capsys.readouterr().out
+    rows = [line.split() for line in said.splitlines() if "checkpoint_last.pt" in line and "python -m" not in line]
+    for row, path, valid in zip(rows, trained.paths, trained.valid):
+        assert row[:3] == [str(path), f"{valid['valid_f1']:.2f}", f"{valid['valid_em']:.2f}"]
+    assert [row[3:] for row in rows] == [["yes"], []]
+    answers = json.loads(output.read_text())
+    gold = {one["name"]: one["answers"] for one in json.loads((trained.data / "valid.json").read_text())}
+    assert answers.keys() == gold.keys()
+    assert score(answers, gold).f1 == pytest.approx(trained.valid[0]["valid_f1"], abs=0.01)
+    assert any(answers[name] == texts[0] for name, texts in gold.items())
+
+
+def test_checkpoints_that_are_none(trained, tmp_path, capsys):
+    state = torch.load(trained.paths[0])
+    for name in ("masked_lm", "flash_lm"):
+        changed = copy.deepcopy(state)
+        if name == "masked_lm":
+            changed["cfg"]["task"] = {"_name": name, "data": str(trained.data), "tokens_per_sample": 32, "seed": 1}
+        else:
+            changed["cfg"]["model"] = {"_name": name}
+        torch.save(changed, tmp_path / f"{name}.pt")
+    for path, message in (
+        (tmp_path / "nothing.pt", "which is no file"),
+        (trained.data / "dict.txt", "dict.txt"),
+        (tmp_path / "masked_lm.pt", "of --task masked_lm"),
+        (tmp_path / "flash_lm.pt", "of a flash_lm"),
+    ):
+        assert answer.main([str(path), "--data", str(trained.data)]) == 1
+        said = capsys.readouterr().err
+        assert message in said and "allowed" in said
+
+
+def test_a_folder_without_the_split(trained, capsys):
+    assert answer.main([str(trained.paths[0]), "--data", str(trained.data), "--split", "test"]) == 1
+    assert "has no split test; allowed: train, valid" in capsys.readouterr().err
+
+
+def test_scores_count_every_question():
+    found = score({"a": "The Oslo", "b": "big Rome", "x": "?"}, {"a": ["oslo"], "b": ["rome", "roma"], "c": ["bern"]})
+    assert found.em == pytest.approx(100 / 3) and found.f1 == pytest.approx(100 * (1 + 2 / 3) / 3)
+    assert (found.questions, found.missing) == (3, 1)
+    assert score({}, {"a": ["oslo"]}) == (0.0, 0.0, 1, 1)
+
+
+def test_evaluation_of_written_answers(questions, tmp_path, capsys):
+    """All right, one wrong, one missing; what the file does not hold is not asked."""
+    file = questions / "qa" / "wikipedia-dev.json"
+    values = {one["QuestionId"]: one["Answer"]["Value"] for one in json.loads(file.read_text())["Data"]}
+    path = tmp_path / "answers.json"
+    names = list(values)
+    for changed, expected in (
+        ({}, "exact match 100.00, F1 100.00: 12 questions, 0 unanswered"),
+        ({names[0]: "nobody"}, "exact match 91.67, F1 91.67: 12 questions, 0 unanswered"),
+        ({names[0]: None, "another": "x"}, "exact match 91.67, F1 91.67: 12 questions, 1 unanswered"),
+    ):
+        answers = {name: text for name, text in {**values, **changed}.items() if text is not None}
+        path.write_text(json.dumps(answers))
+        assert evaluate.main([str(path), "--file", str(file)]) == 0
+        assert capsys.readouterr().out.strip() == expected
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"a": 3}'])
+def test_answers_that_are_none(content, questions, tmp_path, capsys):
+    path = tmp_path / "answers.json"
+    path.write_text(content)
+    assert evaluate.main([str(path), "--file", str(questions / "qa" / "wikipedia-dev.json")]) == 1
+    said = capsys.readouterr().err
+    assert f"ANSWERS is {path}" in said and "allowed" in said
