@@ -12,7 +12,7 @@ from typing import Optional
 
 import torch
 from fairseq import utils
-from fairseq.dataclass import ChoiceEnum, FairseqDataclass
+from fairseq.dataclass import ChoiceEnum
 from fairseq.models import BaseFairseqModel
 from fairseq.models.transformer import TransformerConfig
 from fairseq.modules import FairseqDropout, LayerNorm
@@ -35,11 +35,12 @@ from ._options import (
     offloading_field,
     plain_options,
 )
+from ._weight_decay import DecayOptions, MarksDecay
 from .decision_hub_interface import DecisionHubInterface
 
 
 @dataclass
-class DecisionConfig(FairseqDataclass):
+class DecisionConfig(DecayOptions):
     """Options of all Decision Transformers; the defaults are those of the Flowformer paper's script."""
 
     decoder_layers: int = field(default=3, metadata={"help": "num decoder layers"})
@@ -60,7 +61,7 @@ class DecisionConfig(FairseqDataclass):
     offload_activations: bool = offloading_field()
 
 
-class DecisionTransformer(CheckedLoading, HubModel, BaseFairseqModel):
+class DecisionTransformer(MarksDecay, CheckedLoading, HubModel, BaseFairseqModel):
     """Returns, states and actions of steps -> the action of each; causal; subclasses build the layers.
 
     Padding on any side has no influence on real steps. ``DecisionTransformer.from_pretrained`` loads every one of them,
@@ -109,7 +110,9 @@ class DecisionTransformer(CheckedLoading, HubModel, BaseFairseqModel):
         args.max_episode_length = task.max_episode_length
         args.max_target_positions = TOKENS * min(task.context or task.max_episode_length, task.max_episode_length)
         with errors_as_typed(cls, cls.option_prefix, "decoder"):
-            return cls(args, task.description.state_size, task.description.action_size)
+            model = cls(args, task.description.state_size, task.description.action_size)
+        model.mark_decay(args)
+        return model
 
     @classmethod
     def build_layer(cls, args: Namespace, cfg: TransformerConfig) -> nn.Module:

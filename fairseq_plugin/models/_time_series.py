@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from fairseq import utils
-from fairseq.dataclass import ChoiceEnum, FairseqDataclass
+from fairseq.dataclass import ChoiceEnum
 from fairseq.models import FairseqEncoderModel
 from fairseq.models.transformer import TransformerConfig
 from fairseq.modules import FairseqDropout, LayerNorm
@@ -35,6 +35,7 @@ from ._options import (
     option,
     plain_options,
 )
+from ._weight_decay import DecayOptions, MarksDecay
 from .time_series_hub_interface import TimeSeriesHubInterface
 
 POOLINGS = ("flat", "mean")
@@ -43,7 +44,7 @@ _STEP = 1
 
 
 @dataclass
-class TimeSeriesConfig(FairseqDataclass):
+class TimeSeriesConfig(DecayOptions):
     """Options of all classifiers of time series; the defaults are the authors'."""
 
     encoder_layers: int = field(default=2, metadata={"help": "num encoder layers"})
@@ -152,7 +153,7 @@ class TimeSeriesHead(nn.Module):
         return f"max_length={self.max_length}, pooling={self.pooling!r}"
 
 
-class TimeSeriesClassifier(CheckedLoading, HubModel, FairseqEncoderModel):
+class TimeSeriesClassifier(MarksDecay, CheckedLoading, HubModel, FairseqEncoderModel):
     """A linear embedding, an encoder over series, and classification heads; subclasses build the layers.
 
     The task registers a head, ``register_classification_head``, and the criterion names it. Padding on any side has no
@@ -190,7 +191,9 @@ class TimeSeriesClassifier(CheckedLoading, HubModel, FairseqEncoderModel):
         cls.complete_options(args)
         with errors_as_typed(cls, cls.option_prefix, "encoder"):
             encoder = TimeSeriesEncoder(args, task.description.channels, partial(cls.build_layer, args))
-        return cls(args, encoder)
+        model = cls(args, encoder)
+        model.mark_decay(args)
+        return model
 
     @classmethod
     def complete_options(cls, args: Namespace) -> None:
@@ -212,6 +215,7 @@ class TimeSeriesClassifier(CheckedLoading, HubModel, FairseqEncoderModel):
             args.dropout,
         )
         head.remembered = Remembered() if labels is None else Remembered(labels=list(labels))
+        self.mark_decay(args)
 
     def forward(
         self,
