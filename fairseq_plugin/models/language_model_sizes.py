@@ -35,7 +35,8 @@ SIZES: dict[str, dict[str, dict[str, Any]]] = {
         **dict.fromkeys(("softmax", "synthesizer", "reformer"), _CIFAR10),
         # Image Transformer has windows of 256 in two dimensions; these are the last 256 subpixels.
         "local": {**_CIFAR10, "local_window": 256},
-        # Quoted from Child et al. (2019): FFN of half the usual size, dropout 0.25. The stride, a row of pixels, is ours.
+        # Of Child et al. (2019), whom the paper quotes: FFN of half the usual size, dropout 0.25. The stride, a row of
+        # pixels, is ours.
         "sparse": _size(128, 256, 2, 512, 0.25, sparse_pattern="strided", sparse_stride=96),
     },
 }
