@@ -109,6 +109,7 @@ class LinearTimeClassifier(LinearTimeMaskedModel):
         meaning = {x: option(self.args, ClassifierOptions, x) for x in ("pooling", "classifier_style")}
         labels = {} if self.labels is None else {"labels": self.labels[:num_classes]}
         self.classification_heads[name].remembered = Remembered(**meaning, **labels)
+        self.mark_decay(self.args)
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Any], name: str) -> None:
         """fairseq's hook. RoBERTa's fills in what heads lack; what a file's head was trained with is left unsaid."""

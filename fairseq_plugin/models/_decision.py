@@ -12,7 +12,7 @@ from typing import Optional
 
 import torch
 from fairseq import utils
-from fairseq.dataclass import ChoiceEnum, FairseqDataclass
+from fairseq.dataclass import ChoiceEnum
 from fairseq.models import BaseFairseqModel
 from fairseq.models.transformer import TransformerConfig
 from fairseq.modules import FairseqDropout, LayerNorm
@@ -35,11 +35,12 @@ from ._options import (
     offloading_field,
     plain_options,
 )
+from ._weight_decay import DecayOptions, MarksDecay
 from .decision_hub_interface import DecisionHubInterface
 
 
 @dataclass
-class DecisionConfig(FairseqDataclass):
+class DecisionConfig(DecayOptions):
     """Options of all Decision Transformers; the defaults are those of the Flowformer paper's script."""
 
     decoder_layers: int = field(default=3, metadata={"help": "num decoder layers"})
@@ -60,7 +61,7 @@ class DecisionConfig(FairseqDataclass):
     offload_activations: bool = offloading_field()
 
 
-class DecisionModel(CheckedLoading, HubModel, BaseFairseqModel):
+class DecisionModel(MarksDecay, CheckedLoading, HubModel, BaseFairseqModel):
     """Whatever acts in the task ``offline_rl``: from returns, states and actions of steps to the action of each.
 
     ``DecisionModel.from_pretrained`` loads every one of them, as a ``DecisionHubInterface``; the folder of the data is
@@ -99,7 +100,9 @@ class DecisionModel(CheckedLoading, HubModel, BaseFairseqModel):
         args.max_target_positions = TOKENS * min(task.context or task.max_episode_length, task.max_episode_length)
         cls.complete_options(args)
         with errors_as_typed(cls, cls.option_prefix, "decoder"):
-            return cls(args, task.description.state_size, task.description.action_size)
+            model = cls(args, task.description.state_size, task.description.action_size)
+        model.mark_decay(args)
+        return model
 
     @classmethod
     def complete_options(cls, args: Namespace) -> None:

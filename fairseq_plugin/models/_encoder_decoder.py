@@ -22,6 +22,7 @@ from ..untrusted_configuration import check_evaluated
 from ._decoder import LinearTimeDecoder
 from ._encoder import LinearTimeEncoder
 from ._options import attention_config, attention_options, errors_as_typed, flag_of, option, plain_options
+from ._weight_decay import DecayOptions, MarksDecay
 
 #: The mechanisms for cross-attention beside fairseq's own softmax attention.
 SOURCE_ATTENTIONS = tuple(name for name, attention in ATTENTIONS.items() if "source" in attention.supports)
@@ -61,7 +62,7 @@ class SourceEncoder(LinearTimeEncoder):
     length_options = "--max-source-positions"
 
 
-class LinearTimeTransformer(CheckedLoading, TransformerModel):
+class LinearTimeTransformer(MarksDecay, CheckedLoading, TransformerModel):
     """fairseq's ``transformer`` over layers of ours; subclasses name the attention.
 
     The encoder's self-attention is not causal, the decoder's is. A mechanism that is not causal has softmax attention
@@ -84,7 +85,7 @@ class LinearTimeTransformer(CheckedLoading, TransformerModel):
     def add_args(cls, parser) -> None:
         """The options of ``transformer`` and ours."""
         TransformerModel.add_args(parser)
-        for options in (CrossAttentionOptions, *CROSS_OPTIONS.values(), cls.options_class):
+        for options in (DecayOptions, CrossAttentionOptions, *CROSS_OPTIONS.values(), cls.options_class):
             gen_parser_from_dataclass(parser, options(), delete_default=True)
 
     @classmethod
@@ -102,7 +103,9 @@ class LinearTimeTransformer(CheckedLoading, TransformerModel):
         args = plain_options(args) if OmegaConf.is_config(args) else args
         check_evaluated(args)
         _check_cross_options(args)
-        return super().build_model(args, task)
+        model = super().build_model(args, task)
+        model.mark_decay(args)
+        return model
 
     @classmethod
     def build_encoder(cls, args, src_dict, embed_tokens) -> nn.Module:

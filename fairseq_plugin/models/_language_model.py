@@ -7,9 +7,12 @@ from functools import partial
 from typing import Any
 
 from fairseq.data import Dictionary
-from fairseq.models import ARCH_CONFIG_REGISTRY, register_model
 from fairseq.models.transformer import TransformerConfig
-from fairseq.models.transformer_lm import TransformerLanguageModel, TransformerLanguageModelConfig
+from fairseq.models.transformer_lm import (
+    TransformerLanguageModel,
+    TransformerLanguageModelConfig,
+    base_lm_architecture,
+)
 from fairseq.modules import AdaptiveInput, CharacterTokenEmbedder
 from fairseq.utils import eval_str_list, safe_getattr
 from torch import nn
@@ -22,10 +25,12 @@ from ..modules.transformer_layer import LinearTimeDecoderLayer
 from ..untrusted_configuration import check_evaluated
 from ._decoder import LinearTimeDecoder
 from ._options import complete_checkpointing, errors_as_typed, flag_of
+from ._registration import register_checked
+from ._weight_decay import DecayOptions, MarksDecay, choose_optimizer
 
 
 @dataclass
-class LinearTimeLanguageModelConfig(TransformerLanguageModelConfig):
+class LinearTimeLanguageModelConfig(DecayOptions, TransformerLanguageModelConfig):
     """Options of ``transformer_lm``, in whose place these models stand, and what all of them add.
 
     Layers are pre-norm, as the released models' are and as every named architecture of ``transformer_lm`` is;
@@ -51,7 +56,7 @@ _TIED = (
 )
 
 
-class LinearTimeLanguageModel(CheckedLoading, TransformerLanguageModel):
+class LinearTimeLanguageModel(MarksDecay, CheckedLoading, TransformerLanguageModel):
     """fairseq's Transformer language model around ``LinearTimeDecoder``; subclasses name the attention."""
 
     attention_name: str
@@ -101,7 +106,9 @@ class LinearTimeLanguageModel(CheckedLoading, TransformerLanguageModel):
                 no_encoder_attn=True,
                 **cls.decoder_options(args),
             )
-        return cls(decoder)
+        model = cls(decoder)
+        model.mark_decay(args)
+        return model
 
     @classmethod
     def build_token_embedding(cls, args, dictionary: Dictionary) -> nn.Module:
@@ -154,24 +161,28 @@ def _complete_options(args) -> None:
 
 def register_language_model(name: str, dataclass: type) -> Callable[[type], type]:
     """fairseq's ``register_model`` for a language model, whose command line is checked once it is parsed."""
+    return register_checked(name, dataclass, check_command_line)
 
-    def register(model: type) -> type:
-        model = register_model(name, dataclass=dataclass)(model)
-        ARCH_CONFIG_REGISTRY[name] = check_command_line  # fairseq's entry for a model with a dataclass does nothing
-        return model
 
-    return register
+def complete_size(args, size: dict[str, Any]) -> None:
+    """Check the command line of a named size, and give what it left open the values in ``size``, then fairseq's."""
+    check_command_line(args)
+    for name, value in size.items():
+        setattr(args, name, safe_getattr(args, name, value))
+    base_lm_architecture(args)
 
 
 def check_command_line(args) -> None:
-    """Check the options of a parsed command line that fairseq would fail on without a word of help.
+    """Check the options of a parsed command line that fairseq would fail on without a word of help, and act on ours.
 
     Options that nobody typed are not in ``args``, but for those of the task.
 
     Raises:
-        ValueError: a task that is no language modeling, or two options that contradict each other.
+        ValueError: a task that is no language modeling, two options that contradict each other, or an optimizer without
+            the weight decay that is asked for.
     """
     if not all(hasattr(args, name) for name in _TASK_OPTIONS):
         raise ValueError(f"--task is {args.task}; allowed with --arch {args.arch}: language_modeling")
     if safe_getattr(args, "lineartime_post_norm", False) and safe_getattr(args, "decoder_normalize_before", False):
         raise ValueError("--decoder-normalize-before is given; allowed with --lineartime-post-norm: not given")
+    choose_optimizer(args)

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from fairseq.dataclass import FairseqDataclass
 from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq.models.roberta import RobertaHubInterface, RobertaModel
 from fairseq.models.roberta.model import base_architecture
@@ -30,6 +29,7 @@ from ._options import (
     flag_of,
     offloading_field,
 )
+from ._weight_decay import DecayOptions, MarksDecay, choose_optimizer
 
 #: The default of ``--activation-fn``, which is that of RoBERTa's language-model head too.
 _HEAD_ACTIVATION = "gelu"
@@ -43,7 +43,7 @@ _ADAPTIVE_PRUNING = {
 
 
 @dataclass
-class MaskedOptions(FairseqDataclass):
+class MaskedOptions(DecayOptions):
     """What fairseq's other encoders have on the command line and its RoBERTa has not."""
 
     encoder_learned_pos: bool = field(
@@ -53,7 +53,7 @@ class MaskedOptions(FairseqDataclass):
     offload_activations: bool = offloading_field()
 
 
-class LinearTimeMaskedModel(CheckedLoading, RobertaModel):
+class LinearTimeMaskedModel(MarksDecay, CheckedLoading, RobertaModel):
     """fairseq's RoBERTa over layers that subclasses build; for the tasks of ``task_names``."""
 
     #: How the options of its attention begin.
@@ -100,6 +100,7 @@ class LinearTimeMaskedModel(CheckedLoading, RobertaModel):
         args.layernorm_embedding = safe_getattr(args, "layernorm_embedding", False)
         args.encoder_learned_pos = safe_getattr(args, "encoder_learned_pos", False)
         base_architecture(args)
+        choose_optimizer(args)
 
     @classmethod
     def build_model(cls, args, task):
@@ -124,7 +125,14 @@ class LinearTimeMaskedModel(CheckedLoading, RobertaModel):
                 encoder = cls.encoder_class(args, task.source_dictionary, **layers)
         _check_activation(args, encoder.sentence_encoder.layers)
         _check_pruning(args, encoder.sentence_encoder.layers)
-        return cls(args, encoder)
+        model = cls(args, encoder)
+        model.mark_decay(args)
+        return model
+
+    def register_classification_head(self, *head: Any, **options: Any) -> None:
+        """fairseq's hook; the weights of the head decay as the others do."""
+        super().register_classification_head(*head, **options)
+        self.mark_decay(self.args)
 
     @classmethod
     def build_layer(cls, args, cfg: TransformerConfig) -> nn.Module:

@@ -1,15 +1,16 @@
 """Models derived from the declaration of a mechanism: which there are, and how their classes are made."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from fairseq.models import register_model
+from fairseq.models import ARCH_CONFIG_REGISTRY, register_model
 
 from common.attention import supporting
 
 from ._options import camel_case
+from ._weight_decay import choose_optimizer
 
 #: Further names of mechanisms in names of models.
 FURTHER_NAMES = {"flow": ("flowformer",)}
@@ -40,6 +41,19 @@ def make_model(module: str, name: str, base: type, attention: str, options: type
     return make_class(module, name, base, **declared, **attributes)
 
 
+def register_checked(
+    name: str, dataclass: type, check: Callable[[Any], None] = choose_optimizer
+) -> Callable[[type], type]:
+    """fairseq's ``register_model`` for a model with a ``dataclass``; its parsed command line goes through ``check``."""
+
+    def register(model: type) -> type:
+        model = register_model(name, dataclass=dataclass)(model)
+        ARCH_CONFIG_REGISTRY[name] = check  # fairseq's entry for a model with a dataclass does nothing
+        return model
+
+    return register
+
+
 def register_variant(prefix: str, kind: str, attention: str, base: type, options: type, further: type) -> None:
     """Register ``prefix``_``kind``, a subclass of ``base`` over ``attention`` with both kinds of options.
 
@@ -49,4 +63,4 @@ def register_variant(prefix: str, kind: str, attention: str, base: type, options
     config = make_config(base.__module__, f"{name}Config", options, further)
     last_word = base.__name__.rpartition(camel_case(kind))[2]
     model = make_model(base.__module__, f"{name}{last_word}", base, attention, config)
-    register_model(f"{prefix}_{kind}", dataclass=config)(model)
+    register_checked(f"{prefix}_{kind}", config)(model)

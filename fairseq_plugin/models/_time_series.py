@@ -35,6 +35,7 @@ from ._options import (
     option,
     plain_options,
 )
+from ._weight_decay import DecayOptions, MarksDecay
 from .time_series_hub_interface import TimeSeriesHubInterface
 
 POOLINGS = ("flat", "mean", "max", "last")
@@ -47,7 +48,7 @@ _STEP = 1
 
 
 @dataclass
-class TimeSeriesConfig(FairseqDataclass):
+class TimeSeriesConfig(DecayOptions):
     """Options of all classifiers of time series; the defaults are the authors'."""
 
     encoder_layers: int = field(default=2, metadata={"help": "num encoder layers"})
@@ -176,7 +177,7 @@ class TimeSeriesHead(nn.Module):
         return f"max_length={self.max_length}, pooling={self.pooling!r}"
 
 
-class TimeSeriesClassifier(CheckedLoading, HubModel, FairseqEncoderModel):
+class TimeSeriesClassifier(MarksDecay, CheckedLoading, HubModel, FairseqEncoderModel):
     """A linear embedding, an encoder over series, and classification heads; subclasses build the layers.
 
     The task registers a head, ``register_classification_head``, and the criterion names it. Padding on any side has no
@@ -216,7 +217,9 @@ class TimeSeriesClassifier(CheckedLoading, HubModel, FairseqEncoderModel):
         args.max_source_positions = task.max_length
         cls.complete_options(args)
         with errors_as_typed(cls, cls.option_prefix, "encoder"):
-            return cls(args, cls.build_encoder(args, task.description.channels))
+            model = cls(args, cls.build_encoder(args, task.description.channels))
+        model.mark_decay(args)
+        return model
 
     @classmethod
     def build_encoder(cls, args: Namespace, channels: int) -> FairseqEncoder:
@@ -246,6 +249,7 @@ class TimeSeriesClassifier(CheckedLoading, HubModel, FairseqEncoderModel):
             self.head_activation,
         )
         head.remembered = Remembered() if labels is None else Remembered(labels=list(labels))
+        self.mark_decay(args)
 
     def forward(
         self,

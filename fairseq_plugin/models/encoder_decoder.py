@@ -4,6 +4,9 @@ They take the place of fairseq's ``transformer`` and of its named sizes, for ``t
 follows from the mechanism's declaration: its ``--NAME-...`` options are the ones it declares.
 """
 
+from collections.abc import Callable
+from functools import partial
+
 from fairseq.models import register_model, register_model_architecture
 from fairseq.models.transformer import (
     base_architecture,
@@ -18,6 +21,7 @@ from common.attention import ATTENTIONS, build_attention
 from ._encoder_decoder import LinearTimeTransformer
 from ._options import attention_config, camel_case
 from ._registration import derived, make_model
+from ._weight_decay import choose_optimizer
 
 #: The sizes of fairseq's ``transformer``, by what their names add to it.
 SIZES = {
@@ -36,13 +40,19 @@ def _has_stock_weights(attention: str) -> bool:
     return all(not (*x.parameters(), *x.buffers()) and x.projections(8) == {"q": 8, "k": 8, "v": 8} for x in modules)
 
 
+def _complete(architecture: Callable, args) -> None:
+    """Fill in what the command line left open, as ``architecture`` of fairseq does."""
+    architecture(args)
+    choose_optimizer(args)
+
+
 def _register(prefix: str, attention: str) -> None:
     options = attention_config(attention, causal="causal" in ATTENTIONS[attention].supports)
     other = {} if _has_stock_weights(attention) else {"stock_model": None}
     name = f"{camel_case(prefix)}Transformer"
     register_model(prefix)(make_model(__name__, name, LinearTimeTransformer, attention, options, **other))
     for size, architecture in SIZES.items():
-        register_model_architecture(prefix, prefix + size)(architecture)
+        register_model_architecture(prefix, prefix + size)(partial(_complete, architecture))
 
 
 for _prefix, _attention in derived("bidirectional"):

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Optional
 
 from fairseq.dataclass import ChoiceEnum
-from fairseq.models import register_model
 from fairseq.models.transformer import TransformerConfig
 from torch import nn
 
@@ -18,7 +17,7 @@ from . import _flash_options as flash_options
 from . import time_series_baselines  # noqa: F401  registers lstm_time_series and tcn_time_series
 from ._flash_variants import FLASH
 from ._options import attention_config
-from ._registration import derived, register_variant
+from ._registration import derived, register_checked, register_variant
 from ._time_series import TimeSeriesClassifier, TimeSeriesConfig, TransformerTimeSeriesConfig
 from .attention import build_design
 
@@ -55,7 +54,7 @@ class FlashTimeSeriesConfig(flash_options.MixedChunkOptions, TimeSeriesConfig):
     )
 
 
-@register_model("flash_time_series", dataclass=FlashTimeSeriesConfig)
+@register_checked("flash_time_series", FlashTimeSeriesConfig)
 class FlashTimeSeriesClassifier(TimeSeriesClassifier):
     """Gated attention units with mixed chunk attention (FLASH), O(T); each normalises its input, not its output."""
 

@@ -22,7 +22,7 @@ from ..shared.working_folder import working_folder
 from . import listops, speed
 from .examples import SPLITS, read_labels
 from .listops_blocks import Plan as ListopsPlan
-from .plan import MODELS, TASKS, Plan, validate_command
+from .plan import MODELS, TABLES, TASKS, Plan, validate_command
 from .results import Results, Score, report
 from .speed import Speed
 
@@ -100,7 +100,9 @@ def parser() -> argparse.ArgumentParser:
         "--data", type=Path, help="the folder that a prepare command wrote; default: a ListOps that is generated"
     )
     parser.add_argument("--out", type=Path, default=Path("work/lra/compare"), help="default: %(default)s")
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=DEFAULT_MODELS, help="default: %(default)s")
+    rows = parser.add_mutually_exclusive_group()
+    rows.add_argument("--models", nargs="+", choices=MODELS, default=DEFAULT_MODELS, help="default: %(default)s")
+    rows.add_argument("--table", choices=TABLES, help="the rows of this table of the Flowformer paper, as --models")
     parser.add_argument("--seeds", type=positive_int, default=3, help="runs of each model (%(default)s)")
     parser.add_argument(
         "--length", type=positive_int, help="tokens of the longest sequence, with the first; default: the task's"
@@ -127,6 +129,8 @@ def main(arguments: list[str] | None = None) -> int:
         raise ValueError(f"--task is {options.task} without --data; allowed: the folder of its prepare command, too")
     if options.data is not None and not (options.data / "data-bin").is_dir():
         raise ValueError(f"--data is {options.data}, which has no data-bin; allowed: what a prepare command wrote")
+    if options.table is not None:
+        options.models = TABLES[options.table]
     plan = Plan.chosen(
         options,
         length=options.length or TASKS[options.task].longest + 1,

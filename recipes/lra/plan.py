@@ -37,6 +37,7 @@ class Model(NamedTuple):
 
     title: str
     architecture: str  # the beginning of its name, before _lra_TASK
+    options: tuple[str, ...] = ()  # of fairseq-train
 
 
 MODELS = {
@@ -61,6 +62,35 @@ MODELS = {
     "linformer": Model("Linformer", "linformer"),
     "synthesizer": Model("Synthesizer", "synthesizer"),
     "sinkhorn": Model("Sinkhorn", "sinkhorn"),
+}
+
+
+def _flowformer(title: str, *options: str) -> Model:
+    return Model(f"Flowformer, {title}", "flowformer", options)
+
+
+#: Reduced and other forms of Flow-Attention, in the Flowformer paper's Tables 2, 10 and 11.
+ABLATIONS = {
+    "flow+no_competition": _flowformer("without competition", "--flow-competition", "none"),
+    "flow+no_allocation": _flowformer("without allocation", "--flow-allocation", "none"),
+    "flow+elu": _flowformer("features elu + 1", "--flow-phi", "elu+1"),
+    "flow+relu": _flowformer("features relu", "--flow-phi", "relu"),
+    "flow+sigmoid_sigmoid": _flowformer("competition sigmoid, allocation sigmoid", "--flow-competition", "sigmoid"),
+    "flow+sigmoid_softmax": _flowformer(
+        "competition sigmoid, allocation softmax", *"--flow-competition sigmoid --flow-allocation softmax".split()
+    ),
+    "flow+softmax_softmax": _flowformer("competition softmax, allocation softmax", "--flow-allocation", "softmax"),
+}
+MODELS |= ABLATIONS
+#: The rows of the paper's tables, in their order; Flowformer itself has sigmoid features and softmax competition with
+#: sigmoid allocation.
+TABLES = {
+    "2": [
+        *("local", "linear", "reformer", "sparse", "sinkhorn", "linformer", "favor", "synthesizer", "longformer"),
+        *("softmax", "bigbird", "cosformer", "flow+no_competition", "flow+no_allocation", "flow"),
+    ],
+    "10": ["flow+elu", "flow+relu", "flow"],
+    "11": ["flow+sigmoid_sigmoid", "flow+sigmoid_softmax", "flow+softmax_softmax", "flow"],
 }
 #: All others have their names as titles.
 for _name in supporting("bidirectional"):
@@ -100,7 +130,7 @@ class Plan(Budget):
             arguments += ["--encoder-layers", self.layers, "--encoder-attention-heads", self.heads]
             arguments += ["--encoder-ffn-embed-dim", ffn, "--encoder-attention-dim", self.width]
         return [
-            *(*arguments, *reach_arguments(name, self.length), "--classifier-dim", ffn),
+            *(*arguments, *MODELS[name].options, *reach_arguments(name, self.length), "--classifier-dim", ffn),
             *"--dropout 0.0 --attention-dropout 0.0 --activation-dropout 0.0".split(),
         ]
 

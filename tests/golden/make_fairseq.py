@@ -45,6 +45,7 @@ NAMED_SIZES = {
     "flash_lm_base": "flash_lm",
     "flash_mlm_base": "flash_mlm",
     "daft_full_lm_enwik8": "daft_full_lm",
+    "daft_conv_lm_enwik8": "daft_conv_lm",  # of width 16, made without a number of heads when that meant 8
 }
 
 

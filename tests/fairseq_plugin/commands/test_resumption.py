@@ -33,6 +33,7 @@ ALWAYS = [*LENGTH, *DROPOUT, *NO_READER_THREAD]
 OWN_BATCHES = ["--update-epoch-batch-itr", "True"]
 TEXT = ["--tokens-per-sample", "24", "--max-tokens", "480", *ALWAYS, *OWN_BATCHES]
 CHECKPOINTED = ["--checkpoint-activations"]
+DECAYED = ["daft_conv_lm", "--lineartime-decay-linear-only", "--weight-decay", "0.5"]
 NUMBERS = "--cpu --seed 1 --log-format json --log-interval 1 --optimizer adam --lr 1e-3".split()
 ARENA = (
     "--criterion sentence_prediction --num-classes 2 --init-token 0 --max-positions 10 --batch-size 8 "
@@ -50,6 +51,7 @@ LANGUAGE_MODELS = {
     "reformer": ("reformer_lm",),
     "selection": ("daft_conv_lm", "--daft-gumbel-temperature", "0.5", "--attention-dropout", "0"),
     "gated attention units": ("flash_lm",),
+    "decay of linear layers": tuple(DECAYED),
     "layer drop": ("rfa_lm", "--decoder-layerdrop", "0.3", "--quant-noise-pq", "0.1", *CHECKPOINTED),
 }
 MASKED = {"masks, random chunks and layer drop": ("bigbird_mlm", "--encoder-layerdrop", "0.3", *CHECKPOINTED)}
@@ -114,12 +116,13 @@ def test_it_goes_on_as_if_it_had_never_stopped(found: dict[str, dict], name: str
     assert one["differs"] == []
 
 
-def test_two_processes_go_on_as_if_they_had_never_stopped(data_bin: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("arch", [["favor_lm", "--favor-redraw", "2"], DECAYED])
+def test_two_processes_go_on_as_if_they_had_never_stopped(arch: list[str], data_bin: str, tmp_path: Path) -> None:
     """Each reads the checkpoint itself: what fairseq sends from one to the other, torch does not load.
 
     FAVOR+ draws its features anew in between, without recomputed activations.
     """
-    command = training_command(data_bin, str(tmp_path), "favor_lm", "--favor-redraw", "2", *TEXT)
+    command = training_command(data_bin, str(tmp_path), *arch, *TEXT)
     command += ["--save-interval-updates", "2"]
     command += ["--max-tokens", "240", "--max-update", "5", "--load-checkpoint-on-all-dp-ranks"]
     whole = losses(run_two_processes(command)[0])

@@ -129,8 +129,8 @@ _LAYER = 3 * (512 * 512 + 512) + (512 * 2048 + 2048) + (2048 * 512 + 512) + 4 * 
     [
         ("daft_full_lm_enwik8", 1024, (512 * 512 + 512) + 2 * 1024 * 128),
         ("daft_full_lm_cifar10", 3072, (512 * 512 + 512) + 2 * 3072 * 256),
-        ("daft_conv_lm_enwik8", 1024, (512 * 8 + 8) + 8 * (64 + 2)),
-        ("daft_conv_lm_cifar10", 3072, (512 * 8 + 8) + 8 * (256 + 2)),
+        ("daft_conv_lm_enwik8", 1024, (512 * 512 + 512) + 512 * (64 + 2)),
+        ("daft_conv_lm_cifar10", 3072, (512 * 512 + 512) + 512 * (256 + 2)),
     ],
 )
 def test_named_sizes(arch: str, length: int, attention: int) -> None:
@@ -146,7 +146,7 @@ def test_named_sizes(arch: str, length: int, attention: int) -> None:
     if arch.startswith("daft_full"):
         assert (inner.shape.max_tokens, inner.options.bias_dim) == (length, 256 if "cifar10" in arch else 128)
     else:
-        assert (inner.options.window, inner.shape.num_heads) == (256 if "cifar10" in arch else 64, 8)
+        assert (inner.options.window, inner.shape.num_heads) == (256 if "cifar10" in arch else 64, 512)
 
 
 def _parsed(arch: str, *arguments: str):
@@ -163,7 +163,9 @@ def test_users_options_win_over_a_named_size(arch: str, option: str, size: str) 
     assert (parsed.decoder_layers, parsed.decoder_embed_dim, parsed.decoder_ffn_embed_dim) == (2, 48, 80)
     assert (parsed.decoder_input_dim, parsed.decoder_output_dim) == (48, 48)
     assert (parsed.decoder_attention_heads, parsed.dropout, getattr(parsed, option)) == (3, 0.3, 7)
-    assert _parsed(f"{arch}_{size}").decoder_attention_heads == (1 if arch == "daft_full_lm" else 8)
+    for width, given in ((512, []), (48, ["--decoder-embed-dim", "48"])):
+        heads = _parsed(f"{arch}_{size}", *given).decoder_attention_heads
+        assert heads == (1 if arch == "daft_full_lm" else width)  # a key and a filter for each channel of DAFT-conv
 
 
 def test_defaults_are_the_papers() -> None:

@@ -31,6 +31,12 @@ def test_it_keeps_its_logits(arch: str) -> None:
     assert difference[:, 1:].norm() > 5e-3 * golden["logits"].norm()  # attention shows in what is compared
 
 
+def test_a_name_that_meant_other_heads() -> None:
+    """``daft_conv_lm_enwik8`` meant 8 heads when its file was made, and now means as many as channels."""
+    model = load("daft_conv_lm_enwik8")
+    assert model.decoder.layers[0].self_attn.inner.shape.num_heads == 8 != model.decoder.embed_dim
+
+
 @pytest.mark.parametrize("arch", registered())
 def test_it_is_small_and_says_nothing_of_where_it_was_made(arch: str) -> None:
     """At most 40 kB, and no absolute path."""

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from matplotlib import pyplot as plt
 
-from recipes.lra import compare, pictures, published, results
-from recipes.lra.plan import MODELS, TASKS, Plan
+from recipes.lra import compare, pictures, published, results, speed
+from recipes.lra.plan import ABLATIONS, MODELS, TABLES, TASKS, Plan
 from recipes.lra.results import Results, Score
 from recipes.lra.speed import INFERENCE, TRAINING, Speed
 from recipes.shared import comparison
@@ -39,8 +39,34 @@ def test_every_model_has_the_same_budget():
         common.append({pair for pair in pairs if pair[0] not in differing | {"--seed", "--encoder-attention-dim"}})
     flash = {("--flash-query-dim", "32")}
     reach = {option for name in MODELS for option in reach_arguments(name, 256)[::2]}
+    reach |= {option for model in ABLATIONS.values() for option in model.options[::2]}
     assert all({pair for pair in one - flash if pair[0] not in reach} == common[0] for one in common)
     assert option(trainings[0].training.arguments, "--valid-subset") == "valid,test"  # the first selects
+
+
+def test_ablations_are_options_of_flow_attention():
+    """Of each table the paper's number of rows; each row is Flowformer with its own options, and one is without."""
+    assert [len(TABLES[table]) for table in ("2", "10", "11")] == [15, 3, 4]
+    assert {name for rows in TABLES.values() for name in rows} <= set(MODELS)
+    for table in ("10", "11"):
+        built = [speed.build(PLAN, name, 32).encoder.sentence_encoder.layers[0] for name in TABLES[table]]
+        inner = [layer.self_attn.inner.options for layer in built]
+        assert len({(one.phi, one.competition, one.allocation) for one in inner}) == len(inner)
+    made = {name: speed.build(PLAN, name, 32) for name in ("flow+no_competition", "flow+sigmoid_softmax")}
+    first, second = (x.encoder.sentence_encoder.layers[0].self_attn.inner.options for x in made.values())
+    assert (first.competition, first.allocation, first.phi) == ("none", "sigmoid", "sigmoid")
+    assert (second.competition, second.allocation) == ("sigmoid", "softmax")
+
+
+def test_a_table_chooses_the_models(capsys):
+    assert compare.parser().parse_args(["--table", "11"]).table == "11"
+    for given, said in (
+        (["--table", "3"], "'2', '10', '11'"),
+        (["--table", "2", "--models", "flow"], "not allowed with"),
+    ):
+        with pytest.raises(SystemExit):
+            compare.parser().parse_args(given)
+        assert said in capsys.readouterr().err
 
 
 def test_published_rows_belong_to_models():

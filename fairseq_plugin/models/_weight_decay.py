@@ -1,0 +1,70 @@
+"""``--lineartime-decay-linear-only``: weight decay on the weights of linear layers alone, for every model."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from fairseq.dataclass import FairseqDataclass
+from fairseq.utils import safe_getattr
+from torch import nn
+
+from ..optim import linear_decay
+
+
+@dataclass
+class DecayOptions(FairseqDataclass):
+    """What weight decay is for."""
+
+    lineartime_decay_linear_only: bool = field(
+        default=False,
+        metadata={
+            "help": "weight decay for the weights of linear layers alone, as in the DAFT paper: not for biases, norms, "
+            "embeddings, positions and what an attention holds; --fp16 needs --fp16-no-flatten-grads with it"
+        },
+    )
+
+
+def choose_optimizer(args) -> None:
+    """Put the form of ``--optimizer`` that decays weights of linear layers alone in its place, where asked for.
+
+    Raises:
+        ValueError: an optimizer that has none, since it has no weight decay.
+    """
+    if not safe_getattr(args, "lineartime_decay_linear_only", False) or not safe_getattr(args, "optimizer"):
+        return
+    name = args.optimizer.removeprefix(linear_decay.PREFIX)
+    if name not in linear_decay.NAMES:
+        allowed = ", ".join(linear_decay.NAMES)
+        raise ValueError(f"--optimizer is {name}; allowed with {linear_decay.FLAG}: {allowed}")
+    args.optimizer = linear_decay.PREFIX + name
+
+
+class MarksDecay:
+    """In front of a fairseq model: marks its parameters for the optimizer, where the options ask for it."""
+
+    _decay_marks: dict[str, Any] | None = None
+
+    def mark_decay(self, args) -> None:
+        """Mark all parameters as the options ``args`` say; once more after parameters were added.
+
+        A matrix that is the embedding of tokens as well, with ``--share-decoder-input-output-embed``, is an embedding.
+        """
+        if not safe_getattr(args, "lineartime_decay_linear_only", False):
+            return
+        linear = {id(x.weight) for x in self.modules() if isinstance(x, nn.Linear)}
+        linear -= {id(x.weight) for x in self.modules() if isinstance(x, nn.Embedding)}
+        parameters = list(self.parameters())
+        linear_decay.mark([x for x in parameters if id(x) in linear], decays=True)
+        self._decay_marks = linear_decay.mark([x for x in parameters if id(x) not in linear], decays=False)
+
+    def set_num_updates(self, num_updates: int) -> None:
+        """fairseq's hook before each update, when there is an optimizer.
+
+        Raises:
+            ValueError: the optimizer decays everything, which can be with hydra, where no command line chooses it.
+        """
+        if self._decay_marks is not None and not linear_decay.is_read(self._decay_marks):
+            raise ValueError(
+                f"{linear_decay.FLAG} is given with an optimizer that does not read it; allowed with hydra: "
+                f"optimizer={linear_decay.PREFIX}adam and others that begin with {linear_decay.PREFIX}"
+            )
+        super().set_num_updates(num_updates)
