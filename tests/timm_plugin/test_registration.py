@@ -14,10 +14,14 @@ from tests.processes import CHECKOUT
 from tests.timm_plugin.helpers.models import REGISTERED
 from timm_plugin import _host as host
 
+#: What finds all models of ours, and no other.
+PATTERNS = ["daft*", "flash*", "flowformer*", "*_hier_s", "mixer_deit_s"]
+
 
 def test_names():
-    assert tuple(sorted(timm.list_models(["daft*", "flowformer*"]))) == REGISTERED
-    modules = (timm_plugin.daft, timm_plugin.flowformer, timm_plugin.flowformer_deit)
+    assert tuple(sorted(timm.list_models(PATTERNS))) == REGISTERED
+    ours = timm_plugin
+    modules = (ours.daft, ours.flash, ours.flowformer, ours.flowformer_deit, ours.hierarchical_baselines, ours.mixer)
     assert {name for m in modules for name in timm.list_models(module=m.__name__.split(".")[-1])} == set(REGISTERED)
     exported = {name for module in modules for name in module.__all__}
     for name in REGISTERED:
@@ -42,8 +46,7 @@ methods_before = methods()
 import timm_plugin
 assert methods() == methods_before and len(methods_before) > 20  # timm is not patched
 import timm_plugin
-names = ["daft*", "flowformer*"]
-before = timm.list_models(names, include_tags=True)
+before = timm.list_models(PATTERNS, include_tags=True)
 import importlib
 importlib.reload(timm_plugin)
 for name in [name for name in sys.modules if name.startswith("timm_plugin.")]:
@@ -51,7 +54,9 @@ for name in [name for name in sys.modules if name.startswith("timm_plugin.")]:
 for name in [name for name in sys.modules if name.startswith("timm_plugin")]:
     del sys.modules[name]
 import timm_plugin
-assert timm.list_models(["daft*", "flowformer*"], include_tags=True) == before and len(before) == 12, before
+assert timm.list_models(PATTERNS, include_tags=True) == before and len(before) == 25, before
+timm.create_model("flash_vit_s", depth=1)
+timm.create_model("soft_hier_s", depths=(1, 1, 1, 1))
 timm.create_model("flowformer_hier_test")
 timm.create_model("deit_tiny_patch16_224", attn_layer="flow", img_size=32, depth=1)
 timm.create_model("daft_conv_test")
@@ -71,7 +76,7 @@ print([str(warning.message).split(" in registry")[0] for warning in caught])
 
 def test_import_twice_reload_and_without_fairseq():
     """In a new interpreter. timm stays as it is, and the name of somebody else's model still warns."""
-    code = f"import sys; sys.path.insert(0, {str(CHECKOUT)!r})\n{IMPORT_AGAIN}"
+    code = f"import sys; sys.path.insert(0, {str(CHECKOUT)!r})\nPATTERNS = {PATTERNS}\n{IMPORT_AGAIN}"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout == "done\n['Overwriting flowformer_hier_test']\n"

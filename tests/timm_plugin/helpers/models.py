@@ -67,8 +67,10 @@ CASES = {
 }
 HIERARCHICAL = ("hier", "hier_dynamic", "hier_12h", "digits", "hier_soft", "hier_cosformer")
 COLUMNAR = tuple(case for case in CASES if case not in HIERARCHICAL)
+#: Cases whose blocks are gated attention units.
+UNITS = ("flash", "flash_quad")
 #: Cases that torch.jit.script does not take; a ValueError says which it takes.
-NOT_SCRIPTABLE = ("hier_soft", "hier_cosformer", "flash", "flash_quad")
+NOT_SCRIPTABLE = ("hier_soft", "hier_cosformer", *UNITS)
 #: Cases of images of any size with the same weights.
 ANY_SIZE = ("daft_conv", "daft_gumbel", "daft_local")
 

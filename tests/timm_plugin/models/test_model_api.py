@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from common.attention import FlowAttention, LinearAttention
 from tests.compare import assert_close, gradients
-from tests.timm_plugin.helpers.models import CASES, HIERARCHICAL, build, images
+from tests.timm_plugin.helpers.models import CASES, HIERARCHICAL, UNITS, build, images
 from timm_plugin import tell_grid
 from timm_plugin.layers.attention import SelfAttention
 
@@ -390,10 +390,11 @@ def test_no_weight_decay_names_exist(case):
     if case in HIERARCHICAL:
         assert wanted == {"pos_embed.weight"} <= set(names)
     else:
-        stock = {"pos_embed", "cls_token"} & set(names)
+        stock = {"pos_embed", "cls_token", "dist_token"} & set(names)
         # timm's own model knows nothing of what is inside of a layer.
         filters = {name for name in names if ".attn.attention." in name and case != "daft_conv_vit"}
-        assert wanted & set(names) == stock | filters
+        units = {name for name in names if case in UNITS and name.endswith((".gamma", ".beta", ".bias.weight"))}
+        assert wanted & set(names) == stock | filters | units
     optimizer = create_optimizer_v2(model, "adamw", lr=1.0, weight_decay=0.05)
     undecayed = {id(p) for group in optimizer.param_groups if group["weight_decay"] == 0.0 for p in group["params"]}
     assert all((id(p) in undecayed) == (p.ndim <= 1 or name in wanted) for name, p in names.items())
@@ -424,10 +425,12 @@ def test_layer_decay(case):
     optimizer = create_optimizer_v2(model, "adamw", lr=1.0, weight_decay=0.05, layer_decay=0.5)
     scale = {id(p): group["lr_scale"] for group in optimizer.param_groups for p in group["params"]}
     assert set(scale) == {id(p) for p in model.parameters()}
-    assert scale[id(model.get_classifier().weight)] == 1.0
+    classifiers = model.get_classifier() if case == "deit_distilled" else (model.get_classifier(),)
+    assert {scale[id(classifier.weight)] for classifier in classifiers} == {1.0}
     stem = scale[id(model.patch_embed.proj.weight)]
     layers = list(model.stages[0].blocks if case in HIERARCHICAL else model.blocks)
-    assert stem < scale[id(layers[0].attn.qkv.weight)] < 1.0
+    first = layers[0].in_proj if case in UNITS else layers[0].attn.qkv
+    assert stem < scale[id(first.weight)] < 1.0
     assert stem == min(scale.values())
 
 
