@@ -76,7 +76,16 @@ class SpanExtractionCriterion(FairseqCriterion):
                 metrics.log_derived(name, lambda meters, column=column: _of_questions(meters, column))
 
     def logging_outputs_can_be_summed(self) -> bool:
-        """fairseq's hook: in training alone. Which window of a question is best is known when all are there."""
+        """fairseq's hook, with several workers: in training alone. Which window is best is known when all are there.
+
+        Raises:
+            ValueError: validation on CPUs; fairseq gathers what cannot be summed on GPUs alone.
+        """
+        if not self.training and not torch.cuda.is_available():
+            raise ValueError(
+                "validation runs on several workers without a GPU; allowed with --criterion span_extraction: GPUs, one "
+                "worker, or --disable-validation and fairseq-validate afterwards"
+            )
         return self.training
 
 

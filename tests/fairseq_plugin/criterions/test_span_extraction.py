@@ -133,7 +133,18 @@ def test_training_logs_the_loss_alone():
     parts, _, _ = criterion(torch.nn.Identity().train(), one, reduce=False)
     assert parts.shape == (2,) and parts.sum().item() == pytest.approx(loss.item())
     assert criterion.train().logging_outputs_can_be_summed()
-    assert not criterion.eval().logging_outputs_can_be_summed()
+
+
+def test_several_workers_validate_on_gpus_alone(monkeypatch):
+    """fairseq gathers what cannot be summed in a buffer on a GPU."""
+    criterion = SpanExtractionCriterion(Answers()).eval()
+    for gpus in (True, False):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda gpus=gpus: gpus)
+        if gpus:
+            assert not criterion.logging_outputs_can_be_summed()
+        else:
+            with pytest.raises(ValueError, match="several workers without a GPU; allowed.*--disable-validation"):
+                criterion.logging_outputs_can_be_summed()
 
 
 def test_another_task_is_refused():
