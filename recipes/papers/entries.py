@@ -1,4 +1,4 @@
-"""What trains each row of each table."""
+"""The training of each row of each table."""
 
 import functools
 

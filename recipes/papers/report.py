@@ -1,4 +1,4 @@
-"""What ``python -m recipes.papers`` prints: papers, a table beside what was measured here, and a row's commands."""
+"""The output of ``python -m recipes.papers``: papers, a table beside what was measured here, and a row's commands."""
 
 import textwrap
 from collections.abc import Iterable

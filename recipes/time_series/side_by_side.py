@@ -1,4 +1,4 @@
-"""What several models weigh the steps of a series by, side by side: *Flowformer*, Figure 8."""
+"""The weights that several models give the steps of a series, side by side: *Flowformer*, Figure 8."""
 
 from collections.abc import Sequence
 from pathlib import Path
