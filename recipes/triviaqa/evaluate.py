@@ -1,6 +1,6 @@
 """Exact match and F1 of written answers: ``python -m recipes.triviaqa.evaluate ANSWERS --file wikipedia-dev.json``.
 
-What TriviaQA's own ``evaluation/triviaqa_evaluation.py`` prints for the same two files, the verified parts included.
+By the formulas of TriviaQA's own ``evaluation/triviaqa_evaluation.py``, for files of the verified parts too.
 """
 
 import argparse
