@@ -1,4 +1,4 @@
-"""What several models weigh the steps of a series by, side by side: *Flowformer*, Figure 8."""
+"""Pictures of several models side by side, by what each weighs the steps of a series: *Flowformer*, Figure 8."""
 
 from collections.abc import Sequence
 from pathlib import Path
