@@ -98,6 +98,14 @@ def place(run: Run, across: str) -> tuple[str, float]:
     return f"{run.model}, {'window alone' if local else 'with what is outside'}", windows.pop()[0]
 
 
+def check_epochs(runs: Sequence[Run]) -> None:
+    """ValueError unless all runs have as many epochs: one that goes on, or was interrupted, has no last epoch yet."""
+    epochs = {run.name: run.epochs[-1] for run in runs}
+    if len(set(epochs.values())) > 1:
+        found = ", ".join(f"{name} {count}" for name, count in epochs.items())
+        raise ValueError(f"--runs have different numbers of epochs ({found}); allowed: one number, or --across epochs")
+
+
 def draw(runs: Sequence[Run], across: str, best: bool, path: Path) -> None:
     """Write the picture of accuracy over ``across``, one of ``AXES``; after the last epoch, or the ``best`` one."""
     with plt.rc_context(STYLE):
@@ -152,7 +160,10 @@ def main(arguments: Iterable[str] | None = None) -> int:
     if options.best and options.across == "epochs":
         raise ValueError("--best is passed; allowed with --across kernel_size or width")
     check_new(options.output, "--output")
-    draw([read_run(folder) for folder in options.runs], options.across, options.best, options.output)
+    runs = [read_run(folder) for folder in options.runs]
+    if options.across != "epochs":
+        check_epochs(runs)
+    draw(runs, options.across, options.best, options.output)
     print(f"Ready: {shown_path(options.output)}")
     return 0
 

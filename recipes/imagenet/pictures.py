@@ -5,6 +5,7 @@ Flow-Attention its competition; models side by side. Figures 5 and 7: Flow-Atten
 """
 
 import argparse
+import math
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -131,9 +132,9 @@ def draw_weights(
         )
         bar = figure.colorbar(shown, ax=figure.axes, shrink=0.8, extend="max" if every.max() > high else "neither")
         bar.set_label("weight of a patch over the mean; 1 is an even share")
-        bar.set_ticks(
-            sorted({*np.linspace(low, 1, 3).round(2), *np.linspace(1, high, 4).round(2)[:-1], round(high, 2)})
-        )
+        # A tick outside of the scale would stretch it.
+        bar.set_ticks([math.ceil(100 * low) / 100, 0.5 + low / 2, 1, 0.5 + high / 2, math.floor(100 * high) / 100])
+        bar.ax.yaxis.set_major_formatter("{x:.2f}")
         save(figure, path, dpi=100)
 
 

@@ -1,4 +1,4 @@
-"""The weights that several models give the steps of a series, side by side: *Flowformer*, Figure 8."""
+"""Pictures of several models side by side, by what each weighs the steps of a series: *Flowformer*, Figure 8."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -71,6 +71,7 @@ def test_what_cannot_be_drawn(tmp_path: Path, capsys: pytest.CaptureFixture) -> 
     other = write_run(tmp_path / "deit", "deit_tiny_patch16_224", **CONV)
     unknown = write_run(tmp_path / "unknown", "no_model")
     empty, odd = write_run(tmp_path / "empty", top1=()), write_run(tmp_path / "odd")
+    short = write_run(tmp_path / "short", top1=(20.0,), **CONV)
     (odd / "summary.csv").write_text("epoch,loss\n0,1\n")
     for command, named in (
         (["--runs", str(tmp_path / "none")], "none, which has no summary.csv; allowed"),
@@ -78,6 +79,7 @@ def test_what_cannot_be_drawn(tmp_path: Path, capsys: pytest.CaptureFixture) -> 
         (["--runs", str(odd)], "odd, whose files are not those of train.py"),
         (["--runs", str(other), "--across", "kernel_size"], "windows are none; allowed"),
         (["--runs", str(unknown), "--across", "width"], "cannot be built as no_model"),
+        (["--runs", str(folder), str(short), "--across", "width"], "(run 3, short 1); allowed"),
         (["--runs", str(folder), "--best"], "--best is passed; allowed"),
     ):
         assert curves.main([*command, "--output", str(tmp_path / "c.png")]) == 1
