@@ -1,4 +1,4 @@
-"""What trains each row of each table."""
+"""The entry of each row of each table: its training, or why there is none."""
 
 import functools
 

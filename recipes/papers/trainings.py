@@ -1,4 +1,4 @@
-"""What trains a row of a table: host, model, options, settings, and the commands from data to evaluation."""
+"""The training of a table's row: host, model, options, settings, and the commands from data to evaluation."""
 
 import re
 import shlex

@@ -1,1 +1,1 @@
-"""What trains the rows of the tables, by experiment."""
+"""The trainings of the tables' rows, by experiment."""
