@@ -41,7 +41,7 @@ def _decision(column: str, names: tuple[str, ...] = EPISODES) -> Training:
     settings = {
         "task": "offline_rl, causal, windows of 20 steps: 60 tokens",
         "data": "nine sets of D4RL",
-        "schedule": "10 epochs of 10,000 updates, 10,000 of them warm-up to 0.001; bc and awac ten times as many (AWAC: 0.0003)",
+        "schedule": "10 epochs of 10,000 updates, 10,000 of them warm-up to 0.001; bc and awac ten times the updates",
         "batch": "64 windows",
     }
     return Training("fairseq", f"{name}_decision", settings, "one NVIDIA 2080 Ti", blocks)
