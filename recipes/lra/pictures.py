@@ -1,7 +1,7 @@
 """Draw what Flow-Attention weighs in an expression of ListOps: ``python -m recipes.lra.pictures --checkpoint FILE``.
 
 Competition is the share of a symbol among the sources, allocation how much of what it gathers a symbol lets in as a
-sink (*Flowformer*, Figures 4 to 9), in every layer and head of a trained ``flowformer_lra_listops``.
+sink (*Flowformer*, Figures 4, 5, 7 to 9), in every layer and head of a trained ``flowformer_lra_listops``.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""The training of each row of each table."""
+"""The entry of each row of each table: its training, or why there is none."""
 
 import functools
 

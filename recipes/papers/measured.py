@@ -1,4 +1,4 @@
-"""Measurements made here of the tables' rows: small experiments, each with its command, machine and date."""
+"""Measurements of the tables' rows made here: small experiments, each with its command, machine and date."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The output of ``python -m recipes.papers``: papers, a table beside what was measured here, and a row's commands."""
+"""The texts of ``python -m recipes.papers``: papers, a table beside what was measured here, and a row's commands."""
 
 import textwrap
 from collections.abc import Iterable
@@ -46,6 +46,9 @@ def show_entry(paper: Paper, table: PublishedTable, name: str, entry: Entry) -> 
     if name in [row.name for row in table.rows]:
         printed = zip(table.header[1:], table.row(name).cells[1:])
         head.append("published: " + ", ".join(f"{header} {cell}" for header, cell in printed if cell))
+    else:  # a column
+        at = table.header.index(name)
+        head.append("published: " + ", ".join(f"{row.name} {row.cells[at]}" for row in table.rows if row.cells[at]))
     if isinstance(entry, NotTrained):
         return "\n".join([*head, f"not trained: {entry.reason}"])
     trainings = trainings_of(entry)

@@ -150,7 +150,9 @@ def flow_attention_weights(
     chunk_size: int = CHUNK_SIZE,
     initial_state: State | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The competition weight of every source (B, H, m) and allocation weight of every sink (B, H, n) (Figures 4-9).
+    """The competition weight of every source (B, H, m) and allocation weight of every sink (B, H, n).
+
+    They are drawn in Figures 4, 5 and 7 to 9.
 
     Exactly what ``flow_attention`` with the same arguments multiplies the values and the result with, so the
     released softmax competition is around 1, not around 1/m. 0 at padding. Cost and errors as there. ``initial_state``

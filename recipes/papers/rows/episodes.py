@@ -21,26 +21,27 @@ EPISODES = tuple(f"{robot}-{kind}-v2" for kind in _KINDS.values() for robot in _
 def _decision(column: str, names: tuple[str, ...] = EPISODES) -> Training:
     name = _MODELS[short(column)]
     budget = {
-        "bc": "--criterion action_mse --lr 0.001 --warmup-updates 10000 --max-update 1000000",
-        "awac": "--criterion awac --lr 0.0003 --max-update 1000000",
-    }.get(name, "--criterion action_mse --lr 0.001 --warmup-updates 10000 --max-update 100000")
+        "bc": "--criterion action_mse --clip-norm 0.25 --lr 0.001 --warmup-updates 10000 --max-update 1000000",
+        "awac": "--criterion awac --lr 0.0003 --clip-norm 0 --max-update 1000000",
+    }.get(name, "--criterion action_mse --clip-norm 0.25 --lr 0.001 --warmup-updates 10000 --max-update 100000")
     save = f"checkpoints/d4rl/{name}.$dataset"
     train = words(
         f"fairseq-train work/offline_rl/$dataset --user-dir fairseq_plugin --task offline_rl --arch {name}_decision",
-        "--disable-validation --context 20 --batch-size 64 --optimizer adam --weight-decay 0.0001 --clip-norm 0.25",
+        "--disable-validation --context 20 --batch-size 64 --optimizer adam --weight-decay 0.0001",
         f"--lr-scheduler fixed {budget} --seed $seed --save-dir {save}.$seed",
     )
-    acted = " ".join(f"{save}.{seed}/checkpoint_last.pt" for seed in (1, 2, 3))
     data = loop("dataset", names)
     blocks = (
         Block("data", ("python -m recipes.offline_rl.prepare --dataset $dataset",), (data,)),
         Block("training, three seeds", (train,), (data, loop("seed", (1, 2, 3)))),
-        Block("acting", (f"python -m recipes.offline_rl.evaluate {acted} --episodes 100",), (data,)),
+        Block(
+            "acting", (f"python -m recipes.offline_rl.evaluate {save}.*/checkpoint_last.pt --episodes 100",), (data,)
+        ),
     )
     settings = {
         "task": "offline_rl, causal, windows of 20 steps: 60 tokens",
         "data": "nine sets of D4RL",
-        "schedule": "10 epochs of 10,000 updates, warm-up of 10,000 to 0.001; bc and awac ten times as many",
+        "schedule": "10 epochs of 10,000 updates, 10,000 of them warm-up to 0.001; bc and awac ten times the updates",
         "batch": "64 windows",
     }
     return Training("fairseq", f"{name}_decision", settings, "one NVIDIA 2080 Ti", blocks)

@@ -89,5 +89,5 @@ def _evaluation(model: str, weights: str) -> str:
     return words(
         f"python -m timm_plugin work/timm-scripts/validate.py --data-dir /data/imagenet --split val --model {name}",
         options,
-        f"{weights} --crop-pct 0.875 --interpolation bicubic",
+        f"{weights} --crop-pct {1.0 if name.endswith('384') else 0.875} --interpolation bicubic",
     )
