@@ -144,8 +144,8 @@ def test_unusable_files(target, tmp_path):
         (["daft_conv_s", "stock.pth", "start.pth"], "does not fit DaftConvVisionTransformer"),  # of another width
         (["flowformer_hier_test", "stock.pth", "start"], "does not fit Flowformer"),
         (["flowformer_deit_s", "stock.pth", "start", "--model-kwargs", *SMALL, "depth=3"], "12 missing"),
-        (["deit_tiny_patch16_224", "stock.pth", "start"], "allowed: daft_conv_b_384, daft_conv_s"),
-        (["daft", "stock.pth", "start"], "the model is 'daft'; allowed: daft_conv_b_384, daft_conv_s"),
+        (["deit_tiny_patch16_224", "stock.pth", "start"], "allowed: cosformer_hier_s, daft_conv_b_384"),
+        (["daft", "stock.pth", "start"], "the model is 'daft'; allowed: cosformer_hier_s, daft_conv_b_384"),
         (["daft_conv_s", "stock.pth", "start", "--model-kwargs", *SMALL, "windows=3"], "windows"),
         (["daft_conv_s", "stock.pth", "start", "--model-kwargs", *SMALL, "num_heads=48", "window=4"], "window"),
     ],

@@ -35,6 +35,8 @@ def assert_same(compiled: nn.Module, model: nn.Module, x: Tensor) -> None:
 #: Two stages of a hierarchical model, and one block of ours and of timm's.
 SMALL = {
     "hier": dict(embed_dims=(16, 24), depths=(1, 1)),
+    "hier_soft": dict(embed_dims=(16, 24), depths=(1, 1)),
+    "flash": dict(depth=1),
     "daft_full": dict(depth=1),
     "daft_conv_vit": dict(depth=1),
 }
