@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 @dataclass
 class AWACConfig(FairseqDataclass):
-    """Options of ``awac``; the defaults are the paper's for MuJoCo's robots, but for the highest weight."""
+    """Options of ``awac``; the defaults are usual ones, not checked against the settings of the paper."""
 
     awac_lambda: float = field(default=1.0, metadata={"help": "an action weighs exp(advantage / lambda)"})
     awac_discount: float = field(default=0.99, metadata={"help": "what a reward is worth a step later"})
