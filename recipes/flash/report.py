@@ -1,4 +1,4 @@
-"""What a comparison shows and keeps, with its picture, as the paper's Figures 3 and 5 to 8 have it."""
+"""The report of a comparison: its tables, its measurements, and its picture, as Figures 3 and 5 to 8 have it."""
 
 import functools
 from collections.abc import Sequence
