@@ -120,7 +120,11 @@ def _by_length(comparison: Comparison, cell: Callable[[list[Measurement]], str])
 
 def _perplexity(comparison: Comparison) -> Table:
     plan, valid = comparison.plan, comparison.text["valid"]
-    columns = [TITLE, Column("architecture", known=str), Column("parameters", _parameters)]
+    columns = [
+        TITLE,
+        Column("architecture", known=lambda name: ALL_MODELS[name].architecture),
+        Column("parameters", _parameters),
+    ]
     columns += _by_length(comparison, lambda ours: spread([one.perplexity for one in ours]))
     of = f"of the valid split, {valid.tokens:,} subwords of a vocabulary of {plan.vocabulary:,}"
     if plan.masked:

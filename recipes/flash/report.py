@@ -1,4 +1,4 @@
-"""The report of a comparison: what it shows and keeps, with pictures like the paper's Figures 3 and 5 to 8 have it."""
+"""The report of a comparison: its tables, its measurements, and its picture, as Figures 3 and 5 to 8 have it."""
 
 import functools
 from collections.abc import Sequence
