@@ -42,6 +42,7 @@ class MarksDecay:
     """In front of a fairseq model: marks its parameters for the optimizer, where the options ask for it."""
 
     _decay_marks: dict[str, Any] | None = None
+    _unread = 0  # how often fairseq said the number of the update, and no optimizer had read the marks
 
     def mark_decay(self, args) -> None:
         """Mark all parameters as the options ``args`` say; once more after parameters were added.
@@ -57,12 +58,13 @@ class MarksDecay:
         self._decay_marks = linear_decay.mark([x for x in parameters if id(x) not in linear], decays=False)
 
     def set_num_updates(self, num_updates: int) -> None:
-        """fairseq's hook before each update, when there is an optimizer.
+        """fairseq's hook before each update, and once before there is an optimizer, when it loads a checkpoint.
 
         Raises:
             ValueError: the optimizer decays everything, which can be with hydra, where no command line chooses it.
         """
-        if self._decay_marks is not None and not linear_decay.is_read(self._decay_marks):
+        self._unread += self._decay_marks is not None and not linear_decay.is_read(self._decay_marks)
+        if self._unread > 1:
             raise ValueError(
                 f"{linear_decay.FLAG} is given with an optimizer that does not read it; allowed with hydra: "
                 f"optimizer={linear_decay.PREFIX}adam and others that begin with {linear_decay.PREFIX}"

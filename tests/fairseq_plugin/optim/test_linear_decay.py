@@ -11,7 +11,7 @@ from fairseq_plugin.optim.linear_decay import NAMES
 from tests.fairseq_plugin.helpers import encoder_decoders, language_models, masked_models
 from tests.fairseq_plugin.helpers.episodes import build_decision
 from tests.fairseq_plugin.helpers.series import build_classifier
-from tests.fairseq_plugin.helpers.text import dictionary, tokens
+from tests.fairseq_plugin.helpers.text import dictionary
 
 FLAG = "--lineartime-decay-linear-only"
 DECAY = ["--weight-decay", "0.5", "--lr", "0.1", FLAG]
@@ -140,9 +140,10 @@ def test_what_is_refused() -> None:
     command = ["data", "--task", "language_modeling", "--arch", "daft_conv_lm", "--optimizer", "composite", FLAG]
     with pytest.raises(ValueError, match="--optimizer is composite; allowed with --lineartime-decay.*: .*adam"):
         options.parse_args_and_arch(options.get_training_parser(), command)
-    model, parameters = trainable(configuration := parsed("adam"))
-    with pytest.raises(ValueError, match="optimizer=lineartime_adam"):
-        model.set_num_updates(1)
+    (model, _), (trained, parameters) = (trainable(configuration := parsed("adam")) for _ in range(2))
+    for each in (model, trained):
+        each.set_num_updates(5)  # as fairseq does with a checkpoint, before there is an optimizer
     build_optimizer(configuration.optimizer, list(parameters.values()))
-    model.set_num_updates(1)
-    assert torch.isfinite(model(tokens(1, 9))[0]).all()
+    trained.set_num_updates(5)
+    with pytest.raises(ValueError, match="optimizer=lineartime_adam"):
+        model.set_num_updates(5)
