@@ -37,6 +37,7 @@ COMMANDS = {
     "recipes.cifar10_pixels.complete": Case(FILE, "--output", f"--checkpoint {SOURCE} --data nowhere"),
     "recipes.cifar10_pixels.prepare": Case(FOLDER, "--out", f"--file {SOURCE}"),
     "recipes.cost.__main__": Case(FOLDER, "--out", "--model flowformer_hier_test"),
+    "recipes.daft.curves": Case(FILE, "--output", "--runs nowhere --across epochs"),
     "recipes.daft.pictures": Case(FOLDER, "--output", f"--checkpoint {SOURCE}"),
     "recipes.demo.__main__": Case(FOLDER, "--out", "--quick"),
     "recipes.demo.train_digits": Case(
@@ -46,6 +47,7 @@ COMMANDS = {
     "recipes.flash.compare": Case(FOLDER, "--out", f"--file {SOURCE} --quick"),
     "recipes.flash.prepare": Case(FOLDER, "--out", f"pg19 --file {SOURCE}"),
     "recipes.imagenet.get_timm_scripts": Case(FOLDER, "--out", f"--from {SOURCE}"),
+    "recipes.imagenet.pictures": Case(FOLDER, "--output", f"--checkpoint {SOURCE} --image nowhere"),
     "recipes.long_copy.compare": Case(FOLDER, "--out", f"--file {SOURCE} --quick"),
     "recipes.long_copy.prepare": Case(FOLDER, "--out", f"--file {SOURCE}"),
     "recipes.lra.compare": Case(FOLDER, "--out", "--quick"),
