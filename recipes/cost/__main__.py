@@ -48,7 +48,7 @@ def table(rows: Sequence[Row], published: Mapping[str, Any] | None = None) -> Ta
         header.insert(4, "published")
     notes = [
         "multiply-adds: of matrix products and convolutions that run in a forward pass of one batch, without the loss",
-        "training memory: peak of a forward and backward pass, without weights and their gradients, as on this device; "
+        "training memory: peak of a forward and backward pass, with gradients and without weights, as on this device; "
         "inference memory: peak of a forward pass, without weights",
     ]
     return Table("Cost", header, lines, notes)

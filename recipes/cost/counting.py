@@ -1,7 +1,8 @@
 """Multiply-adds, parameters and memory of a model, on one input."""
 
+import contextlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +19,7 @@ class Cost(NamedTuple):
 
     multiply_adds: int  # of a forward pass
     parameters: int
-    training_bytes: int | None = None  # peak of a forward and backward pass, without weights and their gradients
+    training_bytes: int | None = None  # peak of a forward and backward pass, with gradients, without weights
     inference_bytes: int | None = None  # peak of a forward pass, without weights
 
 
@@ -35,24 +36,37 @@ def cost(model: nn.Module, *inputs: Any, memory: bool = True, **named: Any) -> C
     training = model.training
     try:
         model.eval()
-        with torch.no_grad():
+        with torch.no_grad(), _without_gradients(model):
             products = multiply_adds(lambda: model(*inputs, **named))
             found = Cost(products, sum(parameter.numel() for parameter in model.parameters()))
             if not memory:
                 return found
             device = next(model.parameters()).device.type
-            inference = peak_beyond(lambda: tensors(model(*inputs, **named)), device)
+            inference = peak_beyond(lambda: tensors(model(*inputs, **named))[:0], device)  # outputs count
         model.train()
         learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
 
         def step() -> list[Tensor]:
             outputs = [out for out in tensors(model(*inputs, **named)) if out.requires_grad]
-            gradients = torch.autograd.grad(sum(out.float().sum() for out in outputs), learned, allow_unused=True)
-            return [gradient for gradient in gradients if gradient is not None]
+            torch.autograd.grad(sum(out.float().sum() for out in outputs), learned, allow_unused=True)
+            return []  # gradients count
 
         return found._replace(training_bytes=peak_beyond(step, device), inference_bytes=inference)
     finally:
         model.train(training)
+
+
+@contextlib.contextmanager
+def _without_gradients(model: nn.Module) -> Iterator[None]:
+    """Parameters need no gradients meanwhile: torch's counter fails where a module returns one that does."""
+    learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    try:
+        for parameter in learned:
+            parameter.requires_grad_(False)
+        yield
+    finally:
+        for parameter in learned:
+            parameter.requires_grad_(True)
 
 
 def multiply_adds(call: Callable[[], Any]) -> int:

@@ -101,6 +101,7 @@ class Silent(nn.Linear):
     [
         ("flowformer_lm", TINY),
         ("transformer_lm", TINY),
+        ("flash_lm", [*TINY[:4], "--flash-query-dim", "8"]),
         ("softmax_mlm", [word.replace("decoder", "encoder") for word in TINY]),
         ("linear_classifier", [word.replace("decoder", "encoder") for word in TINY]),
         ("flow_lra_image", []),
