@@ -27,6 +27,7 @@ from ..data.span_answers import spell
 from ..data.span_folder import find_dictionary, read_span_split
 from ..data.span_windows import SPECIAL_TOKENS, Layout, SpanWindowDataset
 from ..models._classifier import LinearTimeClassifier
+from ..models._weight_decay import MarksDecay
 from ..modules.positions import find_max_tokens
 from ..modules.span_head import SpanHead, best_spans
 
@@ -132,6 +133,8 @@ class SpanExtractionTask(FairseqTask):
                 f"--max-positions is {self.cfg.max_positions}; allowed: at most {limit}, the positions of this {name}"
             )
         model.classification_heads[HEAD] = _build_head(model.args)
+        if isinstance(model, MarksDecay):
+            model.mark_decay(model.args)
         return model
 
     def build_criterion(self, cfg, from_checkpoint: bool = False) -> FairseqCriterion:

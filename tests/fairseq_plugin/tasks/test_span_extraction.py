@@ -65,6 +65,14 @@ def test_every_masked_architecture_has_the_head(arch, data):
     assert layer and any(x.grad.abs().max() > 0 for x in layer)
 
 
+def test_the_head_decays_as_asked(data):
+    """--lineartime-decay-linear-only: the weights of its linear layers alone."""
+    task, args = setup(data, "--lineartime-decay-linear-only")
+    head = task.build_model(args).classification_heads["span_extraction_head"]
+    decays = {name: x.optim_overrides["optimizer"]["weight_decay_scale"] for name, x in head.named_parameters()}
+    assert decays == {name: float(name.endswith("weight")) for name in decays}
+
+
 def test_there_are_masked_models_to_test():
     assert {"flash_mlm", "flash_quad_mlm", "transformer_plus_mlm", "combiner_mlm", "flowformer_mlm"} <= set(MASKED)
     assert len(MASKED) > 20
