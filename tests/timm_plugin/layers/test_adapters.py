@@ -25,6 +25,8 @@ def test_every_projection_and_convolution_can_be_wrapped(case: str) -> None:
     with torch.no_grad():
         expected = model(x)
         layers = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, (nn.Linear, nn.Conv2d))]
+        # SOFT's function takes the weights of its convolution, which is no projection of the host.
+        layers = [(name, layer) for name, layer in layers if not name.endswith("landmark_conv")]
         for name, layer in layers:
             parent, _, attribute = name.rpartition(".")
             setattr(model.get_submodule(parent), attribute, Wrapped(layer))
