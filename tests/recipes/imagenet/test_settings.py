@@ -74,6 +74,8 @@ def test_models_of_the_readme_are_built():
             pairs = pairs[: next((i for i, x in enumerate(pairs) if x[0] == "-"), None)]
             assert all("=" in pair for pair in pairs), words
             arguments = read_as_train_does(pairs)
+        if "--gp" in words:
+            arguments["global_pool"] = words[words.index("--gp") + 1]
         if "--img-size" in words:
             arguments.setdefault("img_size", int(words[words.index("--img-size") + 1]))
         create = timm_plugin.create_model if "attn_layer" in arguments else timm.create_model

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from common.attention.soft import SoftAttention
 from tests.timm_plugin.helpers.models import CASES, build, images
 
 
@@ -25,8 +26,9 @@ def test_every_projection_and_convolution_can_be_wrapped(case: str) -> None:
     with torch.no_grad():
         expected = model(x)
         layers = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, (nn.Linear, nn.Conv2d))]
-        # SOFT's function takes the weights of its convolution, which is no projection of the host.
-        layers = [(name, layer) for name, layer in layers if not name.endswith("landmark_conv")]
+        # SOFT's function takes the weights of its own convolutions.
+        own = {id(x) for module in model.modules() if isinstance(module, SoftAttention) for x in module.children()}
+        layers = [(name, layer) for name, layer in layers if id(layer) not in own]
         for name, layer in layers:
             parent, _, attribute = name.rpartition(".")
             setattr(model.get_submodule(parent), attribute, Wrapped(layer))
