@@ -4,8 +4,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from fairseq.data import Dictionary, FairseqDataset, data_utils
+from fairseq.data import Dictionary, data_utils
 
+from .sized_dataset import SizedDataset
 from .span_folder import SpanSplit
 
 #: <s> in front, </s> after the question, and </s> at the end.
@@ -45,7 +46,7 @@ def lay_windows(documents: np.ndarray, rooms: np.ndarray, stride: int) -> Window
     return Windows(pair, begin, np.minimum(begin + rooms[pair], documents[pair]))
 
 
-class SpanWindowDataset(FairseqDataset):
+class SpanWindowDataset(SizedDataset):
     """The windows of a split's questions, each with the gold spans that lie in it as a whole.
 
     A batch of B windows, the longest of T tokens, has
@@ -57,8 +58,6 @@ class SpanWindowDataset(FairseqDataset):
 
     Every epoch has batches of its own.
     """
-
-    can_reuse_epoch_itr_across_epochs = False
 
     def __init__(self, split: SpanSplit, layout: Layout, dictionary: Dictionary) -> None:
         self.split, self.layout, self.dictionary = split, layout, dictionary
@@ -100,9 +99,6 @@ class SpanWindowDataset(FairseqDataset):
             "question": question,
         }
 
-    def __len__(self) -> int:
-        return len(self.sizes)
-
     def collater(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
         """fairseq's hook: a batch of ``samples``."""
         if not samples:
@@ -126,19 +122,3 @@ class SpanWindowDataset(FairseqDataset):
             "question": torch.tensor(questions),
             "gold": [self.split.questions[question].answers for question in questions],
         }
-
-    def num_tokens(self, index: int) -> int:
-        """fairseq's hook: the tokens of a window."""
-        return int(self.sizes[index])
-
-    def num_tokens_vec(self, indices: np.ndarray) -> np.ndarray:
-        """fairseq's hook: the tokens of several windows."""
-        return self.sizes[indices]
-
-    def size(self, index: int) -> int:
-        """fairseq's hook: the tokens of a window."""
-        return int(self.sizes[index])
-
-    def ordered_indices(self) -> np.ndarray:
-        """fairseq's hook, which seeds numpy by seed and epoch: all windows in a random order."""
-        return np.random.permutation(len(self))

@@ -5,19 +5,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from fairseq.data import FairseqDataset
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from .sized_dataset import SizedDataset
 
-class TimeSeriesDataset(FairseqDataset):
+
+class TimeSeriesDataset(SizedDataset):
     """Labelled series: ``series`` (T, C) each, float, already standardised, and the class of each.
 
     A batch has ``net_input`` with ``source`` (B, T, C), padded with zeros at the end, and ``padding_mask`` (B, T),
     True = padding, and ``target`` (B,). Every epoch has batches of its own.
     """
-
-    can_reuse_epoch_itr_across_epochs = False
 
     def __init__(self, series: Sequence[Tensor], classes: Sequence[int]) -> None:
         self.series, self.classes = list(series), torch.tensor(classes)
@@ -25,9 +24,6 @@ class TimeSeriesDataset(FairseqDataset):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         return {"id": int(index), "source": self.series[index], "target": self.classes[index]}
-
-    def __len__(self) -> int:
-        return len(self.series)
 
     def collater(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
         """fairseq's hook: a batch of ``samples``."""
@@ -41,22 +37,6 @@ class TimeSeriesDataset(FairseqDataset):
             "net_input": collate(series),
             "target": torch.stack([sample["target"] for sample in samples]),
         }
-
-    def num_tokens(self, index: int) -> int:
-        """fairseq's hook: the steps of a series."""
-        return int(self.sizes[index])
-
-    def num_tokens_vec(self, indices: np.ndarray) -> np.ndarray:
-        """fairseq's hook: the steps of several series."""
-        return self.sizes[indices]
-
-    def size(self, index: int) -> int:
-        """fairseq's hook: the steps of a series."""
-        return int(self.sizes[index])
-
-    def ordered_indices(self) -> np.ndarray:
-        """fairseq's hook, which seeds numpy by seed and epoch: all series in a random order."""
-        return np.random.permutation(len(self))
 
 
 def collate(series: Sequence[Tensor]) -> dict[str, Tensor]:

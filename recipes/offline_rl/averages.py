@@ -8,15 +8,15 @@ import argparse
 import json
 import statistics
 import sys
-import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from fairseq_plugin.data.episode_folder import EpisodeDescription
 
-from ..shared.scripts import command_line, script
-from ..shared.tables import MISSING, Table, as_markdown, as_text, check_document, describe_run, spread, write_document
+from ..shared.scripts import script
+from ..shared.summaries import summarise
+from ..shared.tables import MISSING, Table, spread
 from .d4rl import score
 
 COMMAND = "recipes.offline_rl.averages"
@@ -83,14 +83,7 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Iterable[str] | None = None) -> int:
     """Run the script; returns the exit status."""
     options = parser().parse_args(arguments)
-    started = time.monotonic()
-    if options.out is not None:
-        check_document(options.out, COMMAND, "--out")
-    tables = [table(gathered(options.files))]
-    run = describe_run(command_line(COMMAND, arguments), time.monotonic() - started)
-    print(as_text(tables, run))
-    if options.out is not None:
-        write_document(options.out, as_markdown(tables, run) + "\n", COMMAND)
+    summarise(COMMAND, arguments, options.out, lambda: [table(gathered(options.files))])
     return 0
 
 

@@ -9,6 +9,7 @@ import functools
 import statistics
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -23,7 +24,7 @@ NO_READER = ("--num-workers", 0, "--data-buffer-size", 0)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Budget:
+class Budget(ABC):
     """One size and one budget for all models of a comparison."""
 
     models: list[str]
@@ -41,9 +42,9 @@ class Budget:
         values = {field.name: getattr(options, field.name) for field in fields(cls) if field.name not in others}
         return cls(**{**values, **others, "models": list(dict.fromkeys(options.models))})
 
+    @abstractmethod
     def train_arguments(self, data: Path, model: str, seed: int) -> list[object]:
         """The arguments of fairseq-train for one model and seed, without the folder of checkpoints."""
-        raise NotImplementedError
 
     def trainings(self, data: Path) -> list["Planned"]:
         """Every model with every seed; see ``planned_trainings``."""

@@ -7,12 +7,12 @@ import argparse
 import json
 import statistics
 import sys
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from ..shared.scripts import command_line, script
-from ..shared.tables import MISSING, Table, as_markdown, as_text, check_document, describe_run, write_document
+from ..shared.scripts import script
+from ..shared.summaries import summarise
+from ..shared.tables import MISSING, Table
 from .results import Plan, Result, in_paper, read, shown_name
 
 COMMAND = "recipes.time_series.averages"
@@ -34,6 +34,14 @@ def gathered(paths: Sequence[Path]) -> dict[str, list[Result]]:
             raise ValueError(f"{path} is of {plan.dataset}, as a file before it; allowed: one file for each data set")
         found[plan.dataset] = read(path, plan).results
     return found
+
+
+def tables(results: Mapping[str, Sequence[Result]]) -> list[Table]:
+    """One of the last epochs, one of the best."""
+    return [
+        table("Accuracy after the last epoch", results, lambda one: one.last),
+        table("Accuracy of the best epoch, chosen on the test series as in the paper", results, lambda one: one.best),
+    ]
 
 
 def table(title: str, results: Mapping[str, Sequence[Result]], value: Callable[[Result], float]) -> Table:
@@ -72,18 +80,7 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Iterable[str] | None = None) -> int:
     """Run the script; returns the exit status."""
     options = parser().parse_args(arguments)
-    started = time.monotonic()
-    if options.out is not None:
-        check_document(options.out, COMMAND, "--out")
-    results = gathered(options.results)
-    tables = [
-        table("Accuracy after the last epoch", results, lambda one: one.last),
-        table("Accuracy of the best epoch, chosen on the test series as in the paper", results, lambda one: one.best),
-    ]
-    run = describe_run(command_line(COMMAND, arguments), time.monotonic() - started)
-    print(as_text(tables, run))
-    if options.out is not None:
-        write_document(options.out, as_markdown(tables, run) + "\n", COMMAND)
+    summarise(COMMAND, arguments, options.out, lambda: tables(gathered(options.results)))
     return 0
 
 
