@@ -6,6 +6,7 @@ mechanisms share.
 """
 
 from ._base import FACTS, INPUTS, SUPPORTS, AttentionShape, InnerAttention, OpAttention
+from ._forget import ForgetAttention
 from ._options import AttentionOptions, Option, choice, count, default_of, flag, number
 from ._record import AttentionRecord, KeyRecord, MapRecord, record_attention, record_keys
 from ._registry import ATTENTIONS, build_attention, import_mechanisms, options_of, register_attention, supporting
@@ -27,6 +28,7 @@ __all__ = [
     "AttentionOptions",
     "AttentionRecord",
     "AttentionShape",
+    "ForgetAttention",
     "InnerAttention",
     "KeyRecord",
     "MapRecord",

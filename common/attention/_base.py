@@ -30,6 +30,7 @@ SUPPORTS = {
     "source": "queries attend to another sequence, whose state `source_state` makes once; no query changes another's "
     "output",
     "torchscript": "not causal, it can be compiled by torch.jit.script, as some image models promise",
+    "forget": "causal, its running sums can forget by gates, the further input `log_decay` of `ForgetAttention`",
     "rotary": "it rotates queries and keys itself, by its option `rotary`",
 }
 #: What a mechanism may need of a host beside q, k and v: facts for its constructor, then inputs of every call.
@@ -38,6 +39,7 @@ INPUTS = {
     "x": "the tokens (B, n, D) before their projection",
     "source_q": "queries of the keys' own tokens (B, H, m, d), for keys of another sequence than the queries are of",
     "spatial_shape": "rows and columns of an image's tokens, (height, width)",
+    "log_decay": "gates of its sums, at most 0: (B, H, n), or (B, H, n, features of a key); `ForgetAttention` makes them",
 }
 
 
@@ -61,7 +63,8 @@ class InnerAttention(RemembersOptions):
         spatial_dims: 1 for sequences, 2 for images.
         options: fields of the class's ``Options``.
 
-    A mechanism is an ``OpAttention``; around one stand ``RotaryAttention`` and ``ShortConvAttention``. Each declares
+    A mechanism is an ``OpAttention``; around one stand ``ForgetAttention``, ``RotaryAttention`` and
+    ``ShortConvAttention``, in this order from the inside. Each declares
     ``Options``, ``supports`` and ``needs``, builds its parameters in ``setup``, and has:
 
     ``forward(q, k, v, key_padding_mask=None, query_padding_mask=None, dropout_p=0.0) -> out``: attention over whole
@@ -122,6 +125,10 @@ class InnerAttention(RemembersOptions):
     def projections(self, head_dim: int) -> dict[str, int]:
         """Channels per head of what a host projects tokens to: "q", "k" and "v". One that is left out is None."""
         return {"q": head_dim, "k": head_dim, "v": head_dim}
+
+    def key_features(self, head_dim: int) -> int:
+        """Features of a head's key, by which running sums have their rows; where it supports "forget"."""
+        return head_dim
 
     def remembered_options(self) -> dict[str, Any]:
         """Its name, whether it is causal, its heads, and its options but those of speed alone.
@@ -359,6 +366,8 @@ class OpAttention(InnerAttention):
         """``inputs``, if they are those that ``needs`` names; ValueError otherwise."""
         inputs = {name: x for name, x in inputs.items() if x is not None}
         wanted = self.needs.intersection(INPUTS)
+        if self.causal and "forget" in self.supports and "log_decay" in inputs:
+            wanted |= {"log_decay"}
         if inputs.keys() == wanted:
             return inputs
         name = min(inputs.keys() ^ wanted)

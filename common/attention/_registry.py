@@ -7,8 +7,9 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import TypeVar
 
-from ..ops.shared.checks import check_choice
+from ..ops.shared.checks import check_choice, check_positive_int
 from ._base import InnerAttention
+from ._forget import NONE, ForgetAttention, ForgetOptions
 from ._options import AttentionOptions
 from ._short_conv import ShortConvAttention, ShortConvOptions, takes_short_conv
 
@@ -48,12 +49,15 @@ def supporting(what: str, images: bool = False) -> tuple[str, ...]:
 def options_of(name: str, causal: bool) -> type[AttentionOptions]:
     """A dataclass of all options that ``build_attention(name, causal)`` takes, for the command line of a host.
 
-    They are the mechanism's own, and ``short_conv`` where that is allowed.
+    They are the mechanism's own, and ``forget`` and ``short_conv`` where these are allowed.
     """
     attention = ATTENTIONS[name]
-    if not (causal and takes_short_conv(attention)):
+    shared = (ForgetOptions,) if causal and "forget" in attention.supports else ()
+    shared += (ShortConvOptions,) if causal and takes_short_conv(attention) else ()
+    if not shared:
         return attention.Options
-    return make_dataclass("CausalOptions", (), bases=(ShortConvOptions, attention.Options), frozen=True)
+    # A dataclass has the fields of its last base first.
+    return make_dataclass("CausalOptions", (), bases=(*reversed(shared), attention.Options), frozen=True)
 
 
 def build_attention(
@@ -64,20 +68,27 @@ def build_attention(
     head_dim: int | None = None,
     max_tokens: int | None = None,
     spatial_dims: int = 1,
+    forget: str = NONE,
     short_conv: int | None = None,
     **options,
 ) -> InnerAttention:
-    """The attention module called ``name``; the other arguments but ``short_conv`` are those of ``InnerAttention``.
+    """The attention module called ``name``; the arguments before ``forget`` are those of ``InnerAttention``.
 
-    With ``short_conv`` taps it is in a ``ShortConvAttention``, which needs ``num_heads`` and ``head_dim``.
+    With ``forget``, "head" or "channel", it is in a ``ForgetAttention``, and with ``short_conv`` taps all that in a
+    ``ShortConvAttention``; both need ``num_heads`` and ``head_dim``.
 
     Raises:
         ValueError: an unknown name, an option the mechanism does not have or a value it does not allow, or something
-            that it needs and that is not given; ``short_conv`` where ``ShortConvAttention`` refuses it.
+            that it needs and that is not given; ``forget`` where ``ForgetAttention`` refuses it, ``short_conv`` where
+            ``ShortConvAttention`` does.
     """
     check_choice("attention", name, tuple(ATTENTIONS))
     attention = ATTENTIONS[name](
         causal, num_heads=num_heads, head_dim=head_dim, max_tokens=max_tokens, spatial_dims=spatial_dims, **options
     )
-    taps = ShortConvOptions(short_conv).short_conv
+    forget, taps = ForgetOptions(forget).forget, ShortConvOptions(short_conv).short_conv
+    if forget != NONE:
+        for fact, value in {"num_heads": num_heads, "head_dim": head_dim}.items():
+            check_positive_int(fact, value)
+        attention = ForgetAttention(attention, forget, num_heads, head_dim)
     return attention if taps is None else ShortConvAttention(attention, taps, num_heads, head_dim)

@@ -32,7 +32,7 @@ class CosformerAttention(OpAttention):
     """
 
     Options = CosformerOptions
-    supports = frozenset({"causal", "bidirectional", "cross", "source"})
+    supports = frozenset({"causal", "bidirectional", "cross", "source", "forget"})
     needs = frozenset({"max_tokens"})
     op = staticmethod(cosformer_attention)
     reference_op = staticmethod(cosformer_attention_reference)

@@ -49,7 +49,7 @@ class FavorAttention(OpAttention):
     """
 
     Options = FavorOptions
-    supports = frozenset({"causal", "bidirectional", "cross", "source"})
+    supports = frozenset({"causal", "bidirectional", "cross", "source", "forget"})
     needs = frozenset({"head_dim"})
     op = staticmethod(favor_attention)
     reference_op = staticmethod(favor_attention_reference)
@@ -70,6 +70,10 @@ class FavorAttention(OpAttention):
         """New directions, from torch's generator or from ``seed``; decoding states of the old ones end."""
         self.directions = self._draw(seed).to(self.directions)
         self._draw_for_training()
+
+    def key_features(self, head_dim: int) -> int:
+        """Its random features."""
+        return self.options.features
 
     def held(self) -> dict[str, Any]:
         """The directions."""

@@ -65,7 +65,7 @@ class FlowAttention(OpAttention):
     """
 
     Options = FlowAttentionOptions
-    supports = frozenset({"causal", "bidirectional", "cross", "torchscript"})
+    supports = frozenset({"causal", "bidirectional", "cross", "torchscript", "forget"})
     op = staticmethod(flow_attention)
     reference_op = staticmethod(flow_attention_reference)
     causal: Final[bool]
@@ -84,15 +84,19 @@ class FlowAttention(OpAttention):
         key_padding_mask: Tensor | None = None,
         query_padding_mask: Tensor | None = None,
         dropout_p: float = 0.0,
+        log_decay: Tensor | None = None,
     ) -> Tensor:
-        """q (B, H, n, d), k (B, H, m, d), v (B, H, m, e) -> (B, H, n, e); see ``InnerAttention``."""
+        """q (B, H, n, d), k (B, H, m, d), v (B, H, m, e) -> (B, H, n, e); see ``InnerAttention``.
+
+        ``log_decay``, causal: see ``common.ops.flow_attention``.
+        """
         if torch.jit.is_scripting():
             if self.causal:
                 raise ValueError("causal is True; allowed in TorchScript: causal=False")
             check_both_masks(key_padding_mask, query_padding_mask)
             v = drop_sources(v, dropout_p)
             return flow_attention_in_graph(q, k, v, key_padding_mask, query_padding_mask, self._flow_options)
-        return self._call(q, k, v, key_padding_mask, query_padding_mask, dropout_p)
+        return self._call(q, k, v, key_padding_mask, query_padding_mask, dropout_p, log_decay)
 
     @torch.jit.unused
     def _call(
@@ -103,8 +107,9 @@ class FlowAttention(OpAttention):
         key_padding_mask: Tensor | None,
         query_padding_mask: Tensor | None,
         dropout_p: float,
+        log_decay: Tensor | None,
     ) -> Tensor:
-        return super().forward(q, k, v, key_padding_mask, query_padding_mask, dropout_p)
+        return super().forward(q, k, v, key_padding_mask, query_padding_mask, dropout_p, log_decay=log_decay)
 
     def weights(
         self,
@@ -113,13 +118,15 @@ class FlowAttention(OpAttention):
         key_padding_mask: Tensor | None = None,
         query_padding_mask: Tensor | None = None,
         state: State | None = None,
+        log_decay: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Competition (B, H, m) and allocation (B, H, n) weights, after ``state`` when decoding.
 
         See ``common.ops.flow_attention_weights``.
         """
         masks = {"key_padding_mask": key_padding_mask, "query_padding_mask": query_padding_mask}
-        return flow_attention_weights(q, k, causal=self.causal, initial_state=state, **masks, **self.options.as_dict())
+        gates = {"initial_state": state, "log_decay": log_decay}
+        return flow_attention_weights(q, k, causal=self.causal, **gates, **masks, **self.options.as_dict())
 
     #: What ``record_attention`` keeps of a call.
     recorded_weights = weights
@@ -130,7 +137,8 @@ class FlowAttention(OpAttention):
         k: Tensor,
         key_padding_mask: Tensor | None = None,
         query_padding_mask: Tensor | None = None,
+        log_decay: Tensor | None = None,
     ) -> Tensor:
         """The implied map (B, H, n, m) of a short input; see ``common.ops.flow_attention_map``."""
         masks = {"key_padding_mask": key_padding_mask, "query_padding_mask": query_padding_mask}
-        return flow_attention_map(q, k, causal=self.causal, **masks, **self.options.as_dict())
+        return flow_attention_map(q, k, causal=self.causal, log_decay=log_decay, **masks, **self.options.as_dict())

@@ -35,7 +35,7 @@ class LinearAttention(OpAttention):
     """
 
     Options = LinearAttentionOptions
-    supports = frozenset({"causal", "bidirectional", "cross", "source"})
+    supports = frozenset({"causal", "bidirectional", "cross", "source", "forget"})
     op = staticmethod(linear_attention)
     reference_op = staticmethod(linear_attention_reference)
 

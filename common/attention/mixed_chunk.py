@@ -41,7 +41,7 @@ class MixedChunkAttention(OpAttention):
     """
 
     Options = MixedChunkOptions
-    supports = frozenset({"causal", "bidirectional", "rotary"})
+    supports = frozenset({"causal", "bidirectional", "rotary", "forget"})
     needs = frozenset({"num_heads", "head_dim"})
     op = staticmethod(mixed_chunk_attention)
     reference_op = staticmethod(mixed_chunk_attention_reference)
@@ -62,6 +62,7 @@ class MixedChunkAttention(OpAttention):
         *,
         key_padding_mask: Tensor | None,
         query_padding_mask: Tensor | None,
+        log_decay: Tensor | None = None,
         initial_state: State | None = None,
         return_state: bool = False,
     ) -> Any:
@@ -73,8 +74,8 @@ class MixedChunkAttention(OpAttention):
         q, k = zero_padding(zero_padding(q, query_padding_mask), key_padding_mask), zero_padding(k, key_padding_mask)
         before = None if initial_state is None else state_entry(initial_state, "count", 1, q)
         heads = self._queries_and_keys(q, k, token_positions(q, key_padding_mask, before))
-        state = {"initial_state": initial_state, "return_state": return_state}
-        out = super().apply_op(*heads, v, key_padding_mask=key_padding_mask, **state)
+        further = {"log_decay": log_decay, "initial_state": initial_state, "return_state": return_state}
+        out = super().apply_op(*heads, v, key_padding_mask=key_padding_mask, **further)
         if return_state:
             return zero_padding(out[0], query_padding_mask), out[1]
         return zero_padding(out, query_padding_mask)
@@ -87,12 +88,14 @@ class MixedChunkAttention(OpAttention):
         *,
         key_padding_mask: Tensor | None,
         query_padding_mask: Tensor | None,
+        log_decay: Tensor | None = None,
     ) -> Tensor:
         """``reference_op`` of the same."""
         heads = [q, k, *(x * self.gamma[i, :, None] + self.beta[i, :, None] for i, x in enumerate((q, k)))]
         if self.options.rotary:
             heads = [rotated(x, key_padding_mask) for x in heads]
-        return cleared(super().apply_reference(*heads, v, key_padding_mask=key_padding_mask), query_padding_mask)
+        out = super().apply_reference(*heads, v, key_padding_mask=key_padding_mask, log_decay=log_decay)
+        return cleared(out, query_padding_mask)
 
     def _check_heads(self, q: Tensor, k: Tensor, v: Tensor) -> None:
         check_query_key_value(q, k, v, one_length=True)

@@ -37,7 +37,7 @@ class RfaAttention(OpAttention):
     """
 
     Options = RfaOptions
-    supports = frozenset({"causal", "bidirectional", "cross", "source"})
+    supports = frozenset({"causal", "bidirectional", "cross", "source", "forget"})
     needs = frozenset({"num_heads", "head_dim"})
     op = staticmethod(rfa_attention)
     reference_op = staticmethod(rfa_attention_reference)
@@ -57,6 +57,10 @@ class RfaAttention(OpAttention):
         directions = torch.randn_like(self.directions) if self.training else self.directions
         dtype = compute_dtype(self.sigma)
         return directions.to(dtype) * self.sigma.to(dtype)
+
+    def key_features(self, head_dim: int) -> int:
+        """Two for each direction, a sine and a cosine."""
+        return 2 * self.options.features
 
     def held(self) -> dict[str, Any]:
         """The directions of this pass."""

@@ -18,6 +18,7 @@ from ..shared.checks import (
 )
 from ..shared.chunks import CHUNK_SIZE
 from ..shared.feature_sums import causal_sums, full_sums, read_source, state_shapes, sums_of_source
+from ..shared.forgetting import check_log_decay, decay_of_real_tokens
 from ..shared.padding import either_mask, real_positions, zero_padding
 from ..shared.precision import autocast_off, compute_dtype, in_dtype
 from ..shared.state import State, check_continuation, state_of_sums
@@ -35,6 +36,7 @@ def cosformer_attention(
     v: Tensor,
     *,
     max_tokens: int,
+    log_decay: Tensor | None = None,
     causal: bool = False,
     key_padding_mask: Tensor | None = None,
     query_padding_mask: Tensor | None = None,
@@ -52,14 +54,16 @@ def cosformer_attention(
     two sequences: queries count by their own mask, so give both masks or none, in self-attention the same one twice.
     Cost: O(n d e) time and, causal, O(n C + (n / C) d e) memory with C =
     ``chunk_size``, both with features of 2d channels. ``initial_state`` and ``return_state`` (causal) continue a
-    sequence: state ``count`` (B,), ``sum_k`` (B, H, 2d), ``sum_kv`` (B, H, 2d, e), float32.
+    sequence: state ``count`` (B,), ``sum_k`` (B, H, 2d), ``sum_kv`` (B, H, 2d, e), float32. With ``log_decay``
+    (causal) the sums forget: s_ij is multiplied by exp(Σ log_decay_t) over j < t <= i, by (B, H, n) for a head, by
+    (B, H, n, d) channel by channel, the cosine and the sine of a channel alike.
 
     The authors' code has the length of the batch for M, so that padding and neighbours change its output and decoding
     does not give what the whole sequence gives.
 
     Raises:
-        ValueError: a shape, mask, name or state that does not fit, a state without ``causal``, one mask alone without
-            it, or more than ``max_tokens`` real tokens, state included: the cosine would be negative.
+        ValueError: a shape, mask, name or state that does not fit, a state or gates without ``causal``, one mask alone
+            without it, or more than ``max_tokens`` real tokens, state included: the cosine would be negative.
     """
     check_positive_int("max_tokens", max_tokens)
     check_choice("phi", phi, MAPS)
@@ -68,6 +72,7 @@ def cosformer_attention(
     check_padding_mask("key_padding_mask", key_padding_mask, k)
     check_padding_mask("query_padding_mask", query_padding_mask, q)
     check_continuation(causal, initial_state, return_state)
+    check_log_decay(log_decay, causal, q, q.shape[3])
     if not causal:
         check_both_masks(key_padding_mask, query_padding_mask)
     dtype = compute_dtype(q)
@@ -85,7 +90,10 @@ def cosformer_attention(
         queries = _features(in_dtype(q, dtype), phi, hidden, turn)
         keys = _features(in_dtype(k, dtype), phi, key_padding_mask, turn)
         values = zero_padding(in_dtype(v, dtype), key_padding_mask)
-        out, weights, sums = causal_sums(queries, keys, values, chunk_size, state)
+        log_decay = decay_of_real_tokens(log_decay, key_padding_mask, dtype)
+        if log_decay is not None and log_decay.dim() == 4:
+            log_decay = torch.cat([log_decay, log_decay], dim=-1)
+        out, weights, sums = causal_sums(queries, keys, values, chunk_size, state, log_decay)
     out = (out / weights.clamp(min=EPS)).to(v.dtype)
     return (out, {"count": count, **sums}) if return_state else out
 

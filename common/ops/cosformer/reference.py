@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from ..shared.reference_tools import real_tokens
+from ..shared.reference_tools import kept, real_tokens
 
 
 def cosformer_attention_reference(
@@ -14,6 +14,7 @@ def cosformer_attention_reference(
     v: Tensor,
     *,
     max_tokens: int,
+    log_decay: Tensor | None = None,
     causal: bool = False,
     key_padding_mask: Tensor | None = None,
     query_padding_mask: Tensor | None = None,
@@ -36,7 +37,8 @@ def cosformer_attention_reference(
             if not seen or i not in wanted:
                 continue
             sources = [keys[place] for place in seen]
-            products = (_phi(q[b, :, i : i + 1], phi) * _phi(k[b, :, sources], phi)).sum(-1)  # (H, sources)
+            products = _phi(q[b, :, i : i + 1], phi) * _phi(k[b, :, sources], phi)  # (H, sources, d)
+            products = (products * kept(log_decay, b, keys, i, sources)).sum(-1)
             weights = products * torch.cos(math.pi / 2 * (position - places[seen]) / max_tokens)
             total = (weights.unsqueeze(-1) * v[b, :, sources]).sum(1)  # (H, e)
             rows[i] = total / torch.clamp(weights.sum(-1, keepdim=True), min=1e-6)

@@ -6,10 +6,12 @@ Choromanski, Likhosherstov, Dohan, Song, Gane, Sarlos, Hawkins, Davis, Mohiuddin
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from ..shared.checks import check_padding_mask, check_positive_int, check_query_key_value
 from ..shared.chunks import CHUNK_SIZE
 from ..shared.feature_sums import causal_sums, full_sums, read_source, state_shapes, sums_of_source
+from ..shared.forgetting import check_log_decay, decay_of_real_tokens
 from ..shared.padding import zero_padding
 from ..shared.precision import autocast_off, compute_dtype
 from ..shared.state import State, check_continuation, state_of_source, state_of_sums
@@ -24,6 +26,7 @@ def favor_attention(
     v: Tensor,
     directions: Tensor,
     *,
+    log_decay: Tensor | None = None,
     causal: bool = False,
     key_padding_mask: Tensor | None = None,
     query_padding_mask: Tensor | None = None,
@@ -38,13 +41,15 @@ def favor_attention(
     v (B, H, m, e) -> (B, H, n, e) in v's dtype. Masks: bool (B, m) and (B, n), True = padding; a padded query gives 0,
     and so does one without any key. Cost: O(n r (d + e)) time and, causal, O(n (C + r) + (n / C) r e) memory with C =
     ``chunk_size``. ``initial_state`` and ``return_state`` (causal) continue a sequence: state ``log_max`` (B, H),
-    ``sum_k`` (B, H, r), ``sum_kv`` (B, H, r, e), float32.
+    ``sum_k`` (B, H, r), ``sum_kv`` (B, H, r, e), float32. ``log_decay`` (causal) makes the sums forget: before token t
+    is added they are multiplied by exp(log_decay_t), with (B, H, n) as a whole, with (B, H, n, r) each feature by its
+    own; then ``log_max`` is (B, H, r).
 
     Exponents are taken relative to their largest, which cancels: nothing overflows, and, causal, a token never depends
     on a later one. The README has what underflows, and the difference to the authors' code.
 
     Raises:
-        ValueError: a shape, mask or state that does not fit, or a state without ``causal``.
+        ValueError: a shape, mask or state that does not fit, or a state or gates without ``causal``.
     """
     check_positive_int("chunk_size", chunk_size)
     check_query_key_value(q, k, v, causal)
@@ -52,18 +57,24 @@ def favor_attention(
     check_padding_mask("key_padding_mask", key_padding_mask, k)
     check_padding_mask("query_padding_mask", query_padding_mask, q)
     check_continuation(causal, initial_state, return_state)
-    dtype = compute_dtype(q)
-    shapes = {"log_max": q.shape[:2], **state_shapes(len(directions), v)}
+    check_log_decay(log_decay, causal, q, len(directions))
+    dtype, by_feature = compute_dtype(q), log_decay is not None and log_decay.dim() == 4
+    vector = (*q.shape[:2], len(directions))
+    shapes = {"log_max": vector if by_feature else vector[:2], **state_shapes(len(directions), v)}
     state = state_of_sums(initial_state, shapes, dtype, q)
     with autocast_off(q):
         if not causal:
             return _full(q, k, v, directions, key_padding_mask, query_padding_mask)
-        keys, log_max, log_decay = _causal_keys(_exponents(k, directions, key_padding_mask), key_padding_mask, state)
-        queries = _relative_features(_projected(q, directions, query_padding_mask)[1], query_padding_mask)
+        log_decay = decay_of_real_tokens(log_decay, key_padding_mask, dtype)
+        exponents = _exponents(k, directions, key_padding_mask)
+        keys, log_max, log_decay = _causal_keys(exponents, key_padding_mask, state, log_decay)
+        projected = _projected(q, directions, query_padding_mask)[1]
+        # Where each feature has a unit of its own, queries take it into their exponents.
+        queries = _relative_features(projected + log_max if by_feature else projected, query_padding_mask)
         values = zero_padding(v.to(dtype), key_padding_mask)
         out, weights, sums = causal_sums(queries, keys, values, chunk_size, state, log_decay)
     out = _divided(out, weights).to(v.dtype)
-    return (out, {"log_max": log_max, **sums}) if return_state else out
+    return (out, {"log_max": log_max[:, :, -1], **sums}) if return_state else out
 
 
 def _full(
@@ -140,17 +151,29 @@ def _exponents(k: Tensor, directions: Tensor, padding_mask: Tensor | None) -> Te
     return exponents.masked_fill(padding_mask[:, None, :, None], _NONE)
 
 
-def _causal_keys(exponents: Tensor, padding_mask: Tensor | None, state: State | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Key features relative to the largest exponent so far, the largest of all, and what that does to earlier sums.
+def _causal_keys(
+    exponents: Tensor, padding_mask: Tensor | None, state: State | None, log_decay: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Key features relative to the largest exponent so far, that one, and what it does to earlier sums.
 
-    ``exponents`` (B, H, n, r) -> (B, H, n, r), (B, H), (B, H, n). Sums are in units of exp(largest so far): where a
-    token raises it, they shrink.
+    ``exponents`` (B, H, n, r) -> (B, H, n, r), (B, H, n), (B, H, n): sums are in units of exp(largest so far), and
+    where a token raises it, they shrink. With ``log_decay`` what is forgotten counts less: largest_t = max(largest_(t-1) +
+    log_decay_t, own_t), so that it never hides a later key. Gates of each feature have a largest of each, (B, H, n, r).
     """
-    own = exponents.detach().amax(-1)  # (B, H, n)
-    before = torch.full_like(own[..., :1], _NONE) if state is None else state["log_max"].unsqueeze(-1)
-    largest = torch.cat([before, own], dim=-1).cummax(-1).values  # (B, H, 1 + n)
-    keys = zero_padding((exponents - largest[..., 1:, None]).exp(), padding_mask)
-    return keys, largest[..., -1], largest[..., :-1] - largest[..., 1:]
+    by_feature = log_decay is not None and log_decay.dim() == 4
+    own = exponents.detach() if by_feature else exponents.detach().amax(-1)  # (B, H, n) or (B, H, n, r)
+    before = torch.full_like(own[:, :, :1], _NONE) if state is None else state["log_max"].unsqueeze(2)
+    largest = torch.cat([before, own], dim=2)
+    if log_decay is not None:
+        # Rounding here changes the unit alone, which cancels: all that follows has the same one.
+        since_start = F.pad(log_decay.detach(), (0, 0, 1, 0) if by_feature else (1, 0)).cumsum(2)
+        largest = (largest - since_start).cummax(2).values + since_start
+    else:
+        largest = largest.cummax(2).values
+    earlier, largest = largest[:, :, :-1], largest[:, :, 1:]
+    keys = zero_padding((exponents - (largest if by_feature else largest.unsqueeze(-1))).exp(), padding_mask)
+    decay = earlier - largest
+    return keys, largest, decay if log_decay is None else decay + log_decay
 
 
 def _divided(values: Tensor, weights: Tensor) -> Tensor:

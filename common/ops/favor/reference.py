@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from ..shared.reference_tools import real_tokens
+from ..shared.reference_tools import kept, real_tokens
 
 
 def favor_attention_reference(
@@ -12,6 +12,7 @@ def favor_attention_reference(
     v: Tensor,
     directions: Tensor,
     *,
+    log_decay: Tensor | None = None,
     causal: bool = False,
     key_padding_mask: Tensor | None = None,
     query_padding_mask: Tensor | None = None,
@@ -29,7 +30,7 @@ def favor_attention_reference(
             if not sources:
                 continue
             products = _features(q[b, :, i : i + 1], directions) * _features(k[b, :, sources], directions)
-            weights = products.sum(-1)  # (H, sources)
+            weights = (products * kept(log_decay, b, keys, i, sources)).sum(-1)  # (H, sources)
             total = (weights.unsqueeze(-1) * v[b, :, sources]).sum(1)  # (H, e)
             rows[i] = total / weights.sum(-1, keepdim=True)
         out.append(torch.stack(rows, dim=1))  # (H, n, e)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..shared.checks import check_both_masks, check_padding_mask, check_positive_int, check_query_key_value
 from ..shared.chunks import CHUNK_SIZE, chunk_length
+from ..shared.forgetting import check_log_decay
 from ..shared.padding import either_mask
 from ..shared.precision import autocast_off, compute_dtype
 from ..shared.state import State, check_continuation, state_of_sums
@@ -25,6 +26,8 @@ from .causal import (
 )
 from .causal_cpu import causal_attention_in_blocks
 from .decoding import step
+from .forgetting import attention_that_forgets, weights_that_forget
+from .forgetting import state_shapes as state_shapes_with_gates
 from .full import flow_attention_in_graph, full_flow
 from .full_cpu import full_attention_in_blocks
 from .gpu import causal as causal_gpu
@@ -37,6 +40,7 @@ def flow_attention(
     k: Tensor,
     v: Tensor,
     *,
+    log_decay: Tensor | None = None,
     causal: bool = False,
     key_padding_mask: Tensor | None = None,
     query_padding_mask: Tensor | None = None,
@@ -62,6 +66,10 @@ def flow_attention(
     would take flow from real ones. In self-attention they are the same mask twice.
 
     Args:
+        log_decay: causal; every sum of Algorithm 2, the softmaxes' sums and the count are multiplied by
+            exp(log_decay_t) before token t is added: (B, H, n) by head, (B, H, n, d) each channel by its own, with a
+            count of its own. The state has ``remembered`` (B, H) in place of ``count``, and by channel it and both
+            logarithms are (B, H, d).
         form: "paper" is Algorithms 1 and 2 to the letter; "released" adds the authors' 1e-6 to q, k and the sums,
             multiplies the softmax by m and Î by n/m; "released_vision" adds 1e-6 to every flow as well.
         clamp: bound on the size of Ô in the released forms; "paper" has none and ignores it. Part of the trained model:
@@ -84,20 +92,23 @@ def flow_attention(
     float32 (float64 for float64 inputs) whatever the input, autocast included.
 
     Raises:
-        ValueError: a shape, dtype, mask, name, clamp, chunk size or state that does not fit; a state without causal;
-            one mask alone without causal; a competition over heads with causal.
+        ValueError: a shape, dtype, mask, name, clamp, chunk size or state that does not fit; a state or gates without
+            causal; one mask alone without causal; a competition over heads with causal.
     """
     options = flow_options(form, clamp, phi, competition, allocation)
     check_positive_int("chunk_size", chunk_size)
     _check_tensors(q, k, v, causal, key_padding_mask, query_padding_mask)
     check_continuation(causal, initial_state, return_state)
     check_competition(options, causal)
+    check_log_decay(log_decay, causal, q, q.shape[3])
     with autocast_off(q):
         if not causal:
             return _full(q, k, v, key_padding_mask, query_padding_mask, options)
-        state = state_of_sums(initial_state, state_shapes(q, v), compute_dtype(q), q)
+        shapes = state_shapes(q, v) if log_decay is None else state_shapes_with_gates(q, v, log_decay)
+        state = state_of_sums(initial_state, shapes, compute_dtype(q), q)
         padding = either_mask(key_padding_mask, query_padding_mask)
-        out, state = _causal(CausalInputs(q, k, v, padding, options, chunk_size, state))
+        inputs = CausalInputs(q, k, v, padding, options, chunk_size, state)
+        out, state = _causal(inputs) if log_decay is None else attention_that_forgets(inputs, log_decay)
     out = out.to(v.dtype)
     return (out, state) if return_state else out
 
@@ -139,6 +150,7 @@ def flow_attention_weights(
     q: Tensor,
     k: Tensor,
     *,
+    log_decay: Tensor | None = None,
     causal: bool = False,
     key_padding_mask: Tensor | None = None,
     query_padding_mask: Tensor | None = None,
@@ -155,23 +167,30 @@ def flow_attention_weights(
     They are drawn in Figures 4, 5 and 7 to 9.
 
     Exactly what ``flow_attention`` with the same arguments multiplies the values and the result with, so the
-    released softmax competition is around 1, not around 1/m. 0 at padding. Cost and errors as there. ``initial_state``
-    is the state of ``flow_attention`` after the tokens before these (causal).
+    released softmax competition is around 1, not around 1/m. 0 at padding. With gates of each channel, a token's weight
+    is the mean over its channels. Cost and errors as there. ``initial_state`` is the state of ``flow_attention`` after
+    the tokens before these (causal).
     """
     options = flow_options(form, clamp, phi, competition, allocation)
     check_positive_int("chunk_size", chunk_size)
     _check_tensors(q, k, k, causal, key_padding_mask, query_padding_mask)
     check_continuation(causal, initial_state, return_state=False)
     check_competition(options, causal)
+    check_log_decay(log_decay, causal, q, q.shape[3])
     with autocast_off(q):
         dtype = compute_dtype(q)
         if not causal:
             flow = full_flow(q.to(dtype), k.to(dtype), key_padding_mask, query_padding_mask, options)
             sources, sinks = flow.competition, flow.allocation
+        elif log_decay is not None:
+            key_padding_mask = query_padding_mask = either_mask(key_padding_mask, query_padding_mask)
+            state = _state_without_values(initial_state, q, state_shapes_with_gates(q, q, log_decay))
+            inputs = CausalInputs(q, k, k, key_padding_mask, options, chunk_size, state)
+            sources, sinks = weights_that_forget(inputs, log_decay)
         else:
             key_padding_mask = query_padding_mask = either_mask(key_padding_mask, query_padding_mask)
             length, size = q.shape[2], chunk_length(chunk_size, q.shape[2])
-            state = _state_without_values(initial_state, q)
+            state = _state_without_values(initial_state, q, state_shapes(q, q))
             positions = chunk_positions(q, key_padding_mask, size, state)
             features = chunk_features(q, k, phi, key_padding_mask, size)
             flow, _ = causal_flow(features, chunk_scores(features), positions, options, state)
@@ -183,11 +202,11 @@ def flow_attention_weights(
     return sources, sinks
 
 
-def _state_without_values(state: State | None, q: Tensor) -> State | None:
+def _state_without_values(state: State | None, q: Tensor, shapes: dict[str, tuple[int, ...]]) -> State | None:
     """``state``, checked, without its sum over values, which the weights of q (B, H, n, d) do not need."""
     if isinstance(state, dict):
         state = {name: x for name, x in state.items() if name != "sum_kv"}
-    shapes = {name: shape for name, shape in state_shapes(q, q).items() if name != "sum_kv"}
+    shapes = {name: shape for name, shape in shapes.items() if name != "sum_kv"}
     return state_of_sums(state, shapes, compute_dtype(q), q)
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..shared.reference_tools import either_padding, positive_features, real_tokens
+from ..shared.reference_tools import either_padding, kept, positive_features, real_tokens
 
 
 class Constants(NamedTuple):
@@ -33,6 +33,7 @@ def flow_attention_reference(
     k: Tensor,
     v: Tensor,
     *,
+    log_decay: Tensor | None = None,
     causal: bool = False,
     key_padding_mask: Tensor | None = None,
     query_padding_mask: Tensor | None = None,
@@ -45,7 +46,8 @@ def flow_attention_reference(
     """Algorithms 1 and 2 (ICML 2022, appendix), arguments and shapes as in ``flow_attention``.
 
     Each row of the batch is computed from its real tokens alone; padded sinks give 0. O(n m d) not causal,
-    O(n² d + n d e) causal.
+    O(n² d + n d e) causal. With gates ``log_decay``, causal, every sum so far is over what is kept of each token, and
+    the number of tokens so far is what is kept of them.
     """
     if causal and competition == "softmax_heads":
         raise ValueError("competition is 'softmax_heads'; allowed with causal attention: softmax, sigmoid, none")
@@ -60,9 +62,13 @@ def flow_attention_reference(
             features_q = positive_features(q[b, :, sinks], phi)  # (H, sinks, d)
             features_k = positive_features(k[b, :, sources], phi)  # (H, sources, d)
             bound = math.inf if clamp is None or form == "paper" else clamp
-            algorithm = _algorithm_2 if causal else _algorithm_1
+            tensors = features_q, features_k, v[b, :, sources]
             options = CONSTANTS[form], bound, competition, allocation
-            found = algorithm(features_q, features_k, v[b, :, sources], *options)  # (H, sinks, e)
+            if causal:
+                past = [kept(log_decay, b, sources, i, [j for j in sources if j <= i]) for i in sources]
+                found = _algorithm_2(*tensors, past, *options)  # (H, sinks, e)
+            else:
+                found = _algorithm_1(*tensors, *options)
             for place, i in enumerate(sinks):
                 out[i] = found[:, place]
         rows.append(torch.stack(out, dim=1))  # (H, n, e)
@@ -101,35 +107,55 @@ def _algorithm_1(
 
 
 def _algorithm_2(
-    q: Tensor, k: Tensor, v: Tensor, form: Constants, clamp: float, competition: str, allocation: str
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    past: list[Tensor | float],
+    form: Constants,
+    clamp: float,
+    competition: str,
+    allocation: str,
 ) -> Tensor:
-    """Causal: q, k (H, n, d), v (H, n, e) -> (H, n, e). Position i uses positions up to i only."""
-    incoming: list[Tensor] = []  # I_i, O_i, Ô_i, Î_i, w_i: each (H,)
+    """Causal: q, k (H, n, d), v (H, n, e) -> (H, n, e). Position i uses positions up to i only.
+
+    ``past`` says for each i what is kept of these, (H, i + 1, 1 or d), or 1.0 for all.
+    """
+    incoming: list[Tensor] = []  # I_i, O_i, Ô_i, Î_i: each (H,)
     outgoing: list[Tensor] = []
     conserved_outgoing: list[Tensor] = []
     conserved_incoming: list[Tensor] = []
-    weighted_values: list[Tensor] = []  # w_i v_i (H, e)
+    weights: list[Tensor] = []  # w_i (H, 1 or d)
     outputs = []
     for i in range(q.shape[1]):
-        c, past, q_i, k_i = i + 1, slice(0, i + 1), q[:, i : i + 1], k[:, i : i + 1]
-        incoming.append(_flow(q_i, k[:, past].sum(1), form)[:, 0] / c)
-        outgoing.append(_flow(k_i, q[:, past].sum(1), form)[:, 0] / c)
-        given_k = (k[:, past] / torch.stack(outgoing, 1)[..., None]).sum(1)
-        given_q = (q[:, past] / torch.stack(incoming, 1)[..., None]).sum(1)
-        conserved_incoming.append(_flow(q_i, given_k, form)[:, 0] / c)
-        conserved_outgoing.append((_flow(k_i, given_q, form)[:, 0] / c).clamp(-clamp, clamp))
-        weight = _last_weight(conserved_outgoing, competition)
-        weighted_values.append(weight[:, None] * v[:, i])
-        attention = (k[:, past] * (q_i / (incoming[i] * c)[:, None, None])).sum(-1)  # (H, i + 1)
-        aggregated = (attention[..., None] * torch.stack(weighted_values, 1)).sum(1)  # (H, e)
-        outputs.append(_last_weight(conserved_incoming, allocation)[:, None] * aggregated)
+        keys, sinks, q_i, k_i = k[:, : i + 1], q[:, : i + 1], q[:, i], k[:, i]
+        keep = torch.ones_like(keys[..., :1]) if isinstance(past[i], float) else past[i]  # (H, i + 1, 1 or d)
+        c = keep.sum(1)
+        incoming.append(_mean_flow(q_i, (keep * keys).sum(1), c, form))
+        outgoing.append(_mean_flow(k_i, (keep * sinks).sum(1), c, form))
+        given_k = (keep * keys / torch.stack(outgoing, 1)[..., None]).sum(1)
+        given_q = (keep * sinks / torch.stack(incoming, 1)[..., None]).sum(1)
+        conserved_incoming.append(_mean_flow(q_i, given_k, c, form))
+        conserved_outgoing.append(_mean_flow(k_i, given_q, c, form).clamp(-clamp, clamp))
+        weights.append(_last_weight(conserved_outgoing, keep, competition))
+        allocated = _last_weight(conserved_incoming, keep, allocation)
+        sink = q_i * allocated / (incoming[i][:, None] * c)  # (H, d)
+        attention = (keep * keys * torch.stack(weights, 1) * sink[:, None]).sum(-1)  # (H, i + 1)
+        outputs.append((attention[..., None] * v[:, : i + 1]).sum(1))
     return torch.stack(outputs, 1)
 
 
-def _last_weight(flows: list[Tensor], kind: str) -> Tensor:
-    """The weight of the last of ``flows`` (H,) among all of them; the softmax is times their number."""
+def _mean_flow(receiver: Tensor, sums: Tensor, count: Tensor, form: Constants) -> Tensor:
+    """receiver (H, d) times sums (H, d) divided by the count (H, 1 or d) of each channel: (H,)."""
+    flow = ((receiver + form.inner) * (sums + form.inner) / count).sum(-1)
+    return flow + (form.outer / count).mean(-1)
+
+
+def _last_weight(flows: list[Tensor], keep: Tensor, kind: str) -> Tensor:
+    """The weight of the last of ``flows`` (H,) among what is kept of all, (H, 1 or d); a softmax is times its number."""
     if kind == "none":
-        return torch.ones_like(flows[-1])
+        return torch.ones_like(flows[-1])[:, None]
     if kind == "sigmoid":
-        return flows[-1].sigmoid()
-    return torch.stack(flows, -1).softmax(-1)[..., -1] * len(flows)
+        return flows[-1].sigmoid()[:, None]
+    flow = torch.stack(flows, 1)[..., None]  # (H, i + 1, 1)
+    largest = flow.max()
+    return (flow[:, -1] - largest).exp() / (keep * (flow - largest).exp()).sum(1) * keep.sum(1)

@@ -5,10 +5,17 @@ Katharopoulos, Vyas, Pappas, Fleuret, *Transformers are RNNs*, ICML 2020, equati
 
 from torch import Tensor
 
-from ..shared.checks import check_choice, check_padding_mask, check_positive_int, check_query_key_value
+from ..shared.checks import (
+    ArgumentError,
+    check_choice,
+    check_padding_mask,
+    check_positive_int,
+    check_query_key_value,
+)
 from ..shared.chunks import CHUNK_SIZE
 from ..shared.feature_maps import FEATURE_MAPS, real_features
 from ..shared.feature_sums import causal_sums, full_sums, read_source, state_shapes, sums_of_source
+from ..shared.forgetting import check_log_decay, decay_of_real_tokens
 from ..shared.padding import zero_padding
 from ..shared.precision import autocast_off, compute_dtype
 from ..shared.state import State, check_continuation, state_of_sums
@@ -25,6 +32,7 @@ def linear_attention(
     k: Tensor,
     v: Tensor,
     *,
+    log_decay: Tensor | None = None,
     causal: bool = False,
     key_padding_mask: Tensor | None = None,
     query_padding_mask: Tensor | None = None,
@@ -42,9 +50,12 @@ def linear_attention(
     (causal) continue a sequence: state ``sum_k`` (B, H, d), ``sum_kv`` (B, H, d, e), float32.
     ``cumulative_sum``: how the causal sums are computed, with the same result. ``matmul`` is products of matrices chunk
     by chunk; ``scan`` is n steps, one after the other, in O(n (d + e) + d e) memory (``chunk_size`` is not used then).
+    ``log_decay`` (causal) makes both sums forget: before token t is added they are multiplied by exp(log_decay_t), with
+    (B, H, n) as a whole, with (B, H, n, d) each channel of the keys by its own.
 
     Raises:
-        ValueError: a shape, mask, name or state that does not fit, or a state without ``causal``.
+        ValueError: a shape, mask, name or state that does not fit, a state or gates without ``causal``, or gates with
+            ``cumulative_sum="scan"``.
     """
     check_choice("phi", phi, FEATURE_MAPS)
     check_choice("cumulative_sum", cumulative_sum, CUMULATIVE_SUMS)
@@ -53,6 +64,9 @@ def linear_attention(
     check_padding_mask("key_padding_mask", key_padding_mask, k)
     check_padding_mask("query_padding_mask", query_padding_mask, q)
     check_continuation(causal, initial_state, return_state)
+    check_log_decay(log_decay, causal, q, q.shape[3])
+    if log_decay is not None and cumulative_sum == "scan":
+        raise ArgumentError("`cumulative_sum` is 'scan'; allowed for sums that forget: 'matmul'")
     dtype = compute_dtype(q)
     initial_state = state_of_sums(initial_state, state_shapes(q.shape[3], v), dtype, q)
     with autocast_off(q):
@@ -65,7 +79,8 @@ def linear_attention(
         if cumulative_sum == "scan":
             out, weights, state = scanned_sums(queries, keys, values, initial_state)
         else:
-            out, weights, state = causal_sums(queries, keys, values, chunk_size, initial_state)
+            log_decay = decay_of_real_tokens(log_decay, key_padding_mask, dtype)
+            out, weights, state = causal_sums(queries, keys, values, chunk_size, initial_state, log_decay)
     out = (out / (weights + EPS)).to(v.dtype)
     return (out, state) if return_state else out
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from ..shared.reference_tools import positive_features, real_tokens
+from ..shared.reference_tools import kept, positive_features, real_tokens
 
 
 def linear_attention_reference(
@@ -11,6 +11,7 @@ def linear_attention_reference(
     k: Tensor,
     v: Tensor,
     *,
+    log_decay: Tensor | None = None,
     causal: bool = False,
     key_padding_mask: Tensor | None = None,
     query_padding_mask: Tensor | None = None,
@@ -18,7 +19,7 @@ def linear_attention_reference(
 ) -> Tensor:
     """Katharopoulos et al. 2020, equations 5 and 9, one query at a time; shapes as in ``linear_attention``.
 
-    O(n m (d + e)): for comparison only. Padded tokens are left out of every sum.
+    O(n m (d + e)): for comparison only. Padded tokens are left out of every sum, and make nothing forgotten.
     """
     rows = []
     for b in range(q.shape[0]):
@@ -29,7 +30,8 @@ def linear_attention_reference(
             if i not in queries or not sources:
                 outputs.append(torch.zeros_like(v[b, :, 0]))  # (H, e)
                 continue
-            weights = (positive_features(k[b, :, sources], phi) * positive_features(q[b, :, i, None], phi)).sum(-1)
+            products = positive_features(k[b, :, sources], phi) * positive_features(q[b, :, i, None], phi)
+            weights = (products * kept(log_decay, b, keys, i, sources)).sum(-1)
             total = (weights.unsqueeze(-1) * v[b, :, sources]).sum(1)  # (H, e), from weights (H, sources)
             outputs.append(total / (weights.sum(-1, keepdim=True) + 1e-6))
         rows.append(torch.stack(outputs, dim=1))  # (H, n, e)

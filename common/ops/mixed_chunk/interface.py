@@ -8,6 +8,7 @@ from functools import partial
 from torch import Tensor
 
 from ..shared.checks import check_padding_mask, check_query_key_value
+from ..shared.forgetting import check_log_decay, decay_of_real_tokens
 from ..shared.heads import with_heads
 from ..shared.kv_cache import extend_kv_cache
 from ..shared.padding import zero_padding
@@ -15,7 +16,7 @@ from ..shared.precision import autocast_off, compute_dtype
 from ..shared.relative_bias import check_bias
 from ..shared.state import State, check_continuation, state_of_sums
 from ..shared.tracing import is_compiled
-from . import causal_cpu, decoding
+from . import causal_cpu, decoding, forgetting
 from .further_terms import FurtherTerms, attend_further, bias_reach, check_further_terms
 from .gpu import operator as gpu_operator
 from .gpu import sequence as gpu_sequence
@@ -38,6 +39,7 @@ def mixed_chunk_attention(
     *,
     chunk_size: int,
     bias: Tensor | None = None,
+    log_decay: Tensor | None = None,
     causal: bool = False,
     key_padding_mask: Tensor | None = None,
     kernel: str = "relu2",
@@ -60,6 +62,9 @@ def mixed_chunk_attention(
     relu2 and both terms, without the n C.
 
     Args:
+        log_decay: causal; the linear term's sum over earlier chunks is multiplied by exp(log_decay_t) at each token t:
+            (B, H, n) by head, (B, H, n, s) by channel of k_lin. The state has ``chunk`` (B, H, C, 2s + e), the tokens
+            of the current chunk, in place of ``ring`` and ``block``. See ``forgetting``.
         bias: (2C-1,), entry r + C - 1 for a query r tokens after its key, or (C, C); with heads (H, 2C-1), (H, C, C).
         kernel: ``relu2``, ``laplace``, or ``softmax``, whose scores are divided by √s; see ``score_kernel``.
         local, linear: leave one of the two terms out (Figure 7).
@@ -81,7 +86,8 @@ def mixed_chunk_attention(
     Raises:
         ValueError: a shape, dtype, mask, bias, name or state that does not fit; ``chunk_size`` below 1; both terms left
             out; ``first_softmax`` or ``first_to_all`` with ``causal`` or without ``local``; ``overlap`` with one of
-            these two or without ``local``; a state without ``causal``.
+            these two or without ``local``; a state or gates without ``causal``; gates without ``linear``, or with
+            ``overlap`` or ``chunk_summaries``.
     """
     options = mixed_chunk_options(chunk_size, causal, kernel, local, linear, first_softmax, first_to_all)
     further = FurtherTerms(overlap, chunk_summaries)
@@ -93,32 +99,46 @@ def mixed_chunk_attention(
     tokens = Tokens(*with_heads(Tokens._fields, (q_quad, k_quad, q_lin, k_lin, v), without_heads))
     _check_tensors(tokens, bias, options.chunk_size, key_padding_mask, overlap)
     check_continuation(options.causal, initial_state, return_state)
+    if log_decay is not None:
+        check_log_decay(log_decay, options.causal, tokens.v, tokens.k_lin.shape[3])
+        forgetting.check_terms(options, further)
     if any(further):
         goes_on = initial_state is not None or return_state
         out, state = _further(tokens, bias, options, further, key_padding_mask, initial_state, goes_on)
         out = out.squeeze(1) if without_heads else out  # (B, 1, n, e) -> (B, n, e)
         return (out, state) if return_state else out
+    forms = decoding if log_decay is None else forgetting
     if initial_state is not None:
-        shapes = decoding.state_shapes(tokens, options.chunk_size)
+        shapes = forms.state_shapes(tokens, options.chunk_size)
         initial_state = state_of_sums(initial_state, shapes, compute_dtype(v), v)
     with autocast_off(v):
-        state = None
+        state, dtype = None, compute_dtype(v)
+        gates = () if log_decay is None else (decay_of_real_tokens(log_decay, key_padding_mask, dtype),)
         if initial_state is None and not return_state:
-            out = _whole(tokens, bias, options, key_padding_mask)
+            out = _whole(tokens, bias, options, key_padding_mask, *gates)
         else:
-            state = decoding.empty_state(tokens, options.chunk_size) if initial_state is None else initial_state
-            prepared = (*prepare(tokens, bias, key_padding_mask), options)
+            state = forms.empty_state(tokens, options.chunk_size) if initial_state is None else initial_state
+            prepared, bias = prepare(tokens, bias, key_padding_mask)
             if v.shape[-2] == 1 and key_padding_mask is None:
-                out, state = decoding.step(*prepared, state)
+                out, state = forms.step(prepared, *gates, bias, options, state)
             else:
-                out, state = decoding.several(*prepared, key_padding_mask, state)
+                out, state = forms.several(prepared, *gates, bias, options, key_padding_mask, state)
         out = zero_padding(out, key_padding_mask).to(v.dtype)
     out = out.squeeze(1) if without_heads else out  # (B, 1, n, e) -> (B, n, e)
     return (out, state) if return_state else out
 
 
-def _whole(tokens: Tokens, bias: Tensor | None, options: MixedChunkOptions, padding_mask: Tensor | None) -> Tensor:
+def _whole(
+    tokens: Tokens,
+    bias: Tensor | None,
+    options: MixedChunkOptions,
+    padding_mask: Tensor | None,
+    log_decay: Tensor | None = None,
+) -> Tensor:
     """A whole sequence: kernels on a GPU, blocks on a CPU for the paper's language model, otherwise plain PyTorch."""
+    if log_decay is not None:
+        prepared, bias = prepare(tokens, bias, padding_mask)
+        return forgetting.whole_sequence(prepared, log_decay, bias, options, padding_mask)
     arguments = (tokens, bias, options, padding_mask)
     if gpu_sequence.applies(tokens, options):
         by_kernels = gpu_operator.whole_sequence if is_compiled() else gpu_operator.guarded_sequence

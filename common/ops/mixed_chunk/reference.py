@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from ..shared.reference_tools import bias_of, real_tokens, weights_of
+from ..shared.reference_tools import bias_of, kept, real_tokens, weights_of
 
 
 def mixed_chunk_attention_reference(
@@ -17,6 +17,7 @@ def mixed_chunk_attention_reference(
     *,
     chunk_size: int,
     bias: Tensor | None = None,
+    log_decay: Tensor | None = None,
     causal: bool = False,
     key_padding_mask: Tensor | None = None,
     kernel: str = "relu2",
@@ -41,6 +42,7 @@ def mixed_chunk_attention_reference(
             first_to_all=first_to_all,
             chunk_size=chunk_size,
         )
+        options["log_decay"] = log_decay
         heads = (x.unsqueeze(1) for x in (q_quad, k_quad, q_lin, k_lin, v))
         return mixed_chunk_attention_reference(*heads, **options).squeeze(1)
     batch, heads, n, s = q_quad.shape
@@ -75,7 +77,8 @@ def mixed_chunk_attention_reference(
                 if linear:
                     by = chunk_size if causal else len(real)
                     for other in range(start) if causal else range(len(real)):
-                        score = (q_lin[b, h, i] * k_lin[b, h, real[other]]).sum() / by
+                        keep = 1.0 if log_decay is None else kept(log_decay, b, real, i, [real[other]])[h, 0]
+                        score = (q_lin[b, h, i] * k_lin[b, h, real[other]] * keep).sum() / by
                         total = total + score * v[b, h, real[other]]
                 if chunk_summaries:
                     total = total + _of_summaries(

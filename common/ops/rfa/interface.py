@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from ..shared.checks import check_padding_mask, check_positive_int, check_query_key_value, check_tokens
 from ..shared.chunks import CHUNK_SIZE
 from ..shared.feature_sums import causal_sums, full_sums, read_source, state_shapes, sums_of_source
+from ..shared.forgetting import check_log_decay, decay_of_real_tokens
 from ..shared.padding import zero_padding
 from ..shared.precision import autocast_off, compute_dtype
 from ..shared.state import State, check_continuation, state_of_sums
@@ -22,6 +23,7 @@ def rfa_attention(
     directions: Tensor,
     *,
     log_gate: Tensor | None = None,
+    log_decay: Tensor | None = None,
     causal: bool = False,
     key_padding_mask: Tensor | None = None,
     query_padding_mask: Tensor | None = None,
@@ -34,14 +36,16 @@ def rfa_attention(
 
     phi(x) = [sin(W x/|x|); cos(W x/|x|)] / √r with the W of each head in ``directions`` (H, r, d): phi(q)·phi(k) is
     exp(-|q/|q| - k/|k||²/2) in expectation for directions from N(0, 1). With ``log_gate`` (B, H, n), log g_t <= 0,
-    causal: S_t = g_t S_(t-1) + (1 - g_t) phi(k_t) v_tᵀ, and z likewise. Features may be negative, and so may the
-    normaliser: hence ``floor``. q (B, H, n, d), k (B, H, m, d), v (B, H, m, e) -> (B, H, n, e) in v's dtype. Masks:
-    bool (B, m) and (B, n), True = padding; a padded query gives 0, a padded key changes no sum. Cost: O(n r (d + e))
-    time and, causal, O(n (C + r) + (n / C) r e) memory with C = ``chunk_size``. ``initial_state`` and ``return_state``
+    causal: S_t = g_t S_(t-1) + (1 - g_t) phi(k_t) v_tᵀ, and z likewise. With ``log_decay`` (B, H, n), or (B, H, n, 2r)
+    for each feature by its own, causal: S_t = exp(log_decay_t) S_(t-1) + phi(k_t) v_tᵀ, and z likewise. Features may be
+    negative, and so may the normaliser: hence ``floor``. q (B, H, n, d), k (B, H, m, d), v (B, H, m, e) ->
+    (B, H, n, e) in v's dtype. Masks: bool (B, m) and (B, n), True = padding; a padded query gives 0, a padded key
+    changes no sum. Cost: O(n r (d + e)) time and, causal, O(n (C + r) + (n / C) r e) memory with C = ``chunk_size``.
+    ``initial_state`` and ``return_state``
     (causal) continue a sequence: state ``sum_k`` (B, H, 2r), ``sum_kv`` (B, H, 2r, e), float32.
 
     Raises:
-        ValueError: a shape, mask, number or state that does not fit; a state or a gate without ``causal``.
+        ValueError: a shape, mask, number or state that does not fit; a state or a gate without ``causal``; both gates.
     """
     check_positive_int("chunk_size", chunk_size)
     if isinstance(floor, bool) or not isinstance(floor, (int, float)) or not 0.0 < floor < float("inf"):
@@ -52,6 +56,9 @@ def rfa_attention(
     check_continuation(causal, initial_state, return_state)
     _check_directions("q", q, directions)
     _check_gate(q, log_gate, causal)
+    check_log_decay(log_decay, causal, q, 2 * directions.shape[1])
+    if log_gate is not None and log_decay is not None:
+        raise ValueError("log_gate and log_decay are both given; allowed: one of them")
     dtype = compute_dtype(q)
     state = state_of_sums(initial_state, state_shapes(2 * directions.shape[1], v), dtype, q)
     with autocast_off(q):
@@ -60,12 +67,9 @@ def rfa_attention(
             keys = _features(k, directions, key_padding_mask)
             values, weights = full_sums(queries, keys, zero_padding(v.to(dtype), key_padding_mask))
             return (values / weights.clamp(min=floor)).to(v.dtype)
-        keys, log_decay = _features(k, directions, key_padding_mask), None
+        keys = _features(k, directions, key_padding_mask)
+        log_decay = decay_of_real_tokens(log_decay if log_gate is None else log_gate, key_padding_mask, dtype)
         if log_gate is not None:
-            # A padded token leaves the sums as they are: its gate is 1.
-            log_decay = log_gate.to(dtype)
-            if key_padding_mask is not None:
-                log_decay = log_decay.masked_fill(key_padding_mask[:, None], 0.0)
             keys = keys * -torch.expm1(log_decay).unsqueeze(-1)
         queries = _features(q, directions, query_padding_mask)
         values = zero_padding(v.to(dtype), key_padding_mask)

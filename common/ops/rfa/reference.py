@@ -13,6 +13,7 @@ def rfa_attention_reference(
     directions: Tensor,
     *,
     log_gate: Tensor | None = None,
+    log_decay: Tensor | None = None,
     causal: bool = False,
     key_padding_mask: Tensor | None = None,
     query_padding_mask: Tensor | None = None,
@@ -34,6 +35,9 @@ def rfa_attention_reference(
                 s, z = s + phi_k[:, j, :, None] * v[b, :, j, None, :], z + phi_k[:, j]
         for i in range(q.shape[2]):
             if causal and i in keys:
+                if log_decay is not None:
+                    decay = log_decay[b, :, i].exp().reshape(len(z), -1)  # (H, 1) or (H, 2r)
+                    s, z = decay[..., None] * s, decay * z
                 g = None if log_gate is None else log_gate[b, :, i, None].exp()  # (H, 1)
                 new_s, new_z = phi_k[:, i, :, None] * v[b, :, i, None, :], phi_k[:, i]
                 s = s + new_s if g is None else g[..., None] * s + (1 - g[..., None]) * new_s

@@ -8,6 +8,8 @@ from torch.nn import functional as F
 CHUNK_SIZE = 64
 #: Up to this many chunks, running sums over chunks are a matrix product: on a CPU, and with decay.
 _FEW_CHUNKS = 32
+#: The same for running sums over tokens, number by number, where each number has gates of its own.
+_FEW_TOKENS = 8
 
 
 def chunk_length(chunk_size: int, length: int) -> int:
@@ -80,8 +82,22 @@ def carry_decayed_sums(chunk_sums: Tensor, initial: Tensor | None, log_decay: Te
     """
     first = torch.zeros_like(chunk_sums[:, :, :1]) if initial is None else initial.unsqueeze(2)
     sums = torch.cat([first, chunk_sums], dim=2)  # (B, H, 1 + G, ...)
-    carried = _decayed_scan(sums.flatten(3), F.pad(log_decay, (1, 0))).reshape(sums.shape)
+    carried = _decayed_scan(sums.flatten(3), F.pad(log_decay, (1, 0)), _FEW_CHUNKS).reshape(sums.shape)
     return carried[:, :, :-1], carried[:, :, -1]
+
+
+def decayed_cumsum(x: Tensor, log_decay: Tensor, initial: Tensor | None) -> Tensor:
+    """y_t = exp(log_decay_t) y_(t-1) + x_t, number by number: (B, H, n, c), as ``log_decay`` is; O(n c).
+
+    ``initial`` (B, H, c) is y before the first token, zero when None.
+    """
+    shape = x.shape
+    if initial is not None:  # as the token before the first, which nothing has made forgotten
+        x, log_decay = torch.cat([initial.unsqueeze(2), x], dim=2), F.pad(log_decay, (0, 0, 1, 0))
+    # Each channel as a head, and few tokens at a time, since a square of gates is formed of them.
+    rows = (y.transpose(2, 3).flatten(1, 2) for y in (x, log_decay))  # (B, H c, n)
+    sums = _decayed_scan(next(rows).unsqueeze(-1), next(rows), _FEW_TOKENS).squeeze(-1)
+    return sums.unflatten(1, (shape[1], shape[3])).transpose(2, 3)[:, :, -shape[2] :]
 
 
 def decay_between(log_decay: Tensor) -> Tensor:
@@ -94,17 +110,17 @@ def decay_between(log_decay: Tensor) -> Tensor:
     return log_decay.unsqueeze(-1).masked_fill(~below, 0.0).cumsum(-2).exp().tril()
 
 
-def _decayed_scan(sums: Tensor, log_decay: Tensor) -> Tensor:
-    """R_g = exp(log_decay_g) R_(g-1) + sums_g: (B, H, G, c) -> (B, H, G, c).
+def _decayed_scan(sums: Tensor, log_decay: Tensor, few: int) -> Tensor:
+    """R_g = exp(log_decay_g) R_(g-1) + sums_g: (B, H, G, c) -> (B, H, G, c), for ``log_decay`` (B, H, G).
 
     Up to a few places as one product; of more, that many at a time, and the ends of these parts in the same way.
     """
     length = sums.shape[2]
-    if length <= _FEW_CHUNKS:
+    if length <= few:
         return decay_between(log_decay) @ sums
-    sums, log_decay = split_chunks(sums, _FEW_CHUNKS), split_chunks(log_decay, _FEW_CHUNKS)  # (B, H, parts, few, ...)
+    sums, log_decay = split_chunks(sums, few), split_chunks(log_decay, few)  # (B, H, parts, few, ...)
     inside = decay_between(log_decay) @ sums
-    ends = _decayed_scan(inside[:, :, :, -1], log_decay.sum(-1))  # (B, H, parts, c)
+    ends = _decayed_scan(inside[:, :, :, -1], log_decay.sum(-1), few)  # (B, H, parts, c)
     before = F.pad(ends[:, :, :-1], (0, 0, 1, 0))
     carried = inside + log_decay.cumsum(-1).exp().unsqueeze(-1) * before.unsqueeze(3)
     return carried.flatten(2, 3)[:, :, :length]

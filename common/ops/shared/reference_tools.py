@@ -64,6 +64,25 @@ def rotated(x: Tensor, padding_mask: Tensor | None) -> Tensor:
     return torch.stack(rows)
 
 
+def kept(log_decay: Tensor | None, row: int, real: list[int], query: int, sources: list[int]) -> Tensor | float:
+    """How much the token ``query`` still knows of each of ``sources``: (H, sources, f or 1); 1.0 without gates.
+
+    The product of exp(log_decay_t) over the ``real`` tokens t after the source, up to the query: ``log_decay`` is
+    (B, H, n) or (B, H, n, f).
+    """
+    if log_decay is None:
+        return 1.0
+    gates = log_decay[row] if log_decay.dim() == 4 else log_decay[row, :, :, None]  # (H, n, f or 1)
+    products = []
+    for j in sources:
+        product = torch.ones_like(gates[:, query])
+        for t in real:
+            if j < t <= query:
+                product = product * torch.exp(gates[:, t])
+        products.append(product)
+    return torch.stack(products, dim=1)
+
+
 def positive_features(x: Tensor, phi: str) -> Tensor:
     """phi(x) of the linear mechanisms, of the shape of ``x``."""
     return {

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from common.attention import INPUTS, InnerAttention, Option, RotaryAttention, build_attention
+from common.modules.forget_gate import FORGETS
 from tests.common.contract.registry import KINDS
 from tests.compare import TOLERANCES
 
@@ -61,6 +62,7 @@ class Case(NamedTuple):
     rotary: bool = False  # in RotaryAttention
     image: bool = False
     short_conv: int | None = None
+    forget: str = "none"
 
     @property
     def kind(self) -> type[InnerAttention]:
@@ -73,7 +75,8 @@ class Case(NamedTuple):
         with torch.random.fork_rng(devices=()):
             torch.manual_seed(1)  # for buffers that are drawn at random
             options = {**counts(self.kind), **_declared(self.name, "SMALL"), **self.options}
-            module = build_attention(self.name, self.causal, **shape, short_conv=self.short_conv, **options)
+            around = {"forget": self.forget, "short_conv": self.short_conv}
+            module = build_attention(self.name, self.causal, **shape, **around, **options)
         generator = torch.Generator().manual_seed(1)
         for parameter in module.parameters():
             nn.init.normal_(parameter, std=std, generator=generator)
@@ -83,6 +86,7 @@ class Case(NamedTuple):
 
     def __str__(self) -> str:
         kinds = [name for name in ("rotary", "image", "short_conv") if getattr(self, name)]
+        kinds += [] if self.forget == "none" else [f"forget_{self.forget}"]
         return "-".join(
             [self.name, "causal" if self.causal else "full", *kinds] + ([] if self.label == "default" else [self.label])
         )
@@ -169,6 +173,8 @@ def _cases(kind: type[InnerAttention]) -> Iterable[Case]:
             yield Case(kind.name, causal, rotary=True)
     if kind.name in WITH_SHORT_CONV:
         yield Case(kind.name, True, short_conv=3)
+    if "forget" in kind.supports:
+        yield from (Case(kind.name, True, forget=forget) for forget in FORGETS)
     image = Case(kind.name, False, image=True)
     if takes_images_alone(kind):
         yield from (image._replace(label=label, options=options) for label, options in _variants(kind).items())
@@ -178,10 +184,11 @@ def _cases(kind: type[InnerAttention]) -> Iterable[Case]:
 
 #: Every mechanism with every option.
 CASES = [case for kind in KINDS.values() for case in _cases(kind)]
-#: Every mechanism with its default options, and some with rotary positions, for images, after a short convolution.
+#: Every mechanism with its default options, and some with rotary positions, for images, after a short convolution, or
+#: with sums that forget.
 DEFAULTS = [case for case in CASES if case.label == "default"]
 #: Every mechanism with its default options by itself.
-PLAIN = [case for case in DEFAULTS if not case.rotary and case.short_conv is None]
+PLAIN = [case for case in DEFAULTS if not case.rotary and case.short_conv is None and case.forget == "none"]
 
 
 def cases(chosen: Iterable[Case] = DEFAULTS, causal: bool | None = None):
@@ -216,7 +223,7 @@ def tensors(
         "spatial_shape": image_shape(n),
         "source_q": leaf(batch, HEADS, m, CHANNELS),
     }
-    assert set(available) == set(INPUTS), f"{set(INPUTS) - set(available)} is not made here"
+    assert {*available, "log_decay"} == set(INPUTS), f"{set(INPUTS) - set(available)} is not made here"
     return {**made, **module.inputs(**available)}
 
 

@@ -1,0 +1,120 @@
+"""Gates in front of any mechanism of running sums, by which the sums forget what they read long ago."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from ..modules.forget_gate import FORGETS, ForgetGate
+from ..ops.shared.checks import ArgumentError, check_heads, check_padding_mask, check_tokens
+from ..ops.shared.padding import zero_padding
+from ..ops.shared.state import State
+from ._base import InnerAttention
+from ._options import AttentionOptions, choice
+
+#: Sums keep everything, as in the papers.
+NONE = "none"
+
+
+@dataclass(frozen=True)
+class ForgetOptions(AttentionOptions):
+    """What ``build_attention`` takes for every causal mechanism of running sums."""
+
+    forget: str = choice(
+        NONE,
+        (NONE, *FORGETS),
+        "gates from the tokens, by which the running sums forget: one for each head, or one for each channel of its "
+        "keys; in none of the papers of these mechanisms",
+    )
+
+
+class ForgetAttention(InnerAttention):
+    """Gives ``inner`` gates of each token, log_decay = log sigmoid(W x + b), by which its running sums forget.
+
+    A sum over all tokens so far cannot tell what was just read from what was read long ago. Here it is multiplied by
+    the gate exp(log_decay_t) before token t is added. It is an addition of ours to these mechanisms: none of their
+    papers has it; RFA-Gate, Mamba-2 and gated linear attention forget in the same way. ``forget`` is "head", one gate
+    for each head, or "channel", one for each feature of its keys. x (B, n, D), the tokens before their projection, is a
+    further input, with D = ``num_heads`` x ``head_dim``. Otherwise shapes, masks and state are those of ``inner``. A
+    token that is padding makes nothing forgotten. O(n D H) more, and by channel the sums cost more too.
+
+    Raises:
+        ValueError: ``inner`` is not causal or has no running sums; ``forget``, ``num_heads`` or ``head_dim`` is not
+            allowed.
+    """
+
+    def __init__(self, inner: InnerAttention, forget: str, num_heads: int, head_dim: int) -> None:
+        if "forget" not in inner.supports:
+            raise ArgumentError(f"`forget` is {forget!r}; allowed for attention {inner.name!r}: {NONE!r}")
+        if not inner.causal:
+            raise ArgumentError(f"`forget` is {forget!r}; allowed with causal=False: {NONE!r}")
+        self.supports, self.name = inner.supports - {"source", "torchscript", "forget"}, inner.name
+        super().__init__(inner.causal)
+        self.inner = inner
+        self.needs = inner.needs | {"x"}
+        self.gate = ForgetGate(forget, num_heads * head_dim, num_heads, inner.key_features(head_dim))
+
+    def projections(self, head_dim: int) -> dict[str, int]:
+        """Those of the inner attention."""
+        return self.inner.projections(head_dim)
+
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        key_padding_mask: Tensor | None = None,
+        query_padding_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        *,
+        x: Tensor | None = None,
+        **inputs: Any,
+    ) -> Tensor:
+        """q, k (B, H, n, d), v (B, H, n, e), x (B, n, D) -> (B, H, n, e); see ``InnerAttention``."""
+        log_decay = self.gate(self._real(x, v, key_padding_mask, "key_padding_mask"))
+        return self.inner(q, k, v, key_padding_mask, query_padding_mask, dropout_p, log_decay=log_decay, **inputs)
+
+    def extend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        padding_mask: Tensor | None = None,
+        state: State | None = None,
+        *,
+        x: Tensor | None = None,
+        **inputs: Any,
+    ) -> tuple[Tensor, State]:
+        """The next tokens' outputs (B, H, n, e) and the state after them."""
+        log_decay = self.gate(self._real(x, v, padding_mask, "padding_mask"))
+        return self.inner.extend(q, k, v, padding_mask, state, log_decay=log_decay, **inputs)
+
+    def reference(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        key_padding_mask: Tensor | None = None,
+        query_padding_mask: Tensor | None = None,
+        *,
+        x: Tensor,
+        **inputs: Any,
+    ) -> Tensor:
+        """The inner attention's literal formula with literal gates; shapes and masks as in ``forward``."""
+        log_decay = self.gate.reference(x)
+        return self.inner.reference(q, k, v, key_padding_mask, query_padding_mask, log_decay=log_decay, **inputs)
+
+    def _real(self, x: Tensor | None, v: Tensor, padding_mask: Tensor | None, mask_name: str) -> Tensor:
+        """x with zeros at padding, whose contents must not reach the gradients of the gates; checked."""
+        check_heads("v", v)
+        check_padding_mask(mask_name, padding_mask, v)
+        check_tokens(x, v, self._width())
+        return zero_padding(x.unsqueeze(1), padding_mask).squeeze(1)
+
+    def _width(self) -> int:
+        """D."""
+        return (self.gate.down_proj or self.gate.gate_proj).in_features
+
+    def extra_repr(self) -> str:
+        """The option; the inner attention is printed below."""
+        return f"forget={self.gate.forget!r}"

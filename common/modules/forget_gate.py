@@ -1,0 +1,77 @@
+"""A gate that reads each token and says how much of the sums before it is kept."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..ops.shared.checks import check_choice, check_positive_int
+from ..ops.shared.precision import autocast_off, compute_dtype
+
+#: One gate for each head, or one for each feature of a head's keys.
+FORGETS = ("head", "channel")
+#: Tokens that are remembered at first: of the first gate and of the last one, in equal ratios between them.
+_REMEMBERED = (32.0, 1024.0)
+#: Rank of the map from tokens to the gates of channels, as in gated linear attention (Yang et al., ICML 2024).
+_RANK = 16
+
+
+class ForgetGate(nn.Module):
+    """log sigmoid(W x + b): the token x (B, n, D) -> log_decay (B, H, n) by head, or (B, H, n, f) by channel.
+
+    W is 0 at first and the gates are spread so that they remember 32 to 1,024 tokens: sums begin as sums over many
+    tokens, of several lengths, and training shortens or lengthens them. By channel, W is a product of rank 16. None of
+    the papers of the mechanisms that it is for has it. Cost: O(n D H), and by channel O(n (D + H f)).
+
+    Raises:
+        ValueError: ``forget`` is not in ``FORGETS``; a size is no integer of at least 1.
+    """
+
+    def __init__(self, forget: str, width: int, heads: int, features: int) -> None:
+        super().__init__()
+        check_choice("forget", forget, FORGETS)
+        for name, value in {"width": width, "heads": heads, "features": features}.items():
+            check_positive_int(name, value)
+        self.forget, self.heads, self.features = forget, heads, features if forget == "channel" else None
+        inner = width if self.features is None else min(_RANK, width)
+        self.down_proj = None if self.features is None else nn.Linear(width, inner, bias=False)
+        self.gate_proj = nn.Linear(inner, heads * (self.features or 1))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """All parameters as they are at first."""
+        if self.down_proj is not None:
+            self.down_proj.reset_parameters()
+        nn.init.zeros_(self.gate_proj.weight)
+        shortest, longest = (math.log(tokens) for tokens in _REMEMBERED)
+        # Heads, or the channels of each head: every head has gates of all lengths where it has several.
+        gates = self.features or self.heads
+        remembered = torch.linspace(shortest, longest, gates).exp() if gates > 1 else torch.tensor([128.0])
+        with torch.no_grad():
+            # sigmoid(b) = 1 - 1 / tokens
+            self.gate_proj.bias.copy_((remembered - 1.0).log().repeat(self.gate_proj.out_features // gates))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (B, n, D) -> log_decay in float32, or float64 for such an x, whatever autocast says."""
+        dtype = compute_dtype(x)
+        with autocast_off(x):
+            x = x.to(dtype)
+            if self.down_proj is not None:
+                x = F.linear(x, self.down_proj.weight.to(dtype))
+            gate = F.linear(x, self.gate_proj.weight.to(dtype), self.gate_proj.bias.to(dtype))
+        log_decay = F.logsigmoid(gate)
+        if self.features is None:
+            return log_decay.transpose(1, 2)
+        return log_decay.unflatten(2, (self.heads, self.features)).transpose(1, 2)
+
+    def reference(self, x: Tensor) -> Tensor:
+        """The same, literally: -log(1 + exp(-(w x + b))), one gate at a time."""
+        if self.down_proj is not None:
+            x = torch.stack([(x * row).sum(-1) for row in self.down_proj.weight], dim=-1)
+        gates = [(x * w).sum(-1) + b for w, b in zip(self.gate_proj.weight, self.gate_proj.bias)]
+        log_decay = [-torch.log(1 + torch.exp(-gate)) for gate in gates]  # (B, n) each
+        if self.features is None:
+            return torch.stack(log_decay, dim=1)
+        heads = [torch.stack(log_decay[i : i + self.features], dim=-1) for i in range(0, len(gates), self.features)]
+        return torch.stack(heads, dim=1)
