@@ -4,10 +4,10 @@ Legend: B batch, H heads, n tokens, f features of a query or key, e channels of 
 b tokens of a block, a power of two.
 
 With one decay for each feature, the scores of a chunk are no product of queries and keys times one matrix. Cumulative
-products would make them one, of q_i P_i with k_j / P_j, but 1 / P_j overflows. So a chunk is halved again and again: the
-queries of a second half see the keys of the first across the border between them. What decays from a key to the border,
-and from there to a query, are products of decays, each at most 1 and each formed by itself. All pairs of one level are
-one batched product.
+products P would make them one, of q_i P_i with k_j / P_j, but 1 / P_j overflows. So a chunk is halved again and again:
+the queries of a second half see the keys of the first across the border between them. What decays from a key to the
+border, and from there to a query, are products of decays, each at most 1 and each formed by itself. All pairs of one
+level are one batched product.
 """
 
 import torch
@@ -21,9 +21,9 @@ def channel_decayed_sums(
 ) -> tuple[Tensor, Tensor]:
     """Σ_(j <= i) Σ_c q_ic k_jc exp(Σ_(j < t <= i) log_decay_tc) v_j (B, H, n, e), and the sum (B, H, f, e) after all.
 
-    q, k and ``log_decay`` (B, H, n, f), the latter at most 0 and finite, v (B, H, n, e). ``initial`` (B, H, f, e) is the
-    sum before the first token, zero when None. C is ``chunk_size`` rounded up to a power of two. O(n (C + e) f + n f
-    log C) time, O(n (f + e) log C + (n / C) f e) memory.
+    q, k and ``log_decay`` (B, H, n, f), the latter at most 0 and finite, v (B, H, n, e). ``initial`` (B, H, f, e) is
+    the sum before the first token, zero when None. C is ``chunk_size`` rounded up to a power of two. O(n (C + e) f)
+    time, O(n (f + e) log C + (n / C) f e) memory.
     """
     length, size = q.shape[2], _chunk_length(chunk_size, q.shape[2])
     q, k, v, log_decay = (split_chunks(x, size) for x in (q, k, v, log_decay))  # (B, H, G, C, channels)
