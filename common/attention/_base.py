@@ -39,7 +39,7 @@ INPUTS = {
     "x": "the tokens (B, n, D) before their projection",
     "source_q": "queries of the keys' own tokens (B, H, m, d), for keys of another sequence than the queries are of",
     "spatial_shape": "rows and columns of an image's tokens, (height, width)",
-    "log_decay": "gates of its sums, at most 0: (B, H, n), or (B, H, n, features of a key); `ForgetAttention` makes them",
+    "log_decay": "gates of its sums, at most 0: (B, H, n), or (B, H, n, features of a key), from `ForgetAttention`",
 }
 
 

@@ -71,7 +71,7 @@ class ForgetAttention(InnerAttention):
         **inputs: Any,
     ) -> Tensor:
         """q, k (B, H, n, d), v (B, H, n, e), x (B, n, D) -> (B, H, n, e); see ``InnerAttention``."""
-        log_decay = self.gate(self._real(x, v, key_padding_mask, "key_padding_mask"))
+        log_decay = self.gate(self._real(x, q, key_padding_mask, "key_padding_mask"))
         return self.inner(q, k, v, key_padding_mask, query_padding_mask, dropout_p, log_decay=log_decay, **inputs)
 
     def extend(
@@ -86,7 +86,7 @@ class ForgetAttention(InnerAttention):
         **inputs: Any,
     ) -> tuple[Tensor, State]:
         """The next tokens' outputs (B, H, n, e) and the state after them."""
-        log_decay = self.gate(self._real(x, v, padding_mask, "padding_mask"))
+        log_decay = self.gate(self._real(x, q, padding_mask, "padding_mask"))
         return self.inner.extend(q, k, v, padding_mask, state, log_decay=log_decay, **inputs)
 
     def reference(
@@ -104,11 +104,11 @@ class ForgetAttention(InnerAttention):
         log_decay = self.gate.reference(x)
         return self.inner.reference(q, k, v, key_padding_mask, query_padding_mask, log_decay=log_decay, **inputs)
 
-    def _real(self, x: Tensor | None, v: Tensor, padding_mask: Tensor | None, mask_name: str) -> Tensor:
+    def _real(self, x: Tensor | None, q: Tensor, padding_mask: Tensor | None, mask_name: str) -> Tensor:
         """x with zeros at padding, whose contents must not reach the gradients of the gates; checked."""
-        check_heads("v", v)
-        check_padding_mask(mask_name, padding_mask, v)
-        check_tokens(x, v, self._width())
+        check_heads("q", q)
+        check_padding_mask(mask_name, padding_mask, q)
+        check_tokens(x, q, self._width())
         return zero_padding(x.unsqueeze(1), padding_mask).squeeze(1)
 
     def _width(self) -> int:

@@ -157,8 +157,9 @@ def _causal_keys(
     """Key features relative to the largest exponent so far, that one, and what it does to earlier sums.
 
     ``exponents`` (B, H, n, r) -> (B, H, n, r), (B, H, n), (B, H, n): sums are in units of exp(largest so far), and
-    where a token raises it, they shrink. With ``log_decay`` what is forgotten counts less: largest_t = max(largest_(t-1) +
-    log_decay_t, own_t), so that it never hides a later key. Gates of each feature have a largest of each, (B, H, n, r).
+    where a token raises it, they shrink. With ``log_decay`` what is forgotten counts less, so that it never hides a
+    later key: largest_t = max(largest_(t-1) + log_decay_t, own_t). Gates of each feature have a largest of each,
+    (B, H, n, r).
     """
     by_feature = log_decay is not None and log_decay.dim() == 4
     own = exponents.detach() if by_feature else exponents.detach().amax(-1)  # (B, H, n) or (B, H, n, r)

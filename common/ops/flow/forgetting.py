@@ -61,8 +61,9 @@ class _Flow:
         self.padding = inputs.padding
         self.q, self.k = (real_features(x.to(dtype), self.options.phi, inputs.padding) for x in (inputs.q, inputs.k))
         ones = zero_padding(torch.ones_like(self.gates), inputs.padding)
+        self.remembered = decayed_cumsum(ones, self.gates, self._before("remembered"))  # (B, H, n, g)
         # A real token counts itself, so only before the first one is there less than 1.
-        self.count = decayed_cumsum(ones, self.gates, self._before("remembered")).clamp(min=1.0)
+        self.count = self.remembered.clamp(min=1.0)
         self.incoming, self.sum_k = self._received(self.q, self.k, "sum_k")
         self.outgoing, self.sum_q = self._received(self.k, self.q, "sum_q")
 
@@ -74,7 +75,7 @@ class _Flow:
         competition, log_competition = self._weight(outgoing, self.options.competition, "log_competition")
         allocation, log_allocation = self._weight(incoming, self.options.allocation, "log_allocation")
         state = {
-            "remembered": self._last(self.count),
+            "remembered": self._last(self.remembered),
             "sum_k": self.sum_k,
             "sum_q": self.sum_q,
             "sum_k_over_outgoing": sum_k_out,

@@ -151,7 +151,7 @@ def _mean_flow(receiver: Tensor, sums: Tensor, count: Tensor, form: Constants) -
 
 
 def _last_weight(flows: list[Tensor], keep: Tensor, kind: str) -> Tensor:
-    """The weight of the last of ``flows`` (H,) among what is kept of all, (H, 1 or d); a softmax is times its number."""
+    """The weight of the last of ``flows`` (H,) among what is kept of all, (H, 1 or d); the softmax times the count."""
     if kind == "none":
         return torch.ones_like(flows[-1])[:, None]
     if kind == "sigmoid":

@@ -96,7 +96,7 @@ def several(
     padding_mask: Tensor | None,
     state: State,
 ) -> tuple[Tensor, State]:
-    """n tokens after ``state``, as a sequence of the current chunk and them: outputs (B, H, n, e) and the next state."""
+    """n tokens after ``state``, as a sequence of the current chunk and them: outputs (B, H, n, e), the next state."""
     batch, _, n, s = tokens.q_quad.shape
     size, e = options.chunk_size, tokens.v.shape[3]
     slot, slots = (state["count"] % size)[:, None], torch.arange(size, device=tokens.v.device)

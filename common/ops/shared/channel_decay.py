@@ -60,7 +60,7 @@ def _within_chunks(q: Tensor, k: Tensor, v: Tensor, decay: Tensor) -> tuple[Tens
         out = torch.cat([first, second + scores @ values], dim=-2)
         since_start = torch.cat([before, since_border * before[..., -1:, :]], dim=-2)
         until_end = torch.cat([until_border * since_border[..., -1:, :], after], dim=-2)
-        q, k, v = (x.reshape(*x.shape[:3], -1, 2 * x.shape[4], x.shape[5]) for x in (q, k, v))
+        q, k, v = (x.reshape(*x.shape[:3], x.shape[3] // 2, 2 * x.shape[4], x.shape[5]) for x in (q, k, v))
     return out.squeeze(3), since_start.squeeze(3), until_end.squeeze(3)
 
 
@@ -71,8 +71,8 @@ def _halves(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def _carry(chunk_sums: Tensor, initial: Tensor | None, log_decay: Tensor) -> tuple[Tensor, Tensor]:
     """``carry_decayed_sums`` of (B, H, G, f, e) with ``log_decay`` (B, H, G, f): each feature decays as a head does."""
-    heads = chunk_sums.shape[1]
+    heads, features = chunk_sums.shape[1], chunk_sums.shape[3]
     chunk_sums, log_decay = (x.transpose(2, 3).flatten(1, 2) for x in (chunk_sums, log_decay.unsqueeze(-1)))
     initial = None if initial is None else initial.flatten(1, 2)  # (B, H f, e)
     earlier, last = carry_decayed_sums(chunk_sums, initial, log_decay.squeeze(-1))
-    return earlier.unflatten(1, (heads, -1)).transpose(2, 3), last.unflatten(1, (heads, -1))
+    return earlier.unflatten(1, (heads, features)).transpose(2, 3), last.unflatten(1, (heads, features))
