@@ -73,6 +73,7 @@ COMMANDS = {
     "recipes.triviaqa.generated": Case(FOLDER, "--out"),
     "recipes.triviaqa.prepare": Case(FOLDER, "--out", "wikipedia --file nowhere --subwords nowhere"),
     "recipes.wikitext103.compare": Case(FOLDER, "--out", f"--file {SOURCE} --quick"),
+    "recipes.wikitext103.gates": Case(FOLDER, "--out", f"--file {SOURCE} --quick"),
     "recipes.wikitext103.prepare": Case(FOLDER, "--out", f"--file {SOURCE}"),
     "recipes.wikitext103.recall": Case(FOLDER, "--out"),
 }

@@ -36,7 +36,7 @@ class FlowformerLanguageModel(LinearTimeLanguageModel):
 
 @dataclass
 class LinearLanguageModelConfig(
-    attention_config("linear", only=["chunk_size", "short_conv"], causal=True), LinearTimeLanguageModelConfig
+    attention_config("linear", only=["chunk_size", "forget", "short_conv"], causal=True), LinearTimeLanguageModelConfig
 ):
     """Options of ``transformer_lm`` and of linear attention."""
 

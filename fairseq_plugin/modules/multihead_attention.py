@@ -71,11 +71,6 @@ class InnerMultiheadAttention(MultiheadAttention):
     def __init__(self, embed_dim: int, num_heads: int, design: LayerDesign, causal: bool, **host_options) -> None:
         dim = design.attention_dim or embed_dim
         check_heads(num_heads, {"embed_dim": embed_dim, "encoder_attention_dim": dim})
-        if "x" in ATTENTIONS[design.attention].needs and dim != embed_dim:
-            raise ArgumentError(
-                f"`encoder_attention_dim` is {dim}; allowed with {design.attention} attention, which takes the tokens "
-                f"as they are: `embed_dim`, {embed_dim}"
-            )
         for option in ("add_bias_kv", "add_zero_attn", "xformers_att_config"):
             if host_options.get(option):
                 given = host_options[option]
@@ -83,6 +78,11 @@ class InnerMultiheadAttention(MultiheadAttention):
         super().__init__(embed_dim, num_heads, self_attention=True, bias=design.projection_bias, **host_options)
         self.head_dim = dim // num_heads
         self.inner = design.build_inner(causal, num_heads, self.head_dim)
+        if "x" in self.inner.needs and dim != embed_dim:
+            raise ArgumentError(
+                f"`encoder_attention_dim` is {dim}; allowed with {design.attention} attention, which takes the tokens "
+                f"as they are: `embed_dim`, {embed_dim}"
+            )
         noise = (host_options.get("q_noise", 0.0), host_options.get("qn_block_size", 8))
         channels = self.inner.projections(self.head_dim)
         for name in ("q", "k", "v"):

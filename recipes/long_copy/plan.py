@@ -6,12 +6,12 @@ from typing import NamedTuple
 
 from fairseq.models import ARCH_MODEL_REGISTRY
 
-from common.attention import ATTENTIONS, options_of
+from common.attention import ATTENTIONS
 from fairseq_plugin import LinearTimeTransformer
 
+from ..shared.additions import addition_arguments, mechanism_of, with_additions
 from ..shared.commands import python_command
 from ..shared.comparison import NO_READER, Budget
-from ..shared.short_conv import SHORT_CONV, TAPS
 from .passages import Layout
 from .prepare import SOURCE, TARGET
 
@@ -35,7 +35,7 @@ class Model(NamedTuple):
 
     attention: str  # of the encoder and of the decoder to itself
     cross: str  # of the decoder to the encoder
-    short_conv: bool  # in front of the decoder's attention to itself
+    decoder: str  # the same with additions of ours, which the decoder's attention to itself has
 
 
 def attentions() -> list[str]:
@@ -45,22 +45,22 @@ def attentions() -> list[str]:
 
 
 def parse(name: str) -> Model:
-    """The parts of NAME/CROSS or NAME+short_conv/CROSS.
+    """The parts of NAME/CROSS, or NAME+forget/CROSS and so on.
 
     Raises:
         ValueError: there is no such model.
     """
-    attention, slash, cross = name.partition("/")
-    plain = attention.removesuffix(SHORT_CONV)
-    conv = plain != attention
+    decoder, slash, cross = name.partition("/")
+    plain = mechanism_of(decoder)
     if not slash or plain not in attentions() or cross not in CROSS_ATTENTIONS:
         raise ValueError(
             f"{name}; allowed: {STOCK}, and NAME/CROSS with NAME of {', '.join(attentions())} and CROSS of "
             f"{', '.join(CROSS_ATTENTIONS)}"
         )
-    if conv and "short_conv" not in options_of(plain, True).described():
-        raise ValueError(f"{name}; allowed: {plain}/{cross}, since {plain} takes no short convolution")
-    return Model(plain, cross, conv)
+    if decoder not in with_additions(plain):
+        allowed = ", ".join(f"{one}/{cross}" for one in with_additions(plain))
+        raise ValueError(f"{name}; allowed with {plain}: {allowed}")
+    return Model(plain, cross, decoder)
 
 
 def reads_source_in_one_state(name: str) -> bool:
@@ -124,5 +124,5 @@ def attention_arguments(name: str) -> list[object]:
         return ["--arch", STOCK]
     model = parse(name)
     prefix = f"--{ARCH_MODEL_REGISTRY[model.attention].option_prefix}-".replace("_", "-")
-    conv = [f"{prefix}short-conv", TAPS] if model.short_conv else []
-    return ["--arch", model.attention, "--lineartime-cross-attention", model.cross, *conv]
+    arguments = ["--arch", model.attention, "--lineartime-cross-attention", model.cross]
+    return [*arguments, *addition_arguments(model.decoder, prefix)]

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from matplotlib import pyplot as plt
 
+from ..shared.additions import addition_notes
 from ..shared.comparison import MODEL, PARAMETERS, PEAK, SEEDS, Column, Compared, Report, by_model, table
 from ..shared.plots import STYLE, Drawn, curves_and_dots, save
-from ..shared.short_conv import TAPS
 from ..shared.tables import spread
 from .generated import Counted
 from .plan import Plan, reads_source_in_one_state
@@ -74,11 +74,7 @@ def _notes(plan: Plan, data: Data) -> list[str]:
         f"{plan.width}, {plan.heads} heads, highest learning rate {plan.lr:g} for all; the checkpoint best on valid",
         "NAME/CROSS: attention of encoder and decoder, and attention of the decoder to the encoder; transformer is "
         "fairseq's own",
-        *(
-            [f"+short_conv: a causal convolution of {TAPS} taps in front of q, k and v of the decoder; ours"]
-            if any("+" in name for name in plan.models)
-            else []
-        ),
+        *addition_notes(plan.models),
         "milliseconds to generate one target and for an update, and the largest memory of each process, libraries "
         "included: one thread of this machine, with whatever else it did",
         *([f"further arguments of fairseq-train: {' '.join(plan.more)}"] if plan.more else []),

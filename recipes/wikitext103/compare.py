@@ -17,7 +17,6 @@ from ..shared.comparison import show, train_and_read
 from ..shared.json_files import read_json, write_json
 from ..shared.scripts import command_line, positive_int, script
 from ..shared.settings import keep_settings
-from ..shared.short_conv import SHORT_CONV
 from ..shared.trainings import Trained, read_parameters, read_points
 from ..shared.working_folder import working_folder
 from .plan import Plan, default_names, model_names
@@ -74,9 +73,15 @@ def read_result(name: str, seed: int, folder: Path, trained: Trained) -> Result:
     )
 
 
-def parser() -> argparse.ArgumentParser:
-    """The script's options."""
-    parser = argparse.ArgumentParser(prog="python -m recipes.wikitext103.compare", description=__doc__.splitlines()[0])
+def parser(command: str, description: str, known: Sequence[str], default: Sequence[str]) -> argparse.ArgumentParser:
+    """The options of ``command``, which trains some models of the names ``known``, by ``default`` those."""
+
+    def model(name: str) -> str:
+        if name not in known:
+            raise argparse.ArgumentTypeError(f"{name}; allowed: {', '.join(known)}")
+        return name
+
+    parser = argparse.ArgumentParser(prog=f"python -m {command}", description=description)
     parser.add_argument("--file", type=Path, required=True, help="any text, or WikiText-103 as prepare --file takes it")
     kinds = parser.add_mutually_exclusive_group()
     kinds.add_argument("--characters", action="store_true", help="a character is a token: the default for small texts")
@@ -84,14 +89,15 @@ def parser() -> argparse.ArgumentParser:
         "--words", action="store_true", help=f"a word is a token: the default from {WORDS_FROM_BYTES:,} bytes on"
     )
     parser.add_argument("--limit", type=positive_int, metavar="LINES", help="only the first lines of a text file")
-    parser.add_argument("--out", type=Path, default=Path("work/wikitext103/compare"), help="default: %(default)s")
+    out = Path("work/wikitext103") / command.rpartition(".")[2]
+    parser.add_argument("--out", type=Path, default=out, help="default: %(default)s")
     parser.add_argument(
         "--models",
         nargs="+",
         type=model,
-        default=default_names(),
+        default=default,
         metavar="NAME",
-        help=f"mechanisms, or NAME{SHORT_CONV} with a short convolution; default: %(default)s",
+        help="mechanisms, also with additions, as in NAME+forget+short_conv; default: %(default)s",
     )
     parser.add_argument("--seeds", type=positive_int, default=3, help="runs of each model (%(default)s)")
     parser.add_argument("--jobs", type=positive_int, default=1, help="trainings at a time, a thread each (%(default)s)")
@@ -107,30 +113,27 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
-def model(name: str) -> str:
-    """A name of a model.
-
-    Raises:
-        argparse.ArgumentTypeError: there is none of that name.
-    """
-    if name not in model_names():
-        raise argparse.ArgumentTypeError(f"{name}; allowed: {', '.join(model_names())}")
-    return name
-
-
 @script("compare")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the script; returns the exit status."""
-    options = parser().parse_args(arguments)
-    plan = Plan.chosen(
+    options = parser(COMMAND, __doc__.splitlines()[0], model_names(), default_names()).parse_args(arguments)
+    return compare(options, Plan, COMMAND, arguments)
+
+
+def compare(options: argparse.Namespace, kind: type[Plan], command: str, arguments: Sequence[str] | None) -> int:
+    """Train and show the models of ``options`` as a plan of this ``kind`` says; returns the exit status.
+
+    ``command`` is the module whose ``arguments`` they are, and whose folder is ``--out``.
+    """
+    plan = kind.chosen(
         options,
         updates=options.updates or (QUICK_UPDATES if options.quick else UPDATES),
         evaluations=min(EVALUATIONS, options.updates or EVALUATIONS),
         more=shlex.split(options.more),
     )
     out = options.out.absolute()
-    with working_folder(out, COMMAND, whole={"data-bin": WRITER}):
-        return _compare(options, plan, out, command_line(COMMAND, arguments))
+    with working_folder(out, command, whole={"data-bin": WRITER}):
+        return _compare(options, plan, out, command_line(command, arguments))
 
 
 def _compare(options: argparse.Namespace, plan: Plan, out: Path, command: str) -> int:

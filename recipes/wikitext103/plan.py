@@ -6,10 +6,10 @@ from pathlib import Path
 from fairseq.models import ARCH_MODEL_REGISTRY
 
 import fairseq_plugin  # noqa: F401  registers the architectures
-from common.attention import ATTENTIONS, options_of
+from common.attention import ATTENTIONS
 
+from ..shared.additions import addition_arguments, addition_notes, mechanism_of, with_additions
 from ..shared.comparison import Budget
-from ..shared.short_conv import SHORT_CONV, TAPS
 
 #: Architectures by mechanism, where it is not NAME_lm: the language model of the authors of Flow-Attention.
 _ARCHITECTURES = {"flow": "flowformer_lm"}
@@ -19,19 +19,21 @@ _REACHES = ("window", "chunk_size")
 
 def state_is_constant(name: str) -> bool:
     """Whether the decoding state of a model has the same size after any number of tokens."""
-    return bool(ATTENTIONS[name.removesuffix(SHORT_CONV)].linear_cost)
+    return bool(ATTENTIONS[mechanism_of(name)].linear_cost)
 
 
 def model_names() -> list[str]:
-    """Every causal mechanism, and with a short convolution those that can have one."""
+    """Every causal mechanism, and with the additions of ours that it can have."""
     causal = [name for name, attention in ATTENTIONS.items() if "causal" in attention.supports]
-    return causal + [name + SHORT_CONV for name in causal if "short_conv" in options_of(name, True).described()]
+    named = [with_additions(name) for name in causal]
+    return causal + [name for names in named for name in names[1:]]
 
 
 def default_names() -> list[str]:
-    """Softmax attention, every mechanism whose state is constant, and two of them with a short convolution."""
-    plain = [name for name in model_names() if SHORT_CONV not in name and state_is_constant(name)]
-    return ["softmax", *plain, "flow" + SHORT_CONV, "linear" + SHORT_CONV]
+    """Softmax attention, every mechanism whose state is constant, and two of them with additions of ours."""
+    plain = [name for name in model_names() if "+" not in name and state_is_constant(name)]
+    added = [name + addition for name in ("flow", "linear") for addition in ("+forget", "+short_conv")]
+    return ["softmax", *plain, *added]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +59,7 @@ class Plan(Budget):
     def model_arguments(self, name: str) -> list[object]:
         """The arguments that say how a model is built."""
         return [
-            *"--user-dir fairseq_plugin --task language_modeling".split(),
+            *("--user-dir", self.user_dir(name), "--task", "language_modeling"),
             *self.attention_arguments(name),
             *("--decoder-layers", self.layers, "--decoder-attention-heads", self.heads),
             *("--decoder-embed-dim", self.width, "--decoder-ffn-embed-dim", 4 * self.width),
@@ -66,9 +68,17 @@ class Plan(Budget):
             *("--tokens-per-sample", self.tokens_per_sample),
         ]
 
+    def user_dir(self, name: str) -> str:
+        """Where fairseq finds the architecture of a model."""
+        return "fairseq_plugin"
+
+    def notes(self) -> list[str]:
+        """What the names of the models say."""
+        return addition_notes(self.models)
+
     def attention_arguments(self, name: str) -> list[object]:
         """The architecture of a model; its window or chunk, where it has one, is a quarter of a sequence."""
-        attention = name.removesuffix(SHORT_CONV)
+        attention = mechanism_of(name)
         architecture = _ARCHITECTURES.get(attention, f"{attention}_lm")
         prefix = f"--{ARCH_MODEL_REGISTRY[architecture].option_prefix}-".replace("_", "-")
         arguments = ["--arch", architecture]
@@ -76,4 +86,4 @@ class Plan(Budget):
         for option in _REACHES:
             if option in described and not described[option].speed_only:
                 arguments += [prefix + option.replace("_", "-"), max(1, self.tokens_per_sample // 4)]
-        return arguments + ([f"{prefix}short-conv", TAPS] if name != attention else [])
+        return arguments + addition_arguments(name, prefix)

@@ -10,7 +10,6 @@ from matplotlib import pyplot as plt
 
 from ..shared.comparison import MINUTES, MODEL, PARAMETERS, PEAK, SEEDS, Column, Compared, Report, by_model, table
 from ..shared.plots import STYLE, Drawn, curves_and_dots, save
-from ..shared.short_conv import TAPS
 from ..shared.tables import spread
 from .plan import Plan, state_is_constant
 
@@ -64,7 +63,7 @@ def _notes(plan: Plan, tokens: dict[str, int], unit: str) -> list[str]:
         f"{plan.updates:,} updates of {plan.batch_tokens:,} tokens in sequences of {plan.tokens_per_sample:,}, "
         f"{plan.layers} layers of width {plan.width}, {plan.heads} heads, highest learning rate {plan.lr:g} for all",
         f"windows and chunks, where a model has them, are {max(1, plan.tokens_per_sample // 4)} tokens",
-        f"+short_conv: a causal convolution of {TAPS} taps in front of q, k and v; ours, in none of the papers",
+        *plan.notes(),
         "tokens per second in training, and the largest memory of the process, libraries included: of fairseq-train on"
         " one thread of this machine, with whatever else it did",
         *([f"further arguments of fairseq-train: {' '.join(plan.more)}"] if plan.more else []),

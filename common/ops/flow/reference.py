@@ -157,5 +157,5 @@ def _last_weight(flows: list[Tensor], keep: Tensor, kind: str) -> Tensor:
     if kind == "sigmoid":
         return flows[-1].sigmoid()[:, None]
     flow = torch.stack(flows, 1)[..., None]  # (H, i + 1, 1)
-    largest = flow.max()
-    return (flow[:, -1] - largest).exp() / (keep * (flow - largest).exp()).sum(1) * keep.sum(1)
+    exponentials = (flow - flow.max(1, keepdim=True).values).exp()
+    return exponentials[:, -1] / (keep * exponentials).sum(1) * keep.sum(1)

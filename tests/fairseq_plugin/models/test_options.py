@@ -257,6 +257,40 @@ def test_a_short_convolution_in_front_of_constant_states(arch: str, flag: str) -
     assert not torch.allclose(full, plain(sequence)[0])
 
 
+@pytest.mark.parametrize("forget", ["head", "channel"])
+@pytest.mark.parametrize(
+    ("arch", "flag"),
+    [
+        ("flowformer_lm", "--flow-forget"),
+        ("linear_lm", "--linear-forget"),
+        ("favor_lm", "--favor-forget"),
+        ("mixed_chunk_lm", "--mixed-chunk-forget"),
+    ],
+)
+def test_sums_that_forget(arch: str, flag: str, forget: str) -> None:
+    """Off by default; then the same but for the gates' weights, and steps give what the whole gives."""
+    plain, model = build_model(arch).eval(), build_model(arch, flag, forget).eval()
+    new = [name for name, _ in model.named_parameters() if ".inner.gate." in name]
+    assert new and not [name for name, _ in plain.named_parameters() if ".inner.gate." in name]
+    for name in new:
+        torch.nn.init.normal_(model.get_parameter(name))
+    sequence = tokens(2, 20)
+    full, steps, state = model(sequence)[0], [], {}
+    for end in range(1, 21):
+        steps.append(model.decoder(sequence[:, :end], incremental_state=state)[0])
+    assert_close("logits, step by step", torch.cat(steps, dim=1), full)
+
+
+def test_where_forgetting_is_no_option() -> None:
+    """Masked models see what follows, and softmax attention has no sums; a wrong value names the option."""
+    for arch, task in (("flow_mlm", "masked_lm"), ("softmax_lm", "language_modeling")):
+        command = ["data", "--task", task, "--arch", arch, f"--{arch.split('_')[0]}-forget", "head"]
+        with pytest.raises(SystemExit):
+            options.parse_args_and_arch(options.get_training_parser(), command)
+    with pytest.raises(ValueError, match="--linear-forget is 'tokens'; allowed: 'none', 'head', 'channel'"):
+        build_model("linear_lm", "--linear-forget", "tokens")
+
+
 def test_where_a_short_convolution_is_no_option() -> None:
     """Masked models see what follows, and the state of softmax attention grows; a wrong value names the option."""
     for arch, task in (("flow_mlm", "masked_lm"), ("softmax_lm", "language_modeling")):
