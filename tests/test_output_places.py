@@ -83,14 +83,17 @@ IN_FILES = ["a file", "here", "a folder", "a link", "a link to nothing", "the so
 
 
 def writes(path: Path) -> bool:
-    """Whether a module can be run and has an option that names a place to write to."""
-    calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+    """Whether a module can be run and has an option that names a place to write to, or another one's parser."""
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    calls = [node for node in nodes if isinstance(node, ast.Call)]
+    imported = {one.name for node in nodes if isinstance(node, ast.ImportFrom) and node.level for one in node.names}
     options = {
         node.args[0].value
         for node in calls
         if getattr(node.func, "attr", "") == "add_argument" and node.args and isinstance(node.args[0], ast.Constant)
     }
-    return '__name__ == "__main__"' in path.read_text() and any(str(name).startswith(PLACES) for name in options)
+    names_a_place = "parser" in imported or any(str(name).startswith(PLACES) for name in options)
+    return '__name__ == "__main__"' in path.read_text() and names_a_place
 
 
 def test_every_command_that_writes_is_here():

@@ -59,7 +59,7 @@ def parse(name: str) -> Model:
         )
     if decoder not in with_additions(plain):
         allowed = ", ".join(f"{one}/{cross}" for one in with_additions(plain))
-        raise ValueError(f"{name}; allowed with {plain}: {allowed}")
+        raise ValueError(f"{name}; allowed: {allowed}")
     return Model(plain, cross, decoder)
 
 

@@ -5,6 +5,7 @@ again, it goes on where it was interrupted.
 """
 
 import argparse
+import functools
 import shlex
 import statistics
 import sys
@@ -75,12 +76,6 @@ def read_result(name: str, seed: int, folder: Path, trained: Trained) -> Result:
 
 def parser(command: str, description: str, known: Sequence[str], default: Sequence[str]) -> argparse.ArgumentParser:
     """The options of ``command``, which trains some models of the names ``known``, by ``default`` those."""
-
-    def model(name: str) -> str:
-        if name not in known:
-            raise argparse.ArgumentTypeError(f"{name}; allowed: {', '.join(known)}")
-        return name
-
     parser = argparse.ArgumentParser(prog=f"python -m {command}", description=description)
     parser.add_argument("--file", type=Path, required=True, help="any text, or WikiText-103 as prepare --file takes it")
     kinds = parser.add_mutually_exclusive_group()
@@ -94,7 +89,7 @@ def parser(command: str, description: str, known: Sequence[str], default: Sequen
     parser.add_argument(
         "--models",
         nargs="+",
-        type=model,
+        type=functools.partial(model, known=known),
         default=default,
         metavar="NAME",
         help="mechanisms, also with additions, as in NAME+forget+short_conv; default: %(default)s",
@@ -111,6 +106,18 @@ def parser(command: str, description: str, known: Sequence[str], default: Sequen
     )
     parser.add_argument("--quick", action="store_true", help="only see that everything runs: nothing is learned")
     return parser
+
+
+def model(name: str, known: Sequence[str] | None = None) -> str:
+    """A name of a model, one of ``known``, or of ``model_names()`` if None.
+
+    Raises:
+        argparse.ArgumentTypeError: there is none of that name.
+    """
+    known = model_names() if known is None else known
+    if name not in known:
+        raise argparse.ArgumentTypeError(f"{name}; allowed: {', '.join(known)}")
+    return name
 
 
 @script("compare")

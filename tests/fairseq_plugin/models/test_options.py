@@ -282,13 +282,11 @@ def test_sums_that_forget(arch: str, flag: str, forget: str) -> None:
 
 
 def test_where_forgetting_is_no_option() -> None:
-    """Masked models see what follows, and softmax attention has no sums; a wrong value names the option."""
+    """Masked models see what follows, and softmax attention has no sums."""
     for arch, task in (("flow_mlm", "masked_lm"), ("softmax_lm", "language_modeling")):
         command = ["data", "--task", task, "--arch", arch, f"--{arch.split('_')[0]}-forget", "head"]
         with pytest.raises(SystemExit):
             options.parse_args_and_arch(options.get_training_parser(), command)
-    with pytest.raises(ValueError, match="--linear-forget is 'tokens'; allowed: 'none', 'head', 'channel'"):
-        build_model("linear_lm", "--linear-forget", "tokens")
 
 
 def test_where_a_short_convolution_is_no_option() -> None:

@@ -51,7 +51,7 @@ def test_state_of_a_source():
     assert not {STOCK, "flow/softmax", "linear/softmax"} & set(constant)
 
 
-@pytest.mark.parametrize("name", ["gpt", "flow", "gpt/linear", "flow/flow", "nystrom+short_conv/linear"])
+@pytest.mark.parametrize("name", ["gpt", "flow", "gpt/linear", "flow/flow", "flow+nothing/linear"])
 def test_unknown_models_are_refused(name, capsys):
     with pytest.raises(SystemExit):
         compare.main(["--file", "x", "--models", name])

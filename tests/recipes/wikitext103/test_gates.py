@@ -1,0 +1,90 @@
+"""Gates taken apart: what each variant's command builds and trains."""
+
+from argparse import Namespace
+
+import pytest
+import torch
+from fairseq import options, tasks
+from fairseq.data import Dictionary
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.utils import import_user_module
+
+from common.modules.forget_gate import ForgetGate
+from recipes.shared.additions import addition_notes, mechanism_of, with_additions
+from recipes.wikitext103 import gates
+from recipes.wikitext103.gates import COMMAND, DEFAULT_MODELS, NO_POSITIONS, GatePlan, names
+from tests.processes import CHECKOUT
+
+PLAN = GatePlan(
+    models=["linear+fixed", f"flow+learned{NO_POSITIONS}", "linear+forget"],
+    seeds=1,
+    updates=4,
+    evaluations=2,
+    lr=0.003,
+    width=16,
+    layers=1,
+    heads=2,
+    batch_tokens=64,
+    tokens_per_sample=16,
+    more=[],
+)
+
+
+@pytest.fixture(autouse=True)
+def in_the_checkout(monkeypatch):
+    monkeypatch.chdir(CHECKOUT)
+
+
+def build(name: str):
+    """The model that a name's command builds."""
+    words = [str(word) for word in PLAN.model_arguments(name)]
+    import_user_module(Namespace(user_dir=words[words.index("--user-dir") + 1]))
+    parsed = options.parse_args_and_arch(options.get_training_parser(), ["data", *words])
+    dictionary = Dictionary()
+    dictionary.add_symbol("a")
+    config = convert_namespace_to_omegaconf(parsed)
+    task = tasks.language_modeling.LanguageModelingTask(config.task, dictionary, dictionary)
+    return tasks.FairseqTask.build_model(task, config.model)
+
+
+def gate_parameters(model: torch.nn.Module) -> dict[str, bool]:
+    """Which parameters of its gates are trained."""
+    [gate] = [module for module in model.modules() if isinstance(module, ForgetGate)]
+    assert not gate.gate_proj.weight.any()
+    return {name: x.requires_grad for name, x in gate.named_parameters()}
+
+
+@pytest.mark.parametrize(
+    ("name", "weight", "bias"),
+    [("linear+fixed", False, False), ("flow+learned", False, True), ("linear+forget", True, True)],
+)
+def test_what_of_a_gate_is_trained(name, weight, bias):
+    model = build(name)
+    assert gate_parameters(model) == {"gate_proj.weight": weight, "gate_proj.bias": bias}
+    assert model.decoder.embed_positions is not None
+    assert build(name + NO_POSITIONS).decoder.embed_positions is None
+
+
+def test_names_and_notes():
+    assert set(DEFAULT_MODELS) <= set(names())
+    assert with_additions("linear")[:3] == ["linear", "linear+short_conv", "linear+forget"]
+    assert with_additions("softmax") == ["softmax"] and mechanism_of("rfa_gate+short_conv") == "rfa_gate"
+    assert len(addition_notes(["linear+forget/linear", "flow+forget+short_conv", "linear"])) == 2
+    assert [note.partition(":")[0] for note in PLAN.notes()] == ["+forget", "+fixed", "+learned", NO_POSITIONS]
+
+
+def test_from_the_text_to_the_table(tmp_path, capsys):
+    text = tmp_path / "text.txt"
+    text.write_text("to be or not to be\n" * 60)
+    arguments = ["--file", str(text), "--quick", "--seeds", "1", "--out", str(tmp_path / "out")]
+    sizes = ["--width", "16", "--layers", "1", "--heads", "2", "--batch-tokens", "64", "--tokens-per-sample", "16"]
+    assert gates.main([*arguments, *sizes, "--models", "linear+fixed"]) == 0
+    shown = capsys.readouterr().out
+    assert "linear+fixed" in shown and "stay as they are at first" in shown and COMMAND in shown
+
+
+def test_unknown_variants_are_refused(capsys):
+    for name in ("softmax+fixed", "linear+forgotten"):
+        with pytest.raises(SystemExit):
+            gates.main(["--file", "x", "--models", name])
+        assert f"{name}; allowed: " in capsys.readouterr().err
