@@ -13,7 +13,9 @@ from ..shared.chunks import CHUNK_SIZE
 from ..shared.padding import zero_padding
 from ..shared.precision import autocast_off, compute_dtype
 from ..shared.state import State, state_of_sums
+from ..shared.tracing import runs_eagerly
 from .causal import delta_chunks
+from .causal_backward import delta_blocks
 from .decoding import delta_step
 
 #: What queries and keys, or values, go through first.
@@ -80,7 +82,8 @@ def gated_delta_attention(
             out, memory = delta_step(*tensors, state["memory"])
         else:
             memory = keys.new_zeros(shape) if state is None else state["memory"]
-            out, memory = delta_chunks(*tensors, chunk_size, memory)
+            eager = runs_eagerly(*(x for x in (*tensors, memory) if x is not None))
+            out, memory = (delta_blocks if eager else delta_chunks)(*tensors, chunk_size, memory)
     out = out.to(v.dtype)
     return (out, {"memory": memory}) if return_state else out
 
