@@ -37,7 +37,7 @@ class GatedDeltaOptions(AttentionOptions):
     v_activation: str = choice(
         default_of(gated_delta_attention, "v_activation"), ACTIVATIONS, "what values go through first"
     )
-    chunk_size: int = causal_chunk_size()
+    chunk_size: int = causal_chunk_size(default_of(gated_delta_attention, "chunk_size"))
 
 
 @register_attention("gated_delta")

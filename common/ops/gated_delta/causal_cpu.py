@@ -1,4 +1,4 @@
-"""The gated delta rule over one block, as many chunks as fit a CPU's cache: those one after the other; ``README.md``."""
+"""The gated delta rule over one block, as many chunks as fit a CPU's cache; ``README.md`` derives it."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple

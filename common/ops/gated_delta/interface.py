@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..shared.checks import check_choice, check_padding_mask, check_positive_int, check_query_key_value
-from ..shared.chunks import CHUNK_SIZE
 from ..shared.padding import zero_padding
 from ..shared.precision import autocast_off, compute_dtype
 from ..shared.state import State, state_of_sums
@@ -22,6 +21,8 @@ from .decoding import delta_step
 ACTIVATIONS = ("silu", "none")
 #: What makes queries and keys unit vectors.
 QK_NORMS = ("l2", "none")
+#: Tokens that are computed at once unless a caller says otherwise: on a CPU as fast as 16, and faster than 64.
+_CHUNK_SIZE = 32
 #: Added to |x|² before its root.
 _EPS = 1e-6
 
@@ -39,7 +40,7 @@ def gated_delta_attention(
     qk_activation: str = "silu",
     qk_norm: str = "l2",
     v_activation: str = "silu",
-    chunk_size: int = CHUNK_SIZE,
+    chunk_size: int = _CHUNK_SIZE,
     initial_state: State | None = None,
     return_state: bool = False,
 ) -> Tensor | tuple[Tensor, State]:
@@ -50,8 +51,8 @@ def gated_delta_attention(
     ``qk_activation`` and ``v_activation`` make of them, and with ``qk_norm="l2"`` q and k are unit vectors,
     x / √(|x|² + 1e-6). Without it a key of β |k|² > 2 makes the memory grow. Masks: bool (B, n), True = padding; a
     padded query gives 0, a padded key neither adds, erases nor decays. Cost: O(n (C (C + d + e) + d e)) time and
-    O(n (d + e) + d e) memory with C = ``chunk_size``, which changes no result. ``initial_state`` and ``return_state``
-    continue a sequence: state ``memory`` (B, H, d, e), Sᵀ, float32.
+    O(n (d + e) + (n / C) d e) memory with C = ``chunk_size``, which changes no result. ``initial_state`` and
+    ``return_state`` continue a sequence: state ``memory`` (B, H, d, e), Sᵀ, float32.
 
     Raises:
         ValueError: a shape, mask, name, number or state that does not fit; ``causal=False``.
