@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..ops.shared.checks import check_padding_mask, check_tokens
+from ..ops.shared.checks import check_tokens
 from ..ops.shared.implied_map import implied_map
 from ..ops.shared.padding import zero_padding
 from ..ops.shared.precision import compute_dtype, in_dtype
@@ -79,13 +79,10 @@ class OutputGateAttention(OpAttention):
 
     def apply_op(self, *tensors: Tensor, x: Tensor | None = None, **arguments: Any) -> Any:
         """``op``, then norm and gate."""
-        mask, dtype = arguments["query_padding_mask"], tensors[-1].dtype
-        if self._finishes():
-            check_padding_mask("query_padding_mask", mask, tensors[-1])
-            tensors = _widened(tensors)
-        result = super().apply_op(*tensors, **self._x_of_op(x), **arguments)
+        widened = _widened(tensors) if self._finishes() else tensors
+        result = super().apply_op(*widened, **self._x_of_op(x), **arguments)  # which checks all but x
         out, *state = result if arguments.get("return_state") else (result,)
-        out = self.finished(out, x, mask).to(dtype)
+        out = self.finished(out, x, arguments["query_padding_mask"]).to(tensors[-1].dtype)
         return (out, *state) if state else out
 
     def finished(self, out: Tensor, x: Tensor | None, padding_mask: Tensor | None = None) -> Tensor:

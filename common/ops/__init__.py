@@ -7,6 +7,7 @@ from .daft import daft_conv, daft_full, daft_select
 from .favor import favor_attention
 from .flow import flow_attention, flow_attention_map, flow_attention_weights
 from .flow_source import flow_source_attention
+from .gla import gla_attention
 from .linear import linear_attention
 from .linformer import linformer_attention
 from .local import local_attention
@@ -36,6 +37,7 @@ __all__ = [
     "flow_attention_weights",
     "flow_source_attention",
     "gau_attention",
+    "gla_attention",
     "linear_attention",
     "linformer_attention",
     "local_attention",

@@ -25,6 +25,9 @@ def channel_decayed_sums(
     the sum before the first token, zero when None. C is ``chunk_size`` rounded up to a power of two. O(n (C + e) f)
     time, O(n (f + e) log C + (n / C) f e) memory.
     """
+    if q.shape[2] == 1 and initial is not None:
+        last = torch.addcmul(log_decay.exp().transpose(-2, -1) * initial, k.transpose(-2, -1), v)
+        return q @ last, last
     length, size = q.shape[2], _chunk_length(chunk_size, q.shape[2])
     q, k, v, log_decay = (split_chunks(x, size) for x in (q, k, v, log_decay))  # (B, H, G, C, channels)
     inside, since_start, until_end = _within_chunks(q, k, v, log_decay.exp())
@@ -60,7 +63,7 @@ def _within_chunks(q: Tensor, k: Tensor, v: Tensor, decay: Tensor) -> tuple[Tens
         out = torch.cat([first, second + scores @ values], dim=-2)
         since_start = torch.cat([before, since_border * before[..., -1:, :]], dim=-2)
         until_end = torch.cat([until_border * since_border[..., -1:, :], after], dim=-2)
-        q, k, v = (x.reshape(*x.shape[:3], -1, 2 * x.shape[4], x.shape[5]) for x in (q, k, v))
+        q, k, v = (x.reshape(*x.shape[:3], x.shape[3] // 2, 2 * x.shape[4], x.shape[5]) for x in (q, k, v))
     return out.squeeze(3), since_start.squeeze(3), until_end.squeeze(3)
 
 
