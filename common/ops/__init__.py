@@ -16,6 +16,7 @@ from .mixed_chunk import mixed_chunk_attention
 from .nystrom import nystrom_attention
 from .quadratic import gau_attention
 from .reformer import reformer_attention
+from .retention import retention_attention
 from .rfa import rfa_attention, rfa_gate_attention
 from .sinkhorn import sinkhorn_attention
 from .soft import soft_attention
@@ -45,6 +46,7 @@ __all__ = [
     "mixed_chunk_attention",
     "nystrom_attention",
     "reformer_attention",
+    "retention_attention",
     "rfa_attention",
     "rfa_gate_attention",
     "row_attention",
