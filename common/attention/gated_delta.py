@@ -14,8 +14,8 @@ from ..ops.shared.checks import check_padding_mask, check_query_key_value, check
 from ..ops.shared.implied_map import implied_map
 from ..ops.shared.padding import zero_padding
 from ..ops.shared.precision import autocast_off, compute_dtype
-from ._base import OpAttention
 from ._options import AttentionOptions, causal_chunk_size, choice, default_of, flag
+from ._output_gate import OutputGateAttention, output_gate, output_norm
 from ._registry import register_attention
 
 #: Where the memory's decay comes from.
@@ -37,11 +37,13 @@ class GatedDeltaOptions(AttentionOptions):
     v_activation: str = choice(
         default_of(gated_delta_attention, "v_activation"), ACTIVATIONS, "what values go through first"
     )
+    output_norm: str = output_norm("rms")
+    output_gate: str = output_gate("swish")
     chunk_size: int = causal_chunk_size(default_of(gated_delta_attention, "chunk_size"))
 
 
 @register_attention("gated_delta")
-class GatedDeltaAttention(OpAttention):
+class GatedDeltaAttention(OutputGateAttention):
     """Gated DeltaNet (Yang et al., ICLR 2025), and DeltaNet (Yang et al., NeurIPS 2024) with ``gate="none"``; O(n d²).
 
     Of the tokens x (B, n, D) before their projection, for each head: β = sigmoid(w_b·x), twice that with
@@ -53,7 +55,6 @@ class GatedDeltaAttention(OpAttention):
 
     Options = GatedDeltaOptions
     supports = frozenset({"causal"})
-    needs = frozenset({"num_heads", "head_dim", "x"})
     op = staticmethod(gated_delta_attention)
     reference_op = staticmethod(gated_delta_attention_reference)
 
@@ -66,10 +67,12 @@ class GatedDeltaAttention(OpAttention):
             self.A_log = nn.Parameter(torch.empty(heads))
             self.dt_bias = nn.Parameter(torch.empty(heads))
             self._reset_decay()
+        self.build_output()
 
     def reset_parameters(self) -> None:
         """All parameters as they are at first."""
         self.beta_proj.reset_parameters()
+        self.reset_output()
         if self.options.gate == "data":
             self.decay_proj.reset_parameters()
             self._reset_decay()
@@ -82,9 +85,10 @@ class GatedDeltaAttention(OpAttention):
         step = torch.empty_like(self.dt_bias).uniform_(least, most).exp()
         self.dt_bias.copy_(step + torch.log(-torch.expm1(-step)))  # softplus of it is the step
 
-    def apply_op(self, q: Tensor, k: Tensor, v: Tensor, *, x: Tensor, **arguments: Any) -> Any:
+    def operate(self, q: Tensor, k: Tensor, v: Tensor, *, x: Tensor, **arguments: Any) -> Any:
         """``op`` with beta and the decay of x (B, n, D)."""
-        return super().apply_op(q, k, v, **self._gates(q, k, v, x, arguments["key_padding_mask"]), **arguments)
+        gates = self._gates(q, k, v, x, arguments["key_padding_mask"])
+        return type(self).op(q, k, v, **{**self._arguments, **gates, **arguments})
 
     def recorded_map(
         self,
@@ -96,10 +100,9 @@ class GatedDeltaAttention(OpAttention):
         *,
         x: Tensor,
     ) -> Tensor:
-        """The implied map (B, H, n, n) of the values after their activation; otherwise as in ``InnerAttention``."""
-        masks = {"key_padding_mask": key_padding_mask, "query_padding_mask": query_padding_mask}
-        arguments = {**self._arguments, **self._gates(q, k, v, x, key_padding_mask), **masks, "v_activation": "none"}
-        return implied_map(lambda values: type(self).op(q, k, values, **arguments), v)
+        """The implied map (B, H, n, n) of values after their activation; norm and gate of outputs follow it."""
+        given = {"key_padding_mask": key_padding_mask, "query_padding_mask": query_padding_mask, "x": x}
+        return implied_map(lambda values: self.operate(q, k, values, **given, v_activation="none"), v)
 
     def _gates(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, key_padding_mask: Tensor | None) -> dict[str, Tensor]:
         """beta and, with a gate, log_decay of x (B, n, D): (B, H, n) each."""
@@ -116,7 +119,7 @@ class GatedDeltaAttention(OpAttention):
                 gates["log_decay"] = self.A_log.to(dtype).exp() * F.logsigmoid(-step)  # that is -softplus(step)
         return {name: gate.transpose(1, 2) for name, gate in gates.items()}
 
-    def apply_reference(self, q: Tensor, k: Tensor, v: Tensor, *, x: Tensor, **arguments: Any) -> Tensor:
+    def operate_literally(self, q: Tensor, k: Tensor, v: Tensor, *, x: Tensor, **arguments: Any) -> Tensor:
         """``reference_op`` of the same."""
 
         def of_heads(weight: Tensor) -> Tensor:
@@ -126,7 +129,7 @@ class GatedDeltaAttention(OpAttention):
         if self.options.gate == "data":
             step = torch.log(1 + torch.exp(of_heads(self.decay_proj.weight) + self.dt_bias[:, None]))
             gates["log_decay"] = -torch.exp(self.A_log)[:, None] * step
-        return super().apply_reference(q, k, v, **gates, **arguments)
+        return super().operate_literally(q, k, v, **gates, **arguments)
 
     def _scaled(self, beta: Tensor) -> Tensor:
         return 2 * beta if self.options.negative_eigenvalues else beta

@@ -22,7 +22,7 @@ def delta_blocks(
 ) -> tuple[Tensor, Tensor]:
     """``delta_chunks`` with a backward pass by hand, for tensors that ``runs_eagerly``.
 
-    O(n (C (C + d + e) + d e)) time, O(n (d + e) + b d e) memory for b blocks of at least one chunk, and what one block takes.
+    O(n (C (C + d + e) + d e)) time, O(n (d + e) + b d e) memory for b blocks of at least one chunk, and what one takes.
     """
     return _Delta.apply(q, k, v, beta, log_decay, memory, chunk_length(chunk_size, q.shape[2]))
 
@@ -81,9 +81,8 @@ def _block_backward(
     since_start = block.since_start.unsqueeze(-1)
     scores = (q @ k.transpose(-2, -1)).mul_(block.inside)
     grad_written = scores.transpose(-2, -1) @ grad_out  # of beta times the errors, but for what is read in later chunks
-    grad_states = (q * since_start).transpose(
-        -2, -1
-    ) @ grad_out  # at first of the memory before each chunk, (G, N, d, e)
+    queries = (q * since_start).transpose(-2, -1)
+    grad_states = queries @ grad_out  # (G, N, d, e), at first of the memory before each chunk
     read, kept = (block.read * beta).transpose(-2, -1), since_start[..., -1:, :]  # (G, N, d, C), (G, N, 1, 1)
     for g in reversed(range(len(q))):
         before, grad_states_g = grad_state, grad_states[g]

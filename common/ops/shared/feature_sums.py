@@ -8,7 +8,9 @@ from functools import partial
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
+from .channel_decay import channel_decayed_sums
 from .chunks import carry_decayed_sums, carry_sums, chunk_length, decay_between, split_chunks
 from .padding import zero_padding
 from .state import State, state_of_source
@@ -61,11 +63,14 @@ def causal_sums(
 ) -> tuple[Tensor, Tensor, State]:
     """The same over j <= i, after the tokens of ``state``: both sums, and the state ``sum_k``, ``sum_kv`` after them.
 
-    q, k (B, H, n, f), v (B, H, n, e). ``log_decay`` (B, H, n), at most 0: before token t is added, all sums are
-    multiplied by exp(log_decay_t). One C x C product inside each chunk, one f x e sum across chunks: O(n (C + e) f)
-    time, O(n C + (n / C) f e) memory. ``state`` has the dtype of the features.
+    q, k (B, H, n, f), v (B, H, n, e). ``log_decay``, at most 0 and finite, is (B, H, n): before token t is added, all
+    sums are multiplied by exp(log_decay_t); or (B, H, n, f): the sums of each feature c by exp(log_decay_tc). One C x C
+    product inside each chunk, one f x e sum across chunks: O(n (C + e) f) time, O(n C + (n / C) f e) memory, and with
+    a decay for each feature what ``channel_decayed_sums`` takes. ``state`` has the dtype of the features.
     """
     length, size = q.shape[2], chunk_length(chunk_size, q.shape[2])
+    if log_decay is not None and log_decay.dim() == 4:
+        return _channel_sums(q, k, v, chunk_size, state, log_decay)
     if length == 1 and state is not None:
         return _step(q, k, v, state, log_decay)
     q, k, v = (split_chunks(x, size) for x in (q, k, v))  # (B, H, G, C, channels)
@@ -85,6 +90,17 @@ def causal_sums(
     # (B, H, G, C, ...) -> (B, H, n, ...)
     values, weights = (x.flatten(2, 3)[:, :, :length] for x in (values, weights))
     return values, weights, {"sum_k": sum_k, "sum_kv": sum_kv}
+
+
+def _channel_sums(
+    q: Tensor, k: Tensor, v: Tensor, chunk_size: int, state: State | None, log_decay: Tensor
+) -> tuple[Tensor, Tensor, State]:
+    """``causal_sums`` with ``log_decay`` (B, H, n, f)."""
+    # The sum of the weights is one more channel of v, in which every value is 1.
+    v = F.pad(v, (0, 1), value=1.0)
+    initial = None if state is None else torch.cat([state["sum_kv"], state["sum_k"].unsqueeze(-1)], dim=-1)
+    out, sums = channel_decayed_sums(q, k, v, log_decay, chunk_size, initial)
+    return out[..., :-1], out[..., -1:], {"sum_k": sums[..., -1], "sum_kv": sums[..., :-1]}
 
 
 def _step(q: Tensor, k: Tensor, v: Tensor, state: State, log_decay: Tensor | None) -> tuple[Tensor, Tensor, State]:

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from common.attention import (
     LinearAttention,
     MapRecord,
+    OutputGateAttention,
     RfaAttention,
     SoftmaxAttention,
     build_attention,
@@ -34,7 +35,7 @@ def recorded(module: nn.Module, *inputs, **named) -> MapRecord:
 def test_the_map_times_the_values_is_the_output(case: Case, side: str):
     """YOSO's outputs are unit vectors, DAFT's have the gate of the query, and its keys one weight for each channel.
 
-    Values of the gated delta rule go through silu first.
+    Outputs that are normalised and gated are so after the map. Values of the gated delta rule go through silu first.
     """
     module, n = case.build(), 11 if not case.image else 12
     inputs = tensors(module, n, grad=False)
@@ -45,6 +46,8 @@ def test_the_map_times_the_values_is_the_output(case: Case, side: str):
     expected = record.map @ values
     if case.name == "yoso":
         expected = F.normalize(expected, dim=-1)
+    if isinstance(module, OutputGateAttention):
+        expected = module.finished(expected, inputs.get("x"), padding(side, 2, n))
     if case.name == "daft_conv":
         expected = expected * inputs["q"].sigmoid()
     if case.name == "daft_full":

@@ -1,0 +1,164 @@
+"""The end of a layer of today's linear attention: each head's output is normalised, and a gate of the tokens opens it.
+
+Legend: B batch, H heads, n tokens, d channels of a head, e channels of its value, D = H d width.
+"""
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..ops.shared.checks import check_tokens
+from ..ops.shared.implied_map import implied_map
+from ..ops.shared.padding import zero_padding
+from ..ops.shared.precision import compute_dtype, in_dtype
+from ..ops.shared.reference_tools import by_head, cleared
+from ._base import OpAttention
+from ._options import choice
+
+OUTPUT_NORMS = ("none", "rms", "group")
+OUTPUT_GATES = ("none", "swish")
+#: Added to what a norm takes the root of, as in torch's own norms and in the authors' code.
+_EPS = 1e-5
+
+
+def output_norm(default: str) -> Any:
+    """The field ``output_norm`` of a mechanism that is an ``OutputGateAttention``."""
+    help = "norm of each head's output: rms, its root mean square; group, mean and variance; none"
+    return choice(default, OUTPUT_NORMS, help, setup_only=True)
+
+
+def output_gate(default: str) -> Any:
+    """The field ``output_gate`` of a mechanism that is an ``OutputGateAttention``."""
+    help = "gate on each head's output from the tokens before their projection: swish; none"
+    return choice(default, OUTPUT_GATES, help, setup_only=True)
+
+
+class OutputGateAttention(OpAttention):
+    """An ``OpAttention`` of tokens x (B, n, D) whose output o_i (B, H, n, e) becomes norm(o_i) ⊙ swish(W x_i).
+
+    swish(z) = z sigmoid(z), as in RetNet (Sun et al., 2023, equation 8) and after it. The norm is of each head alone,
+    with a weight (and, of "group", a bias) for each of its channels: "rms", o / rms(o), or "group", (o - mean) / std.
+    Each can be left out. A padded query gives 0. In half precision, ``op`` gets and gives float32: what has no
+    normaliser yet may be larger than float16 has numbers for. O(n D H e) time more.
+
+    A subclass has the options ``output_norm`` and ``output_gate``, needs "num_heads", "head_dim" and "x", and calls
+    ``build_output`` in ``setup``. It sets ``op_takes_x`` where ``op`` itself takes x, and ``gate_bias`` where the paper
+    has a bias in the gate. Where neither op nor gate takes x, the module does not need it.
+    """
+
+    needs = frozenset({"num_heads", "head_dim", "x"})
+    #: Whether ``op`` and ``reference_op`` take x.
+    op_takes_x: ClassVar[bool] = True
+    #: Whether the gate is swish(W x + b).
+    gate_bias: ClassVar[bool] = False
+    output_norm_weight: nn.Parameter | None
+    output_norm_bias: nn.Parameter | None
+
+    def build_output(self) -> None:
+        """Parameters of the norm and of the gate, as ``self.options`` has them."""
+        heads, options = self.shape.num_heads, self.options
+        channels, width = self.projections(self.shape.head_dim)["v"], heads * self.shape.head_dim
+        normed, centred = options.output_norm != "none", options.output_norm == "group"
+        self.output_norm_weight = nn.Parameter(torch.ones(heads, channels)) if normed else None
+        self.output_norm_bias = nn.Parameter(torch.zeros(heads, channels)) if centred else None
+        gated = options.output_gate != "none"
+        self.output_gate_proj = nn.Linear(width, heads * channels, bias=self.gate_bias) if gated else None
+        if not (gated or self.op_takes_x):
+            self.needs = self.needs - {"x"}
+
+    def reset_output(self) -> None:
+        """Norm and gate as they are at first."""
+        if self.output_norm_weight is not None:
+            nn.init.ones_(self.output_norm_weight)
+        if self.output_norm_bias is not None:
+            nn.init.zeros_(self.output_norm_bias)
+        if self.output_gate_proj is not None:
+            self.output_gate_proj.reset_parameters()
+
+    def apply_op(self, *tensors: Tensor, x: Tensor | None = None, **arguments: Any) -> Any:
+        """``op``, then norm and gate."""
+        widened = _widened(tensors) if self._finishes() else tensors
+        result = self.operate(*widened, **self._x_of_op(x), **arguments)  # checks all but x
+        out, *state = result if arguments.get("return_state") else (result,)
+        out = self.finished(out, x, arguments["query_padding_mask"]).to(tensors[-1].dtype)
+        return (out, *state) if state else out
+
+    def operate(self, *tensors: Tensor, **arguments: Any) -> Any:
+        """``op`` without what follows it; where something comes before ``op``, a subclass computes that here."""
+        return super().apply_op(*tensors, **arguments)
+
+    def operate_literally(self, *tensors: Tensor, **arguments: Any) -> Tensor:
+        """The same of ``reference_op``."""
+        return super().apply_reference(*tensors, **arguments)
+
+    def finished(self, out: Tensor, x: Tensor | None, padding_mask: Tensor | None = None) -> Tensor:
+        """Norm and gate of ``out`` (B, H, n, e), from x (B, n, D); ``padding_mask`` (B, n), True = padding, gives 0."""
+        if not self._finishes():
+            return out
+        out = self._normalised(out)
+        if self.output_gate_proj is not None:
+            check_tokens(x, out, self.output_gate_proj.in_features)
+            # What stands in padding must not reach the gate's gradients.
+            x = zero_padding(x.unsqueeze(1), padding_mask).squeeze(1)
+            gate = self.output_gate_proj(in_dtype(x, self.output_gate_proj.weight.dtype))  # (B, n, H e)
+            gate = F.silu(in_dtype(gate, compute_dtype(gate)))
+            out = out * gate.unflatten(2, (out.shape[1], -1)).transpose(1, 2)
+        return zero_padding(out, padding_mask)
+
+    def _normalised(self, out: Tensor) -> Tensor:
+        if self.output_norm_weight is None:
+            return out
+        if self.output_norm_bias is not None:
+            out = out - out.mean(-1, keepdim=True)
+        out = out * torch.rsqrt(out.square().mean(-1, keepdim=True) + _EPS)
+        out = out * in_dtype(self.output_norm_weight, out.dtype).unsqueeze(1)
+        bias = self.output_norm_bias
+        return out if bias is None else out + in_dtype(bias, out.dtype).unsqueeze(1)
+
+    def apply_reference(self, *tensors: Tensor, x: Tensor | None = None, **arguments: Any) -> Tensor:
+        """``reference_op``, then norm and gate of each head, as the formula says them."""
+        out = self.operate_literally(*tensors, **self._x_of_op(x), **arguments)
+        heads = list(out.unbind(1))  # (B, n, e) each
+        for h, head in enumerate(heads):
+            if self.options.output_norm == "rms":
+                rms = ((head**2).mean(-1, keepdim=True) + 1e-5) ** 0.5
+                heads[h] = head / rms * self.output_norm_weight[h]
+            if self.options.output_norm == "group":
+                variance = head.var(-1, unbiased=False, keepdim=True)
+                standard = (head - head.mean(-1, keepdim=True)) / (variance + 1e-5) ** 0.5
+                heads[h] = standard * self.output_norm_weight[h] + self.output_norm_bias[h]
+        out = torch.stack(heads, dim=1)
+        if self.options.output_gate == "swish":
+            z = torch.einsum("bnd,cd->bnc", x, self.output_gate_proj.weight)
+            z = z if self.output_gate_proj.bias is None else z + self.output_gate_proj.bias
+            out = out * by_head(z / (1 + torch.exp(-z)), out.shape[1])
+        return cleared(out, arguments["query_padding_mask"])
+
+    def recorded_map(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        key_padding_mask: Tensor | None = None,
+        query_padding_mask: Tensor | None = None,
+        **inputs: Any,
+    ) -> Tensor:
+        """The implied map (B, H, n, n) of ``op``; ``finished(map @ v, x)`` is ``forward``."""
+        masks = {"key_padding_mask": key_padding_mask, "query_padding_mask": query_padding_mask}
+        of_op = self._x_of_op(self._needed(inputs).get("x"))
+        return implied_map(lambda values: self.operate(*self.operands(q, k, values), **masks, **of_op), v)
+
+    def _finishes(self) -> bool:
+        """Whether anything follows ``op``."""
+        return self.output_norm_weight is not None or self.output_gate_proj is not None
+
+    def _x_of_op(self, x: Tensor | None) -> dict[str, Tensor | None]:
+        return {"x": x} if self.op_takes_x else {}
+
+
+def _widened(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Tensors of one half precision in float32; others, which ``op`` checks, as they are."""
+    kinds = {getattr(x, "dtype", None) for x in tensors}
+    return tuple(x.float() for x in tensors) if kinds in ({torch.float16}, {torch.bfloat16}) else tensors

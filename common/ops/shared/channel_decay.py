@@ -1,0 +1,81 @@
+"""Causal sums whose features decay each at their own pace: Σ_c q_ic k_jc exp(Σ_(j < t <= i) log_decay_tc) v_j.
+
+Legend: B batch, H heads, n tokens, f features of a query or key, e channels of a value, C tokens of a chunk, G chunks,
+b tokens of a block, a power of two.
+
+With one decay for each feature, the scores of a chunk are no product of queries and keys times one matrix. Cumulative
+products P would make them one, of q_i P_i with k_j / P_j, but 1 / P_j overflows. So a chunk is halved again and again:
+the queries of a second half see the keys of the first across the border between them. What decays from a key to the
+border, and from there to a query, are products of decays, each at most 1 and each formed by itself. All pairs of one
+level are one batched product.
+"""
+
+import torch
+from torch import Tensor
+
+from .chunks import carry_decayed_sums, split_chunks
+
+
+def channel_decayed_sums(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, chunk_size: int, initial: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Σ_(j <= i) Σ_c q_ic k_jc exp(Σ_(j < t <= i) log_decay_tc) v_j (B, H, n, e), and the sum (B, H, f, e) after all.
+
+    q, k and ``log_decay`` (B, H, n, f), the latter at most 0 and finite, v (B, H, n, e). ``initial`` (B, H, f, e) is
+    the sum before the first token, zero when None. C is ``chunk_size`` rounded up to a power of two. O(n (C + e) f)
+    time, O(n (f + e) log C + (n / C) f e) memory.
+    """
+    if q.shape[2] == 1 and initial is not None:
+        last = torch.addcmul(log_decay.exp().transpose(-2, -1) * initial, k.transpose(-2, -1), v)
+        return q @ last, last
+    length, size = q.shape[2], _chunk_length(chunk_size, q.shape[2])
+    q, k, v, log_decay = (split_chunks(x, size) for x in (q, k, v, log_decay))  # (B, H, G, C, channels)
+    inside, since_start, until_end = _within_chunks(q, k, v, log_decay.exp())
+    # What a chunk begins with has decayed when a query reads it, and so have its own keys when it ends.
+    chunk_sums = (k * until_end).transpose(-2, -1) @ v  # (B, H, G, f, e)
+    earlier, last = _carry(chunk_sums, initial, log_decay.sum(3))
+    out = inside + (q * since_start) @ earlier
+    return out.flatten(2, 3)[:, :, :length], last
+
+
+def _chunk_length(chunk_size: int, length: int) -> int:
+    """The least power of two that is at least ``chunk_size`` or ``length``."""
+    size = 1
+    while size < chunk_size and size < length:
+        size *= 2
+    return size
+
+
+def _within_chunks(q: Tensor, k: Tensor, v: Tensor, decay: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The sums over keys of a query's own chunk (B, H, G, C, e), and the products of ``decay`` that reach its ends.
+
+    q, k and ``decay`` (B, H, G, C, f), v (B, H, G, C, e). The products (B, H, G, C, f) are those from the start of the
+    chunk to a token, with its own, and from a token to the end, without its own.
+    """
+    out = (q * k).sum(-1, keepdim=True) * v  # a token does not decay before it is read
+    # Blocks of b tokens, at first of one: (B, H, G, C / b, b, channels)
+    q, k, v, out, since_start = (x.unsqueeze(-2) for x in (q, k, v, out, decay))
+    until_end = torch.ones_like(since_start)
+    while q.shape[3] > 1:
+        (_, queries), (keys, _), (values, _) = _halves(q), _halves(k), _halves(v)
+        (first, second), (before, since_border), (until_border, after) = map(_halves, (out, since_start, until_end))
+        scores = (queries * since_border) @ (keys * until_border).transpose(-2, -1)  # (B, H, G, C / 2b, b, b)
+        out = torch.cat([first, second + scores @ values], dim=-2)
+        since_start = torch.cat([before, since_border * before[..., -1:, :]], dim=-2)
+        until_end = torch.cat([until_border * since_border[..., -1:, :], after], dim=-2)
+        q, k, v = (x.reshape(*x.shape[:3], x.shape[3] // 2, 2 * x.shape[4], x.shape[5]) for x in (q, k, v))
+    return out.squeeze(3), since_start.squeeze(3), until_end.squeeze(3)
+
+
+def _halves(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The first and the second of each pair of blocks: (B, H, G, C / b, b, c) -> (B, H, G, C / 2b, b, c) twice."""
+    return x[:, :, :, 0::2], x[:, :, :, 1::2]
+
+
+def _carry(chunk_sums: Tensor, initial: Tensor | None, log_decay: Tensor) -> tuple[Tensor, Tensor]:
+    """``carry_decayed_sums`` of (B, H, G, f, e) with ``log_decay`` (B, H, G, f): each feature decays as a head does."""
+    heads = chunk_sums.shape[1]
+    chunk_sums, log_decay = (x.transpose(2, 3).flatten(1, 2) for x in (chunk_sums, log_decay.unsqueeze(-1)))
+    initial = None if initial is None else initial.flatten(1, 2)  # (B, H f, e)
+    earlier, last = carry_decayed_sums(chunk_sums, initial, log_decay.squeeze(-1))
+    return earlier.unflatten(1, (heads, -1)).transpose(2, 3), last.unflatten(1, (heads, -1))

@@ -1,0 +1,130 @@
+"""Causal sums that decay, for all features of a head together and for each by itself, beside a loop over the tokens."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from common.ops.shared.feature_sums import causal_sums
+from tests.compare import assert_all_close, assert_close, gradients
+
+B, H, F, E = 2, 3, 5, 4
+
+
+def inputs(n: int, strength: float = 1.0, dtype: torch.dtype = torch.float64, batch: int = B) -> dict[str, Tensor]:
+    """q, k, v and a ``log_decay`` of each feature, from 0 to about -2 ``strength``: leaves."""
+    generator = torch.Generator().manual_seed(n)
+    shapes = {"q": F, "k": F, "v": E, "log_decay": F}
+    made = {x: torch.randn(batch, H, n, width, generator=generator, dtype=torch.float64) for x, width in shapes.items()}
+    made["log_decay"] = -strength * made["log_decay"].abs()
+    return {name: x.to(dtype).requires_grad_() for name, x in made.items()}
+
+
+def state(dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(9)
+    shapes = {"sum_k": (B, H, F), "sum_kv": (B, H, F, E)}
+    return {
+        name: torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
+        for name, shape in shapes.items()
+    }
+
+
+def token_by_token(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: dict[str, Tensor] | None):
+    """``causal_sums`` as the recurrence says it."""
+    sum_k = torch.zeros_like(k[:, :, 0]) if state is None else state["sum_k"]
+    sum_kv = torch.zeros_like(k[:, :, 0, :, None] * v[:, :, 0, None]) if state is None else state["sum_kv"]
+    values, weights = [], []
+    for t in range(q.shape[2]):
+        decay = torch.exp(log_decay[:, :, t])
+        sum_k = decay * sum_k + k[:, :, t]
+        sum_kv = decay[..., None] * sum_kv + k[:, :, t, :, None] * v[:, :, t, None, :]
+        values.append((q[:, :, t, :, None] * sum_kv).sum(2))
+        weights.append((q[:, :, t] * sum_k).sum(2, keepdim=True))
+    return torch.stack(values, 2), torch.stack(weights, 2), {"sum_k": sum_k, "sum_kv": sum_kv}
+
+
+def flat(values: Tensor, weights: Tensor, state: dict[str, Tensor]) -> Tensor:
+    """All results of ``causal_sums`` in one row."""
+    return torch.cat([x.flatten() for x in (values, weights, state["sum_k"], state["sum_kv"])])
+
+
+def agree(found, expected, leaves: dict[str, Tensor], tolerance: float | None = None) -> None:
+    found, expected = flat(*found), flat(*expected)
+    assert_close("sums", found, expected, tolerance)
+    pair = gradients(found, leaves.values()), gradients(expected, leaves.values())
+    assert_all_close(leaves, *pair, tolerance)
+
+
+@pytest.mark.parametrize("begun", [False, True], ids=["start", "continued"])
+@pytest.mark.parametrize("n", [1, 2, 3, 7, 8, 9, 16, 31])
+@pytest.mark.parametrize("chunk_size", [1, 3, 8, 64])
+def test_features_that_decay_are_the_recurrence(n, chunk_size, begun):
+    """Lengths within a chunk, at its border and over several; chunks that are no power of two."""
+    given, before = inputs(n), state() if begun else None
+    found = causal_sums(**given, chunk_size=chunk_size, state=before)
+    agree(found, token_by_token(**given, state=before), {**given, **(before or {})})
+
+
+@pytest.mark.parametrize("strength", [0.0, 1e-6, 100.0])
+def test_decays_near_none_and_near_all(strength):
+    given, before = inputs(37, strength), state()
+    found = causal_sums(**given, chunk_size=8, state=before)
+    agree(found, token_by_token(**given, state=before), {**given, **before})
+
+
+def test_one_feature_may_forget_all_and_another_nothing():
+    """A decay of exp(-100) in each token, in float32, leaves its own token; a neighbour without decay sums all."""
+    given = inputs(70, dtype=torch.float32)
+    log_decay = torch.zeros(B, H, 70, F)
+    log_decay[..., ::2] = -100.0
+    given["log_decay"] = log_decay.requires_grad_()
+    found = causal_sums(**given, chunk_size=16, state=None)
+    double = {name: x.detach().double().requires_grad_() for name, x in given.items()}
+    expected = token_by_token(**double, state=None)
+    assert_close("sums", flat(*found), flat(*expected))
+    pair = gradients(flat(*found), given.values()), gradients(flat(*expected), double.values())
+    assert_all_close(given, *pair)
+
+
+def test_a_closed_gate_takes_no_precision_from_tokens_after_it():
+    given = {name: x.detach() for name, x in inputs(30, 0.05, torch.float32).items()}
+    given["log_decay"][:, :, 13] = -1e4
+    values, weights, _ = causal_sums(**given, chunk_size=8, state=None)
+    later = {name: x[:, :, 13:] for name, x in given.items()}
+    alone_values, alone_weights, _ = causal_sums(**later, chunk_size=8, state=None)
+    assert_close("values", values[:, :, 13:], alone_values)
+    assert_close("weights", weights[:, :, 13:], alone_weights)
+
+
+@pytest.mark.parametrize("strength", [1e-3, 1.0, 50.0])
+def test_thousands_of_tokens_in_float32(strength):
+    """With decays whose product over the sequence is far below the least float, and with such as remember thousands."""
+    given = inputs(4096, strength, torch.float32, batch=1)
+    found = causal_sums(**given, chunk_size=64, state=None)
+    double = {name: x.detach().double().requires_grad_() for name, x in given.items()}
+    expected = causal_sums(**double, chunk_size=16, state=None)
+    assert_close("sums", flat(*found), flat(*expected))
+    pair = gradients(flat(*found), given.values()), gradients(flat(*expected), double.values())
+    assert_all_close(given, *pair)
+
+
+def test_parts_and_steps_continue_the_whole():
+    given = {name: x.detach() for name, x in inputs(21).items()}
+    whole, begin, state = causal_sums(**given, chunk_size=4, state=None), 0, None
+    for tokens in (1, 6, 1, 1, 12):
+        part = {name: x[:, :, begin : begin + tokens] for name, x in given.items()}
+        values, weights, state = causal_sums(**part, chunk_size=4, state=state)
+        assert_close("values", values, whole[0][:, :, begin : begin + tokens])
+        assert_close("weights", weights, whole[1][:, :, begin : begin + tokens])
+        begin += tokens
+    for name, x in state.items():
+        assert_close(name, x, whole[2][name])
+
+
+@pytest.mark.parametrize("n", [1, 29])
+def test_features_that_decay_alike_are_a_head_that_decays(n):
+    given, before = inputs(n), state()
+    of_head = given["log_decay"][..., 0].detach().requires_grad_()
+    options = {"q": given["q"], "k": given["k"], "v": given["v"], "chunk_size": 8, "state": before}
+    alike = causal_sums(**options, log_decay=of_head.unsqueeze(-1).expand(-1, -1, -1, F))
+    leaves = {"q": given["q"], "k": given["k"], "v": given["v"], "log_decay": of_head, **before}
+    agree(alike, causal_sums(**options, log_decay=of_head), leaves)
