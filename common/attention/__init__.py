@@ -8,6 +8,7 @@ mechanisms share.
 from ._base import FACTS, INPUTS, SUPPORTS, AttentionShape, InnerAttention, OpAttention
 from ._forget import ForgetAttention
 from ._options import AttentionOptions, Option, choice, count, default_of, flag, number
+from ._output_gate import OutputGateAttention
 from ._record import AttentionRecord, KeyRecord, MapRecord, record_attention, record_keys
 from ._registry import ATTENTIONS, build_attention, import_mechanisms, options_of, register_attention, supporting
 from ._rotary import RotaryAttention
@@ -34,6 +35,7 @@ __all__ = [
     "MapRecord",
     "OpAttention",
     "Option",
+    "OutputGateAttention",
     "RotaryAttention",
     "ShortConvAttention",
     "build_attention",

@@ -77,10 +77,10 @@ def count(
     return option(default, help, int, parse, speed_only=speed_only, setup_only=setup_only)
 
 
-def causal_chunk_size() -> Any:
+def causal_chunk_size(default: int = CHUNK_SIZE) -> Any:
     """The field ``chunk_size`` of mechanisms whose causal form goes through a sequence chunk by chunk."""
     help = "tokens computed at once by the causal form: speed and memory, never the result"
-    return count(CHUNK_SIZE, help, speed_only=True)
+    return count(default, help, speed_only=True)
 
 
 def number(default: float | None, help: str, optional: bool = False, setup_only: bool = False) -> Any:

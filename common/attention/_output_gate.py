@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..ops.shared.checks import check_padding_mask, check_tokens
+from ..ops.shared.checks import check_tokens
 from ..ops.shared.implied_map import implied_map
 from ..ops.shared.padding import zero_padding
 from ..ops.shared.precision import compute_dtype, in_dtype
@@ -79,14 +79,19 @@ class OutputGateAttention(OpAttention):
 
     def apply_op(self, *tensors: Tensor, x: Tensor | None = None, **arguments: Any) -> Any:
         """``op``, then norm and gate."""
-        mask, dtype = arguments["query_padding_mask"], tensors[-1].dtype
-        if self._finishes():
-            check_padding_mask("query_padding_mask", mask, tensors[-1])
-            tensors = _widened(tensors)
-        result = super().apply_op(*tensors, **self._x_of_op(x), **arguments)
+        widened = _widened(tensors) if self._finishes() else tensors
+        result = self.operate(*widened, **self._x_of_op(x), **arguments)  # checks all but x
         out, *state = result if arguments.get("return_state") else (result,)
-        out = self.finished(out, x, mask).to(dtype)
+        out = self.finished(out, x, arguments["query_padding_mask"]).to(tensors[-1].dtype)
         return (out, *state) if state else out
+
+    def operate(self, *tensors: Tensor, **arguments: Any) -> Any:
+        """``op`` without what follows it; where something comes before ``op``, a subclass computes that here."""
+        return super().apply_op(*tensors, **arguments)
+
+    def operate_literally(self, *tensors: Tensor, **arguments: Any) -> Tensor:
+        """The same of ``reference_op``."""
+        return super().apply_reference(*tensors, **arguments)
 
     def finished(self, out: Tensor, x: Tensor | None, padding_mask: Tensor | None = None) -> Tensor:
         """Norm and gate of ``out`` (B, H, n, e), from x (B, n, D); ``padding_mask`` (B, n), True = padding, gives 0."""
@@ -114,7 +119,7 @@ class OutputGateAttention(OpAttention):
 
     def apply_reference(self, *tensors: Tensor, x: Tensor | None = None, **arguments: Any) -> Tensor:
         """``reference_op``, then norm and gate of each head, as the formula says them."""
-        out = super().apply_reference(*tensors, **self._x_of_op(x), **arguments)
+        out = self.operate_literally(*tensors, **self._x_of_op(x), **arguments)
         heads = list(out.unbind(1))  # (B, n, e) each
         for h, head in enumerate(heads):
             if self.options.output_norm == "rms":
@@ -142,8 +147,8 @@ class OutputGateAttention(OpAttention):
     ) -> Tensor:
         """The implied map (B, H, n, n) of ``op``; ``finished(map @ v, x)`` is ``forward``."""
         masks = {"key_padding_mask": key_padding_mask, "query_padding_mask": query_padding_mask}
-        op, inputs = super().apply_op, self._x_of_op(self._needed(inputs).get("x"))
-        return implied_map(lambda values: op(*self.operands(q, k, values), **masks, **inputs), v)
+        of_op = self._x_of_op(self._needed(inputs).get("x"))
+        return implied_map(lambda values: self.operate(*self.operands(q, k, values), **masks, **of_op), v)
 
     def _finishes(self) -> bool:
         """Whether anything follows ``op``."""

@@ -7,6 +7,8 @@ from .daft import daft_conv, daft_full, daft_select
 from .favor import favor_attention
 from .flow import flow_attention, flow_attention_map, flow_attention_weights
 from .flow_source import flow_source_attention
+from .gated_delta import gated_delta_attention
+from .gla import gla_attention
 from .linear import linear_attention
 from .linformer import linformer_attention
 from .local import local_attention
@@ -15,6 +17,7 @@ from .mixed_chunk import mixed_chunk_attention
 from .nystrom import nystrom_attention
 from .quadratic import gau_attention
 from .reformer import reformer_attention
+from .retention import retention_attention
 from .rfa import rfa_attention, rfa_gate_attention
 from .sinkhorn import sinkhorn_attention
 from .soft import soft_attention
@@ -35,7 +38,9 @@ __all__ = [
     "flow_attention_map",
     "flow_attention_weights",
     "flow_source_attention",
+    "gated_delta_attention",
     "gau_attention",
+    "gla_attention",
     "linear_attention",
     "linformer_attention",
     "local_attention",
@@ -43,6 +48,7 @@ __all__ = [
     "mixed_chunk_attention",
     "nystrom_attention",
     "reformer_attention",
+    "retention_attention",
     "rfa_attention",
     "rfa_gate_attention",
     "row_attention",

@@ -25,6 +25,9 @@ def channel_decayed_sums(
     the sum before the first token, zero when None. C is ``chunk_size`` rounded up to a power of two. O(n (C + e) f)
     time, O(n (f + e) log C + (n / C) f e) memory.
     """
+    if q.shape[2] == 1 and initial is not None:
+        last = torch.addcmul(log_decay.exp().transpose(-2, -1) * initial, k.transpose(-2, -1), v)
+        return q @ last, last
     length, size = q.shape[2], _chunk_length(chunk_size, q.shape[2])
     q, k, v, log_decay = (split_chunks(x, size) for x in (q, k, v, log_decay))  # (B, H, G, C, channels)
     inside, since_start, until_end = _within_chunks(q, k, v, log_decay.exp())

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from common.attention import (
     LinearAttention,
     MapRecord,
+    OutputGateAttention,
     RfaAttention,
     SoftmaxAttention,
     build_attention,
@@ -32,15 +33,21 @@ def recorded(module: nn.Module, *inputs, **named) -> MapRecord:
 @cases(PLAIN)
 @pytest.mark.parametrize("side", ["none", "left"])
 def test_the_map_times_the_values_is_the_output(case: Case, side: str):
-    """YOSO's outputs are unit vectors, DAFT's have the gate of the query, and its keys one weight for each channel."""
+    """YOSO's outputs are unit vectors, DAFT's have the gate of the query, and its keys one weight for each channel.
+
+    Outputs that are normalised and gated are so after the map. Values of the gated delta rule go through silu first.
+    """
     module, n = case.build(), 11 if not case.image else 12
     inputs = tensors(module, n, grad=False)
     masks = {} if case.image else both(padding(side, 2, n))
     record, out = recorded(module, **inputs, **masks), module(**inputs, **masks)
     assert record.map.shape == (2, 2, n, n) and not record.map.requires_grad
-    expected = record.map @ inputs["v"]
+    values = F.silu(inputs["v"]) if case.name == "gated_delta" else inputs["v"]
+    expected = record.map @ values
     if case.name == "yoso":
         expected = F.normalize(expected, dim=-1)
+    if isinstance(module, OutputGateAttention):
+        expected = module.finished(expected, inputs.get("x"), padding(side, 2, n))
     if case.name == "daft_conv":
         expected = expected * inputs["q"].sigmoid()
     if case.name == "daft_full":

@@ -1,0 +1,135 @@
+"""The gated delta rule as a module."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..ops.gated_delta import ACTIVATIONS, QK_NORMS, gated_delta_attention
+from ..ops.gated_delta.reference import gated_delta_attention_reference
+from ..ops.shared.checks import check_padding_mask, check_query_key_value, check_tokens
+from ..ops.shared.implied_map import implied_map
+from ..ops.shared.padding import zero_padding
+from ..ops.shared.precision import autocast_off, compute_dtype
+from ._options import AttentionOptions, causal_chunk_size, choice, default_of, flag
+from ._output_gate import OutputGateAttention, output_gate, output_norm
+from ._registry import register_attention
+
+#: Where the memory's decay comes from.
+GATES = ("data", "none")
+#: The rate at first is uniform up to this, and the step log-uniform between these, as in the authors' layer.
+_MOST_RATE, _STEPS = 16.0, (0.001, 0.1)
+
+
+@dataclass(frozen=True)
+class GatedDeltaOptions(AttentionOptions):
+    """Options of the gated delta rule; see ``common.ops.gated_delta_attention``."""
+
+    gate: str = choice("data", GATES, "what the memory decays by: data, each token; none, DeltaNet", setup_only=True)
+    negative_eigenvalues: bool = flag(False, "beta from 0 to 2 in place of 1", setup_only=True)
+    qk_activation: str = choice(
+        default_of(gated_delta_attention, "qk_activation"), ACTIVATIONS, "what queries and keys go through first"
+    )
+    qk_norm: str = choice(default_of(gated_delta_attention, "qk_norm"), QK_NORMS, "norm that queries and keys have")
+    v_activation: str = choice(
+        default_of(gated_delta_attention, "v_activation"), ACTIVATIONS, "what values go through first"
+    )
+    output_norm: str = output_norm("rms")
+    output_gate: str = output_gate("swish")
+    chunk_size: int = causal_chunk_size(default_of(gated_delta_attention, "chunk_size"))
+
+
+@register_attention("gated_delta")
+class GatedDeltaAttention(OutputGateAttention):
+    """Gated DeltaNet (Yang et al., ICLR 2025), and DeltaNet (Yang et al., NeurIPS 2024) with ``gate="none"``; O(n d²).
+
+    Of the tokens x (B, n, D) before their projection, for each head: β = sigmoid(w_b·x), twice that with
+    ``negative_eigenvalues``, and log α = -exp(A_log) softplus(w_a·x + dt_bias), as in Mamba2. At first exp(A_log) is
+    uniform in (0, 16] and softplus(dt_bias) log-uniform in 0.001 ... 0.1, as in the authors' layer (fla/layers/
+    gated_deltanet.py of flash-linear-attention, 2026-08); Mamba2 begins with 1 to 16. Shapes and masks as in
+    ``InnerAttention``; options as in ``common.ops.gated_delta_attention``.
+    """
+
+    Options = GatedDeltaOptions
+    supports = frozenset({"causal"})
+    op = staticmethod(gated_delta_attention)
+    reference_op = staticmethod(gated_delta_attention_reference)
+
+    def setup(self) -> None:
+        heads = self.shape.num_heads
+        width = heads * self.shape.head_dim
+        self.beta_proj = nn.Linear(width, heads, bias=False)
+        if self.options.gate == "data":
+            self.decay_proj = nn.Linear(width, heads, bias=False)
+            self.A_log = nn.Parameter(torch.empty(heads))
+            self.dt_bias = nn.Parameter(torch.empty(heads))
+            self._reset_decay()
+        self.build_output()
+
+    def reset_parameters(self) -> None:
+        """All parameters as they are at first."""
+        self.beta_proj.reset_parameters()
+        self.reset_output()
+        if self.options.gate == "data":
+            self.decay_proj.reset_parameters()
+            self._reset_decay()
+
+    @torch.no_grad()
+    def _reset_decay(self) -> None:
+        rate = _MOST_RATE * (1 - torch.rand_like(self.A_log))  # never 0, whose logarithm would not learn
+        self.A_log.copy_(rate.log())
+        least, most = map(math.log, _STEPS)
+        step = torch.empty_like(self.dt_bias).uniform_(least, most).exp()
+        self.dt_bias.copy_(step + torch.log(-torch.expm1(-step)))  # softplus of it is the step
+
+    def operate(self, q: Tensor, k: Tensor, v: Tensor, *, x: Tensor, **arguments: Any) -> Any:
+        """``op`` with beta and the decay of x (B, n, D)."""
+        gates = self._gates(q, k, v, x, arguments["key_padding_mask"])
+        return type(self).op(q, k, v, **{**self._arguments, **gates, **arguments})
+
+    def recorded_map(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        key_padding_mask: Tensor | None = None,
+        query_padding_mask: Tensor | None = None,
+        *,
+        x: Tensor,
+    ) -> Tensor:
+        """The implied map (B, H, n, n) of values after their activation; norm and gate of outputs follow it."""
+        given = {"key_padding_mask": key_padding_mask, "query_padding_mask": query_padding_mask, "x": x}
+        return implied_map(lambda values: self.operate(q, k, values, **given, v_activation="none"), v)
+
+    def _gates(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, key_padding_mask: Tensor | None) -> dict[str, Tensor]:
+        """beta and, with a gate, log_decay of x (B, n, D): (B, H, n) each."""
+        check_query_key_value(q, k, v, one_length=True)
+        check_padding_mask("key_padding_mask", key_padding_mask, k)
+        check_tokens(x, q, self.beta_proj.weight.shape[1])
+        # In float32 or float64 whatever autocast says: over many tokens the errors of a decay add up.
+        dtype = compute_dtype(q)
+        x = zero_padding(x.to(dtype).unsqueeze(1), key_padding_mask).squeeze(1)  # it must not reach the gradients
+        with autocast_off(q):
+            gates = {"beta": self._scaled(torch.sigmoid(F.linear(x, self.beta_proj.weight.to(dtype))))}
+            if self.options.gate == "data":
+                step = F.linear(x, self.decay_proj.weight.to(dtype), self.dt_bias.to(dtype))  # (B, n, H)
+                gates["log_decay"] = self.A_log.to(dtype).exp() * F.logsigmoid(-step)  # that is -softplus(step)
+        return {name: gate.transpose(1, 2) for name, gate in gates.items()}
+
+    def operate_literally(self, q: Tensor, k: Tensor, v: Tensor, *, x: Tensor, **arguments: Any) -> Tensor:
+        """``reference_op`` of the same."""
+
+        def of_heads(weight: Tensor) -> Tensor:
+            return torch.stack([(x * row).sum(-1) for row in weight], dim=1)  # (B, H, n)
+
+        gates = {"beta": self._scaled(1 / (1 + torch.exp(-of_heads(self.beta_proj.weight))))}
+        if self.options.gate == "data":
+            step = torch.log(1 + torch.exp(of_heads(self.decay_proj.weight) + self.dt_bias[:, None]))
+            gates["log_decay"] = -torch.exp(self.A_log)[:, None] * step
+        return super().operate_literally(q, k, v, **gates, **arguments)
+
+    def _scaled(self, beta: Tensor) -> Tensor:
+        return 2 * beta if self.options.negative_eigenvalues else beta

@@ -1,0 +1,84 @@
+"""Retention as a module."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from ..modules.rotary import check_even, rotate, token_positions
+from ..ops.retention import DECAYS, retention_attention
+from ..ops.retention.reference import retention_attention_reference
+from ..ops.shared.checks import check_padding_mask, check_query_key_value
+from ..ops.shared.reference_tools import rotated
+from ..ops.shared.state import State, state_entry
+from ._options import AttentionOptions, causal_chunk_size, choice, default_of, flag
+from ._output_gate import OutputGateAttention, output_gate, output_norm
+from ._registry import register_attention
+
+
+@dataclass(frozen=True)
+class RetentionOptions(AttentionOptions):
+    """Options of retention; see ``common.ops.retention_attention``."""
+
+    decays: str = choice(
+        default_of(retention_attention, "decays"),
+        DECAYS,
+        "what a head h forgets in each token: powers, 2^(-5-h); log_space, from 1/32 to 1/512 for any number of heads",
+    )
+    score_norm: bool = flag(
+        default_of(retention_attention, "score_norm"),
+        "scores are divided by their sum, and decays by the root of theirs; an output norm leaves none of it",
+    )
+    rotary: bool = flag(True, "rotary positions of queries and keys", setup_only=True)
+    output_norm: str = output_norm("group")
+    output_gate: str = output_gate("swish")
+    chunk_size: int = causal_chunk_size()
+
+
+@register_attention("retention")
+class RetentionAttention(OutputGateAttention):
+    """Retention of RetNet (Sun et al., 2023): a sum of rotated keys and values that each head forgets at a fixed pace.
+
+    Each head's output goes through a norm of its own ("group"; the released code has "rms" without weights) and a swish
+    gate of the token x before its projection, x (B, n, D). The paper's values are twice as wide as its keys, here they
+    are as wide. Causal alone; O(n (C + d) d). Other shapes and masks as in ``InnerAttention``, options as in
+    ``common.ops.retention_attention`` and ``OutputGateAttention``.
+
+    Raises:
+        ValueError: an option that is not allowed, or an odd ``head_dim`` with rotary positions.
+    """
+
+    Options = RetentionOptions
+    supports = frozenset({"causal", "rotary"})
+    op = staticmethod(retention_attention)
+    reference_op = staticmethod(retention_attention_reference)
+    op_takes_x = False
+
+    def setup(self) -> None:
+        if self.options.rotary:
+            check_even("head_dim", self.shape.head_dim)
+        self.build_output()
+
+    def reset_parameters(self) -> None:
+        """All parameters as they are at first."""
+        self.reset_output()
+
+    def operate(
+        self, q: Tensor, k: Tensor, v: Tensor, *, key_padding_mask: Tensor | None, **arguments: Any
+    ) -> Tensor | tuple[Tensor, State]:
+        """``op`` of queries and keys that are rotated by position among the real tokens."""
+        if self.options.rotary:
+            check_query_key_value(q, k, v, one_length=True)
+            check_padding_mask("key_padding_mask", key_padding_mask, k)
+            state = arguments.get("initial_state")
+            positions = token_positions(k, key_padding_mask, state_entry(state, "count", 1, q) if state else None)
+            q, k = rotate(q, positions), rotate(k, positions)
+        return super().operate(q, k, v, key_padding_mask=key_padding_mask, **arguments)
+
+    def operate_literally(
+        self, q: Tensor, k: Tensor, v: Tensor, *, key_padding_mask: Tensor | None, **arguments: Any
+    ) -> Tensor:
+        """The same of ``reference_op``."""
+        if self.options.rotary:
+            q, k = rotated(q, key_padding_mask), rotated(k, key_padding_mask)
+        return super().operate_literally(q, k, v, key_padding_mask=key_padding_mask, **arguments)

@@ -1,0 +1,95 @@
+"""The gated delta rule in chunks: what torch.compile, export and torch.func see. ``README.md`` derives it."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..shared.chunks import chunk_length, decay_between, split_chunks
+
+#: Chunks that are gone through one after the other, in the same step for all parts of a sequence that have so many.
+_IN_TURN = 8
+
+
+class Chunks(NamedTuple):
+    """Chunks of a sequence: (B, H, G, C, ...)."""
+
+    q: Tensor  # (B, H, G, C, d)
+    k: Tensor  # (B, H, G, C, d)
+    v: Tensor  # (B, H, G, C, e)
+    beta: Tensor  # (B, H, G, C)
+    log_decay: Tensor | None  # (B, H, G, C), or None where nothing decays
+
+
+def delta_chunks(
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor | None, chunk_size: int, memory: Tensor
+) -> tuple[Tensor, Tensor]:
+    """What q (B, H, n, d) read of the memory (B, H, d, e) after each token, (B, H, n, e), and that after all.
+
+    k (B, H, n, d), v (B, H, n, e), ``beta`` and ``log_decay`` (B, H, n), the latter at most 0 or None; ``memory`` is
+    that before the first token. Where ``beta`` and ``log_decay`` are 0, the memory stays. O(n (C (C + d + e) + d e +
+    d² (d + e) / C)) time, O(n (C + d + e) + (n / C) d (d + e)) memory.
+    """
+    size = chunk_length(chunk_size, q.shape[2])
+    chunks = Chunks(*(None if x is None else split_chunks(x, size) for x in (q, k, v, beta, log_decay)))
+    inside, since_start, until_end = decays(chunks)
+    fixed, read = _errors(chunks, inside, since_start)
+    # What a chunk makes of the memory S is S + change S + added.
+    keys = (chunks.k * (chunks.beta * until_end).unsqueeze(-1)).transpose(-2, -1)  # (B, H, G, d, C)
+    identity = torch.eye(k.shape[3], dtype=k.dtype, device=k.device)
+    change = (since_start[..., -1:, None] - 1) * identity - keys @ read
+    before, memory = _states(change, keys @ fixed, memory)
+    errors = (fixed - read @ before) * chunks.beta.unsqueeze(-1)
+    scores = chunks.q @ chunks.k.transpose(-2, -1) * inside
+    out = scores @ errors + (chunks.q * since_start.unsqueeze(-1)) @ before
+    return out.flatten(2, 3)[:, :, : q.shape[2]], memory
+
+
+def decays(chunks: Chunks) -> tuple[Tensor, Tensor, Tensor]:
+    """Products of decays, each at most 1, in chunks: from key to query (..., C, C), 0 for keys that come later;
+
+    from the start to a token, with its own, (..., C); from a token to the end, without its own, (..., C).
+    """
+    if chunks.log_decay is None:
+        size, ones = chunks.k.shape[-2], torch.ones_like(chunks.beta)
+        return chunks.k.new_ones(size, size).tril(), ones, ones
+    inside = decay_between(chunks.log_decay)
+    return inside, chunks.log_decay.cumsum(-1).exp(), inside[..., -1, :]
+
+
+def _errors(chunks: Chunks, inside: Tensor, since_start: Tensor) -> tuple[Tensor, Tensor]:
+    """E0 (B, H, G, C, e) and W (B, H, G, C, d): E0 - W S is what tokens find wrong, S the memory they begin with."""
+    seen = (chunks.k @ chunks.k.transpose(-2, -1) * inside).tril(-1) * chunks.beta.unsqueeze(-2)
+    wanted = torch.cat([chunks.v, chunks.k * since_start.unsqueeze(-1)], dim=-1)
+    solved = torch.linalg.solve_triangular(
+        seen + torch.eye(seen.shape[-1], dtype=seen.dtype, device=seen.device), wanted, upper=False, unitriangular=True
+    )
+    return solved.split([chunks.v.shape[-1], chunks.k.shape[-1]], dim=-1)
+
+
+def _states(change: Tensor, added: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
+    """S_(g+1) = S_g + change_g S_g + added_g with S_0 = ``first`` (B, H, d, e): those before each chunk, and the last.
+
+    ``change`` (B, H, G, d, d), ``added`` (B, H, G, d, e) -> (B, H, G, d, e), (B, H, d, e). Some chunks after the other,
+    all parts of so many at once, and the parts in the same way: no loop is as long as the sequence, so one traced graph
+    is for many numbers of chunks.
+    """
+    groups = change.shape[2]
+    parts = (groups + _IN_TURN - 1) // _IN_TURN
+    # Chunks of zeros are added, which change nothing.
+    change, added = (F.pad(x, (0, 0, 0, 0, 0, parts * _IN_TURN - groups)) for x in (change, added))
+    change, added = (x.unflatten(2, (parts, _IN_TURN)).unbind(3) for x in (change, added))
+    if groups <= _IN_TURN:
+        state = first.unsqueeze(2)
+    else:
+        part_change, part_added = change[0], added[0]
+        for further_change, further_added in zip(change[1:], added[1:]):
+            part_change = part_change + further_change + further_change @ part_change
+            part_added = part_added + further_added + further_change @ part_added
+        state, _ = _states(part_change, part_added, first)
+    before = []
+    for one_change, one_added in zip(change, added):
+        before.append(state)
+        state = state + one_added + one_change @ state
+    return torch.stack(before, dim=3).flatten(2, 3)[:, :, :groups], state[:, :, -1]

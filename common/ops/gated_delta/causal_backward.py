@@ -1,0 +1,112 @@
+"""The gated delta rule where operations are simply executed, with its backward pass by hand; ``README.md`` derives it.
+
+The forward pass keeps its inputs, its output and the memory before each block; the backward pass forms what is inside a
+block once more.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..shared.autograd import graph_gradients
+from ..shared.chunks import chunk_length, reverse_cumsum
+from ..shared.precision import autocast_off
+from ..shared.tracing import runs_eagerly
+from .causal import Chunks, delta_chunks
+from .causal_cpu import block_forward, block_outputs, blocks_of, cut, put
+
+
+def delta_blocks(
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor | None, chunk_size: int, memory: Tensor
+) -> tuple[Tensor, Tensor]:
+    """``delta_chunks`` with a backward pass by hand, for tensors that ``runs_eagerly``.
+
+    O(n (C (C + d + e) + d e)) time, O(n (d + e) + b d e) memory for b blocks of at least one chunk, and what one takes.
+    """
+    return _Delta.apply(q, k, v, beta, log_decay, memory, chunk_length(chunk_size, q.shape[2]))
+
+
+class _Delta(torch.autograd.Function):
+    """Inputs and outputs of ``delta_chunks``."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor | None, memory: Tensor, size: int
+    ) -> tuple[Tensor, Tensor]:
+        inputs, state, before = (q, k, v, beta, log_decay), memory.flatten(0, 1), []
+        out = torch.empty_like(v, memory_format=torch.contiguous_format)
+        for tokens in blocks_of(q, size):
+            before.append(state)
+            chunks = Chunks(*cut(inputs, tokens, size))
+            block = block_forward(chunks, state)
+            put(out, tokens, block_outputs(chunks, block))
+            state = block.states[-1].clone()  # without all the others
+        ctx.size = size
+        ctx.save_for_backward(*inputs, memory, out, *before)
+        return out, state.view_as(memory)
+
+    @staticmethod
+    def backward(ctx: Any, grad_out: Tensor, grad_memory: Tensor) -> tuple[Tensor | None, ...]:
+        *inputs, memory, out = ctx.saved_tensors[:7]
+        with autocast_off(out):  # the forward pass's does not reach here
+            if torch.is_grad_enabled() or not runs_eagerly(grad_out, grad_memory):
+
+                def in_graph(*tensors: Tensor | None) -> tuple[Tensor, Tensor]:
+                    return delta_chunks(*tensors[:5], ctx.size, tensors[5])
+
+                return *graph_gradients(in_graph, (*inputs, memory), (grad_out, grad_memory)), None
+            grads = [None if x is None else torch.empty_like(x, memory_format=torch.contiguous_format) for x in inputs]
+            grad_state, before = grad_memory.flatten(0, 1), ctx.saved_tensors[7:]
+            for tokens, state in reversed(list(zip(blocks_of(out, ctx.size), before))):
+                chunks = Chunks(*cut(inputs, tokens, ctx.size))
+                outputs = cut((out, grad_out), tokens, ctx.size)
+                block_grads, grad_state = _block_backward(chunks, state, *outputs, grad_state)
+                for grad, one in zip(grads, block_grads):
+                    if grad is not None:
+                        put(grad, tokens, one)
+        return *grads, grad_state.view_as(memory), None
+
+
+def _block_backward(
+    chunks: Chunks, state: Tensor, out: Tensor, grad_out: Tensor, grad_state: Tensor
+) -> tuple[Chunks, Tensor]:
+    """The gradients of ``chunks`` and of the memory ``state`` (N, d, e) before them.
+
+    ``out`` (G, N, C, e) are their outputs, ``grad_out`` the gradient of these, ``grad_state`` (N, d, e) that of the
+    memory after them.
+    """
+    q, k, v, beta, log_decay = chunks
+    block, beta = block_forward(chunks, state), beta.unsqueeze(-1)
+    since_start = block.since_start.unsqueeze(-1)
+    scores = (q @ k.transpose(-2, -1)).mul_(block.inside)
+    grad_written = scores.transpose(-2, -1) @ grad_out  # of beta times the errors, but for what is read in later chunks
+    queries = (q * since_start).transpose(-2, -1)
+    grad_states = queries @ grad_out  # (G, N, d, e), at first of the memory before each chunk
+    read, kept = (block.read * beta).transpose(-2, -1), since_start[..., -1:, :]  # (G, N, d, C), (G, N, 1, 1)
+    for g in reversed(range(len(q))):
+        before, grad_states_g = grad_state, grad_states[g]
+        grad_written[g].baddbmm_(block.keys_at_end[g], before)
+        grad_state = torch.addcmul(grad_states_g, kept[g], before).baddbmm_(read[g], grad_written[g], alpha=-1)
+        grad_states_g.copy_(before)  # from here on, of that after each chunk
+    grad_v = block.inverse.transpose(-2, -1) @ (grad_written * beta)
+
+    grad_scores = (grad_out @ (block.errors * beta).transpose(-2, -1)).mul_(block.inside)
+    grad_q = (grad_out @ block.states[:-1].transpose(-2, -1)).mul_(since_start)
+    grad_q += grad_scores @ k
+    grad_seen = (grad_v @ block.errors.transpose(-2, -1)).neg_().tril_(-1)  # of seen times beta
+    grad_beta = (grad_written * block.errors).sum(-1) + (grad_seen * block.seen).sum(-2)
+    grad_products = grad_seen.mul_(block.inside).mul_(beta.transpose(-2, -1))
+    grad_k = grad_scores.transpose(-2, -1) @ q
+    grad_k += (grad_products + grad_products.transpose(-2, -1)) @ k
+    grad_k -= (grad_v @ block.states[:-1].transpose(-2, -1)).mul_(since_start)
+    # Keys that are decayed until the end, over keys: as the products above, without dividing by k.
+    until_end = block.inside[..., -1, :].unsqueeze(-1)
+    grad_k += ((block.errors * beta) @ grad_states.transpose(-2, -1)).mul_(until_end)
+
+    grad_log_decay = None
+    if log_decay is not None:
+        change = (grad_out * out).sum(-1) - (grad_v * v).sum(-1)  # (G, N, C)
+        at_end = (grad_states * block.states[1:]).sum((-2, -1)).unsqueeze(-1)
+        grad_log_decay = reverse_cumsum(change) + at_end
+    return Chunks(grad_q, grad_k, grad_v, grad_beta, grad_log_decay), grad_state

@@ -1,0 +1,15 @@
+"""One token of the gated delta rule after a state."""
+
+import torch
+from torch import Tensor
+
+
+def delta_step(
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor | None, memory: Tensor
+) -> tuple[Tensor, Tensor]:
+    """``delta_chunks`` of one token, in the few operations that it leaves; O(d e)."""
+    if log_decay is not None:
+        memory = memory * log_decay.exp().unsqueeze(-1)
+    error = (v - k @ memory) * beta.unsqueeze(-1)  # (B, H, 1, e)
+    memory = torch.addcmul(memory, k.transpose(-2, -1), error)
+    return q @ memory, memory

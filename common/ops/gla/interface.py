@@ -1,0 +1,99 @@
+"""Gated linear attention: a sum that forgets each channel of the keys by a gate that reads the token.
+
+Yang, Wang, Shen, Panda, Kim, *Gated Linear Attention Transformers with Hardware-Efficient Training*, ICML 2024.
+"""
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..shared.channel_decay import channel_decayed_sums
+from ..shared.checks import check_padding_mask, check_positive_int, check_query_key_value, check_tokens
+from ..shared.chunks import CHUNK_SIZE
+from ..shared.padding import zero_padding
+from ..shared.precision import autocast_off, compute_dtype
+from ..shared.state import State, check_continuation, state_of_sums
+
+
+def gla_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    x: Tensor,
+    gate_down: Tensor,
+    gate_up: Tensor,
+    gate_bias: Tensor,
+    *,
+    causal: bool = True,
+    key_padding_mask: Tensor | None = None,
+    query_padding_mask: Tensor | None = None,
+    temperature: float = 16.0,
+    chunk_size: int = CHUNK_SIZE,
+    initial_state: State | None = None,
+    return_state: bool = False,
+) -> Tensor | tuple[Tensor, State]:
+    """q_t·S_t / √d with S_t = diag(α_t) S_(t-1) + k_t v_tᵀ and α_t = sigmoid(W₂ W₁ x_t + b)^(1/temperature), Eq. 3.
+
+    α_t has one entry for each channel of each head's keys (section 4.4). There is no normaliser. q, k (B, H, n, d),
+    v (B, H, n, e) -> (B, H, n, e) in v's dtype; x (B, n, D) are the tokens before their projection, W₁ is ``gate_down``
+    (r, D), W₂ ``gate_up`` (H d, r) and b ``gate_bias`` (H d,). Masks: bool (B, n), True = padding; a padded query gives
+    0, a padded key neither adds nor forgets. Cost: O(n d (C + e) + n r (D + H d)) time and O(n (d + e) log C +
+    (n / C) d e) memory with C = ``chunk_size``, rounded up to a power of two. ``initial_state`` and ``return_state``
+    continue a sequence: state ``sum_kv`` (B, H, d, e), float32.
+
+    Raises:
+        ValueError: a shape, mask, number or state that does not fit; ``causal=False``.
+    """
+    check_positive_int("chunk_size", chunk_size)
+    if isinstance(temperature, bool) or not isinstance(temperature, (int, float)) or not 0 < temperature < float("inf"):
+        raise ValueError(f"temperature is {temperature!r}; allowed: a number above 0")
+    if not causal:
+        raise ValueError("causal is False; allowed for gated linear attention: True")
+    check_query_key_value(q, k, v, one_length=True)
+    check_padding_mask("key_padding_mask", key_padding_mask, k)
+    check_padding_mask("query_padding_mask", query_padding_mask, q)
+    _check_gate(q, gate_down, gate_up, gate_bias)
+    check_tokens(x, q, gate_down.shape[1])
+    check_continuation(causal, initial_state, return_state)
+    dtype = compute_dtype(q)
+    state = state_of_sums(initial_state, {"sum_kv": (*q.shape[:2], q.shape[3], v.shape[3])}, dtype, q)
+    with autocast_off(q):
+        log_decay = _log_decay(x, gate_down, gate_up, gate_bias, key_padding_mask, q, temperature)
+        queries = zero_padding(q.to(dtype), query_padding_mask) * q.shape[3] ** -0.5
+        keys, values = (zero_padding(y.to(dtype), key_padding_mask) for y in (k, v))
+        initial = None if state is None else state["sum_kv"]
+        out, sum_kv = channel_decayed_sums(queries, keys, values, log_decay, chunk_size, initial)
+    out = out.to(v.dtype)
+    return (out, {"sum_kv": sum_kv}) if return_state else out
+
+
+def _log_decay(
+    x: Tensor,
+    gate_down: Tensor,
+    gate_up: Tensor,
+    gate_bias: Tensor,
+    padding_mask: Tensor | None,
+    q: Tensor,
+    temperature: float,
+) -> Tensor:
+    """log α (B, H, n, d), 0 at padding: a padded token leaves the sums as they are.
+
+    In float32 or float64 whatever autocast says: over many tokens its errors add up.
+    """
+    dtype = compute_dtype(q)
+    x = zero_padding(x.to(dtype).unsqueeze(1), padding_mask).squeeze(1)  # it must not reach the gradients
+    logits = F.linear(F.linear(x, gate_down.to(dtype)), gate_up.to(dtype), gate_bias.to(dtype))  # (B, n, H d)
+    log_decay = F.logsigmoid(logits) / temperature
+    return zero_padding(log_decay.unflatten(2, (q.shape[1], q.shape[3])).transpose(1, 2), padding_mask)
+
+
+def _check_gate(q: Tensor, gate_down: Tensor, gate_up: Tensor, gate_bias: Tensor) -> None:
+    channels = q.shape[1] * q.shape[3]
+    weights = {"gate_down": gate_down, "gate_up": gate_up, "gate_bias": gate_bias}
+    for (name, tensor), dims in zip(weights.items(), (2, 2, 1)):
+        if not isinstance(tensor, Tensor) or tensor.dim() != dims:
+            given = tuple(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
+            raise ValueError(f"{name} is {given}; allowed: a tensor of {dims} dimensions")
+    wanted = {"gate_up": (channels, gate_down.shape[0]), "gate_bias": (channels,)}
+    for name, shape in wanted.items():
+        if tuple(weights[name].shape) != shape:
+            raise ValueError(f"{name} has shape {tuple(weights[name].shape)}; allowed for q {tuple(q.shape)}: {shape}")

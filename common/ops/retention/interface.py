@@ -1,0 +1,94 @@
+"""Retention: linear attention without a feature map, whose heads forget each at a fixed pace.
+
+Sun, Dong, Huang, Ma, Xia, Xue, Wang, Wei, *Retentive Network: A Successor to Transformer for Large Language Models*,
+2023, section 2.
+"""
+
+import torch
+from torch import Tensor
+
+from ..shared.checks import check_choice, check_padding_mask, check_positive_int, check_query_key_value
+from ..shared.chunks import CHUNK_SIZE
+from ..shared.feature_sums import causal_sums, state_shapes
+from ..shared.padding import real_positions, zero_padding
+from ..shared.precision import autocast_off, compute_dtype
+from ..shared.state import State, state_of_sums
+
+#: How 1 - γ falls from head to head: 2^(-5 - h) for h = 0, 1, ... (equation 8), or from 1/32 to 1/512 whatever H is.
+DECAYS = ("powers", "log_space")
+
+
+def retention_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool = True,
+    key_padding_mask: Tensor | None = None,
+    query_padding_mask: Tensor | None = None,
+    decays: str = "powers",
+    score_norm: bool = True,
+    chunk_size: int = CHUNK_SIZE,
+    initial_state: State | None = None,
+    return_state: bool = False,
+) -> Tensor | tuple[Tensor, State]:
+    """Σ_(j <= i) R_ij v_j with R_ij = q_i·k_j / √d γ^(i - j), Eq. 5; γ of head h as ``decays`` says, see ``DECAYS``.
+
+    With ``score_norm`` ("Retention Score Normalization" of section 2.2) each row of γ^(i - j) is divided by the root of
+    its sum s_i, and each row of R by max(|its sum|, 1). Both together divide row i by max(|Σ_j R_ij|, √s_i). A norm of
+    each head's output leaves none of it, but for its ε. Rotation of q and k by position is the caller's. i - j counts
+    real tokens. q, k (B, H, n, d), v (B, H, n, e) -> (B, H, n, e) in v's dtype. Masks: bool (B, n), True = padding; a
+    padded query gives 0, a padded key neither adds nor forgets. Cost: O(n (C + d) (d + e)) time, O(n C + (n / C) d e)
+    memory with C = ``chunk_size``. ``initial_state`` and ``return_state`` continue a sequence: state ``sum_k``
+    (B, H, d), ``sum_kv`` (B, H, d, e), float32, and ``count`` (B,), real tokens so far.
+
+    Raises:
+        ValueError: a shape, mask, name, number or state that does not fit; ``causal=False``.
+    """
+    check_choice("decays", decays, DECAYS)
+    check_positive_int("chunk_size", chunk_size)
+    if not isinstance(score_norm, bool):
+        raise ValueError(f"score_norm is {score_norm!r}; allowed: True or False")
+    if not causal:
+        raise ValueError("causal is False; allowed for retention: True")
+    check_query_key_value(q, k, v, one_length=True)
+    check_padding_mask("key_padding_mask", key_padding_mask, k)
+    check_padding_mask("query_padding_mask", query_padding_mask, q)
+    dtype = compute_dtype(q)
+    state = state_of_sums(initial_state, {**state_shapes(q.shape[3], v), "count": (q.shape[0],)}, dtype, q)
+    with autocast_off(q):
+        queries = zero_padding(q.to(dtype), query_padding_mask) * q.shape[3] ** -0.5
+        keys, values = (zero_padding(x.to(dtype), key_padding_mask) for x in (k, v))
+        kept = _kept(q, decays)  # 1 - γ, (H, 1)
+        log_decay = torch.log1p(-kept).to(dtype).expand(1, -1, q.shape[2])
+        if key_padding_mask is not None:
+            log_decay = log_decay.masked_fill(key_padding_mask[:, None], 0.0)
+        before = None if state is None else {name: x for name, x in state.items() if name != "count"}
+        out, weights, sums = causal_sums(queries, keys, values, chunk_size, before, log_decay)
+        counts = _counts(q, key_padding_mask, None if state is None else state["count"])  # (B, n)
+        if score_norm:
+            # 1 + γ + ... of so many terms, at least one: (1 - γ^count) / (1 - γ)
+            terms = counts.clamp(min=1).to(kept.dtype)[:, None]
+            decay_sum = torch.expm1(torch.log1p(-kept) * terms) / -kept  # (B, H, n)
+            out = out / torch.maximum(weights.abs(), decay_sum.sqrt().to(dtype).unsqueeze(-1))
+    out = out.to(v.dtype)
+    return (out, {**sums, "count": counts[:, -1]}) if return_state else out
+
+
+def _kept(q: Tensor, decays: str) -> Tensor:
+    """1 - γ of each head of q (B, H, n, d), (H, 1), in float64: what a head forgets in one token."""
+    heads = torch.arange(q.shape[1], device=q.device, dtype=torch.float64)
+    if decays == "powers":
+        powers = -5 - heads
+    else:  # from 2^-5 to 2^-9
+        powers = -5 - 4 * heads / max(q.shape[1] - 1, 1)
+    return torch.exp2(powers).unsqueeze(1)
+
+
+def _counts(q: Tensor, padding_mask: Tensor | None, before: Tensor | None) -> Tensor:
+    """Real tokens up to each, itself included: int64 (B, n)."""
+    if padding_mask is None:
+        counts = torch.arange(1, q.shape[2] + 1, device=q.device).expand(q.shape[0], -1)
+    else:
+        counts = real_positions(padding_mask) + (~padding_mask).long()
+    return counts if before is None else counts + before[:, None]

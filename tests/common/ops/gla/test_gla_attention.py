@@ -1,0 +1,127 @@
+"""Gated linear attention beyond the contract: its gate, its state, its widths, long sequences."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from common.attention import build_attention
+from common.ops import gla_attention
+from common.ops.gla.reference import gla_attention_reference
+from tests.common.inputs import padding, qkv
+from tests.common.refusals import refused, tensors
+from tests.compare import assert_all_close, assert_close, gradients
+
+H, D, RANK, WIDTH = 2, 5, 3, 8
+
+
+def gate(scale: float = 1.0, dtype: torch.dtype = torch.float64, bias: float = 0.0) -> dict[str, Tensor]:
+    """The gate's weights, leaves."""
+    generator = torch.Generator().manual_seed(4)
+    shapes = {"gate_down": (RANK, WIDTH), "gate_up": (H * D, RANK), "gate_bias": (H * D,)}
+    made = {name: torch.randn(shape, generator=generator, dtype=torch.float64) for name, shape in shapes.items()}
+    made["gate_bias"] = made["gate_bias"] + bias
+    return {name: (scale * x).to(dtype).requires_grad_() for name, x in made.items()}
+
+
+def tokens(n: int, batch: int = 2, dtype: torch.dtype = torch.float64) -> Tensor:
+    x = torch.randn(batch, n, WIDTH, generator=torch.Generator().manual_seed(6), dtype=torch.float64)
+    return x.to(dtype).requires_grad_()
+
+
+@pytest.mark.parametrize("side", ["none", "left", "holes"])
+@pytest.mark.parametrize("temperature", [0.25, 16.0])
+@pytest.mark.parametrize("chunk_size", [4, 64])
+def test_the_gate_is_the_recurrence(chunk_size, temperature, side):
+    """Over several chunks and parts of them, with gates from nearly 0 to nearly 1."""
+    inputs, weights, mask = [*qkv(39, d=D), tokens(39)], gate(3.0), padding(side, 2, 39)
+    options = {"temperature": temperature, "key_padding_mask": mask, "query_padding_mask": mask}
+    out = gla_attention(*inputs, **weights, chunk_size=chunk_size, **options)
+    expected = gla_attention_reference(*inputs, **weights, **options)
+    assert_close("out", out, expected)
+    names, leaves = ["q", "k", "v", "x", *weights], [*inputs, *weights.values()]
+    assert_all_close(names, gradients(out, leaves), gradients(expected, leaves))
+
+
+@pytest.mark.parametrize("bias", [-2000.0, 2000.0], ids=["closed", "open"])
+def test_gates_at_their_ends(bias):
+    """At a bias of -2,000 each token leaves exp(-125) of the sum; at 2,000 nothing is forgotten."""
+    inputs = [*qkv(70, d=D, dtype=torch.float32), tokens(70, dtype=torch.float32)]
+    weights = gate(dtype=torch.float32, bias=bias)
+    out = gla_attention(*inputs, **weights, chunk_size=16)
+    q, k, v = inputs[:3]
+    scores = q @ k.transpose(-2, -1) * D**-0.5
+    scores = scores.tril() if bias > 0 else scores * torch.eye(70)
+    assert_close("out", out, scores @ v)
+    assert all(torch.isfinite(x).all() for x in gradients(out, [*inputs, *weights.values()]))
+
+
+def test_thousands_of_tokens_in_float32():
+    inputs, weights = [*qkv(4096, d=D, batch=1, dtype=torch.float32), tokens(4096, 1, torch.float32)], gate(0.5)
+    out = gla_attention(*inputs, **{name: x.float() for name, x in weights.items()})
+    exact = gla_attention(*(x.double() for x in inputs), **weights, chunk_size=16)
+    assert_close("out", out, exact, 1e-4)
+
+
+def test_queries_and_keys_have_half_the_channels_of_values():
+    module = build_attention("gla", True, num_heads=2, head_dim=6)
+    assert module.projections(6) == {"q": 3, "k": 3, "v": 6}
+    assert build_attention("gla", True, num_heads=2, head_dim=6, key_channels=5).projections(6)["k"] == 5
+    assert module.gate_up_proj.weight.shape == (6, 16) and module.gate_down_proj.weight.shape == (16, 12)
+
+
+def test_reset_parameters_are_those_of_a_new_module():
+    """Norms as they were, and everything else drawn once more."""
+    module = build_attention("gla", True, num_heads=2, head_dim=6)
+    before = {name: x.detach().clone() for name, x in module.named_parameters()}
+    with torch.no_grad():
+        for x in module.parameters():
+            x.fill_(7.0)
+    module.reset_parameters()
+    for name, x in module.named_parameters():
+        same = "norm" in name
+        assert torch.equal(x, before[name]) == same and (x != 7.0).all(), name
+
+
+def test_half_precision_does_not_overflow_before_the_norm():
+    """Sums of 4,000 equal keys and values of 8 pass float16's largest number, 65,504."""
+    module = build_attention("gla", True, num_heads=1, head_dim=4, output_norm="rms", output_gate="none")
+    with torch.no_grad():
+        module.gate_up_proj.bias.fill_(200.0)
+    q, k, v, x = (torch.full((1, 1, 4000, c), 8.0) for c in (2, 2, 4, 4))
+    out = module.half()(q.half(), k.half(), v.half(), x=x[0].half())
+    assert torch.isfinite(out).all() and (out[:, :, -1] - 1).abs().max() < 0.01
+
+
+def test_it_is_flash_linear_attention_s():
+    """Its naive form, where that package is installed; (B, n, H, channels) there."""
+    naive = pytest.importorskip("fla.ops.gla.naive")
+    inputs = [*qkv(37, d=D, dtype=torch.float32), tokens(37, dtype=torch.float32)]
+    weights = gate(dtype=torch.float32)
+    out, state = gla_attention(*inputs, **weights, chunk_size=8, return_state=True)
+    logits = inputs[3] @ weights["gate_down"].T @ weights["gate_up"].T + weights["gate_bias"]
+    q, k, v = (x.detach().transpose(1, 2) for x in inputs[:3])
+    log_decay = (F.logsigmoid(logits) / 16).unflatten(2, (H, D))
+    expected, last = naive.naive_recurrent_gla(q, k, v, log_decay, output_final_state=True)
+    assert_close("out", out, expected.transpose(1, 2))
+    assert_close("state", state["sum_kv"], last)
+
+
+@pytest.mark.parametrize(
+    "change, argument, given, allowed",
+    [
+        ({"temperature": 0.0}, "temperature", "0.0", "a number above 0"),
+        ({"temperature": True}, "temperature", "True", "a number above 0"),
+        ({"chunk_size": 0}, "chunk_size", "0", "an integer of at least 1"),
+        ({"causal": False}, "causal", "False", "True"),
+        ({"x": torch.zeros(2, 4, 12)}, "x", "(2, 4, 12)", "(2, 5, 12)"),
+        ({"gate_down": torch.zeros(3)}, "gate_down", "(3,)", "2 dimensions"),
+        ({"gate_up": None}, "gate_up", "NoneType", "2 dimensions"),
+        ({"gate_up": torch.zeros(12, 4)}, "gate_up", "(12, 4)", "(12, 3)"),
+        ({"gate_bias": torch.zeros(3)}, "gate_bias", "(3,)", "(12,)"),
+    ],
+)
+def test_arguments_that_are_not_allowed(change, argument, given, allowed):
+    weights = {"gate_down": torch.zeros(3, 12), "gate_up": torch.zeros(12, 3), "gate_bias": torch.zeros(12)}
+    with refused(argument, given, allowed):
+        gla_attention(**{**tensors(), "x": torch.zeros(2, 5, 12), **weights, **change})
