@@ -139,16 +139,6 @@ def test_features_that_decay_alike_are_a_head_that_decays(n):
     agree(alike, causal_sums(**options, log_decay=of_head), leaves)
 
 
-def test_blocks_of_chunks_give_what_the_graph_gives():
-    """Compiled, all chunks are computed at once; the last is filled up."""
-    given, before = inputs(41, batch=3), {name: torch.cat([x, x[:1]]).detach() for name, x in state().items()}
-    before = {name: x.requires_grad_() for name, x in before.items()}
-    leaves = {**given, **before}
-    found = causal_sums(**given, chunk_size=8, state=before)
-    compiled = torch.compile(causal_sums, backend="aot_eager", fullgraph=True)
-    agree(compiled(**given, chunk_size=8, state=before), found, leaves)
-
-
 def test_gradients_of_gradients():
     given, before = inputs(11, batch=1), {name: x[:1].detach().requires_grad_() for name, x in state().items()}
 
