@@ -49,8 +49,10 @@ class GatedDeltaAttention(OutputGateAttention):
     Of the tokens x (B, n, D) before their projection, for each head: β = sigmoid(w_b·x), twice that with
     ``negative_eigenvalues``, and log α = -exp(A_log) softplus(w_a·x + dt_bias), as in Mamba2. At first exp(A_log) is
     uniform in (0, 16] and softplus(dt_bias) log-uniform in 0.001 ... 0.1, as in the authors' layer (fla/layers/
-    gated_deltanet.py of flash-linear-attention, 2026-08); Mamba2 begins with 1 to 16. Shapes and masks as in
-    ``InnerAttention``; options as in ``common.ops.gated_delta_attention``.
+    gated_deltanet.py of flash-linear-attention, 2026-08); Mamba2 begins with 1 to 16. Each head's output goes through
+    an RMS norm and a swish gate of the token. The papers' layers have a short convolution before all this:
+    ``short_conv=4``. x (B, n, D); other shapes and masks as in ``InnerAttention``, options as in
+    ``common.ops.gated_delta_attention`` and ``OutputGateAttention``.
     """
 
     Options = GatedDeltaOptions

@@ -1,0 +1,222 @@
+"""The gated delta rule beyond the contract: what it remembers, its decay, its chunks and blocks, its backward pass."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from common.ops import gated_delta_attention
+from common.ops.gated_delta.causal import delta_chunks
+from common.ops.gated_delta.reference import gated_delta_attention_reference
+from tests.common.inputs import padding, qkv
+from tests.common.properties import bytes_kept, largest_tensor
+from tests.common.refusals import refused, tensors
+from tests.compare import assert_all_close, assert_close, gradients
+
+H = 2
+#: The rule alone, of queries, keys and values as they are given.
+BARE = {"qk_activation": "none", "qk_norm": "none", "v_activation": "none"}
+
+
+def gates(n: int, decay: float | None = 1.0, *, beta: float = 1.0, batch: int = 2, heads: int = H) -> dict[str, Tensor]:
+    """beta from 0 to ``beta`` and log decays from 0 to -``decay``, leaves; no decay for None."""
+    generator = torch.Generator().manual_seed(5)
+    made = torch.rand(2, batch, heads, n, generator=generator, dtype=torch.float64)
+    given = {"beta": beta * made[0]} if decay is None else {"beta": beta * made[0], "log_decay": -decay * made[1]}
+    return {name: x.requires_grad_() for name, x in given.items()}
+
+
+def single(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """The same numbers as float32 leaves."""
+    return tuple(x.detach().float().requires_grad_() for x in tensors)
+
+
+def assert_agrees(inputs, given: dict[str, Tensor], out: Tensor, expected: Tensor, tolerance: float | None = None):
+    """Outputs and all gradients."""
+    assert_close("out", out, expected, tolerance)
+    leaves = dict(zip("qkv", inputs)) | given
+    assert_all_close(leaves, gradients(out, leaves.values()), gradients(expected, leaves.values()), tolerance)
+
+
+@pytest.mark.parametrize("side", ["none", "left", "right", "holes", "all"])
+@pytest.mark.parametrize("chunk_size", [1, 4, 64])
+@pytest.mark.parametrize("decay", [None, 0.1, 30.0])
+def test_chunks_are_the_recurrence(decay, chunk_size, side):
+    """Over several chunks and parts of them, with gates from nearly 0 to nearly 1, and beta up to 2."""
+    inputs, given, mask = qkv(39), gates(39, decay, beta=2.0), padding(side, 2, 39)
+    masks = {"key_padding_mask": mask, "query_padding_mask": mask}
+    out = gated_delta_attention(*inputs, **given, **masks, chunk_size=chunk_size)
+    assert_agrees(inputs, given, out, gated_delta_attention_reference(*inputs, **given, **masks))
+
+
+@pytest.mark.parametrize("decay", [None, 0.3])
+def test_blocks_of_many_heads_are_the_recurrence(decay):
+    """Of 64 heads of 64 channels a block holds 32 tokens: two of its chunks, and not all of the last."""
+    inputs, given = qkv(77, batch=8, heads=8, d=64), gates(77, decay, batch=8, heads=8)
+    out = gated_delta_attention(*inputs, **given, chunk_size=16)
+    assert_agrees(inputs, given, out, gated_delta_attention_reference(*inputs, **given))
+
+
+@pytest.mark.parametrize("decay", [None, 0.02])
+@pytest.mark.parametrize("n", [15, 16, 17, 300])
+def test_what_traces_operations_sees_the_same(n, decay):
+    """As many chunks as are gone through in turn, one more, and parts of parts: 150 chunks."""
+    (q, k, v), given = qkv(n), gates(n, decay)
+    q, k = (F.normalize(x.detach(), dim=-1).requires_grad_() for x in (q, k))
+    memory = torch.randn(2, H, 5, 3, dtype=torch.float64, requires_grad=True)
+    log_decay = given.get("log_decay")
+    graph, after = delta_chunks(q, k, v, given["beta"], log_decay, 2, memory)
+    state = {"memory": memory}
+    out, last = gated_delta_attention(5**0.5 * q, k, v, **given, **BARE, initial_state=state, return_state=True)
+    leaves = {"q": q, "k": k, "v": v, "memory": memory, **given}
+    for name, actual, expected in (("out", graph, out), ("memory", after, last["memory"])):
+        assert_close(name, actual, expected)
+        pair = (gradients(x, leaves.values(), retain_graph=True) for x in (actual, expected))
+        assert_all_close(leaves, *pair)
+
+
+def test_gradients_pass_through_states():
+    """Of a sequence in parts: those of the whole, by way of the memory."""
+    inputs, given = qkv(40, seed=3), gates(40, 0.2)
+    whole, parts, state = gated_delta_attention(*inputs, **given, chunk_size=8), [], None
+    for begin, end in ((0, 17), (17, 18), (18, 40)):
+        some, some_gates = (x[:, :, begin:end] for x in inputs), {a: x[:, :, begin:end] for a, x in given.items()}
+        out, state = gated_delta_attention(*some, **some_gates, chunk_size=8, initial_state=state, return_state=True)
+        parts.append(out)
+    assert_agrees(inputs, given, torch.cat(parts, dim=2), whole)
+
+
+def test_a_new_value_of_a_key_replaces_the_old_one():
+    """Of orthogonal keys with beta 1, each query reads the value that its key had last; a sum would read both."""
+    v = torch.randn(1, 1, 12, 3, dtype=torch.float64)
+    keys = torch.eye(6, dtype=torch.float64)[torch.tensor([0, 1, 2, 3, 4, 5, 2, 4, 0, 1, 2, 5])][None, None]
+    ones = torch.ones(1, 1, 12, dtype=torch.float64)
+    _, state = gated_delta_attention(keys, keys, v, beta=ones, **BARE, chunk_size=4, return_state=True)
+    for key, last in ((0, 8), (1, 9), (2, 10), (3, 3), (4, 7), (5, 11)):
+        assert_close(f"value of key {key}", state["memory"][0, 0, key], v[0, 0, last])
+
+
+def test_half_a_beta_moves_half_the_way_and_a_decay_forgets():
+    k, v = torch.tensor([[[[0.6, 0.8]]]]).expand(1, 1, 3, 2), torch.full((1, 1, 3, 1), 8.0)
+    beta, log_decay = torch.full((1, 1, 3), 0.5), torch.tensor([0.0, 0.0, 0.5]).log().view(1, 1, 3)
+    out = gated_delta_attention(2**0.5 * k, k, v, beta=beta, **BARE)
+    assert_close("halves", out.flatten(), torch.tensor([4.0, 6.0, 7.0]))
+    out = gated_delta_attention(2**0.5 * k, k, v, beta=beta, log_decay=log_decay.clamp(min=-1e4), **BARE)
+    assert_close("after what is forgotten, and half", out.flatten(), torch.tensor([4.0, 4.0, 5.0]))
+
+
+def test_padding_neither_adds_nor_erases_nor_decays():
+    (q, k, v), given, mask = qkv(9), gates(9, 3.0), torch.ones(2, 9, dtype=torch.bool)
+    _, state = gated_delta_attention(q, k, v, **given, return_state=True)
+    for tokens in (1, 9):
+        some, some_gates = (x[:, :, :tokens] for x in (q, k, v)), {a: x[:, :, :tokens] for a, x in given.items()}
+        masks = {"key_padding_mask": mask[:, :tokens]}
+        _, after = gated_delta_attention(*some, **some_gates, **masks, initial_state=state, return_state=True)
+        assert torch.equal(after["memory"], state["memory"])
+
+
+def test_a_closed_gate_forgets_whatever_came_before():
+    """A decay of exp(-10,000) in one token leaves no trace, and takes no precision from those after it."""
+    inputs, given = single(*qkv(30)), gates(30, 0.1)
+    given = dict(zip(given, single(*given.values())))
+    with torch.no_grad():
+        given["log_decay"][:, :, 12] = -1e4
+    out = gated_delta_attention(*inputs, **given, chunk_size=8)
+    later, later_gates = [x[:, :, 12:] for x in inputs], {name: x[:, :, 12:] for name, x in given.items()}
+    assert_close("after the closed gate", out[:, :, 12:], gated_delta_attention(*later, **later_gates, chunk_size=8))
+    grads = gradients(out[:, :, 12:], [*inputs, *given.values()])
+    for name, gradient in zip((*"qkv", *given), grads):
+        assert torch.isfinite(gradient).all()
+        before = gradient[:, :, :12].norm()
+        # That of a decay is a difference of sums over a chunk.
+        assert before <= 1e-6 * gradient.norm() if name == "log_decay" else before == 0, f"gradient of {name}"
+
+
+@pytest.mark.parametrize("decay, beta", [(None, 1.0), (None, 2.0), (1e-4, 2.0), (50.0, 1.0)])
+def test_thousands_of_tokens_in_single_precision(decay, beta):
+    """Memory neither grows nor vanishes, and gradients are those of float64, where every beta is nearly the most."""
+    inputs, given = qkv(4096, batch=1, d=16, e=8), gates(4096, decay, batch=1)
+    given["beta"] = (beta - 1e-3 * given["beta"].detach()).requires_grad_()
+    expected = gated_delta_attention(*inputs, **given)
+    rounded = single(*inputs, *given.values())
+    out = gated_delta_attention(*rounded[:3], **dict(zip(given, rounded[3:])))
+    assert_close("out", out, expected, 1e-5)
+    assert 0.01 < out[:, :, -100:].norm() / out[:, :, 100:200].norm() < 100
+    names = (*"qkv", *given)
+    wanted = gradients(expected, [*inputs, *given.values()])
+    assert_all_close(names, gradients(out, rounded), wanted, 1e-4)
+
+
+@pytest.mark.parametrize("beta", [0.9, 1.0, 1.9, 2.0])
+def test_equal_keys_in_single_precision(beta):
+    """The triangle of a chunk is then full of ``beta``: series for its inverse would lose every digit."""
+    q, k, v = qkv(130, d=16, batch=1)
+    given = {"beta": torch.full((1, H, 130), beta, dtype=torch.float64)}
+    k = k[:, :, :1] + 1e-3 * k
+    expected = gated_delta_attention_reference(q, k, v, **given)
+    rounded = single(q, k, v, given["beta"])
+    assert_close("out", gated_delta_attention(*rounded[:3], beta=rounded[3], chunk_size=64), expected, 1e-4)
+
+
+def test_a_backward_pass_does_not_keep_the_memory_of_every_token():
+    """Nor that of every chunk of 32: kept are a dozen tensors as large as q, and none that is made is larger than q."""
+    n, d = 4096, 64
+    inputs = [x.detach().requires_grad_() for x in qkv(n, batch=1, d=d, e=d, dtype=torch.float32)]
+    given = dict(zip(("beta", "log_decay"), single(*gates(n, batch=1).values())))
+
+    def call() -> Tensor:
+        return gated_delta_attention(*inputs, **given)
+
+    assert bytes_kept(call) <= 12 * 4 * H * n * d
+    leaves = [*inputs, *given.values()]
+    assert largest_tensor(lambda: gradients(call(), leaves)) <= H * n * d
+
+
+def flash_linear_attention(module: str):
+    return pytest.importorskip(f"fla.ops.{module}.naive")
+
+
+def test_it_is_flash_linear_attention_s():
+    """Their naive recurrence, where that package is installed; (B, n, H, channels) there."""
+    naive = flash_linear_attention("gated_delta_rule").naive_recurrent_gated_delta_rule
+    q, k, v = single(*qkv(37))
+    k = F.normalize(k, dim=-1)
+    beta, log_decay = single(*gates(37).values())
+    out, state = gated_delta_attention(q, k, v, beta=beta, log_decay=log_decay, **BARE, chunk_size=8, return_state=True)
+    theirs = (x.transpose(1, 2) for x in (q, k, v, beta, log_decay))
+    expected, last = naive(*theirs, output_final_state=True)
+    assert_close("out", out, expected.transpose(1, 2))
+    assert_close("state", state["memory"], last)
+
+
+def test_without_a_gate_it_is_flash_linear_attention_s_delta_rule():
+    """Their naive recurrence of DeltaNet, where that package is installed."""
+    naive = flash_linear_attention("delta_rule").delta_rule_recurrence
+    q, k, v = single(*qkv(37))
+    k = F.normalize(k, dim=-1)
+    (beta,) = single(*gates(37, None).values())
+    out, state = gated_delta_attention(q, k, v, beta=beta, **BARE, chunk_size=8, return_state=True)
+    expected, last = naive(q, k, v, beta)
+    assert_close("out", out, expected)
+    assert_close("state", state["memory"], last)
+
+
+@pytest.mark.parametrize(
+    "change, argument, given, allowed",
+    [
+        ({"qk_activation": "relu"}, "qk_activation", "'relu'", "'silu', 'none'"),
+        ({"v_activation": None}, "v_activation", "None", "'silu', 'none'"),
+        ({"qk_norm": "sum"}, "qk_norm", "'sum'", "'l2', 'none'"),
+        ({"chunk_size": 0}, "chunk_size", "0", "an integer of at least 1"),
+        ({"causal": False}, "causal", "False", "True"),
+        ({"beta": None}, "beta", "NoneType", "(2, 3, 5)"),
+        ({"beta": torch.zeros(2, 3, 4)}, "beta", "(2, 3, 4)", "(2, 3, 5)"),
+        ({"beta": torch.zeros(2, 3, 5, dtype=torch.long)}, "beta", "torch.int64", "floating point"),
+        ({"log_decay": torch.zeros(2, 3, 5, 4)}, "log_decay", "(2, 3, 5, 4)", "(2, 3, 5)"),
+        ({"log_decay": torch.zeros(2, 3, 5, device="meta")}, "log_decay", "meta", "device of q, cpu"),
+        ({"initial_state": {"memory": torch.zeros(2, 3, 4, 5)}}, "initial_state['memory']", "(2, 3, 4, 5)", "4, 4)"),
+    ],
+)
+def test_arguments_that_are_not_allowed(change, argument, given, allowed):
+    with refused(argument, given, allowed):
+        gated_delta_attention(**{**tensors(), "beta": torch.zeros(2, 3, 5), **change})
