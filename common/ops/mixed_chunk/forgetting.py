@@ -4,10 +4,12 @@ The sum Σ k_lin vᵀ over earlier chunks is multiplied by exp(log_decay_t) at e
 of an earlier chunk counts exp(Σ log_decay_t) over the tokens t after it up to the query. The quadratic term, inside a
 chunk, forgets nothing. Gates are (B, H, n), by head, or (B, H, n, s), by channel of k_lin.
 
-The state holds the tokens of the current chunk in C slots, 2s + e channels each as in ``decoding``, empty ones 0, and
-``sum_kv``, the sum over the chunks before. What of it a query reads has decayed up to the last token: the slots' k_lin
-and ``sum_kv`` are kept so.
+The state holds k_quad and v of the current chunk's tokens in C slots, s + e channels each, and two sums Σ k_lin vᵀ that
+have decayed up to the last token: ``sum_kv`` over the chunks before, and ``own_kv`` over the current chunk, which no
+query reads before that chunk is full.
 """
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -40,7 +42,8 @@ def state_shapes(tokens: Tokens, chunk_size: int) -> dict[str, tuple[int, ...]]:
     return {
         "count": (batch,),
         "sum_kv": (batch, heads, s, e),
-        "chunk": (batch, heads, chunk_size, 2 * s + e),
+        "own_kv": (batch, heads, s, e),
+        "chunk": (batch, heads, chunk_size, s + e),
     }
 
 
@@ -59,8 +62,8 @@ def whole_sequence(
     order = real_first(padding_mask)
     tokens, gates = Tokens(*(take(x, order) for x in tokens)), take(_by_channel(log_decay), order)
     size, n = chunk_length(options.chunk_size, tokens.v.shape[2]), tokens.v.shape[2]
-    chunks, _, sums, _ = _decayed_chunks(tokens, gates, None, size)
-    out = both_terms(chunks, sums, bias, options, hidden_keys(chunks, options, n, None), tokens, None)
+    chunks, sums = _decayed_chunks(tokens, gates, None, size)
+    out = both_terms(chunks, sums.before, bias, options, hidden_keys(chunks, options, n, None), tokens, None)
     return put_back(out[:, :, :n], order)
 
 
@@ -69,23 +72,27 @@ def step(
 ) -> tuple[Tensor, State]:
     """One token after ``state``, not padding: its output (B, H, 1, e) and the next state; O(C (s + e) + s e)."""
     size, s = options.chunk_size, tokens.q_quad.shape[3]
-    slot, decay = (state["count"] % size)[:, None], _by_channel(log_decay).exp()  # (B, 1), (B, H, 1, 1 or s)
-    new = torch.cat([tokens.k_quad, tokens.k_lin, tokens.v], dim=3)
-    k_quad, k_lin, v = state["chunk"].split([s, s, tokens.v.shape[3]], dim=3)
-    chunk = torch.cat([k_quad, k_lin * decay, v], dim=3)
-    chunk = chunk.scatter(2, slot[:, None, :, None].expand_as(new), new)
-    sum_kv = state["sum_kv"] * decay.transpose(-2, -1)
+    slot, decay = (
+        (state["count"] % size)[:, None],
+        _by_channel(log_decay).exp().transpose(-2, -1),
+    )  # (B, 1), (B, H, ., 1)
+    new = torch.cat([tokens.k_quad, tokens.v], dim=3)
+    chunk = state["chunk"].scatter(2, slot[:, None, :, None].expand_as(new), new)
+    sum_kv = state["sum_kv"] * decay
+    own_kv = torch.addcmul(state["own_kv"] * decay, tokens.k_lin.transpose(-2, -1), tokens.v)
     out = (tokens.q_lin / size) @ sum_kv
-    k_quad, k_lin, v = chunk.split([s, s, tokens.v.shape[3]], dim=3)
     if options.local:
+        k_quad, v = chunk.split([s, tokens.v.shape[3]], dim=3)
         scores = (tokens.q_quad / score_divisor(options, s)) @ k_quad.transpose(-2, -1)  # (B, H, 1, C)
         if bias is not None:
             scores = scores + bias_at(bias, size, slot)
+        # Slots after the token's are empty, or hold what is left of the chunk before.
         later = (torch.arange(size, device=slot.device) > slot)[:, None, None]
         out = out + score_kernel(scores, options.kernel, later) @ v
     full = (slot == size - 1)[:, :, None, None]  # (B, 1, 1, 1)
-    sum_kv = sum_kv + (k_lin.transpose(-2, -1) @ v).masked_fill(~full, 0.0)
-    return out, {"count": state["count"] + 1, "sum_kv": sum_kv, "chunk": chunk.masked_fill(full, 0.0)}
+    sum_kv = sum_kv + own_kv.masked_fill(~full, 0.0)
+    sums = {"sum_kv": sum_kv, "own_kv": own_kv.masked_fill(full, 0.0)}
+    return out, {"count": state["count"] + 1, **sums, "chunk": chunk}
 
 
 def several(
@@ -103,29 +110,35 @@ def several(
     if padding_mask is None:
         padding_mask = torch.zeros(batch, n, dtype=torch.bool, device=slot.device)
     order = real_first(torch.cat([slots >= slot, padding_mask], dim=1))  # (B, C + n)
-    keys = torch.cat([state["chunk"], torch.cat([tokens.k_quad, tokens.k_lin, tokens.v], dim=3)], dim=2)
-    k_quad, k_lin, v = take(keys, order).split([s, s, e], dim=3)
-    # The state holds no queries, and needs none; nor gates, since its keys have decayed already.
-    before = (0, 0, size, 0)
-    q_quad, q_lin, gates = (
-        take(F.pad(x, before), order) for x in (tokens.q_quad, tokens.q_lin, _by_channel(log_decay))
-    )
+    k_quad, v = state["chunk"].split([s, e], dim=3)
+    k_quad, v = torch.cat([k_quad, tokens.k_quad], dim=2), torch.cat([v, tokens.v], dim=2)
+    # The state holds no queries, and needs none; nor k_lin and gates, whose sum it holds as it is by now.
+    others = (F.pad(x, (0, 0, size, 0)) for x in (tokens.q_quad, tokens.q_lin, tokens.k_lin, _by_channel(log_decay)))
     # One chunk more, so that there is always one after the last full one.
-    frame = Tokens(*(F.pad(x, (0, 0, 0, size)) for x in (q_quad, k_quad, q_lin, k_lin, v)))
-    chunks, end_keys, sums, decay = _decayed_chunks(frame, F.pad(gates, (0, 0, 0, size)), state["sum_kv"], size)
-    out = both_terms(chunks, sums, bias, options, hidden_keys(chunks, options, size + n, None), frame, None)
+    rows = (F.pad(take(x, order), (0, 0, 0, size)) for x in (k_quad, v, *others))
+    k_quad, v, q_quad, q_lin, k_lin, gates = rows
+    frame = Tokens(q_quad, k_quad, q_lin, k_lin, v)
+    chunks, sums = _decayed_chunks(frame, gates, state, size)
+    out = both_terms(chunks, sums.before, bias, options, hidden_keys(chunks, options, size + n, None), frame, None)
     out = take(out[:, :, : size + n], invert(order))[:, :, size:]
     real = (~padding_mask).sum(1)
-    held = torch.cat([chunks.k_quad, end_keys, chunks.v], dim=4)  # (B, H, G, C, 2s + e)
-    end = slot + real[:, None]  # (B, 1): real tokens of the frame
-    group = (end // size)[:, :, None, None, None]
+    group = ((slot + real[:, None]) // size)[:, :, None, None, None]  # of the token after the last one
 
     def pick(x: Tensor) -> Tensor:
         return x.gather(2, group.expand(-1, x.shape[1], 1, *x.shape[3:])).squeeze(2)  # (B, H, G, ...) -> (B, H, ...)
 
     # Tokens after the last real one have no gates: what has decayed to the end of its chunk has decayed up to there.
-    chunk = pick(held).masked_fill((slots >= end % size)[:, None, :, None], 0.0)
-    return out, {"count": state["count"] + real, "sum_kv": pick(sums) * pick(decay), "chunk": chunk}
+    held = {"sum_kv": pick(sums.before) * pick(sums.decay), "own_kv": pick(sums.own)}
+    chunk = pick(torch.cat([chunks.k_quad, chunks.v], dim=4))
+    return out, {"count": state["count"] + real, **held, "chunk": chunk}
+
+
+class _Sums(NamedTuple):
+    """Of every chunk, (B, H, G, s, e) unless another shape is written."""
+
+    own: Tensor  # Σ k_lin vᵀ of its tokens, decayed to its end
+    before: Tensor  # of the tokens before it, decayed to its start
+    decay: Tensor  # what it leaves of the latter, (B, H, G, 1 or s, 1)
 
 
 def _by_channel(log_decay: Tensor) -> Tensor:
@@ -133,21 +146,22 @@ def _by_channel(log_decay: Tensor) -> Tensor:
     return log_decay.unsqueeze(-1) if log_decay.dim() == 3 else log_decay
 
 
-def _decayed_chunks(
-    tokens: Tokens, gates: Tensor, initial: Tensor | None, size: int
-) -> tuple[Tokens, Tensor, Tensor, Tensor]:
-    """Chunks whose queries of the linear term have decayed since their chunk began, and what belongs to them.
+def _decayed_chunks(tokens: Tokens, gates: Tensor, state: State | None, size: int) -> tuple[Tokens, _Sums]:
+    """Chunks whose queries of the linear term have decayed since their chunk began, and the sums of each.
 
-    k_lin decayed to the end of its chunk (B, H, G, C, s), the sums before each chunk (B, H, G, s, e), and what each
-    chunk leaves of them (B, H, G, 1 or s, 1).
+    The first of them goes on with the chunk that ``state`` holds.
     """
     chunks, gates = split(tokens, size), split_chunks(gates, size)  # (B, H, G, C, 1 or s)
     # Over the tokens after a key, so that nothing is subtracted.
     after = F.pad(reverse_cumsum(gates.transpose(3, 4))[..., 1:], (0, 1)).transpose(3, 4)
-    end_keys, of_chunk = chunks.k_lin * after.exp(), gates.sum(3)
-    sums = _carry(end_keys.transpose(-2, -1) @ chunks.v, initial, of_chunk)
-    chunks = chunks._replace(q_lin=chunks.q_lin * gates.cumsum(3).exp())
-    return chunks, end_keys, sums, of_chunk.exp().unsqueeze(-1)
+    own = (chunks.k_lin * after.exp()).transpose(-2, -1) @ chunks.v
+    of_chunk = gates.sum(3)
+    decay = of_chunk.exp().unsqueeze(-1)
+    if state is not None:
+        first = own[:, :, 0] + decay[:, :, 0] * state["own_kv"]
+        own = torch.cat([first.unsqueeze(2), own[:, :, 1:]], dim=2)
+    before = _carry(own, None if state is None else state["sum_kv"], of_chunk)
+    return chunks._replace(q_lin=chunks.q_lin * gates.cumsum(3).exp()), _Sums(own, before, decay)
 
 
 def _carry(chunk_sums: Tensor, initial: Tensor | None, gates: Tensor) -> Tensor:
