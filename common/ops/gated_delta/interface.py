@@ -44,7 +44,7 @@ def gated_delta_attention(
     initial_state: State | None = None,
     return_state: bool = False,
 ) -> Tensor | tuple[Tensor, State]:
-    """o_t = S_t q_t / √d with S_t = α_t S_(t-1) (I - β_t k_t k_tᵀ) + β_t v_t k_tᵀ (equation 10), causal alone.
+    """o_t = S_t q_t / √d with S_t = α_t S_(t-1) (I - β_t k_t k_tᵀ) + β_t v_t k_tᵀ (section 3.1), causal alone.
 
     q, k (B, H, n, d), v (B, H, n, e) -> (B, H, n, e) in v's dtype. ``beta`` (B, H, n) is β, from 0 to 1, or to 2 where
     eigenvalues may be negative. ``log_decay`` (B, H, n) is log α <= 0; without it α = 1, DeltaNet. q, k and v are what
