@@ -82,6 +82,18 @@ def known(words: list[str]) -> None:
         assert words[:3] == ["python", "-m", "timm_plugin.convert"] or words[:2] == ["python", "-c"]
 
 
+def test_every_model_has_a_folder_of_its_own():
+    """Where two trainings shared one, fairseq would go on with the other's checkpoint and say that nothing is left."""
+    owners: dict[str, list[str]] = {}
+    for paper, number in TABLES:
+        for name, one in trainings(paper, number):
+            for words in one.commands():
+                for option in {"--save-dir", "--experiment"}.intersection(words):
+                    place = words[words.index(option) + 1]
+                    assert owners.setdefault(place, words) == words, f"Table {number} of {paper}, {name}: {place}"
+                    assert max(map(len, place.split("/"))) <= 255  # a file system's longest name
+
+
 seen = set()
 
 
