@@ -118,14 +118,18 @@ def _recorded(model: nn.Module, method: str, mechanism: str, record: _Record, hi
             f"model is a {type(model).__name__} without {mechanism}; allowed: a model that holds one{hint}"
         )
     records: list[Any] = []
-    for name, module in modules:
-        for entry in ("forward", "extend"):
-            setattr(module, entry, _observed(getattr(module, entry), functools.partial(record, name, module), records))
+    observed = [(name, module, entry) for name, module in modules for entry in ("forward", "extend")]
+    before = [vars(module).get(entry) for _, module, entry in observed]  # another record's, or none
+    for name, module, entry in observed:
+        setattr(module, entry, _observed(getattr(module, entry), functools.partial(record, name, module), records))
     try:
         yield records
     finally:
-        for _, module in modules:
-            del module.forward, module.extend
+        for (_, module, entry), own in zip(observed, before):
+            if own is None:
+                delattr(module, entry)
+            else:
+                setattr(module, entry, own)
     if not records:
         raise ValueError(
             f"{len(modules)} modules of {mechanism} were not called, or not where that can be seen; allowed inside the "

@@ -19,7 +19,7 @@ from .tables import PAPERS, read_paper
 def parser() -> argparse.ArgumentParser:
     """The script's options."""
     parser = argparse.ArgumentParser(prog="python -m recipes.papers", description=__doc__.split("\n")[0])
-    parser.add_argument("paper", metavar="PAPER", nargs="?", choices=PAPERS, help=", ".join(PAPERS))
+    parser.add_argument("paper", metavar="PAPER", nargs="?", type=str.lower, choices=PAPERS, help=", ".join(PAPERS))
     parser.add_argument("table", metavar="TABLE", nargs="?", help="as the list has it: 4, beside-figure-1, figure-8")
     parser.add_argument("--row", metavar="NAME", help="of the table: prints its commands")
     parser.add_argument("--write-readmes", action="store_true", help="make the tables in the recipes' READMEs anew")
@@ -41,20 +41,20 @@ def main(arguments: Iterable[str] | None = None) -> int:
         papers = PAPERS if options.paper is None else [options.paper]
         print(report.list_papers(map(read_paper, papers)))
         return 0
-    print(_shown(options.paper, options.table.lower(), options.row))
+    print(_shown(options.paper, options.table, options.row))
     return 0
 
 
-def _shown(name: str, number: str, row: str | None) -> str:
+def _shown(name: str, typed: str, row: str | None) -> str:
     """A table, a row or a figure."""
-    paper = read_paper(name)
+    paper, number = read_paper(name), typed.lower()
     figures = {report.key(figure): figure for figure in paper.figures.values()}
     if number in figures:
         if row is not None:
-            parser().error(f"--row is {row} with {number}; allowed: with a table")
+            parser().error(f"--row is {row} with {typed}; allowed: with a table")
         return report.show_figure(paper, figures[number], command_of(name, figures[number].number))
     if number not in paper.tables:
-        parser().error(f"TABLE is {number}; allowed for {name}: {', '.join([*paper.tables, *figures])}")
+        parser().error(f"TABLE is {typed}; allowed for {name}: {', '.join([*paper.tables, *figures])}")
     table, entries = paper.tables[number], entries_of(name)[number]
     if row is None:
         return report.show_table(paper, table)

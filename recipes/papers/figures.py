@@ -12,7 +12,7 @@ _VOWELS = (
     "--output side_by_side.png --checkpoint "
     + " ".join(f"checkpoints/time_series/{name}.SpokenArabicDigits/checkpoint_last.pt" for name in _FOUR.split())
 )
-_CURVES = "python -m recipes.daft.curves --runs output/train/daft_conv_s*"
+_CURVES = "python -m recipes.daft.curves --runs"
 _FLASH = "python -m recipes.flash.compare --file TEXT --figure {}"
 _COMPLETED = (
     "python -m recipes.cifar10_pixels.complete --checkpoint checkpoints/daft_conv_lm_cifar10/checkpoint_best.pt "
@@ -40,12 +40,12 @@ _DRAWN = {
     },
     "daft": {
         "1": _DAFT,
-        "2": f"{_CURVES} --across kernel_size --output kernels.png",
+        "2": f"{_CURVES} work/daft/kernel/* --across kernel_size --output kernels.png",
         "3": _DAFT,
         "4": _COMPLETED,
-        "5": _CURVES,
-        "6": "python -m recipes.daft.curves --runs output/train/daft_conv_b_384*",
-        "7": f"{_CURVES} --across width --output widths.png",
+        "5": f"{_CURVES} output/train/daft_* output/train/deit_*",
+        "6": f"{_CURVES} output/train/daft_conv_b_384*",
+        "7": f"{_CURVES} work/daft/width/* --across width --output widths.png",
         "8": _DAFT,
         "9": _DAFT,
         "10": _DAFT,

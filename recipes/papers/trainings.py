@@ -115,6 +115,11 @@ def words(*parts: object) -> str:
     return " ".join(str(part) for part in parts if part != "")
 
 
+def folder_name(model: str) -> str:
+    """A model with its options as the name of a folder of its own: "NAME --option value" is "NAME.option_value"."""
+    return model.replace(" --", ".").replace(" ", "_")
+
+
 def loop(name: str, values: Sequence[object]) -> tuple[str, tuple[str, ...]]:
     """A variable of the shell and its values."""
     return name, tuple(str(value) for value in values)

@@ -3,7 +3,7 @@
 from recipes.lra.plan import TASKS
 
 from ..tables import short
-from ..trainings import Block, Training, words
+from ..trainings import Block, Training, folder_name, words
 
 _PREPARE = {
     "listops": "python -m recipes.lra.listops --out work/lra/listops --seed 1",
@@ -64,7 +64,7 @@ def _five_tasks(model: str) -> Training:
     name, _, options = model.partition(" ")
     blocks = []
     for task, (longest, batch, updates, schedule, _) in _TASKS.items():
-        folder, save = f"work/lra/{task}", f"checkpoints/lra/{name}.{task}"
+        folder, save = f"work/lra/{task}", f"checkpoints/lra/{folder_name(model)}.{task}"
         kind = "sequence_pair_prediction" if task == "retrieval" else "sentence_prediction"
         shared = words(
             f"{folder}/data-bin --user-dir fairseq_plugin --task {kind} --num-classes {TASKS[task].classes}",

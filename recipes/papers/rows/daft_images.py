@@ -42,16 +42,17 @@ def tuned(row: str, table: PublishedTable) -> Training:
     published = table.cell(row, "#Params")
     if row == "Deit base":
         return imagenet.evaluated(_BASE, published, _HARDWARE)
-    start = "daft_conv_b_384_start.safetensors" if row == "DAFT-conv ft" else ""
+    released, start = f"work/{_BASE}.pth", "work/daft_conv_b_384_start.safetensors" if row == "DAFT-conv ft" else ""
     further = f"--initial-checkpoint {start}" if start else ""
     made = imagenet.training("daft_conv_b_384", "daft_conv_b_384.yaml", _HARDWARE, published, further=further)
     settings = {**made.settings, "task": "ImageNet-1K, 384 x 384", "batch": "64 images: 8 GPUs x 8"}
     weights = (
-        f"import timm, torch; torch.save(timm.create_model('{_BASE}', pretrained=True).state_dict(), '{_BASE}.pth')"
+        f"import timm, torch; torch.save(timm.create_model('{_BASE}', pretrained=True).state_dict(), '{released}')"
     )
-    convert = f"python -m timm_plugin.convert daft_conv_b_384 {_BASE}.pth {start}"
+    convert = f"python -m timm_plugin.convert daft_conv_b_384 {released} {start}"
     begin = (Block("the weights of DeiT to start from", (f'python -c "{weights}"', convert)),) if start else ()
-    return replace(made, settings=settings, blocks=(*begin, *made.blocks))
+    scripts, *trained = made.blocks  # the first one makes the folder work
+    return replace(made, settings=settings, blocks=(scripts, *begin, *trained))
 
 
 def factorised(row: str) -> Training:

@@ -1,7 +1,7 @@
 """Masked models of C4, causal ones of Wiki-40B and PG-19: the tables of the FLASH paper but for TriviaQA's."""
 
 from ..tables import PublishedTable
-from ..trainings import HEADING, Block, Entry, NotTrained, Training, loop, words
+from ..trainings import HEADING, Block, Entry, NotTrained, Training, folder_name, loop, words
 
 #: As the paper prints them -> architectures of 110 M parameters, with _KIND for _lm or _mlm.
 MODELS = {
@@ -80,7 +80,7 @@ def training(
     vanilla = name in ("transformer_lm", "softmax_mlm")
     task = "masked_lm --criterion masked_lm" if masked else "language_modeling"
     data = f"work/flash/{corpus}/data-bin --user-dir fairseq_plugin --task {task}"
-    save = f"checkpoints/{corpus}/{name}.$n"
+    save = f"checkpoints/{corpus}/{name if vanilla else folder_name(model)}.$n"
     train = words(
         f"fairseq-train {data} --arch {model} --tokens-per-sample $n --sample-break-mode none",
         "--max-tokens 8192 --update-freq 4 --max-update 125000",

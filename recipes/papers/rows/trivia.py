@@ -1,6 +1,6 @@
 """TriviaQA: Table 4 of the FLASH paper."""
 
-from ..trainings import Block, Training, loop, words
+from ..trainings import Block, Training, folder_name, loop, words
 from .flash import OPTIMIZER
 
 _LINEAR = "flash_mlm_base --flash-query-dim 512 --flash-chunk-size 128 --flash-first-softmax"
@@ -18,7 +18,7 @@ _PREPARE = "python -m recipes.triviaqa.prepare wikipedia --file triviaqa-rc --su
 def trained(row: str) -> Training:
     """A row: pretraining at 4,096 tokens, fine-tuning with three rates, and the answers of the best."""
     model = _MODELS[row]
-    folder = "checkpoints/triviaqa/" + model.replace(" --", ".").replace(" ", "_")
+    folder = f"checkpoints/triviaqa/{folder_name(model)}"
     decay = "--lr-scheduler polynomial_decay --warmup-updates {} --total-num-update {} --end-learning-rate 0"
     pretrain = words(
         "fairseq-train work/flash/wiki40b/data-bin --user-dir fairseq_plugin --task masked_lm --criterion masked_lm",

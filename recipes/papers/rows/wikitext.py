@@ -1,7 +1,7 @@
 """WikiText-103: Table 4 of the Flowformer paper."""
 
 from ..tables import short
-from ..trainings import Block, Training, words
+from ..trainings import Block, Training, folder_name, words
 
 _MODELS = {
     "TRANSFORMER": "softmax_lm_wiki103",
@@ -20,7 +20,7 @@ _MODELS = {
 def trained(row: str) -> Training:
     """A row of Table 4."""
     model = _MODELS[short(row)]
-    save = f"checkpoints/wikitext103/{model.split()[0]}"
+    save = f"checkpoints/wikitext103/{folder_name(model)}"
     train = words(
         "fairseq-train work/wikitext103/data-bin --user-dir fairseq_plugin --task language_modeling",
         f"--arch {model} --save-dir {save} --optimizer adam --adam-betas '(0.9, 0.98)' --weight-decay 0.01",

@@ -69,6 +69,18 @@ def test_recording_ends_when_the_block_fails():
     assert records == []
 
 
+def test_one_recording_inside_another():
+    q, k, v = qkv(5)
+    module = FlowAttention()
+    with record_attention(module) as outer:
+        with record_attention(module, maps=True) as inner:
+            module(q, k, v)
+        module(q, k, v)
+    assert (len(outer), len(inner)) == (2, 1)
+    module(q, k, v)
+    assert len(outer) == 2 and not {"forward", "extend"} & set(vars(module))
+
+
 def test_a_module_alone_is_recorded_under_the_empty_name():
     module = FlowAttention()
     with record_attention(module) as records:

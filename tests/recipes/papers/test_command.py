@@ -54,6 +54,7 @@ def test_a_figure_prints_its_command_or_a_reason(number, shown, capsys):
     [
         (["mega"], ["mega", "flowformer", "flash", "daft"]),
         (["daft", "9"], ["9", "8", "figure-14"]),
+        (["DAFT", "Table 9"], ["TABLE is Table 9", "figure-14"]),
         (["flowformer", "figure-10"], ["figure-10", "figure-9"]),
         (["flowformer", "4", "--row", "mega"], ["mega", "COSFORMER (2022)"]),
         (["daft", "2", "--row", "DAFT-conv"], ["DAFT-conv, Heads 16", "DAFT-conv, Heads 384"]),

@@ -13,6 +13,7 @@ from fairseq import options
 import fairseq_plugin  # noqa: F401  registers the architectures
 from recipes.papers.building import count_parameters
 from recipes.papers.entries import entries_of
+from recipes.papers.figures import command_of
 from recipes.papers.rows import imagenet, wikitext
 from recipes.papers.tables import PAPERS, read_paper
 from recipes.papers.trainings import Block, blocks_of, trainings_of, wrapped
@@ -82,6 +83,18 @@ def known(words: list[str]) -> None:
         assert words[:3] == ["python", "-m", "timm_plugin.convert"] or words[:2] == ["python", "-c"]
 
 
+def test_every_model_has_a_folder_of_its_own():
+    """Where two trainings shared one, fairseq would go on with the other's checkpoint and say that nothing is left."""
+    owners: dict[str, list[str]] = {}
+    for paper, number in TABLES:
+        for name, one in trainings(paper, number):
+            for words in one.commands():
+                for option in {"--save-dir", "--experiment"}.intersection(words):
+                    place = words[words.index(option) + 1]
+                    assert owners.setdefault(place, words) == words, f"Table {number} of {paper}, {name}: {place}"
+                    assert max(map(len, place.split("/"))) <= 255  # a file system's longest name
+
+
 seen = set()
 
 
@@ -93,6 +106,20 @@ def test_every_command_is_taken_by_its_program(paper, number):
             if tuple(words) not in seen:
                 seen.add(tuple(words))
                 known(words)
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_every_command_of_a_figure_is_taken_by_its_program(paper):
+    commands = {command_of(paper, number) for number in read_paper(paper).figures}
+    for command in commands:
+        if command.startswith("python "):
+            known(shlex.split(command))
+
+
+def test_a_picture_across_runs_takes_no_run_that_belongs_elsewhere():
+    """Runs of the tables differ in epochs and in more than the window, and the command refuses, or mixes, them."""
+    across = [command for number in ("2", "7") if "--across" in (command := command_of("daft", number))]
+    assert len(across) == 2 and not any("output/train" in command for command in across)
 
 
 def test_a_loop_is_printed_and_filled_in():

@@ -35,6 +35,12 @@ def test_every_table_and_figure_is_there(paper):
 
 
 @pytest.mark.parametrize("paper, number", TABLES)
+def test_every_table_has_its_notes(paper, number):
+    table = read_paper(paper).tables[number]
+    assert table.notes, "what it was measured with, and what of it is not stated"
+
+
+@pytest.mark.parametrize("paper, number", TABLES)
 def test_rows_are_whole_and_have_names_of_their_own(paper, number):
     table = read_paper(paper).tables[number]
     assert all(len(row.cells) == len(table.header) for row in table.rows)
