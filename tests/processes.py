@@ -104,12 +104,21 @@ def _run(commands: list[list[str]], cwd: str, environment: dict[str, str], folde
         logging.root.handlers.clear()  # importing fairseq made them; its commands make their own where there are none
         script = command[0].endswith(".py")
         sys.path.insert(0, str(Path(command[0]).parent) if script else cwd)
-        if script:
-            runpy.run_path(command[0], run_name="__main__")
-        else:
-            runpy.run_module(command[0], run_name="__main__", alter_sys=True)
+        try:
+            if script:
+                runpy.run_path(command[0], run_name="__main__")
+            else:
+                runpy.run_module(command[0], run_name="__main__", alter_sys=True)
+        finally:
+            end_readers()
         sys.stdout.flush()
         sys.stderr.flush()
+
+
+def end_readers() -> None:
+    """End the processes in which loaders read: fairseq leaves them, and torch would wait five seconds for each."""
+    for reader in multiprocessing.active_children():
+        reader.terminate()
 
 
 def _redirect(file: Path, flags: int, *descriptors: int) -> None:
