@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -49,31 +49,37 @@ class Forked:
     take on toy data, so one process imports it and is copied.
     """
 
-    def __init__(self, *commands: Command, cwd: str = "") -> None:
+    def __init__(self, *commands: Command, cwd: str = "", environment: Mapping[str, str] = os.environ) -> None:
         self.commands = commands
         self._folder = tempfile.TemporaryDirectory()
         given = [[command.program, *map(str, command.arguments)] for command in commands]
         for i, command in enumerate(commands):
             Path(self._folder.name, f"{i}.stdin").write_text(command.stdin)
-        arguments = (given, cwd or os.getcwd(), dict(os.environ), self._folder.name)
+        arguments = (given, cwd or os.getcwd(), dict(environment), self._folder.name)
         self._process = _server().Process(target=_run, args=arguments)
         self._process.start()
+        self.pid = self._process.pid
 
-    def wait(self) -> None:
-        """Wait for the end; a process that is stuck is ended."""
+    def wait(self) -> int:
+        """Wait for the end, and return the exit status; a process that is stuck is ended."""
         self._process.join(LIMIT)
         if self._process.exitcode is None:
             self._process.kill()
             self._process.join()
+        return self._process.exitcode
+
+    def printed(self) -> list[str]:
+        """Wait for the end; what each command that was begun printed, stderr included."""
+        self.wait()
+        files = [Path(self._folder.name, f"{i}.output") for i in range(len(self.commands))]
+        return [file.read_text(errors="replace") for file in files if file.exists()]
 
     def outputs(self) -> list[str]:
         """Wait for the end, which must be a success; what each command printed, stderr included."""
-        self.wait()
-        files = [Path(self._folder.name, f"{i}.output") for i in range(len(self.commands))]
-        outputs = [file.read_text(errors="replace") for file in files if file.exists()]
+        outputs = self.printed()
         self._folder.cleanup()
         last = self.commands[max(len(outputs) - 1, 0)]
-        assert self._process.exitcode == 0, f"{last.program} {' '.join(last.arguments)}\n{''.join(outputs)[-3000:]}"
+        assert self.wait() == 0, f"{last.program} {' '.join(last.arguments)}\n{''.join(outputs)[-3000:]}"
         return outputs
 
 
@@ -104,12 +110,21 @@ def _run(commands: list[list[str]], cwd: str, environment: dict[str, str], folde
         logging.root.handlers.clear()  # importing fairseq made them; its commands make their own where there are none
         script = command[0].endswith(".py")
         sys.path.insert(0, str(Path(command[0]).parent) if script else cwd)
-        if script:
-            runpy.run_path(command[0], run_name="__main__")
-        else:
-            runpy.run_module(command[0], run_name="__main__", alter_sys=True)
+        try:
+            if script:
+                runpy.run_path(command[0], run_name="__main__")
+            else:
+                runpy.run_module(command[0], run_name="__main__", alter_sys=True)
+        finally:
+            end_readers()
         sys.stdout.flush()
         sys.stderr.flush()
+
+
+def end_readers() -> None:
+    """End the processes in which loaders read: fairseq leaves them, and torch would wait five seconds for each."""
+    for reader in multiprocessing.active_children():
+        reader.terminate()
 
 
 def _redirect(file: Path, flags: int, *descriptors: int) -> None:

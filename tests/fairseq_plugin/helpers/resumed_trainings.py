@@ -22,6 +22,7 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq_cli import train
 
 from tests.fairseq_plugin.helpers.logs import entries
+from tests.processes import end_readers
 
 #: The update after which a training is stopped, in the middle of its second epoch.
 STOP = 5
@@ -40,6 +41,7 @@ def training(configuration: Any, seed: int) -> str:
     logging.root.handlers[:] = [handler]
     with contextlib.redirect_stdout(sys.stderr):
         train.main(copy.deepcopy(configuration))
+    end_readers()
     return printed.getvalue()
 
 

@@ -333,7 +333,7 @@ def test_figure_6_is_causal(tmp_path, capsys):
     assert "--masked is given; allowed with --figure 6: not given" in capsys.readouterr().err
 
 
-def test_end_to_end(tmp_path):
+def test_end_to_end(tmp_path, imported_already):
     words = [a + b + c for a in "bdgk" for b in ("ar", "el", "io") for c in ("mon", "tas", "s")]
     lines = [" ".join(words[(i * k + k) % len(words)] for k in range(1, 9)) for i in range(600)]
     (tmp_path / "any.txt").write_text("".join(line + "\n" for line in lines))

@@ -105,7 +105,7 @@ def test_images_end_to_end(tmp_path, monkeypatch):
         assert all(one.after != one.before and 0.0 < one.top1 <= 100.0 for one in (stock, fresh))
 
 
-def test_text_end_to_end(tmp_path, monkeypatch):
+def test_text_end_to_end(tmp_path, imported_already, monkeypatch):
     words = [a + b + c for a in "bdgk" for b in ("ar", "el", "io") for c in ("mon", "tas", "s")]
     lines = [" ".join(words[(i * k + k) % len(words)] for k in range(1, 9)) for i in range(600)]
     (tmp_path / "any.txt").write_text("".join(line + "\n" for line in lines))

@@ -1,0 +1,40 @@
+"""Commands of recipes that need not import torch and fairseq first."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from recipes.shared import commands
+from tests.processes import Command, Forked
+
+
+class _Popen:
+    """In place of ``subprocess.Popen`` in ``commands.run``: ``python -m MODULE ...`` in a copy of one process."""
+
+    def __init__(self, command: list[str], cwd: str, env: dict[str, str], **_: object) -> None:
+        python, flag, module, *arguments = command
+        assert (python, flag) == (commands.shown_path(sys.executable), "-m")
+        self._forked = Forked(Command(module, arguments), cwd=str(cwd), environment=env)
+        self.pid = self._forked.pid
+
+    @property
+    def stdout(self) -> list[str]:
+        """The lines that it printed, when it has ended."""
+        return [line for text in self._forked.printed() for line in text.splitlines(keepends=True)]
+
+    def wait(self) -> int:
+        """The exit status."""
+        return self._forked.wait()
+
+    poll = wait
+
+
+@pytest.fixture
+def imported_already(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands run in processes that have imported torch and fairseq, which takes most of the time of a small one.
+
+    ``shared/test_commands.py`` runs real ones.
+    """
+    streams = dict.fromkeys(("DEVNULL", "PIPE", "STDOUT"))
+    monkeypatch.setattr(commands, "subprocess", SimpleNamespace(Popen=_Popen, **streams))
