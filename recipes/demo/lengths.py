@@ -14,7 +14,7 @@ import torch
 from fairseq import options, tasks
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
-from .text import ARCHITECTURES, SHAPE
+from .text import ARCHITECTURES, model_arguments
 
 TOKENS_PER_STEP = 4096
 #: How long steps are timed; at least two steps are.
@@ -23,8 +23,8 @@ SECONDS = 4.0
 
 def measure(data: Path, architecture: str, length: int) -> float:
     """Tokens per second of training steps of ``architecture`` on sequences of ``length``, by the fastest step."""
-    arguments = [str(data), "--user-dir", "fairseq_plugin", "--task", "language_modeling", "--arch", architecture]
-    arguments += [*SHAPE, "--tokens-per-sample", str(length)]
+    arguments = [str(data), "--user-dir", "fairseq_plugin", "--task", "language_modeling"]
+    arguments += model_arguments(architecture, length)
     config = convert_namespace_to_omegaconf(options.parse_args_and_arch(options.get_training_parser(), arguments))
     task = tasks.setup_task(config.task)
     torch.manual_seed(1)

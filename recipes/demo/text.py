@@ -1,4 +1,4 @@
-"""The text half: the standard library learned through fairseq's own command line, by three models of the same size."""
+"""The text half: the standard library learned through fairseq's own command line, by four models of one shape."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -32,12 +32,16 @@ FULL = Budget(updates=128, train_bytes=1_250_000, lengths=[512, 2048, 8192], epo
 #: To see that everything runs; nothing is learned.
 QUICK = Budget(updates=10, train_bytes=200_000, lengths=[512], epochs=1)
 
-#: Architecture -> its attention. All have the same shape. The fair peer of Flowformer is torch's fused kernel.
+#: Architecture -> its attention. All have the same shape; gates and norms of an attention come on top. The fair peer of
+#: Flowformer is torch's fused kernel.
 ARCHITECTURES = {
     "flowformer_lm": "Flow-Attention",
     "softmax_lm": "softmax, torch's fused kernel",
     "transformer_lm": "softmax, fairseq's own",
+    "gated_delta_lm": "Gated DeltaNet, a constant state that forgets",
 }
+#: Options of an architecture besides ``SHAPE``.
+OPTIONS = {"gated_delta_lm": ["--gated-delta-short-conv", "4"]}  # as its paper has it
 
 TOKENS_PER_SAMPLE = 2048
 VOCABULARY = 4000
@@ -110,7 +114,7 @@ def train_command(out: Path, architecture: str, budget: Budget, folder: Path) ->
     every = max(1, budget.updates // 30)
     return python_command(
         *("-m", "fairseq_cli.train", out / "bin", "--user-dir", "fairseq_plugin", "--task", "language_modeling"),
-        *("--arch", architecture, *SHAPE, "--tokens-per-sample", TOKENS_PER_SAMPLE, "--sample-break-mode", "none"),
+        *(*model_arguments(architecture, TOKENS_PER_SAMPLE), "--sample-break-mode", "none"),
         *("--max-tokens", TOKENS_PER_SAMPLE, *NO_READER),
         *("--optimizer", "adam", "--adam-betas", "(0.9, 0.98)", "--weight-decay", "0.01", "--clip-norm", "1.0"),
         *("--lr", "0.004", "--lr-scheduler", "polynomial_decay", "--warmup-updates", budget.updates // 5),
@@ -118,6 +122,12 @@ def train_command(out: Path, architecture: str, budget: Budget, folder: Path) ->
         *("--validate-interval-updates", max(1, budget.updates // 4), "--no-epoch-checkpoints"),
         *("--log-format", "json", "--log-interval", every, "--seed", "1", "--save-dir", folder),
     )
+
+
+def model_arguments(architecture: str, length: int) -> list[str]:
+    """The arguments of fairseq-train that say how a model for sequences of ``length`` tokens is built."""
+    options = OPTIONS.get(architecture, [])
+    return ["--arch", architecture, *SHAPE, *options, "--tokens-per-sample", str(length)]
 
 
 def evaluate(out: Path, architecture: str, expected_tokens: int) -> Evaluation:

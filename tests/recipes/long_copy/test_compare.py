@@ -28,7 +28,11 @@ RUN = Run("python -m recipes.long_copy.compare", "2 CPU cores", "Python 3.11", "
 def test_every_model_has_the_same_budget():
     """But for the architecture and its attentions commands are equal; fairseq's own parser takes them all."""
     names = [STOCK, *(f"{name}/{cross}" for name in attentions() for cross in ("softmax", "linear"))]
-    names += [f"flow/{cross}" for cross in CROSS_ATTENTIONS] + ["flow+short_conv/linear", "cosformer/cosformer"]
+    names += [f"flow/{cross}" for cross in CROSS_ATTENTIONS] + [
+        "flow+short_conv/linear",
+        "linear+forget/linear",
+        "cosformer/cosformer",
+    ]
     assert set(DEFAULT_MODELS) <= set(names)
     commands = []
     for name in names:
