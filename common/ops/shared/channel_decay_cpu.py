@@ -18,8 +18,8 @@ from .chunks import split_chunks
 from .precision import autocast_off
 from .tracing import runs_eagerly
 
-#: Numbers in the q of a block, for each thread. Of an eighth to four times as many none was faster (8 heads of 32 and of
-#: 64 channels, 2,048 and 8,192 tokens).
+#: Numbers in the q of a block, for each thread. Of an eighth to four times as many none was faster beyond the noise (8
+#: heads of 32 and of 64 channels, 2,048 and 8,192 tokens).
 BLOCK_NUMBERS = 2**17
 
 _Sums = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
