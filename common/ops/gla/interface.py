@@ -11,7 +11,7 @@ from ..shared.checks import check_padding_mask, check_positive_int, check_query_
 from ..shared.chunks import CHUNK_SIZE
 from ..shared.padding import zero_padding
 from ..shared.precision import autocast_off, compute_dtype
-from ..shared.state import State, check_continuation, state_of_sums
+from ..shared.state import State, state_of_sums
 
 
 def gla_attention(
@@ -53,7 +53,6 @@ def gla_attention(
     check_padding_mask("query_padding_mask", query_padding_mask, q)
     _check_gate(q, gate_down, gate_up, gate_bias)
     check_tokens(x, q, gate_down.shape[1])
-    check_continuation(causal, initial_state, return_state)
     dtype = compute_dtype(q)
     state = state_of_sums(initial_state, {"sum_kv": (*q.shape[:2], q.shape[3], v.shape[3])}, dtype, q)
     with autocast_off(q):

@@ -18,7 +18,8 @@ from .chunks import split_chunks
 from .precision import autocast_off
 from .tracing import runs_eagerly
 
-#: Numbers in the q of a block, for each thread.
+#: Numbers in the q of a block, for each thread. Of an eighth to four times as many none was faster beyond the noise (8
+#: heads of 32 and of 64 channels, 2,048 and 8,192 tokens).
 BLOCK_NUMBERS = 2**17
 
 _Sums = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -151,7 +152,7 @@ def _levels(chunks: _Chunks) -> Iterator[_Level]:
 
 def _pairs(x: Tensor, half: int) -> Tensor:
     """(M, C, c) -> (M, N, 2, b, c), a view."""
-    return x.view(x.shape[0], -1, 2, half, x.shape[2]) if x.numel() else x.new_empty(0, 1, 2, half, x.shape[2])
+    return x.view(x.shape[0], x.shape[1] // (2 * half), 2, half, x.shape[2])
 
 
 def _own_scores(chunks: _Chunks) -> Tensor:
