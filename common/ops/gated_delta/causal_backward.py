@@ -58,7 +58,7 @@ class _Delta(torch.autograd.Function):
                 return *graph_gradients(in_graph, (*inputs, memory), (grad_out, grad_memory)), None
             grads = [None if x is None else torch.empty_like(x, memory_format=torch.contiguous_format) for x in inputs]
             grad_state, before = grad_memory.flatten(0, 1), ctx.saved_tensors[7:]
-            for tokens, state in reversed(list(zip(blocks_of(out, ctx.size), before))):
+            for tokens, state in reversed(list(zip(blocks_of(inputs[0], ctx.size), before))):
                 chunks = Chunks(*cut(inputs, tokens, ctx.size))
                 outputs = cut((out, grad_out), tokens, ctx.size)
                 block_grads, grad_state = _block_backward(chunks, state, *outputs, grad_state)
@@ -100,7 +100,7 @@ def _block_backward(
     grad_k = grad_scores.transpose(-2, -1) @ q
     grad_k += (grad_products + grad_products.transpose(-2, -1)) @ k
     grad_k -= (grad_v @ block.states[:-1].transpose(-2, -1)).mul_(since_start)
-    # Keys that are decayed until the end, over keys: as the products above, without dividing by k.
+    # By way of what a chunk writes, whose keys are decayed until its end.
     until_end = block.inside[..., -1, :].unsqueeze(-1)
     grad_k += ((block.errors * beta) @ grad_states.transpose(-2, -1)).mul_(until_end)
 

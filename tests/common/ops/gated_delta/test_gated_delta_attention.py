@@ -49,10 +49,10 @@ def test_chunks_are_the_recurrence(decay, chunk_size, side):
     assert_agrees(inputs, given, out, gated_delta_attention_reference(*inputs, **given, **masks))
 
 
-@pytest.mark.parametrize("decay", [None, 0.3])
-def test_blocks_of_many_heads_are_the_recurrence(decay):
+@pytest.mark.parametrize("decay, d, e", [(None, 64, 3), (0.3, 64, 3), (0.3, 32, 70)])
+def test_blocks_of_many_heads_are_the_recurrence(decay, d, e):
     """Of 64 heads of 64 channels a block holds 32 tokens: two of its chunks, and not all of the last."""
-    inputs, given = qkv(77, batch=8, heads=8, d=64), gates(77, decay, batch=8, heads=8)
+    inputs, given = qkv(77, batch=8, heads=8, d=d, e=e), gates(77, decay, batch=8, heads=8)
     out = gated_delta_attention(*inputs, **given, chunk_size=16)
     assert_agrees(inputs, given, out, gated_delta_attention_reference(*inputs, **given))
 
