@@ -110,12 +110,13 @@ class OutputGateAttention(OpAttention):
     def _normalised(self, out: Tensor) -> Tensor:
         if self.output_norm_weight is None:
             return out
-        if self.output_norm_bias is not None:
-            out = out - out.mean(-1, keepdim=True)
-        out = out * torch.rsqrt(out.square().mean(-1, keepdim=True) + _EPS)
-        out = out * in_dtype(self.output_norm_weight, out.dtype).unsqueeze(1)
-        bias = self.output_norm_bias
-        return out if bias is None else out + in_dtype(bias, out.dtype).unsqueeze(1)
+        weight, bias = (
+            None if x is None else in_dtype(x, out.dtype).unsqueeze(1)
+            for x in (self.output_norm_weight, self.output_norm_bias)
+        )  # (H, 1, e)
+        if bias is None:
+            return out * torch.rsqrt(out.square().mean(-1, keepdim=True) + _EPS) * weight
+        return F.layer_norm(out, out.shape[-1:], eps=_EPS) * weight + bias
 
     def apply_reference(self, *tensors: Tensor, x: Tensor | None = None, **arguments: Any) -> Tensor:
         """``reference_op``, then norm and gate of each head, as the formula says them."""

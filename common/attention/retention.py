@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from ..modules.rotary import check_even, rotate, token_positions
+from ..modules.rotary import check_even, cos_and_sin, rotate_by, token_positions
 from ..ops.retention import DECAYS, retention_attention
 from ..ops.retention.reference import retention_attention_reference
 from ..ops.shared.checks import check_padding_mask, check_query_key_value
@@ -72,7 +73,11 @@ class RetentionAttention(OutputGateAttention):
             check_padding_mask("key_padding_mask", key_padding_mask, k)
             state = arguments.get("initial_state")
             positions = token_positions(k, key_padding_mask, state_entry(state, "count", 1, q) if state else None)
-            q, k = rotate(q, positions), rotate(k, positions)
+            rotation = cos_and_sin(positions, q.shape[-1], q.dtype)
+            if q.shape[2] == 1:  # fewer calls
+                q, k = rotate_by(torch.stack((q, k)), *rotation).unbind()
+            else:
+                q, k = rotate_by(q, *rotation), rotate_by(k, *rotation)
         return super().operate(q, k, v, key_padding_mask=key_padding_mask, **arguments)
 
     def operate_literally(

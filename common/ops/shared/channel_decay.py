@@ -10,10 +10,14 @@ border, and from there to a query, are products of decays, each at most 1 and ea
 level are one batched product.
 """
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
+from .channel_decay_cpu import sums_in_blocks
 from .chunks import carry_decayed_sums, split_chunks
+from .tracing import runs_eagerly
 
 
 def channel_decayed_sums(
@@ -23,12 +27,23 @@ def channel_decayed_sums(
 
     q, k and ``log_decay`` (B, H, n, f), the latter at most 0 and finite, v (B, H, n, e). ``initial`` (B, H, f, e) is
     the sum before the first token, zero when None. C is ``chunk_size`` rounded up to a power of two. O(n (C + e) f)
-    time, O(n (f + e) log C + (n / C) f e) memory.
+    time; beside inputs, output and gradients O(f e) memory for each block of chunks on a CPU, elsewhere and under
+    torch.compile O(n (f + e) log C + (n / C) f e).
     """
     if q.shape[2] == 1 and initial is not None:
         last = torch.addcmul(log_decay.exp().transpose(-2, -1) * initial, k.transpose(-2, -1), v)
         return q @ last, last
-    length, size = q.shape[2], _chunk_length(chunk_size, q.shape[2])
+    size = _chunk_length(chunk_size, q.shape[2])
+    if initial is None:
+        initial = v.new_zeros(*q.shape[:2], q.shape[3], v.shape[3])
+    if q.device.type == "cpu" and runs_eagerly(q, k, v, log_decay, initial):
+        return sums_in_blocks(q, k, v, log_decay, initial, size, partial(_in_graph, size=size))
+    return _in_graph(q, k, v, log_decay, initial, size)
+
+
+def _in_graph(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, initial: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """``channel_decayed_sums`` in differentiable functions, all chunks of C = ``size`` tokens at once."""
+    length = q.shape[2]
     q, k, v, log_decay = (split_chunks(x, size) for x in (q, k, v, log_decay))  # (B, H, G, C, channels)
     inside, since_start, until_end = _within_chunks(q, k, v, log_decay.exp())
     # What a chunk begins with has decayed when a query reads it, and so have its own keys when it ends.
@@ -72,10 +87,10 @@ def _halves(x: Tensor) -> tuple[Tensor, Tensor]:
     return x[:, :, :, 0::2], x[:, :, :, 1::2]
 
 
-def _carry(chunk_sums: Tensor, initial: Tensor | None, log_decay: Tensor) -> tuple[Tensor, Tensor]:
+def _carry(chunk_sums: Tensor, initial: Tensor, log_decay: Tensor) -> tuple[Tensor, Tensor]:
     """``carry_decayed_sums`` of (B, H, G, f, e) with ``log_decay`` (B, H, G, f): each feature decays as a head does."""
     heads = chunk_sums.shape[1]
     chunk_sums, log_decay = (x.transpose(2, 3).flatten(1, 2) for x in (chunk_sums, log_decay.unsqueeze(-1)))
-    initial = None if initial is None else initial.flatten(1, 2)  # (B, H f, e)
-    earlier, last = carry_decayed_sums(chunk_sums, initial, log_decay.squeeze(-1))
+    # initial: (B, H f, e)
+    earlier, last = carry_decayed_sums(chunk_sums, initial.flatten(1, 2), log_decay.squeeze(-1))
     return earlier.unflatten(1, (heads, -1)).transpose(2, 3), last.unflatten(1, (heads, -1))

@@ -69,10 +69,10 @@ def causal_sums(
     a decay for each feature what ``channel_decayed_sums`` takes. ``state`` has the dtype of the features.
     """
     length, size = q.shape[2], chunk_length(chunk_size, q.shape[2])
-    if log_decay is not None and log_decay.dim() == 4:
-        return _channel_sums(q, k, v, chunk_size, state, log_decay)
     if length == 1 and state is not None:
         return _step(q, k, v, state, log_decay)
+    if log_decay is not None and log_decay.dim() == 4:
+        return _channel_sums(q, k, v, chunk_size, state, log_decay)
     q, k, v = (split_chunks(x, size) for x in (q, k, v))  # (B, H, G, C, channels)
     scores, carry = q @ k.transpose(-2, -1), carry_sums  # (B, H, G, C, C)
     if log_decay is None:
@@ -107,7 +107,7 @@ def _step(q: Tensor, k: Tensor, v: Tensor, state: State, log_decay: Tensor | Non
     """``causal_sums`` of one token after ``state``, in the few operations that a chunk of one token leaves; O(f e)."""
     sum_k, sum_kv = state["sum_k"], state["sum_kv"]
     if log_decay is not None:
-        decay = log_decay.exp()  # (B, H, 1)
+        decay = (log_decay if log_decay.dim() == 3 else log_decay.squeeze(2)).exp()  # (B, H, 1) or (B, H, f)
         sum_k, sum_kv = sum_k * decay, sum_kv * decay.unsqueeze(-1)
     sum_k, sum_kv = sum_k + k.squeeze(2), torch.addcmul(sum_kv, k.transpose(-2, -1), v)
     return *_read(q, sum_k, sum_kv), {"sum_k": sum_k, "sum_kv": sum_kv}

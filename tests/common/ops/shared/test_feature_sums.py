@@ -10,10 +10,12 @@ from tests.compare import assert_all_close, assert_close, gradients
 B, H, F, E = 2, 3, 5, 4
 
 
-def inputs(n: int, strength: float = 1.0, dtype: torch.dtype = torch.float64, batch: int = B) -> dict[str, Tensor]:
+def inputs(
+    n: int, strength: float = 1.0, dtype: torch.dtype = torch.float64, batch: int = B, features: int = F
+) -> dict[str, Tensor]:
     """q, k, v and a ``log_decay`` of each feature, from 0 to about -2 ``strength``: leaves."""
     generator = torch.Generator().manual_seed(n)
-    shapes = {"q": F, "k": F, "v": E, "log_decay": F}
+    shapes = {"q": features, "k": features, "v": E, "log_decay": features}
     made = {x: torch.randn(batch, H, n, width, generator=generator, dtype=torch.float64) for x, width in shapes.items()}
     made["log_decay"] = -strength * made["log_decay"].abs()
     return {name: x.to(dtype).requires_grad_() for name, x in made.items()}
@@ -64,6 +66,13 @@ def test_features_that_decay_are_the_recurrence(n, chunk_size, begun):
     agree(found, token_by_token(**given, state=before), {**given, **(before or {})})
 
 
+@pytest.mark.parametrize("n", [300, 700])
+def test_more_than_what_a_cpu_computes_at_once(n):
+    """At 300 tokens two rows of the batch and then the third, at 700 each row in two parts."""
+    given = inputs(n, 0.1, batch=3, features=64)
+    agree(causal_sums(**given, chunk_size=64, state=None), token_by_token(**given, state=None), given)
+
+
 @pytest.mark.parametrize("strength", [0.0, 1e-6, 100.0])
 def test_decays_near_none_and_near_all(strength):
     given, before = inputs(37, strength), state()
@@ -83,6 +92,8 @@ def test_one_feature_may_forget_all_and_another_nothing():
     assert_close("sums", flat(*found), flat(*expected))
     pair = gradients(flat(*found), given.values()), gradients(flat(*expected), double.values())
     assert_all_close(given, *pair)
+    of_closed = pair[0][-1][..., ::2]
+    assert of_closed.abs().max() < 1e-30, "no rounding errors of others"
 
 
 def test_a_closed_gate_takes_no_precision_from_tokens_after_it():
@@ -128,3 +139,16 @@ def test_features_that_decay_alike_are_a_head_that_decays(n):
     alike = causal_sums(**options, log_decay=of_head.unsqueeze(-1).expand(-1, -1, -1, F))
     leaves = {"q": given["q"], "k": given["k"], "v": given["v"], "log_decay": of_head, **before}
     agree(alike, causal_sums(**options, log_decay=of_head), leaves)
+
+
+def test_gradients_of_gradients():
+    given, before = inputs(11, batch=1), {name: x[:1].detach().requires_grad_() for name, x in state().items()}
+
+    def sums(*tensors: Tensor) -> Tensor:
+        q, k, v, log_decay, sum_k, sum_kv = tensors
+        # Squared, as a decay of 0 is at the end of what is allowed.
+        return flat(*causal_sums(q, k, v, 4, {"sum_k": sum_k, "sum_kv": sum_kv}, -log_decay.square()))
+
+    tensors = (*given.values(), *before.values())
+    assert torch.autograd.gradcheck(sums, tensors, fast_mode=True)
+    assert torch.autograd.gradgradcheck(sums, tensors, fast_mode=True)

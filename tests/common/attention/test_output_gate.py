@@ -1,0 +1,92 @@
+"""Norm and gate of each head's output: torch's own layers, what is refused, what is there and what is not."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from common.attention import OutputGateAttention, build_attention
+from tests.common.inputs import padding
+from tests.compare import assert_close
+
+H, D = 2, 4
+
+
+def build(norm: str, gate: str, name: str = "retention") -> OutputGateAttention:
+    """The mechanism with weights that matter."""
+    module = build_attention(name, True, num_heads=H, head_dim=D, output_norm=norm, output_gate=gate).double()
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for x in module.parameters():
+            x.normal_(generator=generator)
+    return module
+
+
+def tokens(n: int = 7, seed: int = 0) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    heads = {name: torch.randn(2, H, n, D, generator=generator, dtype=torch.float64) for name in "qkv"}
+    return {**heads, "x": torch.randn(2, n, H * D, generator=generator, dtype=torch.float64)}
+
+
+def merged(x: Tensor) -> Tensor:
+    """(B, H, n, e) -> (B n, H e)."""
+    return x.transpose(1, 2).flatten(2).flatten(0, 1)
+
+
+def test_group_is_torch_s_group_norm_of_as_many_groups_as_heads():
+    module, out = build("group", "none"), tokens()["v"]
+    weight, bias = module.output_norm_weight.flatten(), module.output_norm_bias.flatten()
+    assert_close("out", merged(module.finished(out, None)), F.group_norm(merged(out), H, weight, bias))
+
+
+def test_rms_is_torch_s_rms_norm_of_each_head():
+    module, out = build("rms", "none"), tokens()["v"]
+    expected = F.rms_norm(out, (D,), eps=1e-5) * module.output_norm_weight[:, None]
+    assert_close("out", module.finished(out, None), expected)
+
+
+def test_the_gate_is_torch_s_silu_of_a_projection_and_opens_channels_side_by_side():
+    module, given = build("none", "swish"), tokens()
+    gate = F.silu(F.linear(given["x"], module.output_gate_proj.weight)).flatten(0, 1)
+    assert_close("out", merged(module.finished(given["v"], given["x"])), merged(given["v"]) * gate)
+
+
+@pytest.mark.parametrize("norm", ["rms", "group"])
+def test_the_norm_comes_before_the_gate(norm):
+    """A louder value changes nothing, a gate does."""
+    module, given = build(norm, "swish"), tokens()
+    out = module(**given)
+    assert_close("louder", module(**{**given, "v": 1e4 * given["v"]}), module(**{**given, "v": 1e5 * given["v"]}), 1e-4)
+    assert not torch.allclose(out, module(**{**given, "x": 2 * given["x"]}))
+
+
+def test_padding_gives_zero_whatever_the_bias_of_the_norm():
+    module, mask = build("group", "swish"), padding("left", 2, 7)
+    out = module(**tokens(), key_padding_mask=mask, query_padding_mask=mask)
+    assert (out.masked_select(mask[:, None, :, None]) == 0).all() and (out != 0).any()
+
+
+def test_what_is_left_out_has_no_parameters():
+    assert not list(build("none", "none").parameters())
+    names = [name for name, _ in build("rms", "none").named_parameters()]
+    assert names == ["output_norm_weight"]
+    assert build("none", "swish").output_gate_proj.bias is None
+    assert build("none", "swish", "gla").output_gate_proj.bias is not None, "as its paper has it"
+
+
+@pytest.mark.parametrize("name", ["retention", "gla"])
+@pytest.mark.parametrize("change, given", [((2, 7, 5), r"\(2, 7, 5\)"), ((2, 6, 8), r"\(2, 6, 8\)"), (None, "None")])
+def test_tokens_that_do_not_fit_are_refused(name, change, given):
+    module = build("none", "swish", name)
+    inputs = tokens()
+    width = module.projections(D)["k"]
+    inputs |= {x: inputs[x][..., :width] for x in "qk"}
+    inputs["x"] = None if change is None else torch.zeros(change, dtype=torch.float64)
+    with pytest.raises(ValueError, match=rf"(?s)^x .*{given}.*allowed"):
+        module(**inputs)
+
+
+def test_other_names_are_refused():
+    for option, value in {"output_norm": "layer", "output_gate": "relu"}.items():
+        with pytest.raises(ValueError, match=rf"{option} is '{value}'; allowed: 'none'"):
+            build_attention("gla", True, num_heads=H, head_dim=D, **{option: value})
