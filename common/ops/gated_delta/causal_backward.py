@@ -1,13 +1,14 @@
 """The gated delta rule where operations are simply executed, with its backward pass by hand; ``README.md`` derives it.
 
-The forward pass keeps its inputs, its output and the memory before each block; the backward pass forms what is inside a
-block once more.
+The forward pass keeps its inputs and the memory before each block; the backward pass forms what is inside a block once
+more.
 """
 
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from ..shared.autograd import graph_gradients
 from ..shared.chunks import chunk_length, reverse_cumsum
@@ -43,13 +44,13 @@ class _Delta(torch.autograd.Function):
             put(out, tokens, block_outputs(chunks, block))
             state = block.states[-1].clone()  # without all the others
         ctx.size = size
-        ctx.save_for_backward(*inputs, memory, out, *before)
+        ctx.save_for_backward(*inputs, memory, *before)
         return out, state.view_as(memory)
 
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor, grad_memory: Tensor) -> tuple[Tensor | None, ...]:
-        *inputs, memory, out = ctx.saved_tensors[:7]
-        with autocast_off(out):  # the forward pass's does not reach here
+        *inputs, memory = ctx.saved_tensors[:6]
+        with autocast_off(memory):  # the forward pass's does not reach here
             if torch.is_grad_enabled() or not runs_eagerly(grad_out, grad_memory):
 
                 def in_graph(*tensors: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -57,56 +58,70 @@ class _Delta(torch.autograd.Function):
 
                 return *graph_gradients(in_graph, (*inputs, memory), (grad_out, grad_memory)), None
             grads = [None if x is None else torch.empty_like(x, memory_format=torch.contiguous_format) for x in inputs]
-            grad_state, before = grad_memory.flatten(0, 1), ctx.saved_tensors[7:]
-            for tokens, state in reversed(list(zip(blocks_of(out, ctx.size), before))):
+            grad_state, before = grad_memory.flatten(0, 1), ctx.saved_tensors[6:]
+            for tokens, state in reversed(list(zip(blocks_of(inputs[0], ctx.size), before))):
                 chunks = Chunks(*cut(inputs, tokens, ctx.size))
-                outputs = cut((out, grad_out), tokens, ctx.size)
-                block_grads, grad_state = _block_backward(chunks, state, *outputs, grad_state)
+                block_grads, grad_state = _block_backward(
+                    chunks, state, *cut((grad_out,), tokens, ctx.size), grad_state
+                )
                 for grad, one in zip(grads, block_grads):
                     if grad is not None:
                         put(grad, tokens, one)
         return *grads, grad_state.view_as(memory), None
 
 
-def _block_backward(
-    chunks: Chunks, state: Tensor, out: Tensor, grad_out: Tensor, grad_state: Tensor
-) -> tuple[Chunks, Tensor]:
+def _block_backward(chunks: Chunks, state: Tensor, grad_out: Tensor, grad_state: Tensor) -> tuple[Chunks, Tensor]:
     """The gradients of ``chunks`` and of the memory ``state`` (N, d, e) before them.
 
-    ``out`` (G, N, C, e) are their outputs, ``grad_out`` the gradient of these, ``grad_state`` (N, d, e) that of the
-    memory after them.
+    ``grad_out`` (G, N, C, e) is the gradient of their outputs, ``grad_state`` (N, d, e) that of the memory after them.
     """
     q, k, v, beta, log_decay = chunks
     block, beta = block_forward(chunks, state), beta.unsqueeze(-1)
-    since_start = block.since_start.unsqueeze(-1)
+    since_start, before = block.since_start.unsqueeze(-1), block.states[:-1]
     scores = (q @ k.transpose(-2, -1)).mul_(block.inside)
     grad_written = scores.transpose(-2, -1) @ grad_out  # of beta times the errors, but for what is read in later chunks
     queries = (q * since_start).transpose(-2, -1)
     grad_states = queries @ grad_out  # (G, N, d, e), at first of the memory before each chunk
     read, kept = (block.read * beta).transpose(-2, -1), since_start[..., -1:, :]  # (G, N, d, C), (G, N, 1, 1)
     for g in reversed(range(len(q))):
-        before, grad_states_g = grad_state, grad_states[g]
-        grad_written[g].baddbmm_(block.keys_at_end[g], before)
-        grad_state = torch.addcmul(grad_states_g, kept[g], before).baddbmm_(read[g], grad_written[g], alpha=-1)
-        grad_states_g.copy_(before)  # from here on, of that after each chunk
-    grad_v = block.inverse.transpose(-2, -1) @ (grad_written * beta)
+        after, grad_states_g = grad_state, grad_states[g]
+        grad_written[g].baddbmm_(block.keys_at_end[g], after)
+        grad_state = torch.addcmul(grad_states_g, kept[g], after).baddbmm_(read[g], grad_written[g], alpha=-1)
+        grad_states_g.copy_(after)  # from here on, of that after each chunk
+    grad_v, written = block.inverse.transpose(-2, -1) @ (grad_written * beta), block.errors * beta
 
-    grad_scores = (grad_out @ (block.errors * beta).transpose(-2, -1)).mul_(block.inside)
-    grad_q = (grad_out @ block.states[:-1].transpose(-2, -1)).mul_(since_start)
-    grad_q += grad_scores @ k
-    grad_seen = (grad_v @ block.errors.transpose(-2, -1)).neg_().tril_(-1)  # of seen times beta
-    grad_beta = (grad_written * block.errors).sum(-1) + (grad_seen * block.seen).sum(-2)
-    grad_products = grad_seen.mul_(block.inside).mul_(beta.transpose(-2, -1))
-    grad_k = grad_scores.transpose(-2, -1) @ q
-    grad_k += (grad_products + grad_products.transpose(-2, -1)) @ k
-    grad_k -= (grad_v @ block.states[:-1].transpose(-2, -1)).mul_(since_start)
-    # Keys that are decayed until the end, over keys: as the products above, without dividing by k.
-    until_end = block.inside[..., -1, :].unsqueeze(-1)
-    grad_k += ((block.errors * beta) @ grad_states.transpose(-2, -1)).mul_(until_end)
+    # What decays from the start of a chunk, and until its end.
+    grad_q = (grad_out @ before.transpose(-2, -1)).mul_(since_start)
+    grad_k_from_start = (grad_v @ before.transpose(-2, -1)).mul_(-since_start)
+    grad_k_to_end = (written @ grad_states.transpose(-2, -1)).mul_(block.inside[..., -1, :].unsqueeze(-1))
+    # What decays inside of it: scores, and products of keys times beta.
+    grad_scores = grad_out @ written.transpose(-2, -1)
+    grad_seen = (grad_v @ block.errors.transpose(-2, -1)).neg_().tril_(-1)
+    by_seen = grad_seen * block.seen
+    grad_beta = (grad_written * block.errors).sum(-1) + by_seen.sum(-2)
 
     grad_log_decay = None
     if log_decay is not None:
-        change = (grad_out * out).sum(-1) - (grad_v * v).sum(-1)  # (G, N, C)
-        at_end = (grad_states * block.states[1:]).sum((-2, -1)).unsqueeze(-1)
-        grad_log_decay = reverse_cumsum(change) + at_end
+        pairs = torch.addcmul(by_seen.mul_(beta.transpose(-2, -1)), grad_scores, scores)
+        at_queries = (q * grad_q).sum(-1) + (k * grad_k_from_start).sum(-1)
+        whole = (grad_states * before).sum((-2, -1)).unsqueeze(-1) * block.since_start[..., -1:]
+        grad_log_decay = _across(pairs, at_queries, (k * grad_k_to_end).sum(-1)) + whole
+
+    grad_scores.mul_(block.inside)
+    grad_products = grad_seen.mul_(block.inside).mul_(beta.transpose(-2, -1))
+    grad_q += grad_scores @ k
+    grad_k = grad_scores.transpose(-2, -1) @ q
+    grad_k += (grad_products + grad_products.transpose(-2, -1)) @ k
+    grad_k += grad_k_from_start.add_(grad_k_to_end)
     return Chunks(grad_q, grad_k, grad_v, grad_beta, grad_log_decay), grad_state
+
+
+def _across(pairs: Tensor, at_queries: Tensor, at_keys: Tensor) -> Tensor:
+    """Σ_(i >= t > j) pairs_ij + Σ_(i >= t) at_queries_i + Σ_(j < t) at_keys_j: what passes across token t, (G, N, C).
+
+    ``pairs`` (G, N, C, C), query i and key j. No sum is a difference of others, so that what a closed gate lets through
+    is not lost in what it does not.
+    """
+    later = torch.ones_like(pairs[0, 0]).triu()
+    inside = (later @ pairs).tril_(-1).sum(-1)
+    return inside + reverse_cumsum(at_queries) + F.pad(at_keys[..., :-1], (1, 0)).cumsum(-1)

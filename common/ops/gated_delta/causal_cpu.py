@@ -53,11 +53,11 @@ def block_outputs(chunks: Chunks, block: Block) -> Tensor:
     return out
 
 
-def blocks_of(x: Tensor, size: int) -> list[slice]:
-    """The tokens of each block of x (B, H, n, c): whole chunks of ``size`` tokens, but for the last."""
-    most = _CACHED_NUMBERS if x.device.type == "cpu" else _MOST_NUMBERS
-    tokens = size * max(1, most // max(1, size * x.shape[:2].numel() * x.shape[3]))
-    return [slice(begin, begin + tokens) for begin in range(0, x.shape[2], tokens)]
+def blocks_of(q: Tensor, size: int) -> list[slice]:
+    """The tokens of each block, for q (B, H, n, d): whole chunks of ``size`` tokens, but for the last."""
+    most = _CACHED_NUMBERS if q.device.type == "cpu" else _MOST_NUMBERS
+    tokens = size * max(1, most // max(1, size * q.shape[:2].numel() * q.shape[3]))
+    return [slice(begin, begin + tokens) for begin in range(0, q.shape[2], tokens)]
 
 
 def cut(tensors: Sequence[Tensor | None], tokens: slice, size: int) -> Iterator[Tensor | None]:
