@@ -5,7 +5,7 @@ Legend: N tokens, C channels.
 
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from inspect import signature
@@ -15,10 +15,12 @@ import torch
 from torch import nn
 
 from common.attention import InnerAttention
+from common.ops.shared.checks import check_choice
 
-from .layers.attention import SelfAttention, attention_layer, read_grid_size
+from .layers.attention import SelfAttention, attention_layer, read_grid_size, usable_mechanisms
 from .layers.grid import check_given, fixed_grid, host_of_tokens, tell_grid
 from .layers.position_bias import Grid
+from .models.flowformer import Flowformer
 
 logger = logging.getLogger("timm_plugin")
 
@@ -58,7 +60,8 @@ def replace_attention(
     Args:
         model: a model of timm, or any other that holds timm's attention layers.
         name, options: as in ``attention_layer``.
-        max_tokens, grid_size: as there, for a model in which they are not found.
+        max_tokens, grid_size: as there, for a model in which they are not found. Of ``Flowformer``, whose stages have
+            grids of their own, they are found, and options may be one for each stage.
 
     Raises:
         ValueError: no attention of ``model`` can be replaced, with the reason for each kind; or this mechanism does not
@@ -69,7 +72,7 @@ def replace_attention(
         raise ValueError(f"model is {model!r}; allowed: a built model, such as timm.create_model gives")
     grid_size = read_grid_size(grid_size)
     check_given(model, max_tokens, grid_size)
-    layer = _layer_for(model, name, max_tokens, grid_size, options)
+    layers = _layers_for(model, name, max_tokens, grid_size, options)
     reasons = attention_modules(model)
     stays = _what_stays(model, reasons)
     old = {path: model.get_submodule(path) for path, reason in reasons.items() if not reason}
@@ -79,13 +82,15 @@ def replace_attention(
             "allowed: softmax attention of all tokens between projections qkv and proj, with nothing else in it"
         )
     with _own_generator():
-        new = {id(module): _replacement(module, layer) for module in old.values()}
+        new = {id(module): _replacement(module, layers(path)) for path, module in old.items()}
     places = [(path, module) for path, module in model.named_modules(remove_duplicate=False) if id(module) in new]
     _put(model, [(path, new[id(module)]) for path, module in places])
     try:
+        _tell_stages(model, max_tokens, grid_size)
         tell_grid(model)
     except ValueError:
         _put(model, places)
+        _tell_stages(model, max_tokens, grid_size)
         raise
     pairs = [(module, new[id(module)]) for module in old.values()]
     notes = [f"these stay: {stays}"] * bool(stays) + _notes_on_changes(pairs)
@@ -94,6 +99,39 @@ def replace_attention(
     if notes:
         logger.warning(f"{type(model).__name__}: {len(old)} attentions are {name!r} now; {'; '.join(notes)}")
     return model
+
+
+def _layers_for(
+    model: nn.Module, name: str, max_tokens: int | None, grid_size: Grid | None, options: dict[str, Any]
+) -> Callable[[str], type[SelfAttention]]:
+    """Path of an attention of ``model`` -> the layer for its place: that of its stage, or one for all others."""
+    check_choice("attention", name, usable_mechanisms())
+    by_stage = {
+        f"{path}.stages.{i}.".removeprefix("."): layer
+        for path, host in _staged(model, max_tokens, grid_size).items()
+        for i, layer in enumerate(host.stage_layers(name, **options))
+    }
+    if not by_stage:
+        layer = _layer_for(model, name, max_tokens, grid_size, options)
+        return lambda path: layer
+
+    def of_stage(path: str) -> type[SelfAttention]:
+        found = next((layer for stage, layer in by_stage.items() if path.startswith(stage)), None)
+        return found or _layer_for(model, name, max_tokens, grid_size, options)
+
+    return of_stage
+
+
+def _staged(model: nn.Module, max_tokens: int | None, grid_size: Grid | None) -> dict[str, Flowformer]:
+    """The models in ``model`` that tell each of their stages its grid, by path; none where a user says one."""
+    if max_tokens is not None or grid_size is not None:
+        return {}
+    return {path: module for path, module in model.named_modules() if isinstance(module, Flowformer)}
+
+
+def _tell_stages(model: nn.Module, max_tokens: int | None, grid_size: Grid | None) -> None:
+    for host in _staged(model, max_tokens, grid_size).values():
+        host.tell_stages()
 
 
 def _layer_for(

@@ -122,6 +122,30 @@ def test_attention_on_a_grid_without_one_is_refused(name):
         assert all(type(block.attn) is Attention for block in model.blocks)
 
 
+@pytest.mark.parametrize(("name", "stated"), [("soft", {}), ("daft_conv", {"window": 3}), ("cosformer", {})])
+def test_stages_have_grids_of_their_own(name, stated):
+    """It is the model that is built with this attention: it takes its weights, and computes the same."""
+    args = dict(img_size=64, num_classes=5)
+    model = replace_attention(timm.create_model("flowformer_hier_test", **args).eval(), name, **stated)
+    built = timm.create_model("flowformer_hier_test", attn_layer=name, **args, **stated).eval()
+    model.load_state_dict(built.state_dict())
+    x = torch.randn(2, 3, 64, 64)
+    assert torch.equal(model(x), built(x))
+    model.set_input_size(96)
+    built.set_input_size(96)
+    x = torch.randn(1, 3, 96, 96)
+    assert torch.equal(model(x), built(x))
+
+
+def test_a_stage_that_does_not_fit_leaves_the_model_as_it_is():
+    model = timm.create_model("flowformer_hier_test", img_size=64)
+    kinds = [type(stage.blocks[0].attn) for stage in model.stages]
+    for name, options, message in (("soft", {"ratio": 0}, "ratio"), ("sof", {}, "sof"), ("soft", {"rate": 2}, "rate")):
+        with pytest.raises(ValueError, match=message):
+            replace_attention(model, name, **options)
+    assert [type(stage.blocks[0].attn) for stage in model.stages] == kinds
+
+
 def test_bad_options():
     model = timm.create_model("vit_tiny_patch16_224", **VIT)
     for name, options, message in (

@@ -32,6 +32,7 @@ from common.ops.shared.checks import check_choice, check_positive_int
 
 from ..layers.block import MlpScaleBlock
 from ..layers.images import ImageSize, PositionEmbedding, check_image, check_img_size
+from ..layers.position_bias import Grid
 from ..layers.stages import check_stage_grids, set_stage_grids, stage_grids, stage_layers, tell_stage
 from ._build import StrictLoading, build
 from ._default_cfg import untrained_cfg
@@ -274,6 +275,25 @@ class Flowformer(StrictLoading, nn.Module):
         for i, info in enumerate(self.feature_info):
             info["reduction"] = self.patch_embed.feat_ratio() * 2**i
         update_model_input_size(self, new_size, patch_size=patch_size)
+
+    @torch.jit.ignore
+    def stage_layers(self, attn_layer: LayerType, **options: Any) -> list[LayerType]:
+        """``attn_layer`` for each stage of this model, as it is made where a model is built with it.
+
+        Raises:
+            ValueError: as there.
+        """
+        return stage_layers(attn_layer, self._grids(), self.dynamic_img_size, **options)
+
+    @torch.jit.ignore
+    def tell_stages(self) -> None:
+        """Tell attention that sees neighbours on which grid its tokens lie; after other attention was put in."""
+        for stage, grid in zip(self.stages, self._grids()):
+            stage.keeps_map = tell_stage(stage.blocks, grid)
+
+    def _grids(self) -> list[Grid]:
+        """(Y, X) of each stage's tokens, of images of the model's own size."""
+        return stage_grids(self.patch_embed.dynamic_feat_size(self.patch_embed.img_size), len(self.stages))
 
     def _stem(self, x: Tensor) -> Tensor:
         """(B, in_chans, H, W) -> (B, C, H / patch, W / patch), positions added."""
