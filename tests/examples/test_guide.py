@@ -6,17 +6,27 @@ import textwrap
 import pytest
 
 from tests.fairseq_plugin.helpers.text import write_text
-from tests.processes import CHECKOUT, run_program
+from tests.processes import CHECKOUT, Command, run_in_turn, run_program
 
 EXAMPLES = ("mean", "pooled")
 _REASON = r"( *)<!-- not run in tests: stands in (?P<file>\S+) -->"
 INCLUDED = re.compile(_REASON + r"\n *```python\n(?P<code>.*?)\n *```\n", re.S)
 
 
-def run(name: str, code: str, *arguments: str) -> str:
-    """The output of ``python -c code arguments``, where the example is registered before a plugin is imported."""
-    registered = f"import tests.examples.{name}\n{textwrap.dedent(code)}"
-    return run_program(["-c", registered, *map(str, arguments)], cwd=str(CHECKOUT))
+@pytest.fixture
+def run(tmp_path):
+    """Runs code with arguments in a new process, where an example is registered before a plugin is imported.
+
+    Returns what it printed.
+    """
+
+    def run(name: str, code: str, *arguments: str) -> str:
+        script = tmp_path / "registered.py"
+        path = f"import sys\nsys.path.insert(0, {str(CHECKOUT)!r})\n"
+        script.write_text(f"{path}import tests.examples.{name}\n{textwrap.dedent(code)}")
+        return run_in_turn(Command(str(script), arguments), cwd=str(CHECKOUT))[0]
+
+    return run
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +35,7 @@ def data_bin(tmp_path_factory):
     folder = tmp_path_factory.mktemp("text")
     write_text(folder)
     splits = [f"--{split}pref={folder / split}.txt" for split in ("train", "valid")]
-    run_program(["-m", "fairseq_cli.preprocess", "--only-source", *splits, "--destdir", str(folder / "bin")])
+    run_in_turn(Command("fairseq_cli.preprocess", ["--only-source", *splits, "--destdir", str(folder / "bin")]))
     return folder / "bin"
 
 
@@ -46,7 +56,7 @@ def test_the_contract_of_the_second_example():
 @pytest.mark.parametrize(
     "arch, options", [("mean_lm", ["--mean-temperature", "2"]), ("pooled_mlm", ["--pooled-no-gate"])]
 )
-def test_training_in_fairseq(arch, options, data_bin):
+def test_training_in_fairseq(arch, options, data_bin, run):
     name, kind = arch.split("_")
     task, criterion = {"lm": ("language_modeling", "cross_entropy"), "mlm": ("masked_lm", "masked_lm")}[kind]
     arguments = [data_bin, "--user-dir", "fairseq_plugin", "--task", task, "--criterion", criterion, "--arch", arch]
@@ -57,7 +67,7 @@ def test_training_in_fairseq(arch, options, data_bin):
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_training_in_timm(name):
+def test_training_in_timm(name, run):
     options = "max_tokens=16" if name == "pooled" else "temperature=2.0"
     code = f"""
 import torch, timm, timm_plugin

@@ -33,6 +33,13 @@ ROWS = {operation.name: operation for operation in operations.OPERATIONS}
 NARROW = dict(batch=1, embed_dims=(48, 96, 144, 192), depths=(1, 2, 1, 1))
 
 
+@pytest.fixture(autouse=True)
+def run_as_it_is_written():
+    """torch.compile changes nothing: of one backward pass it would make machine code for half a minute."""
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
 def wrong(function, factor=1.05):
     """``function`` times ``factor``."""
     return lambda *inputs, **options: function(*inputs, **options) * factor
@@ -86,6 +93,12 @@ def test_a_wrong_operation_is_noticed_by_each_of_its_checks(name):
             broken = row._replace(functions=(function._replace(checks=(other,)),))
             (one,) = candidates(broken, HERE, 60)
             assert isinstance(one, Absent) or first_unequal(one.check()).tensor == "output"
+
+
+def test_the_compiled_row_goes_through_the_compiler():
+    """The contract of each mechanism compiles both passes, and a benchmark compares what it has compiled."""
+    with torch.compiler.set_stance("fail_on_recompile"), pytest.raises(RuntimeError, match="fail_on_recompile"):
+        operations.compiled_flow(*torch.randn(3, 1, 2, 5, 4))
 
 
 def test_an_operation_that_is_wrong_from_some_length_on_is_noticed():

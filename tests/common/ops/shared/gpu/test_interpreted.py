@@ -1,6 +1,6 @@
 """The tests of the kernels, in Triton's interpreter on the CPU.
 
-In processes of their own: a process interprets all kernels or none, as it was told when it imported Triton, and with
+In a process of their own: a process interprets all kernels or none, as it was told when it imported Triton, and with
 the interpreter on, every other test on the CPU would go through it too.
 """
 
@@ -14,14 +14,13 @@ import pytest
 from tests.torch_versions import NEWER_THAN_2_6
 
 OPS = Path(__file__).parents[2]
-FILES = [path for folder in ("flow/gpu", "mixed_chunk/gpu", "shared/gpu/kernels") for path in (OPS / folder).iterdir()]
-FILES = sorted(path.relative_to(OPS).as_posix() for path in FILES if path.match("test_*.py"))
+FOLDERS = ("flow/gpu", "mixed_chunk/gpu", "shared/gpu/kernels")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Triton is for Linux alone; there its absence is an error")
-@pytest.mark.parametrize("file", FILES)
-def test_in_the_interpreter(file):
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", str(OPS / file)]
+def test_in_the_interpreter():
+    folders = [str(OPS / folder) for folder in FOLDERS]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", *folders]
     # Without the check before a kernel's first use: it would run everything twice, and has a test of its own.
     env = {**os.environ, "TRITON_INTERPRET": "1", "LINEARTIME_TRITON": "1", "PYTEST_ADDOPTS": ""}
     done = subprocess.run(command, cwd=OPS.parents[2], env=env, capture_output=True, text=True)
