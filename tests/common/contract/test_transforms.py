@@ -32,8 +32,10 @@ from tests.torch_versions import NEWER_THAN_2_6
 
 #: They cut a sequence into windows or chunks.
 IN_WINDOWS = ("bigbird", "local", "longformer", "reformer", "sparse")
-#: Every mechanism by itself, and some after a short convolution.
-traced = [*PLAIN, *(case for case in DEFAULTS if case.short_conv)]
+#: The mechanisms whose sums forget in code of their own, and one kind of gates of each.
+FORGETTING = {"favor": "channel", "flow": "channel", "mixed_chunk": "head"}
+#: Every mechanism by itself, some after a short convolution, and some with sums that forget.
+traced = [*PLAIN, *(case for case in DEFAULTS if case.short_conv or case.forget == FORGETTING.get(case.name))]
 
 
 @pytest.fixture(autouse=True)
