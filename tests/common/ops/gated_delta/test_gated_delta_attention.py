@@ -170,7 +170,7 @@ def test_equal_keys_in_single_precision(beta):
 
 
 def test_a_backward_pass_does_not_keep_the_memory_of_every_token():
-    """Nor that of every chunk of 32: kept is less than nine tensors as large as q, and none that is made is larger than q."""
+    """Nor that of every chunk of 32: fewer than nine tensors as large as q are kept, and no larger one is made."""
     n, d = 4096, 64
     inputs = [x.detach().requires_grad_() for x in qkv(n, batch=1, d=d, e=d, dtype=torch.float32)]
     given = dict(zip(("beta", "log_decay"), single(*gates(n, batch=1).values())))
