@@ -29,10 +29,14 @@ def gathered(paths: Sequence[Path]) -> Scores:
     """The score of every training for the highest target that it was given; of bc and awac any target is the same.
 
     Raises:
-        ValueError: a file that is none of these.
+        ValueError: a file that is none of these, or one given twice, whose trainings would count as further ones.
     """
     found: Scores = defaultdict(lambda: defaultdict(list))
+    read: set[Path] = set()
     for path in paths:
+        if path.resolve() in read:
+            raise ValueError(f"{path} is given twice; allowed: each file once")
+        read.add(path.resolve())
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
             described = EpisodeDescription(**content["data"])

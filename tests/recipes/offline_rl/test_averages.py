@@ -39,3 +39,10 @@ def test_averages(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     (tmp_path / "c.json").write_text('{"data": {}}')
     assert averages.main([str(tmp_path / "c.json")]) == 1
     assert "c.json" in (error := capsys.readouterr().err) and "allowed: a file of" in error
+
+
+def test_a_file_that_is_given_twice(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    compared = [{"name": "bc", "episodes": episodes(20.0)}]
+    (tmp_path / "a.json").write_text(json.dumps({"data": description("one"), "results": compared}))
+    assert averages.main([str(tmp_path / "a.json"), str(tmp_path / ".." / tmp_path.name / "a.json")]) == 1
+    assert "a.json is given twice" in capsys.readouterr().err
