@@ -19,8 +19,9 @@ EXTRAS := fairseq,timm,test,demo
 demo: $(READY)
 	$(VENV)/bin/python -m recipes.demo
 
+# Files in their order: xdist would begin with those of most tests, and end with the few tests that take a minute each.
 test: $(READY)
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n logical --maxprocesses 8 --dist loadfile --durations=15
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder --durations=15
 
 quick: lint
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest --quick -n logical --maxprocesses 8

@@ -62,3 +62,9 @@ def test_the_grid_is_the_models():
         model = create_model("vit_tiny_patch16_224", attn_layer=layer, **{**args, **extra})
         layers = [module for module in model.modules() if isinstance(module, SelfAttention)]
         assert {module.grid_size for module in layers} == {(2, 8)}
+
+
+def test_a_grid_that_is_not_the_models_is_refused_where_tokens_are_counted_too():
+    layer = attention_layer("linformer", grid_size=(2, 9))
+    with pytest.raises(ValueError, match=r"grid_size is \(2, 9\); allowed: \(3, 3\)"):
+        create_model("vit_tiny_patch16_224", attn_layer=layer, **SMALL)

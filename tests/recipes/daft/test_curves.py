@@ -65,6 +65,19 @@ def test_the_best_epoch_is_another_picture(tmp_path: Path) -> None:
     assert (tmp_path / "last.png").read_bytes() != (tmp_path / "best.png").read_bytes()
 
 
+@pytest.mark.parametrize(
+    ("more", "top1", "same"),
+    [([], (60.5, 20.0, 58.0), (20.0, 61.0, 58.0)), (["--best"], (58.0, 61.0, 20.0), (61.0, 1.0, 2.0))],
+)
+def test_one_epoch_alone_is_drawn(tmp_path: Path, more: list[str], top1: tuple, same: tuple) -> None:
+    """The last one, or with ``--best`` the best one."""
+    for name, values in (("one", top1), ("other", same)):
+        folder = str(write_run(tmp_path / name, top1=values, **CONV))
+        picture = ["--across", "width", "--output", str(tmp_path / f"{name}.png")]
+        assert curves.main(["--runs", folder, *picture, *more]) == 0
+    assert (tmp_path / "one.png").read_bytes() == (tmp_path / "other.png").read_bytes()
+
+
 def test_what_cannot_be_drawn(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     """One line on stderr, and no picture."""
     folder = write_run(tmp_path / "run", **CONV)

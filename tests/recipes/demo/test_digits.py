@@ -2,7 +2,9 @@
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
+from torch import nn
 
 from recipes.demo import __main__ as demo
 from recipes.demo import images, train_digits
@@ -80,6 +82,30 @@ def test_checkpoint_is_examined_as_the_loop_left_it(trained, folder):
     assert maps.competition.shape == maps.allocation.shape == (4, 8, 8)
     assert maps.competition.mean((1, 2)) == pytest.approx(np.ones(4), abs=1e-4)  # shares of an even split
     assert 0 < maps.allocation.min() < maps.allocation.max() < 1
+
+
+def test_a_training_is_its_seeds(folder, tmp_path):
+    """Of 32 digits."""
+    for split in ("train", "validation"):
+        for digit in (0, 1):
+            (tmp_path / split / str(digit)).mkdir(parents=True)
+            for path in sorted((folder / split / str(digit)).iterdir())[:8]:
+                (tmp_path / split / str(digit) / path.name).symlink_to(path)
+    summaries = []
+    for name, seed in (("one", "1"), ("again", "1"), ("other", "2")):
+        arguments = ["--data-dir", str(tmp_path), "--model", images.MODEL, "--device-modules", "timm_plugin"]
+        arguments += ["--num-classes", "10", "--epochs", "1", "--warmup-epochs", "0", "--batch-size", "8"]
+        arguments += ["--workers", "0", "--seed", seed, "--output", str(tmp_path / "out"), "--experiment", name]
+        assert train_digits.main(arguments) == 0
+        summaries.append(images.read_summary(tmp_path / "out" / name / "summary.csv"))
+    assert summaries[0] == summaries[1] and summaries[0][0].train_loss != summaries[2][0].train_loss
+
+
+def test_nothing_is_dropped_in_validation():
+    model = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(12, 10))
+    batches = [(torch.randn(6, 3, 2, 2), torch.arange(6))]
+    found = train_digits.validate(model.train(), batches)["loss"]
+    assert found == pytest.approx(nn.functional.cross_entropy(model[2](batches[0][0].flatten(1)), batches[0][1]).item())
 
 
 def test_missing_scripts_are_said_before_anything_is_done(tmp_path, capsys):

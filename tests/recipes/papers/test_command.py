@@ -5,6 +5,7 @@ import pytest
 from recipes.papers import measured, readmes
 from recipes.papers.__main__ import main
 from recipes.papers.tables import PAPERS, read_paper
+from recipes.shared.commands import ROOT
 
 
 def test_a_list_has_every_table_and_figure(capsys):
@@ -101,6 +102,14 @@ def test_what_was_measured_belongs_to_rows(paper):
             rows = [row.name for row in table.rows]
             assert set(one.cells) <= set(rows) or (set(one.cells) <= set(table.header) and one.column in rows)
             assert one.command.startswith("python -m recipes.") and one.date.startswith("2026-")
+
+
+@pytest.mark.parametrize("number, recipe", [("2", "lra"), ("4", "wikitext103")])
+def test_what_was_measured_stands_in_its_recipe(number, recipe):
+    """The cells that a person wrote; those of Table 6 are read from a file of results."""
+    readme = (ROOT / "recipes" / recipe / "README.md").read_text()
+    cells = [cell for one in measured.measured("flowformer", number) for cell in one.cells.values()]
+    assert cells and [cell for cell in cells if cell not in readme] == []
 
 
 def test_kendalls_tau_is_of_the_order():

@@ -103,6 +103,9 @@ def test_images_end_to_end(tmp_path, monkeypatch):
     for stock, fresh in zip(half.outcomes[::2], half.outcomes[1::2]):
         assert stock.before != fresh.before and fresh.before == pytest.approx(2.3, abs=0.1)
         assert all(one.after != one.before and 0.0 < one.top1 <= 100.0 for one in (stock, fresh))
+    untrained = images.build(fresh.model)
+    _, hold = images.loaders(tmp_path / images.DIGITS, untrained)
+    assert fresh.before == pytest.approx(images.validate(untrained, hold)["loss"])
 
 
 def test_text_end_to_end(tmp_path, imported_already, monkeypatch):

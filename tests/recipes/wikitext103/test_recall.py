@@ -21,6 +21,14 @@ def test_a_window_finds_the_token_before(tmp_path: Path, capsys: pytest.CaptureF
     assert "The symbol 1 places back" in capsys.readouterr().out
 
 
+def test_a_window_that_ends_before_the_place_does_not_find_it(tmp_path: Path) -> None:
+    """The settings of the window of two tokens above, with a token two places back."""
+    arguments = ["--models", "local", "--seeds", "1", "--out", str(tmp_path), "--updates", "60", "--width", "16"]
+    arguments += ["--layers", "1", "--tokens-per-sample", "8", "--lr", "0.03", "--distance", "2"]
+    assert recall.main(arguments) == 0
+    assert json.loads((tmp_path / "results.json").read_text())["results"][0]["accuracy"] < 15.0
+
+
 def test_a_place_that_no_sequence_has(capsys: pytest.CaptureFixture) -> None:
     assert recall.main(["--distance", "32"]) == 1
     assert "--tokens-per-sample is 32; allowed: more than --distance, 32" in capsys.readouterr().err
