@@ -8,8 +8,8 @@ from torch.nn import functional as F
 CHUNK_SIZE = 64
 #: Up to this many chunks, running sums over chunks are a matrix product: on a CPU, and with decay.
 _FEW_CHUNKS = 32
-#: The same for running sums over tokens, number by number, where each number has gates of its own.
-_FEW_TOKENS = 8
+#: Tokens of a block within which running sums with decay go from one to the next.
+_FEW_TOKENS = 16
 
 
 def chunk_length(chunk_size: int, length: int) -> int:
@@ -87,17 +87,29 @@ def carry_decayed_sums(chunk_sums: Tensor, initial: Tensor | None, log_decay: Te
 
 
 def decayed_cumsum(x: Tensor, log_decay: Tensor, initial: Tensor | None) -> Tensor:
-    """y_t = exp(log_decay_t) y_(t-1) + x_t, number by number: (B, H, n, c), as ``log_decay`` is; O(n c).
+    """y_t = exp(log_decay_t) y_(t-1) + x_t, number by number: (B, H, n, ...) -> (B, H, n, ...); O(size of x).
 
-    ``initial`` (B, H, c) is y before the first token, zero when None.
+    ``log_decay`` (B, H, n, ...), at most 0, is 1 in the dimensions it shares. ``initial`` (B, H, ...) is y before the first
+    token, zero when None. Token by token in short blocks, all blocks at once, and their ends in the same way.
     """
-    shape = x.shape
-    if initial is not None:  # as the token before the first, which nothing has made forgotten
-        x, log_decay = torch.cat([initial.unsqueeze(2), x], dim=2), F.pad(log_decay, (0, 0, 1, 0))
-    # Each channel as a head, and few tokens at a time, since a square of gates is formed of them.
-    rows = (y.transpose(2, 3).flatten(1, 2) for y in (x, log_decay))  # (B, H c, n)
-    sums = _decayed_scan(next(rows).unsqueeze(-1), next(rows), _FEW_TOKENS).squeeze(-1)
-    return sums.unflatten(1, (shape[1], shape[3])).transpose(2, 3)[:, :, -shape[2] :]
+    length = x.shape[2]
+    if length <= _FEW_TOKENS:
+        return _token_by_token(x, log_decay.exp(), initial, 2)
+    x, log_decay = split_chunks(x, _FEW_TOKENS), split_chunks(log_decay, _FEW_TOKENS)  # (B, H, blocks, few, ...)
+    inside = _token_by_token(x, log_decay.exp(), None, 3)
+    ends = decayed_cumsum(inside[:, :, :, -1], log_decay.sum(3), initial)  # (B, H, blocks, ...)
+    first = torch.zeros_like(ends[:, :, :1]) if initial is None else initial.unsqueeze(2)
+    before = torch.cat([first, ends[:, :, :-1]], dim=2).unsqueeze(3)
+    return torch.addcmul(inside, log_decay.cumsum(3).exp(), before).flatten(2, 3)[:, :, :length]
+
+
+def _token_by_token(x: Tensor, decay: Tensor, last: Tensor | None, dim: int) -> Tensor:
+    """y_t = decay_t y_(t-1) + x_t along ``dim``; ``last`` is y before the first, zero when None."""
+    results = []
+    for new, kept in zip(x.unbind(dim), decay.unbind(dim)):
+        last = new if last is None else torch.addcmul(new, kept, last)
+        results.append(last)
+    return torch.stack(results, dim)
 
 
 def decay_between(log_decay: Tensor) -> Tensor:
