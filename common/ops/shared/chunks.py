@@ -89,8 +89,8 @@ def carry_decayed_sums(chunk_sums: Tensor, initial: Tensor | None, log_decay: Te
 def decayed_cumsum(x: Tensor, log_decay: Tensor, initial: Tensor | None) -> Tensor:
     """y_t = exp(log_decay_t) y_(t-1) + x_t, number by number: (B, H, n, ...) -> (B, H, n, ...); O(size of x).
 
-    ``log_decay`` (B, H, n, ...), at most 0, is 1 in the dimensions it shares. ``initial`` (B, H, ...) is y before the first
-    token, zero when None. Token by token in short blocks, all blocks at once, and their ends in the same way.
+    ``log_decay``, at most 0, is (B, H, n, ...) or 1 where numbers share it. ``initial`` (B, H, ...) is y before the
+    first token, zero when None. Token by token in short blocks, all blocks at once, and their ends in the same way.
     """
     length = x.shape[2]
     if length <= _FEW_TOKENS:
