@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..shared.chunks import decayed_cumsum
+from ..shared.decayed_cumsum import decayed_cumsum
 from ..shared.feature_maps import real_features
 from ..shared.feature_sums import causal_sums
 from ..shared.forgetting import decay_of_real_tokens
@@ -144,6 +144,8 @@ def _decayed_logcumsumexp(x: Tensor, log_decay: Tensor, before: Tensor) -> Tenso
     forgotten hides nothing. Rounding of m changes the unit alone.
     """
     first = before.unsqueeze(2)
+    if x.shape[2] == 1:
+        return torch.logaddexp(first + log_decay, x)
     since_start = F.pad(log_decay, (0, 0, 1, 0)).cumsum(2)
     with torch.no_grad():
         unit = (torch.cat([first, x], dim=2) - since_start).cummax(2).values + since_start  # (B, H, 1 + n, g)

@@ -8,8 +8,6 @@ from torch.nn import functional as F
 CHUNK_SIZE = 64
 #: Up to this many chunks, running sums over chunks are a matrix product: on a CPU, and with decay.
 _FEW_CHUNKS = 32
-#: Tokens of a block within which running sums with decay go from one to the next.
-_FEW_TOKENS = 16
 
 
 def chunk_length(chunk_size: int, length: int) -> int:
@@ -84,32 +82,6 @@ def carry_decayed_sums(chunk_sums: Tensor, initial: Tensor | None, log_decay: Te
     sums = torch.cat([first, chunk_sums], dim=2)  # (B, H, 1 + G, ...)
     carried = _decayed_scan(sums.flatten(3), F.pad(log_decay, (1, 0)), _FEW_CHUNKS).reshape(sums.shape)
     return carried[:, :, :-1], carried[:, :, -1]
-
-
-def decayed_cumsum(x: Tensor, log_decay: Tensor, initial: Tensor | None) -> Tensor:
-    """y_t = exp(log_decay_t) y_(t-1) + x_t, number by number: (B, H, n, ...) -> (B, H, n, ...); O(size of x).
-
-    ``log_decay``, at most 0, is (B, H, n, ...) or 1 where numbers share it. ``initial`` (B, H, ...) is y before the
-    first token, zero when None. Token by token in short blocks, all blocks at once, and their ends in the same way.
-    """
-    length = x.shape[2]
-    if length <= _FEW_TOKENS:
-        return _token_by_token(x, log_decay.exp(), initial, 2)
-    x, log_decay = split_chunks(x, _FEW_TOKENS), split_chunks(log_decay, _FEW_TOKENS)  # (B, H, blocks, few, ...)
-    inside = _token_by_token(x, log_decay.exp(), None, 3)
-    ends = decayed_cumsum(inside[:, :, :, -1], log_decay.sum(3), initial)  # (B, H, blocks, ...)
-    first = torch.zeros_like(ends[:, :, :1]) if initial is None else initial.unsqueeze(2)
-    before = torch.cat([first, ends[:, :, :-1]], dim=2).unsqueeze(3)
-    return torch.addcmul(inside, log_decay.cumsum(3).exp(), before).flatten(2, 3)[:, :, :length]
-
-
-def _token_by_token(x: Tensor, decay: Tensor, last: Tensor | None, dim: int) -> Tensor:
-    """y_t = decay_t y_(t-1) + x_t along ``dim``; ``last`` is y before the first, zero when None."""
-    results = []
-    for new, kept in zip(x.unbind(dim), decay.unbind(dim)):
-        last = new if last is None else torch.addcmul(new, kept, last)
-        results.append(last)
-    return torch.stack(results, dim)
 
 
 def decay_between(log_decay: Tensor) -> Tensor:
