@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .autograd import graph_gradients
 from .chunks import chunk_length, split_chunks
 from .tracing import runs_eagerly
 
@@ -45,7 +44,7 @@ def _in_graph(x: Tensor, log_decay: Tensor, initial: Tensor) -> Tensor:
         sums.append(last)
     ends = _in_graph(last, log_decay.sum(3), initial)  # (B, H, blocks, ...)
     before = torch.cat([initial.unsqueeze(2), ends[:, :, :-1]], dim=2).unsqueeze(3)
-    return torch.addcmul(torch.stack(sums, 3), log_decay.cumsum(3).exp(), before).flatten(2, 3)[:, :, :length]
+    return _joined(torch.addcmul(torch.stack(sums, 3), log_decay.cumsum(3).exp(), before))[:, :, :length]
 
 
 class _ByHand(torch.autograd.Function):
@@ -54,27 +53,23 @@ class _ByHand(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, log_decay: Tensor, initial: Tensor) -> Tensor:
         result = _in_place(x, log_decay.exp(), initial)
-        ctx.save_for_backward(x, log_decay, initial, result)
+        ctx.save_for_backward(log_decay, initial, result)
         return result
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, log_decay, initial, result = ctx.saved_tensors
-        if torch.is_grad_enabled() or not runs_eagerly(grad):
-            return tuple(graph_gradients(_in_graph, (x, log_decay, initial), (grad,)))
-        decay = log_decay.exp()
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
+        """In differentiable functions, so that it has a derivative itself."""
+        log_decay, initial, result = ctx.saved_tensors
         # x_t reaches y_t as it is, and what comes later through y_(t+1).
-        until_next = torch.cat([decay[:, :, 1:], torch.zeros_like(decay[:, :, :1])], dim=2)
-        grad_x = _in_place(grad, until_next, torch.zeros_like(initial), reverse=True)
-        grad_log_decay = grad_x * decay
-        grad_initial = grad_log_decay[:, :, 0].clone()
-        grad_log_decay[:, :, 1:].mul_(result[:, :, :-1])
-        grad_log_decay[:, :, 0].mul_(initial)
-        return grad_x, grad_log_decay.sum_to_size(log_decay.shape), grad_initial
+        until_next = torch.cat([log_decay[:, :, 1:], torch.zeros_like(log_decay[:, :, :1])], dim=2)
+        grad_x = decayed_cumsum(grad.flip(2), until_next.flip(2), None).flip(2)
+        before = torch.cat([initial.unsqueeze(2), result[:, :, :-1]], dim=2)
+        grad_kept = grad_x * log_decay.exp()
+        return grad_x, (grad_kept * before).sum_to_size(log_decay.shape), grad_kept[:, :, 0]
 
 
-def _in_place(x: Tensor, decay: Tensor, initial: Tensor, reverse: bool = False) -> Tensor:
-    """y_t = decay_t y_(t-1) + x_t without a graph, or decay_t y_(t+1) + x_t with ``reverse``."""
+def _in_place(x: Tensor, decay: Tensor, initial: Tensor) -> Tensor:
+    """``decayed_cumsum`` without a graph, from decays that are no logarithms."""
     if x.shape[2] == 1:
         return torch.addcmul(x, decay, initial.unsqueeze(2))
     length, size = x.shape[2], chunk_length(_BLOCK, x.shape[2])
@@ -82,14 +77,16 @@ def _in_place(x: Tensor, decay: Tensor, initial: Tensor, reverse: bool = False) 
     # Sums and products of decays from the beginning of each block.
     sums, products = (torch.empty_like(y, memory_format=torch.contiguous_format) for y in (x, decay))
     xs, decays, sums_to, products_to = (y.unbind(3) for y in (x, decay, sums, products))
-    order = range(size - 1, -1, -1) if reverse else range(size)
-    sums_to[order[0]].copy_(xs[order[0]])
-    products_to[order[0]].copy_(decays[order[0]])
-    for last, t in zip(order, order[1:]):
-        torch.addcmul(xs[t], decays[t], sums_to[last], out=sums_to[t])
-        torch.mul(products_to[last], decays[t], out=products_to[t])
-    end = order[-1]
-    ends = _in_place(sums_to[end], products_to[end], initial, reverse)  # (B, H, blocks, ...)
-    first = initial.unsqueeze(2)
-    before = torch.cat([ends[:, :, 1:], first] if reverse else [first, ends[:, :, :-1]], dim=2)
-    return sums.addcmul_(products, before.unsqueeze(3)).flatten(2, 3)[:, :, :length]
+    sums_to[0].copy_(xs[0])
+    products_to[0].copy_(decays[0])
+    for t in range(1, size):
+        torch.addcmul(xs[t], decays[t], sums_to[t - 1], out=sums_to[t])
+        torch.mul(products_to[t - 1], decays[t], out=products_to[t])
+    ends = _in_place(sums_to[-1], products_to[-1], initial)  # (B, H, blocks, ...)
+    before = torch.cat([initial.unsqueeze(2), ends[:, :, :-1]], dim=2).unsqueeze(3)
+    return _joined(sums.addcmul_(products, before))[:, :, :length]
+
+
+def _joined(x: Tensor) -> Tensor:
+    """(B, H, blocks, tokens, ...) -> (B, H, n, ...); not flatten, which batches of gradients do not take."""
+    return x.reshape(*x.shape[:2], x.shape[2] * x.shape[3], *x.shape[4:])
