@@ -30,9 +30,10 @@ def state_shapes(q: Tensor, v: Tensor, log_decay: Tensor) -> dict[str, tuple[int
 
 
 def attention_that_forgets(inputs: CausalInputs, log_decay: Tensor) -> tuple[Tensor, State]:
-    """The output (B, H, n, e) and the state after the tokens; O(n (C d + d e)) time.
+    """The output (B, H, n, e) and the state after the tokens.
 
-    ``log_decay`` is (B, H, n) or (B, H, n, d).
+    ``log_decay`` is (B, H, n) or (B, H, n, d). O(n (C d + d e)) time; O(n (C + d + e) + (n / C) d e) memory, or where
+    gates are of channels O(n d) beside what ``channel_decayed_sums`` takes.
     """
     v = zero_padding(inputs.v.to(compute_dtype(inputs.v)), inputs.padding)
     flow = _Flow(inputs, log_decay)
