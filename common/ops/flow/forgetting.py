@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..shared.chunks import decayed_cumsum
+from ..shared.decayed_cumsum import decayed_cumsum
 from ..shared.feature_maps import real_features
 from ..shared.feature_sums import causal_sums
 from ..shared.forgetting import decay_of_real_tokens
@@ -17,7 +17,7 @@ from ..shared.padding import zero_padding
 from ..shared.precision import compute_dtype
 from ..shared.state import State
 from .causal import CausalInputs
-from .options import FlowForm, clamp_flow, excluded_logit, replace_zero_by_one
+from .options import clamp_flow, excluded_logit, replace_zero_by_one
 
 
 def state_shapes(q: Tensor, v: Tensor, log_decay: Tensor) -> dict[str, tuple[int, ...]]:
@@ -30,17 +30,18 @@ def state_shapes(q: Tensor, v: Tensor, log_decay: Tensor) -> dict[str, tuple[int
 
 
 def attention_that_forgets(inputs: CausalInputs, log_decay: Tensor) -> tuple[Tensor, State]:
-    """The output (B, H, n, e) and the state after the tokens; O(n (C d + d e)) time.
+    """The output (B, H, n, e) and the state after the tokens.
 
-    ``log_decay`` is (B, H, n) or (B, H, n, d).
+    ``log_decay`` is (B, H, n) or (B, H, n, d). O(n (C d + d e)) time; O(n (C + d + e) + (n / C) d e) memory, or where
+    gates are of channels O(n d) beside what ``channel_decayed_sums`` takes.
     """
     v = zero_padding(inputs.v.to(compute_dtype(inputs.v)), inputs.padding)
     flow = _Flow(inputs, log_decay)
     competition, allocation, state = flow.weights()
     # Per channel, R_i = Σ_c q_ic a_ic / (I_i c_ic) · Σ_j Γ_ijc k_jc w_jc v_j.
-    q = flow.q * allocation / (flow.incoming * flow.count)
+    q = flow.q * (allocation / (flow.incoming * flow.count))
     before = None if inputs.state is None else inputs.state["sum_kv"]
-    out, state["sum_kv"] = flow.sums(q, flow.k * competition, v, before)
+    out, state["sum_kv"] = flow.values(q, flow.k * competition, v, before)
     return out, state
 
 
@@ -51,58 +52,59 @@ def weights_that_forget(inputs: CausalInputs, log_decay: Tensor) -> tuple[Tensor
 
 
 class _Flow:
-    """The flows of Algorithm 2 over what is remembered. All are means: sums divided by the count."""
+    """The flows of Algorithm 2 over what is remembered. All are means: sums divided by the count.
+
+    Sinks and sources do the same with each other, so both are one tensor (B, H, n, 2, ...): what is given to sinks, and
+    what is given to sources.
+    """
 
     def __init__(self, inputs: CausalInputs, log_decay: Tensor) -> None:
         self.options, self.state, self.chunk_size = inputs.options, inputs.state or {}, inputs.chunk_size
         dtype = compute_dtype(inputs.q)
+        self.padding = inputs.padding
         self.log_decay = decay_of_real_tokens(log_decay, inputs.padding, dtype)
         self.gates = self.log_decay if log_decay.dim() == 4 else self.log_decay.unsqueeze(-1)  # (B, H, n, g)
-        self.padding = inputs.padding
         self.q, self.k = (real_features(x.to(dtype), self.options.phi, inputs.padding) for x in (inputs.q, inputs.k))
         ones = zero_padding(torch.ones_like(self.gates), inputs.padding)
         self.remembered = decayed_cumsum(ones, self.gates, self._before("remembered"))  # (B, H, n, g)
         # A real token counts itself, so only before the first one is there less than 1.
         self.count = self.remembered.clamp(min=1.0)
-        self.incoming, self.sum_k = self._received(self.q, self.k, "sum_k")
-        self.outgoing, self.sum_q = self._received(self.k, self.q, "sum_q")
+        self.receivers = (torch.stack([self.q, self.k], dim=3) + self.options.form.eps) / self.count.unsqueeze(3)
+        flows, self.sums = self._received(torch.stack([self.k, self.q], dim=3), ("sum_k", "sum_q"))
+        self.incoming, self.outgoing = flows.unbind(3)  # I and O (B, H, n, 1)
 
     def weights(self) -> tuple[Tensor, Tensor, State]:
         """Competition and allocation (B, H, n, 1 or g), and the state without its sum over values."""
-        incoming, sum_k_out = self._received(self.q, self.k / self.outgoing, "sum_k_over_outgoing")  # Î
-        outgoing, sum_q_in = self._received(self.k, self.q / self.incoming, "sum_q_over_incoming")  # Ô
+        givers = torch.stack([self.k / self.outgoing, self.q / self.incoming], dim=3)
+        flows, sums = self._received(givers, ("sum_k_over_outgoing", "sum_q_over_incoming"))
+        incoming, outgoing = flows.unbind(3)  # Î and Ô (B, H, n, 1)
         outgoing = clamp_flow(outgoing, self.options.clamp)
         competition, log_competition = self._weight(outgoing, self.options.competition, "log_competition")
         allocation, log_allocation = self._weight(incoming, self.options.allocation, "log_allocation")
-        state = {
-            "remembered": self._last(self.remembered),
-            "sum_k": self.sum_k,
-            "sum_q": self.sum_q,
-            "sum_k_over_outgoing": sum_k_out,
-            "sum_q_over_incoming": sum_q_in,
-            "log_competition": log_competition,
-            "log_allocation": log_allocation,
-        }
-        return competition, allocation, state
+        logs = {"log_competition": log_competition, "log_allocation": log_allocation}
+        return competition, allocation, {"remembered": self._last(self.remembered), **self.sums, **sums, **logs}
 
-    def sums(self, q: Tensor, k: Tensor, v: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor]:
+    def values(self, q: Tensor, k: Tensor, v: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor]:
         """Σ_(j <= i) Γ_ij (q_i·k_j) v_j (B, H, n, e), and Σ_j Γ_nj k_j v_jᵀ (B, H, d, e) after the last token."""
         state = None if before is None else {"sum_k": torch.zeros_like(before[..., 0]), "sum_kv": before}
         values, _, state = causal_sums(q, k, v, self.chunk_size, state, self.log_decay)
         return values, state["sum_kv"]
 
-    def _received(self, receivers: Tensor, givers: Tensor, entry: str) -> tuple[Tensor, Tensor]:
-        """What each of ``receivers`` gets of ``givers`` so far, a mean (B, H, n, 1), and the givers' sum (B, H, d).
+    def _received(self, givers: Tensor, entries: tuple[str, str]) -> tuple[Tensor, State]:
+        """The mean that sinks and sources get of ``givers`` (B, H, n, 2, d) so far, (B, H, n, 2, 1).
 
-        Σ_c (r_ic + eps) (Σ_j Γ_ijc g_jc + eps) / c_ic, both (B, H, n, d).
+        Σ_c (r_ic + eps) (Σ_j Γ_ijc g_jc + eps) / c_ic. And the sums of the givers after the last token by the names
+        ``entries``, (B, H, d) each.
         """
-        form, before = self.options.form, self._before(entry)
-        receivers = (receivers + form.eps) / self.count
-        no_values = givers.new_zeros(*givers.shape[:3], 0)
-        state = None if before is None else {"sum_k": before, "sum_kv": before.new_zeros(*before.shape, 0)}
-        _, flow, state = causal_sums(receivers, givers, no_values, self.chunk_size, state, self.log_decay)
-        flow = flow + form.eps * receivers.sum(-1, keepdim=True) + _outer(form, self.count)
-        return replace_zero_by_one(flow), state["sum_k"]
+        form, gates = self.options.form, self.gates.unsqueeze(3)
+        before = torch.stack([self.state[x] for x in entries], dim=2) if self.state else None
+        sums = decayed_cumsum(givers, gates, before)
+        flow = torch.linalg.vecdot(self.receivers, sums + form.eps).unsqueeze(-1)
+        if form.outer_eps:  # a constant of the whole flow, divided by the count as the flow is
+            flow = flow + form.outer_eps * (1.0 / self.count).mean(-1)[..., None, None]
+        # Clones, because callers may change the tensors of a state in place: they must share no memory.
+        last = (x.clone() for x in sums[:, :, -1].unbind(2))
+        return replace_zero_by_one(flow), dict(zip(entries, last))
 
     def _weight(self, flow: Tensor, kind: str, entry: str) -> tuple[Tensor, Tensor]:
         """Weights among what is remembered (B, H, n, 1 or g), and the logarithm of their sum after the last token.
@@ -122,7 +124,7 @@ class _Flow:
         return (logits - logs).exp() * self.count, self._last(logs)
 
     def _before(self, entry: str) -> Tensor | None:
-        """An entry of the state before these tokens, (B, H, d) or (B, H, g)."""
+        """A number of the state before these tokens, (B, H, g)."""
         if entry not in self.state:
             return None
         x = self.state[entry]
@@ -136,11 +138,6 @@ class _Flow:
         return (x.squeeze(-1) if self.log_decay.dim() == 3 else x).clone()
 
 
-def _outer(form: FlowForm, count: Tensor) -> Tensor | float:
-    """The form's constant of a whole flow, divided by the count as the flow is: the mean over the channels' counts."""
-    return form.outer_eps * (1.0 / count).mean(-1, keepdim=True) if form.outer_eps else 0.0
-
-
 def _decayed_logcumsumexp(x: Tensor, log_decay: Tensor, before: Tensor) -> Tensor:
     """log Σ_(j <= i) Γ_ij exp(x_j) for x, ``log_decay`` (B, H, n, g) and the logarithm ``before`` (B, H, g).
 
@@ -148,6 +145,8 @@ def _decayed_logcumsumexp(x: Tensor, log_decay: Tensor, before: Tensor) -> Tenso
     forgotten hides nothing. Rounding of m changes the unit alone.
     """
     first = before.unsqueeze(2)
+    if x.shape[2] == 1:
+        return torch.logaddexp(first + log_decay, x)
     since_start = F.pad(log_decay, (0, 0, 1, 0)).cumsum(2)
     with torch.no_grad():
         unit = (torch.cat([first, x], dim=2) - since_start).cummax(2).values + since_start  # (B, H, 1 + n, g)

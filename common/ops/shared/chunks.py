@@ -8,8 +8,6 @@ from torch.nn import functional as F
 CHUNK_SIZE = 64
 #: Up to this many chunks, running sums over chunks are a matrix product: on a CPU, and with decay.
 _FEW_CHUNKS = 32
-#: The same for running sums over tokens, number by number, where each number has gates of its own.
-_FEW_TOKENS = 8
 
 
 def chunk_length(chunk_size: int, length: int) -> int:
@@ -84,20 +82,6 @@ def carry_decayed_sums(chunk_sums: Tensor, initial: Tensor | None, log_decay: Te
     sums = torch.cat([first, chunk_sums], dim=2)  # (B, H, 1 + G, ...)
     carried = _decayed_scan(sums.flatten(3), F.pad(log_decay, (1, 0)), _FEW_CHUNKS).reshape(sums.shape)
     return carried[:, :, :-1], carried[:, :, -1]
-
-
-def decayed_cumsum(x: Tensor, log_decay: Tensor, initial: Tensor | None) -> Tensor:
-    """y_t = exp(log_decay_t) y_(t-1) + x_t, number by number: (B, H, n, c), as ``log_decay`` is; O(n c).
-
-    ``initial`` (B, H, c) is y before the first token, zero when None.
-    """
-    shape = x.shape
-    if initial is not None:  # as the token before the first, which nothing has made forgotten
-        x, log_decay = torch.cat([initial.unsqueeze(2), x], dim=2), F.pad(log_decay, (0, 0, 1, 0))
-    # Each channel as a head, and few tokens at a time, since a square of gates is formed of them.
-    rows = (y.transpose(2, 3).flatten(1, 2) for y in (x, log_decay))  # (B, H c, n)
-    sums = _decayed_scan(next(rows).unsqueeze(-1), next(rows), _FEW_TOKENS).squeeze(-1)
-    return sums.unflatten(1, (shape[1], shape[3])).transpose(2, 3)[:, :, -shape[2] :]
 
 
 def decay_between(log_decay: Tensor) -> Tensor:
