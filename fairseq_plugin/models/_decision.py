@@ -19,6 +19,7 @@ from fairseq.modules import FairseqDropout, LayerNorm
 from fairseq.modules.transformer_sentence_encoder import init_bert_params
 from torch import Tensor, nn
 
+from common.attention import InnerAttention
 from common.ops.shared.checks import check_positive_int
 
 from ..checkpoints import CheckedLoading
@@ -144,7 +145,7 @@ class DecisionTransformer(DecisionModel):
         self.dropout_module = FairseqDropout(args.dropout, module_name=type(self).__name__)
         cfg = TransformerConfig.from_namespace(args)
         layers = (wrap_layer(self.build_layer(args, cfg), cfg) for _ in range(args.decoder_layers))
-        self.layers = nn.ModuleList(layers).apply(init_bert_params)  # N(0, 0.02) and zeros, as GPT-2's
+        self.layers = _init_as_gpt2(nn.ModuleList(layers))
         self.layer_norm = LayerNorm(dim)
         self.predict_action = nn.Sequential(nn.Linear(dim, action_size), nn.Tanh())
         self.max_tokens = find_max_tokens(self.layers)
@@ -212,3 +213,12 @@ class DecisionTransformer(DecisionModel):
         for layer in self.layers:
             x, *_ = layer(x, incremental_state=state, self_attn_padding_mask=padding_mask)
         return self.layer_norm(x).transpose(0, 1)
+
+
+def _init_as_gpt2(layers: nn.Module) -> nn.Module:
+    """``layers`` with matrices from N(0, 0.02) and biases of 0; what an attention itself holds stays as it drew it.
+
+    Biases of gates say how long is remembered at first: 0 would be two tokens.
+    """
+    own = {id(x) for module in layers.modules() if isinstance(module, InnerAttention) for x in module.modules()}
+    return layers.apply(lambda module: module if id(module) in own else init_bert_params(module))

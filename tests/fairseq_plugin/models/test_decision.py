@@ -197,3 +197,16 @@ def test_what_cannot_be_read_is_refused() -> None:
         build_decision("flowformer_decision", flow_clamp=-1.0)
     with pytest.raises(ValueError, match="--task is SimpleNamespace; allowed .*offline_rl"):
         tasks.FairseqTask.build_model(SimpleNamespace(), configuration("linear_decision"))
+
+
+@pytest.mark.parametrize("name, options", [("rfa_gate", {}), ("linear", {"linear_forget": "head"})])
+def test_gates_begin_as_their_mechanism_has_them(name: str, options: dict[str, str]) -> None:
+    """Layers are drawn as GPT-2's, but a gate's bias of 0 would forget all but two tokens."""
+    config = configuration(
+        f"{name}_decision", decoder_layers=1, decoder_embed_dim=32, decoder_attention_heads=4, **options
+    )
+    task = SimpleNamespace(description=described(), context=None, max_episode_length=LONGEST)
+    attention = tasks.FairseqTask.build_model(task, config).layers[0].self_attn
+    gate = next(module for key, module in attention.inner.named_modules() if key.endswith("gate_proj"))
+    assert (gate.bias > 1).all()
+    assert attention.out_proj.bias.eq(0).all() and attention.out_proj.weight.std() < 0.025
