@@ -128,6 +128,18 @@ def test_ensembles() -> None:
     _compare(models[::2], _prompts(70, 70, 90), beam=3, max_len_b=110)
 
 
+@pytest.mark.parametrize("arch", ["flowformer_lm", "flash_lm", "transformer_lm"])
+def test_half_precision(arch: str) -> None:
+    """As with --fp16: the prompt's scores are those of float32, but for rounding, and every sentence ends."""
+    model, prompts, options = _model(arch), _prompts(70, 90), {"beam": 3, "max_len_b": 100}
+    expected = _generate(PromptedLanguageModelingTask, [model], prompts, **options)
+    found = _generate(PromptedLanguageModelingTask, [model.half()], prompts, **options)
+    for row, wanted in zip(found, expected):
+        assert len(row) == 3 and all(int(one["tokens"][-1]) == EOS for one in row)
+        scores, others = (one[0]["positional_scores"][:70] for one in (row, wanted))
+        assert_close("scores", scores.float(), others, 2e-2)
+
+
 def test_a_prompt_that_ends_its_sentence() -> None:
     """As --prefix-size gives it where a line is shorter: the sentence ends there, the others go on."""
     prompts = _prompts(12, 12)
