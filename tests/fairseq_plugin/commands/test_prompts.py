@@ -8,6 +8,7 @@ from fairseq.models.transformer_lm import TransformerLanguageModel
 
 from fairseq_plugin import FlowformerLanguageModel, PromptedLanguageModelingTask
 from tests.fairseq_plugin.helpers.commands import USER_DIR, run_in_turn, training_command
+from tests.fairseq_plugin.helpers.logs import losses
 
 TASKS = ("language_modeling", "prompted_language_modeling")
 CLASSES = {"flowformer_lm": FlowformerLanguageModel, "transformer_lm": TransformerLanguageModel}
@@ -61,3 +62,14 @@ def test_in_python(trained: tuple[str, Path, list[str]], data_bin: str) -> None:
     assert float(hub.score(prompts[0])["score"]) == pytest.approx(float(scored))
     with pytest.raises(ValueError, match="4 tokens; allowed: 3"):
         hub.sample(prompts[:1], beam=2, max_len_b=3)
+
+
+def test_training_is_that_of_language_modeling(data_bin: str, tmp_path: Path) -> None:
+    """The same losses; a model that was trained so reads prompts in one pass in Python by itself."""
+    commands = [training_command(data_bin, str(tmp_path / task), "flowformer_lm", "--task", task) for task in TASKS]
+    plain, prompted = (losses(output) for output in run_in_turn(*(("fairseq_cli.train", one, "") for one in commands)))
+    assert plain == prompted
+    folder = str(tmp_path / TASKS[1])
+    hub = FlowformerLanguageModel.from_pretrained(folder, "checkpoint_best.pt", data_name_or_path=data_bin)
+    assert isinstance(hub.task, PromptedLanguageModelingTask)
+    assert hub.sample("w3 w21", beam=2, max_len_b=6).startswith("w3 w21")
