@@ -46,6 +46,7 @@ from .models.flowformer import FlowformerLanguageModel, LinearLanguageModel, Sof
 from .optim.radam import FairseqRAdam
 from .tasks.offline_rl import OfflineRLTask
 from .tasks.pixel_modeling import PixelModelingTask
+from .tasks.prompted_language_modeling import PromptedLanguageModelingTask
 from .tasks.sequence_pair_prediction import SequencePairPredictionTask
 from .tasks.span_extraction import SpanExtractionTask
 from .tasks.time_series_classification import TimeSeriesClassificationTask
@@ -72,6 +73,7 @@ __all__ = [
     "PerformerLanguageModel",
     "PerformerMaskedModel",
     "PixelModelingTask",
+    "PromptedLanguageModelingTask",
     "SequencePairPredictionTask",
     "SoftmaxLanguageModel",
     "SpanExtractionCriterion",

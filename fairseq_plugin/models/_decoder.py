@@ -11,10 +11,17 @@ from torch import Tensor, nn
 
 from common.modules.norms import build_norm
 
-from ..modules.positions import check_length, count_real_tokens, find_max_tokens
+from ..modules.multihead_attention import IncrementalState
+from ..modules.positions import check_count, check_length, count_real_tokens, find_max_tokens
+from ..modules.reading_on import layers_after, positions_after
 
 # NormFormer options of transformer_lm that fairseq's own TransformerConfig does not carry on to the layers.
 _NORMFORMER = ("scale_attn", "scale_fc", "scale_heads", "scale_resids")
+
+#: The options that set the longest input.
+_LENGTH_OPTIONS = "--max-target-positions or --tokens-per-sample"
+#: The entry of a decoding state with the real tokens of each row so far.
+_SEEN = "seen"
 
 BuildLayer = Callable[[TransformerConfig, bool], nn.Module]
 
@@ -70,8 +77,9 @@ class LinearTimeDecoder(TransformerDecoder):
         """fairseq's, for inputs that the model can honour."""
         if full_context_alignment:
             raise ValueError("full_context_alignment is True; allowed: False, attention is causal by construction")
-        options = "--max-target-positions or --tokens-per-sample"
-        check_length(prev_output_tokens, self.padding_idx, self.max_tokens, options)
+        if self.get_incremental_state(incremental_state, _SEEN) is not None:
+            return self.extend_features(prev_output_tokens[:, -1:], incremental_state)
+        check_length(prev_output_tokens, self.padding_idx, self.max_tokens, _LENGTH_OPTIONS)
         if encoder_out is not None:
             # fairseq's generator tells an encoder-decoder nothing of its beam, and never takes it back.
             source_of_row = encoder_out.get("source_of_row")
@@ -79,6 +87,42 @@ class LinearTimeDecoder(TransformerDecoder):
         return self.extract_features_scriptable(  # as fairseq's does; one more call would break torch.compile's graph
             prev_output_tokens, encoder_out, incremental_state, False, *alignment, **further
         )
+
+    def extend_features(self, tokens: Tensor, incremental_state: IncrementalState) -> tuple[Tensor, dict[str, Any]]:
+        """fairseq's ``extract_features`` of the next tokens (B, n) of sequences; (B, n, C) and fairseq's extras.
+
+        ``incremental_state`` is empty where the sequences begin; it takes up what decoding remembers of them, and how
+        many real tokens each row had, from which positions go on. A row may have padding anywhere. One token or many at
+        a time give what the whole forward pass gives, and single steps of fairseq's generator may follow. For a model
+        that is not training: attention drops nothing here. Cost and memory are those of the mechanism for n tokens.
+
+        Raises:
+            ValueError: the decoder has attention to an encoder; ``incremental_state`` is of single steps alone, which
+                do not count; more tokens than a part of the model has parameters for.
+        """
+        if any(layer.encoder_attn is not None for layer in self.layers if hasattr(layer, "encoder_attn")):
+            raise ValueError("the decoder has attention to an encoder; allowed: language models")
+        seen = self.get_incremental_state(incremental_state, _SEEN)
+        if seen is None and incremental_state:
+            raise ValueError(
+                "incremental_state is of single steps, which do not count tokens; allowed: an empty one, or one that "
+                "extend_features filled"
+            )
+        before = tokens.new_zeros(len(tokens)) if seen is None else seen["count"]
+        count = before + tokens.ne(self.padding_idx).sum(1)
+        check_count(count, self.max_tokens, _LENGTH_OPTIONS)
+        with layers_after(self.layers, incremental_state), positions_after(self.embed_positions, before):
+            features = self.extract_features_scriptable(tokens, None)
+        self.set_incremental_state(incremental_state, _SEEN, {"count": count})
+        return features
+
+    def reorder_incremental_state(self, incremental_state: IncrementalState, new_order: Tensor) -> None:
+        """Beam search: row i goes on from what was row ``new_order[i]``; its layers are told by fairseq."""
+        super().reorder_incremental_state(incremental_state, new_order)
+        seen = self.get_incremental_state(incremental_state, _SEEN)
+        if seen is not None:
+            count = {"count": seen["count"].index_select(0, new_order)}
+            self.set_incremental_state(incremental_state, _SEEN, count)
 
     def buffered_future_mask(self, tensor: Tensor) -> None:
         """None in place of fairseq's (T, T) mask: the attentions of our layers are causal without one."""

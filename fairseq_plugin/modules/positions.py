@@ -17,6 +17,12 @@ from common.ops.shared.padding import real_positions
 from .multihead_attention import IncrementalState
 
 
+def positions_from(tokens: Tensor, padding_idx: int, start: Tensor) -> Tensor:
+    """fairseq's numbers of ``tokens`` (B, T) after ``start`` (B,) real ones: (B, T), padding_idx at padding. O(T)."""
+    real = tokens.ne(padding_idx)
+    return padding_idx + (start[:, None] + real.cumsum(1)) * real
+
+
 def last_position(tokens: Tensor, padding_idx: int) -> Tensor:
     """fairseq's number of the last of ``tokens`` (B, T): padding_idx plus the real tokens so far, (B,).
 
@@ -40,11 +46,22 @@ class SinusoidalPositions(SinusoidalPositionalEmbedding):
         incremental_state: IncrementalState | None = None,
         timestep: Tensor | None = None,
         positions: Tensor | None = None,
+        start: Tensor | None = None,
     ) -> Tensor:
+        if start is not None:
+            numbers = positions_from(input, self.padding_idx, start)
+            self._grow(int(numbers.max()) + 1)
+            return self.weights[numbers]
         embedded = super().forward(input, incremental_state, timestep, positions)  # also lets the table grow
         if incremental_state is None:
             return embedded
         return self.weights[last_position(input, self.padding_idx)].unsqueeze(1)  # (B, C) -> (B, 1, C)
+
+    def _grow(self, rows: int) -> None:
+        """Give the table at least so many rows, and twice what it has, so that single tokens seldom make it anew."""
+        if rows > len(self.weights):
+            rows = max(rows, 2 * len(self.weights))
+            self.weights = self.get_embedding(rows, self.embedding_dim, self.padding_idx).to(self.weights)
 
 
 class LearnedPositions(LearnedPositionalEmbedding):
@@ -63,7 +80,10 @@ class LearnedPositions(LearnedPositionalEmbedding):
         input: Tensor,
         incremental_state: IncrementalState | None = None,
         positions: Tensor | None = None,
+        start: Tensor | None = None,
     ) -> Tensor:
+        if start is not None:
+            return F.embedding(positions_from(input, self.padding_idx, start), self.weight, self.padding_idx)
         if incremental_state is None:
             return super().forward(input, None, positions)
         return F.embedding(last_position(input, self.padding_idx), self.weight, self.padding_idx).unsqueeze(1)
@@ -83,9 +103,13 @@ class ScaledSinPositions(nn.Module):
         self.padding_idx = padding_idx
         self.scaled_sin = ScaledSin(embedding_dim)
 
-    def forward(self, input: Tensor, incremental_state: IncrementalState | None = None) -> Tensor:
+    def forward(
+        self, input: Tensor, incremental_state: IncrementalState | None = None, start: Tensor | None = None
+    ) -> Tensor:
         padding = input.eq(self.padding_idx)
         positions = real_positions(padding)  # (B, T)
+        if start is not None:
+            positions = start[:, None] + positions
         if incremental_state is not None:
             padding, positions = padding[:, -1:], positions[:, -1:]
         return self.scaled_sin(positions).masked_fill(padding[..., None], 0.0)
@@ -107,9 +131,13 @@ def check_length(tokens: Tensor, padding_idx: int, max_tokens: int | None, optio
     ``options`` are the options of the command line that set the limit.
     """
     if max_tokens is not None and tokens.size(1) > max_tokens:
-        longest = int(tokens.ne(padding_idx).sum(1).max())
-        if longest > max_tokens:
-            raise ValueError(f"the input has {longest} tokens; allowed: {max_tokens}, which {options} set in training")
+        check_count(tokens.ne(padding_idx).sum(1), max_tokens, options)
+
+
+def check_count(count: Tensor, max_tokens: int | None, options: str) -> None:
+    """Raise ValueError if one of ``count`` (B,), real tokens of a row, is above ``max_tokens``."""
+    if max_tokens is not None and (longest := int(count.max())) > max_tokens:
+        raise ValueError(f"the input has {longest} tokens; allowed: {max_tokens}, which {options} set in training")
 
 
 def count_real_tokens(host: nn.Module) -> nn.Module:

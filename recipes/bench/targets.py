@@ -8,7 +8,7 @@ Times that are noisy judge nothing.
 from collections.abc import Callable
 from typing import NamedTuple
 
-from .cases import CASES, images, language_models, operations, translation
+from .cases import CASES, images, language_models, operations, prompts, translation
 from .harness.floors import RATES, floors
 from .harness.records import Record, Results
 from .harness.work import BACKWARD, DECODING, FORWARD, TRAINING
@@ -169,6 +169,10 @@ TARGETS = tuple(
             (case, DECODING, _NEAR, name, language_models.STOCK, "speed", 1)
             for case in ("decoding", "beam_decoding")
             for name in language_models.DECODED[:-1]
+        ),
+        *(
+            ("prompts", prompts.GENERATION, prompts.LENGTH, f"{name}, one pass", f"{name}, token by token", "speed", 20)
+            for name in prompts.ARCHITECTURES
         ),
         *(
             ("translation_decoding", _LAST, _SOURCES[1], form, form, "time", 1.1, _SOURCES[0])

@@ -14,6 +14,7 @@ from recipes.bench.cases import (
     images,
     language_models,
     operations,
+    prompts,
     rates,
     translation,
 )
@@ -199,6 +200,16 @@ def test_a_decoded_beam_gives_the_logits_of_the_full_forward():
         assert one.runs[DECODING]()[0].shape[0] == one.units == language_models.BEAM
 
 
+def test_generation_behind_a_prompt_gives_the_scores_of_the_full_forward():
+    built = prompts.generations(HERE, 300)
+    assert [one.name for one in built] == list(prompts.FORMS)
+    for one in built:
+        assert first_unequal(one.check()) is None
+        assert one.runs[prompts.GENERATION]()[0].shape == (one.units + 1,)
+    for first, second in zip(built[::2], built[1::2]):
+        assert torch.equal(first.runs[prompts.GENERATION]()[0], second.runs[prompts.GENERATION]()[0])
+
+
 @pytest.mark.parametrize("architecture", language_models.DECODED)
 def test_a_step_depends_on_the_state(architecture):
     model = build(architecture, 64, 1, 300, HERE).eval()
@@ -313,7 +324,7 @@ def test_softmax_attention_that_is_not_fused_is_refused(monkeypatch):
         timm_models.build(images.SOFTMAX, 32, HERE, depth=1)
 
 
-@pytest.mark.parametrize("names", [("decoding", "flash_lm_256", "translation_decoding"), ("deit", "hier")])
+@pytest.mark.parametrize("names", [("decoding", "flash_lm_256", "prompts", "translation_decoding"), ("deit", "hier")])
 def test_cases_of_a_missing_host_name_it(names, monkeypatch):
     monkeypatch.setattr(packages.importlib.util, "find_spec", lambda name: None)
     built = [one for name in names for one in CASES[name].build(HERE, 64)]

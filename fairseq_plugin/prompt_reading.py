@@ -1,0 +1,61 @@
+"""Many tokens of a prompt at once through the decoder of a language model, ours or fairseq's ``transformer_lm``."""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from fairseq.models.transformer import TransformerDecoderBase
+from torch import Tensor, nn
+
+from .models._decoder import LinearTimeDecoder
+from .modules.multihead_attention import IncrementalState
+from .modules.reading_on import layers_after
+
+
+def check_readable(model: nn.Module) -> None:
+    """Raise ValueError unless ``model`` is a language model over fairseq's Transformer decoder or ours."""
+    if hasattr(model, "encoder") or not isinstance(getattr(model, "decoder", None), TransformerDecoderBase):
+        raise ValueError(
+            f"the model is a {type(model).__name__}; allowed with prompts that are read in one pass: language models "
+            "of this plugin and transformer_lm"
+        )
+
+
+def counts_tokens(decoder: nn.Module) -> bool:
+    """Whether ``decoder`` counts the tokens it read; fairseq's takes the number of columns of what it is given."""
+    return isinstance(decoder, LinearTimeDecoder)
+
+
+def read_block(
+    decoder: TransformerDecoderBase, tokens: Tensor, begin: int, end: int, incremental_state: IncrementalState
+) -> Tensor:
+    """Features (B, end - begin, C) of ``tokens[:, begin:end]``, after those before, whose state this is.
+
+    ``tokens`` (B, n) are real ones. The state goes on. O(end - begin) where the mechanism is linear, and the scores of
+    so many queries and ``end`` keys for fairseq's own attention.
+    """
+    if counts_tokens(decoder):
+        return decoder.extend_features(tokens[:, begin:end], incremental_state)[0]
+    scores = next(decoder.parameters()).new_full((end - begin, end), -math.inf)
+    with (
+        layers_after(decoder.layers, incremental_state, scores.triu(begin + 1)),
+        _positions_within(decoder.embed_positions, tokens[:, :end], begin),
+    ):
+        return decoder.extract_features(tokens[:, begin:end], None)[0]
+
+
+@contextmanager
+def _positions_within(embed_positions: nn.Module | None, tokens: Tensor, begin: int) -> Iterator[None]:
+    """Inside, fairseq's ``embed_positions`` embeds ``tokens`` and gives those from ``begin`` on: it cannot go on."""
+    if embed_positions is None:
+        yield
+        return
+    hooks = (
+        embed_positions.register_forward_pre_hook(lambda module, args, kwargs: ((tokens,), kwargs), with_kwargs=True),
+        embed_positions.register_forward_hook(lambda module, args, embedded: embedded[:, begin:]),
+    )
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()

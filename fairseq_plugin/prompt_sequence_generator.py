@@ -1,0 +1,253 @@
+"""fairseq's generator for language models, which reads a prompt in one forward pass before it decodes.
+
+fairseq's own takes a step for each token of a prompt, in which it can choose nothing. Its loop stays as it is: here the
+prompt is read first, and the loop goes on from the state behind it, as if it began there. The prompt's tokens and
+scores are put in front of what it gives.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from fairseq.search import PrefixConstrainedBeamSearch
+from fairseq.sequence_generator import EnsembleModel, SequenceGenerator
+from torch import Tensor, nn
+
+from common.ops.shared.checks import check_positive_int
+
+from .prompt_reading import check_readable, counts_tokens, read_block
+
+#: Tokens that a model reads at once, where nothing else is asked for.
+BLOCK_SIZE = 1024
+# Prompts of a batch that differ by at most so many tokens stay together: the shortest is read, and the loop takes the
+# rest of the others step by step, as fairseq's does. Others are generated from after one another.
+_MOST_STEPS = 64
+# Probabilities of all words that are computed at once, for the scores of a prompt.
+_PROBABILITIES = 2**24
+
+#: Of a model: "state", which its decoder goes on from; "prompt" (B, 1 + m); "rows", the prompt of each row.
+Read = dict[str, Any]
+
+
+class PromptEnsemble(EnsembleModel):
+    """fairseq's ensemble, of language models that go on from prompts that they have read.
+
+    To fairseq's generator a read prompt is what an encoder gives: it makes the beams of it and reorders it.
+
+    Raises:
+        ValueError: a model that is none of ours nor ``transformer_lm``, or ``block_size`` below 1.
+    """
+
+    def __init__(self, models: Sequence[nn.Module], block_size: int) -> None:
+        super().__init__(models)
+        check_positive_int("--prompt-block-size", block_size)
+        self.block_size = block_size
+        for model in models:
+            check_readable(model)
+        self._read: Read | None = None  # by which the last step went on
+
+    def read(self, prompt: Tensor, temperature: float) -> tuple[list[Read], Tensor]:
+        """Read all of ``prompt`` (B, 1 + m) but its last token: what to go on from, and scores (B, m) of the m tokens.
+
+        In blocks of ``block_size`` tokens, so that memory grows by what the models remember alone. O(m) where the
+        mechanism is linear.
+        """
+        reads, scores = [], []
+        rows = torch.arange(len(prompt), device=prompt.device)
+        for model in self.models:
+            state: dict[str, dict[str, Tensor | None]] = {}
+            parts = []
+            for begin in range(0, prompt.size(1) - 1, self.block_size):
+                end = min(begin + self.block_size, prompt.size(1) - 1)
+                features = read_block(model.decoder, prompt, begin, end, state)
+                parts.append(_scores(model, features, prompt[:, begin + 1 : end + 1], temperature))
+            reads.append({"state": state, "prompt": prompt, "rows": rows})
+            scores.append(torch.cat(parts, dim=1))
+        return reads, torch.logsumexp(torch.stack(scores), dim=0) - math.log(self.models_size)
+
+    def whole(self, tokens: Tensor) -> Tensor:
+        """The prompts of the last step, and ``tokens`` (rows, 1 + n) but their first behind them: (rows, 1 + m + n)."""
+        if self._read is None:
+            return tokens
+        return torch.cat([self._read["prompt"][self._read["rows"]], tokens[:, 1:]], dim=1)
+
+    def forward_encoder(self, net_input: dict[str, Any]) -> list[Read]:
+        """What ``read`` gave; an empty list for prompts without tokens."""
+        return net_input["read"]
+
+    def reorder_encoder_out(self, encoder_outs: list[Read], new_order: Tensor) -> list[Read]:
+        """Row i goes on from what was row ``new_order[i]``; a state that decoding has taken up is reordered there."""
+        for model, read in zip(self.models, encoder_outs):
+            read["rows"] = read["rows"].index_select(0, new_order)
+            if "state" in read:
+                model.decoder.reorder_incremental_state_scripting(read["state"], new_order)
+        return encoder_outs
+
+    def forward_decoder(
+        self, tokens: Tensor, encoder_outs: list[Read], incremental_states: list[dict], temperature: float = 1.0
+    ) -> tuple[Tensor, Tensor | None]:
+        """Log-probabilities (rows, words) of what follows the prompts and tokens (rows, 1 + n), and no attention."""
+        self._read = encoder_outs[0] if encoder_outs else None
+        for state, read in zip(incremental_states, encoder_outs):
+            state.update(read.pop("state", {}))
+        if not all(counts_tokens(model.decoder) for model in self.models):  # positions are the number of columns
+            tokens = self.whole(tokens)
+        elif self._read is not None and tokens.size(1) == 1:
+            tokens = self._read["prompt"][self._read["rows"], -1:]
+        return super().forward_decoder(tokens, encoder_outs, incremental_states, temperature)
+
+
+class PromptGenerator(SequenceGenerator):
+    """fairseq's generator of language models, with ``PromptEnsemble``; tokens and scores are those of fairseq's own.
+
+    ``block_size`` is the number of tokens read at once. A prompt counts in ``min_len``, ``max_len_a``, ``max_len_b``
+    and in normalised scores, as in fairseq's own. Two things differ on purpose: n-grams that may not be repeated are
+    those of the prompt too, on a CPU as on a GPU, and the penalties of ``diverse_beam_groups`` and ``diversity_rate``
+    begin behind the prompt, in which there is no choice.
+
+    Raises:
+        ValueError: see ``PromptEnsemble``; when called, a prompt longer than what may be generated.
+    """
+
+    def __init__(self, models: Sequence[nn.Module], tgt_dict, block_size: int = BLOCK_SIZE, **options: Any) -> None:
+        super().__init__(PromptEnsemble(models, block_size), tgt_dict, **options)
+        if self.repeat_ngram_blocker is not None:
+            self.repeat_ngram_blocker = _BlockedInAll(self.repeat_ngram_blocker, self.model.whole)
+        self._prompts: dict[int, Tensor] = {}  # by the number of the sentence, from the beginning of sentence on
+        if isinstance(self.search, PrefixConstrainedBeamSearch):
+            allowed = self.search.prefix_allowed_tokens_fn
+            self.search.prefix_allowed_tokens_fn = lambda sentence, tokens: allowed(
+                sentence, torch.cat([self._prompts[sentence], tokens[1:]])
+            )
+
+    def _generate(
+        self,
+        sample: dict[str, Any],
+        prefix_tokens: Tensor | None = None,
+        constraints: Tensor | None = None,
+        bos_token: int | None = None,
+    ) -> list[list[dict[str, Tensor]]]:
+        """fairseq's, for prompts ``prefix_tokens`` (B, n) with padding behind them."""
+        if constraints is not None:
+            raise ValueError("constraints are given; allowed with prompts that are read in one pass: none")
+        source = sample["net_input"]["src_tokens"]
+        if prefix_tokens is None:
+            prefix_tokens = source.new_empty(len(source), 0)
+        longest = self._longest(source.size(1))
+        lengths = self._readable(prefix_tokens, longest)
+        hypotheses: dict[int, list[dict[str, Tensor]]] = {}
+        for rows in _together(lengths.tolist()):
+            index = torch.tensor(rows, device=source.device)
+            read = int(lengths[index].min())
+            bos = self.eos if bos_token is None else bos_token
+            found = self._go_on(_rows_of(sample, index), prefix_tokens[index], read, longest, bos)
+            hypotheses.update(zip(rows, found, strict=True))
+        return [hypotheses[row] for row in range(len(source))]
+
+    def _longest(self, source_length: int) -> int:
+        """The most tokens that a sentence may have, its prompt included and without the end, as fairseq's loop says."""
+        return min(int(self.max_len_a * source_length + self.max_len_b), self.max_len - 1)
+
+    def _readable(self, prefix_tokens: Tensor, longest: int) -> Tensor:
+        """How many tokens (B,) of each prompt can be read before the loop begins.
+
+        All before padding. A prompt that ends its sentence leaves one to the loop, which ends none at its first step.
+        """
+        ends = prefix_tokens.eq(self.eos)
+        before = (prefix_tokens.eq(self.pad) | ends).cumsum(1).eq(0).sum(1)
+        if len(before) and (most := int(before.max())) > longest:
+            raise ValueError(
+                f"a prompt has {most} tokens; allowed: {longest}, by --max-len-a and --max-len-b, which count the "
+                f"prompt, and by the model's positions, {self.max_len}"
+            )
+        ended = (before < prefix_tokens.size(1)) & nn.functional.pad(ends, (0, 1)).gather(1, before[:, None])[:, 0]
+        return (before - ended.long()).clamp(min=0)
+
+    def _go_on(
+        self, sample: dict[str, Any], prompts: Tensor, length: int, longest: int, bos: int
+    ) -> list[list[dict[str, Tensor]]]:
+        """Hypotheses of the rows of ``sample``; the first ``length`` tokens of ``prompts`` (B, n) are read."""
+        begun = torch.cat([prompts.new_full((len(prompts), 1), bos), prompts[:, :length]], dim=1)
+        self._prompts = dict(zip(sample["id"].tolist(), begun))
+        reads, scores = [], None
+        if length:
+            reads, scores = self.model.read(begun, self.temperature)
+            scores = scores - self.unk_penalty * begun[:, 1:].eq(self.unk)
+        sample["net_input"]["read"] = reads
+        rest = prompts[:, length : int(prompts.ne(self.pad).sum(1).max())]
+        with self._shorter_by(length, longest):
+            found = super()._generate(sample, rest if rest.size(1) else None, bos_token=bos)
+        if scores is None:
+            return found
+        return [self._joined(*row) for row in zip(begun[:, 1:], scores, found)]
+
+    @contextmanager
+    def _shorter_by(self, length: int, longest: int) -> Iterator[None]:
+        """Inside, the loop's lengths are those behind a prompt of ``length`` tokens."""
+        kept = self.min_len, self.max_len_a, self.max_len_b
+        self.min_len, self.max_len_a, self.max_len_b = self.min_len - length, 0, longest - length
+        try:
+            yield
+        finally:
+            self.min_len, self.max_len_a, self.max_len_b = kept
+
+    def _joined(self, prompt: Tensor, scores: Tensor, found: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
+        """The hypotheses ``found`` behind ``prompt`` (m,) with its ``scores`` (m,), the best first."""
+        joined = []
+        for hypothesis in found:
+            positional = torch.cat([scores.to(hypothesis["positional_scores"]), hypothesis["positional_scores"]])
+            score = positional.sum()
+            if self.normalize_scores:
+                score = score / len(positional) ** self.len_penalty
+            tokens = torch.cat([prompt, hypothesis["tokens"]])
+            joined.append({**hypothesis, "tokens": tokens, "score": score, "positional_scores": positional})
+        return sorted(joined, key=lambda hypothesis: float(hypothesis["score"]), reverse=True)
+
+
+class _BlockedInAll(nn.Module):
+    """fairseq's ``blocker`` of n-grams that repeat, over prompts and all that was generated.
+
+    A row with no other word left, as one that still takes its prompt, stays as it was.
+    """
+
+    def __init__(self, blocker: nn.Module, whole: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.blocker, self.whole = blocker, whole
+
+    def forward(self, tokens: Tensor, lprobs: Tensor, bsz: int, beam_size: int, step: int) -> Tensor:
+        """Log-probabilities (rows, words) with -inf for words that would repeat an n-gram."""
+        tokens = self.whole(tokens[:, : step + 1])
+        blocked = self.blocker(tokens, lprobs.clone(), bsz, beam_size, tokens.size(1) - 1)
+        nothing_left = blocked.eq(-math.inf).all(dim=1, keepdim=True)
+        return torch.where(nothing_left, lprobs, blocked)
+
+
+def _scores(model: nn.Module, features: Tensor, words: Tensor, temperature: float) -> Tensor:
+    """Log-probabilities (B, n) of ``words`` (B, n) after features (B, n, C), in slices of bounded memory."""
+    size = max(1, _PROBABILITIES // (len(words) * len(model.decoder.dictionary)))
+    scores = []
+    for part, wanted in zip(features.split(size, dim=1), words.split(size, dim=1)):
+        logits = model.decoder.output_layer(part) / temperature
+        probabilities = model.get_normalized_probs((logits, None), log_probs=True, sample=None)
+        scores.append(probabilities.gather(-1, wanted[..., None])[..., 0])
+    return torch.cat(scores, dim=1)
+
+
+def _together(lengths: Sequence[int]) -> list[list[int]]:
+    """Rows whose ``lengths`` differ by at most ``_MOST_STEPS``, group by group."""
+    groups: list[list[int]] = []
+    for row in sorted(range(len(lengths)), key=lengths.__getitem__):
+        if not groups or lengths[row] > lengths[groups[-1][0]] + _MOST_STEPS:
+            groups.append([])
+        groups[-1].append(row)
+    return groups
+
+
+def _rows_of(sample: dict[str, Any], index: Tensor) -> dict[str, Any]:
+    """Of a batch what the generator reads, its numbers "id" and source, of the rows ``index``."""
+    numbers = sample.get("id")
+    numbers = index if numbers is None else numbers.to(index.device)[index]
+    source = {name: sample["net_input"][name][index] for name in ("src_tokens", "src_lengths")}
+    return {"id": numbers, "net_input": source}

@@ -1,0 +1,129 @@
+"""Several tokens after a state, through a whole decoder of every causal model: equal to steps and to the forward."""
+
+from argparse import ArgumentParser
+from types import SimpleNamespace
+
+import pytest
+import torch
+from fairseq import options, tasks
+from fairseq.models import MODEL_REGISTRY
+from torch import Tensor, nn
+
+import fairseq_plugin  # noqa: F401  registers the models
+from tests.compare import assert_close
+from tests.fairseq_plugin.helpers.encoder_decoders import build_model as build_encoder_decoder
+from tests.fairseq_plugin.helpers.language_models import awake, build_model
+from tests.fairseq_plugin.helpers.text import dictionary, tokens
+
+PAD = 1
+LENGTH, LIMIT = 41, 48
+CAUSAL = sorted(
+    name
+    for name, model in MODEL_REGISTRY.items()
+    if name.endswith("_lm") and model.__module__.startswith("fairseq_plugin.")
+)
+#: Sizes of chunks, rows and windows, over which the toy sequences go.
+SHORT = {"chunk-size": "8", "row-length": "4", "daft-window": "5", "bias-dim": "4", "flash-query-dim": "8"}
+POSITIONS = {
+    "sinusoids": ("flowformer_lm",),
+    "learned": ("linear_lm", "--decoder-learned-pos"),
+    "scaled sinusoids": ("flash_lm",),
+    "none": ("softmax_lm", "--no-token-positional-embeddings"),
+}
+
+
+def _build(name: str, limit: int = LIMIT) -> nn.Module:
+    """A tiny model in evaluation mode whose attention shows in its outputs."""
+    parser = ArgumentParser(allow_abbrev=False)
+    MODEL_REGISTRY[name].add_args(parser)
+    flags = [f"--{field.replace('_', '-')}" for field in vars(parser.parse_args([]))]
+    command = ["data", "--task", "language_modeling", "--arch", name, "--tokens-per-sample", str(limit)]
+    command += "--decoder-layers 2 --decoder-embed-dim 16 --decoder-input-dim 16 --decoder-output-dim 16".split()
+    command += "--decoder-ffn-embed-dim 16 --decoder-attention-heads 2 --dropout 0".split()
+    command += [x for end, value in SHORT.items() for flag in flags if flag.endswith(end) for x in (flag, value)]
+    symbols = dictionary()
+    task = SimpleNamespace(source_dictionary=symbols, target_dictionary=symbols)
+    torch.manual_seed(1)
+    parsed = options.parse_args_and_arch(options.get_training_parser(), command)
+    return awake(tasks.FairseqTask.build_model(task, parsed)).eval()
+
+
+def _unequal() -> Tensor:
+    """Three rows, two of which begin with padding."""
+    sequence = tokens(3, LENGTH)
+    sequence[1, :13] = PAD
+    sequence[2, :3] = PAD
+    return sequence
+
+
+def _in_parts(model: nn.Module, sequence: Tensor, sizes, state: dict) -> Tensor:
+    parts = [model.decoder.extend_features(part, state)[0] for part in sequence.split(sizes, dim=1)]
+    return model.decoder.output_layer(torch.cat(parts, dim=1))
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+@torch.no_grad()
+def test_parts_are_the_whole_and_the_steps(name: str) -> None:
+    """Parts of any size, one token too, rows with padding on the left, a reordering, then steps as fairseq makes."""
+    model, sequence = _build(name), _unequal()
+    whole, real = model(sequence)[0], sequence.ne(PAD)
+    for sizes in ([LENGTH], [1, 7, 9, 16, LENGTH - 33], [1] * LENGTH):
+        parts = _in_parts(model, sequence, sizes, {})
+        assert_close(f"parts of {sizes}", parts[real], whole[real], 2e-5)
+    state, order = {}, torch.tensor([2, 0, 0, 1])
+    _in_parts(model, sequence[:, :21], [16, 5], state)
+    model.decoder.reorder_incremental_state_scripting(state, order)
+    sequence, whole = sequence[order], whole[order]
+    after = _in_parts(model, sequence[:, 21:30], [9], state)
+    assert_close("after the reordering", after, whole[:, 21:30], 2e-5)
+    for end in range(31, LENGTH + 1):
+        step = model.decoder(sequence[:, :end], incremental_state=state)[0]
+        assert_close(f"step {end}", step[:, 0], whole[:, end - 1], 2e-5)
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+@torch.no_grad()
+def test_half_precision(name: str) -> None:
+    """A model that is halved, as by --fp16: parts give the whole, but for rounding."""
+    model, sequence = _build(name).half(), _unequal()
+    whole, real = model(sequence)[0], sequence.ne(PAD)
+    parts = _in_parts(model, sequence, [16, 16, LENGTH - 32], {})
+    assert parts.dtype == torch.float16
+    assert_close("parts", parts[real].float(), whole[real].float(), 2e-2)
+
+
+@pytest.mark.parametrize("kind", POSITIONS)
+@torch.no_grad()
+def test_positions_go_on_from_each_row(kind: str) -> None:
+    """All embeddings of positions; the table of the sinusoids grows beyond its first size."""
+    arch, *arguments = POSITIONS[kind]
+    model = awake(build_model(arch, *arguments)).eval()
+    sequence = tokens(2, 250)
+    sequence[0, :90] = PAD
+    if kind == "sinusoids":  # beyond --tokens-per-sample, which is no limit for it
+        sequence = torch.cat([sequence, tokens(2, 90)], dim=1)
+    parts, whole, real = _in_parts(model, sequence, 60, {}), model(sequence)[0], sequence.ne(PAD)
+    assert_close("parts", parts[real], whole[real], 2e-5)
+
+
+@torch.no_grad()
+def test_checkpointed_layers_read_on_too() -> None:
+    """--checkpoint-activations wraps the layers."""
+    model = awake(build_model("flowformer_lm", "--checkpoint-activations")).eval()
+    assert_close("parts", _in_parts(model, _unequal(), 10, {}), model(_unequal())[0], 2e-5)
+
+
+@torch.no_grad()
+def test_what_is_refused() -> None:
+    """Too many tokens for a table, in all parts together; a state that did not count; attention to a source."""
+    model = _build("daft_full_lm", LIMIT)
+    state = {}
+    model.decoder.extend_features(tokens(2, LIMIT - 8), state)
+    with pytest.raises(ValueError, match=f"{LIMIT + 1} tokens; allowed: {LIMIT}"):
+        model.decoder.extend_features(tokens(2, 9), state)
+    steps = {}
+    model.decoder(tokens(2, 1), incremental_state=steps)
+    with pytest.raises(ValueError, match="single steps"):
+        model.decoder.extend_features(tokens(2, 3), steps)
+    with pytest.raises(ValueError, match="encoder"):
+        build_encoder_decoder("flowformer").decoder.extend_features(tokens(2, 3), {})
