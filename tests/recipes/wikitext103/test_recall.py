@@ -32,11 +32,11 @@ def test_a_window_that_ends_before_the_place_does_not_find_it(tmp_path: Path) ->
 
 
 def test_nothing_is_dropped_when_a_model_is_tried(tmp_path: Path) -> None:
-    """The settings of the window of two tokens above; with dropout, guesses in training are far worse."""
+    """The settings of the window of two tokens above; with dropout, half as many are right in training."""
     arguments = ["--models", "local", "--seeds", "1", "--out", str(tmp_path), "--updates", "60", "--width", "16"]
-    arguments += ["--layers", "1", "--tokens-per-sample", "8", "--lr", "0.03", "--more=--dropout 0.3"]
+    arguments += ["--layers", "1", "--tokens-per-sample", "8", "--lr", "0.03", "--more=--dropout 0.5"]
     assert recall.main(arguments) == 0
-    assert json.loads((tmp_path / "results.json").read_text())["results"][0]["accuracy"] > 60.0
+    assert json.loads((tmp_path / "results.json").read_text())["results"][0]["accuracy"] > 80.0
 
 
 def test_every_seed_begins_with_weights_of_its_own() -> None:
