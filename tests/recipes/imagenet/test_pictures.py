@@ -18,8 +18,14 @@ from recipes.imagenet import pictures
 SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 16, "depth": 2, "num_heads": 2}
 
 
-def save(folder: Path, attention: str | None, model: str = "vit_tiny_patch16_224", **arguments) -> Path:
-    """A file of timm's own CheckpointSaver; ``attention`` None is timm's."""
+def save(
+    folder: Path,
+    attention: str | None,
+    model: str = "vit_tiny_patch16_224",
+    size: tuple[int, int] = (32, 32),
+    **arguments,
+) -> Path:
+    """A file of timm's own CheckpointSaver, of a training on images (H, W); ``attention`` None is timm's."""
     folder.mkdir(parents=True)
     torch.manual_seed(0)
     if attention is None:
@@ -27,7 +33,7 @@ def save(folder: Path, attention: str | None, model: str = "vit_tiny_patch16_224
     else:
         arguments = {**arguments, "attn_layer": attention}
         built = timm_plugin.create_model(model, num_classes=10, **arguments)
-    saved = argparse.Namespace(model=model, num_classes=10, in_chans=None, gp=None, img_size=32, model_kwargs=arguments)
+    saved = argparse.Namespace(model=model, num_classes=10, gp=None, input_size=[3, *size], model_kwargs=arguments)
     optimizer = torch.optim.AdamW(built.parameters())
     saver = CheckpointSaver(built, optimizer, args=saved, checkpoint_dir=str(folder), recovery_dir=str(folder))
     saver.save_checkpoint(0, metric=1.0)
@@ -74,6 +80,15 @@ def test_the_weights_are_those_of_the_last_layer(tmp_path: Path, images: list[Pa
         loaded.model(pixels[None])
     expected = records[-1].map[0].sum((0, 1))[1:].view(4, 4).numpy()
     assert np.allclose(seen.weights, expected / expected.mean(), atol=1e-5)
+
+
+def test_a_grid_has_the_shape_of_the_image(tmp_path: Path, images: list[Path]) -> None:
+    """Images that are wider than high."""
+    arguments = {**SMALL, "img_size": (16, 64)}
+    loaded = load_image_model(save(tmp_path / "flow", "flow", size=(16, 64), **arguments))
+    (*_, last) = pictures.attentions(loaded)
+    shown, seen = pictures.look(loaded, last, pictures.read_image(images[1]))
+    assert shown.shape == (16, 64, 3) and seen.weights.shape == seen.allocation.shape == (2, 8)
 
 
 def test_a_hierarchical_flowformer(tmp_path: Path, images: list[Path]) -> None:

@@ -47,6 +47,13 @@ def test_every_model_has_the_same_budget() -> None:
     assert all(words == common[0] for words in common)
 
 
+def test_a_folder_is_of_one_budget() -> None:
+    """Models and seeds may be added; anything else that is changed is another budget."""
+    assert dataclasses.replace(PLAN, models=["linear"], seeds=3).settings() == PLAN.settings()
+    for name in {field.name for field in dataclasses.fields(PLAN)} - {"models", "seeds"}:
+        assert dataclasses.replace(PLAN, **{name: None}).settings() != PLAN.settings(), name
+
+
 def test_windows_and_chunks_are_a_quarter_of_a_sequence() -> None:
     assert PLAN.attention_arguments("daft_conv+short_conv")[2:] == ["--daft-window", 4, "--daft-short-conv", 4]
     assert PLAN.attention_arguments("mixed_chunk")[2:] == ["--mixed-chunk-chunk-size", 4]

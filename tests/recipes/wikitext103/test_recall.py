@@ -4,8 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from recipes.wikitext103 import recall
+from recipes.wikitext103.plan import Plan
 
 
 def test_a_window_finds_the_token_before(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -27,6 +29,21 @@ def test_a_window_that_ends_before_the_place_does_not_find_it(tmp_path: Path) ->
     arguments += ["--layers", "1", "--tokens-per-sample", "8", "--lr", "0.03", "--distance", "2"]
     assert recall.main(arguments) == 0
     assert json.loads((tmp_path / "results.json").read_text())["results"][0]["accuracy"] < 15.0
+
+
+def test_nothing_is_dropped_when_a_model_is_tried(tmp_path: Path) -> None:
+    """The settings of the window of two tokens above; with dropout, half as many are right in training."""
+    arguments = ["--models", "local", "--seeds", "1", "--out", str(tmp_path), "--updates", "60", "--width", "16"]
+    arguments += ["--layers", "1", "--tokens-per-sample", "8", "--lr", "0.03", "--more=--dropout 0.5"]
+    assert recall.main(arguments) == 0
+    assert json.loads((tmp_path / "results.json").read_text())["results"][0]["accuracy"] > 80.0
+
+
+def test_every_seed_begins_with_weights_of_its_own() -> None:
+    arguments = ["--models", "local", "--width", "16", "--layers", "1"]
+    plan = Plan.chosen(recall.parser().parse_args(arguments), evaluations=1, more=[])
+    one, again, other = (recall.build(plan, "local", seed).decoder.embed_tokens.weight for seed in (1, 1, 2))
+    assert torch.equal(one, again) and not torch.equal(one, other)
 
 
 def test_a_place_that_no_sequence_has(capsys: pytest.CaptureFixture) -> None:
