@@ -68,6 +68,12 @@ def test_several_seeds():
     assert found.curve("flash_quad_lm", 512) == [(50.0, 315.0), (100.0, 105.0)]
 
 
+def test_the_speed_of_several_seeds_is_their_median():
+    measured = [measurement("flash_lm", 512, speed, seed=i) for i, speed in enumerate((1024.0, 4096.0, 2048.0), 1)]
+    found = Comparison(PLAN._replace(seeds=3), COUNTS, measured, {})
+    assert found.seconds_per_step("flash_lm", 512) == 2.0 and found.curve("flash_lm", 512)[-1][0] == 200.0
+
+
 def test_table_5_has_both_changes():
     names = ["flash_quad_mlm", "flash_mlm", "transformer_pp_mlm", "mc_transformer_pp_mlm"]
     plan = PLAN._replace(architectures=names, lengths=[512])
@@ -213,6 +219,18 @@ def test_parameters_that_cannot_be_equal(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(widths, "TOLERANCE", 0.0)
     assert widths.main([str(tmp_path), "--archs", "flash_lm"]) == 1
     assert "widths: flash_lm has" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("nearest, allowed", [(970, False), (980, True), (1020, True), (1030, False)])
+def test_parameters_are_equal_within_2_per_cent_on_both_sides(tmp_path, monkeypatch, nearest, allowed):
+    """The reference has 1000; the model 4000 and 0 at the ends of the line, and ``nearest`` at the width on it."""
+    counts = iter([1000, 4000, 0, 0, nearest])
+    monkeypatch.setattr(widths, "count_parameters", lambda *_: next(counts))
+    if allowed:
+        assert set(widths.equal_widths(tmp_path, ["flash_lm"], 512)) == {"flash_lm"}
+    else:
+        with pytest.raises(ValueError, match=f"flash_lm has {nearest} parameters"):
+            widths.equal_widths(tmp_path, ["flash_lm"], 512)
 
 
 TRAIN = '| train_inner | {"epoch": 1, "loss": "7.0", "wps": "%d", "num_updates": "%d", "wall": "5"}\n'
