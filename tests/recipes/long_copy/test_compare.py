@@ -129,7 +129,8 @@ def test_from_the_text_to_the_table(compared, capsys, monkeypatch):
     out, arguments = compared
     (one,) = json.loads((out / "results.json").read_text())["results"]
     assert one["model"] == "flow/flow_source" and [update for update, _ in one["curve"]] == [1, 2]
-    assert 0 <= one["counted"]["tokens"] < 100 and one["counted"]["milliseconds"] > 0
+    # fairseq-generate tells tenths of a second, of which so few sources may take none.
+    assert 0 <= one["counted"]["tokens"] < 100 and 0 <= one["counted"]["milliseconds"] < 60_000
     log = (out / "runs" / "flow-flow_source.1" / "generate.log").read_text()
     assert sum(line.startswith("T-") for line in log.splitlines()) == 5  # given, so not that of --quick
     monkeypatch.setattr(compare, "run", None)
