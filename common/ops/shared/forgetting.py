@@ -1,7 +1,7 @@
 """Gates by which sums forget: their checks, and what they are at padding.
 
-A gate is log_decay <= 0, finite: before token t is added, a sum is multiplied by exp(log_decay_t). Legend: B batch, H heads,
-n tokens, f features of a query or key, by which a sum has its rows.
+A gate is log_decay <= 0, finite: before token t is added, a sum is multiplied by exp(log_decay_t). Legend: B batch,
+H heads, n tokens, f features of a query or key, by which a sum has its rows.
 """
 
 import torch

@@ -229,7 +229,7 @@ def test_parameters_are_equal_within_2_per_cent_on_both_sides(tmp_path, monkeypa
     if allowed:
         assert set(widths.equal_widths(tmp_path, ["flash_lm"], 512)) == {"flash_lm"}
     else:
-        with pytest.raises(ValueError, match=f"flash_lm has {nearest} parameters"):
+        with pytest.raises(ValueError, match=f"flash_lm has {nearest:,} parameters"):
             widths.equal_widths(tmp_path, ["flash_lm"], 512)
 
 
