@@ -49,6 +49,21 @@ def test_every_model_has_the_same_budget():
     assert conv[conv.index("--flow-short-conv") + 1] == 4
 
 
+def test_a_target_is_generated_whole():
+    """Two passages of three characters: six, whatever is the length of one."""
+    command = PLAN.generate_command(Path("data-bin"), Path("best.pt"))
+    assert command[command.index("--max-len-b") + 1] == "6"
+
+
+def test_the_table_has_the_accuracy_of_the_checkpoint_that_is_best():
+    """Not the last one's."""
+    counted = Counted(10.0, 20.0, 30.0, 5.0)
+    one = Result("flow/linear", 1, 9, 50, [(50, 61.5), (100, 43.2)], counted, 0.1, 2**20, 2**20, 9.0, "command")
+    (found,) = results.report(PLAN, DATA, Compared([one], {}, 0)).tables
+    row = next(row for row in found.rows if row[0] == "flow/linear")
+    assert row[2] == "61.5"
+
+
 def test_state_of_a_source():
     constant = [name for name in DEFAULT_MODELS if reads_source_in_one_state(name)]
     assert "flow/flow_source" in constant and "linear/linear" in constant

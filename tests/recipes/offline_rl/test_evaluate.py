@@ -1,7 +1,9 @@
 """Trained models in an environment: both ways of acting, returns by target, and environments that do not fit."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -96,6 +98,15 @@ def test_a_description_that_is_none(checkpoint: Path, value, tmp_path: Path, cap
     torch.save(state, tmp_path / "foreign.pt")
     assert evaluate.main([str(tmp_path / "foreign.pt"), "--episodes", "1"]) == 1
     assert "std is " in capsys.readouterr().err
+
+
+def test_models_of_other_data_are_not_averaged(checkpoint: Path, hub, monkeypatch, capsys) -> None:
+    """Data of one name whose numbers differ are other data: returns were scored by other bounds."""
+    other = SimpleNamespace(described=replace(hub.described, highest=hub.described.highest + 1.0))
+    hubs = iter([hub, other])
+    monkeypatch.setattr(evaluate, "load", lambda _: next(hubs))
+    assert evaluate.main([str(checkpoint), "other.pt", "--episodes", "1"]) == 1
+    assert "other.pt was trained on other data than" in capsys.readouterr().err
 
 
 def test_no_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
