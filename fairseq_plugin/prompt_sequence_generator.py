@@ -1,8 +1,8 @@
 """fairseq's generator for language models, which reads a prompt in one forward pass before it decodes.
 
 fairseq's own takes a step for each token of a prompt, in which it can choose nothing. Its loop stays as it is: here the
-prompt is read first, and the loop goes on from the state behind it, as if it began there. The prompt's tokens and
-scores are put in front of what it gives.
+prompt is read first, and the loop goes on from the state after it, as if it began there. The prompt's tokens and
+scores are put before what it gives.
 """
 
 import math
@@ -68,7 +68,7 @@ class PromptEnsemble(EnsembleModel):
         return reads, torch.logsumexp(torch.stack(scores), dim=0) - math.log(self.models_size)
 
     def whole(self, tokens: Tensor) -> Tensor:
-        """The prompts of the last step, and ``tokens`` (rows, 1 + n) but their first behind them: (rows, 1 + m + n)."""
+        """The prompts of the last step, and ``tokens`` (rows, 1 + n) but their first after them: (rows, 1 + m + n)."""
         if self._read is None:
             return tokens
         return torch.cat([self._read["prompt"][self._read["rows"]], tokens[:, 1:]], dim=1)
@@ -105,7 +105,7 @@ class PromptGenerator(SequenceGenerator):
     ``block_size`` is the number of tokens read at once. A prompt counts in ``min_len``, ``max_len_a``, ``max_len_b``
     and in normalised scores, as in fairseq's own. Two things differ on purpose: n-grams that may not be repeated are
     those of the prompt too, on a CPU as on a GPU, and the penalties of ``diverse_beam_groups`` and ``diversity_rate``
-    begin behind the prompt, in which there is no choice.
+    begin after the prompt, in which there is no choice.
 
     Raises:
         ValueError: see ``PromptEnsemble``; when called, a prompt longer than what may be generated.
@@ -129,7 +129,7 @@ class PromptGenerator(SequenceGenerator):
         constraints: Tensor | None = None,
         bos_token: int | None = None,
     ) -> list[list[dict[str, Tensor]]]:
-        """fairseq's, for prompts ``prefix_tokens`` (B, n) with padding behind them."""
+        """fairseq's, for prompts ``prefix_tokens`` (B, n) with padding after them."""
         if constraints is not None:
             raise ValueError("constraints are given; allowed with prompts that are read in one pass: none")
         source = sample["net_input"]["src_tokens"]
@@ -185,7 +185,7 @@ class PromptGenerator(SequenceGenerator):
 
     @contextmanager
     def _shorter_by(self, length: int, longest: int) -> Iterator[None]:
-        """Inside, the loop's lengths are those behind a prompt of ``length`` tokens."""
+        """Inside, the loop's lengths are those after a prompt of ``length`` tokens."""
         kept = self.min_len, self.max_len_a, self.max_len_b
         self.min_len, self.max_len_a, self.max_len_b = self.min_len - length, 0, longest - length
         try:
@@ -194,7 +194,7 @@ class PromptGenerator(SequenceGenerator):
             self.min_len, self.max_len_a, self.max_len_b = kept
 
     def _joined(self, prompt: Tensor, scores: Tensor, found: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
-        """The hypotheses ``found`` behind ``prompt`` (m,) with its ``scores`` (m,), the best first."""
+        """The hypotheses ``found`` after ``prompt`` (m,) with its ``scores`` (m,), the best first."""
         joined = []
         for hypothesis in found:
             positional = torch.cat([scores.to(hypothesis["positional_scores"]), hypothesis["positional_scores"]])

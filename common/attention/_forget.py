@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..modules.forget_gate import FORGETS, ForgetGate
 from ..ops.shared.checks import ArgumentError, check_heads, check_padding_mask, check_tokens
-from ..ops.shared.padding import zero_padding
+from ..ops.shared.padding import zero_padded_tokens
 from ..ops.shared.state import State
 from ._base import InnerAttention
 from ._options import AttentionOptions, choice
@@ -108,12 +108,8 @@ class ForgetAttention(InnerAttention):
         """x with zeros at padding, whose contents must not reach the gradients of the gates; checked."""
         check_heads("q", q)
         check_padding_mask(mask_name, padding_mask, q)
-        check_tokens(x, q, self._width())
-        return zero_padding(x.unsqueeze(1), padding_mask).squeeze(1)
-
-    def _width(self) -> int:
-        """D."""
-        return (self.gate.down_proj or self.gate.gate_proj).in_features
+        check_tokens(x, q, self.gate.width)
+        return zero_padded_tokens(x, padding_mask)
 
     def extra_repr(self) -> str:
         """The option; the inner attention is printed below."""

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from ..ops.shared.checks import check_tokens
 from ..ops.shared.implied_map import implied_map
-from ..ops.shared.padding import zero_padding
+from ..ops.shared.padding import zero_padded_tokens, zero_padding
 from ..ops.shared.precision import compute_dtype, in_dtype
 from ..ops.shared.reference_tools import by_head, cleared
 from ._base import OpAttention
@@ -101,7 +101,7 @@ class OutputGateAttention(OpAttention):
         if self.output_gate_proj is not None:
             check_tokens(x, out, self.output_gate_proj.in_features)
             # What stands in padding must not reach the gate's gradients.
-            x = zero_padding(x.unsqueeze(1), padding_mask).squeeze(1)
+            x = zero_padded_tokens(x, padding_mask)
             gate = self.output_gate_proj(in_dtype(x, self.output_gate_proj.weight.dtype))  # (B, n, H e)
             gate = F.silu(in_dtype(gate, compute_dtype(gate)))
             out = out * gate.unflatten(2, (out.shape[1], -1)).transpose(1, 2)

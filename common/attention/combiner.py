@@ -11,7 +11,7 @@ from ..ops.combiner.reference import combiner_attention_reference, row_attention
 from ..ops.shared.checks import check_padding_mask, check_query_key_value, check_tokens
 from ..ops.shared.implied_map import implied_map
 from ..ops.shared.kv_cache import extend_kv_cache
-from ..ops.shared.padding import zero_padding
+from ..ops.shared.padding import zero_padded_tokens, zero_padding
 from ..ops.shared.reference_tools import by_head, cleared, rotated, side_by_side
 from ..ops.shared.state import State
 from ._base import OpAttention
@@ -93,7 +93,7 @@ class CombinerAttention(OpAttention):
         weighed: Tensor | None = None,
     ) -> Tensor:
         """A whole sequence; with ``weighed``, those values under the weights that v makes."""
-        x = zero_padding(x.unsqueeze(1), key_padding_mask).squeeze(1)  # it must not reach the parameters' gradients
+        x = zero_padded_tokens(x, key_padding_mask)  # it must not reach the parameters' gradients
         positions = token_positions(q, key_padding_mask)
         if self.options.rotary:
             q, k = rotate(q, positions), rotate(k, positions)

@@ -12,7 +12,7 @@ from ..ops.gated_delta import ACTIVATIONS, QK_NORMS, gated_delta_attention
 from ..ops.gated_delta.reference import gated_delta_attention_reference
 from ..ops.shared.checks import check_padding_mask, check_query_key_value, check_tokens
 from ..ops.shared.implied_map import implied_map
-from ..ops.shared.padding import zero_padding
+from ..ops.shared.padding import zero_padded_tokens
 from ..ops.shared.precision import autocast_off, compute_dtype
 from ._options import AttentionOptions, causal_chunk_size, choice, default_of, flag
 from ._output_gate import OutputGateAttention, output_gate, output_norm
@@ -113,7 +113,7 @@ class GatedDeltaAttention(OutputGateAttention):
         check_tokens(x, q, self.beta_proj.weight.shape[1])
         # In float32 or float64 whatever autocast says: over many tokens the errors of a decay add up.
         dtype = compute_dtype(q)
-        x = zero_padding(x.to(dtype).unsqueeze(1), key_padding_mask).squeeze(1)  # it must not reach the gradients
+        x = zero_padded_tokens(x.to(dtype), key_padding_mask)  # it must not reach the gradients
         with autocast_off(q):
             gates = {"beta": self._scaled(torch.sigmoid(F.linear(x, self.beta_proj.weight.to(dtype))))}
             if self.options.gate == "data":

@@ -33,7 +33,8 @@ class ForgetGate(nn.Module):
         check_choice("forget", forget, FORGETS)
         for name, value in {"width": width, "heads": heads, "features": features}.items():
             check_positive_int(name, value)
-        self.forget, self.heads, self.features = forget, heads, features if forget == "channel" else None
+        self.forget, self.width, self.heads = forget, width, heads
+        self.features = features if forget == "channel" else None
         inner = width if self.features is None else min(_RANK, width)
         self.down_proj = None if self.features is None else nn.Linear(width, inner, bias=False)
         self.gate_proj = nn.Linear(inner, heads * (self.features or 1))

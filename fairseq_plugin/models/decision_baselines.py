@@ -28,7 +28,7 @@ class BcDecisionConfig(FairseqDataclass):
 
     decoder_layers: int = field(default=2, metadata={"help": "num hidden layers"})
     decoder_embed_dim: int = field(default=256, metadata={"help": "width of hidden layers"})
-    dropout: float = field(default=0.0, metadata={"help": "dropout probability behind each hidden layer"})
+    dropout: float = field(default=0.0, metadata={"help": "dropout probability after each hidden layer"})
 
 
 @dataclass
@@ -37,7 +37,7 @@ class AwacDecisionConfig(FairseqDataclass):
 
     decoder_layers: int = field(default=3, metadata={"help": "num hidden layers of the policy and of each critic"})
     decoder_embed_dim: int = field(default=256, metadata={"help": "width of hidden layers"})
-    dropout: float = field(default=0.0, metadata={"help": "dropout probability behind each hidden layer"})
+    dropout: float = field(default=0.0, metadata={"help": "dropout probability after each hidden layer"})
     awac_target_rate: float = field(
         default=0.005, metadata={"help": "by how much the target critics follow the critics in an update"}
     )

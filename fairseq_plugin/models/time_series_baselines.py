@@ -65,7 +65,7 @@ class CausalBlock(nn.Module):
 class CausalEncoder(FairseqEncoder):
     """Series to features by what reads them from the first step on: source (B, T, channels) -> features (B, T, D).
 
-    Real steps are moved to the front before, and back behind it, so that padding on any side has no influence.
+    Real steps are moved to the front before it, and back after it, so that padding on any side has no influence.
 
     Raises:
         ValueError: a series with more steps than ``limit``, or with other channels.
@@ -98,7 +98,7 @@ class LstmEncoder(CausalEncoder):
     def __init__(self, args: Namespace, channels: int) -> None:
         super().__init__(channels, args.max_source_positions)
         layers = args.encoder_layers
-        between = args.dropout if layers > 1 else 0.0  # torch has none behind the last layer
+        between = args.dropout if layers > 1 else 0.0  # torch has none after the last layer
         self.lstm = nn.LSTM(channels, args.encoder_embed_dim, layers, batch_first=True, dropout=between)
 
     def read(self, source: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from ..papers.tables import read_paper
 
 MODELS = ("DT", "Linear", "Reformer", "Performer", "cosFormer", "Flowformer")
 _TABLE_7 = read_paper("flowformer").tables["7"]
-#: Data set -> mean and deviation of each of ``MODELS``, the columns behind those of BC and AWAC.
+#: Data set -> mean and deviation of each of ``MODELS``, the columns after those of BC and AWAC.
 TABLE = {
     name: tuple(tuple(float(number) for number in cell.split("±")) for cell in row.cells[-len(MODELS) :])
     for name, row in zip(EPISODES, (row for row in _TABLE_7.rows if row.cells[1] and row.name != "AVG REWARD"))

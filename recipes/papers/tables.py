@@ -120,7 +120,7 @@ def _cells(line: str) -> tuple[str, ...]:
 
 
 def _names(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """A name for each row; rows of one name get that of their group behind it, or cells in which they differ."""
+    """A name for each row; rows of one name get that of their group after it, or cells in which they differ."""
     names, groups, group = [row[0] for row in rows], [], ""
     for row in rows:
         group = group if any(row[1:]) else row[0]

@@ -34,7 +34,7 @@ def _model(arch: str, *arguments: str, seed: int = 1) -> nn.Module:
 
 
 def _prompts(*lengths: int) -> Tensor:
-    """Prompts of ``lengths``, with padding behind them, as fairseq puts it."""
+    """Prompts of ``lengths``, with padding after them, as fairseq puts it."""
     rows = tokens(len(lengths), max(lengths), seed=7)
     return rows.masked_fill(torch.arange(rows.shape[1]) >= torch.tensor(lengths)[:, None], PAD)
 

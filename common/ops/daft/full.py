@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..shared.checks import check_gate_key_value, check_padding_mask
 from ..shared.kv_cache import extend_kv_cache
-from ..shared.padding import padding_or_none, real_first, real_positions, take, zero_padding
+from ..shared.padding import padding_or_none, real_first, real_positions, take, zero_padded_tokens, zero_padding
 from ..shared.precision import autocast_off, autocast_remains, compute_dtype
 from ..shared.state import State, check_continuation
 from .full_sequence import attend_to_all, exceeds_float32, whole_sequence
@@ -67,9 +67,9 @@ def daft_full(
             tokens = (history["k"].squeeze(1), history["v"].squeeze(1))
             bias = leading_bias(w, length, dtype)
             out = whole_sequence(*tokens, bias, True, history["padding_mask"])[:, -k.shape[1] :]
-        out = zero_padding(out.unsqueeze(1), key_padding_mask).squeeze(1)
+        out = zero_padded_tokens(out, key_padding_mask)
         if q is not None:
-            out = torch.sigmoid(zero_padding(q.to(dtype).unsqueeze(1), key_padding_mask).squeeze(1)) * out
+            out = torch.sigmoid(zero_padded_tokens(q.to(dtype), key_padding_mask)) * out
     out = out.to(v.dtype)
     return (out, history) if return_state else out
 

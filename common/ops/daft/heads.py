@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..shared.checks import check_gate_key_value, check_padding_mask, check_spatial_shape
-from ..shared.padding import real_first, take, zero_padding
+from ..shared.padding import real_first, take, zero_padded_tokens, zero_padding
 from ..shared.precision import compute_dtype
 
 
@@ -43,8 +43,8 @@ def check_windowed(
 def split_heads(k: Tensor, v: Tensor, padding_mask: Tensor | None) -> tuple[Tensor, Tensor]:
     """k (B, T, h) and v (B, T, d) -> (B, h, T) and (B, h, T, d / h) in the dtype of sums, with padding 0; O(T d)."""
     dtype = compute_dtype(v)
-    keys = zero_padding(k.to(dtype).unsqueeze(1), padding_mask).squeeze(1)
-    values = zero_padding(v.to(dtype).unsqueeze(1), padding_mask).squeeze(1)
+    keys = zero_padded_tokens(k.to(dtype), padding_mask)
+    values = zero_padded_tokens(v.to(dtype), padding_mask)
     return keys.transpose(1, 2), values.unflatten(2, [k.shape[2], -1]).transpose(1, 2)
 
 
@@ -62,5 +62,5 @@ def gate_heads(q: Tensor | None, out: Tensor, dtype: torch.dtype, padding_mask: 
     """sigmoid(q) times ``out`` (B, h, T, d / h), which is (B, T, d) in ``dtype`` then, with padding 0; O(T d)."""
     out = zero_padding(out, padding_mask).transpose(1, 2).flatten(2)  # (B, T, d)
     if q is not None:
-        out = torch.sigmoid(zero_padding(q.to(out.dtype).unsqueeze(1), padding_mask).squeeze(1)) * out
+        out = torch.sigmoid(zero_padded_tokens(q.to(out.dtype), padding_mask)) * out
     return out.to(dtype)

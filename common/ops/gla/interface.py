@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from ..shared.channel_decay import channel_decayed_sums
 from ..shared.checks import check_padding_mask, check_positive_int, check_query_key_value, check_tokens
 from ..shared.chunks import CHUNK_SIZE
-from ..shared.padding import zero_padding
+from ..shared.padding import zero_padded_tokens, zero_padding
 from ..shared.precision import autocast_off, compute_dtype
 from ..shared.state import State, state_of_sums
 
@@ -79,7 +79,7 @@ def _log_decay(
     In float32 or float64 whatever autocast says: over many tokens its errors add up.
     """
     dtype = compute_dtype(q)
-    x = zero_padding(x.to(dtype).unsqueeze(1), padding_mask).squeeze(1)  # it must not reach the gradients
+    x = zero_padded_tokens(x.to(dtype), padding_mask)  # it must not reach the gradients
     logits = F.linear(F.linear(x, gate_down.to(dtype)), gate_up.to(dtype), gate_bias.to(dtype))  # (B, n, H d)
     log_decay = F.logsigmoid(logits) / temperature
     return zero_padding(log_decay.unflatten(2, (q.shape[1], q.shape[3])).transpose(1, 2), padding_mask)

@@ -72,10 +72,8 @@ def step(
 ) -> tuple[Tensor, State]:
     """One token after ``state``, not padding: its output (B, H, 1, e) and the next state; O(C (s + e) + s e)."""
     size, s = options.chunk_size, tokens.q_quad.shape[3]
-    slot, decay = (
-        (state["count"] % size)[:, None],
-        _by_channel(log_decay).exp().transpose(-2, -1),
-    )  # (B, 1), (B, H, ., 1)
+    slot = (state["count"] % size)[:, None]  # (B, 1)
+    decay = _by_channel(log_decay).exp().transpose(-2, -1)  # (B, H, 1 or s, 1)
     new = torch.cat([tokens.k_quad, tokens.v], dim=3)
     chunk = state["chunk"].scatter(2, slot[:, None, :, None].expand_as(new), new)
     sum_kv = state["sum_kv"] * decay
@@ -160,16 +158,6 @@ def _decayed_chunks(tokens: Tokens, gates: Tensor, state: State | None, size: in
     if state is not None:
         first = own[:, :, 0] + decay[:, :, 0] * state["own_kv"]
         own = torch.cat([first.unsqueeze(2), own[:, :, 1:]], dim=2)
-    before = _carry(own, None if state is None else state["sum_kv"], of_chunk)
+    gates_of_sums = of_chunk.squeeze(3) if of_chunk.shape[3] == 1 else of_chunk
+    before, _ = carry_decayed_sums(own, None if state is None else state["sum_kv"], gates_of_sums)
     return chunks._replace(q_lin=chunks.q_lin * gates.cumsum(3).exp()), _Sums(own, before, decay)
-
-
-def _carry(chunk_sums: Tensor, initial: Tensor | None, gates: Tensor) -> Tensor:
-    """The decayed sums before each chunk, from those of each (B, H, G, s, e) and its ``gates`` (B, H, G, 1 or s)."""
-    if gates.shape[3] == 1:
-        return carry_decayed_sums(chunk_sums, initial, gates.squeeze(3))[0]
-    heads, s = chunk_sums.shape[1], chunk_sums.shape[3]
-    rows = chunk_sums.transpose(2, 3).flatten(1, 2)  # (B, H s, G, e): each channel as a head
-    first = None if initial is None else initial.flatten(1, 2)
-    carried, _ = carry_decayed_sums(rows, first, gates.transpose(2, 3).flatten(1, 2))
-    return carried.unflatten(1, (heads, s)).transpose(2, 3)

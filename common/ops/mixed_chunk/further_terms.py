@@ -82,7 +82,7 @@ def _bias_at(bias: Tensor, entries: Tensor) -> Tensor:
 
 
 def _with_neighbours(chunks: Tensor, sides: int) -> Tensor:
-    """Each chunk of (B, H, G, C, c) behind the one before and, for two sides, before the next: (B, H, G, 2C, c)."""
+    """Each chunk of (B, H, G, C, c) after the one before it and, for two sides, before the next: (B, H, G, 2C, c)."""
     before = F.pad(chunks, (0, 0, 0, 0, 1, 0))[:, :, :-1]
     after = [F.pad(chunks, (0, 0, 0, 0, 0, 1))[:, :, 1:]] if sides == 2 else []
     return torch.cat([before, chunks, *after], dim=3)

@@ -11,7 +11,7 @@ from ..shared.checks import check_padding_mask, check_positive_int, check_query_
 from ..shared.chunks import CHUNK_SIZE
 from ..shared.feature_sums import causal_sums, full_sums, read_source, state_shapes, sums_of_source
 from ..shared.forgetting import check_log_decay, decay_of_real_tokens
-from ..shared.padding import zero_padding
+from ..shared.padding import zero_padded_tokens, zero_padding
 from ..shared.precision import autocast_off, compute_dtype
 from ..shared.state import State, check_continuation, state_of_sums
 
@@ -105,7 +105,7 @@ def rfa_gate_attention(
     check_tokens(x, q, gate_weight.shape[1])
     # In float32 or float64 whatever autocast says: over many tokens its errors add up.
     dtype = compute_dtype(q)
-    x = zero_padding(x.to(dtype).unsqueeze(1), key_padding_mask).squeeze(1)  # it must not reach the gradients
+    x = zero_padded_tokens(x.to(dtype), key_padding_mask)  # it must not reach the gradients
     with autocast_off(q):
         gate = F.linear(x, gate_weight.to(dtype), gate_bias.to(dtype))  # (B, n, H)
     log_gate = F.logsigmoid(gate).transpose(1, 2)

@@ -48,7 +48,7 @@ def _in_graph(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, initial: Tenso
     inside, since_start, until_end = _within_chunks(q, k, v, log_decay.exp())
     # What a chunk begins with has decayed when a query reads it, and so have its own keys when it ends.
     chunk_sums = (k * until_end).transpose(-2, -1) @ v  # (B, H, G, f, e)
-    earlier, last = _carry(chunk_sums, initial, log_decay.sum(3))
+    earlier, last = carry_decayed_sums(chunk_sums, initial, log_decay.sum(3))
     out = inside + (q * since_start) @ earlier
     return out.flatten(2, 3)[:, :, :length], last
 
@@ -85,12 +85,3 @@ def _within_chunks(q: Tensor, k: Tensor, v: Tensor, decay: Tensor) -> tuple[Tens
 def _halves(x: Tensor) -> tuple[Tensor, Tensor]:
     """The first and the second of each pair of blocks: (B, H, G, C / b, b, c) -> (B, H, G, C / 2b, b, c) twice."""
     return x[:, :, :, 0::2], x[:, :, :, 1::2]
-
-
-def _carry(chunk_sums: Tensor, initial: Tensor, log_decay: Tensor) -> tuple[Tensor, Tensor]:
-    """``carry_decayed_sums`` of (B, H, G, f, e) with ``log_decay`` (B, H, G, f): each feature decays as a head does."""
-    heads, features = chunk_sums.shape[1], chunk_sums.shape[3]
-    chunk_sums, log_decay = (x.transpose(2, 3).flatten(1, 2) for x in (chunk_sums, log_decay.unsqueeze(-1)))
-    # initial: (B, H f, e)
-    earlier, last = carry_decayed_sums(chunk_sums, initial.flatten(1, 2), log_decay.squeeze(-1))
-    return earlier.unflatten(1, (heads, features)).transpose(2, 3), last.unflatten(1, (heads, features))

@@ -73,14 +73,20 @@ def _carry_few_sums(
 
 
 def carry_decayed_sums(chunk_sums: Tensor, initial: Tensor | None, log_decay: Tensor) -> tuple[Tensor, Tensor]:
-    """``carry_sums`` with decay: R_g = exp(log_decay_g) R_(g-1) + sum_g, for ``log_decay`` (B, H, G) of at most 0.
+    """``carry_sums`` with decay: R_g = exp(log_decay_g) R_(g-1) + sum_g, for ``log_decay`` of at most 0; O(G).
 
     (B, H, G, ...) -> R before each chunk (B, H, G, ...) and after all (B, H, ...), with ``initial`` before the first.
-    O(G).
+    ``log_decay`` is (B, H, G), or (B, H, G, f) for sums (B, H, G, f, e): each row of a sum decays as a head does.
     """
+    if log_decay.dim() == 4:
+        heads, features = chunk_sums.shape[1], chunk_sums.shape[3]
+        rows, gates = (x.transpose(2, 3).flatten(1, 2) for x in (chunk_sums, log_decay.unsqueeze(-1)))
+        first = None if initial is None else initial.flatten(1, 2)
+        carried, total = carry_decayed_sums(rows, first, gates.squeeze(-1))  # (B, H f, G, e), (B, H f, e)
+        return carried.unflatten(1, (heads, features)).transpose(2, 3), total.unflatten(1, (heads, features))
     first = torch.zeros_like(chunk_sums[:, :, :1]) if initial is None else initial.unsqueeze(2)
     sums = torch.cat([first, chunk_sums], dim=2)  # (B, H, 1 + G, ...)
-    carried = _decayed_scan(sums.flatten(3), F.pad(log_decay, (1, 0)), _FEW_CHUNKS).reshape(sums.shape)
+    carried = _decayed_scan(sums.flatten(3), F.pad(log_decay, (1, 0))).reshape(sums.shape)
     return carried[:, :, :-1], carried[:, :, -1]
 
 
@@ -94,17 +100,17 @@ def decay_between(log_decay: Tensor) -> Tensor:
     return log_decay.unsqueeze(-1).masked_fill(~below, 0.0).cumsum(-2).exp().tril()
 
 
-def _decayed_scan(sums: Tensor, log_decay: Tensor, few: int) -> Tensor:
+def _decayed_scan(sums: Tensor, log_decay: Tensor) -> Tensor:
     """R_g = exp(log_decay_g) R_(g-1) + sums_g: (B, H, G, c) -> (B, H, G, c), for ``log_decay`` (B, H, G).
 
     Up to a few places as one product; of more, that many at a time, and the ends of these parts in the same way.
     """
     length = sums.shape[2]
-    if length <= few:
+    if length <= _FEW_CHUNKS:
         return decay_between(log_decay) @ sums
-    sums, log_decay = split_chunks(sums, few), split_chunks(log_decay, few)  # (B, H, parts, few, ...)
+    sums, log_decay = split_chunks(sums, _FEW_CHUNKS), split_chunks(log_decay, _FEW_CHUNKS)  # (B, H, parts, few, ...)
     inside = decay_between(log_decay) @ sums
-    ends = _decayed_scan(inside[:, :, :, -1], log_decay.sum(-1), few)  # (B, H, parts, c)
+    ends = _decayed_scan(inside[:, :, :, -1], log_decay.sum(-1))  # (B, H, parts, c)
     before = F.pad(ends[:, :, :-1], (0, 0, 1, 0))
     carried = inside + log_decay.cumsum(-1).exp().unsqueeze(-1) * before.unsqueeze(3)
     return carried.flatten(2, 3)[:, :, :length]

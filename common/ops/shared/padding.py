@@ -59,3 +59,8 @@ def either_mask(mask: Tensor | None, other: Tensor | None) -> Tensor | None:
 def zero_padding(x: Tensor, padding_mask: Tensor | None) -> Tensor:
     """``x`` (B, H, n, d) with zeros at padding (B, n; True = padding), also where it is NaN or inf."""
     return x if padding_mask is None else x.masked_fill(padding_mask[:, None, :, None], 0.0)
+
+
+def zero_padded_tokens(x: Tensor, padding_mask: Tensor | None) -> Tensor:
+    """The same of tokens x (B, n, D) before their projection."""
+    return zero_padding(x.unsqueeze(1), padding_mask).squeeze(1)

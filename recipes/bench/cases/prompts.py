@@ -1,4 +1,4 @@
-"""Generation behind a long prompt: read in one pass, or token by token as fairseq's own generator does."""
+"""Generation after a long prompt: read in one pass, or token by token as fairseq's own generator does."""
 
 from functools import partial
 
@@ -22,7 +22,7 @@ _CHECK = 600
 
 
 def generations(settings: Settings, size: int) -> list[Candidate | Absent]:
-    """Every form behind a prompt of ``size`` tokens."""
+    """Every form after a prompt of ``size`` tokens."""
     reason = missing("fairseq")
     if reason is not None:
         return [Absent(name, size, reason) for name in FORMS]
@@ -49,7 +49,7 @@ def _candidate(name: str, settings: Settings, size: int) -> Candidate:
 CASES = (
     Case(
         "prompts",
-        "Generation behind a prompt",
+        "Generation after a prompt",
         "tokens",
         "tokens of the prompt",
         (LENGTH,),

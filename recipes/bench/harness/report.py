@@ -10,7 +10,7 @@ from .timing import quartiles
 from .work import Case
 
 REACH = "Targets"
-#: Stands behind the quartiles of times that are noisy.
+#: Stands after the quartiles of times that are noisy.
 NOISY = "~"
 
 

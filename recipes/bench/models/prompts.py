@@ -1,4 +1,4 @@
-"""Generation behind a prompt, as fairseq's tasks make it."""
+"""Generation after a prompt, as fairseq's tasks make it."""
 
 from argparse import Namespace
 from collections.abc import Callable
@@ -14,7 +14,7 @@ _TASKS = {False: LanguageModelingTask, True: PromptedLanguageModelingTask}
 
 
 def generation(model: nn.Module, prompt: Tensor, words: int, one_pass: bool) -> Callable[[], list[Tensor]]:
-    """A function that generates ``words`` words behind prompt (1, n), greedily.
+    """A function that generates ``words`` words after prompt (1, n), greedily.
 
     It gives the tokens (n + words + 1,), the prompt and the end among them, and their scores.
     """
@@ -35,6 +35,6 @@ def generation(model: nn.Module, prompt: Tensor, words: int, one_pass: bool) -> 
 
 @torch.no_grad()
 def scores(model: nn.Module, tokens: Tensor) -> Tensor:
-    """The score of each of ``tokens`` (n,), the first behind the beginning of a sentence, by one forward pass."""
+    """The score of each of ``tokens`` (n,), the first after the beginning of a sentence, by one forward pass."""
     begun = torch.cat([tokens.new_full((1,), model.decoder.dictionary.eos()), tokens[:-1]])
     return model.get_normalized_probs(model(begun[None]), log_probs=True)[0].gather(1, tokens[:, None])[:, 0]

@@ -50,7 +50,7 @@ def test_every_causal_mechanism_has_one() -> None:
 @pytest.mark.parametrize("name", MODELS)
 @torch.no_grad()
 def test_padding_on_either_side_gives_the_same_loss(name: str) -> None:
-    """The actions and the loss of a window, with steps of padding before it, behind it, and both."""
+    """The actions and the loss of a window, with steps of padding before it, after it, and both."""
     model = build_decision(name).double()
     batch = window(2, 7)
     alone, expected = model(**batch), loss(model, batch)

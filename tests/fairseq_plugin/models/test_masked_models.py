@@ -85,7 +85,7 @@ def test_every_parameter_is_used(arch: str) -> None:
         for name, parameter in model.named_parameters():
             assert parameter.grad is not None and parameter.grad.any(), name
             assert torch.isfinite(parameter.grad).all(), name
-            if name.endswith("in_proj.bias"):  # U, V and Z stand behind each other in it
+            if name.endswith("in_proj.bias"):  # U, V and Z stand one after the other in it
                 assert all(part.any() for part in parameter.grad.split([16] * (len(parameter) // 16))), name
 
 
