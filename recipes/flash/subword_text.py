@@ -39,11 +39,14 @@ class SplitCounts(NamedTuple):
         return self.tokens / self.words
 
 
-def train_sentencepiece(lines: Iterable[str], path: Path, vocabulary: int, masked: bool, threads: int) -> None:
+def train_sentencepiece(
+    lines: Iterable[str], path: Path, vocabulary: int, masked: bool, threads: int, option: str = "--vocabulary"
+) -> None:
     """Train a unigram model with byte fallback on ``lines`` and write it to ``path``.
 
     Args:
         vocabulary: rows of the model's embedding: the subwords, fairseq's four symbols and, if ``masked``, its <mask>.
+        option: what ``vocabulary`` is called in the command line.
 
     Raises:
         ValueError: no text, or a vocabulary that this text does not allow.
@@ -66,16 +69,16 @@ def train_sentencepiece(lines: Iterable[str], path: Path, vocabulary: int, maske
             minloglevel=2,
         )
     except RuntimeError as error:
-        raise ValueError(_explain(str(error), vocabulary, extra)) from error
+        raise ValueError(_explain(str(error), option, vocabulary, extra)) from error
     with own_file(path) as part:
         part.write_bytes(written.getvalue())
 
 
-def _explain(error: str, vocabulary: int, extra: int) -> str:
+def _explain(error: str, option: str, vocabulary: int, extra: int) -> str:
     for pattern, bound in ((_TOO_MANY, "at most"), (_TOO_FEW, "at least")):
         bounds = pattern.search(error)
         if bounds is not None:
-            return f"--vocabulary is {vocabulary}; allowed for this text: {bound} {int(bounds[1]) + extra}"
+            return f"{option} is {vocabulary}; allowed for this text: {bound} {int(bounds[1]) + extra}"
     if "!sentences_.empty()" in error:
         return "the training split is empty; allowed: at least one line of text, of at most 16,384 bytes"
     return f"sentencepiece: {error}"

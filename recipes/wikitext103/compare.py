@@ -13,11 +13,14 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..flash.subword_text import encode, train_sentencepiece
 from ..shared.characters import spell_file
 from ..shared.comparison import show, train_and_read
 from ..shared.json_files import read_json, write_json
 from ..shared.scripts import command_line, positive_int, script
 from ..shared.settings import keep_settings
+from ..shared.subwords import load_sentencepiece
+from ..shared.text_files import read_lines
 from ..shared.trainings import Trained, read_parameters, read_points
 from ..shared.working_folder import working_folder
 from .plan import Plan, default_names, model_names
@@ -32,25 +35,44 @@ UPDATES, EVALUATIONS = 1_600, 8
 QUICK_UPDATES, QUICK_LINES = 8, 400
 
 
-def prepare(path: Path, out: Path, characters: bool, limit: int | None) -> dict[str, int]:
+def prepare(path: Path, out: Path, characters: bool, limit: int | None, subwords: int | None = None) -> dict[str, int]:
     """Put the text at ``path`` into ``out``/data-bin, unless it is there; returns the tokens of each split.
 
+    Args:
+        characters: a token is a character; else a word, or a subword.
+        limit: lines of a text file that are used, from the first one; None: all.
+        subwords: how many there are, fairseq's four symbols included; None: tokens are no subwords.
+
     Raises:
-        ValueError: ``path`` is no text, or ``out`` was begun with another one.
+        ValueError: no text, too little for so many subwords, or ``out`` was begun with another one.
     """
     if not path.exists():
         raise ValueError(f"--file is {path}, which does not exist; allowed: a text file, or what prepare --file takes")
     size = sum(one.stat().st_size for one in (path.rglob("*") if path.is_dir() else [path]))
-    keep_settings(out / "text.json", {"file": path.name, "bytes": size, "characters": characters, "lines": limit})
+    settings = {"file": path.name, "bytes": size, "characters": characters, "lines": limit}
+    keep_settings(out / "text.json", settings | ({"subwords": subwords} if subwords else {}))
     done = out / "tokens.json"
     if not done.exists():
         take_file(path, out / "text", limit)
+        if subwords:
+            _into_subwords(out / "text", subwords)
         for split in SPLITS if characters else ():
             spell_file(split_path(out / "text", split))
         binarise(out / "text", out / "data-bin", workers=1)
         tokens = {split: count(split_path(out / "text", split)).tokens for split in SPLITS}
         write_json(done, tokens)
     return read_json(done, *SPLITS)
+
+
+def _into_subwords(folder: Path, number: int) -> None:
+    """Write the three splits anew, in subwords of a model of the train split, which is kept beside them."""
+    prefix = folder / "sentencepiece"
+    lines = (line.rstrip("\n") for line in read_lines(split_path(folder, "train")))
+    train_sentencepiece(lines, prefix.with_suffix(".model"), number, masked=False, threads=1, option="--subwords")
+    model = load_sentencepiece(prefix)
+    for split in SPLITS:
+        path = split_path(folder, split)
+        encode([[line.rstrip("\n")] for line in read_lines(path)], model, path, threads=1)
 
 
 def read_result(name: str, seed: int, folder: Path, trained: Trained) -> Result:
@@ -83,6 +105,7 @@ def parser(command: str, description: str, known: Sequence[str], default: Sequen
     kinds.add_argument(
         "--words", action="store_true", help=f"a word is a token: the default from {WORDS_FROM_BYTES:,} bytes on"
     )
+    kinds.add_argument("--subwords", type=positive_int, metavar="N", help="N subwords, learned from the train part")
     parser.add_argument("--limit", type=positive_int, metavar="LINES", help="only the first lines of a text file")
     out = Path("work/wikitext103") / command.rpartition(".")[2]
     parser.add_argument("--out", type=Path, default=out, help="default: %(default)s")
@@ -147,11 +170,13 @@ def _compare(options: argparse.Namespace, plan: Plan, out: Path, command: str) -
     started = time.monotonic()
     keep_settings(out / "settings.json", plan.settings())
     size = options.file.stat().st_size if options.file.is_file() else WORDS_FROM_BYTES
-    characters = options.characters or (size < WORDS_FROM_BYTES and not options.words)
+    small = size < WORDS_FROM_BYTES and not (options.words or options.subwords)
+    characters = options.characters or small
+    unit = "characters" if characters else "subwords" if options.subwords else "words"
     limit = options.limit or (QUICK_LINES if options.quick else None)
-    tokens = prepare(options.file.absolute(), out, characters, limit)
+    tokens = prepare(options.file.absolute(), out, characters, limit, options.subwords)
     compared = train_and_read(plan.trainings(out / "data-bin"), out / "runs", options.jobs, read_result)
-    show(out, report(plan, tokens, "characters" if characters else "words", compared), command, started)
+    show(out, report(plan, tokens, unit, compared), command, started)
     return compared.status
 
 

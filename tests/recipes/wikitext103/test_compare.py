@@ -13,8 +13,10 @@ from common.attention import ATTENTIONS
 from recipes.shared import comparison
 from recipes.shared.characters import spell
 from recipes.shared.comparison import Compared
+from recipes.shared.subwords import load_sentencepiece
 from recipes.shared.tables import Run
 from recipes.shared.trainings import Trained
+from recipes.shared.working_folder import working_folder
 from recipes.wikitext103 import compare, results
 from recipes.wikitext103.plan import Plan, default_names, model_names
 from recipes.wikitext103.results import Result
@@ -130,6 +132,25 @@ def test_from_a_text_to_the_results(text: Path, tmp_path: Path, capsys: pytest.C
     for change, said in ((["--lr", "0.5"], "lr is 0.5; allowed in"), (["--words"], "characters is False; allowed in")):
         assert compare.main([*arguments, *change]) == 1
         assert said in capsys.readouterr().err
+
+
+def test_subwords_are_of_the_train_part_and_lose_no_line(text: Path, tmp_path: Path) -> None:
+    """A token is a subword or the end of a line; another number of subwords is another text."""
+
+    def prepared(out: Path, subwords: int) -> dict[str, int]:
+        with working_folder(out, compare.COMMAND, whole={"data-bin": compare.WRITER}):
+            return compare.prepare(text, out, False, None, subwords)
+
+    with pytest.raises(ValueError, match="--subwords is 9000; allowed for this text: at most"):
+        prepared(tmp_path / "many", 9000)
+    out = tmp_path / "out"
+    tokens = prepared(out, 285)
+    lines = (out / "text" / "wiki.valid.tokens").read_text(encoding="utf-8").splitlines()
+    model = load_sentencepiece(out / "text" / "sentencepiece")
+    assert len(model) == 285 - 1 and tokens["valid"] == sum(len(line.split()) + 1 for line in lines)
+    assert [model.decode(line.split()) for line in lines] == text.read_text().splitlines()[54:57]
+    with pytest.raises(ValueError, match="subwords is 290; allowed in"):
+        prepared(out, 290)
 
 
 def test_what_is_wrong_is_said(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
