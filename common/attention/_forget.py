@@ -5,15 +5,12 @@ from typing import Any
 
 from torch import Tensor
 
-from ..modules.forget_gate import FORGETS, ForgetGate
+from ..modules.forget_gate import FORGETS, NONE, ForgetGate
 from ..ops.shared.checks import ArgumentError, check_heads, check_padding_mask, check_tokens
 from ..ops.shared.padding import zero_padded_tokens
 from ..ops.shared.state import State
 from ._base import InnerAttention
 from ._options import AttentionOptions, choice
-
-#: Sums keep everything, as in the papers.
-NONE = "none"
 
 
 @dataclass(frozen=True)

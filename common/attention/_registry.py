@@ -7,9 +7,10 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import TypeVar
 
+from ..modules.forget_gate import NONE
 from ..ops.shared.checks import check_choice, check_positive_int
 from ._base import InnerAttention
-from ._forget import NONE, ForgetAttention, ForgetOptions
+from ._forget import ForgetAttention, ForgetOptions
 from ._options import AttentionOptions
 from ._short_conv import ShortConvAttention, ShortConvOptions, takes_short_conv
 

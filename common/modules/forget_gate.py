@@ -11,6 +11,8 @@ from ..ops.shared.precision import autocast_off, compute_dtype
 
 #: One gate for each head, or one for each feature of a head's keys.
 FORGETS = ("head", "channel")
+#: Sums keep everything, as in the papers.
+NONE = "none"
 #: Tokens that are remembered at first: of the first gate and of the last one, in equal ratios between them.
 _REMEMBERED = (32.0, 1024.0)
 #: Rank of the map from tokens to the gates of channels, as in gated linear attention (Yang et al., ICML 2024).

@@ -19,10 +19,12 @@ from ..ops.shared.checks import (
 )
 from ..ops.shared.formed_again import FormAgain, forming_again
 from ..ops.shared.implied_map import implied_map
+from ..ops.shared.padding import zero_padded_tokens
 from ..ops.shared.relative_bias import resize_toeplitz
 from ..ops.shared.score_kernels import SCORE_KERNELS
 from ..ops.shared.state import State, state_entry
 from .feed_forward import FeedForward
+from .forget_gate import FORGETS, NONE, ForgetGate
 from .norms import build_norm
 from .relative_bias import RELATIVE_BIASES, ToeplitzBias, relative_bias
 from .remembered_options import RemembersOptions
@@ -55,6 +57,8 @@ class GatedAttentionUnit(RemembersOptions):
         overlap, chunk_summaries: further terms of mixed chunk attention (section 3.2.1 and Appendix A); decoding then
             keeps every token and computes the whole sequence at each call.
         local, linear: leave out the quadratic or the linear term of mixed chunk attention (Figure 7).
+        forget: gates from norm(x) by which the linear term's sum forgets: ``head``, one for each head, ``channel``, one
+            for each channel of its keys, or ``none``. Causal; ours, in no paper of FLASH.
         rotary: rotate queries and keys by their position among the real tokens.
         bias: relative bias on scores: ``toeplitz``, ``rotary``, ``none``, or ``auto``, the paper's choice by length.
         norm: ``layernorm`` or ``scalenorm``.
@@ -86,6 +90,7 @@ class GatedAttentionUnit(RemembersOptions):
         linear: bool = True,
         overlap: bool = False,
         chunk_summaries: bool = False,
+        forget: str = NONE,
         rotary: bool = True,
         bias: str = "auto",
         norm: str = "layernorm",
@@ -106,6 +111,7 @@ class GatedAttentionUnit(RemembersOptions):
             check_even("query_dim", query_dim)
         check_choice("kernel", kernel, SCORE_KERNELS)
         check_choice("bias", bias, RELATIVE_BIASES)
+        check_choice("forget", forget, (NONE, *FORGETS))
         dropouts = {
             "dropout": dropout,
             "attention_dropout": attention_dropout,
@@ -121,6 +127,9 @@ class GatedAttentionUnit(RemembersOptions):
             raise ArgumentError("`separate_ffn=True` is given; allowed: with `gate=False`")
         further = mixed_chunk.FurtherTerms(overlap, chunk_summaries)
         _check_form(chunk_size, max_positions, causal, local, linear, first_softmax, first_to_all, further)
+        if forget != NONE and not (causal and chunk_size is not None and linear and not any(further)):
+            terms = "without `linear=False`, `overlap=True` and `chunk_summaries=True`"
+            raise ArgumentError(f"`forget` is {forget!r}; allowed: with `causal=True` and `chunk_size`, {terms}")
         self.dim, self.expanded_dim, self.query_dim, self.heads = dim, expanded_dim, query_dim, heads
         self.causal, self.chunk_size, self.max_positions = causal, chunk_size, max_positions
         if divisor is None and chunk_size is None and causal and kernel != "softmax":
@@ -129,6 +138,7 @@ class GatedAttentionUnit(RemembersOptions):
         self.kernel, self.gate, self.local, self.linear, self.rotary = kernel, gate, local, linear, rotary
         self.first_softmax, self.first_to_all = first_softmax, first_to_all
         self.overlap, self.chunk_summaries = overlap, chunk_summaries
+        self.forget_gate = None if forget == NONE else ForgetGate(forget, dim, heads, query_dim)
         if chunk_size is not None:  # a ValueError now, and not at the first call
             options = {name: value for name, value in self._chunk_options().items() if name not in further._fields}
             mixed_chunk.check_further_terms(mixed_chunk.mixed_chunk_options(**options), further)
@@ -171,7 +181,7 @@ class GatedAttentionUnit(RemembersOptions):
             nn.init.zeros_(linear.bias)
         nn.init.normal_(self.gamma, std=0.02)
         nn.init.zeros_(self.beta)
-        for part in (self.bias, self.ffn):
+        for part in (self.bias, self.ffn, self.forget_gate):
             if part is not None:
                 part.reset_parameters()
 
@@ -200,10 +210,11 @@ class GatedAttentionUnit(RemembersOptions):
 
         Without attention dropout. Costs n / (e / H) calls of the attention and O(n²) memory: for short inputs.
         """
-        *_, v, z = (F.silu(part) for part in self.in_proj(self.norm(x)).split(self.widths, dim=-1))
+        normed = self.norm(x)
+        *_, v, z = (F.silu(part) for part in self.in_proj(normed).split(self.widths, dim=-1))
         heads = self._queries_and_keys(z, self._rotation(z, padding_mask, None))
         op = self._quadratic if self.chunk_size is None else self._mixed_chunk
-        whole = {"initial_state": None, "return_state": False}
+        whole = {**self._gates(normed, padding_mask), "initial_state": None, "return_state": False}
         return implied_map(lambda values: op(heads, values, padding_mask, **whole), self._split_heads(v))
 
     def _attend(
@@ -230,13 +241,21 @@ class GatedAttentionUnit(RemembersOptions):
             if self.attention_dropout.p > 0.0:
                 v = v * self.attention_dropout(torch.ones_like(v[..., :1]))
             op = self._quadratic if self.chunk_size is None else self._mixed_chunk
-            out = op(heads, v, padding_mask, initial_state=state, return_state=return_state)
+            gates = self._gates(normed, padding_mask)
+            out = op(heads, v, padding_mask, **gates, initial_state=state, return_state=return_state)
             out, state = out if return_state else (out, None)
             out = out.transpose(1, 2).flatten(2)  # (B, H, n, e/H) -> (B, n, e)
             if self.gate:
                 out = self._gated(gate[0], out, hidden, form_again)
             x = x + self.dropout(self.out_proj(self.activation_dropout(out)))
         return (x if self.ffn is None else self.ffn(x)), state
+
+    def _gates(self, normed: Tensor, padding_mask: Tensor | None) -> dict[str, Tensor]:
+        """``log_decay`` of mixed chunk attention from the normed tokens (B, n, d), where its sum forgets."""
+        if self.forget_gate is None:
+            return {}
+        # What stands in padding must not reach the gradients of the gates.
+        return {"log_decay": self.forget_gate(zero_padded_tokens(normed, padding_mask))}
 
     def _gated(self, u: Tensor, out: Tensor, hidden: Tensor, form_again: FormAgain) -> Tensor:
         """u ⊙ out, all (B, n, e); keeps ``hidden`` and ``out``."""
@@ -299,12 +318,12 @@ class GatedAttentionUnit(RemembersOptions):
         reach = max(1, int((~padding).sum(1).max()))
         return resize_toeplitz(self.bias(reach), tokens)
 
-    def _mixed_chunk(self, heads: tuple[Tensor, ...], v: Tensor, padding_mask: Tensor | None, **state) -> Tensor:
+    def _mixed_chunk(self, heads: tuple[Tensor, ...], v: Tensor, padding_mask: Tensor | None, **further) -> Tensor:
         reach = mixed_chunk.bias_reach(self.chunk_size, self.overlap)
         bias = None if self.bias is None else self.bias(reach)
         heads = heads if len(heads) == 4 else heads * 2
         tensors = {"bias": bias, "key_padding_mask": padding_mask}
-        return mixed_chunk.mixed_chunk_attention(*heads, v, **tensors, **self._chunk_options(), **state)
+        return mixed_chunk.mixed_chunk_attention(*heads, v, **tensors, **self._chunk_options(), **further)
 
     def _chunk_options(self) -> dict[str, int | bool | str]:
         """The options of mixed chunk attention."""

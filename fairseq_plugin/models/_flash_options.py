@@ -5,6 +5,7 @@ from typing import Optional
 
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 
+from common.modules.forget_gate import FORGETS, NONE
 from common.modules.norms import NORMS
 from common.modules.relative_bias import RELATIVE_BIASES
 from common.ops.linear import CUMULATIVE_SUMS
@@ -67,6 +68,19 @@ class MixedChunkOptions(GatedAttentionUnitOptions):
     )
     flash_chunk_summaries: bool = field(
         default=False, metadata={"help": "softmax attention to the mean of each chunk besides (Appendix A)"}
+    )
+
+
+@dataclass
+class CausalMixedChunkOptions(MixedChunkOptions):
+    """Options of FLASH's language model."""
+
+    flash_forget: ChoiceEnum((NONE, *FORGETS)) = field(
+        default=NONE,
+        metadata={
+            "help": "gates from the tokens, by which the sums of the linear attention across chunks forget: one for "
+            "each head, or one for each channel of its keys; ours, in no paper of FLASH"
+        },
     )
 
 

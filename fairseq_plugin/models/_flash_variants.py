@@ -7,6 +7,8 @@ from fairseq.models.transformer import TransformerConfig
 from fairseq.utils import safe_getattr
 from torch import nn
 
+from common.modules.forget_gate import NONE
+
 from ..modules.gated_attention_unit_layer import GatedAttentionUnitDecoderLayer, GatedAttentionUnitEncoderLayer
 from ..modules.multihead_attention import LayerDesign
 from ..modules.transformer_layer import LinearTimeDecoderLayer, LinearTimeEncoderLayer
@@ -93,6 +95,7 @@ class _Flash(_GatedAttentionUnitVariant):
             "overlap": option(args, self.options, "flash_overlap"),
             "chunk_summaries": option(args, self.options, "flash_chunk_summaries"),
             "first_to_all": safe_getattr(args, "flash_first_to_all", False),  # of masked models
+            "forget": safe_getattr(args, "flash_forget", NONE),  # of language models
         }
 
 

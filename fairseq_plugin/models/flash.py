@@ -100,7 +100,7 @@ class FlashFamilyLanguageModel(LinearTimeLanguageModel):
 
 
 @dataclass
-class FlashLanguageModelConfig(flash_options.MixedChunkOptions, GatedAttentionUnitConfig):
+class FlashLanguageModelConfig(flash_options.CausalMixedChunkOptions, GatedAttentionUnitConfig):
     """Options of ``flash_lm``."""
 
 

@@ -8,7 +8,7 @@ Times that are noisy judge nothing.
 from collections.abc import Callable
 from typing import NamedTuple
 
-from .cases import CASES, images, language_models, operations, prompts, translation
+from .cases import CASES, forgetting, images, language_models, operations, prompts, translation
 from .harness.floors import RATES, floors
 from .harness.records import Record, Results
 from .harness.work import BACKWARD, DECODING, FORWARD, TRAINING
@@ -78,6 +78,13 @@ def _time(results: Results, target: Target) -> float | None:
     return None if speed is None else 1 / speed
 
 
+def _time_onwards(results: Results, target: Target) -> float | None:
+    """The candidate's time over the peer's, the largest from the target's size on."""
+    sizes = [size for size in results.sizes(target.case, target.run, target.candidate) if size >= target.size]
+    times = [_time(results, target._replace(size=size)) for size in sizes]
+    return None if not times or None in times else max(times)
+
+
 def _memory(results: Results, target: Target) -> float | None:
     """The candidate's peak memory over the peer's."""
     ours = results.find(target.case, target.size, target.run, target.candidate)
@@ -134,6 +141,7 @@ FIGURES = {
     "speed": Figure(_speed, False, "at least {:g} times as fast"),
     "gain": Figure(_gain, False, "at least {:g} times the speedup at the smaller size"),
     "time": Figure(_time, True, "at most {:g} times the time"),
+    "time onwards": Figure(_time_onwards, True, "at most {:g} times the time from there on", onwards=True),
     "memory": Figure(_memory, True, "at most {:g} times the memory", of_times=False),
     "memory of inputs": Figure(_memory_of_inputs, True, "at most {:g} times the memory, at any size", of_times=False),
     "break-even": Figure(_break_even, True, "as fast from {:,.0f} on", "from {:,.0f} on", onwards=True),
@@ -174,6 +182,7 @@ TARGETS = tuple(
             ("prompts", prompts.GENERATION, prompts.LENGTH, f"{name}, one pass", f"{name}, token by token", "speed", 20)
             for name in prompts.ARCHITECTURES
         ),
+        *(("forgetting", TRAINING, 2048, name, forgetting.LINEAR, "time onwards", 2) for name in forgetting.FORGETTING),
         *(
             ("translation_decoding", _LAST, _SOURCES[1], form, form, "time", 1.1, _SOURCES[0])
             for form in translation.FLAT

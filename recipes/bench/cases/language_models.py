@@ -46,14 +46,18 @@ def _training_candidate(architecture: str, width: int, layers: int, settings: Se
 
     def reference() -> Tensor:
         with attention_written_out():
-            return _loss(model, tokens[:, :_MAP])
+            return next_token_loss(model, tokens[:, :_MAP])
 
     def check() -> list[Comparison]:
         return compare_training(
-            lambda: _loss(model, tokens[:, :_MAP]), model.parameters(), reference, model.parameters(), settings.dtype
+            lambda: next_token_loss(model, tokens[:, :_MAP]),
+            model.parameters(),
+            reference,
+            model.parameters(),
+            settings.dtype,
         )
 
-    step = training_step(lambda: _loss(model, tokens), model.parameters())
+    step = training_step(lambda: next_token_loss(model, tokens), model.parameters())
     return Candidate(architecture, size, size, {TRAINING: step}, check)
 
 
@@ -78,32 +82,38 @@ def training_work(width: int, layers: int, name: str, size: int, run: str) -> Am
     return Amount(2 * size * (products + 3 * d * words), 8 * (weights + d * words))
 
 
-def _loss(model: nn.Module, tokens: Tensor) -> Tensor:
+def next_token_loss(model: nn.Module, tokens: Tensor) -> Tensor:
+    """Cross-entropy of the next token of each of ``tokens`` (B, n), the last one's being the first."""
     logits, _ = model(tokens)
     return F.cross_entropy(logits.flatten(0, 1).float(), tokens.roll(-1, 1).flatten())
 
 
 def decoding(
-    settings: Settings, size: int, width: int = DECODING_WIDTH, layers: int = DECODING_LAYERS
+    settings: Settings,
+    size: int,
+    width: int = DECODING_WIDTH,
+    layers: int = DECODING_LAYERS,
+    names: tuple[str, ...] = DECODED,
+    near: int | None = NEAR,
 ) -> list[Candidate | Absent]:
-    """Models that decode one token, near the start and at position ``size``."""
-    return _decoding(settings, (NEAR, size), 1, width, layers)
+    """The models ``names`` that decode one token, at position ``size`` and, unless it is None, at ``near``."""
+    return _decoding(names, settings, (size,) if near is None else (near, size), 1, width, layers)
 
 
 def beam_decoding(
     settings: Settings, size: int, width: int = DECODING_WIDTH, layers: int = DECODING_LAYERS
 ) -> list[Candidate | Absent]:
     """Models that decode one token of each hypothesis of a beam, at position ``size``."""
-    return _decoding(settings, (size,), BEAM, width, layers)
+    return _decoding(DECODED, settings, (size,), BEAM, width, layers)
 
 
 def _decoding(
-    settings: Settings, positions: tuple[int, ...], rows: int, width: int, layers: int
+    names: tuple[str, ...], settings: Settings, positions: tuple[int, ...], rows: int, width: int, layers: int
 ) -> list[Candidate | Absent]:
     reason = missing("fairseq")
     if reason is not None:
-        return [Absent(name, position, reason) for name in DECODED for position in positions]
-    return [one for name in DECODED for one in _decoding_candidates(name, settings, positions, rows, width, layers)]
+        return [Absent(name, position, reason) for name in names for position in positions]
+    return [one for name in names for one in _decoding_candidates(name, settings, positions, rows, width, layers)]
 
 
 def _decoding_candidates(

@@ -21,9 +21,11 @@ _WORDS = 996
 def build(architecture: str, width: int, layers: int, positions: int, settings: Settings) -> nn.Module:
     """A model with ``layers`` pre-norm layers and heads of 64 channels, from a fixed seed and without dropout.
 
-    Two gated attention units count as one layer. ``positions`` is the longest length.
+    Two gated attention units count as one layer. ``positions`` is the longest length. Options of the model may follow
+    the name of the ``architecture``, as in "linear_lm --linear-forget head".
     """
-    command = ["data", "--task", "language_modeling", "--arch", architecture, "--dropout", "0"]
+    architecture, *further = architecture.split()
+    command = ["data", "--task", "language_modeling", "--arch", architecture, *further, "--dropout", "0"]
     command += ["--share-decoder-input-output-embed", "--tokens-per-sample", str(positions)]
     for option in ("embed", "input", "output"):
         command += [f"--decoder-{option}-dim", str(width)]

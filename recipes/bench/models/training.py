@@ -1,14 +1,16 @@
 """Training steps of whole models, and the comparison of their gradients with a reference."""
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 from unittest import mock
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from common.attention import InnerAttention
 from common.ops import mixed_chunk
 
 from ..harness.compare import MODEL_TOLERANCES, compare
@@ -67,4 +69,20 @@ def attention_written_out() -> Iterator[None]:
         return attention_maps.mixed_chunk_attention(*heads, chunk_size=chunk_size, bias=bias)
 
     with mock.patch.object(mixed_chunk, "mixed_chunk_attention", literal), sdpa_kernel(SDPBackend.MATH):
+        yield
+
+
+@contextmanager
+def attention_by_reference(model: nn.Module) -> Iterator[None]:
+    """Compute every attention of ``model`` by its literal ``reference``, without dropout."""
+
+    def literal(attention: InnerAttention, *inputs: Tensor, dropout_p: float = 0.0, **further: Any) -> Tensor:
+        if dropout_p:
+            raise ValueError(f"dropout_p is {dropout_p}; allowed: 0, as a reference has no dropout")
+        return attention.reference(*inputs, **further)
+
+    with ExitStack() as patches:
+        for layer in model.decoder.layers:
+            attention = layer.self_attn.inner
+            patches.enter_context(mock.patch.object(attention, "forward", partial(literal, attention)))
         yield

@@ -9,11 +9,13 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from common.modules.forget_gate import FORGETS
 from common.modules.gated_attention_unit import GatedAttentionUnit
 from common.modules.norms import ScaleNorm
 from common.modules.relative_bias import RotaryBias, ToeplitzBias
 from common.modules.rotary import rotate
 from common.ops import gau_attention, mixed_chunk_attention
+from common.ops.mixed_chunk.reference import mixed_chunk_attention_reference
 from common.ops.shared.reference_tools import rotated
 from common.ops.shared.score_kernels import SCORE_KERNELS
 from tests.common.inputs import padding
@@ -114,6 +116,39 @@ def test_flash_is_mixed_chunk_attention_between_the_projections(heads, change):
             outputs.append(mixed_chunk_attention(*copies, values, **options))
         expected = F.linear(u * torch.cat(outputs, -1), module.out_proj.weight, module.out_proj.bias) + x
         assert_same(module(x), expected, module, x)
+
+
+@pytest.mark.parametrize("heads", [1, 2])
+@pytest.mark.parametrize("forget", FORGETS)
+def test_the_sum_across_chunks_forgets_by_gates_of_the_normed_tokens(forget, heads):
+    """Besides the gates all is as without them."""
+    module, x, mask = unit(causal=True, heads=heads, forget=forget, bias="none"), tokens(13), padding("left", 2, 13)
+    plain = unit(causal=True, heads=heads, bias="none")
+    plain.load_state_dict({name: x for name, x in module.state_dict().items() if not name.startswith("forget_gate")})
+    assert (module(x, mask) - plain(x, mask)).norm() > 1e-3 * plain(x, mask).norm()
+    normal = F.layer_norm(x, (6,), module.norm.weight, module.norm.bias)
+    u, v, z = F.silu(F.linear(normal, module.in_proj.weight, module.in_proj.bias)).split([8, 8, 4], -1)
+    copies = [
+        rotated(z[:, None] * gamma[:, None] + beta[:, None], mask) for gamma, beta in zip(module.gamma, module.beta)
+    ]
+    gates = module.forget_gate.reference(normal)
+    values = v.unflatten(-1, (heads, -1)).transpose(1, 2)
+    given = {"log_decay": gates, "key_padding_mask": mask}
+    out = (
+        mixed_chunk_attention_reference(*copies, values, chunk_size=5, causal=True, **given).transpose(1, 2).flatten(2)
+    )
+    expected = F.linear(u * out, module.out_proj.weight, module.out_proj.bias) + x
+    real = ~mask[..., None]
+    assert_same(module(x, mask)[real.expand_as(x)], expected[real.expand_as(x)], module, x)
+
+
+def test_gates_remember_long_at_first_and_are_in_the_state_dict():
+    module = GatedAttentionUnit(6, causal=True, forget="head", heads=2)
+    assert not module.forget_gate.gate_proj.weight.any()
+    kept = torch.sigmoid(module.forget_gate.gate_proj.bias)
+    assert_close("kept", 1 / (1 - kept), torch.tensor([32.0, 1024.0]))
+    assert "forget_gate.gate_proj.weight" in module.state_dict() and module.linear_cost
+    assert not any("forget" in name for name in unit(causal=True).state_dict())
 
 
 def test_one_causal_chunk_is_flash_quad():
@@ -269,7 +304,10 @@ def test_attention_dropout_drops_whole_sources():
 @pytest.mark.parametrize("pieces", [[1] * 22, [22], [7, 1, 1, 13]], ids=str)
 def test_extend_continues_what_forward_does_at_once(pieces, side, form):
     mask, x = padding(side, 2, 22), tokens(22)
-    for options in ({"heads": 2}, {"kernel": "softmax", "bias": "rotary", "gate": False}):
+    changes = [{"heads": 2}, {"kernel": "softmax", "bias": "rotary", "gate": False}]
+    if form == "flash":
+        changes += [{"forget": forget, "heads": 2} for forget in FORGETS]
+    for options in changes:
         module = unit(form, causal=True, **options)
         out, state = in_pieces(module, x, pieces, mask)
         assert_same(out, module(x, mask), module, x)
@@ -436,6 +474,11 @@ REFUSED = [
     ({"local": False, "linear": False}, "local=False", "given", "without linear=False"),
     ({"local": False, "first_softmax": True}, "local=False", "given", "first_softmax=True and first_to_all=True"),
     ({"local": False, "first_to_all": True}, "local=False", "given", "first_softmax=True and first_to_all=True"),
+    ({"forget": "token", "causal": True}, "forget", "'token'", "'none', 'head', 'channel'"),
+    ({"forget": "head"}, "forget", "'head'", "with causal=True and chunk_size"),
+    ({"forget": "head", "causal": True, "linear": False}, "forget", "'head'", "without linear=False"),
+    ({"forget": "head", "causal": True, "overlap": True}, "forget", "'head'", "overlap=True"),
+    ({"forget": "head", "causal": True, "chunk_size": None, "max_positions": 9}, "forget", "'head'", "chunk_size"),
     ({"divisor": 4.0}, "divisor", "4.0", "without chunk_size, and without softmax"),
     ({"chunk_size": None, "max_positions": 9, "divisor": 0.0}, "divisor", "0.0", "above 0"),
     (

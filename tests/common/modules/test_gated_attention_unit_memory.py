@@ -20,6 +20,7 @@ OPTIONS = {
     "one term": {**FLASH, "linear": False},
     "no gate": {**FLASH, "gate": False},
     "no positions": {**FLASH, "rotary": False, "bias": "none"},
+    "forget": {**FLASH, "forget": "head"},
     "scalenorm": {**FLASH, "norm": "scalenorm"},
     "dropout": {**FLASH, "dropout": 0.3, "attention_dropout": 0.3, "activation_dropout": 0.3},
 }

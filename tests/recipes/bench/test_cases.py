@@ -6,10 +6,12 @@ from fairseq.models import FairseqIncrementalDecoder
 
 from common.attention import ATTENTIONS, FlowAttention
 from common.modules import GatedAttentionUnit
+from common.modules.forget_gate import ForgetGate
 from common.ops import mixed_chunk
 from recipes.bench.cases import (
     CASES,
     attentions,
+    forgetting,
     gated_attention_unit,
     images,
     language_models,
@@ -198,6 +200,19 @@ def test_a_decoded_beam_gives_the_logits_of_the_full_forward():
     for one in built:
         assert first_unequal(one.check()) is None
         assert one.runs[DECODING]()[0].shape[0] == one.units == language_models.BEAM
+
+
+def test_models_whose_sums_forget_equal_their_literal_references(monkeypatch):
+    """A gate that is wrong by a twentieth is noticed."""
+    names = ("linear_lm --linear-forget head", "flowformer_lm --flow-forget channel", "gla_lm")
+    assert {*names} <= {*forgetting.FORGETTING}
+    small = {"width": 64, "layers": 1, "names": names}
+    built = forgetting.training(HERE, 80, **small)
+    assert [one.name for one in built] == list(names) and not any(unequal(built).values())
+    decoded = language_models.decoding(HERE, 12, **small, near=None)
+    assert [one.name for one in decoded] == list(names) and not any(unequal(decoded).values())
+    monkeypatch.setattr(ForgetGate, "forward", wrong(ForgetGate.forward))
+    assert all(unequal(built[:2]).values())
 
 
 def test_generation_behind_a_prompt_gives_the_scores_of_the_full_forward():

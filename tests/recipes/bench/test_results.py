@@ -120,6 +120,14 @@ def test_speed_and_time():
     assert judged("time", 1.3, near, far, peer=FLOW, peer_size=128).achieved == "1.2 times"
 
 
+def test_time_onwards_is_the_longest_from_a_size_on():
+    found = [*pair(256, 0.1), *pair(512, 0.5), *pair(1024, 0.4)]
+    assert judged("time onwards", 2.6, *found).achieved == "2.5 times"
+    assert [judged("time onwards", bound, *found).reached for bound in (2.6, 2.4)] == [YES, NO]
+    assert judged("time onwards", 2.6, *found, size=1024).reached == YES
+    assert judged("time onwards", 9, *found[:2]).reached == NOT_MEASURED
+
+
 @pytest.mark.parametrize("small, large, reached", [(1.5, 2.0, YES), (2.0, 1.5, NO)])
 def test_gain(small, large, reached):
     assert judged("gain", 1, *pair(512, small), *pair(1024, large), size=1024, peer_size=512).reached == reached
