@@ -44,6 +44,8 @@ from .models.flash_masked import (
 )
 from .models.flowformer import FlowformerLanguageModel, LinearLanguageModel, SoftmaxLanguageModel
 from .optim.radam import FairseqRAdam
+from .prompt_sequence_generator import read_prompt
+from .prompt_state import PromptState
 from .tasks.offline_rl import OfflineRLTask
 from .tasks.pixel_modeling import PixelModelingTask
 from .tasks.prompted_language_modeling import PromptedLanguageModelingTask
@@ -73,6 +75,7 @@ __all__ = [
     "PerformerLanguageModel",
     "PerformerMaskedModel",
     "PixelModelingTask",
+    "PromptState",
     "PromptedLanguageModelingTask",
     "SequencePairPredictionTask",
     "SoftmaxLanguageModel",
@@ -85,4 +88,5 @@ __all__ = [
     "TransformerPlusMaskedModel",
     "TransformerPlusPlusLanguageModel",
     "TransformerPlusPlusMaskedModel",
+    "read_prompt",
 ]

@@ -8,16 +8,22 @@ scores are put before what it gives.
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
+from fairseq.hub_utils import GeneratorHubInterface
 from fairseq.search import PrefixConstrainedBeamSearch
 from fairseq.sequence_generator import EnsembleModel, SequenceGenerator
+from fairseq.utils import safe_getattr
 from torch import Tensor, nn
 
 from common.ops.shared.checks import check_positive_int
+from common.output_files import check_new
 
+from .modules.named_states import named_state
 from .prompt_reading import check_readable, counts_tokens, read_block
+from .prompt_state import PromptState, check_maker, maker_of
 
 #: Tokens that a model reads at once, where nothing else is asked for.
 BLOCK_SIZE = 1024
@@ -48,24 +54,26 @@ class PromptEnsemble(EnsembleModel):
             check_readable(model)
         self._read: Read | None = None  # by which the last step went on
 
-    def read(self, prompt: Tensor, temperature: float) -> tuple[list[Read], Tensor]:
+    def read(self, prompt: Tensor, temperature: float, after: PromptState | None = None) -> tuple[list[Read], Tensor]:
         """Read all of ``prompt`` (B, 1 + m) but its last token: what to go on from, and scores (B, m) of the m tokens.
 
         In blocks of ``block_size`` tokens, so that memory grows by what the models remember alone. O(m) where the
-        mechanism is linear.
+        mechanism is linear. ``after`` is the state of tokens with which each prompt begins, and which are not read.
         """
         reads, scores = [], []
+        known = 0 if after is None else len(after)
         rows = torch.arange(len(prompt), device=prompt.device)
-        for model in self.models:
-            state: dict[str, dict[str, Tensor | None]] = {}
-            parts = []
-            for begin in range(0, prompt.size(1) - 1, self.block_size):
+        for i, model in enumerate(self.models):
+            state = {} if after is None else after.incremental_state(i, model, len(prompt))
+            parts = [torch.zeros(len(prompt), 0, device=prompt.device)]
+            for begin in range(known, prompt.size(1) - 1, self.block_size):
                 end = min(begin + self.block_size, prompt.size(1) - 1)
                 features = read_block(model.decoder, prompt, begin, end, state)
                 parts.append(_scores(model, features, prompt[:, begin + 1 : end + 1], temperature))
             reads.append({"state": state, "prompt": prompt, "rows": rows})
             scores.append(torch.cat(parts, dim=1))
-        return reads, torch.logsumexp(torch.stack(scores), dim=0) - math.log(self.models_size)
+        found = torch.logsumexp(torch.stack(scores), dim=0) - math.log(self.models_size)
+        return reads, found if after is None else torch.cat([after.scores.expand(len(prompt), -1), found], dim=1)
 
     def whole(self, tokens: Tensor) -> Tensor:
         """The prompts of the last step, and ``tokens`` (rows, 1 + n) but their first after them: (rows, 1 + m + n)."""
@@ -107,12 +115,36 @@ class PromptGenerator(SequenceGenerator):
     those of the prompt too, on a CPU as on a GPU, and the penalties of ``diverse_beam_groups`` and ``diversity_rate``
     begin after the prompt, in which there is no choice.
 
+    ``after`` is the state of a text that stands before every prompt, as if it were a part of it. ``save_to`` is a new
+    file, which takes the state after the one prompt that is generated from.
+
     Raises:
-        ValueError: see ``PromptEnsemble``; when called, a prompt longer than what may be generated.
+        ValueError: see ``PromptEnsemble``; ``after`` is of other models, of another dictionary or temperature; there is
+            something at ``save_to``. When called, a prompt longer than what may be generated; a second prompt, or one
+            that ends its sentence, with ``save_to``.
     """
 
-    def __init__(self, models: Sequence[nn.Module], tgt_dict, block_size: int = BLOCK_SIZE, **options: Any) -> None:
+    def __init__(
+        self,
+        models: Sequence[nn.Module],
+        tgt_dict,
+        block_size: int = BLOCK_SIZE,
+        after: PromptState | None = None,
+        save_to: str | None = None,
+        **options: Any,
+    ) -> None:
         super().__init__(PromptEnsemble(models, block_size), tgt_dict, **options)
+        self.after, self.save_to, self._has_saved = after, save_to, False
+        if after is not None:
+            check_maker(after.maker, models, tgt_dict, "the state of a prompt is given")
+            if after.temperature != self.temperature:
+                raise ValueError(
+                    f"--temperature is {self.temperature}; allowed with this state of a prompt: {after.temperature}, "
+                    "at which its tokens were scored"
+                )
+        if save_to is not None:
+            check_new(Path(save_to), "--save-state")
+            self._maker = maker_of(models, tgt_dict)
         if self.repeat_ngram_blocker is not None:
             self.repeat_ngram_blocker = _BlockedInAll(self.repeat_ngram_blocker, self.model.whole)
         self._prompts: dict[int, Tensor] = {}  # by the number of the sentence, from the beginning of sentence on
@@ -135,8 +167,11 @@ class PromptGenerator(SequenceGenerator):
         source = sample["net_input"]["src_tokens"]
         if prefix_tokens is None:
             prefix_tokens = source.new_empty(len(source), 0)
-        longest = self._longest(source.size(1))
-        lengths = self._readable(prefix_tokens, longest)
+        known = 0 if self.after is None else len(self.after)
+        longest = self._longest(known + source.size(1))
+        lengths = self._readable(prefix_tokens, longest, known)
+        if self.save_to is not None:
+            self._check_one(prefix_tokens, lengths, known)
         hypotheses: dict[int, list[dict[str, Tensor]]] = {}
         for rows in _together(lengths.tolist()):
             index = torch.tensor(rows, device=source.device)
@@ -150,38 +185,68 @@ class PromptGenerator(SequenceGenerator):
         """The most tokens that a sentence may have, its prompt included and without the end, as fairseq's loop says."""
         return min(int(self.max_len_a * source_length + self.max_len_b), self.max_len - 1)
 
-    def _readable(self, prefix_tokens: Tensor, longest: int) -> Tensor:
-        """How many tokens (B,) of each prompt can be read before the loop begins.
+    def _readable(self, prefix_tokens: Tensor, longest: int, known: int) -> Tensor:
+        """How many tokens (B,) of each prompt can be read before the loop begins, after ``known`` ones.
 
         All before padding. A prompt that ends its sentence leaves one to the loop, which ends none at its first step.
         """
         ends = prefix_tokens.eq(self.eos)
         before = (prefix_tokens.eq(self.pad) | ends).cumsum(1).eq(0).sum(1)
-        if len(before) and (most := int(before.max())) > longest:
+        if len(before) and (most := known + int(before.max())) > longest:
+            of_them = f", {known} of them by --load-state" if known else ""
             raise ValueError(
-                f"a prompt has {most} tokens; allowed: {longest}, by --max-len-a and --max-len-b, which count the "
-                f"prompt, and by the model's positions, {self.max_len}"
+                f"a prompt has {most} tokens{of_them}; allowed: {longest}, by --max-len-a and --max-len-b, which count "
+                f"the prompt, and by the model's positions, {self.max_len}"
             )
         ended = (before < prefix_tokens.size(1)) & nn.functional.pad(ends, (0, 1)).gather(1, before[:, None])[:, 0]
         return (before - ended.long()).clamp(min=0)
+
+    def _check_one(self, prompts: Tensor, lengths: Tensor, known: int) -> None:
+        """Raise ValueError unless ``prompts`` (B, n), ``lengths`` of them read, are one that a state can be kept of."""
+        if len(prompts) != 1 or self._has_saved:
+            raise ValueError("more than one prompt is given; allowed with --save-state: one")
+        if int(prompts.ne(self.pad).sum()) > int(lengths[0]):
+            raise ValueError("the prompt ends its sentence; allowed with --save-state: one that does not")
+        if known + int(lengths[0]) == 0:
+            raise ValueError("the prompt has no tokens; allowed with --save-state: at least one")
+
+    def _save(self, begun: Tensor, reads: list[Read], scores: Tensor) -> None:
+        """Keep the state after the one prompt ``begun`` (1, 1 + m) with its ``scores`` (1, m)."""
+        states = [named_state(model, read["state"]) for model, read in zip(self.model.models, reads)]
+        PromptState(begun[0], scores[0], self.temperature, states, self._maker).save(self.save_to, "--save-state")
+        self._has_saved = True
 
     def _go_on(
         self, sample: dict[str, Any], prompts: Tensor, length: int, longest: int, bos: int
     ) -> list[list[dict[str, Tensor]]]:
         """Hypotheses of the rows of ``sample``; the first ``length`` tokens of ``prompts`` (B, n) are read."""
-        begun = torch.cat([prompts.new_full((len(prompts), 1), bos), prompts[:, :length]], dim=1)
+        begun = torch.cat([self._begin(bos).to(prompts).expand(len(prompts), -1), prompts[:, :length]], dim=1)
         self._prompts = dict(zip(sample["id"].tolist(), begun))
         reads, scores = [], None
-        if length:
-            reads, scores = self.model.read(begun, self.temperature)
+        if begun.size(1) > 1:
+            reads, scores = self.model.read(begun, self.temperature, self.after)
+            if self.save_to is not None:
+                self._save(begun, reads, scores)
             scores = scores - self.unk_penalty * begun[:, 1:].eq(self.unk)
         sample["net_input"]["read"] = reads
         rest = prompts[:, length : int(prompts.ne(self.pad).sum(1).max())]
-        with self._shorter_by(length, longest):
+        with self._shorter_by(begun.size(1) - 1, longest):
             found = super()._generate(sample, rest if rest.size(1) else None, bos_token=bos)
         if scores is None:
             return found
         return [self._joined(*row) for row in zip(begun[:, 1:], scores, found)]
+
+    def _begin(self, bos: int) -> Tensor:
+        """What every prompt begins with: ``bos``, and the tokens whose state is given."""
+        if self.after is None:
+            return torch.tensor([bos])
+        if int(self.after.tokens[0]) != bos:
+            words = [self.tgt_dict[int(word)] for word in (self.after.tokens[0], bos)]
+            raise ValueError(
+                f"the state of a prompt is given whose text begins with {words[0]}; allowed: with {words[1]}, as the "
+                "task's --add-bos-token says"
+            )
+        return self.after.tokens
 
     @contextmanager
     def _shorter_by(self, length: int, longest: int) -> Iterator[None]:
@@ -204,6 +269,39 @@ class PromptGenerator(SequenceGenerator):
             tokens = torch.cat([prompt, hypothesis["tokens"]])
             joined.append({**hypothesis, "tokens": tokens, "score": score, "positional_scores": positional})
         return sorted(joined, key=lambda hypothesis: float(hypothesis["score"]), reverse=True)
+
+
+def read_prompt(
+    hub: GeneratorHubInterface,
+    text: str,
+    temperature: float = 1.0,
+    replace_newline_with_eos: bool = False,
+    block_size: int = BLOCK_SIZE,
+) -> PromptState:
+    """Read ``text`` with the models of ``hub``, what ``from_pretrained`` of a language model gives.
+
+    O(tokens) where the mechanism is linear. ``temperature`` is that of the generation to come. With
+    ``replace_newline_with_eos`` each line ends a sentence, as in the files of ``fairseq-preprocess``, the last one only
+    if it ends with a newline.
+
+    Raises:
+        ValueError: models of another kind; a text without tokens; ``block_size`` below 1.
+    """
+    task = hub.task
+    lines = text.splitlines(keepends=True) if replace_newline_with_eos else [text]
+    bos = task.source_dictionary.bos() if safe_getattr(task.args, "add_bos_token", False) else hub.src_dict.eos()
+    tokens = [torch.tensor([bos])]
+    for line in lines:
+        encoded = hub.encode(line.rstrip("\n") if replace_newline_with_eos else line)
+        tokens.append(encoded if replace_newline_with_eos and line.endswith("\n") else encoded[:-1])
+    prompt = torch.cat(tokens)[None].to(hub.device)
+    if prompt.size(1) < 2:
+        raise ValueError("text has no tokens; allowed: at least one")
+    ensemble = PromptEnsemble(list(hub.models), block_size).eval()
+    with torch.no_grad():
+        reads, scores = ensemble.read(prompt, temperature)
+    states = [named_state(model, read["state"]) for model, read in zip(hub.models, reads)]
+    return PromptState(prompt[0], scores[0], temperature, states, maker_of(hub.models, hub.tgt_dict))
 
 
 class _BlockedInAll(nn.Module):

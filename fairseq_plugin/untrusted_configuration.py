@@ -40,7 +40,7 @@ EMBEDDING_FILES = ("encoder_embed_path", "decoder_embed_path")
 _FILES = frozenset(
     """
     bpe_codes bpe_merges bpe_vocab bpe_vocab_file fixed_dictionary gpt2_encoder_json gpt2_vocab_bpe replace_unk
-    sentencepiece_model sentencepiece_model_path sentencepiece_vocab source_dict target_dict
+    load_state save_state sentencepiece_model sentencepiece_model_path sentencepiece_vocab source_dict target_dict
     """.split()
 )
 #: Files in the folder of a checkpoint that fairseq's hub takes in place of the option.

@@ -2,13 +2,14 @@
 
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Optional
 
 from fairseq.tasks import register_task
 from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageModelingTask
 from fairseq.utils import safe_getattr
 
 from ..prompt_sequence_generator import BLOCK_SIZE, PromptGenerator
+from ..prompt_state import PromptState
 
 
 @dataclass
@@ -19,6 +20,16 @@ class PromptedLanguageModelingConfig(LanguageModelingConfig):
         default=BLOCK_SIZE,
         metadata={"help": "tokens of a prompt that are read at once; it changes speed and memory, never a result"},
     )
+    load_state: Optional[str] = field(  # noqa: UP045  fairseq reads Optional[...]
+        default=None,
+        metadata={
+            "help": "file that --save-state wrote, of the same models: its text stands before every prompt, and is not "
+            "read again"
+        },
+    )
+    save_state: Optional[str] = field(  # noqa: UP045  fairseq reads Optional[...]
+        default=None, metadata={"help": "new file for the state after the prompt, of which there must be one"}
+    )
 
 
 @register_task("prompted_language_modeling", dataclass=PromptedLanguageModelingConfig)
@@ -28,10 +39,18 @@ class PromptedLanguageModelingTask(LanguageModelingTask):
     For language models of this plugin and ``transformer_lm``, whatever task they were trained with.
     """
 
+    #: The state of a text that stands before every prompt, in place of ``--load-state``.
+    after: PromptState | None = None
+
     @classmethod
-    def of(cls, task: LanguageModelingTask) -> "PromptedLanguageModelingTask":
-        """The same for the ``task`` of a model that was loaded in Python: its options, dictionaries and targets."""
-        return cls(task.args, task.dictionary, task.output_dictionary, task.targets)
+    def of(cls, task: LanguageModelingTask, after: PromptState | None = None) -> "PromptedLanguageModelingTask":
+        """The same for the ``task`` of a model that was loaded in Python: its options, dictionaries and targets.
+
+        ``after`` is the state of a text that stands before every prompt.
+        """
+        own = cls(task.args, task.dictionary, task.output_dictionary, task.targets)
+        own.after = after
+        return own
 
     def build_generator(
         self,
@@ -45,7 +64,7 @@ class PromptedLanguageModelingTask(LanguageModelingTask):
 
         Raises:
             ValueError: an option that needs each token of a prompt to be a step of its own, or a model that cannot read
-                many tokens at once.
+                many tokens at once; a file of ``--load-state`` that does not fit; something at ``--save-state``.
         """
         if safe_getattr(args, "score_reference", False):
             return super().build_generator(models, args, seq_gen_cls, extra_gen_cls_kwargs, prefix_allowed_tokens_fn)
@@ -58,5 +77,9 @@ class PromptedLanguageModelingTask(LanguageModelingTask):
             if value:
                 raise ValueError(f"{flag} is given; allowed with --task prompted_language_modeling: not given")
         block_size = safe_getattr(self.args, "prompt_block_size", BLOCK_SIZE)
-        build = partial(seq_gen_cls or PromptGenerator, block_size=block_size)
+        load_from, save_to = (safe_getattr(self.args, name, None) for name in ("load_state", "save_state"))
+        after = self.after
+        if after is None and load_from is not None:
+            after = PromptState.load(load_from, models, self.target_dictionary, "--load-state")
+        build = partial(seq_gen_cls or PromptGenerator, block_size=block_size, after=after, save_to=save_to)
         return super().build_generator(models, args, build, extra_gen_cls_kwargs, prefix_allowed_tokens_fn)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from fairseq.models.transformer_lm import TransformerLanguageModel
 
-from fairseq_plugin import FlowformerLanguageModel, PromptedLanguageModelingTask
+from fairseq_plugin import FlowformerLanguageModel, PromptedLanguageModelingTask, PromptState, read_prompt
 from tests.fairseq_plugin.helpers.commands import USER_DIR, run_in_turn, training_command
 from tests.fairseq_plugin.helpers.logs import losses
 
@@ -62,6 +62,38 @@ def test_in_python(trained: tuple[str, Path, list[str]], data_bin: str) -> None:
     assert float(hub.score(prompts[0])["score"]) == pytest.approx(float(scored))
     with pytest.raises(ValueError, match="4 tokens; allowed: 3"):
         hub.sample(prompts[:1], beam=2, max_len_b=3)
+
+
+def test_a_text_is_read_once(trained: tuple[str, Path, list[str]], data_bin: str, tmp_path: Path) -> None:
+    """fairseq-interactive keeps its state, and goes on from it, fairseq-generate too; in Python the same file."""
+    arch, folder, _ = trained
+    kept, text = tmp_path / "text.safetensors", "w3 w21 w28 w5"
+    base = [data_bin, "--user-dir", USER_DIR, "--path", str(folder / "checkpoint_best.pt"), "--cpu", "--beam", "3"]
+    base += ["--task", TASKS[1], "--max-len-b", "30"]
+    lines = ["--sample-break-mode", "eos", "--prefix-size", "4", "--batch-size", "4"]
+    _, after, whole, generated = run_in_turn(
+        ("fairseq_cli.interactive", [*base, "--save-state", str(kept)], f"{text}\n"),
+        ("fairseq_cli.interactive", [*base, "--load-state", str(kept)], "w5 w6\n\nw1\n"),
+        ("fairseq_cli.interactive", base, f"{text} w5 w6\n{text}\n{text} w1\n"),
+        ("fairseq_cli.generate", [*base, *lines, "--load-state", str(kept)], ""),
+    )
+    found, expected = _hypotheses(after), _hypotheses(whole)
+    assert [words for _, _, words in found] == [words for _, _, words in expected] and len(found) == 3
+    assert [score for _, score, _ in found] == pytest.approx([score for _, score, _ in expected], abs=1e-3)
+    assert all(words.startswith(text) for _, _, words in _hypotheses(generated))
+    hub = CLASSES[arch].from_pretrained(str(folder), "checkpoint_best.pt", data_name_or_path=data_bin).eval()
+    plain = PromptedLanguageModelingTask.of(hub.task)
+    read_prompt(hub, f"{text}\n", replace_newline_with_eos=True).save(tmp_path / "line.safetensors")
+    for name, length in (("text", 4), ("line", 5)):
+        state = PromptState.load(tmp_path / f"{name}.safetensors", hub.models, hub.task.dictionary)
+        assert len(state) == length
+        hub.task = PromptedLanguageModelingTask.of(plain, after=state)
+        sampled = hub.sample("w5 w6", beam=3, max_len_b=30)
+        assert sampled.startswith(text)
+        if name == "text":
+            assert sampled == expected[0][2]
+    with pytest.raises(ValueError, match="no tokens"):
+        read_prompt(hub, "")
 
 
 def test_training_is_that_of_language_modeling(data_bin: str, tmp_path: Path) -> None:

@@ -1,0 +1,149 @@
+"""The state of language models after a prompt, in memory and in files: a long text is read once, continued often.
+
+A file is of safetensors, so nothing that is read runs code. It says which models, options, weights and dictionary it
+belongs to, and others refuse it.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from fairseq.data import Dictionary
+from torch import Tensor, nn
+
+from common.output_files import new_path
+from common.tensor_files import read_safetensors, save_safetensors
+
+from .modules.multihead_attention import IncrementalState
+from .modules.named_states import is_of, state_of
+
+#: What a file says of itself.
+_FORMAT = "lineartime prompt state 1"
+#: Options of fairseq's decoder that change what it computes and that neither weights nor their records show.
+_OPTIONS = ("activation_fn", "no_scale_embedding", "no_token_positional_embeddings")
+_DECODER_OPTIONS = ("attention_heads", "normalize_before")
+
+#: By which models and dictionary a state was made.
+Maker = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class PromptState:
+    """Language models after a prompt of m tokens, from the beginning of the sentence on.
+
+    ``tokens`` (1 + m,) are those of the prompt after what begins a sentence, of which the models have read all but the
+    last; ``scores`` (m,) their log-probabilities, at ``temperature``. ``states`` has for each model of an ensemble its
+    decoding state of one row, by the names of the modules. ``read_prompt`` makes one.
+    """
+
+    tokens: Tensor
+    scores: Tensor
+    temperature: float
+    states: Sequence[dict[str, Tensor]]
+    maker: Maker
+
+    def __len__(self) -> int:
+        """The tokens of the prompt, m."""
+        return len(self.tokens) - 1
+
+    def save(self, path: str | Path, argument: str = "path") -> None:
+        """Write a new file, whole or not at all. Its size is that of the states, and eight bytes for each token.
+
+        Raises:
+            ValueError: there is something at ``path``, which is called ``argument``.
+        """
+        tensors = {f"states.{i}.{name}": x for i, state in enumerate(self.states) for name, x in state.items()}
+        tensors |= {"tokens": self.tokens.int(), "scores": self.scores.float()}
+        about = {"format": _FORMAT, "temperature": json.dumps(self.temperature), "maker": json.dumps(self.maker)}
+        with new_path(Path(path), argument) as new:
+            save_safetensors(tensors, new, about)
+
+    @classmethod
+    def load(
+        cls, path: str | Path, models: Sequence[nn.Module], dictionary: Dictionary, argument: str = "path"
+    ) -> "PromptState":
+        """Read a file of ``save`` for the same ``models`` and ``dictionary``, those of a hub interface for example.
+
+        Raises:
+            ValueError: no such file, half a file or another's; one of other models, options, weights or another
+                dictionary. ``argument`` is what ``path`` is called.
+        """
+        try:
+            tensors, about = read_safetensors(Path(path))
+        except ValueError as error:
+            raise ValueError(f"{argument}: {error}") from error
+        try:
+            if about.get("format") != _FORMAT:
+                raise ValueError(f"its format is {about.get('format')!r}")
+            maker, temperature = json.loads(about["maker"]), float(json.loads(about["temperature"]))
+            check_maker(maker, models, dictionary, f"{argument} is {path}")
+            tokens, scores = tensors.pop("tokens").long(), tensors.pop("scores")
+            states: list[dict[str, Tensor]] = [{} for _ in models]
+            for name, tensor in tensors.items():
+                _, i, rest = name.split(".", 2)
+                if not is_of(models[int(i)], rest):
+                    raise KeyError(rest)
+                states[int(i)][rest] = tensor
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+            if "allowed" in str(error):
+                raise
+            raise ValueError(
+                f"{argument} is {path}, which is no state of a prompt ({type(error).__name__}: {error}); allowed: a "
+                "file that --save-state or PromptState.save wrote"
+            ) from error
+        device = next(models[0].parameters()).device
+        moved = [{name: x.to(device) for name, x in state.items()} for state in states]
+        return cls(tokens.to(device), scores.to(device), temperature, moved, maker)
+
+    def incremental_state(self, number: int, model: nn.Module, rows: int) -> IncrementalState:
+        """The decoding state of ``model``, the one of this ``number`` in the ensemble, for so many equal rows."""
+        return state_of(model, self.states[number], torch.zeros(rows, dtype=torch.long, device=self.tokens.device))
+
+
+def maker_of(models: Sequence[nn.Module], dictionary: Dictionary) -> Maker:
+    """What says whether another state is of the same ``models`` and ``dictionary``; O(their size)."""
+    words = hashlib.sha256("\n".join(dictionary.symbols).encode()).hexdigest()
+    return {"models": [_model(model) for model in models], "dictionary": words}
+
+
+def check_maker(maker: Maker, models: Sequence[nn.Module], dictionary: Dictionary, what: str) -> None:
+    """Raise ValueError unless ``maker`` are these ``models`` and this ``dictionary``; ``what`` begins the message."""
+    here = maker_of(models, dictionary)
+    if len(maker["models"]) != len(models):
+        raise ValueError(f"{what}, a state of {len(maker['models'])} models; allowed: of {len(models)}")
+    for name, there, own in _differences(maker, here):
+        raise ValueError(f"{what}, a state of another {name} ({there}); allowed: {own}, that of the model here")
+
+
+def _differences(there: Maker, here: Maker) -> Iterator[tuple[str, Any, Any]]:
+    """Names and values of what is not the same, what says most first."""
+    if there["dictionary"] != here["dictionary"]:
+        yield "dictionary", f"SHA-256 {there['dictionary']}", here["dictionary"]
+    for stored, own in zip(there["models"], here["models"]):
+        for name, value in own["options"].items():
+            if stored["options"].get(name) != value:
+                yield name, stored["options"].get(name), value
+        if stored["weights"] != own["weights"]:
+            yield "model, or of other options of its attention", f"SHA-256 {stored['weights']}", own["weights"]
+
+
+def _model(model: nn.Module) -> dict[str, Any]:
+    """What a model computes: its class, options and, with the records of the options of attention, its weights."""
+    cfg = model.decoder.cfg
+    options = {"architecture": type(model).__name__, "precision": str(next(model.parameters()).dtype)}
+    options |= {name: _plain(getattr(cfg, name, None)) for name in _OPTIONS}
+    options |= {f"decoder_{name}": _plain(getattr(cfg.decoder, name, None)) for name in _DECODER_OPTIONS}
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return {"options": options, "weights": digest.hexdigest()}
+
+
+def _plain(value: Any) -> Any:
+    """Without fairseq's enumerations."""
+    return getattr(value, "value", value)
