@@ -9,9 +9,11 @@ from .flow import flow_attention, flow_attention_map, flow_attention_weights
 from .flow_source import flow_source_attention
 from .gated_delta import gated_delta_attention
 from .gla import gla_attention
+from .hedgehog import hedgehog_attention
 from .linear import linear_attention
 from .linformer import linformer_attention
 from .local import local_attention
+from .lolcats import lolcats_attention
 from .longformer import longformer_attention
 from .mixed_chunk import mixed_chunk_attention
 from .nystrom import nystrom_attention
@@ -24,6 +26,7 @@ from .soft import soft_attention
 from .softmax import softmax_attention
 from .sparse import sparse_attention
 from .synthesizer import synthesizer_attention
+from .t2r import t2r_attention
 from .yoso import yoso_attention
 
 __all__ = [
@@ -41,9 +44,11 @@ __all__ = [
     "gated_delta_attention",
     "gau_attention",
     "gla_attention",
+    "hedgehog_attention",
     "linear_attention",
     "linformer_attention",
     "local_attention",
+    "lolcats_attention",
     "longformer_attention",
     "mixed_chunk_attention",
     "nystrom_attention",
@@ -57,5 +62,6 @@ __all__ = [
     "softmax_attention",
     "sparse_attention",
     "synthesizer_attention",
+    "t2r_attention",
     "yoso_attention",
 ]

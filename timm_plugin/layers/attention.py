@@ -19,7 +19,7 @@ register_notrace_module(InnerAttention)
 
 #: Mechanisms that see tokens as a set, whatever their order and number. Reformer is one: hashes of the tokens choose
 #: what is seen. The others read an order, a grid or positions, which timm's patch dropping, at random, takes away.
-OF_SETS = frozenset({"favor", "flow", "linear", "quadratic", "reformer", "rfa", "softmax", "yoso"})
+OF_SETS = frozenset({"favor", "flow", "hedgehog", "linear", "quadratic", "reformer", "rfa", "softmax", "t2r", "yoso"})
 
 
 class SelfAttention(nn.Module):

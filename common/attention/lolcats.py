@@ -1,0 +1,78 @@
+"""LoLCATs as a module: a softmax window and learned linear attention under one normaliser."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..ops.lolcats import lolcats_attention
+from ..ops.lolcats.reference import lolcats_attention_reference
+from ..ops.shared.learned_features import LEARNED_MAPS
+from ._base import OpAttention
+from ._options import AttentionOptions, causal_chunk_size, choice, count, default_of
+from ._registry import register_attention
+
+#: What the gate of the window is at first, so that γ = sigmoid(gate) is 0.1.
+_GATE = -2.1972
+
+
+@dataclass(frozen=True)
+class LolcatsOptions(AttentionOptions):
+    """Options of LoLCATs; see ``common.ops.lolcats_attention``."""
+
+    window: int = count(64, "tokens of the window, in which attention is softmax")
+    feature_map: str = choice(
+        default_of(lolcats_attention, "feature_map"),
+        LEARNED_MAPS,
+        "learned features outside of the window: softmax of a map and of its negative (Hedgehog), or relu (T2R)",
+    )
+    rows: int | None = count(
+        None,
+        "rows of each head's map, which give as many features, or with softmax twice as many; 0, the default: half of "
+        "the channels of a head, or with relu all",
+        optional=True,
+        setup_only=True,
+    )
+    chunk_size: int = causal_chunk_size()
+
+
+@register_attention("lolcats")
+class LolcatsAttention(OpAttention):
+    """LoLCATs (Zhang et al., ICLR 2025): softmax in a window, learned linear attention outside of it; O(n (w + r) d).
+
+    Queries and keys of each head have their own maps, ``query_weight`` and ``key_weight`` (H, r, d), which are the
+    identity at first; with relu they have ``query_bias`` and ``key_bias`` (H, r) too. ``window_gate`` (H,) weighs the
+    window. Self-attention only. Shapes and masks as in ``InnerAttention``; options as in
+    ``common.ops.lolcats_attention``.
+    """
+
+    Options = LolcatsOptions
+    needs = frozenset({"num_heads", "head_dim"})
+    shown_by_weights = frozenset({"rows"})
+    op = staticmethod(lolcats_attention)
+    reference_op = staticmethod(lolcats_attention_reference)
+
+    def setup(self) -> None:
+        heads, channels, relu = self.shape.num_heads, self.shape.head_dim, self.options.feature_map == "relu"
+        rows = self.options.rows or (channels if relu else max(1, channels // 2))
+        for name in ("query", "key"):
+            self.register_parameter(f"{name}_weight", nn.Parameter(torch.empty(heads, rows, channels)))
+            self.register_parameter(f"{name}_bias", nn.Parameter(torch.empty(heads, rows)) if relu else None)
+        self.window_gate = nn.Parameter(torch.empty(heads))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """As they are at first: maps are the identity, as far as it goes, without bias; γ is 0.1."""
+        nn.init.constant_(self.window_gate, _GATE)
+        for name in ("query", "key"):
+            weight, bias = getattr(self, f"{name}_weight"), getattr(self, f"{name}_bias")
+            with torch.no_grad():
+                weight.copy_(torch.eye(*weight.shape[1:]))
+            if bias is not None:
+                nn.init.zeros_(bias)
+
+    def held(self) -> dict[str, Any]:
+        """The maps and the gate."""
+        names = ("query_weight", "query_bias", "key_weight", "key_bias", "window_gate")
+        return {name: getattr(self, name) for name in names}

@@ -1,0 +1,63 @@
+"""T2R as a module: linear attention with a learned feature map for each head."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..ops.shared.state import State
+from ..ops.t2r import attend_source, source_state, t2r_attention
+from ..ops.t2r.reference import t2r_attention_reference
+from ._base import OpAttention
+from ._options import AttentionOptions, causal_chunk_size, count, default_of, number
+from ._registry import register_attention
+
+
+@dataclass(frozen=True)
+class T2rOptions(AttentionOptions):
+    """Options of T2R; see ``common.ops.t2r_attention``."""
+
+    features: int = count(32, "features of a query or key in each head", setup_only=True)
+    floor: float = number(default_of(t2r_attention, "floor"), "least normaliser; relu may leave a query without one")
+    chunk_size: int = causal_chunk_size()
+
+
+@register_attention("t2r")
+class T2rAttention(OpAttention):
+    """T2R (Kasai et al., EMNLP 2021): linear attention with relu(W x + b) of queries and keys; O(n f d).
+
+    The map of each head, ``map_weight`` (H, f, d) and ``map_bias`` (H, f), is one for queries and keys, and begins as a
+    layer of torch does. It is what a trained softmax attention needs to become linear. Shapes and masks as in
+    ``InnerAttention``; options as in ``common.ops.t2r_attention``.
+    """
+
+    Options = T2rOptions
+    supports = frozenset({"causal", "bidirectional", "cross", "source"})
+    needs = frozenset({"num_heads", "head_dim"})
+    op = staticmethod(t2r_attention)
+    reference_op = staticmethod(t2r_attention_reference)
+
+    def setup(self) -> None:
+        heads, channels = self.shape.num_heads, self.shape.head_dim
+        self.map_weight = nn.Parameter(torch.empty(heads, self.options.features, channels))
+        self.map_bias = nn.Parameter(torch.empty(heads, self.options.features))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """The maps as they are at first, as those of ``nn.Linear``."""
+        bound = self.shape.head_dim**-0.5
+        nn.init.uniform_(self.map_weight, -bound, bound)
+        nn.init.uniform_(self.map_bias, -bound, bound)
+
+    def held(self) -> dict[str, Any]:
+        """The maps."""
+        return {"map_weight": self.map_weight, "map_bias": self.map_bias}
+
+    def _source_state(self, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> State:
+        return source_state(k, v, key_padding_mask, self.map_weight, self.map_bias)
+
+    def _attend_source(
+        self, q: Tensor, state: State, query_padding_mask: Tensor | None, positions: Tensor | None
+    ) -> Tensor:
+        return attend_source(q, state, query_padding_mask, self.map_weight, self.map_bias, self.options.floor)

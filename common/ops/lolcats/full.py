@@ -1,0 +1,107 @@
+"""A whole sequence: blocks of queries beside the keys of their windows, and running sums over all other keys.
+
+What is far of a query, and before it, is a running sum of keys and values that are shifted by the window; what is far
+and after it is the same from the end. No sum is formed as a difference.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..shared.feature_sums import causal_sums
+from ..shared.learned_features import learned_features
+from ..shared.padding import put_back, real_first, take
+from ..shared.state import State
+from ..shared.window_softmax import Window, beside, hide, join_blocks, sliding_window, split_blocks
+
+
+class Maps(NamedTuple):
+    """The learned maps of queries and keys."""
+
+    query_weight: Tensor  # (H, r, d)
+    query_bias: Tensor | None  # (H, r)
+    key_weight: Tensor
+    key_bias: Tensor | None
+    feature_map: str
+
+    def of_queries(self, q: Tensor) -> Tensor:
+        """(B, H, n, d) -> (B, H, n, f)."""
+        return learned_features(q, self.query_weight, self.query_bias, self.feature_map, None)
+
+    def of_keys(self, k: Tensor) -> Tensor:
+        """The same of keys."""
+        return learned_features(k, self.key_weight, self.key_bias, self.feature_map, None)
+
+
+def whole_sequence(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    maps: Maps,
+    share: Tensor,
+    window: int,
+    causal: bool,
+    padding_mask: Tensor | None,
+    chunk_size: int,
+) -> Tensor:
+    """The outputs of q, k and v, which are 0 at padding (B, n; True = padding), with ``share`` γ (H, 1, 1)."""
+    order = real_first(padding_mask)
+    q, k, v = (take(x, order) for x in (q, k, v))
+    n = q.shape[2]
+    real = None if padding_mask is None else (~padding_mask).sum(1, keepdim=True)  # (B, 1)
+    before, after = (window - 1, 0) if causal else (window // 2, (window - 1) // 2)
+    features = maps.of_queries(q), _real(maps.of_keys(k), real)
+    values, weights, _ = far_before(*features, v, before + 1, chunk_size, None, real)
+    if not causal:
+        flipped = [x.flip(2) for x in (*features, v)]
+        later_values, later_weights, _ = far_before(*flipped, after + 1, chunk_size, None, None)
+        values, weights = values + later_values.flip(2), weights + later_weights.flip(2)
+    near_values, near_weights = near(q, k, v, sliding_window(before, after, n), share, real)
+    return put_back((near_values + values) / (near_weights + weights), order)
+
+
+def far_before(
+    queries: Tensor,
+    keys: Tensor,
+    v: Tensor,
+    distance: int,
+    chunk_size: int,
+    state: State | None,
+    real: Tensor | None,
+) -> tuple[Tensor, Tensor, State]:
+    """Sums over the keys at least ``distance`` tokens before each query: of values, of weights, and the state of both.
+
+    ``queries`` and ``keys`` are features (B, H, n, f), v (B, H, n, e). After ``state``, the sums over all keys before.
+    The state that is given back is that of the last of the ``real`` (B, 1) tokens of each row.
+    """
+    n = v.shape[2]
+    # What has moved beyond the end is far of no token that is here.
+    keys, v = (F.pad(x, (0, 0, distance, 0))[:, :, :n] for x in (keys, v))
+    return causal_sums(queries, _real(keys, real), v, chunk_size, state)
+
+
+def near(q: Tensor, k: Tensor, v: Tensor, window: Window, share: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
+    """γ Σ e^(s_ij - c_i) v_j (B, H, n, e) and γ Σ e^(s_ij - c_i) (B, H, n, 1) over each query's window; O(n K (d + e)).
+
+    ``real`` (B, 1) tokens of each row, the first ones, are no padding; None if all are.
+    """
+    n, size, before, after = q.shape[2], window.size, window.blocks_before, window.blocks_after
+    seen = torch.arange(n, device=q.device) < (n if real is None else real)  # (n,) or (B, n)
+    seen = seen.view(-1, 1, n, 1)
+    near_k, near_v, near_seen = (beside(split_blocks(x, size), before, after) for x in (k, v, seen))
+    place = torch.arange(size, device=q.device) + before * size
+    distance = place.unsqueeze(1) - torch.arange(near_k.shape[3], device=q.device)  # (S, K)
+    visible = near_seen.transpose(-2, -1) & (distance <= window.before) & (distance >= -window.after)
+    scores = hide(split_blocks(q * q.shape[3] ** -0.5, size) @ near_k.transpose(-2, -1), visible)  # (B, H, G, S, K)
+    weights = (scores - scores.amax(-1, keepdim=True)).exp() * share.unsqueeze(2)
+    return join_blocks(weights @ near_v, n), join_blocks(weights.sum(-1, keepdim=True), n)
+
+
+def _real(features: Tensor, real: Tensor | None) -> Tensor:
+    """``features`` (B, H, n, f) with zeros after the first ``real`` (B, 1) tokens of each row."""
+    if real is None:
+        return features
+    padding = torch.arange(features.shape[2], device=features.device) >= real
+    return features.masked_fill(padding[:, None, :, None], 0.0)

@@ -1,0 +1,83 @@
+"""LoLCATs: exact softmax attention to the last tokens, learned linear attention to those before, one normaliser.
+
+Zhang, Arora, Chalamala, Wu, Spector, Singhal, Ramesh, Ré, *LoLCATs: On Low-Rank Linearizing of Large Language Models*,
+ICLR 2025, equation 7, with a sliding window.
+"""
+
+from torch import Tensor
+
+from ..hedgehog.interface import check_maps
+from ..shared.checks import check_choice, check_padding_mask, check_positive_int, check_query_key_value
+from ..shared.chunks import CHUNK_SIZE
+from ..shared.learned_features import LEARNED_MAPS, number_of_features
+from ..shared.padding import zero_padding
+from ..shared.precision import autocast_off, compute_dtype
+from ..shared.state import State, check_continuation, state_of_sums
+from .decoding import extend, state_shapes
+from .full import Maps, whole_sequence
+
+
+def lolcats_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    query_weight: Tensor,
+    key_weight: Tensor,
+    window_gate: Tensor,
+    *,
+    query_bias: Tensor | None = None,
+    key_bias: Tensor | None = None,
+    window: int,
+    feature_map: str = "softmax",
+    causal: bool = False,
+    key_padding_mask: Tensor | None = None,
+    query_padding_mask: Tensor | None = None,
+    chunk_size: int = CHUNK_SIZE,
+    initial_state: State | None = None,
+    return_state: bool = False,
+) -> Tensor | tuple[Tensor, State]:
+    """Softmax attention to near tokens and learned linear attention to far ones, under one normaliser.
+
+    y_i = (Σ_near a_ij v_j + phi(q_i)·Σ_far psi(k_j) v_jᵀ) / (Σ_near a_ij + phi(q_i)·Σ_far psi(k_j))
+
+    with a_ij = γ e^(s_ij - c_i), s_ij = q_i·k_j / √d, c_i the largest s_ij of the near ones, and of each head
+    γ = sigmoid(``window_gate``), (H,). Near are w = ``window`` tokens: the last ones up to the query when causal,
+    otherwise the query, w // 2 tokens before and (w - 1) // 2 after it; all others are far. phi and psi are learned,
+    with ``query_weight`` and ``key_weight``
+    (H, r, d) and, unless they are None, ``query_bias`` and ``key_bias`` (H, r): for ``feature_map`` softmax
+    [softmax(W x + b), softmax(-W x - b)], Hedgehog's, for relu relu(W x + b), T2R's. q, k (B, H, n, d), v (B, H, n, e)
+    -> (B, H, n, e) in v's dtype. Masks: bool (B, n), True = padding; windows count real keys, and a token that is
+    padding, as a key or as a query, gives 0. Cost: O(n (w + r) (d + e)) time and O(n (w + C + r) + (n / C) r e) memory
+    with C = ``chunk_size``. ``initial_state`` and ``return_state`` (causal) continue a sequence: state ``count`` (B,),
+    the last keys and values ``k`` (B, H, w, d) and ``v`` (B, H, w, e), and the sums over all before them, ``sum_k``
+    (B, H, f) and ``sum_kv`` (B, H, f, e), float32.
+
+    Raises:
+        ValueError: a shape, mask, number, name or state that does not fit; maps of different r; a state without
+            ``causal``.
+    """
+    check_positive_int("window", window)
+    check_positive_int("chunk_size", chunk_size)
+    check_choice("feature_map", feature_map, LEARNED_MAPS)
+    check_query_key_value(q, k, v, one_length=True)
+    check_padding_mask("key_padding_mask", key_padding_mask, k)
+    check_padding_mask("query_padding_mask", query_padding_mask, q)
+    check_continuation(causal, initial_state, return_state)
+    check_maps(q, k, query_weight, query_bias, key_weight, key_bias)
+    if not isinstance(window_gate, Tensor) or window_gate.shape != q.shape[1:2] or window_gate.device != q.device:
+        given = tuple(window_gate.shape) if isinstance(window_gate, Tensor) else type(window_gate).__name__
+        raise ValueError(f"window_gate is {given}; allowed: a tensor ({q.shape[1]},) on {q.device}, one for each head")
+    dtype, given = compute_dtype(q), v.dtype
+    maps = Maps(query_weight, query_bias, key_weight, key_bias, feature_map)
+    shapes = state_shapes(k, v, window, number_of_features(key_weight, feature_map))
+    state = state_of_sums(initial_state, shapes, dtype, q)
+    with autocast_off(q):
+        share = window_gate.to(dtype).sigmoid().view(-1, 1, 1)  # (H, 1, 1)
+        q = zero_padding(zero_padding(q.to(dtype), query_padding_mask), key_padding_mask)
+        k, v = (zero_padding(x.to(dtype), key_padding_mask) for x in (k, v))
+        if state is None and not return_state:
+            out = whole_sequence(q, k, v, maps, share, window, causal, key_padding_mask, chunk_size)
+        else:
+            out, state = extend(q, k, v, maps, share, window, key_padding_mask, chunk_size, state)
+        out = zero_padding(zero_padding(out, key_padding_mask), query_padding_mask).to(given)
+    return (out, state) if return_state else out

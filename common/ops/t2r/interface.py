@@ -1,0 +1,104 @@
+"""T2R: linear attention whose feature map is learned, so that it can take the place of a trained softmax attention.
+
+Kasai, Peng, Zhang, Yogatama, Ilharco, Pappas, Mao, Chen, Smith, *Finetuning Pretrained Transformers into RNNs*, EMNLP
+2021, section 2.
+"""
+
+from torch import Tensor
+
+from ..shared.checks import ArgumentError, check_padding_mask, check_positive_int, check_query_key_value
+from ..shared.chunks import CHUNK_SIZE
+from ..shared.feature_sums import causal_sums, full_sums, read_source, state_shapes, sums_of_source
+from ..shared.learned_features import check_map, learned_features
+from ..shared.padding import zero_padding
+from ..shared.precision import autocast_off, compute_dtype
+from ..shared.state import State, check_continuation, state_of_sums
+
+
+def t2r_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    map_weight: Tensor,
+    map_bias: Tensor,
+    *,
+    causal: bool = False,
+    key_padding_mask: Tensor | None = None,
+    query_padding_mask: Tensor | None = None,
+    floor: float = 1e-2,
+    chunk_size: int = CHUNK_SIZE,
+    initial_state: State | None = None,
+    return_state: bool = False,
+) -> Tensor | tuple[Tensor, State]:
+    """phi(q_i/√d)·S / max(phi(q_i/√d)·z, floor) with S = Σ_j phi(k_j) v_jᵀ, z = Σ_j phi(k_j); j <= i when causal.
+
+    phi(x) = relu(W x + b) with the W of each head in ``map_weight`` (H, f, d) and b in ``map_bias`` (H, f): one map for
+    queries and keys. A query that no key answers gives 0, hence ``floor``. q (B, H, n, d), k (B, H, m, d),
+    v (B, H, m, e) -> (B, H, n, e) in v's dtype. Masks: bool (B, m) and (B, n), True = padding; a padded query gives 0.
+    Cost: O(n f (d + e)) time and, causal, O(n (C + f) + (n / C) f e) memory with C = ``chunk_size``. ``initial_state``
+    and ``return_state`` (causal) continue a sequence: state ``sum_k`` (B, H, f), ``sum_kv`` (B, H, f, e), float32.
+
+    Raises:
+        ValueError: a shape, mask, number or state that does not fit; a state without ``causal``.
+    """
+    check_positive_int("chunk_size", chunk_size)
+    check_floor(floor)
+    check_query_key_value(q, k, v, causal)
+    check_padding_mask("key_padding_mask", key_padding_mask, k)
+    check_padding_mask("query_padding_mask", query_padding_mask, q)
+    check_continuation(causal, initial_state, return_state)
+    check_map("map", q, map_weight, map_bias)
+    dtype = compute_dtype(q)
+    state = state_of_sums(initial_state, state_shapes(map_weight.shape[1], v), dtype, q)
+    with autocast_off(q):
+        queries = _query_features(q, map_weight, map_bias, query_padding_mask)
+        keys = learned_features(k, map_weight, map_bias, "relu", key_padding_mask)
+        values = zero_padding(v.to(dtype), key_padding_mask)
+        if causal:
+            out, weights, state = causal_sums(queries, keys, values, chunk_size, state)
+        else:
+            out, weights = full_sums(queries, keys, values)
+        out = (out / weights.clamp(min=floor)).to(v.dtype)
+    return (out, state) if return_state else out
+
+
+def source_state(k: Tensor, v: Tensor, key_padding_mask: Tensor | None, map_weight: Tensor, map_bias: Tensor) -> State:
+    """What queries need of a source: ``sum_k`` (B, H, f) and ``sum_kv`` (B, H, f, e), float32; O(m f (d + e)).
+
+    k (B, H, m, d), v (B, H, m, e), ``key_padding_mask`` (B, m), True = padding. Arguments are not checked but for the
+    map (ValueError).
+    """
+    check_map("map", k, map_weight, map_bias)
+    with autocast_off(k):
+        return sums_of_source(learned_features(k, map_weight, map_bias, "relu", key_padding_mask), v, key_padding_mask)
+
+
+def attend_source(
+    q: Tensor,
+    state: State,
+    query_padding_mask: Tensor | None,
+    map_weight: Tensor,
+    map_bias: Tensor,
+    floor: float,
+) -> Tensor:
+    """``t2r_attention`` of q (B, H, n, d) to the source of ``source_state`` -> (B, H, n, e) in q's dtype.
+
+    O(n f (d + e)). ``query_padding_mask`` (B, n), True = padding, gives 0. Checked are the map and ``state``; what does
+    not fit is a ValueError.
+    """
+    check_map("map", q, map_weight, map_bias)
+    with autocast_off(q):
+        values, weights = read_source(_query_features(q, map_weight, map_bias, query_padding_mask), state)
+        return (values / weights.clamp(min=floor)).to(q.dtype)
+
+
+def check_floor(floor: float) -> None:
+    """Raise ValueError unless ``floor`` is a number above 0."""
+    if isinstance(floor, bool) or not isinstance(floor, (int, float)) or not 0.0 < floor < float("inf"):
+        raise ArgumentError(f"`floor` is {floor!r}; allowed: a number above 0")
+
+
+def _query_features(q: Tensor, map_weight: Tensor, map_bias: Tensor, padding_mask: Tensor | None) -> Tensor:
+    """phi(q/√d), (B, H, n, f)."""
+    q = q.to(compute_dtype(q)) * q.shape[3] ** -0.5
+    return learned_features(q, map_weight, map_bias, "relu", padding_mask)

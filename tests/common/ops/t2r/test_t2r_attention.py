@@ -1,0 +1,61 @@
+"""T2R beyond the contract: its floor, its scale, its map at first, and what does not fit."""
+
+import pytest
+import torch
+
+from common.attention import build_attention
+from common.ops import t2r_attention
+from tests.common.inputs import qkv
+from tests.compare import assert_close
+
+H, D = 2, 4
+
+
+def a_map(features: int = 5) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    shapes = (H, features, D), (H, features)
+    return tuple(torch.randn(*shape, generator=generator, dtype=torch.float64) for shape in shapes)
+
+
+def test_a_query_that_no_key_answers_gives_zero():
+    """relu may leave nothing; a small normaliser is raised to the floor."""
+    q, k, v = (x.detach() for x in qkv(6, d=D))
+    weight, _ = a_map()
+    out = t2r_attention(q, k, v, weight, torch.full((H, 5), -100.0, dtype=torch.float64))
+    assert torch.equal(out, torch.zeros_like(out))
+    low, high = (t2r_attention(q, k, v, *a_map(), floor=floor) for floor in (1e5, 2e5))
+    assert_close("out", low, 2 * high)
+
+
+def test_queries_alone_are_divided_by_the_root_of_their_channels():
+    q, k, v = (x.detach() for x in qkv(6, d=D))
+    weight, _ = a_map()
+    nothing = torch.zeros(H, 5, dtype=torch.float64)
+    scores = (q * D**-0.5 @ weight.transpose(1, 2)).relu() @ (k @ weight.transpose(1, 2)).relu().transpose(-2, -1)
+    expected = scores / scores.sum(-1, keepdim=True).clamp(min=1e-2) @ v
+    assert_close("out", t2r_attention(q, k, v, weight, nothing), expected)
+
+
+def test_maps_begin_as_a_layer_of_torch_does():
+    torch.manual_seed(0)
+    module = build_attention("t2r", num_heads=3, head_dim=16, features=64)
+    layer = torch.nn.Linear(16, 3 * 64)
+    for ours, theirs in ((module.map_weight, layer.weight), (module.map_bias, layer.bias)):
+        assert ours.numel() == theirs.numel() and ours.abs().max() <= 16**-0.5
+        assert_close("spread", ours.std(), theirs.std(), 0.1)
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        ({"map_weight": torch.zeros(H, 5, D + 1)}, r"map_weight is \(2, 5, 5\); allowed: a tensor \(2, features, 4\)"),
+        ({"map_weight": None}, "map_weight is NoneType; allowed"),
+        ({"map_bias": torch.zeros(5)}, r"map_bias is \(5,\); allowed: a tensor \(2, 5\)"),
+        ({"floor": 0.0}, "floor is 0.0; allowed: a number above 0"),
+    ],
+    ids=lambda x: "" if isinstance(x, str) else next(iter(x)),
+)
+def test_what_does_not_fit_is_said(change, said):
+    weight, bias = a_map()
+    with pytest.raises(ValueError, match=said):
+        t2r_attention(*qkv(6, d=D), **{"map_weight": weight, "map_bias": bias, **change})
