@@ -1,5 +1,6 @@
 """The base of all encoder-decoder models: everything that fairseq's ``transformer`` takes and does."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -110,10 +111,8 @@ class LinearTimeTransformer(MarksDecay, CheckedLoading, TransformerModel):
     @classmethod
     def build_encoder(cls, args, src_dict, embed_tokens) -> nn.Module:
         """fairseq's hook: the encoder."""
-        design = cls.layer_design(args, causal=False, max_tokens=args.max_source_positions)
-        build_layer = partial(LinearTimeEncoderLayer, design=design)
         with errors_as_typed(cls, cls.option_prefix, "encoder"):
-            encoder = SourceEncoder(args, src_dict, embed_tokens, build_layer)
+            encoder = SourceEncoder(args, src_dict, embed_tokens, cls.layer_builder(args, causal=False))
         if _needs_longest_source(args):
             encoder.max_tokens = min(x for x in (encoder.max_tokens, args.max_source_positions) if x is not None)
         return encoder
@@ -121,23 +120,40 @@ class LinearTimeTransformer(MarksDecay, CheckedLoading, TransformerModel):
     @classmethod
     def build_decoder(cls, args, tgt_dict, embed_tokens) -> nn.Module:
         """fairseq's hook: the decoder."""
-        reads_source = args.cross_self_attention
-        longest = args.max_target_positions + reads_source * args.max_source_positions
-        design = replace(cls.layer_design(args, causal=True, max_tokens=longest), reads_source=reads_source)
-        layer = partial(LinearTimeDecoderLayer, design=design, cross=_cross_design(args))
         without = args.no_cross_attention
         with errors_as_typed(cls, cls.option_prefix, "decoder"):
+            layer = cls.layer_builder(args, causal=True)
             return LinearTimeDecoder(args, tgt_dict, embed_tokens, layer, no_encoder_attn=without)
+
+    @classmethod
+    def layer_builder(cls, args, causal: bool) -> Callable[..., nn.Module]:
+        """What builds the layers of the encoder, or ``causal`` of the decoder, called for one after the other."""
+        return cls.with_design(args, causal, partial(cls.layer_design, args))
+
+    @classmethod
+    def with_design(cls, args, causal: bool, make: Callable[[bool, int], LayerDesign]) -> Callable[..., nn.Module]:
+        """What builds a layer with the design that ``make(causal, max_tokens)`` gives."""
+        if not causal:
+            return partial(LinearTimeEncoderLayer, design=make(False, args.max_source_positions))
+        reads_source = args.cross_self_attention
+        longest = args.max_target_positions + reads_source * args.max_source_positions
+        design = replace(make(True, longest), reads_source=reads_source)
+        return partial(LinearTimeDecoderLayer, design=design, cross=_cross_design(args))
 
     @classmethod
     def layer_design(cls, args, causal: bool, max_tokens: int) -> LayerDesign:
         """The parts of a layer of the encoder, or ``causal`` of the decoder."""
-        if causal and "causal" not in ATTENTIONS[cls.attention_name].supports:
-            return LayerDesign("softmax")
-        options = attention_options(args, cls.attention_name, cls.options_class, cls.option_prefix)
-        rotary, known = options.pop("rotary", False), options_of(cls.attention_name, causal).described()
-        options = {name: value for name, value in options.items() if name in known}
-        return LayerDesign(cls.attention_name, options, rotary=rotary, max_tokens=max_tokens)
+        return design_of(args, cls.attention_name, cls.options_class, causal, max_tokens)
+
+
+def design_of(args, attention: str, config: type, causal: bool, max_tokens: int) -> LayerDesign:
+    """The parts of a layer with ``attention``, with options of ``config``; softmax where that cannot be causal."""
+    if causal and "causal" not in ATTENTIONS[attention].supports:
+        return LayerDesign("softmax")
+    options = attention_options(args, attention, config)
+    rotary, known = options.pop("rotary", False), options_of(attention, causal).described()
+    options = {name: value for name, value in options.items() if name in known}
+    return LayerDesign(attention, options, rotary=rotary, max_tokens=max_tokens)
 
 
 def _cross_attention(args) -> str:

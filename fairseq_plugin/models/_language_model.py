@@ -23,7 +23,7 @@ from ..checkpoints import CheckedLoading
 from ..modules.multihead_attention import LayerDesign
 from ..modules.transformer_layer import LinearTimeDecoderLayer
 from ..untrusted_configuration import check_evaluated
-from ._decoder import LinearTimeDecoder
+from ._decoder import BuildLayer, LinearTimeDecoder
 from ._options import complete_checkpointing, errors_as_typed, flag_of
 from ._registration import register_checked
 from ._weight_decay import DecayOptions, MarksDecay, choose_optimizer
@@ -84,6 +84,11 @@ class LinearTimeLanguageModel(MarksDecay, CheckedLoading, TransformerLanguageMod
         return LinearTimeDecoderLayer(cfg, no_encoder_attn, design=cls.layer_design(args))
 
     @classmethod
+    def layer_builder(cls, args) -> BuildLayer:
+        """What builds the layers of one decoder, called for one after the other."""
+        return partial(cls.build_layer, args)
+
+    @classmethod
     def decoder_options(cls, args) -> dict[str, Any]:
         """Further arguments of ``LinearTimeDecoder``."""
         return {}
@@ -102,7 +107,7 @@ class LinearTimeLanguageModel(MarksDecay, CheckedLoading, TransformerLanguageMod
                 args,
                 task.target_dictionary,
                 cls.build_token_embedding(args, task.source_dictionary),
-                partial(cls.build_layer, args),
+                cls.layer_builder(args),
                 no_encoder_attn=True,
                 **cls.decoder_options(args),
             )

@@ -5,6 +5,7 @@ N(0, 0.02).
 """
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -120,7 +121,7 @@ class LinearTimeMaskedModel(MarksDecay, CheckedLoading, RobertaModel):
             if safe_getattr(args, "max_positions") is None:
                 args.max_positions = safe_getattr(args, "tokens_per_sample") or task.max_positions()
             complete_checkpointing(args)
-            layers = {"build_layer": partial(cls.build_layer, args), **cls.encoder_options(args)}
+            layers = {"build_layer": cls.layer_builder(args), **cls.encoder_options(args)}
             with errors_as_typed(cls, cls.option_prefix, "encoder"):
                 encoder = cls.encoder_class(args, task.source_dictionary, **layers)
         _check_activation(args, encoder.sentence_encoder.layers)
@@ -138,6 +139,11 @@ class LinearTimeMaskedModel(MarksDecay, CheckedLoading, RobertaModel):
     def build_layer(cls, args, cfg: TransformerConfig) -> nn.Module:
         """One layer of the encoder, not yet wrapped; subclasses define it."""
         raise TypeError(f"{cls.__name__} has no layers; allowed: a subclass that defines build_layer")
+
+    @classmethod
+    def layer_builder(cls, args) -> Callable[[TransformerConfig], nn.Module]:
+        """What builds the layers of one encoder, called for one after the other."""
+        return partial(cls.build_layer, args)
 
     @classmethod
     def encoder_options(cls, args) -> dict[str, Any]:

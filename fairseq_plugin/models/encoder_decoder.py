@@ -40,7 +40,7 @@ def _has_stock_weights(attention: str) -> bool:
     return all(not (*x.parameters(), *x.buffers()) and x.projections(8) == {"q": 8, "k": 8, "v": 8} for x in modules)
 
 
-def _complete(architecture: Callable, args) -> None:
+def complete(architecture: Callable, args) -> None:
     """Fill in what the command line left open, as ``architecture`` of fairseq does."""
     architecture(args)
     choose_optimizer(args)
@@ -52,7 +52,7 @@ def _register(prefix: str, attention: str) -> None:
     name = f"{camel_case(prefix)}Transformer"
     register_model(prefix)(make_model(__name__, name, LinearTimeTransformer, attention, options, **other))
     for size, architecture in SIZES.items():
-        register_model_architecture(prefix, prefix + size)(partial(_complete, architecture))
+        register_model_architecture(prefix, prefix + size)(partial(complete, architecture))
 
 
 for _prefix, _attention in derived("bidirectional"):

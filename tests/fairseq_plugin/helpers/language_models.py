@@ -1,5 +1,6 @@
 """Small language models, built through fairseq's own parser."""
 
+from argparse import ArgumentParser
 from collections.abc import Sequence
 from types import SimpleNamespace
 
@@ -10,8 +11,9 @@ from fairseq.models import MODEL_REGISTRY
 from torch import nn
 
 import fairseq_plugin  # noqa: F401  registers the architectures
-from common.attention import DaftConvAttention, DaftFullAttention, MixedChunkAttention
+from common.attention import ATTENTIONS, DaftConvAttention, DaftFullAttention, MixedChunkAttention
 from common.modules.gated_attention_unit import GatedAttentionUnit
+from fairseq_plugin.models.hybrid import LayerOptions
 
 from .text import dictionary
 
@@ -46,6 +48,20 @@ CHUNKS = {
 def small(arch: str) -> list[str]:
     """Options that make any architecture small."""
     return [*SMALL, *CHUNKS.get(arch, ())]
+
+
+def flags_of(name: str) -> list[str]:
+    """Every option that the model ``name`` reads, as a command line spells it.
+
+    Of a stack of several attentions, those of the attentions that it has by default.
+    """
+    parser = ArgumentParser(allow_abbrev=False)
+    MODEL_REGISTRY[name].add_args(parser)
+    defaults = vars(parser.parse_args([]))
+    flags = [f"--{field.replace('_', '-')}" for field in defaults]
+    kinds = LayerOptions.lineartime_layers.split(",") if "hybrid" in name else ATTENTIONS
+    others = tuple(f"--{x.replace('_', '-')}-" for x in ATTENTIONS if x not in kinds)
+    return [flag for flag in flags if not flag.startswith(others)]
 
 
 def build(command: Sequence[str], words: int = 60, seed: int = 1) -> nn.Module:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import fairseq_plugin  # noqa: F401  registers the models
 from common.attention import ATTENTIONS, supporting
 from tests.compare import assert_close
-from tests.fairseq_plugin.helpers.language_models import awake
+from tests.fairseq_plugin.helpers.language_models import awake, flags_of
 from tests.fairseq_plugin.helpers.masked_models import randomised
 from tests.fairseq_plugin.helpers.text import dictionary, tokens
 
@@ -40,12 +40,7 @@ LENGTH = 27
 LIMIT = 40
 
 
-@cache
-def configuration_flags(name: str) -> list[str]:
-    """Every option of the model, as a command line spells it."""
-    parser = ArgumentParser(allow_abbrev=False)
-    MODEL_REGISTRY[name].add_args(parser)
-    return [f"--{field.replace('_', '-')}" for field in vars(parser.parse_args([]))]
+configuration_flags = cache(flags_of)
 
 
 @cache

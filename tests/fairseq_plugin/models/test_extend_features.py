@@ -1,6 +1,5 @@
 """Several tokens after a state, through a whole decoder of every causal model: equal to steps and to the forward."""
 
-from argparse import ArgumentParser
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 import fairseq_plugin  # noqa: F401  registers the models
 from tests.compare import assert_close
 from tests.fairseq_plugin.helpers.encoder_decoders import build_model as build_encoder_decoder
-from tests.fairseq_plugin.helpers.language_models import awake, build_model
+from tests.fairseq_plugin.helpers.language_models import awake, build_model, flags_of
 from tests.fairseq_plugin.helpers.text import dictionary, tokens
 
 PAD = 1
@@ -34,9 +33,7 @@ POSITIONS = {
 
 def _build(name: str, limit: int = LIMIT) -> nn.Module:
     """A tiny model in evaluation mode whose attention shows in its outputs."""
-    parser = ArgumentParser(allow_abbrev=False)
-    MODEL_REGISTRY[name].add_args(parser)
-    flags = [f"--{field.replace('_', '-')}" for field in vars(parser.parse_args([]))]
+    flags = flags_of(name)
     command = ["data", "--task", "language_modeling", "--arch", name, "--tokens-per-sample", str(limit)]
     command += "--decoder-layers 2 --decoder-embed-dim 16 --decoder-input-dim 16 --decoder-output-dim 16".split()
     command += "--decoder-ffn-embed-dim 16 --decoder-attention-heads 2 --dropout 0".split()

@@ -1,0 +1,34 @@
+"""Stacks whose layers have several kinds of attention: a pattern such as "flow*3,softmax", which repeats."""
+
+import re
+from collections.abc import Sequence
+
+from ..ops.shared.checks import ArgumentError
+
+_ITEM = re.compile(r"(?P<name>\w+)(\*(?P<count>[1-9]\d*))?")
+
+
+def layer_kinds(pattern: str, allowed: Sequence[str], layers: Sequence[int]) -> list[str]:
+    """The name of the attention of each of ``layers``, numbers of layers from 0: that of a ``pattern`` that repeats.
+
+    "flow*3,softmax" is flow in layers 0 to 2, softmax in layer 3, flow in layers 4 to 6, and so on. Spaces between
+    names do not matter.
+
+    Raises:
+        ValueError: a pattern of another form, a name that is not in ``allowed``, or a pattern for more layers than
+            there are.
+    """
+    given, named = f"`layers` is {pattern!r}", []
+    for item in pattern.split(","):
+        found = _ITEM.fullmatch(item.strip())
+        if found is None:
+            raise ArgumentError(f"{given}, with {item.strip()!r}; allowed: NAME or NAME*COUNT, separated by commas")
+        if found["name"] not in allowed:
+            raise ArgumentError(f"{given}, with {found['name']!r}; allowed: {', '.join(allowed)}")
+        named += [found["name"]] * int(found["count"] or 1)
+    if len(named) > max(layers, default=0) + 1:
+        raise ArgumentError(
+            f"{given}, a pattern of {len(named)} layers; allowed: of at most {max(layers, default=0) + 1}, as many as "
+            "there are"
+        )
+    return [named[i % len(named)] for i in layers]

@@ -1,0 +1,168 @@
+"""``hybrid_lm``, ``hybrid_mlm``, ``hybrid_classifier`` and ``hybrid``: stacks whose layers have several attentions.
+
+``--lineartime-layers 'flow*3,softmax'`` is Flow-Attention in three layers, softmax attention in the fourth, and so on.
+The attention called NAME has its own options, ``--NAME-...``.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from fairseq.dataclass import FairseqDataclass
+from fairseq.models import register_model, register_model_architecture
+from fairseq.models.transformer import TransformerConfig
+from fairseq.utils import safe_getattr
+from torch import nn
+
+from common.attention import ATTENTIONS, layer_kinds, supporting
+
+from ..modules.transformer_layer import LinearTimeDecoderLayer, LinearTimeEncoderLayer
+from ._classifier import LinearTimeClassifier
+from ._decoder import BuildLayer
+from ._encoder_decoder import LinearTimeTransformer, design_of
+from ._language_model import LinearTimeLanguageModel, LinearTimeLanguageModelConfig, register_language_model
+from ._masked_model import LinearTimeMaskedModel
+from ._options import attention_config, errors_as_typed, flag_of, option
+from .attention import build_design
+from .encoder_decoder import SIZES, complete
+
+_PATTERN = "lineartime_layers"
+
+
+@dataclass
+class LayerOptions(FairseqDataclass):
+    """Which attention each layer has."""
+
+    lineartime_layers: str = field(
+        default="flow,softmax",
+        metadata={
+            "help": "the attention of the layers, in their order, as a pattern that repeats: NAME or NAME*COUNT, "
+            "separated by commas, as in flow*3,softmax; the options of NAME are --NAME-..."
+        },
+    )
+
+
+def _configs(what: str) -> dict[str, type]:
+    """The dataclass of the options of every attention that supports ``what``, by its name."""
+    return {name: attention_config(name, causal="causal" in ATTENTIONS[name].supports) for name in supporting(what)}
+
+
+#: Options by attention, of models that see earlier tokens alone and of those that see all.
+CAUSAL, BIDIRECTIONAL = _configs("causal"), _configs("bidirectional")
+CausalOptions = dataclass(type("CausalOptions", (LayerOptions, *CAUSAL.values()), {"__module__": __name__}))
+
+
+def kinds_of_layers(model: type, args, side: str, configs: dict[str, type]) -> list[str]:
+    """The attention of each layer of ``side``, decoder or encoder, of those that ``--SIDE-layers-to-keep`` keeps.
+
+    ``configs`` has the options of each attention that ``model`` may have.
+
+    Raises:
+        ValueError: a pattern that does not fit; options of an attention that no layer has.
+    """
+    kept = safe_getattr(args, f"{side}_layers_to_keep")
+    layers = [int(i) for i in kept.split(",")] if kept else list(range(getattr(args, f"{side}_layers")))
+    with errors_as_typed(model, "lineartime", side):
+        kinds = layer_kinds(option(args, LayerOptions, _PATTERN), list(configs), layers)
+    _check_options_are_read(args, set(kinds), configs)
+    return kinds
+
+
+def _check_options_are_read(args, kinds: set[str], configs: dict[str, type]) -> None:
+    """Raise ValueError for an option of an attention that is not one of ``kinds``, which would do nothing."""
+    for name, config in configs.items():
+        own = config.__dataclass_fields__.keys() - FairseqDataclass.__dataclass_fields__.keys()
+        for x in sorted(own) if name not in kinds else ():
+            given = option(args, config, x)
+            if given != getattr(config, x):
+                pattern = option(args, LayerOptions, _PATTERN)
+                flag = flag_of(_PATTERN)
+                raise ValueError(f"{flag_of(x)} is {given} and {flag} {pattern!r}; allowed: with {name} in {flag}")
+
+
+def _in_turn(model: type, side: str, kinds: list[str], build: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
+    """Calls ``build(kind, ...)`` for one of ``kinds`` after the other."""
+    left: Iterator[str] = iter(kinds)
+
+    def build_next(*arguments: Any, **options: Any) -> nn.Module:
+        kind = next(left)
+        with errors_as_typed(model, kind, side):
+            return build(kind, *arguments, **options)
+
+    return build_next
+
+
+@dataclass
+class HybridLanguageModelConfig(CausalOptions, LinearTimeLanguageModelConfig):
+    """Options of ``hybrid_lm``."""
+
+
+@register_language_model("hybrid_lm", dataclass=HybridLanguageModelConfig)
+class HybridLanguageModel(LinearTimeLanguageModel):
+    """A language model whose layers have the attentions of ``--lineartime-layers``; each costs what it does alone."""
+
+    option_prefix = "lineartime"
+
+    @classmethod
+    def layer_builder(cls, args) -> BuildLayer:
+        """What builds one layer after the other, each with its own attention."""
+        kinds = kinds_of_layers(cls, args, "decoder", CAUSAL)
+
+        def build(kind: str, cfg: TransformerConfig, no_encoder_attn: bool) -> nn.Module:
+            design = build_design(args, kind, CAUSAL[kind], args.max_target_positions)
+            return LinearTimeDecoderLayer(cfg, no_encoder_attn, design=design)
+
+        return _in_turn(cls, "decoder", kinds, build)
+
+
+class HybridMaskedModel(LinearTimeMaskedModel):
+    """A masked model whose layers have the attentions of ``--lineartime-layers``."""
+
+    option_prefix = "lineartime"
+    option_classes = (LayerOptions, *BIDIRECTIONAL.values())
+
+    @classmethod
+    def layer_builder(cls, args) -> Callable[[TransformerConfig], nn.Module]:
+        """What builds one layer after the other, each with its own attention."""
+        kinds = kinds_of_layers(cls, args, "encoder", BIDIRECTIONAL)
+
+        def build(kind: str, cfg: TransformerConfig) -> nn.Module:
+            return LinearTimeEncoderLayer(cfg, design=build_design(args, kind, BIDIRECTIONAL[kind], args.max_positions))
+
+        return _in_turn(cls, "encoder", kinds, build)
+
+
+class HybridClassifier(LinearTimeClassifier, HybridMaskedModel):
+    """A classifier of sequences whose layers have the attentions of ``--lineartime-layers``."""
+
+    option_classes = (*HybridMaskedModel.option_classes, *LinearTimeClassifier.option_classes)
+
+
+class HybridTransformer(LinearTimeTransformer):
+    """An encoder-decoder whose layers, on both sides, have the attentions of ``--lineartime-layers``.
+
+    In the decoder, an attention that is not causal is softmax attention, as in ``NAME``.
+    """
+
+    option_prefix = attention_name = "lineartime"
+    options_class = dataclass(type("HybridOptions", (LayerOptions, *BIDIRECTIONAL.values()), {"__module__": __name__}))
+    stock_model = None
+
+    @classmethod
+    def layer_builder(cls, args, causal: bool) -> Callable[..., nn.Module]:
+        """What builds one layer after the other, each with its own attention."""
+        side = "decoder" if causal else "encoder"
+        kinds = kinds_of_layers(cls, args, side, BIDIRECTIONAL)
+        builders = {
+            kind: cls.with_design(args, causal, partial(design_of, args, kind, BIDIRECTIONAL[kind]))
+            for kind in set(kinds)
+        }
+        return _in_turn(cls, side, kinds, lambda kind, *host: builders[kind](*host))
+
+
+for _name, _model in (("hybrid_mlm", HybridMaskedModel), ("hybrid_classifier", HybridClassifier)):
+    register_model_architecture(_name, _name)(register_model(_name)(_model).complete_options)
+register_model("hybrid")(HybridTransformer)
+for _size, _architecture in SIZES.items():
+    register_model_architecture("hybrid", f"hybrid{_size}")(partial(complete, _architecture))
