@@ -103,6 +103,9 @@ class InnerAttention(RemembersOptions):
     linear_cost: bool = True
     #: Whether, without gates, its state is sums that add up: the state of all tokens is that of one part and another.
     sums_add_up: ClassVar[bool] = False
+    #: ``attend_part(q, k, v, padding_mask, before, sums_before) -> out``, where all parts of a sequence can be computed
+    #: at the same time, if sums are exchanged on the way; see ``ops.flow.parts``.
+    attend_part: Callable[..., Tensor] | None = None
     #: Inside of ``common.parallel.context_parallel``: what it needs to compute a part of a sequence, a ``Context``.
     context: Any = None
 

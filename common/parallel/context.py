@@ -10,7 +10,7 @@ from ..attention import ATTENTIONS, InnerAttention
 from ..modules.gated_attention_unit import GatedAttentionUnit
 from ..ops.shared.state import State
 from .group import ContextGroup
-from .ring import Call, RandomNumbers, carried, state_layouts
+from .ring import Call, RandomNumbers, carried, groups, state_layouts
 from .sums import sums_before
 
 
@@ -33,9 +33,9 @@ class Context:
             self._multiples[size] = not bool((self._starts % size * self._counts).any())
         return self._multiples[size]
 
-    def sums_before(self, own: Tensor) -> Tensor:
-        """Σ of ``own`` (B, H, ...) of the processes before this one."""
-        return sums_before(self.group, own)[0]
+    def sums_before(self, own: Tensor, log_unit: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """``sums.sums_before`` in this group: Σ of ``own`` (B, H, ...) of the processes before, and its unit."""
+        return sums_before(self.group, own, log_unit)
 
     def carry(
         self, owner: nn.Module, call: Call, tensors: Sequence[Tensor | None], padding_mask: Tensor | None
@@ -54,7 +54,8 @@ class Context:
         """``attention.forward`` of this part, q, k and v (B, H, n, c) or None, and further ``inputs``: (B, H, n, e).
 
         Padding gives 0. Sums that add up are gathered. Other states go from process to process; where nothing in the
-        attention belongs to a head, heads are rows then, so that more of them go one after another.
+        attention belongs to a head, heads are rows then, so that more of them go one after another. Where they are
+        fewer than the processes, which would wait for half of the time, those that have ``attend_part`` take that.
 
         Raises:
             ValueError: a mask of the queries that is not that of the keys, which are the same tokens.
@@ -65,7 +66,9 @@ class Context:
             )
         if attention.sums_add_up and not inputs:
             return self._attend_after_sums(attention, tensors, key_padding_mask)
-        heads, names = tensors[-1].shape[1], list(inputs)
+        rows, heads, names = *tensors[-1].shape[:2], list(inputs)
+        if attention.attend_part is not None and not inputs and groups(rows * heads, self.group.size) < self.group.size:
+            return attention.attend_part(*tensors, key_padding_mask, self.before, self.sums_before)
 
         def call(own: Sequence[Tensor | None], mask: Tensor | None, state: State | None) -> tuple[Tensor, State]:
             further = {name: x.squeeze(1) if name == "x" else x for name, x in zip(names, own[3:])}
@@ -94,7 +97,7 @@ class Context:
         _, own = call(tensors, padding_mask, start)
         numbers.restore()  # directions that are drawn anew are the same for the part's sums and for what reads them
         side_by_side = torch.cat([own["sum_kv"], own["sum_k"].unsqueeze(-1)], dim=-1)
-        before, log_unit = sums_before(self.group, side_by_side, own.get("log_max"))
+        before, log_unit = self.sums_before(side_by_side, own.get("log_max"))
         state = {"sum_kv": before[..., :-1], "sum_k": before[..., -1]}
         further = {"log_max": log_unit, "count": self.before}
         return call(tensors, padding_mask, {name: state.get(name, further.get(name)) for name in layouts})[0]

@@ -39,7 +39,7 @@ def carried(
     if group.size == 1:
         return call(tensors, padding_mask, None)[0]
     rows = next(x.shape[0] for x in tensors if x is not None)
-    count = _groups(rows, group.size)
+    count = groups(rows, group.size)
     size = rows // count
     layouts = state_layouts(group, owner, call, [_rows(x, 0, size) for x in tensors])
     outs, numbers = [], RandomNumbers(tensors) if count > 1 else None
@@ -54,8 +54,8 @@ def carried(
     return outs[0] if count == 1 else torch.cat(outs)
 
 
-def _groups(rows: int, processes: int) -> int:
-    """The largest divisor of ``rows`` that is at most four times the processes."""
+def groups(rows: int, processes: int) -> int:
+    """Groups of equally many of the ``rows``, that go one after another: at most four times as many as processes."""
     return max(x for x in range(1, min(rows, _GROUPS_PER_PROCESS * processes) + 1) if rows % x == 0)
 
 

@@ -14,15 +14,15 @@ def linear_term_of_parts_before(
     v: Tensor,
     padding_mask: Tensor | None,
     chunk_size: int,
-    sums_before: Callable[[Tensor], Tensor],
+    sums_before: Callable[[Tensor], tuple[Tensor, None]],
 ) -> Tensor:
     """q_lin / C · Σ k_lin vᵀ over the parts before this one (FLASH, Eq. 8): (B, H, n, e) in v's dtype; O(n s e).
 
     q_lin, k_lin (B, H, n, s) and v (B, H, n, e) are of this part; ``padding_mask`` (B, n), True = padding. Causal,
     where each part begins with a chunk, the output is this and ``mixed_chunk_attention`` of the part alone.
-    ``sums_before`` makes of a part's sum (B, H, s, e) the sum of those of the parts before it.
+    The first that ``sums_before`` gives of a part's sum (B, H, s, e) is the sum of those of the parts before it.
     """
     dtype = compute_dtype(v)
     with autocast_off(v):
         q, k, values = (zero_padding(in_dtype(x, dtype), padding_mask) for x in (q_lin, k_lin, v))
-        return ((q / chunk_size) @ sums_before(k.transpose(-2, -1) @ values)).to(v.dtype)
+        return ((q / chunk_size) @ sums_before(k.transpose(-2, -1) @ values)[0]).to(v.dtype)

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from common.attention import build_attention
 from common.modules import GatedAttentionUnit
 from common.parallel import ContextGroup, context_parallel, own_part, part_length
-from tests.common.contract.mechanisms import DEFAULTS, at, both, is_linear, leaves, tensors
+from tests.common.contract.mechanisms import CASES, DEFAULTS, at, both, is_linear, leaves, rows, tensors
 from tests.compare import assert_all_close, assert_close
 
 #: Of the sequences: no multiple of a chunk, of a window or of the processes.
@@ -47,7 +47,7 @@ def every_mechanism(rank: int) -> None:
 
 def _part(module: nn.Module, group: ContextGroup, inputs: dict[str, Any], mask: Tensor | None) -> Tensor:
     length = part_length(TOKENS, group.size)
-    padding = torch.zeros(2, TOKENS, dtype=torch.bool) if mask is None else mask
+    padding = torch.zeros(len(inputs["v"]), TOKENS, dtype=torch.bool) if mask is None else mask
     padding = own_part(padding, group.rank, length, True)
     padded = {name: _padded(x, length * group.size, 1 if name == "x" else 2) for name, x in inputs.items()}
     own = at(padded, slice(group.rank * length, (group.rank + 1) * length))
@@ -125,6 +125,19 @@ class Attending(nn.Module):
         """x (B, n, 12), mask (B, n)."""
         q = self.proj(x).unflatten(2, (3, 4)).transpose(1, 2)
         return self.attention(q, q, q, mask, mask).transpose(1, 2).flatten(2)
+
+
+def flow_of_one_row(rank: int) -> None:
+    """Flow-Attention with each of its options where there are fewer heads than processes."""
+    group = ContextGroup()
+    for case in (case for case in CASES if case.name == "flow" and case.causal and case.forget == "none"):
+        for name in ("no", "much"):
+            module, mask = case.build(), masks()[name]
+            inputs = rows(tensors(module, TOKENS), slice(1))
+            inputs = {name: x.detach().requires_grad_() for name, x in inputs.items()}
+            mask = None if mask is None else mask[:1]
+            expected, out = module(**inputs, **both(mask)), _part(module, group, inputs, mask)
+            _compare(f"{case}, {name} padding", group, out, expected, mask, inputs)
 
 
 def gated_attention_units(rank: int) -> None:
