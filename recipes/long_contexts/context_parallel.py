@@ -7,10 +7,10 @@ in float32. Every number of processes starts anew, over gloo, on this machine.
 """
 
 import argparse
-import resource
 import tempfile
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from common.attention import ATTENTIONS, build_attention
 from common.modules import GatedAttentionUnit
 from common.parallel import ContextGroup, context_parallel, part_length
+from recipes.bench.harness.memory import peak_beyond
 
 HEADS, CHANNELS = 8, 64
 WIDTH = HEADS * CHANNELS
@@ -65,24 +66,34 @@ def measure(rank: int, processes: int, store: str, layers: Sequence[str], tokens
             length = part_length(n, processes)
             x = torch.randn(1, length, WIDTH, requires_grad=True)
             group.bytes_sent = 0
-            with context_parallel(layer, group, torch.tensor([length])):
-                layer(x).square().mean().backward()
-            results.put((processes, name, n, group.bytes_sent, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss))
+            peak = peak_beyond(partial(step, layer, group, x), "cpu")
+            results.put((processes, name, n, group.bytes_sent, peak))
     dist.destroy_process_group()
 
 
+def step(layer: Layer, group: ContextGroup, x: Tensor) -> list[Tensor]:
+    """A forward and a backward pass of this process's part x (1, n, D)."""
+    with context_parallel(layer, group, torch.tensor([x.shape[1]])):
+        layer(x).square().mean().backward()
+    return []
+
+
 def table(rows: Sequence[tuple[int, str, int, int, int]], tokens: Sequence[int]) -> str:
-    """Markdown: of each layer and number of processes the most that one process sends, by the number of tokens."""
+    """Markdown: of each layer and number of processes the most of any process, by the number of tokens.
+
+    Bytes sent, and in brackets the peak of memory in MiB, beyond the weights and the input.
+    """
     lines = ["| layer | processes | " + " | ".join(f"n = {n:,}" for n in tokens) + " |"]
     lines.append("| --- | ---: |" + " ---: |" * len(tokens))
     for name, processes in dict.fromkeys((row[1], row[0]) for row in rows):
-        sent = [max(row[3] for row in rows if row[:3] == (processes, name, n)) for n in tokens]
-        lines.append(f"| {name} | {processes} | " + " | ".join(f"{x:,}" for x in sent) + " |")
+        every = [[row[3:] for row in rows if row[:3] == (processes, name, n)] for n in tokens]
+        cells = [f"{max(x[0] for x in n):,} ({max(x[1] for x in n) / 2**20:,.1f} MiB)" for n in every]
+        lines.append(f"| {name} | {processes} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print the table of bytes, and the largest peak of memory of a process."""
+    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--processes", type=int, nargs="+", default=[2, 4], help="processes that hold a sequence")
     parser.add_argument("--tokens", type=int, nargs="+", default=[1024, 4096], help="tokens of a sequence")
@@ -101,9 +112,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
             while not context.join():
                 pass
     print(table(rows, given.tokens))
-    for processes in given.processes:
-        peak = max(row[4] for row in rows if row[0] == processes) / 1024
-        print(f"{processes} processes: at most {peak:,.0f} MiB each")
 
 
 if __name__ == "__main__":
