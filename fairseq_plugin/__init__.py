@@ -47,6 +47,7 @@ from .models.flowformer import FlowformerLanguageModel, LinearLanguageModel, Sof
 from .optim.radam import FairseqRAdam
 from .prompt_sequence_generator import read_prompt
 from .prompt_state import PromptState
+from .tasks.context_parallel_language_modeling import ContextParallelLanguageModelingTask
 from .tasks.offline_rl import OfflineRLTask
 from .tasks.pixel_modeling import PixelModelingTask
 from .tasks.prompted_language_modeling import PromptedLanguageModelingTask
@@ -58,6 +59,7 @@ __all__ = [
     "ActionMSECriterion",
     "CombinerLanguageModel",
     "CombinerMaskedModel",
+    "ContextParallelLanguageModelingTask",
     "DaftConvLanguageModel",
     "DaftFullLanguageModel",
     "DecisionTransformer",

@@ -101,6 +101,13 @@ class InnerAttention(RemembersOptions):
     shown_by_weights: ClassVar[frozenset[str]] = frozenset()
     #: Whether time and memory are linear in the tokens, up to a logarithm, and the decoding state is of one size.
     linear_cost: bool = True
+    #: Whether, without gates, its state is sums that add up: the state of all tokens is that of one part and another.
+    sums_add_up: ClassVar[bool] = False
+    #: ``attend_part(q, k, v, padding_mask, before, sums_before) -> out``, where all parts of a sequence can be computed
+    #: at the same time, if sums are exchanged on the way; see ``ops.flow.parts``.
+    attend_part: Callable[..., Tensor] | None = None
+    #: Inside of ``common.parallel.context_parallel``: what it needs to compute a part of a sequence, a ``Context``.
+    context: Any = None
 
     def __init__(
         self,
@@ -290,7 +297,10 @@ class OpAttention(InnerAttention):
     ) -> Tensor:
         """q (B, H, n, d), k (B, H, m, d), v (B, H, m, e) -> (B, H, n, e); see ``InnerAttention``."""
         masks = {"key_padding_mask": key_padding_mask, "query_padding_mask": query_padding_mask}
-        return self.apply_op(*self.operands(q, k, drop_sources(v, dropout_p)), **masks, **self._needed(inputs))
+        v = drop_sources(v, dropout_p)
+        if self.context is not None:
+            return self.context.attend(self, (q, k, v), **masks, inputs=self._needed(inputs))
+        return self.apply_op(*self.operands(q, k, v), **masks, **self._needed(inputs))
 
     def extend(
         self,

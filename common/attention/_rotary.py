@@ -62,8 +62,9 @@ class RotaryAttention(InnerAttention):
         check_padding_mask("query_padding_mask", query_padding_mask, q)
         if not one_sequence:
             check_both_masks(key_padding_mask, query_padding_mask)
-        q = rotate(q, token_positions(q, key_padding_mask if one_sequence else query_padding_mask))
-        k = rotate(k, token_positions(k, key_padding_mask))
+        before = None if self.context is None else self.context.before
+        q = rotate(q, token_positions(q, key_padding_mask if one_sequence else query_padding_mask, before))
+        k = rotate(k, token_positions(k, key_padding_mask, before))
         return self.inner(q, k, v, key_padding_mask, query_padding_mask, dropout_p, **inputs)
 
     def extend(

@@ -87,8 +87,22 @@ class ShortConvAttention(InnerAttention):
         check_padding_mask("key_padding_mask", key_padding_mask, v)
         check_padding_mask("query_padding_mask", query_padding_mask, v)
         masks = (either_mask(query_padding_mask, key_padding_mask), key_padding_mask, key_padding_mask)
-        convolved = (x if conv is None else conv(x, mask)[0] for conv, x, mask in zip(self._convs(), (q, k, v), masks))
+        convolved = (
+            x if conv is None else self._convolved(conv, x, mask)
+            for conv, x, mask in zip(self._convs(), (q, k, v), masks)
+        )
         return self.inner(*convolved, key_padding_mask, query_padding_mask, dropout_p, **inputs)
+
+    def _convolved(self, conv: ShortConv, x: Tensor, padding_mask: Tensor | None) -> Tensor:
+        """x (B, H, n, c) of a whole sequence, or of this process's part of one, after ``conv``."""
+        if self.context is None:
+            return conv(x, padding_mask)[0]
+
+        def after(tensors: tuple[Tensor], mask: Tensor | None, state: State | None) -> tuple[Tensor, State]:
+            y, last = conv(*tensors, mask, None if state is None else state["last"])
+            return y, {"last": last}
+
+        return self.context.carry(conv, after, (x,), padding_mask)
 
     def extend(
         self,

@@ -34,6 +34,7 @@ class CosformerAttention(OpAttention):
     Options = CosformerOptions
     supports = frozenset({"causal", "bidirectional", "cross", "source", "forget"})
     needs = frozenset({"max_tokens"})
+    sums_add_up = True
     op = staticmethod(cosformer_attention)
     reference_op = staticmethod(cosformer_attention_reference)
 

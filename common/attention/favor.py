@@ -51,6 +51,7 @@ class FavorAttention(OpAttention):
     Options = FavorOptions
     supports = frozenset({"causal", "bidirectional", "cross", "source", "forget"})
     needs = frozenset({"head_dim"})
+    sums_add_up = True
     op = staticmethod(favor_attention)
     reference_op = staticmethod(favor_attention_reference)
     shown_by_weights = frozenset({"features", "lengths", "redraw"})  # by the directions, which are in the state dict

@@ -6,9 +6,10 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from ..ops.flow import flow_attention, flow_attention_map, flow_attention_weights
+from ..ops.flow import flow_attention, flow_attention_map, flow_attention_of_part, flow_attention_weights
 from ..ops.flow.full import flow_attention_in_graph
 from ..ops.flow.options import ALLOCATIONS, COMPETITIONS, FORMS, FlowOptions, check_competition, flow_options
+from ..ops.flow.parts import SumsBefore
 from ..ops.flow.reference import flow_attention_reference
 from ..ops.shared.checks import check_both_masks
 from ..ops.shared.feature_maps import FEATURE_MAPS
@@ -127,6 +128,14 @@ class FlowAttention(OpAttention):
         masks = {"key_padding_mask": key_padding_mask, "query_padding_mask": query_padding_mask}
         gates = {"initial_state": state, "log_decay": log_decay}
         return flow_attention_weights(q, k, causal=self.causal, **gates, **masks, **self.options.as_dict())
+
+    def attend_part(
+        self, q: Tensor, k: Tensor, v: Tensor, padding_mask: Tensor | None, before: Tensor, sums_before: SumsBefore
+    ) -> Tensor:
+        """A part of a sequence whose parts are computed at the same time; see ``flow_attention_of_part``."""
+        return flow_attention_of_part(
+            q, k, v, padding_mask, self._flow_options, self.options.chunk_size, before, sums_before
+        )
 
     #: What ``record_attention`` keeps of a call.
     recorded_weights = weights

@@ -39,6 +39,7 @@ class RfaAttention(OpAttention):
     Options = RfaOptions
     supports = frozenset({"causal", "bidirectional", "cross", "source", "forget"})
     needs = frozenset({"num_heads", "head_dim"})
+    sums_add_up = True
     op = staticmethod(rfa_attention)
     reference_op = staticmethod(rfa_attention_reference)
     directions: Tensor

@@ -36,6 +36,7 @@ class RfaGateAttention(RfaAttention):
     Options = RfaGateOptions
     supports = frozenset({"causal"})
     needs = frozenset({"num_heads", "head_dim", "x"})
+    sums_add_up = False
     op = staticmethod(rfa_gate_attention)
     reference_op = staticmethod(rfa_gate_attention_reference)
 

@@ -4,6 +4,7 @@ Hua, Dai, Liu, Le, *Transformer Quality in Linear Time*, ICML 2022, sections 3 a
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -71,6 +72,9 @@ class GatedAttentionUnit(RemembersOptions):
         ValueError: a value that is not allowed; a width that is odd with rotary positions or that the heads do not
             divide; the quadratic form without ``max_positions``; an option of FLASH-Quad with FLASH, or the reverse.
     """
+
+    #: Inside of ``common.parallel.context_parallel``: what it needs to compute a part of a sequence, a ``Context``.
+    context: Any = None
 
     def __init__(
         self,
@@ -242,7 +246,10 @@ class GatedAttentionUnit(RemembersOptions):
                 v = v * self.attention_dropout(torch.ones_like(v[..., :1]))
             op = self._quadratic if self.chunk_size is None else self._mixed_chunk
             gates = self._gates(normed, padding_mask)
-            out = op(heads, v, padding_mask, **gates, initial_state=state, return_state=return_state)
+            if self.context is not None and not return_state:
+                out = self._attend_part(heads, v, padding_mask, gates)
+            else:
+                out = op(heads, v, padding_mask, **gates, initial_state=state, return_state=return_state)
             out, state = out if return_state else (out, None)
             out = out.transpose(1, 2).flatten(2)  # (B, H, n, e/H) -> (B, n, e)
             if self.gate:
@@ -256,6 +263,30 @@ class GatedAttentionUnit(RemembersOptions):
             return {}
         # What stands in padding must not reach the gradients of the gates.
         return {"log_decay": self.forget_gate(zero_padded_tokens(normed, padding_mask))}
+
+    def _attend_part(
+        self, heads: tuple[Tensor, ...], v: Tensor, padding_mask: Tensor | None, gates: dict[str, Tensor]
+    ) -> Tensor:
+        """The attention of this process's part of a sequence, after the parts before it.
+
+        Where parts begin with a chunk, only the sums of the linear term reach from one to another, and without gates
+        they add up.
+        """
+        if not gates and self.context.starts_at_multiples(self.chunk_size):
+            out = self._mixed_chunk(heads, v, padding_mask, initial_state=None, return_state=False)
+            if not self.linear:
+                return out
+            return out + mixed_chunk.linear_term_of_parts_before(
+                *heads[-2:], v, padding_mask, self.chunk_size, self.context.sums_before
+            )
+
+        def after(tensors: tuple[Tensor, ...], mask: Tensor | None, state: State | None) -> tuple[Tensor, State]:
+            own, log_decay = tensors[: len(heads)], dict(zip(gates, tensors[len(heads) + 1 :]))
+            return self._mixed_chunk(
+                own, tensors[len(heads)], mask, **log_decay, initial_state=state, return_state=True
+            )
+
+        return self.context.carry(self, after, (*heads, v, *gates.values()), padding_mask)
 
     def _gated(self, u: Tensor, out: Tensor, hidden: Tensor, form_again: FormAgain) -> Tensor:
         """u ⊙ out, all (B, n, e); keeps ``hidden`` and ``out``."""
@@ -292,7 +323,7 @@ class GatedAttentionUnit(RemembersOptions):
     def _count(self, state: State | None, z: Tensor) -> Tensor | None:
         """Real tokens before this call of z (B, n, s): (B,)."""
         if state is None:
-            return None
+            return None if self.context is None else self.context.before
         if self._keeps_tokens:
             return (~state_entry(state, "padding_mask", 2, z)).sum(1)
         return state_entry(state, "count", 1, z)

@@ -37,6 +37,9 @@ class LinearTimeDecoder(TransformerDecoder):
             ``full_context_alignment``.
     """
 
+    #: Inside of ``common.parallel.context_parallel``: what it needs to compute a part of a sequence, a ``Context``.
+    context: Any = None
+
     def __init__(
         self,
         args,
@@ -79,6 +82,8 @@ class LinearTimeDecoder(TransformerDecoder):
             raise ValueError("full_context_alignment is True; allowed: False, attention is causal by construction")
         if self.get_incremental_state(incremental_state, _SEEN) is not None:
             return self.extend_features(prev_output_tokens[:, -1:], incremental_state)
+        if self.context is not None and incremental_state is None:
+            return self._features_of_part(prev_output_tokens)
         check_length(prev_output_tokens, self.padding_idx, self.max_tokens, _LENGTH_OPTIONS)
         if encoder_out is not None:
             # fairseq's generator tells an encoder-decoder nothing of its beam, and never takes it back.
@@ -87,6 +92,13 @@ class LinearTimeDecoder(TransformerDecoder):
         return self.extract_features_scriptable(  # as fairseq's does; one more call would break torch.compile's graph
             prev_output_tokens, encoder_out, incremental_state, False, *alignment, **further
         )
+
+    def _features_of_part(self, tokens: Tensor) -> tuple[Tensor, dict[str, Any]]:
+        """The features of this process's part (B, n) of sequences, whose positions go on from the parts before it."""
+        before = self.context.before
+        check_count(before + tokens.ne(self.padding_idx).sum(1), self.max_tokens, _LENGTH_OPTIONS)
+        with positions_after(self.embed_positions, before):
+            return self.extract_features_scriptable(tokens, None)
 
     def extend_features(self, tokens: Tensor, incremental_state: IncrementalState) -> tuple[Tensor, dict[str, Any]]:
         """fairseq's ``extract_features`` of the next tokens (B, n) of sequences; (B, n, C) and fairseq's extras.

@@ -11,11 +11,13 @@ Legend, for every file of this folder:
 
 from .interface import flow_attention, flow_attention_map, flow_attention_weights
 from .options import FlowOptions, flow_options
+from .parts import flow_attention_of_part
 
 __all__ = [
     "FlowOptions",
     "flow_attention",
     "flow_attention_map",
+    "flow_attention_of_part",
     "flow_attention_weights",
     "flow_options",
 ]

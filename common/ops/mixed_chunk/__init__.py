@@ -10,6 +10,7 @@ Legend, for every file of this folder:
 
 from .further_terms import FurtherTerms, bias_reach, check_further_terms
 from .interface import mixed_chunk_attention
+from .parts import linear_term_of_parts_before
 from .sequence import MixedChunkOptions, mixed_chunk_options
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "MixedChunkOptions",
     "bias_reach",
     "check_further_terms",
+    "linear_term_of_parts_before",
     "mixed_chunk_attention",
     "mixed_chunk_options",
 ]

@@ -56,14 +56,19 @@ def translation_training_command(data: str, save_dir: str, arch: str, *arguments
 
 def run_two_processes(command: Sequence[str]) -> list[str]:
     """The outputs of ``fairseq-train COMMAND`` in two gloo processes that train together; both must succeed."""
+    both = start_processes(2, command)
+    for process in both:
+        process.wait()
+    return [process.outputs()[0] for process in both]
+
+
+def start_processes(count: int, command: Sequence[str]) -> list[Forked]:
+    """``fairseq-train COMMAND`` in ``count`` gloo processes that train together."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     distributed = (
-        "--distributed-no-spawn --distributed-world-size 2 --distributed-backend gloo --ddp-backend legacy_ddp "
+        f"--distributed-no-spawn --distributed-world-size {count} --distributed-backend gloo --ddp-backend legacy_ddp "
         f"--distributed-init-method tcp://127.0.0.1:{port} --distributed-rank"
     ).split()
-    both = [Forked(_command("fairseq_cli.train", [*command, *distributed, str(rank)])) for rank in (0, 1)]
-    for process in both:
-        process.wait()
-    return [process.outputs()[0] for process in both]
+    return [Forked(_command("fairseq_cli.train", [*command, *distributed, str(rank)])) for rank in range(count)]

@@ -1,0 +1,37 @@
+"""Trainings of several processes in which one of them does not go on."""
+
+import os
+import signal
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from common.attention import build_attention
+from common.parallel import ContextGroup, context_parallel
+
+#: Of three, the one that fails.
+FAILING = 1
+#: Seconds that the others give it, and for which it sleeps.
+TIMEOUT, SLEEP = 3, 8
+
+
+def one_fails(rank: int, how: str) -> None:
+    """Steps without end; in the second, one process is killed, raises an error, or sleeps."""
+    group = ContextGroup(dist.new_group([0, 1, 2], timeout=timedelta(seconds=TIMEOUT if how == "sleeps" else 100)))
+    attention = build_attention("flow", causal=True)
+    q = torch.randn(1, 2, 50, 8, requires_grad=True)
+    for step in range(1000):
+        with context_parallel(attention, group, torch.tensor([50])):
+            if rank == FAILING and step == 1:
+                _fail(how)
+            attention(q, q, q).sum().backward()
+
+
+def _fail(how: str) -> None:
+    if how == "is killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how == "raises":
+        raise KeyError("a mistake of its own")
+    time.sleep(SLEEP)

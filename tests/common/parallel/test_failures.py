@@ -1,0 +1,26 @@
+"""One process of several that hold a sequence ends: the others end too, with a message, within seconds."""
+
+import re
+import time
+
+import pytest
+
+from tests.common.parallel.failures import FAILING, one_fails
+from tests.common.parallel.processes import Processes
+
+
+@pytest.mark.parametrize("how", ["is killed", "raises", "sleeps"])
+def test_where_one_fails_the_others_end(tmp_path, how):
+    """Of the one that sleeps nobody knows more than that it does not answer; that takes the timeout."""
+    begin = time.monotonic()
+    processes = Processes(3, tmp_path, one_fails, how)
+    codes = processes.wait(60)
+    assert time.monotonic() - begin < 60
+    assert 0 not in codes and None not in codes
+    for rank, text in enumerate(processes.printed()):
+        if rank != FAILING:
+            # Which one is known where one was waited for, and not where all were; and their ends are seen in a row.
+            assert re.search(r"process \d, rank \d of 3 that hold one sequence, has lost (process \d|one of)", text), (
+                text
+            )
+    assert how != "raises" or "a mistake of its own" in processes.printed()[FAILING]
