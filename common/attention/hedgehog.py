@@ -39,6 +39,7 @@ class HedgehogAttention(OpAttention):
     Options = HedgehogOptions
     supports = frozenset({"causal", "bidirectional", "cross", "source"})
     needs = frozenset({"num_heads", "head_dim"})
+    sums_add_up = True
     shown_by_weights = frozenset({"rows"})
     op = staticmethod(hedgehog_attention)
     reference_op = staticmethod(hedgehog_attention_reference)

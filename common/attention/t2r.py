@@ -35,6 +35,7 @@ class T2rAttention(OpAttention):
     Options = T2rOptions
     supports = frozenset({"causal", "bidirectional", "cross", "source"})
     needs = frozenset({"num_heads", "head_dim"})
+    sums_add_up = True
     op = staticmethod(t2r_attention)
     reference_op = staticmethod(t2r_attention_reference)
 
