@@ -29,7 +29,10 @@ def _assert_same(folder: Path, other: Path, output: str, other_output: str) -> N
 
 
 def test_two_processes_of_a_sequence_train_as_one(data_bin, tmp_path):
-    """With activation checkpointing, which repeats each exchange, and in each update two batches."""
+    """With activation checkpointing, which repeats each exchange, and in each update two batches.
+
+    Two trainings in three processes, which take the seconds.
+    """
     more = [*SHORT, "--checkpoint-activations", "--update-freq", "2", "--optimizer", "sgd", "--lr", "0.5"]
     one = run_module("fairseq_cli.train", training_command(data_bin, str(tmp_path / "one"), "flash_lm", *more))
     more += ["--task", "context_parallel_language_modeling", "--lineartime-context-parallel", "2"]
@@ -38,7 +41,10 @@ def test_two_processes_of_a_sequence_train_as_one(data_bin, tmp_path):
 
 
 def test_it_is_composed_with_data_parallelism(data_bin, tmp_path):
-    """Two pairs of processes, each pair with batches of its own, train as two processes do with fairseq's own task."""
+    """Two pairs of processes, each pair with batches of its own, train as two processes do with fairseq's own task.
+
+    Two trainings in six processes, which take the seconds.
+    """
     more = [*SHORT, "--optimizer", "sgd", "--lr", "0.5"]
     two = run_two_processes(training_command(data_bin, str(tmp_path / "two"), "flowformer_lm", *more))
     more += ["--task", "context_parallel_language_modeling", "--lineartime-context-parallel", "2"]
