@@ -3,6 +3,7 @@
 Legend: B batch, H heads, n queries, m keys, d channels of a head's query and key, e channels of its value, D width.
 """
 
+import inspect
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
@@ -67,12 +68,16 @@ class InnerAttention(RemembersOptions):
     ``ShortConvAttention``, in this order from the inside. Each declares
     ``Options``, ``supports`` and ``needs``, builds its parameters in ``setup``, and has:
 
-    ``forward(q, k, v, key_padding_mask=None, query_padding_mask=None, dropout_p=0.0) -> out``: attention over whole
+    ``forward(q, k, v, key_padding_mask=None, query_padding_mask=None, dropout_p=0.0, segment_ids=None) -> out``:
+    attention over whole
     sequences. q (B, H, n, d), k (B, H, m, d), v (B, H, m, e) -> (B, H, n, e), heads already split. Masks are bool,
     (B, m) for keys and (B, n) for queries, True = padding; a padded query gives 0. ``dropout_p`` is applied in either
-    mode of the module, since hosts decide that themselves. The inputs that ``needs`` names are further keywords.
+    mode of the module, since hosts decide that themselves. ``segment_ids`` (B, n), integers that never decrease along
+    a row, are its documents, none of which sees another; positions begin anew with each. The inputs that ``needs``
+    names are further keywords.
 
-    ``extend(q, k, v, padding_mask=None, state=None) -> (out, state)``, where it supports "causal": attention from the
+    ``extend(q, k, v, padding_mask=None, state=None, segment_ids=None) -> (out, state)``, where it supports "causal":
+    attention from the
     next tokens of a sequence, one or many. ``padding_mask`` (B, n) is theirs alone, ``state`` None starts a sequence.
     Every tensor of a state has the batch as dimension 0.
 
@@ -137,6 +142,11 @@ class InnerAttention(RemembersOptions):
         """Features of a head's key, by which running sums have their rows; where it supports "forget"."""
         return head_dim
 
+    @classmethod
+    def packs_documents(cls) -> bool:
+        """Whether it takes ``segment_ids``, the documents of a row."""
+        return False
+
     def remembered_options(self) -> dict[str, Any]:
         """Its name, whether it is causal, its heads, and its options but those of speed alone.
 
@@ -172,6 +182,7 @@ class InnerAttention(RemembersOptions):
         v: Tensor,
         padding_mask: Tensor | None = None,
         state: State | None = None,
+        segment_ids: Tensor | None = None,
         **inputs: Any,
     ) -> tuple[Tensor, State]:
         """Refused with a ValueError; a mechanism that supports "causal" defines it."""
@@ -251,7 +262,8 @@ class OpAttention(InnerAttention):
     * the options, but those that ``setup`` alone reads (``setup_only``), and for ``reference_op`` those of speed,
     * what the module holds: ``held()``, and ``reference_held()`` for ``reference_op``,
     * the inputs that ``needs`` names,
-    * for ``op`` of a causal sequence in parts, ``initial_state`` and ``return_state``.
+    * for ``op`` of a causal sequence in parts, ``initial_state`` and ``return_state``,
+    * for ``op`` of packed documents, ``segment_ids``.
     """
 
     op: Callable
@@ -277,6 +289,11 @@ class OpAttention(InnerAttention):
         self._arguments, self._reference_arguments = {**causal, **options}, {**causal, **results}
         self._projected = frozenset(self.projections(1))
 
+    @classmethod
+    def packs_documents(cls) -> bool:
+        """Whether ``op`` takes ``segment_ids``."""
+        return "segment_ids" in inspect.signature(cls.op).parameters
+
     def held(self) -> dict[str, Any]:
         """Further arguments of ``op`` in this call: facts, parameters, buffers."""
         return {}
@@ -293,14 +310,16 @@ class OpAttention(InnerAttention):
         key_padding_mask: Tensor | None = None,
         query_padding_mask: Tensor | None = None,
         dropout_p: float = 0.0,
+        segment_ids: Tensor | None = None,
         **inputs: Any,
     ) -> Tensor:
         """q (B, H, n, d), k (B, H, m, d), v (B, H, m, e) -> (B, H, n, e); see ``InnerAttention``."""
+        further = {**self._needed(inputs), **self.packing(segment_ids)}
         masks = {"key_padding_mask": key_padding_mask, "query_padding_mask": query_padding_mask}
         v = drop_sources(v, dropout_p)
         if self.context is not None:
             return self.context.attend(self, (q, k, v), **masks, inputs=self._needed(inputs))
-        return self.apply_op(*self.operands(q, k, v), **masks, **self._needed(inputs))
+        return self.apply_op(*self.operands(q, k, v), **masks, **further)
 
     def extend(
         self,
@@ -309,6 +328,7 @@ class OpAttention(InnerAttention):
         v: Tensor,
         padding_mask: Tensor | None = None,
         state: State | None = None,
+        segment_ids: Tensor | None = None,
         **inputs: Any,
     ) -> tuple[Tensor, State]:
         """The next tokens' outputs (B, H, n, e) and the state after them; cost as the mechanism says."""
@@ -319,7 +339,8 @@ class OpAttention(InnerAttention):
             check_heads("v", v)
             check_padding_mask("padding_mask", padding_mask, v)
         masks = {"key_padding_mask": padding_mask, "query_padding_mask": padding_mask}
-        return self.apply_op(*tensors, **masks, **self._needed(inputs), initial_state=state, return_state=True)
+        further = {**self._needed(inputs), **self.packing(segment_ids)}
+        return self.apply_op(*tensors, **masks, **further, initial_state=state, return_state=True)
 
     def reference(
         self,
@@ -341,6 +362,7 @@ class OpAttention(InnerAttention):
         v: Tensor,
         key_padding_mask: Tensor | None = None,
         query_padding_mask: Tensor | None = None,
+        segment_ids: Tensor | None = None,
         **inputs: Any,
     ) -> Tensor:
         """The implied map (B, H, n, m), which ``record_attention(model, maps=True)`` keeps; map @ v is ``forward``.
@@ -348,9 +370,8 @@ class OpAttention(InnerAttention):
         Without attention dropout. Costs m / e calls of ``forward`` and O(n m) memory: for short inputs.
         """
         masks = {"key_padding_mask": key_padding_mask, "query_padding_mask": query_padding_mask}
-        return implied_map(
-            lambda values: self.apply_op(*self.operands(q, k, values), **masks, **self._needed(inputs)), v
-        )
+        further = {**self._needed(inputs), **self.packing(segment_ids)}
+        return implied_map(lambda values: self.apply_op(*self.operands(q, k, values), **masks, **further), v)
 
     def apply_op(self, *tensors: Tensor | None, **arguments: Any) -> Any:
         """``op`` of the tensors that it takes, with all of its arguments."""
@@ -371,6 +392,16 @@ class OpAttention(InnerAttention):
             return q, k, v
         tensors = {"q": q, "k": k, "v": v}
         return tuple(tensors[name] for name in self.takes)
+
+    def packing(self, segment_ids: Tensor | None) -> dict[str, Tensor]:
+        """``segment_ids`` as an argument of ``op``, where given; ValueError where ``op`` has none."""
+        if segment_ids is None:
+            return {}
+        if self.context is not None:
+            raise ValueError("segment_ids is given; allowed where several processes hold one sequence: None")
+        if not self.packs_documents():
+            raise ValueError(f"segment_ids is given; allowed for attention {self.name!r}: None, no packed documents")
+        return {"segment_ids": segment_ids}
 
     def _needed(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """``inputs``, if they are those that ``needs`` names; ValueError otherwise."""

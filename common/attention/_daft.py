@@ -34,15 +34,17 @@ class DaftAttention(OpAttention):
         query_padding_mask: Tensor | None = None,
         dropout_p: float = 0.0,
         spatial_shape: tuple[int, int] | None = None,
+        segment_ids: Tensor | None = None,
     ) -> Tensor:
         """q, v (B, H, n, d), k (B, H, n, c) -> (B, H, n, d); see ``InnerAttention``."""
         if torch.jit.is_scripting():
-            if self.causal or key_padding_mask is not None or query_padding_mask is not None:
-                raise ValueError("causal is True or a mask is given; allowed in TorchScript: neither")
+            masked = key_padding_mask is not None or query_padding_mask is not None
+            if self.causal or masked or segment_ids is not None:
+                raise ValueError("causal is True, or a mask or segment_ids are given; allowed in TorchScript: neither")
             query = None if q is None else merge_heads(q)
             values = merge_heads(drop_sources(v, dropout_p))
             return split_heads(self._in_torchscript(query, merge_heads(k), values, spatial_shape), v.shape[1])
-        return self._call(q, k, v, key_padding_mask, query_padding_mask, dropout_p, spatial_shape)
+        return self._call(q, k, v, key_padding_mask, query_padding_mask, dropout_p, spatial_shape, segment_ids)
 
     @torch.jit.unused
     def _call(
@@ -54,9 +56,10 @@ class DaftAttention(OpAttention):
         query_padding_mask: Tensor | None,
         dropout_p: float,
         spatial_shape: tuple[int, int] | None,
+        segment_ids: Tensor | None,
     ) -> Tensor:
         masks = key_padding_mask, query_padding_mask
-        return super().forward(q, k, v, *masks, dropout_p, spatial_shape=spatial_shape)
+        return super().forward(q, k, v, *masks, dropout_p, segment_ids, spatial_shape=spatial_shape)
 
     def apply_op(self, q: Tensor | None, k: Tensor, v: Tensor, **arguments: Any) -> Any:
         """``op`` of q, k and v (B, H, n, c), whose heads it gets side by side."""
@@ -87,6 +90,7 @@ class DaftAttention(OpAttention):
         v: Tensor,
         key_padding_mask: Tensor | None = None,
         query_padding_mask: Tensor | None = None,
+        segment_ids: Tensor | None = None,
         **inputs: Any,
     ) -> Tensor:
         """exp(w + k) over its sum, (B, H, n, n), without the query's gate; the mean over channels that have own keys.
@@ -94,7 +98,7 @@ class DaftAttention(OpAttention):
         Where a head has one key for each token, map @ v is ``forward`` before the gate.
         """
         masks = {"key_padding_mask": key_padding_mask, "query_padding_mask": query_padding_mask}
-        inputs = self._needed(inputs)
+        inputs = {**self._needed(inputs), **self.packing(segment_ids)}
         kinds = [k] if k.shape[-1] == 1 else [key.expand_as(k) for key in k.split(1, dim=-1)]  # of each channel alone
         maps = [implied_map(lambda values, k=kind: self._weighed(k, values, masks, inputs), v) for kind in kinds]
         return torch.stack(maps).mean(0)
@@ -103,8 +107,8 @@ class DaftAttention(OpAttention):
         """``apply_op`` without queries."""
         return self.apply_op(None, k, v, **masks, **inputs)
 
-    def recorded_keys(self, k: Tensor) -> Tensor:
-        """What ``record_keys`` keeps of a call: a copy of k (B, H, n, c)."""
+    def recorded_keys(self, k: Tensor, segment_ids: Tensor | None = None) -> Tensor:
+        """What ``record_keys`` keeps of a call: a copy of k (B, H, n, c), whatever documents they are of."""
         return k.clone()
 
 

@@ -51,6 +51,10 @@ class ForgetAttention(InnerAttention):
         self.needs = inner.needs | {"x"}
         self.gate = ForgetGate(forget, num_heads * head_dim, num_heads, inner.key_features(head_dim))
 
+    def packs_documents(self) -> bool:
+        """Whether the inner attention takes ``segment_ids``."""
+        return self.inner.packs_documents()
+
     def projections(self, head_dim: int) -> dict[str, int]:
         """Those of the inner attention."""
         return self.inner.projections(head_dim)

@@ -144,11 +144,12 @@ class OutputGateAttention(OpAttention):
         v: Tensor,
         key_padding_mask: Tensor | None = None,
         query_padding_mask: Tensor | None = None,
+        segment_ids: Tensor | None = None,
         **inputs: Any,
     ) -> Tensor:
         """The implied map (B, H, n, n) of ``op``; ``finished(map @ v, x)`` is ``forward``."""
         masks = {"key_padding_mask": key_padding_mask, "query_padding_mask": query_padding_mask}
-        of_op = self._x_of_op(self._needed(inputs).get("x"))
+        of_op = {**self._x_of_op(self._needed(inputs).get("x")), **self.packing(segment_ids)}
         return implied_map(lambda values: self.operate(*self.operands(q, k, values), **masks, **of_op), v)
 
     def _finishes(self) -> bool:

@@ -161,5 +161,7 @@ def _observed(call: Callable, record: Callable[[dict[str, Any]], NamedTuple], re
 def _call(method: Callable, inputs: dict[str, Any]) -> Any:
     """``method`` of those ``inputs`` that it takes."""
     taken = inspect.signature(method).parameters
+    if inputs.get("segment_ids") is not None and "segment_ids" not in taken:
+        raise ValueError("segment_ids is given; allowed for what is recorded here: one document in each row")
     names = {*taken, *(INPUTS if any(one.kind is one.VAR_KEYWORD for one in taken.values()) else ())}
     return method(**{name: x for name, x in inputs.items() if name in names})

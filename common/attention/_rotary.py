@@ -5,9 +5,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..modules.rotary import check_even, rotate, token_positions
+from ..modules.rotary import check_even, document_positions, rotate
 from ..ops.shared.checks import check_both_masks, check_padding_mask, check_query_key_value
 from ..ops.shared.reference_tools import rotated
+from ..ops.shared.segments import find_documents
 from ..ops.shared.state import State, state_entry
 from ._base import InnerAttention
 from ._short_conv import ShortConvAttention
@@ -56,15 +57,16 @@ class RotaryAttention(InnerAttention):
         **inputs: Any,
     ) -> Tensor:
         """q (B, H, n, d), k (B, H, m, d), v (B, H, m, e) -> (B, H, n, e); see ``InnerAttention``."""
-        one_sequence = self.causal or "cross" not in self.supports
+        one_sequence, segment_ids = self.causal or "cross" not in self.supports, inputs.get("segment_ids")
         check_query_key_value(q, k, v, one_sequence)
         check_padding_mask("key_padding_mask", key_padding_mask, k)
         check_padding_mask("query_padding_mask", query_padding_mask, q)
         if not one_sequence:
             check_both_masks(key_padding_mask, query_padding_mask)
         before = None if self.context is None else self.context.before
-        q = rotate(q, token_positions(q, key_padding_mask if one_sequence else query_padding_mask, before))
-        k = rotate(k, token_positions(k, key_padding_mask, before))
+        query_mask = key_padding_mask if one_sequence else query_padding_mask
+        q = rotate(q, document_positions(q, query_mask, before, segment_ids, None))
+        k = rotate(k, document_positions(k, key_padding_mask, before, segment_ids, None))
         return self.inner(q, k, v, key_padding_mask, query_padding_mask, dropout_p, **inputs)
 
     def extend(
@@ -79,15 +81,24 @@ class RotaryAttention(InnerAttention):
         """The next tokens' outputs (B, H, n, e) and the state after them."""
         check_query_key_value(q, k, v, one_length=True)
         check_padding_mask("padding_mask", padding_mask, q)
+        segment_ids = inputs.get("segment_ids")
         if state is None:
             before = torch.zeros(q.shape[0], dtype=torch.long, device=q.device)
         else:
             before = state_entry(state, "rotary_count", 1, q)
             state = {name: tensor for name, tensor in state.items() if name != "rotary_count"}
-        positions = token_positions(q, padding_mask, before)
-        out, state = self.inner.extend(rotate(q, positions), rotate(k, positions), v, padding_mask, state, **inputs)
-        new = q.shape[2] if padding_mask is None else (~padding_mask).sum(1)
-        return out, {**state, "rotary_count": before + new}
+        positions = document_positions(q, padding_mask, before, segment_ids, state)
+        if segment_ids is None:
+            count = before + (q.shape[2] if padding_mask is None else (~padding_mask).sum(1))
+        else:
+            count = find_documents(segment_ids, padding_mask, state, q).counts(before)
+        q, k = rotate(q, positions), rotate(k, positions)
+        out, state = self.inner.extend(q, k, v, padding_mask, state, **inputs)
+        return out, {**state, "rotary_count": count}
+
+    def packs_documents(self) -> bool:
+        """Whether the inner attention takes ``segment_ids``."""
+        return self.inner.packs_documents()
 
     def projections(self, head_dim: int) -> dict[str, int]:
         """Those of the inner attention."""

@@ -10,6 +10,7 @@ from ..ops.shared.checks import ArgumentError, check_padding_mask, check_positiv
 from ..ops.shared.padding import either_mask
 from ..ops.shared.precision import compute_dtype
 from ..ops.shared.reference_tools import either_padding
+from ..ops.shared.segments import Documents, find_documents
 from ..ops.shared.state import State, split_state, state_of_sums
 from ._base import InnerAttention
 from ._options import AttentionOptions, count
@@ -68,6 +69,10 @@ class ShortConvAttention(InnerAttention):
         for name in _NAMES:
             setattr(self, f"{name}_conv", ShortConv(num_heads, channels[name], taps) if name in channels else None)
 
+    def packs_documents(self) -> bool:
+        """Whether the inner attention takes ``segment_ids``."""
+        return self.inner.packs_documents()
+
     def projections(self, head_dim: int) -> dict[str, int]:
         """Those of the inner attention."""
         return self.inner.projections(head_dim)
@@ -87,16 +92,18 @@ class ShortConvAttention(InnerAttention):
         check_padding_mask("key_padding_mask", key_padding_mask, v)
         check_padding_mask("query_padding_mask", query_padding_mask, v)
         masks = (either_mask(query_padding_mask, key_padding_mask), key_padding_mask, key_padding_mask)
-        convolved = (
-            x if conv is None else self._convolved(conv, x, mask)
-            for conv, x, mask in zip(self._convs(), (q, k, v), masks)
-        )
+        segment_ids = inputs.get("segment_ids")
+        documents = [None if segment_ids is None else find_documents(segment_ids, mask, None, v) for mask in masks]
+        each = zip(self._convs(), (q, k, v), masks, documents)
+        convolved = (x if conv is None else self._convolved(conv, x, mask, found) for conv, x, mask, found in each)
         return self.inner(*convolved, key_padding_mask, query_padding_mask, dropout_p, **inputs)
 
-    def _convolved(self, conv: ShortConv, x: Tensor, padding_mask: Tensor | None) -> Tensor:
+    def _convolved(
+        self, conv: ShortConv, x: Tensor, padding_mask: Tensor | None, documents: Documents | None
+    ) -> Tensor:
         """x (B, H, n, c) of a whole sequence, or of this process's part of one, after ``conv``."""
         if self.context is None:
-            return conv(x, padding_mask)[0]
+            return conv(x, padding_mask, None, documents)[0]
 
         def after(tensors: tuple[Tensor], mask: Tensor | None, state: State | None) -> tuple[Tensor, State]:
             y, last = conv(*tensors, mask, None if state is None else state["last"])
@@ -120,11 +127,13 @@ class ShortConvAttention(InnerAttention):
         shapes = {_entry(x): conv.state_shape(len(v)) for x, conv in convs.items() if conv is not None}
         before, rest = split_state(state, shapes)
         before = state_of_sums(before, shapes, compute_dtype(v), v) or {}
+        segment_ids = inputs.get("segment_ids")
+        documents = None if segment_ids is None else find_documents(segment_ids, padding_mask, rest, v)
         convolved, after = {"q": q, "k": k, "v": v}, {}
         for name, conv in convs.items():
             if conv is not None:
                 entry = _entry(name)
-                convolved[name], after[entry] = conv(convolved[name], padding_mask, before.get(entry))
+                convolved[name], after[entry] = conv(convolved[name], padding_mask, before.get(entry), documents)
         out, rest = self.inner.extend(**convolved, padding_mask=padding_mask, state=rest, **inputs)
         return out, {**rest, **after}
 

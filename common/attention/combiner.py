@@ -1,6 +1,7 @@
 """Combiner's attention with learned row summaries: the sparse baseline of FLASH's tables."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -11,6 +12,7 @@ from ..ops.combiner.reference import combiner_attention_reference, row_attention
 from ..ops.shared.checks import check_padding_mask, check_query_key_value, check_tokens
 from ..ops.shared.implied_map import implied_map
 from ..ops.shared.kv_cache import extend_kv_cache
+from ..ops.shared.packed import attend_by_document
 from ..ops.shared.padding import zero_padded_tokens, zero_padding
 from ..ops.shared.reference_tools import by_head, cleared, rotated, side_by_side
 from ..ops.shared.state import State
@@ -68,11 +70,18 @@ class CombinerAttention(OpAttention):
         query_padding_mask: Tensor | None,
         initial_state: State | None = None,
         return_state: bool = False,
+        segment_ids: Tensor | None = None,
     ) -> Any:
         """``op`` of tokens that are rotated by position, and of the summaries of their rows."""
         self._check(q, k, v, x)
         check_padding_mask("key_padding_mask", key_padding_mask, k)
         check_padding_mask("query_padding_mask", query_padding_mask, q)
+        if segment_ids is not None:
+            masks = {"key_padding_mask": key_padding_mask, "query_padding_mask": query_padding_mask}
+            tokens = {"q": q, "k": k, "v": v, "x": x}
+            return attend_by_document(
+                partial(self._document, return_state), tokens, segment_ids, masks, initial_state, return_state
+            )
         if not return_state:
             return self._whole(q, k, v, x, key_padding_mask, query_padding_mask)
         tokens = {"q": q, "k": k, "v": v, "x": x.unsqueeze(1).to(q.dtype)}
@@ -81,6 +90,10 @@ class CombinerAttention(OpAttention):
         seen = [state[name].to(q.dtype) for name in tokens]
         padding = state["padding_mask"]
         return self._whole(*seen[:3], seen[3].squeeze(1), padding, padding)[:, :, -q.shape[2] :], state
+
+    def _document(self, return_state: bool, masks: dict[str, Any], state: State | None, **tokens: Tensor) -> Any:
+        """``apply_op`` of rows of one document each."""
+        return self.apply_op(**tokens, **masks, initial_state=state, return_state=return_state)
 
     def _whole(
         self,
@@ -119,11 +132,14 @@ class CombinerAttention(OpAttention):
         v: Tensor,
         key_padding_mask: Tensor | None = None,
         query_padding_mask: Tensor | None = None,
+        segment_ids: Tensor | None = None,
         *,
         x: Tensor,
     ) -> Tensor:
         """As in ``OpAttention``; the keys of summaries, which depend on v, are those of the call."""
         self._check(q, k, v, x)
+        if segment_ids is not None:
+            raise ValueError("segment_ids is given; allowed for the map of combiner: one document in each row")
         return implied_map(lambda weighed: self._whole(q, k, v, x, key_padding_mask, query_padding_mask, weighed), v)
 
     def apply_reference(

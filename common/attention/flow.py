@@ -86,18 +86,19 @@ class FlowAttention(OpAttention):
         query_padding_mask: Tensor | None = None,
         dropout_p: float = 0.0,
         log_decay: Tensor | None = None,
+        segment_ids: Tensor | None = None,
     ) -> Tensor:
         """q (B, H, n, d), k (B, H, m, d), v (B, H, m, e) -> (B, H, n, e); see ``InnerAttention``.
 
         ``log_decay``, causal: see ``common.ops.flow_attention``.
         """
         if torch.jit.is_scripting():
-            if self.causal:
-                raise ValueError("causal is True; allowed in TorchScript: causal=False")
+            if self.causal or segment_ids is not None:
+                raise ValueError("causal is True or segment_ids is given; allowed in TorchScript: neither")
             check_both_masks(key_padding_mask, query_padding_mask)
             v = drop_sources(v, dropout_p)
             return flow_attention_in_graph(q, k, v, key_padding_mask, query_padding_mask, self._flow_options)
-        return self._call(q, k, v, key_padding_mask, query_padding_mask, dropout_p, log_decay)
+        return self._call(q, k, v, key_padding_mask, query_padding_mask, dropout_p, log_decay, segment_ids)
 
     @torch.jit.unused
     def _call(
@@ -109,8 +110,10 @@ class FlowAttention(OpAttention):
         query_padding_mask: Tensor | None,
         dropout_p: float,
         log_decay: Tensor | None,
+        segment_ids: Tensor | None,
     ) -> Tensor:
-        return super().forward(q, k, v, key_padding_mask, query_padding_mask, dropout_p, log_decay=log_decay)
+        masks = key_padding_mask, query_padding_mask
+        return super().forward(q, k, v, *masks, dropout_p, segment_ids, log_decay=log_decay)
 
     def weights(
         self,
@@ -120,11 +123,14 @@ class FlowAttention(OpAttention):
         query_padding_mask: Tensor | None = None,
         state: State | None = None,
         log_decay: Tensor | None = None,
+        segment_ids: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Competition (B, H, m) and allocation (B, H, n) weights, after ``state`` when decoding.
 
-        See ``common.ops.flow_attention_weights``.
+        See ``common.ops.flow_attention_weights``. ``segment_ids`` are a ValueError: record each document by itself.
         """
+        if segment_ids is not None:
+            raise ValueError("segment_ids is given; allowed with competition and allocation: one document in each row")
         masks = {"key_padding_mask": key_padding_mask, "query_padding_mask": query_padding_mask}
         gates = {"initial_state": state, "log_decay": log_decay}
         return flow_attention_weights(q, k, causal=self.causal, **gates, **masks, **self.options.as_dict())

@@ -99,11 +99,13 @@ class GatedDeltaAttention(OutputGateAttention):
         v: Tensor,
         key_padding_mask: Tensor | None = None,
         query_padding_mask: Tensor | None = None,
+        segment_ids: Tensor | None = None,
         *,
         x: Tensor,
     ) -> Tensor:
         """The implied map (B, H, n, n) of values after their activation; norm and gate of outputs follow it."""
         given = {"key_padding_mask": key_padding_mask, "query_padding_mask": query_padding_mask, "x": x}
+        given |= self.packing(segment_ids)
         return implied_map(lambda values: self.operate(q, k, values, **given, v_activation="none"), v)
 
     def _gates(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, key_padding_mask: Tensor | None) -> dict[str, Tensor]:

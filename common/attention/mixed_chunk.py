@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..modules.rotary import check_even, cos_and_sin, rotate_by, token_positions
+from ..modules.rotary import check_even, cos_and_sin, document_positions, rotate_by
 from ..ops.mixed_chunk import mixed_chunk_attention
 from ..ops.mixed_chunk.reference import mixed_chunk_attention_reference
 from ..ops.shared.checks import check_padding_mask, check_query_key_value
@@ -65,6 +65,7 @@ class MixedChunkAttention(OpAttention):
         log_decay: Tensor | None = None,
         initial_state: State | None = None,
         return_state: bool = False,
+        segment_ids: Tensor | None = None,
     ) -> Any:
         """``op`` of the queries and keys of both terms, which are rotated by position."""
         self._check_heads(q, k, v)
@@ -73,8 +74,10 @@ class MixedChunkAttention(OpAttention):
         # What stands in padding must not reach the gradients of the scales.
         q, k = zero_padding(zero_padding(q, query_padding_mask), key_padding_mask), zero_padding(k, key_padding_mask)
         before = None if initial_state is None else state_entry(initial_state, "count", 1, q)
-        heads = self._queries_and_keys(q, k, token_positions(q, key_padding_mask, before))
+        positions = document_positions(q, key_padding_mask, before, segment_ids, initial_state)
+        heads = self._queries_and_keys(q, k, positions)
         further = {"log_decay": log_decay, "initial_state": initial_state, "return_state": return_state}
+        further |= self.packing(segment_ids)
         out = super().apply_op(*heads, v, key_padding_mask=key_padding_mask, **further)
         if return_state:
             return zero_padding(out[0], query_padding_mask), out[1]

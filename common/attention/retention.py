@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..modules.rotary import check_even, cos_and_sin, rotate_by, token_positions
+from ..modules.rotary import check_even, cos_and_sin, document_positions, rotate_by
 from ..ops.retention import DECAYS, retention_attention
 from ..ops.retention.reference import retention_attention_reference
 from ..ops.shared.checks import check_padding_mask, check_query_key_value
@@ -71,8 +71,9 @@ class RetentionAttention(OutputGateAttention):
         if self.options.rotary:
             check_query_key_value(q, k, v, one_length=True)
             check_padding_mask("key_padding_mask", key_padding_mask, k)
-            state = arguments.get("initial_state")
-            positions = token_positions(k, key_padding_mask, state_entry(state, "count", 1, q) if state else None)
+            state, segment_ids = arguments.get("initial_state"), arguments.get("segment_ids")
+            before = state_entry(state, "count", 1, q) if state else None
+            positions = document_positions(k, key_padding_mask, before, segment_ids, state)
             rotation = cos_and_sin(positions, q.shape[-1], q.dtype)
             if q.shape[2] == 1:  # fewer calls
                 q, k = rotate_by(torch.stack((q, k)), *rotation).unbind()

@@ -30,7 +30,8 @@ class SoftmaxAttention(OpAttention):
         key_padding_mask: Tensor | None = None,
         query_padding_mask: Tensor | None = None,
         dropout_p: float = 0.0,
+        segment_ids: Tensor | None = None,
     ) -> Tensor:
         """q (B, H, n, d), k (B, H, m, d), v (B, H, m, e) -> (B, H, n, e); dropout is that of single weights."""
         masks = {"key_padding_mask": key_padding_mask, "query_padding_mask": query_padding_mask}
-        return self.apply_op(*self.operands(q, k, v), **masks, dropout_p=dropout_p)
+        return self.apply_op(*self.operands(q, k, v), **masks, **self.packing(segment_ids), dropout_p=dropout_p)

@@ -20,6 +20,7 @@ from ..ops.shared.checks import (
 )
 from ..ops.shared.formed_again import FormAgain, forming_again
 from ..ops.shared.implied_map import implied_map
+from ..ops.shared.packed import attend_by_document
 from ..ops.shared.padding import zero_padded_tokens
 from ..ops.shared.relative_bias import resize_toeplitz
 from ..ops.shared.score_kernels import SCORE_KERNELS
@@ -29,7 +30,7 @@ from .forget_gate import FORGETS, NONE, ForgetGate
 from .norms import build_norm
 from .relative_bias import RELATIVE_BIASES, ToeplitzBias, relative_bias
 from .remembered_options import RemembersOptions
-from .rotary import check_even, cos_and_sin, rotate_by, token_positions
+from .rotary import check_even, cos_and_sin, document_positions, rotate_by
 from .silu import silu_parts
 
 
@@ -189,8 +190,10 @@ class GatedAttentionUnit(RemembersOptions):
             if part is not None:
                 part.reset_parameters()
 
-    def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, padding_mask: Tensor | None = None, segment_ids: Tensor | None = None) -> Tensor:
         """x (B, n, d), ``padding_mask`` bool (B, n) with True = padding, on any side -> (B, n, d).
+
+        ``segment_ids`` (B, n), integers that never decrease along a row, are its documents, none of which sees another.
 
         A padded token's output is its input plus what W_o's bias makes of zeros, and with ``separate_ffn`` what that
         makes of it; it never touches a real token.
@@ -198,41 +201,55 @@ class GatedAttentionUnit(RemembersOptions):
         Raises:
             ValueError: a mask that does not fit, or more real tokens than a ``toeplitz`` bias of FLASH-Quad reaches.
         """
-        return self._attend(x, padding_mask, None, False)[0]
+        return self._attend(x, padding_mask, None, False, segment_ids)[0]
 
-    def extend(self, x: Tensor, padding_mask: Tensor | None = None, state: State | None = None) -> tuple[Tensor, State]:
+    def extend(
+        self,
+        x: Tensor,
+        padding_mask: Tensor | None = None,
+        state: State | None = None,
+        segment_ids: Tensor | None = None,
+    ) -> tuple[Tensor, State]:
         """The next tokens' outputs and the state after them; arguments as in ``forward``, ``state`` None to start.
 
         Every tensor of the state has the batch first. It does not grow with a chunk size; O(n) otherwise.
         """
         if not self.causal:
             raise ValueError("causal is False; allowed for extend: a unit built with causal=True")
-        return self._attend(x, padding_mask, state, True)
+        return self._attend(x, padding_mask, state, True, segment_ids)
 
-    def recorded_map(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+    def recorded_map(self, x: Tensor, padding_mask: Tensor | None = None, segment_ids: Tensor | None = None) -> Tensor:
         """What ``record_attention(model, maps=True)`` keeps: the map (B, H, n, n) of V, before the gate U.
 
         Without attention dropout. Costs n / (e / H) calls of the attention and O(n²) memory: for short inputs.
         """
         normed = self.norm(x)
         *_, v, z = (F.silu(part) for part in self.in_proj(normed).split(self.widths, dim=-1))
-        heads = self._queries_and_keys(z, self._rotation(z, padding_mask, None))
+        heads = self._queries_and_keys(z, self._rotation(z, padding_mask, None, segment_ids))
         op = self._quadratic if self.chunk_size is None else self._mixed_chunk
-        whole = {**self._gates(normed, padding_mask), "initial_state": None, "return_state": False}
+        whole = {"initial_state": None, "return_state": False, "segment_ids": segment_ids}
+        whole |= self._gates(normed, padding_mask)
         return implied_map(lambda values: op(heads, values, padding_mask, **whole), self._split_heads(v))
 
     def _attend(
-        self, x: Tensor, padding_mask: Tensor | None, state: State | None, return_state: bool
+        self,
+        x: Tensor,
+        padding_mask: Tensor | None,
+        state: State | None,
+        return_state: bool,
+        segment_ids: Tensor | None,
     ) -> tuple[Tensor, State | None]:
         if x.dim() != 3 or x.shape[2] != self.dim:
             raise ValueError(f"x has shape {tuple(x.shape)}; allowed: (batch, tokens, {self.dim})")
         check_padding_mask("padding_mask", padding_mask, x.unsqueeze(1))
+        if segment_ids is not None and self.context is not None:
+            raise ValueError("segment_ids is given; allowed where several processes hold one sequence: None")
         with forming_again(x) as form_again:
             normed = self.norm(x)
             form_again([normed], lambda x, *_: [self.norm(x)], x, *self.norm.parameters())
             hidden = self.in_proj(normed)
             *gate, v, z = silu_parts(hidden, self.widths)
-            rotation = self._rotation(z, padding_mask, state)
+            rotation = self._rotation(z, padding_mask, state, segment_ids)
             heads, v = self._queries_and_keys(z, rotation), self._split_heads(v)
 
             # Without the types of what it gives: torch.compile of torch 2.6 takes no function inside another with them.
@@ -249,7 +266,8 @@ class GatedAttentionUnit(RemembersOptions):
             if self.context is not None and not return_state:
                 out = self._attend_part(heads, v, padding_mask, gates)
             else:
-                out = op(heads, v, padding_mask, **gates, initial_state=state, return_state=return_state)
+                further = {"initial_state": state, "return_state": return_state, "segment_ids": segment_ids}
+                out = op(heads, v, padding_mask, **gates, **further)
             out, state = out if return_state else (out, None)
             out = out.transpose(1, 2).flatten(2)  # (B, H, n, e/H) -> (B, n, e)
             if self.gate:
@@ -305,11 +323,14 @@ class GatedAttentionUnit(RemembersOptions):
     def _split_heads(self, v: Tensor) -> Tensor:
         return v.unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (B, n, e) -> (B, H, n, e/H)
 
-    def _rotation(self, z: Tensor, padding_mask: Tensor | None, state: State | None) -> tuple[Tensor, Tensor] | None:
+    def _rotation(
+        self, z: Tensor, padding_mask: Tensor | None, state: State | None, segment_ids: Tensor | None
+    ) -> tuple[Tensor, Tensor] | None:
         """What queries and keys of z (B, n, s) are rotated by, to fit (B, R, H, n, s)."""
         if not self.rotary:
             return None
-        positions = token_positions(z[:, None], padding_mask, self._count(state, z))  # (n,) or (B, 1, n)
+        # (n,) or (B, 1, n)
+        positions = document_positions(z[:, None], padding_mask, self._count(state, z), segment_ids, state)
         return cos_and_sin(positions if positions.dim() == 1 else positions[:, None], z.shape[-1], self.gamma.dtype)
 
     def _queries_and_keys(self, z: Tensor, rotation: tuple[Tensor, Tensor] | None) -> tuple[Tensor, ...]:
@@ -328,10 +349,31 @@ class GatedAttentionUnit(RemembersOptions):
             return (~state_entry(state, "padding_mask", 2, z)).sum(1)
         return state_entry(state, "count", 1, z)
 
-    def _quadratic(self, heads: tuple[Tensor, ...], v: Tensor, padding_mask: Tensor | None, **state) -> Tensor:
+    def _quadratic(
+        self,
+        heads: tuple[Tensor, ...],
+        v: Tensor,
+        padding_mask: Tensor | None,
+        segment_ids: Tensor | None = None,
+        **state: Any,
+    ) -> Any:
+        if segment_ids is not None:
+            return self._quadratic_by_document(heads, v, padding_mask, segment_ids, **state)
         bias = self._whole_bias(v, padding_mask, state["initial_state"])
         options = dict(causal=self.causal, divisor=self.divisor, kernel=self.kernel, first_softmax=self.first_softmax)
         return quadratic.gau_attention(*heads, v, bias=bias, key_padding_mask=padding_mask, **options, **state)
+
+    def _quadratic_by_document(
+        self, heads: tuple[Tensor, ...], v: Tensor, padding_mask: Tensor | None, segment_ids: Tensor, **state: Any
+    ) -> Any:
+        """``_quadratic`` of documents as rows, each with the bias of its own length."""
+
+        def call(masks: dict[str, Tensor | None], before: State | None, **tokens: Tensor) -> Any:
+            q, k, v = tokens.values()
+            return self._quadratic((q, k), v, masks["key_padding_mask"], **{**state, "initial_state": before})
+
+        tokens, masks = dict(zip(("q", "k", "v"), (*heads, v))), {"key_padding_mask": padding_mask}
+        return attend_by_document(call, tokens, segment_ids, masks, *state.values())
 
     def _whole_bias(self, v: Tensor, padding_mask: Tensor | None, state: State | None) -> Tensor | None:
         """The relative bias of v's tokens (B, H, n, e) and those of ``state``, as ``gau_attention`` takes it."""
@@ -349,7 +391,7 @@ class GatedAttentionUnit(RemembersOptions):
         reach = max(1, int((~padding).sum(1).max()))
         return resize_toeplitz(self.bias(reach), tokens)
 
-    def _mixed_chunk(self, heads: tuple[Tensor, ...], v: Tensor, padding_mask: Tensor | None, **further) -> Tensor:
+    def _mixed_chunk(self, heads: tuple[Tensor, ...], v: Tensor, padding_mask: Tensor | None, **further: Any) -> Any:
         reach = mixed_chunk.bias_reach(self.chunk_size, self.overlap)
         bias = None if self.bias is None else self.bias(reach)
         heads = heads if len(heads) == 4 else heads * 2

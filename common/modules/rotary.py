@@ -7,6 +7,8 @@ from torch import Tensor
 
 from ..ops.shared.checks import ArgumentError
 from ..ops.shared.padding import real_positions
+from ..ops.shared.segments import find_documents
+from ..ops.shared.state import State
 from ..ops.shared.tracing import runs_eagerly
 
 
@@ -81,3 +83,18 @@ def token_positions(x: Tensor, padding_mask: Tensor | None, count: Tensor | None
         return positions
     positions = positions[None] if padding_mask is None else real_positions(padding_mask)  # (1, n) or (B, n)
     return (positions if count is None else positions + count[:, None])[:, None]
+
+
+def document_positions(
+    x: Tensor, padding_mask: Tensor | None, count: Tensor | None, segment_ids: Tensor | None, state: State | None
+) -> Tensor:
+    """``token_positions`` in a document of ``segment_ids`` (B, n), if given, for x (B, H, n, c): (n,) or (B, 1, n).
+
+    ``count`` (B,) tokens of the document that ``state`` is of came before x.
+
+    Raises:
+        ValueError: ``segment_ids`` that do not fit x, or the state.
+    """
+    if segment_ids is None:
+        return token_positions(x, padding_mask, count)
+    return find_documents(segment_ids, padding_mask, state, x).positions(count)[:, None]

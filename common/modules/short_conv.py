@@ -7,6 +7,7 @@ from torch.nn import functional as F
 from ..ops.shared.padding import put_back, real_first, take, zero_padding
 from ..ops.shared.precision import autocast_off, compute_dtype
 from ..ops.shared.reference_tools import real_tokens
+from ..ops.shared.segments import Documents
 
 
 class ShortConv(nn.Module):
@@ -30,12 +31,17 @@ class ShortConv(nn.Module):
         nn.init.uniform_(self.weight, -bound, bound)
 
     def forward(
-        self, x: Tensor, padding_mask: Tensor | None = None, before: Tensor | None = None
+        self,
+        x: Tensor,
+        padding_mask: Tensor | None = None,
+        before: Tensor | None = None,
+        documents: Documents | None = None,
     ) -> tuple[Tensor, Tensor]:
         """x (B, H, n, c) -> y (B, H, n, c) in x's dtype, and the last taps - 1 real tokens (B, H, taps - 1, c).
 
         ``padding_mask`` is bool (B, n), True = padding, where y is 0. ``before`` are the last real tokens before x.
-        Both are float32, or float64 for such an x; None is the beginning of a sequence.
+        Both are float32, or float64 for such an x; None is the beginning of a sequence. With ``documents``, before the
+        first token of each there are zeros.
         """
         dtype, shape = compute_dtype(x), self.state_shape(x.shape[0])
         order = real_first(padding_mask)
@@ -43,11 +49,27 @@ class ShortConv(nn.Module):
         if before is None:
             before = real.new_zeros(shape)
         seen = torch.cat([before, real], dim=2)  # (B, H, taps - 1 + n, c)
+        last = _last(seen, padding_mask, shape[2])
+        if documents is not None:
+            y = put_back(self._of_documents(seen, order, documents), order).to(x.dtype)
+            return zero_padding(y, padding_mask), _of_last_document(last, documents)
         channels = seen.transpose(2, 3).flatten(1, 2)  # (B, H c, taps - 1 + n)
         with autocast_off(x):
             y = F.conv1d(channels, self.weight.to(dtype).flatten(0, 1).unsqueeze(1), groups=channels.shape[1])
         y = y.unflatten(1, self.weight.shape[:2]).transpose(2, 3).to(x.dtype)
-        return zero_padding(put_back(y, order), padding_mask), _last(seen, padding_mask, shape[2])
+        return zero_padding(put_back(y, order), padding_mask), last
+
+    def _of_documents(self, seen: Tensor, order: Tensor | None, documents: Documents) -> Tensor:
+        """y (B, H, n, c) of real tokens after those before, (B, H, taps - 1 + n, c), tap by tap."""
+        taps = self.weight.shape[-1]
+        # How many tokens of its document each one can look back to. Of earlier calls there are zeros, where too few.
+        back = documents.places + taps * documents.goes_on
+        back = (back if order is None else back.gather(1, order))[:, None, :, None]
+        weight, n, y = self.weight.to(seen.dtype), back.shape[2], 0
+        for j in range(taps):
+            tap = seen[:, :, taps - 1 - j : taps - 1 - j + n] * weight[:, None, :, -1 - j]
+            y = y + (tap if j == 0 else tap.masked_fill(back < j, 0.0))
+        return y
 
     def state_shape(self, batch: int) -> tuple[int, ...]:
         """Of the last real tokens: (B, H, taps - 1, c)."""
@@ -67,6 +89,14 @@ class ShortConv(nn.Module):
     def extra_repr(self) -> str:
         """Heads, channels and taps, for ``print(model)``."""
         return ", ".join(f"{name}={size}" for name, size in zip(("heads", "channels", "taps"), self.weight.shape))
+
+
+def _of_last_document(last: Tensor, documents: Documents) -> Tensor:
+    """``last`` (B, H, count, c), the last real tokens, with zeros for those of other documents than the last."""
+    count = last.shape[2]
+    own = documents.count + count * documents.last_goes_on
+    other = torch.arange(count, 0, -1, device=last.device) > own[:, None]  # (B, count)
+    return last.masked_fill(other[:, None, :, None], 0.0)
 
 
 def _last(seen: Tensor, padding_mask: Tensor | None, count: int) -> Tensor:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..shared.checks import check_padding_mask, check_positive_int, check_query_key_value
+from ..shared.packed import takes_segments
 from ..shared.padding import take
 from ..shared.precision import autocast_off
 from ..shared.window_softmax import (
@@ -23,6 +24,7 @@ from ..shared.window_softmax import (
 from .random_chunks import choose_chunks
 
 
+@takes_segments("q", "k", "v")
 def bigbird_attention(
     q: Tensor,
     k: Tensor,
@@ -32,6 +34,7 @@ def bigbird_attention(
     chunk_size: int,
     key_padding_mask: Tensor | None = None,
     query_padding_mask: Tensor | None = None,
+    segment_ids: Tensor | None = None,
 ) -> Tensor:
     """softmax(q·k / √d) v over some chunks of C = ``chunk_size`` tokens for each query, not causal.
 
@@ -45,6 +48,9 @@ def bigbird_attention(
     All heads have the same random chunks. What the paper calls a block is a chunk here: part of the model. In
     transformers both the last chunk and the random ones are those of the padded length, and in evaluation each random
     one is the first chunk once more.
+
+    ``segment_ids`` (B, n), integers that never decrease along a row: its documents, which do not see each other;
+    see ``shared/packed.py``.
 
     Raises:
         ValueError: a shape, mask or number that does not fit.

@@ -12,19 +12,30 @@ from torch import Tensor
 
 from ..shared.checks import check_padding_mask, check_positive_int, check_query_key_value
 from ..shared.chunks import split_chunks
+from ..shared.packed import takes_segments
 from ..shared.padding import put_back, real_first, take, zero_padding
 from ..shared.precision import autocast_off, compute_dtype
 from ..shared.score_kernels import score_kernel
 
 
+@takes_segments("q", "k", "v")
 def row_attention(
-    q: Tensor, k: Tensor, v: Tensor, *, row_length: int, key_padding_mask: Tensor | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    row_length: int,
+    key_padding_mask: Tensor | None = None,
+    segment_ids: Tensor | None = None,
 ) -> Tensor:
     """Softmax attention of every token to its whole row, later tokens included: the values of the row's summaries.
 
     R = ``row_length``: q and k (B, H, n, d), v (B, H, n, e) -> (B, H, n, e) in v's dtype.
     ``key_padding_mask``: bool (B, n), True = padding, on any side; rows count real tokens, a padded token gives 0.
     O(n R (d + e)) time, O(n R) memory.
+
+    ``segment_ids`` (B, n), integers that never decrease along a row: its documents, which do not see each other;
+    see ``shared/packed.py``.
 
     Raises:
         ValueError: a shape, dtype or mask that does not fit, or ``row_length`` below 1.
@@ -40,6 +51,7 @@ def row_attention(
     return zero_padding(out, key_padding_mask).to(v.dtype)
 
 
+@takes_segments("q", "k", "v", "summary_k", "summary_v")
 def combiner_attention(
     q: Tensor,
     k: Tensor,
@@ -50,12 +62,16 @@ def combiner_attention(
     row_length: int,
     causal: bool = False,
     key_padding_mask: Tensor | None = None,
+    segment_ids: Tensor | None = None,
 ) -> Tensor:
     """One softmax over the keys of a token's row and the summaries in its column, of the rows before or of all rows.
 
     Shapes as in ``row_attention``; ``summary_k`` (B, H, n, d) and ``summary_v`` (B, H, n, e) stand where their token
     does. Causal: a token sees its row up to itself, and the rows before. O(n (R + n / R) (d + e)) time, O(n (R + n /
     R)) memory: n √n at R = √n.
+
+    ``segment_ids`` (B, n), integers that never decrease along a row: its documents, which do not see each other;
+    see ``shared/packed.py``.
 
     Raises:
         ValueError: a shape, dtype or mask that does not fit, or ``row_length`` below 1.

@@ -19,6 +19,7 @@ from ..shared.checks import (
 from ..shared.chunks import CHUNK_SIZE
 from ..shared.feature_sums import causal_sums, full_sums, read_source, state_shapes, sums_of_source
 from ..shared.forgetting import check_log_decay, decay_of_real_tokens
+from ..shared.packed import takes_segments
 from ..shared.padding import either_mask, real_positions, zero_padding
 from ..shared.precision import autocast_off, compute_dtype, in_dtype
 from ..shared.state import State, check_continuation, state_of_sums
@@ -30,6 +31,7 @@ MAPS = ("relu", "elu+1")
 EPS = 1e-6
 
 
+@takes_segments("q", "k", "v", "log_decay")
 def cosformer_attention(
     q: Tensor,
     k: Tensor,
@@ -40,6 +42,7 @@ def cosformer_attention(
     causal: bool = False,
     key_padding_mask: Tensor | None = None,
     query_padding_mask: Tensor | None = None,
+    segment_ids: Tensor | None = None,
     phi: str = "relu",
     chunk_size: int = CHUNK_SIZE,
     initial_state: State | None = None,
@@ -60,6 +63,9 @@ def cosformer_attention(
 
     The authors' code has the length of the batch for M, so that padding and neighbours change its output and decoding
     does not give what the whole sequence gives.
+
+    ``segment_ids`` (B, n), integers that never decrease along a row: its documents, which do not see each other;
+    see ``shared/packed.py``.
 
     Raises:
         ValueError: a shape, mask, name or state that does not fit, a state or gates without ``causal``, one mask alone

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from ..shared.packed import takes_segments
 from ..shared.precision import autocast_off
 from ..shared.state import State, check_continuation, state_of_sums
 from . import conv_decoding
@@ -15,6 +16,7 @@ from .conv_centred import attend_centred, attend_raster
 from .heads import check_windowed, gate_heads, split_heads
 
 
+@takes_segments("q", "k", "v")
 def daft_conv(
     q: Tensor | None,
     k: Tensor,
@@ -24,6 +26,7 @@ def daft_conv(
     causal: bool = False,
     spatial_shape: Sequence[int] | None = None,
     key_padding_mask: Tensor | None = None,
+    segment_ids: Tensor | None = None,
     local_only: bool = False,
     initial_state: State | None = None,
     return_state: bool = False,
@@ -43,6 +46,9 @@ def daft_conv(
     tokens so far, ``k`` (B, h, window) and ``v`` (B, h, window, d / h) of the last of them, newest last, and of all
     before them ``mean`` (B, h, d / h) and ``log_weight`` (B, h): the quotient of the two sums, the second's logarithm,
     which stay those of no token with ``local_only``.
+
+    ``segment_ids`` (B, n), integers that never decrease along a row: its documents, which do not see each other;
+    see ``shared/packed.py``.
 
     Raises:
         ValueError: a shape, dtype, mask or state that does not fit; heads that do not divide d; an even window that is

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ..shared.checks import check_gate_key_value, check_padding_mask
 from ..shared.kv_cache import extend_kv_cache
+from ..shared.packed import takes_segments
 from ..shared.padding import padding_or_none, real_first, real_positions, take, zero_padded_tokens, zero_padding
 from ..shared.precision import autocast_off, autocast_remains, compute_dtype
 from ..shared.state import State, check_continuation
@@ -17,6 +18,7 @@ from .full_sequence import attend_to_all, exceeds_float32, whole_sequence
 PositionBias = Tensor | tuple[Tensor, Tensor]
 
 
+@takes_segments("q", "k", "v")
 def daft_full(
     q: Tensor | None,
     k: Tensor,
@@ -25,6 +27,7 @@ def daft_full(
     *,
     causal: bool = False,
     key_padding_mask: Tensor | None = None,
+    segment_ids: Tensor | None = None,
     initial_state: State | None = None,
     return_state: bool = False,
 ) -> Tensor | tuple[Tensor, State]:
@@ -44,6 +47,9 @@ def daft_full(
     ``initial_state`` and ``return_state`` (causal) continue a sequence: the state is its keys and values so far, ``k``
     and ``v`` (B, 1, m, d), and ``padding_mask`` (B, m), all of which the definition needs; it grows. One token after m
     others costs O(m (d + n)).
+
+    ``segment_ids`` (B, n), integers that never decrease along a row: its documents, which do not see each other;
+    see ``shared/packed.py``.
 
     Raises:
         ValueError: a shape, dtype, mask or state that does not fit, more tokens than ``w`` has, or a state without

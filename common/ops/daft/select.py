@@ -9,12 +9,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..shared.packed import takes_segments
 from ..shared.padding import put_back
 from ..shared.precision import autocast_off
 from .heads import align_heads, check_windowed, gate_heads, split_heads
 from .weighted_means import WeightedMean, empty_log_weight, exponentials, mean_of_sums, merge
 
 
+@takes_segments("q", "k", "v")
 def daft_select(
     q: Tensor | None,
     k: Tensor,
@@ -26,6 +28,7 @@ def daft_select(
     causal: bool = False,
     spatial_shape: Sequence[int] | None = None,
     key_padding_mask: Tensor | None = None,
+    segment_ids: Tensor | None = None,
 ) -> Tensor:
     """``daft_conv`` with filters that are ``bias`` at ``index`` and 0 elsewhere: heads select a neighbour (Eq. 11).
 
@@ -33,6 +36,9 @@ def daft_select(
     ``spatial_shape`` as in ``daft_conv``; index int64 (h,) into the flattened ``window``, which is a number of tokens
     or, for images, a pair (height, width), odd unless causal; bias (h,). A neighbour outside of the input, or padding,
     adds nothing. Cost: O(T d), causal O(T d log window), time, and O(T d) memory; no convolution.
+
+    ``segment_ids`` (B, n), integers that never decrease along a row: its documents, which do not see each other;
+    see ``shared/packed.py``.
 
     Raises:
         ValueError: a shape, dtype, mask or window that does not fit; an index outside of the window (not looked at

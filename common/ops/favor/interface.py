@@ -12,6 +12,7 @@ from ..shared.checks import check_padding_mask, check_positive_int, check_query_
 from ..shared.chunks import CHUNK_SIZE
 from ..shared.feature_sums import causal_sums, full_sums, read_source, state_shapes, sums_of_source
 from ..shared.forgetting import check_log_decay, decay_of_real_tokens
+from ..shared.packed import takes_segments
 from ..shared.padding import zero_padding
 from ..shared.precision import autocast_off, compute_dtype
 from ..shared.state import State, check_continuation, state_of_source, state_of_sums
@@ -20,6 +21,7 @@ from ..shared.state import State, check_continuation, state_of_source, state_of_
 _NONE = -1e30
 
 
+@takes_segments("q", "k", "v", "log_decay")
 def favor_attention(
     q: Tensor,
     k: Tensor,
@@ -30,6 +32,7 @@ def favor_attention(
     causal: bool = False,
     key_padding_mask: Tensor | None = None,
     query_padding_mask: Tensor | None = None,
+    segment_ids: Tensor | None = None,
     chunk_size: int = CHUNK_SIZE,
     initial_state: State | None = None,
     return_state: bool = False,
@@ -47,6 +50,9 @@ def favor_attention(
 
     Exponents are taken relative to their largest, which cancels: nothing overflows, and, causal, a token never depends
     on a later one. The README has what underflows, and the difference to the authors' code.
+
+    ``segment_ids`` (B, n), integers that never decrease along a row: its documents, which do not see each other;
+    see ``shared/packed.py``.
 
     Raises:
         ValueError: a shape, mask or state that does not fit, or a state or gates without ``causal``.

@@ -10,6 +10,7 @@ from torch import Tensor
 from ..shared.checks import check_both_masks, check_padding_mask, check_positive_int, check_query_key_value
 from ..shared.chunks import CHUNK_SIZE, chunk_length
 from ..shared.forgetting import check_log_decay
+from ..shared.packed import takes_segments
 from ..shared.padding import either_mask
 from ..shared.precision import autocast_off, compute_dtype
 from ..shared.state import State, check_continuation, state_of_sums
@@ -35,6 +36,7 @@ from .gpu import operator as causal_gpu_operator
 from .options import DEFAULTS, FlowOptions, check_competition, flow_options
 
 
+@takes_segments("q", "k", "v", "log_decay")
 def flow_attention(
     q: Tensor,
     k: Tensor,
@@ -44,6 +46,7 @@ def flow_attention(
     causal: bool = False,
     key_padding_mask: Tensor | None = None,
     query_padding_mask: Tensor | None = None,
+    segment_ids: Tensor | None = None,
     form: str = DEFAULTS.form,
     clamp: float | None = DEFAULTS.clamp,
     phi: str = DEFAULTS.phi,
@@ -90,6 +93,9 @@ def flow_attention(
 
     Cost: O(n d e) time; causal, O(n (C + d) + (n / C) d e) memory, nothing of size n x n. Sums and normalisers are
     float32 (float64 for float64 inputs) whatever the input, autocast included.
+
+    ``segment_ids`` (B, n), integers that never decrease along a row: its documents, which do not see each other;
+    see ``shared/packed.py``.
 
     Raises:
         ValueError: a shape, dtype, mask, name, clamp, chunk size or state that does not fit; a state or gates without

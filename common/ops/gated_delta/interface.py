@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..shared.checks import check_choice, check_padding_mask, check_positive_int, check_query_key_value
+from ..shared.packed import takes_segments
 from ..shared.padding import zero_padding
 from ..shared.precision import autocast_off, compute_dtype
 from ..shared.state import State, state_of_sums
@@ -27,6 +28,7 @@ _CHUNK_SIZE = 32
 _EPS = 1e-6
 
 
+@takes_segments("q", "k", "v", "beta", "log_decay")
 def gated_delta_attention(
     q: Tensor,
     k: Tensor,
@@ -37,6 +39,7 @@ def gated_delta_attention(
     causal: bool = True,
     key_padding_mask: Tensor | None = None,
     query_padding_mask: Tensor | None = None,
+    segment_ids: Tensor | None = None,
     qk_activation: str = "silu",
     qk_norm: str = "l2",
     v_activation: str = "silu",
@@ -53,6 +56,9 @@ def gated_delta_attention(
     padded query gives 0, a padded key neither adds, erases nor decays. Cost: O(n (C (C + d + e) + d e)) time and
     O(n (d + e) + (n / C) d e) memory with C = ``chunk_size``, which changes no result. ``initial_state`` and
     ``return_state`` continue a sequence: state ``memory`` (B, H, d, e), Sᵀ, float32.
+
+    ``segment_ids`` (B, n), integers that never decrease along a row: its documents, which do not see each other;
+    see ``shared/packed.py``.
 
     Raises:
         ValueError: a shape, mask, name, number or state that does not fit; ``causal=False``.

@@ -9,11 +9,13 @@ from torch.nn import functional as F
 from ..shared.channel_decay import channel_decayed_sums
 from ..shared.checks import check_padding_mask, check_positive_int, check_query_key_value, check_tokens
 from ..shared.chunks import CHUNK_SIZE
+from ..shared.packed import takes_segments
 from ..shared.padding import zero_padded_tokens, zero_padding
 from ..shared.precision import autocast_off, compute_dtype
 from ..shared.state import State, state_of_sums
 
 
+@takes_segments("q", "k", "v", "x")
 def gla_attention(
     q: Tensor,
     k: Tensor,
@@ -26,6 +28,7 @@ def gla_attention(
     causal: bool = True,
     key_padding_mask: Tensor | None = None,
     query_padding_mask: Tensor | None = None,
+    segment_ids: Tensor | None = None,
     temperature: float = 16.0,
     chunk_size: int = CHUNK_SIZE,
     initial_state: State | None = None,
@@ -39,6 +42,9 @@ def gla_attention(
     0, a padded key neither adds nor forgets. Cost: O(n d (C + e) + n r (D + H d)) time and O(n (d + e) log C +
     (n / C) d e) memory with C = ``chunk_size``, rounded up to a power of two. ``initial_state`` and ``return_state``
     continue a sequence: state ``sum_kv`` (B, H, d, e), float32.
+
+    ``segment_ids`` (B, n), integers that never decrease along a row: its documents, which do not see each other;
+    see ``shared/packed.py``.
 
     Raises:
         ValueError: a shape, mask, number or state that does not fit; ``causal=False``.

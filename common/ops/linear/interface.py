@@ -16,6 +16,7 @@ from ..shared.chunks import CHUNK_SIZE
 from ..shared.feature_maps import FEATURE_MAPS, real_features
 from ..shared.feature_sums import causal_sums, full_sums, read_source, state_shapes, sums_of_source
 from ..shared.forgetting import check_log_decay, decay_of_real_tokens
+from ..shared.packed import takes_segments
 from ..shared.padding import zero_padding
 from ..shared.precision import autocast_off, compute_dtype
 from ..shared.state import State, check_continuation, state_of_sums
@@ -27,6 +28,7 @@ EPS = 1e-6
 CUMULATIVE_SUMS = ("matmul", "scan")
 
 
+@takes_segments("q", "k", "v", "log_decay")
 def linear_attention(
     q: Tensor,
     k: Tensor,
@@ -36,6 +38,7 @@ def linear_attention(
     causal: bool = False,
     key_padding_mask: Tensor | None = None,
     query_padding_mask: Tensor | None = None,
+    segment_ids: Tensor | None = None,
     phi: str = "elu+1",
     chunk_size: int = CHUNK_SIZE,
     cumulative_sum: str = "matmul",
@@ -52,6 +55,9 @@ def linear_attention(
     by chunk; ``scan`` is n steps, one after the other, in O(n (d + e) + d e) memory (``chunk_size`` is not used then).
     ``log_decay`` (causal) makes both sums forget: before token t is added they are multiplied by exp(log_decay_t), with
     (B, H, n) as a whole, with (B, H, n, d) each channel of the keys by its own.
+
+    ``segment_ids`` (B, n), integers that never decrease along a row: its documents, which do not see each other;
+    see ``shared/packed.py``.
 
     Raises:
         ValueError: a shape, mask, name or state that does not fit, a state or gates without ``causal``, or gates with

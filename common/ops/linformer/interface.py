@@ -6,11 +6,13 @@ Wang, Li, Khabsa, Fang, Ma, *Linformer: Self-Attention with Linear Complexity*, 
 from torch import Tensor
 
 from ..shared.checks import check_padding_mask, check_query_key_value
+from ..shared.packed import takes_segments
 from ..shared.padding import real_first, take, zero_padding
 from ..shared.precision import autocast_off, compute_dtype
 from ..shared.token_counts import check_real_tokens
 
 
+@takes_segments("q", "k", "v")
 def linformer_attention(
     q: Tensor,
     k: Tensor,
@@ -20,6 +22,7 @@ def linformer_attention(
     *,
     key_padding_mask: Tensor | None = None,
     query_padding_mask: Tensor | None = None,
+    segment_ids: Tensor | None = None,
 ) -> Tensor:
     """softmax(q (Eᵀ k)ᵀ / √d) Fᵀ v, with E = ``key_rows`` and F = ``value_rows``, both (M, p), for all heads.
 
@@ -27,6 +30,9 @@ def linformer_attention(
     Every sum is of all keys, so there is no causal form. q (B, H, n, d), k (B, H, m, d), v (B, H, m, e) -> (B, H, n, e)
     in v's dtype. Masks: bool (B, m) and (B, n), True = padding; a padded query gives 0, a padded key is in no sum.
     Cost: O((n + m) p (d + e)) time, O(n p) memory.
+
+    ``segment_ids`` (B, n), integers that never decrease along a row: its documents, which do not see each other;
+    see ``shared/packed.py``.
 
     Raises:
         ValueError: a shape or mask that does not fit, or more than M real keys.

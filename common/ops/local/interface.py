@@ -8,10 +8,12 @@ the first, among tokens i, i + n / w, i + 2 n / w and so on: its published accur
 from torch import Tensor
 
 from ..shared.checks import check_positive_int
+from ..shared.packed import takes_segments
 from ..shared.state import State
 from ..shared.window_attention import WindowOptions, attend_in_window
 
 
+@takes_segments("q", "k", "v")
 def local_attention(
     q: Tensor,
     k: Tensor,
@@ -22,6 +24,7 @@ def local_attention(
     causal: bool = False,
     key_padding_mask: Tensor | None = None,
     query_padding_mask: Tensor | None = None,
+    segment_ids: Tensor | None = None,
     initial_state: State | None = None,
     return_state: bool = False,
 ) -> Tensor | tuple[Tensor, State]:
@@ -33,6 +36,9 @@ def local_attention(
     padding; windows and chunks count real keys, and a token that is padding, as a key or as a query, gives 0. Cost:
     O(n w (d + e)) time, O(n w) memory. ``initial_state`` and ``return_state`` (causal) continue a sequence: state
     ``count`` (B,), ``k`` (B, H, w, d), ``v`` (B, H, w, e), float32; O(w (d + e)) for a token.
+
+    ``segment_ids`` (B, n), integers that never decrease along a row: its documents, which do not see each other;
+    see ``shared/packed.py``.
 
     Raises:
         ValueError: a shape, mask, number or state that does not fit, or a state without ``causal``.

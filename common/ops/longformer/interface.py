@@ -6,10 +6,12 @@ Beltagy, Peters, Cohan, *Longformer: The Long-Document Transformer*, 2020, secti
 from torch import Tensor
 
 from ..shared.checks import check_positive_int
+from ..shared.packed import takes_segments
 from ..shared.state import State
 from ..shared.window_attention import WindowOptions, attend_in_window
 
 
+@takes_segments("q", "k", "v")
 def longformer_attention(
     q: Tensor,
     k: Tensor,
@@ -20,6 +22,7 @@ def longformer_attention(
     causal: bool = False,
     key_padding_mask: Tensor | None = None,
     query_padding_mask: Tensor | None = None,
+    segment_ids: Tensor | None = None,
     initial_state: State | None = None,
     return_state: bool = False,
 ) -> Tensor | tuple[Tensor, State]:
@@ -35,6 +38,9 @@ def longformer_attention(
 
     The paper projects global tokens to queries, keys and values of their own; here, as in the Long Range Arena's code,
     all projections are shared. Windows are not dilated: the paper has gaps in some heads of its upper layers.
+
+    ``segment_ids`` (B, n), integers that never decrease along a row: its documents, which do not see each other;
+    see ``shared/packed.py``.
 
     Raises:
         ValueError: a shape, mask, number or state that does not fit, or a state without ``causal``.

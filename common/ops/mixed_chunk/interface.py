@@ -11,6 +11,7 @@ from ..shared.checks import check_padding_mask, check_query_key_value
 from ..shared.forgetting import check_log_decay, decay_of_real_tokens
 from ..shared.heads import with_heads
 from ..shared.kv_cache import extend_kv_cache
+from ..shared.packed import takes_segments
 from ..shared.padding import zero_padding
 from ..shared.precision import autocast_off, compute_dtype
 from ..shared.relative_bias import check_bias
@@ -30,6 +31,7 @@ from .sequence import (
 )
 
 
+@takes_segments("q_quad", "k_quad", "q_lin", "k_lin", "v", "log_decay")
 def mixed_chunk_attention(
     q_quad: Tensor,
     k_quad: Tensor,
@@ -42,6 +44,7 @@ def mixed_chunk_attention(
     log_decay: Tensor | None = None,
     causal: bool = False,
     key_padding_mask: Tensor | None = None,
+    segment_ids: Tensor | None = None,
     kernel: str = "relu2",
     local: bool = True,
     linear: bool = True,
@@ -82,6 +85,9 @@ def mixed_chunk_attention(
             tensors with the one before. See ``decoding``. With ``overlap`` or ``chunk_summaries`` the state is every
             token so far, each input by its name in (B, H, m, s or e), and ``padding_mask`` (B, m), and a call computes
             the whole sequence.
+
+    ``segment_ids`` (B, n), integers that never decrease along a row: its documents, which do not see each other;
+    see ``shared/packed.py``.
 
     Raises:
         ValueError: a shape, dtype, mask, bias, name or state that does not fit; ``chunk_size`` below 1; both terms left

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..shared.checks import ArgumentError, check_padding_mask, check_positive_int, check_query_key_value
+from ..shared.packed import takes_segments
 from ..shared.padding import either_mask, put_back, real_first, real_positions, take, zero_padding
 from ..shared.precision import autocast_off, compute_dtype
 from ..shared.score_kernels import masked_softmax
@@ -18,6 +19,7 @@ from ..shared.score_kernels import masked_softmax
 MOST_ITERATIONS = 20
 
 
+@takes_segments("q", "k", "v")
 def nystrom_attention(
     q: Tensor,
     k: Tensor,
@@ -28,6 +30,7 @@ def nystrom_attention(
     iterations: int = 6,
     key_padding_mask: Tensor | None = None,
     query_padding_mask: Tensor | None = None,
+    segment_ids: Tensor | None = None,
 ) -> Tensor:
     """softmax(q k̃ᵀ) Z (softmax(q̃ kᵀ) v), with Z about the pseudoinverse of softmax(q̃ k̃ᵀ), and a convolution of v.
 
@@ -39,6 +42,9 @@ def nystrom_attention(
     Queries and keys are the same tokens, so one that is padding as a key is no query either, whatever the other mask
     says: a token that is padding by either gives 0 and is in no landmark of queries. Cost: O(n m (d + e) + m³ + n K e)
     time, O(n m + m²) memory.
+
+    ``segment_ids`` (B, n), integers that never decrease along a row: its documents, which do not see each other;
+    see ``shared/packed.py``.
 
     Raises:
         ValueError: a shape, mask or number that does not fit.

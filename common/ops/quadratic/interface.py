@@ -13,9 +13,10 @@ from torch.utils.checkpoint import checkpoint
 from ..shared.checks import check_choice, check_padding_mask, check_query_key_value
 from ..shared.heads import with_heads
 from ..shared.kv_cache import extend_kv_cache
+from ..shared.packed import takes_segments
 from ..shared.padding import padding_or_none, put_back, real_first, real_positions, take, zero_padding
 from ..shared.precision import autocast_off, compute_dtype
-from ..shared.relative_bias import bias_at, bias_rows, check_bias
+from ..shared.relative_bias import bias_at, bias_rows, check_bias, cut_bias
 from ..shared.score_kernels import SCORE_KERNELS, score_kernel
 from ..shared.state import State, check_continuation
 
@@ -23,6 +24,7 @@ from ..shared.state import State, check_continuation
 BLOCK_ROWS = 256
 
 
+@takes_segments("q", "k", "v", cut_bias=cut_bias)
 def gau_attention(
     q: Tensor,
     k: Tensor,
@@ -33,6 +35,7 @@ def gau_attention(
     divisor: float | None = None,
     key_padding_mask: Tensor | None = None,
     query_padding_mask: Tensor | None = None,
+    segment_ids: Tensor | None = None,
     kernel: str = "relu2",
     first_softmax: bool = False,
     initial_state: State | None = None,
@@ -54,6 +57,9 @@ def gau_attention(
         first_softmax: the first real token attends with softmax, whatever the kernel (not causal; fine-tuning).
         initial_state, return_state: continue a causal sequence. The state is every token so far, ``k``, ``v`` and
             ``padding_mask`` (B, m), so it grows; n is then the number of all tokens, m included, in ``bias``.
+
+    ``segment_ids`` (B, n), integers that never decrease along a row: its documents, which do not see each other;
+    see ``shared/packed.py``.
 
     Raises:
         ValueError: a shape, dtype, mask, bias, name or state that does not fit; a divisor that is not above 0;

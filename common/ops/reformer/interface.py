@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..shared.checks import check_padding_mask, check_positive_int, check_query_key_value
+from ..shared.packed import takes_segments
 from ..shared.padding import zero_padding
 from ..shared.precision import autocast_off, compute_dtype
 from ..shared.state import State, check_continuation, state_of_sums
@@ -16,6 +17,7 @@ from .hashes import buckets_of, codes_of, sorted_order
 from .rounds import attend_rounds, together
 
 
+@takes_segments("q", "v")
 def reformer_attention(
     q: Tensor,
     v: Tensor,
@@ -24,6 +26,7 @@ def reformer_attention(
     causal: bool = False,
     key_padding_mask: Tensor | None = None,
     query_padding_mask: Tensor | None = None,
+    segment_ids: Tensor | None = None,
     chunk_size: int = 64,
     initial_state: State | None = None,
     return_state: bool = False,
@@ -39,6 +42,9 @@ def reformer_attention(
     gives 0, and so does a token that is padding as a key. Cost: O(R n C (d + e + R) + R n D d + R n log n) time and
     O(R n C) memory. ``initial_state`` and ``return_state`` (causal) continue a sequence: state ``k`` and ``v``
     (B, H, R, 2D, C, d) and (..., e), float32, ``codes`` (..., R) and ``count`` (B, H, R, 2D).
+
+    ``segment_ids`` (B, n), integers that never decrease along a row: its documents, which do not see each other;
+    see ``shared/packed.py``.
 
     Raises:
         ValueError: a shape, mask or state that does not fit, or a state without ``causal``.

@@ -10,6 +10,7 @@ from torch import Tensor
 from ..shared.checks import check_choice, check_padding_mask, check_positive_int, check_query_key_value
 from ..shared.chunks import CHUNK_SIZE
 from ..shared.feature_sums import causal_sums, state_shapes
+from ..shared.packed import takes_segments
 from ..shared.padding import real_positions, zero_padding
 from ..shared.precision import autocast_off, compute_dtype
 from ..shared.state import State, state_of_sums
@@ -18,6 +19,7 @@ from ..shared.state import State, state_of_sums
 DECAYS = ("powers", "log_space")
 
 
+@takes_segments("q", "k", "v")
 def retention_attention(
     q: Tensor,
     k: Tensor,
@@ -26,6 +28,7 @@ def retention_attention(
     causal: bool = True,
     key_padding_mask: Tensor | None = None,
     query_padding_mask: Tensor | None = None,
+    segment_ids: Tensor | None = None,
     decays: str = "powers",
     score_norm: bool = True,
     chunk_size: int = CHUNK_SIZE,
@@ -41,6 +44,9 @@ def retention_attention(
     padded query gives 0, a padded key neither adds nor forgets. Cost: O(n (C + d) (d + e)) time, O(n C + (n / C) d e)
     memory with C = ``chunk_size``. ``initial_state`` and ``return_state`` continue a sequence: state ``sum_k``
     (B, H, d), ``sum_kv`` (B, H, d, e), float32, and ``count`` (B,), real tokens so far.
+
+    ``segment_ids`` (B, n), integers that never decrease along a row: its documents, which do not see each other;
+    see ``shared/packed.py``.
 
     Raises:
         ValueError: a shape, mask, name, number or state that does not fit; ``causal=False``.

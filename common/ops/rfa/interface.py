@@ -11,11 +11,13 @@ from ..shared.checks import check_padding_mask, check_positive_int, check_query_
 from ..shared.chunks import CHUNK_SIZE
 from ..shared.feature_sums import causal_sums, full_sums, read_source, state_shapes, sums_of_source
 from ..shared.forgetting import check_log_decay, decay_of_real_tokens
+from ..shared.packed import takes_segments
 from ..shared.padding import zero_padded_tokens, zero_padding
 from ..shared.precision import autocast_off, compute_dtype
 from ..shared.state import State, check_continuation, state_of_sums
 
 
+@takes_segments("q", "k", "v", "log_gate", "log_decay")
 def rfa_attention(
     q: Tensor,
     k: Tensor,
@@ -27,6 +29,7 @@ def rfa_attention(
     causal: bool = False,
     key_padding_mask: Tensor | None = None,
     query_padding_mask: Tensor | None = None,
+    segment_ids: Tensor | None = None,
     floor: float = 1.0,
     chunk_size: int = CHUNK_SIZE,
     initial_state: State | None = None,
@@ -43,6 +46,9 @@ def rfa_attention(
     changes no sum. Cost: O(n r (d + e)) time and, causal, O(n (C + r) + (n / C) r e) memory with C = ``chunk_size``.
     ``initial_state`` and ``return_state``
     (causal) continue a sequence: state ``sum_k`` (B, H, 2r), ``sum_kv`` (B, H, 2r, e), float32.
+
+    ``segment_ids`` (B, n), integers that never decrease along a row: its documents, which do not see each other;
+    see ``shared/packed.py``.
 
     Raises:
         ValueError: a shape, mask, number or state that does not fit; a state or a gate without ``causal``; both gates.
@@ -78,6 +84,7 @@ def rfa_attention(
     return (out, state) if return_state else out
 
 
+@takes_segments("q", "k", "v", "x")
 def rfa_gate_attention(
     q: Tensor,
     k: Tensor,
@@ -90,6 +97,7 @@ def rfa_gate_attention(
     causal: bool = True,
     key_padding_mask: Tensor | None = None,
     query_padding_mask: Tensor | None = None,
+    segment_ids: Tensor | None = None,
     floor: float = 0.01,
     chunk_size: int = CHUNK_SIZE,
     initial_state: State | None = None,
@@ -99,6 +107,9 @@ def rfa_gate_attention(
 
     x (B, n, D) are the tokens before their projection, ``gate_weight`` (H, D) and ``gate_bias`` (H,). Otherwise shapes,
     masks, state, cost and errors as in ``rfa_attention``, and ``causal=False`` is a ValueError.
+
+    ``segment_ids`` (B, n), integers that never decrease along a row: its documents, which do not see each other;
+    see ``shared/packed.py``.
     """
     check_query_key_value(q, k, v, one_length=True)
     check_padding_mask("key_padding_mask", key_padding_mask, k)

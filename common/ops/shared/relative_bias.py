@@ -71,3 +71,10 @@ def resize_toeplitz(bias: Tensor, tokens: int) -> Tensor:
     """A vector over distances (..., 2N-1) for another number of tokens: its middle, or zeros added on both sides."""
     missing = tokens - (bias.shape[-1] + 1) // 2
     return F.pad(bias, (missing, missing))
+
+
+def cut_bias(bias: Tensor, tokens: int, fewer: int) -> Tensor:
+    """The bias of ``tokens`` tokens, a vector or a matrix of them, for the first ``fewer``."""
+    if is_toeplitz(bias, tokens):
+        return bias[..., tokens - fewer : tokens + fewer - 1]
+    return bias[..., :fewer, :fewer]

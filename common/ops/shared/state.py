@@ -10,7 +10,10 @@ from .precision import in_dtype
 State = dict[str, Tensor]
 
 #: Entries of a state that count or mask tokens; all others are floating point.
-_ENTRY_DTYPES = {"count": torch.int64, "rotary_count": torch.int64, "codes": torch.int64, "padding_mask": torch.bool}
+_ENTRY_DTYPES = {
+    **dict.fromkeys(("count", "rotary_count", "codes", "segment_id"), torch.int64),
+    "padding_mask": torch.bool,
+}
 
 
 def check_continuation(causal: bool, initial_state: State | None, return_state: bool) -> None:

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from ..shared.checks import check_choice, check_padding_mask, check_positive_int, check_query_key_value
 from ..shared.chunks import split_chunks
+from ..shared.packed import takes_segments
 from ..shared.padding import put_back, real_first, take, zero_padding
 from ..shared.precision import autocast_off, compute_dtype
 from ..shared.score_kernels import score_kernel
@@ -29,6 +30,7 @@ NORMALISERS = ("joint", "separate")
 _NONE = -1e30
 
 
+@takes_segments("q", "k", "v")
 def sinkhorn_attention(
     q: Tensor,
     k: Tensor,
@@ -39,6 +41,7 @@ def sinkhorn_attention(
     chunk_size: int,
     key_padding_mask: Tensor | None = None,
     query_padding_mask: Tensor | None = None,
+    segment_ids: Tensor | None = None,
     sort: str = "sinkhorn",
     iterations: int = 5,
     temperature: float = 0.75,
@@ -57,6 +60,9 @@ def sinkhorn_attention(
         sort: "sinkhorn", rows and columns of exp divided by their sums in turn, ``iterations`` times; "softmax", rows
             alone and once. The paper's Gumbel noise in training is left out.
         normaliser: "joint", one softmax over both chunks; "separate", one over each, and the sum of both.
+
+    ``segment_ids`` (B, n), integers that never decrease along a row: its documents, which do not see each other;
+    see ``shared/packed.py``.
 
     Raises:
         ValueError: a shape, mask or option that does not fit, or more than ``max_tokens`` real tokens.

@@ -10,10 +10,12 @@ from torch.nn import functional as F
 
 from ..shared.checks import check_padding_mask, check_query_key_value
 from ..shared.kv_cache import extend_kv_cache
+from ..shared.packed import takes_segments
 from ..shared.padding import padding_or_none, zero_padding
 from ..shared.state import State, check_continuation
 
 
+@takes_segments("q", "k", "v")
 def softmax_attention(
     q: Tensor,
     k: Tensor,
@@ -22,6 +24,7 @@ def softmax_attention(
     causal: bool = False,
     key_padding_mask: Tensor | None = None,
     query_padding_mask: Tensor | None = None,
+    segment_ids: Tensor | None = None,
     dropout_p: float = 0.0,
     initial_state: State | None = None,
     return_state: bool = False,
@@ -33,6 +36,9 @@ def softmax_attention(
     O(n m (d + e)) time, and O(n m) memory where a mask and ``causal`` come together, otherwise O(n + m).
     ``initial_state`` and ``return_state`` (causal) continue a sequence: the state is every token so far, ``k``, ``v``
     and ``padding_mask`` (B, m), so it grows.
+
+    ``segment_ids`` (B, n), integers that never decrease along a row: its documents, which do not see each other;
+    see ``shared/packed.py``.
 
     Raises:
         ValueError: a shape, mask or state that does not fit, or a state without ``causal``.

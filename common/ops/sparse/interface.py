@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from ..shared.checks import check_choice, check_padding_mask, check_positive_int, check_query_key_value
 from ..shared.kv_cache import extend_kv_cache
+from ..shared.packed import takes_segments
 from ..shared.padding import real_positions, zero_padding
 from ..shared.precision import autocast_off, compute_dtype
 from ..shared.state import State, check_continuation
@@ -28,6 +29,7 @@ from ..shared.window_softmax import (
 from .pattern import PATTERNS, Pattern, sees
 
 
+@takes_segments("q", "k", "v")
 def sparse_attention(
     q: Tensor,
     k: Tensor,
@@ -39,6 +41,7 @@ def sparse_attention(
     causal: bool = False,
     key_padding_mask: Tensor | None = None,
     query_padding_mask: Tensor | None = None,
+    segment_ids: Tensor | None = None,
     initial_state: State | None = None,
     return_state: bool = False,
 ) -> Tensor | tuple[Tensor, State]:
@@ -54,6 +57,9 @@ def sparse_attention(
 
     The paper has causal attention alone, and so has the Long Range Arena, which classifies with it too, and whose code
     lets the first token of each chunk be seen as well. Not causal, the patterns here are the same in both directions.
+
+    ``segment_ids`` (B, n), integers that never decrease along a row: its documents, which do not see each other;
+    see ``shared/packed.py``.
 
     Raises:
         ValueError: a shape, mask, name, number or state that does not fit, or a state without ``causal``.

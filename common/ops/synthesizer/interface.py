@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from ..shared.checks import check_padding_mask, check_query_key_value
 from ..shared.kv_cache import extend_kv_cache
+from ..shared.packed import takes_segments
 from ..shared.padding import real_first, real_positions, take, zero_padding
 from ..shared.precision import autocast_off, compute_dtype
 from ..shared.score_kernels import masked_softmax
@@ -18,6 +19,7 @@ from ..shared.state import State, check_continuation, state_entry
 from ..shared.token_counts import check_real_tokens
 
 
+@takes_segments("features", "v", shared="features")
 def synthesizer_attention(
     features: Tensor,
     v: Tensor,
@@ -27,6 +29,7 @@ def synthesizer_attention(
     causal: bool = False,
     key_padding_mask: Tensor | None = None,
     query_padding_mask: Tensor | None = None,
+    segment_ids: Tensor | None = None,
     initial_state: State | None = None,
     return_state: bool = False,
 ) -> Tensor | tuple[Tensor, State]:
@@ -39,6 +42,9 @@ def synthesizer_attention(
     no key. Cost: O(n² (c + e)) time and O(n²) memory, never linear. ``initial_state`` and ``return_state`` (causal)
     continue a sequence; the state is all values so far, ``v`` (B, H, m, e), and ``padding_mask`` (B, m), and a token
     costs O(m (c + e)).
+
+    ``segment_ids`` (B, n), integers that never decrease along a row: its documents, which do not see each other;
+    see ``shared/packed.py``.
 
     Raises:
         ValueError: a shape, mask or state that does not fit, more than M real tokens, or a state without ``causal``.

@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ..shared.checks import check_choice, check_padding_mask, check_positive_int, check_query_key_value
 from ..shared.kv_cache import extend_kv_cache
+from ..shared.packed import takes_segments
 from ..shared.padding import zero_padding
 from ..shared.precision import autocast_off, compute_dtype
 from ..shared.state import State, check_continuation
@@ -28,6 +29,7 @@ COSINE_LIMIT = 1.0 - 1e-6
 BLOCK_ROWS = 256
 
 
+@takes_segments("q", "k", "v")
 def yoso_attention(
     q: Tensor,
     k: Tensor,
@@ -36,6 +38,7 @@ def yoso_attention(
     causal: bool = False,
     key_padding_mask: Tensor | None = None,
     query_padding_mask: Tensor | None = None,
+    segment_ids: Tensor | None = None,
     tau: int = 9,
     gradient: str = "bound",
     initial_state: State | None = None,
@@ -54,6 +57,9 @@ def yoso_attention(
             derivatives. "exact": tau w^(1 - 1/tau) / (π √(1 - x²)). Either way x is held within ±(1 - 1e-6), beyond
             which its gradient is 0: there the exact one grows to infinity, and the direction that it multiplies is lost
             to rounding.
+
+    ``segment_ids`` (B, n), integers that never decrease along a row: its documents, which do not see each other;
+    see ``shared/packed.py``.
 
     Raises:
         ValueError: a shape, mask, name or state that does not fit, or a state without ``causal``.

@@ -1,0 +1,354 @@
+"""Attention of packed documents by that of rows: each document becomes a row of its own, and its output goes back.
+
+It is exact for every mechanism, causal or not. Documents of about the same length share a call, so that little is
+padding. Legend: B rows, n tokens, H heads, c channels, L tokens of the longest document of a call.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from .segments import SEGMENT, Documents, find_documents, without_segment
+from .state import State
+from .tracing import may_be_exported, runs_eagerly
+
+#: What one more call costs, in tokens.
+_CALL = 128
+#: Inputs of tokens that have no channels: their dimension of tokens.
+_WITHOUT_CHANNELS = {"log_decay": 2, "log_gate": 2, "beta": 2}
+_MASKS = ("key_padding_mask", "query_padding_mask")
+
+#: ``call(mask, state, **tokens)`` of rows -> output, or output and state.
+Call = Callable[..., Any]
+
+
+def takes_segments(
+    *tokens: str, cut_bias: Callable[[Tensor, int, int], Tensor] | None = None, shared: str | None = None
+) -> Callable[[Callable], Callable]:
+    """A decorator: gives a function of ``common.ops`` its argument ``segment_ids`` (B, n), documents in a row.
+
+    ``tokens`` are the names of its inputs that have a dimension of tokens, beside the masks;
+    ``cut_bias(bias, tokens, fewer)`` is its bias for fewer tokens, where it has one for all; the input ``shared`` may
+    have no batch, in three dimensions, and is then the same for all documents. With ``segment_ids`` the
+    function is called once for all documents of about one length, each of them a row, padded on the right. With
+    ``initial_state`` and ``return_state`` the state has the further entry ``segment_id`` (B,): a document that has
+    this id goes on from the state, others begin anew. torch.compile breaks its graph there.
+
+    Raises:
+        ValueError: ids that are no integers (B, n), or that go back; queries and keys of two sequences; one mask alone
+            where attention is not causal; under torch.export.
+    """
+
+    def decorate(op: Callable) -> Callable:
+        signature = inspect.signature(op)
+
+        @functools.wraps(op)
+        def by_document(*args: Any, segment_ids: Tensor | None = None, **kwargs: Any) -> Any:
+            if segment_ids is None:
+                return op(*args, **kwargs)
+            arguments = signature.bind(*args, **kwargs)
+            arguments.apply_defaults()
+            same = shared is not None and getattr(arguments.arguments[shared], "ndim", None) == 3
+            of_tokens = tuple(name for name in tokens if not (same and name == shared))
+            return _by_document(op, of_tokens, arguments.arguments, segment_ids, cut_bias)
+
+        return by_document
+
+    return decorate
+
+
+def _by_document(
+    op: Callable,
+    names: tuple[str, ...],
+    arguments: dict[str, Any],
+    segment_ids: Tensor,
+    cut_bias: Callable[[Tensor, int, int], Tensor] | None,
+) -> Any:
+    """``op`` of ``arguments``, of which ``names`` are tokens, document by document."""
+    arguments = {name: x for name, x in arguments.items() if name != "segment_ids"}
+    inputs = {name: arguments.pop(name) for name in names}
+    tokens = {name: x for name, x in inputs.items() if x is not None}
+    masks = {name: arguments.pop(name) for name in _MASKS if name in arguments}
+    decodes = "return_state" in arguments
+    state, return_state = arguments.pop("initial_state", None), arguments.pop("return_state", False)
+    if not _is_one_sequence(tokens, masks):
+        op(**inputs, **masks, **arguments)  # says what does not fit
+        shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in tokens.items())
+        raise ValueError(f"segment_ids is given with {shapes}; allowed: queries and keys of the same tokens")
+    if not arguments.get("causal") and sum(x is None for x in masks.values()) == 1 and len(masks) == 2:
+        raise ValueError("one padding mask is given alone with segment_ids; allowed without causal=True: both or none")
+    bias, tokens_so_far = arguments.get("bias") if cut_bias else None, _length(tokens) + _tokens_of(state)
+
+    def call(masks: dict[str, Tensor | None], state: State | None, **some: Tensor) -> Any:
+        more = {"initial_state": state, "return_state": return_state} if decodes else {}
+        if bias is not None:
+            more["bias"] = cut_bias(bias, tokens_so_far, _length(some) + _tokens_of(state))
+        return op(**{**inputs, **some}, **masks, **{**arguments, **more})
+
+    return attend_by_document(call, tokens, segment_ids, masks, state, return_state)
+
+
+def _length(tokens: dict[str, Tensor]) -> int:
+    """How many tokens each row has."""
+    name, x = next(iter(tokens.items()))
+    return x.shape[_token_dim(name, x)]
+
+
+def _tokens_of(state: State | None) -> int:
+    """How many tokens a state of every token has."""
+    return state["padding_mask"].shape[1] if isinstance(state, dict) and "padding_mask" in state else 0
+
+
+def attend_by_document(
+    call: Call,
+    tokens: dict[str, Tensor],
+    segment_ids: Tensor,
+    masks: dict[str, Tensor | None],
+    state: State | None = None,
+    return_state: bool = False,
+) -> Any:
+    """``call(masks, state, **tokens)`` of each document as a row: its output (B, H, n, e) or (B, n, e), packed again.
+
+    ``tokens`` are (B, H, n, c) or (B, n, c) each, in the names of ``_WITHOUT_CHANNELS`` (B, H, n) as well. ``masks``
+    are those that ``call`` takes, (B, n) with True = padding, or None; a token that all of them hide is left out.
+    ``state``, with its entry ``segment_id``, is of the documents that go on; with ``return_state`` the new one follows
+    the output. O(size of the tokens) beside the calls, which have at most about twice the tokens.
+
+    Raises:
+        ValueError: ``segment_ids`` or ``state`` do not fit; under torch.export.
+    """
+    if may_be_exported():
+        raise ValueError("segment_ids is given; allowed in torch.export: None, since the lengths of documents are data")
+    return _eager(call, tokens, segment_ids, masks, state, return_state)
+
+
+@torch.compiler.disable
+def _eager(
+    call: Call,
+    tokens: dict[str, Tensor],
+    segment_ids: Tensor,
+    masks: dict[str, Tensor | None],
+    state: State | None,
+    return_state: bool,
+) -> Any:
+    like = next(iter(tokens.values()))
+    key_mask = masks.get("key_padding_mask")
+    documents = find_documents(segment_ids, key_mask, state, like)
+    _check_state(state, len(segment_ids))
+    inner = without_segment(state)
+    same_row = bool((documents.ids == documents.ids[:, :1]).all())
+    if same_row and (inner is None or bool(documents.goes_on.all())):
+        result = call(masks, inner, **tokens)
+        return (result[0], {**result[1], SEGMENT: documents.last}) if return_state else result
+    layout = _lay_out(documents, _kept(masks, segment_ids), inner is not None, return_state)
+    rows = {name: _Rows(x, _token_dim(name, x), layout) for name, x in tokens.items()}
+    hidden = {name: None if x is None else _Rows(x, 1, layout, fill=True) for name, x in masks.items()}
+    outs, states = [], []
+    for part in layout.parts:
+        filler = _filler(part, segment_ids.device)
+        some_masks = {name: _mask(x, part, filler) for name, x in hidden.items()}
+        some_state = None if not part.goes_on else {name: x[part.row] for name, x in inner.items()}
+        result = call(some_masks, some_state, **{name: x.of(part) for name, x in rows.items()})
+        out, after = result if return_state else (result, None)
+        outs.append(out.transpose(1, -2).flatten(0, 1) if out.dim() == 4 else out.flatten(0, 1))
+        states.append(after)
+    out = _moved(torch.cat(outs), layout.slots, layout.tokens)  # (B n, ...)
+    out = out.unflatten(0, tuple(segment_ids.shape))
+    out = out.transpose(1, 2) if out.dim() == 4 else out
+    return (out, {**_joined(layout, states), SEGMENT: documents.last}) if return_state else out
+
+
+class _Part(NamedTuple):
+    """Documents that share a call."""
+
+    begin: int  # its first place among those of all parts
+    length: int  # L
+    row: Tensor  # of the batch, for each document
+    lengths: Tensor  # of each
+    goes_on: bool  # from the state
+    last: Tensor  # bool: the last document of its row
+
+
+class _Layout(NamedTuple):
+    """Where tokens go. All parts stand one after the other, (documents, L) each."""
+
+    parts: list[_Part]
+    tokens: Tensor  # the token, of all B n, that stands at each place; -1 where none does
+    slots: Tensor  # the place of each of the B n tokens; -1 for one that is left out
+
+
+def _lay_out(documents: Documents, kept: Tensor, has_state: bool, return_state: bool) -> _Layout:
+    """The parts of documents of the tokens that are ``kept`` (B, n)."""
+    batch, n = kept.shape
+    token = kept.flatten().nonzero().squeeze(1)
+    row, ids = token // n, documents.ids.flatten()[token]
+    first = torch.ones_like(row, dtype=torch.bool)
+    first[1:] = (row[1:] != row[:-1]) | (ids[1:] != ids[:-1])
+    run = first.cumsum(0) - 1
+    starts = first.nonzero().squeeze(1)
+    lengths = torch.diff(starts, append=starts.new_tensor([len(token)]))
+    run_row, goes_on = row[starts], documents.goes_on.flatten()[token[starts]]
+    if return_state:  # rows without a token have a state too
+        empty = (kept.sum(1) == 0).nonzero().squeeze(1)
+        lengths, run_row = torch.cat([lengths, torch.zeros_like(empty)]), torch.cat([run_row, empty])
+        goes_on = torch.cat([goes_on, torch.full_like(empty, has_state, dtype=torch.bool)])
+    last = torch.zeros_like(goes_on)
+    order = torch.arange(len(run_row), device=run_row.device)
+    last[torch.zeros(batch, dtype=torch.long, device=row.device).scatter_reduce(0, run_row, order, "amax")] = True
+    parts, begins, end = [], torch.zeros_like(lengths), 0
+    for on, members, length in _grouped(lengths.tolist(), goes_on.tolist()):
+        which = torch.tensor(members, device=row.device)
+        parts.append(_Part(end, length, run_row[which], lengths[which], on, last[which]))
+        begins[which] = end + length * torch.arange(len(members), device=row.device)
+        end += len(members) * length
+    slot = begins[run] + torch.arange(len(token), device=row.device) - starts[run]
+    tokens, slots = row.new_full((end,), -1), row.new_full((batch * n,), -1)
+    tokens[slot], slots[token] = token, slot
+    return _Layout(parts, tokens, slots)
+
+
+def _grouped(lengths: list[int], goes_on: list[bool]) -> Iterator[tuple[bool, list[int], int]]:
+    """Numbers of documents that share a call, and the length of the longest; none that go on with others."""
+    for on in (True, False):
+        members = sorted((i for i, x in enumerate(goes_on) if x == on), key=lambda i: lengths[i])
+        yield from (
+            (on, group, max(1, lengths[group[-1]])) for group in _cheapest([lengths[i] for i in members], members)
+        )
+
+
+def _cheapest(lengths: list[int], members: list[int]) -> list[list[int]]:
+    """``members``, in the order of their ``lengths``, in groups that cost least: tokens with padding, and calls."""
+    # Borders are only where a length is an eighth above that of the last border, so that there are few.
+    borders = [0]
+    for i, length in enumerate(lengths):
+        if length > 1.125 * lengths[borders[-1]]:
+            borders.append(i)
+    borders.append(len(lengths))
+    best, cut = [0.0], [0]
+    for j in range(1, len(borders)):
+        longest, stop = max(1, lengths[borders[j] - 1] if borders[j] else 1), borders[j]
+        costs = [best[i] + (stop - borders[i]) * longest + _CALL for i in range(j)]
+        cut.append(min(range(j), key=costs.__getitem__))
+        best.append(costs[cut[-1]])
+    groups, j = [], len(borders) - 1
+    while j > 0 and members:
+        groups.append(members[borders[cut[j]] : borders[j]])
+        j = cut[j]
+    return groups[::-1]
+
+
+class _Rows:
+    """Tokens at their places, from which each part takes its rows."""
+
+    def __init__(self, x: Tensor, dim: int, layout: _Layout, fill: bool = False) -> None:
+        self.heads_first = dim == 2
+        x = x.transpose(1, 2) if self.heads_first else x  # (B, n, ...)
+        x = x.reshape(-1, *x.shape[2:])
+        self.places = (
+            x[layout.tokens.clamp(min=0)] | (layout.tokens < 0) if fill else _moved(x, layout.tokens, layout.slots)
+        )
+
+    def of(self, part: _Part) -> Tensor:
+        """(documents, ..., L, ...)."""
+        x = self.places[part.begin : part.begin + len(part.row) * part.length].unflatten(0, (-1, part.length))
+        return x.transpose(1, 2) if self.heads_first else x
+
+
+def _moved(x: Tensor, source: Tensor, target: Tensor) -> Tensor:
+    """x[source], with zeros where ``source`` is -1; ``target`` is its inverse, -1 for what is not taken."""
+    if torch.is_grad_enabled() and x.requires_grad and runs_eagerly(x):
+        return _Move.apply(x, source, target)
+    return _taken(x, source)
+
+
+def _taken(x: Tensor, source: Tensor) -> Tensor:
+    missing = source < 0
+    return x.index_select(0, source.clamp(min=0)).masked_fill(missing.view(-1, *[1] * (x.dim() - 1)), 0)
+
+
+class _Move(torch.autograd.Function):
+    """``_moved``, whose gradient is taken back in the same way; torch adds into places, which takes longer."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, source: Tensor, target: Tensor) -> Tensor:
+        ctx.save_for_backward(source, target)
+        return _taken(x, source)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        source, target = ctx.saved_tensors
+        return _moved(grad, target, source), None, None
+
+
+def _kept(masks: dict[str, Tensor | None], segment_ids: Tensor) -> Tensor:
+    """Tokens (B, n) that some mask shows."""
+    if not masks or any(x is None for x in masks.values()):
+        return torch.ones_like(segment_ids, dtype=torch.bool)
+    hidden, *others = masks.values()
+    for other in others:
+        hidden = hidden & other
+    return ~hidden
+
+
+def _filler(part: _Part, device: torch.device) -> Tensor | None:
+    """Bool (documents, L), True after the end of each; None where all are equally long."""
+    filler = torch.arange(part.length, device=device) >= part.lengths[:, None]
+    return filler if bool(filler.any()) else None
+
+
+def _mask(hidden: _Rows | None, part: _Part, filler: Tensor | None) -> Tensor | None:
+    return filler if hidden is None else hidden.of(part)
+
+
+def _joined(layout: _Layout, states: list[State]) -> State:
+    """The states of the last documents, in the order of the rows."""
+    row = torch.cat([part.row[part.last] for part in layout.parts])
+    order = torch.empty_like(row).scatter(0, row, torch.arange(len(row), device=row.device))
+    joined = {}
+    for name in states[0]:
+        entries = [state[name][part.last] for part, state in zip(layout.parts, states)]
+        joined[name] = torch.cat(_equally_long(name, entries)).index_select(0, order)
+    return joined
+
+
+def _equally_long(name: str, entries: list[Tensor]) -> list[Tensor]:
+    """``entries`` of a state that keeps every token, (B, H, m, c) or a mask (B, m), with padding before the shorter."""
+    dim = 1 if name == "padding_mask" else 2
+    if len({x.shape[1:] for x in entries}) == 1:
+        return entries
+    longest = max(x.shape[dim] for x in entries)
+    after = [0, 0] * (entries[0].dim() - dim - 1)
+    fill = name == "padding_mask"
+    return [F.pad(x, [*after, longest - x.shape[dim], 0], value=fill) for x in entries]
+
+
+def _token_dim(name: str, x: Tensor) -> int:
+    return _WITHOUT_CHANNELS.get(name, x.dim() - 2)
+
+
+def _is_one_sequence(tokens: dict[str, Any], masks: dict[str, Any]) -> bool:
+    """Whether all inputs have the batch and the tokens of the first."""
+    sizes = set()
+    for name, x in tokens.items():
+        if not isinstance(x, Tensor) or x.dim() not in (3, 4) or _token_dim(name, x) not in (1, 2):
+            return False
+        sizes.add((x.shape[0], x.shape[_token_dim(name, x)]))
+    for x in masks.values():
+        if x is not None:
+            if not isinstance(x, Tensor) or x.dtype != torch.bool or x.dim() != 2:
+                return False
+            sizes.add(tuple(x.shape))
+    return len(sizes) == 1 and 0 not in next(iter(sizes)) and len({x.device for x in tokens.values()}) == 1
+
+
+def _check_state(state: State | None, batch: int) -> None:
+    """Raise ValueError unless each entry of ``state`` has the rows of the batch; its function checks the rest."""
+    for name, x in (state or {}).items():
+        if not isinstance(x, Tensor) or x.dim() == 0 or x.shape[0] != batch:
+            found = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+            raise ValueError(f"initial_state[{name!r}] is {found}; allowed: a tensor whose first dimension is {batch}")

@@ -1,0 +1,171 @@
+"""Packed documents: those of a row see nothing of each other, as if each were a row of its own."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from common.attention import ATTENTIONS
+from tests.common.contract.mechanisms import (
+    CASES,
+    CHANNELS,
+    COUNT,
+    DEFAULTS,
+    at,
+    both,
+    cases,
+    cast,
+    leaves,
+    rows,
+    tensors,
+    tolerance_of,
+)
+from tests.common.inputs import padding
+from tests.compare import assert_all_close, assert_close, gradients
+
+#: Documents of each row of 24 tokens: one token, one less and one more than a chunk, and more than two chunks.
+LENGTHS = ((1, COUNT - 1, COUNT, COUNT + 1, 8), (2 * COUNT + 2, 1, 11))
+TOKENS = 24
+
+
+def packs(case) -> bool:
+    """Whether a case has documents: a sequence, of a mechanism that takes them."""
+    return case.kind.packs_documents() and not case.image
+
+
+def ids_of(lengths=LENGTHS) -> Tensor:
+    """segment_ids (B, n), not each number in turn."""
+    return torch.stack([torch.repeat_interleave(torch.arange(len(row)) * 2 + 3, torch.tensor(row)) for row in lengths])
+
+
+def documents_of(ids: Tensor, mask: Tensor | None) -> list[tuple[int, Tensor]]:
+    """The row and the real tokens of each document, one by one."""
+    found = []
+    for b in range(len(ids)):
+        for number in ids[b].unique():
+            own = [t for t in range(ids.shape[1]) if ids[b, t] == number and (mask is None or not mask[b, t])]
+            if own:
+                found.append((b, torch.tensor(own)))
+    return found
+
+
+def literally(module, inputs, ids: Tensor, mask: Tensor | None = None) -> Tensor:
+    """The reference of each document by itself, written to its places; 0 at padding."""
+    out = torch.zeros(*inputs["v"].shape[:3], module.projections(CHANNELS)["v"], dtype=torch.float64)
+    for b, tokens in documents_of(ids, mask):
+        some = at(rows(inputs, slice(b, b + 1)), tokens)
+        out = _put(out, b, tokens, module.reference(**some)[0])
+    return out
+
+
+def _put(out: Tensor, b: int, tokens: Tensor, value: Tensor) -> Tensor:
+    """``out`` with ``value`` (H, tokens, e) at some tokens of a row."""
+    row = out[b].index_copy(1, tokens, value)
+    return torch.cat([out[:b], row[None], out[b + 1 :]])
+
+
+packed = [case for case in DEFAULTS if packs(case)]
+decoders = [case for case in packed if case.causal]
+
+
+def test_every_registered_mechanism_of_one_sequence_takes_them():
+    ours = {name: kind for name, kind in ATTENTIONS.items() if kind.__module__.startswith("common.")}
+    without = {name for name, kind in ours.items() if not kind.packs_documents()}
+    assert without == {"soft", "flow_source"}, "one of images alone, and one of a source"
+
+
+@cases(packed)
+@pytest.mark.parametrize("side", ["none", "holes"])
+def test_documents_are_as_rows_of_their_own(side, case):
+    module, ids, mask = case.build(), ids_of(), padding(side, 2, TOKENS)
+    inputs = tensors(module, TOKENS)
+    out, expected = module(**inputs, **both(mask), segment_ids=ids), literally(module, inputs, ids, mask)
+    assert_close("out", out, expected)
+    names = leaves(inputs, module)
+    assert_all_close(names, gradients(out, names.values()), gradients(expected, names.values()))
+
+
+@cases(case for case in CASES if packs(case) and case.label != "default")
+def test_so_they_are_with_every_option(case):
+    module, ids = case.build(), ids_of()
+    inputs = tensors(module, TOKENS, grad=False)
+    with torch.no_grad():
+        assert_close("out", module(**inputs, segment_ids=ids), literally(module, inputs, ids))
+
+
+@cases(packed)
+@pytest.mark.parametrize("side", ["left", "right", "all"])
+def test_padding_may_stand_anywhere_and_have_any_id(side, case):
+    module, ids, mask = case.build(), ids_of(), padding(side, 2, TOKENS)
+    inputs = tensors(module, TOKENS)
+    expected = literally(module, inputs, ids, mask)
+    ids = ids.masked_fill(mask, -7)  # what stands at padding is not looked at
+    assert_close("out", module(**inputs, **both(mask), segment_ids=ids), expected)
+
+
+@cases(packed)
+def test_another_document_changes_nothing_and_gets_no_gradient(case):
+    module, ids = case.build(), ids_of()
+    inputs = tensors(module, TOKENS)
+    changed = cast(inputs, torch.float64)
+    own = ids == 5  # one document of each row
+    for name, x in changed.items():
+        if isinstance(x, Tensor):
+            noise = torch.where(own if name == "x" else own[:, None], 0.0, 1.0).unsqueeze(-1)
+            changed[name] = (x.detach() + noise).requires_grad_()
+    out, other = (module(**some, segment_ids=ids) for some in (inputs, changed))
+    select = own[:, None, :, None].expand_as(out)
+    assert torch.equal(out[select], other[select])
+    given = [x for x in inputs.values() if isinstance(x, Tensor)]
+    for grad in torch.autograd.grad(out[select].sum(), given, allow_unused=True, materialize_grads=True):
+        outside = ~own if grad.dim() == 3 else ~own[:, None].expand(grad.shape[:3])
+        assert not grad[outside].any()
+
+
+@cases(packed)
+def test_half_precision(case):
+    module, ids, dtype = case.build(), ids_of(), torch.bfloat16
+    inputs = tensors(module, TOKENS, dtype=dtype, grad=False)
+    expected = literally(module, cast(inputs, torch.float64), ids)
+    out = case.build(dtype)(**inputs, segment_ids=ids)
+    assert out.dtype == dtype
+    assert_close("out", out, expected, 2 * tolerance_of(module, dtype))
+
+
+@cases(decoders)
+@pytest.mark.parametrize("side", ["none", "left", "all"])
+@pytest.mark.parametrize("parts", [[1] * TOKENS, [5, 1, 1, 14, 3]], ids=["steps", "parts"])
+def test_extend_is_forward(parts, side, case):
+    module, ids, mask = case.build(), ids_of(), padding(side, 2, TOKENS)
+    inputs = tensors(module, TOKENS)
+    outs, begin, state = [], 0, None
+    for length in parts:
+        some = slice(begin, begin + length)
+        hidden = None if mask is None else mask[:, some]
+        out, state = module.extend(**at(inputs, some), padding_mask=hidden, state=state, segment_ids=ids[:, some])
+        assert all(len(tensor) == 2 for tensor in state.values()), "the batch is dimension 0"
+        outs.append(out)
+        begin += length
+    out, whole = torch.cat(outs, dim=2), module(**inputs, **both(mask), segment_ids=ids)
+    assert_close("out", out, whole)
+    if side == "none":
+        names = leaves(inputs, module)
+        assert_all_close(names, gradients(out, names.values()), gradients(whole, names.values()))
+
+
+@cases(decoders)
+def test_a_beam_is_reordered_by_one_index_select(case):
+    module, ids, order = case.build(), ids_of(), torch.tensor([1, 0, 1])
+    inputs = tensors(module, TOKENS)
+    _, state = module.extend(**at(inputs, slice(0, 13)), segment_ids=ids[:, :13])
+    state = {name: tensor.index_select(0, order) for name, tensor in state.items()}
+    rest = rows(at(inputs, slice(13, None)), order)
+    out, _ = module.extend(**rest, state=state, segment_ids=ids[order, 13:])
+    assert_close("out", out, module(**inputs, segment_ids=ids)[order, :, 13:])
+
+
+@cases(case for case in packed if case.name in ("softmax", "flow", "mixed_chunk"))
+def test_one_document_in_each_row_is_plain_attention(case):
+    module = case.build()
+    inputs = tensors(module, 13)
+    ids = torch.tensor([[4] * 13, [7] * 13])
+    assert torch.equal(module(**inputs, segment_ids=ids), module(**inputs))

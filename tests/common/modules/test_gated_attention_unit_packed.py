@@ -1,0 +1,64 @@
+"""Packed documents in the gated attention unit: each is as a row of its own."""
+
+import pytest
+import torch
+
+from common.modules import GatedAttentionUnit
+from tests.compare import assert_all_close, assert_close, gradients
+
+LENGTHS = ((1, 4, 5, 6, 8), (12, 1, 11))
+IDS = torch.stack([torch.repeat_interleave(torch.arange(len(row)), torch.tensor(row)) for row in LENGTHS])
+UNITS = {
+    "flash": {"chunk_size": 5},
+    "flash, softmax": {"chunk_size": 5, "kernel": "softmax", "heads": 2},
+    "flash, overlap and summaries": {"chunk_size": 5, "overlap": True, "chunk_summaries": True},
+    "quadratic, toeplitz": {"chunk_size": None, "max_positions": 12, "bias": "toeplitz"},
+    "quadratic, rotary": {"chunk_size": None, "max_positions": 24, "bias": "rotary", "heads": 2},
+    "separate": {"chunk_size": 5, "gate": False, "separate_ffn": True, "rotary": False},
+}
+
+
+def build(name: str, causal: bool) -> GatedAttentionUnit:
+    torch.manual_seed(0)
+    unit = GatedAttentionUnit(8, expanded_dim=12, query_dim=4, causal=causal, **UNITS[name]).double().eval()
+    for parameter in unit.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    return unit
+
+
+def alone(unit, x, mask=None):
+    """Each document by itself."""
+    rows = []
+    for b, lengths in enumerate(LENGTHS):
+        parts, begin = [], 0
+        for length in lengths:
+            some = slice(begin, begin + length)
+            parts.append(unit(x[b : b + 1, some], None if mask is None else mask[b : b + 1, some]))
+            begin += length
+        rows.append(torch.cat(parts, dim=1))
+    return torch.cat(rows)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("name", UNITS)
+def test_documents_are_as_rows_of_their_own(name, causal):
+    unit, x = build(name, causal), torch.randn(2, 24, 8, dtype=torch.float64, requires_grad=True)
+    mask = torch.arange(24).expand(2, -1) % 7 == 3
+    out, expected = unit(x, segment_ids=IDS), alone(unit, x)
+    assert_close("out", out, expected)
+    names = {"x": x, **dict(unit.named_parameters())}
+    assert_all_close(names, gradients(out, names.values()), gradients(expected, names.values()))
+    assert_close("with padding", unit(x, mask, segment_ids=IDS)[~mask], alone(unit, x, mask)[~mask])
+
+
+@pytest.mark.parametrize("parts", [[1] * 24, [7, 1, 9, 7]], ids=["steps", "parts"])
+@pytest.mark.parametrize("name", UNITS)
+def test_extend_is_forward(name, parts):
+    unit, x = build(name, True), torch.randn(2, 24, 8, dtype=torch.float64)
+    outs, begin, state = [], 0, None
+    for length in parts:
+        some = slice(begin, begin + length)
+        out, state = unit.extend(x[:, some], state=state, segment_ids=IDS[:, some])
+        outs.append(out)
+        begin += length
+    assert_close("out", torch.cat(outs, dim=1), unit(x, segment_ids=IDS))
