@@ -58,6 +58,7 @@ class LinearTimeClassifier(LinearTimeMaskedModel):
     """
 
     encoder_class = FeatureEncoder
+    reads_documents = False
     task_names = "sentence_prediction"
     other_tasks = {"language_modeling": LanguageModelingTask, "masked_lm": MaskedLMTask}
     #: Sequences of an example, and the labels, which the task says.

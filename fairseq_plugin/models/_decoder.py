@@ -6,11 +6,13 @@ from typing import Any
 from fairseq.distributed import fsdp_wrap
 from fairseq.models.transformer import TransformerConfig, TransformerDecoder
 from fairseq.modules.checkpoint_activations import checkpoint_wrapper
+from fairseq.utils import safe_getattr
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
 from common.modules.norms import build_norm
 
+from ..modules.documents import ResetAtEos, begin_at_eos, read_documents, within_documents
 from ..modules.multihead_attention import IncrementalState
 from ..modules.positions import check_count, check_length, count_real_tokens, find_max_tokens
 from ..modules.reading_on import layers_after, positions_after
@@ -30,7 +32,8 @@ class LinearTimeDecoder(TransformerDecoder):
     """fairseq's ``TransformerDecoder`` over the layers that ``build_layer(cfg, no_encoder_attn)`` makes.
 
     ``build_positions`` turns fairseq's position embedding into the one that is used, which counts real tokens in every
-    mode; ``norm`` names the final normalisation. Nothing of size T x T is allocated.
+    mode; ``norm`` names the final normalisation. Nothing of size T x T is allocated. With
+    ``args.lineartime_reset_at_eos`` a document begins at each eos, and sees nothing of those before.
 
     Raises:
         ValueError: when called with more tokens than a part of the model has parameters for, or with
@@ -60,6 +63,8 @@ class LinearTimeDecoder(TransformerDecoder):
         if self.layer_norm is not None and norm != "layernorm":
             self.layer_norm = build_norm(norm, self.embed_dim)
         self.max_tokens = find_max_tokens(self)
+        self.documents = ResetAtEos(bool(safe_getattr(args, "lineartime_reset_at_eos", False)))
+        self.eos_idx = dictionary.eos() if self.documents.resets else None
 
     def build_decoder_layer(self, args: TransformerConfig, no_encoder_attn: bool = False) -> nn.Module:
         """fairseq's hook: one layer, wrapped for activation checkpointing and sharding as fairseq wraps its own."""
@@ -80,6 +85,8 @@ class LinearTimeDecoder(TransformerDecoder):
         """fairseq's, for inputs that the model can honour."""
         if full_context_alignment:
             raise ValueError("full_context_alignment is True; allowed: False, attention is causal by construction")
+        if self._resets:
+            return self._extract_documents(prev_output_tokens, incremental_state, *alignment, **further)
         if self.get_incremental_state(incremental_state, _SEEN) is not None:
             return self.extend_features(prev_output_tokens[:, -1:], incremental_state)
         if self.context is not None and incremental_state is None:
@@ -99,6 +106,26 @@ class LinearTimeDecoder(TransformerDecoder):
         check_count(before + tokens.ne(self.padding_idx).sum(1), self.max_tokens, _LENGTH_OPTIONS)
         with positions_after(self.embed_positions, before):
             return self.extract_features_scriptable(tokens, None)
+
+    @property
+    def _resets(self) -> bool:
+        # Whole models that an earlier version has pickled know nothing of it.
+        return hasattr(self, "documents") and self.documents.resets
+
+    def _extract_documents(
+        self, tokens: Tensor, incremental_state: IncrementalState | None, *alignment, **further
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """``extract_features`` of rows in which a document begins at each eos."""
+        if incremental_state is not None:
+            new = tokens if self.get_incremental_state(incremental_state, _SEEN) is None else tokens[:, -1:]
+            features, extra = self.extend_features(new, incremental_state)
+            return features[:, -1:], extra
+        if self.context is not None:
+            raise ValueError("--lineartime-reset-at-eos is given; allowed where processes hold one sequence: not given")
+        documents = read_documents(tokens, begin_at_eos(tokens, self.eos_idx), self.padding_idx)
+        check_count(documents.longest, self.max_tokens, _LENGTH_OPTIONS)
+        with within_documents(self.layers, self.embed_positions, documents):
+            return self.extract_features_scriptable(tokens, None, None, False, *alignment, **further)
 
     def extend_features(self, tokens: Tensor, incremental_state: IncrementalState) -> tuple[Tensor, dict[str, Any]]:
         """fairseq's ``extract_features`` of the next tokens (B, n) of sequences; (B, n, C) and fairseq's extras.
@@ -120,6 +147,15 @@ class LinearTimeDecoder(TransformerDecoder):
                 "incremental_state is of single steps, which do not count tokens; allowed: an empty one, or one that "
                 "extend_features filled"
             )
+        if self._resets:
+            ids = begin_at_eos(tokens, self.eos_idx, None if seen is None else seen["document"])
+            documents = read_documents(tokens, ids, self.padding_idx, seen)
+            check_count(documents.longest, self.max_tokens, _LENGTH_OPTIONS)
+            within = within_documents(self.layers, self.embed_positions, documents)
+            with layers_after(self.layers, incremental_state), within:
+                features = self.extract_features_scriptable(tokens, None)
+            self.set_incremental_state(incremental_state, _SEEN, documents.seen)
+            return features
         before = tokens.new_zeros(len(tokens)) if seen is None else seen["count"]
         count = before + tokens.ne(self.padding_idx).sum(1)
         check_count(count, self.max_tokens, _LENGTH_OPTIONS)
@@ -133,8 +169,8 @@ class LinearTimeDecoder(TransformerDecoder):
         super().reorder_incremental_state(incremental_state, new_order)
         seen = self.get_incremental_state(incremental_state, _SEEN)
         if seen is not None:
-            count = {"count": seen["count"].index_select(0, new_order)}
-            self.set_incremental_state(incremental_state, _SEEN, count)
+            seen = {name: x.index_select(0, new_order) for name, x in seen.items()}
+            self.set_incremental_state(incremental_state, _SEEN, seen)
 
     def buffered_future_mask(self, tensor: Tensor) -> None:
         """None in place of fairseq's (T, T) mask: the attentions of our layers are causal without one."""

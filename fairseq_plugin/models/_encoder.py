@@ -6,11 +6,13 @@ import torch
 from fairseq.models.roberta import RobertaEncoder
 from fairseq.models.transformer import TransformerConfig, TransformerEncoder
 from fairseq.modules.transformer_sentence_encoder import init_bert_params
+from fairseq.utils import safe_getattr
 from torch import Tensor, nn
 
 from common.modules.norms import build_norm
 
-from ..modules.positions import check_length, count_real_tokens, find_max_tokens
+from ..modules.documents import ResetAtEos, begin_after_eos, read_documents, within_documents
+from ..modules.positions import check_count, check_length, count_real_tokens, find_max_tokens
 from ._decoder import wrap_layer
 
 BuildLayer = Callable[[TransformerConfig], nn.Module]
@@ -20,7 +22,7 @@ class LinearTimeEncoder(TransformerEncoder):
     """fairseq's ``TransformerEncoder`` over the layers that ``build_layer(cfg)`` makes.
 
     ``build_positions`` turns fairseq's position embedding into the one that is used; ``norm`` names the final
-    normalisation.
+    normalisation. With ``args.lineartime_reset_at_eos`` a document begins after each eos, and none sees another.
 
     Raises:
         ValueError: when called with more tokens than a part of the model has parameters for.
@@ -45,9 +47,17 @@ class LinearTimeEncoder(TransformerEncoder):
         if self.layer_norm is not None and norm != "layernorm":
             self.layer_norm = build_norm(norm, embed_tokens.embedding_dim)
         self.max_tokens = find_max_tokens(self)
+        self.documents = ResetAtEos(bool(safe_getattr(args, "lineartime_reset_at_eos", False)))
+        self.eos_idx = dictionary.eos() if self.documents.resets else None
 
     def forward(self, src_tokens: Tensor, *options, **further) -> dict[str, list[Tensor]]:
         """fairseq's, for inputs that are not longer than what the model has parameters for."""
+        if hasattr(self, "documents") and self.documents.resets:
+            ids = begin_after_eos(src_tokens, self.eos_idx)
+            documents = read_documents(src_tokens, ids, self.padding_idx)
+            check_count(documents.longest, self.max_tokens, self.length_options)
+            with within_documents(self.layers, self.embed_positions, documents):
+                return self.forward_scriptable(src_tokens, *options, **further)
         check_length(src_tokens, self.padding_idx, self.max_tokens, self.length_options)
         return self.forward_scriptable(src_tokens, *options, **further)  # as fairseq's; see the decoder's
 

@@ -24,13 +24,13 @@ from ..modules.multihead_attention import LayerDesign
 from ..modules.transformer_layer import LinearTimeDecoderLayer
 from ..untrusted_configuration import check_evaluated
 from ._decoder import BuildLayer, LinearTimeDecoder
-from ._options import complete_checkpointing, errors_as_typed, flag_of
+from ._options import DocumentOptions, complete_checkpointing, errors_as_typed, flag_of
 from ._registration import register_checked
 from ._weight_decay import DecayOptions, MarksDecay, choose_optimizer
 
 
 @dataclass
-class LinearTimeLanguageModelConfig(DecayOptions, TransformerLanguageModelConfig):
+class LinearTimeLanguageModelConfig(DocumentOptions, DecayOptions, TransformerLanguageModelConfig):
     """Options of ``transformer_lm``, in whose place these models stand, and what all of them add.
 
     Layers are pre-norm, as the released models' are and as every named architecture of ``transformer_lm`` is;

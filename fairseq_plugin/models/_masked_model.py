@@ -16,6 +16,7 @@ from fairseq.models.roberta.model import base_architecture
 from fairseq.models.transformer import TransformerConfig
 from fairseq.tasks import FairseqTask
 from fairseq.tasks.language_modeling import LanguageModelingTask
+from fairseq.tasks.masked_lm import MaskedLMTask
 from fairseq.utils import safe_getattr
 from omegaconf import OmegaConf, open_dict
 from torch import nn
@@ -24,6 +25,7 @@ from ..checkpoints import CheckedLoading
 from ..untrusted_configuration import check_evaluated
 from ._encoder import LinearTimeRobertaEncoder
 from ._options import (
+    DocumentOptions,
     checkpointing_field,
     complete_checkpointing,
     errors_as_typed,
@@ -61,6 +63,8 @@ class LinearTimeMaskedModel(MarksDecay, CheckedLoading, RobertaModel):
     option_prefix: str
     #: Dataclasses of options beside those of all masked models.
     option_classes: tuple[type, ...] = ()
+    #: Whether several documents may stand in a row.
+    reads_documents = True
     #: What is built around the layers.
     encoder_class: type[LinearTimeRobertaEncoder] = LinearTimeRobertaEncoder
     #: The tasks it is for, and the classes of those it is often confused with.
@@ -91,7 +95,7 @@ class LinearTimeMaskedModel(MarksDecay, CheckedLoading, RobertaModel):
     def add_args(cls, parser) -> None:
         """RoBERTa's options and ours."""
         RobertaModel.add_args(parser)
-        for options in (MaskedOptions, *cls.option_classes):
+        for options in (MaskedOptions, *((DocumentOptions,) if cls.reads_documents else ()), *cls.option_classes):
             gen_parser_from_dataclass(parser, options(), delete_default=True)
 
     @classmethod
@@ -115,6 +119,8 @@ class LinearTimeMaskedModel(MarksDecay, CheckedLoading, RobertaModel):
                 raise ValueError(
                     f"--task is {name}; allowed with --arch {safe_getattr(args, 'arch')}: {cls.task_names}"
                 )
+        if safe_getattr(args, "lineartime_reset_at_eos", False):
+            _check_documents(cls, task)
         check_evaluated(args)
         with open_dict(args) if OmegaConf.is_config(args) else contextlib.nullcontext():
             cls.complete_options(args)
@@ -149,6 +155,15 @@ class LinearTimeMaskedModel(MarksDecay, CheckedLoading, RobertaModel):
     def encoder_options(cls, args) -> dict[str, Any]:
         """Further arguments of ``LinearTimeEncoder``."""
         return {}
+
+
+def _check_documents(model: type[LinearTimeMaskedModel], task: FairseqTask) -> None:
+    """Raise ValueError unless ``model`` and ``task`` are of rows of several documents, none of which needs another."""
+    if not model.reads_documents or (isinstance(task, FairseqTask) and not isinstance(task, MaskedLMTask)):
+        raise ValueError(
+            "--lineartime-reset-at-eos is given; allowed: for --task masked_lm, since what other tasks put on both "
+            "sides of an eos belongs together"
+        )
 
 
 def _check_activation(args, layers: nn.ModuleList) -> None:

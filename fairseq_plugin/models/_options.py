@@ -3,7 +3,7 @@
 from argparse import Namespace
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import field, make_dataclass
+from dataclasses import dataclass, field, make_dataclass
 from enum import Enum
 from typing import Any, Optional
 
@@ -41,6 +41,19 @@ def offloading_field() -> Any:
     """The field of ``--offload-activations``."""
     return field(
         default=False, metadata={"help": "move checkpointed activations to CPU; sets --checkpoint-activations"}
+    )
+
+
+@dataclass
+class DocumentOptions(FairseqDataclass):
+    """The option of models that read several documents in a row."""
+
+    lineartime_reset_at_eos: bool = field(
+        default=False,
+        metadata={
+            "help": "each eos ends a document, and no document of a block sees another: sums, windows and positions "
+            "begin anew"
+        },
     )
 
 

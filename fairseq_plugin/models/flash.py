@@ -20,12 +20,12 @@ from . import _flash_options as flash_options
 from . import _flash_variants as flash_variants
 from ._flash_variants import VARIANTS, Variant
 from ._language_model import LinearTimeLanguageModel, check_command_line, register_language_model
-from ._options import option
+from ._options import DocumentOptions, option
 from ._weight_decay import DecayOptions
 
 
 @dataclass
-class FlashFamilyConfig(DecayOptions, TransformerLanguageModelConfig):
+class FlashFamilyConfig(DocumentOptions, DecayOptions, TransformerLanguageModelConfig):
     """Options of ``transformer_lm``, with the defaults of the paper's models."""
 
     dropout: float = field(default=0.0, metadata={"help": "dropout probability; the paper uses none"})

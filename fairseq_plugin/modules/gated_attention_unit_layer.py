@@ -75,12 +75,13 @@ class GatedAttentionUnitDecoderLayer(_GatedAttentionUnitLayer):
         self_attn_padding_mask: Tensor | None = None,
         need_attn: bool = False,
         need_head_weights: bool = False,
+        segment_ids: Tensor | None = None,
     ) -> tuple[Tensor, None, None]:
         """x (T, B, C), self_attn_padding_mask (B, T) with True = padding -> (T, B, C), and no weights.
 
         With ``incremental_state``, the T tokens continue the sequence whose state it holds. ``self_attn_mask`` is
         None, the unit is causal by itself. There are no weights for ``need_attn``, as in a language model of fairseq's
-        own there are none.
+        own there are none. ``segment_ids`` (B, T) are the documents of a row, none of which sees another.
 
         Raises:
             ValueError: an encoder's output, another layer's state, or a ``self_attn_mask``.
@@ -90,10 +91,10 @@ class GatedAttentionUnitDecoderLayer(_GatedAttentionUnitLayer):
         check_no_mask(self_attn_mask)
         tokens = x.transpose(0, 1)  # T x B x C -> B x T x C
         if incremental_state is None:
-            out = self.unit(tokens, self_attn_padding_mask)
+            out = self.unit(tokens, self_attn_padding_mask, segment_ids)
         else:
             state = self.get_incremental_state(incremental_state, _STATE)
-            out, state = self.unit.extend(tokens, self_attn_padding_mask, state)
+            out, state = self.unit.extend(tokens, self_attn_padding_mask, state, segment_ids)
             self.set_incremental_state(incremental_state, _STATE, state)
         return out.transpose(0, 1), None, None
 
@@ -110,14 +111,22 @@ class GatedAttentionUnitEncoderLayer(_GatedAttentionUnitLayer):
 
     causal = False
 
-    def forward(self, x: Tensor, encoder_padding_mask: Tensor | None, attn_mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        encoder_padding_mask: Tensor | None,
+        attn_mask: Tensor | None = None,
+        segment_ids: Tensor | None = None,
+    ) -> Tensor:
         """x (T, B, C), encoder_padding_mask (B, T) with True = padding -> (T, B, C).
+
+        ``segment_ids`` (B, T) are the documents of a row, none of which sees another.
 
         Raises:
             ValueError: an ``attn_mask``.
         """
         check_no_mask(attn_mask)
-        return self.unit(x.transpose(0, 1), encoder_padding_mask).transpose(0, 1)  # through B x T x C
+        return self.unit(x.transpose(0, 1), encoder_padding_mask, segment_ids).transpose(0, 1)  # through B x T x C
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Any], name: str) -> None:
         """fairseq calls this on every encoder layer; nothing here has had another name."""

@@ -68,6 +68,9 @@ class InnerMultiheadAttention(MultiheadAttention):
         ValueError: a head count that does not divide the width, or an option that only softmax attention has.
     """
 
+    #: The documents (B, T) of the tokens, while a layer calls this that knows of them; see ``modules/documents.py``.
+    segment_ids: Tensor | None = None
+
     def __init__(self, embed_dim: int, num_heads: int, design: LayerDesign, causal: bool, **host_options) -> None:
         dim = design.attention_dim or embed_dim
         check_heads(num_heads, {"embed_dim": embed_dim, "encoder_attention_dim": dim})
@@ -144,6 +147,7 @@ class InnerMultiheadAttention(MultiheadAttention):
             key_padding_mask = None if key_padding_mask is None else key_padding_mask[:, -len(query) :]
         q, k, v = (split_heads(project(tokens), self.num_heads) for project in (self.q_proj, self.k_proj, self.v_proj))
         more = self.inner.inputs(x=tokens.transpose(0, 1))
+        more |= {} if self.segment_ids is None else {"segment_ids": self.segment_ids}
         if incremental_state is None:
             dropping = self.training or self.dropout_module.apply_during_inference
             out = self.inner(

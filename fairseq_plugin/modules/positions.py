@@ -18,9 +18,17 @@ from .multihead_attention import IncrementalState
 
 
 def positions_from(tokens: Tensor, padding_idx: int, start: Tensor) -> Tensor:
-    """fairseq's numbers of ``tokens`` (B, T) after ``start`` (B,) real ones: (B, T), padding_idx at padding. O(T)."""
+    """fairseq's numbers of ``tokens`` (B, T) after ``start`` real ones: (B, T), padding_idx at padding. O(T).
+
+    ``start`` is (B,), or (B, T) where positions begin anew within a row.
+    """
     real = tokens.ne(padding_idx)
-    return padding_idx + (start[:, None] + real.cumsum(1)) * real
+    return padding_idx + (_by_token(start) + real.cumsum(1)) * real
+
+
+def _by_token(start: Tensor) -> Tensor:
+    """``start`` to be added to tokens (B, T)."""
+    return start if start.dim() == 2 else start[:, None]
 
 
 def last_position(tokens: Tensor, padding_idx: int) -> Tensor:
@@ -109,7 +117,7 @@ class ScaledSinPositions(nn.Module):
         padding = input.eq(self.padding_idx)
         positions = real_positions(padding)  # (B, T)
         if start is not None:
-            positions = start[:, None] + positions
+            positions = _by_token(start) + positions
         if incremental_state is not None:
             padding, positions = padding[:, -1:], positions[:, -1:]
         return self.scaled_sin(positions).masked_fill(padding[..., None], 0.0)

@@ -32,7 +32,10 @@ def layers_after(
 
 @contextmanager
 def positions_after(embed_positions: nn.Module | None, start: Tensor) -> Iterator[None]:
-    """Inside, ``embed_positions`` of ours counts from ``start`` (B,), the real tokens before; None is no embedding."""
+    """Inside, ``embed_positions`` of ours counts from ``start`` (B,), the real tokens before; None is no embedding.
+
+    ``start`` is (B, n) where positions begin anew within a row.
+    """
 
     def give(module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         return args, {**kwargs, "start": start}

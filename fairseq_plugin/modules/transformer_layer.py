@@ -1,5 +1,7 @@
 """fairseq's Transformer layers with the parts of a ``LayerDesign``."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from fairseq import utils
@@ -68,6 +70,16 @@ class _DesignedLayer:
         )
 
 
+@contextmanager
+def _packed(attention: InnerMultiheadAttention, segment_ids: Tensor) -> Iterator[None]:
+    """Inside, ``attention`` knows the documents of its tokens, ``segment_ids`` (B, T)."""
+    attention.segment_ids = segment_ids
+    try:
+        yield
+    finally:
+        del attention.segment_ids
+
+
 class LinearTimeDecoderLayer(_DesignedLayer, TransformerDecoderLayerBase):
     """A decoder layer of fairseq, causal, as its ``LayerDesign`` says.
 
@@ -97,11 +109,24 @@ class LinearTimeDecoderLayer(_DesignedLayer, TransformerDecoderLayerBase):
             xformers_att_config=cfg.encoder.xformers_att_config,
         )
 
-    def forward(self, *arguments: Any, self_attn_padding_mask: Tensor | None = None, **options: Any) -> tuple:
+    def forward(
+        self,
+        *arguments: Any,
+        self_attn_padding_mask: Tensor | None = None,
+        segment_ids: Tensor | None = None,
+        **options: Any,
+    ) -> tuple:
         """fairseq's; it tells attention to the encoder which targets are padding, for positions that count the others.
 
-        ``self_attn_padding_mask`` is (B, T), True = padding.
+        ``self_attn_padding_mask`` is (B, T), True = padding. ``segment_ids`` (B, T) are the documents of a row, none of
+        which sees another.
         """
+        if segment_ids is not None:
+            with _packed(self.self_attn, segment_ids):
+                return self._forward(*arguments, self_attn_padding_mask=self_attn_padding_mask, **options)
+        return self._forward(*arguments, self_attn_padding_mask=self_attn_padding_mask, **options)
+
+    def _forward(self, *arguments: Any, self_attn_padding_mask: Tensor | None, **options: Any) -> tuple:
         if not isinstance(self.encoder_attn, InnerCrossAttention):
             return super().forward(*arguments, self_attn_padding_mask=self_attn_padding_mask, **options)
         self.encoder_attn.target_padding_mask = self_attn_padding_mask
@@ -115,3 +140,10 @@ class LinearTimeEncoderLayer(_DesignedLayer, TransformerEncoderLayerBase):
     """An encoder layer of fairseq, not causal, as its ``LayerDesign`` says."""
 
     causal = False
+
+    def forward(self, *arguments: Any, segment_ids: Tensor | None = None, **options: Any) -> Any:
+        """fairseq's; ``segment_ids`` (B, T) are the documents of a row, none of which sees another."""
+        if segment_ids is None:
+            return super().forward(*arguments, **options)
+        with _packed(self.self_attn, segment_ids):
+            return super().forward(*arguments, **options)

@@ -1,0 +1,238 @@
+"""``--lineartime-reset-at-eos``: documents of a row see nothing of each other, in every model of text."""
+
+import warnings
+from argparse import ArgumentParser
+from types import SimpleNamespace
+
+import pytest
+import torch
+from fairseq import options, tasks
+from fairseq.data import TokenBlockDataset
+from fairseq.models import MODEL_REGISTRY
+from torch import Tensor, nn
+
+import fairseq_plugin  # noqa: F401  registers the models
+from fairseq_plugin.modules.documents import begin_after_eos, begin_at_eos
+from tests.compare import assert_close
+from tests.fairseq_plugin.helpers.language_models import awake, build_model
+from tests.fairseq_plugin.helpers.masked_models import build_masked, build_random
+from tests.fairseq_plugin.helpers.text import dictionary
+
+PAD, EOS = 1, 2
+FLAG = "--lineartime-reset-at-eos"
+CAUSAL = sorted(
+    name
+    for name, model in MODEL_REGISTRY.items()
+    if name.endswith("_lm") and model.__module__.startswith("fairseq_plugin.")
+)
+MASKED = sorted(
+    name
+    for name, model in MODEL_REGISTRY.items()
+    if name.endswith("_mlm") and model.__module__.startswith("fairseq_plugin.")
+)
+#: Sizes of chunks, rows and windows, over which the toy sequences go.
+SHORT = {"chunk-size": "4", "row-length": "4", "daft-window": "5", "bias-dim": "4", "flash-query-dim": "8"}
+POSITIONS = {
+    "sinusoids": ("flowformer_lm",),
+    "learned": ("linear_lm", "--decoder-learned-pos"),
+    "scaled sinusoids": ("flash_lm",),
+    "short convolution": ("linear_lm", "--linear-short-conv", "3"),
+    "checkpoints": ("softmax_lm", "--checkpoint-activations"),
+}
+#: Where the sentences of a stream of tokens end; the second is empty, the last is cut.
+SENTENCES = ([5, 6, 7, EOS], [EOS], [8, 9, EOS], [10, 11, 12, 13, 14, EOS], [15, EOS])
+
+
+def rows() -> Tensor:
+    """Documents as a language model reads them, each at an eos but for one that began before; padding on both sides."""
+    first = [7, 8, EOS, 9, 10, 11, 12, 13, EOS, EOS, 14, 15, 16, EOS, 17]
+    second = [PAD, PAD, EOS, 20, 21, 22, EOS, 23, 24, 25, 26, 27, 28, 29, 30]
+    third = [EOS, 33, 34, 35, 36, 37, 38, EOS, 39, 40, EOS, 41, PAD, PAD, PAD]
+    return torch.tensor([first, second, third])
+
+
+def each_alone(sequence: Tensor, ids: Tensor) -> list[tuple[int, Tensor]]:
+    """The row and the places of each document's tokens."""
+    found = []
+    for row in range(len(sequence)):
+        for number in ids[row].unique():
+            places = ((ids[row] == number) & sequence[row].ne(PAD)).nonzero().squeeze(1)
+            if len(places):
+                found.append((row, places))
+    return found
+
+
+def build(name: str, *flags: str) -> nn.Module:
+    """A tiny model in evaluation mode whose attention shows in its outputs."""
+    parser = ArgumentParser(allow_abbrev=False)
+    MODEL_REGISTRY[name].add_args(parser)
+    known = [f"--{field.replace('_', '-')}" for field in vars(parser.parse_args([]))]
+    command = ["data", "--task", "language_modeling", "--arch", name, "--tokens-per-sample", "16", *flags]
+    command += "--decoder-layers 2 --decoder-embed-dim 16 --decoder-input-dim 16 --decoder-output-dim 16".split()
+    command += "--decoder-ffn-embed-dim 16 --decoder-attention-heads 2 --dropout 0".split()
+    command += [x for end, value in SHORT.items() for flag in known if flag.endswith(end) for x in (flag, value)]
+    symbols = dictionary(60)
+    task = SimpleNamespace(source_dictionary=symbols, target_dictionary=symbols)
+    torch.manual_seed(1)
+    parsed = options.parse_args_and_arch(options.get_training_parser(), command)
+    return awake(tasks.FairseqTask.build_model(task, parsed)).eval()
+
+
+def check_documents(model: nn.Module) -> Tensor:
+    """Each document alone, and steps and parts, give what whole rows give, which is returned."""
+    sequence = rows()
+    whole = model(sequence)[0]
+    for row, places in each_alone(sequence, begin_at_eos(sequence, EOS)):
+        alone = model(sequence[row : row + 1, places])[0][0]
+        assert_close(f"document at {places[0]} of row {row}", whole[row, places], alone, 2e-5)
+    return whole
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+@torch.no_grad()
+def test_every_language_model(name):
+    model, sequence = build(name, FLAG), rows()
+    whole, real = check_documents(model), sequence.ne(PAD)
+    for sizes in ([1] * 15, [4, 6, 5]):
+        state, parts = {}, []
+        for some in sequence.split(sizes, dim=1):
+            parts.append(model.decoder.extend_features(some, state)[0])
+        parts = model.decoder.output_layer(torch.cat(parts, dim=1))
+        assert_close(f"parts of {sizes}", parts[real], whole[real], 2e-5)
+
+
+@pytest.mark.parametrize("name", ["flowformer_lm", "flash_lm", "softmax_lm"])
+@torch.no_grad()
+def test_fairseqs_steps_and_its_reordering(name):
+    """As its generator decodes: the tokens so far, one more at each step, rows that change places."""
+    model, sequence = build(name, FLAG), rows()[[0, 2]]
+    whole, state, order = model(sequence)[0], {}, torch.tensor([1, 0])
+    for t in range(11):
+        if t == 6:
+            model.decoder.reorder_incremental_state_scripting(state, order)
+            sequence, whole = sequence[order], whole[order]
+        step = model(sequence[:, : t + 1], incremental_state=state)[0]
+        assert_close(f"step {t}", step[:, -1], whole[:, t], 2e-5)
+
+
+@pytest.mark.parametrize("kind", POSITIONS)
+def test_positions_begin_anew(kind):
+    name, *flags = POSITIONS[kind]
+    model = build(name, FLAG, *flags)
+    whole = check_documents(model.train())
+    whole.sum().backward()
+    gradient = next(iter(model.parameters())).grad.clone()
+    assert torch.isfinite(gradient).all() and gradient.any()
+
+
+def test_another_document_gets_no_gradient():
+    model, sequence = build("flowformer_lm", FLAG), rows()[:1]
+    embedded = []
+    model.decoder.embed_tokens.register_forward_hook(lambda module, args, out: embedded.append(out) or out)
+    model(sequence)[0][0, 3:8].sum().backward(
+        inputs=[*model.parameters(), *[x for x in embedded if x.retain_grad() is None]]
+    )
+    touched = embedded[0].grad[0].abs().sum(-1).nonzero().squeeze(1)
+    assert touched.tolist() == [2, 3, 4, 5, 6, 7]
+
+
+@torch.no_grad()
+def test_without_the_option_documents_see_each_other():
+    sequence = rows()[:1]
+    changed = sequence.clone()
+    changed[0, 3] = 50
+    plain, packed = build("linear_lm"), build("linear_lm", FLAG)
+    for model, sees in ((plain, True), (packed, False)):
+        later = [model(x)[0][0, 9:] for x in (sequence, changed)]
+        assert torch.equal(*later) != sees
+
+
+@pytest.mark.parametrize("name", MASKED)
+@torch.no_grad()
+def test_every_masked_model(name):
+    model = build_random(name, FLAG)
+    first = [0, 7, 8, EOS, 9, 10, 11, 12, 13, EOS, EOS, 14, 15, 16, EOS]
+    second = [0, 20, 21, 22, EOS, 23, 24, 25, 26, 27, 28, 29, EOS, PAD, PAD]
+    sequence = torch.tensor([first, second])
+    ids = begin_after_eos(sequence, EOS)
+    whole = model(sequence, features_only=True)[0]
+    documents = each_alone(sequence, ids)
+    assert [int(sequence[row, places[-1]]) for row, places in documents] == [EOS] * 6, "each ends with its eos"
+    for row, places in documents:
+        alone = model(sequence[row : row + 1, places], features_only=True)[0][0]
+        assert_close(f"document at {places[0]} of row {row}", whole[row, places], alone)
+
+
+@pytest.mark.parametrize("mode", ["none", "complete", "complete_doc", "eos"])
+@torch.no_grad()
+def test_blocks_of_fairseq(mode):
+    """What a token is predicted from is its own sentence as far as its block has it, whatever block it is in."""
+    sizes = [len(x) for x in SENTENCES]
+    stream = [torch.tensor(x) for x in SENTENCES]
+    blocks = TokenBlockDataset(stream, sizes, 7, PAD, EOS, mode, include_targets=True, document_sep_len=1)
+    sentences = [[int(x) for x in sentence] for sentence in SENTENCES]
+    model, seen = build("linear_lm", FLAG), []
+    for i in range(len(blocks)):
+        source, target, _ = blocks[i]
+        if not len(target):
+            continue
+        ids = begin_at_eos(source[None], EOS)[0]
+        for document in ids.unique():
+            given, predicted = source[ids == document].tolist(), target[ids == document].tolist()
+            # A document of a block is an eos and the sentence up to its last token, or the rest of a sentence that was
+            # cut; what it predicts is the next token of that sentence alone.
+            begun = given[0] == EOS
+            whole = predicted if begun else [*given[:1], *predicted]
+            assert any(
+                whole == sentence[: len(whole)]
+                if begun
+                else whole == sentence[-len(whole) :] or _is_inside(whole, sentence)
+                for sentence in sentences
+            ), (given, predicted)
+            assert EOS not in predicted[:-1]
+            out = model(source[None])[0][0][ids == document]
+            assert_close("alone", out, model(torch.tensor([given]))[0][0], 2e-5)
+            seen += predicted
+    if mode in ("none", "eos"):
+        assert sorted(seen) == sorted(x for sentence in sentences for x in sentence)
+
+
+def _is_inside(part: list[int], sentence: list[int]) -> bool:
+    return any(sentence[i : i + len(part)] == part for i in range(len(sentence)))
+
+
+def test_one_that_begins_before_is_the_first():
+    assert begin_at_eos(torch.tensor([[7, EOS, 8, EOS]]), EOS).tolist() == [[0, 1, 1, 2]]
+    assert begin_after_eos(torch.tensor([[7, EOS, 8, EOS]]), EOS).tolist() == [[0, 0, 1, 1]]
+
+
+def test_weights_remember_it():
+    packed, plain = build("linear_lm", FLAG), build("linear_lm")
+    assert not any("documents" in name for name in plain.state_dict())
+    with pytest.warns(UserWarning, match="reset_at_eos=True.*reset_at_eos=False"):
+        plain.load_state_dict(packed.state_dict())
+    with pytest.warns(UserWarning, match="do not say.*reset_at_eos=True"):
+        packed.load_state_dict(plain.state_dict())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        packed.load_state_dict(packed.state_dict())
+        plain.load_state_dict(plain.state_dict())
+
+
+def test_a_document_longer_than_there_are_positions_is_refused_and_a_row_is_not():
+    model = build("linear_lm", FLAG, "--decoder-learned-pos")
+    longer = torch.full((1, 20), 7)
+    with pytest.raises(ValueError, match="the input has 20 tokens; allowed: 16"):
+        model(longer)
+    longer[0, 10] = EOS
+    assert torch.isfinite(model(longer)[0]).all()
+
+
+def test_tasks_whose_sequences_belong_together_are_refused():
+    task = object.__new__(tasks.sentence_prediction.SentencePredictionTask)
+    arguments = SimpleNamespace(lineartime_reset_at_eos=True, arch="linear_mlm")
+    with pytest.raises(ValueError, match="^--lineartime-reset-at-eos is given; allowed: for --task masked_lm"):
+        MODEL_REGISTRY["linear_mlm"].build_model(arguments, task)
+    with pytest.raises(ValueError, match="^--lineartime-reset-at-eos is given; allowed"):
+        MODEL_REGISTRY["linear_classifier"].build_model(arguments, task)
+    assert build_masked("linear_mlm", FLAG, sizes=False) and build_model("flowformer_lm", FLAG)
