@@ -80,7 +80,13 @@ class CombinerAttention(OpAttention):
             masks = {"key_padding_mask": key_padding_mask, "query_padding_mask": query_padding_mask}
             tokens = {"q": q, "k": k, "v": v, "x": x}
             return attend_by_document(
-                partial(self._document, return_state), tokens, segment_ids, masks, initial_state, return_state
+                partial(self._document, return_state),
+                tokens,
+                segment_ids,
+                masks,
+                self.causal,
+                initial_state,
+                return_state,
             )
         if not return_state:
             return self._whole(q, k, v, x, key_padding_mask, query_padding_mask)

@@ -373,7 +373,7 @@ class GatedAttentionUnit(RemembersOptions):
             return self._quadratic((q, k), v, masks["key_padding_mask"], **{**state, "initial_state": before})
 
         tokens, masks = dict(zip(("q", "k", "v"), (*heads, v))), {"key_padding_mask": padding_mask}
-        return attend_by_document(call, tokens, segment_ids, masks, *state.values())
+        return attend_by_document(call, tokens, segment_ids, masks, self.causal, *state.values())
 
     def _whole_bias(self, v: Tensor, padding_mask: Tensor | None, state: State | None) -> Tensor | None:
         """The relative bias of v's tokens (B, H, n, e) and those of ``state``, as ``gau_attention`` takes it."""

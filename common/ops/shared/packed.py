@@ -90,7 +90,8 @@ def _by_document(
             more["bias"] = cut_bias(bias, tokens_so_far, _length(some) + _tokens_of(state))
         return op(**{**inputs, **some}, **masks, **{**arguments, **more})
 
-    return attend_by_document(call, tokens, segment_ids, masks, state, return_state)
+    causal = bool(arguments.get("causal"))
+    return attend_by_document(call, tokens, segment_ids, masks, causal, state, return_state)
 
 
 def _length(tokens: dict[str, Tensor]) -> int:
@@ -109,13 +110,16 @@ def attend_by_document(
     tokens: dict[str, Tensor],
     segment_ids: Tensor,
     masks: dict[str, Tensor | None],
+    causal: bool,
     state: State | None = None,
     return_state: bool = False,
 ) -> Any:
     """``call(masks, state, **tokens)`` of each document as a row: its output (B, H, n, e) or (B, n, e), packed again.
 
     ``tokens`` are (B, H, n, c) or (B, n, c) each, in the names of ``_WITHOUT_CHANNELS`` (B, H, n) as well. ``masks``
-    are those that ``call`` takes, (B, n) with True = padding, or None; a token that all of them hide is left out.
+    are those that ``call`` takes, (B, n) with True = padding, or None; a token that all of them hide is left out. After
+    the end of a shorter document its last token is repeated. ``call`` gets masks that hide this, but where it is
+    ``causal`` and there are none: no token sees what follows it.
     ``state``, with its entry ``segment_id``, is of the documents that go on; with ``return_state`` the new one follows
     the output. O(size of the tokens) beside the calls, which have at most about twice the tokens.
 
@@ -124,7 +128,7 @@ def attend_by_document(
     """
     if may_be_exported():
         raise ValueError("segment_ids is given; allowed in torch.export: None, since the lengths of documents are data")
-    return _eager(call, tokens, segment_ids, masks, state, return_state)
+    return _eager(call, tokens, segment_ids, masks, causal, state, return_state)
 
 
 @torch.compiler.disable
@@ -133,6 +137,7 @@ def _eager(
     tokens: dict[str, Tensor],
     segment_ids: Tensor,
     masks: dict[str, Tensor | None],
+    causal: bool,
     state: State | None,
     return_state: bool,
 ) -> Any:
@@ -148,16 +153,17 @@ def _eager(
     layout = _lay_out(documents, _kept(masks, segment_ids), inner is not None, return_state)
     rows = {name: _Rows(x, _token_dim(name, x), layout) for name, x in tokens.items()}
     hidden = {name: None if x is None else _Rows(x, 1, layout, fill=True) for name, x in masks.items()}
+    hides = not causal or return_state or any(x is not None for x in masks.values())
     outs, states = [], []
     for part in layout.parts:
-        filler = _filler(part, segment_ids.device)
+        filler = _filler(part, segment_ids.device) if hides else None
         some_masks = {name: _mask(x, part, filler) for name, x in hidden.items()}
         some_state = None if not part.goes_on else {name: x[part.row] for name, x in inner.items()}
         result = call(some_masks, some_state, **{name: x.of(part) for name, x in rows.items()})
         out, after = result if return_state else (result, None)
         outs.append(out.transpose(1, -2).flatten(0, 1) if out.dim() == 4 else out.flatten(0, 1))
         states.append(after)
-    out = _moved(torch.cat(outs), layout.slots, layout.tokens)  # (B n, ...)
+    out = _moved(torch.cat(outs), layout.slots, layout.counting, layout.slots)  # (B n, ...)
     out = out.unflatten(0, tuple(segment_ids.shape))
     out = out.transpose(1, 2) if out.dim() == 4 else out
     return (out, {**_joined(layout, states), SEGMENT: documents.last}) if return_state else out
@@ -178,7 +184,9 @@ class _Layout(NamedTuple):
     """Where tokens go. All parts stand one after the other, (documents, L) each."""
 
     parts: list[_Part]
-    tokens: Tensor  # the token, of all B n, that stands at each place; -1 where none does
+    tokens: Tensor  # the token, of all B n, that stands at each place; after the end of a document its last one
+    filler: Tensor  # bool: the place is after the end of a document
+    counting: Tensor  # ``tokens``, but -1 after the end of a document
     slots: Tensor  # the place of each of the B n tokens; -1 for one that is left out
 
 
@@ -207,9 +215,14 @@ def _lay_out(documents: Documents, kept: Tensor, has_state: bool, return_state: 
         begins[which] = end + length * torch.arange(len(members), device=row.device)
         end += len(members) * length
     slot = begins[run] + torch.arange(len(token), device=row.device) - starts[run]
-    tokens, slots = row.new_full((end,), -1), row.new_full((batch * n,), -1)
-    tokens[slot], slots[token] = token, slot
-    return _Layout(parts, tokens, slots)
+    slots = row.new_full((batch * n,), -1).scatter(0, token, slot)
+    filler = torch.ones(end, dtype=torch.bool, device=row.device).scatter(0, slot, False)
+    # Within a document tokens stand in their order, so the last one so far is that of the largest number; a row without
+    # a token begins with the first of all.
+    tokens = row.new_zeros(end).scatter(0, slot, token)
+    pieces = [tokens[part.begin : part.begin + len(part.row) * part.length].view(-1, part.length) for part in parts]
+    tokens = torch.cat([piece.cummax(1).values.flatten() for piece in pieces])
+    return _Layout(parts, tokens, filler, tokens.masked_fill(filler, -1), slots)
 
 
 def _grouped(lengths: list[int], goes_on: list[bool]) -> Iterator[tuple[bool, list[int], int]]:
@@ -249,9 +262,10 @@ class _Rows:
         self.heads_first = dim == 2
         x = x.transpose(1, 2) if self.heads_first else x  # (B, n, ...)
         x = x.reshape(-1, *x.shape[2:])
-        self.places = (
-            x[layout.tokens.clamp(min=0)] | (layout.tokens < 0) if fill else _moved(x, layout.tokens, layout.slots)
-        )
+        if fill:
+            self.places = x[layout.tokens] | layout.filler
+        else:
+            self.places = _moved(x, layout.tokens, layout.slots, layout.counting)
 
     def of(self, part: _Part) -> Tensor:
         """(documents, ..., L, ...)."""
@@ -259,15 +273,21 @@ class _Rows:
         return x.transpose(1, 2) if self.heads_first else x
 
 
-def _moved(x: Tensor, source: Tensor, target: Tensor) -> Tensor:
-    """x[source], with zeros where ``source`` is -1; ``target`` is its inverse, -1 for what is not taken."""
+def _moved(x: Tensor, source: Tensor, target: Tensor, counting: Tensor) -> Tensor:
+    """x[source], with zeros where ``source`` is -1.
+
+    ``target`` is the one place where each of x counts, -1 for nowhere, and ``counting`` its inverse: elsewhere the
+    result is only repeated, and has no gradient.
+    """
     if torch.is_grad_enabled() and x.requires_grad and runs_eagerly(x):
-        return _Move.apply(x, source, target)
+        return _Move.apply(x, source, target, counting)
     return _taken(x, source)
 
 
 def _taken(x: Tensor, source: Tensor) -> Tensor:
     missing = source < 0
+    if not bool(missing.any()):
+        return x.index_select(0, source)
     return x.index_select(0, source.clamp(min=0)).masked_fill(missing.view(-1, *[1] * (x.dim() - 1)), 0)
 
 
@@ -275,14 +295,14 @@ class _Move(torch.autograd.Function):
     """``_moved``, whose gradient is taken back in the same way; torch adds into places, which takes longer."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, source: Tensor, target: Tensor) -> Tensor:
-        ctx.save_for_backward(source, target)
+    def forward(ctx: Any, x: Tensor, source: Tensor, target: Tensor, counting: Tensor) -> Tensor:
+        ctx.save_for_backward(target, counting)
         return _taken(x, source)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        source, target = ctx.saved_tensors
-        return _moved(grad, target, source), None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        target, counting = ctx.saved_tensors
+        return _moved(grad, target, counting, target), None, None, None
 
 
 def _kept(masks: dict[str, Tensor | None], segment_ids: Tensor) -> Tensor:
