@@ -40,14 +40,14 @@ def carried(
         return call(tensors, padding_mask, None)[0]
     rows = next(x.shape[0] for x in tensors if x is not None)
     count = groups(rows, group.size)
-    size = rows // count
-    layouts = state_layouts(group, owner, call, [_rows(x, 0, size) for x in tensors])
     outs, numbers = [], RandomNumbers(tensors) if count > 1 else None
     for i in range(count):
         if numbers is not None and i:
             numbers.restore()
-        own = [_rows(x, i * size, size) for x in tensors] if count > 1 else tensors
-        mask = _rows(padding_mask, i * size, size)
+        start, end = rows * i // count, rows * (i + 1) // count
+        own = [_rows(x, start, end) for x in tensors] if count > 1 else tensors
+        mask = _rows(padding_mask, start, end)
+        layouts = state_layouts(group, owner, call, own)
         state = None if group.rank == 0 else _received(group, layouts, own)
         out, after = call(own, mask, state)
         outs.append(out if group.rank == group.size - 1 else _sent(group, out, {name: after[name] for name in layouts}))
@@ -55,12 +55,12 @@ def carried(
 
 
 def groups(rows: int, processes: int) -> int:
-    """Groups of equally many of the ``rows``, that go one after another: at most four times as many as processes."""
-    return max(x for x in range(1, min(rows, _GROUPS_PER_PROCESS * processes) + 1) if rows % x == 0)
+    """Into how many groups the ``rows`` are cut that go one after another: at most four times the processes."""
+    return min(rows, _GROUPS_PER_PROCESS * processes)
 
 
-def _rows(x: Tensor | None, start: int, size: int) -> Tensor | None:
-    return None if x is None else x.narrow(0, start, size)
+def _rows(x: Tensor | None, start: int, end: int) -> Tensor | None:
+    return None if x is None else x[start:end]
 
 
 def state_layouts(group: ContextGroup, owner: Any, call: Call, tensors: Sequence[Tensor | None]) -> dict[str, Layout]:

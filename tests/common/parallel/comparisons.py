@@ -127,6 +127,13 @@ class Attending(nn.Module):
         return self.attention(q, q, q, mask, mask).transpose(1, 2).flatten(2)
 
 
+def many_rows(rank: int) -> None:
+    """More rows and heads than go one after another, so that groups of them are of two sizes."""
+    group, module = ContextGroup(), build_attention("local", causal=True, window=5).double()
+    inputs = tensors(module, TOKENS, batch=7)
+    _compare("many rows", group, _part(module, group, inputs, None), module(**inputs), None, leaves(inputs, module))
+
+
 def flow_of_one_row(rank: int) -> None:
     """Flow-Attention with each of its options where there are fewer heads than processes."""
     group = ContextGroup()

@@ -22,6 +22,7 @@ def test_every_mechanism_gives_what_one_process_gives(tmp_path):
         comparisons.training_under_data_parallelism,
         comparisons.gated_attention_units,
         comparisons.flow_of_one_row,
+        comparisons.many_rows,
         comparisons.random_draws,
         comparisons.counted_bytes,
     ],
