@@ -1,9 +1,12 @@
 """Packed documents in the gated attention unit: each is as a row of its own."""
 
+from itertools import product
+
 import pytest
 import torch
 
 from common.modules import GatedAttentionUnit
+from common.modules.forget_gate import FORGETS
 from tests.compare import assert_all_close, assert_close, gradients
 
 LENGTHS = ((1, 4, 5, 6, 8), (12, 1, 11))
@@ -18,9 +21,17 @@ UNITS = {
 }
 
 
+#: Causal alone.
+UNITS_THAT_FORGET = {f"flash, forget by {forget}": {"chunk_size": 5, "forget": forget} for forget in FORGETS}
+
+
 def build(name: str, causal: bool) -> GatedAttentionUnit:
     torch.manual_seed(0)
-    unit = GatedAttentionUnit(8, expanded_dim=12, query_dim=4, causal=causal, **UNITS[name]).double().eval()
+    unit = (
+        GatedAttentionUnit(8, expanded_dim=12, query_dim=4, causal=causal, **(UNITS | UNITS_THAT_FORGET)[name])
+        .double()
+        .eval()
+    )
     for parameter in unit.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
     return unit
@@ -39,8 +50,9 @@ def alone(unit, x, mask=None):
     return torch.cat(rows)
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("name", UNITS)
+@pytest.mark.parametrize(
+    ("name", "causal"), [*product(UNITS, (False, True)), *((name, True) for name in UNITS_THAT_FORGET)]
+)
 def test_documents_are_as_rows_of_their_own(name, causal):
     unit, x = build(name, causal), torch.randn(2, 24, 8, dtype=torch.float64, requires_grad=True)
     mask = torch.arange(24).expand(2, -1) % 7 == 3
@@ -52,7 +64,7 @@ def test_documents_are_as_rows_of_their_own(name, causal):
 
 
 @pytest.mark.parametrize("parts", [[1] * 24, [7, 1, 9, 7]], ids=["steps", "parts"])
-@pytest.mark.parametrize("name", UNITS)
+@pytest.mark.parametrize("name", UNITS | UNITS_THAT_FORGET)
 def test_extend_is_forward(name, parts):
     unit, x = build(name, True), torch.randn(2, 24, 8, dtype=torch.float64)
     outs, begin, state = [], 0, None
