@@ -10,6 +10,7 @@ from ..shared.checks import check_padding_mask, check_positive_int, check_query_
 from ..shared.chunks import CHUNK_SIZE
 from ..shared.feature_sums import causal_sums, full_sums, read_source, state_shapes, sums_of_source
 from ..shared.learned_features import check_map, learned_features, number_of_features
+from ..shared.packed import takes_segments
 from ..shared.padding import zero_padding
 from ..shared.precision import autocast_off, compute_dtype
 from ..shared.state import State, check_continuation, state_of_sums
@@ -18,6 +19,7 @@ from ..shared.state import State, check_continuation, state_of_sums
 EPS = 1e-6
 
 
+@takes_segments("q", "k", "v")
 def hedgehog_attention(
     q: Tensor,
     k: Tensor,
@@ -30,6 +32,7 @@ def hedgehog_attention(
     causal: bool = False,
     key_padding_mask: Tensor | None = None,
     query_padding_mask: Tensor | None = None,
+    segment_ids: Tensor | None = None,
     chunk_size: int = CHUNK_SIZE,
     initial_state: State | None = None,
     return_state: bool = False,
@@ -42,6 +45,9 @@ def hedgehog_attention(
     padding; a padded query gives 0. Cost: O(n r (d + e)) time and, causal, O(n (C + r) + (n / C) r e) memory with
     C = ``chunk_size``. ``initial_state`` and ``return_state`` (causal) continue a sequence: state ``sum_k`` (B, H, 2r),
     ``sum_kv`` (B, H, 2r, e), float32.
+
+    ``segment_ids`` (B, n), integers that never decrease along a row: its documents, which do not see each other;
+    see ``shared/packed.py``.
 
     Raises:
         ValueError: a shape, mask, number or state that does not fit; maps of different r; a state without ``causal``.

@@ -10,6 +10,7 @@ from ..hedgehog.interface import check_maps
 from ..shared.checks import check_choice, check_padding_mask, check_positive_int, check_query_key_value
 from ..shared.chunks import CHUNK_SIZE
 from ..shared.learned_features import LEARNED_MAPS, number_of_features
+from ..shared.packed import takes_segments
 from ..shared.padding import zero_padding
 from ..shared.precision import autocast_off, compute_dtype
 from ..shared.state import State, check_continuation, state_of_sums
@@ -17,6 +18,7 @@ from .decoding import extend, state_shapes
 from .full import Maps, whole_sequence
 
 
+@takes_segments("q", "k", "v")
 def lolcats_attention(
     q: Tensor,
     k: Tensor,
@@ -32,6 +34,7 @@ def lolcats_attention(
     causal: bool = False,
     key_padding_mask: Tensor | None = None,
     query_padding_mask: Tensor | None = None,
+    segment_ids: Tensor | None = None,
     chunk_size: int = CHUNK_SIZE,
     initial_state: State | None = None,
     return_state: bool = False,
@@ -51,6 +54,9 @@ def lolcats_attention(
     with C = ``chunk_size``. ``initial_state`` and ``return_state`` (causal) continue a sequence: state ``count`` (B,),
     the last keys and values ``k`` (B, H, w, d) and ``v`` (B, H, w, e), and the sums over all before them, ``sum_k``
     (B, H, f) and ``sum_kv`` (B, H, f, e), float32.
+
+    ``segment_ids`` (B, n), integers that never decrease along a row: its documents, which do not see each other;
+    see ``shared/packed.py``.
 
     Raises:
         ValueError: a shape, mask, number, name or state that does not fit; maps of different r; a state without

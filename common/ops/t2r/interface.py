@@ -10,11 +10,13 @@ from ..shared.checks import ArgumentError, check_padding_mask, check_positive_in
 from ..shared.chunks import CHUNK_SIZE
 from ..shared.feature_sums import causal_sums, full_sums, read_source, state_shapes, sums_of_source
 from ..shared.learned_features import check_map, learned_features
+from ..shared.packed import takes_segments
 from ..shared.padding import zero_padding
 from ..shared.precision import autocast_off, compute_dtype
 from ..shared.state import State, check_continuation, state_of_sums
 
 
+@takes_segments("q", "k", "v")
 def t2r_attention(
     q: Tensor,
     k: Tensor,
@@ -25,6 +27,7 @@ def t2r_attention(
     causal: bool = False,
     key_padding_mask: Tensor | None = None,
     query_padding_mask: Tensor | None = None,
+    segment_ids: Tensor | None = None,
     floor: float = 1e-2,
     chunk_size: int = CHUNK_SIZE,
     initial_state: State | None = None,
@@ -37,6 +40,9 @@ def t2r_attention(
     v (B, H, m, e) -> (B, H, n, e) in v's dtype. Masks: bool (B, m) and (B, n), True = padding; a padded query gives 0.
     Cost: O(n f (d + e)) time and, causal, O(n (C + f) + (n / C) f e) memory with C = ``chunk_size``. ``initial_state``
     and ``return_state`` (causal) continue a sequence: state ``sum_k`` (B, H, f), ``sum_kv`` (B, H, f, e), float32.
+
+    ``segment_ids`` (B, n), integers that never decrease along a row: its documents, which do not see each other;
+    see ``shared/packed.py``.
 
     Raises:
         ValueError: a shape, mask, number or state that does not fit; a state without ``causal``.

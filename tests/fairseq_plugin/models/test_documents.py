@@ -1,7 +1,6 @@
 """``--lineartime-reset-at-eos``: documents of a row see nothing of each other, in every model of text."""
 
 import warnings
-from argparse import ArgumentParser
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 import fairseq_plugin  # noqa: F401  registers the models
 from fairseq_plugin.modules.documents import begin_after_eos, begin_at_eos
 from tests.compare import assert_close
-from tests.fairseq_plugin.helpers.language_models import awake, build_model
+from tests.fairseq_plugin.helpers.language_models import awake, build_model, flags_of
 from tests.fairseq_plugin.helpers.masked_models import build_masked, build_random
 from tests.fairseq_plugin.helpers.text import dictionary
 
@@ -64,9 +63,7 @@ def each_alone(sequence: Tensor, ids: Tensor) -> list[tuple[int, Tensor]]:
 
 def build(name: str, *flags: str) -> nn.Module:
     """A tiny model in evaluation mode whose attention shows in its outputs."""
-    parser = ArgumentParser(allow_abbrev=False)
-    MODEL_REGISTRY[name].add_args(parser)
-    known = [f"--{field.replace('_', '-')}" for field in vars(parser.parse_args([]))]
+    known = flags_of(name)
     command = ["data", "--task", "language_modeling", "--arch", name, "--tokens-per-sample", "16", *flags]
     command += "--decoder-layers 2 --decoder-embed-dim 16 --decoder-input-dim 16 --decoder-output-dim 16".split()
     command += "--decoder-ffn-embed-dim 16 --decoder-attention-heads 2 --dropout 0".split()
