@@ -30,6 +30,7 @@ class Case(NamedTuple):
 
 COMMANDS = {
     "fairseq_plugin.convert": Case(FILE, "", SOURCE),
+    "fairseq_plugin.export_step": Case(FILE, "", SOURCE),
     "timm_plugin.convert": Case(FILE, "", f"flowformer_deit_ti {SOURCE}"),
     "recipes.bench.__main__": Case(FOLDER, "--out", "--only causal_flow --quick"),
     "recipes.bench.kernels.__main__": Case(FILE, "--out"),
@@ -48,6 +49,7 @@ COMMANDS = {
     "recipes.flash.prepare": Case(FOLDER, "--out", f"pg19 --file {SOURCE}"),
     "recipes.imagenet.get_timm_scripts": Case(FOLDER, "--out", f"--from {SOURCE}"),
     "recipes.imagenet.pictures": Case(FOLDER, "--output", f"--checkpoint {SOURCE} --image nowhere"),
+    "recipes.long_contexts.lengths": Case(FOLDER, "--out", f"--file {SOURCE} --quick"),
     "recipes.long_copy.compare": Case(FOLDER, "--out", f"--file {SOURCE} --quick"),
     "recipes.long_copy.prepare": Case(FOLDER, "--out", f"--file {SOURCE}"),
     "recipes.lra.compare": Case(FOLDER, "--out", "--quick"),

@@ -124,7 +124,7 @@ class ShortConvAttention(InnerAttention):
         self._check(q, k, v)
         check_padding_mask("padding_mask", padding_mask, v)
         convs = dict(zip(_NAMES, self._convs()))
-        shapes = {_entry(x): conv.state_shape(len(v)) for x, conv in convs.items() if conv is not None}
+        shapes = {_entry(x): conv.state_shape(v.shape[0]) for x, conv in convs.items() if conv is not None}
         before, rest = split_state(state, shapes)
         before = state_of_sums(before, shapes, compute_dtype(v), v) or {}
         segment_ids = inputs.get("segment_ids")

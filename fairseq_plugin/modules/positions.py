@@ -4,9 +4,11 @@ fairseq's own number the tokens of a left-padded prefix from its first real one 
 padding in incremental decoding; here both are the first. Parameters and tables are fairseq's.
 """
 
+import math
 import sys
 from typing import Any
 
+import torch
 from fairseq.modules import LearnedPositionalEmbedding, SinusoidalPositionalEmbedding
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -60,7 +62,8 @@ class SinusoidalPositions(SinusoidalPositionalEmbedding):
             numbers = positions_from(input, self.padding_idx, start)
             self._grow(int(numbers.max()) + 1)
             return self.weights[numbers]
-        embedded = super().forward(input, incremental_state, timestep, positions)  # also lets the table grow
+        self._grow(self.padding_idx + 1 + input.shape[1])  # fairseq would make it anew at every token
+        embedded = super().forward(input, incremental_state, timestep, positions)
         if incremental_state is None:
             return embedded
         return self.weights[last_position(input, self.padding_idx)].unsqueeze(1)  # (B, C) -> (B, 1, C)
@@ -70,6 +73,28 @@ class SinusoidalPositions(SinusoidalPositionalEmbedding):
         if rows > len(self.weights):
             rows = max(rows, 2 * len(self.weights))
             self.weights = self.get_embedding(rows, self.embedding_dim, self.padding_idx).to(self.weights)
+
+
+class ComputedSinusoids(nn.Module):
+    """The positions of ``host`` after ``start`` (B,) real tokens, computed and not looked up: without a limit.
+
+    tokens (B, T) -> (B, T, C), 0 at padding; for decoding steps that are exported. O(T C).
+    """
+
+    def __init__(self, host: SinusoidalPositions) -> None:
+        super().__init__()
+        self.padding_idx = host.padding_idx
+        half = host.embedding_dim // 2
+        self.odd = host.embedding_dim % 2
+        # Formed as fairseq forms them, since the angles at far positions are only as good as these.
+        frequencies = torch.exp(torch.arange(half, dtype=torch.float) * -(math.log(10000) / (half - 1)))
+        self.register_buffer("frequencies", frequencies, persistent=False)
+
+    def forward(self, tokens: Tensor, incremental_state: None = None, start: Tensor | None = None) -> Tensor:
+        """See the class; ``incremental_state`` is None."""
+        angles = positions_from(tokens, self.padding_idx, start).float()[..., None] * self.frequencies
+        embedded = F.pad(torch.cat([angles.sin(), angles.cos()], dim=-1), (0, self.odd))
+        return embedded.masked_fill(tokens.eq(self.padding_idx)[..., None], 0.0)
 
 
 class LearnedPositions(LearnedPositionalEmbedding):

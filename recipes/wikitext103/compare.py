@@ -31,6 +31,7 @@ COMMAND = "recipes.wikitext103.compare"
 #: A text of fewer bytes is read in characters: words would be too few to learn from, and most parameters theirs.
 WORDS_FROM_BYTES = 20_000_000
 UPDATES, EVALUATIONS = 1_600, 8
+FILE_HELP = "any text, or WikiText-103 as prepare --file takes it"
 #: To see that everything runs; nothing is learned.
 QUICK_UPDATES, QUICK_LINES = 8, 400
 
@@ -96,10 +97,16 @@ def read_result(name: str, seed: int, folder: Path, trained: Trained) -> Result:
     )
 
 
-def parser(command: str, description: str, known: Sequence[str], default: Sequence[str]) -> argparse.ArgumentParser:
-    """The options of ``command``, which trains some models of the names ``known``, by ``default`` those."""
+def parser(
+    command: str, description: str, known: Sequence[str], default: Sequence[str], takes_file: bool = True
+) -> argparse.ArgumentParser:
+    """The options of ``command``, which trains some models of the names ``known``, by ``default`` those.
+
+    Without ``takes_file``, ``--file`` is left to the command.
+    """
     parser = argparse.ArgumentParser(prog=f"python -m {command}", description=description)
-    parser.add_argument("--file", type=Path, required=True, help="any text, or WikiText-103 as prepare --file takes it")
+    if takes_file:
+        parser.add_argument("--file", type=Path, required=True, help=FILE_HELP)
     kinds = parser.add_mutually_exclusive_group()
     kinds.add_argument("--characters", action="store_true", help="a character is a token: the default for small texts")
     kinds.add_argument(
@@ -169,15 +176,21 @@ def compare(options: argparse.Namespace, kind: type[Plan], command: str, argumen
 def _compare(options: argparse.Namespace, plan: Plan, out: Path, command: str) -> int:
     started = time.monotonic()
     keep_settings(out / "settings.json", plan.settings())
+    tokens, unit = prepare_chosen(options, out)
+    compared = train_and_read(plan.trainings(out / "data-bin"), out / "runs", options.jobs, read_result)
+    show(out, report(plan, tokens, unit, compared), command, started)
+    return compared.status
+
+
+def prepare_chosen(options: argparse.Namespace, out: Path) -> tuple[dict[str, int], str]:
+    """``prepare`` the text of ``options``; the tokens of each split, and what a token is, as "characters"."""
     size = options.file.stat().st_size if options.file.is_file() else WORDS_FROM_BYTES
     small = size < WORDS_FROM_BYTES and not (options.words or options.subwords)
     characters = options.characters or small
     unit = "characters" if characters else "subwords" if options.subwords else "words"
     limit = options.limit or (QUICK_LINES if options.quick else None)
     tokens = prepare(options.file.absolute(), out, characters, limit, options.subwords)
-    compared = train_and_read(plan.trainings(out / "data-bin"), out / "runs", options.jobs, read_result)
-    show(out, report(plan, tokens, unit, compared), command, started)
-    return compared.status
+    return tokens, unit
 
 
 if __name__ == "__main__":

@@ -1,0 +1,178 @@
+"""``python -m fairseq_plugin.export_step CHECKPOINT TARGET``: one decoding step of a language model as a graph.
+
+``TARGET.onnx`` runs in onnxruntime, ``TARGET.pt2`` in torch, both without fairseq and without this project. What a
+caller must know is in the file: the state's entries, the dictionary, the longest sequence.
+"""
+
+import argparse
+import importlib.util
+import json
+import logging
+import sys
+import warnings
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from fairseq.data import Dictionary
+from fairseq.models import ARCH_MODEL_REGISTRY
+from torch import nn
+from torch.export import ExportedProgram
+
+from common import __version__
+from common.checkpoints import read_checkpoint
+from common.output_files import check_new, new_path
+
+from ._folders import find_folder
+from .checkpoints import stored_architecture
+from .decoding_step import DecodingStep, export_program
+from .models._language_model import LinearTimeLanguageModel
+from .untrusted_configuration import check_configuration
+
+#: The name of the metadata in a file, and their version.
+METADATA, VERSION = "lineartime", 1
+_ONNX, _PROGRAM = ".onnx", ".pt2"
+_PACKAGES = ("onnx", "onnxscript")
+#: Whose debug messages appear because one of fairseq's models sets up logging for every library.
+_TALKATIVE = ("onnx_ir", "onnxscript")
+
+
+def load(checkpoint: Path, data: str | None = None) -> tuple[str, nn.Module, Dictionary, bool]:
+    """The language model of ``checkpoint``: its architecture, itself, its dictionary, and whether bos begins a text.
+
+    ``data`` is the folder with ``dict.txt``; None is that of the checkpoint.
+
+    Raises:
+        ValueError: a file that cannot be read or would run code, another kind of model, or no dictionary.
+    """
+    state = read_checkpoint(checkpoint)
+    architecture = stored_architecture(state, str(checkpoint))
+    check_configuration(state, str(checkpoint))
+    model = ARCH_MODEL_REGISTRY.get(architecture)
+    if model is None or not issubclass(model, LinearTimeLanguageModel):
+        raise ValueError(
+            f"the checkpoint {str(checkpoint)!r} holds {architecture!r}; allowed: language models of this plugin "
+            "(python -m fairseq_plugin.convert makes one of 'transformer_lm')"
+        )
+    folder = Path(find_folder("--data", str(checkpoint.parent) if data is None else data))
+    if not (folder / "dict.txt").is_file():
+        raise ValueError(
+            f"{folder} has no dict.txt; allowed: --data with the folder of fairseq-preprocess, or dict.txt beside the "
+            "checkpoint"
+        )
+    # Checkpointing of activations wraps layers for training, which a graph cannot hold.
+    loaded = model.from_pretrained(
+        str(checkpoint.parent), checkpoint.name, str(folder.absolute()), checkpoint_activations=False
+    )
+    begins_with_bos = bool(getattr(loaded.task.args, "add_bos_token", False))
+    return architecture, loaded.models[0], loaded.task.source_dictionary, begins_with_bos
+
+
+def metadata_of(
+    architecture: str, step: DecodingStep, dictionary: Dictionary, begins_with_bos: bool, tokens: int
+) -> dict[str, Any]:
+    """What a caller of the graph must know, as JSON may hold it."""
+    return {
+        "version": VERSION,
+        "made_by": f"lineartime {__version__}",
+        "architecture": architecture,
+        "tokens_per_call": tokens,
+        "longest_sequence": step.max_tokens,
+        "state": [
+            {**entry._asdict(), "dtype": str(entry.dtype).removeprefix("torch."), "shape": list(entry.shape)}
+            for entry in step.entries
+        ],
+        "begins_with": dictionary.bos() if begins_with_bos else dictionary.eos(),
+        **{name: getattr(dictionary, name)() for name in ("bos", "pad", "eos", "unk")},
+        "symbols": dictionary.symbols,
+    }
+
+
+def write(program: ExportedProgram, step: DecodingStep, metadata: dict[str, Any], path: Path, suffix: str) -> None:
+    """Write ``program`` to ``path`` as ``suffix`` says; inputs and outputs of ONNX have the names of the state."""
+    content = json.dumps(metadata, ensure_ascii=False)
+    if suffix == _PROGRAM:
+        with open(path, "wb") as file:
+            torch.export.save(program, file, extra_files={f"{METADATA}.json": content})
+        return
+    names = [entry.name for entry in step.entries]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's and onnxscript's own use of what they have deprecated
+        onnx = torch.onnx.export(
+            program,
+            dynamo=True,
+            verbose=False,
+            input_names=["tokens", "order", *(f"past.{name}" for name in names)],
+            output_names=["logits", *(f"present.{name}" for name in names)],
+        )
+    for node in onnx.model.graph.all_nodes():
+        node.metadata_props.clear()  # where the code that made it lies on this machine
+    onnx.model.metadata_props[METADATA] = content
+    onnx.save(str(path), external_data=False)
+
+
+def prompt_path(target: Path) -> Path:
+    """Where the graph that reads prompts lies: beside ``target``."""
+    return target.with_suffix(f".prompt{target.suffix}")
+
+
+def export(checkpoint: Path, target: Path, data: str | None = None, prompt_tokens: int | None = None) -> list[Path]:
+    """Write the step of ``checkpoint`` to the new file ``target``; returns the paths of what was written.
+
+    With ``prompt_tokens``, a graph that reads so many tokens in a call is written beside it.
+
+    Raises:
+        ValueError: see ``load`` and ``DecodingStep``; a ``target`` that is there, or that ends in another suffix.
+    """
+    check_new(target, "target")
+    if target.suffix not in (_ONNX, _PROGRAM):
+        raise ValueError(f"target is {str(target)!r}; allowed: a file that ends in {_ONNX} or {_PROGRAM}")
+    if not target.parent.is_dir():
+        raise ValueError(f"target is {str(target)!r}; allowed: a file in a folder that exists")
+    missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
+    if target.suffix == _ONNX and missing:
+        raise ValueError(
+            f"target is {str(target)!r}, for which {' and '.join(missing)} must be installed (pip install)"
+        )
+    if prompt_tokens is not None and prompt_tokens < 2:
+        raise ValueError(f"--prompt-tokens is {prompt_tokens}; allowed: at least 2")
+    sizes = {target: 1} if prompt_tokens is None else {target: 1, prompt_path(target): prompt_tokens}
+    for path in sizes:
+        check_new(path, "target")
+    architecture, model, dictionary, begins_with_bos = load(checkpoint, data)
+    step = DecodingStep(model)
+    with ExitStack() as written:  # both or none
+        for path, tokens in sizes.items():
+            part = written.enter_context(new_path(path, "target"))
+            described = metadata_of(architecture, step, dictionary, begins_with_bos, tokens)
+            write(export_program(step, tokens), step, described, part, target.suffix)
+    return list(sizes)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Export a step; exits with one line where that cannot be done, and writes nothing then."""
+    parser = argparse.ArgumentParser(prog="python -m fairseq_plugin.export_step", description=__doc__.split("\n")[0])
+    parser.add_argument("checkpoint", type=Path, help="of a language model whose decoding state is constant")
+    parser.add_argument("target", type=Path, help="new file to write: .onnx, or .pt2 for torch.export.load")
+    parser.add_argument("--data", help="folder with dict.txt, as of fairseq-preprocess; default: the checkpoint's")
+    parser.add_argument(
+        "--prompt-tokens",
+        type=int,
+        metavar="C",
+        help="write a graph that reads C tokens at once, too: NAME.prompt.onnx",
+    )
+    options = parser.parse_args(arguments)
+    for name in _TALKATIVE:
+        logging.getLogger(name).setLevel(logging.WARNING)
+    try:
+        written = export(options.checkpoint, options.target, options.data, options.prompt_tokens)
+    except (OSError, ValueError) as error:
+        raise SystemExit(f"{parser.prog}: {error}") from error
+    for path in written:
+        print(f"{path}: {path.stat().st_size:,} bytes")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,132 @@
+"""The loss of a trained language model by position: how many tokens of its window were before the one it predicts."""
+
+import math
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from fairseq.data import data_utils
+from fairseq.models import ARCH_MODEL_REGISTRY
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from common.attention import ATTENTIONS
+from common.checkpoints import read_checkpoint
+from fairseq_plugin import LinearTimeLanguageModel
+from fairseq_plugin.checkpoints import stored_architecture
+from fairseq_plugin.untrusted_configuration import check_configuration
+
+#: The split whose text is read.
+SPLIT = "test"
+#: The first bin ends so many times doubled before the training length.
+_DOUBLINGS = 4
+
+
+class Bin(NamedTuple):
+    """Positions from ``begin`` to before ``end``, and the mean loss of their tokens in nats."""
+
+    begin: int
+    end: int
+    loss: float
+    tokens: int
+
+    @property
+    def perplexity(self) -> float:
+        """exp of the loss; infinity where that is too large."""
+        return math.exp(self.loss) if self.loss < 700 else math.inf
+
+
+def edges(length: int, longest: int) -> list[int]:
+    """Where bins of positions begin and end: 0, powers of two times ``length`` on both sides of it, ``longest``."""
+    halved = {length >> i for i in range(_DOUBLINGS + 1)} - {0}
+    doubled = set()
+    while (edge := length << len(doubled)) < longest:
+        doubled.add(edge)
+    return sorted({0, *halved, *doubled, longest})
+
+
+def windows(stream: Tensor, length: int, longest: int, most: int) -> Tensor:
+    """At most ``most`` windows of ``longest`` + 1 tokens of ``stream`` (n,), one beginning every ``length`` tokens.
+
+    So each piece of the text is read at each distance from the beginning of a window, and bins differ in what came
+    before a token, not in the text.
+
+    Raises:
+        ValueError: the text is too short for two windows.
+    """
+    count = (len(stream) - 1 - longest) // length + 1
+    pieces = longest // length
+    if len(stream) <= longest or count < pieces:
+        raise ValueError(
+            f"the {SPLIT} text has {len(stream):,} tokens; allowed for windows of {longest:,} that begin every "
+            f"{length:,}: at least {longest + (pieces - 1) * length + 1:,}"
+        )
+    return stream.unfold(0, longest + 1, length)[: max(pieces, most)]
+
+
+def everywhere(count: int, length: int, longest: int) -> Tensor:
+    """Of ``count`` windows, which tokens (count, longest) are of a piece of the text that stands at every distance."""
+    last = longest - length  # where the last piece of the first window begins
+    place = torch.arange(count)[:, None] * length + torch.arange(longest)
+    return (place >= last) & (place < count * length)
+
+
+def read_stream(data: Path) -> Tensor:
+    """The tokens (n,) of the split in a data-bin folder, in order, with the end of a line in front as fairseq has it.
+
+    Raises:
+        ValueError: there is none.
+    """
+    found = data_utils.load_indexed_dataset(str(data / SPLIT), dictionary=None)
+    if found is None or not len(found):
+        raise ValueError(f"{data} has no {SPLIT} text; allowed: a folder of fairseq-preprocess that has")
+    lines = [found[i] for i in range(len(found))]
+    return torch.cat([lines[0][-1:], *lines]).long()
+
+
+def load_model(path: Path, data: Path, longest: int) -> nn.Module:
+    """The language model of ``path``, for inputs of ``longest`` tokens where its weights and its formula allow that.
+
+    Raises:
+        ValueError: it cannot be read, or a part of it has weights for fewer positions.
+    """
+    state = read_checkpoint(path)
+    check_configuration(state, str(path))
+    model = ARCH_MODEL_REGISTRY.get(stored_architecture(state, str(path)))
+    if model is None or not issubclass(model, LinearTimeLanguageModel):
+        raise ValueError(f"{path} holds no language model of this plugin; allowed: one of NAME_lm")
+    mechanism = ATTENTIONS.get(getattr(model, "attention_name", None))  # FLASH is a layer of its own
+    overrides = {}
+    if mechanism is None or "max_tokens" not in mechanism.needs:  # else its formula would become another one
+        overrides["max_target_positions"] = longest
+    loaded = model.from_pretrained(str(path.parent), path.name, str(data), **overrides).models[0]
+    loaded.eval()
+    return loaded
+
+
+@torch.no_grad()
+def losses(model: nn.Module, windows: Tensor, title: str) -> Tensor:
+    """The loss (W, n) of every token but the first of ``windows`` (W, n + 1), in nats, a window at a time.
+
+    Raises:
+        ValueError: the model has no weights for so many tokens.
+    """
+    found = []
+    for window in tqdm(windows, desc=f"  {title}", unit=" windows", leave=False, disable=None):
+        target = window[None, 1:]
+        output = model(window[None, :-1])
+        scores = model.get_normalized_probs(output, log_probs=True, sample={"target": target})
+        found.append(-scores.gather(-1, target[..., None])[0, :, 0].double())
+    return torch.stack(found)
+
+
+def binned(loss: Tensor, length: int) -> list[Bin]:
+    """The mean of ``loss`` (W, n) in each bin, over the tokens that stand ``everywhere``."""
+    longest = loss.shape[1]
+    kept = everywhere(len(loss), length, longest)
+    bounds = edges(length, longest)
+    found = []
+    for begin, end in zip(bounds, bounds[1:]):
+        inside = loss[:, begin:end][kept[:, begin:end]]
+        found.append(Bin(begin, end, float(inside.mean()), inside.numel()))
+    return found

@@ -1,0 +1,134 @@
+"""Perplexity by position: windows, bins, models that read longer inputs, and once from a text to the results."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from fairseq import options
+from PIL import Image
+
+from common.attention import ATTENTIONS
+from recipes.long_contexts import lengths, positions
+from recipes.long_contexts.lengths import LengthPlan, default_names, names
+from recipes.long_contexts.lengths_report import Measured, report
+from recipes.long_contexts.positions import Bin, binned, edges, everywhere, windows
+from recipes.shared import comparison
+from recipes.shared.comparison import Compared
+from recipes.shared.tables import Run
+
+SIZES = {"width": 8, "layers": 1, "heads": 2, "batch_tokens": 64, "tokens_per_sample": 16}
+PLAN = LengthPlan(models=["softmax"], seeds=1, updates=100, lr=3e-3, evaluations=2, more=[], times=8, **SIZES)
+RUN = Run("python -m recipes.long_contexts.lengths", "2 CPU cores", "Python 3.11", "2026-11-24", 9.0)
+
+
+def test_bins_double_on_both_sides_of_the_training_length() -> None:
+    assert edges(256, 2048) == [0, 16, 32, 64, 128, 256, 512, 1024, 2048]
+    assert edges(24, 72) == [0, 1, 3, 6, 12, 24, 48, 72]
+
+
+def test_every_bin_is_of_the_same_text() -> None:
+    """Each piece of the text that counts stands once at every distance from the beginning of a window."""
+    stream = torch.arange(1 + 12 * 4)
+    found = windows(stream, 4, 16, most=100)
+    assert found.shape == (9, 17) and found[2].tolist() == list(range(8, 25))
+    kept = everywhere(9, 4, 16)
+    for begin in range(0, 16, 4):
+        predicted = found[:, 1:][:, begin : begin + 4][kept[:, begin : begin + 4]]
+        assert predicted.tolist() == list(range(13, 37))
+    assert len(windows(stream, 4, 16, most=5)) == 5
+    with pytest.raises(ValueError, match="at least 29"):
+        windows(stream[:28], 4, 16, most=100)
+
+
+def test_bins_are_means_over_that_text() -> None:
+    found = windows(torch.arange(200), 8, 32, most=100)
+    loss = found[:, 1:].double() + torch.arange(32)  # of the text, and of the position
+    parts = binned(loss, 8)
+    assert [(part.begin, part.end) for part in parts] == [(0, 1), (1, 2), (2, 4), (4, 8), (8, 16), (16, 32)]
+    text = torch.arange(1 + 24, 1 + 8 * len(found)).double().mean()
+    for part in parts[-2:]:
+        assert part.loss == pytest.approx(float(text) + (part.begin + part.end - 1) / 2)
+    assert Bin(0, 1, 2.0, 5).perplexity == pytest.approx(math.exp(2)) and Bin(0, 1, 1e4, 5).perplexity == math.inf
+
+
+def test_every_causal_mechanism_is_trained_with_the_longer_limit() -> None:
+    causal = {name for name, attention in ATTENTIONS.items() if "causal" in attention.supports}
+    assert causal | {"flash", "linear+forget", "flow+forget", "flow+short_conv"} <= {*default_names()} <= {*names()}
+    for name in default_names():
+        words = [str(word) for word in PLAN.train_arguments(Path("data-bin"), name, 1)]
+        parsed = options.parse_args_and_arch(options.get_training_parser(), [*words, "--cpu"])
+        assert (parsed.max_target_positions, parsed.tokens_per_sample) == (128, 16)
+        assert getattr(parsed, "no_token_positional_embeddings", False) == name.endswith("+no_positions")
+        assert (parsed.decoder_layers, parsed.decoder_ffn_embed_dim) == ((2, 16) if "flash" in name else (1, 32))
+
+
+def test_table_and_picture(tmp_path: Path) -> None:
+    def measured(model: str, seed: int, values: list[float], refused: str | None = None) -> Measured:
+        bounds = edges(16, 128)
+        bins = [Bin(*part, math.log(value), 100) for part, value in zip(zip(bounds, bounds[1:]), values)]
+        return Measured(model, seed, 4321, bins, refused, 60.0)
+
+    flat, rising = [9.0] * 8, [9.0] * 5 + [9.9, 12.0, 18.0]
+    found = [measured("rfa", 1, rising), measured("flow", 1, flat), measured("flow", 2, [8.0] * 8)]
+    found.append(measured("quadratic", 1, [], "no weights for so many"))
+    plan = LengthPlan(**{**PLAN.as_dict(), "models": ["rfa", "quadratic", "flow"], "seeds": 2})
+    shown = report(plan, {"train": 900, "test": 500}, "words", torch.zeros(7, 129), Compared(found, {}))
+    plain = comparison.write(tmp_path, shown, RUN)
+    rows = (tmp_path / "results.md").read_text().splitlines()
+    assert "| model | parameters | 4 to 8 | 8 to 16 | 16 to 32 | 32 to 64 | 64 to 128 | change | seeds |" in rows
+    first = rows.index(
+        "| flow | 4,321 | 8.50 ± 0.71 | 8.50 ± 0.71 | 8.50 ± 0.71 | 8.50 ± 0.71 | 8.50 ± 0.71 | +0 % | 2 |"
+    )
+    assert rows[first + 1] == "| rfa | 4,321 | 9.00 | 9.00 | 9.90 | 12.00 | 18.00 | +100 % | 1 |"
+    assert rows[first + 2] == "| quadratic | 4,321 | - | - | - | - | - | - | 1 |"
+    assert "quadratic.1 cannot read longer inputs: no weights for so many" in plain
+    content = json.loads((tmp_path / "results.json").read_text())
+    assert content["results"][0]["bins"][-1] == {"begin": 64, "end": 128, "loss": math.log(18), "tokens": 100}
+    with Image.open(tmp_path / "results.png") as image:
+        assert image.width > 400
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    """Lines with something to learn."""
+    path = tmp_path / "text.txt"
+    path.write_text("".join(f"to be or not to be, {i}\n" for i in range(400)), encoding="utf-8")
+    return path
+
+
+def test_from_a_text_to_the_results_and_from_another_comparison(text: Path, tmp_path: Path, capsys) -> None:
+    """Two short trainings, in processes of their own; then the same models again, with windows of another length."""
+    out = tmp_path / "out"
+    arguments = ["--file", str(text), "--quick", "--out", str(out), "--models", "linear", "daft_full", "--times", "2"]
+    arguments += ["--width", "8", "--heads", "2", "--layers", "1", "--tokens-per-sample", "16", "--batch-tokens", "64"]
+    assert lengths.main(arguments) == 0
+    results = json.loads((out / "results.json").read_text())["results"]
+    assert {one["model"]: len(one["bins"]) for one in results} == {"linear": 6, "daft_full": 6}
+    assert all(1 < math.exp(part["loss"]) < 1000 for one in results for part in one["bins"])
+    kept = out / "positions" / "linear.1.json"
+    kept.write_text(kept.read_text().replace('"refused": null', '"refused": "as it was"'))
+    assert lengths.main(arguments) == 0  # goes on: nothing is trained or measured again
+    assert "as it was" in capsys.readouterr().out
+    longer = ["--runs", str(out), "--out", str(tmp_path / "longer"), "--times", "4"]
+    assert lengths.main(longer) == 0
+    shown = capsys.readouterr().out
+    results = {one["model"]: one for one in json.loads((tmp_path / "longer" / "results.json").read_text())["results"]}
+    assert len(results["linear"]["bins"]) == 7 and results["daft_full"]["bins"] == []
+    assert "daft_full.1 cannot read longer inputs: " in shown and "allowed: 32" in results["daft_full"]["refused"]
+    for change, said in (
+        ([*arguments, "--windows", "9"], "windows is 9; allowed in"),
+        ([*longer, "--file", str(text)], "--file and --runs"),
+        (["--out", str(tmp_path / "none")], "--file and --runs"),
+        ([*longer, "--times", "1"], "--times is 1"),
+        (["--runs", str(tmp_path), "--out", str(tmp_path / "none")], "without settings.json"),
+    ):
+        assert lengths.main(change) == 1
+        assert said in capsys.readouterr().err
+
+
+def test_other_models_are_refused(tmp_path: Path) -> None:
+    torch.save({"model": {}}, tmp_path / "other.pt")
+    with pytest.raises(ValueError, match="other.pt"):
+        positions.load_model(tmp_path / "other.pt", tmp_path, 32)
