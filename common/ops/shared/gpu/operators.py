@@ -1,7 +1,8 @@
 """Kernels as operators of torch.compile, which calls them as they are and looks inside none.
 
 An operator of a mechanism runs what eager PyTorch would: kernels, compared before their first use, or plain PyTorch
-where they fail. Its gradients are another operator, which computes the output once more: only inputs are kept.
+where they fail; or blocks on a CPU, where their graph would take a compiler minutes (``channel_decay``). Its gradients
+are another operator, which computes the output once more: only inputs are kept.
 """
 
 import contextlib
