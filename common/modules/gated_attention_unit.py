@@ -254,11 +254,10 @@ class GatedAttentionUnit(RemembersOptions):
 
             # Without the types of what it gives: torch.compile of torch 2.6 takes no function inside another with them.
             def form_inputs(hidden: Tensor, *_: Tensor):
-                queries_and_keys = self._queries_and_keys(self._silu_part(hidden, -1), rotation)
-                return [*queries_and_keys, self._split_heads(self._silu_part(hidden, -2))]
+                z = self._silu_part(hidden, -1)
+                return [z, *self._queries_and_keys(z, rotation), self._split_heads(self._silu_part(hidden, -2))]
 
-            form_again([z], lambda hidden: [self._silu_part(hidden, -1)], hidden)
-            form_again([*heads, v], form_inputs, hidden, self.gamma, self.beta)
+            form_again([z, *heads, v], form_inputs, hidden, self.gamma, self.beta)
             if self.attention_dropout.p > 0.0:
                 v = v * self.attention_dropout(torch.ones_like(v[..., :1]))
             op = self._quadratic if self.chunk_size is None else self._mixed_chunk
@@ -336,7 +335,7 @@ class GatedAttentionUnit(RemembersOptions):
     def _queries_and_keys(self, z: Tensor, rotation: tuple[Tensor, Tensor] | None) -> tuple[Tensor, ...]:
         """Scaled, shifted and rotated copies of z (B, n, s): (B, H, n, s) each."""
         # (B, 1, 1, n, s), (R, H, 1, s) -> (B, R, H, n, s)
-        copies = z[:, None, None] * self.gamma[:, :, None] + self.beta[:, :, None]
+        copies = torch.addcmul(self.beta[:, :, None], z[:, None, None], self.gamma[:, :, None])
         if rotation is not None:
             copies = rotate_by(copies, *rotation)
         return copies.to(z.dtype).unbind(1)  # under autocast z is of half precision, the scales are not

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ..ops.shared.checks import ArgumentError
 from ..ops.shared.padding import real_positions
+from ..ops.shared.precision import in_dtype
 from ..ops.shared.segments import find_documents
 from ..ops.shared.state import State
 from ..ops.shared.tracing import runs_eagerly
@@ -36,8 +37,8 @@ def cos_and_sin(positions: Tensor, channels: int, dtype: torch.dtype) -> tuple[T
     half = channels // 2
     # Angles in half precision would be wrong by whole turns.
     dtype = torch.promote_types(dtype, torch.float32)
-    frequency = 10000.0 ** (-torch.arange(half, device=positions.device, dtype=dtype) / half)
-    angle = positions[..., None].to(dtype) * frequency
+    frequency = 10000.0 ** (torch.arange(0, -half, -1, device=positions.device, dtype=dtype) / half)
+    angle = positions[..., None] * frequency
     return angle.cos(), angle.sin()
 
 
@@ -51,12 +52,12 @@ def rotate_by(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """``rotate_by`` without a graph, in fewer passes over memory."""
-    first, second = x.to(cos.dtype).chunk(2, dim=-1)
+    first, second = in_dtype(x, cos.dtype).chunk(2, dim=-1)
     out = torch.empty_like(x, dtype=cos.dtype)
     to_first, to_second = out.chunk(2, dim=-1)
-    torch.mul(first, cos, out=to_first).sub_(second * sin)
-    torch.mul(second, cos, out=to_second).add_(first * sin)
-    return out.to(x.dtype)
+    torch.mul(first, cos, out=to_first).addcmul_(second, sin, value=-1.0)
+    torch.mul(second, cos, out=to_second).addcmul_(first, sin)
+    return in_dtype(out, x.dtype)
 
 
 class _Rotation(torch.autograd.Function):
@@ -78,6 +79,8 @@ def token_positions(x: Tensor, padding_mask: Tensor | None, count: Tensor | None
 
     ``padding_mask`` is bool (B, n), True = padding; ``count`` (B,) tokens came before x. O(n).
     """
+    if x.shape[2] == 1 and padding_mask is None and count is not None:
+        return count[:, None, None]
     positions = torch.arange(x.shape[2], device=x.device)
     if padding_mask is None and count is None:
         return positions

@@ -5,6 +5,8 @@ Wang, Zhang, Shen, Kim, *Parallelizing Linear Transformers with the Delta Rule o
 after Schlag, Irie, Schmidhuber, *Linear Transformers Are Secretly Fast Weight Programmers*, ICML 2021.
 """
 
+from collections.abc import Callable
+
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -13,10 +15,11 @@ from ..shared.packed import takes_segments
 from ..shared.padding import zero_padding
 from ..shared.precision import autocast_off, compute_dtype
 from ..shared.state import State, state_of_sums
-from ..shared.tracing import runs_eagerly
+from ..shared.tracing import is_compiled, runs_eagerly
 from .causal import delta_chunks
 from .causal_backward import delta_blocks
 from .decoding import delta_step
+from .operator import delta_operator
 
 #: What queries and keys, or values, go through first.
 ACTIVATIONS = ("silu", "none")
@@ -89,10 +92,16 @@ def gated_delta_attention(
             out, memory = delta_step(*tensors, state["memory"])
         else:
             memory = keys.new_zeros(shape) if state is None else state["memory"]
-            eager = runs_eagerly(*(x for x in (*tensors, memory) if x is not None))
-            out, memory = (delta_blocks if eager else delta_chunks)(*tensors, chunk_size, memory)
+            out, memory = _implementation(*tensors, memory)(*tensors, chunk_size, memory)
     out = out.to(v.dtype)
     return (out, {"memory": memory}) if return_state else out
+
+
+def _implementation(*tensors: Tensor | None) -> Callable[..., tuple[Tensor, Tensor]]:
+    """With the backward pass by hand, as one operator where it is compiled on a CPU; plain PyTorch in other graphs."""
+    if tensors[0].device.type == "cpu" and is_compiled():
+        return delta_operator
+    return delta_blocks if runs_eagerly(*(x for x in tensors if x is not None)) else delta_chunks
 
 
 def _activated(x: Tensor, activation: str) -> Tensor:

@@ -8,6 +8,8 @@ slots, which are 0 until it is moved, and go into ``sum_kv``, the sum over all t
 more than R tokens into the sum.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -29,13 +31,17 @@ def state_shapes(tokens: Tokens, chunk_size: int) -> dict[str, tuple[int, ...]]:
     """The shape of every tensor of a state."""
     batch, heads, _, s = tokens.k_quad.shape
     e = tokens.v.shape[3]
-    block = max(size for size in range(1, min(chunk_size, _LARGEST_BLOCK) + 1) if chunk_size % size == 0)
     return {
         "count": (batch,),
         "sum_kv": (batch, heads, s, e),
         "ring": (batch, heads, chunk_size, 2 * s + e),
-        "block": (batch, heads, block, 2 * s + e),
+        "block": (batch, heads, block_length(chunk_size), 2 * s + e),
     }
+
+
+def block_length(chunk_size: int) -> int:
+    """R, the slots of a block."""
+    return max(size for size in range(1, min(chunk_size, _LARGEST_BLOCK) + 1) if chunk_size % size == 0)
 
 
 def empty_state(tokens: Tokens, chunk_size: int) -> State:
@@ -51,7 +57,7 @@ def step(tokens: Tokens, bias: Tensor | None, options: MixedChunkOptions, state:
 
     The next state may share tensors with ``state``.
     """
-    new, position = torch.cat([tokens.k_quad, tokens.k_lin, tokens.v], dim=3), _one_position(state["count"])
+    new, position = torch.cat([tokens.k_quad, tokens.k_lin, tokens.v], dim=3), one_position(state["count"])
     if position is None:
         out, changed = _step_anywhere(tokens, new, bias, options, state)
     else:
@@ -59,7 +65,7 @@ def step(tokens: Tokens, bias: Tensor | None, options: MixedChunkOptions, state:
     return out, {**state, **changed, "count": state["count"] + 1}
 
 
-def _one_position(count: Tensor) -> int | None:
+def one_position(count: Tensor) -> int | None:
     """The position of every row, if it is one and may be looked at: on a CPU, where nothing traces."""
     if count.device.type != "cpu" or not runs_eagerly(count):
         return None
@@ -81,18 +87,40 @@ def _step_at(
     block = state["block"].slice_scatter(new, 2, place, place + 1)
     out = 0.0
     if options.local:
-        current = [x for x in (ring[:, :, :begin], block[:, :, : place + 1]) if x.shape[2]]
-        q = tokens.q_quad / score_divisor(options, s)
-        scores = torch.cat([q @ x[..., :s].transpose(-2, -1) for x in current], dim=3)
-        if bias is not None:
-            scores = scores + bias_so_far(bias, size, slot)
-        weights = score_kernel(scores, options.kernel, None).split([x.shape[2] for x in current], dim=3)
-        out = sum(w @ x[..., 2 * s :] for w, x in zip(weights, current))
+        current = [ring[:, :, :begin], block[:, :, : place + 1]]
+        keys, values = ([x[..., part] for x in current] for part in (slice(s), slice(2 * s, None)))
+        out = attend_at(tokens.q_quad, keys, values, bias, options, slot)
     if options.linear and position >= size:
         q, before = tokens.q_lin / size, ring[:, :, begin + length :]
         out = out + q @ state["sum_kv"] + q @ before[..., s : 2 * s].transpose(-2, -1) @ before[..., 2 * s :]
     out = torch.zeros_like(tokens.v) if isinstance(out, float) else out
     return out, _moved(ring, block, state["sum_kv"], begin) if place == length - 1 else {"block": block}
+
+
+def attend_at(
+    q: Tensor,
+    keys: Sequence[Tensor],
+    values: Sequence[Tensor],
+    bias: Tensor | None,
+    options: MixedChunkOptions,
+    slot: int,
+) -> Tensor:
+    """The quadratic term (B, H, 1, e) of q (B, H, 1, s) in ``slot``.
+
+    ``keys`` and ``values`` (B, H, m, s or e) of the tokens of its chunk up to it are in two parts, the first of which
+    may have none.
+    """
+    parts = [(k, v) for k, v in zip(keys, values) if k.shape[2]]
+    q = q / score_divisor(options, q.shape[3])
+    scores = [torch.matmul(q, k.transpose(-2, -1)) for k, _ in parts]
+    scores = scores[0] if len(parts) == 1 else torch.cat(scores, dim=3)
+    if bias is not None:
+        scores = scores + bias_so_far(bias, options.chunk_size, slot)
+    weights = score_kernel(scores, options.kernel, None)
+    if len(parts) == 1:
+        return weights @ parts[0][1]
+    first, second = weights.split([k.shape[2] for k, _ in parts], dim=3)
+    return first @ parts[0][1] + second @ parts[1][1]
 
 
 def _moved(ring: Tensor, block: Tensor, sum_kv: Tensor, begin: int) -> State:
@@ -111,11 +139,11 @@ def _step_anywhere(
 ) -> tuple[Tensor, State]:
     """``_step_at`` where each row has a position of its own: masks in place of slices, and a ring that is copied."""
     slot = (state["count"] % options.chunk_size)[:, None]  # (B, 1)
-    slots = _block(slot, state)
-    block = state["block"].scatter(2, _index(slot - slots[:, :1], state["block"]), new)
+    slots = block_slots(slot, state)
+    block = state["block"].scatter(2, slot_index(slot - slots[:, :1], state["block"]), new)
     out = _attend_anywhere(tokens, bias, options, {**state, "block": block}, slot)
-    ring = state["ring"].scatter(2, _index(slots, state["ring"]), block)
-    following = _index((slots + slots.shape[1]) % options.chunk_size, ring)
+    ring = state["ring"].scatter(2, slot_index(slots, state["ring"]), block)
+    following = slot_index((slots + slots.shape[1]) % options.chunk_size, ring)
     full = (slot == slots[:, -1:])[:, :, None, None]  # (B, 1, 1, 1)
     _, k, v = _parts(ring.gather(2, following).masked_fill(~full, 0.0), state["sum_kv"].shape[2])
     return out, {
@@ -129,7 +157,7 @@ def _attend_anywhere(
     tokens: Tokens, bias: Tensor | None, options: MixedChunkOptions, state: State, slot: Tensor
 ) -> Tensor:
     """The output (B, H, 1, e) of tokens in ``slot`` (B, 1) of the chunk, which are in the block already."""
-    size, s, block = options.chunk_size, tokens.q_quad.shape[3], _block(slot, state)
+    size, s, block = options.chunk_size, tokens.q_quad.shape[3], block_slots(slot, state)
     (_, k_lin, values), values_of_block = _parts(state["ring"], s), _parts(state["block"], s)[2]
     slots = torch.arange(size, device=slot.device)
     in_ring, in_block = 0.0, None
@@ -151,13 +179,13 @@ def _attend_anywhere(
     return out if in_block is None else out + in_block @ values_of_block
 
 
-def _block(slot: Tensor, state: State) -> Tensor:
+def block_slots(slot: Tensor, state: State) -> Tensor:
     """The slots of the block that ``slot`` (B, 1) is in, (B, R)."""
     size = state["block"].shape[2]
     return slot - slot % size + torch.arange(size, device=slot.device)
 
 
-def _index(slots: Tensor, ring: Tensor) -> Tensor:
+def slot_index(slots: Tensor, ring: Tensor) -> Tensor:
     """``slots`` (B, R) as an index of dimension 2 of ``ring`` (B, H, C, c): (B, H, R, c)."""
     return slots[:, None, :, None].expand(-1, ring.shape[1], -1, ring.shape[3])
 
@@ -173,13 +201,13 @@ def several(
     """n tokens after ``state``, as a sequence of its two chunks and them: outputs (B, H, n, e) and the next state."""
     batch, n, size = tokens.v.shape[0], tokens.v.shape[2], options.chunk_size
     slot = (state["count"] % size)[:, None]  # (B, 1)
-    slots, block = torch.arange(size, device=slot.device), _block(slot, state)
+    slots, block = torch.arange(size, device=slot.device), block_slots(slot, state)
     if padding_mask is None:
         padding_mask = torch.zeros(batch, n, dtype=torch.bool, device=slot.device)
     current = slots < slot  # (B, C): slots of the current chunk
     frame_padding = torch.cat([torch.zeros_like(current), ~current, padding_mask], dim=1)  # (B, 2C + n)
     order = real_first(frame_padding)
-    ring = state["ring"].scatter(2, _index(block, state["ring"]), state["block"])
+    ring = state["ring"].scatter(2, slot_index(block, state["ring"]), state["block"])
     before = slots > block[:, -1:]  # (B, C): slots of the chunk before
     frame = [ring.masked_fill(~which[:, None, :, None], 0.0) for which in (before, current)]
     frame = torch.cat([*frame, torch.cat([tokens.k_quad, tokens.k_lin, tokens.v], dim=3)], dim=2)
@@ -205,7 +233,7 @@ def _state_at(chunks: Tokens, sums: Tensor, end: Tensor, state: State) -> State:
     """
     size = state["ring"].shape[2]
     group, slot = (end // size)[:, :, None, None, None], end % size  # (B, 1, 1, 1, 1), at least 1
-    slots, block = torch.arange(size, device=end.device), _block(slot, state)
+    slots, block = torch.arange(size, device=end.device), block_slots(slot, state)
 
     def pick(x: Tensor, index: Tensor) -> Tensor:
         return x.gather(2, index.expand(-1, x.shape[1], 1, *x.shape[3:])).squeeze(2)  # (B, H, G, ...) -> (B, H, ...)
@@ -215,5 +243,5 @@ def _state_at(chunks: Tokens, sums: Tensor, end: Tensor, state: State) -> State:
     left = (slots <= block[:, -1:])[:, None, :, None]  # (B, 1, C, 1)
     _, k, v = _parts(before.masked_fill(~left, 0.0), chunks.k_lin.shape[4])
     ring = current.masked_fill((slots >= block[:, :1])[:, None, :, None], 0.0) + before.masked_fill(left, 0.0)
-    newest = current.gather(2, _index(block, current)).masked_fill((block >= slot)[:, None, :, None], 0.0)
+    newest = current.gather(2, slot_index(block, current)).masked_fill((block >= slot)[:, None, :, None], 0.0)
     return {"sum_kv": pick(sums, group - 1) + k.transpose(-2, -1) @ v, "ring": ring, "block": newest}

@@ -4,11 +4,13 @@ The sum Σ k_lin vᵀ over earlier chunks is multiplied by exp(log_decay_t) at e
 of an earlier chunk counts exp(Σ log_decay_t) over the tokens t after it up to the query. The quadratic term, inside a
 chunk, forgets nothing. Gates are (B, H, n), by head, or (B, H, n, s), by channel of k_lin.
 
-The state holds k_quad and v of the current chunk's tokens in C slots, s + e channels each, and two sums Σ k_lin vᵀ that
-have decayed up to the last token: ``sum_kv`` over the chunks before, and ``own_kv`` over the current chunk, which no
-query reads before that chunk is full.
+The state holds k_quad and v of the current chunk's tokens in C slots, s + e channels each, but for those of the current
+*block* of R slots, which it holds apart: a step writes into the block, and a full block is moved into the chunk, since
+a step that wrote into the chunk would copy all of it. And two sums Σ k_lin vᵀ that have decayed up to the last token:
+``sum_kv`` over the chunks before, and ``own_kv`` over the current chunk, which no query reads before it is full.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -22,6 +24,7 @@ from ..shared.precision import compute_dtype
 from ..shared.relative_bias import bias_at
 from ..shared.score_kernels import score_kernel
 from ..shared.state import State
+from .decoding import attend_at, block_length, block_slots, one_position, slot_index
 from .further_terms import FurtherTerms
 from .sequence import MixedChunkOptions, Tokens, both_terms, hidden_keys, score_divisor, split
 
@@ -44,6 +47,7 @@ def state_shapes(tokens: Tokens, chunk_size: int) -> dict[str, tuple[int, ...]]:
         "sum_kv": (batch, heads, s, e),
         "own_kv": (batch, heads, s, e),
         "chunk": (batch, heads, chunk_size, s + e),
+        "block": (batch, heads, block_length(chunk_size), s + e),
     }
 
 
@@ -70,15 +74,52 @@ def whole_sequence(
 def step(
     tokens: Tokens, log_decay: Tensor, bias: Tensor | None, options: MixedChunkOptions, state: State
 ) -> tuple[Tensor, State]:
-    """One token after ``state``, not padding: its output (B, H, 1, e) and the next state; O(C (s + e) + s e)."""
-    size, s = options.chunk_size, tokens.q_quad.shape[3]
-    slot = (state["count"] % size)[:, None]  # (B, 1)
+    """One token after ``state``, not padding: its output (B, H, 1, e) and the next state; O(C (s + e) + s e).
+
+    The next state may share tensors with ``state``.
+    """
     decay = _by_channel(log_decay).exp().transpose(-2, -1)  # (B, H, 1 or s, 1)
-    new = torch.cat([tokens.k_quad, tokens.v], dim=3)
-    chunk = state["chunk"].scatter(2, slot[:, None, :, None].expand_as(new), new)
+    new, position = torch.cat([tokens.k_quad, tokens.v], dim=3), one_position(state["count"])
     sum_kv = state["sum_kv"] * decay
     own_kv = torch.addcmul(state["own_kv"] * decay, tokens.k_lin.transpose(-2, -1), tokens.v)
-    out = (tokens.q_lin / size) @ sum_kv
+    out = (tokens.q_lin / options.chunk_size) @ sum_kv
+    step_here = _step_anywhere if position is None else partial(_step_at, position=position)
+    local, changed = step_here(tokens, new, bias, options, {**state, "sum_kv": sum_kv, "own_kv": own_kv})
+    return (out if local is None else out + local), {**changed, "count": state["count"] + 1}
+
+
+def _step_at(
+    tokens: Tokens, new: Tensor, bias: Tensor | None, options: MixedChunkOptions, state: State, position: int
+) -> tuple[Tensor | None, State]:
+    """The quadratic term (B, H, 1, e), if there is one, and the next state, where all rows are at ``position``.
+
+    ``new`` (B, H, 1, s + e) is what the state is to hold of the token; sums of ``state`` have the token already.
+    """
+    s, length, slot = tokens.k_quad.shape[3], state["block"].shape[2], position % options.chunk_size
+    place = slot % length
+    block, local = state["block"].slice_scatter(new, 2, place, place + 1), None
+    if options.local:
+        current = [state["chunk"][:, :, : slot - place], block[:, :, : place + 1]]
+        keys, values = ([x[..., part] for x in current] for part in (slice(s), slice(s, None)))
+        local = attend_at(tokens.q_quad, keys, values, bias, options, slot)
+    state = {**state, "block": block}
+    if place == length - 1:
+        state["chunk"] = state["chunk"].slice_scatter(block, 2, slot - place, slot + 1)
+    if slot == options.chunk_size - 1:
+        sums = {"sum_kv": state["sum_kv"] + state["own_kv"], "own_kv": torch.zeros_like(state["own_kv"])}
+        state.update(sums)
+    return local, state
+
+
+def _step_anywhere(
+    tokens: Tokens, new: Tensor, bias: Tensor | None, options: MixedChunkOptions, state: State
+) -> tuple[Tensor | None, State]:
+    """``_step_at`` where each row has a position of its own: masks in place of slices, and a chunk that is copied."""
+    size, s, local = options.chunk_size, tokens.k_quad.shape[3], None
+    slot = (state["count"] % size)[:, None]  # (B, 1)
+    slots = block_slots(slot, state)  # (B, R)
+    block = state["block"].scatter(2, slot_index(slot - slots[:, :1], state["block"]), new)
+    chunk = state["chunk"].scatter(2, slot_index(slots, state["chunk"]), block)
     if options.local:
         k_quad, v = chunk.split([s, tokens.v.shape[3]], dim=3)
         scores = (tokens.q_quad / score_divisor(options, s)) @ k_quad.transpose(-2, -1)  # (B, H, 1, C)
@@ -86,11 +127,11 @@ def step(
             scores = scores + bias_at(bias, size, slot)
         # Slots after the token's are empty, or hold what is left of the chunk before.
         later = (torch.arange(size, device=slot.device) > slot)[:, None, None]
-        out = out + score_kernel(scores, options.kernel, later) @ v
-    full = (slot == size - 1)[:, :, None, None]  # (B, 1, 1, 1)
-    sum_kv = sum_kv + own_kv.masked_fill(~full, 0.0)
+        local = score_kernel(scores, options.kernel, later) @ v
+    full, own_kv = (slot == size - 1)[:, :, None, None], state["own_kv"]  # (B, 1, 1, 1)
+    sum_kv = state["sum_kv"] + own_kv.masked_fill(~full, 0.0)
     sums = {"sum_kv": sum_kv, "own_kv": own_kv.masked_fill(full, 0.0)}
-    return out, {"count": state["count"] + 1, **sums, "chunk": chunk}
+    return local, {**state, **sums, "chunk": chunk, "block": block}
 
 
 def several(
@@ -108,7 +149,8 @@ def several(
     if padding_mask is None:
         padding_mask = torch.zeros(batch, n, dtype=torch.bool, device=slot.device)
     order = real_first(torch.cat([slots >= slot, padding_mask], dim=1))  # (B, C + n)
-    k_quad, v = state["chunk"].split([s, e], dim=3)
+    chunk = state["chunk"].scatter(2, slot_index(block_slots(slot, state), state["chunk"]), state["block"])
+    k_quad, v = chunk.split([s, e], dim=3)
     k_quad, v = torch.cat([k_quad, tokens.k_quad], dim=2), torch.cat([v, tokens.v], dim=2)
     # The state holds no queries, and needs none; nor k_lin and gates, whose sum it holds as it is by now.
     others = (F.pad(x, (0, 0, size, 0)) for x in (tokens.q_quad, tokens.q_lin, tokens.k_lin, _by_channel(log_decay)))
@@ -120,7 +162,8 @@ def several(
     out = both_terms(chunks, sums.before, bias, options, hidden_keys(chunks, options, size + n, None), frame, None)
     out = take(out[:, :, : size + n], invert(order))[:, :, size:]
     real = (~padding_mask).sum(1)
-    group = ((slot + real[:, None]) // size)[:, :, None, None, None]  # of the token after the last one
+    end = slot + real[:, None]  # of the token after the last one
+    group = (end // size)[:, :, None, None, None]
 
     def pick(x: Tensor) -> Tensor:
         return x.gather(2, group.expand(-1, x.shape[1], 1, *x.shape[3:])).squeeze(2)  # (B, H, G, ...) -> (B, H, ...)
@@ -128,7 +171,8 @@ def several(
     # Tokens after the last real one have no gates: what has decayed to the end of its chunk has decayed up to there.
     held = {"sum_kv": pick(sums.before) * pick(sums.decay), "own_kv": pick(sums.own)}
     chunk = pick(torch.cat([chunks.k_quad, chunks.v], dim=4))
-    return out, {"count": state["count"] + real, **held, "chunk": chunk}
+    block = chunk.gather(2, slot_index(block_slots(end % size, state), chunk))
+    return out, {"count": state["count"] + real, **held, "chunk": chunk, "block": block}
 
 
 class _Sums(NamedTuple):

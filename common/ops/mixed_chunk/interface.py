@@ -66,8 +66,9 @@ def mixed_chunk_attention(
 
     Args:
         log_decay: causal; the linear term's sum over earlier chunks is multiplied by exp(log_decay_t) at each token t:
-            (B, H, n) by head, (B, H, n, s) by channel of k_lin. The state has ``own_kv`` (B, H, s, e) and ``chunk``
-            (B, H, C, s + e), of the current chunk, in place of ``ring`` and ``block``. See ``forgetting``.
+            (B, H, n) by head, (B, H, n, s) by channel of k_lin. The state has ``own_kv`` (B, H, s, e), and ``chunk``
+            (B, H, C, s + e) and ``block`` (B, H, R, s + e) of the current chunk, in place of ``ring`` and its
+            ``block``. See ``forgetting``.
         bias: (2C-1,), entry r + C - 1 for a query r tokens after its key, or (C, C); with heads (H, 2C-1), (H, C, C).
         kernel: ``relu2``, ``laplace``, or ``softmax``, whose scores are divided by √s; see ``score_kernel``.
         local, linear: leave one of the two terms out (Figure 7).

@@ -11,13 +11,15 @@ level are one batched product.
 """
 
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .channel_decay_cpu import sums_in_blocks
 from .chunks import carry_decayed_sums, split_chunks
-from .tracing import runs_eagerly
+from .gpu.operators import differentiable_operator
+from .tracing import is_compiled, runs_eagerly
 
 
 def channel_decayed_sums(
@@ -27,18 +29,36 @@ def channel_decayed_sums(
 
     q, k and ``log_decay`` (B, H, n, f), the latter at most 0 and finite, v (B, H, n, e). ``initial`` (B, H, f, e) is
     the sum before the first token, zero when None. C is ``chunk_size`` rounded up to a power of two. O(n (C + e) f)
-    time; beside inputs, output and gradients O(f e) memory for each block of chunks on a CPU, elsewhere and under
-    torch.compile O(n (f + e) log C + (n / C) f e).
+    time; beside inputs, output and gradients O(f e) memory for each block of chunks on a CPU, elsewhere
+    O(n (f + e) log C + (n / C) f e). torch.compile sees one operator on a CPU, since the halvings are a graph of
+    hundreds of operations for each layer.
     """
     if q.shape[2] == 1 and initial is not None:
         last = torch.addcmul(log_decay.exp().transpose(-2, -1) * initial, k.transpose(-2, -1), v)
         return q @ last, last
-    size = _chunk_length(chunk_size, q.shape[2])
     if initial is None:
         initial = v.new_zeros(*q.shape[:2], q.shape[3], v.shape[3])
+    if q.device.type == "cpu" and is_compiled():
+        return _operator(q, k, v, log_decay, initial, chunk_size)
+    size = _chunk_length(chunk_size, q.shape[2])
     if q.device.type == "cpu" and runs_eagerly(q, k, v, log_decay, initial):
         return sums_in_blocks(q, k, v, log_decay, initial, size, partial(_in_graph, size=size))
     return _in_graph(q, k, v, log_decay, initial, size)
+
+
+def _run(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, initial: Tensor, chunk_size: int) -> tuple[Tensor, Tensor]:
+    """``channel_decayed_sums`` for the operator, none of whose outputs may be an input."""
+    out, last = channel_decayed_sums(q, k, v, log_decay, chunk_size, initial)
+    return out.contiguous(), last.clone(memory_format=torch.contiguous_format)
+
+
+def _fake(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, initial: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return v.new_empty(v.shape), initial.new_empty(initial.shape)
+
+
+_operator = differentiable_operator(
+    "channel_decayed_sums", ("q", "k", "v", "log_decay", "initial"), "int chunk_size", 2, _run, _fake
+)
 
 
 def _in_graph(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, initial: Tensor, size: int) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,8 @@
 """Kernels as operators of torch.compile, which calls them as they are and looks inside none.
 
 An operator of a mechanism runs what eager PyTorch would: kernels, compared before their first use, or plain PyTorch
-where they fail. Its gradients are another operator, which computes the output once more: only inputs are kept.
+where they fail; or blocks on a CPU, where their graph would take a compiler minutes (``channel_decay``). Its gradients
+are another operator, which computes the output once more: only inputs are kept.
 """
 
 import contextlib
@@ -47,7 +48,9 @@ def differentiable_operator(
     def backward(*values: Any) -> list[Tensor]:
         inputs, (grads, needed, *constants) = values[:size], values[size:]
         results = _gradients_apart(lambda *x: tuple(run(*x, *constants)), inputs, grads, needed)
-        return [torch.zeros_like(x) if grad is None else grad.clone() for x, grad in zip(_of(inputs, needed), results)]
+        # Laid out as the operator says, whatever the layout of the inputs.
+        zeros = (torch.zeros_like(x) if grad is None else grad for x, grad in zip(_of(inputs, needed), results))
+        return [grad.clone(memory_format=torch.contiguous_format) for grad in zeros]
 
     options = {"mutates_args": ()}
     schema = f"({arguments}, {constants}) -> ({', '.join(['Tensor'] * outputs)})"

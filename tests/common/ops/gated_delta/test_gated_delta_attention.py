@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn import functional as F
 
 from common.ops import gated_delta_attention
@@ -12,6 +13,7 @@ from tests.common.inputs import padding, qkv
 from tests.common.properties import bytes_kept, largest_tensor
 from tests.common.refusals import refused, tensors
 from tests.compare import assert_all_close, assert_close, gradients
+from tests.torch_versions import NEWER_THAN_2_6
 
 H = 2
 #: The rule alone, of queries, keys and values as they are given.
@@ -73,6 +75,24 @@ def test_what_traces_operations_sees_the_same(n, decay):
         assert_close(name, actual, expected)
         pair = (gradients(x, leaves.values(), retain_graph=True) for x in (actual, expected))
         assert_all_close(leaves, *pair)
+
+
+@pytest.mark.parametrize("decay", [None, 0.5])
+def test_one_graph_that_does_not_grow_with_the_chunk_is_for_any_length(decay):
+    """Laid out as a host has them, heads inside. In plain PyTorch the graph takes a compiler minutes."""
+    sizes = []
+    for chunk_size in (2, 8):
+        torch._dynamo.reset()
+        counter = CompileCounterWithBackend("aot_eager")
+        compiled = torch.compile(gated_delta_attention, backend=counter, fullgraph=True, dynamic=True)
+        for n in (19, 12, 33):
+            inputs = [x.detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_() for x in qkv(n)]
+            given = gates(n, decay)
+            with torch.compiler.set_stance("fail_on_recompile" if NEWER_THAN_2_6 and n != 19 else "default"):
+                out = compiled(*inputs, **given, chunk_size=chunk_size)
+            assert_agrees(inputs, given, out, gated_delta_attention(*inputs, **given, chunk_size=chunk_size))
+        sizes.append(counter.op_count)
+    assert sizes[0] == sizes[1] or not NEWER_THAN_2_6
 
 
 def test_gradients_pass_through_states():

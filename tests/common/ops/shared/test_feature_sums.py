@@ -6,6 +6,7 @@ from torch import Tensor
 
 from common.ops.shared.feature_sums import causal_sums
 from tests.compare import assert_all_close, assert_close, gradients
+from tests.torch_versions import NEWER_THAN_2_6
 
 B, H, F, E = 2, 3, 5, 4
 
@@ -152,3 +153,35 @@ def test_gradients_of_gradients():
     tensors = (*given.values(), *before.values())
     assert torch.autograd.gradcheck(sums, tensors, fast_mode=True)
     assert torch.autograd.gradgradcheck(sums, tensors, fast_mode=True)
+
+
+@pytest.fixture
+def nothing_compiled_before() -> None:
+    """No graph of another test is left."""
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("begun", [False, True], ids=["start", "continued"])
+def test_sums_of_features_that_decay_by_themselves_are_compiled_for_any_length(begun, nothing_compiled_before):
+    compiled = torch.compile(causal_sums, backend="aot_eager", fullgraph=True, dynamic=True)
+    for n in (19, 12, 33):
+        before, arguments = state() if begun else None, inputs(n)
+        call = {"chunk_size": 8, "state": before, **arguments}
+        with torch.compiler.set_stance("fail_on_recompile" if NEWER_THAN_2_6 and n != 19 else "default"):
+            found = compiled(**call)
+        agree(found, causal_sums(**call), {**arguments, **(before or {})})
+
+
+@pytest.mark.skipif(not NEWER_THAN_2_6, reason="torch 2.6 cannot tell torch.compile from torch.export")
+def test_their_graph_does_not_grow_with_the_chunk(nothing_compiled_before):
+    """In plain PyTorch each halving of a chunk is some dozens of operations, which take a compiler minutes."""
+    sizes = []
+
+    def count(graph: torch.fx.GraphModule, _: list) -> torch.fx.GraphModule:
+        sizes.append(sum(node.op.startswith("call") for node in graph.graph.nodes))
+        return graph
+
+    for chunk_size in (2, 64):
+        torch._dynamo.reset()
+        torch.compile(causal_sums, backend=count, fullgraph=True)(**inputs(70), chunk_size=chunk_size, state=None)
+    assert sizes[0] == sizes[1]
