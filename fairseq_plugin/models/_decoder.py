@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from common.modules.norms import build_norm
 
+from ..modules.carried_state import CarriedState
 from ..modules.documents import ResetAtEos, begin_at_eos, read_documents, within_documents
 from ..modules.multihead_attention import IncrementalState
 from ..modules.positions import check_count, check_length, count_real_tokens, find_max_tokens
@@ -77,14 +78,19 @@ class LinearTimeDecoder(TransformerDecoder):
         self,
         prev_output_tokens: Tensor,
         encoder_out: dict[str, list[Tensor]] | None = None,
-        incremental_state: dict[str, dict[str, Tensor | None]] | None = None,
+        incremental_state: dict[str, dict[str, Tensor | None]] | CarriedState | None = None,
         full_context_alignment: bool = False,
         *alignment,
         **further,
     ) -> tuple[Tensor, dict[str, Any]]:
-        """fairseq's, for inputs that the model can honour."""
+        """fairseq's, for inputs that the model can honour; with a ``CarriedState`` they are a block of a stream."""
         if full_context_alignment:
             raise ValueError("full_context_alignment is True; allowed: False, attention is causal by construction")
+        if isinstance(incremental_state, CarriedState):
+            state = incremental_state.open()
+            extended = self.extend_features(prev_output_tokens, state)
+            incremental_state.close(state)
+            return extended
         if self._resets:
             return self._extract_documents(prev_output_tokens, incremental_state, *alignment, **further)
         if self.get_incremental_state(incremental_state, _SEEN) is not None:
@@ -132,14 +138,16 @@ class LinearTimeDecoder(TransformerDecoder):
 
         ``incremental_state`` is empty where the sequences begin; it takes up what decoding remembers of them, and how
         many real tokens each row had, from which positions go on. A row may have padding anywhere. One token or many at
-        a time give what the whole forward pass gives, and single steps of fairseq's generator may follow. For a model
-        that is not training: attention drops nothing here. Cost and memory are those of the mechanism for n tokens.
+        a time give what the whole forward pass gives, and single steps of fairseq's generator may follow. Gradients
+        pass through the state, and dropout is that of the forward pass. Cost and memory are those of the mechanism for
+        n tokens.
 
         Raises:
             ValueError: the decoder has attention to an encoder; ``incremental_state`` is of single steps alone, which
                 do not count; more tokens than a part of the model has parameters for.
         """
-        if any(layer.encoder_attn is not None for layer in self.layers if hasattr(layer, "encoder_attn")):
+        layers = self.layers.children()  # iterating itself draws which layers are dropped, where there is layer drop
+        if any(layer.encoder_attn is not None for layer in layers if hasattr(layer, "encoder_attn")):
             raise ValueError("the decoder has attention to an encoder; allowed: language models")
         seen = self.get_incremental_state(incremental_state, _SEEN)
         if seen is None and incremental_state:

@@ -60,8 +60,7 @@ class SinusoidalPositions(SinusoidalPositionalEmbedding):
     ) -> Tensor:
         if start is not None:
             numbers = positions_from(input, self.padding_idx, start)
-            self._grow(int(numbers.max()) + 1)
-            return self.weights[numbers]
+            return _sinusoids(numbers, self.embedding_dim, self.padding_idx).to(self.weights)
         self._grow(self.padding_idx + 1 + input.shape[1])  # fairseq would make it anew at every token
         embedded = super().forward(input, incremental_state, timestep, positions)
         if incremental_state is None:
@@ -83,18 +82,21 @@ class ComputedSinusoids(nn.Module):
 
     def __init__(self, host: SinusoidalPositions) -> None:
         super().__init__()
-        self.padding_idx = host.padding_idx
-        half = host.embedding_dim // 2
-        self.odd = host.embedding_dim % 2
-        # Formed as fairseq forms them, since the angles at far positions are only as good as these.
-        frequencies = torch.exp(torch.arange(half, dtype=torch.float) * -(math.log(10000) / (half - 1)))
-        self.register_buffer("frequencies", frequencies, persistent=False)
+        self.padding_idx, self.embedding_dim = host.padding_idx, host.embedding_dim
 
     def forward(self, tokens: Tensor, incremental_state: None = None, start: Tensor | None = None) -> Tensor:
         """See the class; ``incremental_state`` is None."""
-        angles = positions_from(tokens, self.padding_idx, start).float()[..., None] * self.frequencies
-        embedded = F.pad(torch.cat([angles.sin(), angles.cos()], dim=-1), (0, self.odd))
-        return embedded.masked_fill(tokens.eq(self.padding_idx)[..., None], 0.0)
+        return _sinusoids(positions_from(tokens, self.padding_idx, start), self.embedding_dim, self.padding_idx)
+
+
+def _sinusoids(numbers: Tensor, dim: int, padding_idx: int) -> Tensor:
+    """Rows ``numbers`` (B, T) of fairseq's table, (B, T, C) in float32, without the table, which would grow."""
+    half = dim // 2
+    steps = torch.arange(half, dtype=torch.float, device=numbers.device)
+    # Formed as fairseq forms them, since the angles at far positions are only as good as these.
+    angles = numbers[..., None].float() * torch.exp(steps * -(math.log(10000) / (half - 1)))
+    rows = F.pad(torch.cat([angles.sin(), angles.cos()], dim=-1), (0, dim % 2))
+    return rows.masked_fill(numbers[..., None].eq(padding_idx), 0.0)
 
 
 class LearnedPositions(LearnedPositionalEmbedding):
