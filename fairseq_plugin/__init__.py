@@ -53,6 +53,7 @@ from .tasks.pixel_modeling import PixelModelingTask
 from .tasks.prompted_language_modeling import PromptedLanguageModelingTask
 from .tasks.sequence_pair_prediction import SequencePairPredictionTask
 from .tasks.span_extraction import SpanExtractionTask
+from .tasks.streaming_language_modeling import StreamingLanguageModelingTask
 from .tasks.time_series_classification import TimeSeriesClassificationTask
 
 __all__ = [
@@ -85,6 +86,7 @@ __all__ = [
     "SpanExtractionCriterion",
     "SpanExtractionTask",
     "SparseCrossEntropyCriterion",
+    "StreamingLanguageModelingTask",
     "TimeSeriesClassificationTask",
     "TimeSeriesClassifier",
     "TransformerPlusLanguageModel",

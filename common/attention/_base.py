@@ -72,9 +72,9 @@ class InnerAttention(RemembersOptions):
     (B, m) for keys and (B, n) for queries, True = padding; a padded query gives 0. ``dropout_p`` is applied in either
     mode of the module, since hosts decide that themselves. The inputs that ``needs`` names are further keywords.
 
-    ``extend(q, k, v, padding_mask=None, state=None) -> (out, state)``, where it supports "causal": attention from the
-    next tokens of a sequence, one or many. ``padding_mask`` (B, n) is theirs alone, ``state`` None starts a sequence.
-    Every tensor of a state has the batch as dimension 0.
+    ``extend(q, k, v, padding_mask=None, state=None, dropout_p=0.0) -> (out, state)``, where it supports "causal":
+    attention from the next tokens of a sequence, one or many. ``padding_mask`` (B, n) is theirs alone, ``state`` None
+    starts a sequence. Every tensor of a state has the batch as dimension 0.
 
     ``_source_state(k, v, key_padding_mask) -> state`` and ``_attend_source(q, state, query_padding_mask, positions) ->
     out``, where it supports "source": ``source_state`` and ``attend_source``, which check their tensors. The inputs
@@ -108,6 +108,8 @@ class InnerAttention(RemembersOptions):
     attend_part: Callable[..., Tensor] | None = None
     #: Inside of ``common.parallel.context_parallel``: what it needs to compute a part of a sequence, a ``Context``.
     context: Any = None
+    #: Whether training draws anew what states depend on: a state is of no use to another pass.
+    redraws: bool = False
 
     def __init__(
         self,
@@ -172,6 +174,7 @@ class InnerAttention(RemembersOptions):
         v: Tensor,
         padding_mask: Tensor | None = None,
         state: State | None = None,
+        dropout_p: float = 0.0,
         **inputs: Any,
     ) -> tuple[Tensor, State]:
         """Refused with a ValueError; a mechanism that supports "causal" defines it."""
@@ -309,12 +312,16 @@ class OpAttention(InnerAttention):
         v: Tensor,
         padding_mask: Tensor | None = None,
         state: State | None = None,
+        dropout_p: float = 0.0,
         **inputs: Any,
     ) -> tuple[Tensor, State]:
-        """The next tokens' outputs (B, H, n, e) and the state after them; cost as the mechanism says."""
+        """The next tokens' outputs (B, H, n, e) and the state after them; cost as the mechanism says.
+
+        A source that is dropped is dropped for the tokens after these, too: the state is without it.
+        """
         if not self.causal:
             raise ValueError("causal is False; allowed for extend: an attention built with causal=True")
-        tensors = self.operands(q, k, v)
+        tensors = self.operands(q, k, drop_sources(v, dropout_p))
         if padding_mask is not None:  # op knows it by other names
             check_heads("v", v)
             check_padding_mask("padding_mask", padding_mask, v)

@@ -44,6 +44,8 @@ class RfaAttention(OpAttention):
     reference_op = staticmethod(rfa_attention_reference)
     directions: Tensor
 
+    redraws = True
+
     def setup(self) -> None:
         heads, channels = self.shape.num_heads, self.shape.head_dim
         self.sigma = nn.Parameter(torch.ones(heads, 1, channels))

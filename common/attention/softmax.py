@@ -2,6 +2,7 @@
 
 from torch import Tensor
 
+from ..ops.shared.state import State
 from ..ops.softmax import softmax_attention
 from ..ops.softmax.reference import softmax_attention_reference
 from ._base import OpAttention
@@ -34,3 +35,19 @@ class SoftmaxAttention(OpAttention):
         """q (B, H, n, d), k (B, H, m, d), v (B, H, m, e) -> (B, H, n, e); dropout is that of single weights."""
         masks = {"key_padding_mask": key_padding_mask, "query_padding_mask": query_padding_mask}
         return self.apply_op(*self.operands(q, k, v), **masks, dropout_p=dropout_p)
+
+    def extend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        padding_mask: Tensor | None = None,
+        state: State | None = None,
+        dropout_p: float = 0.0,
+    ) -> tuple[Tensor, State]:
+        """The next tokens' outputs (B, H, n, e) and the state after them; dropout is that of single weights."""
+        if dropout_p == 0.0:
+            return super().extend(q, k, v, padding_mask, state)
+        masks = {"key_padding_mask": padding_mask, "query_padding_mask": padding_mask}
+        tensors, going_on = self.operands(q, k, v), {"initial_state": state, "return_state": True}
+        return self.apply_op(*tensors, **masks, **going_on, dropout_p=dropout_p)

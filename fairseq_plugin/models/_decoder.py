@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from common.modules.norms import build_norm
 
+from ..modules.carried_state import CarriedState
 from ..modules.multihead_attention import IncrementalState
 from ..modules.positions import check_count, check_length, count_real_tokens, find_max_tokens
 from ..modules.reading_on import layers_after, positions_after
@@ -72,14 +73,19 @@ class LinearTimeDecoder(TransformerDecoder):
         self,
         prev_output_tokens: Tensor,
         encoder_out: dict[str, list[Tensor]] | None = None,
-        incremental_state: dict[str, dict[str, Tensor | None]] | None = None,
+        incremental_state: dict[str, dict[str, Tensor | None]] | CarriedState | None = None,
         full_context_alignment: bool = False,
         *alignment,
         **further,
     ) -> tuple[Tensor, dict[str, Any]]:
-        """fairseq's, for inputs that the model can honour."""
+        """fairseq's, for inputs that the model can honour; with a ``CarriedState`` they are a block of a stream."""
         if full_context_alignment:
             raise ValueError("full_context_alignment is True; allowed: False, attention is causal by construction")
+        if isinstance(incremental_state, CarriedState):
+            state = incremental_state.open()
+            extended = self.extend_features(prev_output_tokens, state)
+            incremental_state.close(state)
+            return extended
         if self.get_incremental_state(incremental_state, _SEEN) is not None:
             return self.extend_features(prev_output_tokens[:, -1:], incremental_state)
         if self.context is not None and incremental_state is None:
@@ -105,8 +111,9 @@ class LinearTimeDecoder(TransformerDecoder):
 
         ``incremental_state`` is empty where the sequences begin; it takes up what decoding remembers of them, and how
         many real tokens each row had, from which positions go on. A row may have padding anywhere. One token or many at
-        a time give what the whole forward pass gives, and single steps of fairseq's generator may follow. For a model
-        that is not training: attention drops nothing here. Cost and memory are those of the mechanism for n tokens.
+        a time give what the whole forward pass gives, and single steps of fairseq's generator may follow. Gradients
+        pass through the state, and dropout is that of the forward pass. Cost and memory are those of the mechanism for
+        n tokens.
 
         Raises:
             ValueError: the decoder has attention to an encoder; ``incremental_state`` is of single steps alone, which

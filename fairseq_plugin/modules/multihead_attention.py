@@ -144,15 +144,15 @@ class InnerMultiheadAttention(MultiheadAttention):
             key_padding_mask = None if key_padding_mask is None else key_padding_mask[:, -len(query) :]
         q, k, v = (split_heads(project(tokens), self.num_heads) for project in (self.q_proj, self.k_proj, self.v_proj))
         more = self.inner.inputs(x=tokens.transpose(0, 1))
+        if self.training or self.dropout_module.apply_during_inference:
+            more["dropout_p"] = self.dropout_module.p
         if incremental_state is None:
-            dropping = self.training or self.dropout_module.apply_during_inference
             out = self.inner(
                 q,
                 k,
                 v,
                 key_padding_mask=key_padding_mask,
                 query_padding_mask=key_padding_mask,
-                dropout_p=self.dropout_module.p if dropping else 0.0,
                 **more,
             )
         else:

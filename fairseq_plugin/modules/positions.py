@@ -4,9 +4,11 @@ fairseq's own number the tokens of a left-padded prefix from its first real one 
 padding in incremental decoding; here both are the first. Parameters and tables are fairseq's.
 """
 
+import math
 import sys
 from typing import Any
 
+import torch
 from fairseq.modules import LearnedPositionalEmbedding, SinusoidalPositionalEmbedding
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -49,19 +51,21 @@ class SinusoidalPositions(SinusoidalPositionalEmbedding):
         start: Tensor | None = None,
     ) -> Tensor:
         if start is not None:
-            numbers = positions_from(input, self.padding_idx, start)
-            self._grow(int(numbers.max()) + 1)
-            return self.weights[numbers]
+            return self._computed(positions_from(input, self.padding_idx, start))
         embedded = super().forward(input, incremental_state, timestep, positions)  # also lets the table grow
         if incremental_state is None:
             return embedded
         return self.weights[last_position(input, self.padding_idx)].unsqueeze(1)  # (B, C) -> (B, 1, C)
 
-    def _grow(self, rows: int) -> None:
-        """Give the table at least so many rows, and twice what it has, so that single tokens seldom make it anew."""
-        if rows > len(self.weights):
-            rows = max(rows, 2 * len(self.weights))
-            self.weights = self.get_embedding(rows, self.embedding_dim, self.padding_idx).to(self.weights)
+    def _computed(self, numbers: Tensor) -> Tensor:
+        """Rows ``numbers`` (B, T) of fairseq's table, (B, T, C), without it: it would grow with a stream."""
+        half = self.embedding_dim // 2
+        steps = torch.arange(half, dtype=torch.float, device=numbers.device)
+        frequency = torch.exp(steps * -(math.log(10000) / (half - 1)))
+        angle = numbers[..., None].float() * frequency
+        rows = torch.cat([angle.sin(), angle.cos()], dim=-1)
+        rows = F.pad(rows, (0, self.embedding_dim % 2)).masked_fill(numbers[..., None].eq(self.padding_idx), 0.0)
+        return rows.to(self.weights)
 
 
 class LearnedPositions(LearnedPositionalEmbedding):

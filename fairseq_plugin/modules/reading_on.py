@@ -4,7 +4,7 @@ Its ``extract_features`` cuts the tokens to the last one where it is given a sta
 the state to the layers, and to the position embedding the number of tokens before.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from .multihead_attention import IncrementalState
 
 @contextmanager
 def layers_after(
-    layers: Iterable[nn.Module], incremental_state: IncrementalState, self_attn_mask: Tensor | None = None
+    layers: nn.ModuleList, incremental_state: IncrementalState, self_attn_mask: Tensor | None = None
 ) -> Iterator[None]:
     """Inside, each of ``layers`` of fairseq's decoder goes on from ``incremental_state`` and fills it.
 
@@ -25,7 +25,7 @@ def layers_after(
         return (*args[:3], incremental_state, *args[4:]), {**kwargs, "self_attn_mask": self_attn_mask}
 
     with ExitStack() as hooks:
-        for layer in layers:
+        for layer in layers.children():  # iterating itself draws which layers are dropped, where there is layer drop
             hooks.callback(layer.register_forward_pre_hook(give, with_kwargs=True).remove)
         yield
 

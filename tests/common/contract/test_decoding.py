@@ -15,6 +15,7 @@ from tests.common.contract.mechanisms import (
     rows,
     run_in_parts,
     tensors,
+    without,
 )
 from tests.common.inputs import padding
 from tests.compare import assert_close, assert_gradients_close
@@ -41,6 +42,24 @@ def test_extend_is_forward(parts, side, case):
     if side in ("none", "holes"):
         assert_gradients_close(out, whole, leaves(inputs, module))
     assert all(len(tensor) == 2 for state in states for tensor in state.values()), "the batch is dimension 0"
+
+
+@cases(decoders)
+def test_dropout_is_that_of_forward_and_stays_in_the_state(case):
+    """With the same draws; a source that was dropped is dropped for tokens that come later, too."""
+    module = case.build()
+    inputs = tensors(module, 21, batch=1, grad=False)
+    first, rest = at(inputs, slice(12)), at(inputs, slice(12, 21))
+    random = torch.get_rng_state()
+    whole = module(**first, dropout_p=0.4)
+    torch.set_rng_state(random)
+    out, state = module.extend(**first, dropout_p=0.4)
+    assert_close("out", out, whole)
+    if "dropout_of_sources" not in without(case.name) and case.short_conv is None:
+        torch.set_rng_state(random)
+        kept = torch.nn.functional.dropout(torch.ones_like(first["v"][..., :1]), 0.4)
+        dropped = torch.cat([first["v"] * kept, rest["v"]], dim=-2)
+        assert_close("later", module.extend(**rest, state=state)[0], module(**{**inputs, "v": dropped})[..., 12:, :])
 
 
 @cases(case for case in CASES if case.causal and case.label != "default")

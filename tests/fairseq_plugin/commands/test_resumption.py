@@ -55,7 +55,10 @@ LANGUAGE_MODELS = {
     "layer drop": ("rfa_lm", "--decoder-layerdrop", "0.3", "--quant-noise-pq", "0.1", *CHECKPOINTED),
 }
 MASKED = {"masks, random chunks and layer drop": ("bigbird_mlm", "--encoder-layerdrop", "0.3", *CHECKPOINTED)}
+STREAMS = ["--task", "streaming_language_modeling", "--tokens-per-sample", "24", "--batch-size", "16", *ALWAYS]
+STREAMS += ["--flow-short-conv", "3", *CHECKPOINTED]
 TASKS = ("translation", "series", "decision", "decision with workers", "pairs", "one sequence", "pixels")
+STREAMING = {"streams": "0", "streams with workers": "2"}
 
 
 def write_labelled(folder: Path, inputs: int) -> str:
@@ -76,13 +79,15 @@ def write_labelled(folder: Path, inputs: int) -> str:
 def found(data_bin: str, pairs_bin: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
     """What the program found of every training; together they cost most of a minute."""
     root = tmp_path_factory.mktemp("resumption")
-    to = {name: str(root / "runs" / name) for name in (*LANGUAGE_MODELS, *MASKED, *TASKS)}
+    to = {name: str(root / "runs" / name) for name in (*LANGUAGE_MODELS, *MASKED, *STREAMING, *TASKS)}
     cases = {
         name: training_command(data_bin, to[name], arch, *TEXT, *more)
         for name, (arch, *more) in LANGUAGE_MODELS.items()
     }
     for name, (arch, *more) in MASKED.items():
         cases[name] = masked_training_command(data_bin, to[name], arch, *TEXT, *more)
+    for name, workers in STREAMING.items():
+        cases[name] = training_command(data_bin, to[name], "flowformer_lm", *STREAMS, "--num-workers", workers)
     cross = ["--max-tokens", "600", "--lineartime-cross-attention", "favor", *OWN_BATCHES]
     cases["translation"] = translation_training_command(pairs_bin, to["translation"], "rfa", *ALWAYS, *cross)
     series.write_waves(root / "waves")
@@ -107,7 +112,7 @@ def found(data_bin: str, pairs_bin: str, tmp_path_factory: pytest.TempPathFactor
     return {name: one for line in lines for name, one in json.loads(line).items()}
 
 
-@pytest.mark.parametrize("name", [*LANGUAGE_MODELS, *MASKED, *TASKS])
+@pytest.mark.parametrize("name", [*LANGUAGE_MODELS, *MASKED, *STREAMING, *TASKS])
 def test_it_goes_on_as_if_it_had_never_stopped(found: dict[str, dict], name: str) -> None:
     """The second epoch was not over when it stopped, and the third begins after that."""
     one = found[name]

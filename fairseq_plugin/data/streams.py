@@ -1,0 +1,140 @@
+"""Batches in which each row is a stream of its own: the block of a row follows its block in the batch before.
+
+N blocks of a text lie in R rows: row r has consecutive blocks, one more in the first N mod R rows than in the others.
+Batch t has the block t of each row. So the rows of a batch are the first of those of the batch before.
+"""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from fairseq.data import FairseqDataset
+from fairseq.data.iterators import EpochBatchIterator
+
+#: The entry of a batch with its ``StreamPlace``.
+PLACE = "stream"
+
+
+@dataclass(frozen=True)
+class StreamRows:
+    """N = ``blocks`` of ``tokens`` tokens each, the last one may have fewer, in R = ``rows`` streams.
+
+    Raises:
+        ValueError: more rows than blocks.
+    """
+
+    blocks: int
+    rows: int
+    tokens: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.rows <= self.blocks:
+            raise ValueError(
+                f"--batch-size (in validation --batch-size-valid; without it --max-tokens / --tokens-per-sample) gives "
+                f"{self.rows} streams over all processes; allowed: from 1 to {self.blocks}, the blocks of "
+                f"{self.tokens} tokens in the data"
+            )
+
+    @property
+    def steps(self) -> int:
+        """The batches in which all blocks are read, ceil(N / R)."""
+        return -(-self.blocks // self.rows)
+
+    def block(self, row: int, step: int) -> int | None:
+        """The number of the block of ``row`` in batch ``step``; None where the row has ended."""
+        length, longer = divmod(self.blocks, self.rows)
+        if step >= length + (row < longer):
+            return None
+        return row * length + min(row, longer) + step
+
+    def batches(self, shards: int) -> list[list[int]]:
+        """Numbers of blocks, in batches for ``shards`` processes by turns; each process has its own rows. O(N)."""
+        own = self.rows // shards
+        found = []
+        for step in range(self.steps):
+            for shard in range(shards):
+                numbers = (self.block(row, step) for row in range(shard * own, (shard + 1) * own))
+                found.append([number for number in numbers if number is not None])
+        return found
+
+    def place(self, block: int) -> tuple[int, int]:
+        """The row and the step of a block, by its number."""
+        length, longer = divmod(self.blocks, self.rows)
+        ends = longer * (length + 1)
+        if block < ends:
+            return divmod(block, length + 1)
+        row, step = divmod(block - ends, length)
+        return longer + row, step
+
+
+@dataclass(frozen=True)
+class StreamPlace:
+    """Where a batch stands: number ``step`` of ``steps``, its first row is number ``row`` over all processes."""
+
+    step: int
+    steps: int
+    row: int
+
+    @property
+    def is_last(self) -> bool:
+        """Whether nothing follows."""
+        return self.step + 1 == self.steps
+
+
+@dataclass(frozen=True)
+class StreamCollater:
+    """The dataset's ``collater`` of the blocks of a batch, which also says where the batch stands."""
+
+    collater: Callable[[list[dict[str, Any]]], dict[str, Any]]
+    rows: StreamRows
+
+    def __call__(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
+        """fairseq's batch and its ``StreamPlace``; an empty one for a process whose rows have ended."""
+        if not samples:
+            return {}
+        row, step = self.rows.place(int(samples[0]["id"]))
+        return {**self.collater(samples), PLACE: StreamPlace(step, self.rows.steps, row)}
+
+
+class StreamBatchIterator(EpochBatchIterator):
+    """fairseq's iterator over the batches of ``StreamRows``, in their order; ``options`` are those of fairseq's.
+
+    Raises:
+        ValueError: when the state of a checkpoint is loaded that was saved in the middle of an epoch with other rows,
+            other blocks, or by another task.
+    """
+
+    def __init__(self, dataset: FairseqDataset, rows: StreamRows, num_shards: int, **options: Any) -> None:
+        self.rows = rows
+        super().__init__(
+            dataset=dataset,
+            collate_fn=StreamCollater(dataset.collater, rows),
+            batch_sampler=rows.batches(num_shards),
+            num_shards=num_shards,
+            disable_shuffling=True,
+            **options,
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """fairseq's, and the rows."""
+        return {**super().state_dict(), "rows": asdict(self.rows)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """fairseq's, for the same rows unless an epoch begins."""
+        if state_dict.get("iterations_in_epoch", 0) > 0:
+            self._check(state_dict.get("rows"))
+        super().load_state_dict(state_dict)
+
+    def _check(self, saved: dict[str, int] | None) -> None:
+        again = "; allowed in the middle of an epoch: the same, or --reset-dataloader to begin the epoch anew"
+        if saved is None:
+            raise ValueError(f"the checkpoint is of another --task than streaming_language_modeling{again}")
+        names = {
+            "tokens": "--tokens-per-sample",
+            "rows": "--batch-size times the processes",
+            "blocks": "the number of blocks in the data",
+        }
+        for name, what in names.items():
+            if saved.get(name) != getattr(self.rows, name):
+                own = getattr(self.rows, name)
+                raise ValueError(f"{what} is {own}, and was {saved.get(name)} in the checkpoint{again}")

@@ -1,0 +1,131 @@
+"""The memory of streams from one batch to the next, and the part of it that a checkpoint keeps."""
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from fairseq.distributed import utils as distributed_utils
+from torch import Tensor, nn
+
+from .data.streams import PLACE, StreamPlace
+from .modules.carried_state import CarriedState
+from .modules.multihead_attention import IncrementalState
+from .modules.named_states import named_state, rows_of, state_of
+
+logger = logging.getLogger(__name__)
+
+#: What a checkpoint keeps: "step" after which it was saved, "row" of the first, "state" by the names of modules.
+SavedStreams = dict[str, Any]
+
+
+class StreamMemory:
+    """The states after the last batches of streams, each row's for its next block.
+
+    A trainer may repeat the batches of an update, as after an overflow: the state before the first of them is kept
+    until the next update. Memory: the states of the batches of an update, and one more.
+    """
+
+    def __init__(self) -> None:
+        self._after: dict[int, IncrementalState] = {}
+        self._last = -1
+        self._update: int | None = None
+        self._saved: SavedStreams | None = None
+
+    def attach(
+        self, sample: dict[str, Any], update: int, model: nn.Module | None = None
+    ) -> tuple[dict[str, Any], CarriedState]:
+        """A new batch with the state that it goes on from, and that state, which will have the one after it.
+
+        ``update`` is a number that changes when earlier batches will not be repeated. ``model`` is needed to go on from
+        a checkpoint.
+        """
+        place: StreamPlace = sample[PLACE]
+        if update != self._update:
+            self._after = {step: state for step, state in self._after.items() if step == self._last}
+            self._update = update
+        tokens = sample["net_input"]["src_tokens"]
+        if self._saved is not None and model is not None:
+            self._restore(place, len(tokens), tokens.device, model)
+        carried = CarriedState(self._before(place, len(tokens)))
+        return with_state(sample, carried), carried
+
+    def keep(self, place: StreamPlace, carried: CarriedState) -> None:
+        """Remember the state after a batch."""
+        self._after[place.step], self._last = carried.after, place.step
+
+    def _before(self, place: StreamPlace, rows: int) -> IncrementalState | None:
+        if place.step == 0:
+            return None
+        state = self._after.get(place.step - 1)
+        if state is None:
+            logger.warning(f"no state is there for batch {place.step + 1} of {place.steps}; its streams begin anew")
+            return None
+        return rows_of(state, rows)
+
+    def saved(self, model: nn.Module, place: StreamPlace | None) -> SavedStreams | None:
+        """What a checkpoint keeps of this process's rows after ``place``, the last batch; None where none goes on."""
+        if self._saved is not None:  # nothing was read since it was loaded
+            return self._saved
+        if place is None or place.is_last or place.step not in self._after:
+            return None
+        named = {name: x.cpu() for name, x in named_state(model, self._after[place.step]).items()}
+        return {"step": place.step, "row": place.row, "state": named}
+
+    def restore(self, saved: SavedStreams) -> None:
+        """Go on from what a checkpoint kept, when the next batch says which rows are its own."""
+        self._saved = saved
+
+    def _restore(self, place: StreamPlace, rows: int, device: torch.device, model: nn.Module) -> None:
+        saved, self._saved = self._saved, None
+        numbers = torch.arange(place.row - saved["row"], place.row - saved["row"] + rows, device=device)
+        there = min(len(x) for x in saved["state"].values())
+        if saved["step"] == place.step - 1 and int(numbers[0]) >= 0 and int(numbers[-1]) < there:
+            self._after, self._last = {saved["step"]: state_of(model, saved["state"], numbers)}, saved["step"]
+
+
+class StreamingBatches:
+    """The batches of ``iterator``, each with the state after the one before, for whoever calls a model with them.
+
+    It can be iterated once, and has the length of ``iterator``, as fairseq's progress bars want it.
+    """
+
+    def __init__(self, iterator: Any) -> None:
+        self._iterator = iterator
+        self.n = getattr(iterator, "n", 0)
+
+    def __len__(self) -> int:
+        return len(self._iterator)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        memory = StreamMemory()
+        for sample in self._iterator:
+            if PLACE not in sample:
+                yield sample
+                continue
+            place = sample[PLACE]
+            attached, carried = memory.attach(sample, place.step)
+            yield attached
+            memory.keep(place, carried)
+
+
+def with_state(sample: dict[str, Any], carried: CarriedState) -> dict[str, Any]:
+    """A new batch: ``sample`` whose forward pass goes on from ``carried``."""
+    return {**sample, "net_input": {**sample["net_input"], "incremental_state": carried}}
+
+
+def gathered(own: SavedStreams | None) -> SavedStreams | None:
+    """What the processes that train together kept, as one, in the first of them; None in the others.
+
+    None too where they do not stand at the same batch, as at the end of an epoch. All must call it.
+    """
+    group = distributed_utils.get_data_parallel_group()
+    count, rank = distributed_utils.get_world_size(group), distributed_utils.get_rank(group)
+    parts: list[SavedStreams | None] | None = [None] * count if rank == 0 else None
+    dist.gather_object(own, parts, dst=dist.get_global_rank(group, 0), group=group)
+    if parts is None or any(part is None or part["step"] != parts[0]["step"] for part in parts):
+        return None
+    parts.sort(key=lambda part: part["row"])
+    states: list[dict[str, Tensor]] = [part["state"] for part in parts]
+    return {**parts[0], "state": {name: torch.cat([state[name] for state in states]) for name in states[0]}}
