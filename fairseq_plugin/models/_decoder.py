@@ -119,7 +119,8 @@ class LinearTimeDecoder(TransformerDecoder):
             ValueError: the decoder has attention to an encoder; ``incremental_state`` is of single steps alone, which
                 do not count; more tokens than a part of the model has parameters for.
         """
-        if any(layer.encoder_attn is not None for layer in self.layers if hasattr(layer, "encoder_attn")):
+        layers = self.layers.children()  # iterating itself draws which layers are dropped, where there is layer drop
+        if any(layer.encoder_attn is not None for layer in layers if hasattr(layer, "encoder_attn")):
             raise ValueError("the decoder has attention to an encoder; allowed: language models")
         seen = self.get_incremental_state(incremental_state, _SEEN)
         if seen is None and incremental_state:

@@ -111,6 +111,18 @@ def test_checkpointed_layers_read_on_too() -> None:
 
 
 @torch.no_grad()
+def test_layers_that_are_dropped_are_those_of_the_forward_pass() -> None:
+    """--decoder-layerdrop draws once in a pass, and the state reaches the layers that run."""
+    model, sequence = awake(build_model("flowformer_lm", "--decoder-layerdrop", "0.5", "--dropout", "0")), tokens(2, 9)
+    model.train()
+    for seed in range(6):
+        torch.manual_seed(seed)
+        whole, state = model(sequence)[0], {}
+        torch.manual_seed(seed)
+        assert_close(f"seed {seed}", _in_parts(model, sequence, [9], state), whole, 2e-5)
+
+
+@torch.no_grad()
 def test_what_is_refused() -> None:
     """Too many tokens for a table, in all parts together; a state that did not count; attention to a source."""
     model = _build("daft_full_lm", LIMIT)

@@ -251,14 +251,15 @@ def test_the_task_trains_as_the_literal_loop(data_bin: str) -> None:
 def test_batches_of_an_update_are_repeated_from_its_first(data_bin: str) -> None:
     """--update-freq 3: after an overflow all three come again, and go on from the states that they went on from."""
     task, batches, criterion = _task(data_bin, batch_size=6)
-    model, losses = _model("flowformer_lm", words=len(task.dictionary) - 4).train(), []
-    for _ in range(2):
-        found = [task.train_step(batch, model, criterion, _Backward(), 0)[0] for batch in batches[:3]]
-        losses.append([float(loss.detach()) for loss in found])
-    assert losses[0] == losses[1]
-    again = [task.train_step(batch, model, criterion, _Backward(), 1)[0] for batch in batches[3:6]]
+    model = _model("flowformer_lm", words=len(task.dictionary) - 4).train()
+
+    def update(number: int, own: list[dict]) -> list[float]:
+        return [float(task.train_step(x, model, criterion, _Backward(), number)[0].detach()) for x in own]
+
+    found = [update(0, batches[:1]), update(1, batches[1:4]), update(1, batches[1:4]), update(2, batches[4:6])]
+    assert found[1] == found[2]
     expected = _literal_losses(model, [(x["net_input"]["src_tokens"], x["target"]) for x in batches[:6]])
-    assert [*losses[0], *(float(loss.detach()) for loss in again)] == pytest.approx(expected, rel=1e-5)
+    assert [*found[0], *found[2], *found[3]] == pytest.approx(expected, rel=1e-5)
 
 
 @torch.no_grad()
