@@ -52,7 +52,7 @@ NAMED_SIZES = {
 def registered() -> list[str]:
     """Every language model and masked model that is a class of its own, and the named sizes."""
     derived = ("attention", "decision", "decision_baselines", "encoder_decoder", "time_series", "time_series_baselines")
-    derived += ("long_range_arena",)
+    derived += ("long_range_arena", "hybrid")
     others = tuple(f"fairseq_plugin.models.{name}" for name in derived)
     modules = {name: model.__module__ for name, model in MODEL_REGISTRY.items()}
     ours = [name for name, module in modules.items() if module.startswith("fairseq_plugin.") and module not in others]
