@@ -128,10 +128,11 @@ def attend_by_document(
     """
     if may_be_exported():
         raise ValueError("segment_ids is given; allowed in torch.export: None, since the lengths of documents are data")
-    return _eager(call, tokens, segment_ids, masks, causal, state, return_state)
+    # Not as a decorator: that would import the compiler, which takes a second, with this file.
+    run = torch.compiler.disable(_eager) if torch.compiler.is_compiling() else _eager
+    return run(call, tokens, segment_ids, masks, causal, state, return_state)
 
 
-@torch.compiler.disable
 def _eager(
     call: Call,
     tokens: dict[str, Tensor],
