@@ -11,6 +11,7 @@ from fairseq.models import MODEL_REGISTRY
 from torch import Tensor, nn
 
 import fairseq_plugin  # noqa: F401  registers the models
+from fairseq_plugin.modules.carried_state import CarriedState
 from fairseq_plugin.modules.documents import begin_after_eos, begin_at_eos
 from tests.compare import assert_close
 from tests.fairseq_plugin.helpers.language_models import awake, build_model, flags_of
@@ -110,6 +111,19 @@ def test_fairseqs_steps_and_its_reordering(name):
             sequence, whole = sequence[order], whole[order]
         step = model(sequence[:, : t + 1], incremental_state=state)[0]
         assert_close(f"step {t}", step[:, -1], whole[:, t], 2e-5)
+
+
+@pytest.mark.parametrize("name", ["linear_lm", "flash_lm", "gla_lm"])
+def test_a_stream_ends_documents_too(name):
+    """Blocks of a stream, some of which begin inside of a document and some with one."""
+    model, sequence, outs, before = build(name, FLAG), rows(), [], None
+    with torch.no_grad():
+        for block in sequence.split(4, dim=1):
+            carried = CarriedState(before)
+            outs.append(model.decoder(block, incremental_state=carried)[0])
+            before = carried.after
+        real = sequence.ne(PAD)
+        assert_close("logits", torch.cat(outs, dim=1)[real], model(sequence)[0][real])
 
 
 @pytest.mark.parametrize("kind", POSITIONS)
