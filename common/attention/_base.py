@@ -69,12 +69,11 @@ class InnerAttention(RemembersOptions):
     ``Options``, ``supports`` and ``needs``, builds its parameters in ``setup``, and has:
 
     ``forward(q, k, v, key_padding_mask=None, query_padding_mask=None, dropout_p=0.0, segment_ids=None) -> out``:
-    attention over whole
-    sequences. q (B, H, n, d), k (B, H, m, d), v (B, H, m, e) -> (B, H, n, e), heads already split. Masks are bool,
-    (B, m) for keys and (B, n) for queries, True = padding; a padded query gives 0. ``dropout_p`` is applied in either
-    mode of the module, since hosts decide that themselves. ``segment_ids`` (B, n), integers that never decrease along
-    a row, are its documents, none of which sees another; positions begin anew with each. The inputs that ``needs``
-    names are further keywords.
+    attention over whole sequences. q (B, H, n, d), k (B, H, m, d), v (B, H, m, e) -> (B, H, n, e), heads already split.
+    Masks are bool, (B, m) for keys and (B, n) for queries, True = padding; a padded query gives 0. ``dropout_p`` is
+    applied in either mode of the module, since hosts decide that themselves. ``segment_ids`` (B, n), integers that
+    never decrease along a row, are its documents, none of which sees another; positions begin anew with each. The
+    inputs that ``needs`` names are further keywords.
 
     ``extend(q, k, v, padding_mask=None, state=None, segment_ids=None, dropout_p=0.0) -> (out, state)``, where it
     supports "causal": attention from the next tokens of a sequence, one or many. ``padding_mask`` (B, n) is theirs
@@ -320,7 +319,7 @@ class OpAttention(InnerAttention):
         masks = {"key_padding_mask": key_padding_mask, "query_padding_mask": query_padding_mask}
         v = drop_sources(v, dropout_p)
         if self.context is not None:
-            return self.context.attend(self, (q, k, v), **masks, inputs=self._needed(inputs))
+            return self.context.attend(self, (q, k, v), **masks, inputs=further)
         return self.apply_op(*self.operands(q, k, v), **masks, **further)
 
     def extend(

@@ -86,6 +86,19 @@ def build_model(arch: str, *arguments: str, seed: int = 1, sizes: Sequence[str] 
     return build(command, words, seed)
 
 
+def build_tiny(name: str, short: dict[str, str], limit: int, *flags: str) -> nn.Module:
+    """A language model of width 16 in evaluation mode whose attention shows in its outputs, for ``limit`` tokens.
+
+    ``short`` has the value of every option that ends so: sizes of chunks, rows and windows.
+    """
+    command = ["data", "--task", "language_modeling", "--arch", name, "--tokens-per-sample", str(limit), *flags]
+    command += "--decoder-layers 2 --decoder-embed-dim 16 --decoder-input-dim 16 --decoder-output-dim 16".split()
+    command += "--decoder-ffn-embed-dim 16 --decoder-attention-heads 2 --dropout 0".split()
+    known = flags_of(name)
+    command += [x for end, value in short.items() for flag in known if flag.endswith(end) for x in (flag, value)]
+    return awake(build(command)).eval()
+
+
 def awake(model: nn.Module) -> nn.Module:
     """``model`` with weights under which attention shows in the logits.
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from fairseq import options, tasks
+from fairseq import tasks
 from fairseq.data import TokenBlockDataset
 from fairseq.models import MODEL_REGISTRY
 from torch import Tensor, nn
@@ -14,9 +14,8 @@ import fairseq_plugin  # noqa: F401  registers the models
 from fairseq_plugin.modules.carried_state import CarriedState
 from fairseq_plugin.modules.documents import begin_after_eos, begin_at_eos
 from tests.compare import assert_close
-from tests.fairseq_plugin.helpers.language_models import awake, build_model, flags_of
+from tests.fairseq_plugin.helpers.language_models import build_model, build_tiny
 from tests.fairseq_plugin.helpers.masked_models import build_masked, build_random
-from tests.fairseq_plugin.helpers.text import dictionary
 
 PAD, EOS = 1, 2
 FLAG = "--lineartime-reset-at-eos"
@@ -64,16 +63,7 @@ def each_alone(sequence: Tensor, ids: Tensor) -> list[tuple[int, Tensor]]:
 
 def build(name: str, *flags: str) -> nn.Module:
     """A tiny model in evaluation mode whose attention shows in its outputs."""
-    known = flags_of(name)
-    command = ["data", "--task", "language_modeling", "--arch", name, "--tokens-per-sample", "16", *flags]
-    command += "--decoder-layers 2 --decoder-embed-dim 16 --decoder-input-dim 16 --decoder-output-dim 16".split()
-    command += "--decoder-ffn-embed-dim 16 --decoder-attention-heads 2 --dropout 0".split()
-    command += [x for end, value in SHORT.items() for flag in known if flag.endswith(end) for x in (flag, value)]
-    symbols = dictionary(60)
-    task = SimpleNamespace(source_dictionary=symbols, target_dictionary=symbols)
-    torch.manual_seed(1)
-    parsed = options.parse_args_and_arch(options.get_training_parser(), command)
-    return awake(tasks.FairseqTask.build_model(task, parsed)).eval()
+    return build_tiny(name, SHORT, 16, *flags)
 
 
 def check_documents(model: nn.Module) -> Tensor:

@@ -1,18 +1,15 @@
 """Several tokens after a state, through a whole decoder of every causal model: equal to steps and to the forward."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
-from fairseq import options, tasks
 from fairseq.models import MODEL_REGISTRY
 from torch import Tensor, nn
 
 import fairseq_plugin  # noqa: F401  registers the models
 from tests.compare import assert_close
 from tests.fairseq_plugin.helpers.encoder_decoders import build_model as build_encoder_decoder
-from tests.fairseq_plugin.helpers.language_models import awake, build_model, flags_of
-from tests.fairseq_plugin.helpers.text import dictionary, tokens
+from tests.fairseq_plugin.helpers.language_models import awake, build_model, build_tiny
+from tests.fairseq_plugin.helpers.text import tokens
 
 PAD = 1
 LENGTH, LIMIT = 41, 48
@@ -33,16 +30,7 @@ POSITIONS = {
 
 def _build(name: str, limit: int = LIMIT) -> nn.Module:
     """A tiny model in evaluation mode whose attention shows in its outputs."""
-    flags = flags_of(name)
-    command = ["data", "--task", "language_modeling", "--arch", name, "--tokens-per-sample", str(limit)]
-    command += "--decoder-layers 2 --decoder-embed-dim 16 --decoder-input-dim 16 --decoder-output-dim 16".split()
-    command += "--decoder-ffn-embed-dim 16 --decoder-attention-heads 2 --dropout 0".split()
-    command += [x for end, value in SHORT.items() for flag in flags if flag.endswith(end) for x in (flag, value)]
-    symbols = dictionary()
-    task = SimpleNamespace(source_dictionary=symbols, target_dictionary=symbols)
-    torch.manual_seed(1)
-    parsed = options.parse_args_and_arch(options.get_training_parser(), command)
-    return awake(tasks.FairseqTask.build_model(task, parsed)).eval()
+    return build_tiny(name, SHORT, limit)
 
 
 def _unequal() -> Tensor:
