@@ -8,11 +8,11 @@ from ..ops.shared.checks import ArgumentError
 _ITEM = re.compile(r"(?P<name>\w+)(\*(?P<count>[1-9]\d*))?")
 
 
-def layer_kinds(pattern: str, allowed: Sequence[str], layers: Sequence[int]) -> list[str]:
+def layer_kinds(pattern: str, allowed: Sequence[str], layers: Sequence[int], whole: bool = True) -> list[str]:
     """The name of the attention of each of ``layers``, numbers of layers from 0: that of a ``pattern`` that repeats.
 
     "flow*3,softmax" is flow in layers 0 to 2, softmax in layer 3, flow in layers 4 to 6, and so on. Spaces between
-    names do not matter.
+    names do not matter. Unless ``layers`` are the ``whole`` stack, it is not known how many there are.
 
     Raises:
         ValueError: a pattern of another form, a name that is not in ``allowed``, or a pattern for more layers than
@@ -26,9 +26,8 @@ def layer_kinds(pattern: str, allowed: Sequence[str], layers: Sequence[int]) -> 
         if found["name"] not in allowed:
             raise ArgumentError(f"{given}, with {found['name']!r}; allowed: {', '.join(allowed)}")
         named += [found["name"]] * int(found["count"] or 1)
-    if len(named) > max(layers, default=0) + 1:
+    if whole and len(named) > len(layers):
         raise ArgumentError(
-            f"{given}, a pattern of {len(named)} layers; allowed: of at most {max(layers, default=0) + 1}, as many as "
-            "there are"
+            f"{given}, a pattern of {len(named)} layers; allowed: of at most {len(layers)}, as many as there are"
         )
     return [named[i % len(named)] for i in layers]

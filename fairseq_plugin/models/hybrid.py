@@ -64,7 +64,7 @@ def kinds_of_layers(model: type, args, side: str, configs: dict[str, type]) -> l
     kept = safe_getattr(args, f"{side}_layers_to_keep")
     layers = [int(i) for i in kept.split(",")] if kept else list(range(getattr(args, f"{side}_layers")))
     with errors_as_typed(model, "lineartime", side):
-        kinds = layer_kinds(option(args, LayerOptions, _PATTERN), list(configs), layers)
+        kinds = layer_kinds(option(args, LayerOptions, _PATTERN), list(configs), layers, whole=not kept)
     _check_options_are_read(args, set(kinds), configs)
     return kinds
 

@@ -25,7 +25,8 @@ def test_a_pattern_repeats_and_is_cut_where_the_layers_end():
     names = ["flow", "softmax", "local"]
     assert layer_kinds("flow*3,softmax", names, range(6)) == ["flow"] * 3 + ["softmax"] + ["flow"] * 2
     assert layer_kinds(" local , flow*2", names, range(4)) == ["local", "flow", "flow", "local"]
-    assert layer_kinds("flow*3,softmax", names, [1, 3, 7]) == ["flow", "softmax", "softmax"]
+    assert layer_kinds("flow*3,softmax", names, [1, 3, 7], whole=False) == ["flow", "softmax", "softmax"]
+    assert layer_kinds("flow*3,softmax", names, [0, 1], whole=False) == ["flow", "flow"]
 
 
 @pytest.mark.parametrize(
@@ -71,14 +72,15 @@ def test_bad_input(arguments, said):
         build_model("hybrid_lm", FLAG, *arguments.split())
 
 
-def test_layers_that_are_kept_keep_their_attention(tmp_path: Path, data_bin: str):
+@pytest.mark.parametrize("kept", [(1, 2), (0, 1)], ids=str)
+def test_layers_that_are_kept_keep_their_attention(kept: tuple[int, int], tmp_path: Path, data_bin: str):
     """fairseq's --decoder-layers-to-keep, of a checkpoint: the same layers, with their own weights."""
     arguments = (FLAG, "flow,softmax,linear", "--decoder-layers", "3")
-    path, given = tmp_path / "model.pt", {"data": data_bin, "decoder_layers_to_keep": "1,2"}
+    path, given = tmp_path / "model.pt", {"data": data_bin, "decoder_layers_to_keep": ",".join(map(str, kept))}
     whole = save_model(path, "cfg", "hybrid_lm", *arguments).eval()
     (pruned,), *_ = load_model_ensemble_and_task([str(path)], arg_overrides=given)
-    assert kinds(pruned.decoder.layers) == ["softmax", "linear"]
-    for ours, theirs in zip(pruned.decoder.layers, whole.decoder.layers[1:]):
+    assert kinds(pruned.decoder.layers) == [("flow", "softmax", "linear")[i] for i in kept]
+    for ours, theirs in zip(pruned.decoder.layers, [whole.decoder.layers[i] for i in kept], strict=True):
         x = torch.randn(5, 1, 32, generator=torch.Generator().manual_seed(0))
         assert_close("layer", ours.eval()(x)[0], theirs(x)[0])
 
