@@ -1,8 +1,10 @@
 """``python -m timm_plugin.convert MODEL SOURCE TARGET``: a checkpoint that starts MODEL, from one of another model.
 
 SOURCE is a stock ViT or DeiT for ``flowformer_deit_*`` and ``daft_*``, the authors' released weights for
-``flowformer_hier_s_12h``, or one of ours of another image size. TARGET is a new file, ``.safetensors`` or torch's, or,
-a name without a suffix, a new folder for ``timm.create_model("local-dir:FOLDER")``.
+``flowformer_hier_s_12h``, or one of ours of another image size. Weights of a stock model are a start: another attention
+between them is another model, and ``python -m timm_plugin.transfer`` teaches it what the softmax attention gave. TARGET
+is a new file, ``.safetensors`` or torch's, or, a name without a suffix, a new folder for
+``timm.create_model("local-dir:FOLDER")``.
 """
 
 import argparse

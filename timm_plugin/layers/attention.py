@@ -154,7 +154,10 @@ class SelfAttention(nn.Module):
             check_positions(x, self.attention.max_tokens, self.grid_size, padding)
         query, key, value = self.query_key_value(x)
         dropout_p = self.attn_drop.p if self.training else 0.0
-        if torch.jit.is_scripting():
+        if torch.jit.is_scripting():  # whose mechanisms take keys, and flow queries, that are never None
+            assert key is not None
+            if self.has_query:
+                assert query is not None
             if self.needs_grid:
                 grid = grid_of(x, self.grid_size)
                 out = self.attention(query, key, value, padding, padding, dropout_p, grid)

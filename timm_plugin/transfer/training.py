@@ -70,6 +70,7 @@ def train(
     timing = {"num_epochs": settings.epochs, "warmup_epochs": settings.warmup_epochs}
     scheduler, _ = create_scheduler_v2(optimizer, "cosine", step_on_epochs=False, updates_per_epoch=updates, **timing)
     run = {**asdict(settings), **(options or {}), "updates": updates}
+    del run["log_interval"]
     first, losses = 0, {}
     if state is not None and state.exists():
         first, losses = _restore(task, optimizer, state, run)

@@ -239,6 +239,7 @@ def test_attention_of_maps_and_of_stages(x):
 
 def test_refusals(teacher):
     flow = replace_attention(copy.deepcopy(teacher), "flow")
+    on_grid = timm.create_model(NAME, class_token=False, global_pool="avg", **SMALL)
     for model, attention, arguments, said in (
         (teacher, "softmax", {}, "attention is 'softmax', which the teacher has"),
         (teacher, {"blocks.1": "softmax"}, {}, "at least one other than softmax"),
@@ -248,7 +249,7 @@ def test_refusals(teacher):
         (teacher, "hedgehog", {"rows": 0.5}, "rows is 0.5"),
         (teacher, "hedgehog", {"loss": "logits"}, "loss is 'logits'"),
         (teacher, "flow", {"loss": "weights", "learn_projections": True}, "'flow' does not weigh tokens as softmax"),
-        (teacher, "daft_full", {}, "'daft_full' has projections of other widths"),
+        (on_grid, "daft_conv", {}, "'daft_conv' has projections of other widths"),
         (flow, "hedgehog", {}, "blocks.0.attn has attention 'flow'"),
         (timm.create_model("resnet18"), "hedgehog", {}, "ResNet whose attention cannot be replaced"),
         (NAME, "hedgehog", {}, "teacher is 'vit_tiny"),
