@@ -88,8 +88,8 @@ def fit_vision_transformer(state_dict: StateDict, model: nn.Module, values_only:
     stock = not any(".attn.attention." in name and not is_record(name) for name in state_dict)
     if not any(".attn.attention." in name for name in state_dict) and _has_other_attention(model):
         logger.info(
-            f"{type(model).__name__}: if these weights were trained with softmax attention, they are a start for another "
-            "model; python -m timm_plugin.transfer teaches its attention what the softmax attention gave"
+            f"{type(model).__name__}: if these weights were trained with softmax attention, they are a start for "
+            "another model; python -m timm_plugin.transfer teaches its attention what the softmax attention gave"
         )
     grid, prefix, in_part = model.patch_embed.grid_size, model.num_prefix_tokens, []
     for name, tensor in state_dict.items():
