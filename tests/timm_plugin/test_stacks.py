@@ -118,7 +118,7 @@ def test_what_stays_outside_of_the_places_is_no_warning(caplog):
         ({"blocks.0": "flow"}, {"form": "paper"}, "form is given beside places"),
         ({"blocks.3-9": "flow"}, {}, "'blocks.3-9' is not one of .*blocks.5 is not there; .*blocks.0.attn"),
         ({"blocks.2-1": "flow"}, {}, "the range 2-1"),
-        ({"blok.2": "flow"}, {}, "blok.2 is not there"),
+        ({"no_block.2": "flow"}, {}, "no_block.2 is not there"),
         ({"patch_embed": "flow"}, {}, "patch_embed is no attention"),
         ({"blocks": "flow", "blocks.2": "linear"}, {}, "blocks.2.attn is in 'blocks' and in 'blocks.2'"),
         ({"blocks.0": PATTERN}, {}, "kind of 'blocks.0' is .*allowed: the name"),
