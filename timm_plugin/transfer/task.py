@@ -30,9 +30,10 @@ class AttentionTransferTask(TrainingTask):
     teacher's.
 
     ``teacher`` does not change, and the student shares its weights: memory is one model, what is new, and one layer's
-    attention. Gradients are made layer by layer during the forward pass; ``loss.backward()`` hands them on, so that
-    accumulation, scaling of the loss and DistributedDataParallel work as ever. All is in evaluation mode, whatever
-    ``train`` says: no dropout, no stochastic depth.
+    attention. Gradients are made layer by layer during the forward pass, and ``loss.backward()`` hands them on, so that
+    accumulation and DistributedDataParallel work as ever. For mixed precision take bfloat16: a loss that is scaled
+    afterwards saves no small gradients of float16. All is in evaluation mode, whatever ``train`` says: no dropout, no
+    stochastic depth.
 
     ``get_eval_model()`` is the student, for validation and for checkpoints, which hold it alone; ``converted()`` gives
     one of its own. ``get_trainable_module()`` has the parameters that learn, for an optimiser. Move ``teacher`` to its
