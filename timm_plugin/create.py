@@ -55,6 +55,8 @@ def create_model(model_name: str, *positional: Any, attn_layer: LayerType, **arg
         check_given(model, layer.max_tokens, layer.grid_size)
     check_stack(attn_layer, model)
     tell_grid(model)
+    if isinstance(given, str) and hasattr(model, "_model_args"):  # what timm stores with weights, and what it pickles
+        model._model_args["attn_layer"] = given
     return model
 
 

@@ -8,9 +8,10 @@ goes on where it was when the same command is given again.
 
 import argparse
 import logging
+import shutil
 import sys
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from .task import AttentionTransferTask
 from .training import Settings, train
 
 COMMAND = "timm_plugin.transfer"
+_STATE = "training.pth"
 #: Arguments that do not change the result.
 _FREE = ("output", "teacher_dir", "log_interval", "workers", "device")
 
@@ -145,17 +147,29 @@ def transfer(options: argparse.Namespace) -> dict[str, float]:
     run = {name: str(value) for name, value in told.items() if name not in Settings.__annotations__}
     autocast = partial(torch.autocast, device.type, torch.bfloat16) if options.amp else nullcontext
     options.output.parent.mkdir(parents=True, exist_ok=True)
-    with unfinished(options.output, COMMAND, keep=True) as state:
-        losses = train(task, loader, settings, state, run, autocast)
-        whole = state.with_name("whole" + options.output.suffix)
+    with _working_folder(options.output) as folder:
+        losses = train(task, loader, settings, folder / _STATE, run, autocast)
+        whole = folder / f"whole{options.output.suffix}"
         write(task.eval_model, whole)
         if options.teacher_dir is not None:
-            with new_path(options.teacher_dir, "--teacher-dir") as folder:
-                save_for_hf(teacher, folder, model_args=options.model_kwargs or None, safe_serialization=True)
+            with new_path(options.teacher_dir, "--teacher-dir") as new:
+                save_for_hf(teacher, new, safe_serialization=True)
         check_new(options.output, "--output")
         whole.rename(options.output)
-        state.unlink()
+        (folder / _STATE).unlink()
     return losses
+
+
+@contextmanager
+def _working_folder(output: Path) -> Iterator[Path]:
+    """A folder for unfinished work on ``output``, which stays as long as there is the state of a training in it."""
+    with unfinished(output, COMMAND, keep=True) as folder:
+        folder.mkdir(exist_ok=True)
+        try:
+            yield folder
+        finally:
+            if not (folder / _STATE).exists():
+                shutil.rmtree(folder)
 
 
 def _check_options(options: argparse.Namespace) -> None:
@@ -164,8 +178,8 @@ def _check_options(options: argparse.Namespace) -> None:
             raise ValueError(f"--{name.replace('_', '-')} is {getattr(options, name)}; allowed: 1 or more")
     if options.opt not in list_optimizers():
         raise ValueError(f"--opt is {options.opt!r}; allowed: {', '.join(list_optimizers())}")
-    if options.teacher_dir is not None and ":" in options.teacher:
-        raise ValueError(f"--teacher-dir is given, and --teacher {options.teacher}; allowed with it: a model's name")
+    if not options.dataset and not Path(options.data_dir).exists():
+        raise ValueError(f"--data-dir is {options.data_dir}, which is not there; allowed: a folder of images")
     if not options.output.suffix:
         raise ValueError(f"--output is {options.output}; allowed: a file, such as student.safetensors or student.pth")
 

@@ -70,7 +70,7 @@ def test_softmax_is_its_own_imitation(x):
 
 
 def test_a_window_of_all_tokens_is_softmax(teacher, x):
-    assert AttentionTransferTask(teacher, "lolcats", window=17)(x)["loss"] < 1e-6
+    assert AttentionTransferTask(teacher, "lolcats", window=33)(x)["loss"] < 1e-6
     assert AttentionTransferTask(teacher, "lolcats", window=2)(x)["loss"] > 1.0
 
 
