@@ -11,6 +11,7 @@ from common.output_files import unfinished
 
 from .entries import entries_of
 from .measured import IN_SMALL, Measured, measured, published_cells, run_here, said_of_order
+from .small import small_command
 from .tables import PublishedTable, read_paper
 from .trainings import here
 
@@ -53,10 +54,12 @@ def document(paper: str, table: PublishedTable) -> str:
     text = table.markdown(last=added if columns else {}, further={} if columns else added)
     place = f"Table {table.number}" if table.number.isalnum() else f"the table {table.number.replace('-', ' ')}"
     source = (
-        f"As printed, {place} of the {read_paper(paper).title} paper: `python -m {_COMMAND} {paper} {table.number}`"
+        f"As printed, {place} of the {read_paper(paper).title} paper: `python -m {_COMMAND} {paper} {table.number}`."
     )
+    small = small_command(paper, table.number)
+    source += f" All rows in small: `{small}`." if small else ""
     said = [_said(table, title, one) for title, one in zip(_titles(found), found)]
-    return "\n\n".join([text, f"{source}.", *said])
+    return "\n\n".join([text, _filled(source), *said])
 
 
 def _titles(found: list[Measured]) -> list[str]:
@@ -68,9 +71,11 @@ def _said(table: PublishedTable, title: str, one: Measured) -> str:
     """What a column of measurements is, and what it does not show."""
     order = said_of_order(one.cells, published_cells(table, one.column, list(one.cells), one.part))
     said = f"{title.capitalize()}, beside {one.column}: {one.what}. {order} {one.limits}"
-    return textwrap.fill(
-        f"{said} `{one.command}`; {one.machine}, {one.date}.", 120, break_long_words=False, break_on_hyphens=False
-    )
+    return _filled(f"{said} `{one.command}`; {one.machine}, {one.date}.")
+
+
+def _filled(text: str) -> str:
+    return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False)
 
 
 def write_readmes() -> list[Path]:

@@ -1,7 +1,8 @@
 """All rows of a table as language models of one small size, which are trained in minutes on any text.
 
 A row keeps what tells it from the others: its architecture, its options, one head or several, a head for each channel.
-Widths and windows shrink in proportion, gated attention units are two for a layer, as in the FLASH paper.
+Widths and windows shrink in proportion. Gated attention units are two for a layer, as in the FLASH paper, with queries
+of half the width, as in ``recipes.flash.compare``.
 """
 
 import math
@@ -47,15 +48,13 @@ IMAGE_TABLES = {
     ("daft", "7"): ("Top 1 Acc",),
     ("daft", "8"): ("11", "15"),
 }
+_EPISODES = "bc awac softmax linear reformer favor cosformer flowformer"
 #: Tables of other kinds, and the comparison of a recipe that has their rows in small.
 _ELSEWHERE = {
     ("flowformer", "2"): "python -m recipes.lra.compare --table 2 --length 256",
     ("flowformer", "3"): "python -m recipes.lra.compare --table 2 --length 256",
     ("flowformer", "6"): "python -m recipes.time_series.compare --dataset JapaneseVowels",
-    (
-        "flowformer",
-        "7",
-    ): "python -m recipes.offline_rl.compare --models bc awac softmax linear reformer favor cosformer flowformer",
+    ("flowformer", "7"): f"python -m recipes.offline_rl.compare --models {_EPISODES}",
     ("flowformer", "10"): "python -m recipes.lra.compare --table 10 --length 256",
     ("flowformer", "11"): "python -m recipes.lra.compare --table 11 --length 256",
     ("flash", "beside-figure-3"): "python -m recipes.flash.compare --file TEXT --figure 3",

@@ -106,6 +106,16 @@ def test_a_readme_is_made_anew_and_nothing_else_in_it_changes():
         readmes.rewritten(text.replace("daft 6", "daft 99"))
 
 
+def test_a_readme_has_what_was_measured_and_what_was_not_run():
+    """A column for each comparison; a row that another one has is left empty."""
+    made = readmes.document("flowformer", read_paper("flowformer").tables["2"])
+    rows = {line.split(" | ")[0].removeprefix("| "): line for line in made.splitlines() if line.startswith("| ")}
+    assert rows["MODEL"].endswith("| in small (1) | in small (2) |")
+    assert rows["LOCAL ATTENTION (TAY ET AL., 2021)"].endswith("|  | 35.9 ± 1.3 |")
+    assert rows["FLOWFORMER W/O COMPETITION"].endswith("| not run | not run |")
+    assert made.count("Kendall's tau between the orders: 0.33.") == 2 and "four other tasks" in made
+
+
 @pytest.mark.parametrize("paper", PAPERS)
 def test_what_was_measured_belongs_to_rows(paper):
     for number, table in read_paper(paper).tables.items():
