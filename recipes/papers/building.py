@@ -2,7 +2,6 @@
 
 import argparse
 import functools
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -71,10 +70,12 @@ def _timm_model(model: str) -> nn.Module:
 
 def fairseq_model(training: Training) -> nn.Module:
     """The model of the first command of fairseq-train that builds ``training.model``, or of its architecture alone."""
-    from fairseq import options, tasks
-    from fairseq.models import ARCH_MODEL_NAME_REGISTRY, MODEL_DATACLASS_REGISTRY
+    from fairseq import tasks
+    from fairseq.models import ARCH_MODEL_NAME_REGISTRY
 
     import fairseq_plugin  # noqa: F401  registers ours
+
+    from ..shared.fairseq_models import model_options
 
     command = next((words for words in training.commands() if words[0] == "fairseq-train"), None)
     if command is None:  # nothing is trained: Table 3 of the Flowformer paper
@@ -84,12 +85,7 @@ def fairseq_model(training: Training) -> nn.Module:
     architecture = command[command.index("--arch") + 1]
     if architecture not in ARCH_MODEL_NAME_REGISTRY:
         raise ValueError(f"fairseq has no architecture {architecture}")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # fairseq's own use of an older hydra
-        parsed = options.parse_args_and_arch(options.get_training_parser(), command[1:])
-    declared = MODEL_DATACLASS_REGISTRY.get(ARCH_MODEL_NAME_REGISTRY[parsed.arch])
-    if declared is not None:  # what hydra would fill in, in a tenth of its time
-        parsed = argparse.Namespace(**{**vars(declared()), **vars(parsed)})
+    parsed = model_options(command[1:])
     with _without_memory():
         return tasks.FairseqTask.build_model(_task(parsed.task, training, parsed), parsed)
 
