@@ -45,7 +45,7 @@ class Command(NamedTuple):
 class Forked:
     """Commands, one after another, in a new process that has imported torch and fairseq already.
 
-    Otherwise each is as ``python -m MODULE`` or ``python SCRIPT.py``. Importing fairseq takes longer than most commands
+    Otherwise each is as ``python -m MODULE`` or ``python SCRIPT``. Importing fairseq takes longer than most commands
     take on toy data, so one process imports it and is copied.
     """
 
@@ -108,7 +108,7 @@ def _run(commands: list[list[str]], cwd: str, environment: dict[str, str], folde
         _redirect(Path(folder, f"{i}.output"), os.O_WRONLY | os.O_CREAT, 1, 2)
         sys.argv, sys.stdin = command, open(0, closefd=False)
         logging.root.handlers.clear()  # importing fairseq made them; its commands make their own where there are none
-        script = command[0].endswith(".py")
+        script = os.path.isfile(command[0])
         sys.path.insert(0, str(Path(command[0]).parent) if script else cwd)
         try:
             if script:

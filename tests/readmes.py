@@ -1,4 +1,4 @@
-"""The READMEs as data: their code blocks, links and headings; and a process that runs blocks as a reader would.
+"""The READMEs as data: their code blocks, links and headings; and processes that run blocks as a reader would.
 
 A block marked ``shell`` or ``python`` runs, unless a line like this stands above it, with a blank line between or not::
 
@@ -23,13 +23,16 @@ _FENCE = re.compile(r"^ *```(?P<language>\w*)$")
 #: Put before every shell block: what is too long or reaches beyond the folder is cut short here, and nowhere else.
 PRELUDE = """
 set -euo pipefail
+run_fairseq() { ${BEFORE_FAIRSEQ:-command} "$@"; }
+fairseq-preprocess() { run_fairseq fairseq-preprocess "$@"; }
 fairseq-train() {
   local layers=--decoder-layers
   case "$*" in *_mlm*|*_classifier*) layers=--encoder-layers;; esac
-  command fairseq-train "$@" --max-update 2 --max-tokens 1024 $layers 1 --no-epoch-checkpoints --data-buffer-size 0
+  run_fairseq fairseq-train "$@" --max-update 2 --max-tokens 1024 $layers 1 --no-epoch-checkpoints --data-buffer-size 0
 }
-fairseq-generate() { command fairseq-generate "$@" --max-len-b 4; }
-fairseq-interactive() { command fairseq-interactive "$@" --max-len-b 4; }
+fairseq-eval-lm() { run_fairseq fairseq-eval-lm "$@"; }
+fairseq-generate() { run_fairseq fairseq-generate "$@" --max-len-b 4; }
+fairseq-interactive() { run_fairseq fairseq-interactive "$@" --max-len-b 4; }
 make() { command make --dry-run --directory "$CHECKOUT" "$@"; }
 """
 
@@ -102,7 +105,10 @@ def anchors(path: Path) -> set[str]:
 
 
 def run_blocks(wanted: list[Block], folder: Path, environment: dict[str, str]) -> subprocess.CompletedProcess:
-    """Run blocks one after another in one process in ``folder``; those in Python share their names."""
+    """Run blocks one after another in one process in ``folder``; those in Python share their names.
+
+    Where ``BEFORE_FAIRSEQ`` is in the environment, its words stand before each of fairseq's commands.
+    """
     command = [sys.executable, "-W", "ignore", __file__]
     data = json.dumps([[block.place, block.language, block.code] for block in wanted])
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}

@@ -1,6 +1,5 @@
 """Models of both hosts by their names, each with a random input of one size."""
 
-import warnings
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -160,15 +159,13 @@ def _decision(name: str, tokens: int, arguments: Sequence[str], sizes: Sizes) ->
 
 def _built(name: str, task: str, lengths: Sequence[object], arguments: Sequence[str], stand_in: Any) -> nn.Module:
     """The model, in the place of whose task there is ``stand_in``, so that no data is needed."""
-    from fairseq import options, tasks
-    from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+    from fairseq import tasks
 
-    command = [str(word) for word in ("data", "--task", task, "--arch", name, *lengths, *arguments)]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # fairseq's own use of an older hydra
-        config = convert_namespace_to_omegaconf(options.parse_args_and_arch(options.get_training_parser(), command))
+    from ..shared.fairseq_models import model_options
+
+    given = model_options(("data", "--task", task, "--arch", name, *lengths, *arguments))
     torch.manual_seed(1)
-    return tasks.FairseqTask.build_model(stand_in, config.model)
+    return tasks.FairseqTask.build_model(stand_in, given)
 
 
 def _symbols(sizes: Sizes, longest: int = 0) -> SimpleNamespace:

@@ -5,9 +5,9 @@ import json
 import sys
 from pathlib import Path
 
-from fairseq import options, tasks
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq import tasks
 
+from ..shared.fairseq_models import model_options
 from ..shared.scripts import script
 from .models import ALL_MODELS, SHAPE, Shape, masked_name
 
@@ -30,9 +30,8 @@ def count_parameters(data: Path, arguments: list[str], length: int, masked: bool
         "--tokens-per-sample",
         str(length),
     ]
-    parsed = options.parse_args_and_arch(options.get_training_parser(), [*fixed, *arguments])
-    config = convert_namespace_to_omegaconf(parsed)
-    model = tasks.setup_task(config.task).build_model(config.model)
+    given = model_options([*fixed, *arguments])
+    model = tasks.setup_task(given).build_model(given)
     return sum(parameter.numel() for parameter in model.parameters())
 
 

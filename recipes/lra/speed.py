@@ -7,14 +7,12 @@ process of its own, so that every training has the machine's memory for itself.
 import argparse
 import json
 import sys
-import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
 
 import torch
-from fairseq import options, tasks
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq import tasks
 from torch import nn
 from torch.nn import functional as F
 from tqdm import tqdm
@@ -24,6 +22,7 @@ from fairseq_plugin.data.pixels import FIRST_TOKEN
 
 from ..bench.harness.memory import peak_beyond
 from ..bench.harness.timing import interleave, ratio, synchronizer
+from ..shared.fairseq_models import model_options
 from ..shared.scripts import positive_int, script
 from .examples import symbol_dictionary
 from .listops_rules import SYMBOLS
@@ -69,13 +68,9 @@ def measure(plan: Plan, lengths: list[int], batch_size: int) -> list[Speed]:
 def build(plan: Plan, name: str, length: int) -> nn.Module:
     """The model ``name`` for sequences of ``length`` symbols, as fairseq-train builds it."""
     command = [*task_arguments(plan.task, Path("data"), length), *plan.model_arguments(name)]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # fairseq's own use of an older hydra
-        parsed = options.parse_args_and_arch(options.get_training_parser(), [str(word) for word in command])
-        config = convert_namespace_to_omegaconf(parsed)
     torch.manual_seed(1)
     task = SimpleNamespace(source_dictionary=symbol_dictionary(SYMBOLS), max_positions=lambda: length)
-    model = tasks.FairseqTask.build_model(task, config.model)
+    model = tasks.FairseqTask.build_model(task, model_options(command))
     model.register_classification_head("head", num_classes=TASKS[plan.task].classes)
     return model
 

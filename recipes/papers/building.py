@@ -2,7 +2,6 @@
 
 import argparse
 import functools
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -76,12 +75,33 @@ def _timm_model(model: str) -> nn.Module:
 
 
 def fairseq_options(training: Training) -> argparse.Namespace:
-    """The options of the first command of fairseq-train, those of its named architecture filled in.
+    """What the first command of fairseq-train says, with the options that its named architecture sets.
 
     Raises:
         ValueError: fairseq has no such architecture.
     """
-    from fairseq import options
+    from ..shared.fairseq_models import parsed_options
+
+    return parsed_options(_fairseq_command(training))
+
+
+def fairseq_model(training: Training) -> nn.Module:
+    """The model of the first command of fairseq-train that builds ``training.model``, or of its architecture alone.
+
+    Raises:
+        ValueError: fairseq has no such architecture.
+    """
+    from fairseq import tasks
+
+    from ..shared.fairseq_models import model_options
+
+    parsed = model_options(_fairseq_command(training))
+    with _without_memory():
+        return tasks.FairseqTask.build_model(_task(parsed.task, training, parsed), parsed)
+
+
+def _fairseq_command(training: Training) -> list[str]:
+    """The words after fairseq-train, in the first of its commands."""
     from fairseq.models import ARCH_MODEL_NAME_REGISTRY
 
     import fairseq_plugin  # noqa: F401  registers ours
@@ -94,22 +114,7 @@ def fairseq_options(training: Training) -> argparse.Namespace:
     architecture = command[command.index("--arch") + 1]
     if architecture not in ARCH_MODEL_NAME_REGISTRY:
         raise ValueError(f"fairseq has no architecture {architecture}")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # fairseq's own use of an older hydra
-        return options.parse_args_and_arch(options.get_training_parser(), command[1:])
-
-
-def fairseq_model(training: Training) -> nn.Module:
-    """The model of the first command of fairseq-train that builds ``training.model``, or of its architecture alone."""
-    from fairseq import tasks
-    from fairseq.models import ARCH_MODEL_NAME_REGISTRY, MODEL_DATACLASS_REGISTRY
-
-    parsed = fairseq_options(training)
-    declared = MODEL_DATACLASS_REGISTRY.get(ARCH_MODEL_NAME_REGISTRY[parsed.arch])
-    if declared is not None:  # what hydra would fill in, in a tenth of its time
-        parsed = argparse.Namespace(**{**vars(declared()), **vars(parsed)})
-    with _without_memory():
-        return tasks.FairseqTask.build_model(_task(parsed.task, training, parsed), parsed)
+    return command[1:]
 
 
 def _task(name: str, training: Training, parsed: argparse.Namespace) -> Any:

@@ -9,16 +9,14 @@ import math
 import shlex
 import sys
 import time
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
 
 import torch
-from fairseq import options, tasks
+from fairseq import tasks
 from fairseq.data import Dictionary
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from torch import Tensor, nn
 from torch.nn import functional as F
 from tqdm import tqdm
@@ -26,6 +24,7 @@ from tqdm import tqdm
 from ..shared import comparison
 from ..shared.commands import shown_path
 from ..shared.comparison import MODEL, Column, Compared
+from ..shared.fairseq_models import model_options
 from ..shared.scripts import command_line, positive_int, script
 from ..shared.tables import Table, describe_run, spread, write_reports
 from ..shared.working_folder import working_folder
@@ -53,13 +52,9 @@ def build(plan: Plan, name: str, seed: int) -> nn.Module:
     for i in range(SYMBOLS):
         symbols.add_symbol(str(i))
     command = ["data", *map(str, plan.model_arguments(name)), *plan.more]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # fairseq's own use of an older hydra
-        parsed = options.parse_args_and_arch(options.get_training_parser(), command)
-        config = convert_namespace_to_omegaconf(parsed)
     torch.manual_seed(seed)
     task = SimpleNamespace(source_dictionary=symbols, target_dictionary=symbols)
-    return tasks.FairseqTask.build_model(task, config.model)
+    return tasks.FairseqTask.build_model(task, model_options(command))
 
 
 def recall(plan: Plan, name: str, seed: int, distance: int) -> Recall:

@@ -1,17 +1,16 @@
 """Language models and translators as fairseq-train builds them, in one shape for all architectures."""
 
-import warnings
 from types import SimpleNamespace
 
 import torch
-from fairseq import options, tasks
+from fairseq import tasks
 from fairseq.data import Dictionary
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from torch import Tensor, nn
 
 import fairseq_plugin  # noqa: F401  registers the architectures
 from common.modules.gated_attention_unit import GatedAttentionUnit
 
+from ...shared.fairseq_models import model_options
 from ..harness.work import Settings
 
 #: Few, so that the output layer is small compared with the rest; fairseq adds four symbols.
@@ -61,16 +60,12 @@ def build_translator(
 
 def _built(command: list[str]) -> nn.Module:
     """The model that ``fairseq-train`` builds for ``command``, from a fixed seed."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # fairseq's own use of an older hydra
-        parsed = options.parse_args_and_arch(options.get_training_parser(), command)
-        config = convert_namespace_to_omegaconf(parsed)
     symbols = Dictionary()
     for i in range(_WORDS):
         symbols.add_symbol(f"w{i}")
     torch.manual_seed(1)
     task = SimpleNamespace(source_dictionary=symbols, target_dictionary=symbols)
-    return tasks.FairseqTask.build_model(task, config.model)
+    return tasks.FairseqTask.build_model(task, model_options(command))
 
 
 def _with_visible_attention(model: nn.Module) -> nn.Module:

@@ -7,6 +7,7 @@ the warning that one runs becomes an error.
 import sys
 import warnings
 from collections.abc import Iterable
+from functools import cache
 
 import pytest
 import torch
@@ -66,6 +67,37 @@ def small_tiles(monkeypatch):
     """Tiles of few tokens in the interpreter, so that small inputs have several in a chunk."""
     if interpreted():
         monkeypatch.setattr(mixed_chunk_gpu, "tile_rows", lambda x, channels: 16)
+
+
+@pytest.fixture(autouse=True)
+def language_prepared_once(monkeypatch):
+    """Triton's interpreter prepares its language at every call of a function inside of a kernel, in most of its time.
+
+    Here it does so once in a launch, for each module that functions of the kernel see the language through.
+    """
+    if not interpreted():
+        return
+    from triton import language
+    from triton.runtime import interpreter
+
+    prepare, launch, prepared = interpreter._patch_lang, interpreter.GridExecutor.__call__, set()
+
+    @cache
+    def seen_by(function):
+        return frozenset(x.__name__ for x in function.__globals__.values() if x is language or x is language.core)
+
+    def prepare_once(function):
+        if seen_by(function) in prepared:
+            return None
+        prepared.add(seen_by(function))
+        return prepare(function)
+
+    def launch_anew(*args, **kwargs):
+        prepared.clear()
+        return launch(*args, **kwargs)
+
+    monkeypatch.setattr(interpreter, "_patch_lang", prepare_once)
+    monkeypatch.setattr(interpreter.GridExecutor, "__call__", launch_anew)
 
 
 @pytest.fixture
