@@ -103,9 +103,9 @@ def report(plan: TablePlan, tokens: dict[str, int], unit: str, compared: compari
     cells = {row: measured(outcomes) for row, outcomes in found.items()}
     limits = _LIMITS.format(unit=unit.capitalize(), updates=plan.updates, width=plan.width)
     described = (
-        f"{plan.layers} layers of width {plan.width}, {plan.updates:,} updates of {plan.batch_tokens:,} {unit} in "
+        f"{plan.depth} of width {plan.width}, {plan.updates:,} updates of {plan.batch_tokens:,} {unit} in "
         f"sequences of {plan.tokens_per_sample:,}, {sum(tokens.values()) / 1e6:.1f} million in all; test {what}, "
-        f"{plan.seeds} seeds"
+        f"{plan.seeds} seed{'s' * (plan.seeds > 1)}"
     )
     notes = [
         f"{what} of the test text, mean ± standard deviation over seeds; the valid text selects the checkpoint",

@@ -109,7 +109,7 @@ def report(
     ]
     described = (
         f"handwritten digits, {size.layers} layers of width {size.width}, {size.epochs} epochs; accuracy on 360 that "
-        f"are held out, {seeds} seeds"
+        f"are held out, {seeds} seed{'s' * (seeds > 1)}"
     )
     found = comparison.by_model(compared.outcomes, list(models))
     cells = {name: top1.measured(scores) for name, scores in found.items()}

@@ -48,6 +48,11 @@ IMAGE_TABLES = {
     ("daft", "7"): ("Top 1 Acc",),
     ("daft", "8"): ("11", "15"),
 }
+#: All causal models of FLASH's Table 13, whose masked ones are those of Table 12.
+_SEVEN = (
+    "python -m recipes.flash.compare --file TEXT --seeds 3 "
+    "--archs transformer_lm,transformer_plus_lm,transformer_pp_lm,performer_lm,combiner_lm,flash_quad_lm,flash_lm"
+)
 _EPISODES = "bc awac softmax linear reformer favor cosformer flowformer"
 #: Tables of other kinds, and the comparison of a recipe that has their rows in small.
 _ELSEWHERE = {
@@ -60,8 +65,8 @@ _ELSEWHERE = {
     ("flash", "beside-figure-3"): "python -m recipes.flash.compare --file TEXT --figure 3",
     ("flash", "5"): "python -m recipes.flash.compare --file TEXT --seeds 3 "
     "--archs flash_quad_lm,flash_lm,transformer_pp_lm,mc_transformer_pp_lm",
-    ("flash", "12"): "python -m recipes.flash.compare --file TEXT --figure 5",
-    ("flash", "13"): "python -m recipes.flash.compare --file TEXT --figure 6",
+    ("flash", "12"): _SEVEN.replace("_lm", "_mlm"),
+    ("flash", "13"): _SEVEN,
 }
 #: Options of a mechanism that shrink with the sequences.
 _REACHES = ("daft_window", "local_window")
@@ -101,7 +106,7 @@ class TablePlan(Plan):
 
     def model_arguments(self, name: str) -> list[object]:
         """The arguments that say how the model of a row is built."""
-        training = trainings_of(entries_of(self.paper)[self.table][name])[int(self.masked)]
+        training = self._training(name)
         task = ("masked_lm", "--criterion", "masked_lm") if self.masked else ("language_modeling",)
         sizes = self._shape(training) | self._mechanism(training)
         return [
@@ -109,6 +114,9 @@ class TablePlan(Plan):
             *(word for name, size in sizes.items() for word in (f"--{name.replace('_', '-')}", size)),
             *("--dropout", "0.0", "--tokens-per-sample", self.tokens_per_sample),  # a short training repeats little
         ]
+
+    def _training(self, row: str) -> Training:
+        return trainings_of(entries_of(self.paper)[self.table][row])[int(self.masked)]
 
     def _shape(self, training: Training) -> dict[str, int]:
         """Widths, layers and heads by the names of options."""
@@ -139,6 +147,12 @@ class TablePlan(Plan):
         if "sparse_stride" in published:  # as the paper of Sparse Transformers chooses it
             sizes["sparse_stride"] = math.isqrt(self.tokens_per_sample)
         return sizes
+
+    @property
+    def depth(self) -> str:
+        """The layers in words."""
+        of_units = any(map(_of_units, map(self._training, self.models)))
+        return f"{self.layers} layers" + (f", or {2 * self.layers} gated attention units," if of_units else "")
 
     @property
     def values(self) -> Values:

@@ -100,7 +100,8 @@ def test_a_report_has_the_order_and_what_was_not_run(tmp_path):
     assert kendall(content["cells"], made.published_cells()) == -1.0
     part = compare.report(plan("flash", "1", True, models=["no gating"]), {"train": 1}, "words", Compared([], {}))
     assert "not run: original GAU: not asked for" in part.tables[0].notes
-    assert "Fewer than three rows" in " ".join(part.tables[0].notes)
+    said = " ".join(part.tables[0].notes)
+    assert "Fewer than three rows" in said and "2 layers, or 4 gated attention units, of width 64" in said
 
 
 @pytest.mark.parametrize("paper", PAPERS)
