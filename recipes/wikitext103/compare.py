@@ -10,7 +10,7 @@ import shlex
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ..flash.subword_text import encode, train_sentencepiece
@@ -31,6 +31,7 @@ COMMAND = "recipes.wikitext103.compare"
 #: A text of fewer bytes is read in characters: words would be too few to learn from, and most parameters theirs.
 WORDS_FROM_BYTES = 20_000_000
 UPDATES, EVALUATIONS = 1_600, 8
+MODELS_HELP = "mechanisms, also with additions, as in NAME+forget+short_conv"
 FILE_HELP = "any text, or WikiText-103 as prepare --file takes it"
 #: To see that everything runs; nothing is learned.
 QUICK_UPDATES, QUICK_LINES = 8, 400
@@ -98,11 +99,18 @@ def read_result(name: str, seed: int, folder: Path, trained: Trained) -> Result:
 
 
 def parser(
-    command: str, description: str, known: Sequence[str], default: Sequence[str], takes_file: bool = True
+    command: str,
+    description: str,
+    name: Callable[[str], str],
+    default: Sequence[str],
+    takes_file: bool = True,
+    models: str = MODELS_HELP,
+    updates: str = f"of every training; default: {UPDATES:,}",
 ) -> argparse.ArgumentParser:
-    """The options of ``command``, which trains some models of the names ``known``, by ``default`` those.
+    """The options of ``command``, which trains some models, by ``default`` those.
 
-    Without ``takes_file``, ``--file`` is left to the command.
+    ``name`` is the type of a model's name; ``models`` and ``updates`` say what these options mean. Without
+    ``takes_file``, ``--file`` is left to the command.
     """
     parser = argparse.ArgumentParser(prog=f"python -m {command}", description=description)
     if takes_file:
@@ -119,14 +127,14 @@ def parser(
     parser.add_argument(
         "--models",
         nargs="+",
-        type=functools.partial(model, known=known),
+        type=name,
         default=default,
         metavar="NAME",
-        help="mechanisms, also with additions, as in NAME+forget+short_conv; default: %(default)s",
+        help=f"{models}; default: %(default)s",
     )
     parser.add_argument("--seeds", type=positive_int, default=3, help="runs of each model (%(default)s)")
     parser.add_argument("--jobs", type=positive_int, default=1, help="trainings at a time, a thread each (%(default)s)")
-    parser.add_argument("--updates", type=positive_int, help=f"of every training; default: {UPDATES:,}")
+    parser.add_argument("--updates", type=positive_int, help=updates)
     parser.add_argument("--lr", type=float, default=3e-3, help="highest learning rate, of all models (%(default)s)")
     sizes = {"batch-tokens": 2048, "tokens-per-sample": 256, "width": 128, "layers": 2, "heads": 4}
     for name, default in sizes.items():
@@ -136,6 +144,11 @@ def parser(
     )
     parser.add_argument("--quick", action="store_true", help="only see that everything runs: nothing is learned")
     return parser
+
+
+def one_of(known: Sequence[str]) -> Callable[[str], str]:
+    """The type of a model's name that is one of ``known``; see ``model``."""
+    return functools.partial(model, known=known)
 
 
 def model(name: str, known: Sequence[str] | None = None) -> str:
@@ -153,7 +166,7 @@ def model(name: str, known: Sequence[str] | None = None) -> str:
 @script("compare")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the script; returns the exit status."""
-    options = parser(COMMAND, __doc__.splitlines()[0], model_names(), default_names()).parse_args(arguments)
+    options = parser(COMMAND, __doc__.splitlines()[0], model, default_names()).parse_args(arguments)
     return compare(options, Plan, COMMAND, arguments)
 
 
