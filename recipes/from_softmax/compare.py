@@ -14,8 +14,6 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-
 from common import tensor_files
 from fairseq_plugin.convert import convert
 
@@ -93,10 +91,9 @@ class Comparison:
         return Ran(name, seed, stage, folder, found, read_parameters(folder), trained.seconds, trained.command)
 
     def _exchange(self, name: str, seed: int) -> None:
-        """Write the teacher with the attention of a form, unless it is there; what is new is drawn by the seed."""
+        """Write the teacher with the attention of a form, unless it is there."""
         path = start_path(self.runs, name, seed)
         if not path.exists():
-            torch.manual_seed(seed)
             teacher = self.runs / folder_name(TEACHER, TEACHER, seed) / LAST
             converted, _ = convert(teacher, "hybrid_lm", self.plan.overrides(name))
             with own_file(path) as part:
@@ -141,6 +138,12 @@ def parser() -> argparse.ArgumentParser:
     )
     known.set_defaults(out=Path("work/from_softmax/compare"), layers=4)
     add_stages(known)
+    known.add_argument(
+        "--window-dropout",
+        type=float,
+        default=0.5,
+        help="how often in stage 1 the linear part of a form with a window learns by itself (%(default)s)",
+    )
     return known
 
 
@@ -190,7 +193,8 @@ def shown(plan: Conversion, tokens: dict[str, int], unit: str) -> Shown:
         "won back: (exchanged - converted) / (exchanged - teacher) in log perplexity; from scratch, %: the same of the "
         "model that is trained from scratch",
         "stage 1 teaches maps where each linear layer has some, else the projections of its attention",
-        f"lolcats has a softmax window of {plan.window} tokens; lolcats_relu is lolcats with relu maps",
+        f"lolcats: a softmax window of {plan.window} tokens, and --transfer-window-dropout {plan.window_dropout:g} in "
+        "stage 1; lolcats_relu is lolcats with relu maps",
         "seconds of fairseq-train, both stages, the teacher's forward passes included: on one thread of this machine, "
         "with whatever else it did",
     ]

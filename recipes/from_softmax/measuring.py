@@ -55,7 +55,9 @@ def _losses(model: nn.Module, task: Any) -> dict[str, float]:
     for split in SPLITS:
         task.load_dataset(split)
         longest = utils.resolve_max_positions(model.max_positions())
-        batches = task.eval_lm_dataloader(task.dataset(split), max_tokens=_MAX_TOKENS, max_positions=longest)
+        batches = task.eval_lm_dataloader(
+            task.dataset(split), _MAX_TOKENS, max_positions=longest, num_workers=0, data_buffer_size=0
+        )
         result = eval_lm([model], task.source_dictionary, batches, target_dictionary=task.target_dictionary)
         found[split] = float(result["loss"]) * math.log(2)
     return found

@@ -48,6 +48,7 @@ class Conversion(Plan):
     share: float  # of the teacher's updates that a conversion has in all
     transfer_share: float  # of these, in stage 1
     transfer_lr: float
+    window_dropout: float  # how often in stage 1 the linear part of a form with a window learns by itself
     distillation_lr: float
     temperature: float
     weight: float  # of the teacher's part in the loss of stage 2
@@ -85,7 +86,10 @@ class Conversion(Plan):
         if stage == TRANSFERRED:
             # An attention without maps of its own has only the projections to learn.
             learning = "new" if self.form(name).learns_maps else "attention"
-            return ["--criterion", "attention_transfer", "--lineartime-trained-parameters", learning]
+            arguments = ["--criterion", "attention_transfer", "--lineartime-trained-parameters", learning]
+            if self.form(name).windowed:
+                arguments += ["--transfer-window-dropout", self.window_dropout]
+            return arguments
         temperature = ("--distillation-temperature", self.temperature)
         return ["--criterion", "distillation", *temperature, "--distillation-weight", self.weight]
 
@@ -103,10 +107,6 @@ class Conversion(Plan):
         ours = self.form(name)
         given = {f"{kind}_{option}": x for kind, options in ours.options.items() for option, x in options.items()}
         return {"lineartime_layers": ours.pattern, **given}
-
-    def notes(self) -> list[str]:
-        """See ``Plan``; nothing to say here."""
-        return []
 
 
 def folder_name(name: str, stage: str, seed: int) -> str:

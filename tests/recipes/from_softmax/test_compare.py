@@ -21,7 +21,14 @@ from recipes.shared.comparison import Compared
 from recipes.shared.tables import Run
 
 SIZES = {"width": 8, "layers": 4, "heads": 2, "batch_tokens": 64, "tokens_per_sample": 16, "window": 4}
-RATES = {"lr": 3e-3, "transfer_lr": 1e-2, "distillation_lr": 1e-3, "temperature": 2.0, "weight": 0.75}
+RATES = {
+    "lr": 3e-3,
+    "transfer_lr": 1e-2,
+    "distillation_lr": 1e-3,
+    "temperature": 2.0,
+    "weight": 0.75,
+    "window_dropout": 0.5,
+}
 PLAN = Conversion(
     models=["hedgehog", "lolcats*3,softmax"],
     seeds=2,
@@ -113,7 +120,9 @@ def test_trainings_of_a_form_differ_in_start_teacher_criterion_budget_and_rate()
 
 def test_stage_1_teaches_maps_or_else_projections() -> None:
     for name in DEFAULT:
-        learning = value(words_of(TRANSFERRED, name), "--lineartime-trained-parameters")
+        words = words_of(TRANSFERRED, name)
+        learning = value(words, "--lineartime-trained-parameters")
+        assert ("--transfer-window-dropout" in words) == name.startswith("lolcats")
         assert learning == ("new" if name.startswith(("t2r", "hedgehog", "lolcats")) else "attention")
 
 
