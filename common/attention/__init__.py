@@ -18,6 +18,7 @@ from ._short_conv import ShortConvAttention
 import_mechanisms(__name__, __path__)
 
 from .daft_conv import position_entropy  # noqa: E402  (mechanisms are imported in the order of their files)
+from .lolcats import only_part  # noqa: E402
 
 _CLASSES = {attention.__name__: attention for attention in ATTENTIONS.values()}
 globals().update(_CLASSES)
@@ -46,6 +47,7 @@ __all__ = [
     "flag",
     "layer_kinds",
     "number",
+    "only_part",
     "options_of",
     "position_entropy",
     "record_attention",
