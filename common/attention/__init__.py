@@ -7,7 +7,7 @@ mechanisms share.
 
 from ._base import FACTS, INPUTS, SUPPORTS, AttentionShape, InnerAttention, OpAttention
 from ._forget import ForgetAttention
-from ._layer_kinds import layer_kinds
+from ._layer_kinds import layer_kinds, pattern_names
 from ._options import AttentionOptions, Option, choice, count, default_of, flag, number
 from ._output_gate import OutputGateAttention
 from ._record import AttentionRecord, KeyRecord, MapRecord, record_attention, record_keys
@@ -49,6 +49,7 @@ __all__ = [
     "number",
     "only_part",
     "options_of",
+    "pattern_names",
     "position_entropy",
     "record_attention",
     "record_keys",
