@@ -16,8 +16,17 @@ from recipes.from_softmax.plan import DISTILLED, EXCHANGED, SCRATCH, TRANSFERRED
 TINY = "--quick --seeds 1 --width 8 --layers 2 --heads 2 --epochs 10 --window 8".split()
 
 
-def test_from_digits_to_the_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two forms of one teacher; a second time nothing is trained. Costs 14 epochs of images of 64 tokens."""
+def write_few(folder: Path) -> None:
+    """128 images to learn from and 64 held out, in place of the digits."""
+    drawn = np.random.default_rng(0)
+    sizes = {"train": 128, "test": 64}
+    pixels = {part: drawn.integers(0, 256, (size, 32, 32, 3), np.uint8) for part, size in sizes.items()}
+    images.write_labelled({part: (x, np.arange(len(x)) % 10) for part, x in pixels.items()}, folder)
+
+
+def test_from_images_to_the_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two forms of one teacher; a second time nothing is trained."""
+    monkeypatch.setattr(images, "write_digits", write_few)
     out = tmp_path / "out"
     arguments = ["--out", str(out), "--models", "lolcats,softmax", "linear", *TINY]
     assert images.main(arguments) == 0
