@@ -1,4 +1,4 @@
-"""What of an attention with a softmax window is left, to see what its window and its linear part do."""
+"""Parts of an attention with a softmax window, each by itself, to see what the window and the linear part do."""
 
 import contextlib
 from collections.abc import Iterator

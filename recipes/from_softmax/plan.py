@@ -1,4 +1,4 @@
-"""What is trained: a softmax teacher, what is made of it in two stages, and the same models from scratch."""
+"""The trainings: a softmax teacher, its conversions in two stages, and the same models from scratch."""
 
 import dataclasses
 import re
