@@ -12,7 +12,7 @@ from .forms import Form, form
 
 TEACHER = "teacher"
 #: What is measured of every form, in this order; all but the first are trainings.
-EXCHANGED, TRANSFERRED, DISTILLED, SCRATCH = STAGES = ("exchanged", "transfer", "distillation", "scratch")
+EXCHANGED, TRANSFERRED, DISTILLED, SCRATCH = ("exchanged", "transfer", "distillation", "scratch")
 #: The checkpoint that a training leaves.
 LAST = Path("checkpoints") / "checkpoint_last.pt"
 

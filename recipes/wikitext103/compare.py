@@ -101,7 +101,7 @@ def read_result(name: str, seed: int, folder: Path, trained: Trained) -> Result:
 def parser(
     command: str,
     description: str,
-    name: Callable[[str], str],
+    kind: Callable[[str], str],
     default: Sequence[str],
     takes_file: bool = True,
     models: str = MODELS_HELP,
@@ -109,7 +109,7 @@ def parser(
 ) -> argparse.ArgumentParser:
     """The options of ``command``, which trains some models, by ``default`` those.
 
-    ``name`` is the type of a model's name; ``models`` and ``updates`` say what these options mean. Without
+    ``kind`` is the type of a model's name; ``models`` and ``updates`` say what these options mean. Without
     ``takes_file``, ``--file`` is left to the command.
     """
     parser = argparse.ArgumentParser(prog=f"python -m {command}", description=description)
@@ -127,7 +127,7 @@ def parser(
     parser.add_argument(
         "--models",
         nargs="+",
-        type=name,
+        type=kind,
         default=default,
         metavar="NAME",
         help=f"{models}; default: %(default)s",
