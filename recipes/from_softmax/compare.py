@@ -23,7 +23,7 @@ from ..shared.scripts import command_line, script
 from ..shared.settings import keep_settings
 from ..shared.trainings import Trained, read_parameters
 from ..shared.working_folder import own_file, working_folder
-from ..wikitext103.compare import WRITER, prepare_chosen
+from ..wikitext103.compare import FILE_HELP, WRITER, prepare_chosen
 from ..wikitext103.compare import parser as parser_of_trainings
 from .forms import DEFAULT, add_stages, name_of_form
 from .measuring import changed_parameters, losses, losses_of_parts
@@ -133,10 +133,12 @@ def parser() -> argparse.ArgumentParser:
         __doc__.splitlines()[0],
         name_of_form,
         DEFAULT,
+        takes_file=False,
         models="what takes the place of softmax attention, NAME or a pattern as in flow*3,softmax",
         updates=f"of the teacher; default: {UPDATES:,}",
     )
     known.set_defaults(out=Path("work/from_softmax/compare"), layers=4)
+    known.add_argument("--file", type=Path, required=True, help=FILE_HELP)
     add_stages(known)
     known.add_argument(
         "--window-dropout",
