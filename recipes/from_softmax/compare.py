@@ -25,7 +25,7 @@ from ..shared.trainings import Trained, read_parameters
 from ..shared.working_folder import own_file, working_folder
 from ..wikitext103.compare import FILE_HELP, WRITER, prepare_chosen
 from ..wikitext103.compare import parser as parser_of_trainings
-from .forms import DEFAULT, add_stages, name_of_form
+from .forms import add_forms, add_stages
 from .measuring import changed_parameters, losses, losses_of_parts
 from .plan import (
     DISTILLED,
@@ -128,17 +128,10 @@ class Comparison:
 
 def parser() -> argparse.ArgumentParser:
     """The script's options."""
-    known = parser_of_trainings(
-        COMMAND,
-        __doc__.splitlines()[0],
-        name_of_form,
-        DEFAULT,
-        takes_file=False,
-        models="what takes the place of softmax attention, NAME or a pattern as in flow*3,softmax",
-        updates=f"of the teacher; default: {UPDATES:,}",
-    )
+    known = parser_of_trainings(COMMAND, __doc__.splitlines()[0], takes_file=False, updates=UPDATES)
     known.set_defaults(out=Path("work/from_softmax/compare"), layers=4)
     known.add_argument("--file", type=Path, required=True, help=FILE_HELP)
+    add_forms(known)
     add_stages(known)
     known.add_argument(
         "--window-dropout",

@@ -87,6 +87,18 @@ def name_of_form(text: str) -> str:
     return text
 
 
+def add_forms(parser: argparse.ArgumentParser) -> None:
+    """Add the option of which forms there are."""
+    parser.add_argument(
+        "--models",
+        nargs="+",
+        type=name_of_form,
+        default=DEFAULT,
+        metavar="NAME",
+        help="what takes the place of softmax attention, NAME or a pattern as in flow*3,softmax; default: %(default)s",
+    )
+
+
 def add_stages(parser: argparse.ArgumentParser) -> None:
     """Add the options of how a form is made of a teacher."""
     parser.add_argument("--share", type=float, default=0.2, help="of the teacher's training, both stages (%(default)s)")

@@ -33,7 +33,7 @@ from ..shared.json_files import measured
 from ..shared.scripts import command_line, positive_int, script
 from ..shared.settings import keep_settings
 from ..shared.working_folder import own_file, working_folder
-from .forms import DEFAULT, Form, add_stages, form, name_of_form
+from .forms import Form, add_forms, add_stages, form
 from .image_models import ENTROPY, MODEL, PATCH, SIDE, build, exchange, losses, train, transfer_task
 from .parts import PARTS, attending
 from .plan import DISTILLED, EXCHANGED, SCRATCH, TEACHER, TRANSFERRED, check_division, divided, folder_name
@@ -208,14 +208,7 @@ def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=f"python -m {COMMAND}", description=__doc__.splitlines()[0])
     parser.add_argument("--cifar10", type=Path, metavar="FILE", help="cifar-10-binary.tar.gz, in place of the digits")
     parser.add_argument("--out", type=Path, default=Path("work/from_softmax/images"), help="default: %(default)s")
-    parser.add_argument(
-        "--models",
-        nargs="+",
-        type=name_of_form,
-        default=DEFAULT,
-        metavar="NAME",
-        help="what takes the place of softmax attention, NAME or a pattern as in flow*3,softmax; default: %(default)s",
-    )
+    add_forms(parser)
     parser.add_argument("--seeds", type=positive_int, default=3, help="runs of each model (%(default)s)")
     parser.add_argument("--epochs", type=positive_int, help=f"of the teacher; default: {EPOCHS}")
     parser.add_argument("--lr", type=float, default=2e-3, help="highest, of the teacher and from scratch (%(default)s)")

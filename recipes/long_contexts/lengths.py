@@ -22,7 +22,7 @@ from ..shared.scripts import command_line, positive_int, script
 from ..shared.settings import keep_settings
 from ..shared.trainings import Trained, read_parameters, read_trained
 from ..shared.working_folder import working_folder
-from ..wikitext103.compare import FILE_HELP, one_of, prepare_chosen
+from ..wikitext103.compare import FILE_HELP, prepare_chosen
 from ..wikitext103.compare import parser as parser_of_trainings
 from ..wikitext103.gates import NO_POSITIONS, GatePlan
 from ..wikitext103.gates import names as names_with_gates
@@ -116,7 +116,8 @@ class Lengths:
 
 def parser() -> argparse.ArgumentParser:
     """The script's options."""
-    known = parser_of_trainings(COMMAND, __doc__.splitlines()[0], one_of(names()), default_names(), takes_file=False)
+    description = __doc__.splitlines()[0]
+    known = parser_of_trainings(COMMAND, description, names(), default_names(), takes_file=False, updates=UPDATES)
     known.set_defaults(out=Path("work/long_contexts/lengths"), seeds=1, updates=UPDATES)
     known.add_argument("--file", type=Path, help=FILE_HELP)
     known.add_argument("--times", type=positive_int, default=8, help="windows, in training lengths (%(default)s)")

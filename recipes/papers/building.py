@@ -53,26 +53,36 @@ def count_parameters(training: Training) -> int | None:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def _timm_model(model: str) -> nn.Module:
-    import timm
+def timm_arguments(model: str) -> tuple[str, dict[str, Any]]:
+    """The name and the arguments of "NAME --model-kwargs NAME=VALUE ...", a model of timm as train.py takes it."""
     from timm.utils import ParseKwargs
-
-    import timm_plugin  # noqa: F401  registers ours
 
     name, _, options = model.partition(" --model-kwargs ")
     parser = argparse.ArgumentParser()
     parser.add_argument("--model-kwargs", nargs="*", default={}, action=ParseKwargs)
-    kwargs = parser.parse_args(["--model-kwargs", *options.split()] if options else []).model_kwargs
+    return name, parser.parse_args(["--model-kwargs", *options.split()] if options else []).model_kwargs
+
+
+def _timm_model(model: str) -> nn.Module:
+    import timm
+
+    import timm_plugin  # noqa: F401  registers ours
+
+    name, kwargs = timm_arguments(model)
     if not timm.is_model(name):
         raise ValueError(f"timm has no model {name}")
     with _without_memory():
         return timm.create_model(name, **kwargs)
 
 
-def fairseq_model(training: Training) -> nn.Module:
-    """The model of the first command of fairseq-train that builds ``training.model``, or of its architecture alone."""
-    from fairseq import options, tasks
-    from fairseq.models import ARCH_MODEL_NAME_REGISTRY, MODEL_DATACLASS_REGISTRY
+def fairseq_options(training: Training) -> argparse.Namespace:
+    """The options of the first command of fairseq-train, those of its named architecture filled in.
+
+    Raises:
+        ValueError: fairseq has no such architecture.
+    """
+    from fairseq import options
+    from fairseq.models import ARCH_MODEL_NAME_REGISTRY
 
     import fairseq_plugin  # noqa: F401  registers ours
 
@@ -86,7 +96,15 @@ def fairseq_model(training: Training) -> nn.Module:
         raise ValueError(f"fairseq has no architecture {architecture}")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # fairseq's own use of an older hydra
-        parsed = options.parse_args_and_arch(options.get_training_parser(), command[1:])
+        return options.parse_args_and_arch(options.get_training_parser(), command[1:])
+
+
+def fairseq_model(training: Training) -> nn.Module:
+    """The model of the first command of fairseq-train that builds ``training.model``, or of its architecture alone."""
+    from fairseq import tasks
+    from fairseq.models import ARCH_MODEL_NAME_REGISTRY, MODEL_DATACLASS_REGISTRY
+
+    parsed = fairseq_options(training)
     declared = MODEL_DATACLASS_REGISTRY.get(ARCH_MODEL_NAME_REGISTRY[parsed.arch])
     if declared is not None:  # what hydra would fill in, in a tenth of its time
         parsed = argparse.Namespace(**{**vars(declared()), **vars(parsed)})

@@ -247,4 +247,5 @@ def write(out: Path, report: Report, run: Run) -> str:
 def show(out: Path, report: Report, command: str, started: float) -> None:
     """``write``, and print; ``started`` is when ``command`` began, by ``time.monotonic``."""
     print("\n" + write(out, report, describe_run(command, time.monotonic() - started)))
-    print(f"\nThe same as Markdown, JSON and a picture: {shown_path(out)}")
+    forms = "Markdown and JSON" if report.draw is None else "Markdown, JSON and a picture"
+    print(f"\nThe same as {forms}: {shown_path(out)}")

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ..flash.subword_text import encode, train_sentencepiece
 from ..shared.characters import spell_file
-from ..shared.comparison import show, train_and_read
+from ..shared.comparison import Compared, Report, show, train_and_read
 from ..shared.json_files import read_json, write_json
 from ..shared.scripts import command_line, positive_int, script
 from ..shared.settings import keep_settings
@@ -31,7 +31,6 @@ COMMAND = "recipes.wikitext103.compare"
 #: A text of fewer bytes is read in characters: words would be too few to learn from, and most parameters theirs.
 WORDS_FROM_BYTES = 20_000_000
 UPDATES, EVALUATIONS = 1_600, 8
-MODELS_HELP = "mechanisms, also with additions, as in NAME+forget+short_conv"
 FILE_HELP = "any text, or WikiText-103 as prepare --file takes it"
 #: To see that everything runs; nothing is learned.
 QUICK_UPDATES, QUICK_LINES = 8, 400
@@ -101,16 +100,14 @@ def read_result(name: str, seed: int, folder: Path, trained: Trained) -> Result:
 def parser(
     command: str,
     description: str,
-    kind: Callable[[str], str],
-    default: Sequence[str],
+    known: Sequence[str] = (),
+    default: Sequence[str] = (),
     takes_file: bool = True,
-    models: str = MODELS_HELP,
-    updates: str = f"of every training; default: {UPDATES:,}",
+    updates: int = UPDATES,
 ) -> argparse.ArgumentParser:
-    """The options of ``command``, which trains some models, by ``default`` those.
+    """The options of ``command``, which trains some models of the names ``known``, by ``default`` those, ``updates``.
 
-    ``kind`` is the type of a model's name; ``models`` and ``updates`` say what these options mean. Without
-    ``takes_file``, ``--file`` is left to the command.
+    Without ``known``, ``--models`` is left to the command; without ``takes_file``, ``--file`` is.
     """
     parser = argparse.ArgumentParser(prog=f"python -m {command}", description=description)
     if takes_file:
@@ -124,17 +121,19 @@ def parser(
     parser.add_argument("--limit", type=positive_int, metavar="LINES", help="only the first lines of a text file")
     out = Path("work/wikitext103") / command.rpartition(".")[2]
     parser.add_argument("--out", type=Path, default=out, help="default: %(default)s")
-    parser.add_argument(
-        "--models",
-        nargs="+",
-        type=kind,
-        default=default,
-        metavar="NAME",
-        help=f"{models}; default: %(default)s",
-    )
+    if known:
+        parser.add_argument(
+            "--models",
+            nargs="+",
+            type=functools.partial(model, known=known),
+            default=default,
+            metavar="NAME",
+            help="mechanisms, also with additions, as in NAME+forget+short_conv; default: %(default)s",
+        )
     parser.add_argument("--seeds", type=positive_int, default=3, help="runs of each model (%(default)s)")
     parser.add_argument("--jobs", type=positive_int, default=1, help="trainings at a time, a thread each (%(default)s)")
-    parser.add_argument("--updates", type=positive_int, help=updates)
+    parser.add_argument("--updates", type=positive_int, help=f"of every training; default: {updates:,}")
+    parser.set_defaults(usual_updates=updates)
     parser.add_argument("--lr", type=float, default=3e-3, help="highest learning rate, of all models (%(default)s)")
     sizes = {"batch-tokens": 2048, "tokens-per-sample": 256, "width": 128, "layers": 2, "heads": 4}
     for name, default in sizes.items():
@@ -144,11 +143,6 @@ def parser(
     )
     parser.add_argument("--quick", action="store_true", help="only see that everything runs: nothing is learned")
     return parser
-
-
-def one_of(known: Sequence[str]) -> Callable[[str], str]:
-    """The type of a model's name that is one of ``known``; see ``model``."""
-    return functools.partial(model, known=known)
 
 
 def model(name: str, known: Sequence[str] | None = None) -> str:
@@ -166,32 +160,42 @@ def model(name: str, known: Sequence[str] | None = None) -> str:
 @script("compare")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the script; returns the exit status."""
-    options = parser(COMMAND, __doc__.splitlines()[0], model, default_names()).parse_args(arguments)
+    options = parser(COMMAND, __doc__.splitlines()[0], model_names(), default_names()).parse_args(arguments)
     return compare(options, Plan, COMMAND, arguments)
 
 
-def compare(options: argparse.Namespace, kind: type[Plan], command: str, arguments: Sequence[str] | None) -> int:
-    """Train and show the models of ``options`` as a plan of this ``kind`` says; returns the exit status.
+def compare(
+    options: argparse.Namespace,
+    kind: type[Plan],
+    command: str,
+    arguments: Sequence[str] | None,
+    evaluations: int = EVALUATIONS,
+    shown: Callable[[Plan, dict[str, int], str, Compared], Report] = report,
+) -> int:
+    """Train the models of ``options`` as a plan of this ``kind`` says, and show them; returns the exit status.
 
-    ``command`` is the module whose ``arguments`` they are, and whose folder is ``--out``.
+    Args:
+        command: the module whose ``arguments`` the options are, and whose folder is ``--out``.
+        evaluations: during each training, unless there are fewer updates.
+        shown: the report of a plan, the tokens of each split, what a token is, and the outcomes.
     """
     plan = kind.chosen(
         options,
-        updates=options.updates or (QUICK_UPDATES if options.quick else UPDATES),
-        evaluations=min(EVALUATIONS, options.updates or EVALUATIONS),
+        updates=options.updates or (QUICK_UPDATES if options.quick else options.usual_updates),
+        evaluations=min(evaluations, options.updates or evaluations),
         more=shlex.split(options.more),
     )
     out = options.out.absolute()
     with working_folder(out, command, whole={"data-bin": WRITER}):
-        return _compare(options, plan, out, command_line(command, arguments))
+        return _compare(options, plan, out, command_line(command, arguments), shown)
 
 
-def _compare(options: argparse.Namespace, plan: Plan, out: Path, command: str) -> int:
+def _compare(options: argparse.Namespace, plan: Plan, out: Path, command: str, shown: Callable[..., Report]) -> int:
     started = time.monotonic()
     keep_settings(out / "settings.json", plan.settings())
     tokens, unit = prepare_chosen(options, out)
     compared = train_and_read(plan.trainings(out / "data-bin"), out / "runs", options.jobs, read_result)
-    show(out, report(plan, tokens, unit, compared), command, started)
+    show(out, shown(plan, tokens, unit, compared), command, started)
     return compared.status
 
 

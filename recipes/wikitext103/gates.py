@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from ..shared.additions import addition_arguments, mechanism_of
 from ..shared.scripts import script
-from .compare import compare, one_of, parser
+from .compare import compare, parser
 from .gate_variants.models import GATES
 from .plan import Plan, model_names
 
@@ -88,7 +88,7 @@ def _gates(name: str) -> str | None:
 @script("gates")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the script; returns the exit status."""
-    options = parser(COMMAND, __doc__.splitlines()[0], one_of(names()), DEFAULT_MODELS).parse_args(arguments)
+    options = parser(COMMAND, __doc__.splitlines()[0], names(), DEFAULT_MODELS).parse_args(arguments)
     return compare(options, GatePlan, COMMAND, arguments)
 
 
