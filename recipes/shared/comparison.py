@@ -174,6 +174,12 @@ def train_and_read(
     except KeyboardInterrupt:
         interrupted = True
         print("\nInterrupted. Run again to go on; what is complete follows.", file=sys.stderr)
+    outcomes = read_complete(planned, out, read)
+    return Compared(outcomes, failed, len(planned) - len(outcomes), interrupted)
+
+
+def read_complete(planned: Sequence[Planned], out: Path, read: Callable[[str, int, Path, Trained], Any]) -> list[Any]:
+    """The outcomes of the trainings in ``out`` that are complete, model by model; ``read`` as in ``train_and_read``."""
     outcomes = []
     models = list(dict.fromkeys(one.model for one in planned))
     for one in sorted(planned, key=lambda one: models.index(one.model)):
@@ -182,7 +188,7 @@ def train_and_read(
         outcome = None if trained is None else read(one.model, one.seed, folder, trained)
         if outcome is not None:
             outcomes.append(outcome)
-    return Compared(outcomes, failed, len(planned) - len(outcomes), interrupted)
+    return outcomes
 
 
 def of_model(outcomes: Iterable[Any], model: str) -> list[Any]:
