@@ -9,7 +9,6 @@ import math
 import statistics
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from ..shared import comparison
 from ..shared.comparison import MINUTES, PARAMETERS, PEAK, SEEDS, Column, Report
@@ -20,7 +19,7 @@ from ..wikitext103.results import Result
 from .entries import entries_of
 from .measured import said_of_order
 from .report import names_like
-from .small import COMMAND, TABLES, TablePlan, refusal, trained_rows
+from .small import COMMAND, FOLDER, TABLES, TablePlan, folder, refusal, trained_rows
 from .tables import PAPERS, read_paper
 from .trainings import NotTrained
 
@@ -39,7 +38,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--rows", nargs="+", metavar="NAME", help="of the table; default: all that are models here")
     parser.add_argument("--masked", action="store_true", help="FLASH's masked models, not the causal ones")
     sizes = {"width": 64, "heads": 4, "batch_tokens": 2048, "tokens_per_sample": 128}
-    parser.set_defaults(out=Path("work/papers"), **sizes)
+    parser.set_defaults(out=FOLDER, **sizes)
     return parser
 
 
@@ -50,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.table = options.table.lower()
     check_table(options)
     options.models = chosen_rows(options)
-    options.out = options.out / f"{options.paper}_{options.table}{'_masked' if options.masked else ''}"
+    options.out = folder(options.out, options.paper, options.table, *["masked"] * options.masked)
     return language_models.compare(options, TablePlan, COMMAND, arguments, EVALUATIONS, report)
 
 

@@ -28,7 +28,7 @@ from .building import count_parameters
 from .entries import entries_of
 from .images import PATCH, Model, Size, models_of, planned_trainings, published, small_model, typed
 from .measured import said_of_order
-from .small import IMAGE_TABLES, refusal
+from .small import FOLDER, IMAGE_TABLES, folder, refusal
 from .small import IMAGES as COMMAND
 from .tables import PAPERS, read_paper
 from .trainings import NotTrained
@@ -65,7 +65,7 @@ def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=f"python -m {COMMAND}", description=__doc__.splitlines()[0])
     parser.add_argument("paper", metavar="PAPER", type=str.lower, choices=PAPERS, help=", ".join(PAPERS))
     parser.add_argument("table", metavar="TABLE", help="as python -m recipes.papers lists them")
-    parser.add_argument("--out", type=Path, default=Path("work/papers"), help="default: %(default)s")
+    parser.add_argument("--out", type=Path, default=FOLDER, help="default: %(default)s")
     parser.add_argument("--seeds", type=positive_int, default=3, help="runs of each model (%(default)s)")
     parser.add_argument("--jobs", type=positive_int, default=1, help="trainings at a time, a thread each (%(default)s)")
     parser.add_argument("--lr", type=float, default=2e-3, help="highest learning rate, of all models (%(default)s)")
@@ -82,7 +82,7 @@ def main(arguments: Iterable[str] | None = None) -> int:
     if table not in IMAGE_TABLES:
         parser().error(refusal(IMAGE_TABLES, *table))
     size = Size(*(getattr(options, name) for name in Size._fields))
-    out = (options.out / "_".join(table)).absolute()
+    out = folder(options.out, *table).absolute()
     with working_folder(out, COMMAND, whole={"digits": COMMAND}):
         started = time.monotonic()
         keep_settings(out / "settings.json", size._asdict())

@@ -24,6 +24,13 @@ from .trainings import NotTrained, Training, trainings_of
 COMMAND = "recipes.papers.compare"
 #: The same of models of images, which learn handwritten digits.
 IMAGES = "recipes.papers.compare_images"
+#: Where a comparison writes by default: in a folder of its own.
+FOLDER = Path("work/papers/PAPER_TABLE")
+
+
+def folder(out: Path, *named: str) -> Path:
+    """``out``, or by default the folder of the comparison that ``named`` names."""
+    return FOLDER.with_name("_".join(named)) if out == FOLDER else out
 
 
 class Values(NamedTuple):

@@ -141,12 +141,24 @@ def test_from_a_text_to_the_table(masked, tmp_path, capsys):
     """A row of a tiny size."""
     text = tmp_path / "text.txt"
     text.write_text("".join(f"line {i} of a small text\n" for i in range(60)), encoding="utf-8")
-    arguments = ["flash", "1", "--file", str(text), "--quick", "--seeds", "1", "--updates", "2", "--out", str(tmp_path)]
+    arguments = [
+        "flash",
+        "1",
+        "--file",
+        str(text),
+        "--quick",
+        "--seeds",
+        "1",
+        "--updates",
+        "2",
+        "--out",
+        str(tmp_path / "out"),
+    ]
     arguments += ["--width", "16", "--layers", "1", "--heads", "2", "--batch-tokens", "64", "--tokens-per-sample", "16"]
     arguments += ["--masked"] if masked else []
     assert compare.main([*arguments, "--rows", "NO gating"]) == 0
     shown = capsys.readouterr().out
     assert "The same as Markdown and JSON" in shown and "not run: relu² → softmax: not asked for" in shown
-    content = json.loads((tmp_path / f"flash_1{'_masked' * masked}" / "results.json").read_text())
+    content = json.loads((tmp_path / "out" / "results.json").read_text())
     assert [one["model"] for one in content["results"]] == ["no gating"]
     assert value(content["measured"]["cells"]["no gating"]) > 1 and content["measured"]["part"] == int(masked)

@@ -69,10 +69,23 @@ def test_what_is_not_run_and_not_there_is_said(tmp_path, capsys):
 @pytest.mark.usefixtures("imported_already")
 def test_from_the_digits_to_the_table(tmp_path, monkeypatch, capsys):
     """One epoch of a tiny size. The second time nothing is trained; another size is refused in the same folder."""
-    arguments = ["daft", "6", "--out", str(tmp_path), "--seeds", "1", "--epochs", "1", "--width", "16", "--layers", "1"]
+    arguments = [
+        "daft",
+        "6",
+        "--out",
+        str(tmp_path / "out"),
+        "--seeds",
+        "1",
+        "--epochs",
+        "1",
+        "--width",
+        "16",
+        "--layers",
+        "1",
+    ]
     assert compare_images.main(arguments) == 0
     assert "Fewer than three rows" in capsys.readouterr().out
-    content = json.loads((tmp_path / "daft_6" / "results.json").read_text())
+    content = json.loads((tmp_path / "out" / "results.json").read_text())
     assert [one["model"] for one in content["scores"]] == ["Factorized (default)", "Non Factorized"]
     assert all(0 < one["top1"] < 100 and one["parameters"] > 1000 for one in content["scores"])
     assert content["measured"][0]["column"] == "Top 1 Acc" and len(content["measured"][0]["cells"]) == 2
