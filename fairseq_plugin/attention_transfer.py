@@ -7,6 +7,7 @@ output projection. Zhang et al., *The Hedgehog & the Porcupine*, ICLR 2024, equa
 Legend: B batch, H heads, T queries, S keys, C width, e channels of a head's value.
 """
 
+from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple
@@ -87,34 +88,14 @@ def check_pair(student: nn.Module, teacher: nn.Module, path: str) -> None:
     What both have is compared, with parameters that learn left out, and that the teacher's attention is softmax
     attention where the student's is converted.
     """
-    said = f"--teacher {path!r} is not the model that the student begins with: "
-    start = (
-        "; allowed: the file of which python -m fairseq_plugin.convert made the one that --finetune-from-model names, "
-        "and its options"
-    )
     if _resets_at_eos(student) != _resets_at_eos(teacher):
         which = "is given" if _resets_at_eos(student) else "is not given"
         raise ValueError(f"--lineartime-reset-at-eos {which}; allowed with --teacher {path!r}: as the teacher has it")
-    attentions = converted_attentions(student)
-    theirs = dict(teacher.named_modules())
-    other = [name for name in attentions if not _is_softmax(theirs.get(name))]
-    if other:
-        raise ValueError(f"{said}{len(other)} attentions are no softmax attention there{listed(other)}{start}")
-    new = {name for attention in attentions for name in _parameters(student, f"{attention}.inner")}
-    own, stored = _parameters(student), _parameters(teacher)
-    missing = [*(own.keys() - new - stored.keys()), *(stored.keys() - own.keys())]
-    both = sorted(own.keys() & stored.keys())
-    shapes = [name for name in both if own[name].shape != stored[name].shape]
-    still = [name for name in both if name not in shapes and not own[name].requires_grad]
-    values = [name for name in still if not torch.equal(own[name], stored[name])]
-    for names, what in ((shapes, "of other shapes"), (sorted(missing), "of one alone"), (values, "of other values")):
-        if names:
-            raise ValueError(f"{said}{len(names)} parameters are {what}{listed(names)}{start}")
-    for name, module in student.named_modules():
-        for attribute in _ALIKE if name in theirs else ():
-            ours, there = (_described(getattr(x, attribute, None)) for x in (module, theirs[name]))
-            if ours != there:
-                raise ValueError(f"{said}{name}.{attribute} is {there}, and {ours} in the student{start}")
+    for difference in (*_differing_parameters(student, teacher), *_differing_modules(student, teacher)):
+        raise ValueError(
+            f"--teacher {path!r} is not the model that the student begins with: {difference}; allowed: the file "
+            "of which python -m fairseq_plugin.convert made the one that --finetune-from-model names, and its options"
+        )
 
 
 def share_memory(student: nn.Module, teacher: nn.Module) -> None:
@@ -167,6 +148,32 @@ def transfer(
         for hook in hooks:
             hook.remove()
     return losses
+
+
+def _differing_parameters(student: nn.Module, teacher: nn.Module) -> Iterator[str]:
+    """What parameters are not as in both, if any: those of one alone, of other shapes, of other values."""
+    new = tuple(f"{name}.inner." for name in converted_attentions(student))
+    own, stored = _parameters(student), _parameters(teacher)
+    of_one = [name for name in sorted(own.keys() ^ stored.keys()) if not name.startswith(new)]
+    both = sorted(own.keys() & stored.keys())
+    shapes = [name for name in both if own[name].shape != stored[name].shape]
+    still = [name for name in both if name not in shapes and not own[name].requires_grad]
+    values = [name for name in still if not torch.equal(own[name], stored[name])]
+    kinds = {"of other shapes": shapes, "in one of the two alone": of_one, "of other values": values}
+    yield from (f"{len(names)} parameters are {what}{listed(names)}" for what, names in kinds.items() if names)
+
+
+def _differing_modules(student: nn.Module, teacher: nn.Module) -> Iterator[str]:
+    """What the same parameters are used by in other ways."""
+    theirs = dict(teacher.named_modules())
+    other = [name for name in converted_attentions(student) if not _is_softmax(theirs.get(name))]
+    if other:
+        yield f"{len(other)} attentions are no softmax attention there{listed(other)}"
+    for name, module in student.named_modules():
+        for attribute in _ALIKE if name in theirs else ():
+            ours, there = (_described(getattr(x, attribute, None)) for x in (module, theirs[name]))
+            if ours != there:
+                yield f"{name}.{attribute} is {there}, and {ours} in the student"
 
 
 def _call(attention: Converted, module: nn.Module, inputs: dict[str, Any], target_mask: Tensor | None) -> Call:
@@ -226,10 +233,9 @@ def _is_softmax(attention: nn.Module | None) -> bool:
     )
 
 
-def _parameters(model: nn.Module, path: str = "") -> dict[str, Tensor]:
-    """Parameters by name, with all names of shared ones; of the module at ``path`` alone where one is given."""
-    named = model.named_parameters(remove_duplicate=False)
-    return {name: x for name, x in named if name.startswith(f"{path}." if path else "")}
+def _parameters(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters by name, with all names of shared ones."""
+    return dict(model.named_parameters(remove_duplicate=False))
 
 
 def _resets_at_eos(model: nn.Module) -> bool:

@@ -1,4 +1,4 @@
-"""What a converted attention learns of softmax attention: the loss literally, what it leaves alone, and bad input."""
+"""Attention transfer: the loss literally, that all else stays as it was, and bad input."""
 
 import copy
 import math
@@ -284,7 +284,7 @@ def test_teachers_that_are_no_teachers(write, said: str, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--decoder-layers", "4"], "of one alone .decoder.layers.3"),
+        (["--decoder-layers", "4"], "in one of the two alone .decoder.layers.3"),
         (["--decoder-ffn-embed-dim", "24"], "of other shapes .decoder.layers.0.fc1"),
         (["--decoder-attention-heads", "4"], "decoder.layers.0.self_attn.num_heads is 4, and 2 in the student"),
         (["--activation-fn", "gelu"], "decoder.layers.0.activation_fn is gelu, and relu in the student"),
@@ -301,8 +301,8 @@ def test_other_weights_and_other_attention(hedgehog: Pair) -> None:
     with torch.no_grad():
         pair.student.decoder.layers[1].fc2.bias[3] += 1
     _refused(pair, "1 parameters are of other values .decoder.layers.1.fc2.bias")
-    pair = pair._replace(path=str(Path(pair.path).with_name("start.pt")))
-    _refused(pair, "3 attentions are no softmax attention there .decoder.layers.0.self_attn")
+    own = hedgehog._replace(path=str(Path(pair.path).with_name("start.pt")))
+    _refused(own, "3 attentions are no softmax attention there .decoder.layers.0.self_attn")
 
 
 def test_students_that_have_nothing_to_learn() -> None:
