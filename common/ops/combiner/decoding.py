@@ -44,7 +44,7 @@ def state_before(tokens: State, row_length: int, state: State | None) -> State:
     shapes = {name: (*x.shape[:2], width, x.shape[3]) for name, x in tokens.items()}
     shapes |= {name: (*tokens[x].shape[:2], summaries, tokens[x].shape[3]) for name, x in zip(_SUMMARIES, "kv")}
     check_state(state, {"count": (len(tokens["q"]),), **shapes}, _DTYPES, tokens["q"])
-    most = max(state["count"].tolist(), default=0)
+    most = max(_counts(state), default=0)
     full = most - most % row_length
     if width >= row_length or summaries % row_length or full > summaries:
         raise ArgumentError(
@@ -60,6 +60,23 @@ def _length(state: State, name: str) -> int:
     return entry.shape[2] if isinstance(entry, Tensor) and entry.dim() == 4 else 0
 
 
+def _counts(state: State) -> list[int]:
+    """The tokens of each sequence; on the meta device, where a tensor has no numbers, as many as the state can hold."""
+    if state["count"].is_meta:
+        return [_length(state, "q") + _length(state, "summary_k")] * len(state["count"])
+    return state["count"].tolist()
+
+
+def _cut(state: State, row_length: int, counts: list[int]) -> State:
+    """``state`` without what no sequence of it needs, since it may have been part of a batch of longer ones."""
+    longest = max((count % row_length for count in counts), default=0)
+    full = max((count // row_length * row_length for count in counts), default=0)
+    wanted = {**dict.fromkeys(_TOKENS, longest), **dict.fromkeys(_SUMMARIES, full)}
+    if all(state[name].shape[2] == size for name, size in wanted.items()):
+        return state
+    return {**state, **{name: state[name][:, :, state[name].shape[2] - size :] for name, size in wanted.items()}}
+
+
 def extend(
     tokens: State, padding_mask: Tensor | None, row_length: int, summarise: Summarise, state: State
 ) -> tuple[Tensor, State]:
@@ -69,7 +86,8 @@ def extend(
     sequences. One token costs O((R + n / R) d), and O(R (R + n / R) d + R D²) where it fills a row; the copy of what
     the state holds is O(R D) a token and O(n D) a row.
     """
-    counts = state["count"].tolist()
+    counts = _counts(state)
+    state = _cut(state, row_length, counts)
     columns = [count % row_length for count in counts]
     if tokens["q"].shape[2] == 1 and padding_mask is None and max(columns, default=0) + 1 < row_length:
         with autocast_off(tokens["q"]):
@@ -120,7 +138,7 @@ def _several(
     """n tokens, as a sequence that begins with the last row of the state."""
     width, n = state["q"].shape[2], tokens["q"].shape[2]
     begun = state["count"] % row_length  # (B,)
-    new = [n] * len(counts) if padding_mask is None else (~padding_mask).sum(1).tolist()
+    new = [n] * len(counts) if padding_mask is None or padding_mask.is_meta else (~padding_mask).sum(1).tolist()
     totals = [count % row_length + more for count, more in zip(counts, new)]
     padding = None
     if padding_mask is not None or any(count % row_length != width for count in counts):
