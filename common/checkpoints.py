@@ -28,7 +28,7 @@ class Transfer(NamedTuple):
 
     def summary(self) -> str:
         """One line for a log. It claims no equivalence: weights of another attention are a starting point."""
-        counts = (f"{len(names)} {what}{_listed(names)}" for what, names in zip(("left out", "new"), self[1:]))
+        counts = (f"{len(names)} {what}{listed(names)}" for what, names in zip(("left out", "new"), self[1:]))
         return f"{len(self.taken)} tensors taken as a starting point; {'; '.join(counts)}"
 
 
@@ -83,9 +83,9 @@ def check_state_dict(state_dict: dict[str, Any], model: nn.Module, shapes_only: 
     unexpected = [] if shapes_only else [name for name in state_dict if name not in own and not is_read(name, model)]
     faults = [("of other shapes", shapes), ("missing", missing), ("not of this model", unexpected)]
     if any(names for _, names in faults):
-        listed = "; ".join(f"{len(names)} {what}{_listed(names)}" for what, names in faults if names)
+        found = "; ".join(f"{len(names)} {what}{listed(names)}" for what, names in faults if names)
         raise ValueError(
-            f"the checkpoint does not fit {type(model).__name__}: {listed}; allowed: the tensors of this architecture "
+            f"the checkpoint does not fit {type(model).__name__}: {found}; allowed: the tensors of this architecture "
             "with the same options. Nothing was loaded"
         )
 
@@ -137,7 +137,8 @@ def _why_refused(path: Path, error: Exception) -> str:
     return f"holds code or classes that are not allowed: {', '.join(classes)}" if classes else "is no checkpoint"
 
 
-def _listed(names: list[str]) -> str:
+def listed(names: list[str]) -> str:
+    """The first few of ``names`` in brackets, with a space in front; nothing for none."""
     if not names:
         return ""
     return f" ({', '.join(names[:_SHOWN])}{', ...' if len(names) > _SHOWN else ''})"

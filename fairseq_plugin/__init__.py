@@ -11,6 +11,8 @@ check_host()
 allow_checkpoint_classes()
 
 from .criterions.action_mse import ActionMSECriterion
+from .criterions.attention_transfer import AttentionTransferCriterion
+from .criterions.distillation import DistillationCriterion
 from .criterions.span_extraction import SpanExtractionCriterion
 from .criterions.sparse_cross_entropy import SparseCrossEntropyCriterion
 from .models import attention as _derived  # noqa: F401  registers NAME_lm, NAME_mlm and NAME_classifier
@@ -58,12 +60,14 @@ from .tasks.time_series_classification import TimeSeriesClassificationTask
 
 __all__ = [
     "ActionMSECriterion",
+    "AttentionTransferCriterion",
     "CombinerLanguageModel",
     "CombinerMaskedModel",
     "ContextParallelLanguageModelingTask",
     "DaftConvLanguageModel",
     "DaftFullLanguageModel",
     "DecisionTransformer",
+    "DistillationCriterion",
     "FairseqRAdam",
     "FlashLanguageModel",
     "FlashMaskedModel",

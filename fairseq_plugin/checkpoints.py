@@ -3,12 +3,13 @@
 import logging
 import os
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fairseq.checkpoint_utils import prune_state_dict
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
+from fairseq.models.roberta import RobertaModel
 from fairseq.models.transformer_lm import TransformerLanguageModel
 from fairseq.utils import safe_getattr
 from torch import Tensor, nn
@@ -24,6 +25,10 @@ logger = logging.getLogger(__name__)
 
 #: What fairseq reads of a checkpoint besides configuration and weights, in files of today and of its beginnings.
 _BOOKKEEPING = ({"optimizer_history", "extra_state"}, {"best_loss", "optimizer", "epoch"})
+#: Options with which all parameters may learn, also those of a checkpoint of a training in which some did not.
+_LEARNING = {"lineartime_trained_parameters": "all"}
+#: Where is said how weights of softmax attention become those of another attention.
+HOW_TO_TRANSFER = "fairseq_plugin/README.md has how to train it to do what softmax attention did, in four commands"
 #: How the names of fairseq's buffers end that hold the version of a state dict.
 _VERSION = ".version"
 
@@ -70,7 +75,7 @@ class CheckedLoading:
         try:
             check_state_dict(fitted, self, shapes_only=not strict)
         except ValueError as error:
-            raise ValueError(f"{error}{_hint(fitted, self)}") from None
+            raise ValueError(f"{error}{hint(fitted, self)}") from None
         return fitted
 
     def upgrade_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -101,7 +106,7 @@ class CheckedLoading:
             with faults_of(path):
                 kwargs = cls._overrides(state, path, kwargs)
                 check_files(state, path, kwargs)
-        kwargs = {**dict.fromkeys(EMBEDDING_FILES), **kwargs}
+        kwargs = {**dict.fromkeys(EMBEDDING_FILES), **_LEARNING, **kwargs}
         with faults_of(os.path.join(folder, checkpoint_file)):
             return super().from_pretrained(folder, checkpoint_file, data, **kwargs)
 
@@ -116,7 +121,10 @@ class CheckedLoading:
         if is_ours:
             return options
         if model is TransformerLanguageModel and cls.stock_model is model:
-            logger.info(f"{path} holds {stored!r}; its weights are read as those of {registered_names(cls)[0]!r}")
+            logger.info(
+                f"{path} holds {stored!r}; its weights are read as those of {registered_names(cls)[0]!r}. With another "
+                f"attention it is another model; {HOW_TO_TRANSFER}"
+            )
             return stock_overrides(state, cls, options)
         names = ", ".join(map(repr, registered_names(cls)))
         stock = ""
@@ -162,17 +170,27 @@ def stock_name(model: type) -> str:
 def stock_overrides(state: dict[str, Any], model: type, options: dict[str, Any]) -> dict[str, Any]:
     """Overrides by which fairseq builds ``model`` from a checkpoint of its stock model, and ``options``."""
     name = registered_names(model)[0]
+    if model.stock_model is RobertaModel:
+        learned, norm = (_stored_option(state, x, True) for x in ("encoder_learned_pos", "layernorm_embedding"))
+        post_norm = not _stored_option(state, "encoder_normalize_before", False)
+        own = {"encoder_learned_pos": learned, "layernorm_embedding": norm, "lineartime_post_norm": post_norm}
+        return {"arch": name, **own, **options}
     if model.stock_model is not TransformerLanguageModel:
         return {"arch": name, **options}
+    post_norm = not _stored_option(state, "decoder_normalize_before", False)
     if state.get("args") is not None:
-        post_norm = not safe_getattr(state["args"], "decoder_normalize_before", False)
         return {"arch": name, "lineartime_post_norm": post_norm, **options}
-    post_norm = not state["cfg"]["model"].get("decoder_normalize_before", False)
     # Where fairseq is given overrides for the model alone, it does not look for more of them among the others.
     fields = MODEL_DATACLASS_REGISTRY[name].__dataclass_fields__
     ours = {key: value for key, value in options.items() if key in fields}
     given = options.get("model", {})
     return {**options, "model": {"_name": name, "lineartime_post_norm": post_norm, **ours, **given}}
+
+
+def _stored_option(state: dict[str, Any], name: str, default: Any) -> Any:
+    """An option of the model in a checkpoint of fairseq, of either of its configuration systems."""
+    stored = state["args"] if state.get("args") is not None else state["cfg"]["model"]
+    return stored.get(name, default) if isinstance(stored, Mapping) else safe_getattr(stored, name, default)
 
 
 def transfer_of(state_dict: dict[str, Any], fitted: dict[str, Any], model: nn.Module) -> Transfer:
@@ -196,26 +214,35 @@ def _memory(tensor: Any) -> Any:
     return tensor.untyped_storage().data_ptr() if isinstance(tensor, Tensor) else id(tensor)
 
 
-def _hint(state_dict: dict[str, Any], model: nn.Module) -> str:
+def hint(state_dict: dict[str, Any], model: nn.Module) -> str:
     """What may be meant by a ``state_dict`` that does not fit, in options of the command line."""
     own = model.state_dict()
     hints = [*_norm_hints(state_dict, own), *_dictionary_hints(state_dict, own), *_relative_bias_hints(state_dict, own)]
+    hints += _new_parameter_hints(state_dict, own)
     return "".join(f" ({hint})" for hint in hints)
 
 
 def _norm_hints(state_dict: dict[str, Any], own: dict[str, Tensor]) -> Iterator[str]:
-    norm = "decoder.layer_norm.weight"
-    if norm in own and norm not in state_dict:
-        yield "a post-norm model has no decoder.layer_norm: --lineartime-post-norm (lineartime_post_norm=True)"
-    if norm in state_dict and norm not in own and "decoder.version" in own:
-        yield "decoder.layer_norm is of a pre-norm model: leave --lineartime-post-norm away"
+    for side in ("decoder", "encoder.sentence_encoder"):
+        norm = f"{side}.layer_norm.weight"
+        if norm in own and norm not in state_dict:
+            yield f"a post-norm model has no {side}.layer_norm: --lineartime-post-norm (lineartime_post_norm=True)"
+        if norm in state_dict and norm not in own and f"{side}.version" in own:
+            yield f"{side}.layer_norm is of a pre-norm model: leave --lineartime-post-norm away"
 
 
 def _dictionary_hints(state_dict: dict[str, Any], own: dict[str, Tensor]) -> Iterator[str]:
-    for name in ("decoder.embed_tokens.weight", "encoder.sentence_encoder.embed_tokens.weight"):
+    sides = ("decoder", "encoder", "encoder.sentence_encoder")
+    for name in (f"{side}.embed_tokens.weight" for side in sides):
         symbols = [len(x) for x in (state_dict.get(name), own.get(name)) if isinstance(x, Tensor) and x.dim()]
         if len(symbols) == 2 and symbols[0] != symbols[1]:
             yield f"it was trained with a dictionary of {symbols[0]} symbols, and the data has {symbols[1]}"
+
+
+def _new_parameter_hints(state_dict: dict[str, Any], own: dict[str, Tensor]) -> Iterator[str]:
+    missing = [name for name in own if name not in state_dict and not is_record(name)]
+    if missing and all(".inner." in name for name in missing):
+        yield "python -m fairseq_plugin.convert adds what an attention has beside softmax attention to stock weights"
 
 
 def _relative_bias_hints(state_dict: dict[str, Any], own: dict[str, Tensor]) -> Iterator[str]:

@@ -1,9 +1,10 @@
 """``python -m fairseq_plugin.convert SOURCE TARGET``: weights of a stock Transformer as a start for a model of ours.
 
-``transformer_lm`` starts a language model, ``transformer`` an encoder-decoder.
+``transformer_lm`` starts a language model, ``roberta`` a masked model, ``transformer`` an encoder-decoder.
 
 Also makes the authors' released language model, which calls itself ``transformer_lm``, one that every tool of fairseq
-loads. The weights are taken as they are; the model between them is another one.
+loads. The weights are taken as they are, and what the new attention has beside them is added as it is at first; the
+model between them is another one, until it is trained to be the same.
 """
 
 import argparse
@@ -23,13 +24,14 @@ from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY, build_model
 from omegaconf import OmegaConf
 
 from common.checkpoints import Transfer, read_checkpoint
-from common.modules.remembered_options import is_record
+from common.modules.remembered_options import is_record, read_record
 from common.ops.shared.checks import ArgumentError
 from common.output_files import new_path
 from common.tensor_files import save
 
 from ._known_options import check_names, model_options
 from .checkpoints import (
+    HOW_TO_TRANSFER,
     CheckedLoading,
     registered_names,
     stock_name,
@@ -37,10 +39,15 @@ from .checkpoints import (
     stored_architecture,
     transfer_of,
 )
+from .modules.converted import converted_attentions
 from .untrusted_configuration import EMBEDDING_FILES, check_configuration, faults_of
 
 #: How a command line spells arguments of ``convert``.
 _TYPED = {"arch": "--arch", "model_overrides": "--model-overrides"}
+#: How the embeddings of a masked model begin, of today and of fairseq's first versions.
+_OF_ROBERTA = r"(en|de)coder\.sentence_encoder"
+#: Of what is drawn for a new attention.
+_SEED = 1
 #: What only goes on training the model that was.
 _LEFT_OUT = ("last_optimizer_state",)
 
@@ -71,8 +78,8 @@ def convert(source: Path, arch: str, overrides: dict[str, Any] | None = None) ->
         state = load_checkpoint_to_cpu(str(source), given)
         if isinstance(state["cfg"].model, argparse.Namespace):
             state["cfg"].model._name = registered_names(target)[0]  # overrides would name the task so as well
-        transfer, records = _check_fit(state["cfg"].model, state["model"])
-    state["model"].update(records)
+        transfer, added = _check_fit(state["cfg"].model, state["model"])
+    state["model"].update(added)
     left_out = [name for name in _LEFT_OUT if name in state]
     converted = {name: value for name, value in state.items() if name not in (*left_out, "args")}
     converted["cfg"] = OmegaConf.to_container(state["cfg"], resolve=False, enum_to_str=True)
@@ -88,17 +95,29 @@ def _checked_options(overrides: dict[str, Any], target: type) -> dict[str, Any]:
 
 
 def _check_fit(config: Any, weights: dict[str, torch.Tensor]) -> tuple[Transfer, dict[str, torch.Tensor]]:
-    """What comes of ``weights`` in the model of as many symbols as they have, and its records of options.
+    """What comes of ``weights`` in the model of as many symbols as they have, and what is added to them.
+
+    That is what its attention has beside softmax attention, always the same, and its records of options.
 
     Raises:
         ValueError: they do not fit.
     """
-    target = _dictionary(_vocabulary_size(weights, "decoder"))
+    target = _dictionary(_vocabulary_size(weights, "decoder") or _vocabulary_size(weights, _OF_ROBERTA))
     source = _dictionary(_vocabulary_size(weights, "encoder") or len(target))
     task = SimpleNamespace(source_dictionary=source, target_dictionary=target)
-    model = build_model(copy(config), task, from_checkpoint=True)
-    transfer = transfer_of(weights, model.fitted_state_dict(weights, copy(config)), model)
-    return transfer, {name: record for name, record in model.state_dict().items() if is_record(name)}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(_SEED)
+        model = build_model(copy(config), task, from_checkpoint=True)
+    own, inner = model.state_dict(), tuple(f"{name}.inner." for name in converted_attentions(model))
+    added = {name: x for name, x in own.items() if name.startswith(inner) and not is_record(name)}
+    kept = [x for x in ("decoder_layers_to_keep", "encoder_layers_to_keep") if getattr(config, x, None)]
+    if added and kept:
+        raise ArgumentError(
+            f"`model_overrides` or the checkpoint has {kept[0]}; allowed with an attention that has parameters of its "
+            "own: not given, since layers are numbered anew"
+        )
+    transfer = transfer_of(weights, model.fitted_state_dict({**weights, **added}, copy(config)), model)
+    return transfer, {**added, **{name: record for name, record in own.items() if is_record(name)}}
 
 
 def _dictionary(size: int) -> Dictionary:
@@ -122,9 +141,11 @@ def _vocabulary_size(weights: dict[str, torch.Tensor], side: str) -> int:
 def main(arguments: Sequence[str]) -> None:
     """Convert a file; exits with one line where that cannot be done, and writes nothing then."""
     parser = argparse.ArgumentParser(prog="python -m fairseq_plugin.convert", description=__doc__.split("\n")[0])
-    parser.add_argument("source", type=Path, help="checkpoint of transformer_lm or transformer")
+    parser.add_argument("source", type=Path, help="checkpoint of transformer_lm, roberta or transformer")
     parser.add_argument("target", type=Path, help="new file to write, for any tool of fairseq")
-    parser.add_argument("--arch", default="flowformer_lm", help="as flowformer_lm or flowformer (%(default)s)")
+    parser.add_argument(
+        "--arch", default="flowformer_lm", help="as hedgehog_lm, flowformer_mlm or hybrid (%(default)s)"
+    )
     parser.add_argument("--model-overrides", default="{}", help="options of the model, as in fairseq-eval-lm")
     options = parser.parse_args(arguments)
     try:
@@ -138,6 +159,14 @@ def main(arguments: Sequence[str]) -> None:
     except (OSError, ValueError) as error:
         raise SystemExit(f"{parser.prog}: {error}") from error
     print(f"{options.target}: {options.arch}; {transfer.summary()}")
+    if _is_another_model(converted["model"]):
+        print(f"its attention is another function of these weights; {HOW_TO_TRANSFER}")
+
+
+def _is_another_model(weights: dict[str, torch.Tensor]) -> bool:
+    """Whether the records in ``weights`` are of any attention but softmax attention."""
+    records = [read_record(x) for name, x in weights.items() if is_record(name)]
+    return any(x["options"].get("attention", "softmax") != "softmax" for x in records if x is not None)
 
 
 def _literal(text: str) -> Any:

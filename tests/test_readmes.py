@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import sys
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -86,15 +87,17 @@ def known_fairseq_command(words: list[str]) -> None:
 
 
 def known_module(words: list[str]) -> None:
-    """Assert that ``python -m MODULE --option ...`` names a module, and options that its package writes down."""
+    """Assert that ``python -m MODULE --option ...`` names a module, and options that its package or its help has."""
     module = words[2]
     spec = find_spec(f"{module}.__main__") if find_spec(module).submodule_search_locations else find_spec(module)
     assert spec is not None, f"{module} cannot be run"
     sources = "\n".join(path.read_text() for path in Path(spec.origin).parent.glob("*.py"))
     if module.startswith("timm_plugin"):
         return
-    for option in (word for word in words[3:] if word.startswith("--") and " " not in word):  # no text of options
-        assert f'"{option}"' in sources, f"{module} has no {option}"
+    options_typed = [word for word in words[3:] if word.startswith("--") and " " not in word]  # no text of options
+    missing = [option for option in options_typed if f'"{option}"' not in sources]
+    taken = import_module(spec.name).parser().format_help().split() if missing else []
+    assert set(missing) <= set(taken), f"{module} has no {', '.join(missing)}"
 
 
 @pytest.mark.parametrize("block", NOT_RUN, ids=lambda block: block.place)

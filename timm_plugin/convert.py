@@ -1,8 +1,10 @@
 """``python -m timm_plugin.convert MODEL SOURCE TARGET``: a checkpoint that starts MODEL, from one of another model.
 
 SOURCE is a stock ViT or DeiT for ``flowformer_deit_*`` and ``daft_*``, the authors' released weights for
-``flowformer_hier_s_12h``, or one of ours of another image size. TARGET is a new file, ``.safetensors`` or torch's, or,
-a name without a suffix, a new folder for ``timm.create_model("local-dir:FOLDER")``.
+``flowformer_hier_s_12h``, or one of ours of another image size. Weights of a stock model are a start: another attention
+between them is another model, and ``python -m timm_plugin.transfer`` teaches it what the softmax attention gave. TARGET
+is a new file, ``.safetensors`` or torch's, or, a name without a suffix, a new folder for
+``timm.create_model("local-dir:FOLDER")``.
 """
 
 import argparse
@@ -44,9 +46,9 @@ def convert(name: str, source: Path, model_args: dict[str, Any]) -> nn.Module:
         raise ValueError(f"the model is {name!r}; allowed: {', '.join(ours)}")
     state_dict = read_weights(source)
     overlay: dict[str, Any] = {"state_dict": state_dict}
-    head = state_dict.get("head.weight", state_dict.get("head.fc.weight"))
-    if head is not None:
-        overlay["num_classes"] = len(head)
+    classes = size_of_head(state_dict)
+    if classes is not None:
+        overlay["num_classes"] = classes
     stem = state_dict.get("patch_embed.proj.weight", state_dict.get("patch_embed.0.proj.weight"))
     if stem is not None:
         overlay["input_size"] = (stem.shape[1], *timm.get_pretrained_cfg(name).input_size[1:])
@@ -69,6 +71,12 @@ def read_weights(source: Path) -> dict[str, Any]:
     return clean_state_dict(next(wrapped, checkpoint))
 
 
+def size_of_head(state_dict: dict[str, Any]) -> int | None:
+    """The classes of the model of ``state_dict``; None where it has no head, or one that is not known."""
+    head = state_dict.get("head.weight", state_dict.get("head.fc.weight"))
+    return None if head is None else len(head)
+
+
 def save(model: nn.Module, target: Path) -> None:
     """Write ``model`` to a new file or, where the name has no suffix, a new folder; whole or not at all.
 
@@ -77,15 +85,20 @@ def save(model: nn.Module, target: Path) -> None:
         OSError: it cannot be written, as on a full disk.
     """
     with new_path(target, "target") as part:
-        try:
-            if not target.suffix:
-                save_for_hf(model, part, safe_serialization=True)
-            elif target.suffix == ".safetensors":
-                save_file(model.state_dict(), part)
-            else:
-                tensor_files.save({"state_dict": model.state_dict()}, part)
-        except SafetensorError as error:  # no OSError, and it names no file
-            raise OSError(errno.EIO, str(error), str(target)) from error
+        write(model, part)
+
+
+def write(model: nn.Module, path: Path) -> None:
+    """Write ``model`` to ``path``, in the format of its suffix; a folder where it has none. OSError if that fails."""
+    try:
+        if not path.suffix:
+            save_for_hf(model, path, safe_serialization=True)
+        elif path.suffix == ".safetensors":
+            save_file(model.state_dict(), path)
+        else:
+            tensor_files.save({"state_dict": model.state_dict()}, path)
+    except SafetensorError as error:  # no OSError, and it names no file
+        raise OSError(errno.EIO, str(error), str(path)) from error
 
 
 def main(arguments: Sequence[str]) -> None:

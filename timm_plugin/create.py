@@ -1,5 +1,6 @@
 """timm's ``create_model`` for models with another attention, which says so where timm leaves the attention out."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import nn
 
 from .layers.attention import SelfAttention, attention_layer
 from .layers.grid import check_given, fixed_grid, host_of_tokens, tell_grid
+from .layers.stacks import check_stack, is_pattern, is_stack, stack
 from .models.flowformer import Flowformer
 
 
@@ -21,36 +23,46 @@ def create_model(model_name: str, *positional: Any, attn_layer: LayerType, **arg
 
     Args:
         model_name: one of ``timm.list_models()``.
-        attn_layer: a name in timm's table, which has ours, or a class, such as ``attention_layer`` gives.
+        attn_layer: a name in timm's table, which has ours; a class, such as ``attention_layer`` gives; or a pattern of
+            our names that repeats over the blocks, from the first on, or over the stages of ``flowformer_hier_*``:
+            "flow*3,softmax". timm's own ``create_model`` knows no patterns.
         positional, arguments: every other argument of timm's.
 
     Raises:
-        ValueError: an unknown name; a model that does not take or does not use ``attn_layer``; a ``max_tokens`` or
-            ``grid_size`` of the class that is not the model's; tokens that do not lie on one grid where the layer
-            needs that.
+        ValueError: an unknown name; a pattern that is none, or of more layers than the model has; a model that does not
+            take or does not use ``attn_layer``; a ``max_tokens`` or ``grid_size`` of the class that is not the model's;
+            tokens that do not lie on one grid where the layer needs that.
     """
-    if isinstance(attn_layer, str) and attn_layer not in ATTN_LAYERS:
+    given = attn_layer
+    if is_pattern(attn_layer):
+        attn_layer = stack(attn_layer)
+    elif isinstance(attn_layer, str) and attn_layer not in ATTN_LAYERS:
         names = ", ".join(name for name in ATTN_LAYERS if name)
         raise ValueError(f"attn_layer is {attn_layer!r}; allowed: {names}, or a class such as attention_layer gives")
-    if asks_for_ours(attn_layer) and _layer_class(attn_layer).needs_tokens():
-        attn_layer = _with_tokens(attn_layer, model_name, arguments)
+    layers = _layer_classes(attn_layer)
+    if any(layer.needs_tokens() for layer in layers):
+        attn_layer = _with_tokens(attn_layer, layers, model_name, arguments)
     try:
         model = timms_create_model(model_name, *positional, attn_layer=attn_layer, **arguments)
     except (TypeError, AssertionError) as error:
         named = "attn_layer" if isinstance(error, TypeError) else "attn"  # a TypeError may be of attn_drop
         if named not in str(error):
             raise
-        raise ValueError(_refusal(model_name, attn_layer, f"does not take it: {error}")) from error
-    if asks_for_ours(attn_layer):
-        layer = _layer_class(attn_layer)
-        if layer.mechanism not in _mechanisms(model):
-            raise ValueError(_refusal(model_name, attn_layer, "takes it and does not use it"))
+        raise ValueError(_refusal(model_name, given, f"does not take it: {error}")) from error
+    if layers and not _mechanisms(model) & {layer.mechanism for layer in layers}:
+        raise ValueError(_refusal(model_name, given, "takes it and does not use it"))
+    for layer in layers:
         check_given(model, layer.max_tokens, layer.grid_size)
+    check_stack(attn_layer, model)
     tell_grid(model)
+    if isinstance(given, str) and hasattr(model, "_model_args"):  # what timm stores with weights, and what it pickles
+        model._model_args["attn_layer"] = given
     return model
 
 
-def _with_tokens(attn_layer: LayerType, model_name: str, arguments: dict[str, Any]) -> LayerType:
+def _with_tokens(
+    attn_layer: LayerType, layers: Sequence[type[SelfAttention]], model_name: str, arguments: dict[str, Any]
+) -> LayerType:
     """``attn_layer`` for as many tokens as the model of that name has, which is built without memory to count them.
 
     The hierarchical Flowformer has another number in each stage, and tells its layers by itself.
@@ -60,21 +72,26 @@ def _with_tokens(attn_layer: LayerType, model_name: str, arguments: dict[str, An
         model = timms_create_model(model_name, **{**arguments, **weights})
     if isinstance(model, Flowformer):
         return attn_layer
-    layer, grid = _layer_class(attn_layer), fixed_grid(model)
+    layer, grid = next(layer for layer in layers if layer.needs_tokens()), fixed_grid(model)
     if grid is None:
         raise ValueError(_refusal(model_name, layer.mechanism, "has no fixed number of tokens, which it must know"))
     tokens = grid[0] * grid[1] + host_of_tokens(model).num_prefix_tokens
+    if is_stack(attn_layer):
+        return stack(attn_layer.pattern, tokens, **attn_layer.options)
     return attention_layer(layer.mechanism, max_tokens=tokens, grid_size=layer.grid_size, **layer.options.as_dict())
 
 
 def asks_for_ours(attn_layer: LayerType | None) -> bool:
-    """Whether ``attn_layer``, a name or a class, is attention of this plugin."""
-    layer = _layer_class(attn_layer)
-    return isinstance(layer, type) and issubclass(layer, SelfAttention)
+    """Whether ``attn_layer``, a name, a pattern or a class, is attention of this plugin."""
+    return is_pattern(attn_layer) or bool(_layer_classes(attn_layer))
 
 
-def _layer_class(attn_layer: LayerType | None) -> Any:
-    return ATTN_LAYERS.get(attn_layer) if isinstance(attn_layer, str) else attn_layer
+def _layer_classes(attn_layer: LayerType | None) -> list[type[SelfAttention]]:
+    """Our layers that ``attn_layer``, a name or a class, stands for; none where it is timm's, or unknown."""
+    if is_stack(attn_layer):
+        return list(attn_layer.layers)
+    layer = ATTN_LAYERS.get(attn_layer) if isinstance(attn_layer, str) else attn_layer
+    return [layer] if isinstance(layer, type) and issubclass(layer, SelfAttention) else []
 
 
 def _mechanisms(model: nn.Module) -> set[str]:

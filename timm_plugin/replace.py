@@ -5,22 +5,21 @@ Legend: N tokens, C channels.
 
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from inspect import signature
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
 
 from common.attention import InnerAttention
-from common.ops.shared.checks import check_choice
 
-from .layers.attention import SelfAttention, attention_layer, read_grid_size, usable_mechanisms
-from .layers.grid import check_given, fixed_grid, host_of_tokens, tell_grid
+from ._kinds import Kind, Layers, attention_in, layers_for, read_kinds, staged
+from .layers.attention import SelfAttention, attention_layer, read_grid_size
+from .layers.grid import check_given, tell_grid
 from .layers.position_bias import Grid
-from .models.flowformer import Flowformer
 
 logger = logging.getLogger("timm_plugin")
 
@@ -44,9 +43,14 @@ _HOOKS = (
 
 
 def replace_attention(
-    model: nn.Module, name: str, *, max_tokens: int | None = None, grid_size: Grid | None = None, **options: Any
+    model: nn.Module,
+    name: Kind | Mapping[str, Kind],
+    *,
+    max_tokens: int | None = None,
+    grid_size: Grid | None = None,
+    **options: Any,
 ) -> nn.Module:
-    """Replace every softmax self-attention of ``model``, in place, by the mechanism ``name``, and return the model.
+    """Replace the softmax self-attention of ``model``, in place, by the mechanism ``name``, and return the model.
 
     Weights and the names of parameters stay, so that checkpoints of the model still load; what the mechanism has of its
     own is new. A module is replaced if ours, with softmax attention, computes the same from the same parameters, which
@@ -59,30 +63,59 @@ def replace_attention(
 
     Args:
         model: a model of timm, or any other that holds timm's attention layers.
-        name, options: as in ``attention_layer``.
-        max_tokens, grid_size: as there, for a model in which they are not found. Of ``Flowformer``, whose stages have
-            grids of their own, they are found, and options may be one for each stage.
+        name: a mechanism as in ``attention_layer``, for all attention that can be replaced; or a class that it gives;
+            or a pattern of names, such as "flow*3,softmax", that repeats over the attentions in the order of the
+            model's modules, and over the stages of ``Flowformer``; or a mapping from places to mechanisms,
+            {"blocks.0-8": "flow", "blocks.11": ("lolcats", {"window": 16})}, where what no place names stays. A place
+            is the path of a module, in which a range of numbers stands for several; all attention in it is replaced. A
+            mechanism in a mapping is a name, a pair of a name and its options, or a class.
+        max_tokens, grid_size: as in ``attention_layer``, for a model in which they are not found. Of ``Flowformer``,
+            whose stages have grids of their own, they are found, and options may be one for each stage.
+        options: of the mechanism; in a pattern, of every mechanism that has it.
 
     Raises:
-        ValueError: no attention of ``model`` can be replaced, with the reason for each kind; or this mechanism does not
-            fit the model's tokens or projections, or lacks an option or does not allow its value. The model is
-            unchanged then.
+        ValueError: no attention of ``model``, or of a place, can be replaced, with the reason for each kind; a place
+            that is not there or has no attention, or two that have the same; a pattern of more layers than there are;
+            or a mechanism that does not fit the model's tokens or projections, or lacks an option or does not allow its
+            value. The model is unchanged then.
     """
     if not isinstance(model, nn.Module):
         raise ValueError(f"model is {model!r}; allowed: a built model, such as timm.create_model gives")
     grid_size = read_grid_size(grid_size)
     check_given(model, max_tokens, grid_size)
-    layers = _layers_for(model, name, max_tokens, grid_size, options)
+    kinds = read_kinds(name, options)
     reasons = attention_modules(model)
-    stays = _what_stays(model, reasons)
-    old = {path: model.get_submodule(path) for path, reason in reasons.items() if not reason}
-    if not old:
-        raise ValueError(
-            f"model is a {type(model).__name__} whose attention cannot be replaced: {stays or _nothing_in(model)}; "
-            "allowed: softmax attention of all tokens between projections qkv and proj, with nothing else in it"
-        )
+    places = {place: attention_in(model, place, list(reasons)) for place in kinds}
+    _check_apart(places)
+    layers: Layers = {}
+    for place, (kind, own) in kinds.items():
+        paths = [path for path in places[place] if not reasons[path]]
+        if not paths:
+            _refuse(model, place, {path: reasons[path] for path in places[place]})
+        layers |= layers_for(model, kind, paths, max_tokens, grid_size, own)
+    stays = _what_stays(model, {path: reasons[path] for paths in places.values() for path in paths})
+    pairs = _exchange(model, layers, max_tokens, grid_size)
+    notes = [f"these stay: {stays}"] * bool(stays) + _notes_on_changes(pairs)
+    for module, replacement in pairs:
+        _move_hooks(module, replacement)
+    if any(note.startswith("these parameters are new") for note in notes):
+        notes.append("python -m timm_plugin.transfer teaches them what the attention gave that was there")
+    if notes:
+        logger.warning(f"{type(model).__name__}: {_what_is_new(pairs)}; {'; '.join(notes)}")
+    return model
+
+
+def _exchange(
+    model: nn.Module, layers: Layers, max_tokens: int | None, grid_size: Grid | None
+) -> list[tuple[nn.Module, SelfAttention]]:
+    """Put ``layers`` in ``model``, in place of the attention at their paths: pairs of an old module and a new one.
+
+    Raises:
+        ValueError: they do not fit the model; it is as it was then.
+    """
+    old = {path: model.get_submodule(path) for path in layers}
     with _own_generator():
-        new = {id(module): _replacement(module, layers(path)) for path, module in old.items()}
+        new = {id(module): _replacement(module, layers[path]) for path, module in old.items()}
     places = [(path, module) for path, module in model.named_modules(remove_duplicate=False) if id(module) in new]
     _put(model, [(path, new[id(module)]) for path, module in places])
     try:
@@ -92,61 +125,40 @@ def replace_attention(
         _put(model, places)
         _tell_stages(model, max_tokens, grid_size)
         raise
-    pairs = [(module, new[id(module)]) for module in old.values()]
-    notes = [f"these stay: {stays}"] * bool(stays) + _notes_on_changes(pairs)
-    for module, replacement in pairs:
-        _move_hooks(module, replacement)
-    if notes:
-        logger.warning(f"{type(model).__name__}: {len(old)} attentions are {name!r} now; {'; '.join(notes)}")
-    return model
+    return [(module, new[id(module)]) for module in old.values()]
 
 
-def _layers_for(
-    model: nn.Module, name: str, max_tokens: int | None, grid_size: Grid | None, options: dict[str, Any]
-) -> Callable[[str], type[SelfAttention]]:
-    """Path of an attention of ``model`` -> the layer for its place: that of its stage, or one for all others."""
-    check_choice("attention", name, usable_mechanisms())
-    by_stage = {
-        f"{path}.stages.{i}.".removeprefix("."): layer
-        for path, host in _staged(model, max_tokens, grid_size).items()
-        for i, layer in enumerate(host.stage_layers(name, **options))
-    }
-    if not by_stage:
-        layer = _layer_for(model, name, max_tokens, grid_size, options)
-        return lambda path: layer
-
-    def of_stage(path: str) -> type[SelfAttention]:
-        found = next((layer for stage, layer in by_stage.items() if path.startswith(stage)), None)
-        return found or _layer_for(model, name, max_tokens, grid_size, options)
-
-    return of_stage
+def _check_apart(places: dict[str, list[str]]) -> None:
+    """Raise ValueError where two places have the same attention."""
+    owner: dict[str, str] = {}
+    for place, paths in places.items():
+        for path in paths:
+            if owner.setdefault(path, place) != place:
+                raise ValueError(
+                    f"{path} is in {owner[path]!r} and in {place!r}; allowed: places of which none is in another"
+                )
 
 
-def _staged(model: nn.Module, max_tokens: int | None, grid_size: Grid | None) -> dict[str, Flowformer]:
-    """The models in ``model`` that tell each of their stages its grid, by path; none where a user says one."""
-    if max_tokens is not None or grid_size is not None:
-        return {}
-    return {path: module for path, module in model.named_modules() if isinstance(module, Flowformer)}
+def _refuse(model: nn.Module, place: str, reasons: dict[str, str]) -> NoReturn:
+    where = f" in {place}" if place else ""
+    raise ValueError(
+        f"model is a {type(model).__name__} whose attention{where} cannot be replaced: "
+        f"{_what_stays(model, reasons) or _nothing_in(model)}; "
+        "allowed: softmax attention of all tokens between projections qkv and proj, with nothing else in it"
+    )
+
+
+def _what_is_new(pairs: list[tuple[nn.Module, SelfAttention]]) -> str:
+    counts = Counter(new.mechanism for _, new in pairs)
+    if len(counts) == 1:
+        return f"{len(pairs)} attentions are {pairs[0][1].mechanism!r} now"
+    kinds = ", ".join(f"{name!r} ({count})" for name, count in counts.items())
+    return f"{len(pairs)} attentions are others now: {kinds}"
 
 
 def _tell_stages(model: nn.Module, max_tokens: int | None, grid_size: Grid | None) -> None:
-    for host in _staged(model, max_tokens, grid_size).values():
+    for host in staged(model, max_tokens, grid_size).values():
         host.tell_stages()
-
-
-def _layer_for(
-    model: nn.Module, name: str, max_tokens: int | None, grid_size: tuple[int, int] | None, options: dict[str, Any]
-) -> type[SelfAttention]:
-    """Attention ``name`` for the tokens of ``model``; ValueError where it must know how many, and nothing says it."""
-    tokens = {"max_tokens": max_tokens, **_tokens_of(model)}
-    layer = attention_layer(name, grid_size=grid_size, **tokens, **options)
-    if layer.needs_tokens():
-        or_max_tokens = ", or max_tokens" if host_of_tokens(model) is None else ""  # tell_grid wants one size of images
-        raise ValueError(
-            f"max_tokens is not given, and {type(model).__name__} has no fixed number of tokens; allowed with "
-            f"{name!r}: a vision transformer for one image size (dynamic_img_size=False){or_max_tokens}"
-        )
-    return layer
 
 
 def _what_stays(model: nn.Module, reasons: dict[str, str]) -> str:
@@ -172,6 +184,12 @@ def _put(model: nn.Module, modules: list[tuple[str, nn.Module]]) -> None:
     for path, module in modules:
         parent, _, child = path.rpartition(".")
         setattr(model.get_submodule(parent), child, module)
+
+
+def put_modules(model: nn.Module, exchanged: Mapping[nn.Module, nn.Module]) -> None:
+    """Put the second module of each pair of ``exchanged`` wherever the first stands in ``model``."""
+    places = list(model.named_modules(remove_duplicate=False))
+    _put(model, [(path, exchanged[module]) for path, module in places if module in exchanged])
 
 
 def attention_modules(model: nn.Module, known: dict[Any, str] | None = None) -> dict[str, str]:
@@ -201,12 +219,6 @@ def attention_modules(model: nn.Module, known: dict[Any, str] | None = None) -> 
             or any(path.startswith(f"{outer}.") for outer in replaced)
         )
     }
-
-
-def _tokens_of(model: nn.Module) -> dict[str, Any]:
-    """The number of tokens of ``model``, where it is fixed."""
-    grid = fixed_grid(model)
-    return {} if grid is None else {"max_tokens": grid[0] * grid[1] + host_of_tokens(model).num_prefix_tokens}
 
 
 def _nothing_in(model: nn.Module) -> str:

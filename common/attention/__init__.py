@@ -7,7 +7,7 @@ mechanisms share.
 
 from ._base import FACTS, INPUTS, SUPPORTS, AttentionShape, InnerAttention, OpAttention
 from ._forget import ForgetAttention
-from ._layer_kinds import layer_kinds
+from ._layer_kinds import layer_kinds, pattern_names
 from ._options import AttentionOptions, Option, choice, count, default_of, flag, number
 from ._output_gate import OutputGateAttention
 from ._record import AttentionRecord, KeyRecord, MapRecord, record_attention, record_keys
@@ -18,6 +18,7 @@ from ._short_conv import ShortConvAttention
 import_mechanisms(__name__, __path__)
 
 from .daft_conv import position_entropy  # noqa: E402  (mechanisms are imported in the order of their files)
+from .lolcats import only_part  # noqa: E402
 
 _CLASSES = {attention.__name__: attention for attention in ATTENTIONS.values()}
 globals().update(_CLASSES)
@@ -46,7 +47,9 @@ __all__ = [
     "flag",
     "layer_kinds",
     "number",
+    "only_part",
     "options_of",
+    "pattern_names",
     "position_entropy",
     "record_attention",
     "record_keys",

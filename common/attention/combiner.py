@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 from ..modules.rotary import check_even, rotate, token_positions
 from ..ops.combiner import combiner_attention, row_attention
+from ..ops.combiner.decoding import extend, state_before
 from ..ops.combiner.reference import combiner_attention_reference, row_attention_reference
 from ..ops.shared.checks import check_padding_mask, check_query_key_value, check_tokens
 from ..ops.shared.implied_map import implied_map
-from ..ops.shared.kv_cache import extend_kv_cache
 from ..ops.shared.packed import attend_by_document
 from ..ops.shared.padding import zero_padded_tokens, zero_padding
 from ..ops.shared.reference_tools import by_head, cleared, rotated, side_by_side
@@ -37,8 +37,8 @@ class CombinerAttention(OpAttention):
     authors' code (``row_summary='proj'``): two matrices of the model's width more than a Transformer has.
     Self-attention only. D = H d = H e is the width: q, k and v (B, H, n, d), x (B, n, D). O(n (R + n / R) D + n D²).
 
-    Decoding keeps every token and computes the summaries of all rows anew at each call, so a step costs
-    O(n R D + n D²): it is there to be right, not to be fast.
+    Decoding keeps the tokens of a row that is not full, and two summaries of each token of the rows before: O(n D). A
+    step costs O((R + n / R) D), and O(R (R + n / R) D + R D² + n D) where it fills a row.
 
     Raises:
         ValueError: an option that is not allowed, or an odd ``head_dim`` with rotary positions.
@@ -90,12 +90,21 @@ class CombinerAttention(OpAttention):
             )
         if not return_state:
             return self._whole(q, k, v, x, key_padding_mask, query_padding_mask)
-        tokens = {"q": q, "k": k, "v": v, "x": x.unsqueeze(1).to(q.dtype)}
-        state = extend_kv_cache(tokens, key_padding_mask, initial_state)
-        # What was seen in another dtype, under autocast or before it, is read in that of q.
-        seen = [state[name].to(q.dtype) for name in tokens]
-        padding = state["padding_mask"]
-        return self._whole(*seen[:3], seen[3].squeeze(1), padding, padding)[:, :, -q.shape[2] :], state
+        return self._extend({"q": q, "k": k, "v": v, "x": x.unsqueeze(1).to(q.dtype)}, key_padding_mask, initial_state)
+
+    def _extend(self, tokens: State, padding_mask: Tensor | None, state: State | None) -> tuple[Tensor, State]:
+        """The next tokens after ``state``."""
+        row_length, q, k = self.options.row_length, tokens["q"], tokens["k"]
+        state = state_before(tokens, row_length, state)
+        if self.options.rotary:
+            positions = token_positions(q, padding_mask, state["count"])
+            tokens = {**tokens, "q": rotate(q, positions), "k": rotate(k, positions)}
+
+        def summarise(rows: State, positions: Tensor, padding_mask: Tensor | None) -> tuple[Tensor, Tensor]:
+            return self._summaries(rows["q"], rows["k"], rows["v"], rows["x"].squeeze(1), positions, padding_mask)
+
+        out, state = extend(tokens, padding_mask, row_length, summarise, state)
+        return zero_padding(out, padding_mask).to(q.dtype), state
 
     def _document(self, return_state: bool, masks: dict[str, Any], state: State | None, **tokens: Tensor) -> Any:
         """``apply_op`` of rows of one document each."""
@@ -116,13 +125,7 @@ class CombinerAttention(OpAttention):
         positions = token_positions(q, key_padding_mask)
         if self.options.rotary:
             q, k = rotate(q, positions), rotate(k, positions)
-        summary_v = row_attention(q, k, v, row_length=self.options.row_length, key_padding_mask=key_padding_mask)
-        summary_k = self.summary_proj(summary_v.transpose(1, 2).flatten(2))  # (B, H, n, d) -> (B, n, D)
-        summary_k = self.summary_k_proj(self.summary_norm(x + summary_k))
-        # (B, n, D) -> (B, H, n, d), and under autocast to the dtype of k
-        summary_k = summary_k.unflatten(-1, (self.shape.num_heads, -1)).transpose(1, 2).to(k.dtype)
-        if self.options.rotary:
-            summary_k = rotate(summary_k, positions)
+        summary_k, summary_v = self._summaries(q, k, v, x, positions, key_padding_mask)
         if weighed is not None:
             v, summary_v = (
                 weighed,
@@ -130,6 +133,17 @@ class CombinerAttention(OpAttention):
             )
         out = super().apply_op(q, k, v, summary_k, summary_v, key_padding_mask=key_padding_mask)
         return zero_padding(out, query_padding_mask)
+
+    def _summaries(
+        self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, positions: Tensor, padding_mask: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Keys and values of the summaries of tokens that begin with a row; q and k are rotated, x 0 at padding."""
+        summary_v = row_attention(q, k, v, row_length=self.options.row_length, key_padding_mask=padding_mask)
+        summary_k = self.summary_proj(summary_v.transpose(1, 2).flatten(2))  # (B, H, n, d) -> (B, n, D)
+        summary_k = self.summary_k_proj(self.summary_norm(x + summary_k))
+        # (B, n, D) -> (B, H, n, d), and under autocast to the dtype of k
+        summary_k = summary_k.unflatten(-1, (self.shape.num_heads, -1)).transpose(1, 2).to(k.dtype)
+        return rotate(summary_k, positions) if self.options.rotary else summary_k, summary_v
 
     def recorded_map(
         self,

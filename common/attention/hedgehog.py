@@ -40,6 +40,7 @@ class HedgehogAttention(OpAttention):
     supports = frozenset({"causal", "bidirectional", "cross", "source"})
     needs = frozenset({"num_heads", "head_dim"})
     sums_add_up = True
+    weighted_mean = True
     shown_by_weights = frozenset({"rows"})
     op = staticmethod(hedgehog_attention)
     reference_op = staticmethod(hedgehog_attention_reference)

@@ -1,13 +1,16 @@
 """LoLCATs as a module: a softmax window and learned linear attention under one normaliser."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from ..ops.lolcats import lolcats_attention
+from ..ops.lolcats import PARTS, lolcats_attention
 from ..ops.lolcats.reference import lolcats_attention_reference
+from ..ops.shared.checks import check_choice
 from ..ops.shared.learned_features import LEARNED_MAPS
 from ._base import OpAttention
 from ._options import AttentionOptions, causal_chunk_size, choice, count, default_of
@@ -50,6 +53,9 @@ class LolcatsAttention(OpAttention):
     Options = LolcatsOptions
     needs = frozenset({"num_heads", "head_dim"})
     shown_by_weights = frozenset({"rows"})
+    weighted_mean = True
+    #: What of the formula is computed, one of ``ops.lolcats.PARTS``; see ``only_part``.
+    part = PARTS[0]
     op = staticmethod(lolcats_attention)
     reference_op = staticmethod(lolcats_attention_reference)
 
@@ -73,6 +79,30 @@ class LolcatsAttention(OpAttention):
                 nn.init.zeros_(bias)
 
     def held(self) -> dict[str, Any]:
-        """The maps and the gate."""
-        names = ("query_weight", "query_bias", "key_weight", "key_bias", "window_gate")
+        """The maps, the gate, and what is computed with them."""
+        names = ("query_weight", "query_bias", "key_weight", "key_bias", "window_gate", "part")
         return {name: getattr(self, name) for name in names}
+
+
+@contextmanager
+def only_part(model: nn.Module, part: str) -> Iterator[None]:
+    """Inside, every LoLCATs attention of ``model`` is its softmax window or its linear attention alone.
+
+    ``part`` is "window", "linear", which then sees the tokens of the window as well, or "both". For whole sequences,
+    in training and in evaluation: what a part of a trained model is worth, and how the linear one learns by itself.
+
+    Raises:
+        ValueError: another ``part``, or a ``model`` without such attention.
+    """
+    check_choice("part", part, PARTS)
+    modules = [module for module in model.modules() if isinstance(module, LolcatsAttention)]
+    if not modules:
+        raise ValueError(f"model is a {type(model).__name__} without lolcats attention; allowed: a model that has it")
+    before = [module.part for module in modules]
+    for module in modules:
+        module.part = part
+    try:
+        yield
+    finally:
+        for module, own in zip(modules, before):
+            module.part = own

@@ -20,6 +20,7 @@ class SoftmaxAttention(OpAttention):
 
     supports = frozenset({"causal", "bidirectional", "cross"})
     linear_cost = False
+    weighted_mean = True
     op = staticmethod(softmax_attention)
     reference_op = staticmethod(softmax_attention_reference)
 

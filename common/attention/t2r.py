@@ -36,6 +36,7 @@ class T2rAttention(OpAttention):
     supports = frozenset({"causal", "bidirectional", "cross", "source"})
     needs = frozenset({"num_heads", "head_dim"})
     sums_add_up = True
+    weighted_mean = True
     op = staticmethod(t2r_attention)
     reference_op = staticmethod(t2r_attention_reference)
 

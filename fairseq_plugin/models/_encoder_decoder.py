@@ -23,6 +23,7 @@ from ..untrusted_configuration import check_evaluated
 from ._decoder import LinearTimeDecoder
 from ._encoder import LinearTimeEncoder
 from ._options import attention_config, attention_options, errors_as_typed, flag_of, option, plain_options
+from ._trained_parameters import TrainedOptions, train_only_chosen
 from ._weight_decay import DecayOptions, MarksDecay
 
 #: The mechanisms for cross-attention beside fairseq's own softmax attention.
@@ -86,7 +87,13 @@ class LinearTimeTransformer(MarksDecay, CheckedLoading, TransformerModel):
     def add_args(cls, parser) -> None:
         """The options of ``transformer`` and ours."""
         TransformerModel.add_args(parser)
-        for options in (DecayOptions, CrossAttentionOptions, *CROSS_OPTIONS.values(), cls.options_class):
+        for options in (
+            DecayOptions,
+            TrainedOptions,
+            CrossAttentionOptions,
+            *CROSS_OPTIONS.values(),
+            cls.options_class,
+        ):
             gen_parser_from_dataclass(parser, options(), delete_default=True)
 
     @classmethod
@@ -106,6 +113,7 @@ class LinearTimeTransformer(MarksDecay, CheckedLoading, TransformerModel):
         _check_cross_options(args)
         model = super().build_model(args, task)
         model.mark_decay(args)
+        train_only_chosen(model, args)
         return model
 
     @classmethod

@@ -26,11 +26,12 @@ from ..untrusted_configuration import check_evaluated
 from ._decoder import BuildLayer, LinearTimeDecoder
 from ._options import DocumentOptions, complete_checkpointing, errors_as_typed, flag_of
 from ._registration import register_checked
+from ._trained_parameters import TrainedOptions, choose_trained_parameters, train_only_chosen
 from ._weight_decay import DecayOptions, MarksDecay, choose_optimizer
 
 
 @dataclass
-class LinearTimeLanguageModelConfig(DocumentOptions, DecayOptions, TransformerLanguageModelConfig):
+class LinearTimeLanguageModelConfig(DocumentOptions, TrainedOptions, DecayOptions, TransformerLanguageModelConfig):
     """Options of ``transformer_lm``, in whose place these models stand, and what all of them add.
 
     Layers are pre-norm, as the released models' are and as every named architecture of ``transformer_lm`` is;
@@ -113,6 +114,7 @@ class LinearTimeLanguageModel(MarksDecay, CheckedLoading, TransformerLanguageMod
             )
         model = cls(decoder)
         model.mark_decay(args)
+        train_only_chosen(model, args)
         return model
 
     @classmethod
@@ -190,4 +192,5 @@ def check_command_line(args) -> None:
         raise ValueError(f"--task is {args.task}; allowed with --arch {args.arch}: language_modeling")
     if safe_getattr(args, "lineartime_post_norm", False) and safe_getattr(args, "decoder_normalize_before", False):
         raise ValueError("--decoder-normalize-before is given; allowed with --lineartime-post-norm: not given")
+    choose_trained_parameters(args)
     choose_optimizer(args)

@@ -32,6 +32,7 @@ from ._options import (
     flag_of,
     offloading_field,
 )
+from ._trained_parameters import TrainedOptions, choose_trained_parameters, train_only_chosen
 from ._weight_decay import DecayOptions, MarksDecay, choose_optimizer
 
 #: The default of ``--activation-fn``, which is that of RoBERTa's language-model head too.
@@ -46,11 +47,14 @@ _ADAPTIVE_PRUNING = {
 
 
 @dataclass
-class MaskedOptions(DecayOptions):
+class MaskedOptions(TrainedOptions, DecayOptions):
     """What fairseq's other encoders have on the command line and its RoBERTa has not."""
 
     encoder_learned_pos: bool = field(
         default=False, metadata={"help": "use learned positional embeddings in the encoder"}
+    )
+    lineartime_post_norm: bool = field(
+        default=False, metadata={"help": "LayerNorm after each block, as in fairseq's roberta"}
     )
     checkpoint_activations: bool = checkpointing_field()
     offload_activations: bool = offloading_field()
@@ -101,10 +105,11 @@ class LinearTimeMaskedModel(MarksDecay, CheckedLoading, RobertaModel):
     @classmethod
     def complete_options(cls, args) -> None:
         """Fill in what the command line left open: pre-norm, sinusoids, and else the defaults of RoBERTa."""
-        args.encoder_normalize_before = True
+        args.encoder_normalize_before = not safe_getattr(args, "lineartime_post_norm", False)
         args.layernorm_embedding = safe_getattr(args, "layernorm_embedding", False)
         args.encoder_learned_pos = safe_getattr(args, "encoder_learned_pos", False)
         base_architecture(args)
+        choose_trained_parameters(args)
         choose_optimizer(args)
 
     @classmethod
@@ -132,8 +137,10 @@ class LinearTimeMaskedModel(MarksDecay, CheckedLoading, RobertaModel):
                 encoder = cls.encoder_class(args, task.source_dictionary, **layers)
         _check_activation(args, encoder.sentence_encoder.layers)
         _check_pruning(args, encoder.sentence_encoder.layers)
+        _check_post_norm(args, encoder.sentence_encoder.layers)
         model = cls(args, encoder)
         model.mark_decay(args)
+        train_only_chosen(model, args)
         return model
 
     def register_classification_head(self, *head: Any, **options: Any) -> None:
@@ -173,6 +180,12 @@ def _check_activation(args, layers: nn.ModuleList) -> None:
             f"--activation-fn is {args.activation_fn}; allowed: {_HEAD_ACTIVATION}, that of the language-model head, "
             "since gated attention units always have silu"
         )
+
+
+def _check_post_norm(args, layers: nn.ModuleList) -> None:
+    """Raise ValueError for layers that have their norm at one place alone."""
+    if not args.encoder_normalize_before and not all(hasattr(x, "normalize_before") for x in layers.children()):
+        raise ValueError("--lineartime-post-norm is given; allowed for gated attention units: not given")
 
 
 def _check_pruning(args, layers: nn.ModuleList) -> None:

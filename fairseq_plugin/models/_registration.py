@@ -7,7 +7,7 @@ from typing import Any
 
 from fairseq.models import ARCH_CONFIG_REGISTRY, register_model
 
-from common.attention import supporting
+from common.attention import ATTENTIONS, build_attention, supporting
 
 from ._options import camel_case
 from ._weight_decay import choose_optimizer
@@ -21,6 +21,14 @@ def derived(what: str) -> Iterator[tuple[str, str]]:
     for attention in supporting(what):
         for prefix in (attention, *FURTHER_NAMES.get(attention, ())):
             yield prefix, attention
+
+
+def takes_stock_weights(attention: str) -> bool:
+    """Whether a layer with ``attention`` has the projections of fairseq's own, whatever it has beside them."""
+    supports, shape = ATTENTIONS[attention].supports, {"num_heads": 1, "head_dim": 8, "max_tokens": 8}
+    kinds = [causal for causal, what in ((False, "bidirectional"), (True, "causal")) if what in supports]
+    modules = [build_attention(attention, causal, **shape) for causal in kinds]
+    return all(x.projections(8) == {"q": 8, "k": 8, "v": 8} for x in modules)
 
 
 def make_class(module: str, name: str, *bases: type, **attributes: Any) -> type:

@@ -10,7 +10,9 @@ from typing import Any, Optional
 
 from fairseq.dataclass import FairseqDataclass
 from fairseq.models import MODEL_REGISTRY, register_model, register_model_architecture
+from fairseq.models.roberta import RobertaModel
 from fairseq.models.transformer import TransformerConfig
+from fairseq.models.transformer_lm import TransformerLanguageModel
 from torch import nn
 
 from common.ops.shared.checks import check_positive_int
@@ -22,7 +24,7 @@ from ._classifier import LinearTimeClassifier
 from ._language_model import LinearTimeLanguageModel, LinearTimeLanguageModelConfig, register_language_model
 from ._masked_model import LinearTimeMaskedModel
 from ._options import attention_config, attention_options, camel_case, option
-from ._registration import derived, make_config, make_model
+from ._registration import derived, make_config, make_model, takes_stock_weights
 
 
 class AttentionLanguageModel(LinearTimeLanguageModel):
@@ -90,14 +92,16 @@ def build_design(args, attention: str, config: type, max_tokens: int) -> LayerDe
 def _register_language_model(prefix: str, attention: str) -> None:
     name, options = f"{camel_case(prefix)}LanguageModel", attention_config(attention, causal=True)
     config = make_config(__name__, f"{name}Config", options, LinearTimeLanguageModelConfig)
-    model = make_model(__name__, name, AttentionLanguageModel, attention, config)
+    stock = TransformerLanguageModel if takes_stock_weights(attention) else None
+    model = make_model(__name__, name, AttentionLanguageModel, attention, config, stock_model=stock)
     register_language_model(f"{prefix}_lm", dataclass=config)(model)
 
 
 def _register_encoder(base: type, prefix: str, attention: str, kind: str, last_words: str) -> None:
     options, name = attention_config(attention), f"{prefix}_{kind}"
-    classes = {"option_classes": (options, *base.option_classes)}
-    model = make_model(__name__, camel_case(prefix) + last_words, base, attention, options, **classes)
+    stock = RobertaModel if base is AttentionMaskedModel and takes_stock_weights(attention) else None
+    further = {"option_classes": (options, *base.option_classes), "stock_model": stock}
+    model = make_model(__name__, camel_case(prefix) + last_words, base, attention, options, **further)
     register_model_architecture(name, name)(register_model(name)(model).complete_options)
 
 

@@ -16,11 +16,12 @@ from fairseq.models.transformer import (
     transformer_wmt_en_de_big,
 )
 
-from common.attention import ATTENTIONS, build_attention
+from common.attention import ATTENTIONS
 
 from ._encoder_decoder import LinearTimeTransformer
 from ._options import attention_config, camel_case
-from ._registration import derived, make_model
+from ._registration import derived, make_model, takes_stock_weights
+from ._trained_parameters import choose_trained_parameters
 from ._weight_decay import choose_optimizer
 
 #: The sizes of fairseq's ``transformer``, by what their names add to it.
@@ -33,22 +34,16 @@ SIZES = {
 }
 
 
-def _has_stock_weights(attention: str) -> bool:
-    """Whether a layer with ``attention`` has the weights of fairseq's own, no more and no others."""
-    kind, shape = ATTENTIONS[attention], {"num_heads": 1, "head_dim": 8, "max_tokens": 8}
-    modules = [build_attention(attention, x, **shape) for x in (False, True) if not x or "causal" in kind.supports]
-    return all(not (*x.parameters(), *x.buffers()) and x.projections(8) == {"q": 8, "k": 8, "v": 8} for x in modules)
-
-
 def complete(architecture: Callable, args) -> None:
     """Fill in what the command line left open, as ``architecture`` of fairseq does."""
     architecture(args)
+    choose_trained_parameters(args)
     choose_optimizer(args)
 
 
 def _register(prefix: str, attention: str) -> None:
     options = attention_config(attention, causal="causal" in ATTENTIONS[attention].supports)
-    other = {} if _has_stock_weights(attention) else {"stock_model": None}
+    other = {} if takes_stock_weights(attention) else {"stock_model": None}
     name = f"{camel_case(prefix)}Transformer"
     register_model(prefix)(make_model(__name__, name, LinearTimeTransformer, attention, options, **other))
     for size, architecture in SIZES.items():

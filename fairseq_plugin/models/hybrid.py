@@ -11,7 +11,9 @@ from typing import Any
 
 from fairseq.dataclass import FairseqDataclass
 from fairseq.models import register_model, register_model_architecture
-from fairseq.models.transformer import TransformerConfig
+from fairseq.models.roberta import RobertaModel
+from fairseq.models.transformer import TransformerConfig, TransformerModel
+from fairseq.models.transformer_lm import TransformerLanguageModel
 from fairseq.utils import safe_getattr
 from torch import nn
 
@@ -103,6 +105,7 @@ class HybridLanguageModel(LinearTimeLanguageModel):
     """A language model whose layers have the attentions of ``--lineartime-layers``; each costs what it does alone."""
 
     option_prefix = "lineartime"
+    stock_model = TransformerLanguageModel
 
     @classmethod
     def layer_builder(cls, args) -> BuildLayer:
@@ -120,6 +123,7 @@ class HybridMaskedModel(LinearTimeMaskedModel):
     """A masked model whose layers have the attentions of ``--lineartime-layers``."""
 
     option_prefix = "lineartime"
+    stock_model = RobertaModel
     option_classes = (LayerOptions, *BIDIRECTIONAL.values())
 
     @classmethod
@@ -136,6 +140,7 @@ class HybridMaskedModel(LinearTimeMaskedModel):
 class HybridClassifier(LinearTimeClassifier, HybridMaskedModel):
     """A classifier of sequences whose layers have the attentions of ``--lineartime-layers``."""
 
+    stock_model = None
     option_classes = (*HybridMaskedModel.option_classes, *LinearTimeClassifier.option_classes)
 
 
@@ -147,7 +152,7 @@ class HybridTransformer(LinearTimeTransformer):
 
     option_prefix = attention_name = "lineartime"
     options_class = dataclass(type("HybridOptions", (LayerOptions, *BIDIRECTIONAL.values()), {"__module__": __name__}))
-    stock_model = None
+    stock_model = TransformerModel
 
     @classmethod
     def layer_builder(cls, args, causal: bool) -> Callable[..., nn.Module]:

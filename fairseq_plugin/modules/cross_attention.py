@@ -119,9 +119,13 @@ class InnerCrossAttention(MultiheadAttention):
     def _project(self, source: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Keys and values of ``source`` (S, B, C), and the further inputs that the mechanism takes."""
         k, v = (split_heads(project(source), self.num_heads) for project in (self.k_proj, self.v_proj))
+        return k, v, self.further_inputs(source)
+
+    def further_inputs(self, source: Tensor) -> dict[str, Tensor]:
+        """What the inner attention needs beside q, k and v of a source (S, B, C)."""
         if "source_q" not in self.inner.needs:
-            return k, v, {}
-        return k, v, {"source_q": split_heads(self.q_proj(source), self.num_heads)}
+            return {}
+        return {"source_q": split_heads(self.q_proj(source), self.num_heads)}
 
     def _continue(
         self, q: Tensor, source: Tensor, padding_mask: Tensor | None, incremental_state: IncrementalState

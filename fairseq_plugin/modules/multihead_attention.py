@@ -108,6 +108,10 @@ class InnerMultiheadAttention(MultiheadAttention):
         """Whether fairseq's pruning of heads, which cuts the four projections, leaves an attention that works."""
         return self.gate_proj is None and not any(True for _ in self.inner.parameters())
 
+    def further_inputs(self, tokens: Tensor) -> dict[str, Tensor]:
+        """What the inner attention needs beside q, k and v of tokens (T, B, C)."""
+        return self.inner.inputs(x=tokens.transpose(0, 1))
+
     def forward(
         self,
         query: Tensor,
@@ -145,8 +149,8 @@ class InnerMultiheadAttention(MultiheadAttention):
         if state is not None and tokens is not query:  # fairseq's layer puts the source in front at every step
             tokens = query
             key_padding_mask = None if key_padding_mask is None else key_padding_mask[:, -len(query) :]
-        q, k, v = (split_heads(project(tokens), self.num_heads) for project in (self.q_proj, self.k_proj, self.v_proj))
-        more = self.inner.inputs(x=tokens.transpose(0, 1))
+        q, k, v = project_heads(self, tokens, tokens)
+        more = self.further_inputs(tokens)
         more |= {} if self.segment_ids is None else {"segment_ids": self.segment_ids}
         if self.training or self.dropout_module.apply_during_inference:
             more["dropout_p"] = self.dropout_module.p
@@ -166,6 +170,13 @@ class InnerMultiheadAttention(MultiheadAttention):
         if self.gate_proj is not None:
             out = F.silu(self.gate_proj(query)) * out
         return self.out_proj(out), None
+
+
+def project_heads(attention: MultiheadAttention, query: Tensor, key: Tensor) -> tuple[Tensor | None, ...]:
+    """q (B, H, T, d) of query (T, B, C), and k and v (B, H, S, d) of key (S, B, C), by fairseq's or our projections."""
+    heads = attention.num_heads
+    pairs = ((attention.q_proj, query), (attention.k_proj, key), (attention.v_proj, key))
+    return tuple(split_heads(project(x), heads) for project, x in pairs)
 
 
 def split_heads(x: Tensor | None, num_heads: int) -> Tensor | None:

@@ -17,12 +17,16 @@ from . import summary, targets
 from .cases import CASES
 from .harness import machine, picture, report
 from .harness.measure import measure
-from .harness.records import FAILED, NOT_RUN, Record, Results, save
+from .harness.records import FAILED, NOT_RUN, Machine, Record, Results, load, save
 from .harness.work import Case, Settings
 
 COMMAND = "recipes.bench"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 DEVICES = ("cpu", "cuda")
+#: What may differ between the two parts of a run that was interrupted.
+_OF_A_RUN = ("command", "date", "load", "minutes")
+#: In the place of a case's name: why the rest was not measured.
+_INTERRUPTED = "all"
 _HEAD = "# Results of the benchmark\n\nWritten by the command at the end; see [how it is measured](../README.md)."
 
 
@@ -36,6 +40,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--device", choices=DEVICES, default="cpu", help="default: %(default)s")
     parser.add_argument("--dtype", choices=DTYPES, help="default: float32 on cpu, bfloat16 on cuda")
     parser.add_argument("--out", type=Path, default=Path("work/bench"), help="for the results (%(default)s)")
+    parser.add_argument("--resume", action="store_true", help="go on with the run in --out that was interrupted")
     return parser
 
 
@@ -63,24 +68,52 @@ def settings_of(options: argparse.Namespace) -> Settings:
     return Settings(options.device, DTYPES[dtype], options.quick)
 
 
-def run(cases: list[Case], settings: Settings, keep: Callable[[list[Record]], None]) -> list[Record]:
-    """Measure ``cases`` size by size and call ``keep`` with all records after each; Ctrl-C ends it early."""
-    records: list[Record] = []
+def run(cases: list[Case], settings: Settings, earlier: Results, keep: Callable[[Results], None]) -> Results:
+    """Measure ``cases`` size by size and call ``keep`` with the results so far after each; Ctrl-C ends it early.
+
+    The results begin with those of ``earlier``, and what is complete there is not measured again.
+    """
+    started, records, complete = time.monotonic(), list(earlier.records), list(earlier.complete)
     work = []
     for case in cases:
         if settings.device in case.devices:
-            work += [(case, size) for size in case.sizes_of(settings)]
-        else:
+            work += [(case, size) for size in case.sizes_of(settings) if (case.name, size) not in complete]
+        elif case.name not in {record.case for record in records}:
             records.append(Record(case.name, 0, "", "all", NOT_RUN, _wrong_device(case)))
+
+    def so_far() -> Results:
+        minutes = earlier.machine.minutes + (time.monotonic() - started) / 60
+        return Results(earlier.machine._replace(minutes=round(minutes, 1)), records, tuple(complete))
+
     with tqdm(work, unit=" sizes", disable=None) as bar:
         try:
             for case, size in bar:
                 bar.set_description(f"{case.name}, {size:,} {case.axis}")
                 records += measure(case, size, settings)
-                keep(records)
+                complete.append((case.name, size))
+                keep(so_far())
         except KeyboardInterrupt:
-            records.append(Record("all", 0, "", "all", FAILED, "interrupted; the rest was not measured"))
-    return records
+            why = "interrupted; the rest was not measured: the same command with --resume goes on"
+            return so_far()._replace(records=[*records, Record(_INTERRUPTED, 0, "", "all", FAILED, why)])
+    return so_far()
+
+
+def interrupted_run(path: Path, here: Machine) -> Results:
+    """The results at ``path``, of a run that was begun ``here`` with the same versions and settings.
+
+    Raises:
+        ValueError: there are none, or they are of another machine, version, commit or setting.
+    """
+    if not path.is_file():
+        raise ValueError(
+            f"--resume is given; allowed with a --out that holds results, unlike {shown_path(path.parent)}"
+        )
+    found = load(path)
+    for name, value in here._asdict().items():
+        before = getattr(found.machine, name)
+        if name not in _OF_A_RUN and before != value:
+            raise ValueError(f"--resume is given, and {name} is {value}; allowed with {shown_path(path)}: {before}")
+    return found._replace(records=[one for one in found.records if one.case != _INTERRUPTED])
 
 
 def _wrong_device(case: Case) -> str:
@@ -120,19 +153,14 @@ def main(arguments: list[str] | None = None) -> int:
         torch.set_num_threads(options.threads)
     out = options.out.absolute()
     with working_folder(out, COMMAND):
-        return _measure(cases, settings, out, command)
+        return _measure(cases, settings, out, command, options.resume)
 
 
-def _measure(cases: list[Case], settings: Settings, out: Path, command: str) -> int:
-    started = time.monotonic()
-    here = machine.describe(command, settings)
-
-    def results_of(records: list[Record]) -> Results:
-        return Results(here._replace(minutes=round((time.monotonic() - started) / 60, 1)), records)
-
-    # Saved after every size, so that a crash loses nothing.
-    records = run(cases, settings, lambda records: save(results_of(records), out / "results.json"))
-    results = results_of(records)
+def _measure(cases: list[Case], settings: Settings, out: Path, command: str, resume: bool) -> int:
+    path, here = out / "results.json", machine.describe(command, settings)
+    earlier = interrupted_run(path, here) if resume else Results(here, [])
+    # Saved after every size, so that an interruption loses nothing.
+    results = run(cases, settings, earlier, lambda so_far: save(so_far, path))
     print("\n" + write(out, results))
     print(f"\nThe same as Markdown and JSON, and pictures: {shown_path(out)}")
     for fault in results.faults():

@@ -91,6 +91,17 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
+def check_published(options: argparse.Namespace) -> None:
+    """Raise ValueError for a ``--published`` of a model that is not counted, or that is no number."""
+    counted_names = [*options.arch, *options.model]
+    for name, value in (options.published or {}).items():
+        given = f"--published is {name}={value}"
+        if name not in counted_names:
+            raise ValueError(f"{given}; allowed: of {', '.join(counted_names)}")
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise ValueError(f"{given}; allowed: a number of G, as in {name}=4.6")
+
+
 @script("cost")
 def main(arguments: Iterable[str] | None = None) -> int:
     """Run the script; returns the exit status."""
@@ -99,6 +110,7 @@ def main(arguments: Iterable[str] | None = None) -> int:
         raise ValueError("neither --arch nor --model is given; allowed: names for one of them, or for both")
     if further and not options.arch:
         raise ValueError(f"{further[0]} is not known; allowed: see --help, and fairseq-train's options with --arch")
+    check_published(options)
     if options.out is None:
         tables, run, _ = counted(options, further, arguments)
         print(as_text(tables, run))

@@ -15,7 +15,7 @@ from timm.loss import LabelSmoothingCrossEntropy
 from timm.models import create_model
 from timm.optim import create_optimizer_v2
 from timm.scheduler import create_scheduler_v2
-from timm.utils import AverageMeter, CheckpointSaver, accuracy, random_seed, update_summary
+from timm.utils import AverageMeter, CheckpointSaver, ParseKwargs, accuracy, random_seed, update_summary
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -34,6 +34,8 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--device-modules", nargs="+", default=[], help="modules to import first, such as timm_plugin")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--model", required=True)
+    parser.add_argument("--model-kwargs", nargs="*", default={}, action=ParseKwargs, help="of the model, NAME=VALUE")
+    parser.add_argument("--img-size", type=int, help="side of the images; default: the model's")
     parser.add_argument("--num-classes", type=int, required=True)
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--warmup-epochs", type=int, default=1)
@@ -97,8 +99,8 @@ def train(options: argparse.Namespace) -> int:
         importlib.import_module(module)
     random_seed(options.seed)
     device = torch.device(options.device)
-    model = create_model(options.model, num_classes=options.num_classes).to(device)
-    data = resolve_data_config({}, model=model)
+    model = create_model(options.model, num_classes=options.num_classes, **options.model_kwargs).to(device)
+    data = resolve_data_config({"img_size": options.img_size}, model=model)
 
     def loader(split: str, **augmentation: object) -> DataLoader:
         training = split == "train"

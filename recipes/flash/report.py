@@ -79,7 +79,6 @@ def _latency(axes: Axes, comparison: Comparison) -> None:
     axes.set(xlabel="tokens in a sequence", ylabel="seconds per training step")
     axes.set_title(f"{plan.tokens_per_update:,} tokens per step")
     logarithmic(axes, plan.lengths)
-    axes.yaxis.set_minor_formatter(ScalarFormatter())
     axes.grid(alpha=0.25, which="both")
 
 

@@ -116,7 +116,8 @@ class Lengths:
 
 def parser() -> argparse.ArgumentParser:
     """The script's options."""
-    known = parser_of_trainings(COMMAND, __doc__.splitlines()[0], names(), default_names(), takes_file=False)
+    description = __doc__.splitlines()[0]
+    known = parser_of_trainings(COMMAND, description, names(), default_names(), takes_file=False, updates=UPDATES)
     known.set_defaults(out=Path("work/long_contexts/lengths"), seeds=1, updates=UPDATES)
     known.add_argument("--file", type=Path, help=FILE_HELP)
     known.add_argument("--times", type=positive_int, default=8, help="windows, in training lengths (%(default)s)")

@@ -52,30 +52,59 @@ def count_parameters(training: Training) -> int | None:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def _timm_model(model: str) -> nn.Module:
-    import timm
+def timm_arguments(model: str) -> tuple[str, dict[str, Any]]:
+    """The name and the arguments of "NAME --model-kwargs NAME=VALUE ...", a model of timm as train.py takes it."""
     from timm.utils import ParseKwargs
-
-    import timm_plugin  # noqa: F401  registers ours
 
     name, _, options = model.partition(" --model-kwargs ")
     parser = argparse.ArgumentParser()
     parser.add_argument("--model-kwargs", nargs="*", default={}, action=ParseKwargs)
-    kwargs = parser.parse_args(["--model-kwargs", *options.split()] if options else []).model_kwargs
+    return name, parser.parse_args(["--model-kwargs", *options.split()] if options else []).model_kwargs
+
+
+def _timm_model(model: str) -> nn.Module:
+    import timm
+
+    import timm_plugin  # noqa: F401  registers ours
+
+    name, kwargs = timm_arguments(model)
     if not timm.is_model(name):
         raise ValueError(f"timm has no model {name}")
     with _without_memory():
         return timm.create_model(name, **kwargs)
 
 
+def fairseq_options(training: Training) -> argparse.Namespace:
+    """What the first command of fairseq-train says, with the options that its named architecture sets.
+
+    Raises:
+        ValueError: fairseq has no such architecture.
+    """
+    from ..shared.fairseq_models import parsed_options
+
+    return parsed_options(_fairseq_command(training))
+
+
 def fairseq_model(training: Training) -> nn.Module:
-    """The model of the first command of fairseq-train that builds ``training.model``, or of its architecture alone."""
+    """The model of the first command of fairseq-train that builds ``training.model``, or of its architecture alone.
+
+    Raises:
+        ValueError: fairseq has no such architecture.
+    """
     from fairseq import tasks
+
+    from ..shared.fairseq_models import model_options
+
+    parsed = model_options(_fairseq_command(training))
+    with _without_memory():
+        return tasks.FairseqTask.build_model(_task(parsed.task, training, parsed), parsed)
+
+
+def _fairseq_command(training: Training) -> list[str]:
+    """The words after fairseq-train, in the first of its commands."""
     from fairseq.models import ARCH_MODEL_NAME_REGISTRY
 
     import fairseq_plugin  # noqa: F401  registers ours
-
-    from ..shared.fairseq_models import model_options
 
     command = next((words for words in training.commands() if words[0] == "fairseq-train"), None)
     if command is None:  # nothing is trained: Table 3 of the Flowformer paper
@@ -85,9 +114,7 @@ def fairseq_model(training: Training) -> nn.Module:
     architecture = command[command.index("--arch") + 1]
     if architecture not in ARCH_MODEL_NAME_REGISTRY:
         raise ValueError(f"fairseq has no architecture {architecture}")
-    parsed = model_options(command[1:])
-    with _without_memory():
-        return tasks.FairseqTask.build_model(_task(parsed.task, training, parsed), parsed)
+    return command[1:]
 
 
 def _task(name: str, training: Training, parsed: argparse.Namespace) -> Any:

@@ -4,11 +4,14 @@ A table stands between ``<!-- published: PAPER TABLE -->`` and ``<!-- end of pub
 """
 
 import re
+import textwrap
 from pathlib import Path
 
 from common.output_files import unfinished
 
-from .entries import Entries, entries_of
+from .entries import entries_of
+from .measured import IN_SMALL, Measured, measured, published_cells, run_here, said_of_order
+from .small import small_command
 from .tables import PublishedTable, read_paper
 from .trainings import here
 
@@ -40,17 +43,39 @@ def rewritten(text: str) -> str:
 
 
 def document(paper: str, table: PublishedTable) -> str:
-    """A table as printed, what trains each row here, and where it is from."""
-    entries = entries_of(paper)[table.number]
-    if set(entries) & set(table.header[1:]):  # models are columns
-        text = table.markdown(last={"here": [_cell(entries, name) for name in table.header[1:]]}, further={})
-    else:
-        text = table.markdown(last={}, further={"here": [_cell(entries, row.name) for row in table.rows]})
+    """A table as printed, what trains each row here, what was measured of it here, and where it is from."""
+    entries, found = entries_of(paper)[table.number], measured(paper, table.number)
+    columns = bool(set(entries) & set(table.header[1:]))  # models are columns
+    names = table.header[1:] if columns else [row.name for row in table.rows]
+    added = {"here": [here(entries[name]) for name in names]}
+    for title, one in zip(_titles(found), found):
+        missing = {name: run_here(name, entries[name], found).replace(IN_SMALL, "") for name in names}
+        added[title] = [one.cells.get(name, missing[name]) for name in names]
+    text = table.markdown(last=added if columns else {}, further={} if columns else added)
     place = f"Table {table.number}" if table.number.isalnum() else f"the table {table.number.replace('-', ' ')}"
     source = (
-        f"As printed, {place} of the {read_paper(paper).title} paper: `python -m {_COMMAND} {paper} {table.number}`"
+        f"As printed, {place} of the {read_paper(paper).title} paper: `python -m {_COMMAND} {paper} {table.number}`."
     )
-    return f"{text}\n\n{source}."
+    small = small_command(paper, table.number)
+    source += f" All rows in small: `{small}`." if small else ""
+    said = [_said(table, title, one) for title, one in zip(_titles(found), found)]
+    return "\n\n".join([text, _filled(source), *said])
+
+
+def _titles(found: list[Measured]) -> list[str]:
+    """A column's header for each comparison."""
+    return [IN_SMALL] if len(found) == 1 else [f"{IN_SMALL} ({i})" for i in range(1, len(found) + 1)]
+
+
+def _said(table: PublishedTable, title: str, one: Measured) -> str:
+    """What a column of measurements is, and what it does not show."""
+    order = said_of_order(one.cells, published_cells(table, one.column, list(one.cells), one.part))
+    said = f"{title.capitalize()}, beside {one.column}: {one.what}. {order} {one.limits}"
+    return _filled(f"{said} `{one.command}`; {one.machine}, {one.date}.")
+
+
+def _filled(text: str) -> str:
+    return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False)
 
 
 def write_readmes() -> list[Path]:
@@ -65,7 +90,3 @@ def write_readmes() -> list[Path]:
                 new.replace(path)
             changed.append(path)
     return changed
-
-
-def _cell(entries: Entries, name: str) -> str:
-    return here(entries[name])

@@ -5,7 +5,8 @@ from collections.abc import Iterable
 
 from .building import count_parameters
 from .entries import entries_of
-from .measured import Measured, kendall, measured
+from .measured import Measured, measured, published_cells, run_here, said_of_order, value
+from .small import small_command
 from .tables import Figure, Paper, PublishedTable, short
 from .trainings import Block, Entry, NotTrained, Training, blocks_of, here, trainings_of
 
@@ -31,11 +32,14 @@ def show_table(paper: Paper, table: PublishedTable) -> str:
     lines = [f"{paper.title}, Table {table.number}: {table.title}", "", *_columns([table.header, *_cells(table)]), ""]
     lines += [line for note in table.notes for line in _filled(note)]
     lines += [line for note in table.contradictions for line in _filled(f"Contradiction: {note}")]
-    lines += ["", "Here:", "", *_columns(_here(entries))]
-    for one in measured(paper.name, table.number):
+    found = measured(paper.name, table.number)
+    lines += ["", "Here:", "", *_columns(_here(entries, found))]
+    for one in found:
         lines += ["", *_measured(table, one)]
-    if not measured(paper.name, table.number):
+    if not found:
         lines += ["", "Nothing of it was measured here: no row was run at the paper's size or at a smaller one."]
+    small = small_command(paper.name, table.number)
+    lines += ["", f"All rows in small: {small}"] if small else []
     command = f"python -m recipes.papers {paper.name} {table.number} --row NAME"
     return "\n".join([*lines, "", f"The commands of a row: {command}"])
 
@@ -71,8 +75,8 @@ def key(figure: Figure) -> str:
     return f"figure-{figure.number}"
 
 
-def _here(entries: dict[str, Entry]) -> list[tuple[str, ...]]:
-    rows = [("row", "here", "parameters", "published", "")]
+def _here(entries: dict[str, Entry], found: list[Measured]) -> list[tuple[str, ...]]:
+    rows = [("row", "here", "parameters", "published", "run here", "")]
     for name, entry in entries.items():
         trainings = trainings_of(entry)
         few = trainings[:2] if len(trainings) < 3 else ()
@@ -80,26 +84,25 @@ def _here(entries: dict[str, Entry]) -> list[tuple[str, ...]]:
         published = ", ".join(dict.fromkeys(f"{one.published:g} M" for one in trainings if one.published))
         notes = "; ".join(dict.fromkeys(note for one in few for note in (one.difference, one.note) if note))
         shown = here(entry).replace("`", "") if few or not trainings else f"{len(trainings)} models"
-        rows.append((name, shown, ours, published, notes))
+        rows.append((name, shown, ours, published, run_here(name, entry, found), notes))
     return rows
 
 
 def _measured(table: PublishedTable, one: Measured) -> list[str]:
-    rows = {row.name: row for row in table.rows}
-    if one.column in rows:  # models are columns
-        published = dict(zip(table.header, rows[one.column].cells))
-    else:
-        published = {name: table.cell(name, one.column) for name in one.cells}
-    ordered = sorted(one.cells, key=lambda name: float(published[name]), reverse=one.higher_is_better)
+    published = published_cells(table, one.column, list(one.cells), one.part)
+    ordered = sorted(one.cells, key=lambda name: value(published[name]), reverse=one.higher_is_better)
     shown = [(f"{one.column}, published order", "published", "measured here")]
     shown += [(name, published[name], one.cells[name]) for name in ordered]
-    tau = kendall(one, published)
-    lines = [*_filled(f"Measured here: {one.what}"), "", *_columns(shown), ""]
-    if tau is not None:
-        lines.append(
-            f"Kendall's tau between the orders: {tau:.2f}. Another experiment: it confirms and refutes no row."
-        )
-    return [*lines, f"{one.command}", f"{one.machine}, {one.date}"]
+    said = f"{said_of_order(one.cells, published)} Another experiment: it confirms and refutes no row. {one.limits}"
+    return [
+        *_filled(f"Measured here: {one.what}"),
+        "",
+        *_columns(shown),
+        "",
+        *_filled(said),
+        one.command,
+        f"{one.machine}, {one.date}",
+    ]
 
 
 def _described(training: Training) -> list[str]:

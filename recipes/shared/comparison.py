@@ -174,6 +174,12 @@ def train_and_read(
     except KeyboardInterrupt:
         interrupted = True
         print("\nInterrupted. Run again to go on; what is complete follows.", file=sys.stderr)
+    outcomes = read_complete(planned, out, read)
+    return Compared(outcomes, failed, len(planned) - len(outcomes), interrupted)
+
+
+def read_complete(planned: Sequence[Planned], out: Path, read: Callable[[str, int, Path, Trained], Any]) -> list[Any]:
+    """The outcomes of the trainings in ``out`` that are complete, model by model; ``read`` as in ``train_and_read``."""
     outcomes = []
     models = list(dict.fromkeys(one.model for one in planned))
     for one in sorted(planned, key=lambda one: models.index(one.model)):
@@ -182,7 +188,7 @@ def train_and_read(
         outcome = None if trained is None else read(one.model, one.seed, folder, trained)
         if outcome is not None:
             outcomes.append(outcome)
-    return Compared(outcomes, failed, len(planned) - len(outcomes), interrupted)
+    return outcomes
 
 
 def of_model(outcomes: Iterable[Any], model: str) -> list[Any]:
@@ -241,4 +247,5 @@ def write(out: Path, report: Report, run: Run) -> str:
 def show(out: Path, report: Report, command: str, started: float) -> None:
     """``write``, and print; ``started`` is when ``command`` began, by ``time.monotonic``."""
     print("\n" + write(out, report, describe_run(command, time.monotonic() - started)))
-    print(f"\nThe same as Markdown, JSON and a picture: {shown_path(out)}")
+    forms = "Markdown and JSON" if report.draw is None else "Markdown, JSON and a picture"
+    print(f"\nThe same as {forms}: {shown_path(out)}")

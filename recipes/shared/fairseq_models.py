@@ -7,6 +7,15 @@ from fairseq import options
 from fairseq.models import ARCH_MODEL_NAME_REGISTRY, MODEL_DATACLASS_REGISTRY
 
 
+def parsed_options(command: Iterable[object]) -> argparse.Namespace:
+    """What is typed after fairseq-train, with what the named architecture sets, and without a model's other defaults.
+
+    Raises:
+        SystemExit: fairseq does not take an option, and has said so.
+    """
+    return options.parse_args_and_arch(options.get_training_parser(), [str(word) for word in command])
+
+
 def model_options(command: Iterable[object]) -> argparse.Namespace:
     """What ``fairseq-train COMMAND`` builds its task and its model from.
 
@@ -15,6 +24,6 @@ def model_options(command: Iterable[object]) -> argparse.Namespace:
     Raises:
         SystemExit: fairseq does not take an option, and has said so.
     """
-    parsed = options.parse_args_and_arch(options.get_training_parser(), [str(word) for word in command])
+    parsed = parsed_options(command)
     declared = MODEL_DATACLASS_REGISTRY.get(ARCH_MODEL_NAME_REGISTRY[parsed.arch])
     return parsed if declared is None else argparse.Namespace(**{**vars(declared()), **vars(parsed)})

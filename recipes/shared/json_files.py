@@ -1,6 +1,7 @@
 """Small files of JSON in which a command keeps what it found out."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,3 +27,10 @@ def read_json(path: Path, *names: str) -> dict[str, Any]:
 def write_json(path: Path, content: Any) -> None:
     """Write a file of this command, whole or not at all; see ``own_file``."""
     write_text(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+
+
+def measured(path: Path, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What ``measure`` says, kept at ``path``, so that it is measured once."""
+    if not path.exists():
+        write_json(path, measure())
+    return read_json(path)

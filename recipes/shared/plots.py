@@ -13,7 +13,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import NullLocator, ScalarFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from .working_folder import own_file
 
@@ -68,9 +68,10 @@ def logarithmic(axes: Axes, lengths: Sequence[int]) -> None:
     """Both axes logarithmic, with plain numbers, and ticks at ``lengths`` to the right."""
     axes.set(xscale="log", yscale="log")
     axes.set_xticks(lengths)
-    axes.xaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 3.0, 5.0)))
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter(ScalarFormatter())
+        axis.set_minor_locator(NullLocator())
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 10 else f"{value:g}"))
 
 
 class Drawn(NamedTuple):

@@ -10,12 +10,12 @@ import shlex
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ..flash.subword_text import encode, train_sentencepiece
 from ..shared.characters import spell_file
-from ..shared.comparison import show, train_and_read
+from ..shared.comparison import Compared, Report, show, train_and_read
 from ..shared.json_files import read_json, write_json
 from ..shared.scripts import command_line, positive_int, script
 from ..shared.settings import keep_settings
@@ -98,11 +98,16 @@ def read_result(name: str, seed: int, folder: Path, trained: Trained) -> Result:
 
 
 def parser(
-    command: str, description: str, known: Sequence[str], default: Sequence[str], takes_file: bool = True
+    command: str,
+    description: str,
+    known: Sequence[str] = (),
+    default: Sequence[str] = (),
+    takes_file: bool = True,
+    updates: int = UPDATES,
 ) -> argparse.ArgumentParser:
-    """The options of ``command``, which trains some models of the names ``known``, by ``default`` those.
+    """The options of ``command``, which trains some models of the names ``known``, by ``default`` those, ``updates``.
 
-    Without ``takes_file``, ``--file`` is left to the command.
+    Without ``known``, ``--models`` is left to the command; without ``takes_file``, ``--file`` is.
     """
     parser = argparse.ArgumentParser(prog=f"python -m {command}", description=description)
     if takes_file:
@@ -116,17 +121,19 @@ def parser(
     parser.add_argument("--limit", type=positive_int, metavar="LINES", help="only the first lines of a text file")
     out = Path("work/wikitext103") / command.rpartition(".")[2]
     parser.add_argument("--out", type=Path, default=out, help="default: %(default)s")
-    parser.add_argument(
-        "--models",
-        nargs="+",
-        type=functools.partial(model, known=known),
-        default=default,
-        metavar="NAME",
-        help="mechanisms, also with additions, as in NAME+forget+short_conv; default: %(default)s",
-    )
+    if known:
+        parser.add_argument(
+            "--models",
+            nargs="+",
+            type=functools.partial(model, known=known),
+            default=default,
+            metavar="NAME",
+            help="mechanisms, also with additions, as in NAME+forget+short_conv; default: %(default)s",
+        )
     parser.add_argument("--seeds", type=positive_int, default=3, help="runs of each model (%(default)s)")
     parser.add_argument("--jobs", type=positive_int, default=1, help="trainings at a time, a thread each (%(default)s)")
-    parser.add_argument("--updates", type=positive_int, help=f"of every training; default: {UPDATES:,}")
+    parser.add_argument("--updates", type=positive_int, help=f"of every training; default: {updates:,}")
+    parser.set_defaults(usual_updates=updates)
     parser.add_argument("--lr", type=float, default=3e-3, help="highest learning rate, of all models (%(default)s)")
     sizes = {"batch-tokens": 2048, "tokens-per-sample": 256, "width": 128, "layers": 2, "heads": 4}
     for name, default in sizes.items():
@@ -157,28 +164,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return compare(options, Plan, COMMAND, arguments)
 
 
-def compare(options: argparse.Namespace, kind: type[Plan], command: str, arguments: Sequence[str] | None) -> int:
-    """Train and show the models of ``options`` as a plan of this ``kind`` says; returns the exit status.
+def compare(
+    options: argparse.Namespace,
+    kind: type[Plan],
+    command: str,
+    arguments: Sequence[str] | None,
+    evaluations: int = EVALUATIONS,
+    shown: Callable[[Plan, dict[str, int], str, Compared], Report] = report,
+) -> int:
+    """Train the models of ``options`` as a plan of this ``kind`` says, and show them; returns the exit status.
 
-    ``command`` is the module whose ``arguments`` they are, and whose folder is ``--out``.
+    Args:
+        command: the module whose ``arguments`` the options are, and whose folder is ``--out``.
+        evaluations: during each training, unless there are fewer updates.
+        shown: the report of a plan, the tokens of each split, what a token is, and the outcomes.
     """
     plan = kind.chosen(
         options,
-        updates=options.updates or (QUICK_UPDATES if options.quick else UPDATES),
-        evaluations=min(EVALUATIONS, options.updates or EVALUATIONS),
+        updates=options.updates or (QUICK_UPDATES if options.quick else options.usual_updates),
+        evaluations=min(evaluations, options.updates or evaluations),
         more=shlex.split(options.more),
     )
     out = options.out.absolute()
     with working_folder(out, command, whole={"data-bin": WRITER}):
-        return _compare(options, plan, out, command_line(command, arguments))
+        return _compare(options, plan, out, command_line(command, arguments), shown)
 
 
-def _compare(options: argparse.Namespace, plan: Plan, out: Path, command: str) -> int:
+def _compare(options: argparse.Namespace, plan: Plan, out: Path, command: str, shown: Callable[..., Report]) -> int:
     started = time.monotonic()
     keep_settings(out / "settings.json", plan.settings())
     tokens, unit = prepare_chosen(options, out)
     compared = train_and_read(plan.trainings(out / "data-bin"), out / "runs", options.jobs, read_result)
-    show(out, report(plan, tokens, unit, compared), command, started)
+    show(out, shown(plan, tokens, unit, compared), command, started)
     return compared.status
 
 

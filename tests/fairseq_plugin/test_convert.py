@@ -15,6 +15,7 @@ from tests.fairseq_plugin.helpers.checkpoint_files import KINDS, build, save, sa
 from tests.fairseq_plugin.helpers.commands import USER_DIR, run_in_turn, training_command
 from tests.fairseq_plugin.helpers.language_models import SMALL
 from tests.fairseq_plugin.helpers.text import tokens
+from tests.fairseq_plugin.helpers.transfer import make_pair, make_sample, save_teacher
 
 PRE_NORM = "--decoder-normalize-before"
 ADAPTIVE = (
@@ -325,3 +326,66 @@ def test_a_file_that_is_there_is_not_replaced(stock_file: Path) -> None:
         with pytest.raises(SystemExit, match=f"target is .*{target.name}.*allowed"):
             main([str(stock_file), str(target), "--arch", "linear_lm"])
     assert stock_file.read_bytes() == before and other.read_text() == "a user's"
+
+
+# ---- Attention with parameters of its own, masked models and encoder-decoders
+
+
+@pytest.mark.parametrize(
+    ("kind", "arch", "teacher"),
+    [
+        ("mlm", "softmax_mlm", ()),
+        ("mlm", "softmax_mlm", ("--encoder-normalize-before",)),
+        ("translation", "softmax", ("--decoder-normalize-before",)),
+    ],
+    ids=["roberta", "pre-norm roberta", "transformer"],
+)
+def test_softmax_models_are_the_stock_models(kind: str, arch: str, teacher: tuple[str, ...], tmp_path: Path) -> None:
+    """Converted with softmax attention they give what the stock model gives, padding included."""
+    pair = make_pair(tmp_path, kind, arch, teacher, lineartime_trained_parameters="all")
+    stock = save_teacher(tmp_path / "again.pt", kind, *teacher)
+    sample = make_sample(kind, left=2, right=3)
+    with torch.no_grad():
+        ours, theirs = (model.eval()(**sample["net_input"])[0] for model in (pair.student, stock))
+    real = sample["net_input"].get("prev_output_tokens", sample["net_input"]["src_tokens"]).ne(1)
+    assert_close("logits", ours[real], theirs[real], tolerance=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "arch", "options", "new"),
+    [
+        ("lm", "t2r_lm", {}, 6),
+        ("lm", "hybrid_lm", {"lineartime_layers": "hedgehog*2,softmax"}, 8),
+        ("mlm", "hybrid_mlm", {"lineartime_layers": "softmax,lolcats"}, 3),
+        ("translation", "hybrid", {"lineartime_layers": "flow,t2r", "lineartime_cross_attention": "hedgehog"}, 12),
+    ],
+)
+def test_new_parameters_are_added(kind: str, arch: str, options: dict, new: int, tmp_path: Path) -> None:
+    """Always the same ones; fairseq's weights are all taken."""
+    save_teacher(tmp_path / "stock.pt", kind)
+    stored = torch.load(tmp_path / "stock.pt", weights_only=False)["model"]
+    before = torch.random.get_rng_state()
+    both = [convert(tmp_path / "stock.pt", arch, options) for _ in range(2)]
+    assert torch.equal(torch.random.get_rng_state(), before)
+    (one, transfer), (other, _) = both
+    assert len(transfer.new) == new and all(".inner." in name for name in transfer.new)
+    assert transfer.left_out == []
+    assert all(torch.equal(one["model"][name], other["model"][name]) for name in transfer.new)
+    assert all(one["model"][name] is not None and torch.equal(one["model"][name], x) for name, x in stored.items())
+
+
+def test_a_stock_file_without_what_is_new(data_bin: str, tmp_path: Path) -> None:
+    """The error says what adds it; layers that are numbered anew are refused."""
+    save_model(tmp_path / "stock.pt", "cfg", *STOCK["pre-norm"])
+    with pytest.raises(ValueError, match=r"8 missing .*inner.*python -m fairseq_plugin.convert adds"):
+        _loaded(ARCH_MODEL_REGISTRY["hedgehog_lm"], tmp_path, "stock.pt", data_bin)
+    with pytest.raises(ValueError, match="decoder_layers_to_keep; allowed with an attention that has parameters"):
+        convert(tmp_path / "stock.pt", "hedgehog_lm", {"decoder_layers_to_keep": "0,1"})
+
+
+def test_all_learns_in_what_is_loaded(data_bin: str, tmp_path: Path) -> None:
+    """Whatever the training learned that a checkpoint is of."""
+    save_model(tmp_path / "stock.pt", "cfg", *STOCK["pre-norm"])
+    torch.save(convert(tmp_path / "stock.pt", "t2r_lm", {"lineartime_trained_parameters": "new"})[0], tmp_path / "t.pt")
+    loaded = _loaded(ARCH_MODEL_REGISTRY["t2r_lm"], tmp_path, "t.pt", data_bin)
+    assert all(parameter.requires_grad for parameter in loaded.parameters())

@@ -185,11 +185,20 @@ def test_attention_that_a_model_ignores_is_one_line(creating, given, capsys):
     assert not Path(f"{creating}.layers").exists()
 
 
-def test_attention_of_ours_that_has_no_place_in_timms_table_is_refused(creating, capsys):
+@pytest.mark.parametrize(
+    ("attn_layer", "said"),
+    [
+        ("flow_source", "attn_layer is 'flow_source'; allowed: "),
+        ("flow,flow_source", "with 'flow_source'; allowed: "),
+        ("flow*3,softmax", "a pattern of 4 layers; allowed: of at most 1"),
+    ],
+)
+def test_attention_that_is_not_to_be_had_is_refused(creating, attn_layer, said, capsys):
+    """One that has no place in timm's table, and patterns that name such or too many."""
     with pytest.raises(SystemExit) as exited:
-        main([str(creating), "-m", "vit_tiny_patch16_224", "--model-kwargs", "attn_layer=flow_source"])
+        main([str(creating), "-m", "vit_tiny_patch16_224", "--model-kwargs", f"attn_layer={attn_layer}", *SMALL])
     assert exited.value.code == 2
-    assert "attn_layer is 'flow_source'; allowed: " in capsys.readouterr().err
+    assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -211,6 +220,10 @@ def test_attention_of_ours_that_has_no_place_in_timms_table_is_refused(creating,
             "FlowSelfAttention",
         ),
         (["-m", "vit_tiny_patch16_224", "--model-kwargs", "attn_layer=cosformer", *SMALL], "CosformerSelfAttention"),
+        (
+            ["-m", "vit_tiny_patch16_224", "--model-kwargs", "attn_layer=flow,hedgehog*2", *SMALL, "depth=3"],
+            "HedgehogSelfAttention",
+        ),
         (["-m", IGNORES, "--model-kwargs", "attn_layer=diff", "depth=1"], "ParallelScalingBlock"),  # not ours to judge
         (["-m", "flowformer_hier_test"], "FlowSelfAttention"),
         (["-m", "test_vit"], "Attention"),

@@ -8,7 +8,6 @@ from typing import Any, ClassVar, Final
 
 import torch
 from timm.layers import register_notrace_function, register_notrace_module
-from timm.layers.typing import LayerType
 from torch import Tensor, nn
 
 from common.attention import ATTENTIONS, AttentionOptions, InnerAttention, build_attention, supporting
@@ -146,11 +145,31 @@ class SelfAttention(nn.Module):
             ValueError: any other ``attn_mask``; ``is_causal``; tokens that lie on no known grid where the mechanism
                 needs one, or are not those whose positions it holds.
         """
+        return self.project(x, self.heads(x, attn_mask, is_causal))
+
+    def heads(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+        """What the heads give, (B, H, N, channels), before the output projection; arguments as in ``forward``."""
         padding = key_padding(x, attn_mask, is_causal)
         if self.has_positions:
             check_positions(x, self.attention.max_tokens, self.grid_size, padding)
-        tokens = x.flatten(1, -2)
-        q, k, v = self.qkv(tokens).split(self.widths, dim=-1)  # each (B, N, H channels)
+        query, key, value = self.query_key_value(x)
+        dropout_p = self.attn_drop.p if self.training else 0.0
+        if torch.jit.is_scripting():  # whose mechanisms take keys, and flow queries, that are never None
+            assert key is not None
+            if self.has_query:
+                assert query is not None
+            if self.needs_grid:
+                grid = grid_of(x, self.grid_size)
+                out = self.attention(query, key, value, padding, padding, dropout_p, grid)
+            else:
+                out = self.attention(query, key, value, padding, padding, dropout_p)
+        else:
+            out = self._attend(x, query, key, value, padding, dropout_p)
+        return out
+
+    def query_key_value(self, x: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor]:
+        """Queries, keys and values of x, each (B, H, N, channels), or None where the mechanism has no such."""
+        q, k, v = self.qkv(x.flatten(1, -2)).split(self.widths, dim=-1)  # each (B, N, H channels)
         value = v.unflatten(2, (self.num_heads, -1)).transpose(1, 2)  # (B, H, N, channels)
         # Under autocast a normalisation gives float32 whatever comes in.
         if self.has_query:
@@ -161,18 +180,13 @@ class SelfAttention(nn.Module):
             key = self.k_norm(k.unflatten(2, (self.num_heads, -1)).transpose(1, 2)).type_as(value)
         else:
             key = None
-        dropout_p = self.attn_drop.p if self.training else 0.0
-        if torch.jit.is_scripting():
-            if self.needs_grid:
-                grid = grid_of(x, self.grid_size)
-                out = self.attention(query, key, value, padding, padding, dropout_p, grid)
-            else:
-                out = self.attention(query, key, value, padding, padding, dropout_p)
-        else:
-            out = self._attend(x, tokens, query, key, value, padding, dropout_p)
-        out = self.norm(out.transpose(1, 2).flatten(2))  # (B, H, N, channels) -> (B, N, H channels)
+        return query, key, value
+
+    def project(self, x: Tensor, heads: Tensor) -> Tensor:
+        """The layer's output for x from what its ``heads`` gave: norm, gate and output projection."""
+        out = self.norm(heads.transpose(1, 2).flatten(2))  # (B, H, N, channels) -> (B, N, H channels)
         if self.gate is not None:
-            out = out * self.gate(tokens).sigmoid()
+            out = out * self.gate(x.flatten(1, -2)).sigmoid()
         out = self.proj_drop(self.proj(out))
         return out.view(x.shape[:-1] + out.shape[-1:])
 
@@ -180,7 +194,6 @@ class SelfAttention(nn.Module):
     def _attend(
         self,
         x: Tensor,
-        tokens: Tensor,
         query: Tensor | None,
         key: Tensor | None,
         value: Tensor,
@@ -189,7 +202,7 @@ class SelfAttention(nn.Module):
     ) -> Tensor:
         """The mechanism with whatever inputs it needs; TorchScript, which knows no ``**``, calls it by itself."""
         grid = grid_of(x, self.grid_size) if self.needs_grid else None
-        inputs = self.attention.inputs(x=tokens, spatial_shape=grid)
+        inputs = self.attention.inputs(x=x.flatten(1, -2), spatial_shape=grid)
         return self.attention(query, key, value, padding, padding, dropout_p, **inputs)
 
 
@@ -232,34 +245,10 @@ def usable_mechanisms() -> tuple[str, ...]:
     return supporting("bidirectional", images=True)
 
 
-def option_names(attn_layer: LayerType, also: str = "flow") -> set[str]:
-    """Names of the options of the mechanism ``attn_layer``, where it is the name of one, and of ``also``."""
-    names = [name for name in (attn_layer, also) if isinstance(name, str) and name in ATTENTIONS]
-    return {option for name in names for option in ATTENTIONS[name].Options.described()}
-
-
 def take_options(mechanism: str, arguments: dict[str, Any]) -> dict[str, Any]:
     """Take those out of ``arguments`` that are options of ``mechanism``."""
-    names = option_names(mechanism, also=mechanism)
+    names = ATTENTIONS[mechanism].Options.described().keys()
     return {name: arguments.pop(name) for name in names & arguments.keys()}
-
-
-def with_options(attn_layer: LayerType, **options: Any) -> LayerType:
-    """``attn_layer`` as a user gives it, with those ``options`` of the mechanism that are not None.
-
-    Raises:
-        ValueError: options that the mechanism does not have or allow, or for an attention that is not one of ours.
-    """
-    known = option_names(attn_layer)
-    options = {name: value for name, value in options.items() if value is not None or name not in known}
-    if attn_layer in usable_mechanisms():
-        return attention_layer(attn_layer, **options)
-    if options:
-        raise ValueError(
-            f"attn_layer is {attn_layer!r}, which takes no {', '.join(options)}; "
-            f"allowed with these: {', '.join(usable_mechanisms())}"
-        )
-    return attn_layer
 
 
 @functools.cache

@@ -9,8 +9,9 @@ from typing import Any
 from timm.layers.typing import LayerType
 from torch import nn
 
-from .attention import SelfAttention, attention_layer, with_options
+from .attention import SelfAttention, attention_layer
 from .position_bias import Grid, check_grid_size, set_grid_size
+from .stacks import is_pattern, is_stack, kinds_of, with_options, with_own
 
 #: Options that differ from stage to stage unless they are given, from the number of stages that follow. SOFT's authors
 #: have ratios 8, 4, 2 and 1, which make 49 landmarks of 56 x 56, 28 x 28, 14 x 14 and 7 x 7 tokens.
@@ -29,18 +30,19 @@ def stage_layers(attn_layer: LayerType, grids: Sequence[Grid], dynamic: bool, **
     """``attn_layer`` for each stage, told the number of tokens of that stage, ``grids``, where it must know it.
 
     Args:
-        attn_layer: a name or class of timm's or ours. A class of ours that says a number of tokens itself is taken as
-            it is.
+        attn_layer: a name or class of timm's or ours, or a pattern of our names, which repeats over the stages. A class
+            of ours that says a number of tokens itself is taken as it is.
         dynamic: whether images may have any size.
         options: of the mechanism by their names: one value, or a list or tuple of as many as there are stages; None for
-            the default.
+            the default. In a pattern an option is that of every mechanism that has it.
 
     Raises:
         ValueError: an option that the mechanism does not have or allow; a mechanism that holds something for each
-            position, with ``dynamic``.
+            position, with ``dynamic``; a pattern of more layers than there are stages.
     """
-    own = _options_by_stage(attn_layer, len(grids), options)
-    return [_told(with_options(attn_layer, **own[i]), grid, dynamic) for i, grid in enumerate(grids)]
+    kinds = _kinds_by_stage(attn_layer, len(grids), options)
+    own = _options_by_stage(kinds)
+    return [_told(with_options(kinds[i][0], **own[i]), grid, dynamic) for i, grid in enumerate(grids)]
 
 
 def tell_stage(blocks: Sequence[nn.Module], grid: Grid) -> bool:
@@ -66,10 +68,21 @@ def set_stage_grids(stages: Iterable[nn.Module], grids: Sequence[Grid]) -> None:
         layer.grid_size = grid
 
 
-def _options_by_stage(attn_layer: LayerType, stages: int, options: dict[str, Any]) -> list[dict[str, Any]]:
-    """``options``, and those of ``BY_STAGE`` that are not given, for each stage."""
-    by_stage = []
-    for i in range(stages):
+def _kinds_by_stage(
+    attn_layer: LayerType, stages: int, options: dict[str, Any]
+) -> list[tuple[LayerType, dict[str, Any]]]:
+    """The name or class of each stage, and those of ``options`` that are for it."""
+    if is_stack(attn_layer):
+        attn_layer, options = attn_layer.pattern, {**attn_layer.options, **options}
+    if is_pattern(attn_layer):
+        return with_own(kinds_of(attn_layer, stages), options)
+    return [(attn_layer, options)] * stages
+
+
+def _options_by_stage(kinds: Sequence[tuple[LayerType, dict[str, Any]]]) -> list[dict[str, Any]]:
+    """The options of each stage: its own value where there is one for each, and those of ``BY_STAGE`` not given."""
+    by_stage, stages = [], len(kinds)
+    for i, (attn_layer, options) in enumerate(kinds):
         own = {name: value[i] if _is_one_each(value, stages) else value for name, value in options.items()}
         if isinstance(attn_layer, str) and attn_layer in BY_STAGE:
             given = {name: value for name, value in own.items() if value is not None}

@@ -8,7 +8,7 @@ from typing import Any
 from timm.models import build_model_with_cfg
 from torch import nn
 
-from ..layers.attention import option_names
+from ..layers.stacks import option_names
 
 #: Without handlers of its own: warnings reach the console through Python's handler of last resort.
 logger = logging.getLogger("timm_plugin")

@@ -15,6 +15,7 @@ from timm.layers import resample_abs_pos_embed, resample_patch_embed
 from timm.models.vision_transformer import checkpoint_filter_fn as timm_filter_fn
 from torch import Tensor, nn
 
+from common.attention import InnerAttention
 from common.checkpoints import check_state_dict, leave_out_foreign_records
 from common.modules.remembered_options import is_record
 
@@ -85,6 +86,11 @@ def fit_vision_transformer(state_dict: StateDict, model: nn.Module, values_only:
                 state_dict[here] = state_dict.pop(there)
     patches = state_dict.get("patch_embed.proj.weight")
     stock = not any(".attn.attention." in name and not is_record(name) for name in state_dict)
+    if not any(".attn.attention." in name for name in state_dict) and _has_other_attention(model):
+        logger.info(
+            f"{type(model).__name__}: if these weights were trained with softmax attention, they are a start for "
+            "another model; python -m timm_plugin.transfer teaches its attention what the softmax attention gave"
+        )
     grid, prefix, in_part = model.patch_embed.grid_size, model.num_prefix_tokens, []
     for name, tensor in state_dict.items():
         parameter = name.rpartition(".attn.attention.")[2]
@@ -180,6 +186,10 @@ def _unwrapped(state_dict: StateDict) -> StateDict:
         if not isinstance(tensor, Tensor):
             raise ValueError(f"the checkpoint's {name!r} is a {type(tensor).__name__}; allowed: tensors by name")
     return dict(state_dict)
+
+
+def _has_other_attention(model: nn.Module) -> bool:
+    return any(isinstance(module, InnerAttention) and module.name != "softmax" for module in model.modules())
 
 
 def _leave_out(state_dict: StateDict, own: StateDict) -> list[str]:

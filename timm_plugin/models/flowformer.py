@@ -33,6 +33,7 @@ from common.ops.shared.checks import check_choice, check_positive_int
 from ..layers.block import MlpScaleBlock
 from ..layers.images import ImageSize, PositionEmbedding, check_image, check_img_size
 from ..layers.position_bias import Grid
+from ..layers.stacks import mechanisms_in
 from ..layers.stages import check_stage_grids, set_stage_grids, stage_grids, stage_layers, tell_stage
 from ._build import StrictLoading, build
 from ._default_cfg import untrained_cfg
@@ -108,10 +109,11 @@ class Flowformer(StrictLoading, nn.Module):
         qkv_bias, qk_norm, proj_drop_rate, attn_drop_rate, norm_layer, act_layer: as in timm's blocks.
         init_values: start of timm's layer scale on both branches, None for none.
         mlp_init_values: start of a layer scale on the MLP branch alone.
-        attn_layer: "flow", or another name or class that timm's vision transformers take.
+        attn_layer: "flow", another name or class that timm's vision transformers take, or a pattern of names that
+            repeats over the stages, such as "flow*3,softmax".
         options: those of the mechanism by their names, such as ``form`` and ``clamp``, None for its default: one value
-            or one per stage; see ``common.attention.FlowAttention.Options``. SOFT's ``ratio`` is 8, 4, 2 and 1 unless
-            given, as its authors have it.
+            or one per stage; see ``common.attention.FlowAttention.Options``. In a pattern an option is that of every
+            mechanism that has it. SOFT's ``ratio`` is 8, 4, 2 and 1 unless given, as its authors have it.
         dynamic_img_size: accept images of any size that is a multiple of ``patch_size``, resampling the position
             embedding to each; not with attention that holds something for each position, such as cosFormer's.
         dynamic_img_pad: pad images to a multiple of ``patch_size`` with zeros. (Maps of odd size are always padded
@@ -472,7 +474,7 @@ def flowformer_hier_s(pretrained: bool = False, **kwargs: Any) -> Flowformer:
 def flowformer_hier_s_12h(pretrained: bool = False, **kwargs: Any) -> Flowformer:
     """The same as the authors released it: 12 heads, layer scale 1e-5 on the MLP branch, drop path 0.2, own form."""
     model_args: dict[str, Any] = dict(TABLE_8, num_heads=12, mlp_init_values=1e-5, drop_path_rate=0.2)
-    if kwargs.get("attn_layer", "flow") == "flow":
+    if "flow" in mechanisms_in(kwargs.get("attn_layer", "flow")):
         model_args.update(form="released_vision", clamp=1.0)
     return create_hierarchical("flowformer_hier_s_12h", pretrained, **dict(model_args, **kwargs))
 

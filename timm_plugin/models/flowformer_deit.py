@@ -10,7 +10,7 @@ from timm.models import generate_default_cfgs
 from timm.models.deit import VisionTransformerDistilled
 from timm.models.vision_transformer import VisionTransformer
 
-from ..layers.attention import option_names, with_options
+from ..layers.stacks import check_stack, option_names, with_options
 from ._build import StrictLoading, build
 from ._default_cfg import untrained_cfg
 from ._registry import register_once
@@ -23,12 +23,15 @@ class FlowVisionTransformer(StrictLoading, VisionTransformer):
     """timm's ``VisionTransformer``, every argument of it, with the options of the attention mechanism as well.
 
     Args:
-        attn_layer: name or class of the attention, as in timm.
+        attn_layer: name or class of the attention, as in timm, or a pattern of names that repeats over the blocks,
+            such as "flow*3,softmax".
         kwargs: options of the mechanism by their names, such as ``form`` and ``clamp``, None for its default; see
-            ``common.attention.FlowAttention.Options``. The others are timm's.
+            ``common.attention.FlowAttention.Options``. In a pattern an option is that of every mechanism that has it.
+            The others are timm's.
 
     Raises:
-        ValueError: an option the mechanism does not have, or a value it does not allow.
+        ValueError: an option the mechanism does not have, or a value it does not allow; a pattern of more layers than
+            there are blocks.
     """
 
     def __init__(
@@ -38,7 +41,9 @@ class FlowVisionTransformer(StrictLoading, VisionTransformer):
         **kwargs: Any,
     ) -> None:
         options = {name: kwargs.pop(name) for name in option_names(attn_layer) & kwargs.keys()}
-        super().__init__(*args, attn_layer=with_options(attn_layer, **options), **kwargs)
+        layer = with_options(attn_layer, **options)
+        super().__init__(*args, attn_layer=layer, **kwargs)
+        check_stack(layer, self)
 
 
 class DistilledFlowVisionTransformer(FlowVisionTransformer, VisionTransformerDistilled):

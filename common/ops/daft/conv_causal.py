@@ -65,14 +65,16 @@ def attend_in_chunks(k: Tensor, v: Tensor, r: Tensor, initial: WeightedMean | No
     size = chunk_length(CHUNK_SIZE, tokens)
     k_chunks, v_chunks = split_chunks(k.unsqueeze(-1), size).squeeze(-1), split_chunks(v, size)  # (B, h, G, C, ...)
     chunks = _Chunks(k_chunks.permute(1, 3, 0, 2), v_chunks.permute(1, 3, 0, 2, 4))
-    reach = -(-(window - 1) // size)  # how many chunks back a window may look
+    groups = chunks.k.shape[3]
+    reach = -(-(window - 1) // size) if tokens > size else 0  # how many chunks back a window may look
+    if not torch.compiler.is_compiling():  # a graph must not depend on the length
+        reach = min(reach, groups - 1)
     scale = chunks.k.detach().amax(1) - headroom()  # (h, B, G)
     weight = torch.exp(chunks.k - scale[:, None]).unsqueeze(-1)  # (h, C, B, G, 1)
     terms = torch.cat([weight * chunks.v, weight], dim=-1)  # (h, C, B, G, c + 1)
     parts = [_inside(chunks, r), _before(terms, scale, reach, initial)]
-    groups = terms.shape[3]
-    if min(reach, groups - 1) > 0:
-        parts.append(_window(terms, scale, r, min(reach, groups - 1)))
+    if reach > 0:
+        parts.append(_window(terms, scale, r, reach))
     out = parts[0]
     for part in parts[1:]:
         out = merge(part, out)
@@ -80,10 +82,11 @@ def attend_in_chunks(k: Tensor, v: Tensor, r: Tensor, initial: WeightedMean | No
     return out.mean.permute(2, 0, 3, 1, 4).flatten(2, 3)[:, :, :tokens]
 
 
-def _distance_weights(r: Tensor, size: int, lag: int) -> Tensor:
-    """r between the tokens of a chunk and those ``lag`` chunks before, 0 outside of the window: (h, C, C)."""
+def _distance_weights(r: Tensor, size: int, lags: range) -> Tensor:
+    """r between the tokens of a chunk and those so many chunks before, 0 outside of the window: (h, C, lags C)."""
     place = torch.arange(size, device=r.device)
-    distance = lag * size + place[:, None] - place  # (C, C)
+    before = torch.arange(lags.start, lags.stop, device=r.device)[:, None] * size - place  # (lags, C)
+    distance = (place[:, None, None] + before).flatten(1)  # (C, lags C)
     index = r.shape[1] - 1 - distance
     inside = (distance >= 0) & (index >= 0)
     return r[:, index.clamp(0, r.shape[1] - 1)].masked_fill(~inside, 0.0)
@@ -93,7 +96,7 @@ def _inside(chunks: _Chunks, r: Tensor) -> WeightedMean:
     """Each token over its chunk up to itself, pair by pair: no later key takes part in a maximum."""
     size = chunks.k.shape[1]
     later = torch.ones(size, size, dtype=torch.bool, device=r.device).triu(1)
-    bias = _distance_weights(r, size, 0)[:, None, None]  # (h, 1, 1, C, C)
+    bias = _distance_weights(r, size, range(1))[:, None, None]  # (h, 1, 1, C, C)
     logits = (chunks.k.permute(0, 2, 3, 1).unsqueeze(-2) + bias).masked_fill(later, -torch.inf)  # (h, B, G, C, C)
     mean = logits.softmax(-1) @ chunks.v.permute(0, 2, 3, 1, 4)  # (h, B, G, C, c)
     log_weight = logits.logsumexp(-1).unsqueeze(-1)  # (h, B, G, C, 1)
@@ -102,16 +105,17 @@ def _inside(chunks: _Chunks, r: Tensor) -> WeightedMean:
 
 def _window(terms: Tensor, scale: Tensor, r: Tensor, reach: int) -> WeightedMean:
     """The ``reach`` chunks before each chunk, with exp(r) inside of the window and 1 outside."""
-    heads, size, batch, groups, channels = terms.shape
+    size, groups, lags = terms.shape[1], terms.shape[3], range(1, reach + 1)
     over = r.detach().amax(1).clamp(min=0.0)[:, None, None] - headroom()  # (h, 1, 1)
-    shifted = [F.pad(scale[..., :-lag], (lag, 0), value=empty_log_weight()) for lag in range(1, reach + 1)]
-    scale_seen = torch.stack(shifted).amax(0) - headroom()  # (h, B, G)
-    sums = torch.zeros_like(terms)
-    for lag in range(1, reach + 1):
-        weights = torch.exp(_distance_weights(r, size, lag) - over)  # (h, C, C)
-        part = (weights @ terms[:, :, :, :-lag].flatten(2)).unflatten(2, (batch, groups - lag, channels))
-        relative = torch.exp(scale[..., :-lag] - scale_seen[..., lag:])[:, None, :, :, None]
-        sums = sums + F.pad(part * relative, (0, 0, lag, 0))
+    shifted = F.pad(scale, (reach, 0), value=empty_log_weight())
+    shifted = torch.stack([shifted.narrow(2, reach - lag, groups) for lag in lags], dim=1)  # (h, lags, B, G)
+    scale_seen = shifted.amax(1) - headroom()  # (h, B, G)
+    relative = torch.exp(shifted - scale_seen[:, None])[:, :, None, :, :, None].unbind(1)  # (h, 1, B, G, 1) each
+    before = F.pad(terms, (0, 0, reach, 0))
+    # One product of all lags: (h, C, lags C) times (h, lags C, B G (c + 1))
+    before = torch.cat([before.narrow(3, reach - lag, groups) * x for lag, x in zip(lags, relative)], dim=1)
+    sums = torch.exp(_distance_weights(r, size, lags) - over) @ before.flatten(2)
+    sums = sums.view_as(terms)
     # The first chunk has none before it, which is a weight of 0.
     return mean_of_sums(sums[..., :-1], sums[..., -1:], (scale_seen + over)[:, None, :, :, None])
 
@@ -119,19 +123,13 @@ def _window(terms: Tensor, scale: Tensor, r: Tensor, reach: int) -> WeightedMean
 def _before(terms: Tensor, scale: Tensor, reach: int, initial: WeightedMean | None) -> WeightedMean:
     """The tokens before the chunks that a window reaches, for each chunk: (h, 1, B, G, c) and (h, 1, B, G, 1)."""
     sums = terms.sum(1)  # (h, B, G, c + 1)
-    chunks = mean_of_sums(sums[..., :-1], sums[..., -1:], scale[..., None])
-    groups, reached = sums.shape[2], reach + 1
-    first = (
-        _mean_of_nothing(sums) if initial is None else WeightedMean(*(x.transpose(0, 1).unsqueeze(2) for x in initial))
-    )
-    seen = WeightedMean(*(torch.cat([x, y[:, :, : max(groups - reached, 0)]], dim=2) for x, y in zip(first, chunks)))
-    running = running_merge(seen, dim=2)
-    # The first ``reached`` chunks see nothing but ``initial``.
-    at = (torch.arange(groups, device=sums.device) - reach).clamp(min=0)
-    return WeightedMean(*(x.index_select(2, at).unsqueeze(1) for x in running))
-
-
-def _mean_of_nothing(sums: Tensor) -> WeightedMean:
-    """The weighted mean over no token, for ``sums`` (h, B, G, c + 1)."""
-    mean = torch.zeros_like(sums[:, :, :1, :-1])
-    return WeightedMean(mean, torch.full_like(mean[..., :1], empty_log_weight()))
+    means = mean_of_sums(sums[..., :-1], sums[..., -1:], scale[..., None])
+    groups, nothing = sums.shape[2], (0.0, empty_log_weight())
+    # The first ``reach`` + 1 chunks see nothing but ``initial``.
+    later = [F.pad(x, (0, 0, reach, 0), value=value) for x, value in zip(means, nothing)]
+    if initial is None:
+        seen = [F.pad(x, (0, 0, 1, 0), value=value) for x, value in zip(later, nothing)]
+    else:
+        seen = [torch.cat([x.transpose(0, 1).unsqueeze(2), y], dim=2) for x, y in zip(initial, later)]
+    running = running_merge(WeightedMean(*(x.narrow(2, 0, groups) for x in seen)))
+    return WeightedMean(*(x.unsqueeze(1) for x in running))

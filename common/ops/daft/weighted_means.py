@@ -4,6 +4,12 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
+
+from ..shared.chunks import chunk_length, split_chunks
+
+#: Means that are merged as a product with a matrix.
+_FEW = 32
 
 
 class WeightedMean(NamedTuple):
@@ -59,13 +65,24 @@ def merge(first: WeightedMean, second: WeightedMean) -> WeightedMean:
     return WeightedMean(mean, torch.logaddexp(first.log_weight, second.log_weight))
 
 
-def running_merge(means: WeightedMean, dim: int) -> WeightedMean:
-    """The means over all sets up to each one along ``dim``, itself included; O(n log n), in log n steps."""
-    step, length = 1, means.mean.shape[dim]
-    while step < length:
-        first = (x.narrow(dim, 0, step) for x in means)
-        before = WeightedMean(*(x.narrow(dim, 0, length - step) for x in means))
-        after = WeightedMean(*(x.narrow(dim, step, length - step) for x in means))
-        means = WeightedMean(*(torch.cat(x, dim=dim) for x in zip(first, merge(before, after))))
-        step *= 2
-    return means
+def running_merge(means: WeightedMean) -> WeightedMean:
+    """The means over all sets up to each one, itself included: (h, B, n, c) and (h, B, n, 1).
+
+    O(n c + (n / 32)²): 32 at a time, and their ends all at once, so that the number of operations does not depend on n.
+    """
+    length = means.mean.shape[2]
+    size = chunk_length(_FEW, length)
+    parts = _running(WeightedMean(*(split_chunks(x, size) for x in means)))  # (h, B, n / 32, 32, ...)
+    if length > size:
+        ends = (x[:, :, :-1, -1] for x in parts)
+        before = zip(ends, (0.0, empty_log_weight()))
+        before = _running(WeightedMean(*(F.pad(x, (0, 0, 1, 0), value=value) for x, value in before)))
+        parts = merge(WeightedMean(*(x.unsqueeze(3) for x in before)), parts)
+    return WeightedMean(*(x.flatten(2, 3).narrow(2, 0, length) for x in parts))
+
+
+def _running(means: WeightedMean) -> WeightedMean:
+    """``running_merge`` of (..., n, c) and (..., n, 1) as a product with (..., n, n); O(n² c)."""
+    later = torch.ones(2 * means.mean.shape[-2:-1], dtype=torch.bool, device=means.mean.device).triu(1)
+    logits = means.log_weight.transpose(-2, -1).masked_fill(later, -torch.inf)
+    return WeightedMean(logits.softmax(-1) @ means.mean, logits.logsumexp(-1, keepdim=True))

@@ -5,6 +5,6 @@ Legend, for every file of this folder:
     f features, C tokens of a chunk, S tokens of a block, G blocks, K keys that a block of queries is compared with.
 """
 
-from .interface import lolcats_attention
+from .interface import PARTS, lolcats_attention
 
-__all__ = ["lolcats_attention"]
+__all__ = ["PARTS", "lolcats_attention"]

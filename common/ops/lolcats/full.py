@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..hedgehog.interface import EPS
 from ..shared.feature_sums import causal_sums
 from ..shared.learned_features import learned_features
 from ..shared.padding import put_back, real_first, take
@@ -45,6 +46,7 @@ def whole_sequence(
     causal: bool,
     padding_mask: Tensor | None,
     chunk_size: int,
+    part: str,
 ) -> Tensor:
     """The outputs of q, k and v, which are 0 at padding (B, n; True = padding), with ``share`` γ (H, 1, 1)."""
     order = real_first(padding_mask)
@@ -52,12 +54,19 @@ def whole_sequence(
     n = q.shape[2]
     real = None if padding_mask is None else (~padding_mask).sum(1, keepdim=True)  # (B, 1)
     before, after = (window - 1, 0) if causal else (window // 2, (window - 1) // 2)
+    if part == "window":
+        values, weights = near(q, k, v, sliding_window(before, after, n), share, real)
+        return put_back(values / weights, order)
+    if part == "linear":  # no token is near
+        before, after = -1, 0
     features = maps.of_queries(q), _real(maps.of_keys(k), real)
     values, weights, _ = far_before(*features, v, before + 1, chunk_size, None, real)
     if not causal:
         flipped = [x.flip(2) for x in (*features, v)]
         later_values, later_weights, _ = far_before(*flipped, after + 1, chunk_size, None, None)
         values, weights = values + later_values.flip(2), weights + later_weights.flip(2)
+    if part == "linear":
+        return put_back(values / (weights + EPS), order)
     near_values, near_weights = near(q, k, v, sliding_window(before, after, n), share, real)
     return put_back((near_values + values) / (near_weights + weights), order)
 

@@ -17,6 +17,9 @@ from ..shared.state import State, check_continuation, state_of_sums
 from .decoding import extend, state_shapes
 from .full import Maps, whole_sequence
 
+#: What of the formula is computed; all but the first show what a part of a trained model does.
+PARTS = ("both", "window", "linear")
+
 
 @takes_segments("q", "k", "v")
 def lolcats_attention(
@@ -31,6 +34,7 @@ def lolcats_attention(
     key_bias: Tensor | None = None,
     window: int,
     feature_map: str = "softmax",
+    part: str = "both",
     causal: bool = False,
     key_padding_mask: Tensor | None = None,
     query_padding_mask: Tensor | None = None,
@@ -55,16 +59,22 @@ def lolcats_attention(
     the last keys and values ``k`` (B, H, w, d) and ``v`` (B, H, w, e), and the sums over all before them, ``sum_k``
     (B, H, f) and ``sum_kv`` (B, H, f, e), float32.
 
+    ``part`` is "both" in the paper. "window" is the softmax over the near tokens alone, "linear" the learned linear
+    attention alone, which then sees the near tokens too, with 1e-6 added to its normaliser; whole sequences alone.
+
     ``segment_ids`` (B, n), integers that never decrease along a row: its documents, which do not see each other;
     see ``shared/packed.py``.
 
     Raises:
         ValueError: a shape, mask, number, name or state that does not fit; maps of different r; a state without
-            ``causal``.
+            ``causal``, or of a ``part``.
     """
     check_positive_int("window", window)
     check_positive_int("chunk_size", chunk_size)
     check_choice("feature_map", feature_map, LEARNED_MAPS)
+    check_choice("part", part, PARTS)
+    if part != "both" and (initial_state is not None or return_state):
+        raise ValueError(f"part is {part!r}; allowed with initial_state or return_state: 'both'")
     check_query_key_value(q, k, v, one_length=True)
     check_padding_mask("key_padding_mask", key_padding_mask, k)
     check_padding_mask("query_padding_mask", query_padding_mask, q)
@@ -82,7 +92,7 @@ def lolcats_attention(
         q = zero_padding(zero_padding(q.to(dtype), query_padding_mask), key_padding_mask)
         k, v = (zero_padding(x.to(dtype), key_padding_mask) for x in (k, v))
         if state is None and not return_state:
-            out = whole_sequence(q, k, v, maps, share, window, causal, key_padding_mask, chunk_size)
+            out = whole_sequence(q, k, v, maps, share, window, causal, key_padding_mask, chunk_size, part)
         else:
             out, state = extend(q, k, v, maps, share, window, key_padding_mask, chunk_size, state)
         out = zero_padding(zero_padding(out, key_padding_mask), query_padding_mask).to(given)

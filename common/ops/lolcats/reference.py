@@ -20,6 +20,7 @@ def lolcats_attention_reference(
     key_bias: Tensor | None = None,
     window: int,
     feature_map: str = "softmax",
+    part: str = "both",
     causal: bool = False,
     key_padding_mask: Tensor | None = None,
     query_padding_mask: Tensor | None = None,
@@ -46,12 +47,12 @@ def lolcats_attention_reference(
             scores = {
                 j: (q[b, :, token] * k[b, :, real[j]]).sum(-1) / math.sqrt(q.shape[3])
                 for j in range(len(real))
-                if first <= j <= last
+                if first <= j <= last and part != "linear"
             }
-            largest = torch.stack(list(scores.values())).max(0).values  # (H,)
-            total, normaliser = torch.zeros_like(outputs[0]), torch.zeros_like(share)
+            largest = torch.stack(list(scores.values())).max(0).values if scores else None  # (H,)
+            total, normaliser = torch.zeros_like(outputs[0]), torch.full_like(share, 1e-6 if part == "linear" else 0.0)
             for j, source in enumerate(real):
-                if causal and j > i:
+                if (causal and j > i) or (part == "window" and j not in scores):
                     continue
                 if j in scores:
                     weight = share * torch.exp(scores[j] - largest)

@@ -1,5 +1,6 @@
 """Other work on the machine: it is noted before each measurement, and a measurement that it disturbed is repeated."""
 
+import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -11,6 +12,8 @@ from .timing import quartiles
 ALLOWED_SPREAD = 0.1
 #: A measurement of which some times are noisy is made at most this many times.
 MOST_ATTEMPTS = 5
+#: Nor is it made again once its attempts have taken this many seconds.
+MOST_SECONDS = 120.0
 #: Seconds of rest before each attempt, in which the load is noted.
 REST = 0.5
 
@@ -45,12 +48,14 @@ def other_load() -> float:
 
 
 def quietest(attempt: Callable[[], list[list[float]]]) -> Measurement:
-    """Repeat ``attempt``, which returns [function][round], until none of its times are noisy, within ``MOST_ATTEMPTS``.
+    """Repeat ``attempt``, which returns [function][round], until none of its times are noisy.
 
-    The attempt with the smallest largest spread is kept.
+    At most ``MOST_ATTEMPTS`` are made, and none is begun after ``MOST_SECONDS``. That with the smallest largest spread
+    is kept.
     """
     made: list[Measurement] = []
-    while len(made) < MOST_ATTEMPTS:
+    started = time.monotonic()
+    while not made or (len(made) < MOST_ATTEMPTS and time.monotonic() - started < MOST_SECONDS):
         load = other_load()
         made.append(Measurement(attempt(), load, len(made) + 1))
         if made[-1].largest_spread <= ALLOWED_SPREAD:

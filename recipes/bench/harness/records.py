@@ -68,6 +68,7 @@ class Results(NamedTuple):
 
     machine: Machine
     records: list[Record]
+    complete: tuple[tuple[str, int], ...] = ()  # the cases and sizes that were measured to their end
 
     def find(self, case: str, size: int, run: str, form: str) -> Record | None:
         """The record of a measurement, None if there is none."""
@@ -97,7 +98,8 @@ def save(results: Results, path: Path) -> None:
     content = {"machine": results.machine._asdict(), "records": [_as_json(one) for one in results.records]}
     lines = json.dumps(content["machine"], indent=1, ensure_ascii=False)
     records = ",\n".join(" " + json.dumps(record, ensure_ascii=False) for record in content["records"])
-    write_text(path, f'{{"machine": {lines},\n"records": [\n{records}\n]}}\n')
+    complete = json.dumps(results.complete)
+    write_text(path, f'{{"machine": {lines},\n"complete": {complete},\n"records": [\n{records}\n]}}\n')
 
 
 def _as_json(record: Record) -> dict:
@@ -121,6 +123,7 @@ def load(path: Path) -> Results:
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        return Results(Machine(**content["machine"]), [_from_json(record) for record in content["records"]])
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        found = Results(Machine(**content["machine"]), [_from_json(record) for record in content["records"]])
+        return found._replace(complete=tuple((case, size) for case, size in content.get("complete", ())))
+    except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is not a file of results ({error}); allowed: one that recipes.bench wrote") from error

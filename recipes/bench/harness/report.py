@@ -114,8 +114,9 @@ def _noise(results: Results) -> list[Table]:
     load = max((one.load for one in timed if one.load is not None), default=None)
     header = ("times", "measured again", f"noisy ({NOISY})", "highest load before")
     notes = [
-        f"a measurement is repeated, up to {noise.MOST_ATTEMPTS} times in all, while the quartiles of one of its "
-        f"candidates are further apart than {noise.ALLOWED_SPREAD:g} of the median; the quietest is kept",
+        f"a measurement is repeated, up to {noise.MOST_ATTEMPTS} times in all and for {noise.MOST_SECONDS:g} s, while "
+        f"the quartiles of one of its candidates are further apart than {noise.ALLOWED_SPREAD:g} of the median; the "
+        "quietest is kept",
         f"{NOISY} marks times that stayed further apart; no target of time is judged by them",
         f"load before: the share of all cores that other programs used in {noise.REST:g} s of rest",
     ]

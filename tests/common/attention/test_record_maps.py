@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from common.attention import (
+    ATTENTIONS,
     LinearAttention,
     MapRecord,
     OutputGateAttention,
@@ -192,3 +193,15 @@ def test_what_cannot_be_recorded_is_refused():
         with pytest.raises(ValueError, match="maps is True .* continues a sequence; allowed"):
             module.extend(x, x, x, state=state)
     assert_close("map", records[0].map, records[0].map.tril())
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("name", [name for name, kind in ATTENTIONS.items() if kind.weighted_mean])
+def test_weights_of_a_weighted_mean(name: str, causal: bool) -> None:
+    """None is below 0, and of each query their sum is 1, or less where T2R keeps its normaliser from 0."""
+    case = Case(name, causal)
+    module = case.build()
+    weights = module.recorded_map(**tensors(module, 13, grad=False))
+    sums = weights.sum(-1)
+    assert (weights >= 0).all() and (sums <= 1 + 1e-6).all()
+    assert ((sums - 1).abs() < 1e-4).all() or name == "t2r"

@@ -80,7 +80,7 @@ def test_a_state_has_the_size_that_is_declared(case):
         assert all(shape == shapes[0] for shape in shapes)
     else:
         sizes = [sum(tensor.numel() for tensor in state.values()) for state in states]
-        assert sizes == sorted(set(sizes)), "it grows with every token"
+        assert max(sizes[30:]) > max(sizes[:30]), "it grows, if only by a row of five tokens"
 
 
 @cases(decoders)

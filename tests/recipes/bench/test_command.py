@@ -45,7 +45,8 @@ def test_without_a_gpu_its_cases_are_named_and_its_device_is_refused(monkeypatch
     assert bench.main(["--only", "causal_flow_cuda", "flash_lm_cuda", "--out", str(tmp_path)]) == 0
     assert capsys.readouterr().out.count("no CUDA device") == 2
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert "--device cuda" in bench.run([CASES["flash_lm_cuda"]], Settings(), len)[0].reason
+    nothing = records.Results(machine.describe("", Settings()), [])
+    assert "--device cuda" in bench.run([CASES["flash_lm_cuda"]], Settings(), nothing, len).records[0].reason
 
 
 def test_a_small_benchmark_from_end_to_end(monkeypatch, tmp_path, capsys):
@@ -96,6 +97,35 @@ def test_an_early_end_keeps_the_results_so_far(end, monkeypatch, tmp_path):
         with pytest.raises(SystemExit):
             bench.main(command)
     assert len(records.load(tmp_path / "results.json").timed()) == 1
+
+
+def test_an_interrupted_run_goes_on(monkeypatch, tmp_path, capsys):
+    measured = []
+
+    def measure(case, size, settings):
+        if case.name == "daft_conv":
+            measured.append(case.name)
+            if measured.count("daft_conv") == 2:
+                raise KeyboardInterrupt
+        return [Record(case.name, size, FORWARD, operations.DAFT, records.TIMED, "", (float(size),), 1.0)]
+
+    monkeypatch.setattr(bench, "measure", measure)
+    small_daft(monkeypatch, 40, 90, 130)
+    command = ["--quick", "--only", "rates", "daft_conv", "--out", str(tmp_path)]
+    assert bench.main(command) == 1 and measured == ["daft_conv"] * 2
+    before = records.load(tmp_path / "results.json")
+    assert bench.main([*command, "--resume"]) == 0 and measured == ["daft_conv"] * 4  # the interrupted size, the last
+    after = records.load(tmp_path / "results.json")
+    assert [one.size for one in after.records if one.case == "daft_conv"] == [40, 90, 130]
+    assert after.records[: len(before.timed())] == before.timed() and not after.faults()
+    assert after.machine.command == before.machine.command and after.machine.minutes >= before.machine.minutes
+
+    monkeypatch.setattr(bench.machine, "describe", lambda *given: before.machine._replace(versions="torch 3"))
+    assert bench.main([*command, "--resume"]) == 1
+    assert "versions is torch 3; allowed" in capsys.readouterr().err
+    assert records.load(tmp_path / "results.json") == after
+    assert bench.main(["--only", "rates", "--out", str(tmp_path / "new"), "--resume"]) == 1
+    assert "--resume" in capsys.readouterr().err
 
 
 def test_the_machine_is_described(monkeypatch):

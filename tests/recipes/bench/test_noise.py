@@ -82,6 +82,11 @@ def test_the_load_is_what_other_programs_use_of_all_cores(monkeypatch, everythin
     assert noise.other_load() == load and rests == [0.25]
 
 
+def test_nothing_is_repeated_for_longer_than_the_limit(monkeypatch):
+    monkeypatch.setattr(noise, "MOST_SECONDS", 0.0)
+    assert attempts_of(monkeypatch, 5, [HALF], [STEADY]).attempts == 1
+
+
 def test_records_tell_the_load_and_the_attempts(monkeypatch):
     monkeypatch.setattr(noise, "MOST_ATTEMPTS", 3)
     monkeypatch.setattr(noise, "other_load", lambda: 0.4)

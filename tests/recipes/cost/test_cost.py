@@ -157,6 +157,8 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
         (["--model", "flowformer_hier_test", "--depth", "3"], "--depth is not known; allowed"),
         (["--model", "flowformer_hier_test", "--model-kwargs", "colour=3"], "no option 'colour'; allowed"),
         (["--arch", "flowformer_lm", "--vocabulary", "3"], "--vocabulary is 3; allowed: above 4"),
+        (["--model", "flowformer_hier_test", "--published", "deit=4.6"], "--published is deit=4.6; allowed: of flow"),
+        (["--arch", "linear_lm", "--published", "linear_lm=abc"], "--published is linear_lm=abc; allowed: a number"),
     ],
 )
 def test_what_is_not_known_is_named(arguments: list[str], message: str, capsys: pytest.CaptureFixture) -> None:

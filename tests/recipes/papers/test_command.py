@@ -5,7 +5,6 @@ import pytest
 from recipes.papers import measured, readmes
 from recipes.papers.__main__ import main
 from recipes.papers.tables import PAPERS, read_paper
-from recipes.shared.commands import ROOT
 
 
 def test_a_list_has_every_table_and_figure(capsys):
@@ -23,6 +22,18 @@ def test_a_table_stands_beside_what_was_measured(capsys):
     text = capsys.readouterr().out
     assert "flowformer_time_series" in text and "Contradiction" in text
     assert "98.48 ± 0.29" in text and "Kendall" in text and "2026-11-22" in text
+    assert "All rows in small: python -m recipes.time_series.compare" in text
+
+
+def test_each_row_says_whether_it_was_run(capsys):
+    assert main(["flowformer", "4"]) == 0
+    text = capsys.readouterr().out
+    (row,) = [line for line in text.splitlines() if line.startswith("  FLOWFORMER  ") and "flowformer_lm" in line]
+    assert row.endswith("in small")
+    assert main(["daft", "2"]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    said = {line.split()[0]: line for line in shown if "not run" in line}
+    assert "DeiT-S" in said and "ResNet50" not in said
 
 
 def test_a_table_that_was_not_measured_says_so(capsys):
@@ -95,25 +106,28 @@ def test_a_readme_is_made_anew_and_nothing_else_in_it_changes():
         readmes.rewritten(text.replace("daft 6", "daft 99"))
 
 
+def test_a_readme_has_what_was_measured_and_what_was_not_run():
+    """A column for each comparison; a row that another one has is left empty."""
+    made = readmes.document("flowformer", read_paper("flowformer").tables["2"])
+    rows = {line.split(" | ")[0].removeprefix("| "): line for line in made.splitlines() if line.startswith("| ")}
+    assert rows["MODEL"].endswith("| in small (1) | in small (2) |")
+    assert rows["LOCAL ATTENTION (TAY ET AL., 2021)"].endswith("|  | 35.9 ± 1.3 |")
+    assert rows["FLOWFORMER W/O COMPETITION"].endswith("| not run | not run |")
+    assert made.count("Kendall's tau between the orders: 0.33.") == 2 and "four other tasks" in made
+
+
 @pytest.mark.parametrize("paper", PAPERS)
 def test_what_was_measured_belongs_to_rows(paper):
     for number, table in read_paper(paper).tables.items():
         for one in measured.measured(paper, number):
             rows = [row.name for row in table.rows]
             assert set(one.cells) <= set(rows) or (set(one.cells) <= set(table.header) and one.column in rows)
-            assert one.command.startswith("python -m recipes.") and one.date.startswith("2026-")
-
-
-@pytest.mark.parametrize("number, recipe", [("2", "lra"), ("4", "wikitext103")])
-def test_what_was_measured_stands_in_its_recipe(number, recipe):
-    """The cells that a person wrote; those of Table 6 are read from a file of results."""
-    readme = (ROOT / "recipes" / recipe / "README.md").read_text()
-    cells = [cell for one in measured.measured("flowformer", number) for cell in one.cells.values()]
-    assert cells and [cell for cell in cells if cell not in readme] == []
+            assert one.command.startswith("python -m recipes.") and one.date.startswith("2026-") and one.limits
+            assert list(measured.published_cells(table, one.column, list(one.cells), one.part)) == list(one.cells)
 
 
 def test_kendalls_tau_is_of_the_order():
-    one = measured.Measured("", {"a": "3 ± 1", "b": "2", "c": "1"}, "", "", "", "")
-    assert measured.kendall(one, {"a": "30", "b": "20", "c": "10"}) == 1.0
-    assert measured.kendall(one, {"a": "10", "b": "20", "c": "30"}) == -1.0
-    assert measured.kendall(one._replace(cells={"a": "1", "b": "2"}), {"a": "1", "b": "2"}) is None
+    cells = {"a": "3 ± 1", "b": "2", "c": "1"}
+    assert measured.kendall(cells, {"a": "30", "b": "20", "c": "10"}) == 1.0
+    assert measured.kendall(cells, {"a": "10", "b": "20", "c": "30"}) == -1.0
+    assert measured.kendall({"a": "1", "b": "2"}, {"a": "1", "b": "2"}) is None

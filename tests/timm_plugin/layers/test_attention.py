@@ -17,7 +17,8 @@ from common.ops import flow_attention, flow_attention_weights
 from tests.compare import assert_close
 from tests.timm_plugin.helpers.models import build, images
 from timm_plugin import attention_layer, create_model
-from timm_plugin.layers.attention import usable_mechanisms, with_options
+from timm_plugin.layers.attention import usable_mechanisms
+from timm_plugin.layers.stacks import with_options
 from timm_plugin.models._registry import register_attention_layers
 
 B, C, H = 2, 24, 3

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from common.attention import build_attention
+from common.attention import build_attention, only_part
 from common.ops import hedgehog_attention, lolcats_attention
 from tests.common.inputs import qkv
 from tests.compare import assert_all_close, assert_close, gradients
@@ -81,3 +81,45 @@ def test_one_token_at_a_time_keeps_the_window_and_moves_the_rest_into_sums():
 def test_what_does_not_fit_is_said(change, said):
     with pytest.raises(ValueError, match=said):
         lolcats_attention(*qkv(6, d=D), **{**maps(), "window_gate": gate(0.0), "window": 3, **change})
+
+
+@causality
+@pytest.mark.parametrize("part", ["window", "linear"])
+@pytest.mark.parametrize("feature_map", ["softmax", "relu"])
+def test_a_part_alone_is_the_literal_one(part, feature_map, causal):
+    """With padding on both sides, gradients included; afterwards the whole is there again."""
+    module = build_attention("lolcats", causal, num_heads=H, head_dim=D, window=4, feature_map=feature_map).double()
+    inputs, mask = qkv(17, d=D), torch.zeros(2, 17, dtype=torch.bool)
+    mask[0, :3] = mask[1, 14:] = True
+    whole = module(*inputs, mask, mask)
+    with only_part(module, part):
+        out, expected = module(*inputs, mask, mask), module.reference(*inputs, mask, mask)
+    assert_close(part, out, expected)
+    assert_all_close(("q", "k", "v"), gradients(out, inputs), gradients(expected, inputs))
+    assert not torch.allclose(out, whole) and torch.equal(module(*inputs, mask, mask), whole)
+
+
+def test_the_parts_are_local_attention_and_hedgehog():
+    q, k, v = qkv(17, d=D)
+    nothing = torch.zeros(H, 3, dtype=torch.float64)
+    options = {**maps(), "window_gate": gate(0.5), "window": 4, "causal": True}
+    local = build_attention("local", True, window=4)(q, k, v)
+    assert_close("window", lolcats_attention(q, k, v, **options, part="window"), local)
+    hedgehog = hedgehog_attention(q, k, v, **maps(), query_bias=nothing, key_bias=nothing, causal=True)
+    assert_close("linear", lolcats_attention(q, k, v, **options, part="linear"), hedgehog)
+
+
+def test_parts_that_cannot_be():
+    module = build_attention("lolcats", True, num_heads=H, head_dim=D)
+    with (
+        pytest.raises(ValueError, match="part is 'none'; allowed: 'both', 'window', 'linear'"),
+        only_part(module, "none"),
+    ):
+        pass
+    with (
+        pytest.raises(ValueError, match="model is a Linear without lolcats"),
+        only_part(torch.nn.Linear(2, 2), "linear"),
+    ):
+        pass
+    with only_part(module, "linear"), pytest.raises(ValueError, match="part is 'linear'; allowed .*: 'both'"):
+        module.extend(*(torch.randn(1, H, 3, D) for _ in range(3)))

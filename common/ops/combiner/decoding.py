@@ -1,0 +1,163 @@
+"""Causal Combiner from a state: its entries, one step, several tokens at once.
+
+The state holds q, k, v and x of the tokens of each sequence's last row while that is not full, and the summaries of all
+rows before. Sequences of a batch may be of different lengths. All of them end where the tensors end: before the tokens
+of a shorter row, and before the summaries of fewer rows, stands anything.
+
+Legend, besides that of the folder: W tokens of the longest last row, S = R times the largest number of full rows, D
+width of the tokens x, F = W + n tokens of the last row and the new ones.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ..shared.checks import ArgumentError
+from ..shared.padding import invert, real_first, take, zero_padding
+from ..shared.precision import autocast_off, compute_dtype, in_dtype
+from ..shared.score_kernels import masked_softmax
+from ..shared.state import State, check_state
+from .rows import Earlier, attend_rows
+
+#: The entries of the tokens, and those of the summaries.
+_TOKENS = ("q", "k", "v", "x")
+_SUMMARIES = ("summary_k", "summary_v")
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+#: ``summarise(tokens, positions, padding_mask)`` -> summary_k (B, H, n, d) and summary_v (B, H, n, e) of whole rows.
+Summarise = Callable[[State, Tensor, Tensor | None], tuple[Tensor, Tensor]]
+
+
+def state_before(tokens: State, row_length: int, state: State | None) -> State:
+    """``state``, checked, or the one before the first token; ``tokens`` are the next: q, k, v and x (B, 1, n, D).
+
+    Raises:
+        ValueError: ``state`` does not fit, or is of rows of another length.
+    """
+    if state is None:
+        empty = {name: x[:, :, :0] for name, x in tokens.items()}
+        summaries = dict(zip(_SUMMARIES, (empty["k"], empty["v"])))
+        count = torch.zeros(len(tokens["q"]), dtype=torch.long, device=tokens["q"].device)
+        return {"count": count, **empty, **summaries}
+    width, summaries = _length(state, "q"), _length(state, "summary_k")
+    shapes = {name: (*x.shape[:2], width, x.shape[3]) for name, x in tokens.items()}
+    shapes |= {name: (*tokens[x].shape[:2], summaries, tokens[x].shape[3]) for name, x in zip(_SUMMARIES, "kv")}
+    check_state(state, {"count": (len(tokens["q"]),), **shapes}, _DTYPES, tokens["q"])
+    most = max(state["count"].tolist(), default=0)
+    full = most - most % row_length
+    if width >= row_length or summaries % row_length or full > summaries:
+        raise ArgumentError(
+            f"`initial_state` is of {most} tokens, {width} of them in a row that is not full, and of {summaries} "
+            f"summaries; allowed: the state of a Combiner with `row_length`={row_length}"
+        )
+    return state
+
+
+def _length(state: State, name: str) -> int:
+    """Of the tokens of an entry; 0 if it has no such dimension, which ``check_state`` says in words."""
+    entry = state.get(name) if isinstance(state, dict) else None
+    return entry.shape[2] if isinstance(entry, Tensor) and entry.dim() == 4 else 0
+
+
+def extend(
+    tokens: State, padding_mask: Tensor | None, row_length: int, summarise: Summarise, state: State
+) -> tuple[Tensor, State]:
+    """The next tokens' outputs (B, H, n, e), anything at padding, and the state after them.
+
+    ``tokens`` are q, k (rotated), v and x, ``state`` is what ``state_before`` gave. It looks at the counts of the
+    sequences. One token costs O((R + n / R) d), and O(R (R + n / R) d + R D²) where it fills a row; the copy of what
+    the state holds is O(R D) a token and O(n D) a row.
+    """
+    counts = state["count"].tolist()
+    columns = [count % row_length for count in counts]
+    if tokens["q"].shape[2] == 1 and padding_mask is None and max(columns, default=0) + 1 < row_length:
+        with autocast_off(tokens["q"]):
+            return _step(tokens, row_length, counts, state)
+    return _several(tokens, padding_mask, row_length, counts, summarise, state)
+
+
+def _step(tokens: State, row_length: int, counts: list[int], state: State) -> tuple[Tensor, State]:
+    """One token of each sequence, none of which fills its row."""
+    rows = {name: torch.cat([state[name], x], dim=2) for name, x in tokens.items()}
+    width, groups = rows["q"].shape[2], state["summary_k"].shape[2] // row_length
+    summaries = (state[name].unflatten(2, (groups, row_length)) for name in _SUMMARIES)  # (B, H, G, R, c)
+    if len(set(counts)) == 1:
+        column = counts[0] % row_length
+        columns = [x[:, :, :, column] for x in summaries]
+        hidden = None if (column + 1, counts[0] // row_length) == (width, groups) else state["count"][:1]
+    else:
+        index = (state["count"] % row_length)[:, None, None, None, None]
+        columns = [x.gather(3, index.expand(-1, *x.shape[1:3], 1, x.shape[4])).squeeze(3) for x in summaries]
+        hidden = state["count"]
+    dtype = compute_dtype(tokens["q"])
+    keys, values = ([in_dtype(x, dtype) for x in pair] for pair in ((rows["k"], columns[0]), (rows["v"], columns[1])))
+    q = in_dtype(tokens["q"], dtype) * tokens["q"].shape[3] ** -0.5
+    scores = torch.cat([q @ x.transpose(-2, -1) for x in keys], dim=3)  # (B, H, 1, W + 1 + G)
+    if hidden is not None:
+        hidden = _hidden_places(hidden, row_length, width, groups)[:, None, None]
+    near, far = masked_softmax(scores, hidden).split([width, groups], dim=3)
+    return near @ values[0] + far @ values[1], {**state, **rows, "count": state["count"] + 1}
+
+
+def _hidden_places(count: Tensor, row_length: int, width: int, groups: int) -> Tensor:
+    """Which of the tokens of the last row, the next one included, and of the rows before a sequence does not have.
+
+    ``count`` (B,) tokens before the next -> bool (B, W + 1 + G).
+    """
+    places, rows = (torch.arange(size, 0, -1, device=count.device) for size in (width, groups))
+    return torch.cat([places > (count % row_length + 1)[:, None], rows > (count // row_length)[:, None]], dim=1)
+
+
+def _several(
+    tokens: State,
+    padding_mask: Tensor | None,
+    row_length: int,
+    counts: list[int],
+    summarise: Summarise,
+    state: State,
+) -> tuple[Tensor, State]:
+    """n tokens, as a sequence that begins with the last row of the state."""
+    width, n = state["q"].shape[2], tokens["q"].shape[2]
+    begun = state["count"] % row_length  # (B,)
+    new = [n] * len(counts) if padding_mask is None else (~padding_mask).sum(1).tolist()
+    totals = [count % row_length + more for count, more in zip(counts, new)]
+    padding = None
+    if padding_mask is not None or any(count % row_length != width for count in counts):
+        before = torch.arange(width, 0, -1, device=begun.device) > begun[:, None]
+        after = before.new_zeros(len(counts), n) if padding_mask is None else padding_mask
+        padding = torch.cat([before, after], dim=1)  # (B, F)
+    held = {name: zero_padding(torch.cat([state[name], x], dim=2), padding) for name, x in tokens.items()}
+    order = real_first(padding)
+    held = {name: take(x, order) for name, x in held.items()}  # real tokens first
+    padding = None if padding is None else padding.gather(1, order)
+    frame = {name: in_dtype(x, tokens["q"].dtype) for name, x in held.items()}
+    positions = (state["count"] - begun)[:, None] + torch.arange(width + n, device=begun.device)
+    summaries = summarise(frame, positions[:, None], padding)
+    groups = state["summary_k"].shape[2] // row_length
+    lacking = torch.arange(groups, 0, -1, device=begun.device) > (state["count"] // row_length)[:, None]
+    earlier = Earlier(state["summary_k"], state["summary_v"], lacking) if groups else None
+    with autocast_off(tokens["q"]):
+        out = attend_rows(frame["q"], frame["k"], frame["v"], *summaries, row_length, True, padding, earlier)
+    out = (out if order is None else take(out, invert(order)))[:, :, width:]
+    longest = max((total % row_length for total in totals), default=0)
+    rows = {name: _before(x, totals, longest) for name, x in held.items()}
+    full, seen = [total // row_length * row_length for total in totals], state["summary_k"].shape[2]
+    most = max((count // row_length * row_length + more for count, more in zip(counts, full)), default=0)
+    kept = {
+        name: _before(torch.cat([state[name], x], dim=2), [seen + more for more in full], most)
+        for name, x in zip(_SUMMARIES, summaries)
+    }
+    real = state["count"].new_tensor(new)
+    return out, {"count": state["count"] + real, **rows, **kept}
+
+
+def _before(x: Tensor, ends: list[int], size: int) -> Tensor:
+    """The ``size`` tokens of x (B, H, m, c) before the place that each sequence has in ``ends``: (B, H, size, c).
+
+    Where there are fewer, the first stands in their places too.
+    """
+    if len(set(ends)) == 1 and ends[0] >= size:
+        return x[:, :, ends[0] - size : ends[0]]
+    places = torch.tensor(ends, dtype=torch.long, device=x.device)[:, None] - size + torch.arange(size, device=x.device)
+    return take(x, places.clamp(min=0))

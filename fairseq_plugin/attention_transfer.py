@@ -1,0 +1,246 @@
+"""Attention transfer: a converted attention learns to give what softmax attention gives for the same inputs.
+
+The layers of the teacher run, and at each of its attentions the student's is computed beside it, of the same inputs.
+Zhang et al., *LoLCATs*, ICLR 2025, section 3.2, in the form of the authors' code: errors of each head, before the
+output projection. Zhang et al., *The Hedgehog & the Porcupine*, ICLR 2024, equation 5: weights.
+
+Legend: B batch, H heads, T queries, S keys, C width, e channels of a head's value.
+"""
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from fairseq.modules import MultiheadAttention
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from common.attention import LolcatsAttention, SoftmaxAttention, only_part
+from common.checkpoints import listed
+
+from .modules.converted import Converted, converted_attentions, mechanism_name
+from .modules.cross_attention import InnerCrossAttention
+from .modules.multihead_attention import InnerMultiheadAttention, project_heads
+
+#: What squared errors are multiplied by, as in the authors' code.
+SCALE = 1000.0
+#: The least weight that a logarithm is taken of.
+_LEAST_WEIGHT = 1e-6
+#: What modules of one name must have alike beside their weights.
+_ALIKE = ("num_heads", "normalize_before", "activation_fn", "embed_scale")
+
+
+class Call(NamedTuple):
+    """The inputs of one call of an attention."""
+
+    query: Tensor  # (T, B, C)
+    key: Tensor  # (S, B, C)
+    key_padding_mask: Tensor | None  # (B, S), True = padding
+    query_padding_mask: Tensor | None  # (B, T)
+    segment_ids: Tensor | None  # (B, S), the documents of a row
+
+
+class AttentionLoss(NamedTuple):
+    """The loss of one attention, summed over the real queries of a batch."""
+
+    total: Tensor
+    queries: int | Tensor
+
+
+def squared_error(student: Converted, teacher: MultiheadAttention, call: Call, part: str | None) -> Tensor:
+    """1000 times the mean squared error over heads and channels of what each query gets, (B, T).
+
+    ``part`` is what of LoLCATs is computed, as in ``common.attention.only_part``; None changes nothing.
+    """
+    given, wanted = _compared(student, teacher, call, part, "forward")
+    return SCALE * (given - wanted).square().mean((1, 3))
+
+
+def divergence(student: Converted, teacher: MultiheadAttention, call: Call, part: str | None) -> Tensor:
+    """KL divergence of each query's weights from those of softmax attention, the mean over heads, (B, T).
+
+    It is the cross-entropy, less the entropy of the softmax weights, which no parameter changes. O(T S) memory.
+    """
+    given, wanted = _compared(student, teacher, call, part, "recorded_map")
+    terms = torch.special.xlogy(wanted, wanted) - wanted * given.clamp(min=_LEAST_WEIGHT).log()
+    return terms.sum(3).mean(1)
+
+
+#: The losses by their names on the command line.
+LOSSES = {"outputs": squared_error, "weights": divergence}
+
+
+def check_weights(student: nn.Module) -> None:
+    """Raise ValueError unless each converted attention of ``student`` has weights that are like those of softmax."""
+    for name, attention in converted_attentions(student).items():
+        if not attention.inner.weighted_mean:
+            raise ValueError(
+                f"--transfer-loss is weights and {name} is {mechanism_name(attention)} attention, whose outputs are no "
+                "means of the values by weights; allowed with it: outputs"
+            )
+
+
+def check_pair(student: nn.Module, teacher: nn.Module, path: str) -> None:
+    """Raise ValueError unless ``student`` is ``teacher``, the model of the file ``path``, but for its attention.
+
+    What both have is compared, with parameters that learn left out, and that the teacher's attention is softmax
+    attention where the student's is converted.
+    """
+    if _resets_at_eos(student) != _resets_at_eos(teacher):
+        which = "is given" if _resets_at_eos(student) else "is not given"
+        raise ValueError(f"--lineartime-reset-at-eos {which}; allowed with --teacher {path!r}: as the teacher has it")
+    for difference in (*_differing_parameters(student, teacher), *_differing_modules(student, teacher)):
+        raise ValueError(
+            f"--teacher {path!r} is not the model that the student begins with: {difference}; allowed: the file "
+            "of which python -m fairseq_plugin.convert made the one that --finetune-from-model names, and its options"
+        )
+
+
+def share_memory(student: nn.Module, teacher: nn.Module) -> None:
+    """Let ``teacher`` have the memory of what does not learn in ``student`` and is the same in both."""
+    own = _parameters(student)
+    for name, parameter in teacher.named_parameters(remove_duplicate=False):
+        if not own[name].requires_grad:
+            parameter.data = own[name].data
+
+
+def transfer(
+    student: nn.Module,
+    teacher: nn.Module,
+    net_input: dict[str, Tensor],
+    padding_idx: int,
+    loss: str,
+    part: str | None = None,
+) -> dict[str, AttentionLoss]:
+    """The loss of each converted attention of ``student``, by its name, in one pass of ``teacher``.
+
+    Gradients are those of the student's attentions alone; what they read was computed by the teacher. ``loss`` is a
+    name of ``LOSSES``, of ``part`` of LoLCATs. One layer's maps are there at a time.
+    """
+    losses: dict[str, AttentionLoss] = {}
+    has_gradient = torch.is_grad_enabled()
+    targets = net_input.get("prev_output_tokens")
+
+    def compare(name: str, attention: Converted, module: nn.Module, args: tuple, inputs: dict, output: Any) -> None:
+        call = _call(attention, module, inputs, None if targets is None else targets.eq(padding_idx))
+        with torch.set_grad_enabled(has_gradient):
+            arguments = (attention, module, call, part)
+            if has_gradient and loss == "weights":  # formed again in the backward pass, layer by layer
+                each = checkpoint(LOSSES[loss], *arguments, use_reentrant=False)
+            else:
+                each = LOSSES[loss](*arguments)
+            losses[name] = _sum_of_real(each, call.query_padding_mask)
+
+    modules = dict(teacher.named_modules())
+    hooks = [
+        modules[name].register_forward_hook(partial(compare, name, attention), with_kwargs=True)
+        for name, attention in converted_attentions(student).items()
+    ]
+    for layer in modules.values():
+        if hasattr(layer, "need_attn"):
+            layer.need_attn = False  # weights of cross-attention, which decoders give in evaluation
+    try:
+        with torch.no_grad():
+            teacher(**net_input, features_only=True, return_all_hiddens=False)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return losses
+
+
+def _differing_parameters(student: nn.Module, teacher: nn.Module) -> Iterator[str]:
+    """What parameters are not as in both, if any: those of one alone, of other shapes, of other values."""
+    new = tuple(f"{name}.inner." for name in converted_attentions(student))
+    own, stored = _parameters(student), _parameters(teacher)
+    of_one = [name for name in sorted(own.keys() ^ stored.keys()) if not name.startswith(new)]
+    both = sorted(own.keys() & stored.keys())
+    shapes = [name for name in both if own[name].shape != stored[name].shape]
+    still = [name for name in both if name not in shapes and not own[name].requires_grad]
+    values = [name for name in still if not torch.equal(own[name], stored[name])]
+    kinds = {"of other shapes": shapes, "in one of the two alone": of_one, "of other values": values}
+    yield from (f"{len(names)} parameters are {what}{listed(names)}" for what, names in kinds.items() if names)
+
+
+def _differing_modules(student: nn.Module, teacher: nn.Module) -> Iterator[str]:
+    """What the same parameters are used by in other ways."""
+    theirs = dict(teacher.named_modules())
+    other = [name for name in converted_attentions(student) if not _is_softmax(theirs.get(name))]
+    if other:
+        yield f"{len(other)} attentions are no softmax attention there{listed(other)}"
+    for name, module in student.named_modules():
+        for attribute in _ALIKE if name in theirs else ():
+            ours, there = (_described(getattr(x, attribute, None)) for x in (module, theirs[name]))
+            if ours != there:
+                yield f"{name}.{attribute} is {there}, and {ours} in the student"
+
+
+def _call(attention: Converted, module: nn.Module, inputs: dict[str, Any], target_mask: Tensor | None) -> Call:
+    """What fairseq's layer called ``module`` with, for it and for ``attention``."""
+    query, key, mask = (inputs[name] for name in ("query", "key", "key_padding_mask"))
+    if isinstance(attention, InnerCrossAttention):
+        return Call(query, key, mask, target_mask, None)
+    segment_ids = getattr(module, "segment_ids", None)
+    return Call(query, key, mask, None if mask is None else mask[:, -len(query) :], segment_ids)
+
+
+def _compared(
+    student: Converted, teacher: MultiheadAttention, call: Call, part: str | None, method: str
+) -> tuple[Tensor, Tensor]:
+    """What the ``method`` of the student's inner attention and of softmax attention gives, (B, H, T, channels)."""
+    is_cross = isinstance(student, InnerCrossAttention)
+    softmax = SoftmaxAttention(causal=student.inner.causal)
+    # Self-attention may read the source in front of the target: then queries of the source are computed, and left out.
+    query = call.query if is_cross else call.key
+    masks = _masks(call, is_cross)
+    masks |= {} if call.segment_ids is None else {"segment_ids": call.segment_ids}
+    with torch.no_grad():
+        wanted = getattr(softmax, method)(*project_heads(teacher, query, call.key), **masks)
+    further = student.further_inputs(call.key)
+    in_part = part is not None and isinstance(student.inner, LolcatsAttention)
+    with only_part(student, part) if in_part else nullcontext():
+        given = getattr(student.inner, method)(*project_heads(student, query, call.key), **masks, **further)
+    dtype = torch.promote_types(given.dtype, torch.float32)
+    return tuple(x[:, :, -len(call.query) :].to(dtype) for x in (given, wanted))
+
+
+def _masks(call: Call, is_cross: bool) -> dict[str, Tensor | None]:
+    """The masks of keys and queries, both or none."""
+    of_keys = call.key_padding_mask
+    if not is_cross:
+        return {"key_padding_mask": of_keys, "query_padding_mask": of_keys}
+    of_queries = call.query_padding_mask
+    batch, device = call.key.shape[1], call.key.device
+    none = [torch.zeros(batch, len(x), dtype=torch.bool, device=device) for x in (call.key, call.query)]
+    both = [other if mask is None else mask for mask, other in zip((of_keys, of_queries), none)]
+    return dict(zip(("key_padding_mask", "query_padding_mask"), both))
+
+
+def _sum_of_real(losses: Tensor, padding_mask: Tensor | None) -> AttentionLoss:
+    if padding_mask is None:
+        return AttentionLoss(losses.sum(), losses.numel())
+    return AttentionLoss(losses.masked_fill(padding_mask, 0.0).sum(), (~padding_mask).sum())
+
+
+def _is_softmax(attention: nn.Module | None) -> bool:
+    """Whether it is fairseq's own attention as it is by default, or softmax attention of ours."""
+    if isinstance(attention, InnerMultiheadAttention):
+        return isinstance(attention.inner, SoftmaxAttention) and attention.gate_proj is None
+    special = ("inner", "bias_k", "add_zero_attn", "use_xformers")
+    return isinstance(attention, MultiheadAttention) and not any(
+        getattr(attention, name, None) not in (None, False) for name in special
+    )
+
+
+def _parameters(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters by name, with all names of shared ones."""
+    return dict(model.named_parameters(remove_duplicate=False))
+
+
+def _resets_at_eos(model: nn.Module) -> bool:
+    return any(getattr(module, "resets", False) for module in model.modules())
+
+
+def _described(value: Any) -> Any:
+    return getattr(value, "__name__", value)

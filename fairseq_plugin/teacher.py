@@ -1,0 +1,138 @@
+"""A trained model of which another one learns: read once, for criteria that have an option ``--teacher``."""
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Optional
+
+import torch
+from fairseq.checkpoint_utils import load_checkpoint_to_cpu, prune_state_dict
+from fairseq.dataclass import FairseqDataclass
+from fairseq.dataclass.constants import DDP_BACKEND_CHOICES
+from fairseq.models import ARCH_MODEL_REGISTRY, FairseqEncoderDecoderModel, FairseqLanguageModel, build_model
+from fairseq.models.roberta import RobertaModel
+from fairseq.tasks import FairseqTask
+from fairseq.tasks.language_modeling import LanguageModelingTask
+from fairseq.tasks.masked_lm import MaskedLMTask
+from omegaconf import II
+from torch import nn
+
+from common.checkpoints import check_state_dict, read_checkpoint
+
+from .checkpoints import hint, stored_architecture
+from .tasks.context_parallel_language_modeling import ContextParallelLanguageModelingTask
+from .tasks.streaming_language_modeling import StreamingLanguageModelingTask
+from .untrusted_configuration import EMBEDDING_FILES, check_configuration, faults_of
+
+#: Of a stored configuration: what a teacher, which computes no gradients, has no use for.
+_NOT_TAKEN = {"checkpoint_activations": False, "offload_activations": False}
+#: Tasks whose batches are parts of what a model reads.
+_IN_PARTS = (StreamingLanguageModelingTask, ContextParallelLanguageModelingTask)
+
+
+@dataclass
+class TeacherConfig(FairseqDataclass):
+    """Options of criteria with a teacher."""
+
+    teacher: Optional[str] = field(  # noqa: UP045  fairseq reads Optional[...], not "... | None"
+        default=None, metadata={"help": "checkpoint of the trained model to learn from"}
+    )
+    ddp_backend: DDP_BACKEND_CHOICES = II("distributed_training.ddp_backend")
+
+
+class Teacher:
+    """The model of the checkpoint ``path`` as a teacher for ``task``, read when it is first needed.
+
+    No module, and so no part of the criterion that has it: fairseq would save it, cast it, train it and hand it to
+    data parallelism.
+
+    Raises:
+        ValueError: no ``path``, a task that reads texts in parts, or sharded parameters.
+    """
+
+    def __init__(self, path: str | None, task: FairseqTask, ddp_backend: str) -> None:
+        if path is None:
+            raise ValueError("--teacher is not given; allowed: the checkpoint of a trained model")
+        if ddp_backend == "fully_sharded":
+            raise ValueError("--ddp-backend is fully_sharded; allowed with --teacher: legacy_ddp")
+        if isinstance(task, _IN_PARTS):
+            raise ValueError(f"--task is {_name(task)}; allowed with --teacher: language_modeling")
+        self.path, self.task = path, task
+        self._model: nn.Module | None = None
+
+    def check_file(self) -> None:
+        """Raise ValueError unless there is a file."""
+        if not Path(self.path).is_file():
+            raise ValueError(
+                f"--teacher is {self.path!r}, which is no file; allowed: the checkpoint of a trained model"
+            )
+
+    def read(self) -> nn.Module:
+        """The model, in evaluation mode, on the device and in the precision it was last moved to.
+
+        Raises:
+            ValueError: a file that cannot be read, of a model for another task, or of another dictionary.
+        """
+        if self._model is None:
+            self.check_file()
+            devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+            with torch.random.fork_rng(devices):  # what weights begin with is drawn, and training goes on as it would
+                self._model = _load(self.path, self.task)
+            self._model.eval().requires_grad_(False)
+        return self._model
+
+    def beside(self, student: nn.Module) -> nn.Module:
+        """The model on the device and in the precision of ``student``."""
+        like = next(student.parameters())
+        return self.read().to(device=like.device, dtype=like.dtype)
+
+
+def bare(model: nn.Module) -> nn.Module:
+    """``model`` without what fairseq wraps it in for data parallelism."""
+    while hasattr(model, "module"):
+        model = model.module
+    return model
+
+
+def _name(task: FairseqTask) -> str:
+    """As ``--task`` has it; fairseq's older tasks have their options as ``args``."""
+    names = [getattr(getattr(task, options, None), "_name", None) for options in ("cfg", "args")]
+    return names[0] or names[1] or type(task).__name__
+
+
+def _family(task: FairseqTask) -> tuple[type, str]:
+    """The class of models for ``task``, and a name of fairseq's own."""
+    if isinstance(task, LanguageModelingTask):
+        return FairseqLanguageModel, "transformer_lm"
+    if isinstance(task, MaskedLMTask):
+        return RobertaModel, "roberta"
+    return FairseqEncoderDecoderModel, "transformer"
+
+
+def _load(path: str, task: FairseqTask) -> nn.Module:
+    state = read_checkpoint(path)
+    stored = stored_architecture(state, path)
+    family, stock = _family(task)
+    if not issubclass(ARCH_MODEL_REGISTRY.get(stored, object), family):
+        raise ValueError(
+            f"--teacher {path!r} holds {stored!r}; allowed with --task {_name(task)}: {stock!r} and its like"
+        )
+    check_configuration(state, path)
+    with faults_of(path):
+        state = load_checkpoint_to_cpu(path, {**dict.fromkeys(EMBEDDING_FILES), **_NOT_TAKEN})
+        config = state["cfg"].model
+        # By fairseq's function: the task's own may keep the model, as translation does for --eval-bleu.
+        model = build_model(config, task, from_checkpoint=True)
+    _load_weights(model, state["model"], config, path)
+    return model
+
+
+def _load_weights(model: nn.Module, weights: dict[str, Any], config: Any, path: str) -> None:
+    fitted = OrderedDict(weights)
+    model.upgrade_state_dict(fitted)
+    fitted = prune_state_dict(fitted, config)
+    try:
+        check_state_dict(fitted, model)
+    except ValueError as error:
+        raise ValueError(f"--teacher {path!r}: {error}{hint(fitted, model)}") from None
+    model.load_state_dict(weights, strict=True, model_cfg=config)

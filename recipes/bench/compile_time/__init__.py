@@ -1,0 +1,1 @@
+"""How long torch.compile takes for language models."""

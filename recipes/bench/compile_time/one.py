@@ -1,0 +1,112 @@
+"""Compile one language model in this process and print what it cost as JSON; ``__main__`` runs it for each model."""
+
+import argparse
+import json
+import os
+import resource
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch._functorch.config as functorch
+import torch._inductor.config as inductor
+from torch import Tensor, nn
+
+from ..harness.compare import MODEL_TOLERANCES, compare
+from ..harness.work import Settings
+from ..models.fairseq_models import build, random_tokens
+
+MODULE = "recipes.bench.compile_time.one"
+WIDTH, LAYERS, ROWS = 256, 2, 2
+LENGTHS = (64, 100, 130)
+
+
+class Cost(NamedTuple):
+    """What torch.compile took."""
+
+    python: float  # seconds of processor time of the process
+    compiler: float  # and of the C++ compiler
+    operations: int  # of the graphs that inductor was given
+    graphs: int
+    kernels: int  # different C++ kernels
+    difference: float  # of the logits and gradients from those without torch.compile; relative
+
+
+class _Counted:
+    """Inductor's hook in front of its passes: counts graphs and their operations."""
+
+    def __init__(self) -> None:
+        self.operations = self.graphs = 0
+
+    def __call__(self, graph: torch.fx.Graph) -> None:
+        self.graphs += 1
+        self.operations += sum(node.op == "call_function" for node in graph.nodes)
+
+
+def compile_cost(model: nn.Module, inputs: list[Tensor], seconds: Callable[[], tuple[float, float]]) -> Cost:
+    """Compile ``model`` for ``inputs``, one after the other, and the backward pass of the last; into an empty cache.
+
+    ``seconds`` gives the processor time so far, of this process and of those that it ran.
+    """
+    counted = _Counted()
+    # torch's own random numbers, so that directions that are drawn are those of the eager pass.
+    settings = {"fx_graph_cache": False, "compile_threads": 1, "fallback_random": True}
+    settings["post_grad_custom_pre_pass"] = counted
+    compiled = torch.compile(model)
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
+        with inductor.patch(settings), functorch.patch(enable_autograd_cache=False):
+            before = seconds()
+            logits = _logits(compiled, inputs)
+            gradients = _gradients(model, logits[-1])
+            after = seconds()
+        kernels = len({path.name for path in Path(folder).rglob("*.main.cpp")})
+    expected = _logits(model, inputs)
+    found = torch.cat([x.detach().flatten() for x in (*logits, gradients)])
+    wanted = torch.cat([x.detach().flatten() for x in (*expected, _gradients(model, expected[-1]))])
+    error = compare("logits and gradients", found, wanted, MODEL_TOLERANCES[torch.float32]).error
+    python, compiler = (round(end - begin, 2) for begin, end in zip(before, after))
+    return Cost(python, compiler, counted.operations, counted.graphs, kernels, error)
+
+
+def _logits(model: Callable[[Tensor], Any], inputs: list[Tensor]) -> list[Tensor]:
+    """Those of each input, after the same random state."""
+    torch.manual_seed(3)
+    return [model(tokens)[0] for tokens in inputs]
+
+
+def _gradients(model: nn.Module, logits: Tensor) -> Tensor:
+    """Those of the parameters that have one, in one vector."""
+    parameters = [x for x in model.parameters() if x.requires_grad]
+    found = torch.autograd.grad(logits.square().mean(), parameters, allow_unused=True)
+    return torch.cat([x.flatten() for x in found if x is not None])
+
+
+def processor_seconds() -> tuple[float, float]:
+    """User and system time of this process, and of its children that have ended."""
+    usages = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return tuple(usage.ru_utime + usage.ru_stime for usage in usages)
+
+
+def language_model(architecture: str) -> nn.Module:
+    """Two layers of width 256, which FLASH has two gated attention units for; from a fixed seed, in training."""
+    layers = LAYERS // 2 if architecture == "flash_lm" else LAYERS  # ``build`` counts two units as one layer
+    return build(architecture, WIDTH, layers, 2 * max(LENGTHS), Settings()).train()
+
+
+def main() -> int:
+    """Print the cost of the architecture that is named, as one line of JSON."""
+    parser = argparse.ArgumentParser(prog=f"python -m {MODULE}", description=__doc__)
+    parser.add_argument("architecture", help="of a language model, as --arch names it")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    inputs = [random_tokens(Settings(), length, ROWS) for length in LENGTHS]
+    print(json.dumps(compile_cost(language_model(options.architecture), inputs, processor_seconds)._asdict()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,110 @@
+"""The attentions that a trained softmax model gets here, by names that users type."""
+
+import argparse
+import re
+from typing import NamedTuple
+
+from common.attention import layer_kinds
+from common.ops.shared.checks import ArgumentError
+
+from ..shared.scripts import positive_int
+
+#: Attentions of this comparison by their names: the mechanism, and the option that makes it so.
+_NAMES: dict[str, tuple[str, dict[str, str]]] = {
+    **{name: (name, {}) for name in ("flow", "linear", "cosformer", "favor", "t2r", "hedgehog", "lolcats", "softmax")},
+    "lolcats_relu": ("lolcats", {"feature_map": "relu"}),
+}
+_SOFTMAX, _WINDOWED = "softmax", "lolcats"
+#: Every form by itself, and with one softmax layer in four.
+PLAIN = [name for name in _NAMES if name != _SOFTMAX]
+DEFAULT = [*PLAIN, *(f"{name}*3,{_SOFTMAX}" for name in PLAIN)]
+
+
+class Form(NamedTuple):
+    """One way to exchange the attention of a model."""
+
+    name: str  # as typed
+    pattern: str  # the same as --lineartime-layers takes it
+    kinds: list[str]  # the mechanism of each layer
+    options: dict[str, dict[str, object]]  # of each mechanism that has some
+
+    def own_options(self) -> dict[str, object]:
+        """The options of all mechanisms, for timm's models, where each takes its own."""
+        return {option: value for given in self.options.values() for option, value in given.items()}
+
+    @property
+    def softmax_layers(self) -> list[int]:
+        """The layers that keep softmax attention."""
+        return [i for i, kind in enumerate(self.kinds) if kind == _SOFTMAX]
+
+    @property
+    def windowed(self) -> bool:
+        """Whether a layer has a softmax window beside its linear part."""
+        return _WINDOWED in self.kinds
+
+    @property
+    def learns_maps(self) -> bool:
+        """Whether each linear layer has maps of its own, which stage 1 teaches to imitate softmax."""
+        return all(kind in ("t2r", "hedgehog", _WINDOWED) for kind in self.kinds if kind != _SOFTMAX)
+
+
+def form(name: str, layers: int, window: int) -> Form:
+    """The form called ``name``, NAME or a pattern such as "flow*3,softmax", in a model of so many ``layers``.
+
+    ``window`` is the window of the layers that have one.
+
+    Raises:
+        ValueError: a name that is not known, a pattern that does not fit, softmax attention alone, or two forms of the
+            same mechanism.
+    """
+    try:
+        names = layer_kinds(name, list(_NAMES), range(layers))
+    except ArgumentError as error:
+        raise ValueError(error.with_names({"layers": "--models"})) from error
+    kinds = [_NAMES[one][0] for one in names]
+    if set(kinds) == {_SOFTMAX}:
+        raise ValueError(f"--models has {name!r}; allowed: at least one layer that is not {_SOFTMAX}")
+    options: dict[str, dict[str, object]] = {}
+    for one in dict.fromkeys(names):
+        kind, given = _NAMES[one]
+        given = given | ({"window": window} if kind == _WINDOWED else {})
+        if options.setdefault(kind, given) != given:
+            raise ValueError(f"--models has {name!r}, with two forms of {kind}; allowed: one in a model")
+    pattern = re.sub(r"[a-z]\w*", lambda found: _NAMES[found[0]][0], name)
+    return Form(name, pattern, kinds, {kind: given for kind, given in options.items() if given})
+
+
+def name_of_form(text: str) -> str:
+    """The type of ``--models``: a pattern of known names; whether it fits the layers, ``form`` finds out.
+
+    Raises:
+        argparse.ArgumentTypeError: it is none.
+    """
+    try:
+        form(text, layers=1_000, window=1)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error).removeprefix("--models ")) from error
+    return text
+
+
+def add_forms(parser: argparse.ArgumentParser) -> None:
+    """Add the option of which forms there are."""
+    parser.add_argument(
+        "--models",
+        nargs="+",
+        type=name_of_form,
+        default=DEFAULT,
+        metavar="NAME",
+        help="what takes the place of softmax attention, NAME or a pattern as in flow*3,softmax; default: %(default)s",
+    )
+
+
+def add_stages(parser: argparse.ArgumentParser) -> None:
+    """Add the options of how a form is made of a teacher."""
+    parser.add_argument("--share", type=float, default=0.2, help="of the teacher's training, both stages (%(default)s)")
+    parser.add_argument("--transfer-share", type=float, default=0.5, help="of that share, stage 1 (%(default)s)")
+    parser.add_argument("--transfer-lr", type=float, default=1e-2, help="highest, of stage 1 (%(default)s)")
+    parser.add_argument("--distillation-lr", type=float, default=1e-3, help="highest, of stage 2 (%(default)s)")
+    parser.add_argument("--temperature", type=float, default=1.0, help="of stage 2 (%(default)s)")
+    parser.add_argument("--weight", type=float, default=0.5, help="of the teacher in stage 2's loss (%(default)s)")
+    parser.add_argument("--window", type=positive_int, default=16, help="tokens, of lolcats (%(default)s)")

@@ -1,0 +1,111 @@
+"""The rows of a table of image models in small: models of timm and their trainings on handwritten digits."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..demo.digits import SIDE
+from ..shared.comparison import Planned
+from ..shared.trainings import Training
+from .building import timm_arguments
+from .entries import entries_of
+from .measured import published_cells, value
+from .small import IMAGE_TABLES, folder_of
+from .tables import read_paper
+from .trainings import Training as Row
+from .trainings import trainings_of
+
+TRAINER = ("-m", "recipes.demo.train_digits")
+#: Side of a patch: digits have a grid of 8 x 8 patches, the paper's images one of 14 x 14, for which windows are made.
+PATCH, _GRID, _PUBLISHED_GRID = 4, 8, 14
+#: Of DAFT in DeiT-S's shape: its position biases have two factors of a third of the width.
+_BIAS_SHARE, _WINDOW, _EPOCHS = 3, 11, 300
+
+
+class Size(NamedTuple):
+    """The size and the budget of all rows."""
+
+    width: int
+    layers: int
+    heads: int
+    epochs: int
+    lr: float
+
+
+class Model(NamedTuple):
+    """A model of a table."""
+
+    row: str
+    column: str
+    training: Row
+
+
+def models_of(paper: str, table: str) -> dict[str, Model]:
+    """The models of a table by their names, the best first as published."""
+    columns, made = IMAGE_TABLES[paper, table], {}
+    for row, entry in entries_of(paper)[table].items():
+        for column, training in zip(columns, trainings_of(entry)):
+            made[row if len(columns) == 1 else f"{row}, {column}"] = Model(row, column, training)
+    cells = published(paper, table, made)
+    return {name: made[name] for name in sorted(made, key=lambda name: -value(cells[name]))}
+
+
+def published(paper: str, table: str, models: dict[str, Model]) -> dict[str, str]:
+    """What the table prints of each model."""
+    printed = read_paper(paper).tables[table]
+    return {name: published_cells(printed, one.column, [one.row])[one.row] for name, one in models.items()}
+
+
+def small_model(model: str, size: Size) -> tuple[str, dict[str, Any]]:
+    """A model of timm in the shape of DeiT-S, as name and arguments of the same in ``size`` for digits."""
+    name, kwargs = timm_arguments(model)
+    small: dict[str, Any] = {"img_size": SIDE, "patch_size": PATCH, "embed_dim": size.width}
+    if name.startswith("mixer"):
+        return name, {**small, "num_blocks": size.layers, "mlp_ratio": (4 * _GRID**2 / size.width, 4.0), **kwargs}
+    small |= {"depth": size.layers, "num_heads": size.width if name == "daft_conv_s" else size.heads}
+    if name.startswith("daft_conv"):
+        kwargs["window"] = _odd(kwargs.get("window", _WINDOW) * _GRID / _PUBLISHED_GRID)
+    if name.startswith("daft_full"):
+        small["bias_dim"] = size.width // _BIAS_SHARE
+    return name, {**small, **kwargs}
+
+
+def _odd(side: float) -> int:
+    """The odd number nearest to ``side``."""
+    return 2 * round((side - 1) / 2) + 1
+
+
+def typed(kwargs: dict[str, Any]) -> list[str]:
+    """Arguments of a model as they are typed."""
+    return [f"{name}={setting}".replace(" ", "") for name, setting in kwargs.items()]
+
+
+def epochs_of(training: Row, size: Size) -> int:
+    """Epochs, as many for all but for a row that has fewer in the table."""
+    train = next(words for words in training.commands() if "torchrun" in words)
+    theirs = int(train[train.index("--epochs") + 1]) if "--epochs" in train else _EPOCHS
+    return max(1, round(size.epochs * theirs / _EPOCHS))
+
+
+def train_arguments(out: Path, data: Path, training: Row, size: Size, seed: int) -> list[object]:
+    """Arguments of the trainer: DeiT's optimiser with a rate for a short training, and crops that keep the digit."""
+    name, kwargs = small_model(training.model, size)
+    epochs = epochs_of(training, size)
+    return [
+        *("--data-dir", data, "--device-modules", "timm_plugin", "--model", name, "--num-classes", 10),
+        *("--model-kwargs", *typed(kwargs), "--img-size", SIDE),
+        *("--epochs", epochs, "--warmup-epochs", min(2, epochs - 1)),
+        *("--batch-size", 64, "--opt", "adamw", "--lr", size.lr, "--weight-decay", 0.05, "--sched", "cosine"),
+        *("--scale", 0.7, 1.0, "--hflip", 0, "--color-jitter", 0, "--workers", 0, "--checkpoint-hist", 1),
+        *("--seed", seed, "--output", out, "--experiment", "timm"),
+    ]
+
+
+def planned_trainings(out: Path, data: Path, models: dict[str, Model], size: Size, seeds: int) -> list[Planned]:
+    """Every model with every seed; all models with the first seed before any with the second."""
+    planned = []
+    for seed in range(1, seeds + 1):
+        for name, model in models.items():
+            folder = f"{folder_of(name)}.{seed}"
+            arguments = train_arguments(out / folder, data, model.training, size, seed)
+            planned.append(Planned(name, seed, Training(folder, arguments, TRAINER)))
+    return planned

@@ -1,0 +1,198 @@
+"""All rows of a table as language models of one small size, which are trained in minutes on any text.
+
+A row keeps what tells it from the others: its architecture, its options, one head or several, a head for each channel.
+Widths and windows shrink in proportion. Gated attention units are two for a layer, as in the FLASH paper, with queries
+of half the width, as in ``recipes.flash.compare``.
+"""
+
+import math
+import re
+import shlex
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from ..shared.comparison import Planned
+from ..wikitext103.plan import Plan
+from .building import fairseq_options
+from .entries import entries_of
+from .measured import published_cells, value
+from .tables import read_paper
+from .trainings import NotTrained, Training, trainings_of
+
+COMMAND = "recipes.papers.compare"
+#: The same of models of images, which learn handwritten digits.
+IMAGES = "recipes.papers.compare_images"
+#: Where a comparison writes by default: in a folder of its own.
+FOLDER = Path("work/papers/PAPER_TABLE")
+
+
+def folder(out: Path, *named: str) -> Path:
+    """``out``, or by default the folder of the comparison that ``named`` names."""
+    return FOLDER.with_name("_".join(named)) if out == FOLDER else out
+
+
+class Values(NamedTuple):
+    """What of a table is compared with small language models."""
+
+    column: str
+    bits: bool = False  # of a token, rather than perplexity
+    masked: bool = False  # whether each row is a masked model, too
+
+
+TABLES = {
+    ("flowformer", "4"): Values("PERPLEXITY"),
+    ("flash", "1"): Values("PPLX (LM/MLM)", masked=True),
+    ("flash", "2"): Values("PPLX (LM/MLM)", masked=True),
+    ("daft", "4"): Values("Test loss", bits=True),
+    ("daft", "5"): Values("Test bpc", bits=True),
+}
+#: The tables of models of images: the columns that are compared, each of its own model.
+IMAGE_TABLES = {
+    ("daft", "2"): ("Top1 Acc",),
+    ("daft", "6"): ("Top 1 Acc",),
+    ("daft", "7"): ("Top 1 Acc",),
+    ("daft", "8"): ("11", "15"),
+}
+#: All causal models of FLASH's Table 13, whose masked ones are those of Table 12.
+_SEVEN = (
+    "python -m recipes.flash.compare --file TEXT --seeds 3 "
+    "--archs transformer_lm,transformer_plus_lm,transformer_pp_lm,performer_lm,combiner_lm,flash_quad_lm,flash_lm"
+)
+_EPISODES = "bc awac softmax linear reformer favor cosformer flowformer"
+#: Tables of other kinds, and the comparison of a recipe that has their rows in small.
+_ELSEWHERE = {
+    ("flowformer", "2"): "python -m recipes.lra.compare --table 2 --length 256",
+    ("flowformer", "3"): "python -m recipes.lra.compare --table 2 --length 256",
+    ("flowformer", "6"): "python -m recipes.time_series.compare --dataset JapaneseVowels",
+    ("flowformer", "7"): f"python -m recipes.offline_rl.compare --models {_EPISODES}",
+    ("flowformer", "10"): "python -m recipes.lra.compare --table 10 --length 256",
+    ("flowformer", "11"): "python -m recipes.lra.compare --table 11 --length 256",
+    ("flash", "beside-figure-3"): "python -m recipes.flash.compare --file TEXT --figure 3",
+    ("flash", "5"): "python -m recipes.flash.compare --file TEXT --seeds 3 "
+    "--archs flash_quad_lm,flash_lm,transformer_pp_lm,mc_transformer_pp_lm",
+    ("flash", "12"): _SEVEN.replace("_lm", "_mlm"),
+    ("flash", "13"): _SEVEN,
+}
+#: Options of a mechanism that shrink with the sequences.
+_REACHES = ("daft_window", "local_window")
+
+
+def small_command(paper: str, table: str) -> str | None:
+    """The command that trains all rows of a table in small; None if there is none."""
+    if (paper, table) in TABLES:
+        return f"python -m {COMMAND} {paper} {table} --file TEXT"
+    if (paper, table) in IMAGE_TABLES:
+        return f"python -m {IMAGES} {paper} {table}"
+    return _ELSEWHERE.get((paper, table))
+
+
+def refusal(known: Iterable[tuple[str, str]], paper: str, table: str) -> str:
+    """What is said of a table that is not among the ``known`` ones of a command."""
+    here = [number for name, number in known if name == paper]
+    command = small_command(paper, table)
+    further = f"; its rows in small: {command}" if command else ""
+    return f"TABLE is {table}; allowed for {paper}: {', '.join(here) or 'none'}{further}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TablePlan(Plan):
+    """The budget of a table's rows; ``models`` are their names."""
+
+    paper: str
+    table: str
+    masked: bool
+
+    def trainings(self, data: Path) -> list[Planned]:
+        """See ``Budget``; folders have the names of rows in small letters."""
+        return [
+            one._replace(training=one.training._replace(name=f"{folder_of(one.model)}.{one.seed}"))
+            for one in super().trainings(data)
+        ]
+
+    def model_arguments(self, name: str) -> list[object]:
+        """The arguments that say how the model of a row is built."""
+        training = self._training(name)
+        task = ("masked_lm", "--criterion", "masked_lm") if self.masked else ("language_modeling",)
+        sizes = self._shape(training) | self._mechanism(training)
+        return [
+            *("--user-dir", "fairseq_plugin", "--task", *task, "--arch", *shlex.split(training.model)),
+            *(word for name, size in sizes.items() for word in (f"--{name.replace('_', '-')}", size)),
+            *("--dropout", "0.0", "--tokens-per-sample", self.tokens_per_sample),  # a short training repeats little
+        ]
+
+    def _training(self, row: str) -> Training:
+        return trainings_of(entries_of(self.paper)[self.table][row])[int(self.masked)]
+
+    def _shape(self, training: Training) -> dict[str, int]:
+        """Widths, layers and heads by the names of options."""
+        side = "encoder" if self.masked else "decoder"
+        published = fairseq_options(training)
+        width, heads = (getattr(published, f"{side}_{name}") for name in ("embed_dim", "attention_heads"))
+        ffn = getattr(published, f"{side}_ffn_embed_dim", None)
+        shape = {
+            f"{side}_embed_dim": self.width,
+            f"{side}_layers": 2 * self.layers if _of_units(training) else self.layers,
+            f"{side}_attention_heads": {1: 1, width: self.width}.get(heads, self.heads),
+        }
+        if not self.masked:
+            shape |= {"decoder_input_dim": self.width, "decoder_output_dim": self.width}
+        if ffn is not None:  # else a multiple of the width
+            shape[f"{side}_ffn_embed_dim"] = round(ffn * self.width / width)
+        return shape
+
+    def _mechanism(self, training: Training) -> dict[str, int]:
+        """Sizes of the row's own mechanism."""
+        published = vars(fairseq_options(training))
+        shorter = self.tokens_per_sample / published["tokens_per_sample"]
+        sizes = {name: max(1, round(published[name] * shorter)) for name in _REACHES if name in published}
+        if _of_units(training):
+            sizes["flash_query_dim"] = self.width // 2
+        if "daft_bias_dim" in published:
+            sizes["daft_bias_dim"] = max(1, self.width // 4)  # as 128 is of 512
+        if "sparse_stride" in published:  # as the paper of Sparse Transformers chooses it
+            sizes["sparse_stride"] = math.isqrt(self.tokens_per_sample)
+        return sizes
+
+    @property
+    def depth(self) -> str:
+        """The layers in words."""
+        of_units = any(map(_of_units, map(self._training, self.models)))
+        return f"{self.layers} layers" + (f", or {2 * self.layers} gated attention units," if of_units else "")
+
+    @property
+    def values(self) -> Values:
+        """What of the table is compared."""
+        return TABLES[self.paper, self.table]
+
+    def published_cells(self) -> dict[str, str]:
+        """What is printed of each row."""
+        table = read_paper(self.paper).tables[self.table]
+        return published_cells(table, self.values.column, self.models, int(self.masked))
+
+    def not_run(self) -> dict[str, str]:
+        """The rows that are not among the models, and why."""
+        entries = entries_of(self.paper)[self.table]
+        return {
+            row: entry.reason if isinstance(entry, NotTrained) else "not asked for"
+            for row, entry in entries.items()
+            if row not in self.models
+        }
+
+
+def trained_rows(paper: str, table: str, masked: bool = False) -> list[str]:
+    """The rows of a table that are models here, in the published order: the best first."""
+    rows = [row for row, entry in entries_of(paper)[table].items() if trainings_of(entry)]
+    cells = published_cells(read_paper(paper).tables[table], TABLES[paper, table].column, rows, int(masked))
+    return sorted(rows, key=lambda row: value(cells[row]))
+
+
+def folder_of(row: str) -> str:
+    """The name of a row in small letters and digits."""
+    return re.sub(r"[^a-z0-9]+", "_", row.lower()).strip("_")
+
+
+def _of_units(training: Training) -> bool:
+    """Whether its layers are gated attention units."""
+    return training.model.startswith("flash")

@@ -1,0 +1,338 @@
+"""Attention transfer: the loss literally, that all else stays as it was, and bad input."""
+
+import copy
+import math
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fairseq_plugin.criterions.attention_transfer import AttentionTransferCriterion
+from fairseq_plugin.modules.converted import converted_attentions
+from fairseq_plugin.tasks.streaming_language_modeling import StreamingLanguageModelingTask
+from fairseq_plugin.teacher import Teacher
+from tests.compare import assert_all_close, assert_close
+from tests.fairseq_plugin.helpers.language_models import build_model
+from tests.fairseq_plugin.helpers.text import PAD
+from tests.fairseq_plugin.helpers.transfer import Pair, make_pair, make_sample, make_task, save_teacher
+
+#: Kind of model, student, its options, and padding on the left and on the right.
+CASES = {
+    "language model": ("lm", "hedgehog_lm", {}, 2, 3),
+    "stack of several": ("lm", "hybrid_lm", {"lineartime_layers": "hedgehog,softmax,t2r"}, 0, 4),
+    "masked model": ("mlm", "hedgehog_mlm", {}, 2, 3),
+    "encoder-decoder": ("translation", "hedgehog", {"lineartime_cross_attention": "t2r"}, 2, 0),
+}
+
+
+@pytest.fixture(scope="module", params=CASES)
+def case(request, tmp_path_factory) -> tuple[Pair, dict]:
+    """A pair in float64, whose new parameters are not as they were at first, and a sample."""
+    kind, arch, options, left, right = CASES[request.param]
+    pair = make_pair(tmp_path_factory.mktemp("pair"), kind, arch, **options)
+    torch.manual_seed(6)
+    pair.student.double()
+    for parameter in pair.student.parameters():
+        if parameter.requires_grad:
+            nn.init.normal_(parameter, std=0.5)
+    return pair, make_sample(kind, batch=2, length=9, left=left, right=right)
+
+
+@pytest.fixture(scope="module")
+def hedgehog(tmp_path_factory) -> Pair:
+    """A language model whose feature maps alone learn; what changes it takes a copy of the student."""
+    return make_pair(tmp_path_factory.mktemp("hedgehog"), "lm", "hedgehog_lm")
+
+
+# ---- The loss, literally
+
+
+def _features(inner: nn.Module, x: Tensor, side: str) -> Tensor:
+    """Of one query or key (d,) of head ``h``: (f,), for each head."""
+    if inner.name == "t2r":
+        scale = 1 / math.sqrt(x.shape[1]) if side == "query" else 1.0
+        return torch.stack(
+            [torch.relu(inner.map_weight[h] @ (x[h] * scale) + inner.map_bias[h]) for h in range(len(x))]
+        )
+    weight, bias = getattr(inner, f"{side}_weight"), getattr(inner, f"{side}_bias")
+    mapped = [weight[h] @ x[h] + bias[h] for h in range(len(x))]
+    return torch.stack([torch.cat([torch.softmax(u, 0), torch.softmax(-u, 0)]) for u in mapped])
+
+
+def _literal(student: nn.Module, teacher: nn.Module, inputs: Tensor, source: Tensor, real, causal: bool, loss: str):
+    """The sum over the real queries of one attention; inputs (T, B, C), source (S, B, C), real = masks of both."""
+    heads, total, count = student.num_heads, torch.zeros((), dtype=torch.float64), 0
+    split = lambda project, x: project(x).unflatten(-1, (heads, -1))  # noqa: E731  (H, d)
+    for b in range(inputs.shape[1]):
+        keys = [j for j in range(len(source)) if real[1][b, j]]
+        for i in range(len(inputs)):
+            if not real[0][b, i]:
+                continue
+            seen = [j for j in keys if not causal or j <= i]
+            q = split(student.q_proj, inputs[i, b])
+            k = [split(student.k_proj, source[j, b]) for j in seen]
+            v = [split(student.v_proj, source[j, b]) for j in seen]
+            scores = torch.stack([(split(teacher.q_proj, inputs[i, b]) * x).sum(-1) for x in k])  # (S, H)
+            softmax = torch.softmax(scores / math.sqrt(q.shape[-1]), 0)
+            queries = _features(student.inner, q, "query")
+            weights = torch.stack([(queries * _features(student.inner, x, "key")).sum(-1) for x in k])
+            summed = weights.sum(0)
+            weights = weights / (summed.clamp(min=1e-2) if student.inner.name == "t2r" else summed + 1e-6)
+            for h in range(heads):
+                if loss == "outputs":
+                    difference = sum((weights[j, h] - softmax[j, h]) * v[j][h] for j in range(len(seen)))
+                    total = total + 1000 * (difference**2).sum() / (heads * len(difference))
+                else:
+                    terms = (
+                        softmax[j, h] * torch.log(softmax[j, h] / weights[j, h].clamp(min=1e-6))
+                        for j in range(len(seen))
+                    )
+                    total = total + sum(terms) / heads
+            count += 1
+    return total, count
+
+
+def _literal_loss(pair: Pair, sample: dict, loss: str) -> Tensor:
+    """The mean over attentions and real queries, of the inputs that the teacher's own layers give."""
+    teacher = Teacher(pair.path, pair.task, "").beside(pair.student)
+    inputs: dict[str, tuple] = {}
+    hooks = [
+        module.register_forward_pre_hook(
+            lambda module, args, given, name=name: inputs.update({name: (given["query"], given["key"])}),
+            with_kwargs=True,
+        )
+        for name, module in teacher.named_modules()
+        if name.endswith("_attn")
+    ]
+    with torch.no_grad():
+        teacher(**sample["net_input"])
+    for hook in hooks:
+        hook.remove()
+    own = sample["net_input"].get("prev_output_tokens", sample["net_input"]["src_tokens"]).ne(PAD)
+    long = sample["net_input"]["src_tokens"].ne(PAD)
+    totals, queries = [], 0
+    for name, attention in converted_attentions(pair.student).items():
+        real = (long, long) if name.startswith("encoder") else (own, long if "encoder_attn" in name else own)
+        causal = name.startswith("decoder") and "encoder_attn" not in name
+        total, count = _literal(attention, teacher.get_submodule(name), *inputs[name], real, causal, loss)
+        totals.append(total)
+        queries += count
+    return sum(totals) / queries
+
+
+@pytest.mark.parametrize("loss", ["outputs", "weights"])
+def test_loss_and_gradients_are_the_literal_ones(case, loss: str) -> None:
+    """Of the new parameters of every attention, with padding on either side and an odd length."""
+    pair, sample = case
+    learned = {name: x for name, x in pair.student.named_parameters() if x.requires_grad}
+    assert learned and all(".inner." in name for name in learned)
+    total, sample_size, logged = pair.transfer(loss)(pair.student, sample)
+    expected = _literal_loss(pair, sample, loss)
+    assert_close("loss", total / sample_size, expected)
+    assert logged["loss"] / logged["sample_size"] == pytest.approx(expected.item())
+    actual = torch.autograd.grad(total / sample_size, learned.values())
+    assert_all_close(learned, actual, torch.autograd.grad(expected, learned.values()), tolerance=1e-7)
+
+
+def test_parts_add_up(case) -> None:
+    """With ``reduce`` False there is a loss for each attention; groups of layers are logged by themselves."""
+    pair, sample = case
+    criterion = pair.transfer()
+    total, _, logged = criterion(pair.student, sample)
+    parts, _, _ = criterion(pair.student, sample, reduce=False)
+    assert len(parts) == len(converted_attentions(pair.student))
+    assert_close("sum", parts.sum().detach(), total.detach())
+    sums = [x for name, x in logged.items() if name.endswith("_sum")]
+    assert_close("groups", sum(sums) / len(parts), total.detach())
+
+
+def test_padding_contributes_nothing(case) -> None:
+    """A batch is the sum of its rows without padding, however long the others are."""
+    pair, sample = case
+    criterion, together = pair.transfer(), 0.0
+    for row in range(len(sample["target"])):
+        cut = {
+            name: x[row : row + 1][:, x[row].ne(PAD)]
+            for name, x in sample["net_input"].items()
+            if name != "src_lengths"
+        }
+        alone = {**sample, "net_input": {**cut, "src_lengths": torch.tensor([cut["src_tokens"].shape[1]])}}
+        together += criterion(pair.student, alone)[0]
+    assert_close("loss", criterion(pair.student, sample)[0].detach(), together.detach(), tolerance=1e-7)
+
+
+# ---- Training
+
+
+def test_softmax_attention_has_nothing_to_learn(tmp_path: Path) -> None:
+    """As LoLCATs with a window over everything is."""
+    pair = make_pair(tmp_path, "lm", "lolcats_lm", lolcats_window=32)
+    for loss in ("outputs", "weights"):
+        total, size, _ = pair.transfer(loss)(pair.student, make_sample("lm", right=3))
+        assert total / size < 1e-5
+
+
+@pytest.mark.parametrize("trained", ["new", "attention"])
+def test_only_what_was_chosen_learns(trained: str, tmp_path: Path) -> None:
+    """The loss falls, and all else stays as it was, bit by bit; the teacher has no memory of its own for that."""
+    pair = make_pair(tmp_path, "lm", "hedgehog_lm", lineartime_trained_parameters=trained)
+    before = {name: x.clone() for name, x in pair.student.state_dict().items()}
+    learned = {name for name, x in pair.student.named_parameters() if x.requires_grad}
+    projections = {
+        f"decoder.layers.{i}.self_attn.{x}_proj.{y}" for i in range(3) for x in "qkv" for y in ("weight", "bias")
+    }
+    assert learned >= projections if trained == "attention" else not learned & projections
+    criterion, sample, losses = pair.transfer(), make_sample("lm"), []
+    optimizer = torch.optim.Adam([x for x in pair.student.parameters() if x.requires_grad], 2e-2)
+    for _ in range(20):
+        total, size, _ = criterion(pair.student, sample)
+        losses.append(total.item() / size)
+        optimizer.zero_grad()
+        (total / size).backward()
+        optimizer.step()
+    assert losses[-1] < 0.7 * losses[0]
+    after = pair.student.state_dict()
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed and changed <= learned
+    teacher = criterion.teacher.read()
+    assert teacher.decoder.layers[0].fc1.weight.data_ptr() == pair.student.decoder.layers[0].fc1.weight.data_ptr()
+    own = teacher.decoder.layers[0].self_attn.q_proj.weight
+    assert torch.equal(own, before["decoder.layers.0.self_attn.q_proj.weight"])
+
+
+def test_half_precision(hedgehog: Pair) -> None:
+    """As ``--fp16`` casts the student, which the teacher follows."""
+    pair, sample = hedgehog._replace(student=copy.deepcopy(hedgehog.student)), make_sample("lm", right=3)
+    exact, size, _ = pair.transfer()(pair.student, sample)
+    pair.student.half()
+    rough, _, _ = pair.transfer()(pair.student, sample)
+    assert rough.dtype == torch.float32
+    assert_close("loss", (rough / size).detach(), (exact / size).detach(), tolerance=0.02)
+
+
+def test_the_linear_part_may_be_alone(tmp_path: Path) -> None:
+    """With a window of everything the whole has nothing to learn, its linear part has; evaluation is of the whole."""
+    pair = make_pair(tmp_path, "lm", "lolcats_lm", lolcats_window=32)
+    sample, criterion = make_sample("lm"), pair.transfer(window_dropout=1.0)
+    total, size, _ = criterion(pair.student, sample)
+    total.backward()
+    inner = pair.student.decoder.layers[0].self_attn.inner
+    assert total / size > 1.0 and inner.key_weight.grad.abs().sum() > 0 and inner.window_gate.grad.abs().sum() == 0
+    pair.student.eval()
+    assert criterion(pair.student, sample)[0] / size < 1e-5
+    pair.student.train()
+    drawn, half = set(), pair.transfer(window_dropout=0.5)
+    for seed in range(8):
+        torch.manual_seed(seed)
+        drawn.add(bool(half(pair.student, sample)[0] / size > 1.0))
+    assert drawn == {False, True}
+
+
+# ---- Bad input
+
+
+def _refused(pair: Pair, said: str, loss: str = "outputs", **more) -> None:
+    with pytest.raises(ValueError, match=said):
+        pair.transfer(loss, **more)(pair.student, make_sample("lm"))
+
+
+def _criterion(**change) -> AttentionTransferCriterion:
+    given = {"task": make_task("lm"), "teacher": __file__, "transfer_loss": "outputs", "transfer_window_dropout": 0.0}
+    return AttentionTransferCriterion(**{**given, "ddp_backend": "pytorch_ddp", "distributed_world_size": 1, **change})
+
+
+def _streams() -> StreamingLanguageModelingTask:
+    """The task as far as it goes without data."""
+    task = object.__new__(StreamingLanguageModelingTask)
+    task.output_dictionary, task.cfg = make_task("lm").dictionary, SimpleNamespace(_name="streaming_language_modeling")
+    return task
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"teacher": None}, "--teacher is not given; allowed"),
+        ({"teacher": "nowhere.pt"}, "--teacher is 'nowhere.pt', which is no file; allowed"),
+        ({"transfer_window_dropout": 1.5}, "--transfer-window-dropout is 1.5; allowed: 0 to 1"),
+        ({"ddp_backend": "fully_sharded"}, "--ddp-backend is fully_sharded; allowed with --teacher: legacy_ddp"),
+        ({"distributed_world_size": 2}, "--ddp-backend is pytorch_ddp; allowed .*several processes: legacy_ddp"),
+        ({"task": _streams()}, "--task is streaming_language_modeling; allowed with --teacher: language_modeling"),
+    ],
+)
+def test_options_that_are_refused(change: dict, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        _criterion(**change)
+
+
+@pytest.mark.parametrize(
+    ("write", "said"),
+    [
+        (lambda path: path.write_text("hello"), "cannot be read"),
+        (lambda path: save_teacher(path, "mlm"), "holds 'roberta'; allowed with --task .*: 'transformer_lm'"),
+        (lambda path: save_teacher(path, "lm", words=50), "a dictionary of 54 symbols, and the data has 64"),
+    ],
+)
+def test_teachers_that_are_no_teachers(write, said: str, tmp_path: Path) -> None:
+    """fairseq calls ``train()`` before the first update: they are refused there."""
+    write(tmp_path / "teacher.pt")
+    with pytest.raises(ValueError, match=said):
+        _criterion(teacher=str(tmp_path / "teacher.pt")).train()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--decoder-layers", "4"], "in one of the two alone .decoder.layers.3"),
+        (["--decoder-ffn-embed-dim", "24"], "of other shapes .decoder.layers.0.fc1"),
+        (["--decoder-attention-heads", "4"], "decoder.layers.0.self_attn.num_heads is 4, and 2 in the student"),
+        (["--activation-fn", "gelu"], "decoder.layers.0.activation_fn is gelu, and relu in the student"),
+    ],
+)
+def test_teachers_of_other_sizes(arguments: list[str], said: str, hedgehog: Pair, tmp_path: Path) -> None:
+    save_teacher(tmp_path / "other.pt", "lm", *arguments)
+    pair = hedgehog._replace(path=str(tmp_path / "other.pt"))
+    _refused(pair, f"--teacher .* is not the model that the student begins with: .*{said}.*; allowed: ")
+
+
+def test_other_weights_and_other_attention(hedgehog: Pair) -> None:
+    pair = hedgehog._replace(student=copy.deepcopy(hedgehog.student))
+    with torch.no_grad():
+        pair.student.decoder.layers[1].fc2.bias[3] += 1
+    _refused(pair, "1 parameters are of other values .decoder.layers.1.fc2.bias")
+    own = hedgehog._replace(path=str(Path(pair.path).with_name("start.pt")))
+    _refused(own, "3 attentions are no softmax attention there .decoder.layers.0.self_attn")
+
+
+def test_students_that_have_nothing_to_learn() -> None:
+    with pytest.raises(ValueError, match="softmax attention alone; allowed .*attention_transfer"):
+        build_model("softmax_lm", "--lineartime-trained-parameters", "attention")
+    with pytest.raises(
+        ValueError, match="flow attention has no parameters of its own; allowed .*-parameters attention"
+    ):
+        build_model("flowformer_lm", "--lineartime-trained-parameters", "new")
+    with pytest.raises(
+        ValueError, match="--lineartime-trained-parameters is all; allowed with --criterion attention_tr"
+    ):
+        build_model("hedgehog_lm", "--criterion", "attention_transfer", "--lineartime-trained-parameters", "all")
+    model = build_model("hedgehog_lm", "--criterion", "attention_transfer", "--teacher", "x.pt")
+    assert {x.requires_grad for x in model.decoder.layers[0].self_attn.inner.parameters()} == {True}
+    assert not model.decoder.layers[0].fc1.weight.requires_grad
+
+
+def test_students_in_which_all_learns(hedgehog: Pair) -> None:
+    pair = hedgehog._replace(student=copy.deepcopy(hedgehog.student).requires_grad_(True))
+    _refused(pair, "--lineartime-trained-parameters is all; allowed with --criterion attention_transfer")
+
+
+def test_losses_that_an_attention_does_not_have(tmp_path: Path) -> None:
+    pair = make_pair(tmp_path, "lm", "flowformer_lm", lineartime_trained_parameters="attention")
+    _refused(pair, "--transfer-loss is weights and decoder.layers.0.self_attn is flow attention", loss="weights")
+    _refused(pair, "--transfer-window-dropout is 0.5; allowed .*without lolcats attention: 0", window_dropout=0.5)
+
+
+def test_documents_of_a_row(tmp_path: Path) -> None:
+    """A student that separates documents needs a teacher that does."""
+    pair = make_pair(tmp_path, "lm", "hedgehog_lm", lineartime_reset_at_eos=True)
+    _refused(pair, "--lineartime-reset-at-eos is given; allowed with --teacher .*: as the teacher has it")

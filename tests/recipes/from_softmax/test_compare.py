@@ -1,0 +1,232 @@
+"""The comparison of conversions: its forms, its budget, the share that is won back, its tables, and once all of it."""
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from fairseq import options
+from PIL import Image
+from torch import nn
+
+from common.attention import build_attention
+from recipes.from_softmax import compare, parts, results
+from recipes.from_softmax.forms import DEFAULT, PLAIN, form
+from recipes.from_softmax.plan import DISTILLED, EXCHANGED, SCRATCH, TEACHER, TRANSFERRED, Conversion
+from recipes.from_softmax.results import Outcome, Ran, won_back
+from recipes.shared import comparison
+from recipes.shared.comparison import Compared
+from recipes.shared.tables import Run
+
+SIZES = {"width": 8, "layers": 4, "heads": 2, "batch_tokens": 64, "tokens_per_sample": 16, "window": 4}
+RATES = {
+    "lr": 3e-3,
+    "transfer_lr": 1e-2,
+    "distillation_lr": 1e-3,
+    "temperature": 2.0,
+    "weight": 0.75,
+    "window_dropout": 0.5,
+}
+PLAN = Conversion(
+    models=["hedgehog", "lolcats*3,softmax"],
+    seeds=2,
+    updates=100,
+    evaluations=4,
+    more=[],
+    share=0.2,
+    transfer_share=0.25,
+    **SIZES,
+    **RATES,
+)
+RUN = Run("python -m recipes.from_softmax.compare", "2 CPU cores", "Python 3.11", "2026-11-25", 9.0)
+
+
+def test_forms_are_patterns_of_known_names() -> None:
+    plain, mixed = form("lolcats_relu", 4, 8), form("hedgehog*3,softmax", 4, 8)
+    assert plain.pattern == "lolcats" and plain.kinds == ["lolcats"] * 4 and plain.windowed
+    assert plain.options == {"lolcats": {"feature_map": "relu", "window": 8}}
+    assert mixed.kinds == ["hedgehog"] * 3 + ["softmax"] and mixed.softmax_layers == [3] and not mixed.windowed
+    assert mixed.learns_maps and not form("t2r,flow", 4, 8).learns_maps
+    assert len(DEFAULT) == 2 * len(PLAIN) and not form("flow", 4, 8).learns_maps
+
+
+@pytest.mark.parametrize("name", ["flo", "softmax", "flow*0", "lolcats,lolcats_relu", "flow*4,softmax"])
+def test_a_form_that_is_none_is_named(name: str) -> None:
+    with pytest.raises(ValueError, match=r"--models.*; allowed:"):
+        form(name, 4, 8)
+
+
+def test_attentions_that_learn_maps_are_those_with_parameters() -> None:
+    for name in PLAIN:
+        kind = form(name, 1, 4).kinds[0]
+        module = build_attention(kind, causal=True, num_heads=2, head_dim=4, max_tokens=16)
+        assert form(name, 1, 4).learns_maps == bool(list(module.parameters())), name
+
+
+def test_stages_share_a_fifth_of_the_updates() -> None:
+    counts = {stage: PLAN.updates_of(stage) for stage in (TEACHER, TRANSFERRED, DISTILLED, SCRATCH)}
+    assert counts == {TEACHER: 100, TRANSFERRED: 5, DISTILLED: 15, SCRATCH: 20}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"share": 1.0}, "--share is 1"),
+        ({"transfer_share": 0.0}, "--transfer-share is 0"),
+        ({"updates": 4}, "--updates is 4"),
+        ({"layers": 2}, "--models is .lolcats"),
+    ],
+)
+def test_a_budget_that_cannot_be_is_refused(change: dict, said: str) -> None:
+    PLAN.check()
+    with pytest.raises(ValueError, match=f"{said}.*allowed"):
+        dataclasses.replace(PLAN, **change).check()
+
+
+def words_of(stage: str, name: str) -> list[str]:
+    """The arguments of a training, as fairseq's parser takes them."""
+    planned = PLAN.planned(stage, name, 2, Path("data-bin"), Path("runs"))
+    words = [str(word) for word in planned.training.arguments]
+    options.parse_args_and_arch(options.get_training_parser(), [*words, "--cpu"])
+    return words
+
+
+def value(words: list[str], option: str) -> str:
+    return words[words.index(option) + 1]
+
+
+def test_trainings_of_a_form_differ_in_start_teacher_criterion_budget_and_rate() -> None:
+    """A stage goes on from the one before it; all read the same teacher."""
+    name = "lolcats*3,softmax"
+    teacher, first, second, scratch = (
+        words_of(stage, of)
+        for stage, of in ((TEACHER, TEACHER), *((x, name) for x in (TRANSFERRED, DISTILLED, SCRATCH)))
+    )
+    assert [value(words, "--max-update") for words in (teacher, first, second, scratch)] == ["100", "5", "15", "20"]
+    assert [value(words, "--lr") for words in (teacher, first, second, scratch)] == ["0.003", "0.01", "0.001", "0.003"]
+    assert value(teacher, "--arch") == "transformer_lm" and "--decoder-normalize-before" in teacher
+    for words in (first, second, scratch):
+        assert value(words, "--lineartime-layers") == name and value(words, "--lolcats-window") == "4"
+    for words in (first, second):
+        assert value(words, "--teacher") == "runs/teacher.2/checkpoints/checkpoint_last.pt"
+    assert value(first, "--finetune-from-model") == "runs/lolcats-3-softmax.exchanged.2.pt"
+    assert value(second, "--finetune-from-model") == "runs/lolcats-3-softmax.transfer.2/checkpoints/checkpoint_last.pt"
+    assert value(first, "--criterion") == "attention_transfer" and value(second, "--criterion") == "distillation"
+    assert value(second, "--distillation-temperature") == "2.0" and value(second, "--distillation-weight") == "0.75"
+    assert "--teacher" not in scratch and "--finetune-from-model" not in scratch and "--criterion" not in scratch
+
+
+def test_stage_1_teaches_maps_or_else_projections() -> None:
+    for name in DEFAULT:
+        words = words_of(TRANSFERRED, name)
+        learning = value(words, "--lineartime-trained-parameters")
+        assert ("--transfer-window-dropout" in words) == name.startswith("lolcats")
+        assert learning == ("new" if name.startswith(("t2r", "hedgehog", "lolcats")) else "attention")
+
+
+def test_share_that_is_won_back() -> None:
+    """0 for the exchanged model, 1 for the teacher, negative for a worse one; of logarithms."""
+    assert won_back(4.0, 4.0, 2.0) == 0.0 and won_back(4.0, 2.0, 2.0) == 1.0 and won_back(4.0, 5.0, 2.0) == -0.5
+    assert won_back(2.0, 2.0, 2.0) is None and won_back(1.0, 2.0, 3.0) is None
+    one = outcome("hedgehog", 1, (math.log(16.0), math.log(8.0), math.log(4.0), math.log(32.0)), teacher=math.log(4.0))
+    assert [one.share(stage) for stage in (EXCHANGED, TRANSFERRED, DISTILLED)] == pytest.approx([0.0, 0.5, 1.0])
+    assert one.share(SCRATCH) == pytest.approx(-0.5)
+    assert one._replace(losses={DISTILLED: {"test": 1.0}}).share(DISTILLED) is None
+
+
+def outcome(model: str, seed: int, losses: tuple[float, ...], teacher: float, parts: dict | None = None) -> Outcome:
+    """An outcome whose losses on both splits are the same."""
+    both = [{"valid": loss, "test": loss} for loss in losses]
+    stages = dict(zip((EXCHANGED, TRANSFERRED, DISTILLED, SCRATCH), both))
+    seconds = {TRANSFERRED: 10.0, DISTILLED: 20.0, SCRATCH: 25.0}
+    return Outcome(model, seed, 4321, 64, {"valid": teacher, "test": teacher}, stages, parts or {}, seconds, {})
+
+
+def test_tables_and_files(tmp_path: Path) -> None:
+    of_parts = {part: {"valid": 1.0, "test": math.log(2.0 + i)} for i, part in enumerate(parts.PARTS)}
+    losses = tuple(map(math.log, (16.0, 8.0, 4.0, 12.0)))
+    found = [outcome("lolcats*3,softmax", seed, losses, math.log(2.0), of_parts) for seed in (1, 2)]
+    ran = Ran(
+        TEACHER, 1, TEACHER, Path("teacher.1"), {"valid": 0.5, "test": math.log(2.0)}, 4000, 60.0, "fairseq-train"
+    )
+    tokens = {"train": 900, "valid": 50, "test": 50}
+    failed = Compared(found, {"hedgehog.transfer.1": "Loss exploded"}, 1)
+    shown = compare.shown(PLAN, tokens, "characters")
+    report = results.report(PLAN.models, shown, {"plan": PLAN.as_dict()}, [ran], failed)
+    plain = comparison.write(tmp_path, report, RUN)
+    rows = (tmp_path / "results.md").read_text().splitlines()
+    cells = "64 | 16.00 ± 0.00 | 8.00 ± 0.00 | 4.00 ± 0.00 | 12.00 ± 0.00 | 33.3 ± 0.0 | 66.7 ± 0.0 | 13.8 ± 0.0 | 2"
+    assert f"| lolcats*3,softmax | {cells} | 30 | 25 |" in rows
+    assert "| hedgehog | - | - | - | - | - | - | - | - | 0 | - | - |" in rows
+    assert "| teacher | 4,000 | 100 updates | 1.65 | 2.00 | 1 | 60 |" in rows
+    assert "| lolcats*3,softmax | 2.00 ± 0.00 | 3.00 ± 0.00 | 4.00 ± 0.00 | 5.00 ± 0.00 | 2 |" in rows
+    assert "not trained: hedgehog.transfer.1: Loss exploded" in plain and "900 train" in plain
+    content = json.loads((tmp_path / "results.json").read_text())
+    assert content["results"][0]["won_back"][DISTILLED]["test"] == pytest.approx(2.0 / 3.0)
+    with Image.open(tmp_path / "results.png") as image:
+        assert image.width > 600
+
+
+def test_parts_of_an_attention_with_a_window() -> None:
+    """Each part is what it is called; afterwards the model is as it was."""
+    torch.manual_seed(0)
+    attention = build_attention("lolcats", causal=True, num_heads=2, head_dim=4, window=3)
+    model = nn.ModuleList([attention])
+    q, k, v = (torch.randn(2, 2, 9, 4) for _ in range(3))
+    found = {}
+    for part in parts.PARTS:
+        with parts.attending(model, part):
+            found[part] = attention(q, k, v)
+    assert torch.equal(found[parts.WHOLE], attention(q, k, v))
+    assert not found[parts.NOTHING].any()
+    later = k.clone()
+    later[:, :, 0] += 1.0
+    with parts.attending(model, parts.WINDOW):
+        assert torch.equal(attention(q, later, v)[:, :, 3:], found[parts.WINDOW][:, :, 3:])
+    with parts.attending(model, parts.LINEAR):
+        assert not torch.equal(attention(q, later, v)[:, :, 3:], found[parts.LINEAR][:, :, 3:])
+    assert not torch.allclose(found[parts.LINEAR], found[parts.WHOLE])
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    """Two hundred short lines."""
+    path = tmp_path / "text.txt"
+    path.write_text("".join(f"line {i} of a small text\n" for i in range(200)), encoding="utf-8")
+    return path
+
+
+def test_from_a_text_to_the_results(text: Path, tmp_path: Path, imported_already: None, monkeypatch) -> None:
+    """A form with maps and a window, from its teacher on; a second time nothing is trained or measured."""
+    out = tmp_path / "out"
+    arguments = ["--file", str(text), "--quick", "--out", str(out), "--models", "lolcats,softmax", "--seeds", "1"]
+    arguments += "--width 8 --heads 2 --layers 2 --tokens-per-sample 16 --batch-tokens 64 --window 4".split()
+    assert compare.main(arguments) == 0
+    content = json.loads((out / "results.json").read_text())
+    (one,) = content["results"]
+    (teacher,) = content["teachers"]
+    assert {*one["losses"]} == {EXCHANGED, TRANSFERRED, DISTILLED, SCRATCH} and {*one["parts"]} == {*parts.PARTS}
+    assert one["teacher"] == teacher["losses"] and one["parameters"] > teacher["parameters"]
+    # In one layer of two: maps of queries and keys of 2 rows and 4 channels, and a gate, of 2 heads.
+    assert one["learned"] == 2 * (2 * 2 * 4 + 1)
+    assert one["parts"]["whole"] == pytest.approx(one["losses"][DISTILLED])
+    assert one["won_back"][EXCHANGED]["test"] in (0.0, None)
+    for name in ("losses", "changed_parameters", "losses_of_parts", "convert"):
+        monkeypatch.setattr(compare, name, None if name != "changed_parameters" else lambda *_: one["learned"])
+    assert compare.main(arguments) == 0
+    assert json.loads((out / "results.json").read_text())["results"] == [one]
+    assert compare.main([*arguments, "--window", "8"]) == 1
+
+
+def test_what_is_wrong_is_said(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """Before anything is trained."""
+    out = tmp_path / "out"
+    for wrong, said in (("--share 2", "--share is 2"), ("--layers 2", "flow\\*3,softmax"), ("--updates 3", "is 3")):
+        assert compare.main(["--file", str(text), "--out", str(out), *wrong.split()]) == 1
+        assert said.replace("\\", "") in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        compare.main(["--file", str(text), "--models", "gpt"])
+    assert "gpt" in capsys.readouterr().err
+    assert not out.exists()

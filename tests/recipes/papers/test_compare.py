@@ -1,0 +1,164 @@
+"""All rows of a table in small: their commands, the order beside the published one, and once from a text to a table."""
+
+import importlib
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+from fairseq import options
+
+from recipes.papers import compare, small
+from recipes.papers.measured import kendall, value
+from recipes.papers.small import TABLES, TablePlan, small_command, trained_rows
+from recipes.papers.tables import PAPERS, read_paper
+from recipes.shared import comparison
+from recipes.shared.comparison import Compared
+from recipes.shared.tables import Run
+from recipes.wikitext103.results import Result
+
+SIZES = {"width": 64, "layers": 2, "heads": 4, "batch_tokens": 256, "tokens_per_sample": 128}
+KINDS = [
+    (*table, masked) for table, values in TABLES.items() for masked in ([False, True] if values.masked else [False])
+]
+
+
+def plan(paper: str, table: str, masked: bool = False, **others) -> TablePlan:
+    """All rows of a table, one seed."""
+    chosen = {"models": trained_rows(paper, table, masked), "seeds": 1, **SIZES, **others}
+    further = {"updates": 10, "lr": 3e-3, "evaluations": 2, "more": []}
+    return TablePlan(paper=paper, table=table, masked=masked, **further, **chosen)
+
+
+def built(training) -> dict:
+    """What fairseq-train reads of a training."""
+    words = [str(word) for word in training.arguments]
+    return vars(options.parse_args_and_arch(options.get_training_parser(), [*words, "--cpu"]))
+
+
+@pytest.mark.parametrize(("paper", "table", "masked"), KINDS)
+def test_every_row_of_every_table_is_of_one_size(paper, table, masked):
+    """The command of each row is taken by fairseq, its folder is its own, and two units stand for a layer."""
+    made = plan(paper, table, masked)
+    planned = made.trainings(Path("data-bin"))
+    assert len({one.training.name for one in planned}) == len(planned) == len(made.models) > 3
+    side = "encoder" if masked else "decoder"
+    for one in planned:
+        found = built(one.training)
+        units = found["arch"].startswith("flash")
+        assert found[f"{side}_embed_dim"] == 64 and found[f"{side}_layers"] == (4 if units else 2), one.model
+        assert found["task"] == ("masked_lm" if masked else "language_modeling") and found["dropout"] == 0.0
+        assert found["max_update"] == 10 and found["tokens_per_sample"] == 128
+
+
+def test_a_row_keeps_what_tells_it_from_the_others():
+    """Options, one head or several, a head for each channel; widths and windows shrink in proportion."""
+    words = {name: " ".join(map(str, plan(*table).model_arguments(name))) for table, name in ROWS}
+    for (_, name), said in ROWS.items():
+        assert all(one in words[name] for one in said), (name, words[name])
+
+
+ROWS = {
+    (("flash", "1"), "single-head → multi-head"): ["--decoder-attention-heads 4", "--flash-query-dim 32"],
+    (("flash", "1"), "no gating"): ["--flash-no-gate --flash-separate-ffn", "--decoder-layers 4"],
+    (("flash", "2"), "multi-head → single-head"): ["--decoder-layers 2 --decoder-attention-heads 1"],
+    (("flash", "2"), "add gating"): ["--flash-attention-gate", "--decoder-ffn-embed-dim 208"],
+    (("flowformer", "4"), "FLOWFORMER W/O ALLOCATION"): ["--flow-allocation none", "--decoder-ffn-embed-dim 256"],
+    (("daft", "5"), "DAFT-conv-64"): ["--decoder-attention-heads 64", "--daft-window 8"],
+    (("daft", "5"), "DAFT-full"): ["--decoder-attention-heads 1", "--daft-bias-dim 16"],
+    (("daft", "4"), "Sparse Transformer strided"): ["--sparse-stride 11", "--decoder-layers 2"],
+    (("daft", "4"), "Image Transformer local2d"): ["--local-window 11"],
+}
+
+
+def test_rows_come_in_the_published_order():
+    assert trained_rows("flowformer", "4")[:3] == [
+        "FLOWFORMER",
+        "FLOWFORMER W/O COMPETITION",
+        "TRF-TRANSFORMER-GATE (2021)",
+    ]
+    causal, masked = trained_rows("flash", "1"), trained_rows("flash", "1", masked=True)
+    assert causal[-1] == "single-head → multi-head" and masked[-1] == "no gating"
+    assert value("-0.05 ± 0.01") == -0.05 and value("1,234.5") == 1234.5
+
+
+def test_a_report_has_the_order_and_what_was_not_run(tmp_path):
+    def result(row: str, perplexity: float) -> Result:
+        return Result(row, 1, 4321, perplexity, 10, [(10, 9.0)], 1000.0, 2**30, 60.0, "fairseq-train")
+
+    made = plan("daft", "4")
+    rows = made.models
+    found = [result(row, 2.0**place) for place, row in enumerate(reversed(rows))]
+    report = compare.report(made, {"train": 900_000, "valid": 50_000, "test": 50_000}, "words", Compared(found, {}))
+    plain = comparison.write(
+        tmp_path, report, Run("python -m recipes.papers.compare", "a machine", "", "2026-11-25", 1)
+    )
+    assert "Kendall's tau between the orders: -1.00" in plain and "not run: PixelCNN: cited" in plain
+    assert "bits per token" in plain and "1.0 million" in plain
+    content = json.loads((tmp_path / "results.json").read_text())["measured"]
+    assert content["cells"][rows[-1]] == "0.000" and content["column"] == "Test loss" and content["part"] == 0
+    assert kendall(content["cells"], made.published_cells()) == -1.0
+    part = compare.report(plan("flash", "1", True, models=["no gating"]), {"train": 1}, "words", Compared([], {}))
+    assert "not run: original GAU: not asked for" in part.tables[0].notes
+    said = " ".join(part.tables[0].notes)
+    assert "Fewer than three rows" in said and "2 layers, or 4 gated attention units, of width 64" in said
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_commands_in_small_are_taken_by_their_programs(paper):
+    commands = {small_command(paper, number) for number in read_paper(paper).tables} - {None}
+    assert commands
+    for command in commands:
+        words = shlex.split(command)
+        assert words[:2] == ["python", "-m"]
+        importlib.import_module(words[2]).parser().parse_args(words[3:])
+    assert small_command("flash", "6") is None and small_command("flash", "2").startswith(f"python -m {small.COMMAND}")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["mega", "1"], ["mega", "flowformer"]),
+        (["flash", "3"], ["TABLE is 3", "allowed for flash: 1, 2"]),
+        (["flowformer", "11"], ["allowed for flowformer: 4", "recipes.lra.compare --table 11"]),
+        (["daft", "5", "--masked"], ["--masked", "flash 1, flash 2"]),
+        (["daft", "5", "--rows", "Mega"], ["--rows has Mega", "DAFT-conv-64"]),
+        (["daft", "4", "--rows", "pixelcnn"], ["convolutional", "DAFT-full"]),
+    ],
+)
+def test_what_is_not_there_is_an_error_with_what_is(arguments, said, tmp_path, capsys):
+    out = tmp_path / "out"
+    with pytest.raises(SystemExit) as ended:
+        compare.main([*arguments, "--file", "text.txt", "--out", str(out)])
+    assert ended.value.code == 2 and not out.exists()
+    error = capsys.readouterr().err
+    assert all(one in error for one in said)
+
+
+@pytest.mark.usefixtures("imported_already")
+@pytest.mark.parametrize("masked", [False, True])
+def test_from_a_text_to_the_table(masked, tmp_path, capsys):
+    """A row of a tiny size."""
+    text = tmp_path / "text.txt"
+    text.write_text("".join(f"line {i} of a small text\n" for i in range(60)), encoding="utf-8")
+    arguments = [
+        "flash",
+        "1",
+        "--file",
+        str(text),
+        "--quick",
+        "--seeds",
+        "1",
+        "--updates",
+        "2",
+        "--out",
+        str(tmp_path / "out"),
+    ]
+    arguments += ["--width", "16", "--layers", "1", "--heads", "2", "--batch-tokens", "64", "--tokens-per-sample", "16"]
+    arguments += ["--masked"] if masked else []
+    assert compare.main([*arguments, "--rows", "NO gating"]) == 0
+    shown = capsys.readouterr().out
+    assert "The same as Markdown and JSON" in shown and "not run: relu² → softmax: not asked for" in shown
+    content = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert [one["model"] for one in content["results"]] == ["no gating"]
+    assert value(content["measured"]["cells"]["no gating"]) > 1 and content["measured"]["part"] == int(masked)

@@ -1,0 +1,265 @@
+"""Attention transfer: what learns, from what, and what is refused."""
+
+import copy
+
+import pytest
+import timm
+import torch
+from timm.layers import Attention
+from timm.optim import create_optimizer_v2
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tests.compare import assert_close
+from timm_plugin import attention_layer, create_model, replace_attention
+from timm_plugin.transfer import AttentionImitation, AttentionTransferTask
+
+SMALL = dict(img_size=32, patch_size=8, depth=3, embed_dim=24, num_heads=2, num_classes=3)
+NAME = "vit_tiny_patch16_224"
+
+
+@pytest.fixture
+def teacher() -> nn.Module:
+    """A vision transformer whose attention is far from uniform, in training mode, with dropout."""
+    torch.manual_seed(0)
+    model = timm.create_model(NAME, proj_drop_rate=0.5, drop_path_rate=0.5, **SMALL)
+    with torch.no_grad():
+        for block in model.blocks:
+            block.attn.qkv.weight.mul_(12)
+    return model.train()
+
+
+@pytest.fixture
+def x() -> Tensor:
+    return torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+
+
+def copied(model: nn.Module) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def learn(task: AttentionTransferTask, x: Tensor, updates: int) -> list[float]:
+    optimizer = create_optimizer_v2(task.get_trainable_module(), "adamw", lr=1e-2, weight_decay=0.1)
+    losses = []
+    for _ in range(updates):
+        optimizer.zero_grad()
+        loss = task(x)["loss"]
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def layers_of(kind: str, **options) -> tuple[nn.Module, nn.Module]:
+    """A softmax layer, and another one with the same projections."""
+    torch.manual_seed(2)
+    softmax = attention_layer("softmax")(24, num_heads=2, qkv_bias=True)
+    student = attention_layer(kind, **options)(24, num_heads=2, qkv_bias=True)
+    student.qkv, student.proj = softmax.qkv, softmax.proj
+    nn.init.normal_(softmax.qkv.weight)
+    return softmax, student
+
+
+def test_softmax_is_its_own_imitation(x):
+    tokens = torch.randn(2, 9, 24)
+    imitation = AttentionImitation(*layers_of("softmax"))
+    assert torch.equal(imitation(tokens), imitation.teacher(tokens))
+    loss, gradients = imitation.collect()
+    assert loss == 0
+    assert all((gradient == 0).all() for gradient in gradients)
+
+
+def test_a_window_of_all_tokens_is_softmax(teacher, x):
+    assert AttentionTransferTask(teacher, "lolcats", window=33)(x)["loss"] < 1e-6
+    assert AttentionTransferTask(teacher, "lolcats", window=2)(x)["loss"] > 1.0
+
+
+@pytest.mark.parametrize("kind", ["hedgehog", "linear"])
+def test_the_losses_are_those_of_the_formulas(kind):
+    """The mean squared error of the heads' outputs, and the cross-entropy of weights, written out."""
+    softmax, student = layers_of(kind)
+    tokens = torch.randn(2, 9, 24)
+    q, k, v = (y.view(2, 9, 2, 12).transpose(1, 2) for y in softmax.qkv(tokens).chunk(3, -1))
+    weights = torch.softmax(q @ k.transpose(-2, -1) / 12**0.5, -1)
+    of_student = torch.stack(
+        [student.attention.reference(q, k, torch.eye(9)[None, None, :, i : i + 1].expand(2, 2, 9, 1)) for i in range(9)]
+    )[..., 0].permute(1, 2, 3, 0)
+    assert_close("a map", of_student.sum(-1), torch.ones(2, 2, 9))
+    for loss, expected in (
+        ("outputs", ((weights @ v - of_student @ v) ** 2).mean()),
+        ("weights", -(weights * of_student.clamp_min(1e-6).log()).sum(-1).mean()),
+    ):
+        imitation = AttentionImitation(softmax, student, loss)
+        imitation(tokens)
+        torch.testing.assert_close(imitation.collect()[0], expected, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("loss", ["outputs", "weights"])
+def test_gradients_are_those_of_the_loss(teacher, x, loss):
+    """Those that the loop hands on, against those of all layers' losses at once; and they scale with the loss."""
+    task = AttentionTransferTask(teacher, "hedgehog", loss=loss)
+    learning = [parameter for parameter in task.parameters() if parameter.requires_grad]
+    (3 * task(x)["loss"]).backward()
+    inputs = []
+    hooks = [block.attn.register_forward_pre_hook(lambda _, args: inputs.append(args[0])) for block in teacher.blocks]
+    with torch.no_grad():
+        teacher.eval()(x)
+    for hook in hooks:
+        hook.remove()
+    factor, total = {"outputs": 1000.0, "weights": 1.0}[loss], 0.0
+    for block, of_student, tokens in zip(teacher.blocks, task.get_eval_model().blocks, inputs):
+        q, k, v = (y.view(4, 17, 2, 12).transpose(1, 2) for y in block.attn.qkv(tokens).detach().chunk(3, -1))
+        inner = of_student.attn.attention
+        if loss == "outputs":
+            total = total + F.mse_loss(inner(q, k, v), F.scaled_dot_product_attention(q, k, v))
+        else:
+            weights = torch.softmax(q @ k.transpose(-2, -1) / 12**0.5, -1)
+            total = total - (weights * (inner.recorded_map(q, k, v) + 1e-6).log()).sum(-1).mean()
+    expected = torch.autograd.grad(3 * factor * total / 3, learning)
+    for parameter, gradient in zip(learning, expected):
+        torch.testing.assert_close(parameter.grad, gradient, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("loss", ["outputs", "weights"])
+@pytest.mark.parametrize("kind", ["hedgehog", "t2r", "lolcats"])
+def test_only_what_is_new_learns_and_the_loss_falls(teacher, x, kind, loss):
+    before = copied(teacher)
+    task = AttentionTransferTask(teacher, kind, loss=loss, **({"window": 2} if kind == "lolcats" else {}))
+    at_first = copied(task.get_eval_model())
+    losses = learn(task, x, 15)
+    assert losses[-1] < (0.8 if loss == "outputs" else 0.995) * losses[0]
+    after = task.converted().state_dict()
+    changed = {name for name, tensor in after.items() if not torch.equal(tensor, at_first[name])}
+    assert changed and all(".attn.attention." in name for name in changed)
+    assert {name for name in after if ".attn.attention." not in name} == before.keys()
+    assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+    assert all(torch.equal(teacher.state_dict()[name], tensor) for name, tensor in before.items())
+
+
+@pytest.mark.parametrize("kind", ["flow", "linear", "cosformer"])
+def test_projections_learn_where_asked_and_the_teachers_stay(teacher, x, kind):
+    before = copied(teacher)
+    with pytest.raises(ValueError, match=f"'{kind}' has no parameters of its own.*--learn-projections"):
+        AttentionTransferTask(teacher, kind)
+    task = AttentionTransferTask(teacher, kind, learn_projections=True)
+    losses = learn(task, x, 15)
+    assert losses[-1] < losses[0]
+    after = task.converted().state_dict()
+    changed = {name.split(".", 3)[3] for name in before if not torch.equal(after[name], before[name])}
+    assert changed == {"qkv.weight", "qkv.bias"}
+    assert all(torch.equal(teacher.state_dict()[name], tensor) for name, tensor in before.items())
+
+
+def test_a_layer_learns_from_the_teachers_input_alone(teacher, x):
+    """Whatever students below do, the loss of a layer is that of the same layer alone; and the output the teacher's."""
+    task = AttentionTransferTask(teacher, "hedgehog")
+    before = task(x)["layer_losses"]
+    with torch.no_grad():
+        task.get_eval_model().blocks[0].attn.attention.query_weight.normal_()
+    after = task(x)
+    assert after["layer_losses"][0] != before[0]
+    assert torch.equal(after["layer_losses"][1:], before[1:])
+    alone = AttentionTransferTask(teacher, {"blocks.2": "hedgehog"})
+    assert alone.layer_names == ("blocks.2.attn",)
+    assert_close("the loss of one layer", alone(x)["layer_losses"][0], before[2])
+    assert_close("output", after["output"], teacher.eval()(x))
+
+
+def test_a_stack_keeps_its_softmax_layers(teacher, x):
+    task = AttentionTransferTask(teacher, "hedgehog,softmax")
+    assert task.layer_names == ("blocks.0.attn", "blocks.2.attn")
+    learn(task, x, 2)
+    built = create_model(NAME, attn_layer="hedgehog,softmax", **SMALL).eval()
+    built.load_state_dict(task.converted().state_dict(), strict=True)
+    assert_close("logits", built(x), task.converted()(x))
+
+
+def test_the_student_has_the_teachers_memory(teacher):
+    task = AttentionTransferTask(teacher, "hedgehog")
+    own = {parameter.data_ptr() for parameter in teacher.parameters()}
+    new = [parameter for parameter in task.parameters() if parameter.data_ptr() not in own]
+    assert len(new) == 4 * 3 and all(parameter.requires_grad for parameter in new)
+    converted = task.converted()
+    assert not own & {parameter.data_ptr() for parameter in converted.parameters()}
+    assert all(parameter.requires_grad for parameter in converted.parameters())
+    assert all(parameter.requires_grad for parameter in teacher.parameters()) and teacher.training
+    assert all(type(block.attn) is Attention for block in teacher.blocks)
+
+
+def test_no_layer_keeps_its_pass(teacher, x):
+    """What waits for the backward pass is one gradient for each parameter that learns."""
+    task = AttentionTransferTask(teacher, "hedgehog")
+    kept = task(x)["loss"].grad_fn.saved_tensors
+    learning = [parameter for parameter in task.parameters() if parameter.requires_grad]
+    assert [tensor.shape for tensor in kept] == [parameter.shape for parameter in learning]
+    assert all(tensor.grad_fn is None for tensor in kept)
+
+
+def test_nothing_is_learned_without_gradients(teacher, x):
+    task = AttentionTransferTask(teacher, "hedgehog")
+    with torch.no_grad():
+        result = task(x)
+    assert not result["loss"].requires_grad
+    assert_close("loss", result["loss"], task(x)["loss"].detach())
+
+
+def test_accumulation(teacher, x):
+    task = AttentionTransferTask(teacher, "t2r")
+    task(x)["loss"].backward()
+    whole = [parameter.grad.clone() for parameter in task.parameters() if parameter.requires_grad]
+    task.zero_grad()
+    for part in x.split(2):
+        (task(part)["loss"] / 2).backward()
+    for gradient, parameter in zip(whole, (y for y in task.parameters() if y.requires_grad)):
+        torch.testing.assert_close(parameter.grad, gradient, rtol=1e-3, atol=1e-4)
+
+
+def test_one_process_of_distributed_data_parallel(teacher, x, tmp_path):
+    alone, wrapped = (AttentionTransferTask(copy.deepcopy(teacher), "hedgehog") for _ in range(2))
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+    try:
+        wrapped.prepare_distributed()
+        for task in (alone, wrapped):
+            task(x)["loss"].backward()
+    finally:
+        torch.distributed.destroy_process_group()
+    for one, other in zip(alone.parameters(), wrapped.parameters()):
+        assert (one.grad is None) == (other.grad is None)
+        assert one.grad is None or torch.equal(one.grad, other.grad)
+
+
+def test_attention_of_maps_and_of_stages(x):
+    torch.manual_seed(0)
+    model = timm.create_model("flowformer_hier_test", attn_layer="softmax", img_size=32, num_classes=3)
+    task = AttentionTransferTask(model, {"stages.0-1": "hedgehog"})
+    assert task.layer_names == ("stages.0.blocks.0.attn", "stages.1.blocks.0.attn")
+    losses = learn(task, x, 5)
+    assert losses[-1] < losses[0]
+
+
+def test_refusals(teacher):
+    flow = replace_attention(copy.deepcopy(teacher), "flow")
+    on_grid = timm.create_model(NAME, class_token=False, global_pool="avg", **SMALL)
+    for model, attention, arguments, said in (
+        (teacher, "softmax", {}, "attention is 'softmax', which the teacher has"),
+        (teacher, {"blocks.1": "softmax"}, {}, "at least one other than softmax"),
+        (teacher, "hedgehog*2,flow", {}, "'flow' has no parameters of its own"),
+        (teacher, "hedgehog*9", {}, "a pattern of 9 layers"),
+        (teacher, {"blocks.7": "hedgehog"}, {}, "blocks.7 is not there"),
+        (teacher, "hedgehog", {"rows": 0.5}, "rows is 0.5"),
+        (teacher, "hedgehog", {"loss": "logits"}, "loss is 'logits'"),
+        (teacher, "flow", {"loss": "weights", "learn_projections": True}, "'flow' does not weigh tokens as softmax"),
+        (on_grid, "daft_conv", {}, "'daft_conv' has projections of other widths"),
+        (flow, "hedgehog", {}, "blocks.0.attn has attention 'flow'"),
+        (timm.create_model("resnet18"), "hedgehog", {}, "ResNet whose attention cannot be replaced"),
+        (NAME, "hedgehog", {}, "teacher is 'vit_tiny"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            AttentionTransferTask(model, attention, **arguments)
+    softmax, student = layers_of("hedgehog")
+    with pytest.raises(ValueError, match="the teacher's attention is 'hedgehog'"):
+        AttentionImitation(student, softmax)
+    with pytest.raises(ValueError, match="has 3 heads of 8 channels; allowed: 2 of 12"):
+        AttentionImitation(softmax, attention_layer("hedgehog")(24, num_heads=3))
+    with pytest.raises(ValueError, match="did not call an attention"):
+        AttentionImitation(softmax, student).collect()

@@ -1,0 +1,211 @@
+"""Attention transfer as one of timm's training tasks: a built model with softmax attention teaches another attention.
+
+Legend: B batch, C image channels, H x W the size of an image, L layers whose attention learns.
+"""
+
+import copy
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from timm.task import TrainingTask
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from .._kinds import Kind
+from ..layers.attention import SelfAttention
+from ..replace import put_modules, replace_attention
+from .imitation import AttentionImitation
+
+#: By what each loss is multiplied: that of LoLCATs' code, and none.
+_FACTORS = {"outputs": 1000.0, "weights": 1.0}
+
+
+class AttentionTransferTask(TrainingTask):
+    """Stage 1 of making a trained model linear: each new attention learns what the softmax attention there gives.
+
+    Every attention that is replaced gets the input that it has in ``teacher``, whose own softmax attention stands below
+    it, and learns to give the same (``AttentionImitation``). The loss is the mean over these layers, with "outputs"
+    times 1000 (LoLCATs, Zhang et al., 2025). Layers that ``attention`` leaves, or that get "softmax", are the
+    teacher's.
+
+    ``teacher`` does not change, and the student shares its weights: memory is one model, what is new, and one layer's
+    attention. Gradients are made layer by layer during the forward pass, and ``loss.backward()`` hands them on, so that
+    accumulation and DistributedDataParallel work as ever. For mixed precision take bfloat16: a loss that is scaled
+    afterwards saves no small gradients of float16. All is in evaluation mode, whatever ``train`` says: no dropout, no
+    stochastic depth.
+
+    ``get_eval_model()`` is the student, for validation and for checkpoints, which hold it alone; ``converted()`` gives
+    one of its own. ``get_trainable_module()`` has the parameters that learn, for an optimiser. Move ``teacher`` to its
+    device first.
+
+    Args:
+        teacher: a built model with its weights.
+        attention, max_tokens, grid_size, options: ``name`` and the others, as in ``replace_attention``.
+        loss: "outputs" or "weights", as in ``AttentionImitation``.
+        learn_projections: let the projections to queries, keys and values of these layers learn as well, from the
+            teacher's; what a mechanism without parameters of its own needs.
+        device, dtype, verbose: as in timm's tasks.
+
+    Raises:
+        ValueError: as ``replace_attention`` and ``AttentionImitation``; a teacher whose attention is not softmax; no
+            other attention than softmax; a mechanism without parameters of its own, or whose projections are new,
+            without ``learn_projections``.
+    """
+
+    def __init__(
+        self,
+        teacher: nn.Module,
+        attention: Kind | Mapping[str, Kind],
+        loss: str = "outputs",
+        learn_projections: bool = False,
+        max_tokens: int | None = None,
+        grid_size: tuple[int, int] | None = None,
+        device: torch.device | None = None,
+        dtype: torch.dtype | None = None,
+        verbose: bool = True,
+        **options: Any,
+    ) -> None:
+        super().__init__(device=device, dtype=dtype, verbose=verbose)
+        if not isinstance(teacher, nn.Module):
+            raise ValueError(f"teacher is {teacher!r}; allowed: a built model, such as timm.create_model gives")
+        shared = _shared(teacher)
+        student = copy.deepcopy(teacher, dict(shared))
+        before = dict(student.named_modules())
+        replace_attention(student, attention, max_tokens=max_tokens, grid_size=grid_size, **options)
+        layers = {
+            path: module
+            for path, module in student.named_modules()
+            if isinstance(module, SelfAttention) and before.get(path) is not module and module.mechanism != "softmax"
+        }
+        _check_teacher(layers, before, attention)
+        model = copy.deepcopy(teacher, dict(shared))
+        replace_attention(model, dict.fromkeys(layers, "softmax"))
+        for tensor in shared.values():
+            tensor.requires_grad_(False)
+        for layer in layers.values():
+            _let_learn(layer, learn_projections)
+        imitations = {path: AttentionImitation(model.get_submodule(path), x, loss) for path, x in layers.items()}
+        put_modules(model, {model.get_submodule(path): imitation for path, imitation in imitations.items()})
+        self._requires_grad = {name: parameter.requires_grad for name, parameter in teacher.named_parameters()}
+        self._teachers_names = frozenset(teacher.state_dict())
+        self.eval_model = student
+        self.trainable_module: nn.Module = _LayersInPlace(model, imitations.values(), _FACTORS[loss])
+        self.layer_names = tuple(layers)
+        self.train(False)
+
+    def train(self, mode: bool = True) -> "AttentionTransferTask":
+        """Evaluation mode, whatever ``mode`` says."""
+        return super().train(False)
+
+    def forward(self, input: Tensor, target: Tensor | None = None) -> dict[str, Tensor]:
+        """input (B, C, H, W) -> ``loss``; ``output``, the teacher's; ``layer_losses`` (L,), of ``layer_names``.
+
+        ``target``, the labels, is not looked at.
+        """
+        loss, layer_losses, output = self.trainable_module(input)
+        return {"loss": loss, "output": output, "layer_losses": layer_losses}
+
+    def prepare_distributed(self, device_ids: list | None = None, **ddp_kwargs: Any) -> "AttentionTransferTask":
+        """Let DistributedDataParallel average gradients over processes, as in timm's tasks."""
+        self.trainable_module = DistributedDataParallel(self.trainable_module, device_ids=device_ids, **ddp_kwargs)
+        return self
+
+    def own_state(self) -> dict[str, Tensor]:
+        """Of the student's state dict, what is not the teacher's: what is new and what learns."""
+        learning = {name for name, parameter in self.eval_model.named_parameters() if parameter.requires_grad}
+        state = self.eval_model.state_dict()
+        return {name: x for name, x in state.items() if name in learning or name not in self._teachers_names}
+
+    def teacher_state(self) -> dict[str, Tensor]:
+        """The rest of it, which stays as the teacher has it."""
+        own = self.own_state()
+        return {name: x for name, x in self.eval_model.state_dict().items() if name not in own}
+
+    def load_own_state(self, state: Mapping[str, Tensor]) -> None:
+        """Take over an ``own_state()`` of this task; RuntimeError, torch's, where it is of another."""
+        self.eval_model.load_state_dict({**self.teacher_state(), **state}, strict=True)
+
+    def converted(self) -> nn.Module:
+        """The student with weights of its own, in evaluation mode; they require gradients where the teacher's do."""
+        model = copy.deepcopy(self.eval_model)
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(self._requires_grad.get(name, True))
+        return model
+
+
+class _LayersInPlace(nn.Module):
+    """The teacher with an imitation in place of each attention that is learned, as one module for an optimiser."""
+
+    def __init__(self, model: nn.Module, imitations: Iterable[AttentionImitation], factor: float) -> None:
+        super().__init__()
+        self.model = model
+        self.imitations = nn.ModuleList(imitations)
+        self.factor = factor
+
+    def train(self, mode: bool = True) -> "_LayersInPlace":
+        return super().train(False)
+
+    def forward(self, input: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """input (B, C, H, W) -> the loss, that of each layer (L,), and the teacher's output."""
+        learns = torch.is_grad_enabled()
+        for imitation in self.imitations:
+            imitation.learns = learns
+        with torch.no_grad():
+            output = self.model(input)
+        losses, parameters, gradients = [], [], []
+        for imitation in self.imitations:
+            loss, of_layer = imitation.collect()
+            losses.append(loss * self.factor)
+            parameters += imitation.learning()
+            gradients += [gradient * (self.factor / len(self.imitations)) for gradient in of_layer]
+        layer_losses = torch.stack(losses)
+        loss = layer_losses.mean()
+        return (_WithGradients.apply(loss, *parameters, *gradients) if learns else loss), layer_losses, output
+
+
+class _WithGradients(torch.autograd.Function):
+    """A loss as it is, whose gradients for parameters are known: ``apply(loss, *parameters, *gradients)``."""
+
+    @staticmethod
+    def forward(ctx: Any, loss: Tensor, *parameters_and_gradients: Tensor) -> Tensor:
+        ctx.save_for_backward(*parameters_and_gradients[len(parameters_and_gradients) // 2 :])
+        return loss.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        gradients = ctx.saved_tensors
+        return None, *(gradient * grad_output.to(gradient) for gradient in gradients), *(None for _ in gradients)
+
+
+def _shared(model: nn.Module) -> dict[int, Tensor]:
+    """For ``copy.deepcopy``: parameters of their own in the memory of those of ``model``, and its buffers."""
+    parameters = {id(x): nn.Parameter(x.detach(), requires_grad=x.requires_grad) for x in model.parameters()}
+    return parameters | {id(buffer): buffer.detach() for buffer in model.buffers()}
+
+
+def _check_teacher(layers: dict[str, SelfAttention], before: dict[str, nn.Module], attention: Any) -> None:
+    """Raise ValueError unless ``layers`` take the place of softmax attention, and there are any."""
+    if not layers:
+        raise ValueError(f"attention is {attention!r}, which the teacher has; allowed: at least one other than softmax")
+    for path in layers:
+        mechanism = getattr(before[path], "mechanism", "softmax")
+        if mechanism != "softmax":
+            raise ValueError(f"the teacher's {path} has attention {mechanism!r}; allowed: softmax attention")
+
+
+def _let_learn(layer: SelfAttention, learn_projections: bool) -> None:
+    """Unfreeze what is new in ``layer`` and, if asked, projections of its own, at first the teacher's."""
+    own = list(layer.attention.parameters())
+    if not learn_projections:
+        new = "no parameters of its own" if not own else "projections of other widths, which are new"
+        if not own or len(set(layer.widths)) > 1:
+            raise ValueError(
+                f"attention {layer.mechanism!r} has {new}; allowed: learn_projections=True (--learn-projections), so "
+                "that its projections to queries, keys and values learn, or a mechanism with maps to learn, such as "
+                "'hedgehog'"
+            )
+    for parameter in own:
+        parameter.requires_grad_(True)
+    if learn_projections:
+        layer.qkv = copy.deepcopy(layer.qkv).requires_grad_(True)

@@ -1,0 +1,152 @@
+"""The loop of an attention transfer, of timm's parts, which an interruption does not change."""
+
+import hashlib
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from timm.optim import create_optimizer_v2
+from timm.scheduler import create_scheduler_v2
+from timm.scheduler.scheduler import Scheduler
+from timm.utils import AverageMeter, dispatch_clip_grad, random_seed
+from torch.utils.data import DataLoader
+
+from common import tensor_files
+from common.checkpoints import read_checkpoint
+
+from .task import AttentionTransferTask
+
+logger = logging.getLogger("timm_plugin")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a transfer learns; names and meanings are those of timm's train.py. The learning rate falls by a cosine."""
+
+    epochs: int = 2
+    opt: str = "adamw"
+    lr: float = 1e-2
+    weight_decay: float = 0.0
+    warmup_epochs: int = 0
+    clip_grad: float | None = None
+    seed: int = 42
+    log_interval: int = 50
+
+
+def train(
+    task: AttentionTransferTask,
+    loader: DataLoader,
+    settings: Settings,
+    state: Path | None = None,
+    options: Mapping[str, Any] | None = None,
+    autocast: Callable[[], AbstractContextManager] = nullcontext,
+) -> dict[str, float]:
+    """Let the layers of ``task`` learn from the images of ``loader``: the mean loss of each in the last epoch.
+
+    Each epoch begins with seeds of its own for all random numbers of the process, and ends with a file. A run that was
+    ended in between goes on from there, to the result that it would have had, if ``loader`` remembers nothing from
+    epoch to epoch (no persistent workers).
+
+    Args:
+        state: the file of an unfinished run, which goes on if it is there; None keeps none.
+        options: what the run depends on besides ``settings`` and the teacher, as JSON has it.
+        autocast: makes the context of each forward pass.
+
+    Raises:
+        ValueError: there is not one batch; ``state`` is of a run of other settings, options or another teacher.
+    """
+    updates = len(loader)
+    if not updates:
+        raise ValueError("there is not one whole batch of images; allowed: smaller batches, or more images")
+    optimizer = create_optimizer_v2(
+        task.get_trainable_module(), settings.opt, lr=settings.lr, weight_decay=settings.weight_decay
+    )
+    timing = {"num_epochs": settings.epochs, "warmup_epochs": settings.warmup_epochs}
+    scheduler, _ = create_scheduler_v2(optimizer, "cosine", step_on_epochs=False, updates_per_epoch=updates, **timing)
+    run = {**asdict(settings), **(options or {}), "updates": updates}
+    del run["log_interval"]
+    first, losses = 0, {}
+    if state is not None and state.exists():
+        first, losses = _restore(task, optimizer, state, run)
+        logger.info(f"{state}: {first} of {settings.epochs} epochs are done")
+    for epoch in range(first, settings.epochs):
+        random_seed(settings.seed + epoch)
+        scheduler.step_update(epoch * updates)
+        losses = _epoch(task, loader, optimizer, scheduler, epoch, settings, autocast)
+        if state is not None:
+            _save(task, optimizer, state, {"run": run, "epochs": epoch + 1, "losses": losses})
+    return losses
+
+
+def _epoch(
+    task: AttentionTransferTask,
+    loader: DataLoader,
+    optimizer: torch.optim.Optimizer,
+    scheduler: Scheduler,
+    epoch: int,
+    settings: Settings,
+    autocast: Callable[[], AbstractContextManager],
+) -> dict[str, float]:
+    """One pass over the images: the mean loss of each layer."""
+    meter, by_layer, images, begin = AverageMeter(), 0.0, 0, time.perf_counter()
+    for i, (input, target) in enumerate(loader):
+        input = input.to(task.device)
+        with autocast():
+            result = task(input, target)
+        optimizer.zero_grad()
+        result["loss"].backward()
+        if settings.clip_grad is not None:
+            dispatch_clip_grad(task.get_clip_parameters(), settings.clip_grad)
+        optimizer.step()
+        done = epoch * len(loader) + i + 1
+        scheduler.step_update(done)
+        meter.update(result["loss"].item(), len(input))
+        by_layer = by_layer + result["layer_losses"] * len(input)
+        images += len(input)
+        if (i + 1) % settings.log_interval == 0 or i + 1 == len(loader):
+            logger.info(
+                f"transfer: {epoch + 1}/{settings.epochs} [{i + 1:>4d}/{len(loader)}]  loss {meter.val:#.4g} "
+                f"({meter.avg:#.4g})  lr {optimizer.param_groups[0]['lr']:.3e}  "
+                f"{images / (time.perf_counter() - begin):.1f} images/s"
+            )
+    return dict(zip(task.layer_names, (by_layer / images).tolist()))
+
+
+def _save(task: AttentionTransferTask, optimizer: torch.optim.Optimizer, state: Path, progress: dict[str, Any]) -> None:
+    """Write ``state`` anew, whole or not at all."""
+    part = state.with_name(state.name + ".new")
+    contents = {**progress, "teacher": _digest(task), "student": task.own_state(), "optimizer": optimizer.state_dict()}
+    tensor_files.save(contents, part)
+    os.replace(part, state)
+
+
+def _restore(
+    task: AttentionTransferTask, optimizer: torch.optim.Optimizer, state: Path, run: dict[str, Any]
+) -> tuple[int, dict[str, float]]:
+    """Take over ``state``: the epochs that are done, and the layers' losses in the last one."""
+    stored = read_checkpoint(state)
+    other = sorted(name for name in run.keys() | stored["run"].keys() if run.get(name) != stored["run"].get(name))
+    if other or stored["teacher"] != _digest(task):
+        what = "; ".join(f"{name} is {run.get(name)!r}, there {stored['run'].get(name)!r}" for name in other)
+        raise ValueError(
+            f"{state} is of another transfer, which is unfinished: {what or 'its teacher has other weights'}; "
+            "allowed: the same again, or its folder removed"
+        )
+    task.load_own_state(stored["student"])
+    optimizer.load_state_dict(stored["optimizer"])
+    return stored["epochs"], stored["losses"]
+
+
+def _digest(task: AttentionTransferTask) -> str:
+    """What tells the weights of the teacher from others'."""
+    digest = hashlib.sha256()
+    for name, tensor in task.teacher_state().items():
+        digest.update(name.encode())
+        digest.update(tensor.cpu().reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
