@@ -1,6 +1,7 @@
 """Commands of recipes that need not import torch and fairseq first."""
 
 import sys
+from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
@@ -30,11 +31,13 @@ class _Popen:
     poll = wait
 
 
-@pytest.fixture
-def imported_already(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module")
+def imported_already() -> Iterator[None]:
     """Commands run in processes that have imported torch and fairseq, which takes most of the time of a small one.
 
-    ``shared/test_commands.py`` runs real ones.
+    From here to the end of the file. ``shared/test_commands.py`` runs real ones.
     """
     streams = dict.fromkeys(("DEVNULL", "PIPE", "STDOUT"))
-    monkeypatch.setattr(commands, "subprocess", SimpleNamespace(Popen=_Popen, **streams))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(commands, "subprocess", SimpleNamespace(Popen=_Popen, **streams))
+        yield

@@ -73,7 +73,7 @@ class Case(NamedTuple):
         """The attention in evaluation mode, its parameters large enough to matter."""
         shape = {"num_heads": HEADS, "head_dim": CHANNELS, "max_tokens": max_tokens, "spatial_dims": 1 + self.image}
         with torch.random.fork_rng(devices=()):
-            torch.manual_seed(1)  # for buffers that are drawn at random
+            torch.default_generator.manual_seed(1)  # for buffers that are drawn at random
             options = {**counts(self.kind), **_declared(self.name, "SMALL"), **self.options}
             around = {"forget": self.forget, "short_conv": self.short_conv}
             module = build_attention(self.name, self.causal, **shape, **around, **options)

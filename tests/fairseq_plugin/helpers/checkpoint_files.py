@@ -1,5 +1,8 @@
 """Checkpoints as fairseq-train of today and of its earlier versions writes them, around any weights."""
 
+from argparse import Namespace
+from copy import deepcopy
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +33,19 @@ def build(arch: str, *arguments: str, words: int = WORDS, seed: int = 1) -> nn.M
     return awake(language_models.build(command(arch, *arguments), words, seed)).eval()
 
 
+def _parsed(arch: str, *arguments: str) -> Namespace:
+    return options.parse_args_and_arch(options.get_training_parser(), command(arch, *arguments))
+
+
+@cache  # it takes a third of a second, and few are different
+def _configuration(arch: str, *arguments: str) -> dict[str, Any]:
+    config = convert_namespace_to_omegaconf(_parsed(arch, *arguments))
+    return OmegaConf.to_container(config, resolve=True, enum_to_str=True)
+
+
 def save(path: Path, weights: dict[str, Tensor], kind: str, arch: str, *arguments: str) -> Path:
     """Write ``weights`` as the training ``command(arch, *arguments)`` would, ``kind`` being one of KINDS."""
-    args = options.parse_args_and_arch(options.get_training_parser(), command(arch, *arguments))
+    args = _parsed(arch, *arguments)
     state: dict[str, Any] = {
         "args": args if kind == "args" else None,
         "model": weights,
@@ -55,7 +68,7 @@ def save(path: Path, weights: dict[str, Tensor], kind: str, arch: str, *argument
         "last_optimizer_state": {"state": {0: {"step": 7, "exp_avg": torch.zeros(4)}}, "param_groups": []},
     }
     if kind == "cfg":
-        config = OmegaConf.to_container(convert_namespace_to_omegaconf(args), resolve=True, enum_to_str=True)
+        config = deepcopy(_configuration(arch, *arguments))
         for group in (config, config["model"]):  # of fairseq's first versions with groups
             for name in _NEW_OPTIONS:
                 group.pop(name, None)

@@ -27,7 +27,7 @@ def build_model(arch: str, *arguments: str, seed: int = 1) -> nn.Module:
     command = ["data", "--task", "translation", "--arch", arch, *SMALL, *arguments]
     parsed = options.parse_args_and_arch(options.get_training_parser(), command)
     symbols = dictionary()
-    torch.manual_seed(seed)
+    torch.default_generator.manual_seed(seed)
     model = tasks.FairseqTask.build_model(SimpleNamespace(source_dictionary=symbols, target_dictionary=symbols), parsed)
     for parameter in awake(model).parameters():
         if parameter.dim() > 1:

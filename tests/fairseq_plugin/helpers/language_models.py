@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 
 import torch
-from fairseq import options, tasks
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq import tasks
 from fairseq.models import MODEL_REGISTRY
 from torch import nn
 
@@ -14,6 +13,7 @@ import fairseq_plugin  # noqa: F401  registers the architectures
 from common.attention import ATTENTIONS, DaftConvAttention, DaftFullAttention, MixedChunkAttention
 from common.modules.gated_attention_unit import GatedAttentionUnit
 from fairseq_plugin.models.hybrid import LayerOptions
+from recipes.shared.fairseq_models import model_options
 
 from .text import dictionary
 
@@ -67,16 +67,14 @@ def flags_of(name: str) -> list[str]:
 def build(command: Sequence[str], words: int = 60, seed: int = 1) -> nn.Module:
     """The model that ``fairseq-train COMMAND`` builds for a dictionary of ``words``.
 
-    From what the parser returns, but for named sizes. fairseq-train turns that into another kind of configuration
-    before, which takes most of a second; models/test_every_model.py builds from that.
+    From what the parser returns. fairseq-train turns that into another kind of configuration before, which takes most
+    of a second; what models/test_every_model.py stores is of that kind.
     """
-    arguments = options.parse_args_and_arch(options.get_training_parser(), list(command))
-    named_size = arguments.arch not in MODEL_REGISTRY
-    configuration = convert_namespace_to_omegaconf(arguments).model if named_size else arguments
+    given = model_options(command)
     symbols = dictionary(words)
     task = SimpleNamespace(source_dictionary=symbols, target_dictionary=symbols)
-    torch.manual_seed(seed)
-    return tasks.FairseqTask.build_model(task, configuration)
+    torch.default_generator.manual_seed(seed)
+    return tasks.FairseqTask.build_model(task, given)
 
 
 def build_model(arch: str, *arguments: str, seed: int = 1, sizes: Sequence[str] | None = None, words: int = 60):

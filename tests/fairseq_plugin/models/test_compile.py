@@ -3,7 +3,6 @@
 That every mechanism compiles into one graph is in ``tests/common/contract``; here is what stands around them.
 """
 
-import logging
 from functools import cache
 
 import pytest
@@ -29,9 +28,7 @@ LIMITED = ("flash_quad_lm", "daft_full_lm")
 
 
 @pytest.fixture(autouse=True)
-def fresh_compiler(monkeypatch):
-    # pytest keeps every record of torch's trace log, which makes compiling slower.
-    monkeypatch.setattr(logging.getLogger("torch.__trace"), "disabled", True)
+def fresh_compiler():
     torch._dynamo.reset()
     counters.clear()
     yield

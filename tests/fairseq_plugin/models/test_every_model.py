@@ -70,7 +70,7 @@ def build(name: str, *arguments: str) -> nn.Module:
     if name not in CAUSAL:
         symbols.add_symbol(MASKS[name.rpartition("_")[2]])  # as the task does
     task = SimpleNamespace(source_dictionary=symbols, target_dictionary=symbols, max_positions=lambda: LIMIT)
-    torch.manual_seed(1)
+    torch.default_generator.manual_seed(1)
     model = tasks.FairseqTask.build_model(task, deepcopy(parsed(name, *arguments)))
     if name.endswith("classifier"):
         model.register_classification_head("sentence_classification_head", num_classes=3)

@@ -218,11 +218,11 @@ def test_models_whose_sums_forget_equal_their_literal_references(monkeypatch):
 def test_generation_behind_a_prompt_gives_the_scores_of_the_full_forward():
     built = prompts.generations(HERE, 300)
     assert [one.name for one in built] == list(prompts.FORMS)
-    for one in built:
+    generated = [one.runs[prompts.GENERATION]()[0] for one in built]
+    for one, found in zip(built, generated):
         assert first_unequal(one.check()) is None
-        assert one.runs[prompts.GENERATION]()[0].shape == (one.units + 1,)
-    for first, second in zip(built[::2], built[1::2]):
-        assert torch.equal(first.runs[prompts.GENERATION]()[0], second.runs[prompts.GENERATION]()[0])
+        assert found.shape == (one.units + 1,)
+    assert all(torch.equal(*pair) for pair in zip(generated[::2], generated[1::2]))
 
 
 @pytest.mark.parametrize("architecture", language_models.DECODED)
@@ -245,7 +245,7 @@ def test_a_step_depends_on_the_state(architecture):
 
 @pytest.fixture(scope="module")
 def translators():
-    """A step of every form from two sources, at two positions: fairseq takes seconds to build its eight models."""
+    """A step of every form from two sources, at two positions."""
     return translation.decoding(HERE, 200, width=64, layers=1, positions=(20, 45))
 
 

@@ -20,7 +20,7 @@ def small():
         yield
 
 
-def test_train_evaluate_and_write_text(small, tmp_path, monkeypatch):
+def test_train_evaluate_and_write_text(small, tmp_path, imported_already, monkeypatch):
     monkeypatch.setattr(text, "ARCHITECTURES", {"flowformer_lm": "Flow-Attention"})
     result = text.run_text(tmp_path, BUDGET)
     (model,) = result.models

@@ -98,8 +98,10 @@ def text(tmp_path: Path) -> Path:
     return path
 
 
-def test_from_a_text_to_the_results_and_from_another_comparison(text: Path, tmp_path: Path, capsys) -> None:
-    """Two short trainings, in processes of their own; then the same models again, with windows of another length."""
+def test_from_a_text_to_the_results_and_from_another_comparison(
+    text: Path, tmp_path: Path, imported_already, capsys
+) -> None:
+    """Two short trainings; then the same models again, with windows of another length."""
     out = tmp_path / "out"
     arguments = ["--file", str(text), "--quick", "--out", str(out), "--models", "linear", "daft_full", "--times", "2"]
     arguments += ["--width", "8", "--heads", "2", "--layers", "1", "--tokens-per-sample", "16", "--batch-tokens", "64"]

@@ -125,8 +125,8 @@ def test_tables_and_files(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def compared(tmp_path_factory):
-    """A whole comparison of one tiny model. Costs the start of two processes: training and generation.
+def compared(tmp_path_factory, imported_already):
+    """A whole comparison of one tiny model: training and generation.
 
     With sources of more than 1,024 tokens, which fairseq-generate refuses unless it is told.
     """

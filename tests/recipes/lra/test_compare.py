@@ -126,8 +126,8 @@ def test_data_that_is_missing(arguments, said, tmp_path, capsys):
 
 
 @pytest.fixture(scope="module")
-def compared(tmp_path_factory):
-    """A whole comparison of one tiny model. Costs the start of three processes: training, validation, speed."""
+def compared(tmp_path_factory, imported_already):
+    """A whole comparison of one tiny model: training, validation, speed."""
     out = tmp_path_factory.mktemp("compare")
     arguments = ["--quick", "--out", str(out), "--models", "flow", "--seeds", "1", "--length", "40", "--updates", "2"]
     arguments += ["--width", "8", "--speed-lengths", "16"]

@@ -105,8 +105,8 @@ def text(tmp_path: Path) -> Path:
     return path
 
 
-def test_from_a_text_to_the_results(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch) -> None:
-    """One training and one that is complete already; a second time nothing runs. Costs the start of two processes."""
+def test_from_a_text_to_the_results(text: Path, tmp_path: Path, imported_already, capsys, monkeypatch) -> None:
+    """One training and one that is complete already; a second time nothing runs."""
     out = tmp_path / "out"
     done = out / "runs" / "softmax.1"
     done.mkdir(parents=True)

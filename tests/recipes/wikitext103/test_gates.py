@@ -4,13 +4,13 @@ from argparse import Namespace
 
 import pytest
 import torch
-from fairseq import options, tasks
+from fairseq import tasks
 from fairseq.data import Dictionary
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.utils import import_user_module
 
 from common.modules.forget_gate import ForgetGate
 from recipes.shared.additions import addition_notes, mechanism_of, with_additions
+from recipes.shared.fairseq_models import model_options
 from recipes.wikitext103 import gates
 from recipes.wikitext103.gates import COMMAND, DEFAULT_MODELS, NO_POSITIONS, GatePlan, names
 from tests.processes import CHECKOUT
@@ -39,12 +39,11 @@ def build(name: str):
     """The model that a name's command builds."""
     words = [str(word) for word in PLAN.model_arguments(name)]
     import_user_module(Namespace(user_dir=words[words.index("--user-dir") + 1]))
-    parsed = options.parse_args_and_arch(options.get_training_parser(), ["data", *words])
+    given = model_options(["data", *words])
     dictionary = Dictionary()
     dictionary.add_symbol("a")
-    config = convert_namespace_to_omegaconf(parsed)
-    task = tasks.language_modeling.LanguageModelingTask(config.task, dictionary, dictionary)
-    return tasks.FairseqTask.build_model(task, config.model)
+    task = tasks.language_modeling.LanguageModelingTask(given, dictionary, dictionary)
+    return tasks.FairseqTask.build_model(task, given)
 
 
 def gate_parameters(model: torch.nn.Module) -> dict[str, bool]:
@@ -73,7 +72,7 @@ def test_names_and_notes():
     assert [note.partition(":")[0] for note in PLAN.notes()] == ["+forget", "+fixed", "+learned", NO_POSITIONS]
 
 
-def test_from_the_text_to_the_table(tmp_path, capsys):
+def test_from_the_text_to_the_table(tmp_path, imported_already, capsys):
     text = tmp_path / "text.txt"
     text.write_text("to be or not to be\n" * 60)
     arguments = ["--file", str(text), "--quick", "--seeds", "1", "--out", str(tmp_path / "out")]

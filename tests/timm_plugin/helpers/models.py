@@ -78,7 +78,7 @@ ANY_SIZE = ("daft_conv", "daft_gumbel", "daft_local")
 def build(case: str, **kwargs) -> nn.Module:
     """The model of ``case`` with fixed weights, in evaluation mode; ``kwargs`` are create_model's."""
     name, small = CASES[case]
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
     arguments = {**small, **kwargs}
     create = timm_plugin.create_model if "attn_layer" in arguments else timm.create_model
     model = create(name, **arguments).eval()

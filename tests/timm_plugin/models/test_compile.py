@@ -3,8 +3,6 @@
 That every mechanism compiles into one graph is in ``tests/common/contract``; here is what stands around them.
 """
 
-import logging
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -14,9 +12,7 @@ from tests.timm_plugin.helpers.models import build, images
 
 
 @pytest.fixture(autouse=True)
-def fresh_compiler(monkeypatch):
-    # pytest keeps every record of torch's trace log, which makes compiling slower.
-    monkeypatch.setattr(logging.getLogger("torch.__trace"), "disabled", True)
+def fresh_compiler():
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()

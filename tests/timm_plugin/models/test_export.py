@@ -2,7 +2,6 @@
 
 import copy
 import io
-import logging
 import pickle
 
 import pytest
@@ -23,9 +22,7 @@ SMALL = {
 
 
 @pytest.fixture(autouse=True)
-def fresh_compiler(monkeypatch):
-    # pytest keeps every record of torch's trace log, which makes exporting several times slower.
-    monkeypatch.setattr(logging.getLogger("torch.__trace"), "propagate", False)
+def fresh_compiler():
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
