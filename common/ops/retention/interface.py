@@ -65,34 +65,35 @@ def retention_attention(
     with autocast_off(q):
         queries = zero_padding(q.to(dtype), query_padding_mask) * q.shape[3] ** -0.5
         keys, values = (zero_padding(x.to(dtype), key_padding_mask) for x in (k, v))
-        kept = _kept(q, decays)  # 1 - γ, (H, 1)
-        log_decay = torch.log1p(-kept).to(dtype).expand(1, -1, q.shape[2])
+        lost = _lost(q, decays)  # γ - 1, (H, 1)
+        log_of_each = torch.log1p(lost)
+        log_decay = log_of_each.to(dtype).expand(1, -1, q.shape[2])
         if key_padding_mask is not None:
             log_decay = log_decay.masked_fill(key_padding_mask[:, None], 0.0)
         before = None if state is None else {name: x for name, x in state.items() if name != "count"}
         out, weights, sums = causal_sums(queries, keys, values, chunk_size, before, log_decay)
         counts = _counts(q, key_padding_mask, None if state is None else state["count"])  # (B, n)
         if score_norm:
-            # 1 + γ + ... of so many terms, at least one: (1 - γ^count) / (1 - γ)
-            terms = counts.clamp(min=1).to(kept.dtype)[:, None]
-            decay_sum = torch.expm1(torch.log1p(-kept) * terms) / -kept  # (B, H, n)
+            # 1 + γ + ... of so many terms: (γ^count - 1) / (γ - 1), of no token as of one
+            terms = counts if key_padding_mask is None else counts.clamp(min=1)
+            decay_sum = torch.expm1(log_of_each * terms[:, None]) / lost  # (B, H, n)
             out = out / torch.maximum(weights.abs(), decay_sum.sqrt().to(dtype).unsqueeze(-1))
     out = out.to(v.dtype)
     return (out, {**sums, "count": counts[:, -1]}) if return_state else out
 
 
-def _kept(q: Tensor, decays: str) -> Tensor:
-    """1 - γ of each head of q (B, H, n, d), (H, 1), in float64: what a head forgets in one token."""
-    heads = torch.arange(q.shape[1], device=q.device, dtype=torch.float64)
-    if decays == "powers":
-        powers = -5 - heads
-    else:  # from 2^-5 to 2^-9
-        powers = -5 - 4 * heads / max(q.shape[1] - 1, 1)
-    return torch.exp2(powers).unsqueeze(1)
+def _lost(q: Tensor, decays: str) -> Tensor:
+    """γ - 1 of each head of q (B, H, n, d), (H, 1), in float64: minus what a head forgets in one token."""
+    heads = q.shape[1]
+    step = -1.0 if decays == "powers" else -4.0 / max(heads - 1, 1)  # else from 2^-5 to 2^-9
+    powers = torch.arange(heads, device=q.device, dtype=torch.float64).unsqueeze(1) * step
+    return torch.exp2(powers) * -(2.0**-5)
 
 
 def _counts(q: Tensor, padding_mask: Tensor | None, before: Tensor | None) -> Tensor:
     """Real tokens up to each, itself included: int64 (B, n)."""
+    if before is not None and padding_mask is None and q.shape[2] == 1:
+        return before[:, None] + 1
     if padding_mask is None:
         counts = torch.arange(1, q.shape[2] + 1, device=q.device).expand(q.shape[0], -1)
     else:

@@ -2,6 +2,7 @@
 
 from ..harness.work import Case
 from . import (
+    attention_steps,
     attentions,
     forgetting,
     gated_attention_unit,
@@ -14,5 +15,5 @@ from . import (
 )
 
 _LANGUAGE = (language_models, forgetting, prompts, translation)
-_MODULES = (rates, operations, *_LANGUAGE, images, gated_attention_unit, attentions)
+_MODULES = (rates, operations, *_LANGUAGE, images, gated_attention_unit, attentions, attention_steps)
 CASES: dict[str, Case] = {case.name: case for module in _MODULES for case in module.CASES}

@@ -44,8 +44,8 @@ def is_of_sequences(name: str) -> bool:
 
 
 def _candidate(name: str, causal: bool, settings: Settings, size: int) -> Candidate:
-    attention = _build(name, causal, settings, size, HEADS)
-    shapes = _shapes(attention, size)
+    attention = build(name, causal, settings, size, HEADS)
+    shapes = shapes_of(attention, size)
     inputs = random_inputs(settings, *shapes.values())
 
     def check() -> list[Comparison]:
@@ -60,7 +60,7 @@ def _candidate(name: str, causal: bool, settings: Settings, size: int) -> Candid
     return Candidate(name, size, size, runs, check, nbytes)
 
 
-def _build(name: str, causal: bool, settings: Settings, tokens: int, heads: int) -> InnerAttention:
+def build(name: str, causal: bool, settings: Settings, tokens: int, heads: int) -> InnerAttention:
     """The attention ``name`` with default options and random parameters, for sequences of ``tokens``."""
     torch.manual_seed(1)
     dims = 1 if is_of_sequences(name) else 2
@@ -77,8 +77,8 @@ def _compare(
     name: str, causal: bool, settings: Settings, tokens: int, heads: int, method: str
 ) -> tuple[Comparison, ...]:
     """Compare the attention with its ``method`` in float64, at ``tokens`` tokens."""
-    attention = _build(name, causal, settings, tokens, heads)
-    shapes = _shapes(attention, tokens)
+    attention = build(name, causal, settings, tokens, heads)
+    shapes = shapes_of(attention, tokens)
     forward, expected = (
         _called(attention, "forward", shapes),
         _called(copy.deepcopy(attention).double(), method, shapes),
@@ -86,7 +86,7 @@ def _compare(
     return tuple(compare_attention(forward, expected, random_inputs(settings, *shapes.values()), list(shapes)))
 
 
-def _shapes(attention: InnerAttention, tokens: int) -> dict[str, tuple[int, ...]]:
+def shapes_of(attention: InnerAttention, tokens: int) -> dict[str, tuple[int, ...]]:
     """Name -> shape of the tensors that ``attention`` takes: its projections, and the inputs that it needs."""
     heads = attention.shape.num_heads
     shapes = {name: (1, heads, tokens, width) for name, width in attention.projections(HEAD_DIM).items()}

@@ -10,6 +10,7 @@ from common.modules.forget_gate import ForgetGate
 from common.ops import mixed_chunk
 from recipes.bench.cases import (
     CASES,
+    attention_steps,
     attentions,
     forgetting,
     gated_attention_unit,
@@ -192,6 +193,21 @@ def test_decoding_gives_the_logits_of_the_full_forward_at_both_positions():
         first, second = one.runs[DECODING](), one.runs[DECODING]()
         assert torch.equal(first[0], second[0]), "a step leaves its state unchanged"
         assert one.units == 1
+
+
+def test_steps_of_attentions_give_the_output_of_the_forward_and_a_wrong_state_is_noticed(monkeypatch):
+    built = attention_steps.candidates(HERE, LENGTH)
+    assert {one.name for one in built} == {name for name, each in ATTENTIONS.items() if "causal" in each.supports}
+    assert not any(unequal(built).values())
+    for one in built:
+        first, second = one.runs[DECODING](), one.runs[DECODING]()
+        assert torch.equal(first[0], second[0]), "a step leaves its state unchanged"
+    right = FlowAttention.extend
+    monkeypatch.setattr(
+        FlowAttention, "extend", lambda self, *inputs, state=None, **others: right(self, *inputs, **others)
+    )
+    found = unequal(attention_steps.candidates(HERE, LENGTH))
+    assert {name for name, tensor in found.items() if tensor is not None} == {"flow"}
 
 
 def test_a_decoded_beam_gives_the_logits_of_the_full_forward():
