@@ -296,6 +296,15 @@ def test_teachers_of_other_sizes(arguments: list[str], said: str, hedgehog: Pair
     _refused(pair, f"--teacher .* is not the model that the student begins with: .*{said}.*; allowed: ")
 
 
+def test_a_pair_that_is_refused_leaves_no_file(hedgehog: Pair, tmp_path: Path) -> None:
+    """fairseq's trainer writes crash.pt for faults that come in the middle of a training, and this is none."""
+    save_teacher(tmp_path / "other.pt", "lm", "--decoder-layers", "4")
+    pair = hedgehog._replace(path=str(tmp_path / "other.pt"))
+    with pytest.raises(ValueError, match="is not the model that the student begins with"):
+        pair.trainer(pair.transfer(), tmp_path / "checkpoints").train_step([make_sample("lm")])
+    assert not list((tmp_path / "checkpoints").iterdir())
+
+
 def test_other_weights_and_other_attention(hedgehog: Pair) -> None:
     pair = hedgehog._replace(student=copy.deepcopy(hedgehog.student))
     with torch.no_grad():
