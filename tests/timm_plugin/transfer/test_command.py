@@ -142,6 +142,14 @@ def test_refusals(made, tmp_path, further, attn, said):
     assert not list(tmp_path.iterdir())
 
 
+def test_several_processes_are_refused(made, tmp_path, monkeypatch):
+    """Each would do all of the work, and write the same file."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(SystemExit, match="torchrun started 2 processes.*; allowed: .*prepare_distributed"):
+        run(made, tmp_path / "student.pth")
+    assert not list(tmp_path.iterdir())
+
+
 def test_what_is_there_stays(made, tmp_path):
     output = tmp_path / "student.pth"
     output.write_text("mine")

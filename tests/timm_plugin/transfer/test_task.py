@@ -214,6 +214,20 @@ def test_accumulation(teacher, x):
         torch.testing.assert_close(parameter.grad, gradient, rtol=1e-3, atol=1e-4)
 
 
+def test_an_average_is_that_of_the_student(teacher, x):
+    """timm's own would be of the teacher with both attentions in it, which nobody can validate or load."""
+    task = AttentionTransferTask(teacher, "hedgehog")
+    task.setup_ema(decay=0.75)
+    before = copied(task.get_eval_model())
+    learn(task, x, 1)
+    task.update_ema()
+    averaged, learned = task.get_checkpoint_state(ema=True)["state_dict_ema"], task.get_eval_model().state_dict()
+    assert averaged.keys() == learned.keys()
+    for name, tensor in averaged.items():
+        assert_close(name, tensor, 0.75 * before[name] + 0.25 * learned[name])
+    assert task.get_eval_model(ema=True)(x).shape == (4, 3)
+
+
 def test_one_process_of_distributed_data_parallel(teacher, x, tmp_path):
     alone, wrapped = (AttentionTransferTask(copy.deepcopy(teacher), "hedgehog") for _ in range(2))
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
