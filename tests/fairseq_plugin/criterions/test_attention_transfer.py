@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from fairseq.checkpoint_utils import load_model_ensemble_and_task
 from torch import Tensor, nn
 
 from fairseq_plugin.criterions.attention_transfer import AttentionTransferCriterion
@@ -202,6 +203,15 @@ def test_only_what_was_chosen_learns(trained: str, tmp_path: Path) -> None:
     assert torch.equal(own, before["decoder.layers.0.self_attn.q_proj.weight"])
 
 
+def test_reading_the_teacher_draws_nothing(hedgehog: Pair) -> None:
+    """What is random in a training does not depend on when the teacher is read."""
+    torch.manual_seed(4)
+    expected = torch.rand(3)
+    torch.manual_seed(4)
+    hedgehog.transfer().train()
+    assert torch.equal(torch.rand(3), expected)
+
+
 def test_half_precision(hedgehog: Pair) -> None:
     """As ``--fp16`` casts the student, which the teacher follows."""
     pair, sample = hedgehog._replace(student=copy.deepcopy(hedgehog.student)), make_sample("lm", right=3)
@@ -345,3 +355,19 @@ def test_documents_of_a_row(tmp_path: Path) -> None:
     """A student that separates documents needs a teacher that does."""
     pair = make_pair(tmp_path, "lm", "hedgehog_lm", lineartime_reset_at_eos=True)
     _refused(pair, "--lineartime-reset-at-eos is given; allowed with --teacher .*: as the teacher has it")
+
+
+def test_each_document_of_a_row_is_by_itself(tmp_path: Path) -> None:
+    """Of a teacher that separates them: the loss of a row is the sum over its documents, each alone."""
+    path, task = tmp_path / "teacher.pt", make_task("lm")
+    save_teacher(path, "lm", "--arch", "softmax_lm", "--lineartime-reset-at-eos")
+    overrides = {"model": {"_name": "linear_lm", "lineartime_trained_parameters": "attention"}}
+    (student,), *_ = load_model_ensemble_and_task([str(path)], overrides, task)
+    pair = Pair("lm", task, str(path), student.train())
+    eos, criterion = task.dictionary.eos(), pair.transfer()
+    documents = [[eos, 7, 8, 9], [eos, 10, 11, 12, 13, 14]]
+    together, *alone = (
+        criterion(pair.student, {**make_sample("lm"), "net_input": {"src_tokens": torch.tensor([row])}})[0].detach()
+        for row in (sum(documents, []), *documents)
+    )
+    assert_close("loss", together, sum(alone))

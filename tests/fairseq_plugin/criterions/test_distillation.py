@@ -62,6 +62,19 @@ def test_loss_and_gradients_are_the_literal_ones(case) -> None:
     assert_close("sum", parts.sum().detach(), total.detach())
 
 
+@pytest.mark.parametrize("sentence_avg", [False, True])
+def test_the_sample_size_is_fairseqs(case, sentence_avg: bool) -> None:
+    """What gradients are divided by, with ``--sentence-avg`` too, which masked models do not have."""
+    kind, pair, sample = case
+    own = MaskedLmLoss(MaskedLmConfig(), pair.task)
+    own = own if kind == "mlm" else CrossEntropyCriterion(pair.task, sentence_avg)
+    criterion = DistillationCriterion(pair.task, pair.path, T, W, sentence_avg, "pytorch_ddp")
+    (_, size, logged), (_, expected, theirs) = (one(pair.student, sample) for one in (criterion, own))
+    assert size == expected
+    assert_close("loss", logged.pop("loss"), theirs.pop("loss"))
+    assert logged.items() >= theirs.items()
+
+
 def test_evaluation_is_fairseqs(case) -> None:
     """What is logged is what fairseq's own criterion logs, and no teacher is needed."""
     kind, pair, sample = case

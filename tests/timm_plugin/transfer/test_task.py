@@ -6,6 +6,7 @@ import pytest
 import timm
 import torch
 from timm.layers import Attention
+from timm.models.naflexvit import create_attention_mask
 from timm.optim import create_optimizer_v2
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -92,6 +93,20 @@ def test_the_losses_are_those_of_the_formulas(kind):
         imitation = AttentionImitation(softmax, student, loss)
         imitation(tokens)
         torch.testing.assert_close(imitation.collect()[0], expected, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("loss", ["outputs", "weights"])
+def test_padding_does_not_count(loss):
+    """The loss of a batch is the mean over the real tokens of its images, as NaFlexViT pads and masks them."""
+    imitation = AttentionImitation(*layers_of("hedgehog"), loss)
+    tokens, real = torch.randn(2, 9, 24), torch.arange(9) < torch.tensor([[9], [4]])
+    imitation(tokens, create_attention_mask(real))
+    batch = imitation.collect()[0]
+    alone = []
+    for image, count in zip(tokens, (9, 4)):
+        imitation(image[None, :count])
+        alone.append(imitation.collect()[0] * count)
+    assert_close("loss", batch, sum(alone) / 13)
 
 
 @pytest.mark.parametrize("loss", ["outputs", "weights"])
