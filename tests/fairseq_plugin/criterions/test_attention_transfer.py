@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from fairseq.checkpoint_utils import load_model_ensemble_and_task
+from fairseq.logging import metrics
 from torch import Tensor, nn
 
 from fairseq_plugin.criterions.attention_transfer import AttentionTransferCriterion
@@ -149,6 +150,24 @@ def test_parts_add_up(case) -> None:
     assert_close("groups", sum(sums) / len(parts), total.detach())
 
 
+def test_what_is_logged_is_a_mean_over_real_tokens(case) -> None:
+    """Of batches of unequal sizes, as from several workers."""
+    pair, sample = case
+    criterion = pair.transfer()
+    shorter = {name: x[1:, :] for name, x in sample["net_input"].items() if name != "src_lengths"}
+    shorter["src_lengths"] = sample["net_input"]["src_lengths"][1:]
+    logs = [criterion(pair.student, {**sample, "net_input": x})[2] for x in (sample["net_input"], shorter)]
+    with metrics.aggregate(new_root=True) as logged:
+        criterion.reduce_metrics(logs)
+    values = logged.get_smoothed_values()
+    assert values["loss"] == pytest.approx(sum(x["loss"] for x in logs) / sum(x["sample_size"] for x in logs), rel=1e-3)
+    groups = [name.removesuffix("_sum") for name in logs[0] if name.endswith("_sum")]
+    for name in groups:
+        total, queries = (sum(float(x[name + end]) for x in logs) for end in ("_sum", "_queries"))
+        assert values[name] == pytest.approx(total / queries, rel=1e-3)
+    assert min(values[name] for name in groups) <= values["loss"] <= max(values[name] for name in groups)
+
+
 def test_padding_contributes_nothing(case) -> None:
     """A batch is the sum of its rows without padding, however long the others are."""
     pair, sample = case
@@ -173,6 +192,19 @@ def test_softmax_attention_has_nothing_to_learn(tmp_path: Path) -> None:
     for loss in ("outputs", "weights"):
         total, size, _ = pair.transfer(loss)(pair.student, make_sample("lm", right=3))
         assert total / size < 1e-5
+
+
+def test_the_target_stays_the_teachers(tmp_path: Path) -> None:
+    """Where projections learn as well, they are the student's alone."""
+    pair = make_pair(tmp_path, "lm", "lolcats_lm", lolcats_window=32, lineartime_trained_parameters="attention")
+    criterion, sample = pair.transfer(), make_sample("lm")
+    for name in ("q_proj", "k_proj", "v_proj"):
+        student = copy.deepcopy(pair.student)
+        with torch.no_grad():
+            getattr(student.decoder.layers[1].self_attn, name).weight.mul_(1.5)
+        _, _, logged = criterion(student, sample)
+        assert logged["decoder_1_sum"] / logged["decoder_1_queries"] > 1.0
+        assert logged["decoder_0_sum"] < 1e-3
 
 
 @pytest.mark.parametrize("trained", ["new", "attention"])

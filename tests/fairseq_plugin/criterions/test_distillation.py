@@ -1,5 +1,6 @@
 """Distillation: the loss literally, what is logged, and bad input."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -95,7 +96,12 @@ def test_what_a_training_logs(case) -> None:
     criterion = pair.distillation(T, W)
     with metrics.aggregate(new_root=True) as logged:
         criterion.reduce_metrics([criterion(pair.student, sample)[2]])
-    assert logged.get_smoothed_values().keys() >= {"loss", "ppl", "teacher_kl"}
+    values = logged.get_smoothed_values()
+    assert values.keys() >= {"loss", "ppl", "teacher_kl"}
+    with torch.no_grad():
+        losses, divergences, count = (float(x) for x in _literal(pair, sample))
+    assert values["teacher_kl"] == pytest.approx(divergences / count / math.log(2), abs=1e-3)
+    assert values["loss"] == pytest.approx(losses / count / math.log(2), abs=1e-3)
 
 
 @pytest.mark.parametrize(
