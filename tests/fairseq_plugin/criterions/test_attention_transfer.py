@@ -160,7 +160,8 @@ def test_what_is_logged_is_a_mean_over_real_tokens(case) -> None:
     with metrics.aggregate(new_root=True) as logged:
         criterion.reduce_metrics(logs)
     values = logged.get_smoothed_values()
-    assert values["loss"] == pytest.approx(sum(x["loss"] for x in logs) / sum(x["sample_size"] for x in logs), rel=1e-3)
+    loss, size = (sum(float(x[name]) for x in logs) for name in ("loss", "sample_size"))
+    assert values["loss"] == pytest.approx(loss / size, rel=1e-3)
     groups = [name.removesuffix("_sum") for name in logs[0] if name.endswith("_sum")]
     for name in groups:
         total, queries = (sum(float(x[name + end]) for x in logs) for end in ("_sum", "_queries"))
@@ -181,6 +182,18 @@ def test_padding_contributes_nothing(case) -> None:
         alone = {**sample, "net_input": {**cut, "src_lengths": torch.tensor([cut["src_tokens"].shape[1]])}}
         together += criterion(pair.student, alone)[0]
     assert_close("loss", criterion(pair.student, sample)[0].detach(), together.detach(), tolerance=1e-7)
+
+
+def test_queries_of_targets_alone_count(tmp_path: Path) -> None:
+    """With ``--cross-self-attention``, where self-attention reads the source in front of the target."""
+    pair = make_pair(tmp_path, "translation", "hedgehog", ("--cross-self-attention", "--no-cross-attention"))
+    criterion, sample, sums = pair.transfer(), make_sample("translation"), []
+    for word in (5, 6):
+        sample["net_input"]["prev_output_tokens"][:, -1] = word
+        logged = criterion(pair.student, sample)[2]
+        sums.append(float(logged["decoder_0_sum"]))
+        assert logged["decoder_0_queries"] == sample["net_input"]["prev_output_tokens"].numel()
+    assert sums[0] != sums[1]
 
 
 # ---- Training
@@ -369,7 +382,8 @@ def test_students_that_have_nothing_to_learn() -> None:
         build_model("hedgehog_lm", "--criterion", "attention_transfer", "--lineartime-trained-parameters", "all")
     model = build_model("hedgehog_lm", "--criterion", "attention_transfer", "--teacher", "x.pt")
     assert {x.requires_grad for x in model.decoder.layers[0].self_attn.inner.parameters()} == {True}
-    assert not model.decoder.layers[0].fc1.weight.requires_grad
+    own = (model.decoder.layers[0].self_attn.q_proj, model.decoder.layers[0].fc1)  # the default is new
+    assert not any(module.weight.requires_grad for module in own)
 
 
 def test_students_in_which_all_learns(hedgehog: Pair) -> None:
