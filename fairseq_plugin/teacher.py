@@ -102,7 +102,7 @@ def check_of_pair() -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        raise UnfitPairError(*error.args) from None
+        raise UnfitPairError(str(error)) from None
 
 
 def bare(model: nn.Module) -> nn.Module:

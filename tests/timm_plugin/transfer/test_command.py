@@ -10,6 +10,7 @@ from PIL import Image
 from timm.models import load_checkpoint
 
 from common.checkpoints import read_checkpoint
+from tests.compare import assert_close
 from timm_plugin import create_model, replace_attention
 from timm_plugin.transfer import AttentionTransferTask
 from timm_plugin.transfer.__main__ import main
@@ -81,6 +82,17 @@ def test_an_interrupted_run_goes_on_to_the_same_result(made, tmp_path, monkeypat
     one, other = read_checkpoint(whole), read_checkpoint(parts)
     assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
     assert {path.name for path in tmp_path.iterdir()} == {"whole.safetensors", "parts.safetensors"}
+
+
+def test_mixed_precision(made, tmp_path):
+    """Near to the same, and not the same."""
+    files = [tmp_path / "exact.safetensors", tmp_path / "mixed.safetensors"]
+    for file, further in zip(files, ([], ["--amp"])):
+        run(made, file, "--lr", "1e-3", *further)
+    exact, mixed = (read_checkpoint(file) for file in files)
+    name = "blocks.0.attn.attention.query_weight"
+    assert not torch.equal(exact[name], mixed[name])
+    assert_close(name, mixed[name], exact[name], tolerance=0.05)
 
 
 def test_unfinished_work_is_that_of_one_teacher(made, tmp_path, monkeypatch):

@@ -165,6 +165,20 @@ def test_projections_learn_where_asked_and_the_teachers_stay(teacher, x, kind):
     assert all(torch.equal(teacher.state_dict()[name], tensor) for name, tensor in before.items())
 
 
+def test_a_layer_that_is_called_twice_has_the_mean_of_both_calls():
+    imitation = AttentionImitation(*layers_of("hedgehog"))
+    inputs, alone = torch.randn(2, 2, 9, 24), []
+    for tokens in inputs:
+        imitation(tokens)
+        alone.append(imitation.collect())
+    for tokens in inputs:
+        imitation(tokens)
+    loss, gradients = imitation.collect()
+    assert_close("loss", loss, (alone[0][0] + alone[1][0]) / 2)
+    for gradient, *each in zip(gradients, alone[0][1], alone[1][1]):
+        assert_close("gradient", gradient, sum(each) / 2)
+
+
 def test_a_layer_learns_from_the_teachers_input_alone(teacher, x):
     """Whatever students below do, the loss of a layer is that of the same layer alone; and the output the teacher's."""
     task = AttentionTransferTask(teacher, "hedgehog")
@@ -177,6 +191,17 @@ def test_a_layer_learns_from_the_teachers_input_alone(teacher, x):
     alone = AttentionTransferTask(teacher, {"blocks.2": "hedgehog"})
     assert alone.layer_names == ("blocks.2.attn",)
     assert_close("the loss of one layer", alone(x)["layer_losses"][0], before[2])
+    assert_close("output", after["output"], teacher.eval()(x))
+
+
+def test_all_is_in_evaluation_mode(teacher, x):
+    """No dropout and no stochastic depth, whatever a loop of training does before each epoch."""
+    task = AttentionTransferTask(teacher, "hedgehog")
+    before = task(x)
+    task.train()
+    task.get_trainable_module().train()
+    after = task(x)
+    assert torch.equal(after["layer_losses"], before["layer_losses"])
     assert_close("output", after["output"], teacher.eval()(x))
 
 
