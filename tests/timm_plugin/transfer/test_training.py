@@ -54,6 +54,21 @@ def test_a_warm_up_begins_lower():
     assert moved[1] < moved[0]
 
 
+def test_the_learning_rate_falls():
+    """Steps of clipped gradients are as long as it says."""
+    task, seen = make_task(), []
+
+    class Watched(Images):
+        def __iter__(self):
+            for batch in super().__iter__():
+                seen.append([x.clone() for x in task.own_state().values()])
+                yield batch
+
+    train(task, Watched([2] * 12), Settings(epochs=1, opt="sgd", lr=1e-2, clip_grad=1e-3))
+    moves = [float(sum((x - y).abs().sum() for x, y in zip(*pair))) for pair in zip(seen, seen[1:])]
+    assert moves[-1] < 0.5 * max(moves)
+
+
 def test_each_epoch_has_random_numbers_of_its_own(monkeypatch):
     """So that augmentations differ, and each epoch can be begun again."""
     seen, forward = [], AttentionTransferTask.forward
