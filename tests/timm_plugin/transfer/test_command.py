@@ -96,16 +96,21 @@ def test_mixed_precision(made, tmp_path):
 
 
 def test_unfinished_work_is_that_of_one_teacher(made, tmp_path, monkeypatch):
-    output = tmp_path / "student.pth"
+    """Of its weights, whatever file they are in."""
+    output, weights = tmp_path / "student.pth", tmp_path / "teacher.pth"
+    checkpoint = ("--teacher-checkpoint", str(weights))
+    weights.write_bytes((made / "teacher.pth").read_bytes())
     with monkeypatch.context() as patched:
         patched.setattr("timm_plugin.transfer.__main__.write", lambda *arguments: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            run(made, output)
-    other = timm.create_model(NAME, num_classes=3, **SMALL)
-    torch.save(other.state_dict(), tmp_path / "other.pth")
-    with pytest.raises(SystemExit, match="its teacher has other weights|teacher_checkpoint is"):
-        run(made, output, "--teacher-checkpoint", str(tmp_path / "other.pth"))
-    run(made, output)  # nothing is left to learn
+            run(made, output, *checkpoint)
+    with pytest.raises(SystemExit, match="of another transfer.*teacher_checkpoint is"):
+        run(made, output)
+    torch.save(timm.create_model(NAME, num_classes=3, **SMALL).state_dict(), weights)
+    with pytest.raises(SystemExit, match="its teacher has other weights"):
+        run(made, output, *checkpoint)
+    weights.write_bytes((made / "teacher.pth").read_bytes())
+    run(made, output, *checkpoint)  # nothing is left to learn
     assert output.exists()
 
 
