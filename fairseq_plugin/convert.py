@@ -72,7 +72,7 @@ def convert(source: Path, arch: str, overrides: dict[str, Any] | None = None) ->
         raise ArgumentError(f"the checkpoint {str(source)!r} holds {stored!r}; allowed with `arch` {arch}: {allowed}")
     check_configuration(state, str(source))
     options = {**dict.fromkeys(EMBEDDING_FILES), **_checked_options(overrides or {}, target)}
-    with faults_of(str(source)):
+    with faults_of(str(source), overrides):
         given = stock_overrides(state, target, options)
         # Again, by fairseq, which brings all of its formats up to date.
         state = load_checkpoint_to_cpu(str(source), given)

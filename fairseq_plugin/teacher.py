@@ -1,6 +1,8 @@
 """A trained model of which another one learns: read once, for criteria that have an option ``--teacher``."""
 
 from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Optional
@@ -85,6 +87,22 @@ class Teacher:
         """The model on the device and in the precision of ``student``."""
         like = next(student.parameters())
         return self.read().to(device=like.device, dtype=like.dtype)
+
+
+class UnfitPairError(ValueError, RuntimeError):
+    """A ValueError about a student and its teacher, raised in the first update, before anything of it is computed.
+
+    fairseq's trainer keeps the weights in ``crash.pt`` for whatever is no RuntimeError; there is nothing to keep here.
+    """
+
+
+@contextmanager
+def check_of_pair() -> Iterator[None]:
+    """Inside, a ValueError is an ``UnfitPairError``."""
+    try:
+        yield
+    except ValueError as error:
+        raise UnfitPairError(str(error)) from None
 
 
 def bare(model: nn.Module) -> nn.Module:

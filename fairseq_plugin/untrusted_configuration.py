@@ -22,6 +22,8 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from common.ops.shared.checks import ArgumentError
+
 #: Options that fairseq gives to ``eval``, in its packages and in its examples.
 EVALUATED = frozenset(
     """
@@ -75,10 +77,10 @@ _MOST_VALUES, _MOST_NAMED = 20_000, 1_000
 
 
 @contextmanager
-def faults_of(path: str) -> Iterator[None]:
+def faults_of(path: str, overrides: Mapping[str, Any] | None = None) -> Iterator[None]:
     """Inside of it, what fairseq and its libraries raise for a configuration that is none is one ValueError.
 
-    ``path`` is the checkpoint that holds it.
+    ``path`` is the checkpoint that holds it, and ``overrides`` are options that a user gave in place of stored ones.
     """
     try:
         yield
@@ -87,9 +89,10 @@ def faults_of(path: str) -> Iterator[None]:
         if ours and "allowed" in str(error):  # it says all that there is to say
             raise
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise ValueError(
-            f"the checkpoint {path!r} has a configuration that cannot be read ({reason}); allowed: what fairseq-train "
-            "writes, and options of the kinds that the model declares"
+        given = f" with `model_overrides` {overrides!r}" if overrides else ""
+        raise ArgumentError(
+            f"the checkpoint {path!r}{given} has a configuration that cannot be read ({reason}); allowed: what "
+            "fairseq-train writes, and options of the kinds that the model declares"
         ) from error
 
 

@@ -16,7 +16,7 @@ from common.attention import LolcatsAttention
 from ..attention_transfer import LOSSES, AttentionLoss, check_pair, check_weights, share_memory, transfer
 from ..modules.converted import converted_attentions
 from ..modules.cross_attention import InnerCrossAttention
-from ..teacher import Teacher, TeacherConfig, bare
+from ..teacher import Teacher, TeacherConfig, bare, check_of_pair
 
 #: Most groups of layers that are logged of the encoder, of the decoder and of its cross-attention.
 _GROUPS = 4
@@ -97,7 +97,8 @@ class AttentionTransferCriterion(FairseqCriterion):
         student = bare(model)
         teacher = self.teacher.beside(student)
         if not self._checked:
-            self._check(student, teacher)
+            with check_of_pair():
+                self._check(student, teacher)
         losses = transfer(student, teacher, sample["net_input"], self.padding_idx, self.loss, self._part(model))
         count = len(losses)
         totals = torch.stack([each.total for each in losses.values()]) / count

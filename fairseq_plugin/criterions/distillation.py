@@ -15,7 +15,7 @@ from omegaconf import II
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..teacher import Teacher, TeacherConfig, bare
+from ..teacher import Teacher, TeacherConfig, bare, check_of_pair
 
 #: Entries of a logging output: whether it is of masked tokens, the sum of divergences, and over how many tokens.
 _MASKED, _DIVERGENCE, _TOKENS = "of_masked_tokens", "teacher_kl_sum", "teacher_kl_tokens"
@@ -81,7 +81,8 @@ class DistillationCriterion(FairseqCriterion):
 
         With ``reduce`` False the loss of each target.
         """
-        _check_softmax(bare(model))
+        with check_of_pair():
+            _check_softmax(bare(model))
         if not model.training:
             loss, sample_size, logging_output = self.own_criterion(model, sample, reduce)
             return loss, sample_size, {**logging_output, _MASKED: int(self.masked)}
@@ -90,7 +91,8 @@ class DistillationCriterion(FairseqCriterion):
         logits = self._logits(model, sample, real)  # (N, V)
         with torch.no_grad():
             teacher = self.teacher.beside(bare(model))
-            _check_softmax(teacher)
+            with check_of_pair():
+                _check_softmax(teacher)
             wanted = self._logits(teacher, sample, real)
         losses = F.cross_entropy(logits, target, reduction="none")
         divergence = self._divergence(logits, wanted)

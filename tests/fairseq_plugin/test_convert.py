@@ -220,7 +220,7 @@ def stock_file(tmp_path: Path) -> Path:
         (["--model-overrides", "{'flow_frm': 'paper'}"], "model_overrides has flow_frm; allowed: "),
         (["--model-overrides", "['flow_form']"], r"--model-overrides is \['flow_form'\]; allowed"),
         (["--model-overrides", "{'flow_form'"], "--model-overrides is .*; allowed"),
-        (["--model-overrides", "{'flow_form': 'other'}"], "other"),
+        (["--model-overrides", "{'flow_form': 'other'}"], "with --model-overrides {'flow_form': 'other'} has"),
         (
             ["--model-overrides", "{'decoder_attention_heads': 5}"],
             "--decoder-attention-heads is 5; allowed: .*--decoder-embed-dim, 32",

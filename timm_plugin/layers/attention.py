@@ -3,6 +3,7 @@
 Legend: B batch, N tokens, C channels, H heads, d channels of a head, Y x X the rows and columns of an image's tokens.
 """
 
+import copyreg
 import functools
 from typing import Any, ClassVar, Final
 
@@ -263,7 +264,23 @@ def _layer_class(
         "__doc__": f"``SelfAttention`` with the mechanism {name!r} and {options}.",
         "__module__": __name__,
     }
-    return type(f"{name.title().replace('_', '')}SelfAttention", (SelfAttention,), members)
+    return _LayerClass(f"{name.title().replace('_', '')}SelfAttention", (SelfAttention,), members)
+
+
+class _LayerClass(type):
+    """The class of those classes, which have no names: timm keeps the arguments of a model in it, ``attn_layer`` too.
+
+    A pickle makes them again.
+    """
+
+
+def _pickled(layer: _LayerClass) -> str | tuple:
+    if "options" not in vars(layer):  # a user's own subclass, with a name
+        return layer.__qualname__
+    return _layer_class, (layer.mechanism, layer.options, layer.max_tokens, layer.grid_size)
+
+
+copyreg.pickle(_LayerClass, _pickled)
 
 
 def _new(*arguments: Any) -> SelfAttention:

@@ -8,6 +8,7 @@ goes on where it was when the same command is given again.
 
 import argparse
 import logging
+import os
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -173,6 +174,12 @@ def _working_folder(output: Path) -> Iterator[Path]:
 
 
 def _check_options(options: argparse.Namespace) -> None:
+    processes = os.environ.get("WORLD_SIZE", "1")
+    if processes != "1":
+        raise ValueError(
+            f"torchrun started {processes} processes (WORLD_SIZE); allowed: python -m {COMMAND} by itself, or "
+            "AttentionTransferTask and its prepare_distributed in a loop of your own"
+        )
     for name in ("epochs", "batch_size", "log_interval"):
         if getattr(options, name) < 1:
             raise ValueError(f"--{name.replace('_', '-')} is {getattr(options, name)}; allowed: 1 or more")

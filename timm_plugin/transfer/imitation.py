@@ -30,10 +30,10 @@ class AttentionImitation(nn.Module):
     Args:
         teacher: the layer with softmax attention.
         student: one with another attention, of the same heads and channels of a value.
-        loss: "outputs", the mean squared error of what the heads give, before the output projection (LoLCATs, Zhang et
-            al., 2025, section 3.2); or "weights", the cross-entropy -Σ_j P_ij log Â_ij of the teacher's softmax weights
-            P and the student's Â, the mean over queries and heads (Hedgehog, Zhang et al., 2024, Eq. 4), which costs
-            the student N / d passes and both O(N²) memory: for short inputs.
+        loss: "outputs", the mean squared error of what the heads give real tokens, before the output projection
+            (LoLCATs, Zhang et al., 2025, section 3.2); or "weights", the cross-entropy -Σ_j P_ij log Â_ij of the
+            teacher's softmax weights P and the student's Â, the mean over queries and heads (Hedgehog, Zhang et al.,
+            2024, Eq. 4), which costs the student N / d passes and both O(N²) memory: for short inputs.
 
     Raises:
         ValueError: another ``loss``; a teacher whose attention is not softmax; heads that do not fit; "weights" for a
@@ -98,9 +98,10 @@ class AttentionImitation(nn.Module):
         return torch.stack(losses).mean(), summed or [torch.zeros_like(x) for x in self.learning()]
 
     def _loss(self, x: Tensor, attn_mask: Tensor | None, target: Tensor) -> Tensor:
-        if self.loss == "outputs":
-            return F.mse_loss(self.student.heads(x, attn_mask).float(), target.float())
         padding = key_padding(x, attn_mask, False)
+        if self.loss == "outputs":
+            errors = F.mse_loss(self.student.heads(x, attn_mask).float(), target.float(), reduction="none")
+            return _mean_of_real(errors.mean(-1), padding)
         with torch.no_grad():
             query, key, _ = self.teacher.query_key_value(x)
             scores = query.float() @ key.float().transpose(-2, -1) * query.shape[-1] ** -0.5
@@ -109,7 +110,11 @@ class AttentionImitation(nn.Module):
             weights = scores.softmax(-1)  # (B, H, N, N)
         of_student = self.student.attention.recorded_map(*self.student.query_key_value(x), padding, padding)
         entropy = -(weights * (of_student.float() + _LEAST_WEIGHT).log()).sum(-1)  # (B, H, N)
-        if padding is None:
-            return entropy.mean()
-        real = ~padding[:, None].expand_as(entropy)
-        return entropy[real].mean()
+        return _mean_of_real(entropy, padding)
+
+
+def _mean_of_real(losses: Tensor, padding: Tensor | None) -> Tensor:
+    """The mean of losses (B, H, N) over heads and the tokens that are no ``padding`` (B, N)."""
+    if padding is None:
+        return losses.mean()
+    return losses[~padding[:, None].expand_as(losses)].mean()

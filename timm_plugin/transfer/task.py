@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from timm.task import TrainingTask
+from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -105,6 +106,16 @@ class AttentionTransferTask(TrainingTask):
         """
         loss, layer_losses, output = self.trainable_module(input)
         return {"loss": loss, "output": output, "layer_losses": layer_losses}
+
+    def setup_ema(self, decay: float = 0.9999, **options: Any) -> ModelEmaV3:
+        """Keep an average of the student's weights, which ``get_eval_model(ema=True)`` gives, by ``ModelEmaV3``."""
+        self.trainable_module_ema = ModelEmaV3(self.eval_model, decay, **options)
+        return self.trainable_module_ema
+
+    def update_ema(self, step: int | None = None) -> None:
+        """Update that average, if there is one, after an update."""
+        if self.has_ema():
+            self.trainable_module_ema.update(self.eval_model, step=step)
 
     def prepare_distributed(self, device_ids: list | None = None, **ddp_kwargs: Any) -> "AttentionTransferTask":
         """Let DistributedDataParallel average gradients over processes, as in timm's tasks."""

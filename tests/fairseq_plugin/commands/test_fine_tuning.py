@@ -8,12 +8,11 @@ import torch
 from fairseq.models import ARCH_MODEL_REGISTRY
 
 from tests.compare import assert_close, weights
-from tests.fairseq_plugin.helpers.commands import USER_DIR, masked_training_command, run_in_turn
+from tests.fairseq_plugin.helpers.commands import masked_training_command, run_in_turn
+from tests.fairseq_plugin.helpers.fine_tuning import LIMIT, fine_tuning, preprocessing, validation
 from tests.fairseq_plugin.helpers.logs import entries
-from tests.fairseq_plugin.helpers.masked_models import build_masked, build_random, features, small
-from tests.fairseq_plugin.helpers.text import write_labelled_text
+from tests.fairseq_plugin.helpers.masked_models import build_masked, build_random, features
 
-LIMIT = ("--max-positions", "48")
 HEAD = "classification_heads.sentence_classification_head."
 #: Architecture and options of each fine-tuning; the tweaks are those of the paper's Table 4.
 RUNS = {
@@ -35,75 +34,13 @@ class FineTuned(NamedTuple):
     validation: dict[str, str]
 
 
-def _fine_tuning(data: str, pretrained: Path, save_dir: Path, arch: str, *arguments: str) -> list[str]:
-    """fairseq's GLUE recipe, on a CPU and for a toy."""
-    return [
-        data,
-        "--user-dir",
-        USER_DIR,
-        "--task",
-        "sentence_prediction",
-        "--criterion",
-        "sentence_prediction",
-        "--arch",
-        arch,
-        *small(arch),
-        *LIMIT,
-        "--restore-file",
-        str(pretrained),
-        "--reset-optimizer",
-        "--reset-dataloader",
-        "--reset-meters",
-        "--num-classes",
-        "2",
-        "--init-token",
-        "0",
-        "--separator-token",
-        "2",
-        "--batch-size",
-        "16",
-        "--required-batch-size-multiple",
-        "1",
-        "--optimizer",
-        "adam",
-        "--lr",
-        "2e-3",
-        "--max-epoch",
-        "3",
-        "--best-checkpoint-metric",
-        "accuracy",
-        "--maximize-best-checkpoint-metric",
-        "--no-epoch-checkpoints",
-        "--save-dir",
-        str(save_dir),
-        "--log-format",
-        "json",
-        "--log-interval",
-        "1",
-        "--cpu",
-        "--seed",
-        "1",
-        "--num-workers",
-        "0",
-        *arguments,
-    ]
-
-
-def _preprocess(text: Path, kind: str, *arguments: str):
-    splits = [f"--{split}pref={text / split}.{kind}" for split in ("train", "valid")]
-    destination = ["--destdir", str(text / "bin" / kind), "--workers", "1"]
-    return "fairseq_cli.preprocess", ["--only-source", *splits, *destination, *arguments], ""
-
-
 @pytest.fixture(scope="module")
 def fine_tuned(data_bin: str, tmp_path_factory: pytest.TempPathFactory) -> FineTuned:
     """Preprocessing, pretraining, every fine-tuning, validation; and "restored", one update at a learning rate of 0."""
     root = tmp_path_factory.mktemp("fine_tuning")
     text = root / "text"
-    text.mkdir()
-    write_labelled_text(text)
     data = str(text / "bin")
-    preprocessing = [_preprocess(text, "input0", "--srcdict", f"{data_bin}/dict.txt"), _preprocess(text, "label")]
+    prepared = preprocessing(text, f"{data_bin}/dict.txt")
     pretrained = {arch: root / arch / "checkpoint_last.pt" for arch in sorted({arch for arch, *_ in RUNS.values()})}
     pretraining = [
         ("fairseq_cli.train", masked_training_command(data_bin, str(path.parent), arch, "--max-update", "8"), "")
@@ -112,40 +49,12 @@ def fine_tuned(data_bin: str, tmp_path_factory: pytest.TempPathFactory) -> FineT
     runs = {**RUNS, "restored": (*RUNS["all tweaks"], "--lr", "0", "--max-update", "1")}
     folders = {name: root / name.replace(" ", "_") / "out" for name in runs}
     training = [
-        ("fairseq_cli.train", _fine_tuning(data, pretrained[arch], folders[name], arch, *arguments), "")
+        ("fairseq_cli.train", fine_tuning(data, pretrained[arch], folders[name], arch, *arguments), "")
         for name, (arch, *arguments) in runs.items()
     ]
-    validation = [
-        (
-            "fairseq_cli.validate",
-            [
-                data,
-                "--user-dir",
-                USER_DIR,
-                "--task",
-                "sentence_prediction",
-                "--criterion",
-                "sentence_prediction",
-                "--path",
-                str(folders[name] / "checkpoint_last.pt"),
-                "--num-classes",
-                "2",
-                "--init-token",
-                "0",
-                "--cpu",
-                "--valid-subset",
-                "valid",
-                "--batch-size",
-                "16",
-                "--log-format",
-                "json",
-            ],
-            "",
-        )
-        for name in RUNS
-    ]
-    outputs = run_in_turn(*preprocessing, *pretraining, *training, *validation)
-    outputs = outputs[len(preprocessing) + len(pretraining) :]
+    validated = [("fairseq_cli.validate", validation(data, folders[name]), "") for name in RUNS]
+    outputs = run_in_turn(*prepared, *pretraining, *training, *validated)
+    outputs = outputs[len(prepared) + len(pretraining) :]
     return FineTuned(data, text, pretrained, folders, dict(zip(runs, outputs)), dict(zip(RUNS, outputs[len(runs) :])))
 
 

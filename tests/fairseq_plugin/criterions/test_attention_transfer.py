@@ -7,6 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from fairseq.checkpoint_utils import load_model_ensemble_and_task
+from fairseq.logging import metrics
 from torch import Tensor, nn
 
 from fairseq_plugin.criterions.attention_transfer import AttentionTransferCriterion
@@ -148,6 +150,25 @@ def test_parts_add_up(case) -> None:
     assert_close("groups", sum(sums) / len(parts), total.detach())
 
 
+def test_what_is_logged_is_a_mean_over_real_tokens(case) -> None:
+    """Of batches of unequal sizes, as from several workers."""
+    pair, sample = case
+    criterion = pair.transfer()
+    shorter = {name: x[1:, :] for name, x in sample["net_input"].items() if name != "src_lengths"}
+    shorter["src_lengths"] = sample["net_input"]["src_lengths"][1:]
+    logs = [criterion(pair.student, {**sample, "net_input": x})[2] for x in (sample["net_input"], shorter)]
+    with metrics.aggregate(new_root=True) as logged:
+        criterion.reduce_metrics(logs)
+    values = logged.get_smoothed_values()
+    loss, size = (sum(float(x[name]) for x in logs) for name in ("loss", "sample_size"))
+    assert values["loss"] == pytest.approx(loss / size, rel=1e-3)
+    groups = [name.removesuffix("_sum") for name in logs[0] if name.endswith("_sum")]
+    for name in groups:
+        total, queries = (sum(float(x[name + end]) for x in logs) for end in ("_sum", "_queries"))
+        assert values[name] == pytest.approx(total / queries, rel=1e-3)
+    assert min(values[name] for name in groups) <= values["loss"] <= max(values[name] for name in groups)
+
+
 def test_padding_contributes_nothing(case) -> None:
     """A batch is the sum of its rows without padding, however long the others are."""
     pair, sample = case
@@ -163,6 +184,18 @@ def test_padding_contributes_nothing(case) -> None:
     assert_close("loss", criterion(pair.student, sample)[0].detach(), together.detach(), tolerance=1e-7)
 
 
+def test_queries_of_targets_alone_count(tmp_path: Path) -> None:
+    """With ``--cross-self-attention``, where self-attention reads the source in front of the target."""
+    pair = make_pair(tmp_path, "translation", "hedgehog", ("--cross-self-attention", "--no-cross-attention"))
+    criterion, sample, sums = pair.transfer(), make_sample("translation"), []
+    for word in (5, 6):
+        sample["net_input"]["prev_output_tokens"][:, -1] = word
+        logged = criterion(pair.student, sample)[2]
+        sums.append(float(logged["decoder_0_sum"]))
+        assert logged["decoder_0_queries"] == sample["net_input"]["prev_output_tokens"].numel()
+    assert sums[0] != sums[1]
+
+
 # ---- Training
 
 
@@ -172,6 +205,19 @@ def test_softmax_attention_has_nothing_to_learn(tmp_path: Path) -> None:
     for loss in ("outputs", "weights"):
         total, size, _ = pair.transfer(loss)(pair.student, make_sample("lm", right=3))
         assert total / size < 1e-5
+
+
+def test_the_target_stays_the_teachers(tmp_path: Path) -> None:
+    """Where projections learn as well, they are the student's alone."""
+    pair = make_pair(tmp_path, "lm", "lolcats_lm", lolcats_window=32, lineartime_trained_parameters="attention")
+    criterion, sample = pair.transfer(), make_sample("lm")
+    for name in ("q_proj", "k_proj", "v_proj"):
+        student = copy.deepcopy(pair.student)
+        with torch.no_grad():
+            getattr(student.decoder.layers[1].self_attn, name).weight.mul_(1.5)
+        _, _, logged = criterion(student, sample)
+        assert logged["decoder_1_sum"] / logged["decoder_1_queries"] > 1.0
+        assert logged["decoder_0_sum"] < 1e-3
 
 
 @pytest.mark.parametrize("trained", ["new", "attention"])
@@ -200,6 +246,15 @@ def test_only_what_was_chosen_learns(trained: str, tmp_path: Path) -> None:
     assert teacher.decoder.layers[0].fc1.weight.data_ptr() == pair.student.decoder.layers[0].fc1.weight.data_ptr()
     own = teacher.decoder.layers[0].self_attn.q_proj.weight
     assert torch.equal(own, before["decoder.layers.0.self_attn.q_proj.weight"])
+
+
+def test_reading_the_teacher_draws_nothing(hedgehog: Pair) -> None:
+    """What is random in a training does not depend on when the teacher is read."""
+    torch.manual_seed(4)
+    expected = torch.rand(3)
+    torch.manual_seed(4)
+    hedgehog.transfer().train()
+    assert torch.equal(torch.rand(3), expected)
 
 
 def test_half_precision(hedgehog: Pair) -> None:
@@ -296,6 +351,15 @@ def test_teachers_of_other_sizes(arguments: list[str], said: str, hedgehog: Pair
     _refused(pair, f"--teacher .* is not the model that the student begins with: .*{said}.*; allowed: ")
 
 
+def test_a_pair_that_is_refused_leaves_no_file(hedgehog: Pair, tmp_path: Path) -> None:
+    """fairseq's trainer writes crash.pt for faults that come in the middle of a training, and this is none."""
+    save_teacher(tmp_path / "other.pt", "lm", "--decoder-layers", "4")
+    pair = hedgehog._replace(path=str(tmp_path / "other.pt"))
+    with pytest.raises(ValueError, match="is not the model that the student begins with"):
+        pair.trainer(pair.transfer(), tmp_path / "checkpoints").train_step([make_sample("lm")])
+    assert not list((tmp_path / "checkpoints").iterdir())
+
+
 def test_other_weights_and_other_attention(hedgehog: Pair) -> None:
     pair = hedgehog._replace(student=copy.deepcopy(hedgehog.student))
     with torch.no_grad():
@@ -318,7 +382,8 @@ def test_students_that_have_nothing_to_learn() -> None:
         build_model("hedgehog_lm", "--criterion", "attention_transfer", "--lineartime-trained-parameters", "all")
     model = build_model("hedgehog_lm", "--criterion", "attention_transfer", "--teacher", "x.pt")
     assert {x.requires_grad for x in model.decoder.layers[0].self_attn.inner.parameters()} == {True}
-    assert not model.decoder.layers[0].fc1.weight.requires_grad
+    own = (model.decoder.layers[0].self_attn.q_proj, model.decoder.layers[0].fc1)  # the default is new
+    assert not any(module.weight.requires_grad for module in own)
 
 
 def test_students_in_which_all_learns(hedgehog: Pair) -> None:
@@ -336,3 +401,19 @@ def test_documents_of_a_row(tmp_path: Path) -> None:
     """A student that separates documents needs a teacher that does."""
     pair = make_pair(tmp_path, "lm", "hedgehog_lm", lineartime_reset_at_eos=True)
     _refused(pair, "--lineartime-reset-at-eos is given; allowed with --teacher .*: as the teacher has it")
+
+
+def test_each_document_of_a_row_is_by_itself(tmp_path: Path) -> None:
+    """Of a teacher that separates them: the loss of a row is the sum over its documents, each alone."""
+    path, task = tmp_path / "teacher.pt", make_task("lm")
+    save_teacher(path, "lm", "--arch", "softmax_lm", "--lineartime-reset-at-eos")
+    overrides = {"model": {"_name": "linear_lm", "lineartime_trained_parameters": "attention"}}
+    (student,), *_ = load_model_ensemble_and_task([str(path)], overrides, task)
+    pair = Pair("lm", task, str(path), student.train())
+    eos, criterion = task.dictionary.eos(), pair.transfer()
+    documents = [[eos, 7, 8, 9], [eos, 10, 11, 12, 13, 14]]
+    together, *alone = (
+        criterion(pair.student, {**make_sample("lm"), "net_input": {"src_tokens": torch.tensor([row])}})[0].detach()
+        for row in (sum(documents, []), *documents)
+    )
+    assert_close("loss", together, sum(alone))

@@ -1,5 +1,6 @@
 """Distillation: the loss literally, what is logged, and bad input."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,19 @@ def test_loss_and_gradients_are_the_literal_ones(case) -> None:
     assert_close("sum", parts.sum().detach(), total.detach())
 
 
+@pytest.mark.parametrize("sentence_avg", [False, True])
+def test_the_sample_size_is_fairseqs(case, sentence_avg: bool) -> None:
+    """What gradients are divided by, with ``--sentence-avg`` too, which masked models do not have."""
+    kind, pair, sample = case
+    own = MaskedLmLoss(MaskedLmConfig(), pair.task)
+    own = own if kind == "mlm" else CrossEntropyCriterion(pair.task, sentence_avg)
+    criterion = DistillationCriterion(pair.task, pair.path, T, W, sentence_avg, "pytorch_ddp")
+    (_, size, logged), (_, expected, theirs) = (one(pair.student, sample) for one in (criterion, own))
+    assert size == expected
+    assert_close("loss", logged.pop("loss"), theirs.pop("loss"))
+    assert logged.items() >= theirs.items()
+
+
 def test_evaluation_is_fairseqs(case) -> None:
     """What is logged is what fairseq's own criterion logs, and no teacher is needed."""
     kind, pair, sample = case
@@ -82,7 +96,12 @@ def test_what_a_training_logs(case) -> None:
     criterion = pair.distillation(T, W)
     with metrics.aggregate(new_root=True) as logged:
         criterion.reduce_metrics([criterion(pair.student, sample)[2]])
-    assert logged.get_smoothed_values().keys() >= {"loss", "ppl", "teacher_kl"}
+    values = logged.get_smoothed_values()
+    assert values.keys() >= {"loss", "ppl", "teacher_kl"}
+    with torch.no_grad():
+        losses, divergences, count = (float(x) for x in _literal(pair, sample))
+    assert values["teacher_kl"] == pytest.approx(divergences / count / math.log(2), abs=1e-3)
+    assert values["loss"] == pytest.approx(losses / count / math.log(2), abs=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -108,4 +127,5 @@ def test_no_teacher_and_adaptive_softmax(tmp_path: Path) -> None:
     with pytest.raises(
         ValueError, match="--adaptive-softmax-cutoff is given, .*; allowed with --criterion distillation"
     ):
-        pair.distillation()(pair.student, make_sample("lm"))
+        pair.trainer(pair.distillation(), tmp_path / "checkpoints").train_step([make_sample("lm")])
+    assert not list((tmp_path / "checkpoints").iterdir())

@@ -8,12 +8,14 @@ from typing import Any, NamedTuple
 import torch
 from fairseq import options
 from fairseq.checkpoint_utils import load_model_ensemble_and_task
+from fairseq.criterions import FairseqCriterion
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models import build_model
 from fairseq.tasks import FairseqTask
 from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageModelingTask
 from fairseq.tasks.masked_lm import MaskedLMConfig, MaskedLMTask
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
+from fairseq.trainer import Trainer
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
@@ -39,9 +41,16 @@ TEACHERS = {
 class Pair(NamedTuple):
     """A teacher's file, and a student that begins with its weights."""
 
+    kind: str
     task: FairseqTask
     path: str
     student: nn.Module
+
+    def trainer(self, criterion: FairseqCriterion, save_dir: Path) -> Trainer:
+        """fairseq's trainer of the student, on a CPU, with a new folder for checkpoints."""
+        save_dir.mkdir()
+        arguments = ("--cpu", "--optimizer", "adam", "--lr", "0.01", "--save-dir", str(save_dir))
+        return Trainer(_configuration(self.kind, arguments), self.task, self.student, criterion)
 
     def transfer(self, loss: str = "outputs", window_dropout: float = 0.0) -> AttentionTransferCriterion:
         """``--criterion attention_transfer``."""
@@ -95,7 +104,7 @@ def make_pair(folder: Path, kind: str, arch: str, teacher: tuple[str, ...] = (),
     overrides = {"lineartime_trained_parameters": "new", **overrides}
     torch.save(convert(path, arch, overrides)[0], folder / "start.pt")
     (student,), *_ = load_model_ensemble_and_task([str(folder / "start.pt")], task=task)
-    return Pair(task, str(path), student.train())
+    return Pair(kind, task, str(path), student.train())
 
 
 def make_sample(kind: str, batch: int = 3, length: int = 13, left: int = 0, right: int = 0, seed: int = 0) -> dict:

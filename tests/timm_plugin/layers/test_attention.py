@@ -220,6 +220,20 @@ def test_options_make_another_class_and_survive_copies(tokens):
     assert_close("copy", pickle.loads(pickle.dumps(grid))(tokens), grid(tokens))
 
 
+class OwnLayer(attention_layer("hedgehog", rows=8)):
+    """A class with a name, as a user may write one."""
+
+
+def test_a_model_that_was_built_with_a_class_can_be_pickled():
+    """timm keeps the arguments of a model in it."""
+    sizes = dict(img_size=32, patch_size=8, depth=2, embed_dim=24, num_heads=2)
+    for layer in (attention_layer("hedgehog", rows=8), OwnLayer):
+        model = timm.create_model("vit_tiny_patch16_224", attn_layer=layer, **sizes).eval()
+        x = torch.randn(2, 3, 32, 32)
+        assert_close("copy", pickle.loads(pickle.dumps(model))(x), model(x))
+        assert pickle.loads(pickle.dumps(layer)) is deepcopy(layer) is layer
+
+
 def test_each_mechanism_is_built_once(monkeypatch):
     built = []
     setup = FlowAttention.setup

@@ -10,6 +10,7 @@ from PIL import Image
 from timm.models import load_checkpoint
 
 from common.checkpoints import read_checkpoint
+from tests.compare import assert_close
 from timm_plugin import create_model, replace_attention
 from timm_plugin.transfer import AttentionTransferTask
 from timm_plugin.transfer.__main__ import main
@@ -83,17 +84,33 @@ def test_an_interrupted_run_goes_on_to_the_same_result(made, tmp_path, monkeypat
     assert {path.name for path in tmp_path.iterdir()} == {"whole.safetensors", "parts.safetensors"}
 
 
+def test_mixed_precision(made, tmp_path):
+    """Near to the same, and not the same."""
+    files = [tmp_path / "exact.safetensors", tmp_path / "mixed.safetensors"]
+    for file, further in zip(files, ([], ["--amp"])):
+        run(made, file, "--lr", "1e-3", *further)
+    exact, mixed = (read_checkpoint(file) for file in files)
+    name = "blocks.0.attn.attention.query_weight"
+    assert not torch.equal(exact[name], mixed[name])
+    assert_close(name, mixed[name], exact[name], tolerance=0.05)
+
+
 def test_unfinished_work_is_that_of_one_teacher(made, tmp_path, monkeypatch):
-    output = tmp_path / "student.pth"
+    """Of its weights, whatever file they are in."""
+    output, weights = tmp_path / "student.pth", tmp_path / "teacher.pth"
+    checkpoint = ("--teacher-checkpoint", str(weights))
+    weights.write_bytes((made / "teacher.pth").read_bytes())
     with monkeypatch.context() as patched:
         patched.setattr("timm_plugin.transfer.__main__.write", lambda *arguments: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            run(made, output)
-    other = timm.create_model(NAME, num_classes=3, **SMALL)
-    torch.save(other.state_dict(), tmp_path / "other.pth")
-    with pytest.raises(SystemExit, match="its teacher has other weights|teacher_checkpoint is"):
-        run(made, output, "--teacher-checkpoint", str(tmp_path / "other.pth"))
-    run(made, output)  # nothing is left to learn
+            run(made, output, *checkpoint)
+    with pytest.raises(SystemExit, match="of another transfer.*teacher_checkpoint is"):
+        run(made, output)
+    torch.save(timm.create_model(NAME, num_classes=3, **SMALL).state_dict(), weights)
+    with pytest.raises(SystemExit, match="its teacher has other weights"):
+        run(made, output, *checkpoint)
+    weights.write_bytes((made / "teacher.pth").read_bytes())
+    run(made, output, *checkpoint)  # nothing is left to learn
     assert output.exists()
 
 
@@ -139,6 +156,14 @@ def test_places_projections_and_options(made, tmp_path):
 def test_refusals(made, tmp_path, further, attn, said):
     with pytest.raises(SystemExit, match=said):
         run(made, tmp_path / "student.pth", *further, attn=attn)
+    assert not list(tmp_path.iterdir())
+
+
+def test_several_processes_are_refused(made, tmp_path, monkeypatch):
+    """Each would do all of the work, and write the same file."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(SystemExit, match="torchrun started 2 processes.*; allowed: .*prepare_distributed"):
+        run(made, tmp_path / "student.pth")
     assert not list(tmp_path.iterdir())
 
 

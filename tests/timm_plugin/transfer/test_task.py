@@ -6,6 +6,7 @@ import pytest
 import timm
 import torch
 from timm.layers import Attention
+from timm.models.naflexvit import create_attention_mask
 from timm.optim import create_optimizer_v2
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -95,6 +96,20 @@ def test_the_losses_are_those_of_the_formulas(kind):
 
 
 @pytest.mark.parametrize("loss", ["outputs", "weights"])
+def test_padding_does_not_count(loss):
+    """The loss of a batch is the mean over the real tokens of its images, as NaFlexViT pads and masks them."""
+    imitation = AttentionImitation(*layers_of("hedgehog"), loss)
+    tokens, real = torch.randn(2, 9, 24), torch.arange(9) < torch.tensor([[9], [4]])
+    imitation(tokens, create_attention_mask(real))
+    batch = imitation.collect()[0]
+    alone = []
+    for image, count in zip(tokens, (9, 4)):
+        imitation(image[None, :count])
+        alone.append(imitation.collect()[0] * count)
+    assert_close("loss", batch, sum(alone) / 13)
+
+
+@pytest.mark.parametrize("loss", ["outputs", "weights"])
 def test_gradients_are_those_of_the_loss(teacher, x, loss):
     """Those that the loop hands on, against those of all layers' losses at once; and they scale with the loss."""
     task = AttentionTransferTask(teacher, "hedgehog", loss=loss)
@@ -150,6 +165,20 @@ def test_projections_learn_where_asked_and_the_teachers_stay(teacher, x, kind):
     assert all(torch.equal(teacher.state_dict()[name], tensor) for name, tensor in before.items())
 
 
+def test_a_layer_that_is_called_twice_has_the_mean_of_both_calls():
+    imitation = AttentionImitation(*layers_of("hedgehog"))
+    inputs, alone = torch.randn(2, 2, 9, 24), []
+    for tokens in inputs:
+        imitation(tokens)
+        alone.append(imitation.collect())
+    for tokens in inputs:
+        imitation(tokens)
+    loss, gradients = imitation.collect()
+    assert_close("loss", loss, (alone[0][0] + alone[1][0]) / 2)
+    for gradient, *each in zip(gradients, alone[0][1], alone[1][1]):
+        assert_close("gradient", gradient, sum(each) / 2)
+
+
 def test_a_layer_learns_from_the_teachers_input_alone(teacher, x):
     """Whatever students below do, the loss of a layer is that of the same layer alone; and the output the teacher's."""
     task = AttentionTransferTask(teacher, "hedgehog")
@@ -162,6 +191,17 @@ def test_a_layer_learns_from_the_teachers_input_alone(teacher, x):
     alone = AttentionTransferTask(teacher, {"blocks.2": "hedgehog"})
     assert alone.layer_names == ("blocks.2.attn",)
     assert_close("the loss of one layer", alone(x)["layer_losses"][0], before[2])
+    assert_close("output", after["output"], teacher.eval()(x))
+
+
+def test_all_is_in_evaluation_mode(teacher, x):
+    """No dropout and no stochastic depth, whatever a loop of training does before each epoch."""
+    task = AttentionTransferTask(teacher, "hedgehog")
+    before = task(x)
+    task.train()
+    task.get_trainable_module().train()
+    after = task(x)
+    assert torch.equal(after["layer_losses"], before["layer_losses"])
     assert_close("output", after["output"], teacher.eval()(x))
 
 
@@ -212,6 +252,20 @@ def test_accumulation(teacher, x):
         (task(part)["loss"] / 2).backward()
     for gradient, parameter in zip(whole, (y for y in task.parameters() if y.requires_grad)):
         torch.testing.assert_close(parameter.grad, gradient, rtol=1e-3, atol=1e-4)
+
+
+def test_an_average_is_that_of_the_student(teacher, x):
+    """timm's own would be of the teacher with both attentions in it, which nobody can validate or load."""
+    task = AttentionTransferTask(teacher, "hedgehog")
+    task.setup_ema(decay=0.75)
+    before = copied(task.get_eval_model())
+    learn(task, x, 1)
+    task.update_ema()
+    averaged, learned = task.get_checkpoint_state(ema=True)["state_dict_ema"], task.get_eval_model().state_dict()
+    assert averaged.keys() == learned.keys()
+    for name, tensor in averaged.items():
+        assert_close(name, tensor, 0.75 * before[name] + 0.25 * learned[name])
+    assert task.get_eval_model(ema=True)(x).shape == (4, 3)
 
 
 def test_one_process_of_distributed_data_parallel(teacher, x, tmp_path):
