@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..shared.chunks import split_chunks
+from ..shared.chunks import chunk_count, split_chunks
 from ..shared.padding import put_back, real_first, take, zero_padding
 from ..shared.precision import compute_dtype
 from ..shared.score_kernels import score_kernel
@@ -74,6 +74,6 @@ def padding_of_rows(q: Tensor, row_length: int, padding_mask: Tensor | None) -> 
     """Which places of the G rows hold no real token, (B, G, R)."""
     batch, n = q.shape[0], q.shape[2]
     real = torch.full((batch,), n, device=q.device) if padding_mask is None else (~padding_mask).sum(1)
-    groups = -(-n // row_length)
+    groups = chunk_count(n, row_length)
     place = torch.arange(groups * row_length, device=q.device).view(groups, row_length)
     return place >= real[:, None, None]

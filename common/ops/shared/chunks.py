@@ -18,11 +18,20 @@ def chunk_length(chunk_size: int, length: int) -> int:
     return chunk_size if length > chunk_size else length
 
 
+def chunk_count(length: int, chunk_size: int) -> int:
+    """G = ceil(n / C). Written so that torch.compile sees one chunk as the number 1, whatever the length is.
+
+    As ceil(n / C) it stays an unknown that happens to be 1, of which inductor (torch 2.14) makes wrong products: it
+    reads a dimension of that size as one of 64 that is to be broadcast.
+    """
+    # Not -(-n // C): with it torch.compile takes long to see that shapes fit.
+    return 1 if length <= chunk_size else (length + chunk_size - 1) // chunk_size
+
+
 def split_chunks(x: Tensor, chunk_size: int) -> Tensor:
     """(B, H, n, ...) -> (B, H, G, C, ...) with G = ceil(n / C), zeros appended to fill the last chunk."""
     batch, heads, length = x.shape[:3]
-    # Not -length % C for what is missing: with it torch.compile takes long to see that the new shape fits.
-    groups = (length + chunk_size - 1) // chunk_size
+    groups = chunk_count(length, chunk_size)
     missing = groups * chunk_size - length
     if missing:
         x = F.pad(x, [0, 0] * (x.dim() - 3) + [0, missing])

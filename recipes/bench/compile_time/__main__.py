@@ -90,17 +90,28 @@ def _total(cost: Cost) -> float:
 
 @script("compile_time")
 def main(arguments: list[str] | None = None) -> int:
-    """Measure, print and write the table; 0."""
+    """Measure, print and write the table; 0.
+
+    Raises:
+        RecipeFailed: what ``measured`` said of some models, after all others are measured.
+    """
     options = parser().parse_args(arguments)
     names = all_models() if options.models is None else list(dict.fromkeys([STOCK, *options.models]))
-    out, started, costs = options.out.absolute(), time.monotonic(), {}
+    out, started, costs, failed = options.out.absolute(), time.monotonic(), {}, []
     command = command_line(MODULE, arguments)
     with working_folder(out, MODULE):
         for model in tqdm(names, unit=" models", disable=None):
-            costs[model] = measured(model, out)
+            try:
+                costs[model] = measured(model, out)
+            except RecipeFailed as error:  # the others are measured all the same
+                failed.append(str(error))
+                continue
             content = {name: cost._asdict() for name, cost in costs.items()}
             text = write_reports(out, [table(costs)], describe_run(command, time.monotonic() - started), content)
-        print(f"\n{text}\n\nThe same as Markdown and JSON: {shown_path(out)}")
+        if costs:
+            print(f"\n{text}\n\nThe same as Markdown and JSON: {shown_path(out)}")
+    if failed:
+        raise RecipeFailed("\n".join(failed))
     return 0
 
 
