@@ -31,9 +31,10 @@ def test_each_row_says_whether_it_was_run(capsys):
     (row,) = [line for line in text.splitlines() if line.startswith("  FLOWFORMER  ") and "flowformer_lm" in line]
     assert row.endswith("in small")
     assert main(["daft", "2"]) == 0
-    shown = capsys.readouterr().out.splitlines()
-    said = {line.split()[0]: line for line in shown if "not run" in line}
-    assert "DeiT-S" in said and "ResNet50" not in said
+    (row,) = [line for line in capsys.readouterr().out.splitlines() if "timm's resnet50" in line]
+    assert "in small" not in row and "not run" not in row, "nothing here trains it"
+    assert main(["daft", "3"]) == 0
+    assert len([line for line in capsys.readouterr().out.splitlines() if "_384 " in line and "not run" in line]) == 3
 
 
 def test_a_table_that_was_not_measured_says_so(capsys):
