@@ -34,8 +34,8 @@ from .tables import PAPERS, read_paper
 from .trainings import NotTrained
 
 _LIMITS = (
-    "1,437 digits of 8 x 8 pixels, and few epochs, after which attention has only begun to learn: nothing of photographs, nor of the "
-    "paper's sizes and augmentation; rows nearer to each other than their deviations have no order."
+    "1,437 digits of 8 x 8 pixels, and few epochs, after which attention has only begun to learn: nothing of "
+    "photographs, nor of the paper's sizes and augmentation; rows nearer to each other than their deviations have no order."
 )
 
 
