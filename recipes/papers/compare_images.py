@@ -98,6 +98,17 @@ def main(arguments: Iterable[str] | None = None) -> int:
     return compared.status
 
 
+def _notes_of_shapes(models: dict[str, Model], size: Size) -> list[str]:
+    """What is said of hierarchical models and of those with a distillation token, if there are some."""
+    names = [one.training.model.split()[0] for one in models.values()]
+    notes = []
+    if any(name.endswith("_hier_s") for name in names):
+        notes.append(f"hierarchical models have two stages, of width {size.width // 2} and {size.width}")
+    if any("distilled" in name for name in names):
+        notes.append("models with a distillation token learn without a teacher")
+    return notes
+
+
 def report(
     paper: str, table: str, models: dict[str, Model], size: Size, seeds: int, compared: comparison.Compared
 ) -> Report:
@@ -118,6 +129,7 @@ def report(
     notes = [
         f"{described}; after the last epoch, mean ± standard deviation over seeds; highest learning rate {size.lr:g}",
         f"images of {SIDE} x {SIDE} in patches of {PATCH} x {PATCH}; a window is the same part of the grid as there",
+        *_notes_of_shapes(models, size),
         *(f"not run: {row}: {reason}" for row, reason in not_run.items()),
         said_of_order(cells, printed),
         _LIMITS,

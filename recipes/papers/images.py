@@ -56,8 +56,11 @@ def published(paper: str, table: str, models: dict[str, Model]) -> dict[str, str
 
 
 def small_model(model: str, size: Size) -> tuple[str, dict[str, Any]]:
-    """A model of timm in the shape of DeiT-S, as name and arguments of the same in ``size`` for digits."""
+    """A model of timm in the shape of DeiT-S or of Flowformer's Table 5: its name, and arguments for digits in ``size``."""
     name, kwargs = timm_arguments(model)
+    if name.endswith("_hier_s"):  # two stages, the second of ``size.width``
+        stages = {"embed_dims": (size.width // 2, size.width), "depths": (1, size.layers - 1)}
+        return name, {"img_size": SIDE, "patch_size": PATCH, **stages, "num_heads": size.heads, **kwargs}
     small: dict[str, Any] = {"img_size": SIDE, "patch_size": PATCH, "embed_dim": size.width}
     if name.startswith("mixer"):
         return name, {**small, "num_blocks": size.layers, "mlp_ratio": (4 * _GRID**2 / size.width, 4.0), **kwargs}

@@ -50,6 +50,7 @@ TABLES = {
 }
 #: The tables of models of images: the columns that are compared, each of its own model.
 IMAGE_TABLES = {
+    ("flowformer", "5"): ("TOP-1 ACC.",),
     ("daft", "2"): ("Top1 Acc",),
     ("daft", "6"): ("Top 1 Acc",),
     ("daft", "7"): ("Top 1 Acc",),

@@ -25,9 +25,10 @@ def test_every_row_is_built_and_trained_in_one_size(paper, table):
     seen = {}
     for one in planned[: len(models)]:
         options = train_digits.parser().parse_args([str(word) for word in one.training.arguments])
-        assert options.model_kwargs["embed_dim"] == 48 and options.img_size == 32 and options.seed == 1
+        width = options.model_kwargs.get("embed_dim") or options.model_kwargs["embed_dims"][-1]
+        assert width == 48 and options.img_size == 32 and options.seed == 1
         assert options.epochs == (6 if one.model.endswith("Epochs 200") else 9)
-        seen.setdefault((options.model, *sorted(options.model_kwargs.items())), []).append(one.model)
+        seen.setdefault((options.model, *sorted(map(str, options.model_kwargs.items()))), []).append(one.model)
         row = models[one.model].training
         shown = f"{options.model} --model-kwargs {' '.join(typed(options.model_kwargs))}"
         assert 10_000 < count_parameters(replace(row, model=shown)) < 300_000
@@ -57,9 +58,16 @@ def test_rows_come_in_the_published_order():
 def test_what_is_not_run_and_not_there_is_said(tmp_path, capsys):
     report = compare_images.report("daft", "2", models_of("daft", "2"), SIZE, 3, Compared([], {}))
     assert any(note.startswith("not run: ResNet50: a convolutional network") for note in report.tables[0].notes)
+    notes = (
+        compare_images.report("flowformer", "5", models_of("flowformer", "5"), SIZE, 3, Compared([], {}))
+        .tables[0]
+        .notes
+    )
+    assert any("two stages, of width 24 and 48" in note for note in notes)
+    assert any("without a teacher" in note for note in notes) and any("ViT-BASE" in note for note in notes)
     for arguments, said in (
         (["daft", "3"], "TABLE is 3; allowed for daft: 2, 6, 7, 8"),
-        (["flowformer", "4"], "allowed for flowformer: none; its rows in small: python -m recipes.papers.compare "),
+        (["flowformer", "4"], "allowed for flowformer: 5; its rows in small: python -m recipes.papers.compare "),
     ):
         with pytest.raises(SystemExit):
             compare_images.main([*arguments, "--out", str(tmp_path / "out")])
