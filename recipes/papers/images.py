@@ -56,7 +56,7 @@ def published(paper: str, table: str, models: dict[str, Model]) -> dict[str, str
 
 
 def small_model(model: str, size: Size) -> tuple[str, dict[str, Any]]:
-    """A model of timm in the shape of DeiT-S or of Flowformer's Table 5: its name, and arguments for digits in ``size``."""
+    """A model of timm in the shape of DeiT-S or of Flowformer's Table 5: name and arguments, for digits in ``size``."""
     name, kwargs = timm_arguments(model)
     if name.endswith("_hier_s"):  # two stages, the second of ``size.width``
         stages = {"embed_dims": (size.width // 2, size.width), "depths": (1, size.layers - 1)}
