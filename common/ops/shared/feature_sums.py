@@ -89,7 +89,9 @@ def causal_sums(
     values = scores @ v + q @ earlier_kv
     # (B, H, G, C, ...) -> (B, H, n, ...)
     values, weights = (x.flatten(2, 3)[:, :, :length] for x in (values, weights))
-    return values, weights, {"sum_k": sum_k, "sum_kv": sum_kv}
+    # A part of a tensor that is kept for the backward pass fixes the length of a compiled graph (torch 2.14): inductor
+    # lays it out anew, and torch takes the new strides as numbers.
+    return values, weights.contiguous(), {"sum_k": sum_k, "sum_kv": sum_kv}
 
 
 def _channel_sums(

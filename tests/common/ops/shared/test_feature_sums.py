@@ -185,3 +185,17 @@ def test_their_graph_does_not_grow_with_the_chunk(nothing_compiled_before):
         torch._dynamo.reset()
         torch.compile(causal_sums, backend=count, fullgraph=True)(**inputs(70), chunk_size=chunk_size, state=None)
     assert sizes[0] == sizes[1]
+
+
+def test_the_weights_leave_the_length_of_a_compiled_graph_free():
+    """With inductor and a backward pass that keeps the weights; marked as dynamic, a length that is fixed is an error."""
+    inputs = [torch.rand(1, 2, 20, 8, requires_grad=True) for _ in range(3)]
+    for x in inputs:
+        torch._dynamo.mark_dynamic(x, 2)
+
+    def mean(q, k, v):
+        values, weights, _ = causal_sums(q, k, v, 16, None)
+        return values / weights.clamp(min=1e-3)
+
+    compiled = torch.compile(mean, fullgraph=True)
+    assert_close("out", compiled(*inputs), mean(*inputs))
