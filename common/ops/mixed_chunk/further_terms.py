@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..shared.checks import ArgumentError
-from ..shared.chunks import chunk_length, split_chunks
+from ..shared.chunks import chunk_count, chunk_length, split_chunks
 from ..shared.score_kernels import score_kernel
 from .sequence import MixedChunkOptions, Tokens, attend_in_graph
 
@@ -92,7 +92,7 @@ def _summaries(tokens: Tokens, options: MixedChunkOptions, real: Tensor) -> Tens
     """Softmax attention to the mean key and value of each chunk: (B, H, n, e); O(n (n / C) (s + e))."""
     n, s = tokens.q_quad.shape[2:]
     size = chunk_length(options.chunk_size, n)
-    groups = torch.arange((n + size - 1) // size, device=real.device)
+    groups = torch.arange(chunk_count(n, size), device=real.device)
     count = (real[:, None] - groups * size).clamp(0, size)  # (B, G): real tokens of each chunk
     divisor = count.clamp(min=1).to(tokens.v.dtype)[:, None, :, None]
     keys, values = (split_chunks(x, size).sum(3) / divisor for x in (tokens.k_quad, tokens.v))  # (B, H, G, c)

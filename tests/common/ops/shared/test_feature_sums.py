@@ -188,7 +188,7 @@ def test_their_graph_does_not_grow_with_the_chunk(nothing_compiled_before):
 
 
 def test_the_weights_leave_the_length_of_a_compiled_graph_free():
-    """With inductor and a backward pass that keeps the weights; marked as dynamic, a length that is fixed is an error."""
+    """With inductor, and a backward pass that keeps the weights; a length that is marked and yet fixed is an error."""
     inputs = [torch.rand(1, 2, 20, 8, requires_grad=True) for _ in range(3)]
     for x in inputs:
         torch._dynamo.mark_dynamic(x, 2)

@@ -21,6 +21,9 @@ from common.ops.mixed_chunk.gpu import sequence as mixed_chunk_gpu
 from common.ops.shared.gpu import dispatch
 from common.ops.shared.gpu.launch import interpreted
 
+#: What each ``conftest.py`` of tests of kernels takes; other names are imported by tests.
+__all__ = ["collect_ignore_glob", "kernels_alone", "language_prepared_once", "small_tiles", "split", "with_pytorch"]
+
 #: Tests of kernels need a GPU or Triton's interpreter; without either, ``test_interpreted.py`` runs them in it.
 collect_ignore_glob = [] if interpreted() or torch.cuda.is_available() else ["test_*.py"]
 
