@@ -10,6 +10,7 @@ from common.attention import ATTENTIONS
 from fairseq_plugin import LinearTimeTransformer
 
 from ..shared.additions import addition_arguments, mechanism_of, with_additions
+from ..shared.architectures import option_prefix
 from ..shared.commands import python_command
 from ..shared.comparison import NO_READER, Budget
 from .passages import Layout
@@ -123,6 +124,6 @@ def attention_arguments(name: str) -> list[object]:
     if name == STOCK:
         return ["--arch", STOCK]
     model = parse(name)
-    prefix = f"--{ARCH_MODEL_REGISTRY[model.attention].option_prefix}-".replace("_", "-")
+    prefix = option_prefix(model.attention)
     arguments = ["--arch", model.attention, "--lineartime-cross-attention", model.cross]
     return [*arguments, *addition_arguments(model.decoder, prefix)]

@@ -19,7 +19,8 @@ from fairseq.models import ARCH_MODEL_REGISTRY
 from fairseq_plugin.data.episode_folder import EpisodeDescription, read_description
 from fairseq_plugin.tasks.offline_rl import read_context
 
-from ..shared.architectures import architectures_of
+from ..shared.additions import addition_arguments, mechanism_of
+from ..shared.architectures import architectures_of, option_prefix
 from ..shared.comparison import NO_READER, planned_trainings, show, train_and_read
 from ..shared.json_files import read_json, write_json
 from ..shared.scripts import command_line, positive_int, script
@@ -34,7 +35,7 @@ from .speed import seconds_per_update
 COMMAND = "recipes.offline_rl.compare"
 SUFFIX = "_decision"
 #: The type of ``--archs``.
-architectures = architectures_of(SUFFIX)
+architectures = architectures_of(SUFFIX, additions=True)
 DEFAULT_NAMES = ("flowformer", "softmax", "linear")
 #: Smaller than the paper's models, which would need a day on a CPU.
 SIZES = "--decoder-layers 2 --decoder-embed-dim 64 --decoder-attention-heads 4".split()
@@ -56,12 +57,14 @@ def train_arguments(data: Path, name: str, context: str, updates: int, seed: int
     """
     batch = 4 if read_context("--context", context) is None else 64
     updates *= FURTHER_UPDATES.get(name, 1)
-    criterion = ARCH_MODEL_REGISTRY[name + SUFFIX].criterion
+    architecture = mechanism_of(name) + SUFFIX
+    criterion = ARCH_MODEL_REGISTRY[architecture].criterion
     rate, clip = ("0.0003", "0") if name == "awac" else ("0.001", "0.25")
     return [
         data,
         *("--user-dir", "fairseq_plugin", "--task", "offline_rl", "--criterion", criterion, "--disable-validation"),
-        *("--arch", name + SUFFIX, *([] if name in FURTHER_UPDATES else SIZES), "--context", context),
+        *("--arch", architecture, *addition_arguments(name, option_prefix(architecture)), "--context", context),
+        *([] if name in FURTHER_UPDATES else SIZES),
         *("--batch-size", batch, "--windows-per-epoch", batch * max(1, updates // EPOCHS)),
         *("--optimizer", "adam", "--weight-decay", "0.0001", "--lr", rate, "--clip-norm", clip),
         *("--lr-scheduler", "fixed"),
@@ -132,7 +135,8 @@ def parser() -> argparse.ArgumentParser:
         type=architectures,
         nargs="+",
         metavar="NAME",
-        help=f"architectures without {SUFFIX}: of any causal mechanism, bc and awac ({names})",
+        help=f"architectures without {SUFFIX}: of any causal mechanism, also with additions, as in "
+        f"linear+forget+short_conv, bc and awac ({names})",
     )
     parser.add_argument("--context", default="10", metavar="K|full", help="steps of a window (%(default)s)")
     parser.add_argument("--updates", type=positive_int, help="of each training; default: as many as the time allows")

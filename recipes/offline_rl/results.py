@@ -10,6 +10,7 @@ from matplotlib import pyplot as plt
 
 from fairseq_plugin.data.episode_folder import EpisodeDescription
 
+from ..shared.additions import addition_notes
 from ..shared.comparison import MILLIONS, MINUTES, SEEDS, Column, Compared, Report, by_model, table
 from ..shared.plots import STYLE, look, save
 from ..shared.tables import Table, spread
@@ -21,7 +22,7 @@ class Plan(NamedTuple):
     """What is trained and how it acts."""
 
     environment: str
-    names: list[str]  # of architectures, without _decision
+    names: list[str]  # of architectures, without _decision, with additions
     seeds: list[int]
     context: str
     updates: int
@@ -55,7 +56,7 @@ class Result(NamedTuple):
 def tables(plan: Plan, described: EpisodeDescription, compared: Compared) -> list[Table]:
     """One table of models, and one of returns by target."""
     highest = plan.targets[-1]
-    architecture = Column("architecture", known=lambda name: f"{name}_decision")
+    architecture = Column("architecture", known=_architecture)
     columns = [
         architecture,
         MILLIONS,
@@ -76,10 +77,17 @@ def tables(plan: Plan, described: EpisodeDescription, compared: Compared) -> lis
     ]
     if further := [name for name in plan.names if name in ("bc", "awac")]:
         notes.append(f"{' and '.join(further)}: any target is the same to them, which have 10 times the updates")
+    notes += addition_notes(plan.names)
     models = table(f"Returns on {plan.environment}", columns, plan.names, compared, notes)
     returns = [architecture, *(_return_at(target) for target in plan.targets)]
     trained = list(by_model(compared.outcomes, plan.names))
     return [models, table("Return by target", returns, trained, Compared(compared.outcomes, {}), [])]
+
+
+def _architecture(name: str) -> str:
+    """As linear_decision+forget."""
+    plain, plus, additions = name.partition("+")
+    return f"{plain}_decision{plus}{additions}"
 
 
 def _return_at(target: float) -> Column:

@@ -7,20 +7,45 @@ from fairseq.models import ARCH_MODEL_REGISTRY
 
 import fairseq_plugin  # noqa: F401  registers the architectures
 
+from .additions import mechanism_of, with_additions
+
 
 def known_names(suffix: str) -> list[str]:
     """The architectures whose names end with ``suffix``, without it."""
     return [name.removesuffix(suffix) for name in sorted(ARCH_MODEL_REGISTRY) if name.endswith(suffix)]
 
 
-def architectures_of(suffix: str) -> Callable[[str], list[str]]:
-    """The type of an option: comma-separated names of architectures, with or without ``suffix``, none twice."""
+def option_prefix(architecture: str) -> str:
+    """How the options of an architecture's mechanism begin, as ``--linear-``."""
+    return f"--{ARCH_MODEL_REGISTRY[architecture].option_prefix}-".replace("_", "-")
+
+
+def architectures_of(suffix: str, additions: bool = False) -> Callable[[str], list[str]]:
+    """The type of an option: comma-separated names of architectures, with or without ``suffix``, none twice.
+
+    Args:
+        additions: a name may also be NAME+forget and so on, with what the mechanism of NAME takes.
+    """
 
     def architectures(text: str) -> list[str]:
-        names, known = list(dict.fromkeys(name.removesuffix(suffix) for name in text.split(","))), known_names(suffix)
+        names, known = list(dict.fromkeys(_without(suffix, name) for name in text.split(","))), known_names(suffix)
         for name in names:
-            if name not in known:
-                raise argparse.ArgumentTypeError(f"{name}; allowed: {', '.join(known)}")
+            plain = mechanism_of(name)
+            allowed = _with_additions(plain, suffix) if additions and plain in known else known
+            if name not in allowed:
+                raise argparse.ArgumentTypeError(f"{name}; allowed: {', '.join(allowed)}")
         return names
 
     return architectures
+
+
+def _without(suffix: str, name: str) -> str:
+    """The name, which may have additions, with the suffix of its architecture taken off."""
+    plain, plus, additions = name.partition("+")
+    return plain.removesuffix(suffix) + plus + additions
+
+
+def _with_additions(plain: str, suffix: str) -> list[str]:
+    """The architecture's name, and with every addition that its mechanism takes; alone where it has no mechanism."""
+    attention = getattr(ARCH_MODEL_REGISTRY[plain + suffix], "attention_name", None)
+    return [plain + name.removeprefix(attention) for name in with_additions(attention)] if attention else [plain]

@@ -3,12 +3,10 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from fairseq.models import ARCH_MODEL_REGISTRY
-
-import fairseq_plugin  # noqa: F401  registers the architectures
 from common.attention import ATTENTIONS
 
 from ..shared.additions import addition_arguments, addition_notes, mechanism_of, with_additions
+from ..shared.architectures import option_prefix
 from ..shared.comparison import Budget
 
 #: Architectures by mechanism, where it is not NAME_lm: the language model of the authors of Flow-Attention.
@@ -80,7 +78,7 @@ class Plan(Budget):
         """The architecture of a model; its window or chunk, where it has one, is a quarter of a sequence."""
         attention = mechanism_of(name)
         architecture = _ARCHITECTURES.get(attention, f"{attention}_lm")
-        prefix = f"--{ARCH_MODEL_REGISTRY[architecture].option_prefix}-".replace("_", "-")
+        prefix = option_prefix(architecture)
         arguments = ["--arch", architecture]
         described = ATTENTIONS[attention].Options.described()
         for option in _REACHES:

@@ -77,6 +77,32 @@ def test_commands_are_fairseqs_and_differ_in_the_model_alone(context: str, batch
     assert all(command == found["flowformer"] for command in found.values())
 
 
+@pytest.mark.parametrize(
+    "name, attention, wanted",
+    [
+        ("flowformer+forget+short_conv", "flow", {"forget": "head", "short_conv": 4}),
+        ("linear+forget_channel", "linear", {"forget": "channel"}),
+        ("gated_delta+short_conv", "gated_delta", {"short_conv": 4}),
+    ],
+)
+def test_additions_are_options_of_the_mechanism(name: str, attention: str, wanted: dict[str, object]) -> None:
+    """A name with additions is the architecture of its mechanism, with their options of fairseq."""
+    assert compare.architectures(name) == [name]
+    command = [str(x) for x in compare.train_arguments(Path("data"), name, "10", 600, 1)]
+    parsed = options.parse_args_and_arch(options.get_training_parser(), [*command, "--cpu"])
+    assert parsed.arch == f"{name.partition('+')[0]}_decision"
+    assert {option: getattr(parsed, f"{attention}_{option}") for option in wanted} == wanted
+
+
+def test_tables_say_what_additions_are() -> None:
+    plan = Plan("Toy-v0", ["flowformer+forget"], [1], "10", 10, TARGETS, 1)
+    described = EpisodeDescription("Toy-v0, own data", "", [0.0], [1.0], [-1.0], [1.0], 200, 0.0, 40.0, 100.0)
+    ours = [result(1, [10.0, 60.0, 110.0])._replace(name="flowformer+forget")]
+    models, _ = results.tables(plan, described, Compared(ours, {}))
+    assert models.rows[0][0] == "flowformer_decision+forget"
+    assert any(note.startswith("+forget: gates of each head") for note in models.notes)
+
+
 def test_time_becomes_updates_once(comparison: Path, tmp_path: Path) -> None:
     """More time, more updates; the number is kept, whatever the machine does later."""
     asked = argparse.Namespace(models=["linear"], context="10", seeds=1, jobs=1, minutes=1.0, updates=None)
@@ -94,6 +120,11 @@ def test_unknown_architectures_are_refused(capsys: pytest.CaptureFixture) -> Non
     with pytest.raises(SystemExit):
         compare.main(["--archs", "flowformer,gpt"])
     assert "gpt; allowed: " in capsys.readouterr().err
+    for name in ("bc+forget", "softmax+short_conv", "linear+gate"):
+        with pytest.raises(SystemExit):
+            compare.main(["--models", name])
+        plain = name.partition("+")[0]
+        assert f"{name}; allowed: {plain}" in capsys.readouterr().err
     assert compare.main(["--context", "0"]) == 1
     assert "--context is 0; allowed: full" in capsys.readouterr().err
 
@@ -112,4 +143,5 @@ def test_names_may_stand_apart_or_between_commas() -> None:
     """``--archs`` is another name of ``--models``; none is trained twice."""
     assert compare.parsed(["--models", "bc", "awac,linear"]).models == ["bc", "awac", "linear"]
     assert compare.parsed(["--archs", "bc,bc_decision"]).models == ["bc"]
+    assert compare.parsed(["--models", "linear_decision+forget", "linear+forget"]).models == ["linear+forget"]
     assert compare.parsed([]).models == list(compare.DEFAULT_NAMES)
