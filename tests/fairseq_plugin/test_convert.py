@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from fairseq.models.transformer_lm import TransformerLanguageModel
 from fairseq_plugin.convert import convert, main
 from tests.compare import assert_close, weights
 from tests.fairseq_plugin.helpers.checkpoint_files import KINDS, build, save, save_model
-from tests.fairseq_plugin.helpers.commands import USER_DIR, run_in_turn, training_command
+from tests.fairseq_plugin.helpers.commands import USER_DIR, NamedRuns, run_named, training_command
 from tests.fairseq_plugin.helpers.language_models import SMALL
 from tests.fairseq_plugin.helpers.text import tokens
 from tests.fairseq_plugin.helpers.transfer import make_pair, make_sample, save_teacher
@@ -141,15 +141,8 @@ def test_options_of_ours(kind: str, data_bin: str, tmp_path: Path) -> None:
     assert_close("logits", _logits(given[0], tokens(2, 20)), _logits(given[1], tokens(2, 20)))
 
 
-class Commands(NamedTuple):
-    """What fairseq's commands made of a stock training, and where."""
-
-    folder: Path
-    outputs: dict[str, str]
-
-
 @pytest.fixture(scope="module")
-def commands(data_bin: str, tmp_path_factory: pytest.TempPathFactory) -> Commands:
+def commands(data_bin: str, tmp_path_factory: pytest.TempPathFactory) -> NamedRuns:
     """A stock training, whose optimiser has no dataclass, converted, evaluated, and gone on from."""
     folder = tmp_path_factory.mktemp("convert")
     stock, converted = str(folder / "stock" / "checkpoint_last.pt"), str(folder / "converted.pt")
@@ -168,10 +161,10 @@ def commands(data_bin: str, tmp_path_factory: pytest.TempPathFactory) -> Command
         "linear": train("linear", "linear_lm", *still, stock),
         "softmax": train("softmax", "softmax_lm", *still, converted),
     }
-    return Commands(folder, dict(zip(run, run_in_turn(*run.values()))))
+    return run_named(folder, run)
 
 
-def test_a_converted_file_evaluates_to_the_stock_loss(commands: Commands) -> None:
+def test_a_converted_file_evaluates_to_the_stock_loss(commands: NamedRuns) -> None:
     """With softmax attention, to every digit that is printed."""
     stock, ours = (
         re.search(r"Loss \(base 2\): [\d.]+, Perplexity: [\d.]+", commands.outputs[name]).group()
@@ -181,7 +174,7 @@ def test_a_converted_file_evaluates_to_the_stock_loss(commands: Commands) -> Non
 
 
 @pytest.mark.parametrize("name", ["linear", "softmax"])
-def test_finetune_from_model(commands: Commands, name: str) -> None:
+def test_finetune_from_model(commands: NamedRuns, name: str) -> None:
     """From the stock file and from the converted one: the weights are those of the stock training."""
     files = [commands.folder / run / "checkpoint_last.pt" for run in ("stock", name)]
     states = [weights(torch.load(file)["model"]) for file in files]
@@ -190,7 +183,7 @@ def test_finetune_from_model(commands: Commands, name: str) -> None:
     assert re.search(r"LanguageModel: \d+ tensors taken as a starting point; 0 left out; 0 new", commands.outputs[name])
 
 
-def test_what_a_converted_file_holds(commands: Commands) -> None:
+def test_what_a_converted_file_holds(commands: NamedRuns) -> None:
     """It says so on one line, and holds what fairseq-train's file holds but the optimiser's state."""
     said = (
         r"converted.pt: softmax_lm; 37 tensors taken as a starting point; 1 left out \(last_optimizer_state\); 0 new\n"

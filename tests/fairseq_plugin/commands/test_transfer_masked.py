@@ -1,13 +1,12 @@
 """A RoBERTa that fairseq trained, in linear time: both stages, then fine-tuning, beside that of the RoBERTa itself."""
 
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 import torch
 
 from tests.compare import weights
-from tests.fairseq_plugin.helpers.commands import masked_training_command, run_in_turn
+from tests.fairseq_plugin.helpers.commands import NamedRuns, masked_training_command, run_named
 from tests.fairseq_plugin.helpers.fine_tuning import LIMIT, fine_tuning, preprocessing, validation
 from tests.fairseq_plugin.helpers.logs import entries
 
@@ -20,15 +19,8 @@ STUDENTS = {
 }
 
 
-class Run(NamedTuple):
-    """What the commands left behind and printed, by the name of the step."""
-
-    folder: Path
-    outputs: dict[str, str]
-
-
 @pytest.fixture(scope="module")
-def run(data_bin: str, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def run(data_bin: str, tmp_path_factory: pytest.TempPathFactory) -> NamedRuns:
     """Every step of a user in one process, each a second or two: 13 commands."""
     folder = tmp_path_factory.mktemp("transfer_masked")
     data, teacher = str(folder / "text" / "bin"), folder / "teacher" / "checkpoint_last.pt"
@@ -56,11 +48,11 @@ def run(data_bin: str, tmp_path_factory: pytest.TempPathFactory) -> Run:
         begun = ["--finetune-from-model", str(folder / f"{name} 1" / "checkpoint_last.pt"), "--teacher", str(teacher)]
         train(f"{name} 2", arch, *options, *begun, "--criterion", "distillation")
         fine_tune(name, folder / f"{name} 2" / "checkpoint_last.pt", arch, *options)
-    return Run(folder, dict(zip(commands, run_in_turn(*commands.values()))))
+    return run_named(folder, commands)
 
 
 @pytest.mark.parametrize("name", ["teacher", *STUDENTS])
-def test_it_learns_the_labels(run: Run, name: str) -> None:
+def test_it_learns_the_labels(run: NamedRuns, name: str) -> None:
     """With every weight of the model before, and fairseq-validate finds what the training found last."""
     before = run.folder / (name if name == "teacher" else f"{name} 2") / "checkpoint_last.pt"
     stored, tuned = (
@@ -77,7 +69,7 @@ def test_it_learns_the_labels(run: Run, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", STUDENTS)
-def test_stages_of_a_masked_model(run: Run, name: str) -> None:
+def test_stages_of_a_masked_model(run: NamedRuns, name: str) -> None:
     """What learns in stage 1 is an attention's alone; in stage 2 all does."""
     files = (f"{name} 1", f"{name} 2", "teacher")
     one, two, teacher = (

@@ -1,7 +1,9 @@
 """fairseq's commands as processes, and the arguments of short trainings on a CPU."""
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
 
 from tests import processes
 from tests.processes import CHECKOUT, Command, Forked
@@ -17,6 +19,18 @@ NO_READER_THREAD = ("--num-workers", "0", "--data-buffer-size", "0")
 def run_in_turn(*commands: tuple[str, Sequence[str], str], cwd: str = "") -> list[str]:
     """The outputs of ``commands``, each a module or a script, its arguments and its stdin, all in one new process."""
     return processes.run_in_turn(*(_command(*command) for command in commands), cwd=cwd)
+
+
+class NamedRuns(NamedTuple):
+    """What commands left in a folder, and what each printed, by its name."""
+
+    folder: Path
+    outputs: dict[str, str]
+
+
+def run_named(folder: Path, commands: Mapping[str, tuple[str, Sequence[str], str]]) -> NamedRuns:
+    """``run_in_turn`` of ``commands`` that write into ``folder``."""
+    return NamedRuns(folder, dict(zip(commands, run_in_turn(*commands.values()))))
 
 
 def run_module(module: str, arguments: Sequence[str], stdin: str = "", cwd: str = "") -> str:
