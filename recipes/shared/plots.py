@@ -78,7 +78,7 @@ class Drawn(NamedTuple):
     """One model of a comparison, over its seeds."""
 
     name: str
-    curves: Sequence[Sequence[tuple[int, float]]]  # of each seed: update and value, at the same updates
+    curves: Sequence[Sequence[tuple[int, float]]]  # of each seed: update and value; shown where all seeds have one
     across: float  # where its dot stands, to the right
     values: Sequence[float]  # of each seed: where its dot stands, upwards
     filled: bool  # whether the dot is
@@ -94,8 +94,10 @@ def curves_and_dots(models: Sequence[Drawn]) -> tuple[Figure, Axes, Axes]:
     for i, model in enumerate(models):
         ours = look(i)
         dot = {"color": ours.colour, "marker": ours.marker, "mfc": ours.colour if model.filled else "white"}
-        updates = [update for update, _ in model.curves[0]]
-        means = [statistics.mean(point[1] for point in at) for at in zip(*model.curves)]
+        points = [dict(curve) for curve in model.curves]
+        # A training that was interrupted at its very end makes one update more, and is evaluated there too.
+        updates = [update for update in points[0] if all(update in one for one in points)]
+        means = [statistics.mean(one[update] for one in points) for update in updates]
         curves.plot(updates, means, **ours.curve(len(updates)))
         legend.append(Line2D([], [], linestyle=ours.dash, label=model.name, **dot))
         mean = statistics.mean(model.values)
