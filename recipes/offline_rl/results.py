@@ -12,7 +12,7 @@ from fairseq_plugin.data.episode_folder import EpisodeDescription
 
 from ..shared.additions import addition_notes
 from ..shared.comparison import MILLIONS, MINUTES, SEEDS, Column, Compared, Report, by_model, table
-from ..shared.plots import STYLE, look, save
+from ..shared.plots import STYLE, legend_beside, look, save
 from ..shared.tables import Table, spread
 from .acting import Played
 from .d4rl import score
@@ -108,7 +108,7 @@ def report(plan: Plan, described: EpisodeDescription, compared: Compared) -> Rep
 def draw(plan: Plan, described: EpisodeDescription, results: Sequence[Result], path: Path) -> None:
     """Draw returns against targets, mean and deviation over seeds, and the training curves."""
     with plt.rc_context(STYLE):
-        figure, (returns, curves) = plt.subplots(1, 2, figsize=(11, 4.5), layout="constrained")
+        figure, (returns, curves) = plt.subplots(1, 2, figsize=(13, 4.5), layout="constrained")
         returns.plot(plan.targets, plan.targets, color="0.6", linewidth=1.0, label="return = target")
         returns.axhline(described.average, color="0.6", linestyle=":", linewidth=1.0, label="mean of the data")
         returns.axhline(described.highest, color="0.6", linestyle="--", linewidth=1.0, label="best of the data")
@@ -119,11 +119,11 @@ def draw(plan: Plan, described: EpisodeDescription, results: Sequence[Result], p
             centres = [statistics.mean(values) for values in means]
             returns.errorbar(plan.targets, centres, deviations, marker=look(i).marker, capsize=3, label=name, **line)
             losses = [statistics.mean(at) for at in zip(*(one.losses for one in ours))]
-            curves.plot(ours[0].updates[: len(losses)], losses, label=name, linewidth=1.3, **line)
+            curves.plot(ours[0].updates[: len(losses)], losses, linewidth=1.3, **line)
         returns.set(xlabel="return asked for", ylabel="return reached", title="Mean and deviation over seeds")
         curves.set(xlabel="update", ylabel="action MSE", yscale="log", title="Training, mean over seeds")
+        legend_beside(curves, handles=returns.get_legend_handles_labels()[0])
         for axes in (returns, curves):
-            axes.legend(frameon=False, fontsize=8)
             axes.grid(alpha=0.25)
         trained = f"context {plan.context}, {plan.updates} updates, trained {len(plan.seeds)} times"
         figure.suptitle(f"{plan.environment}, own data: {trained}")
