@@ -11,6 +11,7 @@ from common.ops.combiner.reference import combiner_attention_reference, row_atte
 from tests.common.inputs import doubled, mixed_chunk_inputs, padding, qkv
 from tests.common.refusals import refused
 from tests.compare import assert_close, gradients
+from tests.torch_versions import needs_newer_than_2_6
 
 NAMES = ("q", "k", "v", "summary_k", "summary_v")
 causality = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
@@ -108,6 +109,7 @@ def test_summaries_that_do_not_fit_are_refused():
             combiner_attention(**{**inputs, name: inputs[name].float()}, row_length=2)
 
 
+@needs_newer_than_2_6
 def test_a_compiled_row_that_is_not_full_agrees():
     """For any length; inductor itself, which read a number of rows of 1 wrongly where it was not known to be 1."""
     compiled = torch.compile(combiner_attention, fullgraph=True)

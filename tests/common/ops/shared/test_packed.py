@@ -16,6 +16,7 @@ from common.ops import (
 )
 from tests.common.inputs import BIASES, bias_like, mixed_chunk_inputs, qkv
 from tests.compare import assert_close
+from tests.torch_versions import needs_newer_than_2_6
 
 IDS = torch.tensor([[1] * 4 + [2] * 7, [0] * 1 + [5] * 10])
 #: The documents of IDS: row, first and last token.
@@ -152,6 +153,7 @@ def test_states_that_do_not_fit_are_refused(op):
         op(q, k, v, segment_ids=IDS, return_state=True)
 
 
+@needs_newer_than_2_6
 def test_torch_compile_breaks_its_graph_and_export_is_refused():
     module = build_attention("linear", causal=True).eval()
     q, k, v = (x.detach() for x in qkv(11))
