@@ -83,8 +83,13 @@ def causal_chunk_size(default: int = CHUNK_SIZE) -> Any:
     return count(default, help, speed_only=True)
 
 
-def number(default: float | None, help: str, optional: bool = False, setup_only: bool = False) -> Any:
-    """A field that holds a number above 0, which a string may spell out; with ``optional`` also "inf" and None."""
+def number(
+    default: float | None, help: str, optional: bool = False, setup_only: bool = False, below: float = math.inf
+) -> Any:
+    """A field that holds a number above 0 and below ``below``, which a string may spell out.
+
+    With ``optional`` also "inf" and None.
+    """
 
     def parse(name: str, value: Any) -> float | None:
         try:
@@ -92,8 +97,9 @@ def number(default: float | None, help: str, optional: bool = False, setup_only:
         except ValueError:
             read = math.nan
         is_number = isinstance(read, (int, float)) and not isinstance(read, bool) and read > 0.0
-        if not (is_number and (optional or read < math.inf) or (optional and read is None)):
-            allowed = f"a number above 0{', inf, or None' if optional else ''}"
+        if not (is_number and (optional or read < below) or (optional and read is None)):
+            limit = "" if below == math.inf else f" and below {below:g}"
+            allowed = f"a number above 0{limit}{', inf, or None' if optional else ''}"
             raise ArgumentError(f"`{name}` is {value!r}; allowed: {allowed}")
         return read
 

@@ -1,5 +1,6 @@
 """LoLCATs as a module: a softmax window and learned linear attention under one normaliser."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,11 +14,8 @@ from ..ops.lolcats.reference import lolcats_attention_reference
 from ..ops.shared.checks import check_choice
 from ..ops.shared.learned_features import LEARNED_MAPS
 from ._base import OpAttention
-from ._options import AttentionOptions, causal_chunk_size, choice, count, default_of
+from ._options import AttentionOptions, causal_chunk_size, choice, count, default_of, number
 from ._registry import register_attention
-
-#: What the gate of the window is at first, so that γ = sigmoid(gate) is 0.1.
-_GATE = -2.1972
 
 
 @dataclass(frozen=True)
@@ -37,6 +35,12 @@ class LolcatsOptions(AttentionOptions):
         optional=True,
         setup_only=True,
     )
+    window_weight: float = number(
+        0.1,
+        "weight of the window at first, from 0 to 1, which then is learned; 0.1 is the authors'",
+        setup_only=True,
+        below=1.0,
+    )
     chunk_size: int = causal_chunk_size()
 
 
@@ -46,13 +50,13 @@ class LolcatsAttention(OpAttention):
 
     Queries and keys of each head have their own maps, ``query_weight`` and ``key_weight`` (H, r, d), which are the
     identity at first; with relu they have ``query_bias`` and ``key_bias`` (H, r) too. ``window_gate`` (H,) weighs the
-    window. Self-attention only. Shapes and masks as in ``InnerAttention``; options as in
+    window by its sigmoid. Self-attention only. Shapes and masks as in ``InnerAttention``; options as in
     ``common.ops.lolcats_attention``.
     """
 
     Options = LolcatsOptions
     needs = frozenset({"num_heads", "head_dim"})
-    shown_by_weights = frozenset({"rows"})
+    shown_by_weights = frozenset({"rows", "window_weight"})  # by the maps' shape, and by the learned weight
     weighted_mean = True
     #: What of the formula is computed, one of ``ops.lolcats.PARTS``; see ``only_part``.
     part = PARTS[0]
@@ -69,8 +73,8 @@ class LolcatsAttention(OpAttention):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """As they are at first: maps are the identity, as far as it goes, without bias; γ is 0.1."""
-        nn.init.constant_(self.window_gate, _GATE)
+        """As they are at first: maps are the identity, as far as it goes, without bias; γ is ``window_weight``."""
+        nn.init.constant_(self.window_gate, math.log(self.options.window_weight / (1.0 - self.options.window_weight)))
         for name in ("query", "key"):
             weight, bias = getattr(self, f"{name}_weight"), getattr(self, f"{name}_bias")
             with torch.no_grad():

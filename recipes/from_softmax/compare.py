@@ -188,8 +188,8 @@ def shown(plan: Conversion, tokens: dict[str, int], unit: str) -> Shown:
         "won back: (exchanged - converted) / (exchanged - teacher) in log perplexity; from scratch, %: the same of the "
         "model that is trained from scratch",
         "stage 1 teaches maps where each linear layer has some, else the projections of its attention",
-        f"lolcats: a softmax window of {plan.window} tokens, and --transfer-window-dropout {plan.window_dropout:g} in "
-        "stage 1; lolcats_relu is lolcats with relu maps",
+        f"lolcats: a softmax window of {plan.window} tokens, which weighs {plan.window_weight:g} at first, and "
+        f"--transfer-window-dropout {plan.window_dropout:g} in stage 1; lolcats_relu is lolcats with relu maps",
         "seconds of fairseq-train, both stages, the teacher's forward passes included: on one thread of this machine, "
         "with whatever else it did",
     ]

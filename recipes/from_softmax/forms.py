@@ -5,6 +5,7 @@ import re
 from typing import NamedTuple
 
 from common.attention import layer_kinds
+from common.attention.lolcats import LolcatsOptions
 from common.ops.shared.checks import ArgumentError
 
 from ..shared.scripts import positive_int
@@ -15,6 +16,8 @@ _NAMES: dict[str, tuple[str, dict[str, str]]] = {
     "lolcats_relu": ("lolcats", {"feature_map": "relu"}),
 }
 _SOFTMAX, _WINDOWED = "softmax", "lolcats"
+#: What the window of lolcats weighs at first.
+WINDOW_WEIGHT = LolcatsOptions.window_weight
 #: Every form by itself, and with one softmax layer in four.
 PLAIN = [name for name in _NAMES if name != _SOFTMAX]
 DEFAULT = [*PLAIN, *(f"{name}*3,{_SOFTMAX}" for name in PLAIN)]
@@ -48,14 +51,14 @@ class Form(NamedTuple):
         return all(kind in ("t2r", "hedgehog", _WINDOWED) for kind in self.kinds if kind != _SOFTMAX)
 
 
-def form(name: str, layers: int, window: int) -> Form:
+def form(name: str, layers: int, window: int, window_weight: float = WINDOW_WEIGHT) -> Form:
     """The form called ``name``, NAME or a pattern such as "flow*3,softmax", in a model of so many ``layers``.
 
-    ``window`` is the window of the layers that have one.
+    ``window`` is the window of the layers that have one, ``window_weight`` what it weighs at first.
 
     Raises:
-        ValueError: a name that is not known, a pattern that does not fit, softmax attention alone, or two forms of the
-            same mechanism.
+        ValueError: a name that is not known, a pattern that does not fit, softmax attention alone, two forms of the
+            same mechanism, or a window that cannot be.
     """
     try:
         names = layer_kinds(name, list(_NAMES), range(layers))
@@ -67,11 +70,22 @@ def form(name: str, layers: int, window: int) -> Form:
     options: dict[str, dict[str, object]] = {}
     for one in dict.fromkeys(names):
         kind, given = _NAMES[one]
-        given = given | ({"window": window} if kind == _WINDOWED else {})
+        if kind == _WINDOWED:
+            given = given | {"window": window, "window_weight": window_weight}
+            _check(given)
         if options.setdefault(kind, given) != given:
             raise ValueError(f"--models has {name!r}, with two forms of {kind}; allowed: one in a model")
     pattern = re.sub(r"[a-z]\w*", lambda found: _NAMES[found[0]][0], name)
     return Form(name, pattern, kinds, {kind: given for kind, given in options.items() if given})
+
+
+def _check(given: dict[str, object]) -> None:
+    """Raise ValueError if the window or its weight is not possible."""
+    try:
+        LolcatsOptions(**given)
+    except ArgumentError as error:
+        names = {"window": "--window", "window_weight": "--window-weight"}
+        raise ValueError(error.with_names(names)) from error
 
 
 def name_of_form(text: str) -> str:
@@ -108,3 +122,6 @@ def add_stages(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--temperature", type=float, default=1.0, help="of stage 2 (%(default)s)")
     parser.add_argument("--weight", type=float, default=0.5, help="of the teacher in stage 2's loss (%(default)s)")
     parser.add_argument("--window", type=positive_int, default=16, help="tokens, of lolcats (%(default)s)")
+    parser.add_argument(
+        "--window-weight", type=float, default=WINDOW_WEIGHT, help="of lolcats' window, at first (%(default)s)"
+    )

@@ -61,6 +61,7 @@ class ImagePlan:
     heads: int
     lr: float
     window: int
+    window_weight: float
     share: float
     transfer_share: float
     transfer_lr: float
@@ -76,7 +77,7 @@ class ImagePlan:
 
     def form(self, name: str) -> Form:
         """The form of this name."""
-        return form(name, self.layers, self.window)
+        return form(name, self.layers, self.window, self.window_weight)
 
     def epochs_of(self, stage: str) -> int:
         """The epochs of a training; a form from scratch has as many as both stages together."""
@@ -260,7 +261,8 @@ def shown(plan: ImagePlan) -> Shown:
         "won back: (exchanged - converted) / (exchanged - teacher), of errors; from scratch, %: the same of the model "
         "that is trained from scratch",
         "stage 1 teaches maps where each linear layer has some, else the projections of its attention",
-        f"lolcats has a softmax window of {plan.window} tokens; lolcats_relu is lolcats with relu maps",
+        f"lolcats has a softmax window of {plan.window} tokens, which weighs {plan.window_weight:g} at first; "
+        "lolcats_relu is lolcats with relu maps",
     ]
     return Shown(
         "From softmax to linear time",

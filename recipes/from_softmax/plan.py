@@ -45,6 +45,7 @@ class Conversion(Plan):
     """The budget of a teacher, ``updates``, and of what is made of it; ``models`` are names of forms."""
 
     window: int  # tokens of the softmax window of the forms that have one
+    window_weight: float  # what it weighs at first
     share: float  # of the teacher's updates that a conversion has in all
     transfer_share: float  # of these, in stage 1
     transfer_lr: float
@@ -61,7 +62,7 @@ class Conversion(Plan):
 
     def form(self, name: str) -> Form:
         """The form of this name."""
-        return form(name, self.layers, self.window)
+        return form(name, self.layers, self.window, self.window_weight)
 
     def updates_of(self, stage: str) -> int:
         """The updates of a training; a form from scratch has as many as both stages together."""

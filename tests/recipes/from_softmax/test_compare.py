@@ -20,7 +20,15 @@ from recipes.shared import comparison
 from recipes.shared.comparison import Compared
 from recipes.shared.tables import Run
 
-SIZES = {"width": 8, "layers": 4, "heads": 2, "batch_tokens": 64, "tokens_per_sample": 16, "window": 4}
+SIZES = {
+    "width": 8,
+    "layers": 4,
+    "heads": 2,
+    "batch_tokens": 64,
+    "tokens_per_sample": 16,
+    "window": 4,
+    "window_weight": 0.1,
+}
 RATES = {
     "lr": 3e-3,
     "transfer_lr": 1e-2,
@@ -46,7 +54,8 @@ RUN = Run("python -m recipes.from_softmax.compare", "2 CPU cores", "Python 3.11"
 def test_forms_are_patterns_of_known_names() -> None:
     plain, mixed = form("lolcats_relu", 4, 8), form("hedgehog*3,softmax", 4, 8)
     assert plain.pattern == "lolcats" and plain.kinds == ["lolcats"] * 4 and plain.windowed
-    assert plain.options == {"lolcats": {"feature_map": "relu", "window": 8}}
+    assert plain.options == {"lolcats": {"feature_map": "relu", "window": 8, "window_weight": 0.1}}
+    assert form("lolcats", 4, 8, 0.5).options["lolcats"]["window_weight"] == 0.5
     assert mixed.kinds == ["hedgehog"] * 3 + ["softmax"] and mixed.softmax_layers == [3] and not mixed.windowed
     assert mixed.learns_maps and not form("t2r,flow", 4, 8).learns_maps
     assert len(DEFAULT) == 2 * len(PLAIN) and not form("flow", 4, 8).learns_maps
@@ -56,6 +65,13 @@ def test_forms_are_patterns_of_known_names() -> None:
 def test_a_form_that_is_none_is_named(name: str) -> None:
     with pytest.raises(ValueError, match=r"--models.*; allowed:"):
         form(name, 4, 8)
+
+
+@pytest.mark.parametrize("weight", [0.0, 1.0, -0.5])
+def test_a_window_weighs_between_0_and_1(weight: float) -> None:
+    with pytest.raises(ValueError, match=rf"--window-weight is {weight}; allowed: a number above 0 and below 1"):
+        form("lolcats", 4, 8, weight)
+    assert form("linear", 4, 8, weight).options == {}
 
 
 def test_attentions_that_learn_maps_are_those_with_parameters() -> None:

@@ -123,3 +123,15 @@ def test_parts_that_cannot_be():
         pass
     with only_part(module, "linear"), pytest.raises(ValueError, match="part is 'linear'; allowed .*: 'both'"):
         module.extend(*(torch.randn(1, H, 3, D) for _ in range(3)))
+
+
+def test_the_window_weighs_at_first_what_its_option_says():
+    """0.1 in the authors' code; the option is not part of what weights mean, since the weight is learned."""
+    module = build_attention("lolcats", num_heads=H, head_dim=D)
+    assert_close("weight", module.window_gate.sigmoid(), torch.full((H,), 0.1))
+    equal = build_attention("lolcats", num_heads=H, head_dim=D, window_weight=0.5)
+    assert torch.equal(equal.window_gate, torch.zeros(H))
+    module.load_state_dict(equal.state_dict())
+    assert torch.equal(module.window_gate, torch.zeros(H))
+    with pytest.raises(ValueError, match="window_weight.* is 1.0; allowed: a number above 0 and below 1"):
+        build_attention("lolcats", num_heads=H, head_dim=D, window_weight=1.0)
