@@ -414,7 +414,7 @@ class OpAttention(InnerAttention):
     def _needed(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """``inputs``, if they are those that ``needs`` names; ValueError otherwise."""
         inputs = {name: x for name, x in inputs.items() if x is not None}
-        wanted = self.needs.intersection(INPUTS)
+        wanted = {name for name in INPUTS if name in self.needs}
         if self.causal and "forget" in self.supports and "log_decay" in inputs:
             wanted |= {"log_decay"}
         if inputs.keys() == wanted:
