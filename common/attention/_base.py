@@ -416,7 +416,7 @@ class OpAttention(InnerAttention):
         inputs = {name: x for name, x in inputs.items() if x is not None}
         wanted = {name for name in INPUTS if name in self.needs}
         if self.causal and "forget" in self.supports and "log_decay" in inputs:
-            wanted |= {"log_decay"}
+            wanted.add("log_decay")
         if inputs.keys() == wanted:
             return inputs
         name = min(inputs.keys() ^ wanted)

@@ -105,7 +105,7 @@ class GatedDeltaAttention(OutputGateAttention):
     ) -> Tensor:
         """The implied map (B, H, n, n) of values after their activation; norm and gate of outputs follow it."""
         given = {"key_padding_mask": key_padding_mask, "query_padding_mask": query_padding_mask, "x": x}
-        given |= self.packing(segment_ids)
+        given.update(self.packing(segment_ids))
         return implied_map(lambda values: self.operate(q, k, values, **given, v_activation="none"), v)
 
     def _gates(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, key_padding_mask: Tensor | None) -> dict[str, Tensor]:

@@ -77,7 +77,7 @@ class MixedChunkAttention(OpAttention):
         positions = document_positions(q, key_padding_mask, before, segment_ids, initial_state)
         heads = self._queries_and_keys(q, k, positions)
         further = {"log_decay": log_decay, "initial_state": initial_state, "return_state": return_state}
-        further |= self.packing(segment_ids)
+        further.update(self.packing(segment_ids))
         out = super().apply_op(*heads, v, key_padding_mask=key_padding_mask, **further)
         if return_state:
             return zero_padding(out[0], query_padding_mask), out[1]

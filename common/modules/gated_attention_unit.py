@@ -228,7 +228,7 @@ class GatedAttentionUnit(RemembersOptions):
         heads = self._queries_and_keys(z, self._rotation(z, padding_mask, None, segment_ids))
         op = self._quadratic if self.chunk_size is None else self._mixed_chunk
         whole = {"initial_state": None, "return_state": False, "segment_ids": segment_ids}
-        whole |= self._gates(normed, padding_mask)
+        whole.update(self._gates(normed, padding_mask))
         return implied_map(lambda values: op(heads, values, padding_mask, **whole), self._split_heads(v))
 
     def _attend(
