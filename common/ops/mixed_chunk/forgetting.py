@@ -33,7 +33,7 @@ def check_terms(options: MixedChunkOptions, further: FurtherTerms) -> None:
     """Raise ValueError for options that a sum which forgets does not go with."""
     if not options.linear:
         raise ArgumentError("`log_decay` is given; allowed: only with linear=True, whose sum forgets")
-    for name, value in further._asdict().items():
+    for name, value in zip(further._fields, further):
         if value:
             raise ArgumentError(f"`log_decay` is given; allowed: without {name}=True")
 
