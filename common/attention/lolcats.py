@@ -37,7 +37,7 @@ class LolcatsOptions(AttentionOptions):
     )
     window_weight: float = number(
         0.1,
-        "weight of the window at first, from 0 to 1, which then is learned; 0.1 is the authors'",
+        "weight of the window at first, above 0 and below 1, which then is learned; 0.1 is the authors'",
         setup_only=True,
         below=1.0,
     )

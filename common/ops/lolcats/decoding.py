@@ -8,7 +8,7 @@ from ..shared.feature_sums import state_shapes as shapes_of_sums
 from ..shared.padding import invert, real_first, take
 from ..shared.state import State
 from ..shared.window_softmax import hide, sliding_window
-from .full import Maps, far_before, near
+from .full import Maps, far_before, near, window_weights
 
 
 def state_shapes(k: Tensor, v: Tensor, window: int, features: int) -> dict[str, tuple[int, ...]]:
@@ -51,7 +51,7 @@ def _step(
     count = state["count"] + 1
     seen = torch.arange(window, device=q.device) >= window - count.unsqueeze(1)  # (B, w)
     scores = hide(q * q.shape[3] ** -0.5 @ keys.transpose(-2, -1), seen[:, None, None])  # (B, H, 1, w)
-    weights = (scores - scores.amax(-1, keepdim=True)).exp() * share
+    weights = window_weights(scores, share)
     queries = maps.of_queries(q)
     total = weights @ values + queries @ sum_kv
     normaliser = weights.sum(-1, keepdim=True) + (queries * sum_k.unsqueeze(2)).sum(-1, keepdim=True)
