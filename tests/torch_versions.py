@@ -10,8 +10,8 @@ needs_forming_again = pytest.mark.skipif(not FORMS_AGAIN, reason="needs torch 2.
 
 #: torch 2.6 cannot tell torch.export from torch.compile, which therefore sees plain PyTorch and no kernels. It cannot
 #: prove that windows of a sequence or an image are right for any length, and so exports them with one length alone and
-#: compiles some models once more for another one. torch.compile of it fails at packed documents, and takes Combiner's
-#: length as a constant; torch.export of it does not take mixed chunk attention with gates.
+#: compiles some models once more for another one. Its torch.compile refuses packed documents, as torch.export does,
+#: and takes Combiner's length as a constant.
 NEWER_THAN_2_6 = hasattr(torch.compiler, "is_exporting")
 needs_newer_than_2_6 = pytest.mark.skipif(
     not NEWER_THAN_2_6,

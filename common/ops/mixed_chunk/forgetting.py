@@ -33,7 +33,7 @@ def check_terms(options: MixedChunkOptions, further: FurtherTerms) -> None:
     """Raise ValueError for options that a sum which forgets does not go with."""
     if not options.linear:
         raise ArgumentError("`log_decay` is given; allowed: only with linear=True, whose sum forgets")
-    for name, value in zip(further._fields, further):
+    for name, value in zip(FurtherTerms._fields, further):
         if value:
             raise ArgumentError(f"`log_decay` is given; allowed: without {name}=True")
 
@@ -193,10 +193,10 @@ def _decayed_chunks(tokens: Tokens, gates: Tensor, state: State | None, size: in
 
     The first of them goes on with the chunk that ``state`` holds.
     """
-    chunks, gates = split(tokens, size), split_chunks(gates, size)  # (B, H, G, C, 1 or s)
+    (q_quad, k_quad, q_lin, k_lin, v), gates = split(tokens, size), split_chunks(gates, size)  # (B, H, G, C, 1 or s)
     # Over the tokens after a key, so that nothing is subtracted.
     after = F.pad(reverse_cumsum(gates.transpose(3, 4))[..., 1:], (0, 1)).transpose(3, 4)
-    own = (chunks.k_lin * after.exp()).transpose(-2, -1) @ chunks.v
+    own = (k_lin * after.exp()).transpose(-2, -1) @ v
     of_chunk = gates.sum(3)
     decay = of_chunk.exp().unsqueeze(-1)
     if state is not None:
@@ -204,4 +204,4 @@ def _decayed_chunks(tokens: Tokens, gates: Tensor, state: State | None, size: in
         own = torch.cat([first.unsqueeze(2), own[:, :, 1:]], dim=2)
     gates_of_sums = of_chunk.squeeze(3) if of_chunk.shape[3] == 1 else of_chunk
     before, _ = carry_decayed_sums(own, None if state is None else state["sum_kv"], gates_of_sums)
-    return chunks._replace(q_lin=chunks.q_lin * gates.cumsum(3).exp()), _Sums(own, before, decay)
+    return Tokens(q_quad, k_quad, q_lin * gates.cumsum(3).exp(), k_lin, v), _Sums(own, before, decay)

@@ -172,9 +172,9 @@ def _carried(chunks: _Chunks, sums: Tensor) -> Tensor:
     """The sums before each chunk (R, H, g, f, e); ``sums`` (R, H, f, e), those before all, becomes that after them."""
     added = ((chunks.k * chunks.until).transpose(1, 2) @ chunks.v).unflatten(0, chunks.total.shape[:3])
     before = torch.empty_like(added)
-    for i in range(added.shape[2]):
-        before[:, :, i] = sums
-        sums.mul_(chunks.total[:, :, i]).add_(added[:, :, i])
+    for own, total, further in zip(before.unbind(2), chunks.total.unbind(2), added.unbind(2)):
+        own.copy_(sums)
+        sums.mul_(total).add_(further)
     return before
 
 
@@ -241,9 +241,9 @@ def _carried_back(grad_read: Tensor, total: Tensor, grad_sum: Tensor) -> Tensor:
     """
     grad_read = grad_read.unflatten(0, total.shape[:3])
     after = torch.empty_like(grad_read)
-    for i in reversed(range(grad_read.shape[2])):
-        after[:, :, i] = grad_sum
-        grad_sum.mul_(total[:, :, i]).add_(grad_read[:, :, i])
+    for own, decay, further in reversed([*zip(after.unbind(2), total.unbind(2), grad_read.unbind(2))]):
+        own.copy_(grad_sum)
+        grad_sum.mul_(decay).add_(further)
     return after
 
 
