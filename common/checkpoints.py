@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from .modules.remembered_options import RemembersOptions, is_record, read_record, spelled
+from .tensor_files import check_parts
 
 #: Names shown of each kind in a message.
 _SHOWN = 4
@@ -39,7 +40,7 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     (``torch.serialization.add_safe_globals``).
 
     Raises:
-        ValueError: no such file, one that is cut short or of another format, or that would run code.
+        ValueError: no such file, one that is cut short, damaged or of another format, or that would run code.
     """
     path = Path(path)
     if not path.is_file():
@@ -49,8 +50,11 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
             from safetensors.torch import load_file
 
             return load_file(path)
-        # Mapped into memory where torch's format allows it: only the tensors that are used are read.
-        contents = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+        is_zip = zipfile.is_zipfile(path)
+        if is_zip:
+            check_parts(path)
+        # Mapped into memory where torch's format allows it: tensors take memory once they are used.
+        contents = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
     except pickle.UnpicklingError as error:
         raise ValueError(
             f"the checkpoint {str(path)!r} {_why_refused(path, error)}; allowed: tensors, plain containers and the "
@@ -58,7 +62,7 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
         ) from error
     except Exception as error:  # torch's and safetensors' readers raise what they like for a broken file
         raise ValueError(
-            f"the checkpoint {str(path)!r} cannot be read, it may be cut short: {_first_line(error)}; "
+            f"the checkpoint {str(path)!r} cannot be read, it may be cut short or damaged: {_first_line(error)}; "
             "allowed: a whole file of torch.save, or .safetensors"
         ) from error
     if not isinstance(contents, dict):

@@ -1,11 +1,21 @@
-"""Tensors on disk, written by torch or as safetensors; see ``checkpoints`` for reading what torch wrote."""
+"""Tensors on disk, written by torch or as safetensors; see ``checkpoints`` for reading what torch wrote.
 
+What is read is what was written: files of safetensors hold a digest of it, and zip files, torch's and numpy's, have
+checksums, which their own readers do not look at.
+"""
+
+import hashlib
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+
+#: The name of the digest in the metadata of a file of safetensors.
+DIGEST = "sha256"
+_READ_AT_ONCE = 2**22
 
 
 def save(content: Any, path: Path) -> None:
@@ -24,7 +34,7 @@ def save(content: Any, path: Path) -> None:
 
 
 def save_safetensors(tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str]) -> None:
-    """Write ``tensors`` and texts about them to ``path`` in the format of safetensors.
+    """Write ``tensors`` and texts about them to ``path`` in the format of safetensors, with the digest of both.
 
     Raises:
         OSError: it cannot be written.
@@ -33,14 +43,14 @@ def save_safetensors(tensors: Mapping[str, Tensor], path: Path, metadata: Mappin
 
     apart = {name: x.detach().cpu().contiguous().clone() for name, x in tensors.items()}  # none shares memory
     with open(path, "wb") as file:
-        file.write(to_bytes(apart, dict(metadata)))
+        file.write(to_bytes(apart, {**metadata, DIGEST: digest(apart, metadata)}))
 
 
 def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors, on the CPU, and the texts in a file of safetensors. Nothing of it is run.
+    """The tensors, on the CPU, and the texts in a file of ``save_safetensors``. Nothing of it is run.
 
     Raises:
-        ValueError: no such file, one that is cut short, or of another format.
+        ValueError: no such file, one that is cut short, of another format, without a digest or with another's.
     """
     from safetensors import safe_open
 
@@ -48,7 +58,43 @@ def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         raise ValueError(f"{str(path)!r} is no file; allowed: a file of safetensors")
     try:
         with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}
+            tensors, about = {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}
     except Exception as error:  # its reader raises what it likes for a broken file
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise ValueError(f"{str(path)!r} cannot be read ({reason}); allowed: a whole file of safetensors") from error
+    stored = about.pop(DIGEST, None)
+    if stored is None:
+        raise ValueError(f"{str(path)!r} has no digest of its content; allowed: a file that this version wrote")
+    if stored != digest(tensors, about):
+        raise ValueError(f"{str(path)!r} is damaged: its digest is of another content; allowed: the file as written")
+    return tensors, about
+
+
+def digest(tensors: Mapping[str, Tensor], about: Mapping[str, str] | None = None) -> str:
+    """SHA-256 of names, shapes, types and numbers of ``tensors``, and of texts ``about`` them; O(their size)."""
+    sha = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        sha.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
+        dense = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)  # one number may have any stride
+        sha.update(dense.reshape(-1).view(torch.uint8).numpy())
+    for name, text in sorted((about or {}).items()):
+        sha.update(f"{len(name)} {len(text)} {name}{text}\n".encode())
+    return sha.hexdigest()
+
+
+def check_parts(path: Path) -> None:
+    """Raise ValueError unless each part of a zip file, as torch and numpy write them, has the checksum in its header.
+
+    A checksum of 0 is none: torch writes it where it was told not to compute any. O(size of the file).
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            for part in archive.infolist():
+                with archive.open(part) as content:
+                    while part.CRC and content.read(_READ_AT_ONCE):
+                        pass
+    except FileNotFoundError:
+        raise
+    except Exception as error:  # zipfile, too, raises what it likes for a broken file
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise ValueError(f"a part of it is damaged ({reason})") from error

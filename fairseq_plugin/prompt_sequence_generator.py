@@ -23,7 +23,7 @@ from common.output_files import check_new
 
 from .modules.named_states import named_state
 from .prompt_reading import check_readable, counts_tokens, read_block
-from .prompt_state import PromptState, check_maker, maker_of
+from .prompt_state import PromptState, maker_of
 
 #: Tokens that a model reads at once, where nothing else is asked for.
 BLOCK_SIZE = 1024
@@ -136,7 +136,7 @@ class PromptGenerator(SequenceGenerator):
         super().__init__(PromptEnsemble(models, block_size), tgt_dict, **options)
         self.after, self.save_to, self._has_saved = after, save_to, False
         if after is not None:
-            check_maker(after.maker, models, tgt_dict, "the state of a prompt is given")
+            after.check(models, tgt_dict, "the state of a prompt is given")
             if after.temperature != self.temperature:
                 raise ValueError(
                     f"--temperature is {self.temperature}; allowed with this state of a prompt: {after.temperature}, "

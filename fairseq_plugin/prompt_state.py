@@ -1,7 +1,7 @@
 """The state of language models after a prompt, in memory and in files: a long text is read once, continued often.
 
 A file is of safetensors, so nothing that is read runs code. It says which models, options, weights and dictionary it
-belongs to, and others refuse it.
+belongs to, and others refuse it; it holds a digest of its content, without which it is refused.
 """
 
 import hashlib
@@ -16,12 +16,13 @@ from fairseq.data import Dictionary
 from torch import Tensor, nn
 
 from common.output_files import new_path
-from common.tensor_files import read_safetensors, save_safetensors
+from common.tensor_files import digest, read_safetensors, save_safetensors
 
 from .modules.multihead_attention import IncrementalState
-from .modules.named_states import is_of, state_of
+from .modules.named_states import check_named_state, state_of
 
 #: What a file says of itself.
+_ALLOWED = "a file that --save-state or PromptState.save of this version wrote, as it wrote it"
 _FORMAT = "lineartime prompt state 1"
 #: Options of fairseq's decoder that change what it computes and that neither weights nor their records show.
 _OPTIONS = ("activation_fn", "no_scale_embedding", "no_token_positional_embeddings")
@@ -69,35 +70,37 @@ class PromptState:
         """Read a file of ``save`` for the same ``models`` and ``dictionary``, those of a hub interface for example.
 
         Raises:
-            ValueError: no such file, half a file or another's; one of other models, options, weights or another
-                dictionary. ``argument`` is what ``path`` is called.
+            ValueError: no such file, half a file, a damaged one or another's; one of other models, options, weights or
+                another dictionary. ``argument`` is what ``path`` is called.
         """
+        what = f"{argument} is {path}"
         try:
             tensors, about = read_safetensors(Path(path))
-        except ValueError as error:
-            raise ValueError(f"{argument}: {error}") from error
-        try:
             if about.get("format") != _FORMAT:
                 raise ValueError(f"its format is {about.get('format')!r}")
             maker, temperature = json.loads(about["maker"]), float(json.loads(about["temperature"]))
-            check_maker(maker, models, dictionary, f"{argument} is {path}")
             tokens, scores = tensors.pop("tokens").long(), tensors.pop("scores")
-            states: list[dict[str, Tensor]] = [{} for _ in models]
+            states: list[dict[str, Tensor]] = [{} for _ in maker["models"]]
             for name, tensor in tensors.items():
-                _, i, rest = name.split(".", 2)
-                if not is_of(models[int(i)], rest):
-                    raise KeyError(rest)
-                states[int(i)][rest] = tensor
-        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-            if "allowed" in str(error):
-                raise
-            raise ValueError(
-                f"{argument} is {path}, which is no state of a prompt ({type(error).__name__}: {error}); allowed: a "
-                "file that --save-state or PromptState.save wrote"
-            ) from error
+                _, number, rest = name.split(".", 2)
+                states[int(number)][rest] = tensor
+        except (IndexError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{what}, which is no state of a prompt ({error}); allowed: {_ALLOWED}") from error
         device = next(models[0].parameters()).device
         moved = [{name: x.to(device) for name, x in state.items()} for state in states]
-        return cls(tokens.to(device), scores.to(device), temperature, moved, maker)
+        state = cls(tokens.to(device), scores.to(device), temperature, moved, maker)
+        state.check(models, dictionary, what)
+        return state
+
+    def check(self, models: Sequence[nn.Module], dictionary: Dictionary, what: str) -> None:
+        """Raise ValueError unless this is a state of these ``models`` and this ``dictionary``; ``what`` begins it."""
+        check_maker(self.maker, models, dictionary, what)
+        try:
+            _check_words(self.tokens, self.scores, len(dictionary))
+            for model, state in zip(models, self.states, strict=True):
+                check_named_state(model, state, rows=1)
+        except (AttributeError, TypeError, ValueError) as error:
+            raise ValueError(f"{what}, which is no state of a prompt ({error}); allowed: {_ALLOWED}") from error
 
     def incremental_state(self, number: int, model: nn.Module, rows: int) -> IncrementalState:
         """The decoding state of ``model``, the one of this ``number`` in the ensemble, for so many equal rows."""
@@ -113,6 +116,8 @@ def maker_of(models: Sequence[nn.Module], dictionary: Dictionary) -> Maker:
 def check_maker(maker: Maker, models: Sequence[nn.Module], dictionary: Dictionary, what: str) -> None:
     """Raise ValueError unless ``maker`` are these ``models`` and this ``dictionary``; ``what`` begins the message."""
     here = maker_of(models, dictionary)
+    if not _is_maker(maker, here):
+        raise ValueError(f"{what}, which does not say of which models it is; allowed: {_ALLOWED}")
     if len(maker["models"]) != len(models):
         raise ValueError(f"{what}, a state of {len(maker['models'])} models; allowed: of {len(models)}")
     for name, there, own in _differences(maker, here):
@@ -137,11 +142,28 @@ def _model(model: nn.Module) -> dict[str, Any]:
     options = {"architecture": type(model).__name__, "precision": str(next(model.parameters()).dtype)}
     options |= {name: _plain(getattr(cfg, name, None)) for name in _OPTIONS}
     options |= {f"decoder_{name}": _plain(getattr(cfg.decoder, name, None)) for name in _DECODER_OPTIONS}
-    digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
-        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
-    return {"options": options, "weights": digest.hexdigest()}
+    return {"options": options, "weights": digest(model.state_dict())}
+
+
+def _is_maker(maker: Any, here: Maker) -> bool:
+    """Whether ``maker`` has the fields that ``here`` has."""
+    if not isinstance(maker, dict) or maker.keys() != here.keys() or not isinstance(maker["models"], list):
+        return False
+    parts = [maker, *maker["models"]]
+    if not all(isinstance(part, dict) and isinstance(part.get("options", {}), dict) for part in parts):
+        return False
+    return all(part.keys() == here["models"][0].keys() for part in maker["models"])
+
+
+def _check_words(tokens: Tensor, scores: Tensor, words: int) -> None:
+    """Raise ValueError unless ``tokens`` (1 + m,) are numbers of ``words`` words, with finite ``scores`` (m,)."""
+    if tokens.dim() != 1 or len(tokens) < 2 or scores.shape != (len(tokens) - 1,):
+        shapes = f"{tuple(tokens.shape)} and {tuple(scores.shape)}"
+        raise ValueError(f"tokens and scores have shapes {shapes}, not (1 + m,) and (m,)")
+    if int(tokens.min()) < 0 or int(tokens.max()) >= words:
+        raise ValueError(f"tokens are {int(tokens.min())} to {int(tokens.max())}; the model has 0 to {words - 1}")
+    if not scores.isfinite().all():
+        raise ValueError("a score is not finite")
 
 
 def _plain(value: Any) -> Any:

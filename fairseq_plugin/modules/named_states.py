@@ -1,5 +1,7 @@
 """Decoding states by the names of modules: fairseq's own names are of one process, drawn when a model is built."""
 
+from collections.abc import Mapping
+
 from torch import Tensor, nn
 
 from .multihead_attention import IncrementalState
@@ -29,10 +31,26 @@ def state_of(model: nn.Module, named: dict[str, Tensor], rows: Tensor) -> Increm
     return state
 
 
-def is_of(model: nn.Module, name: str) -> bool:
-    """Whether ``model`` has the module that keeps the tensor ``name`` of a named state."""
-    path = (name.rsplit(".", 2) if name.count(".") > 1 else [""])[0]
-    return any(path == own and _identity(module) for own, module in model.named_modules())
+def check_named_state(model: nn.Module, named: Mapping[str, Tensor], rows: int | None = None) -> None:
+    """Raise ValueError unless ``named`` is a state of ``model`` after some tokens, of so many ``rows`` if given.
+
+    Each attention has one, nothing else, all of one number of rows and of finite numbers. O(size of the state).
+    """
+    paths = {path for path, module in model.named_modules() if _identity(module)}
+    there = {name: name.rsplit(".", 2)[0] if name.count(".") > 1 else "" for name in named}
+    foreign = [name for name, path in there.items() if path not in paths]
+    # A decoder itself keeps a state where it counts tokens: ours do, fairseq's does not.
+    missing = sorted(paths - set(there.values()) - {"decoder"})
+    if foreign or missing:
+        raise ValueError(f"the model keeps no {foreign[0]}" if foreign else f"it has no state of {missing[0]}")
+    for name, tensor in named.items():
+        if not isinstance(tensor, Tensor) or tensor.dim() == 0:
+            raise ValueError(f"{name} has no rows")
+        rows = len(tensor) if rows is None else rows
+        if len(tensor) != rows:
+            raise ValueError(f"{name} has {len(tensor)} rows, not {rows}")
+        if not tensor.isfinite().all():
+            raise ValueError(f"{name} has a value that is not finite")
 
 
 def _identity(module: nn.Module) -> str | None:

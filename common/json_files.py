@@ -1,0 +1,162 @@
+"""Files of JSON, read as data that may be damaged: one line says what is wrong, and values have the types that a reader
+asks for.
+
+A file of ours has the SHA-256 of its content in it, ``CHECKSUM``. Who changes a file on purpose takes that line out.
+"""
+
+import dataclasses
+import hashlib
+import json
+import math
+import types
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+#: The name of the digest in an object.
+CHECKSUM = "sha256"
+#: Digits of an integer: enough for 64 bits.
+_DIGITS = 20
+_WORDS = {int: "an integer", float: "a number", str: "a text", bool: "true or false", type(None): "null"}
+_WORDS |= {list: "a list", dict: "an object", Path: "a text"}
+
+
+def parse(text: str) -> Any:
+    """The content of ``text``, which is JSON; NaN and Infinity, which Python writes, are numbers.
+
+    Raises:
+        ValueError: it is none, an object has a name twice, or a number is too large.
+    """
+    try:
+        return json.loads(text, parse_int=_integer, parse_float=_number, object_pairs_hook=_object)
+    except RecursionError:
+        raise ValueError("lists or objects in one another, too many") from None
+
+
+def read(path: Path, allowed: str) -> Any:
+    """The content of a file, an object without its checksum. The message says what is ``allowed``.
+
+    Raises:
+        ValueError: there is none, it cannot be read or is no JSON, or is not as it was written.
+    """
+    try:
+        return checked(parse(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise ValueError(f"{path} cannot be read: {reason}; allowed: {allowed}") from error
+
+
+def signed(content: Mapping[str, Any]) -> dict[str, Any]:
+    """``content`` and, after it, its checksum."""
+    return {**content, CHECKSUM: _digest(content)}
+
+
+def checked(content: Any) -> Any:
+    """``content`` without its checksum, if it has one.
+
+    Raises:
+        ValueError: the checksum is another's.
+    """
+    if not isinstance(content, dict) or CHECKSUM not in content:
+        return content
+    content, stored = {name: value for name, value in content.items() if name != CHECKSUM}, content[CHECKSUM]
+    if stored != _digest(content):
+        raise ValueError(f"it is not as it was written: {CHECKSUM} in it, which may be left out, is of another content")
+    return content
+
+
+def typed(value: Any, kind: Any, where: str) -> Any:
+    """``value``, read from JSON, as the type ``kind``; ``where`` says what it is.
+
+    ``kind`` is None, a plain type, a list, tuple, dictionary or union of these, a NamedTuple or a dataclass. A list
+    becomes a tuple where one is asked for, and an object a NamedTuple or a dataclass; it may lack fields that have a
+    default.
+
+    Raises:
+        ValueError: it is another.
+    """
+    if kind is Any:
+        return value
+    if get_origin(kind) in (Union, types.UnionType):
+        return _one_of(value, get_args(kind), where)
+    outer, inner = get_origin(kind) or kind, get_args(kind)
+    if hasattr(outer, "_fields") or hasattr(outer, "__dataclass_fields__"):
+        return _made(value, outer, where)
+    if outer in (list, tuple, Sequence):
+        return _listed(value, outer, inner, where)
+    if outer in (dict, Mapping):
+        _check(value, dict, where)
+        return {name: typed(one, inner[1], f"{where}.{name}") for name, one in value.items()} if inner else value
+    _check(value, outer, where)
+    return outer(value) if outer in (float, Path) else value
+
+
+def _made(value: Any, kind: Callable[..., Any], where: str) -> Any:
+    """The NamedTuple or dataclass ``kind`` of an object."""
+    _check(value, dict, where)
+    hints, defaults = get_type_hints(kind), getattr(kind, "_field_defaults", {})
+    names = getattr(kind, "_fields", None)
+    if names is None:
+        names = [field.name for field in dataclasses.fields(kind)]
+        defaults = {field.name for field in dataclasses.fields(kind) if field.default is not dataclasses.MISSING}
+    wrong = [f"has no {x}" for x in names if x not in value and x not in defaults]
+    wrong += [f"has {x!r}, too" for x in value if x not in names]
+    if wrong:
+        raise ValueError(f"{where} {wrong[0]}; allowed: {', '.join(names)}")
+    return kind(**{name: typed(one, hints[name], f"{where}.{name}") for name, one in value.items()})
+
+
+def _listed(value: Any, outer: Any, inner: tuple[Any, ...], where: str) -> Any:
+    _check(value, list, where)
+    if outer is tuple and inner and inner[-1] is not ...:
+        if len(value) != len(inner):
+            raise ValueError(f"{where} has {len(value)} values; allowed: {len(inner)}")
+        kinds = inner
+    else:
+        kinds = (inner[0] if inner else Any,) * len(value)
+    values = [typed(one, kind, f"{where}[{i}]") for i, (one, kind) in enumerate(zip(value, kinds))]
+    return tuple(values) if outer is tuple else values
+
+
+def _one_of(value: Any, kinds: tuple[Any, ...], where: str) -> Any:
+    """``value`` as the first of ``kinds`` that it is."""
+    errors = []
+    for kind in kinds:
+        try:
+            return typed(value, kind, where)
+        except ValueError as error:
+            errors.append(error)
+    raise errors[0]
+
+
+def _check(value: Any, kind: Any, where: str) -> None:
+    """ValueError unless ``value`` is of a plain type; an integer is a number, but true is neither."""
+    fits = {float: (int, float), Path: str}.get(kind, kind)
+    if not isinstance(value, fits) or (isinstance(value, bool) and kind is not bool):
+        shown = repr(value) if len(repr(value)) < 80 else f"{repr(value)[:80]}..."
+        raise ValueError(f"{where} is {shown}; allowed: {_WORDS.get(kind, kind.__name__)}")
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    written = json.dumps(json.loads(json.dumps(content)), sort_keys=True)  # names are texts there
+    return hashlib.sha256(written.encode()).hexdigest()
+
+
+def _integer(digits: str) -> int:
+    if len(digits.lstrip("-")) > _DIGITS:
+        raise ValueError(f"an integer has {len(digits.lstrip('-')):,} digits; allowed: at most {_DIGITS}")
+    return int(digits)
+
+
+def _number(digits: str) -> float:
+    if not math.isfinite(float(digits)):
+        raise ValueError(f"a number is {digits[:20]}, beyond the largest; allowed: up to 1.8e308")
+    return float(digits)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} is there twice")
+    return found
