@@ -9,15 +9,20 @@ import torch.distributed as dist
 from fairseq.distributed import utils as distributed_utils
 from torch import Tensor, nn
 
+from common.tensor_files import DIGEST, digest
+
 from .data.streams import PLACE, StreamPlace
 from .modules.carried_state import CarriedState
 from .modules.multihead_attention import IncrementalState
-from .modules.named_states import named_state, rows_of, state_of
+from .modules.named_states import check_named_state, named_state, rows_of, state_of
 
 logger = logging.getLogger(__name__)
 
 #: What a checkpoint keeps: "step" after which it was saved, "row" of the first, "state" by the names of modules.
 SavedStreams = dict[str, Any]
+_ALLOWED = (
+    "what --task streaming_language_modeling of this version wrote, or --reset-dataloader to begin the epoch anew"
+)
 
 
 class StreamMemory:
@@ -32,6 +37,7 @@ class StreamMemory:
         self._last = -1
         self._update: int | None = None
         self._saved: SavedStreams | None = None
+        self._where = ""  # it was found
 
     def attach(
         self, sample: dict[str, Any], update: int, model: nn.Module | None = None
@@ -73,16 +79,51 @@ class StreamMemory:
         named = {name: x.cpu() for name, x in named_state(model, self._after[place.step]).items()}
         return {"step": place.step, "row": place.row, "state": named}
 
-    def restore(self, saved: SavedStreams) -> None:
-        """Go on from what a checkpoint kept, when the next batch says which rows are its own."""
-        self._saved = saved
+    def restore(self, saved: SavedStreams, where: str) -> None:
+        """Go on from what a checkpoint kept, when the next batch says which rows are its own; see ``unsealed``."""
+        self._saved, self._where = unsealed(saved, where), where
 
     def _restore(self, place: StreamPlace, rows: int, device: torch.device, model: nn.Module) -> None:
         saved, self._saved = self._saved, None
+        try:
+            check_named_state(model, saved["state"])
+        except ValueError as error:
+            raise ValueError(
+                f"{self._where}, whose streams are of another model ({error}); allowed: {_ALLOWED}"
+            ) from error
         numbers = torch.arange(place.row - saved["row"], place.row - saved["row"] + rows, device=device)
         there = min(len(x) for x in saved["state"].values())
         if saved["step"] == place.step - 1 and int(numbers[0]) >= 0 and int(numbers[-1]) < there:
             self._after, self._last = {saved["step"]: state_of(model, saved["state"], numbers)}, saved["step"]
+
+
+def sealed(saved: SavedStreams) -> SavedStreams:
+    """``saved`` with a digest of it, for a checkpoint."""
+    return {**saved, DIGEST: _digest(saved)}
+
+
+def unsealed(saved: Any, where: str) -> SavedStreams:
+    """What was ``sealed``. ``where`` it was found begins the message.
+
+    Raises:
+        ValueError: it is something else, or damaged.
+    """
+    names = {"step": int, "row": int, "state": dict, DIGEST: str}
+    fits = isinstance(saved, dict) and saved.keys() == names.keys()
+    if not fits or not all(type(saved[name]) is kind for name, kind in names.items()):
+        raise ValueError(f"{where}, in which there are no states of streams with a digest; allowed: {_ALLOWED}")
+    state = saved["state"]
+    if (
+        not state
+        or not all(isinstance(x, Tensor) and x.dim() for x in state.values())
+        or saved[DIGEST] != _digest(saved)
+    ):
+        raise ValueError(f"{where}, in which the states of streams are damaged; allowed: {_ALLOWED}")
+    return {name: value for name, value in saved.items() if name != DIGEST}
+
+
+def _digest(saved: SavedStreams) -> str:
+    return digest(saved["state"], {name: str(saved[name]) for name in ("step", "row")})
 
 
 class StreamingBatches:

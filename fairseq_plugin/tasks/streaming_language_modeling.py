@@ -6,6 +6,7 @@ of one pass. In training the state is carried and detached: truncated backpropag
 
 import logging
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from fairseq.data import FairseqDataset, MonolingualDataset
@@ -19,10 +20,12 @@ from torch import nn
 from ..data.streams import PLACE, StreamBatchIterator, StreamPlace, StreamRows
 from ..models._decoder import LinearTimeDecoder
 from ..modules.carried_state import CarriedState
-from ..stream_memory import SavedStreams, StreamingBatches, StreamMemory, gathered, with_state
+from ..stream_memory import SavedStreams, StreamingBatches, StreamMemory, gathered, sealed, with_state
 
 logger = logging.getLogger(__name__)
 
+#: fairseq's default of --restore-file, a file in --save-dir.
+_LAST = "checkpoint_last.pt"
 # Options of language modeling under which consecutive blocks are not one text: name -> what is allowed.
 _REQUIRED = {
     "sample_break_mode": "none",
@@ -38,6 +41,8 @@ class StreamingLanguageModelingConfig(LanguageModelingConfig):
     """Options of ``language_modeling``."""
 
     disable_validation: bool = II("dataset.disable_validation")
+    restore_file: str = II("checkpoint.restore_file")
+    save_dir: str = II("checkpoint.save_dir")
 
 
 @register_task("streaming_language_modeling", dataclass=StreamingLanguageModelingConfig)
@@ -205,11 +210,17 @@ class StreamingLanguageModelingTask(LanguageModelingTask):
                 saved = self._gathered
             else:
                 logger.warning("the checkpoint has the streams of one process; others will begin anew")
-        return {} if saved is None else {type(self).__name__: saved}
+        return {} if saved is None else {type(self).__name__: sealed(saved)}
 
     def set_checkpoint_dict(self, saved: SavedStreams) -> None:
-        """fairseq's hook: go on from ``saved``."""
-        self._training.restore(saved)
+        """fairseq's hook: go on from ``saved``.
+
+        Raises:
+            ValueError: it is damaged, or something else.
+        """
+        file = safe_getattr(self.args, "restore_file", _LAST)
+        path = Path(safe_getattr(self.args, "save_dir", ""), file) if file == _LAST else Path(file)
+        self._training.restore(saved, f"the checkpoint is {path}")
 
 
 def check_streams(model: nn.Module, training: bool) -> None:
