@@ -70,7 +70,7 @@ def typed(value: Any, kind: Any, where: str) -> Any:
 
     ``kind`` is None, a plain type, a list, tuple, dictionary or union of these, a NamedTuple or a dataclass. A list
     becomes a tuple where one is asked for, and an object a NamedTuple or a dataclass; it may lack fields that have a
-    default.
+    default. A list of all fields is a NamedTuple, too.
 
     Raises:
         ValueError: it is another.
@@ -93,9 +93,11 @@ def typed(value: Any, kind: Any, where: str) -> Any:
 
 def _made(value: Any, kind: Callable[..., Any], where: str) -> Any:
     """The NamedTuple or dataclass ``kind`` of an object."""
+    names = getattr(kind, "_fields", None)
+    if names is not None and isinstance(value, list) and len(value) == len(names):  # as json.dumps writes it
+        value = dict(zip(names, value))
     _check(value, dict, where)
     hints, defaults = get_type_hints(kind), getattr(kind, "_field_defaults", {})
-    names = getattr(kind, "_fields", None)
     if names is None:
         names = [field.name for field in dataclasses.fields(kind)]
         defaults = {field.name for field in dataclasses.fields(kind) if field.default is not dataclasses.MISSING}

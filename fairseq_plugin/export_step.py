@@ -5,6 +5,7 @@ caller must know is in the file: the state's entries, the dictionary, the longes
 """
 
 import argparse
+import hashlib
 import importlib.util
 import json
 import logging
@@ -24,6 +25,7 @@ from torch.export import ExportedProgram
 from common import __version__
 from common.checkpoints import read_checkpoint
 from common.output_files import check_new, new_path
+from common.tensor_files import DIGEST
 
 from ._folders import find_folder
 from .checkpoints import stored_architecture
@@ -33,6 +35,8 @@ from .untrusted_configuration import check_configuration
 
 #: The name of the metadata in a file, and their version.
 METADATA, VERSION = "lineartime", 1
+#: What stands in a file of ONNX for its digest while that is computed.
+_NO_DIGEST = "0" * 64
 _ONNX, _PROGRAM = ".onnx", ".pt2"
 _PACKAGES = ("onnx", "onnxscript")
 #: Whose debug messages appear because one of fairseq's models sets up logging for every library.
@@ -77,6 +81,7 @@ def metadata_of(
     return {
         "version": VERSION,
         "made_by": f"lineartime {__version__}",
+        DIGEST: _NO_DIGEST,
         "architecture": architecture,
         "tokens_per_call": tokens,
         "longest_sequence": step.max_tokens,
@@ -92,11 +97,12 @@ def metadata_of(
 
 def write(program: ExportedProgram, step: DecodingStep, metadata: dict[str, Any], path: Path, suffix: str) -> None:
     """Write ``program`` to ``path`` as ``suffix`` says; inputs and outputs of ONNX have the names of the state."""
-    content = json.dumps(metadata, ensure_ascii=False)
-    if suffix == _PROGRAM:
+    if suffix == _PROGRAM:  # a zip file, whose parts have checksums
+        content = json.dumps({name: x for name, x in metadata.items() if name != DIGEST}, ensure_ascii=False)
         with open(path, "wb") as file:
             torch.export.save(program, file, extra_files={f"{METADATA}.json": content})
         return
+    content = json.dumps(metadata, ensure_ascii=False)
     names = [entry.name for entry in step.entries]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's and onnxscript's own use of what they have deprecated
@@ -111,6 +117,8 @@ def write(program: ExportedProgram, step: DecodingStep, metadata: dict[str, Any]
         node.metadata_props.clear()  # where the code that made it lies on this machine
     onnx.model.metadata_props[METADATA] = content
     onnx.save(str(path), external_data=False)
+    whole = path.read_bytes()  # its digest is that of the file with zeros in its place
+    path.write_bytes(whole.replace(_NO_DIGEST.encode(), hashlib.sha256(whole).hexdigest().encode()))
 
 
 def prompt_path(target: Path) -> Path:

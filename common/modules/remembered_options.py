@@ -146,10 +146,14 @@ def read_record(stored: Any) -> dict[str, dict[str, Any]] | None:
     try:
         record = json.loads(bytes(round(x) for x in stored.tolist()).decode())
         options, counts = record["options"], record["counts"]
-        legible = isinstance(options, dict) and all(digits.isdecimal() for digits in counts.values())
+        legible = isinstance(options, dict) and all(map(_is_count, counts.values()))
     except (AttributeError, KeyError, OverflowError, RuntimeError, TypeError, ValueError):
         return None  # averages of files of several options, or another's tensor
     return {"options": options, "counts": counts} if legible else None
+
+
+def _is_count(digits: str) -> bool:
+    return digits.isascii() and digits.isdecimal() and len(digits) <= _DIGITS
 
 
 def _is_loaded(prefix: str, state_dict: dict[str, Any], missing_keys: list[str]) -> bool:

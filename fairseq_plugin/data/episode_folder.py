@@ -4,7 +4,6 @@ A folder holds ``SPLIT.npz`` for each split and ``episodes.json``, which is writ
 with a state of S numbers, an action of A numbers and a reward; the steps of all episodes of a split follow one another.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from . import stored_arrays
 from .stored_arrays import (
     as_float32,
     check_integers,
@@ -19,7 +19,6 @@ from .stored_arrays import (
     check_real,
     check_reals,
     check_whole,
-    described_by,
     read_arrays,
 )
 
@@ -147,8 +146,7 @@ def write_folder(
     for split, episodes in checked.items():
         arrays = {key: np.concatenate([getattr(one, key) for one in episodes]) for key in Episode._fields}
         np.savez(folder / f"{split}.npz", lengths=[len(one.rewards) for one in episodes], **arrays)
-    text = json.dumps(described.as_dict(), indent=1, ensure_ascii=False)
-    (folder / DESCRIPTION_FILE).write_text(text + "\n", encoding="utf-8")
+    stored_arrays.write_description(described, folder / DESCRIPTION_FILE)
     return described
 
 
@@ -158,18 +156,9 @@ def read_description(folder: Path) -> EpisodeDescription:
     Raises:
         ValueError: the folder has none, or one that is none.
     """
-    path = folder / DESCRIPTION_FILE
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise ValueError(
-            f"{folder} lacks {DESCRIPTION_FILE}; allowed: a folder that recipes.offline_rl.prepare or .collect has "
-            "written"
-        ) from error
-    except (OSError, ValueError, RecursionError) as error:
-        fields = ", ".join(EpisodeDescription.__dataclass_fields__)
-        raise ValueError(f"{path} cannot be read: {error}; allowed: JSON with {fields}") from error
-    return described_by(EpisodeDescription, found, str(path))
+    return stored_arrays.read_description(
+        EpisodeDescription, folder / DESCRIPTION_FILE, "recipes.offline_rl.prepare or .collect"
+    )
 
 
 def read_split(folder: Path, name: str) -> list[Episode]:

@@ -12,6 +12,8 @@ from typing import NamedTuple
 from fairseq.data import Dictionary
 from torch import Tensor
 
+from common.json_files import read, signed
+
 SHAPE_FILE = "image_shape.json"
 #: Values of a subpixel.
 VALUES = 256
@@ -33,7 +35,7 @@ class ImageShape(NamedTuple):
 
     def save(self, folder: Path) -> None:
         """Write the shape into a folder of binarised images."""
-        (folder / SHAPE_FILE).write_text(json.dumps(self._asdict()) + "\n", encoding="utf-8")
+        (folder / SHAPE_FILE).write_text(json.dumps(signed(self._asdict())) + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, folder: Path) -> "ImageShape":
@@ -44,14 +46,11 @@ class ImageShape(NamedTuple):
         """
         path = folder / SHAPE_FILE
         fields = ", ".join(cls._fields)
-        try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError as error:
+        if not path.exists():
             raise ValueError(
                 f"{folder} lacks {SHAPE_FILE}; allowed: a folder that recipes.cifar10_pixels.prepare has written"
-            ) from error
-        except ValueError as error:
-            raise ValueError(f"{path} cannot be read: {error}; allowed: JSON with {fields}") from error
+            )
+        found = read(path, f"JSON with {fields}")
         if not isinstance(found, dict) or set(found) != set(cls._fields):
             raise ValueError(f"{path} holds {found}; allowed: an object with {fields} and nothing else")
         if not all(type(value) is int and value >= 1 for value in found.values()):

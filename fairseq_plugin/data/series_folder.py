@@ -4,7 +4,6 @@ A folder holds ``SPLIT.npz`` for each split and ``series.json``, which is writte
 channels; the steps of all series of a split follow one another in one array.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,13 +11,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from . import stored_arrays
 from .stored_arrays import (
     as_float32,
     check_integers,
     check_numbers,
     check_reals,
     check_whole,
-    described_by,
     read_arrays,
 )
 
@@ -119,8 +118,7 @@ def write_folder(folder: Path, splits: Mapping[str, tuple[Sequence[Any], Sequenc
     for name, split in read.items():
         lengths = np.array([len(x) for x in split.series])
         np.savez(folder / f"{name}.npz", steps=np.concatenate(split.series), lengths=lengths, classes=classes[name])
-    text = json.dumps(described.as_dict(), indent=1, ensure_ascii=False)
-    (folder / DESCRIPTION_FILE).write_text(text + "\n", encoding="utf-8")
+    stored_arrays.write_description(described, folder / DESCRIPTION_FILE)
     return described
 
 
@@ -130,17 +128,7 @@ def read_description(folder: Path) -> Description:
     Raises:
         ValueError: the folder has none, or one that is none.
     """
-    path = folder / DESCRIPTION_FILE
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise ValueError(
-            f"{folder} lacks {DESCRIPTION_FILE}; allowed: a folder that recipes.time_series.prepare has written"
-        ) from error
-    except (OSError, ValueError, RecursionError) as error:
-        fields = ", ".join(Description.__dataclass_fields__)
-        raise ValueError(f"{path} cannot be read: {error}; allowed: JSON with {fields}") from error
-    return described_by(Description, found, str(path))
+    return stored_arrays.read_description(Description, folder / DESCRIPTION_FILE, "recipes.time_series.prepare")
 
 
 def read_split(folder: Path, name: str) -> Split:

@@ -3,17 +3,21 @@
 A folder holds ``dict.txt``, and of each SPLIT
 
 * ``question/SPLIT`` and ``document/SPLIT``, subwords as data sets of fairseq, without an end of sentence;
-* ``SPLIT.json``, the questions in order: their names and their gold answers;
+* ``SPLIT.json``, the ``questions`` in order: their names and their gold answers;
 * ``SPLIT.npz``, the pairs of a question and a document, and the spans of subwords that are gold in each.
 """
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from fairseq.data import FairseqDataset, data_utils
+from fairseq.data import FairseqDataset
 
+from common.json_files import read, signed, typed
+
+from .indexed_sums import load_tokens
 from .stored_arrays import read_arrays
 
 DICTIONARY_FILE = "dict.txt"
@@ -91,29 +95,21 @@ def _check_rows(where: str, rows: np.ndarray, limits: np.ndarray) -> None:
         raise ValueError(f"{where} has {rows[row, column]} in row {row}; allowed: 0 to {most}")
 
 
+def write_questions(questions: Sequence[Question], path: Path) -> None:
+    """Write the questions of a split to ``path``, as JSON with a checksum."""
+    content = signed({"questions": [one._asdict() for one in questions]})
+    path.write_text(json.dumps(content, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
 def _read_tokens(path: Path) -> FairseqDataset:
-    dataset = data_utils.load_indexed_dataset(str(path))
-    if dataset is None:
-        raise ValueError(f"{path}.idx does not exist; allowed: {_ALLOWED}")
+    dataset = load_tokens(path, f"allowed: {_ALLOWED}")
     if not len(dataset) or dataset.sizes.min() < 1:
         raise ValueError(f"{path}.idx has an empty text, or none; allowed: {_ALLOWED}")
     return dataset
 
 
 def _read_questions(path: Path) -> list[Question]:
-    allowed = 'a list of {"name": text, "answers": [text, ...]}, as recipes.triviaqa.prepare writes it'
-    try:
-        found: Any = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"{path} cannot be read: {error}; allowed: {allowed}") from error
-    if not isinstance(found, list):
-        raise ValueError(f"{path} holds a {type(found).__name__}; allowed: {allowed}")
-    for number, one in enumerate(found):
-        texts = [one.get("name"), *one["answers"]] if _is_question(one) else [None]
-        if not all(isinstance(text, str) for text in texts):
-            raise ValueError(f"{path} has {str(one)[:80]!r} as question {number}; allowed: {allowed}")
-    return [Question(one["name"], one["answers"]) for one in found]
-
-
-def _is_question(one: Any) -> bool:
-    return isinstance(one, dict) and one.keys() == {"name", "answers"} and isinstance(one["answers"], list)
+    found = typed(read(path, _ALLOWED), dict[str, list[Question]], f"{path}: it")
+    if found.keys() != {"questions"}:
+        raise ValueError(f"{path} holds {', '.join(found) or 'nothing'}; allowed: questions")
+    return found["questions"]

@@ -1,14 +1,18 @@
 """Arrays of ``.npz`` files, and numbers of descriptions, as prepared folders hold them: checked field by field."""
 
+import json
 import math
-import zipfile
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from common.json_files import read, signed
+from common.tensor_files import check_parts
 
 
 def read_arrays(folder: Path, split: str, names: Sequence[str], allowed: str) -> list[np.ndarray]:
@@ -19,13 +23,19 @@ def read_arrays(folder: Path, split: str, names: Sequence[str], allowed: str) ->
             message says what is ``allowed``.
     """
     path = folder / f"{split}.npz"
+    if not path.exists():
+        found = ", ".join(sorted(x.stem for x in folder.glob("*.npz")))
+        raise ValueError(f"{folder} has no split {split}; allowed: {found or 'none'}")
+    return read_file(path, names, allowed)
+
+
+def read_file(path: Path, names: Sequence[str], allowed: str) -> list[np.ndarray]:
+    """The arrays ``names`` of a file of ``np.savez``; see ``read_arrays``."""
     try:
+        check_parts(path)
         with np.load(path, allow_pickle=False) as stored:
             arrays = [stored[name] for name in names]
-    except FileNotFoundError as error:
-        found = ", ".join(sorted(x.stem for x in folder.glob("*.npz")))
-        raise ValueError(f"{folder} has no split {split}; allowed: {found or 'none'}") from error
-    except (ValueError, TypeError, KeyError, EOFError, OSError, MemoryError, zipfile.BadZipFile) as error:
+    except (ValueError, TypeError, KeyError, EOFError, OSError, MemoryError) as error:
         raise ValueError(f"{path} cannot be read: {error}; allowed: {allowed}") from error
     for name, array in zip(names, arrays):
         if not isinstance(array, np.ndarray):
@@ -105,6 +115,23 @@ def checked_cast(where: str, values: Tensor, weight: Tensor) -> Tensor:
             f"{weight.dtype}, up to {torch.finfo(weight.dtype).max:g}"
         )
     return cast
+
+
+def read_description(kind: type, path: Path, writers: str) -> Any:
+    """The description, of the dataclass ``kind``, in the file ``path`` of a folder that ``writers`` write.
+
+    Raises:
+        ValueError: there is none, or it is damaged or another; the message names the file and the field.
+    """
+    if not path.exists():
+        raise ValueError(f"{path.parent} lacks {path.name}; allowed: a folder that {writers} has written")
+    return described_by(kind, read(path, f"JSON with {', '.join(kind.__dataclass_fields__)}"), str(path))
+
+
+def write_description(described: Any, path: Path) -> None:
+    """Write a dataclass as JSON with a checksum, which ``read_description`` reads."""
+    text = json.dumps(signed(asdict(described)), indent=1, ensure_ascii=False)
+    path.write_text(text + "\n", encoding="utf-8")
 
 
 def described_by(kind: type, found: Any, where: str) -> Any:

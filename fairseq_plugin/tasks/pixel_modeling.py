@@ -19,6 +19,7 @@ from fairseq.tasks import register_task
 from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageModelingTask
 from torch import Tensor
 
+from ..data.indexed_sums import check_sums
 from ..data.pixels import VALUES, ImageShape, pixel_dictionary, to_images, to_tokens
 from ..pixel_sequence_generator import build_pixel_generator
 
@@ -98,8 +99,10 @@ class PixelModelingTask(LanguageModelingTask):
         """Load a split as fairseq does.
 
         Raises:
-            ValueError: a sequence is not as long as an image.
+            ValueError: a sequence is not as long as an image, or a file is not as it was prepared.
         """
+        folders = utils.split_paths(self.args.data)
+        check_sums(Path(folders[(epoch - 1) % len(folders)]) / split, combine)
         super().load_dataset(split, epoch, combine, **kwargs)
         sizes = np.asarray(self.datasets[split].dataset.dataset.sizes)
         wrong = sizes[sizes != self.image_shape.length]

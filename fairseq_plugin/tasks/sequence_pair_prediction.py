@@ -6,6 +6,7 @@ through one encoder, as in the Long Range Arena's Retrieval.
 
 import os
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Optional
 
 import numpy as np
@@ -31,6 +32,7 @@ from omegaconf import II, MISSING
 
 from common.ops.shared.checks import check_positive_int
 
+from ..data.indexed_sums import load_tokens
 from ._criterion import check_classification
 
 #: The folders of a data set.
@@ -134,11 +136,7 @@ class SequencePairPredictionTask(SentencePredictionTask):
         return maybe_shorten_dataset(tokens, split, *cut)
 
     def _indexed(self, kind: str, dictionary, split: str, combine: bool) -> FairseqDataset:
-        path = os.path.join(self.cfg.data, kind, split)
-        dataset = data_utils.load_indexed_dataset(path, dictionary, combine=combine)
-        if dataset is None:
-            raise ValueError(f"{path} does not exist; {_how_to_make(self.cfg.data, kind)}")
-        return dataset
+        return load_tokens(Path(self.cfg.data, kind, split), _how_to_make(self.cfg.data, kind), dictionary, combine)
 
 
 def _dictionary_file(data: str, part: str) -> str:

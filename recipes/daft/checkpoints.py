@@ -3,6 +3,7 @@
 import argparse
 import pickle
 import re
+import zipfile
 from pathlib import Path
 from textwrap import shorten
 from types import SimpleNamespace
@@ -10,6 +11,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+
+from common.tensor_files import check_parts
 
 #: A model's name and tag, without a place to take it from.
 _NAME = re.compile(r"[\w.-]+")
@@ -80,13 +83,15 @@ def _plain_name(saved: dict[str, Any], checkpoint: Path) -> str | None:
 def _read(checkpoint: Path) -> dict[str, Any]:
     """The content of a file of either host; {"cfg": None} if reading it needs fairseq's classes."""
     try:
+        if zipfile.is_zipfile(checkpoint):
+            check_parts(checkpoint)
         with torch.serialization.safe_globals([argparse.Namespace]):
             state = torch.load(checkpoint, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
         classes = _unknown_classes(checkpoint)
         if any(name.startswith("omegaconf.") for name in classes):
             return {"cfg": None}
-        holds = f"holds {', '.join(classes)}" if classes else "is no file of torch.save's"
+        holds = f"holds {', '.join(classes)}" if classes else "is no file of torch.save's, or is damaged"
         raise ValueError(f"{checkpoint} {holds}; allowed: a checkpoint of tensors and plain data") from error
     if not isinstance(state, dict):
         raise ValueError(f"{checkpoint} holds a {type(state).__name__}; allowed: a checkpoint or a state dict")

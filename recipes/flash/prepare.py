@@ -104,7 +104,7 @@ def once(path: Path, key: dict[str, Any], make: Callable[[], Any]) -> Any:
     """Call ``make``, which writes ``path``, unless it ran before with the same ``key``; returns its result."""
     record = path.with_name(path.name + ".json")
     if path.exists() and record.exists():
-        known = read_json(record, "key", "found")
+        known = read_json(record, key=dict, found=Any)
         if known["key"] == key:
             print(f"  {shown_path(path)} is up to date", flush=True)
             return known["found"]

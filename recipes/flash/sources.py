@@ -1,6 +1,5 @@
 """Where the corpora are published: lists of files with sizes and checksums, and getting them."""
 
-import json
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -8,6 +7,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tqdm import tqdm
+
+from common.json_files import read
 
 from ..shared.download import DownloadFailed, download, first_source, read_json
 
@@ -78,8 +79,11 @@ def recorded_files(record: Record, folder: Path) -> dict[str, Remote]:
     if not path.exists():
         gets = [partial(download, url, path, record.size, record.sha256) for url in record.urls]
         first_source("the list of checksums", gets, f"put it at {path}")
-    checksums = json.loads(path.read_text(encoding="utf-8"))[record.config]["download_checksums"]
-    return {url: Remote(url, "", entry["num_bytes"], entry["checksum"]) for url, entry in checksums.items()}
+    try:
+        checksums = read(path, "the list of checksums as it was downloaded")[record.config]["download_checksums"]
+        return {url: Remote(url, "", entry["num_bytes"], entry["checksum"]) for url, entry in checksums.items()}
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is no list of checksums: {error!r}; allowed: as it was downloaded") from error
 
 
 def fetch(files: Sequence[Remote], folder: Path, at_once: int = 1) -> None:

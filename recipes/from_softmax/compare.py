@@ -109,10 +109,14 @@ class Comparison:
         learned, parts = 0, {}
         if (first := ours.get(TRANSFERRED)) is not None:
             start = start_path(self.runs, name, teacher.seed)
-            found[EXCHANGED] = measured(first.folder / _EXCHANGED, lambda: losses(start, self.data))
+            found[EXCHANGED] = measured(first.folder / _EXCHANGED, lambda: losses(start, self.data), dict[str, float])
             learned = changed_parameters(start, first.folder / LAST)
         if (second := ours.get(DISTILLED)) is not None and self.plan.form(name).windowed:
-            parts = measured(second.folder / _PARTS, lambda: losses_of_parts(second.folder / LAST, self.data))
+            parts = measured(
+                second.folder / _PARTS,
+                lambda: losses_of_parts(second.folder / LAST, self.data),
+                dict[str, dict[str, float]],
+            )
         return Outcome(
             name,
             teacher.seed,

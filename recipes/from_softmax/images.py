@@ -12,10 +12,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from PIL import Image
 from timm.loss import LabelSmoothingCrossEntropy
 from timm.task import ClassificationTask, LogitDistillationTask, TrainingTask
@@ -24,6 +23,7 @@ from torch import nn
 from tqdm import tqdm
 
 from common import tensor_files
+from common.checkpoints import read_checkpoint
 from common.output_files import new_folder
 
 from ..cifar10_pixels.prepare import check, read_labelled
@@ -88,6 +88,24 @@ class ImagePlan:
         return {name: value for name, value in dataclasses.asdict(self).items() if name not in ("models", "seeds")}
 
 
+class Learned(NamedTuple):
+    """What is kept of the training of a teacher; see ``Ran``."""
+
+    losses: dict[str, float]
+    parameters: int
+    seconds: float
+
+
+class Made(NamedTuple):
+    """What is kept of a form of a teacher; see ``Outcome``."""
+
+    parameters: int
+    learned: int
+    losses: dict[str, dict[str, float]]
+    parts: dict[str, dict[str, float]]
+    seconds: dict[str, float]
+
+
 class Conversions:
     """What is made of teachers in a folder, seed after seed."""
 
@@ -100,13 +118,13 @@ class Conversions:
         for seed in range(1, self.plan.seeds + 1):
             folder = self.out / RUNS
             path = folder / f"{folder_name(TEACHER, TEACHER, seed)}.json"
-            found = measured(path, functools.partial(self._train_teacher, seed))
-            teacher = Ran(TEACHER, seed, TEACHER, folder, command="", **found)
+            found = measured(path, functools.partial(self._train_teacher, seed), Learned)
+            teacher = Ran(TEACHER, seed, TEACHER, folder, command="", **found._asdict())
             teachers.append(teacher)
             for name in self.plan.models:
                 path = folder / f"{folder_name(name, name, seed)}.json"
-                found = measured(path, functools.partial(self._convert, name, seed))
-                outcomes.append(Outcome(name, seed, teacher=teacher.losses, commands={}, **found))
+                found = measured(path, functools.partial(self._convert, name, seed), Made)
+                outcomes.append(Outcome(name, seed, teacher=teacher.losses, commands={}, **found._asdict()))
         return teachers, sorted(outcomes, key=lambda one: self.plan.models.index(one.model))
 
     def _train_teacher(self, seed: int) -> dict[str, Any]:
@@ -114,12 +132,12 @@ class Conversions:
         seconds = self._train(TEACHER, _classification(model), seed, TEACHER)
         with own_file(self._weights(seed)) as part:
             tensor_files.save(model.state_dict(), part)
-        return {"losses": losses(model, self.images), "parameters": _count(model), "seconds": seconds}
+        return Learned(losses(model, self.images), _count(model), seconds)._asdict()
 
     def _teacher(self, seed: int) -> nn.Module:
         """The teacher of a seed, trained."""
         model = self._new(seed)
-        model.load_state_dict(torch.load(self._weights(seed), weights_only=True))
+        model.load_state_dict(read_checkpoint(self._weights(seed)))
         return model.eval()
 
     def _convert(self, name: str, seed: int) -> dict[str, Any]:
@@ -140,7 +158,7 @@ class Conversions:
         scratch = exchange(self._new(seed), form)
         seconds[SCRATCH] = self._train(SCRATCH, _classification(scratch), seed, name)
         found[SCRATCH] = losses(scratch, self.images)
-        return {"parameters": _count(student), "learned": learned, "losses": found, "parts": parts, "seconds": seconds}
+        return Made(_count(student), learned, found, parts, seconds)._asdict()
 
     def _distillation(self, student: nn.Module, teacher: nn.Module) -> LogitDistillationTask:
         """Stage 2, by timm's own task."""

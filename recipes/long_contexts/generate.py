@@ -6,6 +6,7 @@ it is there. The time of a token and the memory do not depend on how many there 
 """
 
 import argparse
+import hashlib
 import json
 import sys
 from collections.abc import Iterator, Sequence
@@ -30,13 +31,18 @@ class Graph:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
         try:
-            self.session = onnxruntime.InferenceSession(str(path), options, onnxruntime.get_available_providers())
+            content = path.read_bytes()
+            self.session = onnxruntime.InferenceSession(content, options, onnxruntime.get_available_providers())
+            described = self.session.get_modelmeta().custom_metadata_map.get(_METADATA, "{}")
+            self.about: dict[str, Any] = json.loads(described)
+            version, digest = self.about.get("version"), self.about.get("sha256", "")
         except Exception as error:  # onnxruntime raises what it likes for a broken file
-            raise ValueError(f"{path} cannot be read: {str(error).splitlines()[0]}; allowed: an ONNX graph") from error
-        described = self.session.get_modelmeta().custom_metadata_map.get(_METADATA)
-        self.about: dict[str, Any] = {} if described is None else json.loads(described)
-        if self.about.get("version") != _VERSION:
+            reason = (str(error) or type(error).__name__).splitlines()[0]
+            raise ValueError(f"{path} cannot be read: {reason}; allowed: an ONNX graph") from error
+        if version != _VERSION:
             raise ValueError(f"{path} is no decoding step; allowed: a file of python -m fairseq_plugin.export_step")
+        if hashlib.sha256(content.replace(digest.encode(), b"0" * len(digest))).hexdigest() != digest:
+            raise ValueError(f"{path} is damaged: its digest is of another content; allowed: the file as exported")
         self.tokens_per_call: int = self.about["tokens_per_call"]
         names = [entry["name"] for entry in self.about["state"]]
         self._past, self._outputs = (

@@ -10,8 +10,9 @@ import shlex
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
+from typing import get_type_hints
 
 import torch
 from tqdm import tqdm
@@ -106,9 +107,8 @@ class Lengths:
         kept = self._kept(folder)
         if not kept.exists():
             return None
-        found = read_json(kept, "bins", "refused")
-        bins = [Bin(*one) for one in found["bins"]]
-        return Measured(name, seed, read_parameters(folder), bins, found["refused"], trained.seconds)
+        found = read_json(kept, bins=list[Bin], refused=str | None)
+        return Measured(name, seed, read_parameters(folder), found["bins"], found["refused"], trained.seconds)
 
     def _kept(self, folder: Path) -> Path:
         return self.out / "positions" / f"{folder.name}.json"
@@ -172,18 +172,19 @@ def _take(options: argparse.Namespace, out: Path, command: str) -> int:
     named = [(*folder.name.rsplit(".", 1), folder) for folder in trained]
     if not named:
         raise ValueError(f"--runs is {options.runs}, in which no training is complete; allowed: one where some are")
-    settings = read_json(runs / "settings.json", "tokens_per_sample")
-    known = {field.name for field in fields(LengthPlan)} & settings.keys()
+    settings = read_json(runs / "settings.json", tokens_per_sample=int)
+    kinds = {name: kind for name, kind in get_type_hints(LengthPlan).items() if name in settings}
+    settings = read_json(runs / "settings.json", **kinds)
     seeds = len({seed for _, seed, _ in named})
     given = {"models": list(dict.fromkeys(name for name, *_ in named)), "seeds": seeds, "times": options.times}
-    plan = LengthPlan(**{**{name: settings[name] for name in known}, **given})
+    plan = LengthPlan(**{**{name: settings[name] for name in kinds}, **given})
     keep_settings(out / "settings.json", {"runs": str(runs), "times": options.times, "windows": options.windows})
     lengths = Lengths(runs / "data-bin", plan.tokens_per_sample, plan.longest, options.windows, out)
     found = []
     for name, seed, folder in tqdm(named, unit=" models", disable=None):
         lengths.measure(folder)
         found.append(lengths.read(name, int(seed), folder, trained[folder]))
-    text = read_json(runs / "text.json", "characters")
+    text = read_json(runs / "text.json", characters=bool)
     unit = "characters" if text["characters"] else "subwords" if "subwords" in text else "words"
     show(
         out, report(plan, read_json(runs / "tokens.json"), unit, lengths.windows, Compared(found, {})), command, started

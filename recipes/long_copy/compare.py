@@ -49,7 +49,7 @@ def read_result(name: str, seed: int, folder: Path, trained: Trained) -> Result 
     """A complete training with what its model generated; None if it has not."""
     if not (folder / GENERATED).exists():
         return None
-    generated = read_json(folder / GENERATED, "counted", "peak_bytes")
+    generated = read_json(folder / GENERATED, counted=Counted, peak_bytes=int)
     points = read_points(folder)
     valid = [point for point in points if point.split == "valid"]
     updates_per_second = sorted(point.values["ups"] for point in points if point.split == "train_inner")
@@ -59,7 +59,7 @@ def read_result(name: str, seed: int, folder: Path, trained: Trained) -> Result 
         read_parameters(folder),
         min(valid, key=lambda point: point.values["loss"]).update,
         [(point.update, point.values["accuracy"]) for point in valid],
-        Counted(**generated["counted"]),
+        generated["counted"],
         1.0 / updates_per_second[len(updates_per_second) // 2],
         trained.peak_bytes,
         generated["peak_bytes"],

@@ -69,7 +69,7 @@ def read_score(name: str, seed: int, folder: Path, trained: Trained) -> Score | 
         read_parameters(folder),
         best.values["accuracy"],
         best.update,
-        read_json(folder / TEST, "accuracy")["accuracy"],
+        read_json(folder / TEST, accuracy=float)["accuracy"],
         max(point.values["accuracy"] for point in points if point.split == "test"),
         trained.seconds,
         trained.peak_bytes,
@@ -82,9 +82,9 @@ def measure_speed(plan: Plan, out: Path, lengths: list[int], batch_size: int) ->
     arguments = [str(word) for word in speed.arguments(plan, lengths, batch_size)]
     path = out / "speed.json"
     if path.exists():
-        stored = read_json(path, "arguments", "measured")
+        stored = read_json(path, arguments=list[str], measured=list[Speed])
         if stored["arguments"] == arguments:
-            return [Speed(**one) for one in stored["measured"]]
+            return stored["measured"]
     log = out / "logs" / "speed.log"
     run(python_command("-m", "recipes.lra.speed", *arguments), log, threads=1)
     measured = json.loads(log.read_text(encoding="utf-8").splitlines()[-1])

@@ -5,18 +5,22 @@ and of results.json of ``compare``.
 """
 
 import argparse
-import json
 import statistics
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
+from common.json_files import typed
 from fairseq_plugin.data.episode_folder import EpisodeDescription
+from fairseq_plugin.data.stored_arrays import described_by
 
+from ..shared.json_files import read_json
 from ..shared.scripts import script
 from ..shared.summaries import summarise
 from ..shared.tables import MISSING, Table, spread
+from .acting import Played
 from .d4rl import score
 
 COMMAND = "recipes.offline_rl.averages"
@@ -37,21 +41,32 @@ def gathered(paths: Sequence[Path]) -> Scores:
         if path.resolve() in read:
             raise ValueError(f"{path} is given twice; allowed: each file once")
         read.add(path.resolve())
-        try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-            described = EpisodeDescription(**content["data"])
-            if "results" in content:
-                played = [(one["name"], one["episodes"]) for one in content["results"]]
-            else:
-                played = [(content["models"][at], episodes) for at, episodes in content["episodes"].items()]
-            for name, episodes in played:
-                highest = max(one["target"] for one in episodes)
-                mean = statistics.mean(one["total"] for one in episodes if one["target"] == highest)
-                found[name.removesuffix(SUFFIX)][described.name].append(score(described, mean))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            allowed = "a file of recipes.offline_rl.evaluate --output, or results.json of recipes.offline_rl.compare"
-            raise ValueError(f"{path}: {error}; allowed: {allowed}") from None
+        described, played = _read(path)
+        for name, episodes in played:
+            highest = max(one.target for one in episodes)
+            mean = statistics.mean(one.total for one in episodes if one.target == highest)
+            found[name.removesuffix(SUFFIX)][described.name].append(score(described, mean))
     return found
+
+
+def _read(path: Path) -> tuple[EpisodeDescription, list[tuple[str, list[Played]]]]:
+    """The description of the data in a file, and the episodes that were played, by the names of models."""
+    allowed = "a file of recipes.offline_rl.evaluate --output, or results.json of recipes.offline_rl.compare"
+    found = read_json(path, allowed, data=dict)
+    described = described_by(EpisodeDescription, found["data"], f"{path}: data")
+    if "results" in found:
+        results = read_json(path, allowed, results=list[dict[str, Any]])["results"]
+        named = [(one.get("name"), one.get("episodes")) for one in results]
+    else:
+        found = read_json(path, allowed, models=dict[str, str], episodes=dict)
+        named = [(found["models"].get(at), episodes) for at, episodes in found["episodes"].items()]
+    try:
+        played = [(typed(name, str, "a name"), typed(episodes, list[Played], "episodes")) for name, episodes in named]
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {error}; allowed: {allowed}") from error
+    if not all(episodes for _, episodes in played):
+        raise ValueError(f"{path} has a model without an episode; allowed: {allowed}")
+    return described, played
 
 
 def table(scores: Scores) -> Table:

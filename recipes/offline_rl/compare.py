@@ -85,7 +85,7 @@ def plan_updates(out: Path, data: Path, options: argparse.Namespace) -> int:
         each = TRAINING_SHARE * 60.0 * options.minutes * options.jobs / options.seeds - _START * len(seconds)
         updates = max(EPOCHS, int(each / sum(seconds)))
         write_json(path, {"updates": updates})
-    return read_json(path, "updates")["updates"]
+    return read_json(path, updates=int)["updates"]
 
 
 def act(folder: Path, plan: Plan) -> Evaluation:
@@ -93,9 +93,9 @@ def act(folder: Path, plan: Plan) -> Evaluation:
     path = folder / "returns.json"
     settings = {"environment": plan.environment, "targets": plan.targets, "episodes": plan.episodes}
     if path.exists():
-        stored = read_json(path, "settings", "played", "milliseconds")
+        stored = read_json(path, settings=dict, played=list[Played], milliseconds=float)
         if stored["settings"] == settings:
-            return Evaluation([Played(**one) for one in stored["played"]], stored["milliseconds"])
+            return Evaluation(stored["played"], stored["milliseconds"])
     hub = load(folder / "checkpoints" / "checkpoint_last.pt")
     found = evaluate(hub, plan.environment, plan.targets, plan.episodes)
     content = {"settings": settings, "milliseconds": found.milliseconds}

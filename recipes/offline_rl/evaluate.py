@@ -4,7 +4,6 @@ Several checkpoints are trainings of one model with several seeds.
 """
 
 import argparse
-import json
 import statistics
 import sys
 import time
@@ -16,9 +15,9 @@ from fairseq_plugin.data.episode_folder import EpisodeDescription
 from fairseq_plugin.models.decision_hub_interface import FULL
 from fairseq_plugin.tasks.offline_rl import read_context
 
+from ..shared.json_files import write_json
 from ..shared.scripts import command_line, positive_int, script
 from ..shared.tables import Table, as_text, describe_run, spread
-from ..shared.text_files import write_lines
 from .acting import Evaluation, evaluate, load
 from .d4rl import robot_of, score, score_range
 from .published import published
@@ -131,7 +130,7 @@ def main(arguments: Iterable[str] | None = None) -> int:
         models = {str(path): hub.cfg.model._name for path, hub in zip(options.checkpoints, hubs)}
         content = {"run": run._asdict(), "data": described.as_dict(), "episodes": episodes, "models": models}
         options.output.parent.mkdir(parents=True, exist_ok=True)
-        write_lines(options.output, [json.dumps(content, indent=1) + "\n"])
+        write_json(options.output, content)
     return 0
 
 

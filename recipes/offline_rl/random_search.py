@@ -5,14 +5,13 @@ V2-t. The policies on the way are kept, and make data of graded quality.
 """
 
 import time
-import zipfile
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from fairseq_plugin.data import stored_arrays
 from fairseq_plugin.data.episode_folder import Episode
 
 from ..shared.working_folder import own_file
@@ -31,9 +30,8 @@ class Settings(NamedTuple):
 #: The paper's for the robots that can fall, with fewer directions; by gymnasium's name without the version.
 SETTINGS = {"Hopper": Settings(8, 4, 0.025, 0.01, 1.0), "Walker2d": Settings(16, 8, 0.025, 0.03, 1.0)}
 
-
-#: What numpy raises for a damaged file.
-_DAMAGED = (OSError, ValueError, KeyError, TypeError, EOFError, MemoryError, zipfile.BadZipFile, zlib.error)
+#: The arrays of a search on disk: what it has seen, and of each policy its numbers and its return.
+_KEPT = ("seconds", "seen", "mean", "squares", "weights", "means", "stds", "totals")
 
 
 class Policy(NamedTuple):
@@ -114,20 +112,16 @@ class Search:
 
     def _read(self) -> None:
         states, actions = len(self.mean), self.environment.action_space.shape[0]
-        try:
-            with np.load(self.path) as stored:
-                self.seconds, self.seen = float(stored["seconds"]), int(stored["seen"])
-                self.mean, self.squares = stored["mean"], stored["squares"]
-                parts = (stored["weights"], stored["means"], stored["stds"], stored["totals"])
-            self.policies = [Policy(*values[:3], float(values[3])) for values in zip(*parts, strict=True)]
-            shapes = {(one.weights.shape, one.mean.shape, one.std.shape) for one in self.policies}
-            if shapes != {((actions, states), (states,), (states,))} or self.mean.shape != self.squares.shape:
-                raise ValueError(f"policies of shapes {sorted(shapes)}")
-        except _DAMAGED as error:
-            raise ValueError(
-                f"{self.path} cannot be read: {error}; allowed: the search that was kept there; without the file it "
-                "begins anew"
-            ) from error
+        allowed = "the search that was kept there; without the file it begins anew"
+        seconds, seen, mean, squares, *parts = stored_arrays.read_file(self.path, _KEPT, allowed)
+        count = parts[-1].size
+        shapes = ((), (), (states,), (states,), (count, actions, states), (count, states), (count, states), (count,))
+        for name, values, shape in zip(_KEPT, (seconds, seen, mean, squares, *parts), shapes):
+            stored_arrays.check_numbers(f"{self.path}: {name}", values, shape)
+        if not count or seconds < 0 or seen < 0 or not (parts[2] > 0).all():
+            raise ValueError(f"{self.path} holds no policies, or negative numbers; allowed: {allowed}")
+        self.seconds, self.seen, self.mean, self.squares = float(seconds), int(seen), mean, squares
+        self.policies = [Policy(*values[:3], float(values[3])) for values in zip(*parts)]
 
     def _write(self) -> None:
         weights, means, stds, totals = map(np.stack, zip(*self.policies))

@@ -1,10 +1,10 @@
 """Measurements of the tables' rows made here: small experiments, each with its command, machine and date."""
 
-import json
 import re
 from pathlib import Path
 from typing import NamedTuple
 
+from ..shared.json_files import read_json, read_record
 from ..shared.tables import spread
 from .tables import PublishedTable, read_paper, short
 from .trainings import Entry, trainings_of
@@ -33,14 +33,13 @@ class Measured(NamedTuple):
 
 def measured(paper: str, number: str) -> list[Measured]:
     """Everything that was measured here of a table."""
-    kept = json.loads(_KEPT.read_text(encoding="utf-8")).get(f"{paper} {number}", [])
-    found = [Measured(**one) for one in kept]
+    found = read_record(_KEPT, dict[str, list[Measured]]).get(f"{paper} {number}", [])
     return [*found, _vowels()] if (paper, number) == ("flowformer", "6") else found
 
 
 def _vowels() -> Measured:
     """JapaneseVowels, from the file that its comparison wrote."""
-    content = json.loads((_RECIPES / "time_series" / "japanese_vowels.json").read_text(encoding="utf-8"))
+    content = read_json(_RECIPES / "time_series" / "japanese_vowels.json", results=list, runs=list)
     columns = {short(header): header for header in read_paper("flowformer").tables["6"].header[1:]}
     names = {
         "softmax": "TRANS",

@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from fairseq.data import Dictionary, indexed_dataset
 
+from fairseq_plugin.data.indexed_sums import write_sums
+
 
 def write_dictionary(folder: Path, dictionary: Dictionary, name: str = "dict.txt") -> None:
     """Write ``folder``/``name``."""
@@ -26,11 +28,15 @@ def write_split(folder: Path, split: str, sequences: Iterable[np.ndarray], symbo
 
 @contextlib.contextmanager
 def split_writer(folder: Path, split: str, symbols: int) -> Iterator[Callable[[np.ndarray], None]]:
-    """Yield a function that writes the next sequence of tokens (T,), below ``symbols``, of a split in ``folder``."""
+    """Yield a function that writes the next sequence of tokens (T,), below ``symbols``, of a split in ``folder``.
+
+    At the end it has checksums; see ``fairseq_plugin.data.indexed_sums``.
+    """
     prefix = str(folder / split)
     builder = indexed_dataset.make_builder(indexed_dataset.data_file_path(prefix), "mmap", vocab_size=symbols)
     yield lambda sequence: builder.add_item(torch.from_numpy(sequence))
     builder.finalize(indexed_dataset.index_file_path(prefix))
+    write_sums(folder / split)
 
 
 def count_tokens(folder: Path, split: str) -> int:

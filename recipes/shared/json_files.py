@@ -3,34 +3,61 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from common import json_files
+from common.json_files import signed, typed
 
 from .working_folder import write_text
 
+Kind = TypeVar("Kind")
+_ALLOWED = "what the command wrote there; without the file it is made anew"
 
-def read_json(path: Path, *names: str) -> dict[str, Any]:
-    """The object in a file that this command wrote, with at least ``names`` in it.
+
+def read_json(path: Path, allowed: str = _ALLOWED, **kinds: Any) -> dict[str, Any]:
+    """The object in a file that a command wrote, with at least the names of ``kinds``, of these types; see ``typed``.
 
     Raises:
-        ValueError: it is damaged.
+        ValueError: it is not there or is damaged; the message says what is ``allowed``.
     """
-    allowed = "what the command wrote there; without the file it is made anew"
+    found = json_files.read(path, allowed)
+    missing = [name for name in kinds if name not in found] if isinstance(found, dict) else ["object"]
+    if missing:
+        raise ValueError(f"{path} has no {missing[0]}; allowed: {allowed}")
+    return {name: _as(value, kinds.get(name, Any), path, allowed, name) for name, value in found.items()}
+
+
+def read_record(path: Path, kind: type[Kind], allowed: str = _ALLOWED) -> Kind:
+    """The NamedTuple or dataclass ``kind`` in a file that a command wrote.
+
+    Raises:
+        ValueError: see ``read_json``.
+    """
+    found = json_files.read(path, allowed)
+    if not found:
+        raise ValueError(f"{path} holds nothing; allowed: {allowed}")
+    return _as(found, kind, path, allowed)
+
+
+def _as(found: Any, kind: Any, path: Path, allowed: str, what: str = "it") -> Any:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        return typed(found, kind, what)
     except ValueError as error:
-        raise ValueError(f"{path} cannot be read: {error}; allowed: {allowed}") from error
-    if not isinstance(found, dict) or not found.keys() >= set(names):
-        raise ValueError(f"{path} has no {', '.join(names) or 'object'}; allowed: {allowed}")
-    return found
+        raise ValueError(f"{path} is damaged: {error} ({allowed})") from error
 
 
-def write_json(path: Path, content: Any) -> None:
+def as_json(content: dict[str, Any]) -> str:
+    """The text of a file of ``content`` with a checksum."""
+    return json.dumps(signed(content), indent=1, ensure_ascii=False) + "\n"
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
     """Write a file of this command, whole or not at all; see ``own_file``."""
-    write_text(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+    write_text(path, as_json(content))
 
 
-def measured(path: Path, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What ``measure`` says, kept at ``path``, so that it is measured once."""
+def measured(path: Path, measure: Callable[[], dict[str, Any]], kind: Any) -> Any:
+    """What ``measure`` says, kept at ``path``, so that it is measured once, as ``kind``; see ``read_record``."""
     if not path.exists():
         write_json(path, measure())
-    return read_json(path)
+    return read_record(path, kind)

@@ -1,7 +1,6 @@
 """Tables of measurements as plain text and Markdown, with the machine and the versions below them."""
 
 import datetime
-import json
 import os
 import platform
 import statistics
@@ -14,6 +13,7 @@ import psutil
 
 from common.output_files import find_stranger, unfinished
 
+from .json_files import as_json
 from .working_folder import write_text
 
 _PACKAGES = ("torch", "fairseq-fixed", "fairseq", "timm", "sentencepiece", "gymnasium", "mujoco", "numpy")
@@ -112,9 +112,8 @@ def as_markdown(blocks: Sequence[Table], run: Run) -> str:
 def write_reports(out: Path, blocks: Sequence[Table], run: Run, content: dict[str, Any]) -> str:
     """Write tables to ``out`` as results.txt and .md, and ``content`` as results.json; returns the text."""
     plain = as_text(blocks, run)
-    written = json.dumps(content, indent=1, ensure_ascii=False)
-    for name, text in (("txt", plain), ("md", as_markdown(blocks, run)), ("json", written)):
-        write_text(out / f"results.{name}", text + "\n")
+    for name, text in (("txt", plain + "\n"), ("md", as_markdown(blocks, run) + "\n"), ("json", as_json(content))):
+        write_text(out / f"results.{name}", text)
     return plain
 
 

@@ -20,7 +20,7 @@ from tqdm import tqdm
 from . import fairseq_log, fairseq_training
 from .commands import CommandFailed, python_command
 from .fairseq_log import Point
-from .json_files import read_json, write_json
+from .json_files import read_record, write_json
 from .last_checkpoint import restore_last
 from .settings import check_settings, keep_settings
 from .tables import describe_run
@@ -113,8 +113,7 @@ def read_trained(folder: Path) -> Trained | None:
     path = folder / "result.json"
     if not path.exists():
         return None
-    found = read_json(path, *Trained._fields)
-    return Trained(*(found[name] for name in Trained._fields))
+    return read_record(path, Trained)
 
 
 def read_points(folder: Path) -> list[Point]:

@@ -4,7 +4,6 @@
 """
 
 import argparse
-import json
 import statistics
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,7 +12,7 @@ from pathlib import Path
 from ..shared.scripts import script
 from ..shared.summaries import summarise
 from ..shared.tables import MISSING, Table
-from .results import Plan, Result, in_paper, read, shown_name
+from .results import Result, in_paper, read_outcomes, shown_name
 
 COMMAND = "recipes.time_series.averages"
 
@@ -26,13 +25,10 @@ def gathered(paths: Sequence[Path]) -> dict[str, list[Result]]:
     """
     found: dict[str, list[Result]] = {}
     for path in paths:
-        try:
-            plan = Plan(**json.loads(path.read_text(encoding="utf-8"))["plan"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{path}: {error}; allowed: results.json of a comparison") from None
+        plan, outcomes = read_outcomes(path)
         if plan.dataset in found:
             raise ValueError(f"{path} is of {plan.dataset}, as a file before it; allowed: one file for each data set")
-        found[plan.dataset] = read(path, plan).results
+        found[plan.dataset] = outcomes.results
     return found
 
 

@@ -1,7 +1,6 @@
 """The results of a comparison: a table beside the published numbers, JSON, and a picture."""
 
 import functools
-import json
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import NamedTuple
 from matplotlib import pyplot as plt
 
 from ..shared.comparison import MILLIONS, MINUTES, SEEDS, Column, Compared, Report, by_model, table
+from ..shared.json_files import read_json
 from ..shared.plots import STYLE, Look, legend_beside, look, save
 from ..shared.tables import MISSING, Run, Table, spread
 from .classify import CLASSIFIERS
@@ -83,16 +83,22 @@ def read(path: Path, plan: Plan) -> Earlier:
     Raises:
         ValueError: it is no such file, or of another data set or number of epochs.
     """
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        results = [Result(**one) for one in content["results"]]
-        runs = [Run(**one) for one in content["runs"]]
-        of = content["plan"]["dataset"], content["plan"]["epochs"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path}: {error}; allowed: results.json of a comparison") from None
-    if of != (plan.dataset, plan.epochs):
-        raise ValueError(f"{path} is of {of[0]}, {of[1]} epochs; allowed: {plan.dataset}, {plan.epochs} epochs")
-    return Earlier(results, runs)
+    of, earlier = read_outcomes(path)
+    if (of.dataset, of.epochs) != (plan.dataset, plan.epochs):
+        raise ValueError(
+            f"{path} is of {of.dataset}, {of.epochs} epochs; allowed: {plan.dataset}, {plan.epochs} epochs"
+        )
+    return earlier
+
+
+def read_outcomes(path: Path) -> tuple[Plan, Earlier]:
+    """What was planned, and what came of it, in ``path``, a results.json.
+
+    Raises:
+        ValueError: it is no such file.
+    """
+    found = read_json(path, "results.json of a comparison", plan=Plan, results=list[Result], runs=list[Run])
+    return found["plan"], Earlier(found["results"], found["runs"])
 
 
 def report(plan: Plan, compared: Compared, earlier: Sequence[Run] = ()) -> Report:

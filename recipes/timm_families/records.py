@@ -3,8 +3,11 @@
 import json
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import timm
+
+from common.json_files import checked, parse, signed, typed
 
 from .survey import Found
 
@@ -19,15 +22,20 @@ def read_records(path: Path) -> dict[str, Found]:
         ValueError: a line that is no record: the file is not of this survey.
     """
     found = {}
-    lines = path.read_text().splitlines() if path.exists() else []
+    lines = path.read_bytes().decode(errors="replace").splitlines() if path.exists() else []
     for number, line in enumerate(lines, 1):
         try:
-            record = json.loads(line)
-            if record.pop("timm") == timm.__version__:
-                found[record["model"]] = Found(**record)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            record = parse(line)
+        except ValueError as error:
             if not line.startswith(_BEGINNING):
                 raise ValueError(f"{path}, line {number}, is {line[:60]!r}; allowed: records of this survey") from error
+            continue
+        try:
+            if typed(record, dict[str, Any], "it").get("timm") == timm.__version__:
+                one = typed({name: x for name, x in checked(record).items() if name != "timm"}, Found, "it")
+                found[one.model] = one
+        except ValueError as error:
+            raise ValueError(f"{path}, line {number}: {error} (allowed: records of this survey)") from error
     return found
 
 
@@ -37,4 +45,4 @@ def add_record(path: Path, found: Found) -> None:
     whole = not path.exists() or path.read_bytes()[-1:] in (b"", b"\n")
     with path.open("a") as file:
         file.write("" if whole else "\n")
-        file.write(json.dumps({"timm": timm.__version__, **asdict(found)}) + "\n")
+        file.write(json.dumps(signed({"timm": timm.__version__, **asdict(found)})) + "\n")

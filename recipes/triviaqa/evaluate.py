@@ -4,11 +4,11 @@ By the formulas of TriviaQA's own ``evaluation/triviaqa_evaluation.py``, for fil
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..shared.json_files import read_record
 from ..shared.scripts import script
 from .questions import read_questions
 from .scores import score
@@ -22,14 +22,8 @@ def read_answers(path: Path) -> dict[str, str]:
     Raises:
         ValueError: it cannot be read, or holds anything else.
     """
-    allowed = "allowed: JSON from the names of questions to answers, as recipes.triviaqa.answer --output writes it"
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"ANSWERS is {path}, which cannot be read: {error}; {allowed}") from error
-    if not isinstance(found, dict) or not all(isinstance(text, str) for text in found.values()):
-        raise ValueError(f"ANSWERS is {path}, which holds something else; {allowed}")
-    return found
+    allowed = "JSON from the names of questions to answers, as recipes.triviaqa.answer --output writes it"
+    return read_record(path, dict[str, str], allowed)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -5,7 +5,6 @@ with which a model was pretrained.
 """
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -18,7 +17,7 @@ from fairseq.data import Dictionary
 from tqdm import tqdm
 
 from common.output_files import new_folder
-from fairseq_plugin.data.span_folder import DICTIONARY_FILE, DOCUMENT, QUESTION
+from fairseq_plugin.data.span_folder import DICTIONARY_FILE, DOCUMENT, QUESTION, Question, write_questions
 
 from ..flash.documents import paragraphs
 from ..shared.commands import shown_path
@@ -121,8 +120,7 @@ def _write_questions(folder: Path, split: str, asked: Sequence[Asked], subwords:
             if not pieces:
                 raise ValueError(f"the question {one.name} is empty; allowed: a text")
             write(subwords.numbers(pieces))
-    content = [{"name": one.name, "answers": one.answers} for one in asked]
-    (folder / f"{split}.json").write_text(json.dumps(content, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_questions([Question(one.name, list(one.answers)) for one in asked], folder / f"{split}.json")
 
 
 def _read_document(source: Path, name: str) -> str:

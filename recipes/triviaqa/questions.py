@@ -3,10 +3,10 @@
 ``qa/wikipedia-train.json`` and its like name files below ``evidence/wikipedia`` and ``evidence/web``.
 """
 
-import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from common.json_files import read
 from fairseq_plugin.data.span_answers import normalise_answer
 
 DOMAINS = ("wikipedia", "web")
@@ -82,10 +82,7 @@ def read_questions(path: Path) -> list[Asked]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"{path} cannot be read: {error}; allowed: a JSON file of TriviaQA's qa") from error
+    found = read(path, "a JSON file of TriviaQA's qa")
     if not isinstance(found, dict) or not isinstance(found.get("Data"), list):
         raise ValueError(f"{path} has no list Data; allowed: a JSON file of TriviaQA's qa")
     return found

@@ -62,7 +62,7 @@ def prepare(path: Path, out: Path, characters: bool, limit: int | None, subwords
         binarise(out / "text", out / "data-bin", workers=1)
         tokens = {split: count(split_path(out / "text", split)).tokens for split in SPLITS}
         write_json(done, tokens)
-    return read_json(done, *SPLITS)
+    return read_json(done, **dict.fromkeys(SPLITS, int))
 
 
 def _into_subwords(folder: Path, number: int) -> None:

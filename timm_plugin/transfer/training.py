@@ -1,6 +1,5 @@
 """The loop of an attention transfer, of timm's parts, which an interruption does not change."""
 
-import hashlib
 import logging
 import os
 import time
@@ -23,6 +22,7 @@ from common.checkpoints import read_checkpoint
 from .task import AttentionTransferTask
 
 logger = logging.getLogger("timm_plugin")
+_ALLOWED = "what this command wrote there, or its folder removed to begin anew"
 
 
 @dataclass(frozen=True)
@@ -131,6 +131,7 @@ def _restore(
 ) -> tuple[int, dict[str, float]]:
     """Take over ``state``: the epochs that are done, and the layers' losses in the last one."""
     stored = read_checkpoint(state)
+    _check_stored(stored, task, state)
     other = sorted(name for name in run.keys() | stored["run"].keys() if run.get(name) != stored["run"].get(name))
     if other or stored["teacher"] != _digest(task):
         what = "; ".join(f"{name} is {run.get(name)!r}, there {stored['run'].get(name)!r}" for name in other)
@@ -138,15 +139,25 @@ def _restore(
             f"{state} is of another transfer, which is unfinished: {what or 'its teacher has other weights'}; "
             "allowed: the same again, or its folder removed"
         )
-    task.load_own_state(stored["student"])
-    optimizer.load_state_dict(stored["optimizer"])
+    try:
+        task.load_own_state(stored["student"])
+        optimizer.load_state_dict(stored["optimizer"])
+    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise ValueError(f"{state} is damaged: {reason}; allowed: {_ALLOWED}") from error
     return stored["epochs"], stored["losses"]
+
+
+def _check_stored(stored: dict[str, Any], task: AttentionTransferTask, state: Path) -> None:
+    """Raise ValueError unless ``stored``, the content of the file ``state``, has what ``_save`` wrote."""
+    kinds = {"run": dict, "epochs": int, "losses": dict, "teacher": str, "student": dict, "optimizer": dict}
+    wrong = [name for name, kind in kinds.items() if type(stored.get(name)) is not kind]
+    if not wrong and (stored["epochs"] < 1 or list(stored["losses"]) != list(task.layer_names)):
+        wrong = ["epochs or losses"]
+    if wrong:
+        raise ValueError(f"{state} is no unfinished transfer of these layers: {wrong[0]}; allowed: {_ALLOWED}")
 
 
 def _digest(task: AttentionTransferTask) -> str:
     """What tells the weights of the teacher from others'."""
-    digest = hashlib.sha256()
-    for name, tensor in task.teacher_state().items():
-        digest.update(name.encode())
-        digest.update(tensor.cpu().reshape(-1).view(torch.uint8).numpy())
-    return digest.hexdigest()
+    return tensor_files.digest(task.teacher_state())

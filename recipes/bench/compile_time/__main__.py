@@ -12,7 +12,7 @@ from common.attention import ATTENTIONS
 
 from ...shared.architectures import architectures_of, known_names
 from ...shared.commands import python_command, run, shown_path
-from ...shared.json_files import read_json, write_json
+from ...shared.json_files import read_record, write_json
 from ...shared.scripts import RecipeFailed, command_line, script
 from ...shared.tables import MISSING, Table, describe_run, write_reports
 from ...shared.working_folder import working_folder
@@ -57,8 +57,7 @@ def measured(model: str, out: Path) -> Cost:
         lines: list[str] = []
         run(python_command("-m", one.MODULE, f"{model}_lm"), out / f"{model}.log", lines.append, threads=1)
         write_json(path, json.loads(lines[-1]))
-    found = read_json(path, *Cost._fields)
-    cost = Cost(*(found[name] for name in Cost._fields))
+    cost = read_record(path, Cost)
     if not cost.difference <= ALLOWED:
         raise RecipeFailed(f"{model}_lm differs by {cost.difference:.1e} under torch.compile; allowed: {ALLOWED:.0e}")
     return cost

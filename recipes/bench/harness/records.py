@@ -2,8 +2,11 @@
 
 import json
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from common.json_files import CHECKSUM, signed, typed
+
+from ...shared.json_files import read_json
 from ...shared.working_folder import write_text
 from .noise import ALLOWED_SPREAD, spread
 from .timing import quartiles, ratio
@@ -94,12 +97,13 @@ class Results(NamedTuple):
 
 
 def save(results: Results, path: Path) -> None:
-    """Write ``results`` as JSON."""
+    """Write ``results`` as JSON, a line for each record."""
     content = {"machine": results.machine._asdict(), "records": [_as_json(one) for one in results.records]}
+    checksum = json.dumps(signed({**content, "complete": results.complete})[CHECKSUM])
     lines = json.dumps(content["machine"], indent=1, ensure_ascii=False)
     records = ",\n".join(" " + json.dumps(record, ensure_ascii=False) for record in content["records"])
-    complete = json.dumps(results.complete)
-    write_text(path, f'{{"machine": {lines},\n"complete": {complete},\n"records": [\n{records}\n]}}\n')
+    about = f'"complete": {json.dumps(results.complete)},\n"{CHECKSUM}": {checksum}'
+    write_text(path, f'{{"machine": {lines},\n{about},\n"records": [\n{records}\n]}}\n')
 
 
 def _as_json(record: Record) -> dict:
@@ -108,11 +112,10 @@ def _as_json(record: Record) -> dict:
     return {**record._asdict(), "noisy": record.noisy}
 
 
-def _from_json(content: dict) -> Record:
+def _from_json(content: Any, where: str) -> Record:
     """The record that ``_as_json`` wrote; earlier versions noted neither the load nor the attempts."""
-    fields = {**content, "seconds": tuple(content["seconds"])}
-    fields.pop("noisy", None)  # follows from the times
-    return Record(**fields)
+    found = typed(content, dict[str, Any], where)
+    return typed({name: value for name, value in found.items() if name != "noisy"}, Record, where)  # by the times
 
 
 def load(path: Path) -> Results:
@@ -121,9 +124,11 @@ def load(path: Path) -> Results:
     Raises:
         ValueError: the file is not one that ``save`` wrote.
     """
+    allowed = "a file of results that recipes.bench wrote"
+    found = read_json(path, allowed, machine=Machine, records=list)
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        found = Results(Machine(**content["machine"]), [_from_json(record) for record in content["records"]])
-        return found._replace(complete=tuple((case, size) for case, size in content.get("complete", ())))
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is not a file of results ({error}); allowed: one that recipes.bench wrote") from error
+        records = [_from_json(one, f"records[{number}]") for number, one in enumerate(found["records"])]
+        complete = typed(found.get("complete", []), tuple[tuple[str, int], ...], "complete")  # not in earlier versions
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {error}; allowed: {allowed}") from error
+    return Results(found["machine"], records, complete)

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from common.json_files import read
 from fairseq_plugin.data.episode_folder import Episode, read_description, read_split, write_folder
 from tests.fairseq_plugin.helpers.episodes import ACTION, LONGEST, STATE, episodes
 
@@ -131,7 +132,7 @@ def test_a_damaged_split_is_refused(tmp_path: Path, change, message: str) -> Non
 )
 def test_a_damaged_description_is_refused(tmp_path: Path, field: str, value) -> None:
     write_folder(tmp_path, {"train": episodes(3)}, "toy")
-    found = json.loads((tmp_path / "episodes.json").read_text())
+    found = read(tmp_path / "episodes.json", "it")
     (tmp_path / "episodes.json").write_text(json.dumps({**found, field: value}))
     with pytest.raises(ValueError, match=rf"episodes.json cannot be read: {field}.*allowed"):
         read_description(tmp_path)

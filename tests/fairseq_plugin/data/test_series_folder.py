@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from common.json_files import read
 from fairseq_plugin.data.series_folder import Description, fill_missing, read_description, read_split, write_folder
 from tests.fairseq_plugin.helpers.series import CHANNELS, LIMIT, waves
 
@@ -159,7 +160,7 @@ def test_a_damaged_split_is_refused(tmp_path: Path, change, message: str) -> Non
 )
 def test_a_damaged_description_is_refused(tmp_path: Path, field: str, value) -> None:
     write_folder(tmp_path, splits())
-    found = json.loads((tmp_path / "series.json").read_text())
+    found = read(tmp_path / "series.json", "it")
     (tmp_path / "series.json").write_text(json.dumps({**found, field: value}))
     with pytest.raises(ValueError, match=rf"series.json cannot be read: {field}.*allowed"):
         read_description(tmp_path)

@@ -1,6 +1,5 @@
 """Questions whose answers are spans of documents, in a folder that ``--task span_extraction`` reads."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,7 +8,7 @@ import numpy as np
 import torch
 from fairseq.data import Dictionary
 
-from fairseq_plugin.data.span_folder import DOCUMENT, QUESTION, SpanSplit
+from fairseq_plugin.data.span_folder import DOCUMENT, QUESTION, Question, SpanSplit, write_questions
 from recipes.shared.indexed_files import split_writer, write_dictionary
 
 from .commands import USER_DIR
@@ -49,8 +48,8 @@ def write_names(folder: Path, counts: dict[str, int] | None = None, seed: int = 
                 write(numbers(symbols, words))
                 ask(numbers(symbols, [str(word) for word in rng.choice(FILLER, rng.integers(2, 8))]))
                 spans.append((place, place + 1))
-                questions.append({"name": f"{split} {number}", "answers": [" ".join(name).replace("▁", "")]})
-        (folder / f"{split}.json").write_text(json.dumps(questions))
+                questions.append(Question(f"{split} {number}", [" ".join(name).replace("▁", "")]))
+        write_questions(questions, folder / f"{split}.json")
         pairs = np.stack([np.arange(count)] * 2, 1)
         np.savez(folder / f"{split}.npz", pairs=pairs, counts=np.ones(count, int), spans=np.array(spans))
     return folder

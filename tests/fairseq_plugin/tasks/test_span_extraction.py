@@ -208,9 +208,9 @@ def test_damaged_arrays_are_named(arrays, message, data, tmp_path):
     "name, content, message",
     [
         ("valid.json", "[{]", "valid.json cannot be read"),
-        ("valid.json", "{}", "valid.json holds a dict"),
-        ("valid.json", '[{"name": "x", "answers": [3]}]', "as question 0; allowed: a list of"),
-        ("valid.json", '[{"name": "x", "answers": ["y"]}]', "valid.json has 1 questions and .*question.valid 24"),
+        ("valid.json", "[]", "valid.json: it is .*; allowed: an object"),
+        ("valid.json", '{"questions": [{"name": "x", "answers": [3]}]}', "answers.0. is 3; allowed: a text"),
+        ("valid.json", '{"questions": [{"name": "x", "answers": ["y"]}]}', "valid.json has 1 questions and .*valid 24"),
         ("question/valid.idx", None, "question.valid.idx does not exist"),
         ("valid.npz", None, "has no split valid; allowed: train"),
     ],

@@ -39,7 +39,7 @@ def test_the_best_of_several_checkpoints_answers(trained, tmp_path, capsys):
         assert row[:3] == [str(path), f"{valid['valid_f1']:.2f}", f"{valid['valid_em']:.2f}"]
     assert [row[3:] for row in rows] == [["yes"], []]
     answers = json.loads(output.read_text())
-    gold = {one["name"]: one["answers"] for one in json.loads((trained.data / "valid.json").read_text())}
+    gold = {one["name"]: one["answers"] for one in json.loads((trained.data / "valid.json").read_text())["questions"]}
     assert answers.keys() == gold.keys()
     assert score(answers, gold).f1 == pytest.approx(trained.valid[0]["valid_f1"], abs=0.01)
     assert any(answers[name] == texts[0] for name, texts in gold.items())

@@ -1,0 +1,72 @@
+"""Checksums beside fairseq's indexed data sets, ``SPLIT.bin`` and ``SPLIT.idx``, in which fairseq itself has none.
+
+``SPLIT.sha256`` is what ``sha256sum SPLIT.bin SPLIT.idx`` prints. Data sets without one, as those of
+fairseq-preprocess, are taken unchecked.
+"""
+
+import hashlib
+from pathlib import Path
+
+from fairseq.data import Dictionary, FairseqDataset, data_utils
+
+_PARTS = (".bin", ".idx")
+_READ_AT_ONCE = 2**22
+
+
+def write_sums(prefix: Path) -> None:
+    """Write the checksums of the data set ``prefix``."""
+    _sums_of(prefix).write_text(_sums(prefix), encoding="utf-8")
+
+
+def check_sums(prefix: Path, combine: bool = False) -> None:
+    """Raise ValueError unless the files of ``prefix`` are those that were written; O(their size).
+
+    With ``combine``, those of ``prefix``1, ``prefix``2 and so on, too, which fairseq joins.
+    """
+    number = 0
+    while number == 0 or (combine and Path(f"{prefix}{number}.idx").is_file()):
+        path = prefix.with_name(f"{prefix.name}{number or ''}")
+        sums = _sums_of(path)
+        if sums.exists():
+            try:
+                same = sums.read_bytes() == _sums(path).encode()
+            except OSError as error:
+                raise ValueError(f"{sums} cannot be compared: {error}; allowed: files as they were prepared") from error
+            if not same:
+                names = " or ".join(f"{path}{part}" for part in _PARTS)
+                raise ValueError(f"{names} is not what {sums} says of it; allowed: files as they were prepared")
+        number += 1
+
+
+def load_tokens(
+    prefix: Path, allowed: str, dictionary: Dictionary | None = None, combine: bool = False
+) -> FairseqDataset:
+    """The data set ``prefix``, checked; tokens stay on disk until they are asked for.
+
+    Raises:
+        ValueError: there is none, or it is damaged; the message ends with ``allowed``.
+    """
+    check_sums(prefix, combine)
+    try:
+        dataset = data_utils.load_indexed_dataset(str(prefix), dictionary, combine=combine)
+    except Exception as error:  # fairseq's reader has assertions and what numpy raises
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise ValueError(f"{prefix}.idx cannot be read: {reason}; {allowed}") from error
+    if dataset is None:
+        raise ValueError(f"{prefix}.idx does not exist, or is no index of fairseq's; {allowed}")
+    return dataset
+
+
+def _sums_of(prefix: Path) -> Path:
+    return prefix.with_name(f"{prefix.name}.sha256")
+
+
+def _sums(prefix: Path) -> str:
+    lines = []
+    for part in _PARTS:
+        path, digest = prefix.with_name(prefix.name + part), hashlib.sha256()
+        with open(path, "rb") as file:
+            while content := file.read(_READ_AT_ONCE):
+                digest.update(content)
+        lines.append(f"{digest.hexdigest()}  {path.name}\n")
+    return "".join(lines)

@@ -1,0 +1,104 @@
+"""Ways to damage a file, by what it is: bytes, JSON, arrays. Each gives names and what to do with a path."""
+
+import io
+import json
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+#: A name, and what damages the file at a path.
+Damage = tuple[str, Callable[[Path], Any]]
+#: Bits that are turned over, at places from one seed.
+_FLIPS = 16
+
+
+def of_bytes(whole: bytes) -> Iterator[Damage]:
+    """Damages of any file: none, another kind of thing, cut, longer, zeros, bits turned over."""
+    yield "no file", Path.unlink
+    yield "a folder", _into_folder
+    parts = {"empty": 0, "a byte": 1, "a quarter": len(whole) // 4, "half": len(whole) // 2, "no end": len(whole) - 1}
+    for name, length in parts.items():
+        yield name, _write(whole[:length])
+    yield "a zip file", _write(_zip())
+    yield "an object", _write(b"{}")
+    yield "no text", _write(b"\xff\xfe\x00")
+    yield "longer", _write(whole + b"\0garbage")
+    yield "zeros within", _write(whole[: len(whole) // 2] + bytes(16) + whole[len(whole) // 2 + 16 :])
+    draw = random.Random(1)
+    places = [4, len(whole) - 8, *(draw.randrange(len(whole)) for _ in range(_FLIPS))]
+    for place in places:
+        flipped = whole[place] ^ (1 << draw.randrange(8))
+        yield f"byte {place}", _write(whole[:place] + bytes([flipped]) + whole[place + 1 :])
+
+
+def of_json(whole: bytes) -> Iterator[Damage]:
+    """Damages of an object whose checksum, if it has one, was taken out: other types, names, numbers."""
+    content = json.loads(whole)
+    content.pop("sha256", None)
+    for name, other in {"a list": [], "a number": 3, "a text": "x", "null": None, "nothing": {}}.items():
+        yield name, _write(json.dumps(other).encode())
+    yield "lists in lists", _write(b"[" * 100_000)
+    yield "a further name", _write(json.dumps({**content, "a further name": 1}).encode())
+    for name, value in content.items():
+        yield f"without {name}", _write(json.dumps({k: x for k, x in content.items() if k != name}).encode())
+        yield f"{name} twice", _write(json.dumps(content)[:-1].encode() + f', "{name}": 1}}'.encode())
+        huge = json.dumps({**content, name: 1}).replace(f'"{name}": 1', f'"{name}": {"7" * 5000}')
+        yield f"{name} of 5,000 digits", _write(huge.encode())
+        for other in ("x", 0.5, -1, None, [], {}, True):
+            if type(other) is not type(value) and not (type(value) is float and type(other) is int):
+                yield f"{name} is {other!r}", _write(json.dumps({**content, name: other}).encode())
+
+
+def of_arrays(whole: bytes) -> Iterator[Damage]:
+    """Damages of each array of a file of numpy's, in a whole zip file."""
+    with np.load(io.BytesIO(whole)) as stored:
+        arrays = dict(stored)
+    yield "a further array", _save({**arrays, "a further array": np.zeros(3)})
+    for name, array in arrays.items():
+        yield f"without {name}", _save({x: y for x, y in arrays.items() if x != name})
+        yield f"{name} by another name", _save({f"{x}_" if x == name else x: y for x, y in arrays.items()})
+        others = {"as text": array.astype(str), "as objects": array.astype(object), "as complex": array.astype(complex)}
+        others |= {"with a dimension": array[..., None], "empty": array.reshape(-1)[:0]}
+        if array.ndim:
+            others["cut"] = array[:-1]
+        if array.size and array.dtype.kind == "f":
+            others |= {"with NaN": _with(array, np.nan), "with inf": _with(array, np.inf)}
+        elif array.size:
+            others |= {"with -1": _with(array, -1), "with 10**9": _with(array, 10**9)}
+        for what, other in others.items():
+            yield f"{name} {what}", _save({**arrays, name: other})
+
+
+def _write(content: bytes) -> Callable[[Path], Any]:
+    return lambda path: path.write_bytes(content)
+
+
+def _save(arrays: dict[str, np.ndarray]) -> Callable[[Path], Any]:
+    return lambda path: np.savez(path, **arrays)
+
+
+def _with(array: np.ndarray, value: float) -> np.ndarray:
+    changed = array.copy()
+    changed[(-1,) * array.ndim] = value
+    return changed
+
+
+def _into_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def _zip() -> bytes:
+    file = io.BytesIO()
+    np.savez(file, x=np.zeros(2))
+    return file.getvalue()
+
+
+def copied(source: Path, target: Path) -> Path:
+    """A copy of the folder ``source`` in place of ``target``."""
+    shutil.rmtree(target, ignore_errors=True)
+    return Path(shutil.copytree(source, target))

@@ -1,0 +1,328 @@
+"""Every file of ours, as its own writer leaves it, damaged in many ways: one line names it, or nothing has changed."""
+
+import dataclasses
+from argparse import Namespace
+from collections.abc import Callable
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import timm
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from common.output_files import check_folder, new_folder
+from common.tensor_files import save_safetensors
+from fairseq_plugin import PromptedLanguageModelingTask, PromptState
+from fairseq_plugin.data import episode_folder, series_folder
+from fairseq_plugin.data.indexed_sums import load_tokens
+from fairseq_plugin.data.pixels import SHAPE_FILE, ImageShape
+from fairseq_plugin.data.span_folder import read_span_split
+from fairseq_plugin.stream_memory import sealed, unsealed
+from recipes.bench.harness import records
+from recipes.offline_rl import averages
+from recipes.shared.json_files import measured, write_json
+from recipes.shared.settings import check_settings
+from recipes.shared.tables import Run, write_reports
+from recipes.shared.trainings import Trained, read_trained
+from recipes.time_series.results import Plan, Result, read_outcomes
+from recipes.timm_families.records import add_record, read_records
+from recipes.timm_families.survey import Found
+from tests import damages
+from tests.fairseq_plugin.helpers.language_models import awake, build_model
+from tests.fairseq_plugin.helpers.pixels import write_pixels
+from tests.fairseq_plugin.helpers.spans import write_names
+from tests.fairseq_plugin.helpers.text import dictionary, tokens
+from timm_plugin.transfer import AttentionTransferTask
+from timm_plugin.transfer.training import Settings, train
+
+WORDS = 60
+RUN = Run("python -m recipes.some", "2 CPU cores", "torch 2", "2026-11-25", 1.5)
+
+
+class Format(NamedTuple):
+    """A file of a folder: its writer, its reader, which gives what it means, and in which ways it is damaged."""
+
+    file: str
+    write: Callable[[Path], Any]
+    read: Callable[[Path], Any]  # of the folder
+    kinds: tuple[Callable[[bytes], Any], ...] = (damages.of_bytes,)
+    # Whether something may be read, in place of what was written: then it is made, measured or surveyed again.
+    anew: Callable[[str, Any], bool] = lambda what, found: False
+
+
+@cache
+def _language_model() -> nn.Module:
+    return awake(build_model("linear_lm")).eval()
+
+
+def _write_prompt(folder: Path) -> None:
+    task = PromptedLanguageModelingTask(Namespace(save_state=str(folder / "text")), dictionary(WORDS))
+    generator = task.build_generator([_language_model()], Namespace(max_len_a=0, max_len_b=14, beam=1))
+    source = torch.cat([torch.tensor([[2]]), tokens(1, 12)], dim=1)
+    sample = {"net_input": {"src_tokens": source, "src_lengths": torch.tensor([13])}}
+    task.inference_step(generator, [_language_model()], sample)
+
+
+def _read_prompt(folder: Path) -> PromptState:
+    return PromptState.load(folder / "text", [_language_model()], dictionary(WORDS), "--load-state")
+
+
+def _write_series(folder: Path) -> None:
+    rng = np.random.default_rng(0)
+    series = [rng.normal(size=(length, 2)) for length in (3, 5, 4)]
+    series_folder.write_folder(folder, {"train": (series, ["a", "b", "a"])})
+
+
+def _write_episodes(folder: Path) -> None:
+    rng = np.random.default_rng(0)
+    steps = ((rng.normal(size=(n, 3)), rng.uniform(-1, 1, (n, 2)), rng.normal(size=n)) for n in (3, 4))
+    episode_folder.write_folder(folder, {"train": [episode_folder.Episode(*one) for one in steps]}, "toy")
+
+
+def _read_span(folder: Path) -> list[Any]:
+    found = read_span_split(folder, "train")
+    texts = [[text.tolist() for text in part] for part in (found.question_tokens, found.document_tokens)]
+    return [found.questions, texts, found.pairs, found.spans, found.ends]
+
+
+def _read_pixels(folder: Path) -> list[Any]:
+    return [text.tolist() for text in load_tokens(folder / "test", "allowed: images")]
+
+
+def _task() -> AttentionTransferTask:
+    torch.manual_seed(0)
+    sizes = dict(img_size=16, patch_size=8, depth=1, embed_dim=8, num_heads=2, num_classes=3)
+    return AttentionTransferTask(timm.create_model("vit_tiny_patch16_224", **sizes), "hedgehog")
+
+
+def _transfer(folder: Path) -> Any:
+    """What a transfer of one epoch learns, or has learned."""
+    task = _task()
+    images = [(torch.ones(2, 3, 16, 16), torch.zeros(2))]
+    losses = train(task, images, Settings(epochs=1, opt="adamw"), folder / "training.pth", {"data": "ones"})
+    return losses, task.own_state()
+
+
+def _write_results(folder: Path) -> None:
+    result = Result("flow", 1, 1000, [50.0, 60.5], 1.5, "fairseq-train")
+    content = {"plan": Plan("JapaneseVowels", ["flow"], [1], 2)._asdict(), "results": [result._asdict()]}
+    write_reports(folder, [], RUN, {**content, "runs": [RUN._asdict()]})
+
+
+def _write_played(folder: Path) -> None:
+    _write_episodes(folder / "data")
+    described = episode_folder.read_description(folder / "data").as_dict()
+    episodes = [{"target": 2.0, "seed": 1, "total": 1.5, "steps": 3}]
+    content = {"data": described, "models": {"a": "flow_decision"}, "episodes": {"a": episodes}}
+    write_json(folder / "played.json", content)
+
+
+def _write_bench(folder: Path) -> None:
+    about = ("bench", "2026-11-25", "abc", "a cpu", 2, 2, 24.0, 0.1, "3.11", "torch 2", "CPU", "float32")
+    machine = records.Machine(*about)
+    one = records.Record("causal_flow", 256, "forward", "flow", records.TIMED, "", (0.01, 0.02), 100.0)
+    records.save(records.Results(machine, [one], (("causal_flow", 256),)), folder / "results.json")
+
+
+def _write_marked(folder: Path) -> None:
+    with new_folder(folder / "out", "recipes.some") as new:
+        (new / "made.txt").write_text("x")
+
+
+def _read_marked(folder: Path) -> list[str]:
+    check_folder(folder / "out", "recipes.some", "--out", whole=True)
+    return ["made.txt"]
+
+
+def _is_away(what: str, found: Any) -> bool:
+    return what == "no file"
+
+
+JSON, ARRAYS = (damages.of_bytes, damages.of_json), (damages.of_bytes, damages.of_arrays)
+SETTINGS = {"width": 32, "lr": 0.001, "quick": True, "more": ["--fp16"], "nothing": None}
+TRAINED = Trained("flow.1", "fairseq-train", 12.5, 1 << 20, "2026-11-25", "2 CPU cores", "torch 2")
+_read_series = partial(series_folder.read_split, name="train")
+_read_episodes = partial(episode_folder.read_split, name="train")
+FORMATS = {
+    "state of a prompt": Format("text", _write_prompt, _read_prompt),
+    "description of series": Format("series.json", _write_series, _read_series, JSON),
+    "series": Format("train.npz", _write_series, _read_series, ARRAYS),
+    "description of episodes": Format("episodes.json", _write_episodes, _read_episodes, JSON),
+    "episodes": Format("train.npz", _write_episodes, _read_episodes, ARRAYS),
+    "questions": Format("train.json", partial(write_names, counts={"train": 4}), _read_span, JSON),
+    "spans": Format("train.npz", partial(write_names, counts={"train": 4}), _read_span, ARRAYS),
+    "documents": Format("document/train.bin", partial(write_names, counts={"train": 4}), _read_span),
+    "index of documents": Format("document/train.idx", partial(write_names, counts={"train": 4}), _read_span),
+    "shape of images": Format(SHAPE_FILE, write_pixels, ImageShape.load, JSON),
+    "images": Format("test.bin", write_pixels, _read_pixels),
+    "index of images": Format("test.idx", write_pixels, _read_pixels),
+    "checksums of images": Format("test.sha256", write_pixels, _read_pixels),
+    "unfinished transfer": Format("training.pth", _transfer, _transfer),
+    "result of a training": Format(
+        "result.json", lambda at: write_json(at / "result.json", TRAINED._asdict()), read_trained, JSON, _is_away
+    ),
+    "settings": Format(
+        "settings.json",
+        lambda at: write_json(at / "settings.json", SETTINGS),
+        lambda at: check_settings(at / "settings.json", SETTINGS),
+        JSON,
+    ),
+    "measured numbers": Format(
+        "losses.json",
+        lambda at: write_json(at / "losses.json", {"valid": 1.5, "test": 2.5}),
+        lambda at: measured(at / "losses.json", lambda: {"valid": 1.5, "test": 2.5}, dict[str, float]),
+    ),
+    "results of a comparison": Format(
+        "results.json", _write_results, lambda at: read_outcomes(at / "results.json"), JSON
+    ),
+    "returns": Format("played.json", _write_played, lambda at: averages.gathered([at / "played.json"]), JSON),
+    "results of the benchmark": Format(
+        "results.json",
+        _write_bench,
+        lambda at: records.load(at / "results.json"),
+        JSON,
+        lambda what, found: what == "without complete",  # what is not known to be complete is measured again
+    ),
+    "records of a survey": Format(
+        "found.jsonl",
+        lambda at: add_record(at / "found.jsonl", Found("vit", "vision", 10, "yes", {"Attention": 2})),
+        lambda at: read_records(at / "found.jsonl"),
+        anew=lambda what, found: found == {},  # a line that was cut off is left out
+    ),
+    "what a command made": Format("out/.lineartime", _write_marked, _read_marked),
+}
+
+
+def _same(found: Any, wanted: Any) -> bool:
+    if isinstance(wanted, Tensor):
+        return torch.equal(found, wanted)
+    if isinstance(wanted, np.ndarray):
+        return np.array_equal(found, wanted)
+    if dataclasses.is_dataclass(wanted):
+        return _same(vars(found), vars(wanted))
+    if isinstance(wanted, dict):
+        return found.keys() == wanted.keys() and all(_same(found[name], x) for name, x in wanted.items())
+    if isinstance(wanted, (list, tuple)):
+        return len(found) == len(wanted) and all(map(_same, found, wanted))
+    return found == wanted
+
+
+def _is_refused(form: Format, what: str, folder: Path, whole: Any) -> bool:
+    """Whether the damaged file is refused, as it must be unless it means the same."""
+    try:
+        found = form.read(folder)
+    except (ValueError, OSError) as error:
+        message, path = str(error), folder / form.file
+        assert "\n" not in message and len(message) < 1000, f"{what}: {message[:2000]}"
+        assert any(str(part) in message for part in (path, path.with_suffix(""), path.parent)), f"{what}: {message}"
+        return True
+    assert form.anew(what, found) or _same(found, whole), f"{what}: {found}"
+    return False
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_damaged_file_is_refused_or_means_the_same(name: str, tmp_path: Path) -> None:
+    """In twenty ways at least, most of which are refused."""
+    form, source = FORMATS[name], tmp_path / "whole"
+    source.mkdir()
+    form.write(source)
+    whole, content = form.read(source), (source / form.file).read_bytes()
+    verdicts = []
+    for what, damage in (one for kind in form.kinds for one in kind(content)):
+        folder = damages.copied(source, tmp_path / "damaged")
+        damage(folder / form.file)
+        verdicts.append(_is_refused(form, what, folder, whole))
+    assert len(verdicts) >= 20 and sum(verdicts) > len(verdicts) / 2
+
+
+def _without(state: dict[str, Tensor], part: str) -> dict[str, Tensor]:
+    return {name: x for name, x in state.items() if part not in name}
+
+
+def _first(state: dict[str, Tensor], change: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
+    """``state`` with the first of its sums changed."""
+    name = next(name for name, x in state.items() if x.is_floating_point() and "layers" in name)
+    return {**state, name: change(state[name].clone())}
+
+
+def _fourth(numbers: Tensor, value: int) -> Tensor:
+    return numbers.index_fill(0, torch.tensor(3), value)
+
+
+#: Of the tensors of a file, by whoever changes one.
+TENSORS = {
+    "a bit of a state": lambda x: _first(x, lambda y: torch.nextafter(y, y + 1)),
+    "NaN": lambda x: _first(x, lambda y: y.fill_(torch.nan)),
+    "inf": lambda x: _first(x, lambda y: y.fill_(torch.inf)),
+    "two rows": lambda x: _first(x, lambda y: torch.cat([y, y])),
+    "no row": lambda x: _first(x, lambda y: y[0]),
+    "no states": lambda x: _without(x, "states."),
+    "an attention less": lambda x: _without(x, "layers.0."),
+    "a tensor more": lambda x: {**x, "states.0.nowhere.attn_state.x": torch.zeros(1)},
+    "a model more": lambda x: {**x, "states.1.decoder.attn_state.x": torch.zeros(1)},
+    "no tokens": lambda x: _without(x, "tokens"),
+    "no scores": lambda x: _without(x, "scores"),
+    "token 9999": lambda x: {**x, "tokens": _fourth(x["tokens"], 9999)},
+    "the token after the last": lambda x: {
+        **x,
+        "tokens": x["tokens"].index_fill(0, torch.tensor(3), len(dictionary(WORDS))),
+    },
+    "token -1": lambda x: {**x, "tokens": _fourth(x["tokens"], -1)},
+    "another token": lambda x: {**x, "tokens": _fourth(x["tokens"], 5)},
+    "shorter tokens": lambda x: {**x, "tokens": x["tokens"][:-1]},
+    "shorter scores": lambda x: {**x, "scores": x["scores"][:-1]},
+    "scores of NaN": lambda x: {**x, "scores": x["scores"] * torch.nan},
+    "tokens in two dimensions": lambda x: {**x, "tokens": x["tokens"][None]},
+    "doubles": lambda x: {name: y.double() if y.is_floating_point() else y for name, y in x.items()},
+}
+#: What a digest alone tells.
+LEGIBLE = ("a bit of a state", "another token", "doubles")
+
+
+@pytest.mark.parametrize("what", TENSORS)
+def test_a_state_of_other_tensors_is_refused_before_anything_is_generated(what: str, tmp_path: Path) -> None:
+    """With the digest of the file as it was, without one, and with one that fits."""
+    _write_prompt(tmp_path)
+    path = tmp_path / "text"
+    with safe_open(path, "pt") as file:
+        about = file.metadata()
+    tensors = TENSORS[what](load_file(path))
+    unsigned = {name: text for name, text in about.items() if name != "sha256"}
+    writers = [partial(save_file, tensors, path, about), partial(save_file, tensors, path, unsigned)]
+    if what not in LEGIBLE:
+        writers.append(partial(save_safetensors, tensors, path, unsigned))
+    for write in writers:
+        write()
+        task = PromptedLanguageModelingTask(Namespace(load_state=str(path)), dictionary(WORDS))
+        with pytest.raises(ValueError, match=r"^--load-state is .*text.*allowed: [^\n]*$"):
+            task.build_generator([_language_model()], Namespace())
+
+
+STREAMS = {
+    "a bit": lambda x: {**x, "state": _first(x["state"], lambda y: torch.nextafter(y, y + 1))},
+    "a tensor less": lambda x: {**x, "state": dict(list(x["state"].items())[1:])},
+    "another name": lambda x: {**x, "state": {f"x{name}": y for name, y in x["state"].items()}},
+    "no tensors": lambda x: {**x, "state": {}},
+    "a number for a tensor": lambda x: {**x, "state": {**x["state"], "decoder.attn_state.count": 3}},
+    "another step": lambda x: {**x, "step": 1},
+    "another row": lambda x: {**x, "row": 1},
+    "a text as step": lambda x: {**x, "step": "0"},
+    "no digest": lambda x: {name: y for name, y in x.items() if name != "sha256"},
+    "a further name": lambda x: {**x, "more": 1},
+    "a list": lambda x: [x],
+}
+
+
+@pytest.mark.parametrize("what", STREAMS)
+def test_damaged_streams_of_a_checkpoint_are_refused(what: str, tmp_path: Path) -> None:
+    """torch itself compares nothing when fairseq loads them."""
+    _write_prompt(tmp_path)
+    saved = sealed({"step": 0, "row": 0, "state": _read_prompt(tmp_path).states[0]})
+    assert _same(unsealed(saved, "the checkpoint is x.pt"), {n: x for n, x in saved.items() if n != "sha256"})
+    with pytest.raises(ValueError, match=r"^the checkpoint is x.pt.*allowed: .*--reset-dataloader[^\n]*$"):
+        unsealed(STREAMS[what](saved), "the checkpoint is x.pt")
