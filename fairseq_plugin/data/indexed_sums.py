@@ -30,6 +30,8 @@ def check_sums(prefix: Path, combine: bool = False) -> None:
         if sums.exists():
             try:
                 same = sums.read_bytes() == _sums(path).encode()
+            except FileNotFoundError as error:
+                raise ValueError(f"{error.filename} does not exist; allowed: files as they were prepared") from error
             except OSError as error:
                 raise ValueError(f"{sums} cannot be compared: {error}; allowed: files as they were prepared") from error
             if not same:
@@ -53,7 +55,8 @@ def load_tokens(
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise ValueError(f"{prefix}.idx cannot be read: {reason}; {allowed}") from error
     if dataset is None:
-        raise ValueError(f"{prefix}.idx does not exist, or is no index of fairseq's; {allowed}")
+        what = "is no index of fairseq's" if Path(f"{prefix}.idx").exists() else "does not exist"
+        raise ValueError(f"{prefix}.idx {what}; {allowed}")
     return dataset
 
 

@@ -87,7 +87,7 @@ class Comparison:
         return [one.model for one in compared.outcomes]
 
     def _read(self, stage: str, name: str, seed: int, folder: Path, trained: Trained) -> Ran:
-        found = measured(folder / _LOSSES, lambda: losses(folder / LAST, self.data))
+        found = measured(folder / _LOSSES, lambda: losses(folder / LAST, self.data), dict[str, float])
         return Ran(name, seed, stage, folder, found, read_parameters(folder), trained.seconds, trained.command)
 
     def _exchange(self, name: str, seed: int) -> None:

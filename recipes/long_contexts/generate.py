@@ -35,7 +35,7 @@ class Graph:
             self.session = onnxruntime.InferenceSession(content, options, onnxruntime.get_available_providers())
             described = self.session.get_modelmeta().custom_metadata_map.get(_METADATA, "{}")
             self.about: dict[str, Any] = json.loads(described)
-            version, digest = self.about.get("version"), self.about.get("sha256", "")
+            version, digest = self.about.get("version"), self.about.pop("sha256", "")
         except Exception as error:  # onnxruntime raises what it likes for a broken file
             reason = (str(error) or type(error).__name__).splitlines()[0]
             raise ValueError(f"{path} cannot be read: {reason}; allowed: an ONNX graph") from error

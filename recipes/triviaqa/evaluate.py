@@ -23,7 +23,10 @@ def read_answers(path: Path) -> dict[str, str]:
         ValueError: it cannot be read, or holds anything else.
     """
     allowed = "JSON from the names of questions to answers, as recipes.triviaqa.answer --output writes it"
-    return read_record(path, dict[str, str], allowed)
+    try:
+        return read_record(path, dict[str, str], allowed)
+    except ValueError as error:
+        raise ValueError(f"ANSWERS is {error}") from error
 
 
 def parser() -> argparse.ArgumentParser:

@@ -60,7 +60,7 @@ def test_missing_parts_are_named(data, tmp_path):
     (tmp_path / "pairs").mkdir()
     for kind in ("input0", "label"):
         (tmp_path / "pairs" / kind).symlink_to(data / kind)
-    with pytest.raises(ValueError, match=r"input1.valid does not exist; allowed.*fairseq-preprocess .*--srcdict"):
+    with pytest.raises(ValueError, match=r"input1.valid.idx does not exist; allowed.*fairseq-preprocess .*--srcdict"):
         load(tmp_path / "pairs").load_dataset("valid")
     (tmp_path / "pairs" / "input1").mkdir()
     for ending in ("bin", "idx"):

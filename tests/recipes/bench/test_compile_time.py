@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from common.json_files import read
 from recipes.bench.compile_time import __main__ as command
 from recipes.bench.compile_time.one import Cost, compile_cost, language_model
 
@@ -84,4 +85,4 @@ def test_the_table_has_stock_and_a_second_run_goes_on(tmp_path, started, capsys)
 def test_a_model_that_differs_under_torch_compile_is_an_error_after_all_others(tmp_path, started, capsys):
     assert command.main(["--models", "flow,linear", "--out", str(tmp_path / "out")]) == 1
     assert "flow_lm differs by 5.0e-01" in capsys.readouterr().err
-    assert set(json.loads((tmp_path / "out/results.json").read_text())) == {"transformer", "linear"}
+    assert set(read(tmp_path / "out/results.json", "results")) == {"transformer", "linear"}

@@ -5,6 +5,7 @@ import json
 import psutil
 import pytest
 
+from common.json_files import read
 from recipes.bench import targets
 from recipes.bench.cases import CASES, images
 from recipes.bench.cases.language_models import TRAINED
@@ -144,7 +145,7 @@ def test_the_file_marks_noisy_times_and_keeps_load_and_attempts(results, tmp_pat
 def test_a_file_from_before_these_notes_is_read(results, tmp_path):
     path = tmp_path / "results.json"
     records.save(results, path)
-    content = json.loads(path.read_text())
+    content = read(path, "results")
     for one in content["records"]:
         del one["load"], one["attempts"], one["noisy"]
     path.write_text(json.dumps(content))

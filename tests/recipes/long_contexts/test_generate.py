@@ -1,7 +1,10 @@
 """The example that writes text with an exported step: what it reads, draws and writes, beside fairseq's own."""
 
+import hashlib
 import json
 import os
+import random
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +16,7 @@ import torch
 from fairseq_plugin.export_step import export
 from fairseq_plugin.models.flowformer import LinearLanguageModel
 from recipes.long_contexts import exported_step, generate
-from recipes.long_contexts.generate import Sampler, Writer, main, text_of, words_of
+from recipes.long_contexts.generate import Graph, Sampler, Writer, main, text_of, words_of
 from tests.fairseq_plugin.helpers.checkpoint_files import save_model
 from tests.torch_versions import needs_newer_than_2_6
 
@@ -135,7 +138,7 @@ def test_what_is_wrong_is_said(folder: Path, tmp_path: Path, capsys) -> None:
     (tmp_path / "broken.onnx").write_bytes(b"no graph")
     (tmp_path / "step.onnx").write_bytes((folder / "step.onnx").read_bytes())
     other = (folder / "step.prompt.onnx").read_bytes()
-    (tmp_path / "step.prompt.onnx").write_bytes(other.replace(b'"linear_lm"', b'"lineaa_lm"'))
+    (tmp_path / "step.prompt.onnx").write_bytes(signed_again(other.replace(b'"linear_lm"', b'"lineaa_lm"')))
     for arguments, said in (
         ([tmp_path / "broken.onnx"], "broken.onnx"),
         ([tmp_path / "none.onnx"], "none.onnx"),
@@ -147,6 +150,27 @@ def test_what_is_wrong_is_said(folder: Path, tmp_path: Path, capsys) -> None:
     ):
         assert main([str(one) for one in arguments]) == 1
         assert said in capsys.readouterr().err
+
+
+def signed_again(content: bytes) -> bytes:
+    """``content`` with its own digest."""
+    empty = re.sub(rb'(?<="sha256": ")[0-9a-f]{64}', b"0" * 64, content)
+    return empty.replace(b"0" * 64, hashlib.sha256(empty).hexdigest().encode())
+
+
+def test_a_damaged_file_is_refused(folder: Path, tmp_path: Path) -> None:
+    """Wherever it is; onnxruntime itself takes other weights."""
+    whole, draw = (folder / "step.onnx").read_bytes(), random.Random(1)
+    assert signed_again(whole) == whole
+    for place in [draw.randrange(len(whole)) for _ in range(20)]:
+        flipped = bytes([whole[place] ^ (1 << draw.randrange(8))])
+        (tmp_path / "step.onnx").write_bytes(whole[:place] + flipped + whole[place + 1 :])
+        with pytest.raises(ValueError, match=r"^[^\n]*step.onnx [^\n]*allowed[^\n]*$"):
+            Graph(tmp_path / "step.onnx")
+    for content in (whole + b"more", whole[:-1], whole[: len(whole) // 2], b"", b"{}"):
+        (tmp_path / "step.onnx").write_bytes(content)
+        with pytest.raises(ValueError, match=r"^[^\n]*step.onnx [^\n]*allowed[^\n]*$"):
+            Graph(tmp_path / "step.onnx")
 
 
 def test_the_file_describes_itself(folder: Path) -> None:

@@ -94,10 +94,10 @@ def test_only_own_files_are_removed(tmp_path):
 @pytest.mark.parametrize("text", ["", "{", "[]", "7", '{"b": 1}', "\udcff"])
 def test_a_damaged_file_of_ours_is_named(tmp_path, text):
     write_json(tmp_path / "x.json", {"a": 1})
-    assert read_json(tmp_path / "x.json", "a") == {"a": 1}
+    assert read_json(tmp_path / "x.json", a=int) == {"a": 1}
     (tmp_path / "x.json").write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(ValueError, match=r"x\.json .*allowed"):
-        read_json(tmp_path / "x.json", "a")
+        read_json(tmp_path / "x.json", a=int)
 
 
 def test_nothing_outside_of_the_folder_is_removed(tmp_path):

@@ -88,7 +88,7 @@ def test_trainings_of_another_part_are_added(
     assert compare.main([*arguments, "--epochs", "4", "--add", str(part)]) == 1
     assert "of Toy, 6 epochs; allowed: Toy, 4 epochs" in capsys.readouterr().err
     assert compare.main([*arguments, "--add", str(tmp_path / "out" / "results.txt")]) == 1
-    assert "results.txt: " in (error := capsys.readouterr().err) and "allowed: results.json" in error
+    assert "results.txt cannot be read: " in (error := capsys.readouterr().err) and "allowed: results.json" in error
 
 
 def test_the_papers_row_stands_beside() -> None:
