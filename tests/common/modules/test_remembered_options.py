@@ -134,9 +134,26 @@ def test_version_0_2_kept_options_in_the_metadata() -> None:
         _layers(form="a").load_state_dict(stored)
 
 
-@pytest.mark.parametrize(
-    "damaged", [torch.zeros(3), torch.tensor(1.0), torch.full((9,), 1e30), torch.full((9,), float("nan")), "a string"]
-)
+def _record(count: str, option: str = "1") -> Tensor:
+    text = f'{{"options": {{"form": {option}}}, "counts": {{"steps": "{count}"}}}}'
+    return torch.tensor(list(text.encode()), dtype=torch.float32)
+
+
+DAMAGED = {
+    "of three numbers": torch.zeros(3),
+    "of one": torch.tensor(1.0),
+    "of large numbers": torch.full((9,), 1e30),
+    "of NaN": torch.full((9,), float("nan")),
+    "a string": "a string",
+    "a count of 5,000 digits": _record("7" * 5000),
+    "a count of 20 digits": _record("7" * 20),
+    "a count in other digits": _record("\u0667"),
+    "a negative count": _record("-1"),
+    "an option of 5,000 digits": _record("0", "7" * 5000),
+}
+
+
+@pytest.mark.parametrize("damaged", DAMAGED.values(), ids=DAMAGED)
 def test_a_damaged_record_is_a_warning(damaged: Any) -> None:
     """So is the average of files of several options, which is none."""
     model = _layers(form="a")
