@@ -10,11 +10,33 @@ from fairseq.dataclass.configs import FairseqConfig
 from fairseq.registry import REGISTRIES
 
 
+class ConfigurationError(ValueError):
+    """A key or a value of a configuration that a model does not have; it says what is allowed, and in no file."""
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser that remembers the options it was given."""
+
+    def __init__(self) -> None:
+        self.declared: dict[str, argparse.Action] = {}
+        super().__init__(allow_abbrev=False, add_help=False)
+
+    def add_argument(self, *flags: Any, **description: Any) -> argparse.Action:
+        """argparse's."""
+        action = super().add_argument(*flags, **description)
+        return self.declared.setdefault(action.dest, action)
+
+
+def declared_options(model: type) -> dict[str, argparse.Action]:
+    """The options of a fairseq model, by their names, as its command line declares them."""
+    parser = _Parser()
+    model.add_args(parser)
+    return parser.declared
+
+
 def model_options(model: type) -> set[str]:
     """Names of the options of a fairseq model."""
-    parser = argparse.ArgumentParser(allow_abbrev=False)
-    model.add_args(parser)
-    return set(vars(parser.parse_args([])))
+    return set(declared_options(model))
 
 
 def checkpoint_options(model: type, state: dict[str, Any]) -> set[str]:

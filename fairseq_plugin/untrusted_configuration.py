@@ -24,6 +24,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from common.ops.shared.checks import ArgumentError
 
+from ._known_options import ConfigurationError
+
 #: Options that fairseq gives to ``eval``, in its packages and in its examples.
 EVALUATED = frozenset(
     """
@@ -85,11 +87,13 @@ def faults_of(path: str, overrides: Mapping[str, Any] | None = None) -> Iterator
     try:
         yield
     except _FAULTS as error:
+        given = f" with `model_overrides` {overrides!r}" if overrides else ""
+        if isinstance(error, ConfigurationError):
+            raise ArgumentError(f"the checkpoint {path!r}{given} has a configuration in which {error}") from error
         ours = isinstance(error, ValueError) and not isinstance(error, OmegaConfBaseException)
         if ours and "allowed" in str(error):  # it says all that there is to say
             raise
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        given = f" with `model_overrides` {overrides!r}" if overrides else ""
         raise ArgumentError(
             f"the checkpoint {path!r}{given} has a configuration that cannot be read ({reason}); allowed: what "
             "fairseq-train writes, and options of the kinds that the model declares"

@@ -77,6 +77,8 @@ class LinearTimeTransformer(MarksDecay, CheckedLoading, TransformerModel):
     #: The dataclass of those options.
     options_class: type = FairseqDataclass
     stock_model = TransformerModel
+    #: Groups of a configuration, such as ``encoder``, are whole where they are given, as in ``transformer``.
+    reads_groups = True
 
     @classmethod
     def hub_models(cls) -> dict[str, Any]:

@@ -177,6 +177,7 @@ def complete_size(args, size: dict[str, Any]) -> None:
     for name, value in size.items():
         setattr(args, name, safe_getattr(args, name, value))
     base_lm_architecture(args)
+    args.decoder_normalize_before = not safe_getattr(args, "lineartime_post_norm", False)
 
 
 def check_command_line(args) -> None:

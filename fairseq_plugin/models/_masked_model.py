@@ -67,6 +67,8 @@ class LinearTimeMaskedModel(MarksDecay, CheckedLoading, RobertaModel):
     option_prefix: str
     #: Dataclasses of options beside those of all masked models.
     option_classes: tuple[type, ...] = ()
+    #: Options that RoBERTa reads and that its command line does not have.
+    undeclared_options = ("tokens_per_sample", "encoder_xformers_att_config", "export", "relu_dropout")
     #: Whether several documents may stand in a row.
     reads_documents = True
     #: What is built around the layers.

@@ -5,10 +5,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from fairseq.models import ARCH_CONFIG_REGISTRY, register_model
+from fairseq.models import ARCH_CONFIG_REGISTRY, MODEL_DATACLASS_REGISTRY, register_model
 
 from common.attention import ATTENTIONS, build_attention, supporting
 
+from ._configuration import readable
 from ._options import camel_case
 from ._weight_decay import choose_optimizer
 
@@ -52,10 +53,14 @@ def make_model(module: str, name: str, base: type, attention: str, options: type
 def register_checked(
     name: str, dataclass: type, check: Callable[[Any], None] = choose_optimizer
 ) -> Callable[[type], type]:
-    """fairseq's ``register_model`` for a model with a ``dataclass``; its parsed command line goes through ``check``."""
+    """fairseq's ``register_model`` for a model with a ``dataclass``; its parsed command line goes through ``check``.
+
+    A configuration of hydra is read as ``_configuration`` says.
+    """
 
     def register(model: type) -> type:
         model = register_model(name, dataclass=dataclass)(model)
+        MODEL_DATACLASS_REGISTRY[name] = readable(dataclass)
         ARCH_CONFIG_REGISTRY[name] = check  # fairseq's entry for a model with a dataclass does nothing
         return model
 

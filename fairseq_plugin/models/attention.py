@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Optional
 
 from fairseq.dataclass import FairseqDataclass
-from fairseq.models import MODEL_REGISTRY, register_model, register_model_architecture
+from fairseq.models import MODEL_REGISTRY, register_model
 from fairseq.models.roberta import RobertaModel
 from fairseq.models.transformer import TransformerConfig
 from fairseq.models.transformer_lm import TransformerLanguageModel
@@ -21,6 +21,7 @@ from ..modules.multihead_attention import LayerDesign
 from ..modules.transformer_layer import LinearTimeEncoderLayer
 from . import daft, flash, flash_masked, flowformer  # noqa: F401  their names come first
 from ._classifier import LinearTimeClassifier
+from ._configuration import register_architecture
 from ._language_model import LinearTimeLanguageModel, LinearTimeLanguageModelConfig, register_language_model
 from ._masked_model import LinearTimeMaskedModel
 from ._options import attention_config, attention_options, camel_case, option
@@ -102,7 +103,7 @@ def _register_encoder(base: type, prefix: str, attention: str, kind: str, last_w
     stock = RobertaModel if base is AttentionMaskedModel and takes_stock_weights(attention) else None
     further = {"option_classes": (options, *base.option_classes), "stock_model": stock}
     model = make_model(__name__, camel_case(prefix) + last_words, base, attention, options, **further)
-    register_model_architecture(name, name)(register_model(name)(model).complete_options)
+    register_architecture(name, name)(register_model(name)(model).complete_options)
 
 
 for _prefix, _attention in derived("causal"):

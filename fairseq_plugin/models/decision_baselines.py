@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 
 import torch
 from fairseq.dataclass import FairseqDataclass
-from fairseq.models import register_model
 from fairseq.modules import FairseqDropout
 from torch import Tensor, nn
 
 from ..modules.multihead_attention import IncrementalState
 from ._decision import DecisionModel
 from ._options import option
+from ._registration import register_checked
 
 #: Of the logarithm of a policy's deviation, as in AWAC's released code.
 _LOG_STD = (-6.0, 0.0)
@@ -85,14 +85,14 @@ class StatePolicy(DecisionModel):
         return self.policy(states)
 
 
-@register_model("bc_decision", dataclass=BcDecisionConfig)
+@register_checked("bc_decision", BcDecisionConfig)
 class BehaviourCloning(StatePolicy):
     """Behaviour cloning: the action of the data by its state, by the criterion ``action_mse``, of all data."""
 
     options_class, option_prefix = BcDecisionConfig, "bc"
 
 
-@register_model("awac_decision", dataclass=AwacDecisionConfig)
+@register_checked("awac_decision", AwacDecisionConfig)
 class AdvantageWeightedActorCritic(StatePolicy):
     """AWAC without further episodes: Nair, Gupta, Dalal, Levine, *AWAC: Accelerating Online RL with Offline Datasets*.
 

@@ -7,7 +7,7 @@ follows from the mechanism's declaration: its ``--NAME-...`` options are the one
 from collections.abc import Callable
 from functools import partial
 
-from fairseq.models import register_model, register_model_architecture
+from fairseq.models import register_model
 from fairseq.models.transformer import (
     base_architecture,
     tiny_architecture,
@@ -18,6 +18,7 @@ from fairseq.models.transformer import (
 
 from common.attention import ATTENTIONS
 
+from ._configuration import register_architecture
 from ._encoder_decoder import LinearTimeTransformer
 from ._options import attention_config, camel_case
 from ._registration import derived, make_model, takes_stock_weights
@@ -47,7 +48,7 @@ def _register(prefix: str, attention: str) -> None:
     name = f"{camel_case(prefix)}Transformer"
     register_model(prefix)(make_model(__name__, name, LinearTimeTransformer, attention, options, **other))
     for size, architecture in SIZES.items():
-        register_model_architecture(prefix, prefix + size)(partial(complete, architecture))
+        register_architecture(prefix, prefix + size)(partial(complete, architecture))
 
 
 for _prefix, _attention in derived("bidirectional"):

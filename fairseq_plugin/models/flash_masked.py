@@ -10,13 +10,14 @@ from typing import Any
 
 from fairseq.dataclass import FairseqDataclass
 from fairseq.dataclass.utils import gen_parser_from_dataclass
-from fairseq.models import MODEL_REGISTRY, register_model, register_model_architecture
+from fairseq.models import MODEL_REGISTRY, register_model
 from fairseq.models.transformer import TransformerConfig
 from fairseq.utils import safe_getattr
 from torch import nn
 
 from ..modules.positions import scaled_sin_positions
 from . import _flash_variants as flash_variants
+from ._configuration import register_architecture
 from ._flash_variants import VARIANTS, Variant
 from ._masked_model import LinearTimeMaskedModel
 from ._options import option
@@ -136,7 +137,7 @@ class CombinerMaskedModel(FlashFamilyMaskedModel):
 
 for _name, _variant in VARIANTS.items():
     _model = MODEL_REGISTRY[f"{_name}_mlm"]
-    register_model_architecture(f"{_name}_mlm", f"{_name}_mlm")(_model.complete_options)
+    register_architecture(f"{_name}_mlm", f"{_name}_mlm")(_model.complete_options)
     for _size in _variant.sizes:
         _architecture = partial(_model.complete_size, size=_size)
-        register_model_architecture(f"{_name}_mlm", f"{_name}_mlm_{_size}")(_architecture)
+        register_architecture(f"{_name}_mlm", f"{_name}_mlm_{_size}")(_architecture)

@@ -4,13 +4,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from fairseq.models import register_model_architecture
-from fairseq.models.transformer_lm import TransformerLanguageModel, base_lm_architecture
-from fairseq.utils import safe_getattr
+from fairseq.models.transformer_lm import TransformerLanguageModel
 
 from ._language_model import (
     LinearTimeLanguageModel,
     LinearTimeLanguageModelConfig,
-    check_command_line,
+    complete_size,
     register_language_model,
 )
 from ._options import attention_config, attention_options
@@ -65,11 +64,12 @@ class SoftmaxLanguageModel(LinearTimeLanguageModel):
 @register_model_architecture("flowformer_lm", "flowformer_lm_wiki103")
 def flowformer_lm_wiki103(args) -> None:
     """The paper's WikiText-103 model (section 4.2): 6 layers, width 512, 8 heads, FFN 2048, shared embeddings."""
-    check_command_line(args)
-    args.dropout = safe_getattr(args, "dropout", 0.1)
-    args.share_decoder_input_output_embed = safe_getattr(args, "share_decoder_input_output_embed", True)
-    args.decoder_layers = safe_getattr(args, "decoder_layers", 6)
-    args.decoder_embed_dim = safe_getattr(args, "decoder_embed_dim", 512)
-    args.decoder_ffn_embed_dim = safe_getattr(args, "decoder_ffn_embed_dim", 2048)
-    args.decoder_attention_heads = safe_getattr(args, "decoder_attention_heads", 8)
-    base_lm_architecture(args)
+    size = {
+        "dropout": 0.1,
+        "share_decoder_input_output_embed": True,
+        "decoder_layers": 6,
+        "decoder_embed_dim": 512,
+        "decoder_ffn_embed_dim": 2048,
+        "decoder_attention_heads": 8,
+    }
+    complete_size(args, size)

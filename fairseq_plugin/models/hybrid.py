@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from fairseq.dataclass import FairseqDataclass
-from fairseq.models import register_model, register_model_architecture
+from fairseq.models import register_model
 from fairseq.models.roberta import RobertaModel
 from fairseq.models.transformer import TransformerConfig, TransformerModel
 from fairseq.models.transformer_lm import TransformerLanguageModel
@@ -21,6 +21,7 @@ from common.attention import ATTENTIONS, layer_kinds, supporting
 
 from ..modules.transformer_layer import LinearTimeDecoderLayer, LinearTimeEncoderLayer
 from ._classifier import LinearTimeClassifier
+from ._configuration import register_architecture
 from ._decoder import BuildLayer
 from ._encoder_decoder import LinearTimeTransformer, design_of
 from ._language_model import LinearTimeLanguageModel, LinearTimeLanguageModelConfig, register_language_model
@@ -167,7 +168,7 @@ class HybridTransformer(LinearTimeTransformer):
 
 
 for _name, _model in (("hybrid_mlm", HybridMaskedModel), ("hybrid_classifier", HybridClassifier)):
-    register_model_architecture(_name, _name)(register_model(_name)(_model).complete_options)
+    register_architecture(_name, _name)(register_model(_name)(_model).complete_options)
 register_model("hybrid")(HybridTransformer)
 for _size, _architecture in SIZES.items():
-    register_model_architecture("hybrid", f"hybrid{_size}")(partial(complete, _architecture))
+    register_architecture("hybrid", f"hybrid{_size}")(partial(complete, _architecture))

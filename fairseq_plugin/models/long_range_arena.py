@@ -8,12 +8,13 @@ ICML 2022, Table 2) differ from them in size.
 from functools import partial
 from typing import Any
 
-from fairseq.models import MODEL_REGISTRY, register_model, register_model_architecture
+from fairseq.models import MODEL_REGISTRY, register_model
 from fairseq.utils import safe_getattr
 
 from common.attention import ATTENTIONS
 
 from ._classifier import LinearTimeClassifier
+from ._configuration import register_architecture
 from ._registration import derived
 from .flash_masked import FlashMaskedModel
 
@@ -57,7 +58,7 @@ class FlashClassifier(LinearTimeClassifier, FlashMaskedModel):
     """A classifier of FLASH's gated attention units, O(T)."""
 
 
-register_model_architecture("flash_classifier", "flash_classifier")(FlashClassifier.complete_options)
+register_architecture("flash_classifier", "flash_classifier")(FlashClassifier.complete_options)
 
 
 def complete(args, model: type[LinearTimeClassifier], size: dict[str, Any], attention: dict[str, Any]) -> None:
@@ -95,7 +96,7 @@ def _register(prefix: str, attention: str | None = None) -> None:
         if attention is not None and "x" in ATTENTIONS[attention].needs:  # its heads are together as wide as the tokens
             size = {**size, "encoder_attention_dim": size["encoder_embed_dim"]}
         fill = partial(complete, model=MODEL_REGISTRY[name], size=size, attention={})
-        register_model_architecture(name, f"{prefix}_lra_{task}")(fill)
+        register_architecture(name, f"{prefix}_lra_{task}")(fill)
 
 
 for _prefix, _attention in derived("bidirectional"):
@@ -103,4 +104,4 @@ for _prefix, _attention in derived("bidirectional"):
 _register("flash")
 for _task, _released in RELEASED.items():
     _fill = partial(complete, model=MODEL_REGISTRY["flowformer_classifier"], size=_released, attention=_RELEASED_FLOW)
-    register_model_architecture("flowformer_classifier", f"flowformer_lra_{_task}_released")(_fill)
+    register_architecture("flowformer_classifier", f"flowformer_lra_{_task}_released")(_fill)

@@ -7,13 +7,14 @@ from argparse import Namespace
 from dataclasses import dataclass, field
 
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
-from fairseq.models import FairseqEncoder, register_model
+from fairseq.models import FairseqEncoder
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.parametrizations import weight_norm
 
 from common.ops.shared.padding import real_positions
 
+from ._registration import register_checked
 from ._time_series import POOLING_HELP, POOLINGS, TimeSeriesClassifier, check_batch, place_steps
 
 #: The slope of LeakyReLU below 0 in Franceschi's encoder, which is torch's own.
@@ -121,7 +122,7 @@ class TcnEncoder(CausalEncoder):
         return self.blocks(source.transpose(1, 2)).transpose(1, 2)
 
 
-@register_model("lstm_time_series", dataclass=LstmTimeSeriesConfig)
+@register_checked("lstm_time_series", LstmTimeSeriesConfig)
 class LstmTimeSeriesClassifier(TimeSeriesClassifier):
     """An LSTM and a linear layer over its state after the last step."""
 
@@ -135,7 +136,7 @@ class LstmTimeSeriesClassifier(TimeSeriesClassifier):
         return LstmEncoder(args, channels)
 
 
-@register_model("tcn_time_series", dataclass=TcnTimeSeriesConfig)
+@register_checked("tcn_time_series", TcnTimeSeriesConfig)
 class TcnTimeSeriesClassifier(TimeSeriesClassifier):
     """The causal dilated convolutions of the paper's column "Unsuper.", the largest of each feature, a linear layer.
 

@@ -1,0 +1,266 @@
+"""Configurations of models from hydra, YAML files and overrides: all of one is read, or a key is refused.
+
+A configuration is flat, as a command line is (``encoder_embed_dim``), or has fairseq's groups (``encoder: {embed_dim:
+...}``). fairseq hands that of a model without a dataclass to the named architecture, and merges that of a model with
+one into the dataclass. Both ways lead here.
+"""
+
+import difflib
+import logging
+from argparse import Action, Namespace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields
+from functools import cache, partial
+from typing import Any, NamedTuple
+
+from fairseq.dataclass import FairseqDataclass
+from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY, register_model_architecture
+from fairseq.models.transformer import TransformerConfig
+from fairseq.models.transformer.transformer_config import DecoderConfig, EncDecBaseConfig, QuantNoiseConfig
+from fairseq.models.transformer_lm import TransformerLanguageModelConfig
+from omegaconf import BooleanNode, DictConfig, FloatNode, IntegerNode, OmegaConf
+from omegaconf.errors import OmegaConfBaseException, ValidationError
+
+from .._known_options import ConfigurationError, declared_options
+
+logger = logging.getLogger(__name__)
+
+#: The groups of fairseq's nested form, in which ``encoder_layers`` is ``layers`` of ``encoder``.
+GROUPS: dict[str, type] = {"encoder": EncDecBaseConfig, "decoder": DecoderConfig, "quant_noise": QuantNoiseConfig}
+#: Keys that say which model is meant.
+_NAMES = ("_name", "arch")
+#: How values of a type are checked, and what a message calls them.
+_TYPES = {int: (IntegerNode, "an integer"), float: (FloatNode, "a number"), bool: (BooleanNode, "true, false")}
+#: Values that a configuration printed whole has of options that nobody chose.
+_STOCK_DEFAULTS = {**vars(TransformerConfig()), **vars(TransformerLanguageModelConfig())}
+
+
+class Key(NamedTuple):
+    """A key of a configuration: the option that it sets, how it was typed, and its value."""
+
+    option: str
+    typed: str
+    value: Any
+
+
+class Known(NamedTuple):
+    """What an architecture reads."""
+
+    #: Its options, with what a command line takes for them where it takes them.
+    options: dict[str, Action | None]
+    #: Values of options that are left open.
+    defaults: dict[str, Any]
+    #: Whether it has a dataclass; null is a value then, and is otherwise an option left open.
+    typed: bool
+    #: Whether it reads groups as fairseq's ``transformer`` does.
+    reads_groups: bool
+
+
+def read_configuration(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that the configuration ``given`` of the architecture ``name`` sets, flat.
+
+    Raises:
+        ConfigurationError: a key that nothing reads, a value that is not allowed, or an option with two values.
+    """
+    known = _known(name)
+    read: dict[str, Key] = {}
+    for key in _keys(given, known):
+        if key.option not in known.options:
+            _check_unread(name, key, known)
+        elif key.value is not None or known.typed or key.option not in known.defaults:
+            before = read.get(key.option, key)
+            if before.value not in (key.value, known.defaults.get(key.option)):
+                values = f"model.{before.typed} is {before.value!r} and model.{key.typed} is {key.value!r}"
+                raise ConfigurationError(f"{values}; allowed with {name}: one of them")
+            read[key.option] = key
+    options = {option: _checked(name, key, known) for option, key in read.items() if not _is_unused(name, key, known)}
+    flat = {option: value for option, value in options.items() if read[option].typed == option}
+    rest = _filled(name, flat) if known.reads_groups and len(flat) < len(options) else {}
+    return {**rest, **_rest_of_groups(given, options, known), **options}
+
+
+def read_stored(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options in the configuration ``given`` that a checkpoint of the architecture ``name`` has.
+
+    Earlier versions stored keys that nothing read, groups among them; they are left out.
+    """
+    known = _known(name)
+    shared = {field.name for config in GROUPS.values() for field in fields(config)} if known.reads_groups else set()
+    return {key: value for key, value in given.items() if key in known.options or key in shared - {*_NAMES}}
+
+
+def register_architecture(model: str, name: str) -> Callable[[Callable[[Any], None]], None]:
+    """fairseq's ``register_model_architecture`` for a model without a dataclass."""
+
+    def register(complete: Callable[[Any], None]) -> None:
+        register_model_architecture(model, name)(partial(_read_and_complete, complete))
+
+    return register
+
+
+def readable(options: type[FairseqDataclass]) -> FairseqDataclass:
+    """An instance of ``options`` that stands in fairseq's registry for this dataclass of a model.
+
+    Called, it gives an instance, as the class does. omegaconf copies what it merges a configuration into: the copy is a
+    configuration that checks the other one.
+    """
+    members = {
+        "__call__": lambda self, **values: options(**values) if values else self,
+        "__deepcopy__": lambda self, memo: _CheckedConfig(options),
+        "from_namespace": options.from_namespace,
+    }
+    return type(options.__name__, (options,), members)()
+
+
+class _CheckedConfig(DictConfig):
+    """The configuration of a model that has a dataclass."""
+
+    def merge_with(self, *others: Any) -> None:
+        """omegaconf's, of options that were checked; those that a named size sets come with them."""
+        for other in map(OmegaConf.create, others):
+            given = OmegaConf.to_container(other, resolve=False, enum_to_str=True)
+            given.update({x: OmegaConf.to_container(other[x], resolve=True) for x in GROUPS if _is_group(given.get(x))})
+            name = next(given[key] for key in _NAMES if given.get(key))
+            options = _sized(name, read_configuration(name, given))
+            try:
+                super().merge_with({"_name": name, **options})
+            except OmegaConfBaseException as error:
+                reason = str(error).splitlines()[0]
+                raise ConfigurationError(f"model.{error.full_key} of {name} cannot be read: {reason}") from error
+
+
+def _filled(name: str, options: dict[str, Any]) -> dict[str, Any]:
+    """``options`` and those that the architecture ``name`` fills in."""
+    filled = Namespace(**options)
+    ARCH_CONFIG_REGISTRY[name](filled)
+    return vars(filled)
+
+
+def _sized(name: str, options: dict[str, Any]) -> dict[str, Any]:
+    """``options`` of a model with a dataclass, and those that the named architecture ``name`` sets."""
+    known = _known(name)
+    if not known.options.keys() - options.keys():
+        return options
+    of_other_groups = {key: value for key, value in known.defaults.items() if _is_interpolation(value)}
+    filled = _filled(name, {**of_other_groups, **options})
+    integers = {key for key, action in known.options.items() if action and action.type is int}
+    # fairseq's base_lm_architecture gives a number as False.
+    return {key: int(x) if x is False and key in integers else x for key, x in filled.items() if key in known.options}
+
+
+def _read_and_complete(complete: Callable[[Any], None], args: Any) -> None:
+    """``complete`` what a command line or a configuration, which becomes flat, left open."""
+    if OmegaConf.is_config(args):
+        given = OmegaConf.to_container(args, resolve=True, enum_to_str=True)
+        # fairseq reads a checkpoint's with this flag; hydra's has none.
+        read = read_stored if args._get_flag("allow_objects") else read_configuration
+        options = read(next(given[key] for key in _NAMES if given.get(key)), given)
+        for key in given.keys() - {*_NAMES}:
+            del args[key]
+        args.update(options)
+    complete(args)
+
+
+@cache
+def _known(name: str) -> Known:
+    """What the architecture ``name`` reads."""
+    model = ARCH_MODEL_REGISTRY[name]
+    declared, config = declared_options(model), getattr(model, "__dataclass", None)
+    values = _filled(name, {}) if config is None else vars(config())
+    names = [*values, *(declared if config is None else ()), *getattr(model, "undeclared_options", ())]
+    options = {option: declared.get(option) for option in names if option not in _NAMES}
+    return Known(options, values, config is not None, getattr(model, "reads_groups", False))
+
+
+def _keys(given: Mapping[str, Any], known: Known) -> Iterator[Key]:
+    """The keys of ``given``; those come last that ``transformer`` takes where it has two of an option."""
+    last: list[Key] = []
+    for key, value in given.items():
+        fitting = [
+            group for group, config in GROUPS.items() if key in config.__dataclass_fields__ and known.reads_groups
+        ]
+        if key in GROUPS and _is_group(value):
+            last += [Key(f"{key}_{name}", f"{key}.{name}", x) for name, x in value.items() if name not in _NAMES]
+        elif known.reads_groups and fitting and key not in (*known.options, *_NAMES):
+            last += [Key(f"{group}_{key}", key, value) for group in fitting if not _is_group(given.get(group))]
+        elif key not in _NAMES:
+            yield Key(key, key, value)
+    yield from last
+
+
+def _rest_of_groups(given: Mapping[str, Any], options: dict[str, Any], known: Known) -> dict[str, Any]:
+    """What fairseq takes for the rest of a group: all of it for ``transformer``, else what follows from it.
+
+    The latter are the widths of a decoder's input and output, which are ``embed_dim``.
+    """
+    rest: dict[str, Any] = {}
+    for group, config in GROUPS.items():
+        if not _is_group(given.get(group)):
+            continue
+        declared = {x: field for x, field in config.__dataclass_fields__.items() if x not in _NAMES}
+        own = {x: options[f"{group}_{x}"] for x in declared if options.get(f"{group}_{x}") is not None}
+        whole = vars(config(**own))
+        follows = {x for x, field in declared.items() if _is_interpolation(field.default) and "embed_dim" in own}
+        for x in declared if known.reads_groups else follows:
+            if whole[x] is not None:
+                rest[f"{group}_{x}"] = whole[x]
+    return rest
+
+
+def _check_unread(name: str, key: Key, known: Known) -> None:
+    """Raise ConfigurationError for a key that nothing reads, unless it is null and one of fairseq's ``transformer``."""
+    group, _, nested = key.typed.partition(".")
+    if key.value is None and (nested in GROUPS[group].__dataclass_fields__ if nested else group in _STOCK_DEFAULTS):
+        return
+    in_groups = [
+        f"{x}.{option.removeprefix(f'{x}_')}" for x in GROUPS for option in known.options if option.startswith(f"{x}_")
+    ]
+    flat = [*known.options, *(x.partition(".")[0] for x in in_groups)]
+    valid = in_groups if in_groups and group in GROUPS else flat
+    nearest = difflib.get_close_matches(key.typed, valid, n=1, cutoff=0.0)[0]
+    raise ConfigurationError(
+        f"model.{key.typed} is {key.value!r}, which {name} does not read; allowed: model.{nearest}"
+    )
+
+
+def _is_unused(name: str, key: Key, known: Known) -> bool:
+    """Whether the value is none of the choices, and only what fairseq's own models have where nobody chose."""
+    action = known.options[key.option]
+    if not action or not action.choices or key.value in action.choices:
+        return False
+    unused = key.value is not None and key.value == _STOCK_DEFAULTS.get(key.option)
+    if unused:
+        logger.warning(
+            f"model.{key.typed} is {key.value!r}, fairseq's default, which {name} has no use for; it has "
+            f"{known.defaults[key.option]!r}"
+        )
+    return unused
+
+
+def _checked(name: str, key: Key, known: Known) -> Any:
+    """The value of ``key``, of the type of its option.
+
+    Raises:
+        ConfigurationError: it is not allowed.
+    """
+    action, value = known.options[key.option], key.value
+    if action is None or value is None or _is_interpolation(value):
+        return value
+    if action.choices and value not in action.choices:
+        allowed = ", ".join(map(str, action.choices))
+        raise ConfigurationError(f"model.{key.typed} is {value!r}; allowed with {name}: {allowed}")
+    node, words = _TYPES.get(bool if action.nargs == 0 else action.type, (None, None))
+    if node is None:
+        return value
+    try:
+        return node().validate_and_convert(value)
+    except ValidationError as error:
+        raise ConfigurationError(f"model.{key.typed} is {value!r}; allowed with {name}: {words}") from error
+
+
+def _is_group(value: Any) -> bool:
+    return isinstance(value, Mapping)
+
+
+def _is_interpolation(value: Any) -> bool:
+    return isinstance(value, str) and value.startswith("${")
