@@ -39,6 +39,7 @@ from .checkpoints import (
     stored_architecture,
     transfer_of,
 )
+from .models._configuration import read_stock
 from .modules.converted import converted_attentions
 from .untrusted_configuration import EMBEDDING_FILES, check_configuration, faults_of
 
@@ -76,8 +77,13 @@ def convert(source: Path, arch: str, overrides: dict[str, Any] | None = None) ->
         given = stock_overrides(state, target, options)
         # Again, by fairseq, which brings all of its formats up to date.
         state = load_checkpoint_to_cpu(str(source), given)
+        name = registered_names(target)[0]
         if isinstance(state["cfg"].model, argparse.Namespace):
-            state["cfg"].model._name = registered_names(target)[0]  # overrides would name the task so as well
+            state["cfg"].model._name = name  # overrides would name the task so as well
+        elif state["cfg"].model.get("_name") == stored:  # of fairseq-hydra-train; overrides would find no new keys
+            read = read_stock(name, OmegaConf.to_container(state["cfg"].model))
+            new = {key: value for key, value in given.items() if key != "arch"}
+            state["cfg"].model = {"_name": name, **read, **new}
         transfer, added = _check_fit(state["cfg"].model, state["model"])
     state["model"].update(added)
     left_out = [name for name in _LEFT_OUT if name in state]

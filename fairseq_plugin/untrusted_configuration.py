@@ -89,7 +89,9 @@ def faults_of(path: str, overrides: Mapping[str, Any] | None = None) -> Iterator
     except _FAULTS as error:
         given = f" with `model_overrides` {overrides!r}" if overrides else ""
         if isinstance(error, ConfigurationError):
-            raise ArgumentError(f"the checkpoint {path!r}{given} has a configuration in which {error}") from error
+            raise ArgumentError(
+                f"the checkpoint {path!r}{given} has a configuration that cannot be read: {error}"
+            ) from error
         ours = isinstance(error, ValueError) and not isinstance(error, OmegaConfBaseException)
         if ours and "allowed" in str(error):  # it says all that there is to say
             raise

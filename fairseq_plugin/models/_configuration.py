@@ -14,7 +14,7 @@ from functools import cache, partial
 from typing import Any, NamedTuple
 
 from fairseq.dataclass import FairseqDataclass
-from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY, register_model_architecture
+from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY, MODEL_REGISTRY, register_model_architecture
 from fairseq.models.transformer import TransformerConfig
 from fairseq.models.transformer.transformer_config import DecoderConfig, EncDecBaseConfig, QuantNoiseConfig
 from fairseq.models.transformer_lm import TransformerLanguageModelConfig
@@ -68,10 +68,7 @@ def read_configuration(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
         if key.option not in known.options:
             _check_unread(name, key, known)
         elif key.value is not None or known.typed or key.option not in known.defaults:
-            before = read.get(key.option, key)
-            if before.value not in (key.value, known.defaults.get(key.option)):
-                values = f"model.{before.typed} is {before.value!r} and model.{key.typed} is {key.value!r}"
-                raise ConfigurationError(f"{values}; allowed with {name}: one of them")
+            _check_twice(name, read.get(key.option, key), key, known)
             read[key.option] = key
     options = {option: _checked(name, key, known) for option, key in read.items() if not _is_unused(name, key, known)}
     flat = {option: value for option, value in options.items() if read[option].typed == option}
@@ -89,6 +86,18 @@ def read_stored(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in given.items() if key in known.options or key in shared - {*_NAMES}}
 
 
+def read_stock(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that fairseq's own model read in ``given``, as far as the architecture ``name`` has them, flat.
+
+    Where a group is given, fairseq does not read the flat options of that group.
+    """
+    known = _known(name)
+    unread = tuple(f"{group}_" for group in GROUPS if known.reads_groups and _is_group(given.get(group)))
+    keys = [key for key in _keys(given, known) if key.option in known.options]
+    options = {x.option: x.value for x in keys if x.typed != x.option or not x.option.startswith(unread)}
+    return {**_rest_of_groups(given, options, known), **options}
+
+
 def register_architecture(model: str, name: str) -> Callable[[Callable[[Any], None]], None]:
     """fairseq's ``register_model_architecture`` for a model without a dataclass."""
 
@@ -98,15 +107,15 @@ def register_architecture(model: str, name: str) -> Callable[[Callable[[Any], No
     return register
 
 
-def readable(options: type[FairseqDataclass]) -> FairseqDataclass:
-    """An instance of ``options`` that stands in fairseq's registry for this dataclass of a model.
+def readable(options: type[FairseqDataclass], name: str) -> FairseqDataclass:
+    """An instance of ``options`` that stands in fairseq's registry for this dataclass of the model ``name``.
 
     Called, it gives an instance, as the class does. omegaconf copies what it merges a configuration into: the copy is a
     configuration that checks the other one.
     """
     members = {
         "__call__": lambda self, **values: options(**values) if values else self,
-        "__deepcopy__": lambda self, memo: _CheckedConfig(options),
+        "__deepcopy__": lambda self, memo: _CheckedConfig(options(_name=name)),
         "from_namespace": options.from_namespace,
     }
     return type(options.__name__, (options,), members)()
@@ -117,10 +126,10 @@ class _CheckedConfig(DictConfig):
 
     def merge_with(self, *others: Any) -> None:
         """omegaconf's, of options that were checked; those that a named size sets come with them."""
-        for other in map(OmegaConf.create, others):
+        for other in others:
             given = OmegaConf.to_container(other, resolve=False, enum_to_str=True)
             given.update({x: OmegaConf.to_container(other[x], resolve=True) for x in GROUPS if _is_group(given.get(x))})
-            name = next(given[key] for key in _NAMES if given.get(key))
+            name = given.get("_name") or self._name
             options = _sized(name, read_configuration(name, given))
             try:
                 super().merge_with({"_name": name, **options})
@@ -139,7 +148,7 @@ def _filled(name: str, options: dict[str, Any]) -> dict[str, Any]:
 def _sized(name: str, options: dict[str, Any]) -> dict[str, Any]:
     """``options`` of a model with a dataclass, and those that the named architecture ``name`` sets."""
     known = _known(name)
-    if not known.options.keys() - options.keys():
+    if name in MODEL_REGISTRY or not known.options.keys() - options.keys():
         return options
     of_other_groups = {key: value for key, value in known.defaults.items() if _is_interpolation(value)}
     filled = _filled(name, {**of_other_groups, **options})
@@ -176,9 +185,7 @@ def _keys(given: Mapping[str, Any], known: Known) -> Iterator[Key]:
     """The keys of ``given``; those come last that ``transformer`` takes where it has two of an option."""
     last: list[Key] = []
     for key, value in given.items():
-        fitting = [
-            group for group, config in GROUPS.items() if key in config.__dataclass_fields__ and known.reads_groups
-        ]
+        fitting = [group for group, config in GROUPS.items() if key in config.__dataclass_fields__]
         if key in GROUPS and _is_group(value):
             last += [Key(f"{key}_{name}", f"{key}.{name}", x) for name, x in value.items() if name not in _NAMES]
         elif known.reads_groups and fitting and key not in (*known.options, *_NAMES):
@@ -202,9 +209,22 @@ def _rest_of_groups(given: Mapping[str, Any], options: dict[str, Any], known: Kn
         whole = vars(config(**own))
         follows = {x for x, field in declared.items() if _is_interpolation(field.default) and "embed_dim" in own}
         for x in declared if known.reads_groups else follows:
-            if whole[x] is not None:
+            if whole[x] is not None and f"{group}_{x}" in known.options:
                 rest[f"{group}_{x}"] = whole[x]
     return rest
+
+
+def _check_twice(name: str, one: Key, other: Key, known: Known) -> None:
+    """Raise ConfigurationError for an option with two values, unless the one that is not read is its default.
+
+    fairseq writes all defaults, flat, beside the groups of a configuration that it stores.
+    """
+    if one.value == other.value:
+        return
+    values = f"model.{one.typed} is {one.value!r} and model.{other.typed} is {other.value!r}"
+    if one.value != known.defaults.get(one.option):
+        raise ConfigurationError(f"{values}; allowed with {name}: one of them")
+    logger.warning(f"{values}; {name} reads the latter")
 
 
 def _check_unread(name: str, key: Key, known: Known) -> None:
@@ -246,6 +266,8 @@ def _checked(name: str, key: Key, known: Known) -> Any:
     action, value = known.options[key.option], key.value
     if action is None or value is None or _is_interpolation(value):
         return value
+    if key.option.endswith("_layers_to_keep"):  # fairseq declares a list of an encoder-decoder's, and splits a text
+        return ",".join(map(str, value)) if isinstance(value, list) else str(value)
     if action.choices and value not in action.choices:
         allowed = ", ".join(map(str, action.choices))
         raise ConfigurationError(f"model.{key.typed} is {value!r}; allowed with {name}: {allowed}")

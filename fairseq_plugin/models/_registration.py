@@ -60,7 +60,7 @@ def register_checked(
 
     def register(model: type) -> type:
         model = register_model(name, dataclass=dataclass)(model)
-        MODEL_DATACLASS_REGISTRY[name] = readable(dataclass)
+        MODEL_DATACLASS_REGISTRY[name] = readable(dataclass, name)
         ARCH_CONFIG_REGISTRY[name] = check  # fairseq's entry for a model with a dataclass does nothing
         return model
 

@@ -2,19 +2,21 @@
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from fairseq.models import ARCH_MODEL_REGISTRY
+from fairseq.models import ARCH_MODEL_REGISTRY, build_model
 from fairseq.models.transformer_lm import TransformerLanguageModel
+from omegaconf import OmegaConf
 
 from fairseq_plugin.convert import convert, main
 from tests.compare import assert_close, weights
 from tests.fairseq_plugin.helpers.checkpoint_files import KINDS, build, save, save_model
 from tests.fairseq_plugin.helpers.commands import USER_DIR, NamedRuns, run_named, training_command
 from tests.fairseq_plugin.helpers.language_models import SMALL
-from tests.fairseq_plugin.helpers.text import tokens
+from tests.fairseq_plugin.helpers.text import dictionary, tokens
 from tests.fairseq_plugin.helpers.transfer import make_pair, make_sample, save_teacher
 
 PRE_NORM = "--decoder-normalize-before"
@@ -382,3 +384,28 @@ def test_all_learns_in_what_is_loaded(data_bin: str, tmp_path: Path) -> None:
     torch.save(convert(tmp_path / "stock.pt", "t2r_lm", {"lineartime_trained_parameters": "new"})[0], tmp_path / "t.pt")
     loaded = _loaded(ARCH_MODEL_REGISTRY["t2r_lm"], tmp_path, "t.pt", data_bin)
     assert all(parameter.requires_grad for parameter in loaded.parameters())
+
+
+@pytest.mark.parametrize(
+    ("arch", "config"),
+    [
+        ("softmax", {"_name": "transformer", "encoder": {"embed_dim": 24, "layers": 1}, "decoder": {"layers": 2}}),
+        ("softmax", {"_name": "transformer_tiny", "decoder_layers": 1}),
+        ("softmax_mlm", {"_name": "roberta", "encoder_layers": 1, "encoder_embed_dim": 24, "max_positions": 40}),
+    ],
+)
+def test_stock_models_that_hydra_trained(arch: str, config: dict[str, Any], tmp_path: Path) -> None:
+    """Their configuration, in groups or not, becomes that of ours, whose tensors have the same names and shapes."""
+    symbols, config = dictionary(), OmegaConf.create(config)
+    task = SimpleNamespace(source_dictionary=symbols, target_dictionary=symbols, max_positions=lambda: 40)
+    stock = build_model(config, task)  # which completes the configuration, as in a training
+    state = torch.load(save(tmp_path / "stock.pt", stock.state_dict(), "cfg", *STOCK["pre-norm"]))
+    state["cfg"]["model"] = OmegaConf.to_container(config)
+    torch.save(state, tmp_path / "stock.pt")
+    converted, transfer = convert(tmp_path / "stock.pt", arch, {"dropout": 0.25})
+    stored = OmegaConf.create(converted["cfg"]["model"], flags={"allow_objects": True})
+    ours = build_model(stored, task, from_checkpoint=True)
+    assert ours.args.dropout == 0.25 and transfer.left_out == ["last_optimizer_state"] and not transfer.new
+    assert stored._name == arch
+    shapes = [{name: x.shape for name, x in weights(model.state_dict()).items()} for model in (ours, stock)]
+    assert shapes[0] == shapes[1]

@@ -158,6 +158,7 @@ def test_a_whole_configuration_of_the_stock_model_is_read(name: str) -> None:
         ("transformer", "flowformer", {"decoder": {"layers": 2}}),
         ("transformer", "flowformer", {"encoder": {"embed_dim": 24, "attention_heads": 3}, "decoder_layers": 2}),
         ("transformer", "flowformer", {"embed_dim": 24, "attention_heads": 3, "decoder": {"ffn_embed_dim": 24}}),
+        ("transformer", "flowformer", {**SIDES, "decoder_layers": 6}),
         ("transformer_iwslt_de_en", "flowformer_iwslt_de_en", {"encoder": {"layers": 2}}),
         ("transformer_tiny", "flowformer_tiny", {"encoder_layers": 1, "quant_noise": {"pq": 0.1}}),
         ("roberta", "flowformer_mlm", flat({"encoder": SIDES["encoder"]})),
@@ -197,13 +198,20 @@ def test_a_key_that_nothing_reads_is_refused(name: str) -> None:
         ),
         ("flowformer", {"encodr": {"layers": 2}}, ["model.encodr", "model.encoder"]),
         ("flowformer_lm", {"decoder": 3}, ["model.decoder is 3", "model.decoder.layers"]),
-        ("flowformer_lm", {"decoder_layers_to_keep": [1]}, ["model.decoder_layers_to_keep", "flowformer_lm"]),
+        ("flowformer_lm", {"adaptive_input_cutoff": [20]}, ["model.adaptive_input_cutoff", "flowformer_lm"]),
     ],
 )
 def test_a_value_is_refused_in_the_words_that_were_typed(name: str, given: dict[str, Any], words: list[str]) -> None:
     with pytest.raises(ValueError) as raised:
         configured(name, **given)
     assert all(word in str(raised.value) for word in words), raised.value
+
+
+@pytest.mark.parametrize("given", [{"layers_to_keep": [0, 2]}, {"layers_to_keep": "0,2"}, {"layers_to_keep": 1}])
+def test_layers_to_keep(given: dict[str, Any]) -> None:
+    """A list, as fairseq declares it, or a text, as it reads it."""
+    model, _ = configured("flowformer", encoder={**SIDES["encoder"], **given})
+    assert len(model.encoder.layers) == 2 - (given == {"layers_to_keep": 1})
 
 
 @pytest.mark.parametrize("name", ["flowformer_lm_wiki103", "daft_conv_lm_enwik8", "flash_lm_base", "flowformer_tiny"])
