@@ -46,7 +46,7 @@ class AttentionLoss(NamedTuple):
     """The loss of one attention, summed over the real queries of a batch."""
 
     total: Tensor
-    queries: int | Tensor
+    queries: Tensor  # how many; never a number, since fairseq reduces numbers and tensors of a log apart
 
 
 def squared_error(student: Converted, teacher: MultiheadAttention, call: Call, part: str | None) -> Tensor:
@@ -219,7 +219,7 @@ def _masks(call: Call, is_cross: bool) -> dict[str, Tensor | None]:
 
 def _sum_of_real(losses: Tensor, padding_mask: Tensor | None) -> AttentionLoss:
     if padding_mask is None:
-        return AttentionLoss(losses.sum(), losses.numel())
+        return AttentionLoss(losses.sum(), losses.new_full((), losses.numel(), dtype=torch.long))
     return AttentionLoss(losses.masked_fill(padding_mask, 0.0).sum(), (~padding_mask).sum())
 
 
