@@ -1,10 +1,9 @@
 """Attention transfer: a converted attention learns to give what softmax attention gives for the same inputs.
 
 The layers of the teacher run, and at each of its attentions the student's is computed beside it, of the same inputs.
-Zhang et al., *LoLCATs*, ICLR 2025, section 3.2, in the form of the authors' code: errors of each head, before the
-output projection. Zhang et al., *The Hedgehog & the Porcupine*, ICLR 2024, equation 5: weights.
+The losses are those of ``common.imitation``.
 
-Legend: B batch, H heads, T queries, S keys, C width, e channels of a head's value.
+Legend: B batch, T queries, S keys, C width.
 """
 
 from collections.abc import Iterator
@@ -19,15 +18,12 @@ from torch.utils.checkpoint import checkpoint
 
 from common.attention import LolcatsAttention, SoftmaxAttention, only_part
 from common.checkpoints import listed
+from common.imitation import IMITATION_LOSSES
 
-from .modules.converted import Converted, converted_attentions, mechanism_name
+from .modules.converted import Converted, converted_attentions
 from .modules.cross_attention import InnerCrossAttention
 from .modules.multihead_attention import InnerMultiheadAttention, project_heads
 
-#: What squared errors are multiplied by, as in the authors' code.
-SCALE = 1000.0
-#: The least weight that a logarithm is taken of.
-_LEAST_WEIGHT = 1e-6
 #: What modules of one name must have alike beside their weights.
 _ALIKE = ("num_heads", "normalize_before", "activation_fn", "embed_scale")
 
@@ -47,39 +43,6 @@ class AttentionLoss(NamedTuple):
 
     total: Tensor
     queries: Tensor  # how many; never a number, since fairseq reduces numbers and tensors of a log apart
-
-
-def squared_error(student: Converted, teacher: MultiheadAttention, call: Call, part: str | None) -> Tensor:
-    """1000 times the mean squared error over heads and channels of what each query gets, (B, T).
-
-    ``part`` is what of LoLCATs is computed, as in ``common.attention.only_part``; None changes nothing.
-    """
-    given, wanted = _compared(student, teacher, call, part, "forward")
-    return SCALE * (given - wanted).square().mean((1, 3))
-
-
-def divergence(student: Converted, teacher: MultiheadAttention, call: Call, part: str | None) -> Tensor:
-    """KL divergence of each query's weights from those of softmax attention, the mean over heads, (B, T).
-
-    It is the cross-entropy, less the entropy of the softmax weights, which no parameter changes. O(T S) memory.
-    """
-    given, wanted = _compared(student, teacher, call, part, "recorded_map")
-    terms = torch.special.xlogy(wanted, wanted) - wanted * given.clamp(min=_LEAST_WEIGHT).log()
-    return terms.sum(3).mean(1)
-
-
-#: The losses by their names on the command line.
-LOSSES = {"outputs": squared_error, "weights": divergence}
-
-
-def check_weights(student: nn.Module) -> None:
-    """Raise ValueError unless each converted attention of ``student`` has weights that are like those of softmax."""
-    for name, attention in converted_attentions(student).items():
-        if not attention.inner.weighted_mean:
-            raise ValueError(
-                f"--transfer-loss is weights and {name} is {mechanism_name(attention)} attention, whose outputs are no "
-                "means of the values by weights; allowed with it: outputs"
-            )
 
 
 def check_pair(student: nn.Module, teacher: nn.Module, path: str) -> None:
@@ -117,7 +80,8 @@ def transfer(
     """The loss of each converted attention of ``student``, by its name, in one pass of ``teacher``.
 
     Gradients are those of the student's attentions alone; what they read was computed by the teacher. ``loss`` is a
-    name of ``LOSSES``, of ``part`` of LoLCATs. One layer's maps are there at a time.
+    name of ``IMITATION_LOSSES``. ``part`` is what of LoLCATs is computed, as in ``common.attention.only_part``; None
+    changes nothing. One layer's maps are there at a time.
     """
     losses: dict[str, AttentionLoss] = {}
     has_gradient = torch.is_grad_enabled()
@@ -126,11 +90,11 @@ def transfer(
     def compare(name: str, attention: Converted, module: nn.Module, args: tuple, inputs: dict, output: Any) -> None:
         call = _call(attention, module, inputs, None if targets is None else targets.eq(padding_idx))
         with torch.set_grad_enabled(has_gradient):
-            arguments = (attention, module, call, part)
+            arguments = (loss, attention, module, call, part)
             if has_gradient and loss == "weights":  # formed again in the backward pass, layer by layer
-                each = checkpoint(LOSSES[loss], *arguments, use_reentrant=False)
+                each = checkpoint(_loss_of_queries, *arguments, use_reentrant=False)
             else:
-                each = LOSSES[loss](*arguments)
+                each = _loss_of_queries(*arguments)
             losses[name] = _sum_of_real(each, call.query_padding_mask)
 
     modules = dict(teacher.named_modules())
@@ -185,10 +149,11 @@ def _call(attention: Converted, module: nn.Module, inputs: dict[str, Any], targe
     return Call(query, key, mask, None if mask is None else mask[:, -len(query) :], segment_ids)
 
 
-def _compared(
-    student: Converted, teacher: MultiheadAttention, call: Call, part: str | None, method: str
-) -> tuple[Tensor, Tensor]:
-    """What the ``method`` of the student's inner attention and of softmax attention gives, (B, H, T, channels)."""
+def _loss_of_queries(
+    loss: str, student: Converted, teacher: MultiheadAttention, call: Call, part: str | None
+) -> Tensor:
+    """The loss of what the student's inner attention gives each query beside softmax attention, (B, T)."""
+    method = IMITATION_LOSSES[loss].method
     is_cross = isinstance(student, InnerCrossAttention)
     softmax = SoftmaxAttention(causal=student.inner.causal)
     # Self-attention may read the source in front of the target: then queries of the source are computed, and left out.
@@ -201,8 +166,7 @@ def _compared(
     in_part = part is not None and isinstance(student.inner, LolcatsAttention)
     with only_part(student, part) if in_part else nullcontext():
         given = getattr(student.inner, method)(*project_heads(student, query, call.key), **masks, **further)
-    dtype = torch.promote_types(given.dtype, torch.float32)
-    return tuple(x[:, :, -len(call.query) :].to(dtype) for x in (given, wanted))
+    return IMITATION_LOSSES[loss].of(*(x[:, :, -len(call.query) :] for x in (given, wanted)))
 
 
 def _masks(call: Call, is_cross: bool) -> dict[str, Tensor | None]:

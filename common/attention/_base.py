@@ -104,8 +104,9 @@ class InnerAttention(RemembersOptions):
     shown_by_weights: ClassVar[frozenset[str]] = frozenset()
     #: Whether time and memory are linear in the tokens, up to a logarithm, and the decoding state is of one size.
     linear_cost: bool = True
-    #: Whether each output is a mean of the values: the weights of a query are at least 0, and their sum is 1, as in
-    #: softmax attention, or less where a normaliser is kept from 0.
+    #: Whether each output is a mean of the values of all tokens that are seen, with any options: the weights of a query
+    #: are at least 0, none is 0 whatever the tokens are, and their sum is 1, as in softmax attention, or less where a
+    #: normaliser is kept from 0.
     weighted_mean: ClassVar[bool] = False
     #: Whether, without gates, its state is sums that add up: the state of all tokens is that of one part and another.
     sums_add_up: ClassVar[bool] = False

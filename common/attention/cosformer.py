@@ -35,6 +35,7 @@ class CosformerAttention(OpAttention):
     supports = frozenset({"causal", "bidirectional", "cross", "source", "forget"})
     needs = frozenset({"max_tokens"})
     sums_add_up = True
+    weighted_mean = True
     op = staticmethod(cosformer_attention)
     reference_op = staticmethod(cosformer_attention_reference)
 

@@ -52,6 +52,7 @@ class FavorAttention(OpAttention):
     supports = frozenset({"causal", "bidirectional", "cross", "source", "forget"})
     needs = frozenset({"head_dim"})
     sums_add_up = True
+    weighted_mean = True
     op = staticmethod(favor_attention)
     reference_op = staticmethod(favor_attention_reference)
     shown_by_weights = frozenset({"features", "lengths", "redraw"})  # by the directions, which are in the state dict

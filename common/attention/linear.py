@@ -37,6 +37,7 @@ class LinearAttention(OpAttention):
     Options = LinearAttentionOptions
     supports = frozenset({"causal", "bidirectional", "cross", "source", "forget"})
     sums_add_up = True
+    weighted_mean = True
     op = staticmethod(linear_attention)
     reference_op = staticmethod(linear_attention_reference)
 

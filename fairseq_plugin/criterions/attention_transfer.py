@@ -12,8 +12,9 @@ from omegaconf import II
 from torch import Tensor, nn
 
 from common.attention import LolcatsAttention
+from common.imitation import IMITATION_LOSSES, check_imitates
 
-from ..attention_transfer import LOSSES, AttentionLoss, check_pair, check_weights, share_memory, transfer
+from ..attention_transfer import AttentionLoss, check_pair, share_memory, transfer
 from ..modules.converted import converted_attentions
 from ..modules.cross_attention import InnerCrossAttention
 from ..teacher import Teacher, TeacherConfig, bare, check_of_pair
@@ -28,7 +29,7 @@ _SUM, _QUERIES = "_sum", "_queries"
 class AttentionTransferConfig(TeacherConfig):
     """Options of ``attention_transfer``."""
 
-    transfer_loss: ChoiceEnum(tuple(LOSSES)) = field(
+    transfer_loss: ChoiceEnum(tuple(IMITATION_LOSSES)) = field(
         default="outputs",
         metadata={
             "help": "what is compared with softmax attention: outputs, 1000 times the squared error of each head, "
@@ -138,8 +139,8 @@ class AttentionTransferCriterion(FairseqCriterion):
             raise ValueError(
                 f"--transfer-window-dropout is {self.window_dropout}; allowed for a model without lolcats attention: 0"
             )
-        if self.loss == "weights":
-            check_weights(student)
+        for name, attention in attentions.items():
+            check_imitates("--transfer-loss", self.loss, attention.inner, name)
         check_pair(student, teacher, self.teacher.path)
         share_memory(student, teacher)
         self._checked = True

@@ -5,19 +5,14 @@ Legend: B batch, N tokens, C channels, H heads, d channels of a head.
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
+from common.imitation import IMITATION_LOSSES, check_imitates
 from common.ops.shared.checks import check_choice
 
 from ..layers.attention import SelfAttention, key_padding
 
 #: What a student can be compared in.
-LOSSES = ("outputs", "weights")
-#: Mechanisms whose weights of the tokens are positive and, for each query, sum to 1, as those of softmax do. In others
-#: some tokens have no weight, or the sums differ from query to query, and a cross-entropy says nothing.
-WITH_WEIGHTS = frozenset({"cosformer", "favor", "hedgehog", "linear", "lolcats", "softmax", "t2r"})
-#: Added to a student's weights before their logarithm: relu features may give a weight of 0.
-_LEAST_WEIGHT = 1e-6
+LOSSES = tuple(IMITATION_LOSSES)
 
 
 class AttentionImitation(nn.Module):
@@ -30,14 +25,14 @@ class AttentionImitation(nn.Module):
     Args:
         teacher: the layer with softmax attention.
         student: one with another attention, of the same heads and channels of a value.
-        loss: "outputs", the mean squared error of what the heads give real tokens, before the output projection
-            (LoLCATs, Zhang et al., 2025, section 3.2); or "weights", the cross-entropy -Σ_j P_ij log Â_ij of the
-            teacher's softmax weights P and the student's Â, the mean over queries and heads (Hedgehog, Zhang et al.,
-            2024, Eq. 4), which costs the student N / d passes and both O(N²) memory: for short inputs.
+        loss: "outputs", 1000 times the mean squared error of what the heads give real tokens, before the output
+            projection; or "weights", the KL divergence of the student's weights from the teacher's, the mean over
+            queries and heads, which costs the student N / d passes and both O(N²) memory: for short inputs. Both are
+            those of ``common.imitation``.
 
     Raises:
         ValueError: another ``loss``; a teacher whose attention is not softmax; heads that do not fit; "weights" for a
-            mechanism whose weights are not such as softmax has.
+            mechanism without weights as softmax has them, at least 0 and of the sum 1.
     """
 
     def __init__(self, teacher: SelfAttention, student: SelfAttention, loss: str = "outputs") -> None:
@@ -51,12 +46,7 @@ class AttentionImitation(nn.Module):
                 f"attention {student.mechanism!r} has {heads[1][0]} heads of {heads[1][1]} channels; "
                 f"allowed: {heads[0][0]} of {heads[0][1]}, as the teacher has"
             )
-        if loss == "weights" and student.mechanism not in WITH_WEIGHTS:
-            raise ValueError(
-                f"loss is 'weights', and attention {student.mechanism!r} does not weigh tokens as softmax does, with "
-                f"positive weights that sum to 1; allowed with it: 'outputs'. With 'weights': "
-                f"{', '.join(sorted(WITH_WEIGHTS))}"
-            )
+        check_imitates("loss", loss, student.attention, "the student")
         self.teacher = teacher
         self.student = student
         self.loss = loss
@@ -100,21 +90,21 @@ class AttentionImitation(nn.Module):
     def _loss(self, x: Tensor, attn_mask: Tensor | None, target: Tensor) -> Tensor:
         padding = key_padding(x, attn_mask, False)
         if self.loss == "outputs":
-            errors = F.mse_loss(self.student.heads(x, attn_mask).float(), target.float(), reduction="none")
-            return _mean_of_real(errors.mean(-1), padding)
-        with torch.no_grad():
-            query, key, _ = self.teacher.query_key_value(x)
-            scores = query.float() @ key.float().transpose(-2, -1) * query.shape[-1] ** -0.5
-            if padding is not None:
-                scores = scores.masked_fill(padding[:, None, None], float("-inf"))
-            weights = scores.softmax(-1)  # (B, H, N, N)
-        of_student = self.student.attention.recorded_map(*self.student.query_key_value(x), padding, padding)
-        entropy = -(weights * (of_student.float() + _LEAST_WEIGHT).log()).sum(-1)  # (B, H, N)
-        return _mean_of_real(entropy, padding)
+            given, wanted = self.student.heads(x, attn_mask), target
+        else:
+            wanted = self._softmax_weights(x, padding)
+            inputs = self.student.attention.inputs(x=x.flatten(1, -2))
+            given = self.student.attention.recorded_map(*self.student.query_key_value(x), padding, padding, **inputs)
+        return _mean_of_real(IMITATION_LOSSES[self.loss].of(given, wanted), padding)
+
+    @torch.no_grad()
+    def _softmax_weights(self, x: Tensor, padding: Tensor | None) -> Tensor:
+        """The teacher's weights (B, H, N, N)."""
+        query, key, _ = self.teacher.query_key_value(x)
+        scores = query.float() @ key.float().transpose(-2, -1) * query.shape[-1] ** -0.5
+        return (scores if padding is None else scores.masked_fill(padding[:, None, None], float("-inf"))).softmax(-1)
 
 
 def _mean_of_real(losses: Tensor, padding: Tensor | None) -> Tensor:
-    """The mean of losses (B, H, N) over heads and the tokens that are no ``padding`` (B, N)."""
-    if padding is None:
-        return losses.mean()
-    return losses[~padding[:, None].expand_as(losses)].mean()
+    """The mean of losses (B, N) over the tokens that are no ``padding`` (B, N)."""
+    return losses.mean() if padding is None else losses[~padding].mean()

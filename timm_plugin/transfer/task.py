@@ -18,17 +18,13 @@ from ..layers.attention import SelfAttention
 from ..replace import put_modules, replace_attention
 from .imitation import AttentionImitation
 
-#: By what each loss is multiplied: that of LoLCATs' code, and none.
-_FACTORS = {"outputs": 1000.0, "weights": 1.0}
-
 
 class AttentionTransferTask(TrainingTask):
     """Stage 1 of making a trained model linear: each new attention learns what the softmax attention there gives.
 
     Every attention that is replaced gets the input that it has in ``teacher``, whose own softmax attention stands below
-    it, and learns to give the same (``AttentionImitation``). The loss is the mean over these layers, with "outputs"
-    times 1000 (LoLCATs, Zhang et al., 2025). Layers that ``attention`` leaves, or that get "softmax", are the
-    teacher's.
+    it, and learns to give the same (``AttentionImitation``). The loss is the mean over these layers. Layers that
+    ``attention`` leaves, or that get "softmax", are the teacher's.
 
     ``teacher`` does not change, and the student shares its weights: memory is one model, what is new, and one layer's
     attention. Gradients are made layer by layer during the forward pass, and ``loss.backward()`` hands them on, so that
@@ -91,7 +87,7 @@ class AttentionTransferTask(TrainingTask):
         self._requires_grad = {name: parameter.requires_grad for name, parameter in teacher.named_parameters()}
         self._teachers_names = frozenset(teacher.state_dict())
         self.eval_model = student
-        self.trainable_module: nn.Module = _LayersInPlace(model, imitations.values(), _FACTORS[loss])
+        self.trainable_module: nn.Module = _LayersInPlace(model, imitations.values())
         self.layer_names = tuple(layers)
         self.train(False)
 
@@ -148,11 +144,10 @@ class AttentionTransferTask(TrainingTask):
 class _LayersInPlace(nn.Module):
     """The teacher with an imitation in place of each attention that is learned, as one module for an optimiser."""
 
-    def __init__(self, model: nn.Module, imitations: Iterable[AttentionImitation], factor: float) -> None:
+    def __init__(self, model: nn.Module, imitations: Iterable[AttentionImitation]) -> None:
         super().__init__()
         self.model = model
         self.imitations = nn.ModuleList(imitations)
-        self.factor = factor
 
     def train(self, mode: bool = True) -> "_LayersInPlace":
         return super().train(False)
@@ -167,9 +162,9 @@ class _LayersInPlace(nn.Module):
         losses, parameters, gradients = [], [], []
         for imitation in self.imitations:
             loss, of_layer = imitation.collect()
-            losses.append(loss * self.factor)
+            losses.append(loss)
             parameters += imitation.learning()
-            gradients += [gradient * (self.factor / len(self.imitations)) for gradient in of_layer]
+            gradients += [gradient / len(self.imitations) for gradient in of_layer]
         layer_losses = torch.stack(losses)
         loss = layer_losses.mean()
         return (_WithGradients.apply(loss, *parameters, *gradients) if learns else loss), layer_losses, output

@@ -150,7 +150,7 @@ def test_places_projections_and_options(made, tmp_path):
         ([], ["blocks.0-5=hedgehog"], "blocks.2 is not there"),
         ([], ["blocks.0=hedgehog", "flow"], "--attn is blocks.0=hedgehog flow; allowed"),
         ([], ["blocks.0=hedgehg"], "--attn is 'hedgehg'"),
-        (["--loss", "weights", "--learn-projections"], ["flow"], "does not weigh tokens"),
+        (["--loss", "weights", "--learn-projections"], ["flow"], "loss is weights and .* flow attention"),
     ],
 )
 def test_refusals(made, tmp_path, further, attn, said):

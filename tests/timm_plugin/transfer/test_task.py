@@ -77,7 +77,7 @@ def test_a_window_of_all_tokens_is_softmax(teacher, x):
 
 @pytest.mark.parametrize("kind", ["hedgehog", "linear"])
 def test_the_losses_are_those_of_the_formulas(kind):
-    """The mean squared error of the heads' outputs, and the cross-entropy of weights, written out."""
+    """1000 times the mean squared error of the heads' outputs, and the KL divergence of weights, written out."""
     softmax, student = layers_of(kind)
     tokens = torch.randn(2, 9, 24)
     q, k, v = (y.view(2, 9, 2, 12).transpose(1, 2) for y in softmax.qkv(tokens).chunk(3, -1))
@@ -87,8 +87,8 @@ def test_the_losses_are_those_of_the_formulas(kind):
     )[..., 0].permute(1, 2, 3, 0)
     assert_close("a map", of_student.sum(-1), torch.ones(2, 2, 9))
     for loss, expected in (
-        ("outputs", ((weights @ v - of_student @ v) ** 2).mean()),
-        ("weights", -(weights * of_student.clamp_min(1e-6).log()).sum(-1).mean()),
+        ("outputs", 1000 * ((weights @ v - of_student @ v) ** 2).mean()),
+        ("weights", (torch.xlogy(weights, weights) - weights * of_student.clamp(min=1e-6).log()).sum(-1).mean()),
     ):
         imitation = AttentionImitation(softmax, student, loss)
         imitation(tokens)
@@ -129,7 +129,7 @@ def test_gradients_are_those_of_the_loss(teacher, x, loss):
             total = total + F.mse_loss(inner(q, k, v), F.scaled_dot_product_attention(q, k, v))
         else:
             weights = torch.softmax(q @ k.transpose(-2, -1) / 12**0.5, -1)
-            total = total - (weights * (inner.recorded_map(q, k, v) + 1e-6).log()).sum(-1).mean()
+            total = total - (weights * inner.recorded_map(q, k, v).log()).sum(-1).mean()
     expected = torch.autograd.grad(3 * factor * total / 3, learning)
     for parameter, gradient in zip(learning, expected):
         torch.testing.assert_close(parameter.grad, gradient, rtol=1e-3, atol=1e-4)
@@ -302,7 +302,12 @@ def test_refusals(teacher):
         (teacher, {"blocks.7": "hedgehog"}, {}, "blocks.7 is not there"),
         (teacher, "hedgehog", {"rows": 0.5}, "rows is 0.5"),
         (teacher, "hedgehog", {"loss": "logits"}, "loss is 'logits'"),
-        (teacher, "flow", {"loss": "weights", "learn_projections": True}, "'flow' does not weigh tokens as softmax"),
+        (
+            teacher,
+            "flow",
+            {"loss": "weights", "learn_projections": True},
+            "loss is weights and .* flow attention, .*allowed with it: outputs",
+        ),
         (on_grid, "daft_conv", {}, "'daft_conv' has projections of other widths"),
         (flow, "hedgehog", {}, "blocks.0.attn has attention 'flow'"),
         (timm.create_model("resnet18"), "hedgehog", {}, "ResNet whose attention cannot be replaced"),

@@ -1,0 +1,73 @@
+"""How an attention learns to do what softmax attention does: the losses, and which mechanisms can have which.
+
+Both hosts take them from here: fairseq's ``--criterion attention_transfer`` and ``timm_plugin.transfer``.
+
+Legend: B batch, H heads, n queries, m keys, e channels of a head's value.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .attention import ATTENTIONS, InnerAttention
+
+#: By what squared errors are multiplied, as in LoLCATs' code.
+SCALE = 1000.0
+#: The least weight that a logarithm is taken of: relu features may give 0.
+_LEAST_WEIGHT = 1e-6
+
+
+def squared_error(given: Tensor, wanted: Tensor) -> Tensor:
+    """1000 times the mean squared error over heads and channels of what each query gets, (B, n).
+
+    ``given`` and ``wanted`` are outputs (B, H, n, e) of the heads, before the output projection (Zhang et al.,
+    *LoLCATs*, ICLR 2025, section 3.2, in the form of the authors' code). Float32 at least.
+    """
+    given, wanted = _at_least_float32(given, wanted)
+    return SCALE * (given - wanted).square().mean((1, 3))
+
+
+def divergence(given: Tensor, wanted: Tensor) -> Tensor:
+    """KL divergence of each query's weights from those of softmax attention, the mean over heads, (B, n).
+
+    ``given`` and ``wanted`` are maps (B, H, n, m). It is the cross-entropy of Zhang et al., *The Hedgehog & the
+    Porcupine*, ICLR 2024, less the entropy of the softmax weights: no parameter changes that, so gradients are the
+    paper's, and the loss of equal weights is 0. Weights below 1e-6 count as 1e-6. Float32 at least.
+    """
+    given, wanted = _at_least_float32(given, wanted)
+    terms = torch.special.xlogy(wanted, wanted) - wanted * given.clamp(min=_LEAST_WEIGHT).log()
+    return terms.sum(3).mean(1)
+
+
+class ImitationLoss(NamedTuple):
+    """A loss, and the method of an attention whose results it compares."""
+
+    of: Callable[[Tensor, Tensor], Tensor]  # (given, wanted) -> (B, n)
+    method: str
+
+
+#: The losses by their names on the command lines.
+IMITATION_LOSSES = {
+    "outputs": ImitationLoss(squared_error, "forward"),
+    "weights": ImitationLoss(divergence, "recorded_map"),
+}
+
+
+def check_imitates(option: str, loss: str, attention: InnerAttention, place: str) -> None:
+    """Raise ValueError unless ``attention``, which is at ``place``, can learn by ``loss``, the value of ``option``.
+
+    "weights" needs weights as those of softmax, at least 0 and of the sum 1: ``InnerAttention.weighted_mean``.
+    """
+    if loss == "weights" and not attention.weighted_mean:
+        names = ", ".join(name for name, kind in ATTENTIONS.items() if kind.weighted_mean)
+        raise ValueError(
+            f"{option} is weights and {place} is {attention.name} attention, which does not weigh all tokens by "
+            f"weights of the sum 1 as softmax does; allowed with it: outputs. With weights: {names}, without forget, "
+            "short_conv and rotary positions around it"
+        )
+
+
+def _at_least_float32(*tensors: Tensor) -> list[Tensor]:
+    return [x.to(torch.promote_types(x.dtype, torch.float32)) for x in tensors]
