@@ -31,6 +31,7 @@ class ContextGroup:
 
     Args:
         group: a process group of torch.distributed, a ``DeviceMesh`` of one dimension, or None for all processes.
+        together: what they do together, for messages.
 
     ``rank`` is this process's place, from 0, and ``size`` is P. ``bytes_sent`` and ``messages_sent`` count what this
     process has sent since they were set to 0: states, their gradients, and one number of each row.
@@ -40,7 +41,9 @@ class ContextGroup:
             the group.
     """
 
-    def __init__(self, group: "dist.ProcessGroup | DeviceMesh | None" = None) -> None:
+    def __init__(
+        self, group: "dist.ProcessGroup | DeviceMesh | None" = None, together: str = "hold one sequence"
+    ) -> None:
         if not (dist.is_available() and dist.is_initialized()):
             raise ValueError("torch.distributed is not initialised; allowed: a group after init_process_group")
         if isinstance(group, DeviceMesh):
@@ -51,7 +54,7 @@ class ContextGroup:
         self.rank, self.size = dist.get_rank(self.group), dist.get_world_size(self.group)
         if self.rank < 0:
             raise ValueError(f"group does not hold process {dist.get_rank()}; allowed: a group of this process")
-        self._ranks = dist.get_process_group_ranks(self.group)
+        self._ranks, self._together = dist.get_process_group_ranks(self.group), together
         self.bytes_sent = self.messages_sent = 0
         self._under_way: tuple[Any, Tensor] | None = None
         #: Of each module, the layouts of its states.
@@ -84,6 +87,19 @@ class ContextGroup:
         self._count(x, self.size - 1)
         return torch.stack(gathered)
 
+    def meet(self, device: torch.device) -> None:
+        """Wait until all processes are here. The first one waits for each of the others, and so can name one lost."""
+        token = [torch.zeros(1, dtype=torch.uint8, device=device)]
+        others = range(1, self.size) if self.rank == 0 else [0]
+        if self.rank:
+            self.send(token, 0)
+        for other in others:
+            self.receive(layouts_of(token), other, device)
+        if not self.rank:
+            for other in others:
+                self.send(token, other)
+        self.finish_sending()
+
     def _count(self, message: Tensor, times: int) -> None:
         self.bytes_sent += message.numel() * message.element_size() * times
         self.messages_sent += times
@@ -107,7 +123,7 @@ class ContextGroup:
         except RuntimeError as error:
             whom = "one of the others" if other is None else f"process {self._ranks[other]}"
             raise RuntimeError(
-                f"process {self._ranks[self.rank]}, rank {self.rank} of {self.size} that hold one sequence, has lost "
+                f"process {self._ranks[self.rank]}, rank {self.rank} of {self.size} that {self._together}, has lost "
                 f"{whom}, which ended or did not answer in time; its own output says why. Nothing can go on without "
                 f"it. torch.distributed says: {error}"
             ) from error

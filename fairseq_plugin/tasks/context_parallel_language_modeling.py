@@ -15,6 +15,7 @@ from fairseq.data.iterators import EpochBatchIterator
 from fairseq.logging import metrics
 from fairseq.tasks import register_task
 from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageModelingTask
+from fairseq.utils import safe_getattr
 from torch import Tensor, nn
 
 from common.modules.gated_attention_unit import GatedAttentionUnit
@@ -48,8 +49,8 @@ class ContextParallelLanguageModelingTask(LanguageModelingTask):
     their number. In all else, such as generation and evaluation in one process, it is ``language_modeling``.
 
     Raises:
-        ValueError: P does not divide the processes; a model with an attention that cannot compute a part of a sequence;
-            ``--sentence-avg``; other targets than the next token.
+        ValueError: P does not divide the processes; a model with an attention that cannot compute a part of a sequence,
+            or with ``--lineartime-reset-at-eos``; ``--sentence-avg``; other targets than the next token.
     """
 
     def __init__(self, args, dictionary, output_dictionary=None, targets=None) -> None:
@@ -61,15 +62,18 @@ class ContextParallelLanguageModelingTask(LanguageModelingTask):
         if self.parts > 1 and self.targets != ["future"]:
             raise ValueError(f"{_OPTION} is {self.parts}; allowed with --self-target or --past-target: 1")
         self._group: ContextGroup | None = None
+        self._everyone: ContextGroup | None = None
 
     @property
     def _timeout(self) -> int:
         return self.args.lineartime_context_timeout
 
     def build_model(self, args, from_checkpoint=False) -> nn.Module:
-        """fairseq's; ValueError for a model with an attention that cannot compute a part of a sequence."""
+        """fairseq's; ValueError for a model that cannot compute a part of a sequence."""
         model = super().build_model(args, from_checkpoint)
         if self.parts > 1:
+            if safe_getattr(args, "lineartime_reset_at_eos", False):
+                raise ValueError(f"--lineartime-reset-at-eos is given; allowed with {_OPTION} {self.parts}: not given")
             try:
                 check_context_parallel(model)
             except ValueError as error:
@@ -122,6 +126,7 @@ class ContextParallelLanguageModelingTask(LanguageModelingTask):
             self._check_processes(_processes())
             firsts, timeout = range(0, _processes(), self.parts), timedelta(seconds=self._timeout)
             groups = [dist.new_group(list(range(i, i + self.parts)), timeout=timeout) for i in firsts]
+            self._everyone = ContextGroup(dist.new_group(timeout=timeout), "train together")
             self._group = ContextGroup(groups[dist.get_rank() // self.parts])
         return self._group
 
@@ -141,6 +146,9 @@ class ContextParallelLanguageModelingTask(LanguageModelingTask):
         try:
             with context_parallel(model, group, counts):
                 yield part
+            # fairseq's reductions come next, and do not say who is lost. Over NCCL that shows by the timeout alone.
+            if dist.get_backend() == "gloo":
+                self._everyone.meet(tokens.device)
         except RuntimeError as error:
             if "out of memory" not in str(error):
                 raise

@@ -65,3 +65,11 @@ def test_two_processes_are_one(name: str, folder: Path, settings, printed: list[
     for each in two:
         assert each["losses"] == pytest.approx(one["losses"], rel=1e-4)
         assert_all_close(one["weights"], each["weights"].values(), one["weights"].values(), 1e-5)
+
+
+def test_a_process_that_is_lost_is_named(folder: Path, settings, tmp_path: Path) -> None:
+    """Of two that hold a sequence one is killed after its last message, where fairseq would reduce next."""
+    processes = Processes(2, tmp_path, unequal_batches.one_is_killed, str(folder), settings)
+    codes = processes.wait(60)
+    assert 0 not in codes and None not in codes
+    assert "process 0, rank 0 of 2 that train together, has lost process 1, which ended" in processes.printed()[0]

@@ -22,15 +22,19 @@ def one_fails(rank: int, how: str) -> None:
     group = ContextGroup(dist.new_group([0, 1, 2], timeout=timedelta(seconds=TIMEOUT if how == "sleeps" else 100)))
     attention = build_attention("flow", causal=True)
     q = torch.randn(1, 2, 50, 8, requires_grad=True)
+    everyone = ContextGroup(together="train together")
     for step in range(1000):
         with context_parallel(attention, group, torch.tensor([50])):
-            if rank == FAILING and step == 1:
+            if rank == FAILING and step == 1 and how != "is killed after its step":
                 _fail(how)
             attention(q, q, q).sum().backward()
+        if rank == FAILING and step == 1:
+            _fail(how)
+        everyone.meet(q.device)
 
 
 def _fail(how: str) -> None:
-    if how == "is killed":
+    if how.startswith("is killed"):
         os.kill(os.getpid(), signal.SIGKILL)
     if how == "raises":
         raise KeyError("a mistake of its own")

@@ -9,7 +9,7 @@ from tests.common.parallel.failures import FAILING, one_fails
 from tests.common.parallel.processes import Processes
 
 
-@pytest.mark.parametrize("how", ["is killed", "raises", "sleeps"])
+@pytest.mark.parametrize("how", ["is killed", "is killed after its step", "raises", "sleeps"])
 def test_where_one_fails_the_others_end(tmp_path, how):
     """Of the one that sleeps nobody knows more than that it does not answer; that takes the timeout."""
     begin = time.monotonic()
@@ -20,7 +20,8 @@ def test_where_one_fails_the_others_end(tmp_path, how):
     for rank, text in enumerate(processes.printed()):
         if rank != FAILING:
             # Which one is known where one was waited for, and not where all were; and their ends are seen in a row.
-            assert re.search(r"process \d, rank \d of 3 that hold one sequence, has lost (process \d|one of)", text), (
-                text
-            )
+            lost = r"process \d, rank \d of 3 that (hold one sequence|train together), has lost (process \d|one of)"
+            assert re.search(lost, text), text
+    if how == "is killed after its step":
+        assert f"has lost process {FAILING}, which ended" in processes.printed()[0]
     assert how != "raises" or "a mistake of its own" in processes.printed()[FAILING]

@@ -3,6 +3,9 @@
 The batch of the first process has no padding, that of the second has some. One process reads both in each update.
 """
 
+import os
+import signal
+import time
 from collections.abc import Callable, Sequence
 from itertools import combinations
 from pathlib import Path
@@ -213,3 +216,18 @@ def save_all(rank: int, folder: str, settings: Any) -> None:
     """In one of two processes: train all cases in turn, and write what each gave."""
     for name in CASES:
         torch.save(train(name, Path(folder), settings, 2, rank), Path(folder, f"{name}.{rank}.pt"))
+
+
+def one_is_killed(rank: int, folder: str, settings: Any) -> None:
+    """In one of two processes of a sequence: the second is killed when its backward pass has reached the embeddings."""
+
+    def kill(_: Tensor) -> None:
+        time.sleep(2)  # until its messages have come, and the first process has nothing left to do
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    settings.distributed_training.distributed_world_size = 2
+    training = build("context_parallel", Path(folder), 2)
+    if rank == 1:
+        training.model.decoder.embed_tokens.weight.register_post_accumulate_grad_hook(kill)
+    trainer = Trainer(settings, training.task, training.model, training.criterion)
+    trainer.train_step(training.updates(2, rank)[0])

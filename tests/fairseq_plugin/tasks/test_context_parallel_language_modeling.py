@@ -64,6 +64,12 @@ def test_a_mean_over_sentences_is_refused(data_bin):
         task.build_criterion(cfg.criterion)
 
 
+def test_documents_that_do_not_see_each_other_are_refused(data_bin):
+    task, cfg = _task(data_bin, "--lineartime-reset-at-eos")
+    with pytest.raises(ValueError, match="--lineartime-reset-at-eos is given; allowed with .*-parallel 2: not given"):
+        task.build_model(cfg.model)
+
+
 @pytest.mark.parametrize("arch", ["softmax_lm", "transformer_lm", "flash_quad_lm", "daft_full_lm"])
 def test_models_that_cannot_are_refused(data_bin, arch):
     task, cfg = _task(data_bin, arch=arch)
