@@ -74,8 +74,9 @@ def check_state_dict(state_dict: dict[str, Any], model: nn.Module, shapes_only: 
     """Raise one ValueError, before anything is loaded, unless names and shapes are those of ``model``.
 
     ``shapes_only`` looks at names that both have, as loading with ``strict=False`` does. A module may take a tensor of
-    another shape for its weight, and says so in a method ``takes(tensor)``, or a tensor of an earlier version, which it
-    names in ``former_names``. Records of options (``remembered_options``) may be missing. O(number of tensors).
+    another shape for its weight, and says so in a method ``takes_stored(tensor)``, or a tensor of an earlier version,
+    which it names in ``former_names``. Records of options (``remembered_options``) may be missing. O(number of
+    tensors).
     """
     own = {name: x for name, x in model.state_dict().items() if not is_record(name) and not is_read(name, model)}
     shapes = [
@@ -114,7 +115,7 @@ def _fits(stored: Any, own: Tensor, name: str, model: nn.Module) -> bool:
         return False
     if stored.shape == own.shape:
         return True
-    takes = getattr(model.get_submodule(name.rpartition(".")[0]), "takes", None)
+    takes = getattr(model.get_submodule(name.rpartition(".")[0]), "takes_stored", None)
     return takes is not None and takes(stored)
 
 

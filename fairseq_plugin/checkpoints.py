@@ -19,6 +19,7 @@ from common.modules.remembered_options import is_record
 
 from ._folders import find_folder
 from ._known_options import check_names, checkpoint_options, model_options
+from ._weight_options import attention_hints, option_hints
 from .untrusted_configuration import EMBEDDING_FILES, check_configuration, check_files, faults_of
 
 logger = logging.getLogger(__name__)
@@ -75,7 +76,7 @@ class CheckedLoading:
         try:
             check_state_dict(fitted, self, shapes_only=not strict)
         except ValueError as error:
-            raise ValueError(f"{error}{hint(fitted, self)}") from None
+            raise ValueError(f"{error}{hint(fitted, self, model_cfg)}") from None
         return fitted
 
     def upgrade_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -214,11 +215,16 @@ def _memory(tensor: Any) -> Any:
     return tensor.untyped_storage().data_ptr() if isinstance(tensor, Tensor) else id(tensor)
 
 
-def hint(state_dict: dict[str, Any], model: nn.Module) -> str:
-    """What may be meant by a ``state_dict`` that does not fit, in options of the command line."""
+def hint(state_dict: dict[str, Any], model: nn.Module, model_cfg: Any | None = None) -> str:
+    """What may be meant by a ``state_dict`` that does not fit, in options of the command line.
+
+    ``model_cfg`` is the configuration of ``model``, for the values of its options.
+    """
     own = model.state_dict()
-    hints = [*_norm_hints(state_dict, own), *_dictionary_hints(state_dict, own), *_relative_bias_hints(state_dict, own)]
+    certain = [*_dictionary_hints(state_dict, own), *attention_hints(state_dict, own, model_cfg)]
+    hints = [*_norm_hints(state_dict, own), *certain, *_relative_bias_hints(state_dict, own)]
     hints += _new_parameter_hints(state_dict, own)
+    hints += [] if certain else option_hints(model, model_cfg)
     return "".join(f" ({hint})" for hint in hints)
 
 
@@ -241,7 +247,7 @@ def _dictionary_hints(state_dict: dict[str, Any], own: dict[str, Tensor]) -> Ite
 
 def _new_parameter_hints(state_dict: dict[str, Any], own: dict[str, Tensor]) -> Iterator[str]:
     missing = [name for name in own if name not in state_dict and not is_record(name)]
-    if missing and all(".inner." in name for name in missing):
+    if missing and all(".inner." in name for name in missing) and not any(map(is_record, state_dict)):
         yield "python -m fairseq_plugin.convert adds what an attention has beside softmax attention to stock weights"
 
 

@@ -152,5 +152,5 @@ def _load_weights(model: nn.Module, weights: dict[str, Any], config: Any, path: 
     try:
         check_state_dict(fitted, model)
     except ValueError as error:
-        raise ValueError(f"--teacher {path!r}: {error}{hint(fitted, model)}") from None
+        raise ValueError(f"--teacher {path!r}: {error}{hint(fitted, model, config)}") from None
     model.load_state_dict(weights, strict=True, model_cfg=config)

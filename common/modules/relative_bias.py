@@ -39,7 +39,7 @@ class ToeplitzBias(nn.Module):
             raise ValueError(f"the input has {tokens} tokens; allowed by its relative bias: {self.max_positions}")
         return _middle(self.weight, 2 * tokens - 1)
 
-    def takes(self, stored: Any) -> bool:
+    def takes_stored(self, stored: Any) -> bool:
         """Whether ``stored`` is a weight for at least as many tokens."""
         heads, width = self.weight.shape
         if not isinstance(stored, Tensor) or stored.dim() != 2:
@@ -49,7 +49,7 @@ class ToeplitzBias(nn.Module):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *options) -> None:
         """torch's hook of ``load_state_dict``, which works on a copy of the caller's dict."""
         stored, width = state_dict.get(f"{prefix}weight"), self.weight.shape[1]
-        if self.takes(stored) and stored.shape[1] > width:
+        if self.takes_stored(stored) and stored.shape[1] > width:
             reach = (stored.shape[1] + 1) // 2
             logger.info(f"{prefix}weight: a relative bias for {reach} tokens is read for {self.max_positions}")
             state_dict[f"{prefix}weight"] = _middle(stored, width)

@@ -1,0 +1,71 @@
+"""Which attentions a checkpoint and a model have, and which options of a model decide what weights it has."""
+
+import re
+from collections.abc import Iterator
+from itertools import groupby
+from typing import Any
+
+from fairseq.utils import safe_getattr
+from torch import Tensor, nn
+
+from common.attention import ATTENTIONS, InnerAttention
+from common.modules.remembered_options import is_record, read_record
+
+from ._known_options import model_options
+
+#: The option of stacks of several attentions.
+_LAYERS = "lineartime_layers"
+#: Options of this plugin that change no weight's name or shape.
+_WITHOUT_WEIGHTS = ("lineartime_trained_parameters", "lineartime_reset_at_eos", "checkpoint_", "offload_")
+
+
+def attention_hints(state_dict: dict[str, Any], own: dict[str, Tensor], model_cfg: Any) -> Iterator[str]:
+    """Where a checkpoint has other attentions than the state dict ``own`` of a model, those of all layers of both.
+
+    Nothing for files whose weights do not say it, as those of stock models.
+    """
+    stored, here = _attentions(state_dict), _attentions(own)
+    for place in sorted(stored.keys() | here.keys()) if stored else ():
+        if stored.get(place) != here.get(place):
+            there, given = (_pattern(x.get(place, ["not of lineartime"])) for x in (stored, here))
+            pattern = safe_getattr(model_cfg, _LAYERS)
+            option = f"--lineartime-layers, which is {pattern!r} here," if pattern else "--arch and its options"
+            yield f"attention of {place} is {there} in the checkpoint and {given} here: {option} must be the same"
+
+
+def option_hints(model: nn.Module, model_cfg: Any) -> Iterator[str]:
+    """The options of ``model`` beyond fairseq's that may decide what weights it has, with their values."""
+    base = next(kind for kind in type(model).__mro__ if kind.__module__.startswith("fairseq.models"))
+    present = {module.name for module in model.modules() if isinstance(module, InnerAttention)}
+    values = []
+    for name in sorted(model_options(type(model)) - model_options(base)):
+        if model_cfg is not None and not name.startswith(_WITHOUT_WEIGHTS) and _mechanism(name) in (None, *present):
+            value = safe_getattr(model_cfg, name)
+            value = getattr(value, "value", value)
+            given = "not given" if value is None or value is False else "given" if value is True else value
+            values.append(f"--{name.replace('_', '-')} {given}")
+    if values:
+        yield f"here are {', '.join(values)}; the checkpoint has others of these, or other sizes"
+
+
+def _attentions(state_dict: dict[str, Any]) -> dict[str, list[str]]:
+    """The names of attentions in the order of the layers, by their place with ``*`` for the number of the layer."""
+    found: dict[str, dict[str, str]] = {}
+    for name in filter(is_record, state_dict):
+        record = read_record(state_dict[name])
+        attention = (record or {"options": {}})["options"].get("attention")
+        if attention is not None:
+            module = re.sub(r"(\.inner)*\.[^.]+$", "", name)  # of several in one another the innermost comes last
+            found.setdefault(re.sub(r"\.\d+\.", ".*.", module), {})[module] = attention
+    return {place: list(by_layer.values()) for place, by_layer in found.items()}
+
+
+def _pattern(names: list[str]) -> str:
+    """Names as ``--lineartime-layers`` has them: ``flow*3,softmax``."""
+    runs = [(name, len(list(run))) for name, run in groupby(names)]
+    return ",".join(name if count == 1 else f"{name}*{count}" for name, count in runs)
+
+
+def _mechanism(option: str) -> str | None:
+    """The mechanism whose option it is, in models that may have several."""
+    return max((name for name in ATTENTIONS if option.startswith(f"{name}_")), key=len, default=None)
