@@ -11,9 +11,11 @@ from timm.optim import create_optimizer_v2
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tests.compare import assert_close
+from tests.common.parallel.processes import in_processes
+from tests.compare import assert_all_close, assert_close
+from tests.timm_plugin.helpers import two_processes
 from timm_plugin import attention_layer, create_model, replace_attention
-from timm_plugin.transfer import AttentionImitation, AttentionTransferTask
+from timm_plugin.transfer import LOSSES, AttentionImitation, AttentionTransferTask
 
 SMALL = dict(img_size=32, patch_size=8, depth=3, embed_dim=24, num_heads=2, num_classes=3)
 NAME = "vit_tiny_patch16_224"
@@ -280,6 +282,17 @@ def test_one_process_of_distributed_data_parallel(teacher, x, tmp_path):
     for one, other in zip(alone.parameters(), wrapped.parameters()):
         assert (one.grad is None) == (other.grad is None)
         assert one.grad is None or torch.equal(one.grad, other.grad)
+
+
+def test_two_processes_one_of_which_has_padding(tmp_path):
+    """Each gets the mean of the gradients of both batches; to start them takes the seconds."""
+    in_processes(2, tmp_path, two_processes.save_gradients, str(tmp_path))
+    for loss in LOSSES:
+        alone = [two_processes.gradients(number, loss) for number in range(2)]
+        expected = [sum(each[name] for each in alone) / 2 for name in alone[0]]
+        for rank in range(2):
+            together = torch.load(tmp_path / f"{loss}.{rank}.pt")
+            assert_all_close(alone[0], [together[name] for name in alone[0]], expected)
 
 
 def test_attention_of_maps_and_of_stages(x):
