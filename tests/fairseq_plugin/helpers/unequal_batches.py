@@ -16,6 +16,7 @@ import torch
 from fairseq import options, tasks
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.logging import metrics
+from fairseq.logging.meters import AverageMeter
 from fairseq.trainer import Trainer
 from torch import Tensor
 
@@ -168,7 +169,7 @@ def configuration(folder: Path) -> Any:
 
 
 def train(name: str, folder: Path, settings: Any, processes: int = 1, rank: int = 0) -> dict[str, Any]:
-    """Losses of the updates and of an evaluation afterwards, and the weights, of one of so many ``processes``."""
+    """What the updates and evaluations afterwards log, and the weights, of one of so many ``processes``."""
     settings.distributed_training.distributed_world_size = processes
     training = build(name, folder, processes)
     # All processes draw the same numbers, and one process draws them for each of its batches.
@@ -177,23 +178,24 @@ def train(name: str, folder: Path, settings: Any, processes: int = 1, rank: int 
     training.task.begin_epoch(1, trainer.get_model())
     updates = training.updates(processes, rank)
     trainer.reset_dummy_batch(updates[0][0])  # for a process that has no batch left, as fairseq-train does
-    losses = [_logged(lambda batches=batches: trainer.train_step(batches)) for batches in updates]
+    logs = [_logged(lambda batches=batches: trainer.train_step(batches)) for batches in updates]
     if name not in NOT_VALIDATED:
-        losses += [_logged(lambda x=x: [trainer.valid_step(batch) for batch in x]) for x in (updates[0], updates[-1])]
+        logs += [_logged(lambda x=x: [trainer.valid_step(batch) for batch in x]) for x in (updates[0], updates[-1])]
     weights = {key: x.detach().clone() for key, x in training.model.named_parameters()}
     padding = [has_padding(batch) for batches in updates for batch in batches if batch]
-    return {"losses": losses, "weights": weights, "padding": padding}
+    return {"logs": logs, "weights": weights, "padding": padding}
 
 
 def _seed(*_: Any) -> None:
     torch.manual_seed(1)
 
 
-def _logged(step: Callable[[], Any]) -> float:
-    """The loss that ``step`` logs, to all of its digits but those that fairseq rounds away."""
+def _logged(step: Callable[[], Any]) -> dict[str, float]:
+    """The means that ``step`` logs, to all of their digits, but for what counts batches or bytes."""
     with metrics.aggregate(new_root=True) as logged:
         step()
-    return float(logged["loss"].avg)
+    means = {name: meter for name, meter in logged.items() if isinstance(meter, AverageMeter)}
+    return {name: float(meter.avg) for name, meter in means.items() if name not in ("wpb", "bsz", "context_bytes")}
 
 
 def kinds(name: str, folder: Path) -> dict[str, list[dict[str, Any]]]:
