@@ -18,6 +18,8 @@ from .layers.grid import tell_grid
 from .models import daft, flash, flowformer, flowformer_deit, hierarchical_baselines, mixer
 from .models._registry import register_attention_layers
 from .replace import replace_attention
+from .restored import lineartime
+from .stored import store_attention
 
 register_attention_layers()
 
@@ -29,7 +31,9 @@ __all__ = [
     "flowformer",
     "flowformer_deit",
     "hierarchical_baselines",
+    "lineartime",
     "mixer",
     "replace_attention",
+    "store_attention",
     "tell_grid",
 ]

@@ -1,5 +1,6 @@
 """Which attention each place of a built model gets: of one kind, of a pattern, or as places say."""
 
+import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -56,17 +57,23 @@ def attention_in(model: nn.Module, place: str, attentions: Sequence[str]) -> lis
         return list(attentions)
     modules = {path for path, _ in model.named_modules(remove_duplicate=False)}
     found: list[str] = []
-    for path in _paths(place):
-        inside = [one for one in attentions if one == path or one.startswith(f"{path}.")]
+    for path in _paths(place, place):
+        inside = [one for one in attentions if _holds(path, [one])]
         if not inside:
             what = "no attention" if path in modules else "not there"
             shown = ", ".join([*attentions[:_SHOWN], *(["..."] if len(attentions) > _SHOWN else [])])
+            near = difflib.get_close_matches(path, [x for x in modules if _holds(x, attentions)], n=1)
             raise ValueError(
                 f"the place {place!r} is not one of {type(model).__name__}: {path} is {what}; allowed: a module with "
-                f"attention in it. There is attention in {shown or 'none'}"
+                f"attention in it. There is attention in {shown or 'none'}{''.join(f'; nearest: {x!r}' for x in near)}"
             )
         found += inside
     return found
+
+
+def _holds(path: str, attentions: Sequence[str]) -> bool:
+    """Whether one of ``attentions`` is the module at ``path``, or in it."""
+    return any(one == path or one.startswith(f"{path}.") for one in attentions)
 
 
 def layers_for(
@@ -131,15 +138,19 @@ def _read_kind(
     return kind, options
 
 
-def _paths(place: str) -> Iterator[str]:
-    """The paths that ``place`` stands for: "blocks.0-2" for three; ValueError for a range in which there is none."""
-    first, dot, rest = place.partition(".")
+def _paths(rest: str, place: str) -> Iterator[str]:
+    """The paths that ``rest``, the end of ``place``, stands for, as "blocks.0-2" for three.
+
+    Raises:
+        ValueError: a range in which there is no number.
+    """
+    first, dot, rest = rest.partition(".")
     found = _RANGE.fullmatch(first)
     numbers = range(int(found[1]), int(found[2]) + 1) if found else [first]
     if not numbers:
         raise ValueError(f"the place {place!r} has the range {first}; allowed: from a number to one not below it")
     for number in numbers:
-        for tail in _paths(rest) if dot else [""]:
+        for tail in _paths(rest, place) if dot else [""]:
             yield f"{number}{dot}{tail}"
 
 
@@ -161,9 +172,11 @@ def _layer_for(
         layer = kind
         check_given(model, layer.max_tokens, layer.grid_size)
     if layer.needs_tokens():
-        or_max_tokens = ", or max_tokens" if host_of_tokens(model) is None else ""  # tell_grid wants one size of images
+        host = host_of_tokens(model)
+        or_max_tokens = ", or max_tokens" if host is None else ""  # tell_grid wants one size of images
+        why = "dynamic_img_size is True" if getattr(host, "dynamic_img_size", False) else "max_tokens is not given"
         raise ValueError(
-            f"max_tokens is not given, and {type(model).__name__} has no fixed number of tokens; allowed with "
+            f"{why}, and {type(model).__name__} has no fixed number of tokens; allowed with "
             f"{layer.mechanism!r}: a vision transformer for one image size (dynamic_img_size=False){or_max_tokens}"
         )
     return layer

@@ -11,8 +11,10 @@ from torch import nn
 
 from .layers.attention import SelfAttention, attention_layer
 from .layers.grid import check_given, fixed_grid, host_of_tokens, tell_grid
-from .layers.stacks import check_stack, is_pattern, is_stack, stack
+from .layers.stacks import check_attn_layer, check_stack, is_pattern, is_stack, stack
+from .models._build import StrictLoading
 from .models.flowformer import Flowformer
+from .stored import store_if_possible
 
 
 def create_model(model_name: str, *positional: Any, attn_layer: LayerType, **arguments: Any) -> nn.Module:
@@ -29,16 +31,15 @@ def create_model(model_name: str, *positional: Any, attn_layer: LayerType, **arg
         positional, arguments: every other argument of timm's.
 
     Raises:
-        ValueError: an unknown name; a pattern that is none, or of more layers than the model has; a model that does not
-            take or does not use ``attn_layer``; a ``max_tokens`` or ``grid_size`` of the class that is not the model's;
-            tokens that do not lie on one grid where the layer needs that.
+        ValueError: what is no name, class or pattern; a pattern of more layers than the model has; a model that does
+            not take or does not use ``attn_layer``; a ``max_tokens`` or ``grid_size`` of the class that is not the
+            model's; tokens that do not lie on one grid where the layer needs that.
     """
     given = attn_layer
+    if attn_layer is not None:
+        check_attn_layer(attn_layer)
     if is_pattern(attn_layer):
         attn_layer = stack(attn_layer)
-    elif isinstance(attn_layer, str) and attn_layer not in ATTN_LAYERS:
-        names = ", ".join(name for name in ATTN_LAYERS if name)
-        raise ValueError(f"attn_layer is {attn_layer!r}; allowed: {names}, or a class such as attention_layer gives")
     layers = _layer_classes(attn_layer)
     if any(layer.needs_tokens() for layer in layers):
         attn_layer = _with_tokens(attn_layer, layers, model_name, arguments)
@@ -55,9 +56,22 @@ def create_model(model_name: str, *positional: Any, attn_layer: LayerType, **arg
         check_given(model, layer.max_tokens, layer.grid_size)
     check_stack(attn_layer, model)
     tell_grid(model)
-    if isinstance(given, str) and hasattr(model, "_model_args"):  # what timm stores with weights, and what it pickles
-        model._model_args["attn_layer"] = given
+    if isinstance(given, str):
+        model._model_args["attn_layer"] = given  # what timm stores with weights, and what it pickles
+    if layers and not _finds_again(model, given):
+        store_if_possible(model)
     return model
+
+
+def _finds_again(model: nn.Module, attn_layer: LayerType) -> bool:
+    """Whether timm's own ``create_model`` makes ``model`` again from what it stores of ``attn_layer``."""
+    if not isinstance(attn_layer, str):
+        return False
+    own = [module for module in model.modules() if isinstance(module, SelfAttention)]
+    known = attn_layer in ATTN_LAYERS or isinstance(model, StrictLoading)  # models of ours know patterns
+    return isinstance(model, Flowformer) or (
+        known and not any(layer.needs_grid or layer.has_positions for layer in own)
+    )
 
 
 def _with_tokens(
@@ -74,7 +88,12 @@ def _with_tokens(
         return attn_layer
     layer, grid = next(layer for layer in layers if layer.needs_tokens()), fixed_grid(model)
     if grid is None:
-        raise ValueError(_refusal(model_name, layer.mechanism, "has no fixed number of tokens, which it must know"))
+        dynamic = arguments.get("dynamic_img_size", False)
+        why = f"dynamic_img_size is {dynamic}, and " if dynamic else ""
+        raise ValueError(
+            f"{why}{model_name} has no fixed number of tokens; allowed with attn_layer={layer.mechanism!r}, which "
+            "holds something for each position: a vision transformer for one image size (dynamic_img_size=False)"
+        )
     tokens = grid[0] * grid[1] + host_of_tokens(model).num_prefix_tokens
     if is_stack(attn_layer):
         return stack(attn_layer.pattern, tokens, **attn_layer.options)

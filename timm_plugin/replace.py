@@ -20,6 +20,7 @@ from ._kinds import Kind, Layers, attention_in, layers_for, read_kinds, staged
 from .layers.attention import SelfAttention, attention_layer, read_grid_size
 from .layers.grid import check_given, tell_grid
 from .layers.position_bias import Grid
+from .stored import store_if_possible
 
 logger = logging.getLogger("timm_plugin")
 
@@ -59,7 +60,8 @@ def replace_attention(
     stays, is new, is gone or is no longer called is a warning.
 
     New parameters are frozen where the replaced module's are. They are drawn from a generator of their own, seeded by
-    torch's: the same seed gives the same parameters, and what is drawn after the call does not change.
+    torch's: the same seed gives the same parameters, and what is drawn after the call does not change. An optimiser
+    that was made before has the parameters that are gone and not the new ones: make it after the call.
 
     Args:
         model: a model of timm, or any other that holds timm's attention layers.
@@ -74,13 +76,39 @@ def replace_attention(
         options: of the mechanism; in a pattern, of every mechanism that has it.
 
     Raises:
-        ValueError: no attention of ``model``, or of a place, can be replaced, with the reason for each kind; a place
-            that is not there or has no attention, or two that have the same; a pattern of more layers than there are;
-            or a mechanism that does not fit the model's tokens or projections, or lacks an option or does not allow its
-            value. The model is unchanged then.
+        ValueError: a model of TorchScript, torch.fx or torch.export; no attention of ``model``, or of a place, can be
+            replaced, with the reason for each kind; a place that is not there or has no attention, or two that have the
+            same; a pattern of more layers than there are; or a mechanism that does not fit the model's tokens or
+            projections, or lacks an option or does not allow its value. The model is unchanged then.
     """
-    if not isinstance(model, nn.Module):
-        raise ValueError(f"model is {model!r}; allowed: a built model, such as timm.create_model gives")
+    pairs, stays = exchange_attention(model, name, max_tokens, grid_size, **options)
+    notes = [f"these stay: {stays}"] * bool(stays) + _notes_on_changes(pairs)
+    for module, replacement in pairs:
+        _move_hooks(module, replacement)
+    if any(note.startswith("these parameters are new") for note in notes):
+        notes.append("an optimiser that was made before does not have them")
+        notes.append("python -m timm_plugin.transfer teaches them what the attention gave that was there")
+    if notes:
+        logger.warning(f"{type(model).__name__}: {_what_is_new(pairs)}; {'; '.join(notes)}")
+    store_if_possible(model)
+    return model
+
+
+def exchange_attention(
+    model: nn.Module,
+    name: Kind | Mapping[str, Kind],
+    max_tokens: int | None = None,
+    grid_size: Grid | None = None,
+    **options: Any,
+) -> tuple[list[tuple[nn.Module, SelfAttention]], str]:
+    """``replace_attention`` without its warning: pairs of a replaced module and the new one, and what stays, in words.
+
+    Hooks are those of the old modules.
+
+    Raises:
+        ValueError: as there.
+    """
+    _check_model(model)
     grid_size = read_grid_size(grid_size)
     check_given(model, max_tokens, grid_size)
     kinds = read_kinds(name, options)
@@ -94,15 +122,21 @@ def replace_attention(
             _refuse(model, place, {path: reasons[path] for path in places[place]})
         layers |= layers_for(model, kind, paths, max_tokens, grid_size, own)
     stays = _what_stays(model, {path: reasons[path] for paths in places.values() for path in paths})
-    pairs = _exchange(model, layers, max_tokens, grid_size)
-    notes = [f"these stay: {stays}"] * bool(stays) + _notes_on_changes(pairs)
-    for module, replacement in pairs:
-        _move_hooks(module, replacement)
-    if any(note.startswith("these parameters are new") for note in notes):
-        notes.append("python -m timm_plugin.transfer teaches them what the attention gave that was there")
-    if notes:
-        logger.warning(f"{type(model).__name__}: {_what_is_new(pairs)}; {'; '.join(notes)}")
-    return model
+    return _exchange(model, layers, max_tokens, grid_size), stays
+
+
+def _check_model(model: Any) -> None:
+    """Raise ValueError unless ``model`` is one in which a layer can be exchanged."""
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"model is {model!r}; allowed: a built model, such as timm.create_model gives")
+    if isinstance(model, (torch.jit.ScriptModule, torch.fx.GraphModule)):
+        kind = (
+            "TorchScript" if isinstance(model, torch.jit.ScriptModule) else "a graph that torch.fx or torch.export made"
+        )
+        raise ValueError(
+            f"model is a {type(model).__name__}, {kind}, whose layers are fixed; allowed: the model it was made of, "
+            "and then torch.jit.script, torch.jit.trace, torch.fx or torch.export again"
+        )
 
 
 def _exchange(

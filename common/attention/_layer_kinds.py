@@ -3,25 +3,32 @@
 import re
 from collections.abc import Sequence
 
-from ..ops.shared.checks import ArgumentError
+from ..ops.shared.checks import ArgumentError, allowed_names, shortened
 
 _ITEM = re.compile(r"(?P<name>\w+)(\*(?P<count>[1-9]\d*))?")
+#: Layers of one period: far more than a model has, and few enough to be listed one by one.
+_MOST = 10_000
 
 
 def pattern_names(pattern: str, allowed: Sequence[str]) -> list[str]:
     """The names in ``pattern``, which may be one name alone, each as often as it stands for a layer: one period.
 
     Raises:
-        ValueError: a pattern of another form, or a name that is not in ``allowed``.
+        ValueError: a pattern of another form or of more than 10,000 layers, or a name that is not in ``allowed``.
     """
-    given, named = f"`layers` is {pattern!r}", []
+    given, named = f"`layers` is {shortened(pattern)}", []
     for item in pattern.split(","):
         found = _ITEM.fullmatch(item.strip())
         if found is None:
-            raise ArgumentError(f"{given}, with {item.strip()!r}; allowed: NAME or NAME*COUNT, separated by commas")
+            raise ArgumentError(
+                f"{given}, with {shortened(item.strip())}; allowed: NAME or NAME*COUNT, separated by commas"
+            )
         if found["name"] not in allowed:
-            raise ArgumentError(f"{given}, with {found['name']!r}; allowed: {', '.join(allowed)}")
-        named += [found["name"]] * int(found["count"] or 1)
+            raise ArgumentError(f"{given}, with {shortened(found['name'])}; {allowed_names(found['name'], allowed)}")
+        count = found["count"] or "1"
+        if len(count) > len(str(_MOST)) or len(named) + int(count) > _MOST:
+            raise ArgumentError(f"{given}, a pattern of more than {_MOST} layers; allowed: of at most {_MOST}")
+        named += [found["name"]] * int(count)
     return named
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, NamedTuple
 
-from ..ops.shared.checks import ArgumentError, check_choice
+from ..ops.shared.checks import ArgumentError, allowed_names, check_choice
 from ..ops.shared.chunks import CHUNK_SIZE
 
 
@@ -145,9 +145,7 @@ class AttentionOptions:
         names = cls.described()
         for name in options:
             if name not in names:
-                raise ValueError(
-                    f"attention {attention!r} has no option {name!r}; allowed: {', '.join(names) or 'none'}"
-                )
+                raise ValueError(f"attention {attention!r} has no option {name!r}; {allowed_names(name, names)}")
         return cls(**options)
 
     def as_dict(self) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from timm.layers import register_notrace_function, register_notrace_module
 from torch import Tensor, nn
 
 from common.attention import ATTENTIONS, AttentionOptions, InnerAttention, build_attention, supporting
-from common.ops.shared.checks import check_choice
+from common.ops.shared.checks import check_choice, check_positive_int
 
 # FX must not trace into the mechanisms: they check shapes.
 register_notrace_module(InnerAttention)
@@ -227,6 +227,8 @@ def attention_layer(
             that it does not have or allow.
     """
     check_choice("attention", name, usable_mechanisms())
+    if max_tokens is not None:
+        check_positive_int("max_tokens", max_tokens)
     options_of_name = ATTENTIONS[name].Options.read(name, options)
     return _layer_class(name, options_of_name, max_tokens, read_grid_size(grid_size))
 

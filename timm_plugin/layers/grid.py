@@ -46,6 +46,8 @@ def tell_grid(model: nn.Module) -> None:
             class token or registers; they are not as many as the layers hold positions for; another grid than before
             for Linformer, Synthesizer or Sinkhorn, whose weights per position nobody resamples. Nothing has changed.
     """
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"model is {model!r}; allowed: a built model, such as timm.create_model gives")
     host, grid = host_of_tokens(model), fixed_grid(model)
     check_layers(model, grid)
     _refuse_dropping(model, [layer.mechanism for layer in _layers(model) if layer.mechanism not in OF_SETS])

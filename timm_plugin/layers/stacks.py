@@ -4,10 +4,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from timm.layers.typing import LayerType
+from timm.models.vision_transformer import ATTN_LAYERS
 from torch import nn
 
 from common.attention import ATTENTIONS, layer_kinds, pattern_names
-from common.ops.shared.checks import ArgumentError
+from common.ops.shared.checks import ArgumentError, allowed_names, shortened
 
 from .attention import SelfAttention, attention_layer, usable_mechanisms
 
@@ -53,6 +54,21 @@ def is_stack(attn_layer: Any) -> bool:
     return isinstance(attn_layer, type) and issubclass(attn_layer, Stack)
 
 
+def check_attn_layer(attn_layer: Any) -> None:
+    """Raise ValueError unless ``attn_layer`` is a name in timm's table, a pattern, or a class of layers."""
+    if isinstance(attn_layer, str):
+        if not is_pattern(attn_layer) and attn_layer not in ATTN_LAYERS:
+            names = allowed_names(attn_layer, filter(None, ATTN_LAYERS))
+            raise ValueError(
+                f"attn_layer is {shortened(attn_layer)}; {names}, or a class such as attention_layer gives"
+            )
+    elif not (isinstance(attn_layer, type) and issubclass(attn_layer, nn.Module)):
+        raise ValueError(
+            f"attn_layer is {shortened(attn_layer)}; allowed: the name of a mechanism, a pattern such as "
+            "'flow*3,softmax', or a class such as attention_layer gives"
+        )
+
+
 def names_in(pattern: str, argument: str = "attn_layer") -> list[str]:
     """The mechanisms of one period of ``pattern``, a name for each layer; ValueError where it is none."""
     try:
@@ -74,10 +90,8 @@ def with_own(names: Sequence[str], options: Mapping[str, Any]) -> list[tuple[str
     for option in options:
         if not any(option in ATTENTIONS[name].Options.described() for name in names):
             allowed = sorted({own for name in names for own in ATTENTIONS[name].Options.described()})
-            raise ValueError(
-                f"attention {', '.join(map(repr, dict.fromkeys(names)))} has no option {option!r}; "
-                f"allowed: {', '.join(allowed) or 'none'}"
-            )
+            given = ", ".join(map(repr, dict.fromkeys(names)))
+            raise ValueError(f"attention {given} has no option {option!r}; {allowed_names(option, allowed)}")
     return [
         (name, {option: value for option, value in options.items() if option in ATTENTIONS[name].Options.described()})
         for name in names
@@ -104,6 +118,7 @@ def with_options(attn_layer: LayerType, **options: Any) -> LayerType:
         ValueError: options that the mechanisms do not have or allow, or for an attention that is not one of ours; a
             pattern that is none.
     """
+    check_attn_layer(attn_layer)
     known = option_names(attn_layer)
     options = {name: value for name, value in options.items() if value is not None or name not in known}
     if is_pattern(attn_layer):

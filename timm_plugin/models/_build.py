@@ -2,11 +2,13 @@
 
 import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from timm.models import build_model_with_cfg
 from torch import nn
+
+from common.ops.shared.checks import allowed_names
 
 from ..layers.stacks import option_names
 
@@ -44,16 +46,17 @@ def build(
     """
     stored = kwargs.get("pretrained_model_args") or {}
     options = _options(model, stored) | _options(model, kwargs)
-    known = _arguments(model) | options
+    known = arguments_of(model) | options
     for name in [name for name in stored if name not in known and kwargs.get(name) == stored[name]]:
         logger.warning(f"{variant}: the stored argument {name}={stored[name]!r} is not known here and left out")
         del kwargs[name]
+    check_names(variant, kwargs, known)
     if stored and pretrained:
-        for name in sorted(options):
-            if kwargs.get(name) != stored.get(name):
+        for name in sorted(options & stored.keys()):  # of others the record among the weights says what they mean
+            if kwargs.get(name) != stored[name]:
                 logger.warning(
-                    f"{variant}: {name} is {kwargs.get(name)!r}, but the stored weights belong to {stored.get(name)!r} "
-                    "(None is the default): the model computes something else than the stored one"
+                    f"{variant}: {name} is {kwargs.get(name)!r}, but the stored weights belong to {stored[name]!r}: "
+                    "the model computes something else than the stored one"
                 )
     return build_model_with_cfg(
         model,
@@ -66,6 +69,14 @@ def build(
     )
 
 
+def check_names(model: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Raise ValueError for the first of the arguments ``given`` that ``model`` does not know, with the nearest one."""
+    known = sorted(set(known) - {"self", "args", "kwargs", "options"})
+    for name in given:
+        if name not in known:
+            raise ValueError(f"{model} has no argument {name!r}; {allowed_names(name, known)}")
+
+
 def _options(model: type, arguments: dict[str, Any]) -> set[str]:
     """Arguments that change what the weights of ``model`` mean, but no shape: its attention, and its options."""
     if hasattr(model, "meaning"):  # it has no attention layers, but units of its own
@@ -76,7 +87,7 @@ def _options(model: type, arguments: dict[str, Any]) -> set[str]:
     return {"attn_layer"} | option_names(arguments.get("attn_layer", attention.default))
 
 
-def _arguments(model: type) -> set[str]:
+def arguments_of(model: type) -> set[str]:
     """Names of the arguments that ``model``, with its base classes, or timm's factory takes."""
     takers = [cls.__init__ for cls in model.__mro__ if "__init__" in vars(cls)] + [build_model_with_cfg]
     return {name for taker in takers for name in inspect.signature(taker).parameters} | set(_FACTORY_ARGUMENTS)

@@ -16,6 +16,7 @@ from timm.layers import (
     LayerNorm,
     PatchEmbed,
     calculate_drop_path_rates,
+    get_act_layer,
     get_norm_layer,
     to_2tuple,
     to_ntuple,
@@ -33,9 +34,9 @@ from common.ops.shared.checks import check_choice, check_positive_int
 from ..layers.block import MlpScaleBlock
 from ..layers.images import ImageSize, PositionEmbedding, check_image, check_img_size
 from ..layers.position_bias import Grid
-from ..layers.stacks import mechanisms_in
+from ..layers.stacks import check_attn_layer, mechanisms_in, option_names
 from ..layers.stages import check_stage_grids, set_stage_grids, stage_grids, stage_layers, tell_stage
-from ._build import StrictLoading, build
+from ._build import StrictLoading, arguments_of, build, check_names
 from ._default_cfg import untrained_cfg
 from ._registry import register_once
 from ._weights import fit_hierarchical
@@ -160,8 +161,14 @@ class Flowformer(StrictLoading, nn.Module):
         super().__init__()
         dd = {"device": device, "dtype": dtype}
         _check_arguments(patch_size, in_chans, num_classes, global_pool, embed_dims, depths)
+        _check_numbers(depths, num_heads, mlp_ratio)
+        _check_rates(drop_rate=drop_rate, pos_drop_rate=pos_drop_rate, proj_drop_rate=proj_drop_rate)
+        _check_rates(attn_drop_rate=attn_drop_rate, drop_path_rate=drop_path_rate)
+        check_attn_layer(attn_layer)
+        check_names(type(self).__name__, options, arguments_of(type(self)) | option_names(attn_layer))
         img_size = check_img_size(img_size, patch_size, dynamic_img_pad)
-        norm_layer = get_norm_layer(norm_layer) or LayerNorm
+        norm_layer = _layer("norm_layer", norm_layer, get_norm_layer) or LayerNorm
+        act_layer = _layer("act_layer", act_layer, get_act_layer)
         self.num_classes = num_classes
         self.in_chans = in_chans
         self.global_pool = global_pool
@@ -403,8 +410,6 @@ def _stages(
     Those of stage i have the attention ``layers[i]`` and tokens that lie on ``grids[i]``.
     """
     heads, ratios = to_ntuple(len(depths))(num_heads), to_ntuple(len(depths))(mlp_ratio)
-    if len(heads) != len(depths) or len(ratios) != len(depths):
-        raise ValueError(f"num_heads is {num_heads} and mlp_ratio {mlp_ratio}; allowed: one or {len(depths)} values")
     rates = calculate_drop_path_rates(drop_path_rate, list(depths), stagewise=True)
     stages = []
     for i, dim in enumerate(embed_dims):
@@ -427,7 +432,8 @@ def _check_arguments(
     check_positive_int("in_chans", in_chans)
     _check_num_classes(num_classes)
     check_choice("global_pool", global_pool, GLOBAL_POOLS)
-    if not depths or len(depths) != len(embed_dims):
+    listed = isinstance(depths, (list, tuple)) and isinstance(embed_dims, (list, tuple))
+    if not listed or not depths or len(depths) != len(embed_dims):
         raise ValueError(f"depths is {depths} and embed_dims {embed_dims}; allowed: one number per stage in both")
     for depth in depths:
         check_positive_int("depths", depth)
@@ -435,9 +441,34 @@ def _check_arguments(
         check_positive_int("embed_dims", dim)
 
 
+def _check_numbers(depths: Sequence[int], num_heads: Any, mlp_ratio: Any) -> None:
+    """Raise ValueError for heads and ratios that are no numbers, or not as many as there are stages."""
+    heads, ratios = to_ntuple(len(depths))(num_heads), to_ntuple(len(depths))(mlp_ratio)
+    if len(heads) != len(depths) or len(ratios) != len(depths):
+        raise ValueError(f"num_heads is {num_heads} and mlp_ratio {mlp_ratio}; allowed: one or {len(depths)} values")
+    for number in heads:
+        check_positive_int("num_heads", number)
+    if not all(isinstance(ratio, (int, float)) and ratio > 0 for ratio in ratios):
+        raise ValueError(f"mlp_ratio is {mlp_ratio!r}; allowed: a number above 0, or one for each stage")
+
+
+def _check_rates(**rates: Any) -> None:
+    for name, rate in rates.items():
+        if not isinstance(rate, (int, float)) or not 0.0 <= rate <= 1.0:
+            raise ValueError(f"{name} is {rate!r}; allowed: a number from 0 to 1")
+
+
+def _layer(argument: str, layer: LayerType | None, get: Callable) -> Any:
+    """The class that ``layer`` names in timm's table, or ``layer`` itself; ValueError for an unknown name."""
+    try:
+        return get(layer)
+    except KeyError as error:
+        raise ValueError(f"{argument} is {layer!r}; allowed: a name that timm.layers knows, or a class") from error
+
+
 def _check_num_classes(num_classes: int) -> None:
-    if num_classes < 0:
-        raise ValueError(f"num_classes is {num_classes}; allowed: 0, for no classifier, or more")
+    if isinstance(num_classes, bool) or not isinstance(num_classes, int) or num_classes < 0:
+        raise ValueError(f"num_classes is {num_classes!r}; allowed: 0, for no classifier, or more")
 
 
 #: The default configuration of a hierarchical model, with the differences that are given.
@@ -458,8 +489,9 @@ default_cfgs = generate_default_cfgs(
 
 def create_hierarchical(variant: str, pretrained: bool, **kwargs: Any) -> nn.Module:
     """The model ``variant`` by timm's factory, with features of all stages unless ``out_indices`` says otherwise."""
-    out_indices = kwargs.pop("out_indices", tuple(range(len(kwargs.get("depths", (0,) * 4)))))
-    feature_cfg = dict(out_indices=out_indices, flatten_sequential=True)
+    depths = kwargs.get("depths", (0,) * 4)
+    stages = len(depths) if isinstance(depths, (list, tuple)) else 0  # what is no list is refused by the model
+    feature_cfg = dict(out_indices=kwargs.pop("out_indices", tuple(range(stages))), flatten_sequential=True)
     return build(Flowformer, variant, pretrained, fit_hierarchical, feature_cfg, **kwargs)
 
 

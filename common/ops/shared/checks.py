@@ -1,7 +1,8 @@
 """Checks of arguments: each raises a ValueError that names the argument, its value and what is allowed."""
 
+import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,7 +29,20 @@ class ArgumentError(ValueError):
 def check_choice(argument: str, value: Any, allowed: Sequence[str]) -> None:
     """Raise ValueError unless ``value`` is one of ``allowed``."""
     if value not in allowed:
-        raise ArgumentError(f"`{argument}` is {value!r}; allowed: {', '.join(repr(name) for name in allowed)}")
+        raise ArgumentError(f"`{argument}` is {value!r}; {allowed_names(value, allowed, repr)}")
+
+
+def allowed_names(value: Any, allowed: Iterable[str], show: Callable[[str], str] = str) -> str:
+    """The end of a message about ``value``: every name that is allowed, and the one that is nearest to it."""
+    names = list(allowed)
+    near = difflib.get_close_matches(value, names, n=1) if isinstance(value, str) else []
+    return f"allowed: {', '.join(map(show, names)) or 'none'}" + "".join(f"; nearest: {name!r}" for name in near)
+
+
+def shortened(value: Any) -> str:
+    """``repr(value)`` in at most 100 characters, for what a file may hold."""
+    text = repr(value)
+    return text if len(text) <= 100 else f"{text[:97]}..."
 
 
 def check_positive_int(argument: str, value: Any) -> None:

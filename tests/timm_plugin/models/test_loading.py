@@ -153,9 +153,9 @@ def test_an_option_that_the_caller_gives_is_never_left_out(tmp_path):
     config = json.loads((tmp_path / "model" / "config.json").read_text())
     config.setdefault("model_args", {})["option_of_tomorrow"] = 3
     (tmp_path / "model" / "config.json").write_text(json.dumps(config))
-    with pytest.raises(TypeError, match="option_of_tomorrow"):
+    with pytest.raises(ValueError, match="option_of_tomorrow"):
         timm.create_model(f"local-dir:{tmp_path / 'model'}", option_of_tomorrow=4)
-    with pytest.raises(TypeError, match="option_of_tomorrow"):
+    with pytest.raises(ValueError, match="option_of_tomorrow"):
         timm.create_model("daft_conv_test", option_of_tomorrow=3)
 
 

@@ -1,0 +1,245 @@
+"""Every way to make a model of ours goes through timm's format of folders, to the same weights, output and meaning."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import timm
+import torch
+from huggingface_hub import HfApi
+from timm.models import push_to_hf_hub, save_for_hf
+from torch import nn
+
+from tests.processes import CHECKOUT
+from tests.timm_plugin.helpers.checkpoint_files import Hostile, randomise
+from tests.timm_plugin.helpers.logs import warnings_of
+from timm_plugin import attention_layer, create_model, replace_attention, store_attention, tell_grid
+from timm_plugin.layers.attention import SelfAttention
+
+VIT = "vit_tiny_patch16_224"
+SMALL = dict(img_size=32, depth=3, embed_dim=32, num_heads=2, num_classes=3)
+NO_CLASS_TOKEN = dict(class_token=False, global_pool="avg")
+PLACES = {"blocks.0-1": "flow", "blocks.2": ("lolcats", {"window": 16})}
+
+
+def _vit(**further) -> nn.Module:
+    return timm.create_model(VIT, **{**SMALL, **further})
+
+
+def _resized(model: nn.Module, size: int) -> nn.Module:
+    model.set_input_size(size)
+    tell_grid(model)
+    return model
+
+
+def _stored(model: nn.Module) -> nn.Module:
+    store_attention(model)
+    return model
+
+
+def _with_classes(model: nn.Module, classes: int) -> nn.Module:
+    model.reset_classifier(classes)
+    return model
+
+
+def _davit() -> nn.Module:
+    small = dict(depths=(1, 1), embed_dims=(16, 32), num_heads=(2, 2), num_classes=3)
+    return timm.create_model("davit_tiny", **small)
+
+
+WAYS = {
+    "timm's create_model": lambda: _vit(attn_layer="flow"),
+    "a name": lambda: create_model(VIT, attn_layer="hedgehog", **SMALL),
+    "a pattern": lambda: create_model(VIT, attn_layer="flow*2,softmax", **SMALL),
+    "a class": lambda: create_model(VIT, attn_layer=attention_layer("flow", form="paper", clamp=torch.inf), **SMALL),
+    "a class for timm": lambda: _stored(_vit(attn_layer=attention_layer("flow", form="paper"))),
+    "positions": lambda: create_model(VIT, attn_layer="daft_full", **SMALL),
+    "positions, resized": lambda: _resized(create_model(VIT, attn_layer="daft_full", **SMALL), 64),
+    "a grid": lambda: create_model(VIT, attn_layer="soft", **{**SMALL, **NO_CLASS_TOKEN, "img_size": (32, 64)}),
+    "replaced": lambda: replace_attention(_vit(), "favor"),
+    "places": lambda: replace_attention(_vit(), PLACES),
+    "other widths": lambda: replace_attention(_vit(), "reformer"),
+    "replaced twice": lambda: replace_attention(replace_attention(_vit(), "linformer"), "flow,hedgehog", rows=5),
+    "any size": lambda: replace_attention(_vit(dynamic_img_size=True), "linear"),
+    "other classes": lambda: _with_classes(replace_attention(_vit(), "flow"), 5),
+    "another family": lambda: replace_attention(_davit(), "flow"),
+    "ours, a pattern": lambda: timm.create_model("flowformer_hier_test", attn_layer="flow*3,softmax"),
+    "ours, a class": lambda: create_model("flowformer_hier_test", attn_layer=attention_layer("flow", form="paper")),
+    "ours, replaced": lambda: replace_attention(
+        timm.create_model("flowformer_hier_test", form="paper"), {"stages.0-1": "soft", "stages.2": "linear"}
+    ),
+    "ours, positions": lambda: create_model("flowformer_deit_ti", attn_layer="daft_full", **SMALL),
+    "ours, the mechanism away": lambda: replace_attention(timm.create_model("daft_full_s", **SMALL), "flow"),
+    "DAFT": lambda: timm.create_model("daft_conv_test", num_classes=3),
+    "FLASH": lambda: timm.create_model("flash_vit_s", img_size=32, embed_dim=48, depth=1, query_dim=16, num_classes=3),
+}
+
+#: What a user, or a script of timm's, does in an interpreter of its own.
+LOAD = """
+import sys, torch, timm
+from timm_plugin.layers.attention import SelfAttention
+for folder in sys.argv[1:]:
+    x, expected = torch.load(folder + "/images.pt")
+    model = timm.create_model("local-dir:" + folder, pretrained=True).eval()
+    out = model(x)
+    layers = [(path, x) for path, x in model.named_modules() if isinstance(x, SelfAttention)]
+    print(torch.equal(out, expected), repr([(path, x.mechanism, str(x.options)) for path, x in layers]))
+"""
+
+
+def _kinds(model: nn.Module) -> list[tuple[str, str, str]]:
+    layers = [(path, x) for path, x in model.named_modules() if isinstance(x, SelfAttention)]
+    return [(path, x.mechanism, str(x.options)) for path, x in layers]
+
+
+def _size(model: nn.Module) -> tuple[int, int]:
+    return getattr(getattr(model, "patch_embed", None), "img_size", None) or model.pretrained_cfg["input_size"][1:]
+
+
+def test_every_way_to_make_a_model_goes_through_a_folder(tmp_path):
+    """Loaded by another interpreter, without a warning, to the same bits."""
+    folders, expected = [], []
+    for number, make in enumerate(WAYS.values()):
+        model, folder = randomise(make()), tmp_path / str(number)
+        save_for_hf(model, folder, safe_serialization=number % 2 == 0)
+        x = torch.randn(1, 3, *_size(model))
+        with torch.no_grad():
+            torch.save((x, model(x)), folder / "images.pt")
+        folders.append(str(folder))
+        expected.append(f"True {_kinds(model)!r}")
+    code = f"import torch\ntorch.set_grad_enabled(False)\n{LOAD}"
+    done = subprocess.run(
+        [sys.executable, "-W", "error::UserWarning", "-c", code, *folders], cwd=CHECKOUT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert dict(zip(WAYS, done.stdout.splitlines())) == dict(zip(WAYS, expected))
+    assert "warn" not in done.stderr.lower() and "something else" not in done.stderr, done.stderr
+
+
+def _folder(tmp_path: Path, model: nn.Module, **changes) -> str:
+    save_for_hf(model, tmp_path / "folder", safe_serialization=True)
+    path = tmp_path / "folder" / "config.json"
+    config = json.loads(path.read_text())
+    config["model_args"] |= changes
+    path.write_text(json.dumps(config))
+    return f"local-dir:{path.parent}"
+
+
+def test_what_is_loaded_is_stored_again_and_adapts(tmp_path, caplog):
+    source = randomise(create_model(VIT, attn_layer="daft_full", **SMALL))
+    once = timm.create_model(_folder(tmp_path, source), pretrained=True)
+    twice = timm.create_model(_folder(tmp_path, once), pretrained=True).eval()
+    x = torch.randn(1, 3, 32, 32)
+    assert torch.equal(twice(x), source(x))
+    path = _folder(tmp_path, twice)
+    assert warnings_of(caplog) == []
+    other = timm.create_model(path, pretrained=True, num_classes=7, in_chans=1, img_size=64)
+    assert other(torch.randn(1, 1, 64, 64)).shape == (1, 7)
+    assert other.blocks[0].attn.attention.max_tokens == 17
+    assert torch.equal(other.blocks[0].mlp.fc1.weight, source.blocks[0].mlp.fc1.weight)
+    assert "head.weight" in warnings_of(caplog)[-1]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (dict(attn_layer="linear"), "attn_layer is 'linear', and the stored model has its own attention"),
+        (dict(form="released"), "form is 'released', and the stored model"),
+        (dict(features_only=True), "features_only is True; allowed .*FeatureGetterNet"),
+    ],
+)
+def test_what_would_not_reach_the_stored_attention_is_refused(given, said, tmp_path):
+    path = _folder(tmp_path, create_model(VIT, attn_layer="flow*2,softmax", **SMALL))
+    with pytest.raises(ValueError, match=said):
+        timm.create_model(path, pretrained=True, **given)
+
+
+KIND = {"name": "flow", "options": {}, "places": ["blocks.0.attn"]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (dict(attention=None), "attention is None"),
+        (dict(attention=[]), r"attention is \[\]"),
+        (dict(attention="flow"), "attention is 'flow'"),
+        (dict(attention=[{"name": "flow"}]), "attention is "),
+        (dict(attention=[{**KIND, "further": 1}]), "attention is "),
+        (dict(attention=[{**KIND, "name": "flwo"}]), "'flwo'; allowed: .*flow"),
+        (dict(attention=[{**KIND, "name": "flow*1000000000"}]), "1000000000"),
+        (dict(attention=[{**KIND, "name": ["flow"]}]), "flow"),
+        (dict(attention=[{**KIND, "options": {"form": "papr"}}]), "form is 'papr'"),
+        (dict(attention=[{**KIND, "options": {"frm": "paper"}}]), "'frm'"),
+        (dict(attention=[{**KIND, "options": [1]}]), "attention is "),
+        (dict(attention=[{**KIND, "places": ["blocks.7.attn"]}]), "blocks.7.attn"),
+        (dict(attention=[{**KIND, "places": ["blocks.0-999999999.attn"]}]), "blocks.0-999999999.attn"),
+        (dict(attention=[{**KIND, "places": [3]}]), "place '3'"),
+        (dict(attention=[{**KIND, "grid_size": 3}]), "grid_size is 3"),
+        (dict(attention=[{**KIND, "max_tokens": "x"}]), "max_tokens is 'x'"),
+        (dict(of=None), "of is None"),
+        (dict(of="lineartime"), "of is 'lineartime'"),
+        (dict(of="hf-hub:somebody/model"), "of is 'hf-hub:somebody/model'"),
+        (dict(of=["vit"]), r"of is \['vit'\]"),
+    ],
+)
+def test_a_changed_configuration_is_refused_in_one_line(changes, said, tmp_path):
+    path = _folder(tmp_path, replace_attention(_vit(), "flow"), **changes)
+    with pytest.raises(ValueError, match=said) as raised:
+        timm.create_model(path, pretrained=True)
+    assert "\n" not in str(raised.value) and len(str(raised.value)) < 700
+
+
+def test_a_pattern_of_many_layers_in_a_configuration_builds_no_list(tmp_path):
+    path = _folder(tmp_path, timm.create_model("flowformer_hier_test"), attn_layer="flow*1000000000")
+    with pytest.raises(ValueError, match=r"attn_layer is 'flow\*1000000000'.*allowed"):
+        timm.create_model(path)
+
+
+def test_weights_that_hold_code_do_not_run_it(tmp_path):
+    model, trace = replace_attention(_vit(), "flow"), tmp_path / "trace"
+    path = _folder(tmp_path, model)
+    (tmp_path / "folder" / "model.safetensors").unlink()
+    torch.save({**model.state_dict(), "extra": Hostile(trace)}, tmp_path / "folder" / "pytorch_model.bin")
+    with pytest.raises(Exception, match="weights_only"):
+        timm.create_model(path, pretrained=True)
+    assert not trace.exists()
+
+
+class Own(attention_layer("flow")):
+    """A class of a user's own."""
+
+
+def test_what_a_folder_cannot_express_is_refused_when_it_is_saved(tmp_path):
+    for model in (create_model(VIT, attn_layer=Own, **SMALL), replace_attention(_vit(), Own)):
+        with pytest.raises(ValueError, match="'attn_layer' is not serializable"):
+            save_for_hf(model, tmp_path)
+        with pytest.raises(ValueError, match="Own, a class of your own"):
+            store_attention(model)
+    with pytest.raises(ValueError, match="Sequential that does not know its architecture"):
+        store_attention(nn.Sequential(model))
+
+
+def test_push_to_the_hub_writes_the_same(tmp_path, monkeypatch):
+    """Without the network: whatever is uploaded is kept, and the rest of the interface answers."""
+    uploaded = {}
+
+    def upload_folder(self, *, folder_path, **rest):
+        uploaded.update({x.name: x.read_bytes() for x in Path(folder_path).iterdir()})
+
+    answers = {
+        "create_repo": lambda self, repo_id, **rest: SimpleNamespace(repo_id=repo_id),
+        "file_exists": lambda self, **rest: False,
+        "upload_folder": upload_folder,
+    }
+    for name, answer in answers.items():
+        monkeypatch.setattr(HfApi, name, answer)
+    model = randomise(replace_attention(_vit(), PLACES))
+    push_to_hf_hub(model, "somebody/model")
+    for name, content in uploaded.items():
+        (tmp_path / name).write_bytes(content)
+    again = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
+    x = torch.randn(1, 3, 32, 32)
+    assert torch.equal(again(x), model(x)) and isinstance(again.blocks[2].attn, SelfAttention)

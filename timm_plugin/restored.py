@@ -1,0 +1,114 @@
+"""``lineartime``, the architecture of a stored model whose attention is another than that of its class.
+
+``timm.create_model("local-dir:FOLDER", pretrained=True)`` builds it from what ``timm_plugin.stored`` wrote.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from timm.models import generate_default_cfgs, is_model, load_pretrained, model_entrypoint
+from timm.models.vision_transformer import VisionTransformer
+from torch import nn
+
+from common.attention import ATTENTIONS
+from common.ops.shared.checks import allowed_names, shortened
+
+from .layers.attention import SelfAttention, attention_layer
+from .models._default_cfg import untrained_cfg
+from .models._registry import register_once
+from .models._weights import fit_hierarchical, fit_vision_transformer
+from .models.flowformer import Flowformer
+from .replace import attention_modules, exchange_attention
+from .stored import ARCHITECTURE
+
+__all__: list[str] = []  # register_model appends the entry point
+
+default_cfgs = generate_default_cfgs({f"{ARCHITECTURE}.untrained": untrained_cfg()})
+
+_KIND = {"name", "options", "places", "max_tokens", "grid_size"}
+_FORM = "[{'name': 'flow', 'options': {}, 'places': ['blocks.0.attn']}], as timm's save_for_hf stores it"
+
+
+@register_once
+def lineartime(
+    pretrained: bool = False, of: str | None = None, attention: list[dict[str, Any]] | None = None, **kwargs: Any
+) -> nn.Module:
+    """A model of timm or of ours with another attention in it, as a folder stores it.
+
+    Args:
+        of: the name of the architecture underneath.
+        attention: for each kind of attention its ``name``, its ``options`` and its ``places``, paths of modules; with
+            ``max_tokens`` and ``grid_size`` where the model does not tell them.
+        kwargs: every other argument of that architecture.
+
+    Raises:
+        ValueError: anything else; an attention, or an option of it, that is given beside those that are stored.
+    """
+    if not isinstance(of, str) or not is_model(of) or of.partition(".")[0] == ARCHITECTURE:
+        raise ValueError(f"of is {of!r}; allowed for {ARCHITECTURE}: the name of a model, as a folder stores it")
+    _refuse_further(kwargs)
+    layers = _read_layers(attention)
+    model = model_entrypoint(of)(pretrained=False, **kwargs)
+    _check_places(model, layers, of)
+    exchange_attention(model, layers)
+    model.pretrained_cfg["architecture"] = ARCHITECTURE
+    if pretrained:
+        fit = _filter(model)
+        load_pretrained(
+            model,
+            model.pretrained_cfg,
+            num_classes=model.num_classes,
+            in_chans=kwargs.get("in_chans", 3),
+            filter_fn=fit,
+            strict=fit is None,  # which compares all names and shapes by itself
+            cache_dir=kwargs.get("cache_dir"),
+        )
+    return model
+
+
+def _refuse_further(kwargs: dict[str, Any]) -> None:
+    """Raise ValueError for arguments that would not reach the stored attention, or not find it."""
+    if kwargs.get("features_only"):
+        raise ValueError(
+            "features_only is True; allowed for a stored model whose attention was exchanged: "
+            "timm.models.FeatureGetterNet(timm.create_model(...)), or forward_intermediates of the model"
+        )
+    stored = kwargs.get("pretrained_model_args") or {}
+    options = {option for mechanism in ATTENTIONS.values() for option in mechanism.Options.described()}
+    for name in sorted({"attn_layer", *options} & kwargs.keys()):
+        if name not in stored or kwargs[name] != stored[name]:
+            raise ValueError(
+                f"{name} is {kwargs[name]!r}, and the stored model has its own attention; allowed: nothing, and "
+                "timm_plugin.replace_attention(model, ...) afterwards"
+            )
+
+
+def _read_layers(attention: Any) -> dict[str, type[SelfAttention]]:
+    """The layer at each path; ValueError for what is no such list."""
+    layers: dict[str, type[SelfAttention]] = {}
+    for kind in attention if isinstance(attention, list) and attention else [None]:
+        if not isinstance(kind, Mapping) or not {"name", "places"} <= kind.keys() <= _KIND:
+            raise ValueError(f"attention is {shortened(attention)}; allowed for {ARCHITECTURE}: {_FORM}")
+        own, places = kind.get("options", {}), kind["places"]
+        if not isinstance(own, Mapping) or not isinstance(places, list):
+            raise ValueError(f"attention is {shortened(attention)}; allowed for {ARCHITECTURE}: {_FORM}")
+        tokens = {name: kind.get(name) for name in ("max_tokens", "grid_size")}
+        layer = attention_layer(kind["name"], **tokens, **own)
+        layers |= {str(place): layer for place in places}
+    return layers
+
+
+def _check_places(model: nn.Module, layers: dict[str, type[SelfAttention]], of: str) -> None:
+    known = attention_modules(model)
+    for place in layers:
+        if place not in known:
+            raise ValueError(
+                f"attention has the place {shortened(place)}, where {of} has none; {allowed_names(place, known)}"
+            )
+
+
+def _filter(model: nn.Module) -> Any:
+    """What fits the stored weights to another size of images, where that is known."""
+    if isinstance(model, Flowformer):
+        return fit_hierarchical
+    return fit_vision_transformer if isinstance(model, VisionTransformer) else None

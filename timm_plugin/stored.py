@@ -1,0 +1,99 @@
+"""The attention of a built model in timm's format of folders: what ``save_for_hf`` and ``push_to_hf_hub`` write.
+
+timm stores the name of an architecture and the arguments it was created with. An attention that was put into a model of
+timm's, with options, by a pattern or in some places, is no such argument. So the architecture is that of
+``timm_plugin.restored``, ``lineartime``, and its arguments are the model's own with two more: ``of``, the name of the
+architecture underneath, and ``attention``, the mechanism at each place. timm's ``create_model("local-dir:FOLDER")``
+finds that architecture once the plugin is imported.
+"""
+
+import math
+from typing import Any
+
+from torch import nn
+
+from .layers.attention import SelfAttention
+from .layers.grid import fixed_grid
+from .models.flowformer import Flowformer
+
+#: The architecture that ``config.json`` names; ``timm_plugin.restored`` registers it.
+ARCHITECTURE = "lineartime"
+
+
+def store_attention(model: nn.Module) -> None:
+    """Note in ``model`` which attention it has, for timm's ``save_for_hf`` and ``push_to_hf_hub``.
+
+    ``timm_plugin.create_model`` and ``replace_attention`` do it. A model of timm's own ``create_model`` needs it where
+    ``attn_layer`` is a class that ``attention_layer`` gives: timm stores names alone.
+
+    Raises:
+        ValueError: ``model`` is not one of timm's ``create_model``, which alone knows its architecture; or its
+            attention is a class of a user's own.
+    """
+    if not can_be_stored(model):
+        raise ValueError(
+            f"model is a {type(model).__name__} that does not know its architecture; allowed: what timm.create_model "
+            "or timm_plugin.create_model gives"
+        )
+    layers = _layers(model)
+    if own := [path for path, layer in layers.items() if not _is_made(layer)]:
+        raise ValueError(
+            f"{own[0]} is a {type(layers[own[0]]).__name__}, a class of your own; allowed in a folder: layers of the "
+            "classes that attention_layer gives"
+        )
+    arguments = dict(model._model_args)
+    name = arguments.pop("of", model.pretrained_cfg["architecture"])
+    if not (isinstance(model, Flowformer) and isinstance(arguments.get("attn_layer"), str)):
+        arguments.pop("attn_layer", None)
+    model._model_args = {**arguments, "of": name, "attention": _described(model, layers)}
+    model.pretrained_cfg["architecture"] = ARCHITECTURE
+
+
+def store_if_possible(model: nn.Module) -> None:
+    """``store_attention``, or nothing where timm does not know the model; a user's own class is refused when saved."""
+    if not can_be_stored(model):
+        return
+    own = next((type(layer) for layer in _layers(model).values() if not _is_made(layer)), None)
+    if own is None:
+        store_attention(model)
+    else:  # timm says that this argument is not serializable
+        model._model_args = {**model._model_args, "attn_layer": own}
+
+
+def can_be_stored(model: nn.Module) -> bool:
+    """Whether timm's ``create_model`` has built ``model``, and nothing is wrapped around it."""
+    arguments = getattr(model, "_model_args", None)
+    return arguments is not None and "architecture" in model.pretrained_cfg and not arguments.get("features_only")
+
+
+def _layers(model: nn.Module) -> dict[str, SelfAttention]:
+    return {path: module for path, module in model.named_modules() if isinstance(module, SelfAttention)}
+
+
+def _is_made(layer: SelfAttention) -> bool:
+    """Whether the class of ``layer`` is one that ``attention_layer`` made, not one derived from it."""
+    return "options" in vars(type(layer))
+
+
+def _described(model: nn.Module, layers: dict[str, SelfAttention]) -> list[dict[str, Any]]:
+    """Each kind of attention in ``model`` and the paths where it is, as JSON has it.
+
+    The number of tokens and their grid are found again in the model; only where they cannot be are they stored.
+    """
+    found = isinstance(model, Flowformer) or fixed_grid(model) is not None
+    kinds: list[dict[str, Any]] = []
+    for path, layer in layers.items():
+        kind = {"name": layer.mechanism, "options": {x: _plain(y) for x, y in layer.options.as_dict().items()}}
+        told = {} if found else {"max_tokens": layer.max_tokens, "grid_size": layer.grid_size}
+        kind |= {name: value for name, value in told.items() if value is not None}
+        same = next((one for one in kinds if {**one, "places": None} == {**kind, "places": None}), None)
+        if same is None:
+            kinds.append({**kind, "places": [path]})
+        else:
+            same["places"].append(path)
+    return kinds
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no infinity; options that allow it read its name."""
+    return "inf" if value == math.inf else value
