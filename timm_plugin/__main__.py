@@ -4,36 +4,42 @@ For the scripts that cannot import a plugin themselves: validate.py, inference.p
 (train.py can: ``--device-modules timm_plugin``.) Also ``torchrun --nproc_per_node 2 -m timm_plugin train.py ...``, on
 CPUs too, where train.py by itself fails for every model, timm's own included.
 
-Where the script creates a model of timm with ``attn_layer=flow``, or another mechanism of ours, and that model does not
-use it, the launcher ends with one line and status 2; layers that must know the model's grid are told. So the script's
-own parser reads the command line, and nobody else.
+Where the script creates a model of timm with ``attn_layer=flow``, or another mechanism of ours, layers that must know
+the model's grid are told, and a model that does not use the mechanism is refused. Whatever the plugin refuses, and a
+GPU that is not there, ends with one line and status 2. The script's own parser reads the command line, and nobody else.
 """
 
 import functools
 import os
+import re
 import runpy
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import timm.models
 import timm.task
+import torch
 from torch import nn
 
-from common.attention import ATTENTIONS
-
 from .create import asks_for_ours, create_model
+from .layers.stacks import check_attn_layer
 
 USAGE = "usage: python -m timm_plugin SCRIPT [ARGUMENTS...]"
+#: Whose ValueErrors are about what a user has typed.
+_PACKAGES = ("common", "timm_plugin")
+#: What timm and torch say where there is no GPU.
+_NO_CUDA = re.compile(r"CUDA is not available|not compiled with CUDA|no NVIDIA driver|No CUDA GPUs", re.IGNORECASE)
 
 
 def main(arguments: list[str]) -> None:
     """Run the script ``arguments[0]`` as ``__main__`` with the rest as its arguments, untouched.
 
     Raises:
-        SystemExit: whatever the script exits with; 2 when no script is named, it is not a file, or it creates a model
-            with ``attn_layer`` naming attention of ours that is not in timm's table, or that the model does not use.
+        SystemExit: whatever the script exits with; 2 when no script is named, it is not a file, the plugin refuses what
+            was typed, or the script wants a GPU and there is none.
     """
     if not arguments or arguments[0] in ("-h", "--help"):
         print(USAGE, file=sys.stdout if arguments else sys.stderr)
@@ -48,13 +54,21 @@ def main(arguments: list[str]) -> None:
     _check_attention_of_models()
     try:
         runpy.run_path(script, run_name="__main__")
-    except AttentionRefused as error:
-        print(f"timm_plugin: {error}", file=sys.stderr)
+    except (ValueError, AssertionError, RuntimeError) as error:
+        if (said := _in_words(error)) is None:
+            raise
+        print(f"timm_plugin: {said}", file=sys.stderr)
         raise SystemExit(2) from error
 
 
-class AttentionRefused(ValueError):
-    """A script has created a model with attention of ours that this model does not use or cannot have."""
+def _in_words(error: Exception) -> str | None:
+    """What to say of a user's mistake: a refusal of the plugin's, or a GPU that is not there; None for other errors."""
+    if isinstance(error, ValueError):
+        *_, last = traceback.walk_tb(error.__traceback__)
+        return str(error) if last[0].f_globals.get("__name__", "").partition(".")[0] in _PACKAGES else None
+    if torch.cuda.is_available() or not _NO_CUDA.search(str(error)):
+        return None
+    return f"there is no CUDA here, add --device cpu ({str(error).splitlines()[0]})"
 
 
 def _check_attention_of_models() -> None:
@@ -67,12 +81,14 @@ def _checking(timms: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
     @functools.wraps(timms)
     def create(model_name: str, *positional: Any, **arguments: Any) -> nn.Module:
         attn_layer = arguments.get("attn_layer")
-        if not (asks_for_ours(attn_layer) or (isinstance(attn_layer, str) and attn_layer in ATTENTIONS)):
-            return timms(model_name, *positional, **arguments)
-        try:
+        if asks_for_ours(attn_layer):
             return create_model(model_name, *positional, **arguments)
-        except ValueError as error:
-            raise AttentionRefused(str(error)) from error
+        try:
+            return timms(model_name, *positional, **arguments)
+        except AssertionError as error:
+            if str(error).startswith("Unknown attn_layer"):  # timm's message has lost the name
+                check_attn_layer(attn_layer)
+            raise
 
     return create
 

@@ -9,6 +9,8 @@ from timm.models import create_model as timms_create_model
 from timm.models.vision_transformer import ATTN_LAYERS
 from torch import nn
 
+from common.attention import ATTENTIONS
+
 from .layers.attention import SelfAttention, attention_layer
 from .layers.grid import check_given, fixed_grid, host_of_tokens, tell_grid
 from .layers.stacks import check_attn_layer, check_stack, is_pattern, is_stack, stack
@@ -100,9 +102,14 @@ def _with_tokens(
     return attention_layer(layer.mechanism, max_tokens=tokens, grid_size=layer.grid_size, **layer.options.as_dict())
 
 
-def asks_for_ours(attn_layer: LayerType | None) -> bool:
-    """Whether ``attn_layer``, a name, a pattern or a class, is attention of this plugin."""
-    return is_pattern(attn_layer) or bool(_layer_classes(attn_layer))
+def asks_for_ours(attn_layer: Any) -> bool:
+    """Whether ``attn_layer`` is attention of this plugin, or what no model takes: our ``create_model`` refuses that.
+
+    Some convolutional networks of timm have names of their own for it, such as "se".
+    """
+    if isinstance(attn_layer, str):
+        return is_pattern(attn_layer) or attn_layer in ATTENTIONS or bool(_layer_classes(attn_layer))
+    return attn_layer is not None and (not isinstance(attn_layer, type) or bool(_layer_classes(attn_layer)))
 
 
 def _layer_classes(attn_layer: LayerType | None) -> list[type[SelfAttention]]:

@@ -17,15 +17,15 @@ from torch import nn
 from common.attention import InnerAttention
 
 from ._kinds import Kind, Layers, attention_in, layers_for, read_kinds, staged
-from .layers.attention import SelfAttention, attention_layer, read_grid_size
+from .layers.attention import SelfAttention, Uncalled, attention_layer, read_grid_size
 from .layers.grid import check_given, tell_grid
 from .layers.position_bias import Grid
 from .stored import store_if_possible
 
 logger = logging.getLogger("timm_plugin")
 
-#: The children of timm's Attention, which the replacement keeps.
-_KEPT = ("q_norm", "k_norm", "attn_drop", "norm", "gate", "proj", "proj_drop")
+#: The children of timm's Attention that the replacement calls, and keeps.
+_KEPT = ("q_norm", "k_norm", "norm", "gate", "proj", "proj_drop")
 #: Where torch keeps the hooks of a module; there is no public way to move them. The replacement gets the same objects,
 #: so that the handles which users hold still remove them.
 _HOOKS = (
@@ -304,6 +304,7 @@ def _replacement(module: nn.Module, layer: type[SelfAttention]) -> SelfAttention
         dim_out=proj.out_features,
         qkv_bias=qkv.bias is not None,
         qk_norm=not isinstance(getattr(module, "q_norm", nn.Identity()), nn.Identity),
+        attn_drop=getattr(getattr(module, "attn_drop", None), "p", 0.0),
         norm_layer=nn.LayerNorm,
         device="meta" if qkv.weight.is_meta else "cpu",  # first weights are drawn from the CPU's generator alone
         dtype=qkv.weight.dtype,
@@ -311,14 +312,15 @@ def _replacement(module: nn.Module, layer: type[SelfAttention]) -> SelfAttention
     if all(not parameter.requires_grad for parameter in module.parameters()):
         new.requires_grad_(False)
     for child in _KEPT:
-        if isinstance(getattr(module, child, None), nn.Module):
+        if isinstance(getattr(module, child, None), nn.Module) and not isinstance(getattr(new, child), Uncalled):
             setattr(new, child, getattr(module, child))
     if len(set(new.widths)) == 1:
         new.qkv = qkv
     else:
         _copy_values(new, qkv)
     new.training = module.training
-    new.attention.train(module.training)
+    for part in (new.attention, *(part for part in new.children() if isinstance(part, Uncalled))):
+        part.train(module.training)
     return new
 
 
@@ -347,10 +349,9 @@ def _changes(module: nn.Module, new: SelfAttention) -> Iterator[tuple[str, str]]
         if id(parameter) not in after and not name.startswith("qkv."):  # of which the values were taken over
             yield "these parameters are gone", name
     parts = dict(new.named_modules())
-    unused = {"attn_drop", *(name for name, used in (("q_norm", new.has_query), ("k_norm", new.has_key)) if not used)}
     for name, part in module.named_modules():
         is_hooked = any(getattr(part, hooks) for hooks in _HOOKS)
-        if name and is_hooked and (name in unused or parts.get(name) is not part):
+        if name and is_hooked and parts.get(name) is not part:
             yield "hooks of these parts are not called any more", name
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 import timm
 import timm.task
+import torch
 import yaml
 
 from tests.processes import CHECKOUT
@@ -191,14 +193,57 @@ def test_attention_that_a_model_ignores_is_one_line(creating, given, capsys):
         ("flow_source", "attn_layer is 'flow_source'; allowed: "),
         ("flow,flow_source", "with 'flow_source'; allowed: "),
         ("flow*3,softmax", "a pattern of 4 layers; allowed: of at most 1"),
+        ("flow*1000000000", r"attn_layer is 'flow\*1000000000'.*allowed"),
+        ("flwo", "attn_layer is 'flwo'; allowed: attn, .*nearest: 'flow'"),
+        ("['flow']", r"attn_layer is \['flow'\]; allowed: the name of a mechanism"),
+        ("3", "attn_layer is 3; allowed: the name of a mechanism"),
+        ("daft_full dynamic_img_size=True", "dynamic_img_size is True, .*'daft_full'"),
     ],
 )
 def test_attention_that_is_not_to_be_had_is_refused(creating, attn_layer, said, capsys):
     """One that has no place in timm's table, and patterns that name such or too many."""
+    given = f"attn_layer={attn_layer}".split(" ")
     with pytest.raises(SystemExit) as exited:
-        main([str(creating), "-m", "vit_tiny_patch16_224", "--model-kwargs", f"attn_layer={attn_layer}", *SMALL])
+        main([str(creating), "-m", "vit_tiny_patch16_224", "--model-kwargs", *given, *SMALL])
     assert exited.value.code == 2
-    assert said in capsys.readouterr().err
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.match(f"timm_plugin: .*{said}", line), line
+
+
+@pytest.mark.parametrize(
+    ("after", "said"),
+    [
+        ("model(torch.zeros(1, 3, 40, 40))", "x has image size 40 x 40; allowed: 64 x 64"),
+        ("timm.create_model('flowformer_hier_test', imgsize=64)", "no argument 'imgsize'.*nearest: 'img_size'"),
+        (
+            "from timm.utils import distributed as d; d.init_distributed_device_so('cuda')",
+            "no CUDA here, .*--device cpu",
+        ),
+        ("torch.zeros(1).to('cuda')", "no CUDA here, add --device cpu"),
+    ],
+)
+def test_a_users_mistake_in_a_running_script_is_one_line(creating, after, said, capsys, monkeypatch):
+    if "cuda" in after and torch.cuda.is_available():
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+        after = "raise AssertionError('CUDA is not available but cuda was specified.')"
+    creating.write_text(f"{CREATES}import torch, timm\n{after}\n")
+    with pytest.raises(SystemExit) as exited:
+        main([str(creating), "-m", "flowformer_hier_test"])
+    assert exited.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.match(f"timm_plugin: .*{said}", line), line
+
+
+def test_a_name_that_a_convolutional_network_has_for_its_attention_is_timms(creating):
+    main([str(creating), "-m", "nf_regnet_b0", "--model-kwargs", "attn_layer=eca"])
+    assert "EcaModule" in _layers(creating)
+
+
+def test_errors_of_a_script_stay_what_they_are(creating):
+    for error in (ValueError, RuntimeError, AssertionError):
+        creating.write_text(f"raise {error.__name__}('of the script')\n")
+        with pytest.raises(error):
+            main([str(creating)])
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,13 @@ Legend: B batch, N tokens, C channels, H heads, d channels of a head, Y x X the 
 
 import copyreg
 import functools
+import warnings
 from typing import Any, ClassVar, Final
 
 import torch
 from timm.layers import register_notrace_function, register_notrace_module
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from common.attention import ATTENTIONS, AttentionOptions, InnerAttention, build_attention, supporting
 from common.ops.shared.checks import check_choice, check_positive_int
@@ -20,6 +22,47 @@ register_notrace_module(InnerAttention)
 #: Mechanisms that see tokens as a set, whatever their order and number. Reformer is one: hashes of the tokens choose
 #: what is seen. The others read an order, a grid or positions, which timm's patch dropping, at random, takes away.
 OF_SETS = frozenset({"favor", "flow", "hedgehog", "linear", "quadratic", "reformer", "rfa", "softmax", "t2r", "yoso"})
+
+
+class Uncalled(nn.Module):
+    """Beside a module that stands where timm's Attention has one and is never called: a hook on it is a UserWarning."""
+
+    def register_forward_hook(self, *args: Any, **kwargs: Any) -> RemovableHandle:
+        """torch's, with a UserWarning: the hook is never called."""
+        _warn_of_hook()
+        return super().register_forward_hook(*args, **kwargs)
+
+    def register_forward_pre_hook(self, *args: Any, **kwargs: Any) -> RemovableHandle:
+        """torch's, with a UserWarning: the hook is never called."""
+        _warn_of_hook()
+        return super().register_forward_pre_hook(*args, **kwargs)
+
+    def register_full_backward_hook(self, *args: Any, **kwargs: Any) -> RemovableHandle:
+        """torch's, with a UserWarning: the hook is never called."""
+        _warn_of_hook()
+        return super().register_full_backward_hook(*args, **kwargs)
+
+    def register_full_backward_pre_hook(self, *args: Any, **kwargs: Any) -> RemovableHandle:
+        """torch's, with a UserWarning: the hook is never called."""
+        _warn_of_hook()
+        return super().register_full_backward_pre_hook(*args, **kwargs)
+
+
+def _warn_of_hook() -> None:
+    warnings.warn(
+        "this hook is never called: attn_drop has the dropout rate alone, since no weights of pairs of tokens are "
+        "formed, and q_norm and k_norm have no work without queries or keys. Hook the attention layer, or its child "
+        "named attention; common.attention.record_attention shows what tokens are weighed by",
+        stacklevel=3,
+    )
+
+
+class UncalledDropout(Uncalled, nn.Dropout):
+    """The dropout rate of a mechanism; timm's Attention, unless ``fused_attn``, calls it with the weights of pairs."""
+
+
+class UncalledIdentity(Uncalled, nn.Identity):
+    """The normalisation of queries or keys where a mechanism has none."""
 
 
 class SelfAttention(nn.Module):
@@ -57,6 +100,7 @@ class SelfAttention(nn.Module):
     max_tokens: ClassVar[int | None] = None
     grid_size: tuple[int, int] | None = None
 
+    __jit_unused_properties__ = ("attn_dim", "scale", "fused_attn")
     has_query: Final[bool]
     has_key: Final[bool]
     needs_grid: Final[bool]
@@ -97,14 +141,38 @@ class SelfAttention(nn.Module):
         self.needs_grid = "spatial_shape" in attention.needs
         self.has_positions = "max_tokens" in attention.needs
         self.qkv = nn.Linear(dim, sum(self.widths), bias=qkv_bias, **dd)
-        self.q_norm = norm_layer(self.head_dim, **dd) if qk_norm else nn.Identity()
-        self.k_norm = norm_layer(self.head_dim, **dd) if qk_norm else nn.Identity()
-        self.attn_drop = nn.Dropout(attn_drop)
+        self.q_norm = norm_layer(self.head_dim, **dd) if qk_norm else _no_norm(self.has_query)
+        self.k_norm = norm_layer(self.head_dim, **dd) if qk_norm else _no_norm(self.has_key)
+        self.attn_drop = UncalledDropout(attn_drop)
         self.norm = norm_layer(self.widths[2], **dd) if scale_norm else nn.Identity()
         self.gate = nn.Linear(dim, self.widths[2], bias=qkv_bias, **dd) if gated else None
         self.proj = nn.Linear(self.widths[2], dim_out or dim, bias=proj_bias, **dd)
         self.proj_drop = nn.Dropout(proj_drop)
         self.attention = attention.to(self.proj.weight.device, self.proj.weight.dtype)
+
+    @property
+    def attn_dim(self) -> int:
+        """Channels of all heads, as in timm's Attention."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def scale(self) -> float:
+        """By what timm's Attention multiplies queries, d ** -0.5; the mechanism has its own factor, or none."""
+        return self.head_dim**-0.5
+
+    @property
+    def fused_attn(self) -> bool:
+        """True, as in a timm's Attention that forms no weights of pairs of tokens; it stays True with a UserWarning."""
+        return True
+
+    @fused_attn.setter
+    def fused_attn(self, value: bool) -> None:
+        if not value:
+            warnings.warn(
+                f"fused_attn stays True: attention {self.mechanism!r} forms no weights of pairs of tokens; "
+                "common.attention.record_attention(model, maps=True) shows what they would be",
+                stacklevel=3,
+            )
 
     def _build_mechanism(self) -> InnerAttention:
         if self.needs_tokens():
@@ -205,6 +273,10 @@ class SelfAttention(nn.Module):
         grid = grid_of(x, self.grid_size) if self.needs_grid else None
         inputs = self.attention.inputs(x=x.flatten(1, -2), spatial_shape=grid)
         return self.attention(query, key, value, padding, padding, dropout_p, **inputs)
+
+
+def _no_norm(called: bool) -> nn.Module:
+    return nn.Identity() if called else UncalledIdentity()
 
 
 def attention_layer(
