@@ -29,14 +29,18 @@ from common.output_files import check_new, new_path
 
 from . import models
 
-#: Where checkpoints keep their tensors, in timm's order: averaged weights come first.
-_WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model")
+#: Where timm's checkpoints keep averaged weights and plain ones, the first that is there.
+_AVERAGED, _PLAIN = ("state_dict_ema", "model_ema"), ("state_dict", "model")
+#: Suffixes of the files that ``write`` makes; all but the first are torch's.
+_SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".tar")
+logger = logging.getLogger("timm_plugin")
 
 
-def convert(name: str, source: Path, model_args: dict[str, Any]) -> nn.Module:
+def convert(name: str, source: Path, model_args: dict[str, Any], use_ema: bool = False) -> nn.Module:
     """The model ``name`` with the weights of ``source``; what was taken, left out and new is logged.
 
-    It has the classes and image channels of ``source`` unless ``model_args`` say otherwise.
+    It has the classes and image channels of ``source`` unless ``model_args`` say otherwise. ``use_ema``: as in
+    ``read_weights``.
 
     Raises:
         ValueError: a file that cannot be read, or of a model that does not fit; a ``name`` that is not of lineartime.
@@ -44,7 +48,7 @@ def convert(name: str, source: Path, model_args: dict[str, Any]) -> nn.Module:
     ours = [known for known in timm.list_models() if _is_ours(known)]
     if name not in ours:
         raise ValueError(f"the model is {name!r}; allowed: {', '.join(ours)}")
-    state_dict = read_weights(source)
+    state_dict = read_weights(source, use_ema)
     overlay: dict[str, Any] = {"state_dict": state_dict}
     classes = size_of_head(state_dict)
     if classes is not None:
@@ -59,16 +63,28 @@ def _is_ours(name: str) -> bool:
     return timm.models.model_entrypoint(name).__module__.startswith(f"{models.__name__}.")
 
 
-def read_weights(source: Path) -> dict[str, Any]:
-    """The tensors of a checkpoint, averaged ones if it has them, read without running code of the file.
+def read_weights(source: Path, use_ema: bool = False) -> dict[str, Any]:
+    """The tensors of a checkpoint, read without running code of the file; which they are is logged where it has two.
+
+    Args:
+        use_ema: take the averaged weights of ``--model-ema``, as validate.py's ``--use-ema``; otherwise the plain ones,
+            or the averaged ones where there are no others.
 
     Raises:
-        ValueError: a file that cannot be read.
+        ValueError: a file that cannot be read, or with ``use_ema`` one without averaged weights.
     """
     with torch.serialization.safe_globals([argparse.Namespace]):  # train.py keeps its arguments so
         checkpoint = read_checkpoint(source)
-    wrapped = (checkpoint[wrapper] for wrapper in _WRAPPERS if isinstance(checkpoint.get(wrapper), dict))
-    return clean_state_dict(next(wrapped, checkpoint))
+    averaged, plain = (
+        next((name for name in names if isinstance(checkpoint.get(name), dict)), None) for names in (_AVERAGED, _PLAIN)
+    )
+    if use_ema and averaged is None:
+        raise ValueError(f"--use-ema is given, and {source} has no averaged weights; allowed: without --use-ema")
+    taken = averaged if use_ema or plain is None else plain
+    if averaged and plain:
+        kind, other = ("averaged", "without") if use_ema else ("plain", "with")
+        logger.warning(f"{source}: its {kind} weights are taken ({taken}); {other} --use-ema the others")
+    return clean_state_dict(checkpoint if taken is None else checkpoint[taken])
 
 
 def size_of_head(state_dict: dict[str, Any]) -> int | None:
@@ -86,6 +102,12 @@ def save(model: nn.Module, target: Path) -> None:
     """
     with new_path(target, "target") as part:
         write(model, part)
+
+
+def check_suffix(path: Path, argument: str) -> None:
+    """Raise ValueError for a suffix that stands for another format than those ``write`` knows."""
+    if path.suffix and path.suffix not in _SUFFIXES:
+        raise ValueError(f"{argument} is {path}, a file in a format of {path.suffix}; allowed: {', '.join(_SUFFIXES)}")
 
 
 def write(model: nn.Module, path: Path) -> None:
@@ -108,11 +130,13 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("source", type=Path, help="checkpoint to start from")
     parser.add_argument("target", type=Path, help="new file to write, or a name without a suffix for a folder")
     parser.add_argument("--model-kwargs", nargs="*", default={}, action=ParseKwargs, help="as in timm's train.py")
+    parser.add_argument("--use-ema", action="store_true", help="the averaged weights of a checkpoint of --model-ema")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     try:
-        check_new(options.target, "target")  # before minutes are spent
-        save(convert(options.model, options.source, options.model_kwargs), options.target)
+        check_suffix(options.target, "target")  # before minutes are spent
+        check_new(options.target, "target")
+        save(convert(options.model, options.source, options.model_kwargs, options.use_ema), options.target)
     except (ValueError, RuntimeError, TypeError, OSError) as error:  # TypeError: an unknown name in --model-kwargs
         raise SystemExit(f"{parser.prog}: {error}") from error
     print(f"{options.target}: {options.model}")

@@ -49,7 +49,7 @@ def record_attention(
 ) -> contextlib.AbstractContextManager[list[AttentionRecord] | list[MapRecord]]:
     """Inside the ``with``, every forward pass of ``model`` appends a record per Flow-Attention module, in call order.
 
-    Works for any model of either host that holds the module, while it generates too: one record per module and step.
+    Works for any model of either host whose attention is ours, while it generates too: one record per module and step.
     Weights are detached. Costs a second pass over q and k.
 
     With ``maps`` the records are ``MapRecord``, of every attention of ours and every gated attention unit: the map is
@@ -79,7 +79,7 @@ def record_attention(
 def record_keys(model: nn.Module) -> contextlib.AbstractContextManager[list[KeyRecord]]:
     """Inside the ``with``, every forward pass of ``model`` appends the keys of each of its DAFT modules, in call order.
 
-    Works for any model of either host that holds the modules, while it generates too. Keys are detached, as large as
+    Works for any model of either host whose attention is DAFT, while it generates too. Keys are detached, as large as
     the input, and those of padded tokens are left as they are.
 
     Raises:
@@ -101,6 +101,13 @@ def _map_record(name: str, module: nn.Module, inputs: dict[str, Any]) -> MapReco
     return MapRecord(name, _call(module.recorded_map, inputs), *weights)
 
 
+#: What to say of a model without any attention of ours; a host's own layers keep no record.
+_STOCK = (
+    ". A host's own attention is not recorded; the mechanism 'softmax' in its place computes the same from the same "
+    "weights, and is recorded with maps=True"
+)
+
+
 def _without_weights(model: nn.Module) -> str:
     """What to say of a model's attentions that have neither competition nor allocation."""
     modules = [module for module in model.modules() if hasattr(module, "recorded_map")]
@@ -115,7 +122,7 @@ def _recorded(model: nn.Module, method: str, mechanism: str, record: _Record, hi
     modules = [(name, module) for name, module in model.named_modules() if hasattr(module, method)]
     if not modules:
         raise ValueError(
-            f"model is a {type(model).__name__} without {mechanism}; allowed: a model that holds one{hint}"
+            f"model is a {type(model).__name__} without {mechanism}; allowed: a model that holds one{hint or _STOCK}"
         )
     records: list[Any] = []
     observed = [(name, module, entry) for name, module in modules for entry in ("forward", "extend")]

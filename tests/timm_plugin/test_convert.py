@@ -21,6 +21,7 @@ from tests.timm_plugin.helpers.checkpoint_files import (
     stock_state,
     unusable_files,
 )
+from tests.timm_plugin.helpers.logs import warnings_of
 from tests.timm_plugin.helpers.models import build, images
 from timm_plugin.convert import convert, main, read_weights, save
 
@@ -92,15 +93,31 @@ def test_ours_at_another_size_keeps_classes_and_channels(tmp_path):
     assert torch.equal(model.head.fc.weight, source.head.fc.weight)
 
 
-def test_weights_of_a_training(tmp_path):
+def test_weights_of_a_training(tmp_path, caplog):
     state, averaged = stock_state(), {name: 2 * tensor for name, tensor in stock_state().items()}
     content = {"state_dict": state, "args": argparse.Namespace(amp=True), "epoch": 3}
     torch.save(content, tmp_path / "last.pth.tar")
     assert_same(read_weights(tmp_path / "last.pth.tar"), state)
     torch.save({**content, "state_dict_ema": {f"module.{k}": v for k, v in averaged.items()}}, tmp_path / "ema.pth.tar")
-    assert_same(read_weights(tmp_path / "ema.pth.tar"), averaged)
     torch.save({**content, "state_dict_ema": None}, tmp_path / "none.pth.tar")
-    assert_same(read_weights(tmp_path / "none.pth.tar"), state)
+    torch.save({"model_ema": averaged}, tmp_path / "alone.pth")
+    for name in ("last.pth.tar", "none.pth.tar", "ema.pth.tar"):
+        assert_same(read_weights(tmp_path / name), state)
+    for name in ("ema.pth.tar", "alone.pth"):
+        assert_same(read_weights(tmp_path / name, use_ema=True), averaged)
+    assert_same(read_weights(tmp_path / "alone.pth"), averaged)
+    said = warnings_of(caplog)
+    assert len(said) == 2 and all("ema.pth.tar" in line for line in said)  # the file that has both, each time
+    assert "plain weights are taken" in said[0] and "averaged weights are taken" in said[1]
+    with pytest.raises(ValueError, match="--use-ema is given, and .*last.pth.tar"):
+        read_weights(tmp_path / "last.pth.tar", use_ema=True)
+
+
+@pytest.mark.parametrize("suffix", [".onnx", ".npz", ".ts", ".json"])
+def test_a_target_in_another_format_is_refused_before_work(suffix, tmp_path):
+    with pytest.raises(SystemExit, match=rf"target is .*model\{suffix}.*allowed: \.safetensors, \.pth"):
+        main(["daft_conv_s", "nowhere.pth", str(tmp_path / f"model{suffix}")])
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_targets_tensors_stand_by_themselves(stock_file):

@@ -29,7 +29,7 @@ from torch.utils.data import DataLoader
 from common.checkpoints import check_state_dict
 from common.output_files import check_new, new_path, unfinished
 
-from ..convert import read_weights, size_of_head, write
+from ..convert import check_suffix, read_weights, size_of_head, write
 from ..layers.grid import fixed_grid, host_of_tokens
 from ..layers.stacks import is_pattern, names_in, with_own
 from .imitation import LOSSES
@@ -42,17 +42,19 @@ _STATE = "training.pth"
 _FREE = ("output", "teacher_dir", "log_interval", "workers", "device")
 
 
-def build_teacher(name: str, checkpoint: Path | None, model_args: dict[str, Any]) -> nn.Module:
+def build_teacher(name: str, checkpoint: Path | None, model_args: dict[str, Any], use_ema: bool = False) -> nn.Module:
     """The model ``name`` with the weights of ``checkpoint``, or with those that timm finds for it.
 
-    Of a checkpoint it has the classes, unless ``model_args`` say otherwise.
+    Of a checkpoint it has the classes, unless ``model_args`` say otherwise. ``use_ema``: as in ``read_weights``.
 
     Raises:
         ValueError: a file that cannot be read, or of another model or other sizes.
     """
     if checkpoint is None:
+        if use_ema:
+            raise ValueError("--use-ema is given without --teacher-checkpoint; allowed: with one")
         return timm.create_model(name, pretrained=True, **model_args)
-    state_dict = read_weights(checkpoint)
+    state_dict = read_weights(checkpoint, use_ema)
     classes = size_of_head(state_dict)
     if classes is not None:
         model_args = {"num_classes": classes, **model_args}
@@ -137,7 +139,8 @@ def transfer(options: argparse.Namespace) -> dict[str, float]:
     random_seed(options.seed)
     model_args = {"num_classes": options.num_classes, "in_chans": options.in_chans}
     given = {name: value for name, value in model_args.items() if value is not None}
-    teacher = build_teacher(options.teacher, options.teacher_checkpoint, {**options.model_kwargs, **given})
+    arguments = {**options.model_kwargs, **given}
+    teacher = build_teacher(options.teacher, options.teacher_checkpoint, arguments, bool(options.use_ema))
     device = torch.device(options.device)
     task = AttentionTransferTask(
         teacher.to(device), attention, options.loss, options.learn_projections, device=device, **further
@@ -189,6 +192,7 @@ def _check_options(options: argparse.Namespace) -> None:
         raise ValueError(f"--data-dir is {options.data_dir}, which is not there; allowed: a folder of images")
     if not options.output.suffix:
         raise ValueError(f"--output is {options.output}; allowed: a file, such as student.safetensors or student.pth")
+    check_suffix(options.output, "--output")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -197,6 +201,9 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument_group("teacher").add_argument
     add("--teacher", required=True, help="a model of timm with softmax attention, or local-dir:FOLDER")
     add("--teacher-checkpoint", type=Path, help="its weights; without, those that timm has for it")
+    add(
+        "--use-ema", action="store_true", default=None, help="the averaged weights of the checkpoint, as in validate.py"
+    )
     add("--model-kwargs", nargs="*", default={}, action=ParseKwargs, help="its further arguments, as in train.py")
     add("--num-classes", type=int, help="its classes; by default those of the weights")
     add("--in-chans", type=int, help="its image channels")

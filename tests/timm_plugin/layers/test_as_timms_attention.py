@@ -9,6 +9,8 @@ from timm.layers import Attention
 from timm.utils import AttentionExtract
 from torch import nn
 
+from common.attention import record_attention
+from tests.compare import assert_close
 from timm_plugin import attention_layer, replace_attention
 from timm_plugin.layers.attention import SelfAttention
 
@@ -73,3 +75,20 @@ def test_timms_extraction_of_attention_maps_says_why_there_are_none():
     with pytest.warns(UserWarning, match="fused_attn stays True: attention 'flow'"):
         model.blocks[0].attn.fused_attn = False
     assert model.blocks[0].attn.fused_attn
+
+
+def test_the_weights_of_a_stock_vision_transformer_are_recorded_once_its_attention_is_ours():
+    model = timm.create_model("vit_tiny_patch16_224", **VIT).eval()
+    with pytest.raises(ValueError, match="VisionTransformer without attention .*'softmax' in its place.*maps=True"):
+        with record_attention(model, maps=True):
+            pass
+    stock = model.blocks[0].attn
+    stock.fused_attn = False
+    with torch.no_grad():
+        weights: list[torch.Tensor] = []
+        stock.attn_drop.register_forward_hook(lambda module, args, out: weights.append(out))
+        x = torch.randn(2, 3, 32, 32)
+        model(x)
+        with record_attention(replace_attention(model, "softmax"), maps=True) as records:
+            model(x)
+    assert_close("map", records[0].map, weights[0])

@@ -139,6 +139,8 @@ def test_places_projections_and_options(made, tmp_path):
             "images are 48 x 48, and the teacher takes 32 x 32; allowed: --img-size 32",
         ),
         (["-b", "13"], ["hedgehog"], "not one whole batch"),
+        (["--output", "nowhere/student.onnx"], ["hedgehog"], r"--output is nowhere/student\.onnx, .*safetensors"),
+        (["--use-ema"], ["hedgehog"], "--use-ema is given, and .*teacher.pth has no averaged weights"),
         (["--data-dir", "nowhere"], ["hedgehog"], "nowhere"),
         (["--epochs", "0"], ["hedgehog"], "--epochs is 0"),
         (["--opt", "adamww"], ["hedgehog"], "--opt is 'adamww'; allowed: .*adamw"),
