@@ -30,12 +30,13 @@ def chunk_count(length: int, chunk_size: int) -> int:
 
 def split_chunks(x: Tensor, chunk_size: int) -> Tensor:
     """(B, H, n, ...) -> (B, H, G, C, ...) with G = ceil(n / C), zeros appended to fill the last chunk."""
-    batch, heads, length = x.shape[:3]
+    length = x.shape[2]
     groups = chunk_count(length, chunk_size)
     missing = groups * chunk_size - length
     if missing:
         x = F.pad(x, [0, 0] * (x.dim() - 3) + [0, missing])
-    return x.reshape(batch, heads, groups, chunk_size, *x.shape[3:])
+    # Not reshape to all of the sizes: torch's tracing exporter to ONNX would keep the batch of its example.
+    return x.unflatten(2, (groups, chunk_size))
 
 
 def reverse_cumsum(x: Tensor) -> Tensor:

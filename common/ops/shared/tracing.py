@@ -5,18 +5,19 @@ Hand-written backward passes and kernels are opaque to all of these, and must no
 
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensor
 
 
 def runs_eagerly(*tensors: Tensor) -> bool:
     """Whether operations on ``tensors`` are simply executed, one after the other.
 
-    They are not under torch.compile, torch.export, tracing, torch.func's transforms, forward-mode gradients and
-    batches of gradients (``is_grads_batched``).
+    They are not under torch.compile, torch.export, tracing, torch.func's transforms, forward-mode gradients, batches of
+    gradients (``is_grads_batched``) and FakeTensorMode, whose tensors have no values.
     """
     # First, as a graph that is being traced must not depend on the rest.
     if torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active():
         return False
-    if any(torch._C._functorch.is_legacy_batchedtensor(x) for x in tensors):
+    if any(torch._C._functorch.is_legacy_batchedtensor(x) or isinstance(x, FakeTensor) for x in tensors):
         return False
     return all(torch.autograd.forward_ad.unpack_dual(x).tangent is None for x in tensors)
 

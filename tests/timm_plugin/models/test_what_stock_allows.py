@@ -1,0 +1,257 @@
+"""Each kind of model of ours takes what torch and timm do with a stock vision transformer, or refuses it in words.
+
+The table of timm_plugin/README.md has the same rows and columns, and says "yes" where a row works here.
+"""
+
+import copy
+import io
+import pickle
+import re
+import warnings
+from collections.abc import Callable
+
+import onnx
+import pytest
+import timm
+import torch
+from onnx.reference import ReferenceEvaluator
+from timm.models._features_fx import create_feature_extractor, get_graph_node_names
+from timm.utils import ModelEmaV3
+from torch import Tensor, nn
+from torch._subclasses import FakeTensorMode
+from torch.func import functional_call, grad, jvp, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.optim.swa_utils import AveragedModel
+
+from tests.compare import assert_close
+from tests.processes import CHECKOUT
+from timm_plugin import create_model, replace_attention
+
+VIT = dict(img_size=32, depth=1, embed_dim=32, num_heads=2, num_classes=3)
+STOCK = "vit_tiny_patch16_224"
+COLUMNS = {
+    "`flowformer_hier_*`": [
+        lambda: timm.create_model("flowformer_hier_test", img_size=32, embed_dims=(16, 24), depths=(1, 1))
+    ],
+    "`flowformer_deit_*`": [lambda: timm.create_model("flowformer_deit_ti", **VIT)],
+    "`daft_*`": [
+        lambda: timm.create_model("daft_full_s", bias_dim=8, **VIT),
+        lambda: timm.create_model("daft_conv_test", **VIT),
+    ],
+    "`flash_*`": [lambda: timm.create_model("flash_vit_s", query_dim=16, **VIT | {"num_heads": 1})],
+    '`attn_layer="flow"`': [lambda: create_model(STOCK, attn_layer="flow", **VIT)],
+    '`replace_attention(vit, "hedgehog")`': [lambda: replace_attention(timm.create_model(STOCK, **VIT), "hedgehog")],
+}
+#: Where the answer is another than "yes": what the refusal says.
+REFUSED = {
+    ("torch.jit.script", "`flash_*`"): "gated attention units; allowed .*torch.compile and torch.export",
+    (
+        "torch.jit.script",
+        '`replace_attention(vit, "hedgehog")`',
+    ): "'hedgehog'; allowed .*torch.compile and torch.export",
+}
+
+
+def _images(batch: int = 2) -> Tensor:
+    return torch.randn(batch, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+
+
+def _parameters(model: nn.Module) -> dict[str, Tensor]:
+    return {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+
+def _score(model: nn.Module, parameters: dict[str, Tensor], x: Tensor) -> Tensor:
+    return functional_call(model, parameters, (x,)).square().sum()
+
+
+def _same(what: str, other: Callable, model: nn.Module, tolerance: float | None = None) -> None:
+    for x in (_images(), _images(3)):
+        further = () if tolerance is None else (tolerance,)
+        assert_close(what, other(x), model(x), *further)
+
+
+def _traced(model: nn.Module) -> None:
+    _same("traced", torch.jit.trace(model, (_images(),)), model)
+
+
+def _features(model: nn.Module) -> None:
+    names = [name for name in get_graph_node_names(model)[1] if "blocks.0" in name]
+    features = create_feature_extractor(model, {names[-1]: "last"})(_images())
+    assert features["last"].isfinite().all()
+    final, maps = model.forward_intermediates(_images())
+    assert_close("final", model.forward_head(final), model(_images()))
+    assert maps[-1].dim() == 4
+
+
+def _exported(model: nn.Module) -> None:
+    x = _images()
+    assert_close("exported", torch.export.export(model, (x,)).module()(x), model(x))
+
+
+def _onnx(model: nn.Module) -> None:
+    file = io.BytesIO()
+    torch.onnx.export(model, (_images(),), file, dynamo=False, input_names=["x"], dynamic_axes={"x": {0: "batch"}})
+    session = ReferenceEvaluator(onnx.load_from_string(file.getvalue()))
+    _same("onnx", lambda x: torch.from_numpy(session.run(None, {"x": x.numpy()})[0]), model, 1e-4)
+
+
+def _quantised(model: nn.Module) -> None:
+    quantised = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
+    assert any("quantized" in type(module).__module__ for module in quantised.modules())
+    _same("quantised", quantised, model, 0.05)
+
+
+class _Int8(nn.Module):
+    """A linear layer with weights of eight bits, as libraries of weight-only quantisation put in."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        weight = layer.weight.detach()
+        self.register_buffer("scale", weight.abs().amax(1, keepdim=True) / 127)
+        self.register_buffer("weight", (weight / self.scale).round().to(torch.int8))
+        self.bias = layer.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.weight.to(x) * self.scale, self.bias)
+
+
+def _of_eight_bits(model: nn.Module) -> None:
+    small = copy.deepcopy(model)
+    for name, layer in list(small.named_modules()):
+        if isinstance(layer, nn.Linear):
+            parent, _, child = name.rpartition(".")
+            setattr(small.get_submodule(parent), child, _Int8(layer))
+    _same("of eight bits", small, model, 0.05)
+
+
+def _hooked(model: nn.Module) -> None:
+    called: list[str] = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of hooks that are never called
+        for name, module in model.named_modules():
+            module.register_forward_hook(lambda *args, name=name: called.append(name))
+            module.register_full_backward_hook(lambda *args, name=name: called.append(f"back {name}"))
+    model(_images()).sum().backward()
+    layers = {name for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    assert {*layers, "", "back "} <= set(called) and {f"back {name}" for name in layers} <= set(called)
+
+
+def _averaged(model: nn.Module) -> None:
+    average, ema = AveragedModel(model), ModelEmaV3(model, decay=0.5)
+    average.update_parameters(model)
+    ema.update(model)
+    _same("average", average, model)
+    _same("exponential average", ema, model)
+
+
+def _per_sample(model: nn.Module) -> None:
+    parameters, x = _parameters(model), _images()
+    out = vmap(lambda image: functional_call(model, parameters, (image[None],))[0])(x)
+    assert_close("vmap", out, model(x))
+    per_image = vmap(grad(lambda p, image: _score(model, p, image[None])), (None, 0))(parameters, x)
+    model.zero_grad()
+    model(x).square().sum().backward()
+    known = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+    # All in one: where a window sees every token, the gradient of DAFT-conv's β is 0 but for rounding.
+    sums = torch.cat([per_image[name].sum(0).flatten() for name in known])
+    assert_close("gradients", sums, torch.cat([gradient.flatten() for gradient in known.values()]), 1e-4)
+
+
+def _forward_mode(model: nn.Module) -> None:
+    model, x = model.double(), _images().double()
+    direction = torch.randn_like(x)
+    _, derivative = jvp(model, (x,), (direction,))
+    step = 1e-6 * direction
+    assert_close("jvp", derivative, (model(x + step) - model(x - step)) / 2e-6, 1e-5)
+
+
+def _differentiated(model: nn.Module) -> None:
+    x = _images(1).double().requires_grad_()
+    model = model.double()
+    torch.autograd.gradcheck(lambda x: model(x).square().sum(), (x,), fast_mode=True)
+
+
+def _differentiated_twice(model: nn.Module) -> None:
+    x = _images(1).double().requires_grad_()
+    model = model.double()
+    torch.autograd.gradgradcheck(lambda x: model(x).square().sum(), (x,), fast_mode=True)
+
+
+def _without_values(model: nn.Module) -> None:
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        assert model(torch.empty(5, 3, 32, 32)).shape[0] == 5
+
+
+ROWS: dict[str, Callable[[nn.Module], None]] = {
+    "torch.jit.script": lambda model: _same("scripted", torch.jit.script(model), model),
+    "torch.jit.trace": _traced,
+    "torch.fx features, forward_intermediates": _features,
+    "torch.export": _exported,
+    "ONNX": _onnx,
+    "dynamic quantisation": _quantised,
+    "weight-only quantisation": _of_eight_bits,
+    "forward and backward hooks": _hooked,
+    "deepcopy": lambda model: _same("copy", copy.deepcopy(model), model),
+    "pickle": lambda model: _same("pickle", pickle.loads(pickle.dumps(model)), model),
+    "ModelEmaV3, AveragedModel": _averaged,
+    "torch.func: functional_call, vmap, grad": _per_sample,
+    "torch.func: jvp": _forward_mode,
+    "first derivatives": _differentiated,
+    "second derivatives": _differentiated_twice,
+    "FakeTensorMode": _without_values,
+}
+
+
+def _built(make: Callable[[], nn.Module]) -> nn.Module:
+    torch.default_generator.manual_seed(0)
+    model = make().eval()
+    for parameter in model.parameters():
+        if not parameter.any():  # filters of DAFT-conv, biases
+            nn.init.normal_(parameter, std=0.1)
+    return model
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("column", COLUMNS)
+@pytest.mark.parametrize("row", ROWS)
+def test_what_a_model_allows(row, column):
+    for make in COLUMNS[column]:
+        if (row, column) not in REFUSED:
+            ROWS[row](_built(make))
+            continue
+        with pytest.raises(ValueError, match=REFUSED[row, column]) as raised:
+            ROWS[row](_built(make))
+        assert "\n" not in str(raised.value)
+
+
+def test_the_readme_has_the_same_table():
+    text = (CHECKOUT / "timm_plugin" / "README.md").read_text(encoding="utf-8")
+    section = text.partition("\n## What a model allows\n")[2].partition("\n## ")[0]
+    table = [re.split(r"\s*\|\s*", line)[1:-1] for line in section.splitlines() if line.startswith("|")]
+    assert table[0][1:] == list(COLUMNS)
+    told = {(row[0], column): cell for row in table[2:] for column, cell in zip(COLUMNS, row[1:])}
+    assert {key: cell.startswith("yes") for key, cell in told.items()} == {
+        (row, column): (row, column) not in REFUSED for row in ROWS for column in COLUMNS
+    }
+
+
+def test_softmax_has_second_derivatives_where_torch_has_them():
+    """As in a stock model, which is differentiated once through torch's fused kernel."""
+    model = _built(lambda: replace_attention(timm.create_model(STOCK, **VIT), "softmax"))
+    with sdpa_kernel(SDPBackend.MATH):
+        _differentiated_twice(model)
+        _forward_mode(model)
+
+
+@pytest.mark.parametrize("kind", ["script", "trace", "fx", "export"])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_attention_is_not_replaced_in_a_program(kind):
+    model = _built(lambda: timm.create_model(STOCK, **VIT))
+    program = {
+        "script": lambda: torch.jit.script(model),
+        "trace": lambda: torch.jit.trace(model, (_images(),)),
+        "fx": lambda: create_feature_extractor(model, {"norm": "norm"}),
+        "export": lambda: torch.export.export(model, (_images(),)).module(),
+    }[kind]()
+    with pytest.raises(ValueError, match="whose layers are fixed; allowed: the model it was made of"):
+        replace_attention(program, "flow")
