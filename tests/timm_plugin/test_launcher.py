@@ -14,6 +14,7 @@ import torch
 import yaml
 
 from tests.processes import CHECKOUT
+from tests.readmes import blocks, readmes
 from timm_plugin.__main__ import USAGE, main
 
 SCRIPT = """
@@ -306,3 +307,14 @@ def test_what_a_script_or_timm_refuses_is_left_to_them(creating, given, error):
     with pytest.raises(error) as raised:
         main([str(creating), *given])
     assert not isinstance(raised.value, ValueError)
+
+
+#: timm's scripts that want a GPU unless they are told otherwise.
+SCRIPTS = re.compile(r"\b(train|validate|inference|benchmark|bulk_runner)\.py\b.* --")
+
+
+@pytest.mark.parametrize("path", readmes(), ids=lambda path: path.relative_to(CHECKOUT).as_posix())
+def test_readmes_say_what_timms_scripts_need_without_a_gpu(path):
+    for block in blocks(path):
+        if block.language == "shell" and SCRIPTS.search(block.code):
+            assert "--device cpu" in block.code, block.place
