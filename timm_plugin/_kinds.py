@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from common.ops.shared.checks import check_choice
+from common.ops.shared.checks import check_choice, shortened
 
 from .layers.attention import SelfAttention, attention_layer, usable_mechanisms
 from .layers.grid import check_given, fixed_grid, host_of_tokens
@@ -131,8 +131,8 @@ def _read_kind(
     if not isinstance(kind, str) or is_pattern(kind):
         pattern = ", a pattern such as 'flow*3,softmax'" if patterns else ""
         raise ValueError(
-            f"{argument} is {kind!r}; allowed: the name of a mechanism{pattern}, a pair of a name and its options, or "
-            "a class that attention_layer gives"
+            f"{argument} is {shortened(kind)}; allowed: the name of a mechanism{pattern}, a pair of a name and its "
+            "options, or a class that attention_layer gives"
         )
     check_choice("attention", kind, usable_mechanisms())
     return kind, options

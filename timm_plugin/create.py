@@ -16,7 +16,7 @@ from .layers.grid import check_given, fixed_grid, host_of_tokens, tell_grid
 from .layers.stacks import check_attn_layer, check_stack, is_pattern, is_stack, stack
 from .models._build import StrictLoading
 from .models.flowformer import Flowformer
-from .stored import store_if_possible
+from .stored import store_where_possible
 
 
 def create_model(model_name: str, *positional: Any, attn_layer: LayerType, **arguments: Any) -> nn.Module:
@@ -61,7 +61,7 @@ def create_model(model_name: str, *positional: Any, attn_layer: LayerType, **arg
     if isinstance(given, str):
         model._model_args["attn_layer"] = given  # what timm stores with weights, and what it pickles
     if layers and not _finds_again(model, given):
-        store_if_possible(model)
+        store_where_possible(model)
     return model
 
 

@@ -20,7 +20,7 @@ from ._kinds import Kind, Layers, attention_in, layers_for, read_kinds, staged
 from .layers.attention import SelfAttention, Uncalled, attention_layer, read_grid_size
 from .layers.grid import check_given, tell_grid
 from .layers.position_bias import Grid
-from .stored import store_if_possible
+from .stored import store_where_possible
 
 logger = logging.getLogger("timm_plugin")
 
@@ -90,7 +90,7 @@ def replace_attention(
         notes.append("python -m timm_plugin.transfer teaches them what the attention gave that was there")
     if notes:
         logger.warning(f"{type(model).__name__}: {_what_is_new(pairs)}; {'; '.join(notes)}")
-    store_if_possible(model)
+    store_where_possible(model)
     return model
 
 

@@ -19,7 +19,7 @@ from .models._registry import register_once
 from .models._weights import fit_hierarchical, fit_vision_transformer
 from .models.flowformer import Flowformer
 from .replace import attention_modules, exchange_attention
-from .stored import ARCHITECTURE
+from .stored import ARCHITECTURE, name_architecture
 
 __all__: list[str] = []  # register_model appends the entry point
 
@@ -51,7 +51,7 @@ def lineartime(
     model = model_entrypoint(of)(pretrained=False, **kwargs)
     _check_places(model, layers, of)
     exchange_attention(model, layers)
-    model.pretrained_cfg["architecture"] = ARCHITECTURE
+    name_architecture(model)
     if pretrained:
         fit = _filter(model)
         load_pretrained(

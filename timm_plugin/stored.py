@@ -36,6 +36,8 @@ def store_attention(model: nn.Module) -> None:
             "or timm_plugin.create_model gives"
         )
     layers = _layers(model)
+    if not layers:
+        raise ValueError(f"model is a {type(model).__name__} without attention of lineartime; allowed: one that has it")
     if own := [path for path, layer in layers.items() if not _is_made(layer)]:
         raise ValueError(
             f"{own[0]} is a {type(layers[own[0]]).__name__}, a class of your own; allowed in a folder: layers of the "
@@ -46,24 +48,29 @@ def store_attention(model: nn.Module) -> None:
     if not (isinstance(model, Flowformer) and isinstance(arguments.get("attn_layer"), str)):
         arguments.pop("attn_layer", None)
     model._model_args = {**arguments, "of": name, "attention": _described(model, layers)}
-    model.pretrained_cfg["architecture"] = ARCHITECTURE
+    name_architecture(model)
 
 
-def store_if_possible(model: nn.Module) -> None:
-    """``store_attention``, or nothing where timm does not know the model; a user's own class is refused when saved."""
-    if not can_be_stored(model):
-        return
-    own = next((type(layer) for layer in _layers(model).values() if not _is_made(layer)), None)
-    if own is None:
-        store_attention(model)
-    else:  # timm says that this argument is not serializable
-        model._model_args = {**model._model_args, "attn_layer": own}
+def name_architecture(model: nn.Module) -> None:
+    """Let ``model``, and no copy of it, say that its architecture is the one that ``timm_plugin.restored`` builds."""
+    model.pretrained_cfg = model.default_cfg = {**model.pretrained_cfg, "architecture": ARCHITECTURE}
+
+
+def store_where_possible(model: nn.Module) -> None:
+    """``store_attention`` of what timm has built in ``model``; a class of a user's own is refused when it is saved."""
+    for built in [module for module in model.modules() if can_be_stored(module)]:
+        layers = _layers(built).values()
+        own = next((type(layer) for layer in layers if not _is_made(layer)), None)
+        if own is not None:  # timm says that this argument is not serializable
+            built._model_args = {**built._model_args, "attn_layer": own}
+        elif layers:
+            store_attention(built)
 
 
 def can_be_stored(model: nn.Module) -> bool:
-    """Whether timm's ``create_model`` has built ``model``, and nothing is wrapped around it."""
-    arguments = getattr(model, "_model_args", None)
-    return arguments is not None and "architecture" in model.pretrained_cfg and not arguments.get("features_only")
+    """Whether timm's ``create_model`` has built ``model``, and not as a wrapper that gives features."""
+    arguments, cfg = getattr(model, "_model_args", None), getattr(model, "pretrained_cfg", None) or {}
+    return arguments is not None and "architecture" in cfg and not arguments.get("features_only")
 
 
 def _layers(model: nn.Module) -> dict[str, SelfAttention]:

@@ -64,6 +64,7 @@ WAYS = {
     "other widths": lambda: replace_attention(_vit(), "reformer"),
     "replaced twice": lambda: replace_attention(replace_attention(_vit(), "linformer"), "flow,hedgehog", rows=5),
     "any size": lambda: replace_attention(_vit(dynamic_img_size=True), "linear"),
+    "wrapped": lambda: replace_attention(nn.Sequential(nn.Identity(), _vit()), "flow")[1],
     "other classes": lambda: _with_classes(replace_attention(_vit(), "flow"), 5),
     "another family": lambda: replace_attention(_davit(), "flow"),
     "ours, a pattern": lambda: timm.create_model("flowformer_hier_test", attn_layer="flow*3,softmax"),
@@ -100,7 +101,7 @@ def _size(model: nn.Module) -> tuple[int, int]:
 
 
 def test_every_way_to_make_a_model_goes_through_a_folder(tmp_path):
-    """Loaded by another interpreter, without a warning, to the same bits."""
+    """Loaded by another interpreter and through the launcher, without a warning, to the same bits."""
     folders, expected = [], []
     for number, make in enumerate(WAYS.values()):
         model, folder = randomise(make()), tmp_path / str(number)
@@ -111,12 +112,13 @@ def test_every_way_to_make_a_model_goes_through_a_folder(tmp_path):
         folders.append(str(folder))
         expected.append(f"True {_kinds(model)!r}")
     code = f"import torch\ntorch.set_grad_enabled(False)\n{LOAD}"
-    done = subprocess.run(
-        [sys.executable, "-W", "error::UserWarning", "-c", code, *folders], cwd=CHECKOUT, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    assert dict(zip(WAYS, done.stdout.splitlines())) == dict(zip(WAYS, expected))
-    assert "warn" not in done.stderr.lower() and "something else" not in done.stderr, done.stderr
+    (tmp_path / "script.py").write_text(code)
+    python = [sys.executable, "-W", "error::UserWarning"]
+    for command in ([*python, "-c", code], [*python, "-m", "timm_plugin", str(tmp_path / "script.py")]):
+        done = subprocess.run([*command, *folders], cwd=CHECKOUT, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert dict(zip(WAYS, done.stdout.splitlines())) == dict(zip(WAYS, expected))
+        assert "warn" not in done.stderr.lower() and "something else" not in done.stderr, done.stderr
 
 
 def _folder(tmp_path: Path, model: nn.Module, **changes) -> str:
@@ -218,8 +220,9 @@ def test_what_a_folder_cannot_express_is_refused_when_it_is_saved(tmp_path):
             save_for_hf(model, tmp_path)
         with pytest.raises(ValueError, match="Own, a class of your own"):
             store_attention(model)
-    with pytest.raises(ValueError, match="Sequential that does not know its architecture"):
-        store_attention(nn.Sequential(model))
+    for what, said in ((nn.Sequential(model), "Sequential that does not know its"), (_vit(), "without attention of")):
+        with pytest.raises(ValueError, match=said):
+            store_attention(what)
 
 
 def test_push_to_the_hub_writes_the_same(tmp_path, monkeypatch):

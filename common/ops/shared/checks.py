@@ -29,7 +29,7 @@ class ArgumentError(ValueError):
 def check_choice(argument: str, value: Any, allowed: Sequence[str]) -> None:
     """Raise ValueError unless ``value`` is one of ``allowed``."""
     if value not in allowed:
-        raise ArgumentError(f"`{argument}` is {value!r}; {allowed_names(value, allowed, repr)}")
+        raise ArgumentError(f"`{argument}` is {shortened(value)}; {allowed_names(value, allowed, repr)}")
 
 
 def allowed_names(value: Any, allowed: Iterable[str], show: Callable[[str], str] = str) -> str:
