@@ -286,6 +286,8 @@ def attention_layer(
 
     ``create_model("vit_small_patch16_224", attn_layer=attention_layer("flow", form="paper"))``
 
+    For timm's ``save_for_hf`` give it to ``timm_plugin.create_model``, or call ``timm_plugin.store_attention(model)``.
+
     Args:
         name: one of ``common.attention.ATTENTIONS``.
         max_tokens: the number of tokens, class token and registers included, for mechanisms that hold something for
