@@ -44,7 +44,7 @@ def convolve(k: Tensor, v: Tensor, r: Tensor, padding_mask: Tensor | None, local
     if not local_only:
         sums = sums + F.pad(terms, (window, 0))[:, :, : terms.shape[2]].cumsum(2) * torch.exp(-over)
     sums = sums.unflatten(0, (-1, channels + 1))  # (B, c + 1, h, T)
-    mean = sums[:, :-1] / sums[:, -1:].clamp(min=torch.finfo(sums.dtype).tiny)
+    mean, _ = mean_of_sums(sums[:, :-1], sums[:, -1:], sums.new_zeros(()))
     return mean.permute(0, 2, 3, 1).to(v.dtype)
 
 

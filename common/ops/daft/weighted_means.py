@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..shared.chunks import chunk_length, split_chunks
+from ..shared.log_sums import log_add
 
 #: Means that are merged as a product with a matrix.
 _FEW = 32
@@ -52,17 +53,18 @@ def mean_of_sums(weighted: Tensor, weight: Tensor, log_scale: Tensor) -> Weighte
     """The mean from Σ w x and Σ w, whose w are relative to exp(``log_scale``); an empty sum weighs nothing."""
     # The smallest normal number, written out as TorchScript has no torch.finfo.
     some = weight.clamp(min=2.2250738585072014e-308 if weight.dtype == torch.float64 else 1.1754943508222875e-38)
-    # Both over a constant first: in the gradient of one division, that of a small weight is 0 times infinity, or NaN.
+    # Both over a constant first: in the gradients of one division, that of a small weight is 0 times infinity, or NaN.
     constant = some.detach()
-    mean = (weighted / constant) / (some / constant)
-    return WeightedMean(mean, (some.log() + log_scale).masked_fill(weight == 0.0, empty_log_weight()))
+    relative = some / constant
+    log_weight = relative.log() + constant.log() + log_scale
+    return WeightedMean((weighted / constant) / relative, log_weight.masked_fill(weight == 0.0, empty_log_weight()))
 
 
 def merge(first: WeightedMean, second: WeightedMean) -> WeightedMean:
     """The mean over both sets; elementwise, so that shapes may broadcast."""
     share = torch.sigmoid(first.log_weight - second.log_weight)
     mean = second.mean + share * (first.mean - second.mean)
-    return WeightedMean(mean, torch.logaddexp(first.log_weight, second.log_weight))
+    return WeightedMean(mean, log_add(first.log_weight, second.log_weight))
 
 
 def running_merge(means: WeightedMean) -> WeightedMean:

@@ -6,8 +6,11 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from ..shared.chunks import reverse_cumsum
+from ..shared.decayed_cumsum import decayed_cumsum
+from ..shared.log_sums import log_cumsum
 from ..shared.state import State
 from .options import FlowOptions, clamp_flow, excluded_logit, replace_zero_by_one
 
@@ -94,8 +97,7 @@ def _weight_so_far(
     """Weights (B, H, G, C) among the tokens so far, and log Σ exp(flow) over all tokens (B, H).
 
     The softmax is exp(flow_i) / Σ_{j<=i} exp(flow_j) · c_i; ``log_before`` (B, H) is the logarithm of its sum before
-    these tokens, None and ``excluded_logit`` for none. Without a bound on the flow everything is done in logarithms
-    (torch's logcumsumexp has no second derivative, so neither has this).
+    these tokens, None and ``excluded_logit`` for none. Without a bound on the flow everything is done in logarithms.
     """
     log_before = flow.new_full(flow.shape[:2], excluded_logit()) if log_before is None else log_before
     if kind == "none":
@@ -109,9 +111,9 @@ def _weight_so_far(
         log_so_far = replace_zero_by_one(total).log().masked_fill(total == 0.0, excluded_logit())
         weights = exponentials / replace_zero_by_one(so_far)
     else:
-        logits = torch.cat([log_before.unsqueeze(-1), _real_logits(flow, positions)], dim=-1)  # (B, H, 1 + G C)
-        logs = logits.logcumsumexp(-1)[..., 1:]
-        weights, log_so_far = (logits[..., 1:] - logs).exp(), logs[..., -1]
+        logits = _real_logits(flow, positions)  # (B, H, G C)
+        logs = log_cumsum(logits, log_before)
+        weights, log_so_far = (logits - logs).exp(), logs[..., -1]
     return weights.view(flow.shape) * positions.count, log_so_far
 
 
@@ -147,13 +149,31 @@ def _weight_backward(
     if kind == "sigmoid":
         return grad * weights * (1.0 - weights), grad_log
     log_before = grad_log.new_full(grad_log.shape, excluded_logit()) if log_before is None else log_before
+    grad_logits = (grad * weights).flatten(2)  # (B, H, G C)
     if bound > _EXP_BOUND:
-        with torch.enable_grad():
-            inputs = [x.detach().requires_grad_() for x in (flow, log_before)]
-            outputs = _weight_so_far(inputs[0], kind, positions, inputs[1], bound)
-        return torch.autograd.grad(outputs, inputs, [grad, grad_log])
+        logits = _real_logits(flow, positions)
+        logs = log_cumsum(logits, log_before)
+        grad_logits, grad_before = _log_weight_backward(logits, logs, log_before, grad_logits, grad_log)
+        grad_flow = grad_logits.view(flow.shape)
+        return grad_flow if positions.excluded is None else grad_flow.masked_fill(positions.excluded, 0.0), grad_before
     exponentials, so_far = _exponentials(flow, positions, log_before)
-    so_far, grad_logits = replace_zero_by_one(so_far), (grad * weights).flatten(2)  # (B, H, G C)
+    so_far = replace_zero_by_one(so_far)
     grad_exponentials = grad_log.unsqueeze(-1) / so_far[..., -1:] - reverse_cumsum(grad_logits / so_far)
     grad_before = grad_exponentials[..., 0] * log_before.exp()
     return grad_exponentials.mul_(exponentials).add_(grad_logits).view(flow.shape), grad_before
+
+
+def _log_weight_backward(
+    logits: Tensor, logs: Tensor, log_before: Tensor, grad_log_weights: Tensor, grad_last: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Gradients of ``logits`` and ``log_before``, of which ``logs`` is the ``log_cumsum``; (B, H, n), (B, H).
+
+    ``grad_log_weights`` (B, H, n) is the gradient of logits - logs, ``grad_last`` (B, H) that of the last of ``logs``.
+    A log reaches those after it through the next one, by the share exp(logs_i - logs_(i+1)) that it has in that.
+    """
+    grad_logs = -grad_log_weights
+    grad_logs[..., -1] += grad_last
+    shares = F.pad(logs[..., :-1] - logs[..., 1:], (0, 1))
+    grad_logs = decayed_cumsum(grad_logs.flip(-1), shares.flip(-1), None).flip(-1)
+    grad_before = (log_before - logs[..., 0]).exp() * grad_logs[..., 0]
+    return torch.addcmul(grad_log_weights, (logits - logs).exp(), grad_logs), grad_before

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..shared.feature_maps import feature_map
+from ..shared.log_sums import log_add
 from ..shared.precision import compute_dtype, in_dtype
 from ..shared.state import State
 from .causal import CausalInputs
@@ -56,5 +57,5 @@ def _received(receivers: Tensor, of_sources: Tensor, of_sinks: Tensor, form: Flo
 def _newest_weight(logit: Tensor, kind: str, log_before: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
     """The newest token's weight among those so far and the logarithm of their sum, all (B, H); ``count`` (B, 1)."""
     if kind == "softmax":
-        return torch.sigmoid(logit - log_before) * count, torch.logaddexp(log_before, logit)
+        return torch.sigmoid(logit - log_before) * count, log_add(log_before, logit)
     return torch.ones_like(logit) if kind == "none" else torch.sigmoid(logit), log_before

@@ -7,12 +7,12 @@ features has its own count and weights. Letters as in ``__init__.py``; ``g`` in 
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from ..shared.decayed_cumsum import decayed_cumsum
 from ..shared.feature_maps import real_features
 from ..shared.feature_sums import causal_sums
 from ..shared.forgetting import decay_of_real_tokens
+from ..shared.log_sums import decayed_log_cumsum
 from ..shared.padding import zero_padding
 from ..shared.precision import compute_dtype
 from ..shared.state import State
@@ -120,7 +120,7 @@ class _Flow:
         logits = flow.expand_as(self.gates)
         if self.padding is not None:
             logits = logits.masked_fill(self.padding[:, None, :, None], excluded_logit())
-        logs = _decayed_logcumsumexp(logits, self.gates, before)
+        logs = decayed_log_cumsum(logits, self.gates, before)
         return (logits - logs).exp() * self.count, self._last(logs)
 
     def _before(self, entry: str) -> Tensor | None:
@@ -136,21 +136,3 @@ class _Flow:
 
     def _entry(self, x: Tensor) -> Tensor:
         return (x.squeeze(-1) if self.log_decay.dim() == 3 else x).clone()
-
-
-def _decayed_logcumsumexp(x: Tensor, log_decay: Tensor, before: Tensor) -> Tensor:
-    """log Σ_(j <= i) Γ_ij exp(x_j) for x, ``log_decay`` (B, H, n, g) and the logarithm ``before`` (B, H, g).
-
-    Sums are in units of exp(m), m the largest logit so far, which decays too: so nothing overflows, and what is
-    forgotten hides nothing. Rounding of m changes the unit alone.
-    """
-    first = before.unsqueeze(2)
-    if x.shape[2] == 1:
-        return torch.logaddexp(first + log_decay, x)
-    since_start = F.pad(log_decay, (0, 0, 1, 0)).cumsum(2)
-    with torch.no_grad():
-        unit = (torch.cat([first, x], dim=2) - since_start).cummax(2).values + since_start  # (B, H, 1 + n, g)
-        decay = unit[:, :, :-1] - unit[:, :, 1:]
-    start = (before - unit[:, :, 0]).exp()
-    total = decayed_cumsum((x - unit[:, :, 1:]).exp(), log_decay + decay, start)
-    return unit[:, :, 1:] + total.log()

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..shared.feature_maps import real_features
 from ..shared.feature_sums import causal_sums
+from ..shared.log_sums import log_cumsum
 from ..shared.padding import zero_padding
 from ..shared.precision import autocast_off, compute_dtype
 from .options import FlowOptions, clamp_flow, excluded_logit, replace_zero_by_one
@@ -103,5 +104,4 @@ class _Part:
         before, log_unit = self.sums_before(exponentials.sum((2, 3)), log_unit)  # (B, H)
         log_before = replace_zero_by_one(before).log() + log_unit
         log_before = log_before.masked_fill(before == 0.0, excluded_logit())
-        logs = torch.cat([log_before.unsqueeze(-1), logits], dim=-1).logcumsumexp(-1)[..., 1:]
-        return (logits - logs).exp().unsqueeze(-1) * self.count
+        return (logits - log_cumsum(logits, log_before)).exp().unsqueeze(-1) * self.count

@@ -49,7 +49,7 @@ class _Delta(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor, grad_memory: Tensor) -> tuple[Tensor | None, ...]:
-        *inputs, memory = ctx.saved_tensors[:6]
+        *inputs, memory = (saved := ctx.saved_tensors)[:6]  # read once, as activation checkpointing allows
         with autocast_off(memory):  # the forward pass's does not reach here
             if torch.is_grad_enabled() or not runs_eagerly(grad_out, grad_memory):
 
@@ -58,7 +58,7 @@ class _Delta(torch.autograd.Function):
 
                 return *graph_gradients(in_graph, (*inputs, memory), (grad_out, grad_memory)), None
             grads = [None if x is None else torch.empty_like(x, memory_format=torch.contiguous_format) for x in inputs]
-            grad_state, before = grad_memory.flatten(0, 1), ctx.saved_tensors[6:]
+            grad_state, before = grad_memory.flatten(0, 1), saved[6:]
             for tokens, state in reversed(list(zip(blocks_of(inputs[0], ctx.size), before))):
                 chunks = Chunks(*cut(inputs, tokens, ctx.size))
                 block_grads, grad_state = _block_backward(

@@ -5,13 +5,13 @@ Kitaev, Kaiser, Levskaya, *Reformer: The Efficient Transformer*, ICLR 2020, sect
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from ..shared.checks import check_padding_mask, check_positive_int, check_query_key_value
 from ..shared.packed import takes_segments
 from ..shared.padding import zero_padding
 from ..shared.precision import autocast_off, compute_dtype
 from ..shared.state import State, check_continuation, state_of_sums
+from ..shared.unit_vectors import unit_vectors
 from .decoding import attend_state, empty_state, extend_state, ranks_of, state_shapes
 from .hashes import buckets_of, codes_of, sorted_order
 from .rounds import attend_rounds, together
@@ -119,7 +119,7 @@ def _prepared(q: Tensor, v: Tensor, padding_mask: Tensor | None) -> tuple[Tensor
     """Queries, unit keys, and values, in the dtype of sums and 0 at padding."""
     dtype = compute_dtype(q)
     q = zero_padding(q.to(dtype), padding_mask)
-    return q, F.normalize(q, dim=-1), zero_padding(v.to(dtype), padding_mask)
+    return q, unit_vectors(q), zero_padding(v.to(dtype), padding_mask)
 
 
 def _cleared(out: Tensor, key_padding_mask: Tensor | None, query_padding_mask: Tensor | None) -> Tensor:

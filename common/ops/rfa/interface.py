@@ -15,6 +15,7 @@ from ..shared.packed import takes_segments
 from ..shared.padding import zero_padded_tokens, zero_padding
 from ..shared.precision import autocast_off, compute_dtype
 from ..shared.state import State, check_continuation, state_of_sums
+from ..shared.unit_vectors import unit_vectors
 
 
 @takes_segments("q", "k", "v", "log_gate", "log_decay")
@@ -154,7 +155,7 @@ def attend_source(
 def _features(x: Tensor, directions: Tensor, padding_mask: Tensor | None) -> Tensor:
     """phi(x): (B, H, n, d) -> (B, H, n, 2r) in float32 or float64, 0 at padding."""
     dtype = compute_dtype(x)
-    x = F.normalize(zero_padding(x.to(dtype), padding_mask), dim=-1)
+    x = unit_vectors(zero_padding(x.to(dtype), padding_mask))
     projected = x @ directions.to(dtype).transpose(1, 2)  # (B, H, n, r)
     features = torch.cat([projected.sin(), projected.cos()], dim=-1) * directions.shape[1] ** -0.5
     return zero_padding(features, padding_mask)

@@ -81,7 +81,8 @@ class _InBlocks(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor, grad_last: Tensor) -> tuple[Tensor | None, ...]:
-        inputs, before = ctx.saved_tensors[:5], ctx.saved_tensors[5:]
+        saved = ctx.saved_tensors  # read once, as activation checkpointing allows
+        inputs, before = saved[:5], saved[5:]
         with autocast_off(grad_out):  # the forward pass's does not reach here
             if torch.is_grad_enabled() or not runs_eagerly(grad_out, grad_last):
                 return (None, None, *graph_gradients(ctx.in_graph, inputs, (grad_out, grad_last)))

@@ -10,7 +10,6 @@ import math
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from ..shared.checks import check_choice, check_padding_mask, check_positive_int, check_query_key_value
@@ -20,6 +19,7 @@ from ..shared.padding import zero_padding
 from ..shared.precision import autocast_off, compute_dtype
 from ..shared.state import State, check_continuation
 from ..shared.tracing import may_be_exported
+from ..shared.unit_vectors import unit_vectors
 
 #: Derivatives of the weights by the cosine: (tau / 2) w, which the paper puts below the exact one, or that one.
 GRADIENTS = ("bound", "exact")
@@ -90,8 +90,8 @@ def _prepared(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Unit queries and keys, and values, in the dtype of sums and 0 at padding."""
     dtype = compute_dtype(q)
-    q = F.normalize(zero_padding(q.to(dtype), query_padding_mask), dim=-1)
-    k = F.normalize(zero_padding(k.to(dtype), key_padding_mask), dim=-1)
+    q = unit_vectors(zero_padding(q.to(dtype), query_padding_mask))
+    k = unit_vectors(zero_padding(k.to(dtype), key_padding_mask))
     return q, k, zero_padding(v.to(dtype), key_padding_mask)
 
 
@@ -134,4 +134,4 @@ def _attended(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None, tau: int, 
         weights = (1.0 - torch.acos(cosines) / math.pi).pow(tau)
     if hidden is not None:
         weights = weights.masked_fill(hidden, 0.0)
-    return F.normalize(weights @ v, dim=-1)
+    return unit_vectors(weights @ v)

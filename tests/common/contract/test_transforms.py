@@ -7,7 +7,6 @@ from contextlib import nullcontext
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tests.common.contract.mechanisms import (
     CASES,
@@ -27,7 +26,7 @@ from tests.common.contract.mechanisms import (
     without,
 )
 from tests.common.inputs import padding
-from tests.compare import assert_close, assert_gradients_close, gradients
+from tests.compare import assert_close, assert_gradients_close
 from tests.torch_versions import NEWER_THAN_2_6
 
 #: They cut a sequence into windows or chunks.
@@ -177,28 +176,6 @@ def test_gradients_of_each_sample_by_functorch(case):
     wanted = torch.autograd.grad(module(**inputs).square().sum(), [inputs[name] for name in given], **unused)
     for name, expected in zip(given, wanted):
         assert_close(f"gradient of {name}", each[name], expected)
-
-
-@cases(DEFAULTS)
-def test_gradients_of_gradients(case):
-    """Those of the literal formula, as a penalty on gradients has them; of softmax with torch's plain kernel."""
-    module = case.build()
-    inputs = tensors(module, 7)
-    fused = "second_order" in without(case.name)
-
-    def second(call) -> tuple[Tensor, ...]:
-        options = {"create_graph": True, "allow_unused": True, "materialize_grads": True}
-        keys_and_values = [x for x in (inputs["k"], inputs["v"]) if x is not None]
-        first = torch.autograd.grad(call(**inputs).square().sum(), keys_and_values, **options)
-        return gradients(first[0] + 0 * first[-1].sum(), leaves(inputs, module).values())
-
-    if fused:
-        with pytest.raises(RuntimeError, match="derivative .* not implemented"):
-            second(module)
-    with sdpa_kernel(SDPBackend.MATH) if fused else nullcontext():
-        found = second(module), second(module.reference)
-    for name, actual, expected in zip(leaves(inputs, module), *found):
-        assert_close(f"second gradient of {name}", actual, expected, 1e-7, floor=1e-3)
 
 
 @cases(CASES)

@@ -1,0 +1,17 @@
+"""Vectors of length 1."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+#: Vectors shorter than this are divided by it.
+_SHORTEST = 1e-12
+
+
+def unit_vectors(x: Tensor) -> Tensor:
+    """x (..., c) over its length, or over 1e-12 where that is larger, with derivatives of every order; O(size of x).
+
+    ``F.normalize`` is the same function, but its second derivative at 0 is NaN, which a product takes to other tokens.
+    """
+    short = torch.linalg.vector_norm(x.detach(), dim=-1, keepdim=True) < _SHORTEST
+    return torch.where(short, x / _SHORTEST, F.normalize(x.masked_fill(short, 1.0), dim=-1))
