@@ -1,6 +1,7 @@
 """The processes that hold the parts of one sequence, and what they send each other, counted in bytes."""
 
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -127,6 +128,21 @@ class ContextGroup:
                 f"{whom}, which ended or did not answer in time; its own output says why. Nothing can go on without "
                 f"it. torch.distributed says: {error}"
             ) from error
+
+
+def first_order_alone(backward: Callable) -> Callable:
+    """A decorator of a backward pass between processes: ``create_graph=True`` is a ValueError, before any waits."""
+
+    @functools.wraps(backward)
+    def checked(ctx: Any, *grads: Tensor) -> Any:
+        if torch.is_grad_enabled():
+            raise ValueError(
+                "create_graph is True where several processes hold one sequence; allowed: False, since they exchange "
+                "first derivatives alone. For gradients of gradients, hold the sequence in one process"
+            )
+        return backward(ctx, *grads)
+
+    return checked
 
 
 def layouts_of(tensors: Sequence[Tensor]) -> list[Layout]:

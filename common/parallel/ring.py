@@ -11,10 +11,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from ..ops.shared.state import State
-from .group import ContextGroup, Layout, layouts_of
+from .group import ContextGroup, Layout, first_order_alone, layouts_of
 
 #: ``call(tensors, padding_mask, state) -> (out, state)``: the next tokens of the rows, and the state after them.
 Call = Callable[[Sequence[Tensor | None], Tensor | None, State | None], tuple[Tensor, State]]
@@ -121,7 +120,7 @@ class _Receive(torch.autograd.Function):
         return state
 
     @staticmethod
-    @once_differentiable
+    @first_order_alone
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, ...]:
         ctx.group.send([grads[i] for i in ctx.sums], ctx.group.rank - 1)
         return None, None, *[None] * ctx.anchors
@@ -138,7 +137,7 @@ class _Send(torch.autograd.Function):
         return out.view_as(out)
 
     @staticmethod
-    @once_differentiable
+    @first_order_alone
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         _ = ctx.saved_tensors  # activation checkpointing repeats the forward pass now, before this waits for another
         sums = [x for x in ctx.layouts if x.dtype.is_floating_point]

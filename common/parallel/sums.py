@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from .group import ContextGroup
+from .group import ContextGroup, first_order_alone
 
 #: The logarithm of the unit of no sum at all, as FAVOR+ has it.
 _NO_UNIT = -1e30
@@ -43,7 +42,7 @@ class _SumsBefore(torch.autograd.Function):
         return _weighted(every[:rank], units[:rank] - largest[rank])
 
     @staticmethod
-    @once_differentiable
+    @first_order_alone
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         units, largest = ctx.saved_tensors
         every, after = ctx.group.gather(grad), ctx.group.rank + 1

@@ -119,6 +119,16 @@ def test_more_tokens_than_a_block_of_quadratic_attention(case: Case):
     assert_is_difference(lambda: module(**inputs), list(leaves(inputs, module).values()))
 
 
+@cases(case for case in PLAIN if case.name in ("gated_delta", "gla"))
+def test_operators_of_a_graph_that_autograd_does_not_trace(case: Case):
+    """torch.compile with a backend that runs the graph as it is; all others refuse second derivatives themselves."""
+    torch._dynamo.reset()
+    module = case.build()
+    inputs = tensors(module, 7)
+    out = torch.compile(module, backend="eager", fullgraph=True)(**inputs)
+    assert_second_close(out, module(**inputs), leaves(inputs, module))
+
+
 @cases(case for case in PLAIN if "second_order" in without(case.name))
 def test_a_kernel_without_them_says_so(case: Case):
     module = case.build()

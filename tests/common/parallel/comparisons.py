@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -125,6 +126,17 @@ class Attending(nn.Module):
         """x (B, n, 12), mask (B, n)."""
         q = self.proj(x).unflatten(2, (3, 4)).transpose(1, 2)
         return self.attention(q, q, q, mask, mask).transpose(1, 2).flatten(2)
+
+
+def gradients_of_gradients_are_refused(rank: int) -> None:
+    """By each process at once, whether sums are gathered or a state goes from one to the next."""
+    group = ContextGroup()
+    for case in causal_cases():
+        if case.name in ("linear", "gla"):
+            inputs = tensors(module := case.build(), TOKENS)
+            out = _part(module, group, inputs, None)
+            with pytest.raises(ValueError, match="create_graph is True.*allowed"):
+                torch.autograd.grad(out.sum(), inputs["v"], create_graph=True)
 
 
 def many_rows(rank: int) -> None:

@@ -23,6 +23,7 @@ def test_every_mechanism_gives_what_one_process_gives(tmp_path):
         comparisons.gated_attention_units,
         comparisons.flow_of_one_row,
         comparisons.many_rows,
+        comparisons.gradients_of_gradients_are_refused,
         comparisons.random_draws,
         comparisons.counted_bytes,
     ],

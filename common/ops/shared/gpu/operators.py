@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..autograd import graph_gradients
+from ..tracing import runs_eagerly
 
 LIBRARY = "lineartime"
 
@@ -65,8 +66,11 @@ def differentiable_operator(
         ctx.constants = inputs[size:]
 
     def differentiate(ctx: Any, *grads: Tensor) -> tuple:
-        needed = [bool(x) for x in ctx.needs_input_grad[:size]]
-        grads_needed = iter(gradient(*ctx.saved_tensors, list(grads), needed, *ctx.constants))
+        inputs, needed = ctx.saved_tensors, [bool(x) for x in ctx.needs_input_grad[:size]]
+        if torch.is_grad_enabled() and runs_eagerly(*grads):  # in a graph that is compiled and not traced by autograd
+            results = graph_gradients(lambda *x: tuple(run(*x, *ctx.constants)), inputs, grads)
+            return (*results, *[None] * len(ctx.constants))
+        grads_needed = iter(gradient(*inputs, list(grads), needed, *ctx.constants))
         return (*(next(grads_needed) if need else None for need in needed), *[None] * len(ctx.constants))
 
     operator.register_autograd(differentiate, setup_context=keep)
