@@ -1,0 +1,107 @@
+"""Gradients do not depend on who keeps what a backward pass needs: activation checkpointing, hooks, FSDP.
+
+Each of them hands a saved tensor out once, or in another place, or gathers the parameters again first.
+"""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.utils.checkpoint import checkpoint
+
+from tests.common.contract.mechanisms import DEFAULTS, PLAIN, Case, both, cases, leaves, tensors
+from tests.common.inputs import padding
+from tests.compare import assert_all_close
+
+
+class Layer(nn.Module):
+    """A mechanism after a parameter that all tensors are multiplied by, which FSDP shards with those of its own."""
+
+    def __init__(self, case: Case) -> None:
+        super().__init__()
+        self.factor, self.attention = (
+            nn.Parameter(torch.tensor([0.75], dtype=torch.float64)),
+            case.build(max_tokens=260),
+        )
+
+    def forward(self, **inputs) -> Tensor:
+        """The attention of the tensors that are floating point times the factor."""
+        scaled = {
+            x: y * self.factor if isinstance(y, Tensor) and y.is_floating_point() else y for x, y in inputs.items()
+        }
+        return self.attention(**scaled).clone()  # FSDP warns of a view
+
+
+def _checkpointed(use_reentrant: bool) -> Callable:
+    def call(layer: Layer, inputs: dict) -> Tensor:
+        names = [name for name, x in inputs.items() if isinstance(x, Tensor)]
+
+        def positional(*given: Tensor) -> Tensor:
+            return layer(**{**inputs, **dict(zip(names, given))})
+
+        return checkpoint(positional, *(inputs[name] for name in names), use_reentrant=use_reentrant)
+
+    return call
+
+
+def _on_cpu(layer: Layer, inputs: dict) -> Tensor:
+    with save_on_cpu():
+        return layer(**inputs)
+
+
+def _copied(layer: Layer, inputs: dict) -> Tensor:
+    with saved_tensors_hooks(lambda x: x.clone(), lambda x: x.clone()):
+        return layer(**inputs)
+
+
+def _sharded(layer: Layer, inputs: dict) -> Tensor:
+    """FSDP2 around a layer whose activations are computed again, as torchtitan has it."""
+    return fully_shard(checkpoint_wrapper(layer), mesh=init_device_mesh("cpu", (1,)))(**inputs)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A group of this process alone."""
+    store = dist.FileStore(str(tmp_path_factory.mktemp("group") / "store"), 1)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def whole(x: Tensor) -> Tensor:
+    return x.full_tensor() if isinstance(x, DTensor) else x
+
+
+def assert_as_ever(call: Callable, case: Case, n: int, side: str) -> None:
+    found = []
+    for compute in (call, lambda layer, inputs: layer(**inputs)):
+        layer = Layer(case)
+        inputs = {**tensors(layer.attention, n), **both(padding(side, 2, n))}
+        out = compute(layer, inputs)
+        (out * torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)).sum().backward()
+        wanted = {name: x for name, x in leaves(inputs, layer).items() if x.requires_grad}  # FSDP's own only by now
+        found.append([out, *(torch.zeros_like(whole(x)) if x.grad is None else whole(x.grad) for x in wanted.values())])
+    assert_all_close(["out", *wanted], *found)
+
+
+KEEPERS = [_checkpointed(True), _checkpointed(False), _on_cpu, _copied, _sharded]
+keepers = pytest.mark.parametrize("call", KEEPERS, ids=["reentrant", "non-reentrant", "on CPU", "copied", "FSDP"])
+
+
+@keepers
+@cases(DEFAULTS)
+def test_gradients(case, call):
+    assert_as_ever(call, case, 13, "left")
+
+
+@keepers
+@cases(case for case in PLAIN if not case.kind.linear_cost)
+def test_more_tokens_than_a_block_that_is_computed_again(case, call):
+    assert_as_ever(call, case._replace(options={}), 260, "none")
