@@ -17,6 +17,7 @@ from ..shared.checks import (
     check_query_key_value,
 )
 from ..shared.chunks import CHUNK_SIZE
+from ..shared.feature_maps import elu_plus_one
 from ..shared.feature_sums import causal_sums, full_sums, read_source, state_shapes, sums_of_source
 from ..shared.forgetting import check_log_decay, decay_of_real_tokens
 from ..shared.packed import takes_segments
@@ -180,6 +181,6 @@ def _turn(positions: Tensor, max_tokens: int, dtype: torch.dtype) -> tuple[Tenso
 def _features(x: Tensor, phi: str, padding_mask: Tensor | None, turn: tuple[Tensor, Tensor]) -> Tensor:
     """phi(x) times the cosine and times the sine of its position: (B, H, n, d) -> (B, H, n, 2d), 0 at padding."""
     x = zero_padding(x, padding_mask)
-    x = zero_padding(F.relu(x) if phi == "relu" else F.elu(x) + 1.0, padding_mask)
+    x = zero_padding(F.relu(x) if phi == "relu" else elu_plus_one(x), padding_mask)
     cos, sin = turn
     return torch.cat([x * cos, x * sin], dim=-1)

@@ -18,8 +18,16 @@ def feature_map(x: Tensor, phi: str) -> Tensor:
     if phi == "sigmoid":
         return torch.sigmoid(x)
     if phi == "elu+1":
-        return F.elu(x) + 1.0
+        return elu_plus_one(x)
     return F.relu(x) + 1e-6
+
+
+def elu_plus_one(x: Tensor) -> Tensor:
+    """elu(x) + 1; O(size of x)."""
+    # torch traces the gradient of elu of a transposed x with other strides than it has, and then no view of it fits.
+    if not torch.jit.is_scripting() and torch.compiler.is_compiling():
+        x = x.contiguous()
+    return F.elu(x) + 1.0
 
 
 def real_features(x: Tensor, phi: str, padding_mask: Tensor | None) -> Tensor:

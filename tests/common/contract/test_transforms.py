@@ -35,6 +35,12 @@ IN_WINDOWS = ("bigbird", "local", "longformer", "reformer", "sparse")
 FORGETTING = {"favor": "channel", "flow": "channel", "mixed_chunk": "head"}
 #: Every mechanism by itself, some after a short convolution, and some with sums that forget.
 traced = [*PLAIN, *(case for case in DEFAULTS if case.short_conv or case.forget == FORGETTING.get(case.name))]
+#: Every causal mechanism with all that may stand in front of it.
+WITH_ADDITIONS = [
+    case._replace(short_conv=2, forget="head" if "forget" in case.kind.supports else "none")
+    for case in PLAIN
+    if case.causal and is_linear(case.kind)
+]
 
 
 @pytest.fixture(autouse=True)
@@ -52,6 +58,15 @@ def test_it_compiles_into_one_graph_with_its_backward_pass(case):
     expected = module(**inputs, **both(mask))
     assert_close("out", out, expected)
     assert_gradients_close(out, expected, leaves(inputs, module))
+
+
+@cases(WITH_ADDITIONS)
+def test_it_compiles_with_what_stands_in_front_of_it(case):
+    """Each operation's gradient has the layout in memory that it was traced with."""
+    module = case.build(torch.float32)
+    inputs = tensors(module, 6, batch=1, dtype=torch.float32)
+    out = torch.compile(module, backend="aot_eager", fullgraph=True)(**inputs)
+    assert_gradients_close(out, module(**inputs), leaves(inputs, module))
 
 
 def exports_any_length(case: Case) -> bool:
