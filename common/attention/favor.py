@@ -10,6 +10,7 @@ from torch import Tensor
 from ..ops.favor import LENGTHS, attend_source, draw_directions, favor_attention, source_state
 from ..ops.favor.reference import favor_attention_reference
 from ..ops.shared.state import State
+from ..ops.shared.tracing import is_exported
 from ._base import OpAttention
 from ._options import AttentionOptions, causal_chunk_size, choice, count
 from ._registry import register_attention
@@ -108,6 +109,11 @@ class FavorAttention(OpAttention):
         Each pass draws a number from torch's generator. Activation checkpointing repeats a pass with the generator as
         it was: a pass of the same number is the same pass, and keeps its directions.
         """
+        if is_exported():
+            raise ValueError(
+                f"redraw is {self.options.redraw!r} in training; allowed in torch.export, and so in torch's automatic "
+                "pipelining: None, or evaluation, since a graph counts no passes. Stages cut by hand may redraw"
+            )
         number = int(torch.randint(1, 2**62, (), device="cpu"))
         if number == self._pass_number:
             return

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ..shared.padding import put_back, real_first, take, zero_padding
 from ..shared.precision import compute_dtype
-from ..shared.tracing import runs_eagerly
+from ..shared.tracing import may_checkpoint, runs_eagerly
 from .weighted_means import WeightedMean, headroom, mean_of_sums, merge
 
 #: Tokens of the smallest chunks of the causal algorithm, in which exponentials are written out pair by pair.
@@ -141,9 +141,7 @@ def _causal(k: Tensor, v: Tensor, w: Tensor) -> Tensor:
     missing = padded - length
     k, v = (F.pad(x, (0, 0, 0, missing)) for x in (k, v))
     w = F.pad(w, (0, missing, 0, missing))
-    # torch.func has no hooks on what is saved, which computing it again needs.
-    hooks = not torch._C._are_functorch_transforms_active()
-    again = torch.is_grad_enabled() and length > CHUNK_SIZE and hooks
+    again = length > CHUNK_SIZE and may_checkpoint()
     means = checkpoint(_smallest_chunks, k, v, w, use_reentrant=False) if again else _smallest_chunks(k, v, w)
     size = CHUNK_SIZE
     while size < padded:

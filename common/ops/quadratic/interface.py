@@ -19,6 +19,7 @@ from ..shared.precision import autocast_off, compute_dtype
 from ..shared.relative_bias import bias_at, bias_rows, check_bias, cut_bias
 from ..shared.score_kernels import SCORE_KERNELS, score_kernel
 from ..shared.state import State, check_continuation
+from ..shared.tracing import may_checkpoint
 
 #: Rows of the score matrix that exist at once: a block.
 BLOCK_ROWS = 256
@@ -133,7 +134,7 @@ def _whole(
         tensors = (divided[:, :, start:stop], k[:, :, :keys], v[:, :, :keys], bias, hidden)
         arguments = (*tensors, causal, kernel, start, stop, n)
         # A single block is no larger than the tensors it is computed from, so it is kept.
-        again = n > BLOCK_ROWS and torch.is_grad_enabled()
+        again = n > BLOCK_ROWS and may_checkpoint()
         rows.append(checkpoint(_block, *arguments, use_reentrant=False) if again else _block(*arguments))
     out = torch.cat(rows, dim=2)
     if first_softmax:

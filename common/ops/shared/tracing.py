@@ -29,6 +29,19 @@ def may_be_exported() -> bool:
     return torch.compiler.is_compiling()
 
 
+def is_exported() -> bool:
+    """Whether torch.export certainly traces; of torch 2.6, which cannot tell it from torch.compile, never."""
+    return hasattr(torch.compiler, "is_exporting") and torch.compiler.is_exporting()
+
+
+def may_checkpoint() -> bool:
+    """Whether what is cheap to compute may go through ``torch.utils.checkpoint``, where gradients are computed at all.
+
+    torch.func has no hooks on what is saved, and torch's pipelining cannot cut an exported graph with a checkpoint.
+    """
+    return torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active() and not is_exported()
+
+
 def is_compiled() -> bool:
     """Whether torch.compile traces, and not torch.export, whose graphs must hold PyTorch's own operators alone."""
     return torch.compiler.is_dynamo_compiling() and not may_be_exported()

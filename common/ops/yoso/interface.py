@@ -18,7 +18,7 @@ from ..shared.packed import takes_segments
 from ..shared.padding import zero_padding
 from ..shared.precision import autocast_off, compute_dtype
 from ..shared.state import State, check_continuation
-from ..shared.tracing import may_be_exported
+from ..shared.tracing import may_be_exported, may_checkpoint
 from ..shared.unit_vectors import unit_vectors
 
 #: Derivatives of the weights by the cosine: (tau / 2) w, which the paper puts below the exact one, or that one.
@@ -110,7 +110,7 @@ def _in_blocks(
         mask = None if padding_mask is None else padding_mask[:, None, None, :keys]
         arguments = (q[:, :, start:stop], k[:, :, :keys], v[:, :, :keys], mask, causal, tau, gradient)
         # A single block is no larger than the tensors it is computed from, so it is kept.
-        again = n > BLOCK_ROWS and torch.is_grad_enabled()
+        again = n > BLOCK_ROWS and may_checkpoint()
         rows.append(checkpoint(_block, *arguments, use_reentrant=False) if again else _block(*arguments))
     return torch.cat(rows, dim=2)
 

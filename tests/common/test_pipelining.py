@@ -1,0 +1,41 @@
+"""torch cuts a model of every kind of attention into the stages of a pipeline by itself, or is told why not."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.pipelining import SplitPoint, pipeline
+
+from common.attention import build_attention
+from tests.compare import assert_close
+
+#: More than a block of rows of quadratic attention, which eager PyTorch computes again in the backward pass.
+TOKENS = 260
+
+
+class Layer(nn.Module):
+    """Attention to a projection of the tokens."""
+
+    def __init__(self, name: str, **options) -> None:
+        super().__init__()
+        self.proj = nn.Linear(8, 8)
+        self.attention = build_attention(name, True, num_heads=2, head_dim=4, max_tokens=TOKENS, **options)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (B, n, 8)."""
+        q = self.proj(x).unflatten(2, (2, 4)).transpose(1, 2)
+        return self.attention(q, q, q).transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize("name", ["daft_full", "yoso", "quadratic"])
+def test_two_stages_are_the_model(name):
+    model, x = nn.Sequential(Layer(name), Layer(name)), torch.randn(1, TOKENS, 8)
+    expected = model(x)
+    pipe = pipeline(model, mb_args=(x,), split_spec={"1": SplitPoint.BEGINNING})
+    assert pipe.num_stages == 2
+    (out,) = pipe(x)
+    assert_close("out", out, expected)
+
+
+def test_directions_that_are_drawn_anew_are_refused_in_words():
+    with pytest.raises(ValueError, match="redraw is 2.*allowed in torch.export.*pipelining"):
+        torch.export.export(Layer("favor", redraw=2), (torch.randn(1, 9, 8),), strict=False)
