@@ -75,14 +75,14 @@ def exceeds_float32(k: Tensor, w: Tensor) -> Tensor:
     return torch.minimum(span_k, span_w) > 90.0  # _SPAN_OF_FLOAT32, which TorchScript cannot read
 
 
-@torch.no_grad()
 def _sufficient_dtype(k: Tensor, w: Tensor, causal: bool, after_real: Tensor | None) -> torch.dtype:
     """The dtype of k, or float64 where that is too small for the range of k (B, T, d) and w (T, T).
 
     The common case costs two passes over w. A graph cannot choose by value: one of torch.compile or torch.export stops
     with an error where float32 is not enough, and whatever else traces or transforms operations uses float64.
     """
-    compiling = torch.compiler.is_compiling()
+    # Not no_grad(): torch's pipelining cannot cut an exported graph that switches gradients off and on.
+    k, w, compiling = k.detach(), w.detach(), torch.compiler.is_compiling()
     if k.numel() == 0 or k.device.type == "meta":
         return k.dtype
     if not compiling and not runs_eagerly(k, w):

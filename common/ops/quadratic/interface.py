@@ -16,7 +16,7 @@ from ..shared.kv_cache import extend_kv_cache
 from ..shared.packed import takes_segments
 from ..shared.padding import padding_or_none, put_back, real_first, real_positions, take, zero_padding
 from ..shared.precision import autocast_off, compute_dtype
-from ..shared.relative_bias import bias_at, bias_rows, check_bias, cut_bias
+from ..shared.relative_bias import bias_at, bias_rows, check_bias
 from ..shared.score_kernels import SCORE_KERNELS, score_kernel
 from ..shared.state import State, check_continuation
 from ..shared.tracing import may_checkpoint
@@ -25,7 +25,7 @@ from ..shared.tracing import may_checkpoint
 BLOCK_ROWS = 256
 
 
-@takes_segments("q", "k", "v", cut_bias=cut_bias)
+@takes_segments("q", "k", "v", bias=True)
 def gau_attention(
     q: Tensor,
     k: Tensor,
@@ -57,7 +57,8 @@ def gau_attention(
         kernel: ``relu2``, ``softmax`` or ``laplace``; see ``score_kernel``.
         first_softmax: the first real token attends with softmax, whatever the kernel (not causal; fine-tuning).
         initial_state, return_state: continue a causal sequence. The state is every token so far, ``k``, ``v`` and
-            ``padding_mask`` (B, m), so it grows; n is then the number of all tokens, m included, in ``bias``.
+            ``padding_mask`` (B, m), so it grows; n is then the number of all tokens, m included, in ``bias``. With
+            ``segment_ids`` m is what the state has left, ``k.shape[2]``, once documents have ended.
 
     ``segment_ids`` (B, n), integers that never decrease along a row: its documents, which do not see each other;
     see ``shared/packed.py``.

@@ -41,9 +41,9 @@ def decayed_log_cumsum(x: Tensor, log_decay: Tensor, before: Tensor) -> Tensor:
     if x.shape[2] == 1:
         return log_add(first + log_decay, x)
     since_start = F.pad(log_decay, (0, 0, 1, 0)).cumsum(2)
-    with torch.no_grad():
-        unit = (torch.cat([first, x], dim=2) - since_start).cummax(2).values + since_start  # (B, H, 1 + n, g)
-        decay = unit[:, :, :-1] - unit[:, :, 1:]
+    # Detached and not under no_grad(), which torch's pipelining cannot cut: (B, H, 1 + n, g)
+    unit = (torch.cat([first, x], dim=2).detach() - since_start.detach()).cummax(2).values + since_start.detach()
+    decay = unit[:, :, :-1] - unit[:, :, 1:]
     start = (before - unit[:, :, 0]).exp()
     total = decayed_cumsum((x - unit[:, :, 1:]).exp(), log_decay + decay, start)
     return unit[:, :, 1:] + total.log()

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from .relative_bias import check_bias, cut_bias
 from .segments import SEGMENT, Documents, find_documents, without_segment
 from .state import State
 from .tracing import may_be_exported, runs_eagerly
@@ -27,21 +28,19 @@ _MASKS = ("key_padding_mask", "query_padding_mask")
 Call = Callable[..., Any]
 
 
-def takes_segments(
-    *tokens: str, cut_bias: Callable[[Tensor, int, int], Tensor] | None = None, shared: str | None = None
-) -> Callable[[Callable], Callable]:
+def takes_segments(*tokens: str, bias: bool = False, shared: str | None = None) -> Callable[[Callable], Callable]:
     """A decorator: gives a function of ``common.ops`` its argument ``segment_ids`` (B, n), documents in a row.
 
-    ``tokens`` are the names of its inputs that have a dimension of tokens, beside the masks;
-    ``cut_bias(bias, tokens, fewer)`` is its bias for fewer tokens, where it has one for all; the input ``shared`` may
-    have no batch, in three dimensions, and is then the same for all documents. With ``segment_ids`` the
-    function is called once for all documents of about one length, each of them a row, padded on the right. With
-    ``initial_state`` and ``return_state`` the state has the further entry ``segment_id`` (B,): a document that has
-    this id goes on from the state, others begin anew. torch.compile breaks its graph there.
+    ``tokens`` are the names of its inputs that have a dimension of tokens, beside the masks; with ``bias`` it has a
+    relative bias of that name for all tokens and those of the state, which each document gets the first part of; the
+    input ``shared`` may have no batch, in three dimensions, and is then the same for all documents. With
+    ``segment_ids`` the function is called once for all documents of about one length, each of them a row, padded on the
+    right. With ``initial_state`` and ``return_state`` the state has the further entry ``segment_id`` (B,): a document
+    that has this id goes on from the state, others begin anew. torch.compile breaks its graph there.
 
     Raises:
         ValueError: ids that are no integers (B, n), or that go back; queries and keys of two sequences; one mask alone
-            where attention is not causal; under torch.export.
+            where attention is not causal; a bias for another number of tokens; under torch.export.
     """
 
     def decorate(op: Callable) -> Callable:
@@ -55,7 +54,7 @@ def takes_segments(
             arguments.apply_defaults()
             same = shared is not None and getattr(arguments.arguments[shared], "ndim", None) == 3
             of_tokens = tuple(name for name in tokens if not (same and name == shared))
-            return _by_document(op, of_tokens, arguments.arguments, segment_ids, cut_bias)
+            return _by_document(op, of_tokens, arguments.arguments, segment_ids, bias)
 
         return by_document
 
@@ -67,7 +66,7 @@ def _by_document(
     names: tuple[str, ...],
     arguments: dict[str, Any],
     segment_ids: Tensor,
-    cut_bias: Callable[[Tensor, int, int], Tensor] | None,
+    has_bias: bool,
 ) -> Any:
     """``op`` of ``arguments``, of which ``names`` are tokens, document by document."""
     arguments = {name: x for name, x in arguments.items() if name != "segment_ids"}
@@ -82,7 +81,9 @@ def _by_document(
         raise ValueError(f"segment_ids is given with {shapes}; allowed: queries and keys of the same tokens")
     if not arguments.get("causal") and sum(x is None for x in masks.values()) == 1 and len(masks) == 2:
         raise ValueError("one padding mask is given alone with segment_ids; allowed without causal=True: both or none")
-    bias, tokens_so_far = arguments.get("bias") if cut_bias else None, _length(tokens) + _tokens_of(state)
+    bias, tokens_so_far = arguments.get("bias") if has_bias else None, _length(tokens) + _tokens_of(state)
+    first = next(iter(tokens.values()))
+    check_bias(bias, tokens_so_far, first.shape[1] if first.dim() == 4 else 1, first, "tokens and those of the state")
 
     def call(masks: dict[str, Tensor | None], state: State | None, **some: Tensor) -> Any:
         more = {"initial_state": state, "return_state": return_state} if decodes else {}

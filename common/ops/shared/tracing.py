@@ -37,9 +37,9 @@ def is_exported() -> bool:
 def may_checkpoint() -> bool:
     """Whether what is cheap to compute may go through ``torch.utils.checkpoint``, where gradients are computed at all.
 
-    torch.func has no hooks on what is saved, and torch's pipelining cannot cut an exported graph with a checkpoint.
+    torch.func has no hooks on what is saved.
     """
-    return torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active() and not is_exported()
+    return torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active()
 
 
 def is_compiled() -> bool:

@@ -1,5 +1,8 @@
 """Packed documents: those of a row see nothing of each other, as if each were a row of its own."""
 
+import functools
+import inspect
+
 import pytest
 import torch
 from torch import Tensor
@@ -119,6 +122,29 @@ def test_another_document_changes_nothing_and_gets_no_gradient(case):
     for grad in torch.autograd.grad(out[select].sum(), given, allow_unused=True, materialize_grads=True):
         outside = ~own if grad.dim() == 3 else ~own[:, None].expand(grad.shape[:3])
         assert not grad[outside].any()
+
+
+@cases(packed)
+def test_arguments_of_other_numbers_of_tokens_are_refused(case, monkeypatch):
+    """Each of the op's, a token too short and a token too long."""
+    op, calls = case.kind.op, []
+
+    @functools.wraps(op)
+    def recorded(*args, **kwargs):
+        calls.append(inspect.signature(op).bind(*args, **kwargs).arguments)
+        return op(*args, **kwargs)
+
+    monkeypatch.setattr(case.kind, "op", staticmethod(recorded))
+    module = case.build()
+    module(**tensors(module, TOKENS, grad=False), **both(padding("right", 2, TOKENS)))
+    arguments = {**calls[-1], "segment_ids": ids_of()}
+    op(**arguments)
+    sizes = [(name, x, x.shape.index(TOKENS)) for name, x in arguments.items() if TOKENS in getattr(x, "shape", ())]
+    assert len(sizes) >= 4, "values, both masks and segment_ids at least"
+    for name, x, dim in sizes:
+        for other in (x.narrow(dim, 0, TOKENS - 1), torch.cat([x, x.narrow(dim, TOKENS - 1, 1)], dim)):
+            with pytest.raises(ValueError, match="allowed"):
+                op(**{**arguments, name: other})
 
 
 @cases(packed)

@@ -60,6 +60,21 @@ def test_a_bias_for_all_tokens_is_cut_for_each_document(form, causal):
     assert_close("out", out, each(alone, q, k, v))
 
 
+@pytest.mark.parametrize("form", BIASES[1:])
+def test_a_bias_for_other_tokens_is_refused(form):
+    """In a step, one that counts the tokens of documents that have ended, which the state has no longer, as well."""
+    q, k, v = qkv(11)
+    for tokens in (10, 12, 20):
+        with pytest.raises(ValueError, match="^bias has shape.* = 11 and 2 heads"):
+            gau_attention(q, k, v, bias=bias_like(form, tokens), causal=True, segment_ids=IDS)
+    first, ids = [x[:1, :, :10] for x in (q, k, v)], torch.tensor([[1] * 7 + [2] * 3])
+    _, state = gau_attention(*first, causal=True, segment_ids=ids, return_state=True)
+    last, seen = {"causal": True, "segment_ids": ids[:, -1:], "initial_state": state}, state["k"].shape[2]
+    gau_attention(*(x[:1, :, 10:] for x in (q, k, v)), bias=bias_like(form, seen + 1), **last)
+    with pytest.raises(ValueError, match=f"^bias has shape.* = {seen + 1} and 2 heads"):
+        gau_attention(*(x[:1, :, 10:] for x in (q, k, v)), bias=bias_like(form, 11), **last)
+
+
 def test_a_bias_for_all_tokens_is_cut_where_documents_go_on():
     q, k, v = qkv(11)
     whole, matrix = bias_like("vectors", 11), {"causal": True}
