@@ -22,8 +22,9 @@ class RotaryAttention(InnerAttention):
     by ``key_padding_mask``. Otherwise queries count by their own mask, and one mask alone is a ValueError.
 
     Raises:
-        ValueError: an odd head dimension; an ``inner`` of images alone, whose tokens have no one order; or a short
-            convolution in ``inner``: it would mix rotated tokens. It belongs around this one.
+        ValueError: an odd head dimension; an ``inner`` of images alone, whose tokens have no one order, or one without
+            queries or keys, or whose keys are of another width; or a short convolution in ``inner``: it would mix
+            rotated tokens. It belongs around this one.
     """
 
     def __init__(self, inner: InnerAttention, head_dim: int) -> None:
@@ -33,6 +34,7 @@ class RotaryAttention(InnerAttention):
         self.supports, self.name = inner.supports - {"source", "torchscript"}, f"{inner.name} with rotary positions"
         if "spatial_shape" in type(inner).needs:
             raise ValueError(f"inner is attention {inner.name!r}, of images alone; allowed: attention of sequences")
+        _check_widths(inner, head_dim)
         super().__init__(inner.causal)
         self.inner = inner
         self.needs = inner.needs
@@ -104,6 +106,10 @@ class RotaryAttention(InnerAttention):
         """Those of the inner attention."""
         return self.inner.projections(head_dim)
 
+    def key_features(self, head_dim: int) -> int:
+        """Those of the inner attention."""
+        return self.inner.key_features(head_dim)
+
     def reference(
         self,
         q: Tensor,
@@ -122,3 +128,14 @@ class RotaryAttention(InnerAttention):
     def extra_repr(self) -> str:
         """Nothing: the inner attention is printed below."""
         return ""
+
+
+def _check_widths(inner: InnerAttention, head_dim: int) -> None:
+    """Raise ValueError unless queries and keys of ``inner`` are as wide as each other, an even number of channels."""
+    widths = [inner.projections(head_dim).get(name) for name in ("q", "k")]
+    if None in widths or widths[0] != widths[1] or widths[0] % 2:
+        q, k = ("no" if width is None else width for width in widths)
+        raise ValueError(
+            f"inner is attention {inner.name!r}, with {q} channels of a query and {k} of a key for head_dim={head_dim}; "
+            "allowed with rotary positions: as many for both, an even number"
+        )

@@ -77,6 +77,10 @@ class ShortConvAttention(InnerAttention):
         """Those of the inner attention."""
         return self.inner.projections(head_dim)
 
+    def key_features(self, head_dim: int) -> int:
+        """Those of the inner attention."""
+        return self.inner.key_features(head_dim)
+
     def forward(
         self,
         q: Tensor | None,

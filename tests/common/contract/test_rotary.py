@@ -1,13 +1,16 @@
-"""Rotary positions fit every mechanism whose queries and keys have dot products.
+"""Rotary positions fit every mechanism whose queries and keys have dot products; what is built, works.
 
 All promises of some of them with rotary positions are tested as those of any mechanism; see ``WITH_ROTARY``.
 """
 
+from itertools import product
+
+import pytest
 import torch
 
-from common.attention import INPUTS
+from common.attention import INPUTS, ForgetAttention, RotaryAttention, ShortConvAttention
 from common.modules.rotary import rotate
-from tests.common.contract.mechanisms import CHANNELS, PLAIN, Case, cases, run_in_parts, tensors
+from tests.common.contract.mechanisms import CHANNELS, HEADS, PLAIN, Case, cases, run_in_parts, tensors
 from tests.compare import assert_close
 
 
@@ -32,3 +35,34 @@ def test_it_is_the_attention_of_rotated_queries_and_keys(case):
         parts, states = run_in_parts(module, inputs, (5, 1, 3))
         assert_close("in parts", parts, out)
         assert states[-1]["rotary_count"].tolist() == [9, 9]
+
+
+#: What may stand around a mechanism.
+AROUND = {
+    "rotary": lambda inner: RotaryAttention(inner, CHANNELS),
+    "short_conv": lambda inner: ShortConvAttention(inner, 3, HEADS, CHANNELS),
+    "forget": lambda inner: ForgetAttention(inner, "channel", HEADS, CHANNELS),
+}
+
+
+@cases(PLAIN)
+def test_whatever_is_built_around_it_works(case):
+    """Each alone and each pair in either order; what cannot work is refused when it is built."""
+    for around in [*product(AROUND), *product(AROUND, repeat=2)]:
+        module = case.build()
+        try:
+            for name in around:
+                module = AROUND[name](module).double()
+        except ValueError as error:
+            assert "allowed" in str(error)
+            continue
+        inputs = tensors(module, 6, grad=False)
+        assert_close(f"out with {around}", module(**inputs), module.reference(**inputs))
+        if case.causal:
+            assert_close(f"extend with {around}", module.extend(**inputs)[0], module(**inputs))
+
+
+@pytest.mark.parametrize("name", ["daft_conv", "reformer", "synthesizer"])
+def test_what_has_no_queries_and_keys_of_one_width_is_refused(name):
+    with pytest.raises(ValueError, match=f"inner is attention '{name}'.*allowed"):
+        RotaryAttention(Case(name, True).build(), CHANNELS)
