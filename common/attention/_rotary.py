@@ -136,6 +136,6 @@ def _check_widths(inner: InnerAttention, head_dim: int) -> None:
     if None in widths or widths[0] != widths[1] or widths[0] % 2:
         q, k = ("no" if width is None else width for width in widths)
         raise ValueError(
-            f"inner is attention {inner.name!r}, with {q} channels of a query and {k} of a key for head_dim={head_dim}; "
-            "allowed with rotary positions: as many for both, an even number"
+            f"inner is attention {inner.name!r}, with {q} channels of a query and {k} of a key for a head_dim of "
+            f"{head_dim}; allowed with rotary positions: as many for both, an even number"
         )
