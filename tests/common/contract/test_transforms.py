@@ -193,6 +193,17 @@ def test_gradients_of_each_sample_by_functorch(case):
         assert_close(f"gradient of {name}", each[name], expected)
 
 
+@cases(case for case in PLAIN if not is_linear(case.kind) and not case.image)
+def test_functorch_of_more_tokens_than_a_block(case):
+    """Whose blocks eager PyTorch computes again in the backward pass, with hooks that torch.func has not."""
+    module = case.build(max_tokens=257)
+    inputs = tensors(module, 257, batch=1, grad=False)
+    v, rest = inputs.pop("v"), inputs
+    found = torch.func.grad(lambda v: module(v=v, **rest).square().sum())(v)
+    (expected,) = torch.autograd.grad(module(v=v.requires_grad_(), **rest).square().sum(), v)
+    assert_close("gradient of v", found, expected)
+
+
 @cases(CASES)
 def test_it_is_copied_pickled_and_loaded(case):
     module = case.build()
