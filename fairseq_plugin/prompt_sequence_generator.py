@@ -120,8 +120,8 @@ class PromptGenerator(SequenceGenerator):
 
     Raises:
         ValueError: see ``PromptEnsemble``; ``after`` is of other models, of another dictionary or temperature; there is
-            something at ``save_to``. When called, a prompt longer than what may be generated; a second prompt, or one
-            that ends its sentence, with ``save_to``.
+            something at ``save_to``. When called, a prompt longer than what may be generated, or with padding before
+            the end of its sentence; with ``save_to`` a second prompt, or one with padding or that end.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class PromptGenerator(SequenceGenerator):
         constraints: Tensor | None = None,
         bos_token: int | None = None,
     ) -> list[list[dict[str, Tensor]]]:
-        """fairseq's, for prompts ``prefix_tokens`` (B, n) with padding after them."""
+        """fairseq's, for prompts ``prefix_tokens`` (B, n); padding in them is a word that is to be chosen."""
         if constraints is not None:
             raise ValueError("constraints are given; allowed with prompts that are read in one pass: none")
         source = sample["net_input"]["src_tokens"]
@@ -188,24 +188,30 @@ class PromptGenerator(SequenceGenerator):
     def _readable(self, prefix_tokens: Tensor, longest: int, known: int) -> Tensor:
         """How many tokens (B,) of each prompt can be read before the loop begins, after ``known`` ones.
 
-        All before padding. A prompt that ends its sentence leaves one to the loop, which ends none at its first step.
+        Those before the first padding: in its place fairseq's loop chooses a word, whether it fills up a batch or was
+        typed. A prompt that ends its sentence leaves one to the loop, which ends none at its first step.
         """
-        ends = prefix_tokens.eq(self.eos)
-        before = (prefix_tokens.eq(self.pad) | ends).cumsum(1).eq(0).sum(1)
-        if len(before) and (most := known + int(before.max())) > longest:
+        padding, ends = prefix_tokens.eq(self.pad), prefix_tokens.eq(self.eos)
+        ended, chosen = ends.cumsum(1).ne(0), padding.cumsum(1).ne(0)
+        if bool((chosen & ends & ends.cumsum(1).eq(1)).any()):
+            raise ValueError("a prompt has <pad>, for which a word is chosen, before </s>; allowed: after it alone")
+        sizes = torch.arange(1, prefix_tokens.size(1) + 1, device=ended.device) * ~(ended | padding)
+        if sizes.numel() and (most := known + int(sizes.max())) > longest:
             of_them = f", {known} of them by --load-state" if known else ""
             raise ValueError(
                 f"a prompt has {most} tokens{of_them}; allowed: {longest}, by --max-len-a and --max-len-b, which count "
                 f"the prompt, and by the model's positions, {self.max_len}"
             )
-        ended = (before < prefix_tokens.size(1)) & nn.functional.pad(ends, (0, 1)).gather(1, before[:, None])[:, 0]
-        return (before - ended.long()).clamp(min=0)
+        before = (~(ended | chosen)).sum(1)
+        return (before - (ended & ~chosen).any(1).long()).clamp(min=0)
 
     def _check_one(self, prompts: Tensor, lengths: Tensor, known: int) -> None:
         """Raise ValueError unless ``prompts`` (B, n), ``lengths`` of them read, are one that a state can be kept of."""
         if len(prompts) != 1 or self._has_saved:
             raise ValueError("more than one prompt is given; allowed with --save-state: one")
-        if int(prompts.ne(self.pad).sum()) > int(lengths[0]):
+        if bool(prompts.eq(self.pad).any()):
+            raise ValueError("the prompt has <pad>, for which a word is chosen; allowed with --save-state: words alone")
+        if prompts.size(1) > int(lengths[0]):
             raise ValueError("the prompt ends its sentence; allowed with --save-state: one that does not")
         if known + int(lengths[0]) == 0:
             raise ValueError("the prompt has no tokens; allowed with --save-state: at least one")
@@ -229,7 +235,7 @@ class PromptGenerator(SequenceGenerator):
                 self._save(begun, reads, scores)
             scores = scores - self.unk_penalty * begun[:, 1:].eq(self.unk)
         sample["net_input"]["read"] = reads
-        rest = prompts[:, length : int(prompts.ne(self.pad).sum(1).max())]
+        rest = prompts[:, length:]  # with all padding, as fairseq's loop counts it where --min-len begins
         with self._shorter_by(begun.size(1) - 1, longest):
             found = super()._generate(sample, rest if rest.size(1) else None, bos_token=bos)
         if scores is None:
@@ -285,7 +291,7 @@ def read_prompt(
     if it ends with a newline.
 
     Raises:
-        ValueError: models of another kind; a text without tokens; ``block_size`` below 1.
+        ValueError: models of another kind; a text without tokens, or with ``<pad>``; ``block_size`` below 1.
     """
     task = hub.task
     lines = text.splitlines(keepends=True) if replace_newline_with_eos else [text]
@@ -297,6 +303,8 @@ def read_prompt(
     prompt = torch.cat(tokens)[None].to(hub.device)
     if prompt.size(1) < 2:
         raise ValueError("text has no tokens; allowed: at least one")
+    if bool(prompt.eq(hub.src_dict.pad()).any()):
+        raise ValueError("text has <pad>; allowed: words, since generation chooses one in its place")
     ensemble = PromptEnsemble(list(hub.models), block_size).eval()
     with torch.no_grad():
         reads, scores = ensemble.read(prompt, temperature)

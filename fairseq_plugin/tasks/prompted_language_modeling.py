@@ -71,6 +71,7 @@ class PromptedLanguageModelingTask(LanguageModelingTask):
         given = {
             "--print-alignment": safe_getattr(args, "print_alignment", None),
             "--match-source-len": safe_getattr(args, "match_source_len", False),
+            "--constraints": safe_getattr(args, "constraints", None),
             "--lm-path": (extra_gen_cls_kwargs or {}).get("lm_model"),
         }
         for flag, value in given.items():

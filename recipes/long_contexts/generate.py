@@ -89,8 +89,15 @@ class Writer:
         self.longest: int | None = self.step.about["longest_sequence"]
 
     def numbers_of(self, words: Sequence[str]) -> list[int]:
-        """The numbers of ``words``; that of the unknown word for those that the dictionary lacks."""
-        return [self.numbers.get(word, self.step.about["unk"]) for word in words]
+        """The numbers of ``words``; that of the unknown word for those that the dictionary lacks.
+
+        Raises:
+            ValueError: padding is one of them, which the graph reads as no token.
+        """
+        numbers = [self.numbers.get(word, self.step.about["unk"]) for word in words]
+        if self.step.about["pad"] in numbers:
+            raise ValueError(f"the text has {self.symbols[self.step.about['pad']]}; allowed: words")
+        return numbers
 
     def check_length(self, tokens: int) -> None:
         """Raise ValueError if the model has no weights for so many tokens: the graph itself looks at no limit."""

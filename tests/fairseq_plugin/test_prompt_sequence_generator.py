@@ -1,9 +1,11 @@
 """Generation that reads its prompt in one pass gives fairseq's own tokens and scores, and what it refuses."""
 
 from argparse import Namespace
+from dataclasses import fields
 
 import pytest
 import torch
+from fairseq.dataclass.configs import GenerationConfig
 from fairseq.tasks.language_modeling import LanguageModelingTask
 from torch import Tensor, nn
 
@@ -92,6 +94,81 @@ def test_tokens_and_scores_are_those_of_single_steps(kind: str, beam: int) -> No
 def test_options_of_generation(arch: str, options: dict) -> None:
     """Lengths count the prompt, at the longest too; scores are normalised and weighed as fairseq does."""
     _compare([_model(arch)], _prompts(*LENGTHS[1:]), beam=3, **options)
+
+
+#: A value for every option of fairseq's generation, and what has to be given with it.
+EVERY_OPTION = {
+    "beam": 4,
+    "nbest": 2,
+    "max_len_a": 1.5,
+    "max_len_b": 14,
+    "min_len": 9,
+    "unnormalized": True,
+    "no_early_stop": True,
+    "no_beamable_mm": True,
+    "lenpen": 0.3,
+    "unkpen": 2.0,
+    "temperature": 0.7,
+    "sampling": {"sampling": True, "sampling_topk": 1},
+    "sampling_topk": {"sampling": True, "sampling_topk": 1},
+    "sampling_topp": {"sampling": True, "sampling_topp": 1e-9},
+    "prefix_size": 4,
+    "replace_unk": "file",
+    "sacrebleu": True,
+    "diverse_beam_strength": 0.9,
+    "print_step": True,
+    "lm_weight": 0.5,
+    "retain_dropout": True,
+    "retain_dropout_modules": ["TransformerDecoder"],
+    "retain_iter_history": True,
+    "decoding_format": "vanilla",
+    "no_seed_provided": True,
+    "eos_token": "w3",
+    **dict.fromkeys(("beam_mt", "max_len_a_mt", "max_len_b_mt", "lenpen_mt"), 3),
+    **{x.name: 2 for x in fields(GenerationConfig) if x.name.startswith("iter_decode_")},
+}
+REFUSED = {
+    "match_source_len": {"match_source_len": True},
+    "print_alignment": {"print_alignment": "hard"},
+    "constraints": {"constraints": "ordered"},
+    "lm_path": {"extra": {"lm_model": nn.Identity()}},
+}
+#: Of these the READMEs say what is different, or that it is fairseq's own; they have tests of their own.
+OF_THEIR_OWN = {"no_repeat_ngram_size", "diverse_beam_groups", "diversity_rate", "score_reference"}
+
+
+@pytest.mark.parametrize("option", sorted(x.name for x in fields(GenerationConfig) if x.name != "_name"))
+def test_every_option_of_generation(option: str) -> None:
+    """It gives what fairseq's own gives, or is refused by its name; an option that is in no table fails here."""
+    model, prompts = _model("linear_lm"), _prompts(7, 3)
+    if option in REFUSED:
+        with pytest.raises(ValueError, match=f"--{option.replace('_', '-')}"):
+            _generate(PromptedLanguageModelingTask, [model], prompts, **REFUSED[option])
+    elif option not in OF_THEIR_OWN:
+        given = EVERY_OPTION[option]
+        _compare(
+            [model], prompts, **{"beam": 2, "max_len_b": 12, **(given if isinstance(given, dict) else {option: given})}
+        )
+
+
+#: Where padding was typed, in prompts of 12, 12 and 9 tokens: rows and columns.
+TYPED = {
+    "in the middle": ([0, 2], [4, 2]),
+    "at the beginning": ([0], [0]),
+    "several": ([0, 0, 0, 1, 2], [4, 5, 6, 9, 0]),
+    "at the end": ([0, 1], [11, 11]),
+    "nothing else": ([2] * 9, list(range(9))),
+}
+
+
+@pytest.mark.parametrize("options", [{}, {"beam": 1}, {"min_len": 15}, {"max_len_b": 12}], ids=str)
+@pytest.mark.parametrize("where", TYPED)
+@pytest.mark.parametrize("arch", ["flowformer_lm", "transformer_lm"])
+def test_typed_padding(arch: str, where: str, options: dict) -> None:
+    """fairseq chooses a word in its place, and goes on with the words after it."""
+    prompts = _prompts(12, 12, 9)
+    prompts[TYPED[where]] = PAD
+    _compare([_model(arch)], prompts, **{"beam": 3, "max_len_b": 20, **options})
 
 
 @pytest.mark.parametrize("options", [{"diversity_rate": 9.0}, {"diverse_beam_groups": 2}], ids=str)
@@ -209,12 +286,10 @@ def test_what_is_refused() -> None:
     model, prompts = _model("linear_lm"), _prompts(20, 9)
     with pytest.raises(ValueError, match="20 tokens; allowed: 15, by --max-len-a and --max-len-b"):
         _generate(PromptedLanguageModelingTask, [model], prompts, max_len_b=15)
-    with pytest.raises(ValueError, match="--print-alignment"):
-        _generate(PromptedLanguageModelingTask, [model], prompts, print_alignment="hard")
-    with pytest.raises(ValueError, match="--match-source-len"):
-        _generate(PromptedLanguageModelingTask, [model], prompts, match_source_len=True)
-    with pytest.raises(ValueError, match="--lm-path"):
-        _generate(PromptedLanguageModelingTask, [model], prompts, extra={"lm_model": model})
+    ended = prompts.clone()
+    ended[0, 4], ended[0, 8] = PAD, EOS
+    with pytest.raises(ValueError, match="<pad>.*</s>"):
+        _generate(PromptedLanguageModelingTask, [model], ended)
     with pytest.raises(ValueError, match="--prompt-block-size is 0"):
         _generate(PromptedLanguageModelingTask, [model], prompts, block_size=0)
     with pytest.raises(ValueError, match="FlowformerTransformer; allowed .* transformer_lm"):

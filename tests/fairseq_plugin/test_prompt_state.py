@@ -217,10 +217,11 @@ def test_what_is_kept_is_of_one_prompt_in_a_new_file(tmp_path: Path) -> None:
         _generate([model], _prompts(4, 5), save_state=str(path))
     with pytest.raises(ValueError, match="no tokens"):
         _generate([model], _prompts(1)[:, :0], save_state=str(path))
-    ended = _prompts(6)
-    ended[0, 3] = EOS
-    with pytest.raises(ValueError, match="ends its sentence"):
-        _generate([model], ended, save_state=str(path))
+    for typed, match in ((EOS, "ends its sentence"), (PAD, "<pad>")):
+        prompt = _prompts(6)
+        prompt[0, 3] = typed
+        with pytest.raises(ValueError, match=match):
+            _generate([model], prompt, save_state=str(path))
     assert not list(tmp_path.iterdir())
     path.write_text("the user's")
     with pytest.raises(ValueError, match="--save-state is .*text, a file that is there already"):

@@ -12,7 +12,7 @@ from tests.fairseq_plugin.helpers.logs import losses
 
 TASKS = ("language_modeling", "prompted_language_modeling")
 CLASSES = {"flowformer_lm": FlowformerLanguageModel, "transformer_lm": TransformerLanguageModel}
-PROMPTS = "w3 w21 w28 w5 w6\n\nw5\nw7 w9 w11\n"
+PROMPTS = "w3 w21 w28 w5 w6\n\nw5 <pad> w8\nw7 w9 w11\n"
 
 
 def _hypotheses(output: str) -> list[tuple[str, float, str]]:
@@ -92,8 +92,9 @@ def test_a_text_is_read_once(trained: tuple[str, Path, list[str]], data_bin: str
         assert sampled.startswith(text)
         if name == "text":
             assert sampled == expected[0][2]
-    with pytest.raises(ValueError, match="no tokens"):
-        read_prompt(hub, "")
+    for refused, match in (("", "no tokens"), ("w5 <pad> w6", "<pad>")):
+        with pytest.raises(ValueError, match=match):
+            read_prompt(hub, refused)
 
 
 def test_training_is_that_of_language_modeling(data_bin: str, tmp_path: Path) -> None:

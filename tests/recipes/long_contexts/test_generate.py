@@ -144,6 +144,7 @@ def test_what_is_wrong_is_said(folder: Path, tmp_path: Path, capsys) -> None:
         ([tmp_path / "none.onnx"], "none.onnx"),
         ([tmp_path / "step.onnx"], "another model"),
         ([folder / "step.onnx", "w1 " * 40, "--count", "20"], f"allowed: {POSITIONS}"),
+        ([folder / "step.onnx", "w1 <pad> w2"], "<pad>"),
         ([folder / "step.onnx", "--samples", "0"], "--samples is 0"),
         ([folder / "step.onnx", "--temperature", "-1"], "--temperature is -1"),
         ([folder / "step.onnx", "--top-p", "0"], "--top-p is 0"),
