@@ -4,6 +4,7 @@
 """
 
 import copy
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -41,8 +42,11 @@ class DecodingStep(nn.Module):
     anything); log-probabilities where the softmax is adaptive. ``past`` and ``present`` are the tensors of ``entries``,
     batch first; ``initial_state`` is the past of a sequence that begins.
 
-    Nothing in it depends on values, so that it can be exported; nothing checks ``max_tokens`` either. The weights are
-    a copy. Cost and memory are those of the mechanism for n tokens.
+    A model that was trained with ``--lineartime-reset-at-eos`` begins anew at each eos: the state before it, and the
+    tokens before it in the same call, are not looked at.
+
+    Nothing in it depends on values, so that it can be exported; nothing checks ``max_tokens`` either, which is that of
+    a document where they begin anew. The weights are a copy. Cost and memory are those of the mechanism for n tokens.
 
     Raises:
         ValueError: a model of another kind, whose decoding state grows, or whose embeddings are not of tokens alone.
@@ -57,6 +61,9 @@ class DecodingStep(nn.Module):
             given = "--character-embeddings" if _has(decoder, CharacterTokenEmbedder) else "--adaptive-input"
             raise ValueError(f"the model has {given}; allowed: a vector for each token, without that option")
         self.decoder = copy.deepcopy(decoder).requires_grad_(False)
+        self._resets = decoder.resets_at_eos
+        if self._resets:
+            self.decoder.documents.resets = False  # its documents get rows of their own, as many as values say
         #: The most tokens of a sequence for which the model has weights; None for any number.
         self.max_tokens = decoder.max_tokens
         self.decoder.max_tokens = None  # a limit would look at the counts
@@ -70,6 +77,8 @@ class DecodingStep(nn.Module):
     def forward(self, tokens: Tensor, order: Tensor, *past: Tensor) -> tuple[Tensor, ...]:
         """See the class."""
         names = [entry.name for entry in self.entries]
+        if self._resets:
+            tokens, order, past = self._from_last_eos(tokens, order, past)
         state = state_of(self.decoder, {self._names[name]: x for name, x in zip(names, past, strict=True)}, order)
         features = self.decoder.extend_features(tokens, state)[0]
         if tokens.shape[1] > 1:
@@ -78,6 +87,19 @@ class DecodingStep(nn.Module):
             features = features.gather(1, last[:, None, None].expand(-1, 1, features.shape[2]))
         present = self._taken(state)
         return (self._logits(features)[:, 0], *(present[name] for name in names))
+
+    def _from_last_eos(
+        self, tokens: Tensor, order: Tensor, past: Sequence[Tensor]
+    ) -> tuple[Tensor, Tensor, Sequence[Tensor]]:
+        """The arguments of ``forward`` without what is before each row's last eos: padding, and the first state."""
+        ends = tokens.eq(self.decoder.dictionary.eos())
+        begins, later = ends.any(1), ends.flip(1).cumsum(1).flip(1) - ends.long()  # eos after each token
+        fresh = [
+            torch.where(begins.view(-1, *[1] * len(entry.shape)), entry.fill, x.index_select(0, order))
+            for entry, x in zip(self.entries, past, strict=True)
+        ]
+        tokens = tokens.masked_fill(later > 0, self.decoder.padding_idx)
+        return tokens, torch.arange(len(tokens), device=tokens.device), fresh
 
     def initial_state(self, rows: int = 1) -> list[Tensor]:
         """The past of ``rows`` sequences that begin."""

@@ -91,7 +91,7 @@ class LinearTimeDecoder(TransformerDecoder):
             extended = self.extend_features(prev_output_tokens, state)
             incremental_state.close(state)
             return extended
-        if self._resets:
+        if self.resets_at_eos:
             return self._extract_documents(prev_output_tokens, incremental_state, *alignment, **further)
         if self.get_incremental_state(incremental_state, _SEEN) is not None:
             return self.extend_features(prev_output_tokens[:, -1:], incremental_state)
@@ -114,7 +114,8 @@ class LinearTimeDecoder(TransformerDecoder):
             return self.extract_features_scriptable(tokens, None)
 
     @property
-    def _resets(self) -> bool:
+    def resets_at_eos(self) -> bool:
+        """Whether a document begins at each eos."""
         # Whole models that an earlier version has pickled know nothing of it.
         return hasattr(self, "documents") and self.documents.resets
 
@@ -155,7 +156,7 @@ class LinearTimeDecoder(TransformerDecoder):
                 "incremental_state is of single steps, which do not count tokens; allowed: an empty one, or one that "
                 "extend_features filled"
             )
-        if self._resets:
+        if self.resets_at_eos:
             ids = begin_at_eos(tokens, self.eos_idx, None if seen is None else seen["document"])
             documents = read_documents(tokens, ids, self.padding_idx, seen)
             check_count(documents.longest, self.max_tokens, _LENGTH_OPTIONS)

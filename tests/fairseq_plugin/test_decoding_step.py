@@ -52,6 +52,7 @@ GROWING = ("softmax_lm", "quadratic_lm", "yoso_lm", "sparse_lm", "synthesizer_lm
 #: One for each kind of operators: an export costs seconds. Of all others it was tried when this was written.
 IN_ONNX = ("flowformer_lm", "linear_lm, forget", "favor_lm, forget", "flash_lm", "daft_conv_lm", "gated_delta_lm")
 LENGTH = 1000
+RESET = ("--lineartime-reset-at-eos",)
 
 
 def model_of(case: str, *arguments: str) -> nn.Module:
@@ -130,12 +131,17 @@ def test_a_thousand_tokens_in_onnxruntime(case: str, tmp_path: Path) -> None:
             assert (found - x).abs().max() < 1e-5 * max(1.0, float(x.abs().max())), name
 
 
+@pytest.mark.parametrize("trained", [(), RESET], ids=["", "documents"])
 @pytest.mark.parametrize("case", CASES)
-def test_many_tokens_and_padding_in_python(case: str) -> None:
-    """Blocks with padding on both sides, of which each row has another share, read what single tokens read."""
-    model = model_of(case)
+def test_many_tokens_and_padding_in_python(case: str, trained: tuple[str, ...]) -> None:
+    """Blocks with padding on both sides, of which each row has another share, read what single tokens read.
+
+    Documents end inside of a block, at its last token, at the first after it, and twice in a row.
+    """
+    model = model_of(case, *trained)
     step = DecodingStep(model)
     given, pad = tokens(2, 40), step.decoder.padding_idx
+    given[0, [3, 11, 12, 23]] = given[1, [0, 6]] = step.decoder.dictionary.eos()
     expected = logits_of(model, given)
     with torch.no_grad():
         state = step.initial_state(2)
@@ -150,10 +156,11 @@ def test_many_tokens_and_padding_in_python(case: str) -> None:
         assert_close("step", after, torch.stack([expected[1, 7], expected[0, 23]]), tolerance=1e-5)
 
 
+@pytest.mark.parametrize("trained", [(), RESET], ids=["", "documents"])
 @pytest.mark.parametrize("case", CASES)
-def test_nothing_in_it_depends_on_values(case: str) -> None:
+def test_nothing_in_it_depends_on_values(case: str, trained: tuple[str, ...]) -> None:
     """Tensors without values pass, of one token and of many: so it can be exported."""
-    step = DecodingStep(model_of(case)).to("meta")
+    step = DecodingStep(model_of(case, *trained)).to("meta")
     past = [x.to("meta") for x in step.initial_state(2)]
     for size in (1, 24):
         given = torch.zeros(3, size, dtype=torch.int64, device="meta")
