@@ -99,7 +99,7 @@ class DecodingStep(nn.Module):
             for entry, x in zip(self.entries, past, strict=True)
         ]
         tokens = tokens.masked_fill(later > 0, self.decoder.padding_idx)
-        return tokens, torch.arange(len(tokens), device=tokens.device), fresh
+        return tokens, torch.arange(tokens.shape[0], device=tokens.device), fresh
 
     def initial_state(self, rows: int = 1) -> list[Tensor]:
         """The past of ``rows`` sequences that begin."""

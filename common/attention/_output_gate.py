@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear  # for weights that ops read
 
 from ..ops.shared.checks import check_tokens
 from ..ops.shared.implied_map import implied_map
@@ -53,8 +54,6 @@ class OutputGateAttention(OpAttention):
     op_takes_x: ClassVar[bool] = True
     #: Whether the gate is swish(W x + b).
     gate_bias: ClassVar[bool] = False
-    output_norm_weight: nn.Parameter | None
-    output_norm_bias: nn.Parameter | None
 
     def build_output(self) -> None:
         """Parameters of the norm and of the gate, as ``self.options`` has them."""
@@ -64,7 +63,9 @@ class OutputGateAttention(OpAttention):
         self.output_norm_weight = nn.Parameter(torch.ones(heads, channels)) if normed else None
         self.output_norm_bias = nn.Parameter(torch.zeros(heads, channels)) if centred else None
         gated = options.output_gate != "none"
-        self.output_gate_proj = nn.Linear(width, heads * channels, bias=self.gate_bias) if gated else None
+        self.output_gate_proj = None
+        if gated:
+            self.output_gate_proj = NonDynamicallyQuantizableLinear(width, heads * channels, bias=self.gate_bias)
         if not (gated or self.op_takes_x):
             self.needs = self.needs - {"x"}
 

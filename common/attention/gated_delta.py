@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear  # for weights that ops read
 
 from ..ops.gated_delta import ACTIVATIONS, QK_NORMS, gated_delta_attention
 from ..ops.gated_delta.reference import gated_delta_attention_reference
@@ -63,9 +64,9 @@ class GatedDeltaAttention(OutputGateAttention):
     def setup(self) -> None:
         heads = self.shape.num_heads
         width = heads * self.shape.head_dim
-        self.beta_proj = nn.Linear(width, heads, bias=False)
+        self.beta_proj = NonDynamicallyQuantizableLinear(width, heads, bias=False)
         if self.options.gate == "data":
-            self.decay_proj = nn.Linear(width, heads, bias=False)
+            self.decay_proj = NonDynamicallyQuantizableLinear(width, heads, bias=False)
             self.A_log = nn.Parameter(torch.empty(heads))
             self.dt_bias = nn.Parameter(torch.empty(heads))
             self._reset_decay()

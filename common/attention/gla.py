@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear  # for weights that ops read
 
 from ..ops.gla import gla_attention
 from ..ops.gla.reference import gla_attention_reference
@@ -50,8 +50,9 @@ class GlaAttention(OutputGateAttention):
 
     def setup(self) -> None:
         heads, head_dim = self.shape.num_heads, self.shape.head_dim
-        self.gate_down_proj = nn.Linear(heads * head_dim, self.options.gate_rank, bias=False)
-        self.gate_up_proj = nn.Linear(self.options.gate_rank, heads * self.projections(head_dim)["q"])
+        rank, channels = self.options.gate_rank, self.projections(head_dim)["q"]
+        self.gate_down_proj = NonDynamicallyQuantizableLinear(heads * head_dim, rank, bias=False)
+        self.gate_up_proj = NonDynamicallyQuantizableLinear(rank, heads * channels)
         self.build_output()
 
     def projections(self, head_dim: int) -> dict[str, int]:

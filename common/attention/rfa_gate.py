@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear  # for weights that ops read
 
 from ..ops.rfa import rfa_gate_attention
 from ..ops.rfa.reference import rfa_gate_attention_reference
@@ -43,7 +44,7 @@ class RfaGateAttention(RfaAttention):
     def setup(self) -> None:
         super().setup()
         heads, channels = self.shape.num_heads, self.shape.head_dim
-        self.gate_proj = nn.Linear(heads * channels, heads)
+        self.gate_proj = NonDynamicallyQuantizableLinear(heads * channels, heads)
         nn.init.constant_(self.gate_proj.bias, _BIAS)
 
     def reset_parameters(self) -> None:

@@ -5,6 +5,7 @@ import math
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear  # for weights that ops read
 
 from ..ops.shared.checks import check_choice, check_positive_int
 from ..ops.shared.precision import autocast_off, compute_dtype
@@ -38,8 +39,8 @@ class ForgetGate(nn.Module):
         self.forget, self.width, self.heads = forget, width, heads
         self.features = features if forget == "channel" else None
         inner = width if self.features is None else min(_RANK, width)
-        self.down_proj = None if self.features is None else nn.Linear(width, inner, bias=False)
-        self.gate_proj = nn.Linear(inner, heads * (self.features or 1))
+        self.down_proj = None if self.features is None else NonDynamicallyQuantizableLinear(width, inner, bias=False)
+        self.gate_proj = NonDynamicallyQuantizableLinear(inner, heads * (self.features or 1))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

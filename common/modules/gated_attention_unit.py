@@ -169,6 +169,8 @@ class GatedAttentionUnit(RemembersOptions):
         names += ("first_softmax", "first_to_all", "overlap", "chunk_summaries")
         return {"attention": "gated attention unit", **{name: getattr(self, name) for name in names}}
 
+    __jit_unused_properties__ = ("linear_cost", "_keeps_tokens")
+
     @property
     def linear_cost(self) -> bool:
         """Whether time is linear in the tokens, and decoding needs memory that does not grow with them."""

@@ -21,9 +21,11 @@ from torch import Tensor, nn
 
 from common.attention import InnerAttention
 from common.ops.shared.checks import check_positive_int
+from common.ops.shared.tracing import may_be_exported
 
 from ..checkpoints import CheckedLoading
 from ..data.episodes import TOKENS
+from ..modules.graphs import NoTorchScript
 from ..modules.multihead_attention import IncrementalState
 from ..modules.positions import find_max_tokens
 from ._decoder import wrap_layer
@@ -62,7 +64,7 @@ class DecisionConfig(DecayOptions):
     offload_activations: bool = offloading_field()
 
 
-class DecisionModel(MarksDecay, CheckedLoading, HubModel, BaseFairseqModel):
+class DecisionModel(NoTorchScript, MarksDecay, CheckedLoading, HubModel, BaseFairseqModel):
     """Whatever acts in the task ``offline_rl``: from returns, states and actions of steps to the action of each.
 
     ``DecisionModel.from_pretrained`` loads every one of them, as a ``DecisionHubInterface``; the folder of the data is
@@ -118,7 +120,9 @@ class DecisionModel(MarksDecay, CheckedLoading, HubModel, BaseFairseqModel):
                 shape, steps = tuple(given[name].shape), tuple(timesteps.shape)
                 raise ValueError(f"{name} has shape {shape}; allowed: (batch, steps, {size}), timesteps having {steps}")
         limit = self.args.max_episode_length
-        if timesteps.numel() and not 0 <= int(timesteps.min()) <= int(timesteps.max()) < limit:
+        if may_be_exported() or not timesteps.numel():  # there are no numbers to look at
+            return
+        if not 0 <= int(timesteps.min()) <= int(timesteps.max()) < limit:
             raise ValueError(
                 f"timesteps are {int(timesteps.min())} to {int(timesteps.max())}; allowed: 0 to {limit - 1}, as "
                 "--max-episode-length set in training"

@@ -14,6 +14,7 @@ from common.modules.norms import build_norm
 
 from ..modules.carried_state import CarriedState
 from ..modules.documents import ResetAtEos, begin_at_eos, read_documents, within_documents
+from ..modules.graphs import NoTorchScript, check_not_exported
 from ..modules.multihead_attention import IncrementalState
 from ..modules.positions import check_count, check_length, count_real_tokens, find_max_tokens
 from ..modules.reading_on import layers_after, positions_after
@@ -29,7 +30,7 @@ _SEEN = "seen"
 BuildLayer = Callable[[TransformerConfig, bool], nn.Module]
 
 
-class LinearTimeDecoder(TransformerDecoder):
+class LinearTimeDecoder(NoTorchScript, TransformerDecoder):
     """fairseq's ``TransformerDecoder`` over the layers that ``build_layer(cfg, no_encoder_attn)`` makes.
 
     ``build_positions`` turns fairseq's position embedding into the one that is used, which counts real tokens in every
@@ -41,6 +42,7 @@ class LinearTimeDecoder(TransformerDecoder):
             ``full_context_alignment``.
     """
 
+    __jit_unused_properties__ = ("resets_at_eos",)
     #: Inside of ``common.parallel.context_parallel``: what it needs to compute a part of a sequence, a ``Context``.
     context: Any = None
 
@@ -97,6 +99,7 @@ class LinearTimeDecoder(TransformerDecoder):
             return self.extend_features(prev_output_tokens[:, -1:], incremental_state)
         if self.context is not None and incremental_state is None:
             return self._features_of_part(prev_output_tokens)
+        check_not_exported(self)
         check_length(prev_output_tokens, self.padding_idx, self.max_tokens, _LENGTH_OPTIONS)
         if encoder_out is not None:
             # fairseq's generator tells an encoder-decoder nothing of its beam, and never takes it back.

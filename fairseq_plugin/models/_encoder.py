@@ -12,13 +12,14 @@ from torch import Tensor, nn
 from common.modules.norms import build_norm
 
 from ..modules.documents import ResetAtEos, begin_after_eos, read_documents, within_documents
+from ..modules.graphs import NoTorchScript, check_not_exported
 from ..modules.positions import check_count, check_length, count_real_tokens, find_max_tokens
 from ._decoder import wrap_layer
 
 BuildLayer = Callable[[TransformerConfig], nn.Module]
 
 
-class LinearTimeEncoder(TransformerEncoder):
+class LinearTimeEncoder(NoTorchScript, TransformerEncoder):
     """fairseq's ``TransformerEncoder`` over the layers that ``build_layer(cfg)`` makes.
 
     ``build_positions`` turns fairseq's position embedding into the one that is used; ``norm`` names the final
@@ -42,6 +43,7 @@ class LinearTimeEncoder(TransformerEncoder):
     ) -> None:
         self.build_layer = build_layer  # a plain attribute, read by build_encoder_layer inside of __init__
         super().__init__(args, dictionary, embed_tokens)
+        del self.build_layer  # it cannot be pickled
         if self.embed_positions is not None:
             self.embed_positions = build_positions(self.embed_positions)
         if self.layer_norm is not None and norm != "layernorm":
@@ -52,6 +54,7 @@ class LinearTimeEncoder(TransformerEncoder):
 
     def forward(self, src_tokens: Tensor, *options, **further) -> dict[str, list[Tensor]]:
         """fairseq's, for inputs that are not longer than what the model has parameters for."""
+        check_not_exported(self)
         if hasattr(self, "documents") and self.documents.resets:
             ids = begin_after_eos(src_tokens, self.eos_idx)
             documents = read_documents(src_tokens, ids, self.padding_idx)
@@ -86,6 +89,7 @@ class LinearTimeRobertaEncoder(RobertaEncoder):
     def __init__(self, args, dictionary, **encoder_options) -> None:
         self.encoder_options = encoder_options  # a plain attribute, read by build_encoder inside of __init__
         super().__init__(args, dictionary)
+        del self.encoder_options  # what builds layers cannot be pickled
 
     def build_encoder(self, args, dictionary, embed_tokens) -> nn.Module:
         """fairseq's hook: the stack of layers, initialised as fairseq initialises its own."""

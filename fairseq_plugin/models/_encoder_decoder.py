@@ -17,6 +17,7 @@ from common.attention import ATTENTIONS, options_of
 
 from ..checkpoints import CheckedLoading
 from ..modules.cross_attention import CrossDesign
+from ..modules.graphs import NoTorchScript
 from ..modules.multihead_attention import LayerDesign
 from ..modules.transformer_layer import LinearTimeDecoderLayer, LinearTimeEncoderLayer
 from ..untrusted_configuration import check_evaluated
@@ -64,7 +65,7 @@ class SourceEncoder(LinearTimeEncoder):
     length_options = "--max-source-positions"
 
 
-class LinearTimeTransformer(MarksDecay, CheckedLoading, TransformerModel):
+class LinearTimeTransformer(NoTorchScript, MarksDecay, CheckedLoading, TransformerModel):
     """fairseq's ``transformer`` over layers of ours; subclasses name the attention.
 
     The encoder's self-attention is not causal, the decoder's is. A mechanism that is not causal has softmax attention

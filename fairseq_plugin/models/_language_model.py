@@ -20,6 +20,7 @@ from torch import nn
 from common.ops.shared.checks import check_positive_int
 
 from ..checkpoints import CheckedLoading
+from ..modules.graphs import NoTorchScript
 from ..modules.multihead_attention import LayerDesign
 from ..modules.transformer_layer import LinearTimeDecoderLayer
 from ..untrusted_configuration import check_evaluated
@@ -57,7 +58,7 @@ _TIED = (
 )
 
 
-class LinearTimeLanguageModel(MarksDecay, CheckedLoading, TransformerLanguageModel):
+class LinearTimeLanguageModel(NoTorchScript, MarksDecay, CheckedLoading, TransformerLanguageModel):
     """fairseq's Transformer language model around ``LinearTimeDecoder``; subclasses name the attention."""
 
     attention_name: str

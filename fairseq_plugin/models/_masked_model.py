@@ -22,6 +22,7 @@ from omegaconf import OmegaConf, open_dict
 from torch import nn
 
 from ..checkpoints import CheckedLoading
+from ..modules.graphs import NoTorchScript
 from ..untrusted_configuration import check_evaluated
 from ._encoder import LinearTimeRobertaEncoder
 from ._options import (
@@ -60,7 +61,7 @@ class MaskedOptions(TrainedOptions, DecayOptions):
     offload_activations: bool = offloading_field()
 
 
-class LinearTimeMaskedModel(MarksDecay, CheckedLoading, RobertaModel):
+class LinearTimeMaskedModel(NoTorchScript, MarksDecay, CheckedLoading, RobertaModel):
     """fairseq's RoBERTa over layers that subclasses build; for the tasks of ``task_names``."""
 
     #: How the options of its attention begin.

@@ -24,6 +24,7 @@ from common.ops.shared.checks import check_positive_int
 from common.ops.shared.padding import real_positions
 
 from ..checkpoints import CheckedLoading
+from ..modules.graphs import NoTorchScript, check_not_exported
 from ._encoder import BuildLayer, LinearTimeEncoder
 from ._hub_model import HubModel
 from ._options import (
@@ -110,6 +111,7 @@ class TimeSeriesEncoder(LinearTimeEncoder):
 
     def forward(self, source: Tensor, padding_mask: Tensor) -> Tensor:
         """source (B, T, channels), padding_mask (B, T) with True = padding -> (B, T, D)."""
+        check_not_exported(self)
         check_batch(source, padding_mask, self.embed_tokens.in_features, self.max_positions())
         tokens = (~padding_mask).long() * _STEP
         embedded = self.embed_tokens(source)
@@ -121,8 +123,7 @@ def check_batch(source: Tensor, padding_mask: Tensor, channels: int, limit: int)
     """Raise ValueError unless source is (B, T, ``channels``) with at most ``limit`` steps that are no padding."""
     if source.dim() != 3 or source.shape[2] != channels:
         raise ValueError(f"source has shape {tuple(source.shape)}; allowed: (batch, steps, {channels} channels)")
-    longest = int((~padding_mask).sum(1).max())
-    if longest > limit:
+    if source.shape[1] > limit and (longest := int((~padding_mask).sum(1).max())) > limit:
         raise ValueError(f"a series has {longest} steps; allowed: {limit}, which --max-length set in training")
 
 
@@ -177,7 +178,7 @@ class TimeSeriesHead(nn.Module):
         return f"max_length={self.max_length}, pooling={self.pooling!r}"
 
 
-class TimeSeriesClassifier(MarksDecay, CheckedLoading, HubModel, FairseqEncoderModel):
+class TimeSeriesClassifier(NoTorchScript, MarksDecay, CheckedLoading, HubModel, FairseqEncoderModel):
     """A linear embedding, an encoder over series, and classification heads; subclasses build the layers.
 
     The task registers a head, ``register_classification_head``, and the criterion names it. Padding on any side has no

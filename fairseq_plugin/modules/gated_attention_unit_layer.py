@@ -12,12 +12,13 @@ from common.modules.gated_attention_unit import GatedAttentionUnit
 from common.modules.relative_bias import ToeplitzBias
 from common.ops.shared.checks import ArgumentError
 
+from .graphs import NoTorchScript
 from .multihead_attention import IncrementalState, check_no_mask
 
 _STATE = "attn_state"
 
 
-class _GatedAttentionUnitLayer(nn.Module):
+class _GatedAttentionUnitLayer(NoTorchScript, nn.Module):
     """fairseq's dropout and quantisation noise around ``GatedAttentionUnit(dim, **unit)``.
 
     Raises:
@@ -25,6 +26,7 @@ class _GatedAttentionUnitLayer(nn.Module):
             one, does not have, or one that ``GatedAttentionUnit`` refuses.
     """
 
+    __jit_unused_properties__ = ("max_tokens",)
     causal: bool
 
     def __init__(self, cfg: TransformerConfig, unit: dict[str, Any]) -> None:

@@ -68,6 +68,7 @@ class InnerMultiheadAttention(MultiheadAttention):
         ValueError: a head count that does not divide the width, or an option that only softmax attention has.
     """
 
+    __jit_unused_properties__ = ("has_prunable_heads",)
     #: The documents (B, T) of the tokens, while a layer calls this that knows of them; see ``modules/documents.py``.
     segment_ids: Tensor | None = None
 

@@ -62,10 +62,10 @@ class SinusoidalPositions(SinusoidalPositionalEmbedding):
             numbers = positions_from(input, self.padding_idx, start)
             return _sinusoids(numbers, self.embedding_dim, self.padding_idx).to(self.weights)
         self._grow(self.padding_idx + 1 + input.shape[1])  # fairseq would make it anew at every token
-        embedded = super().forward(input, incremental_state, timestep, positions)
-        if incremental_state is None:
-            return embedded
-        return self.weights[last_position(input, self.padding_idx)].unsqueeze(1)  # (B, C) -> (B, 1, C)
+        if incremental_state is not None:
+            return self.weights[last_position(input, self.padding_idx)].unsqueeze(1)  # (B, C) -> (B, 1, C)
+        # fairseq's own reads the same rows, but in a way that no transform of torch.func can follow.
+        return F.embedding(positions_from(input, self.padding_idx, input.new_zeros(len(input))), self.weights)
 
     def _grow(self, rows: int) -> None:
         """Give the table at least so many rows, and twice what it has, so that single tokens seldom make it anew."""
@@ -104,6 +104,8 @@ class LearnedPositions(LearnedPositionalEmbedding):
 
     The model that holds them refuses a longer input than ``max_tokens`` real tokens.
     """
+
+    __jit_unused_properties__ = ("max_tokens",)
 
     @property
     def max_tokens(self) -> int:

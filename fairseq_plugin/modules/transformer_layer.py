@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from common.modules.norms import build_norm
 
 from .cross_attention import CrossDesign, InnerCrossAttention
+from .graphs import NoTorchScript
 from .multihead_attention import InnerMultiheadAttention, LayerDesign
 
 
@@ -30,7 +31,7 @@ class GatedLinear(nn.Module):
         return self.activation_fn(gate) * value
 
 
-class _DesignedLayer:
+class _DesignedLayer(NoTorchScript):
     """Builds a fairseq layer through its hooks; ``cfg`` is its only positional argument that differs by kind."""
 
     causal: bool
