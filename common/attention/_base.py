@@ -92,6 +92,8 @@ class InnerAttention(RemembersOptions):
             that does not support "torchscript".
     """
 
+    # For these, where an instance has its own, torch.jit.trace has no type.
+    __jit_ignored_attributes__ = ("name", "needs", "supports")
     #: The name in the registry, set by ``register_attention``.
     name: ClassVar[str] = ""
     #: The dataclass of the options.

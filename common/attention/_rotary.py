@@ -27,9 +27,7 @@ class RotaryAttention(InnerAttention):
             rotated tokens. It belongs around this one.
     """
 
-    # What torch.jit.trace would compile, or has no type for.
     __jit_unused_properties__ = ("linear_cost",)
-    __jit_ignored_attributes__ = ("supports", "name")
 
     def __init__(self, inner: InnerAttention, head_dim: int) -> None:
         check_even("head_dim", head_dim)
