@@ -67,9 +67,8 @@ def load(checkpoint: Path, data: str | None = None) -> tuple[str, nn.Module, Dic
             "checkpoint"
         )
     # Checkpointing of activations wraps layers for training, which a graph cannot hold.
-    loaded = model.from_pretrained(
-        str(checkpoint.parent), checkpoint.name, str(folder.absolute()), checkpoint_activations=False
-    )
+    plain = {"checkpoint_activations": False, "offload_activations": False}
+    loaded = model.from_pretrained(str(checkpoint.parent), checkpoint.name, str(folder.absolute()), **plain)
     begins_with_bos = bool(getattr(loaded.task.args, "add_bos_token", False))
     return architecture, loaded.models[0], loaded.task.source_dictionary, begins_with_bos
 

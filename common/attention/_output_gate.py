@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.modules.linear import NonDynamicallyQuantizableLinear  # for weights that ops read
 
 from ..ops.shared.checks import check_tokens
 from ..ops.shared.implied_map import implied_map
@@ -63,9 +62,7 @@ class OutputGateAttention(OpAttention):
         self.output_norm_weight = nn.Parameter(torch.ones(heads, channels)) if normed else None
         self.output_norm_bias = nn.Parameter(torch.zeros(heads, channels)) if centred else None
         gated = options.output_gate != "none"
-        self.output_gate_proj = None
-        if gated:
-            self.output_gate_proj = NonDynamicallyQuantizableLinear(width, heads * channels, bias=self.gate_bias)
+        self.output_gate_proj = nn.Linear(width, heads * channels, bias=self.gate_bias) if gated else None
         if not (gated or self.op_takes_x):
             self.needs = self.needs - {"x"}
 
@@ -103,7 +100,8 @@ class OutputGateAttention(OpAttention):
             check_tokens(x, out, self.output_gate_proj.in_features)
             # What stands in padding must not reach the gate's gradients.
             x = zero_padded_tokens(x, padding_mask)
-            gate = self.output_gate_proj(in_dtype(x, self.output_gate_proj.weight.dtype))  # (B, n, H e)
+            weight = self.output_gate_proj.weight  # a method once it is quantised, and then it takes x as it is
+            gate = self.output_gate_proj(in_dtype(x, weight.dtype) if isinstance(weight, Tensor) else x)  # (B, n, H e)
             gate = F.silu(in_dtype(gate, compute_dtype(gate)))
             out = out * gate.unflatten(2, (out.shape[1], -1)).transpose(1, 2)
         return zero_padding(out, padding_mask)

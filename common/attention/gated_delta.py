@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.modules.linear import NonDynamicallyQuantizableLinear  # for weights that ops read
 
+from ..modules.linear_weights import weights_of
 from ..ops.gated_delta import ACTIVATIONS, QK_NORMS, gated_delta_attention
 from ..ops.gated_delta.reference import gated_delta_attention_reference
 from ..ops.shared.checks import check_padding_mask, check_query_key_value, check_tokens
@@ -64,9 +64,9 @@ class GatedDeltaAttention(OutputGateAttention):
     def setup(self) -> None:
         heads = self.shape.num_heads
         width = heads * self.shape.head_dim
-        self.beta_proj = NonDynamicallyQuantizableLinear(width, heads, bias=False)
+        self.beta_proj = nn.Linear(width, heads, bias=False)
         if self.options.gate == "data":
-            self.decay_proj = NonDynamicallyQuantizableLinear(width, heads, bias=False)
+            self.decay_proj = nn.Linear(width, heads, bias=False)
             self.A_log = nn.Parameter(torch.empty(heads))
             self.dt_bias = nn.Parameter(torch.empty(heads))
             self._reset_decay()
@@ -113,14 +113,14 @@ class GatedDeltaAttention(OutputGateAttention):
         """beta and, with a gate, log_decay of x (B, n, D): (B, H, n) each."""
         check_query_key_value(q, k, v, one_length=True)
         check_padding_mask("key_padding_mask", key_padding_mask, k)
-        check_tokens(x, q, self.beta_proj.weight.shape[1])
+        check_tokens(x, q, self.beta_proj.in_features)
         # In float32 or float64 whatever autocast says: over many tokens the errors of a decay add up.
         dtype = compute_dtype(q)
         x = zero_padded_tokens(x.to(dtype), key_padding_mask)  # it must not reach the gradients
         with autocast_off(q):
-            gates = {"beta": self._scaled(torch.sigmoid(F.linear(x, self.beta_proj.weight.to(dtype))))}
+            gates = {"beta": self._scaled(torch.sigmoid(F.linear(x, weights_of(self.beta_proj)[0].to(dtype))))}
             if self.options.gate == "data":
-                step = F.linear(x, self.decay_proj.weight.to(dtype), self.dt_bias.to(dtype))  # (B, n, H)
+                step = F.linear(x, weights_of(self.decay_proj)[0].to(dtype), self.dt_bias.to(dtype))  # (B, n, H)
                 gates["log_decay"] = self.A_log.to(dtype).exp() * F.logsigmoid(-step)  # that is -softplus(step)
         return {name: gate.transpose(1, 2) for name, gate in gates.items()}
 

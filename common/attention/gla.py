@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from typing import Any
 
-from torch.nn.modules.linear import NonDynamicallyQuantizableLinear  # for weights that ops read
+from torch import nn
 
+from ..modules.linear_weights import weights_of
 from ..ops.gla import gla_attention
 from ..ops.gla.reference import gla_attention_reference
 from ._options import AttentionOptions, causal_chunk_size, count, default_of, number
@@ -50,9 +51,8 @@ class GlaAttention(OutputGateAttention):
 
     def setup(self) -> None:
         heads, head_dim = self.shape.num_heads, self.shape.head_dim
-        rank, channels = self.options.gate_rank, self.projections(head_dim)["q"]
-        self.gate_down_proj = NonDynamicallyQuantizableLinear(heads * head_dim, rank, bias=False)
-        self.gate_up_proj = NonDynamicallyQuantizableLinear(rank, heads * channels)
+        self.gate_down_proj = nn.Linear(heads * head_dim, self.options.gate_rank, bias=False)
+        self.gate_up_proj = nn.Linear(self.options.gate_rank, heads * self.projections(head_dim)["q"])
         self.build_output()
 
     def projections(self, head_dim: int) -> dict[str, int]:
@@ -68,5 +68,5 @@ class GlaAttention(OutputGateAttention):
 
     def held(self) -> dict[str, Any]:
         """The gate's weights."""
-        up = self.gate_up_proj
-        return {"gate_down": self.gate_down_proj.weight, "gate_up": up.weight, "gate_bias": up.bias}
+        (down, _), (up, bias) = weights_of(self.gate_down_proj), weights_of(self.gate_up_proj)
+        return {"gate_down": down, "gate_up": up, "gate_bias": bias}

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
-from torch.nn.modules.linear import NonDynamicallyQuantizableLinear  # for weights that ops read
 
+from ..modules.linear_weights import weights_of
 from ..ops.rfa import rfa_gate_attention
 from ..ops.rfa.reference import rfa_gate_attention_reference
 from ._options import default_of, number
@@ -44,7 +44,7 @@ class RfaGateAttention(RfaAttention):
     def setup(self) -> None:
         super().setup()
         heads, channels = self.shape.num_heads, self.shape.head_dim
-        self.gate_proj = NonDynamicallyQuantizableLinear(heads * channels, heads)
+        self.gate_proj = nn.Linear(heads * channels, heads)
         nn.init.constant_(self.gate_proj.bias, _BIAS)
 
     def reset_parameters(self) -> None:
@@ -62,4 +62,5 @@ class RfaGateAttention(RfaAttention):
         return {**super().reference_held(), **self._gate()}
 
     def _gate(self) -> dict[str, Any]:
-        return {"gate_weight": self.gate_proj.weight, "gate_bias": self.gate_proj.bias}
+        weight, bias = weights_of(self.gate_proj)
+        return {"gate_weight": weight, "gate_bias": bias}

@@ -5,10 +5,10 @@ import math
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.modules.linear import NonDynamicallyQuantizableLinear  # for weights that ops read
 
 from ..ops.shared.checks import check_choice, check_positive_int
 from ..ops.shared.precision import autocast_off, compute_dtype
+from .linear_weights import weights_of
 
 #: One gate for each head, or one for each feature of a head's keys.
 FORGETS = ("head", "channel")
@@ -39,8 +39,8 @@ class ForgetGate(nn.Module):
         self.forget, self.width, self.heads = forget, width, heads
         self.features = features if forget == "channel" else None
         inner = width if self.features is None else min(_RANK, width)
-        self.down_proj = None if self.features is None else NonDynamicallyQuantizableLinear(width, inner, bias=False)
-        self.gate_proj = NonDynamicallyQuantizableLinear(inner, heads * (self.features or 1))
+        self.down_proj = None if self.features is None else nn.Linear(width, inner, bias=False)
+        self.gate_proj = nn.Linear(inner, heads * (self.features or 1))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -62,8 +62,8 @@ class ForgetGate(nn.Module):
         with autocast_off(x):
             x = x.to(dtype)
             if self.down_proj is not None:
-                x = F.linear(x, self.down_proj.weight.to(dtype))
-            gate = F.linear(x, self.gate_proj.weight.to(dtype), self.gate_proj.bias.to(dtype))
+                x = F.linear(x, weights_of(self.down_proj)[0].to(dtype))
+            gate = F.linear(x, *(part.to(dtype) for part in weights_of(self.gate_proj)))
         log_decay = F.logsigmoid(gate)
         if self.features is None:
             return log_decay.transpose(1, 2)

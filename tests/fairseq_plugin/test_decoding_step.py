@@ -207,6 +207,7 @@ def test_far_positions(tmp_path: Path) -> None:
         ("linear_lm", ("--decoder-learned-pos", "--lineartime-post-norm"), LENGTH),
         ("linear_lm", ("--no-token-positional-embeddings", "--share-decoder-input-output-embed"), None),
         ("cosformer_lm", (), LENGTH),
+        ("linear_lm", RESET, None),
         ("linear_lm", ("--adaptive-softmax-cutoff", "20,40", "--criterion", "adaptive_loss"), None),
     ],
 )
@@ -217,6 +218,7 @@ def test_kinds_of_models(case: str, arguments: tuple[str, ...], limit: int | Non
     assert step.max_tokens == limit
     program = export_program(step).module()
     state, given = step.initial_state(2), tokens(2, 6)
+    given[0, 2] = given[0, 3] = model.decoder.dictionary.eos()
     with torch.no_grad():
         output = model(given)
         if model.decoder.adaptive_softmax is not None:
