@@ -55,12 +55,10 @@ class RfaGateAttention(RfaAttention):
 
     def held(self) -> dict[str, Any]:
         """The directions of this pass, and the gate's weights."""
-        return {**super().held(), **self._gate()}
+        weight, bias = weights_of(self.gate_proj)
+        return {**super().held(), "gate_weight": weight, "gate_bias": bias}
 
     def reference_held(self) -> dict[str, Any]:
         """The same for the literal form."""
-        return {**super().reference_held(), **self._gate()}
-
-    def _gate(self) -> dict[str, Any]:
-        weight, bias = weights_of(self.gate_proj)
-        return {"gate_weight": weight, "gate_bias": bias}
+        gate = {"gate_weight": self.gate_proj.weight, "gate_bias": self.gate_proj.bias}
+        return {**super().reference_held(), **gate}

@@ -1,4 +1,4 @@
-"""What is said of models of which torch can make no graph."""
+"""Messages of models of which torch can make no graph."""
 
 import torch
 from torch import nn
