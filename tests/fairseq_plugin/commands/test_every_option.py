@@ -49,8 +49,7 @@ TRAININGS: dict[str, tuple[str, ...]] = {
     "tied weights": ("linear_lm", *ADAPTIVE_INPUT, "--tie-adaptive-weights", "--tie-adaptive-proj"),
     "characters": ("linear_lm", "--character-embeddings"),
     "beginning of sentence": ("linear_lm", "--add-bos-token"),
-    "checkpointed activations": ("linear_lm", "--checkpoint-activations", "--min-params-to-wrap", "10"),
-    "offloaded activations": ("linear_lm", "--offload-activations"),
+    "activations": ("linear_lm", "--offload-activations", "--checkpoint-activations", "--min-params-to-wrap", "10"),
     "layer drop": ("linear_lm", "--decoder-layerdrop", "0.5"),
     "noise of blocks": ("linear_lm", "--quant-noise-pq", "0.1"),
     "NormFormer": ("linear_lm", "--scale-fc", "--scale-attn", "--scale-heads", "--scale-resids"),
@@ -106,7 +105,9 @@ def streams(hub: GeneratorHubInterface, sequence: Tensor) -> None:
 
 def export_step(hub: GeneratorHubInterface, sequence: Tensor) -> None:
     """The step token by token; tensors without values pass, so it can be exported."""
-    step = DecodingStep(load(Path(hub.cfg.task.data, "model.pt"))[1])
+    # The command reads a model without what wraps its layers for training; loading takes long, so elsewhere not again.
+    wrapped = hub.cfg.model.offload_activations
+    step = DecodingStep(load(Path(hub.cfg.task.data, "model.pt"))[1] if wrapped else hub.models[0])
     state, expected, rows = step.initial_state(2), _whole(hub, sequence), torch.arange(2)
     for i in range(sequence.shape[1]):
         logits, *state = step(sequence[:, i : i + 1], rows, *state)
@@ -130,10 +131,10 @@ def test_every_reader_of_a_checkpoint(training: str, data_bin: str, tmp_path: Pa
     (tmp_path / "dict.txt").write_bytes((Path(data_bin) / "dict.txt").read_bytes())
     sequence = tokens(2, 20)
     sequence[:, 0] = sequence[0, 8] = sequence[0, 9] = sequence[1, 15] = EOS
+    hub = ARCH_MODEL_REGISTRY[arch].from_pretrained(str(tmp_path), "model.pt", str(tmp_path))
+    task, _ = hub.task, hub.models[0].eval()
     for name, read in READERS.items():
-        hub = ARCH_MODEL_REGISTRY[arch].from_pretrained(str(tmp_path), "model.pt", str(tmp_path)).eval()
-        for model in hub.models:
-            model.eval()
+        hub.task = task
         match = REFUSED.get(training, {}).get(name)
         if match is None:
             read(hub, sequence)
