@@ -267,6 +267,7 @@ def test_the_command_writes_graphs_that_say_what_they_are(checkpoint: Path, tmp_
         session = session_of(path)
         about.append(json.loads(session.get_modelmeta().custom_metadata_map["lineartime"]))
         assert about[-1].pop("tokens_per_call") == size
+        assert len(about[-1].pop("sha256")) == 64  # of this file alone
         assert session.get_inputs()[0].shape[1] == size
     assert about[0] == about[1]
     assert about[0]["architecture"] == "linear_lm" and about[0]["longest_sequence"] is None
