@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from ..shared.held_tokens import held_length
 from ..shared.packed import takes_segments
 from ..shared.precision import autocast_off
 from ..shared.state import State, check_continuation, state_of_sums
@@ -42,10 +43,10 @@ def daft_conv(
     -inf outside of the window, which is all that a token then sees (Figure 2's ablation). Cost: O(T window d) time,
     O(T d) memory. Exponentials are taken relative to maxima over what a token sees, or in float64.
 
-    ``initial_state`` and ``return_state`` (causal) continue a sequence. The state does not grow: ``count`` (B,) real
-    tokens so far, ``k`` (B, h, window) and ``v`` (B, h, window, d / h) of the last of them, newest last, and of all
-    before them ``mean`` (B, h, d / h) and ``log_weight`` (B, h): the quotient of the two sums, the second's logarithm,
-    which stay those of no token with ``local_only``.
+    ``initial_state`` and ``return_state`` (causal) continue a sequence. The state is ``count`` (B,) real tokens so far,
+    ``k`` (B, h, L) and ``v`` (B, h, L, d / h) of the last L <= window of them, newest last, and of all before them
+    ``mean`` (B, h, d / h) and ``log_weight`` (B, h): the quotient of the two sums, the second's logarithm, which stay
+    those of no token with ``local_only``.
 
     ``segment_ids`` (B, n), integers that never decrease along a row: its documents, which do not see each other;
     see ``shared/packed.py``.
@@ -62,14 +63,14 @@ def daft_conv(
     with autocast_off(v):
         filters = r.to(values.dtype)
         if initial_state is not None:
-            shapes = conv_decoding.state_shapes(values, filters)
+            shapes = conv_decoding.state_shapes(values, held_length(initial_state, "k", filters.shape[1]))
             initial_state = state_of_sums(initial_state, shapes, values.dtype, v)
         if not causal:
             out = attend_centred(keys, values, filters, spatial_shape, key_padding_mask, local_only)
         elif initial_state is None and not return_state:
             out = attend_causal(keys, values, filters, key_padding_mask, local_only)
         else:
-            state = conv_decoding.empty_state(values, filters) if initial_state is None else initial_state
+            state = conv_decoding.empty_state(values) if initial_state is None else initial_state
             extend = conv_decoding.step if v.shape[1] == 1 else conv_decoding.several
             out, state = extend(keys, values, filters, key_padding_mask, state, local_only)
         out = gate_heads(q, out, v.dtype, key_padding_mask)

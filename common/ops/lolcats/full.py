@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from ..hedgehog.interface import EPS
 from ..shared.feature_sums import causal_sums
-from ..shared.learned_features import learned_features
+from ..shared.learned_features import learned_features, number_of_features
 from ..shared.padding import put_back, real_first, take
 from ..shared.state import State
 from ..shared.window_softmax import Window, beside, hide, join_blocks, sliding_window, split_blocks
@@ -35,6 +35,10 @@ class Maps(NamedTuple):
     def of_keys(self, k: Tensor) -> Tensor:
         """The same of keys."""
         return learned_features(k, self.key_weight, self.key_bias, self.feature_map, None)
+
+    def number_of_features(self) -> int:
+        """f."""
+        return number_of_features(self.key_weight, self.feature_map)
 
 
 def whole_sequence(

@@ -9,7 +9,8 @@ from torch import Tensor
 from ..hedgehog.interface import check_maps
 from ..shared.checks import check_choice, check_padding_mask, check_positive_int, check_query_key_value
 from ..shared.chunks import CHUNK_SIZE
-from ..shared.learned_features import LEARNED_MAPS, number_of_features
+from ..shared.held_tokens import held_length
+from ..shared.learned_features import LEARNED_MAPS
 from ..shared.packed import takes_segments
 from ..shared.padding import zero_padding
 from ..shared.precision import autocast_off, compute_dtype
@@ -56,8 +57,8 @@ def lolcats_attention(
     -> (B, H, n, e) in v's dtype. Masks: bool (B, n), True = padding; windows count real keys, and a token that is
     padding, as a key or as a query, gives 0. Cost: O(n (w + r) (d + e)) time and O(n (w + C + r) + (n / C) r e) memory
     with C = ``chunk_size``. ``initial_state`` and ``return_state`` (causal) continue a sequence: state ``count`` (B,),
-    the last keys and values ``k`` (B, H, w, d) and ``v`` (B, H, w, e), and the sums over all before them, ``sum_k``
-    (B, H, f) and ``sum_kv`` (B, H, f, e), float32.
+    the last L <= w keys and values ``k`` (B, H, L, d) and ``v`` (B, H, L, e), and the sums over all before them,
+    ``sum_k`` (B, H, f) and ``sum_kv`` (B, H, f, e), float32, with f = 0 while L < w.
 
     ``part`` is "both" in the paper. "window" is the softmax over the near tokens alone, "linear" the learned linear
     attention alone, which then sees the near tokens too, with 1e-6 added to its normaliser; whole sequences alone.
@@ -85,7 +86,7 @@ def lolcats_attention(
         raise ValueError(f"window_gate is {given}; allowed: a tensor ({q.shape[1]},) on {q.device}, one for each head")
     dtype, given = compute_dtype(q), v.dtype
     maps = Maps(query_weight, query_bias, key_weight, key_bias, feature_map)
-    shapes = state_shapes(k, v, window, number_of_features(key_weight, feature_map))
+    shapes = state_shapes(k, v, held_length(initial_state, "k", window), window, maps.number_of_features())
     state = state_of_sums(initial_state, shapes, dtype, q)
     with autocast_off(q):
         share = window_gate.to(dtype).sigmoid().view(-1, 1, 1)  # (H, 1, 1)

@@ -3,6 +3,9 @@
 import torch
 from torch import Generator, Tensor
 
+#: How many numbers a code has for each bucket.
+_NUMBERS = 1 << 40
+
 
 def draw_rotations(rounds: int, channels: int, directions: int, generator: Generator | None = None) -> Tensor:
     """(R, d, D) Gaussian, from torch's generator or ``generator``: one random rotation for each round."""
@@ -37,7 +40,13 @@ def codes_of(buckets: Tensor, number: Tensor) -> Tensor:
 
     None is close to 0, the code of no token.
     """
-    return (buckets + 1) * (1 << 40) + number
+    return (buckets + 1) * _NUMBERS + number
+
+
+def parts_of_codes(codes: Tensor) -> tuple[Tensor, Tensor]:
+    """The bucket and the number of each of ``codes``; those of no token are -1 and 0."""
+    buckets = codes.div(_NUMBERS, rounding_mode="floor")
+    return buckets - 1, codes - buckets * _NUMBERS
 
 
 def finds(code: Tensor, key_code: Tensor, chunk_size: int, causal: bool) -> Tensor:

@@ -7,12 +7,13 @@ import torch
 from torch import Tensor
 
 from ..shared.checks import check_padding_mask, check_positive_int, check_query_key_value
+from ..shared.held_tokens import held_length
 from ..shared.packed import takes_segments
 from ..shared.padding import zero_padding
 from ..shared.precision import autocast_off, compute_dtype
 from ..shared.state import State, check_continuation, state_of_sums
 from ..shared.unit_vectors import unit_vectors
-from .decoding import attend_state, empty_state, extend_state, ranks_of, state_shapes
+from . import decoding
 from .hashes import buckets_of, codes_of, sorted_order
 from .rounds import attend_rounds, together
 
@@ -40,8 +41,9 @@ def reformer_attention(
 
     q (B, H, n, d), v (B, H, n, e) -> (B, H, n, e) in v's dtype. Masks: bool (B, n), True = padding; a padded query
     gives 0, and so does a token that is padding as a key. Cost: O(R n C (d + e + R) + R n D d + R n log n) time and
-    O(R n C) memory. ``initial_state`` and ``return_state`` (causal) continue a sequence: state ``k`` and ``v``
-    (B, H, R, 2D, C, d) and (..., e), float32, ``codes`` (..., R) and ``count`` (B, H, R, 2D).
+    O(R n C) memory. ``initial_state`` and ``return_state`` (causal) continue a sequence: the state has ``k``
+    (B, H, L, d), ``v`` (B, H, L, e) and ``codes`` (B, H, L, R) of the tokens that may still be found, at most
+    L = R 2D C, and ``count`` (B, H, R, 2D). One token costs O(L (d + e + R)).
 
     ``segment_ids`` (B, n), integers that never decrease along a row: its documents, which do not see each other;
     see ``shared/packed.py``.
@@ -59,13 +61,14 @@ def reformer_attention(
     check_padding_mask("key_padding_mask", key_padding_mask, q)
     check_padding_mask("query_padding_mask", query_padding_mask, q)
     check_continuation(causal, initial_state, return_state)
-    shapes = state_shapes(q, v, rotations, chunk_size)
+    held = held_length(initial_state, "k", decoding.most_held(rotations, chunk_size))
+    shapes = decoding.state_shapes(q, v, rotations, held)
     state = state_of_sums(initial_state, shapes, compute_dtype(q), q)
     with autocast_off(q):
         if not causal:
             return _full(q, v, rotations, key_padding_mask, query_padding_mask, chunk_size)
         tokens = _prepared(q, v, key_padding_mask)
-        out, state = _causal(*tokens, rotations, key_padding_mask, shapes, state, return_state)
+        out, state = _causal(*tokens, rotations, key_padding_mask, chunk_size, state, return_state)
     out = _cleared(out, key_padding_mask, query_padding_mask).to(v.dtype)
     return (out, state) if return_state else out
 
@@ -93,26 +96,30 @@ def _causal(
     v: Tensor,
     rotations: Tensor,
     padding_mask: Tensor | None,
-    shapes: dict[str, tuple[int, ...]],
+    chunk_size: int,
     state: State | None,
     return_state: bool,
 ) -> tuple[Tensor, State | None]:
-    """The outputs (B, H, n, e) of ``_prepared`` tokens after those of ``state``, and the state of ``shapes`` then."""
-    chunk_size = shapes["k"][4]
-    buckets = buckets_of(q, rotations, padding_mask)
-    order, place = sorted_order(buckets)
-    before = q.new_zeros(shapes["count"], dtype=torch.long) if state is None else state["count"]
-    ranks, count = ranks_of(buckets, place, before)
+    """The outputs (B, H, n, e) of ``_prepared`` tokens after those of ``state``, and the state then."""
+    buckets, is_step = buckets_of(q, rotations, padding_mask), q.shape[2] == 1
+    order, place = (None, None) if is_step else sorted_order(buckets)
+    begins = state is None
+    if begins:
+        state = decoding.empty_state(decoding.state_shapes(q, v, rotations, 0), k)
+    ranks, count = decoding.ranks_of(buckets, place, state["count"])
     codes = codes_of(buckets, ranks)
-    outs, totals = attend_rounds(q, k, v, order, place, codes, chunk_size, True)
-    if state is not None:
-        earlier = attend_state(q, buckets, codes, state)
-        outs, totals = (torch.cat(pair, dim=2) for pair in zip((outs, totals), earlier))
-    out = together(outs, totals)
+    if padding_mask is not None:
+        codes = codes.masked_fill(padding_mask[:, None, None], 0)
+    if is_step:
+        out = decoding.step(q, k, v, codes, state, chunk_size)
+    elif begins:
+        out = together(*attend_rounds(q, k, v, order, place, codes, chunk_size, True))
+    else:
+        out = decoding.several(q, k, v, codes, state, chunk_size)
     if not return_state:
         return out, None
-    state = empty_state(shapes, k) if state is None else state
-    return out, extend_state(state, k, v, buckets, ranks, codes, count)
+    most = decoding.most_held(rotations, chunk_size)
+    return out, decoding.extend_state(state, k, v, codes, count, chunk_size, most)
 
 
 def _prepared(q: Tensor, v: Tensor, padding_mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:

@@ -2,8 +2,8 @@
 
 Legend: B batch, H heads, n tokens, d channels of q and k, e channels of v, w tokens of a window, g global tokens.
 
-The state holds the keys and values of the last w tokens, newest last, and of the first g. It is the mechanism that says
-which of the w are still seen: all of them in a sliding window, those of the current chunk in chunks.
+The state holds the keys and values of the last tokens, at most w, newest last, and of the first g. It is the mechanism
+that says which of them are still seen: all in a sliding window, those of the current chunk in chunks.
 """
 
 from typing import NamedTuple
@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .checks import check_padding_mask, check_query_key_value
+from .held_tokens import held_length, last_tokens, unless_padding, with_next
 from .padding import invert, real_first, take, zero_padding
 from .precision import autocast_off, compute_dtype
 from .state import State, check_continuation, state_of_sums
@@ -53,8 +54,8 @@ def attend_in_window(
 ) -> Tensor | tuple[Tensor, State]:
     """Self-attention as ``options`` say; (B, H, n, e) in v's dtype, and the next state with ``return_state``.
 
-    The state has constant size: ``count`` (B,), ``k`` (B, H, w, d) and ``v`` (B, H, w, e), and with global tokens
-    ``global_k`` (B, H, g, d) and ``global_v`` (B, H, g, e), in float32.
+    The state is ``count`` (B,), ``k`` (B, H, L, d) and ``v`` (B, H, L, e) of the last L <= w tokens that were read, and
+    with global tokens ``global_k`` (B, H, g, d) and ``global_v`` (B, H, g, e), in float32.
 
     Raises:
         ValueError: a shape, mask or state that does not fit, or a state without ``causal``.
@@ -63,11 +64,12 @@ def attend_in_window(
     check_padding_mask("key_padding_mask", key_padding_mask, k)
     check_padding_mask("query_padding_mask", query_padding_mask, q)
     check_continuation(causal, initial_state, return_state)
-    state = state_of_sums(initial_state, _state_shapes(k, v, options), compute_dtype(q), q)
+    shapes = _state_shapes(k, v, options, held_length(initial_state, "k", options.window))
+    state = state_of_sums(initial_state, shapes, compute_dtype(q), q)
     with autocast_off(q):
         if state is None and not return_state:
             return _whole(q, k, v, key_padding_mask, query_padding_mask, options, causal)
-        out, state = _extend(q, k, v, key_padding_mask, query_padding_mask, options, state)
+        out, state = _extend(q, k, v, key_padding_mask, query_padding_mask, options, shapes, state)
     return (out, state) if return_state else out
 
 
@@ -127,11 +129,11 @@ def _window_and_first(
     return out + sums_of_all(weights, first_v, q.shape[2])
 
 
-def _state_shapes(k: Tensor, v: Tensor, options: WindowOptions) -> dict[str, tuple[int, ...]]:
-    """The shape of every tensor of a state."""
+def _state_shapes(k: Tensor, v: Tensor, options: WindowOptions, held: int) -> dict[str, tuple[int, ...]]:
+    """The shape of every tensor of a state that holds the last ``held`` tokens."""
     shapes = {"count": (k.shape[0],)}
     for name, x in (("k", k), ("v", v)):
-        shapes[name] = (*x.shape[:2], options.window, x.shape[3])
+        shapes[name] = (*x.shape[:2], held, x.shape[3])
         if options.global_tokens:
             shapes[f"global_{name}"] = (*x.shape[:2], options.global_tokens, x.shape[3])
     return shapes
@@ -144,15 +146,16 @@ def _extend(
     key_padding_mask: Tensor | None,
     query_padding_mask: Tensor | None,
     options: WindowOptions,
+    shapes: dict[str, tuple[int, ...]],
     state: State | None,
 ) -> tuple[Tensor, State]:
-    """The next tokens' outputs, causal, and the state after them."""
+    """The next tokens' outputs, causal, and the state after them; ``shapes`` are those of ``state``."""
     dtype, given = compute_dtype(q), v.dtype
     q = zero_padding(zero_padding(q.to(dtype) * q.shape[3] ** -0.5, key_padding_mask), query_padding_mask)
     k, v = zero_padding(k.to(dtype), key_padding_mask), zero_padding(v.to(dtype), key_padding_mask)
     if state is None:
         like = {"dtype": dtype, "device": q.device}
-        state = {name: torch.zeros(shape, **like) for name, shape in _state_shapes(k, v, options).items()}
+        state = {name: torch.zeros(shape, **like) for name, shape in shapes.items()}
         state["count"] = state["count"].long()
     extend = _step if q.shape[2] == 1 else _several
     out, state = extend(q, k, v, key_padding_mask, options, state)
@@ -160,19 +163,20 @@ def _extend(
 
 
 def _held(count: Tensor, options: WindowOptions) -> Tensor:
-    """How many of the last tokens the next one may see, as far as there are slots, after ``count`` (B,) tokens."""
+    """How many of the last tokens the next one may see, as far as they are held, after ``count`` (B,) tokens."""
     return count % options.window if options.chunked else count
 
 
 def _step(
     q: Tensor, k: Tensor, v: Tensor, padding_mask: Tensor | None, options: WindowOptions, state: State
 ) -> tuple[Tensor, State]:
-    """One token after ``state``: its output (B, H, 1, e) and the next state; O((w + g) (d + e))."""
-    size, count = options.window, state["count"].unsqueeze(1)  # (B, 1)
+    """One token after ``state``: its output (B, H, 1, e) and the next state; O((L + g) (d + e))."""
+    count = state["count"].unsqueeze(1)  # (B, 1)
+    keys, values = (with_next(state[name], x, options.window) for name, x in (("k", k), ("v", v)))
+    size = keys.shape[2]
     slot = torch.arange(size, device=q.device)
-    keys, values = torch.cat([state["k"][:, :, 1:], k], dim=2), torch.cat([state["v"][:, :, 1:], v], dim=2)
     new = {"count": state["count"] + 1, "k": keys, "v": values}
-    seen = slot >= size - 1 - _held(count, options)  # (B, w)
+    seen = slot >= size - 1 - _held(count, options)  # (B, L)
     if options.global_tokens:
         first = torch.arange(options.global_tokens, device=q.device)
         here = (first == count)[:, None, :, None]
@@ -182,22 +186,19 @@ def _step(
         seen = torch.cat([seen, first <= count], dim=1)
         keys, values = torch.cat([keys, new["global_k"]], dim=2), torch.cat([values, new["global_v"]], dim=2)
     out = softmax_over_all(q, keys, values, seen[:, None, :, None])
-    if padding_mask is not None:  # a padded token leaves its row's state as it was
-        keep = padding_mask[:, 0]
-        new = {name: torch.where(keep.view(-1, *[1] * (x.dim() - 1)), state[name], x) for name, x in new.items()}
-    return out, new
+    return out, unless_padding(padding_mask, state, new)
 
 
 def _several(
     q: Tensor, k: Tensor, v: Tensor, padding_mask: Tensor | None, options: WindowOptions, state: State
 ) -> tuple[Tensor, State]:
     """n tokens after ``state``, as a sequence of what is held and them: outputs (B, H, n, e) and the next state."""
-    size, n, count = options.window, q.shape[2], state["count"].unsqueeze(1)  # (B, 1)
+    size, n, count = state["k"].shape[2], q.shape[2], state["count"].unsqueeze(1)  # (B, 1)
     if padding_mask is None:
         padding_mask = torch.zeros(q.shape[0], n, dtype=torch.bool, device=q.device)
     held = _held(count, options).clamp(max=size)
     unused = torch.arange(size, device=q.device) < size - held
-    padding = torch.cat([unused, padding_mask], dim=1)  # (B, w + n)
+    padding = torch.cat([unused, padding_mask], dim=1)  # (B, L + n)
     order = real_first(padding)
     q = take(F.pad(q, (0, 0, size, 0)), order)  # the state holds no queries, and needs none
     k, v = (take(torch.cat([state[name], x], dim=2), order) for name, x in (("k", k), ("v", v)))
@@ -206,7 +207,7 @@ def _several(
     seen, window = place < real, _window(options, True, size + n)
     new = {"count": state["count"] + (~padding_mask).sum(1)}
     if options.global_tokens:
-        first, position = torch.arange(options.global_tokens, device=q.device), place + count - held  # (B, w + n)
+        first, position = torch.arange(options.global_tokens, device=q.device), place + count - held  # (B, L + n)
         # The first tokens are in the state, or among the new ones, which begin at ``held``.
         index = torch.where(first < count, first, options.global_tokens + held + first - count)
         index = index.clamp(max=options.global_tokens + size + n - 1)
@@ -214,13 +215,11 @@ def _several(
         for name, x in (("k", k), ("v", v)):
             known = torch.cat([state[f"global_{name}"], x], dim=2)
             new[f"global_{name}"] = take(known, index).masked_fill(~there, 0.0)
-        first_seen = (first <= position.unsqueeze(2)).unsqueeze(1)  # (B, 1, w + n, g)
+        first_seen = (first <= position.unsqueeze(2)).unsqueeze(1)  # (B, 1, L + n, g)
         seen = (seen & (position >= options.global_tokens))[:, None, :, None]
         out = _window_and_first(q, k, v, seen, window, new["global_k"], new["global_v"], first_seen)
     else:
         out, _ = window_softmax(q, k, v, seen[:, None, :, None], window, None)
     out = take(out, invert(order))[:, :, size:]
-    last = real - size + torch.arange(size, device=q.device)  # (B, w): before the first token where negative
-    for name, x in (("k", k), ("v", v)):
-        new[name] = take(x, last.clamp(min=0)).masked_fill((last < 0)[:, None, :, None], 0.0)
-    return out, new
+    size = min(options.window, size + n)
+    return out, {**new, "k": last_tokens(k, real, size), "v": last_tokens(v, real, size)}

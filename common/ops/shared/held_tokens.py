@@ -1,0 +1,59 @@
+"""The last tokens that a state holds, newest last: as many as there were, until they are as many as a window has.
+
+What it holds of them, (B, H, L, ...), grows with the tokens that are read, padding included, so that its size does not
+depend on what tensors hold. Once L is the window, it stays. A row that had fewer real tokens has nothing in its first
+places; the mechanism counts real tokens and hides those places.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from .padding import take
+from .state import State
+from .tracing import runs_eagerly
+
+
+def held_length(state: State | None, name: str, most: int) -> int:
+    """L, the tokens of ``state[name]``, at most ``most``; 0 for None.
+
+    Where it is no such tensor it is ``most``, so that ``check_state`` says what is allowed.
+
+    Raises:
+        ValueError: a row had more tokens than that, so that this is the state of a shorter window.
+    """
+    entry = state.get(name) if isinstance(state, dict) else None
+    if not isinstance(entry, Tensor) or entry.dim() < 3 or entry.shape[2] > most:
+        return 0 if state is None else most
+    length, count = entry.shape[2], state.get("count")
+    may_look = isinstance(count, Tensor) and count.device.type == "cpu" and runs_eagerly(count)
+    if length < most and may_look and count.numel() and int(count.max()) > length:
+        raise ValueError(
+            f"initial_state[{name!r}] holds {length} of {int(count.max())} tokens; allowed: all of them, or the last "
+            f"{most}"
+        )
+    return length
+
+
+def with_next(held: Tensor, new: Tensor, most: int) -> Tensor:
+    """The last tokens, at most ``most``, of ``held`` (B, H, L, ...) and one ``new`` one; O(L)."""
+    return torch.cat([held[:, :, max(held.shape[2] + 1 - most, 0) :], new], dim=2)
+
+
+def last_tokens(x: Tensor, real: Tensor, size: int) -> Tensor:
+    """The last ``size`` of the first ``real`` (B, 1) tokens of x (B, H, m, c); zeros before, where there are fewer."""
+    places = real - size + torch.arange(size, device=x.device)  # (B, size): before the first token where negative
+    return take(x, places.clamp(min=0)).masked_fill((places < 0)[:, None, :, None], 0.0)
+
+
+def unless_padding(padding_mask: Tensor | None, before: State, after: State) -> State:
+    """The state ``after`` one token, and ``before`` it in the rows in which ``padding_mask`` (B, 1) is True."""
+    if padding_mask is None:
+        return after
+    state = {}
+    for name, x in after.items():
+        old = before[name]
+        if old.shape != x.shape:  # it grew by one token
+            old = F.pad(old, [*[0] * (2 * (old.dim() - 3)), 1, 0])
+        state[name] = torch.where(padding_mask[:, 0].view(-1, *[1] * (x.dim() - 1)), old, x)
+    return state
