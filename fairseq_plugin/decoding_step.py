@@ -12,16 +12,16 @@ from fairseq.modules import CharacterTokenEmbedder
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
+from common.attention import InnerAttention
+from common.modules.gated_attention_unit import GatedAttentionUnit
 from common.ops.shared.checks import check_positive_int
+from common.ops.shared.state import largest_states
 
 from .models._decoder import LinearTimeDecoder
 from .modules.multihead_attention import IncrementalState
 from .modules.named_states import named_state, state_of
 from .modules.positions import ComputedSinusoids, SinusoidalPositions
 from .onnx_operators import DECOMPOSITIONS
-
-#: Tokens that are read to see whether a state grows: chunks and windows fill up, and keep their shapes.
-_TRIED = 3
 
 
 class Entry(NamedTuple):
@@ -36,6 +36,7 @@ class Entry(NamedTuple):
 class DecodingStep(nn.Module):
     """``step(tokens, order, *past) -> (logits, *present)``, for a language model whose decoding state is constant.
 
+    That is a state which has a largest size: it has this size from the beginning.
     tokens (B, n) are the next ones of B sequences; one or many, with padding anywhere, which changes no state. order
     (B,) says which row of ``past`` each goes on from, so that beams, and samples of one prompt, need no other call.
     logits (B, V) are of what follows each row's last real token (a row that is all padding has none that mean
@@ -112,21 +113,19 @@ class DecodingStep(nn.Module):
 
     @torch.no_grad()
     def _find_entries(self) -> list[Entry]:
-        """The state after one padded token, which is that before the first one."""
+        """The state after one padded token, which is that before the first one, in its largest size."""
+        for module in self.decoder.modules():
+            if isinstance(module, (InnerAttention, GatedAttentionUnit)) and module.state_tokens() is None:
+                name = getattr(module, "name", "") or type(module).__name__
+                raise ValueError(
+                    f"the model's decoding state grows with every token, in attention {name!r}; allowed: a mechanism "
+                    "whose state has a largest size"
+                )
         state: IncrementalState = {}
-        self.decoder.extend_features(torch.tensor([[self.decoder.padding_idx]]), state)
+        with largest_states():
+            self.decoder.extend_features(torch.tensor([[self.decoder.padding_idx]]), state)
         self._names = {_flat(name): name for name in named_state(self.decoder, state)}
         first = self._taken(state)
-        unknown = torch.full((1, 1), self.decoder.dictionary.unk())
-        for _ in range(_TRIED):
-            self.decoder.extend_features(unknown, state)
-            for name, x in self._taken(state).items():
-                if name not in first or x.shape != first[name].shape:
-                    raise ValueError(
-                        f"the model's decoding state grows with the tokens ({name} is {tuple(x.shape)} and was "
-                        f"{tuple(first[name].shape) if name in first else 'not there'}); allowed: a mechanism whose "
-                        "state is constant"
-                    )
         return [
             Entry(name, tuple(x.shape[1:]), x.dtype, _fill(name, x)) for name, x in sorted(first.items(), key=_place)
         ]

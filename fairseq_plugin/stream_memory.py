@@ -9,6 +9,7 @@ import torch.distributed as dist
 from fairseq.distributed import utils as distributed_utils
 from torch import Tensor, nn
 
+from common.ops.shared.state import joined_entries
 from common.tensor_files import DIGEST, digest
 
 from .data.streams import PLACE, StreamPlace
@@ -169,4 +170,5 @@ def gathered(own: SavedStreams | None) -> SavedStreams | None:
         return None
     parts.sort(key=lambda part: part["row"])
     states: list[dict[str, Tensor]] = [part["state"] for part in parts]
-    return {**parts[0], "state": {name: torch.cat([state[name] for state in states]) for name in states[0]}}
+    joined = {name: joined_entries(name.rpartition(".")[2], [state[name] for state in states]) for name in states[0]}
+    return {**parts[0], "state": joined}

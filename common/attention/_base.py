@@ -104,7 +104,7 @@ class InnerAttention(RemembersOptions):
     needs: frozenset[str] = frozenset()
     #: Options that tensors of the state dict show, so that they need not be remembered.
     shown_by_weights: ClassVar[frozenset[str]] = frozenset()
-    #: Whether time and memory are linear in the tokens, up to a logarithm, and the decoding state is of one size.
+    #: Whether time and memory are linear in the tokens, up to a logarithm, and the decoding state has a largest size.
     linear_cost: bool = True
     #: Whether each output is a mean of the values of all tokens that are seen, with any options: the weights of a query
     #: are at least 0, none is 0 whatever the tokens are, and their sum is 1, as in softmax attention, or less where a
@@ -147,6 +147,13 @@ class InnerAttention(RemembersOptions):
     def key_features(self, head_dim: int) -> int:
         """Features of a head's key, by which running sums have their rows; where it supports "forget"."""
         return head_dim
+
+    def state_tokens(self) -> int | None:
+        """How many tokens a decoding state holds something of each of, at most; None where it holds every token.
+
+        A state of n tokens holds min(n, that many), beside sums whose size does not depend on n.
+        """
+        return 0 if self.linear_cost else None
 
     @classmethod
     def packs_documents(cls) -> bool:

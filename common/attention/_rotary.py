@@ -50,6 +50,10 @@ class RotaryAttention(InnerAttention):
         """That of the inner attention."""
         return self.inner.linear_cost
 
+    def state_tokens(self) -> int | None:
+        """Those of the inner attention."""
+        return self.inner.state_tokens()
+
     def forward(
         self,
         q: Tensor,

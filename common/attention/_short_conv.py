@@ -73,6 +73,10 @@ class ShortConvAttention(InnerAttention):
         """Whether the inner attention takes ``segment_ids``."""
         return self.inner.packs_documents()
 
+    def state_tokens(self) -> int | None:
+        """Those of the inner attention."""
+        return self.inner.state_tokens()
+
     def projections(self, head_dim: int) -> dict[str, int]:
         """Those of the inner attention."""
         return self.inner.projections(head_dim)

@@ -101,6 +101,10 @@ class DaftConvAttention(DaftAttention):
         self.beta = nn.Parameter(torch.empty(heads, 1)) if self.standardise else None
         self.reset_parameters()
 
+    def state_tokens(self) -> int:
+        """The window."""
+        return self.window_shape[0]
+
     def projections(self, head_dim: int) -> dict[str, int]:
         """Channels per head: one for the keys."""
         return {**super().projections(head_dim), "k": 1}

@@ -31,3 +31,7 @@ class LocalAttention(OpAttention):
     supports = frozenset({"causal", "bidirectional"})
     op = staticmethod(local_attention)
     reference_op = staticmethod(local_attention_reference)
+
+    def state_tokens(self) -> int:
+        """The window."""
+        return self.options.window

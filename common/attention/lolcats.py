@@ -82,6 +82,10 @@ class LolcatsAttention(OpAttention):
             if bias is not None:
                 nn.init.zeros_(bias)
 
+    def state_tokens(self) -> int:
+        """The window."""
+        return self.options.window
+
     def held(self) -> dict[str, Any]:
         """The maps, the gate, and what is computed with them."""
         names = ("query_weight", "query_bias", "key_weight", "key_bias", "window_gate", "part")

@@ -30,3 +30,7 @@ class LongformerAttention(OpAttention):
     supports = frozenset({"causal", "bidirectional"})
     op = staticmethod(longformer_attention)
     reference_op = staticmethod(longformer_attention_reference)
+
+    def state_tokens(self) -> int:
+        """The window."""
+        return self.options.window

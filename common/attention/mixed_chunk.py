@@ -54,6 +54,10 @@ class MixedChunkAttention(OpAttention):
         self.beta = nn.Parameter(torch.zeros(2, heads, channels))
         nn.init.normal_(self.gamma, std=0.02)
 
+    def state_tokens(self) -> int:
+        """A chunk, since the tokens of the chunk before leave as those of the current one come."""
+        return self.options.chunk_size
+
     def apply_op(
         self,
         q: Tensor,

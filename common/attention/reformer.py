@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ..ops.reformer import draw_rotations, reformer_attention
+from ..ops.reformer.decoding import most_held
 from ..ops.reformer.reference import reformer_attention_reference
 from ._base import OpAttention
 from ._options import AttentionOptions, count
@@ -44,6 +45,10 @@ class ReformerAttention(OpAttention):
 
     def setup(self) -> None:
         self.register_buffer("rotations", self._draw())
+
+    def state_tokens(self) -> int:
+        """A chunk of every bucket of every round: later tokens find no others."""
+        return most_held(self.rotations, self.options.chunk_size)
 
     def projections(self, head_dim: int) -> dict[str, int]:
         """Queries, which are the keys, and values."""

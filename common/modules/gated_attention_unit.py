@@ -173,8 +173,12 @@ class GatedAttentionUnit(RemembersOptions):
 
     @property
     def linear_cost(self) -> bool:
-        """Whether time is linear in the tokens, and decoding needs memory that does not grow with them."""
+        """Whether time is linear in the tokens, and the decoding state has a largest size."""
         return self.chunk_size is not None and not self._keeps_tokens
+
+    def state_tokens(self) -> int | None:
+        """How many tokens a decoding state holds at most; None where it holds every token."""
+        return self.chunk_size if self.linear_cost else None
 
     @property
     def _keeps_tokens(self) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..ops.shared.state import State
+from ..ops.shared.state import State, largest_states
 from .group import ContextGroup, Layout, first_order_alone, layouts_of
 
 #: ``call(tensors, padding_mask, state) -> (out, state)``: the next tokens of the rows, and the state after them.
@@ -48,7 +48,8 @@ def carried(
         mask = _rows(padding_mask, start, end)
         layouts = state_layouts(group, owner, call, own)
         state = None if group.rank == 0 else _received(group, layouts, own)
-        out, after = call(own, mask, state)
+        with largest_states():  # every process sends and receives one layout
+            out, after = call(own, mask, state)
         outs.append(out if group.rank == group.size - 1 else _sent(group, out, {name: after[name] for name in layouts}))
     return outs[0] if count == 1 else torch.cat(outs)
 
@@ -63,7 +64,7 @@ def _rows(x: Tensor | None, start: int, end: int) -> Tensor | None:
 
 
 def state_layouts(group: ContextGroup, owner: Any, call: Call, tensors: Sequence[Tensor | None]) -> dict[str, Layout]:
-    """The layout of each entry of a state, from that of one token of padding; the same in every process."""
+    """The layout of each entry of a state of the largest size, from one token of padding; the same in every process."""
     known = group.layouts.setdefault(owner, {})
     key = tuple(None if x is None else (x.shape[:2], x.shape[3:], x.dtype, x.device) for x in tensors)
     key = (*key, torch.is_autocast_enabled(tensors[-1].device.type))
@@ -71,7 +72,7 @@ def state_layouts(group: ContextGroup, owner: Any, call: Call, tensors: Sequence
         first = [None if x is None else x[:, :, :1].detach() for x in tensors]
         x = next(x for x in first if x is not None)
         numbers = RandomNumbers(first)
-        with torch.no_grad():
+        with torch.no_grad(), largest_states():
             _, state = call(first, torch.ones(len(x), 1, dtype=torch.bool, device=x.device), None)
         numbers.restore()
         known[key] = dict(zip(state, layouts_of(list(state.values()))))

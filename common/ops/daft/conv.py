@@ -62,7 +62,7 @@ def daft_conv(
     state = None
     with autocast_off(v):
         filters = r.to(values.dtype)
-        if initial_state is not None:
+        if initial_state is not None or return_state:
             shapes = conv_decoding.state_shapes(values, held_length(initial_state, "k", filters.shape[1]))
             initial_state = state_of_sums(initial_state, shapes, values.dtype, v)
         if not causal:
@@ -70,7 +70,7 @@ def daft_conv(
         elif initial_state is None and not return_state:
             out = attend_causal(keys, values, filters, key_padding_mask, local_only)
         else:
-            state = conv_decoding.empty_state(values) if initial_state is None else initial_state
+            state = conv_decoding.empty_state(values, shapes) if initial_state is None else initial_state
             extend = conv_decoding.step if v.shape[1] == 1 else conv_decoding.several
             out, state = extend(keys, values, filters, key_padding_mask, state, local_only)
         out = gate_heads(q, out, v.dtype, key_padding_mask)

@@ -25,9 +25,9 @@ def state_shapes(v: Tensor, held: int) -> dict[str, tuple[int, ...]]:
     }
 
 
-def empty_state(v: Tensor) -> State:
-    """The state before the first token."""
-    state = {name: v.new_zeros(shape) for name, shape in state_shapes(v, 0).items()}
+def empty_state(v: Tensor, shapes: dict[str, tuple[int, ...]]) -> State:
+    """The state of ``shapes`` before the first token."""
+    state = {name: v.new_zeros(shape) for name, shape in shapes.items()}
     state["count"] = state["count"].long()
     state["log_weight"].fill_(empty_log_weight())
     return state

@@ -30,11 +30,14 @@ def extend(
     window: int,
     padding_mask: Tensor | None,
     chunk_size: int,
+    shapes: dict[str, tuple[int, ...]],
     state: State | None,
 ) -> tuple[Tensor, State]:
-    """The next tokens' outputs (B, H, n, e) and the state after them; q, k and v are 0 at padding (B, n)."""
+    """The next tokens' outputs (B, H, n, e) and the state after them; q, k and v are 0 at padding (B, n).
+
+    ``shapes`` are those of ``state``.
+    """
     if state is None:
-        shapes = state_shapes(k, v, 0, window, 0)
         state = {name: torch.zeros(shape, dtype=q.dtype, device=q.device) for name, shape in shapes.items()}
         state["count"] = state["count"].long()
     if q.shape[2] == 1 and padding_mask is None:

@@ -95,6 +95,6 @@ def lolcats_attention(
         if state is None and not return_state:
             out = whole_sequence(q, k, v, maps, share, window, causal, key_padding_mask, chunk_size, part)
         else:
-            out, state = extend(q, k, v, maps, share, window, key_padding_mask, chunk_size, state)
+            out, state = extend(q, k, v, maps, share, window, key_padding_mask, chunk_size, shapes, state)
         out = zero_padding(zero_padding(out, key_padding_mask), query_padding_mask).to(given)
     return (out, state) if return_state else out

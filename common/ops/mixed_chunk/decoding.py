@@ -2,10 +2,10 @@
 
 The state holds a ring of C slots. A slot has a token's k_quad, k_lin and v side by side, 2s + e channels. A token's
 slot is its position mod C, so slots below count mod C are of the current chunk, and the others of the chunk before it.
-A step does not write into the ring, since that would copy it. It writes into the current *block* of R slots, which the
-state holds apart; a full block is moved into the ring. Before a block begins, the tokens of the chunk before leave its
-slots, which are 0 until it is moved, and go into ``sum_kv``, the sum over all tokens that have left. So no step moves
-more than R tokens into the sum.
+A step does not write into the ring, since that would copy it. It adds to the current *block* of at most R tokens, which
+the state holds apart; a full block is moved into the ring. Before a block begins, the tokens of the chunk before leave
+its slots, which are 0 until it is moved, and go into ``sum_kv``, the sum over all tokens that have left. So no step
+moves more than R tokens into the sum. While the first chunk fills, the ring ends with its last full block.
 """
 
 from collections.abc import Sequence
@@ -20,34 +20,48 @@ from ..shared.precision import compute_dtype
 from ..shared.relative_bias import bias_at, bias_so_far
 from ..shared.score_kernels import score_kernel
 from ..shared.state import State
-from ..shared.tracing import runs_eagerly
 from .sequence import MixedChunkOptions, Tokens, both_terms, chunk_sums, hidden_keys, score_divisor, split
+from .sizes import (
+    Sizes,
+    block_length,
+    counts_of,
+    counts_of_state,
+    first_sizes,
+    keeps_largest,
+    largest_sizes,
+    one_position,
+    resized,
+    sizes_after,
+    sizes_of_state,
+    sizes_of_step,
+)
 
-#: A block has as many slots as divide a chunk, at most so many.
-_LARGEST_BLOCK = 16
+
+def state_shapes(tokens: Tokens, chunk_size: int, state: State) -> dict[str, tuple[int, ...]]:
+    """The shape that every tensor of ``state`` is allowed to have."""
+    return _shapes(tokens, sizes_of_state(state, chunk_size, tokens.k_quad.shape[3], keeps_chunk_before=True))
 
 
-def state_shapes(tokens: Tokens, chunk_size: int) -> dict[str, tuple[int, ...]]:
-    """The shape of every tensor of a state."""
+def _shapes(tokens: Tokens, sizes: Sizes) -> dict[str, tuple[int, ...]]:
     batch, heads, _, s = tokens.k_quad.shape
     e = tokens.v.shape[3]
     return {
         "count": (batch,),
-        "sum_kv": (batch, heads, s, e),
-        "ring": (batch, heads, chunk_size, 2 * s + e),
-        "block": (batch, heads, block_length(chunk_size), 2 * s + e),
+        "sum_kv": (batch, heads, sizes.sums, e),
+        "ring": (batch, heads, sizes.slots, 2 * s + e),
+        "block": (batch, heads, sizes.block, 2 * s + e),
     }
-
-
-def block_length(chunk_size: int) -> int:
-    """R, the slots of a block."""
-    return max(size for size in range(1, min(chunk_size, _LARGEST_BLOCK) + 1) if chunk_size % size == 0)
 
 
 def empty_state(tokens: Tokens, chunk_size: int) -> State:
     """The state before the first token."""
+    return zero_state(_shapes(tokens, first_sizes(chunk_size, tokens.k_quad.shape[3])), tokens)
+
+
+def zero_state(shapes: dict[str, tuple[int, ...]], tokens: Tokens) -> State:
+    """A state of these ``shapes`` that counts no token."""
     like = {"dtype": compute_dtype(tokens.v), "device": tokens.v.device}
-    state = {name: torch.zeros(shape, **like) for name, shape in state_shapes(tokens, chunk_size).items()}
+    state = {name: torch.zeros(shape, **like) for name, shape in shapes.items()}
     state["count"] = state["count"].long()
     return state
 
@@ -57,20 +71,19 @@ def step(tokens: Tokens, bias: Tensor | None, options: MixedChunkOptions, state:
 
     The next state may share tensors with ``state``.
     """
-    new, position = torch.cat([tokens.k_quad, tokens.k_lin, tokens.v], dim=3), one_position(state["count"])
-    if position is None:
-        out, changed = _step_anywhere(tokens, new, bias, options, state)
-    else:
+    new, counts = (
+        torch.cat([tokens.k_quad, tokens.k_lin, tokens.v], dim=3),
+        counts_of_state(state, options.chunk_size),
+    )
+    position, s = one_position(counts), tokens.k_quad.shape[3]
+    if position is not None:
         out, changed = _step_at(tokens, new, bias, options, state, position)
-    return out, {**state, **changed, "count": state["count"] + 1}
-
-
-def one_position(count: Tensor) -> int | None:
-    """The position of every row, if it is one and may be looked at: on a CPU, where nothing traces."""
-    if count.device.type != "cpu" or not runs_eagerly(count):
-        return None
-    counts = count.tolist()
-    return counts[0] if counts and counts.count(counts[0]) == len(counts) else None
+        return out, {**state, **changed, "count": state["count"] + 1}
+    state = resized(state, sizes_of_step(counts, options.chunk_size, s))
+    out, changed = _step_anywhere(tokens, new, bias, options, state)
+    state = {**state, **changed, "count": state["count"] + 1}
+    counts = None if counts is None else [count + 1 for count in counts]
+    return out, resized(state, sizes_after(counts, options.chunk_size, s, keeps_chunk_before=True))
 
 
 def _step_at(
@@ -80,21 +93,25 @@ def _step_at(
 
     ``new`` (B, H, 1, 2s + e) is what the state is to hold of the token.
     """
-    size, s, length = options.chunk_size, tokens.q_quad.shape[3], state["block"].shape[2]
+    size, s, length = options.chunk_size, tokens.q_quad.shape[3], block_length(options.chunk_size)
     ring, slot = state["ring"], position % size
     place = slot % length
     begin = slot - place
-    block = state["block"].slice_scatter(new, 2, place, place + 1)
+    block = torch.cat([state["block"][:, :, :place], new], dim=2)
     out = 0.0
     if options.local:
-        current = [ring[:, :, :begin], block[:, :, : place + 1]]
+        current = [ring[:, :, :begin], block]
         keys, values = ([x[..., part] for x in current] for part in (slice(s), slice(2 * s, None)))
         out = attend_at(tokens.q_quad, keys, values, bias, options, slot)
     if options.linear and position >= size:
         q, before = tokens.q_lin / size, ring[:, :, begin + length :]
         out = out + q @ state["sum_kv"] + q @ before[..., s : 2 * s].transpose(-2, -1) @ before[..., 2 * s :]
     out = torch.zeros_like(tokens.v) if isinstance(out, float) else out
-    return out, _moved(ring, block, state["sum_kv"], begin) if place == length - 1 else {"block": block}
+    if place < length - 1:
+        return out, {"block": block}
+    if position < size:
+        return out, _moved_first(ring[:, :, :begin], block, state["sum_kv"], s, size)
+    return out, _moved(ring, block, state["sum_kv"], begin)
 
 
 def attend_at(
@@ -123,6 +140,16 @@ def attend_at(
     return first @ parts[0][1] + second @ parts[1][1]
 
 
+def _moved_first(ring: Tensor, block: Tensor, sum_kv: Tensor, s: int, chunk_size: int) -> State:
+    """``_moved`` in the first chunk, whose tokens leave when it is full; before, its ring ends with the ``block``."""
+    ring, moved = torch.cat([ring, block], dim=2), {"block": block[:, :, :0]}
+    if ring.shape[2] < chunk_size:
+        return {**moved, "sum_kv": sum_kv[:, :, :0], "ring": ring}
+    length = block.shape[2]
+    _, k, v = _parts(ring[:, :, :length], s)
+    return {**moved, "sum_kv": k.transpose(-2, -1) @ v, "ring": F.pad(ring[:, :, length:], (0, 0, length, 0))}
+
+
 def _moved(ring: Tensor, block: Tensor, sum_kv: Tensor, begin: int) -> State:
     """Ring, block and sum when a full ``block``, of the slots from ``begin`` on, is moved into the ring."""
     length, size = block.shape[2], ring.shape[2]
@@ -131,25 +158,31 @@ def _moved(ring: Tensor, block: Tensor, sum_kv: Tensor, begin: int) -> State:
     ring[:, :, begin : begin + length] = block
     _, k, v = _parts(ring[:, :, following : following + length].clone(), sum_kv.shape[2])
     ring[:, :, following : following + length] = 0.0
-    return {"sum_kv": sum_kv + k.transpose(-2, -1) @ v, "ring": ring, "block": torch.zeros_like(block)}
+    return {"sum_kv": sum_kv + k.transpose(-2, -1) @ v, "ring": ring, "block": block[:, :, :0]}
 
 
 def _step_anywhere(
     tokens: Tokens, new: Tensor, bias: Tensor | None, options: MixedChunkOptions, state: State
 ) -> tuple[Tensor, State]:
-    """``_step_at`` where each row has a position of its own: masks in place of slices, and a ring that is copied."""
+    """``_step_at`` where each row has a position of its own: masks in place of slices, and a ring that is copied.
+
+    A ring of fewer than C slots is that of rows whose first chunk is not full after this token.
+    """
     slot = (state["count"] % options.chunk_size)[:, None]  # (B, 1)
     slots = block_slots(slot, state)
     block = state["block"].scatter(2, slot_index(slot - slots[:, :1], state["block"]), new)
     out = _attend_anywhere(tokens, bias, options, {**state, "block": block}, slot)
     ring = state["ring"].scatter(2, slot_index(slots, state["ring"]), block)
-    following = slot_index((slots + slots.shape[1]) % options.chunk_size, ring)
     full = (slot == slots[:, -1:])[:, :, None, None]  # (B, 1, 1, 1)
+    changed = {"ring": torch.where(full, ring, state["ring"]), "block": block.masked_fill(full, 0.0)}
+    if ring.shape[2] < options.chunk_size:
+        return out, changed
+    following = slot_index((slots + slots.shape[1]) % options.chunk_size, ring)
     _, k, v = _parts(ring.gather(2, following).masked_fill(~full, 0.0), state["sum_kv"].shape[2])
     return out, {
+        **changed,
         "sum_kv": state["sum_kv"] + k.transpose(-2, -1) @ v,
         "ring": torch.where(full, ring.scatter(2, following, 0.0), state["ring"]),
-        "block": block.masked_fill(full, 0.0),
     }
 
 
@@ -158,25 +191,29 @@ def _attend_anywhere(
 ) -> Tensor:
     """The output (B, H, 1, e) of tokens in ``slot`` (B, 1) of the chunk, which are in the block already."""
     size, s, block = options.chunk_size, tokens.q_quad.shape[3], block_slots(slot, state)
+    held = state["ring"].shape[2]
     (_, k_lin, values), values_of_block = _parts(state["ring"], s), _parts(state["block"], s)[2]
-    slots = torch.arange(size, device=slot.device)
+    slots = torch.arange(held, device=slot.device)
     in_ring, in_block = 0.0, None
     if options.local:
-        hidden = torch.cat([slots >= block[:, :1], block > slot], dim=1)[:, None, None]  # (B, 1, 1, C + R)
+        hidden = torch.cat([slots >= block[:, :1], block > slot], dim=1)[:, None, None]  # (B, 1, 1, slots + R)
         q = tokens.q_quad / score_divisor(options, s)
         scores = torch.cat([q @ _parts(state[x], s)[0].transpose(-2, -1) for x in ("ring", "block")], dim=3)
         if bias is not None:
             row = bias_at(bias, size, slot)  # (B, 1 or H, 1, C)
             of_block = row.gather(3, block[:, None, None].expand(-1, row.shape[1], 1, -1))
-            scores = scores + torch.cat([row, of_block], dim=3)
-        in_ring, in_block = score_kernel(scores, options.kernel, hidden).split([size, block.shape[1]], dim=3)
+            scores = scores + torch.cat([row[..., :held], of_block], dim=3)
+        in_ring, in_block = score_kernel(scores, options.kernel, hidden).split([held, block.shape[1]], dim=3)
     out = 0.0
-    if options.linear:
+    if options.linear and held == size:
         q = tokens.q_lin / size
         before = (slots > block[:, -1:])[:, None, None]  # (B, 1, 1, C): what is left of the chunk before
         in_ring, out = in_ring + (q @ k_lin.transpose(-2, -1)).masked_fill(~before, 0.0), q @ state["sum_kv"]
-    out = out + in_ring @ values
-    return out if in_block is None else out + in_block @ values_of_block
+    if isinstance(in_ring, Tensor):
+        out = out + in_ring @ values
+    if in_block is not None:
+        out = out + in_block @ values_of_block
+    return out if isinstance(out, Tensor) else torch.zeros_like(tokens.v)
 
 
 def block_slots(slot: Tensor, state: State) -> Tensor:
@@ -199,7 +236,8 @@ def several(
     tokens: Tokens, bias: Tensor | None, options: MixedChunkOptions, padding_mask: Tensor | None, state: State
 ) -> tuple[Tensor, State]:
     """n tokens after ``state``, as a sequence of its two chunks and them: outputs (B, H, n, e) and the next state."""
-    batch, n, size = tokens.v.shape[0], tokens.v.shape[2], options.chunk_size
+    batch, n, size, s = tokens.v.shape[0], tokens.v.shape[2], options.chunk_size, tokens.k_lin.shape[3]
+    stays, state = keeps_largest(state, size), resized(state, largest_sizes(size, s))
     slot = (state["count"] % size)[:, None]  # (B, 1)
     slots, block = torch.arange(size, device=slot.device), block_slots(slot, state)
     if padding_mask is None:
@@ -211,7 +249,7 @@ def several(
     before = slots > block[:, -1:]  # (B, C): slots of the chunk before
     frame = [ring.masked_fill(~which[:, None, :, None], 0.0) for which in (before, current)]
     frame = torch.cat([*frame, torch.cat([tokens.k_quad, tokens.k_lin, tokens.v], dim=3)], dim=2)
-    k_quad, k_lin, v = _parts(take(frame, order), tokens.k_lin.shape[3])
+    k_quad, k_lin, v = _parts(take(frame, order), s)
     # The state holds no queries, and needs none.
     q_quad, q_lin = (take(F.pad(x, (0, 0, 2 * size, 0)), order) for x in (tokens.q_quad, tokens.q_lin))
     frame = Tokens(q_quad, k_quad, q_lin, k_lin, v)
@@ -223,7 +261,9 @@ def several(
     out = take(out[:, :, : 2 * size + n], invert(order))[:, :, 2 * size :]
     real = (~padding_mask).sum(1)
     new_state = _state_at(chunks, sums, size + slot + real[:, None], state)  # real tokens of the frame
-    return out, {**new_state, "count": state["count"] + real}
+    count = state["count"] + real
+    sizes = sizes_after(counts_of(count, stays), size, s, keeps_chunk_before=True)
+    return out, resized({**new_state, "count": count}, sizes)
 
 
 def _state_at(chunks: Tokens, sums: Tensor, end: Tensor, state: State) -> State:

@@ -4,10 +4,11 @@ The sum Σ k_lin vᵀ over earlier chunks is multiplied by exp(log_decay_t) at e
 of an earlier chunk counts exp(Σ log_decay_t) over the tokens t after it up to the query. The quadratic term, inside a
 chunk, forgets nothing. Gates are (B, H, n), by head, or (B, H, n, s), by channel of k_lin.
 
-The state holds k_quad and v of the current chunk's tokens in C slots, s + e channels each, but for those of the current
-*block* of R slots, which it holds apart: a step writes into the block, and a full block is moved into the chunk, since
-a step that wrote into the chunk would copy all of it. And two sums Σ k_lin vᵀ that have decayed up to the last token:
-``sum_kv`` over the chunks before, and ``own_kv`` over the current chunk, which no query reads before it is full.
+The state holds k_quad and v of the current chunk's tokens in at most C slots, s + e channels each, but for those of the
+current *block* of at most R tokens, which it holds apart: a step adds to the block, and a full block is moved into the
+chunk, since a step that wrote into the chunk would copy all of it. And two sums Σ k_lin vᵀ that have decayed up to the
+last token: ``sum_kv`` over the chunks before, without rows before there is one, and ``own_kv`` over the current chunk,
+which no query reads before it is full.
 """
 
 from functools import partial
@@ -20,13 +21,26 @@ from torch.nn import functional as F
 from ..shared.checks import ArgumentError
 from ..shared.chunks import carry_decayed_sums, chunk_length, reverse_cumsum, split_chunks
 from ..shared.padding import invert, put_back, real_first, take
-from ..shared.precision import compute_dtype
 from ..shared.relative_bias import bias_at
 from ..shared.score_kernels import score_kernel
 from ..shared.state import State
-from .decoding import attend_at, block_length, block_slots, one_position, slot_index
+from .decoding import attend_at, block_slots, slot_index, zero_state
 from .further_terms import FurtherTerms
 from .sequence import MixedChunkOptions, Tokens, both_terms, hidden_keys, score_divisor, split
+from .sizes import (
+    Sizes,
+    block_length,
+    counts_of,
+    counts_of_state,
+    first_sizes,
+    keeps_largest,
+    largest_sizes,
+    one_position,
+    resized,
+    sizes_after,
+    sizes_of_state,
+    sizes_of_step,
+)
 
 
 def check_terms(options: MixedChunkOptions, further: FurtherTerms) -> None:
@@ -38,25 +52,26 @@ def check_terms(options: MixedChunkOptions, further: FurtherTerms) -> None:
             raise ArgumentError(f"`log_decay` is given; allowed: without {name}=True")
 
 
-def state_shapes(tokens: Tokens, chunk_size: int) -> dict[str, tuple[int, ...]]:
-    """The shape of every tensor of a state."""
+def state_shapes(tokens: Tokens, chunk_size: int, state: State) -> dict[str, tuple[int, ...]]:
+    """The shape that every tensor of ``state`` is allowed to have."""
+    return _shapes(tokens, sizes_of_state(state, chunk_size, tokens.k_quad.shape[3], keeps_chunk_before=False))
+
+
+def _shapes(tokens: Tokens, sizes: Sizes) -> dict[str, tuple[int, ...]]:
     batch, heads, _, s = tokens.k_quad.shape
     e = tokens.v.shape[3]
     return {
         "count": (batch,),
-        "sum_kv": (batch, heads, s, e),
+        "sum_kv": (batch, heads, sizes.sums, e),
         "own_kv": (batch, heads, s, e),
-        "chunk": (batch, heads, chunk_size, s + e),
-        "block": (batch, heads, block_length(chunk_size), s + e),
+        "chunk": (batch, heads, sizes.slots, s + e),
+        "block": (batch, heads, sizes.block, s + e),
     }
 
 
 def empty_state(tokens: Tokens, chunk_size: int) -> State:
     """The state before the first token."""
-    like = {"dtype": compute_dtype(tokens.v), "device": tokens.v.device}
-    state = {name: torch.zeros(shape, **like) for name, shape in state_shapes(tokens, chunk_size).items()}
-    state["count"] = state["count"].long()
-    return state
+    return zero_state(_shapes(tokens, first_sizes(chunk_size, tokens.k_quad.shape[3])), tokens)
 
 
 def whole_sequence(
@@ -79,13 +94,27 @@ def step(
     The next state may share tensors with ``state``.
     """
     decay = _by_channel(log_decay).exp().transpose(-2, -1)  # (B, H, 1 or s, 1)
-    new, position = torch.cat([tokens.k_quad, tokens.v], dim=3), one_position(state["count"])
-    sum_kv = state["sum_kv"] * decay
+    new, counts = (
+        torch.cat([tokens.k_quad, tokens.v], dim=3),
+        counts_of_state(state, options.chunk_size),
+    )
+    position, size, s = one_position(counts), options.chunk_size, tokens.k_quad.shape[3]
+    if position is None:
+        state = resized(state, sizes_of_step(counts, size, s))
     own_kv = torch.addcmul(state["own_kv"] * decay, tokens.k_lin.transpose(-2, -1), tokens.v)
-    out = (tokens.q_lin / options.chunk_size) @ sum_kv
+    state, out = {**state, "own_kv": own_kv}, None
+    if state["sum_kv"].shape[2]:
+        state["sum_kv"] = state["sum_kv"] * decay
+        out = (tokens.q_lin / size) @ state["sum_kv"]
     step_here = _step_anywhere if position is None else partial(_step_at, position=position)
-    local, changed = step_here(tokens, new, bias, options, {**state, "sum_kv": sum_kv, "own_kv": own_kv})
-    return (out if local is None else out + local), {**changed, "count": state["count"] + 1}
+    local, state = step_here(tokens, new, bias, options, state)
+    if local is not None:
+        out = local if out is None else out + local
+    state["count"] = state["count"] + 1
+    if position is None:
+        counts = None if counts is None else [count + 1 for count in counts]
+        state = resized(state, sizes_after(counts, size, s, keeps_chunk_before=False))
+    return torch.zeros_like(tokens.v) if out is None else out, state
 
 
 def _step_at(
@@ -95,19 +124,21 @@ def _step_at(
 
     ``new`` (B, H, 1, s + e) is what the state is to hold of the token; sums of ``state`` have the token already.
     """
-    s, length, slot = tokens.k_quad.shape[3], state["block"].shape[2], position % options.chunk_size
+    size, s, length = options.chunk_size, tokens.k_quad.shape[3], block_length(options.chunk_size)
+    slot = position % size
     place = slot % length
-    block, local = state["block"].slice_scatter(new, 2, place, place + 1), None
+    chunk = state["chunk"][:, :, : slot - place]
+    block, local = torch.cat([state["block"][:, :, :place], new], dim=2), None
     if options.local:
-        current = [state["chunk"][:, :, : slot - place], block[:, :, : place + 1]]
-        keys, values = ([x[..., part] for x in current] for part in (slice(s), slice(s, None)))
+        keys, values = ([x[..., part] for x in (chunk, block)] for part in (slice(s), slice(s, None)))
         local = attend_at(tokens.q_quad, keys, values, bias, options, slot)
-    state = {**state, "block": block}
     if place == length - 1:
-        state["chunk"] = state["chunk"].slice_scatter(block, 2, slot - place, slot + 1)
-    if slot == options.chunk_size - 1:
-        sums = {"sum_kv": state["sum_kv"] + state["own_kv"], "own_kv": torch.zeros_like(state["own_kv"])}
-        state.update(sums)
+        chunk, block = torch.cat([chunk, block], dim=2), block[:, :, :0]
+    state = {**state, "chunk": chunk, "block": block}
+    if slot == size - 1:
+        own_kv, sum_kv = state["own_kv"], state["sum_kv"]
+        sums = {"sum_kv": sum_kv + own_kv if sum_kv.shape[2] else own_kv, "own_kv": torch.zeros_like(own_kv)}
+        state = {**state, "chunk": chunk[:, :, :0], **sums}
     return local, state
 
 
@@ -122,12 +153,14 @@ def _step_anywhere(
     chunk = state["chunk"].scatter(2, slot_index(slots, state["chunk"]), block)
     if options.local:
         k_quad, v = chunk.split([s, tokens.v.shape[3]], dim=3)
-        scores = (tokens.q_quad / score_divisor(options, s)) @ k_quad.transpose(-2, -1)  # (B, H, 1, C)
+        scores = (tokens.q_quad / score_divisor(options, s)) @ k_quad.transpose(-2, -1)  # (B, H, 1, slots)
         if bias is not None:
-            scores = scores + bias_at(bias, size, slot)
+            scores = scores + bias_at(bias, size, slot)[..., : chunk.shape[2]]
         # Slots after the token's are empty, or hold what is left of the chunk before.
-        later = (torch.arange(size, device=slot.device) > slot)[:, None, None]
+        later = (torch.arange(chunk.shape[2], device=slot.device) > slot)[:, None, None]
         local = score_kernel(scores, options.kernel, later) @ v
+    if chunk.shape[2] < size:  # no row's chunk is full after this token
+        return local, {**state, "chunk": chunk, "block": block}
     full, own_kv = (slot == size - 1)[:, :, None, None], state["own_kv"]  # (B, 1, 1, 1)
     sum_kv = state["sum_kv"] + own_kv.masked_fill(~full, 0.0)
     sums = {"sum_kv": sum_kv, "own_kv": own_kv.masked_fill(full, 0.0)}
@@ -145,6 +178,7 @@ def several(
     """n tokens after ``state``, as a sequence of the current chunk and them: outputs (B, H, n, e), the next state."""
     batch, _, n, s = tokens.q_quad.shape
     size, e = options.chunk_size, tokens.v.shape[3]
+    stays, state = keeps_largest(state, size), resized(state, largest_sizes(size, s))
     slot, slots = (state["count"] % size)[:, None], torch.arange(size, device=tokens.v.device)
     if padding_mask is None:
         padding_mask = torch.zeros(batch, n, dtype=torch.bool, device=slot.device)
@@ -172,7 +206,9 @@ def several(
     held = {"sum_kv": pick(sums.before) * pick(sums.decay), "own_kv": pick(sums.own)}
     chunk = pick(torch.cat([chunks.k_quad, chunks.v], dim=4))
     block = chunk.gather(2, slot_index(block_slots(end % size, state), chunk))
-    return out, {"count": state["count"] + real, **held, "chunk": chunk, "block": block}
+    count = state["count"] + real
+    sizes = sizes_after(counts_of(count, stays), size, s, keeps_chunk_before=False)
+    return out, resized({"count": count, **held, "chunk": chunk, "block": block}, sizes)
 
 
 class _Sums(NamedTuple):

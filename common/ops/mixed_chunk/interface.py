@@ -67,7 +67,7 @@ def mixed_chunk_attention(
     Args:
         log_decay: causal; the linear term's sum over earlier chunks is multiplied by exp(log_decay_t) at each token t:
             (B, H, n) by head, (B, H, n, s) by channel of k_lin. The state has ``own_kv`` (B, H, s, e), and ``chunk``
-            (B, H, C, s + e) and ``block`` (B, H, R, s + e) of the current chunk, in place of ``ring`` and its
+            (B, H, <= C, s + e) and ``block`` (B, H, <= R, s + e) of the current chunk, in place of ``ring`` and its
             ``block``. See ``forgetting``.
         bias: (2C-1,), entry r + C - 1 for a query r tokens after its key, or (C, C); with heads (H, 2C-1), (H, C, C).
         kernel: ``relu2``, ``laplace``, or ``softmax``, whose scores are divided by √s; see ``score_kernel``.
@@ -80,12 +80,12 @@ def mixed_chunk_attention(
             r + 2C - 1 for a query r tokens after its key (section 3.2.1).
         chunk_summaries: add softmax attention to the mean of k_quad and of v of each chunk, causal those before the own
             one, without ``bias``; adds O(n² (s + e) / C) time and O(n² / C) memory (Appendix A).
-        initial_state, return_state: continue a causal sequence. The state has constant size: ``count`` (B,) tokens so
-            far, ``sum_kv`` (B, H, s, e), and the last tokens, ``ring`` (B, H, C, 2s + e) and ``block``
-            (B, H, R, 2s + e) with R <= 16, in float32 (H = 1 without heads). Of one token, the next state may share
-            tensors with the one before. See ``decoding``. With ``overlap`` or ``chunk_summaries`` the state is every
-            token so far, each input by its name in (B, H, m, s or e), and ``padding_mask`` (B, m), and a call computes
-            the whole sequence.
+        initial_state, return_state: continue a causal sequence. The state has ``count`` (B,) tokens so far, ``sum_kv``
+            (B, H, s, e), without rows before a chunk is full, and the last tokens, ``ring`` (B, H, <= C, 2s + e) and
+            ``block`` (B, H, <= R, 2s + e) with R <= 16, in float32 (H = 1 without heads). Of one token, the next state
+            may share tensors with the one before. See ``decoding`` and ``sizes``. With ``overlap`` or
+            ``chunk_summaries`` the state is every token so far, each input by its name in (B, H, m, s or e), and
+            ``padding_mask`` (B, m), and a call computes the whole sequence.
 
     ``segment_ids`` (B, n), integers that never decrease along a row: its documents, which do not see each other;
     see ``shared/packed.py``.
@@ -116,7 +116,7 @@ def mixed_chunk_attention(
         return (out, state) if return_state else out
     forms = decoding if log_decay is None else forgetting
     if initial_state is not None:
-        shapes = forms.state_shapes(tokens, options.chunk_size)
+        shapes = forms.state_shapes(tokens, options.chunk_size, initial_state)
         initial_state = state_of_sums(initial_state, shapes, compute_dtype(v), v)
     with autocast_off(v):
         state, dtype = None, compute_dtype(v)

@@ -3,7 +3,6 @@
 Kitaev, Kaiser, Levskaya, *Reformer: The Efficient Transformer*, ICLR 2020, section 2.
 """
 
-import torch
 from torch import Tensor
 
 from ..shared.checks import check_padding_mask, check_positive_int, check_query_key_value
@@ -68,7 +67,7 @@ def reformer_attention(
         if not causal:
             return _full(q, v, rotations, key_padding_mask, query_padding_mask, chunk_size)
         tokens = _prepared(q, v, key_padding_mask)
-        out, state = _causal(*tokens, rotations, key_padding_mask, chunk_size, state, return_state)
+        out, state = _causal(*tokens, rotations, key_padding_mask, chunk_size, shapes, state, return_state)
     out = _cleared(out, key_padding_mask, query_padding_mask).to(v.dtype)
     return (out, state) if return_state else out
 
@@ -97,15 +96,16 @@ def _causal(
     rotations: Tensor,
     padding_mask: Tensor | None,
     chunk_size: int,
+    shapes: dict[str, tuple[int, ...]],
     state: State | None,
     return_state: bool,
 ) -> tuple[Tensor, State | None]:
-    """The outputs (B, H, n, e) of ``_prepared`` tokens after those of ``state``, and the state then."""
+    """The outputs (B, H, n, e) of ``_prepared`` tokens after those of ``state``, of ``shapes``, and the state then."""
     buckets, is_step = buckets_of(q, rotations, padding_mask), q.shape[2] == 1
     order, place = (None, None) if is_step else sorted_order(buckets)
     begins = state is None
     if begins:
-        state = decoding.empty_state(decoding.state_shapes(q, v, rotations, 0), k)
+        state = decoding.empty_state(shapes, k)
     ranks, count = decoding.ranks_of(buckets, place, state["count"])
     codes = codes_of(buckets, ranks)
     if padding_mask is not None:

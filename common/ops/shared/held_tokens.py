@@ -10,12 +10,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .padding import take
-from .state import State
+from .state import State, begins_largest
 from .tracing import runs_eagerly
 
 
 def held_length(state: State | None, name: str, most: int) -> int:
-    """L, the tokens of ``state[name]``, at most ``most``; 0 for None.
+    """L, the tokens of ``state[name]``, at most ``most``; of None those of a state that begins.
 
     Where it is no such tensor it is ``most``, so that ``check_state`` says what is allowed.
 
@@ -24,7 +24,7 @@ def held_length(state: State | None, name: str, most: int) -> int:
     """
     entry = state.get(name) if isinstance(state, dict) else None
     if not isinstance(entry, Tensor) or entry.dim() < 3 or entry.shape[2] > most:
-        return 0 if state is None else most
+        return most if state is not None or begins_largest() else 0
     length, count = entry.shape[2], state.get("count")
     may_look = isinstance(count, Tensor) and count.device.type == "cpu" and runs_eagerly(count)
     if length < most and may_look and count.numel() and int(count.max()) > length:

@@ -11,11 +11,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from .relative_bias import check_bias, cut_bias
 from .segments import SEGMENT, Documents, find_documents, without_segment
-from .state import State
+from .state import State, joined_entries
 from .tracing import may_be_exported, runs_eagerly
 
 #: What one more call costs, in tokens.
@@ -334,19 +333,8 @@ def _joined(layout: _Layout, states: list[State]) -> State:
     joined = {}
     for name in states[0]:
         entries = [state[name][part.last] for part, state in zip(layout.parts, states)]
-        joined[name] = torch.cat(_equally_long(name, entries)).index_select(0, order)
+        joined[name] = joined_entries(name, entries).index_select(0, order)
     return joined
-
-
-def _equally_long(name: str, entries: list[Tensor]) -> list[Tensor]:
-    """``entries`` of a state that keeps every token, (B, H, m, c) or a mask (B, m), with padding before the shorter."""
-    dim = 1 if name == "padding_mask" else 2
-    if len({x.shape[1:] for x in entries}) == 1:
-        return entries
-    longest = max(x.shape[dim] for x in entries)
-    after = [0, 0] * (entries[0].dim() - dim - 1)
-    fill = name == "padding_mask"
-    return [F.pad(x, [*after, longest - x.shape[dim], 0], value=fill) for x in entries]
 
 
 def _token_dim(name: str, x: Tensor) -> int:

@@ -1,19 +1,43 @@
 """States of attention, after some tokens or of a source: dicts of tensors with the batch as their first dimension."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from .precision import in_dtype
 
 State = dict[str, Tensor]
+_BEGINS_LARGEST: ContextVar[bool] = ContextVar("begins_largest", default=False)
 
+#: Entries of a state whose tokens stand in slots, by their position; those of all others stand newest last.
+_IN_SLOTS = frozenset({"ring", "chunk", "block"})
 #: Entries of a state that count or mask tokens; all others are floating point.
 _ENTRY_DTYPES = {
     **dict.fromkeys(("count", "rotary_count", "codes", "segment_id"), torch.int64),
     "padding_mask": torch.bool,
 }
+
+
+@contextmanager
+def largest_states() -> Iterator[None]:
+    """Inside, a decoding state that has a largest size has it from the first token on, and keeps it afterwards.
+
+    For what needs one shape: a graph of a step, a message between processes. Other states grow with the tokens.
+    """
+    token = _BEGINS_LARGEST.set(True)
+    try:
+        yield
+    finally:
+        _BEGINS_LARGEST.reset(token)
+
+
+def begins_largest() -> bool:
+    """Whether a state that begins has its largest size."""
+    return not torch.compiler.is_compiling() and _BEGINS_LARGEST.get()
 
 
 def check_continuation(causal: bool, initial_state: State | None, return_state: bool) -> None:
@@ -120,6 +144,21 @@ def state_entry(state: State, name: str, dim: int, like: Tensor) -> Tensor:
             f"initial_state[{name!r}] is on {entry.device}; allowed: the device of the input, {like.device}"
         )
     return entry
+
+
+def joined_entries(name: str, entries: Sequence[Tensor]) -> Tensor:
+    """The entry ``name`` of several states as that of all of their rows, one after the other.
+
+    States of fewer tokens may hold fewer: tokens that stand newest last get places before them, which are padding, and
+    those that stand in the slot of their position get empty slots after them.
+    """
+    if len({x.shape[1:] for x in entries}) > 1:
+        dim = 1 if name == "padding_mask" else 2
+        longest, after = max(x.shape[dim] for x in entries), [0, 0] * (entries[0].dim() - dim - 1)
+        missing = [longest - x.shape[dim] for x in entries]
+        sides = ((0, m) if name in _IN_SLOTS else (m, 0) for m in missing)
+        entries = [F.pad(x, [*after, *side], value=name == "padding_mask") for x, side in zip(entries, sides)]
+    return torch.cat(list(entries))
 
 
 def _content(state: object) -> object:

@@ -1,0 +1,113 @@
+"""How large a state of causal mixed chunk attention is: as the tokens so far require, where their number is known.
+
+A state has slots for the tokens of a chunk, a block of fewer than R tokens, and a sum over earlier chunks, which has no
+rows before the first chunk is full. On a GPU, and where something traces, numbers of tokens are not looked at: all of
+these have their largest size from the beginning, with a block of R slots. A state that has that keeps it.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..shared.state import State, begins_largest
+from ..shared.tracing import runs_eagerly
+
+#: A block has as many slots as divide a chunk, at most so many.
+_LARGEST_BLOCK = 16
+#: The sizes that entries of a state have.
+_FIELDS = {"ring": "slots", "chunk": "slots", "block": "block", "sum_kv": "sums"}
+
+
+class Sizes(NamedTuple):
+    """Sizes of dimension 2 of the entries of a state."""
+
+    slots: int
+    block: int
+    sums: int
+
+    def of(self, name: str) -> int | None:
+        """That of the entry ``name``; None for an entry that has one size."""
+        return getattr(self, _FIELDS[name]) if name in _FIELDS else None
+
+
+def block_length(chunk_size: int) -> int:
+    """R, the slots of a block."""
+    return max(size for size in range(1, min(chunk_size, _LARGEST_BLOCK) + 1) if chunk_size % size == 0)
+
+
+def counts_of(count: Tensor, keeps_largest: bool) -> list[int] | None:
+    """The tokens of each row, None where the state ``keeps_largest`` sizes or they may not be looked at."""
+    if keeps_largest or count.device.type != "cpu" or not runs_eagerly(count):
+        return None
+    return count.tolist()
+
+
+def keeps_largest(state: State, chunk_size: int) -> bool:
+    """Whether ``state`` has the largest sizes, which it keeps."""
+    return state["block"].shape[2] == block_length(chunk_size)
+
+
+def counts_of_state(state: State, chunk_size: int) -> list[int] | None:
+    """``counts_of`` the tokens of ``state``."""
+    return counts_of(state["count"], keeps_largest(state, chunk_size))
+
+
+def first_sizes(chunk_size: int, s: int) -> Sizes:
+    """Those of the state before the first token."""
+    return largest_sizes(chunk_size, s) if begins_largest() else Sizes(0, 0, 0)
+
+
+def one_position(counts: list[int] | None) -> int | None:
+    """The position of every row, if it is known and the same."""
+    return counts[0] if counts and counts.count(counts[0]) == len(counts) else None
+
+
+def largest_sizes(chunk_size: int, s: int) -> Sizes:
+    """Those of any state."""
+    return Sizes(chunk_size, block_length(chunk_size), s)
+
+
+def sizes_after(counts: list[int] | None, chunk_size: int, s: int, keeps_chunk_before: bool) -> Sizes:
+    """Those of the state after ``counts`` tokens, which may hold tokens of the chunk before the current one, too."""
+    if counts is None:
+        return largest_sizes(chunk_size, s)
+    length, slots = block_length(chunk_size), [count % chunk_size for count in counts]
+    has_sum = max(counts, default=0) >= chunk_size
+    full_blocks = max((slot - slot % length for slot in slots), default=0)
+    in_block = max((slot % length for slot in slots), default=0)
+    return Sizes(chunk_size if has_sum and keeps_chunk_before else full_blocks, in_block, s if has_sum else 0)
+
+
+def sizes_of_step(counts: list[int] | None, chunk_size: int, s: int) -> Sizes:
+    """Those that a step needs in which each row writes into its own slot: slots of whole blocks, and one block."""
+    largest = largest_sizes(chunk_size, s)
+    slots = chunk_size if counts is None else (max(counts, default=0) // largest.block + 1) * largest.block
+    return largest if slots >= chunk_size else Sizes(slots, largest.block, 0)
+
+
+def resized(state: State, sizes: Sizes) -> State:
+    """``state`` with dimension 2 of its entries cut, or filled up with zeros, at the end; O(size) of what changes."""
+    return {name: _resized(x, sizes.of(name)) for name, x in state.items()}
+
+
+def _resized(x: Tensor, size: int | None) -> Tensor:
+    if size is None or x.shape[2] == size:
+        return x
+    return x[:, :, :size] if x.shape[2] > size else F.pad(x, (0, 0, 0, size - x.shape[2]))
+
+
+def sizes_of_state(state: State | None, chunk_size: int, s: int, keeps_chunk_before: bool) -> Sizes:
+    """Those of a given ``state``, as far as they are allowed: what its tokens require, and at most the largest."""
+    count = state.get("count") if isinstance(state, dict) else None
+    is_count = isinstance(count, Tensor) and count.dim() == 1 and count.dtype == torch.int64
+    least = sizes_after(counts_of(count, not is_count), chunk_size, s, keeps_chunk_before)
+    sizes, most = least, largest_sizes(chunk_size, s)
+    for name, field in _FIELDS.items():
+        entry = state.get(name) if isinstance(state, dict) else None
+        given = entry.shape[2] if isinstance(entry, Tensor) and entry.dim() == 4 else -1
+        # A sum has all of its rows or none.
+        if least.of(name) <= given <= most.of(name) and (name != "sum_kv" or given in (0, s)):
+            sizes = sizes._replace(**{field: given})
+    return sizes
