@@ -84,8 +84,11 @@ def extend_state(state: State, k: Tensor, v: Tensor, codes: Tensor, count: Tenso
     state = {name: torch.cat([state[name], x], dim=2) for name, x in new.items()}
     length = state["k"].shape[2]
     if length > most:
-        unused = ~_may_be_found(state["codes"], count, chunk_size)  # (B, H, L + n), at least as many as must leave
-        leaves = unused & (unused.cumsum(2) <= length - most)
+        empty = (state["codes"] == 0).all(-1)  # (B, H, L + n)
+        unused = ~(empty | _may_be_found(state["codes"], count, chunk_size))
+        # Places without a token leave first, the last of them before others, so that padding changes nothing.
+        turn = torch.where(empty, empty.flip(2).cumsum(2).flip(2), empty.sum(2, keepdim=True) + unused.cumsum(2))
+        leaves = (empty | unused) & (turn <= length - most)
         places = (~leaves).cumsum(2).sub(1).masked_fill(leaves, most)  # those that leave go after the others
         order = torch.empty_like(places[:, :, : most + 1])
         order = order.scatter(2, places, torch.arange(length, device=k.device).expand_as(places))[:, :, :most, None]

@@ -103,7 +103,7 @@ def test_what_does_not_fit_is_refused():
     with refused("k", "given", "None"):
         build_attention("reformer", head_dim=4)(**x)
     _, state = reformer_attention(x["q"], x["v"], draw_rotations(2, 4, 3), causal=True, return_state=True)
-    with refused("initial_state['k']", "(2, 3, 2, 6, 64, 4)", "(2, 3, 1, 6, 64, 4)"):
+    with refused("initial_state['codes']", "(2, 3, 5, 2)", "(2, 3, 5, 1)"):
         reformer_attention(x["q"], x["v"], draw_rotations(1, 4, 3), causal=True, initial_state=state)
 
 
