@@ -55,7 +55,7 @@ def attend_in_window(
     """Self-attention as ``options`` say; (B, H, n, e) in v's dtype, and the next state with ``return_state``.
 
     The state is ``count`` (B,), ``k`` (B, H, L, d) and ``v`` (B, H, L, e) of the last L <= w tokens that were read, and
-    with global tokens ``global_k`` (B, H, g, d) and ``global_v`` (B, H, g, e), in float32.
+    with global tokens ``global_k`` (B, H, G, d) and ``global_v`` (B, H, G, e) of the first G <= g, in float32.
 
     Raises:
         ValueError: a shape, mask or state that does not fit, or a state without ``causal``.
@@ -64,7 +64,9 @@ def attend_in_window(
     check_padding_mask("key_padding_mask", key_padding_mask, k)
     check_padding_mask("query_padding_mask", query_padding_mask, q)
     check_continuation(causal, initial_state, return_state)
-    shapes = _state_shapes(k, v, options, held_length(initial_state, "k", options.window))
+    held = held_length(initial_state, "k", options.window)
+    first = held_length(initial_state, "global_k", options.global_tokens) if options.global_tokens else None
+    shapes = _state_shapes(k, v, held, first)
     state = state_of_sums(initial_state, shapes, compute_dtype(q), q)
     with autocast_off(q):
         if state is None and not return_state:
@@ -129,13 +131,13 @@ def _window_and_first(
     return out + sums_of_all(weights, first_v, q.shape[2])
 
 
-def _state_shapes(k: Tensor, v: Tensor, options: WindowOptions, held: int) -> dict[str, tuple[int, ...]]:
-    """The shape of every tensor of a state that holds the last ``held`` tokens."""
+def _state_shapes(k: Tensor, v: Tensor, held: int, first: int | None) -> dict[str, tuple[int, ...]]:
+    """The shape of every tensor of a state that holds the last ``held`` tokens, and of the ``first`` ones if any."""
     shapes = {"count": (k.shape[0],)}
     for name, x in (("k", k), ("v", v)):
         shapes[name] = (*x.shape[:2], held, x.shape[3])
-        if options.global_tokens:
-            shapes[f"global_{name}"] = (*x.shape[:2], options.global_tokens, x.shape[3])
+        if first is not None:
+            shapes[f"global_{name}"] = (*x.shape[:2], first, x.shape[3])
     return shapes
 
 
@@ -167,6 +169,15 @@ def _held(count: Tensor, options: WindowOptions) -> Tensor:
     return count % options.window if options.chunked else count
 
 
+def _with_room(state: State, options: WindowOptions, n: int) -> State:
+    """``state`` with empty places for those of ``n`` more tokens that are among the first g of their sequence."""
+    if not options.global_tokens:
+        return state
+    held = state["global_k"].shape[2]
+    room = (0, 0, 0, min(options.global_tokens, held + n) - held)
+    return {name: F.pad(x, room) if name.startswith("global_") else x for name, x in state.items()}
+
+
 def _step(
     q: Tensor, k: Tensor, v: Tensor, padding_mask: Tensor | None, options: WindowOptions, state: State
 ) -> tuple[Tensor, State]:
@@ -176,9 +187,10 @@ def _step(
     size = keys.shape[2]
     slot = torch.arange(size, device=q.device)
     new = {"count": state["count"] + 1, "k": keys, "v": values}
+    state = _with_room(state, options, 1)
     seen = slot >= size - 1 - _held(count, options)  # (B, L)
     if options.global_tokens:
-        first = torch.arange(options.global_tokens, device=q.device)
+        first = torch.arange(state["global_k"].shape[2], device=q.device)
         here = (first == count)[:, None, :, None]
         new["global_k"] = torch.where(here, k, state["global_k"])
         new["global_v"] = torch.where(here, v, state["global_v"])
@@ -207,15 +219,16 @@ def _several(
     seen, window = place < real, _window(options, True, size + n)
     new = {"count": state["count"] + (~padding_mask).sum(1)}
     if options.global_tokens:
-        first, position = torch.arange(options.global_tokens, device=q.device), place + count - held  # (B, L + n)
+        state = _with_room(state, options, n)
+        most = state["global_k"].shape[2]  # G
+        first, position = torch.arange(most, device=q.device), place + count - held  # (B, L + n)
         # The first tokens are in the state, or among the new ones, which begin at ``held``.
-        index = torch.where(first < count, first, options.global_tokens + held + first - count)
-        index = index.clamp(max=options.global_tokens + size + n - 1)
+        index = torch.where(first < count, first, most + held + first - count).clamp(max=most + size + n - 1)
         there = (first < new["count"].unsqueeze(1))[:, None, :, None]
         for name, x in (("k", k), ("v", v)):
             known = torch.cat([state[f"global_{name}"], x], dim=2)
             new[f"global_{name}"] = take(known, index).masked_fill(~there, 0.0)
-        first_seen = (first <= position.unsqueeze(2)).unsqueeze(1)  # (B, 1, L + n, g)
+        first_seen = (first <= position.unsqueeze(2)).unsqueeze(1)  # (B, 1, L + n, G)
         seen = (seen & (position >= options.global_tokens))[:, None, :, None]
         out = _window_and_first(q, k, v, seen, window, new["global_k"], new["global_v"], first_seen)
     else:

@@ -3,18 +3,26 @@
 from collections.abc import Callable
 from functools import partial
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from common.attention import ATTENTIONS
 
 from ..harness.compare import MODEL_TOLERANCES, compare
 from ..harness.packages import missing
 from ..harness.work import DECODING, TRAINING, Absent, Amount, Candidate, Case, Comparison, Settings
+from .attentions import is_causal
 
 TRAINED = ("flash_lm", "transformer_pp_lm")
 STOCK = "transformer_lm"
 DECODED = ("flowformer_lm", "linear_lm", "cosformer_lm", "flash_lm", "daft_conv_lm", STOCK)
+#: Models of gated attention units, which stand beside those of every attention.
+UNITS = ("flash_lm", "flash_quad_lm")
 #: Hypotheses of a beam.
 BEAM = 5
+#: A generation: hypotheses of all beams, tokens of a sample, and the width and the layers of its small models.
+ROWS, SAMPLE, GENERATION_WIDTH, GENERATION_LAYERS = 40, 64, 32, 2
 #: Positions at which a decoding step is timed, in the same rounds because they are compared with each other.
 NEAR, FAR, QUICK_FAR = 128, 16384, 1024
 TRAINING_LAYERS, DECODING_LAYERS, DECODING_WIDTH = 2, 6, 512
@@ -147,6 +155,31 @@ def _decoding_candidate(
     return Candidate(name, position, rows, {DECODING: step}, check)
 
 
+def beam_generation(settings: Settings, size: int) -> list[Candidate | Absent]:
+    """Every model that decodes, which generates ``size`` tokens of ``ROWS`` hypotheses."""
+    names = (STOCK, *(f"{name}_lm" for name in ATTENTIONS if is_causal(name)), *UNITS)
+    reason = missing("fairseq")
+    if reason is not None:
+        return [Absent(name, size, reason) for name in names]
+    return [_generation_candidate(name, settings, size) for name in names]
+
+
+def _generation_candidate(name: str, settings: Settings, size: int) -> Candidate:
+    from ..models import decoding, fairseq_models
+
+    layers = GENERATION_LAYERS // 2 if name in UNITS else GENERATION_LAYERS  # two units count as a layer there
+    model = fairseq_models.build(name, GENERATION_WIDTH, layers, size, settings).eval()
+    tokens = fairseq_models.random_tokens(settings, size, ROWS)
+    generate, sequences = decoding.beam_generation(model, tokens, BEAM)
+
+    def check() -> list[Comparison]:
+        with torch.no_grad():
+            expected = model(sequences)[0][:, -1]
+        return [compare("logits", generate()[0], expected, MODEL_TOLERANCES[settings.dtype])]
+
+    return Candidate(name, size, size * ROWS, {DECODING: generate}, check)
+
+
 def _training_case(name: str, width: int, sizes: tuple[int, ...], devices: tuple[str, ...]) -> Case:
     return Case(
         name,
@@ -193,5 +226,18 @@ CASES = (
         memory=False,
         plotted=False,
         note=f"{BEAM} hypotheses, each of which goes on from another; {_DECODED_SHAPE}",
+    ),
+    Case(
+        "beam_generation",
+        f"Tokens of {ROWS} hypotheses, from the first one on",
+        "tokens",
+        "tokens",
+        (SAMPLE,),
+        (SAMPLE // 4,),
+        beam_generation,
+        memory=False,
+        plotted=False,
+        note=f"a beam of {BEAM}, reordered before each token; width {GENERATION_WIDTH}, one head, {GENERATION_LAYERS} "
+        f"layers or gated attention units; 1,000 words",
     ),
 )

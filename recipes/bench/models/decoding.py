@@ -28,6 +28,30 @@ def decoding_step(model: nn.Module, tokens: Tensor, state: State) -> Callable[[]
     return step
 
 
+def beam_generation(model: nn.Module, tokens: Tensor, beam: int) -> tuple[Callable[[], list[Tensor]], Tensor]:
+    """A function that reads ``tokens`` (B, n) one by one, and the sequences that its rows are after the last of them.
+
+    Before each token every row goes on from one of its ``beam``, drawn at random, as in fairseq's search. It gives the
+    logits after the last token.
+    """
+    rows, generator = torch.arange(len(tokens)), torch.Generator().manual_seed(3)
+    firsts, sequences, orders = rows - rows % beam, [tokens[:, :1]], []
+    for i in range(1, tokens.shape[1]):
+        orders.append(firsts + torch.randint(0, beam, firsts.shape, generator=generator))
+        sequences.append(torch.cat([sequences[-1][orders[-1]], tokens[:, i : i + 1]], dim=1))
+
+    def generate() -> list[Tensor]:
+        state: State = {}
+        with torch.no_grad():
+            logits, _ = model(sequences[0], incremental_state=state)
+            for order, sequence in zip(orders, sequences[1:]):
+                model.decoder.reorder_incremental_state_scripting(state, order)
+                logits, _ = model(sequence, incremental_state=state)
+        return [logits[:, -1]]
+
+    return generate, sequences[-1]
+
+
 def reach(model: nn.Module, tokens: Tensor, forward: nn.Module | None = None) -> tuple[State, Tensor]:
     """The state after all of ``tokens`` (B, n) but the last, and the logits of the full forward after the last.
 

@@ -18,7 +18,7 @@ _WORDS = 996
 
 
 def build(architecture: str, width: int, layers: int, positions: int, settings: Settings) -> nn.Module:
-    """A model with ``layers`` pre-norm layers and heads of 64 channels, from a fixed seed and without dropout.
+    """A model with ``layers`` pre-norm layers and heads of at most 64 channels, from a fixed seed, without dropout.
 
     Two gated attention units count as one layer. ``positions`` is the longest length. Options of the model may follow
     the name of the ``architecture``, as in "linear_lm --linear-forget head".
@@ -28,11 +28,11 @@ def build(architecture: str, width: int, layers: int, positions: int, settings: 
     command += ["--share-decoder-input-output-embed", "--tokens-per-sample", str(positions)]
     for option in ("embed", "input", "output"):
         command += [f"--decoder-{option}-dim", str(width)]
-    units = architecture == "flash_lm"
+    units = architecture in ("flash_lm", "flash_quad_lm")
     command += ["--decoder-layers", str(2 * layers if units else layers)]
     if not units:
-        command += ["--decoder-attention-heads", str(width // 64)]
-    if architecture not in ("flash_lm", "transformer_pp_lm"):  # Transformer++ has a feed-forward block of its own
+        command += ["--decoder-attention-heads", str(max(1, width // 64))]
+    if not units and architecture != "transformer_pp_lm":  # Transformer++ has a feed-forward block of its own
         command += ["--decoder-ffn-embed-dim", str(4 * width), "--decoder-normalize-before"]
     return settings.to(_with_visible_attention(_built(command)))
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from common.ops.shared.state import largest_states
 from tests.common.contract.mechanisms import (
     CASES,
     DEFAULTS,
@@ -12,6 +13,7 @@ from tests.common.contract.mechanisms import (
     cast,
     is_linear,
     leaves,
+    long_options,
     rows,
     run_in_parts,
     tensors,
@@ -71,16 +73,63 @@ def test_extend_is_forward_with_every_option(case):
 
 
 @cases(decoders)
-def test_a_state_has_the_size_that_is_declared(case):
-    module = case.build()
-    _, states = run_in_parts(module, tensors(module, 35), [1] * 35)
-    shapes = [{name: tuple(tensor.shape) for name, tensor in state.items()} for state in states]
-    assert all(list(shape) == list(shapes[0]) for shape in shapes)
-    if is_linear(module):
-        assert all(shape == shapes[0] for shape in shapes)
+@pytest.mark.parametrize("side", ["none", "left"])
+@torch.no_grad()
+def test_a_state_is_as_large_as_the_text_requires(side, case):
+    """Of one size where it holds no tokens; otherwise in proportion to them, a block of 16 more or less.
+
+    The largest size is that of a state that has it from the beginning, and is never left.
+    """
+    module, lengths = case._replace(options=long_options(case.kind)).build(max_tokens=300), (1, 16, 64, 300)
+    inputs, mask = tensors(module, 300, batch=2, grad=False), padding(side, 2, 300)
+    parts = [stop - start for start, stop in zip((0, *lengths), lengths)]
+    _, states = run_in_parts(module, inputs, parts, mask)
+    assert all(state.keys() == states[0].keys() for state in states)
+    sizes, most = [_size(state) for state in states], module.state_tokens()
+    if most is None:
+        assert not is_linear(module) and max(sizes) == sizes[-1] > sizes[0]
+        largest, most = sizes[-1], lengths[-1]
     else:
-        sizes = [sum(tensor.numel() for tensor in state.values()) for state in states]
-        assert max(sizes[30:]) > max(sizes[:30]), "it grows, if only by a row of five tokens"
+        with largest_states():
+            _, first = module.extend(**at(inputs, slice(0, 1)))
+        _, after = module.extend(**at(inputs, slice(1, 3)), state=first)
+        assert {name: x.shape for name, x in first.items()} == {name: x.shape for name, x in after.items()}
+        largest = _size(first)
+        assert max(sizes) <= largest and (most > 0 or min(sizes) == largest)
+    for tokens, size in zip(lengths, sizes):
+        # Twice as much: Combiner holds more of the tokens of its last row, and some states hold sums as well.
+        share = (min(tokens, most) + 16) / max(most, 1)
+        assert size <= _size(states[0]) + 2 * share * (largest - _size(states[0])), f"after {tokens} tokens"
+    if most >= 64:
+        assert sizes[0] < largest / 2, "one token is not as many as a window"
+
+
+def _size(state) -> int:
+    return sum(tensor.numel() for tensor in state.values())
+
+
+@cases(decoders)
+@torch.no_grad()
+def test_steps_of_a_beam_while_a_state_grows(case):
+    """Rows of unequal lengths that change places again and again, at odd lengths, until windows are full and after."""
+    module, order = case.build(), torch.tensor([2, 0, 0, 1])
+    inputs, mask = tensors(module, 39, batch=4, grad=False), torch.zeros(4, 39, dtype=torch.bool)
+    mask[1, :2] = mask[3, :6] = True
+    out, state, begin = None, None, 0
+    for length in (7, 1, 1, 1, 3, *[1] * 13, 9, *[1] * 4):
+        some = slice(begin, begin + length)
+        step_mask = mask[:, some] if begin == 0 else None
+        out, state = module.extend(**at(inputs, some), padding_mask=step_mask, state=state)
+        begin += length
+        if begin < 39:
+            state = {name: x.index_select(0, order) for name, x in state.items()}
+            read = {name: x[..., :begin, :][order] for name, x in inputs.items() if isinstance(x, torch.Tensor)}
+            inputs = {
+                name: torch.cat([read[name], x[..., begin:, :]], dim=-2) if name in read else x
+                for name, x in inputs.items()
+            }
+            mask = torch.cat([mask[order][:, :begin], mask[:, begin:]], dim=1)
+    assert_close("out", out, module(**inputs, **both(mask))[:, :, -1:])
 
 
 @cases(decoders)

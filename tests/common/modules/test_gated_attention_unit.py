@@ -317,10 +317,11 @@ def test_extend_continues_what_forward_does_at_once(pieces, side, form):
 @forms
 def test_the_state_is_as_large_as_it_says(form):
     module, sizes = unit(form, causal=True), []
-    for n in (2, 20):
+    for n in (2, 10, 20):
         _, state = module.extend(tokens(n))
         sizes.append(sum(tensor.numel() for tensor in state.values()))
-    assert module.linear_cost == (sizes[0] == sizes[1]) == (form == "flash")
+    assert sizes[0] < sizes[1] and module.linear_cost == (sizes[1] == sizes[2]) == (form == "flash")
+    assert module.state_tokens() == (module.chunk_size if form == "flash" else None)
 
 
 @forms

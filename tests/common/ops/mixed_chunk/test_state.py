@@ -140,5 +140,6 @@ def test_states_that_do_not_fit_are_refused():
         given({**state, "extra": state["ring"]})
     with refused("initial_state", "tuple", "sum_kv"):
         given(tuple(state.values()))
-    with refused("initial_state['ring']", "(2, 2, 6, 11)", "(2, 2, 7, 11)"):
-        given(state, chunk_size=7)
+    _, state = in_pieces(inputs, [3], chunk_size=2)
+    with refused("initial_state['ring']", "(2, 2, 2, 11)", "(2, 2, 7, 11)"):
+        given({**state, "count": state["count"] + 6}, chunk_size=7)
