@@ -218,6 +218,12 @@ def test_a_decoded_beam_gives_the_logits_of_the_full_forward():
         assert one.runs[DECODING]()[0].shape[0] == one.units == language_models.BEAM
 
 
+def test_a_generated_beam_gives_the_logits_of_the_full_forward():
+    built = language_models.beam_generation(HERE, 7)
+    assert {"transformer_lm", "flash_lm", "reformer_lm", "flow_lm"} <= {one.name for one in built}
+    assert not any(unequal(built).values())
+
+
 def test_models_whose_sums_forget_equal_their_literal_references(monkeypatch):
     """A gate that is wrong by a twentieth is noticed."""
     names = ("linear_lm --linear-forget head", "flowformer_lm --flow-forget channel", "gla_lm")
