@@ -102,8 +102,9 @@ def sizes_of_state(state: State | None, chunk_size: int, s: int, keeps_chunk_bef
     """Those of a given ``state``, as far as they are allowed: what its tokens require, and at most the largest."""
     count = state.get("count") if isinstance(state, dict) else None
     is_count = isinstance(count, Tensor) and count.dim() == 1 and count.dtype == torch.int64
-    least = sizes_after(counts_of(count, not is_count), chunk_size, s, keeps_chunk_before)
-    sizes, most = least, largest_sizes(chunk_size, s)
+    counts, most = counts_of(count, keeps_largest=False) if is_count else None, largest_sizes(chunk_size, s)
+    least = Sizes(0, 0, 0) if counts is None else sizes_after(counts, chunk_size, s, keeps_chunk_before)
+    sizes = most if counts is None else least
     for name, field in _FIELDS.items():
         entry = state.get(name) if isinstance(state, dict) else None
         given = entry.shape[2] if isinstance(entry, Tensor) and entry.dim() == 4 else -1

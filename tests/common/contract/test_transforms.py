@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from common.ops.shared.state import largest_states
 from tests.common.contract.mechanisms import (
     CASES,
     DEFAULTS,
@@ -95,6 +96,7 @@ def test_one_graph_is_for_any_length(case):
 @cases((case for case in traced if is_linear(case.kind)), causal=True)
 @torch.no_grad()
 def test_steps_of_decoding_compile_into_one_graph(case):
+    """From a state of the largest size, or one that has no other."""
     module, graphs = case.build(torch.float32), []
     inputs = tensors(module, 8, dtype=torch.float32, grad=False)
 
@@ -104,11 +106,24 @@ def test_steps_of_decoding_compile_into_one_graph(case):
 
     step = torch.compile(module.extend, backend=backend, fullgraph=True, dynamic=False)
     # The state after many tokens may have other strides than after one.
-    state, whole = run_in_parts(module, inputs, (3, 1))[1][-1], module(**inputs)
+    with largest_states():
+        state, whole = run_in_parts(module, inputs, (3, 1))[1][-1], module(**inputs)
     for t in range(4, 8):
         out, state = step(**at(inputs, slice(t, t + 1)), state=state)
         assert_close("out", out, whole[:, :, t : t + 1])
     assert len(graphs) == 1
+
+
+@cases((case for case in traced if is_linear(case.kind) and case.build().state_tokens()), causal=True)
+@torch.no_grad()
+def test_steps_from_a_state_that_grows_compile(case):
+    module = case.build(torch.float32)
+    inputs = tensors(module, 9, dtype=torch.float32, grad=False)
+    step, whole = torch.compile(module.extend, backend="eager", fullgraph=True), module(**inputs)
+    _, state = module.extend(**at(inputs, slice(0, 2)))
+    for t in range(2, 9):
+        out, state = step(**at(inputs, slice(t, t + 1)), state=state)
+        assert_close("out", out, whole[:, :, t : t + 1])
 
 
 def positional(module, n: int, dtype: torch.dtype, grad: bool = False) -> tuple[list, dict]:
