@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..shared.state import State
-from .hashes import finds, parts_of_codes, sorted_order
-from .rounds import attend_rounds, together
+from .hashes import finds, parts_of_codes
+from .rounds import finds_first, weighted
 
 
 def most_held(rotations: Tensor, chunk_size: int) -> int:
@@ -61,18 +61,32 @@ def step(q: Tensor, k: Tensor, v: Tensor, codes: Tensor, state: State, chunk_siz
     return weights[..., :-1] @ state["v"] + weights[..., -1:] * v
 
 
-def several(q: Tensor, k: Tensor, v: Tensor, codes: Tensor, state: State, chunk_size: int) -> Tensor:
-    """The outputs (B, H, n, e) of n tokens, as a sequence of what is held and them; O((L + n) R C (d + e + R)).
+def attend_held(q: Tensor, codes: Tensor, state: State, kinds: int, chunk_size: int) -> tuple[Tensor, Tensor]:
+    """In each round, attention of new tokens to those of ``state`` that it finds and no earlier round has found.
 
-    q and unit keys k (B, H, n, d), v (B, H, n, e), ``codes`` (B, H, R, n), which are 0 at padding.
+    q (B, H, n, d), ``codes`` (B, H, R, n), ``kinds`` buckets of a round -> as ``attend_rounds``.
+    O(L R log L + n R C (d + e + R)).
     """
-    held = state["k"].shape[2]
-    k, v = torch.cat([state["k"], k], dim=2), torch.cat([state["v"], v], dim=2)
-    codes = torch.cat([state["codes"].transpose(2, 3), codes], dim=3)  # (B, H, R, L + n)
-    order, place = sorted_order(parts_of_codes(codes)[0])
-    # The state holds no queries, and needs none.
-    out = together(*attend_rounds(F.pad(q, (0, 0, held, 0)), k, v, order, place, codes, chunk_size, True))
-    return out[:, :, held:]
+    rounds, length = codes.shape[2], state["k"].shape[2]
+    held = parts_of_codes(state["codes"].transpose(2, 3))[0] + 1  # (B, H, R, L): buckets from 1, and 0 for no token
+    order = (held * length + torch.arange(length, device=q.device)).argsort(-1)
+    ends = held.new_zeros(*held.shape[:3], kinds + 1).scatter_add(3, held, torch.ones_like(held)).cumsum(3)
+    # A bucket's tokens stand in the order of their ranks: the last C before its end are all that are found.
+    last = ends.gather(3, parts_of_codes(codes)[0] + 1).unsqueeze(-1) - chunk_size
+    places = last + torch.arange(chunk_size, device=q.device)  # (B, H, R, n, C)
+    index = order.gather(3, places.clamp(min=0).flatten(3))  # (B, H, R, n C)
+
+    def taken(name: str) -> Tensor:
+        x = state[name].unsqueeze(2).expand(-1, -1, rounds, -1, -1)
+        x = x.gather(3, index.unsqueeze(-1).expand(-1, -1, -1, -1, x.shape[4]))
+        return x.unflatten(3, (-1, chunk_size)).flatten(1, 2)  # (B, H R, n, C, channels)
+
+    key_code = taken("codes").masked_fill((places < 0).flatten(1, 2).unsqueeze(-1), 0)
+    code = codes.transpose(2, 3).repeat_interleave(rounds, 1).unsqueeze(3)  # (B, H R, n, 1, R)
+    found = finds_first(code, key_code, chunk_size, True)  # (B, H R, n, 1, C)
+    q = q.repeat_interleave(rounds, 1).unsqueeze(3)
+    out, total = weighted((q @ taken("k").transpose(-2, -1)).masked_fill(~found, -1e35), taken("v"))
+    return out.squeeze(3).unflatten(1, (-1, rounds)), total.squeeze(3).unflatten(1, (-1, rounds))
 
 
 def extend_state(state: State, k: Tensor, v: Tensor, codes: Tensor, count: Tensor, chunk_size: int, most: int) -> State:

@@ -3,6 +3,7 @@
 Kitaev, Kaiser, Levskaya, *Reformer: The Efficient Transformer*, ICLR 2020, section 2.
 """
 
+import torch
 from torch import Tensor
 
 from ..shared.checks import check_padding_mask, check_positive_int, check_query_key_value
@@ -103,8 +104,7 @@ def _causal(
     """The outputs (B, H, n, e) of ``_prepared`` tokens after those of ``state``, of ``shapes``, and the state then."""
     buckets, is_step = buckets_of(q, rotations, padding_mask), q.shape[2] == 1
     order, place = (None, None) if is_step else sorted_order(buckets)
-    begins = state is None
-    if begins:
+    if state is None:
         state = decoding.empty_state(shapes, k)
     ranks, count = decoding.ranks_of(buckets, place, state["count"])
     codes = codes_of(buckets, ranks)
@@ -112,10 +112,12 @@ def _causal(
         codes = codes.masked_fill(padding_mask[:, None, None], 0)
     if is_step:
         out = decoding.step(q, k, v, codes, state, chunk_size)
-    elif begins:
-        out = together(*attend_rounds(q, k, v, order, place, codes, chunk_size, True))
     else:
-        out = decoding.several(q, k, v, codes, state, chunk_size)
+        outs, totals = attend_rounds(q, k, v, order, place, codes, chunk_size, True)
+        if state["k"].shape[2]:
+            held = decoding.attend_held(q, codes, state, 2 * rotations.shape[2], chunk_size)
+            outs, totals = (torch.cat(pair, dim=2) for pair in zip((outs, totals), held))
+        out = together(outs, totals)
     if not return_state:
         return out, None
     most = decoding.most_held(rotations, chunk_size)
