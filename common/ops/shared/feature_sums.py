@@ -14,6 +14,7 @@ from .channel_decay import channel_decayed_sums
 from .chunks import carry_decayed_sums, carry_sums, chunk_length, decay_between, split_chunks
 from .padding import zero_padding
 from .state import State, state_of_source
+from .tracing import runs_eagerly
 
 
 def state_shapes(features: int, v: Tensor) -> dict[str, tuple[int, ...]]:
@@ -107,9 +108,13 @@ def _channel_sums(
 
 def _step(q: Tensor, k: Tensor, v: Tensor, state: State, log_decay: Tensor | None) -> tuple[Tensor, Tensor, State]:
     """``causal_sums`` of one token after ``state``, in the few operations that a chunk of one token leaves; O(f e)."""
-    sum_k, sum_kv = state["sum_k"], state["sum_kv"]
-    if log_decay is not None:
+    sum_k, sum_kv, add = state["sum_k"], state["sum_kv"], torch.addcmul
+    if log_decay is None:
+        sum_k = sum_k + k.squeeze(2)
+    else:
         decay = (log_decay if log_decay.dim() == 3 else log_decay.squeeze(2)).exp()  # (B, H, 1) or (B, H, f)
-        sum_k, sum_kv = sum_k * decay, sum_kv * decay.unsqueeze(-1)
-    sum_k, sum_kv = sum_k + k.squeeze(2), torch.addcmul(sum_kv, k.transpose(-2, -1), v)
+        sum_k, sum_kv = torch.addcmul(k.squeeze(2), sum_k, decay), sum_kv * decay.unsqueeze(-1)
+        if runs_eagerly(k, v, sum_kv):
+            add = Tensor.addcmul_  # into what was made here: one more tensor of this size is a tenth of the step
+    sum_kv = add(sum_kv, k.transpose(-2, -1), v)
     return *_read(q, sum_k, sum_kv), {"sum_k": sum_k, "sum_kv": sum_kv}
