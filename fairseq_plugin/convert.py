@@ -24,6 +24,7 @@ from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY, build_model
 from omegaconf import OmegaConf
 
 from common.checkpoints import Transfer, read_checkpoint
+from common.command_parser import CommandParser
 from common.modules.remembered_options import is_record, read_record
 from common.ops.shared.checks import ArgumentError
 from common.output_files import new_path
@@ -146,7 +147,7 @@ def _vocabulary_size(weights: dict[str, torch.Tensor], side: str) -> int:
 
 def main(arguments: Sequence[str]) -> None:
     """Convert a file; exits with one line where that cannot be done, and writes nothing then."""
-    parser = argparse.ArgumentParser(prog="python -m fairseq_plugin.convert", description=__doc__.split("\n")[0])
+    parser = CommandParser(prog="python -m fairseq_plugin.convert", description=__doc__.split("\n")[0])
     parser.add_argument("source", type=Path, help="checkpoint of transformer_lm, roberta or transformer")
     parser.add_argument("target", type=Path, help="new file to write, for any tool of fairseq")
     parser.add_argument(

@@ -4,7 +4,6 @@
 caller must know is in the file: the state's entries, the dictionary, the longest sequence.
 """
 
-import argparse
 import hashlib
 import importlib.util
 import json
@@ -24,6 +23,7 @@ from torch.export import ExportedProgram
 
 from common import __version__
 from common.checkpoints import read_checkpoint
+from common.command_parser import CommandParser
 from common.output_files import check_new, new_path
 from common.tensor_files import DIGEST
 
@@ -160,7 +160,7 @@ def export(checkpoint: Path, target: Path, data: str | None = None, prompt_token
 
 def main(arguments: Sequence[str]) -> None:
     """Export a step; exits with one line where that cannot be done, and writes nothing then."""
-    parser = argparse.ArgumentParser(prog="python -m fairseq_plugin.export_step", description=__doc__.split("\n")[0])
+    parser = CommandParser(prog="python -m fairseq_plugin.export_step", description=__doc__.split("\n")[0])
     parser.add_argument("checkpoint", type=Path, help="of a language model whose decoding state is constant")
     parser.add_argument("target", type=Path, help="new file to write: .onnx, or .pt2 for torch.export.load")
     parser.add_argument("--data", help="folder with dict.txt, as of fairseq-preprocess; default: the checkpoint's")

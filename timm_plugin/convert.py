@@ -20,14 +20,15 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from timm.models import clean_state_dict, save_for_hf
-from timm.utils import ParseKwargs
 from torch import nn
 
 from common import tensor_files
 from common.checkpoints import read_checkpoint
+from common.command_parser import CommandParser
 from common.output_files import check_new, new_path
 
 from . import models
+from .named_values import NamedValues
 
 #: Where timm's checkpoints keep averaged weights and plain ones, the first that is there.
 _AVERAGED, _PLAIN = ("state_dict_ema", "model_ema"), ("state_dict", "model")
@@ -125,11 +126,11 @@ def write(model: nn.Module, path: Path) -> None:
 
 def main(arguments: Sequence[str]) -> None:
     """Convert a file; exits with one line where that cannot be done, and writes nothing then."""
-    parser = argparse.ArgumentParser(prog="python -m timm_plugin.convert", description=__doc__.split("\n")[0])
+    parser = CommandParser(prog="python -m timm_plugin.convert", description=__doc__.split("\n")[0])
     parser.add_argument("model", help="name of a model of lineartime")
     parser.add_argument("source", type=Path, help="checkpoint to start from")
     parser.add_argument("target", type=Path, help="new file to write, or a name without a suffix for a folder")
-    parser.add_argument("--model-kwargs", nargs="*", default={}, action=ParseKwargs, help="as in timm's train.py")
+    parser.add_argument("--model-kwargs", nargs="*", default={}, action=NamedValues, help="as in timm's train.py")
     parser.add_argument("--use-ema", action="store_true", help="the averaged weights of a checkpoint of --model-ema")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)

@@ -9,6 +9,8 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
+from common.command_parser import CommandParser
+
 from ..shared.commands import shown_path
 from ..shared.scripts import command_line, positive_int, script
 from ..shared.tables import as_markdown, as_text
@@ -30,9 +32,9 @@ _INTERRUPTED = "all"
 _HEAD = "# Results of the benchmark\n\nWritten by the command at the end; see [how it is measured](../README.md)."
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> CommandParser:
     """The benchmark's options."""
-    parser = argparse.ArgumentParser(prog="python -m recipes.bench", description=__doc__.splitlines()[0])
+    parser = CommandParser(prog="python -m recipes.bench", description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these cases alone; --list names them")
     parser.add_argument("--list", action="store_true", help="name the cases, with their sizes, and stop")
     parser.add_argument("--quick", action="store_true", help="few and small sizes, which reach no target")

@@ -18,6 +18,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from common.checkpoints import read_checkpoint
+from common.command_parser import CommandParser
 from common.output_files import check_new
 from fairseq_plugin import PixelModelingTask
 from fairseq_plugin.checkpoints import stored_architecture
@@ -97,11 +98,9 @@ class _StepBar:
         self.bar.close()
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> CommandParser:
     """The script's options."""
-    parser = argparse.ArgumentParser(
-        prog="python -m recipes.cifar10_pixels.complete", description=__doc__.splitlines()[0]
-    )
+    parser = CommandParser(prog="python -m recipes.cifar10_pixels.complete", description=__doc__.splitlines()[0])
     parser.add_argument("--checkpoint", type=Path, required=True, help="of fairseq-train --task pixel_modeling")
     parser.add_argument("--data", type=Path, required=True, metavar="DATA-BIN", help="folder that prepare has written")
     parser.add_argument("--split", default="test", help="default: %(default)s")

@@ -16,6 +16,7 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 from tqdm import tqdm
 
+from common.command_parser import CommandParser
 from common.output_files import new_folder
 from fairseq_plugin.data.pixels import FIRST_TOKEN, ImageShape, pixel_dictionary
 
@@ -187,11 +188,9 @@ def _tokens(images: Iterable[np.ndarray], bar: tqdm) -> Iterator[np.ndarray]:
         yield image.reshape(-1).astype(np.int32) + FIRST_TOKEN  # (H, W, C) -> (T,)
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> CommandParser:
     """The script's options."""
-    parser = argparse.ArgumentParser(
-        prog="python -m recipes.cifar10_pixels.prepare", description=__doc__.splitlines()[0]
-    )
+    parser = CommandParser(prog="python -m recipes.cifar10_pixels.prepare", description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("work/cifar10_pixels"), help="default: %(default)s")
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--file", type=Path, help="the archive cifar-10-binary.tar.gz you have")

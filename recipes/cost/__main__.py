@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from timm.utils import ParseKwargs
 from tqdm import tqdm
+
+from common.command_parser import CommandParser
+from timm_plugin.named_values import NamedValues
 
 from ..shared.scripts import command_line, positive_int, script
 from ..shared.tables import MISSING, Run, Table, as_text, describe_run, write_reports
@@ -65,27 +67,30 @@ def subjects(options: argparse.Namespace, arguments: Sequence[str]) -> Iterator[
             yield timm_subject(name, size, options.model_kwargs, options.batch_size)
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> CommandParser:
     """The script's options."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog=f"python -m {COMMAND}",
         description=__doc__.splitlines()[0],
         epilog="Any other option is one of fairseq-train's, for all architectures.",
-        allow_abbrev=False,
     )
     default = DEFAULT
     parser.add_argument("--arch", nargs="+", default=[], metavar="NAME", help="architectures of fairseq")
     parser.add_argument("--tokens", nargs="+", type=positive_int, default=[512], metavar="N", help="lengths (512)")
     parser.add_argument("--model", nargs="+", default=[], metavar="NAME", help="models of timm")
     parser.add_argument("--img-size", nargs="+", type=positive_int, metavar="N", help="default: each model's own")
-    parser.add_argument("--model-kwargs", nargs="*", default={}, action=ParseKwargs, metavar="K=V", help="for timm")
+    parser.add_argument("--model-kwargs", nargs="*", default={}, action=NamedValues, metavar="K=V", help="for timm")
     parser.add_argument("--batch-size", type=positive_int, default=default.batch, help="default: %(default)s")
     parser.add_argument("--vocabulary", type=positive_int, default=default.vocabulary, help="symbols (%(default)s)")
     parser.add_argument("--channels", type=positive_int, default=default.channels, help="of a series (%(default)s)")
     parser.add_argument("--classes", type=positive_int, default=default.classes, help="of classifiers (%(default)s)")
     parser.add_argument("--no-memory", action="store_true", help="count alone, in one forward pass")
     parser.add_argument(
-        "--published", nargs="*", action=ParseKwargs, metavar="NAME=G", help="what a paper prints, for a column of it"
+        "--published",
+        nargs="*",
+        action=NamedValues,
+        metavar="NAME=G",
+        help="what a paper prints, for a column of it",
     )
     parser.add_argument("--out", type=Path, metavar="DIR", help="write results.txt, .md and .json")
     return parser

@@ -4,7 +4,6 @@ As in *A Dot Product Attention Free Transformer*: by epoch (Figure 5, and Figure
 DAFT-conv's window, with what lies outside of it and without (``local_only``, Figure 2), or by width (Figure 7).
 """
 
-import argparse
 import csv
 import math
 import sys
@@ -19,6 +18,7 @@ from matplotlib.axes import Axes
 from torch import nn
 
 from common.attention import DaftConvAttention
+from common.command_parser import CommandParser
 from common.output_files import check_new
 
 from ..shared.commands import shown_path
@@ -141,9 +141,9 @@ def _draw_lines(axes: Axes, runs: Sequence[Run], across: str, best: bool) -> Non
     axes.set(xlabel=names[across], title=f"accuracy {when}")
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> CommandParser:
     """The script's options."""
-    parser = argparse.ArgumentParser(prog="python -m recipes.daft.curves", description=__doc__.splitlines()[0])
+    parser = CommandParser(prog="python -m recipes.daft.curves", description=__doc__.splitlines()[0])
     parser.add_argument(
         "--runs", type=Path, nargs="+", required=True, metavar="DIR", help="folders of timm's train.py, of any size"
     )

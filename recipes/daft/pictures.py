@@ -9,7 +9,8 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from timm.utils import ParseKwargs
+from common.command_parser import CommandParser
+from timm_plugin.named_values import NamedValues
 
 from ..shared.commands import shown_path
 from ..shared.scripts import positive_int, script
@@ -21,9 +22,9 @@ from .maps import key_maps, position_biases
 COMMAND = "recipes.daft.pictures"
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> CommandParser:
     """The script's options."""
-    parser = argparse.ArgumentParser(prog="python -m recipes.daft.pictures", description=__doc__.splitlines()[0])
+    parser = CommandParser(prog="python -m recipes.daft.pictures", description=__doc__.splitlines()[0])
     parser.add_argument(
         "--checkpoint",
         type=Path,
@@ -40,7 +41,7 @@ def parser() -> argparse.ArgumentParser:
         "--model-kwargs",
         nargs="*",
         default={},
-        action=ParseKwargs,
+        action=NamedValues,
         metavar="KEY=VALUE",
         help="arguments of the model, as timm's train.py takes them, such as num_classes=10",
     )

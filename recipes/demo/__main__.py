@@ -5,6 +5,8 @@ import sys
 import time
 from pathlib import Path
 
+from common.command_parser import CommandParser
+
 from ..shared.commands import ROOT, python_command, run, shown_path
 from ..shared.scripts import command_line, script
 from ..shared.tables import describe_run
@@ -19,9 +21,9 @@ WHOLE = dict.fromkeys(("bin", *ARCHITECTURES, "images/digits", f"images/{MODEL}"
 FETCHED_SCRIPTS = ROOT / "work" / "timm-scripts"
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> CommandParser:
     """The demo's options."""
-    parser = argparse.ArgumentParser(prog="python -m recipes.demo", description=__doc__)
+    parser = CommandParser(prog="python -m recipes.demo", description=__doc__)
     parser.add_argument(
         "--out", type=Path, default=Path("work/demo"), help="folder for everything (default: %(default)s)"
     )

@@ -4,7 +4,6 @@ Builds the models as fairseq-train would and times forward, backward and update 
 tokens, or one sequence where that is longer, so that a row of the table shows the cost of length alone.
 """
 
-import argparse
 import json
 import sys
 import time
@@ -14,6 +13,9 @@ import torch
 from fairseq import options, tasks
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
+from common.command_parser import CommandParser
+
+from ..shared.scripts import script
 from .text import ARCHITECTURES, model_arguments
 
 TOKENS_PER_STEP = 4096
@@ -53,9 +55,10 @@ def measure(data: Path, architecture: str, length: int) -> float:
     return tokens.numel() / min(seconds)
 
 
+@script("lengths")
 def main(arguments: list[str] | None = None) -> int:
     """Print one JSON object per measurement; returns the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = CommandParser(description=__doc__.splitlines()[0])
     parser.add_argument("data", type=Path, help="a data-bin folder; its dictionary alone is used")
     parser.add_argument("--lengths", type=int, nargs="+", default=[512, 2048, 8192], help="tokens per sequence")
     chosen = parser.parse_args(arguments)

@@ -12,12 +12,15 @@ from pathlib import Path
 import torch
 from timm.data import create_dataset, create_loader, resolve_data_config
 from timm.loss import LabelSmoothingCrossEntropy
-from timm.models import create_model
+from timm.models import create_model, is_model
 from timm.optim import create_optimizer_v2
 from timm.scheduler import create_scheduler_v2
-from timm.utils import AverageMeter, CheckpointSaver, ParseKwargs, accuracy, random_seed, update_summary
+from timm.utils import AverageMeter, CheckpointSaver, accuracy, random_seed, update_summary
 from torch import nn
 from torch.utils.data import DataLoader
+
+from common.command_parser import CommandParser
+from timm_plugin.named_values import NamedValues
 
 from ..shared.scripts import script
 from ..shared.working_folder import claim, working_folder
@@ -27,14 +30,14 @@ COMMAND = "recipes.demo.train_digits"
 FILES = ("summary.csv", "last.pth.tar", "model_best.pth.tar", "tmp.pth.tar")
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> CommandParser:
     """The options, each as in train.py. They have plain types only: timm refuses to load a checkpoint with others."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = CommandParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data-dir", required=True, help="folder with train/ and validation/")
     parser.add_argument("--device-modules", nargs="+", default=[], help="modules to import first, such as timm_plugin")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--model", required=True)
-    parser.add_argument("--model-kwargs", nargs="*", default={}, action=ParseKwargs, help="of the model, NAME=VALUE")
+    parser.add_argument("--model-kwargs", nargs="*", default={}, action=NamedValues, help="of the model, NAME=VALUE")
     parser.add_argument("--img-size", type=int, help="side of the images; default: the model's")
     parser.add_argument("--num-classes", type=int, required=True)
     parser.add_argument("--epochs", type=int, default=10)
@@ -93,10 +96,26 @@ def main(arguments: list[str] | None = None) -> int:
         return train(options)
 
 
-def train(options: argparse.Namespace) -> int:
-    """Train as the options say."""
-    for module in options.device_modules:
+def _import(module: str) -> None:
+    try:
         importlib.import_module(module)
+    except ImportError as error:
+        raise ValueError(f"--device-modules is {module}: {error}; allowed: modules that can be imported") from error
+
+
+def train(options: argparse.Namespace) -> int:
+    """Train as the options say.
+
+    Raises:
+        ValueError: a module, a model or a folder of images that is not there.
+    """
+    for module in options.device_modules:
+        _import(module)
+    if not is_model(options.model) and ":" not in options.model:  # timm finds local-dir:FOLDER by itself
+        raise ValueError(f"--model is {options.model}; allowed: a model of timm or of --device-modules")
+    for split in ("train", "validation"):
+        if not Path(options.data_dir, split).is_dir():
+            raise ValueError(f"--data-dir is {options.data_dir}, without the folder {split}; allowed: one with both")
     random_seed(options.seed)
     device = torch.device(options.device)
     model = create_model(options.model, num_classes=options.num_classes, **options.model_kwargs).to(device)

@@ -3,7 +3,6 @@
 ``--file`` takes enwik8, its zip archive, or any other file for a trial of the commands.
 """
 
-import argparse
 import shutil
 import sys
 import zipfile
@@ -15,6 +14,7 @@ import numpy as np
 from fairseq.data import Dictionary
 from tqdm import tqdm
 
+from common.command_parser import CommandParser
 from common.output_files import new_folder
 
 from ..shared.commands import shown_path
@@ -176,9 +176,9 @@ def read_lines(file, size: int, on_bytes: Callable[[int], object]) -> Iterator[b
         yield line
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> CommandParser:
     """The script's options."""
-    parser = argparse.ArgumentParser(prog="python -m recipes.enwik8.prepare", description=__doc__.splitlines()[0])
+    parser = CommandParser(prog="python -m recipes.enwik8.prepare", description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("work/enwik8"), help="default: %(default)s")
     parser.add_argument("--file", type=Path, help="enwik8 or its zip archive, or any text file for a trial")
     parser.add_argument(

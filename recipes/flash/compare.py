@@ -11,6 +11,8 @@ import sys
 import time
 from pathlib import Path
 
+from common.command_parser import CommandParser
+
 from ..shared import fairseq_log
 from ..shared.commands import CommandFailed, python_command, run
 from ..shared.comparison import NO_READER, show
@@ -138,9 +140,9 @@ def compare(out: Path, plan: Plan, text: Path) -> Comparison:
     return comparison
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> CommandParser:
     """The script's options."""
-    parser = argparse.ArgumentParser(prog="python -m recipes.flash.compare", description=__doc__.splitlines()[0])
+    parser = CommandParser(prog="python -m recipes.flash.compare", description=__doc__.splitlines()[0])
     parser.add_argument("--file", type=Path, required=True, help="any text in UTF-8, from about 1 MB on")
     parser.add_argument("--out", type=Path, default=Path("work/flash/compare"), help="default: %(default)s")
     parser.add_argument(
@@ -232,7 +234,7 @@ def main(arguments: list[str] | None = None) -> int:
     started = time.monotonic()
     command = command_line(COMMAND, arguments)
     if not options.file.is_file():
-        raise ValueError(f"--file is {options.file}, which does not exist; allowed: a text file")
+        raise ValueError(f"--file is {options.file}, which is no file; allowed: a text file")
     with working_folder(out, COMMAND, whole={"data-bin": WRITER}):
         comparison = compare(out, plan, options.file)
         show(out, report(comparison), command, started)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import sentencepiece
 from tqdm import tqdm
 
+from common.command_parser import CommandParser
 from common.output_files import new_folder
 
 from ..shared.commands import python_command, run, shown_path
@@ -183,9 +184,9 @@ def prepare(options: argparse.Namespace) -> dict[str, SplitCounts]:
     return counts
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> CommandParser:
     """The script's options."""
-    parser = argparse.ArgumentParser(prog="python -m recipes.flash.prepare", description=__doc__.splitlines()[0])
+    parser = CommandParser(prog="python -m recipes.flash.prepare", description=__doc__.splitlines()[0])
     parser.add_argument("corpus", choices=CORPORA, help="which of the paper's corpora")
     parser.add_argument("--out", type=Path, help="default: work/flash/CORPUS")
     parser.add_argument(

@@ -1,11 +1,12 @@
 """Inner widths with which models have equally many parameters: ``python -m recipes.flash.widths --help``."""
 
-import argparse
 import json
 import sys
 from pathlib import Path
 
 from fairseq import tasks
+
+from common.command_parser import CommandParser
 
 from ..shared.fairseq_models import model_options
 from ..shared.scripts import script
@@ -67,7 +68,7 @@ def equal_widths(data: Path, models: list[str], length: int, shape: Shape = SHAP
 @script("widths")
 def main(arguments: list[str] | None = None) -> int:
     """Print model -> width as JSON; returns the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = CommandParser(description=__doc__.splitlines()[0])
     parser.add_argument("data", type=Path, help="a data-bin folder; its dictionary alone is used")
     parser.add_argument("--archs", nargs="+", choices=ALL_MODELS, required=True, help="all causal, or all masked")
     parser.add_argument("--length", type=int, default=512, help="tokens in a sequence (%(default)s)")

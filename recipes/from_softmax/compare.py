@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from common import tensor_files
+from common.command_parser import CommandParser
 from fairseq_plugin.convert import convert
 
 from ..shared.comparison import Compared, read_complete, show, train_and_read
@@ -130,7 +131,7 @@ class Comparison:
         )
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> CommandParser:
     """The script's options."""
     known = parser_of_trainings(COMMAND, __doc__.splitlines()[0], takes_file=False, updates=UPDATES)
     known.set_defaults(out=Path("work/from_softmax/compare"), layers=4)

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from common.attention import layer_kinds
 from common.attention.lolcats import LolcatsOptions
+from common.command_parser import CommandParser
 from common.ops.shared.checks import ArgumentError
 
 from ..shared.scripts import positive_int
@@ -101,7 +102,7 @@ def name_of_form(text: str) -> str:
     return text
 
 
-def add_forms(parser: argparse.ArgumentParser) -> None:
+def add_forms(parser: CommandParser) -> None:
     """Add the option of which forms there are."""
     parser.add_argument(
         "--models",
@@ -113,7 +114,7 @@ def add_forms(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_stages(parser: argparse.ArgumentParser) -> None:
+def add_stages(parser: CommandParser) -> None:
     """Add the options of how a form is made of a teacher."""
     parser.add_argument("--share", type=float, default=0.2, help="of the teacher's training, both stages (%(default)s)")
     parser.add_argument("--transfer-share", type=float, default=0.5, help="of that share, stage 1 (%(default)s)")

@@ -4,7 +4,6 @@
 ``--cifar10 FILE`` on CIFAR-10. Models, loaders and tasks are timm's. Run again, it goes on with the next form.
 """
 
-import argparse
 import dataclasses
 import functools
 import sys
@@ -24,6 +23,7 @@ from tqdm import tqdm
 
 from common import tensor_files
 from common.checkpoints import read_checkpoint
+from common.command_parser import CommandParser
 from common.output_files import new_folder
 
 from ..cifar10_pixels.prepare import check, read_labelled
@@ -222,9 +222,9 @@ def write_labelled(parts: dict[str, tuple[np.ndarray, np.ndarray]], folder: Path
             Image.fromarray(image).save(path)
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> CommandParser:
     """The script's options."""
-    parser = argparse.ArgumentParser(prog=f"python -m {COMMAND}", description=__doc__.splitlines()[0])
+    parser = CommandParser(prog=f"python -m {COMMAND}", description=__doc__.splitlines()[0])
     parser.add_argument("--cifar10", type=Path, metavar="FILE", help="cifar-10-binary.tar.gz, in place of the digits")
     parser.add_argument("--out", type=Path, default=Path("work/from_softmax/images"), help="default: %(default)s")
     add_forms(parser)

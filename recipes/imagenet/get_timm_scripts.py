@@ -3,7 +3,6 @@
 They are not in timm's wheel and must fit the timm that is installed, so they are taken, unmodified, at its tag.
 """
 
-import argparse
 import re
 import shutil
 import subprocess
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import timm
 
+from common.command_parser import CommandParser
 from common.output_files import new_folder
 
 from ..shared.commands import shown_path
@@ -174,7 +174,7 @@ def _advice(tag: str, source: Path | None) -> str:
 @script("get_timm_scripts")
 def main(arguments: list[str] | None = None) -> int:
     """Run the script; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m recipes.imagenet.get_timm_scripts", description=__doc__)
+    parser = CommandParser(prog="python -m recipes.imagenet.get_timm_scripts", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("work/timm-scripts"), help="default: %(default)s")
     parser.add_argument("--tag", default=installed_tag(), help="default: %(default)s, the installed timm's")
     parser.add_argument("--from", dest="source", type=Path, help="a git repository or source tree of timm on this disk")

@@ -20,6 +20,7 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor, nn
 
 from common.attention import InnerAttention, record_attention
+from common.command_parser import CommandParser
 from common.modules import GatedAttentionUnit
 
 from ..daft.checkpoints import Loaded, load_image_model
@@ -183,9 +184,9 @@ def _rows(
     return figure, shown
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> CommandParser:
     """The script's options."""
-    parser = argparse.ArgumentParser(prog=f"python -m {COMMAND}", description=__doc__.splitlines()[0])
+    parser = CommandParser(prog=f"python -m {COMMAND}", description=__doc__.splitlines()[0])
     parser.add_argument(
         "--checkpoint", type=Path, nargs="+", required=True, metavar="FILE", help="one or more of timm's train.py"
     )

@@ -6,7 +6,7 @@ A layer is an attention of 8 heads of 64 channels, or a gated attention unit of 
 in float32. Every number of processes starts anew, over gloo, on this machine.
 """
 
-import argparse
+import sys
 import tempfile
 from collections.abc import Sequence
 from datetime import timedelta
@@ -19,9 +19,11 @@ import torch.multiprocessing as mp
 from torch import Tensor, nn
 
 from common.attention import ATTENTIONS, build_attention
+from common.command_parser import CommandParser
 from common.modules import GatedAttentionUnit
 from common.parallel import ContextGroup, context_parallel, part_length
 from recipes.bench.harness.memory import peak_beyond
+from recipes.shared.scripts import script
 
 HEADS, CHANNELS = 8, 64
 WIDTH = HEADS * CHANNELS
@@ -92,9 +94,10 @@ def table(rows: Sequence[tuple[int, str, int, int, int]], tokens: Sequence[int])
     return "\n".join(lines)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+@script("context_parallel")
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the table; returns the exit status."""
+    parser = CommandParser(description=__doc__.split("\n")[0])
     parser.add_argument("--processes", type=int, nargs="+", default=[2, 4], help="processes that hold a sequence")
     parser.add_argument("--tokens", type=int, nargs="+", default=[1024, 4096], help="tokens of a sequence")
     parser.add_argument("--layers", nargs="+", default=list(LAYERS), choices=LAYERS, help="attentions, and flash")
@@ -112,7 +115,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             while not context.join():
                 pass
     print(table(rows, given.tokens))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -4,7 +4,6 @@
 tokens, one by one, and are timed around some positions; their logits are compared there.
 """
 
-import argparse
 import statistics
 import sys
 import time
@@ -16,6 +15,7 @@ import numpy
 import torch
 
 from common import __version__
+from common.command_parser import CommandParser
 from fairseq_plugin.export_step import load
 
 from ..shared.scripts import command_line, positive_int, script
@@ -95,7 +95,7 @@ def table(graph: Graph, path: Path, ours: Timed, host: Timed, parameters: int) -
 @script("exported_step")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the script; returns the exit status."""
-    parser = argparse.ArgumentParser(prog=f"python -m {COMMAND}", description=__doc__.splitlines()[0])
+    parser = CommandParser(prog=f"python -m {COMMAND}", description=__doc__.splitlines()[0])
     parser.add_argument("checkpoint", type=Path, help="the one that was exported")
     parser.add_argument("graph", type=Path, help="what python -m fairseq_plugin.export_step made of it")
     parser.add_argument("--data", help="folder with dict.txt; default: the checkpoint's")

@@ -5,7 +5,6 @@ Needs numpy and onnxruntime, neither fairseq nor this project: copy the file. Th
 it is there. The time of a token and the memory do not depend on how many there were before.
 """
 
-import argparse
 import hashlib
 import json
 import sys
@@ -15,6 +14,10 @@ from typing import Any
 
 import numpy
 import onnxruntime
+
+from common.command_parser import CommandParser
+
+from ..shared.scripts import script
 
 _SPACE = "▁"  # how recipes.shared.characters writes a space
 _METADATA, _VERSION = "lineartime", 1
@@ -194,9 +197,10 @@ def text_of(words: Sequence[str], characters: bool) -> str:
     return "".join(shown) if characters else " ".join(shown).replace(" \n", "\n").replace("\n ", "\n")
 
 
+@script("generate")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print continuations of a text; returns the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = CommandParser(description=__doc__.splitlines()[0])
     parser.add_argument("graph", type=Path, help="of python -m fairseq_plugin.export_step")
     parser.add_argument("text", nargs="?", default="", help="how it begins (empty)")
     parser.add_argument("--characters", action="store_true", help="the dictionary is of characters, not of words")
@@ -209,17 +213,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, help="of the draws")
     parser.add_argument("--threads", type=int, default=1, help="of onnxruntime (%(default)s)")
     given = parser.parse_args(arguments)
-    try:
-        for name in ("count", "lines", "samples", "threads"):
-            if getattr(given, name) < 1:
-                raise ValueError(f"--{name} is {getattr(given, name)}; allowed: at least 1")
-        sampler = Sampler(given.temperature, given.top_k, given.top_p, given.seed)
-        writer = Writer(given.graph, given.threads)
-        begun = words_of(given.text, given.characters)
-        steps = list(writer.write(writer.numbers_of(begun), given.count, given.samples, sampler, given.lines))
-    except ValueError as error:
-        print(f"generate: {error}", file=sys.stderr)
-        return 1
+    for name in ("count", "lines", "samples", "threads"):
+        if getattr(given, name) < 1:
+            raise ValueError(f"--{name} is {getattr(given, name)}; allowed: at least 1")
+    sampler = Sampler(given.temperature, given.top_k, given.top_p, given.seed)
+    writer = Writer(given.graph, given.threads)
+    begun = words_of(given.text, given.characters)
+    steps = list(writer.write(writer.numbers_of(begun), given.count, given.samples, sampler, given.lines))
     for row in numpy.stack(steps, axis=1):
         written = [writer.symbols[number] for number in row if number != writer.step.about["pad"]]
         print(text_of([*begun, *written], given.characters).rstrip("\n"))

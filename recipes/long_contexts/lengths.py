@@ -17,6 +17,8 @@ from typing import get_type_hints
 import torch
 from tqdm import tqdm
 
+from common.command_parser import CommandParser
+
 from ..shared.comparison import Compared, show, train_and_read
 from ..shared.json_files import read_json, write_json
 from ..shared.scripts import command_line, positive_int, script
@@ -114,7 +116,7 @@ class Lengths:
         return self.out / "positions" / f"{folder.name}.json"
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> CommandParser:
     """The script's options."""
     description = __doc__.splitlines()[0]
     known = parser_of_trainings(COMMAND, description, names(), default_names(), takes_file=False, updates=UPDATES)

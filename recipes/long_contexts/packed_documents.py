@@ -7,12 +7,12 @@ Prints a table; with --functions, of two functions by themselves, beside gates t
 own CPU time, in one thread, which other load on the machine changes little.
 """
 
-import argparse
 import math
 import random
 import statistics
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 
 import torch
@@ -21,9 +21,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fairseq_plugin  # noqa: F401  registers the models
+from common.command_parser import CommandParser
 from common.ops import flow_attention, linear_attention
 
 from ..shared.architectures import architectures_of
+from ..shared.scripts import script
 
 EOS, PAD, FIRST_WORD, WORDS = 2, 1, 4, 1000
 SHORTEST, LONGEST = 16, 2048
@@ -123,9 +125,10 @@ def functions(tokens: int, seed: int, rounds: int) -> None:
         print(f"{name}: {1000 * tokens / statistics.median(speeds):.0f}")
 
 
-def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+@script("packed_documents")
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure and print; returns the exit status."""
+    parser = CommandParser(description=__doc__.splitlines()[0])
     default = "flowformer,linear,gla,flash,softmax"
     parser.add_argument("--arch", type=architectures_of("_lm"), default=default, help="architectures, without _lm")
     parser.add_argument("--tokens", type=int, default=8192, help="tokens of all documents together")
@@ -133,13 +136,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="measurements of each; their median is printed")
     parser.add_argument("--seed", type=int, default=1, help="of the documents")
     parser.add_argument("--functions", action="store_true", help="functions by themselves, in one row of --tokens")
-    chosen = parser.parse_args()
+    chosen = parser.parse_args(arguments)
     if min(chosen.tokens, chosen.row, chosen.rounds) < 1 or chosen.tokens % chosen.row:
         parser.error(f"--tokens is {chosen.tokens} and --row {chosen.row}; allowed: full rows, and --rounds from 1")
     torch.set_num_threads(1)
     if chosen.functions:
         functions(chosen.tokens, chosen.seed, chosen.rounds)
-        return
+        return 0
     documents = documents_of(chosen.tokens, chosen.seed)
     packed = packed_rows(documents, chosen.row)
     padded = padded_rows(documents, chosen.tokens)
@@ -159,7 +162,8 @@ def main() -> None:
         }
         speeds = tokens_per_second(calls, chosen.tokens, chosen.rounds)
         print(f"| `{name}` | " + " | ".join(f"{statistics.median(x):,.0f}" for x in speeds.values()) + " |", flush=True)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

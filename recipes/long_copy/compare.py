@@ -12,6 +12,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from common.command_parser import CommandParser
+
 from ..shared.commands import run
 from ..shared.comparison import show, train_and_read
 from ..shared.json_files import read_json, write_json
@@ -82,9 +84,9 @@ def model(name: str) -> str:
     return name
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> CommandParser:
     """The script's options."""
-    parser = argparse.ArgumentParser(prog="python -m recipes.long_copy.compare", description=__doc__.splitlines()[0])
+    parser = CommandParser(prog="python -m recipes.long_copy.compare", description=__doc__.splitlines()[0])
     add_options(parser)
     parser.add_argument("--out", type=Path, default=Path("work/long_copy/compare"), help="default: %(default)s")
     parser.add_argument(

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from tqdm import tqdm
 
+from common.command_parser import CommandParser
 from common.output_files import new_folder
 
 from ..shared.characters import spell
@@ -121,7 +122,7 @@ def _write(
             write_target(np.append(example.target, end))
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: CommandParser) -> None:
     """The options that say what is made."""
     parser.add_argument("--file", type=Path, required=True, help="any text in UTF-8")
     sizes = {
@@ -143,9 +144,9 @@ def chosen_data(options: argparse.Namespace, seed: int) -> Data:
     return Data(layout, {split: sizes[split] for split in SPLITS}, seed)
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> CommandParser:
     """The script's options."""
-    parser = argparse.ArgumentParser(prog="python -m recipes.long_copy.prepare", description=__doc__.splitlines()[0])
+    parser = CommandParser(prog="python -m recipes.long_copy.prepare", description=__doc__.splitlines()[0])
     add_options(parser)
     parser.add_argument("--out", type=Path, default=Path("work/long_copy"), help="default: %(default)s")
     parser.add_argument("--seed", type=int, default=1, help="of what is drawn (%(default)s)")

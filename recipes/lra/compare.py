@@ -11,6 +11,8 @@ import sys
 import time
 from pathlib import Path
 
+from common.command_parser import CommandParser
+
 from ..shared import fairseq_log
 from ..shared.commands import python_command, run
 from ..shared.comparison import show, train_and_read
@@ -92,9 +94,9 @@ def measure_speed(plan: Plan, out: Path, lengths: list[int], batch_size: int) ->
     return [Speed(**one) for one in measured]
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> CommandParser:
     """The script's options."""
-    parser = argparse.ArgumentParser(prog="python -m recipes.lra.compare", description=__doc__.splitlines()[0])
+    parser = CommandParser(prog="python -m recipes.lra.compare", description=__doc__.splitlines()[0])
     parser.add_argument("--task", choices=TASKS, default="listops", help="default: %(default)s")
     parser.add_argument(
         "--data", type=Path, help="the folder that a prepare command wrote; default: a ListOps that is generated"

@@ -4,13 +4,13 @@ The first 45,000 training images train, the last 5,000 validate. A pixel is a to
 like any other. ``--file`` takes the archive if you have it.
 """
 
-import argparse
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
+from common.command_parser import CommandParser
 from fairseq_plugin.data.pixels import FIRST_TOKEN, pixel_dictionary
 
 from ..cifar10_pixels.prepare import check, fetch, read_labelled
@@ -37,9 +37,9 @@ def examples(images: np.ndarray, labels: np.ndarray) -> Iterator[Example]:
         yield Example((to_grey(image).reshape(-1).astype(np.int32) + FIRST_TOKEN,), int(label))
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> CommandParser:
     """The script's options."""
-    parser = argparse.ArgumentParser(prog="python -m recipes.lra.image", description=__doc__.splitlines()[0])
+    parser = CommandParser(prog="python -m recipes.lra.image", description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("work/lra/image"), help="default: %(default)s")
     parser.add_argument("--file", type=Path, help="the archive cifar-10-binary.tar.gz you have")
     return parser

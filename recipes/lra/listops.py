@@ -5,7 +5,6 @@ fairseq-train. The same seed gives the same bytes, however many processes share 
 where it was. ``--file`` takes the released tables instead.
 """
 
-import argparse
 import contextlib
 import itertools
 import os
@@ -16,6 +15,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
+from common.command_parser import CommandParser
 from fairseq_plugin.data.pixels import FIRST_TOKEN
 
 from ..shared.commands import shown_path
@@ -129,9 +129,9 @@ def _counted(lines: Iterable[str], bar: tqdm) -> Iterator[str]:
         yield line
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> CommandParser:
     """The script's options."""
-    parser = argparse.ArgumentParser(prog="python -m recipes.lra.listops", description=__doc__.splitlines()[0])
+    parser = CommandParser(prog="python -m recipes.lra.listops", description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("work/lra/listops"), help="default: %(default)s")
     parser.add_argument(
         "--file", type=Path, metavar="FOLDER", help="the release's listops-1000, in place of generating"

@@ -4,7 +4,6 @@ Whether a path of dashes joins two circles: the release's ``pathfinder32/curv_co
 to train, 10 to validate, 10 to test. Without ``--file`` the whole release is downloaded, 8.2 GB.
 """
 
-import argparse
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
+from common.command_parser import CommandParser
 from fairseq_plugin.data.pixels import FIRST_TOKEN, pixel_dictionary
 
 from ..shared.commands import shown_path
@@ -99,9 +99,9 @@ def examples(pictures: Iterable[Picture]) -> Iterator[Example]:
         yield Example((pixels.reshape(-1).astype(np.int32) + FIRST_TOKEN,), picture.label)
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> CommandParser:
     """The script's options."""
-    parser = argparse.ArgumentParser(prog="python -m recipes.lra.pathfinder", description=__doc__.splitlines()[0])
+    parser = CommandParser(prog="python -m recipes.lra.pathfinder", description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("work/lra/pathfinder"), help="default: %(default)s")
     parser.add_argument(
         "--file", type=Path, help=f"lra_release.gz, or a folder that contains {RESOLUTION}/{DIFFICULTY}"

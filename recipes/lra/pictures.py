@@ -4,7 +4,6 @@ Competition is the share of a symbol among the sources, allocation how much of w
 sink (*Flowformer*, Figures 4, 5, 7 to 9), in every layer and head of a trained ``flowformer_lra_listops``.
 """
 
-import argparse
 import itertools
 import sys
 from collections.abc import Iterable, Sequence
@@ -19,6 +18,7 @@ from matplotlib import pyplot as plt
 
 import fairseq_plugin  # noqa: F401  registers the architectures
 from common.attention import record_attention
+from common.command_parser import CommandParser
 from common.output_files import check_new
 
 from ..shared.commands import shown_path
@@ -146,9 +146,9 @@ def read_row(data: Path, example: int) -> Row:
     return row
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> CommandParser:
     """The script's options."""
-    parser = argparse.ArgumentParser(prog="python -m recipes.lra.pictures", description=__doc__.splitlines()[0])
+    parser = CommandParser(prog="python -m recipes.lra.pictures", description=__doc__.splitlines()[0])
     parser.add_argument("--checkpoint", type=Path, required=True, metavar="FILE", help="of a flowformer_lra_listops")
     parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="folder that recipes.lra.listops wrote")
     which = parser.add_mutually_exclusive_group()

@@ -4,13 +4,13 @@ Whether one paper of the ACL Anthology Network cites the other: the release's 14
 ``--file`` the whole release is downloaded, 8.2 GB.
 """
 
-import argparse
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 from tqdm import tqdm
 
+from common.command_parser import CommandParser
 from fairseq_plugin.data.pixels import pixel_dictionary
 
 from ..shared.commands import shown_path
@@ -53,9 +53,9 @@ def examples(path: Path, longest: int) -> Iterator[Example]:
         raise ValueError(f"{path}, after line {number}, is not text in UTF-8: {error}; allowed: a table") from error
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> CommandParser:
     """The script's options."""
-    parser = argparse.ArgumentParser(prog="python -m recipes.lra.retrieval", description=__doc__.splitlines()[0])
+    parser = CommandParser(prog="python -m recipes.lra.retrieval", description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("work/lra/retrieval"), help="default: %(default)s")
     parser.add_argument("--file", type=Path, help="lra_release.gz, or a folder with the tables of its tsv_data")
     parser.add_argument("--max-length", type=positive_int, default=LONGEST, help="bytes of a document (%(default)s)")

@@ -4,7 +4,6 @@
 process of its own, so that every training has the machine's memory for itself.
 """
 
-import argparse
 import json
 import sys
 from pathlib import Path
@@ -18,6 +17,7 @@ from torch.nn import functional as F
 from tqdm import tqdm
 
 import fairseq_plugin  # noqa: F401  registers the architectures
+from common.command_parser import CommandParser
 from fairseq_plugin.data.pixels import FIRST_TOKEN
 
 from ..bench.harness.memory import peak_beyond
@@ -104,9 +104,9 @@ def arguments(plan: Plan, lengths: list[int], batch_size: int) -> list[object]:
     ]
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> CommandParser:
     """The script's options."""
-    parser = argparse.ArgumentParser(prog="python -m recipes.lra.speed", description=__doc__.splitlines()[0])
+    parser = CommandParser(prog="python -m recipes.lra.speed", description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="+", choices=MODELS, default=["softmax", "flow"], help="default: %(default)s")
     parser.add_argument("--lengths", nargs="+", type=positive_int, default=[1024, 2048], help="default: %(default)s")
     parser.add_argument("--batch-size", type=positive_int, default=1, help="default: %(default)s")

@@ -4,7 +4,6 @@
 test split), and 25,000 to test. ``--file`` takes the archive if you have it.
 """
 
-import argparse
 import re
 import sys
 import tarfile
@@ -13,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from common.command_parser import CommandParser
 from fairseq_plugin.data.pixels import pixel_dictionary
 
 from ..shared.commands import shown_path
@@ -104,9 +104,9 @@ def examples(reviews: list[Review], longest: int) -> Iterator[Example]:
         yield Example((to_tokens(review.text, longest, review.place),), review.label)
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> CommandParser:
     """The script's options."""
-    parser = argparse.ArgumentParser(prog="python -m recipes.lra.text", description=__doc__.splitlines()[0])
+    parser = CommandParser(prog="python -m recipes.lra.text", description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("work/lra/text"), help="default: %(default)s")
     parser.add_argument("--file", type=Path, help="aclImdb_v1.tar.gz, if you have it")
     parser.add_argument("--max-length", type=positive_int, default=LONGEST, help="bytes of a review (%(default)s)")
@@ -121,7 +121,7 @@ def main(arguments: list[str] | None = None) -> int:
     with working_folder(out, COMMAND, whole={"data-bin": WRITER}):
         path = options.file or fetch(out)
         if not path.is_file():
-            raise ValueError(f"--file is {path}, which does not exist; allowed: aclImdb_v1.tar.gz")
+            raise ValueError(f"--file is {path}, which is no file; allowed: aclImdb_v1.tar.gz")
         digest = file_digest(path, "md5")
         if digest != MD5:
             raise ValueError(f"{path} has md5 {digest}; allowed: {MD5}, that of aclImdb_v1.tar.gz")

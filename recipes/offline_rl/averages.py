@@ -4,7 +4,6 @@
 and of results.json of ``compare``.
 """
 
-import argparse
 import statistics
 import sys
 from collections import defaultdict
@@ -12,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from common.command_parser import CommandParser
 from common.json_files import typed
 from fairseq_plugin.data.episode_folder import EpisodeDescription
 from fairseq_plugin.data.stored_arrays import described_by
@@ -90,9 +90,9 @@ def _average(ours: dict[str, list[float]], datasets: Sequence[str]) -> str:
     return f"{mean:.1f} ± {statistics.mean(statistics.stdev(ours[dataset]) for dataset in datasets):.1f}"
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> CommandParser:
     """The script's options."""
-    parser = argparse.ArgumentParser(prog=f"python -m {COMMAND}", description=__doc__.splitlines()[0])
+    parser = CommandParser(prog=f"python -m {COMMAND}", description=__doc__.splitlines()[0])
     parser.add_argument("files", type=Path, nargs="+", metavar="JSON", help="of evaluate --output, or of compare")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the table, as Markdown")
     return parser

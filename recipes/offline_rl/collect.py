@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
+from common.command_parser import CommandParser
 from common.output_files import new_folder
 from fairseq_plugin.data.episode_folder import Episode, EpisodeDescription, write_folder
 
@@ -73,9 +74,9 @@ def _collect(
         return write_folder(folder, {"train": recorded}, f"{name}, own data", name, (space.low, space.high))
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> CommandParser:
     """The script's options."""
-    parser = argparse.ArgumentParser(prog="python -m recipes.offline_rl.collect", description=__doc__.splitlines()[0])
+    parser = CommandParser(prog="python -m recipes.offline_rl.collect", description=__doc__.splitlines()[0])
     parser.add_argument("--env", default="HalfCheetah-v5", metavar="NAME", help="of gymnasium (%(default)s)")
     parser.add_argument("--minutes", type=positive_number, default=2.0, help="of search (%(default)s)")
     parser.add_argument("--grades", type=positive_int, default=5, help="policies that play (%(default)s)")

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 from fairseq.models import ARCH_MODEL_REGISTRY
 
+from common.command_parser import CommandParser
 from fairseq_plugin.data.episode_folder import EpisodeDescription, read_description
 from fairseq_plugin.tasks.offline_rl import read_context
 
@@ -122,9 +123,9 @@ def read_result(plan: Plan, name: str, seed: int, folder: Path, trained: Trained
     )
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> CommandParser:
     """The script's options."""
-    parser = argparse.ArgumentParser(prog="python -m recipes.offline_rl.compare", description=__doc__.splitlines()[0])
+    parser = CommandParser(prog="python -m recipes.offline_rl.compare", description=__doc__.splitlines()[0])
     parser.add_argument("--env", default="HalfCheetah-v5", metavar="NAME", help="of gymnasium (%(default)s)")
     parser.add_argument("--minutes", type=positive_number, default=30.0, help="for everything, about (%(default)s)")
     parser.add_argument("--seeds", type=positive_int, default=3, help="trainings of each model (%(default)s)")

@@ -5,7 +5,6 @@ steps, all of them anew; from all steps, anew; and from the state that all steps
 step, so that other work on the machine disturbs all of them.
 """
 
-import argparse
 import statistics
 import sys
 import time
@@ -17,6 +16,7 @@ from fairseq.models import MODEL_DATACLASS_REGISTRY
 from fairseq.tasks import FairseqTask
 from omegaconf import OmegaConf
 
+from common.command_parser import CommandParser
 from fairseq_plugin import DecisionTransformer
 from fairseq_plugin.data.episode_folder import EpisodeDescription
 
@@ -78,9 +78,9 @@ def _milliseconds(function: Callable, *arguments: object) -> float:
     return 1000.0 * (time.process_time() - started)
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> CommandParser:
     """The script's options."""
-    parser = argparse.ArgumentParser(prog="python -m recipes.offline_rl.cost", description=__doc__.splitlines()[0])
+    parser = CommandParser(prog="python -m recipes.offline_rl.cost", description=__doc__.splitlines()[0])
     names = ",".join(DEFAULT_NAMES)
     parser.add_argument("--archs", type=architectures, default=names, help=f"comma-separated, any causal ({names})")
     parser.add_argument("--steps", type=steps, default="10,100,300,1000", help="where it is measured (%(default)s)")

@@ -3,13 +3,13 @@
 Several checkpoints are trainings of one model with several seeds.
 """
 
-import argparse
 import statistics
 import sys
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from common.command_parser import CommandParser
 from common.output_files import check_new
 from fairseq_plugin.data.episode_folder import EpisodeDescription
 from fairseq_plugin.models.decision_hub_interface import FULL
@@ -58,9 +58,9 @@ def table(described: EpisodeDescription, evaluations: Sequence[Evaluation], targ
     return Table("Returns", header, rows, notes)
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> CommandParser:
     """The script's options."""
-    parser = argparse.ArgumentParser(prog="python -m recipes.offline_rl.evaluate", description=__doc__.splitlines()[0])
+    parser = CommandParser(prog="python -m recipes.offline_rl.evaluate", description=__doc__.splitlines()[0])
     parser.add_argument("checkpoints", type=Path, nargs="+", metavar="CHECKPOINT", help="one for each seed")
     parser.add_argument(
         "--env", metavar="NAME", help="of gymnasium; default: the one of the training data, if it names no module"

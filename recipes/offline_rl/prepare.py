@@ -4,11 +4,11 @@ The nine MuJoCo data sets of D4RL are downloaded; ``--file`` takes an HDF5 file 
 Minari's ``main_data.hdf5``, of any data set.
 """
 
-import argparse
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+from common.command_parser import CommandParser
 from common.output_files import new_folder
 from fairseq_plugin.data.episode_folder import Episode, EpisodeDescription, write_folder
 
@@ -56,9 +56,9 @@ def _read(name: str, robot: Robot | None, file: Path) -> list[Episode]:
     return episodes
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> CommandParser:
     """The script's options."""
-    parser = argparse.ArgumentParser(prog="python -m recipes.offline_rl.prepare", description=__doc__.splitlines()[0])
+    parser = CommandParser(prog="python -m recipes.offline_rl.prepare", description=__doc__.splitlines()[0])
     parser.add_argument("--dataset", required=True, metavar="NAME", help=f"{', '.join(FILES)}; or any with --file")
     parser.add_argument("--out", type=Path, metavar="DIR", help="default: work/offline_rl/NAME")
     parser.add_argument("--file", type=Path, metavar="HDF5", help="a file you have, of D4RL or Minari")

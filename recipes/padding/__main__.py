@@ -3,13 +3,14 @@
 Less than a minute on one core.
 """
 
-import argparse
 import sys
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
+
+from common.command_parser import CommandParser
 
 from ..shared.scripts import command_line, script
 from ..shared.tables import MISSING, Table, as_markdown, as_text, describe_run
@@ -69,7 +70,7 @@ def _rows(
 @script("python -m recipes.padding")
 def main(arguments: list[str] | None = None) -> int:
     """Run the script; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m recipes.padding", description=__doc__.split("\n")[0])
+    parser = CommandParser(prog="python -m recipes.padding", description=__doc__.split("\n")[0])
     parser.add_argument("--out", type=Path, default=Path("work/padding"), metavar="DIR", help="default: %(default)s")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)

@@ -4,9 +4,10 @@
 one that draws a figure. ``--write-readmes`` makes the tables of published numbers in the READMEs of the recipes anew.
 """
 
-import argparse
 import sys
 from collections.abc import Iterable
+
+from common.command_parser import CommandParser
 
 from ..shared.scripts import script
 from . import report
@@ -16,9 +17,9 @@ from .readmes import write_readmes
 from .tables import PAPERS, read_paper
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> CommandParser:
     """The script's options."""
-    parser = argparse.ArgumentParser(prog="python -m recipes.papers", description=__doc__.split("\n")[0])
+    parser = CommandParser(prog="python -m recipes.papers", description=__doc__.split("\n")[0])
     parser.add_argument("paper", metavar="PAPER", nargs="?", type=str.lower, choices=PAPERS, help=", ".join(PAPERS))
     parser.add_argument("table", metavar="TABLE", nargs="?", help="as the list has it: 4, beside-figure-1, figure-8")
     parser.add_argument("--row", metavar="NAME", help="of the table: prints its commands")

@@ -10,6 +10,8 @@ import statistics
 import sys
 from collections.abc import Sequence
 
+from common.command_parser import CommandParser
+
 from ..shared import comparison
 from ..shared.comparison import MINUTES, PARAMETERS, PEAK, SEEDS, Column, Report
 from ..shared.scripts import script
@@ -30,7 +32,7 @@ _LIMITS = (
 )
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> CommandParser:
     """The script's options."""
     parser = language_models.parser(COMMAND, __doc__.splitlines()[0], updates=UPDATES)
     parser.add_argument("paper", metavar="PAPER", type=str.lower, choices=PAPERS, help=", ".join(PAPERS))

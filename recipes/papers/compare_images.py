@@ -4,7 +4,6 @@
 complete trainings are kept.
 """
 
-import argparse
 import csv
 import functools
 import sys
@@ -14,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+from common.command_parser import CommandParser
 from common.output_files import new_folder
 
 from ..demo.digits import SIDE, write_digits
@@ -61,9 +61,9 @@ def read_score(models: dict[str, Model], size: Size, name: str, seed: int, folde
     return Score(name, seed, parameters, top1, trained.peak_bytes, trained.command)
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> CommandParser:
     """The script's options."""
-    parser = argparse.ArgumentParser(prog=f"python -m {COMMAND}", description=__doc__.splitlines()[0])
+    parser = CommandParser(prog=f"python -m {COMMAND}", description=__doc__.splitlines()[0])
     parser.add_argument("paper", metavar="PAPER", type=str.lower, choices=PAPERS, help=", ".join(PAPERS))
     parser.add_argument("table", metavar="TABLE", help="as python -m recipes.papers lists them")
     parser.add_argument("--out", type=Path, default=FOLDER, help="default: %(default)s")

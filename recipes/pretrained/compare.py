@@ -10,6 +10,8 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+from common.command_parser import CommandParser
+
 from ..demo import corpus
 from ..flash.prepare import WRITER
 from ..shared.commands import shown_path
@@ -45,9 +47,9 @@ def library_text(path: Path) -> Path:
     return path
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> CommandParser:
     """The script's options."""
-    parser = argparse.ArgumentParser(prog="python -m recipes.pretrained.compare", description=__doc__.splitlines()[0])
+    parser = CommandParser(prog="python -m recipes.pretrained.compare", description=__doc__.splitlines()[0])
     parser.add_argument("--file", type=Path, help="any text in UTF-8; default: Python's standard library")
     parser.add_argument("--out", type=Path, default=Path("work/pretrained"), help="default: %(default)s")
     parser.add_argument("--vocabulary", type=positive_int, help=f"subwords; default: {FULL.vocabulary}")
@@ -63,7 +65,7 @@ def main(arguments: list[str] | None = None) -> int:
     command = command_line(COMMAND, arguments)
     started = time.monotonic()
     if options.file is not None and not options.file.is_file():
-        raise ValueError(f"--file is {options.file}, which does not exist; allowed: a text file")
+        raise ValueError(f"--file is {options.file}, which is no file; allowed: a text file")
     whole = {f"images/{DIGITS}": COMMAND, f"text/{SOURCE}": COMMAND, "text/data-bin": WRITER}
     with working_folder(out, COMMAND, whole=whole):
         return _compare(options, budget, out, command, started)

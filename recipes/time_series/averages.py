@@ -3,11 +3,12 @@
 ``python -m recipes.time_series.averages work/time_series/compare/*/results.json`` from the checkout's root.
 """
 
-import argparse
 import statistics
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+
+from common.command_parser import CommandParser
 
 from ..shared.scripts import script
 from ..shared.summaries import summarise
@@ -64,9 +65,9 @@ def _average(values: Sequence[float | None]) -> str:
     return _shown(None if None in values else statistics.mean(values))
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> CommandParser:
     """The script's options."""
-    parser = argparse.ArgumentParser(prog=f"python -m {COMMAND}", description=__doc__.splitlines()[0])
+    parser = CommandParser(prog=f"python -m {COMMAND}", description=__doc__.splitlines()[0])
     parser.add_argument("results", type=Path, nargs="+", metavar="JSON", help="results.json of a comparison")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the tables, as Markdown")
     return parser

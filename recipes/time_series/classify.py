@@ -6,7 +6,6 @@
 channels side by side, in which what a series lacks is missing.
 """
 
-import argparse
 import datetime
 import json
 import sys
@@ -17,6 +16,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
+from common.command_parser import CommandParser
 from fairseq_plugin.data.series_folder import Label, Split, read_description, read_split
 
 from ..shared.scripts import RecipeFailed, script
@@ -100,9 +100,9 @@ def log(name: str, message: str) -> None:
     print(f"{datetime.datetime.now():%Y-%m-%d %H:%M:%S} | INFO | {name} | {message}", flush=True)
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> CommandParser:
     """The script's options."""
-    parser = argparse.ArgumentParser(prog="python -m recipes.time_series.classify", description=__doc__.splitlines()[0])
+    parser = CommandParser(prog="python -m recipes.time_series.classify", description=__doc__.splitlines()[0])
     parser.add_argument("data", type=Path, metavar="DIR", help="folder that recipes.time_series.prepare has written")
     parser.add_argument("--model", choices=CLASSIFIERS, required=True, help="the method")
     parser.add_argument("--seed", type=int, default=1, help=f"of what is drawn by {', '.join(RANDOM)} (%(default)s)")

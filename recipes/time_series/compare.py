@@ -14,6 +14,8 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from common.command_parser import CommandParser
+
 from ..shared.architectures import known_names
 from ..shared.commands import shown_path
 from ..shared.comparison import NO_READER, Planned, planned_trainings, show, train_and_read
@@ -83,9 +85,9 @@ def read_result(plan: Plan, name: str, seed: int, folder: Path, trained: Trained
     return Result(name, seed, read_parameters(folder), accuracies, trained.seconds, trained.command)
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> CommandParser:
     """The script's options."""
-    parser = argparse.ArgumentParser(prog="python -m recipes.time_series.compare", description=__doc__.splitlines()[0])
+    parser = CommandParser(prog="python -m recipes.time_series.compare", description=__doc__.splitlines()[0])
     parser.add_argument("--dataset", default="JapaneseVowels", metavar="NAME", help="as for prepare (%(default)s)")
     parser.add_argument(
         "--file", type=Path, metavar="ZIP_OR_TS", help="a copy of the data set you have, as for prepare"

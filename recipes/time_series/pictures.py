@@ -17,6 +17,7 @@ import torch
 from matplotlib import pyplot as plt
 
 from common.attention import record_attention
+from common.command_parser import CommandParser
 from common.output_files import check_new
 from fairseq_plugin import TimeSeriesClassifier
 from fairseq_plugin.data.series_folder import Label, read_split
@@ -93,9 +94,9 @@ def draw(weights: Weights, path: Path) -> None:
         save(figure, path, dpi=130)
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> CommandParser:
     """The script's options."""
-    parser = argparse.ArgumentParser(prog="python -m recipes.time_series.pictures", description=__doc__.splitlines()[0])
+    parser = CommandParser(prog="python -m recipes.time_series.pictures", description=__doc__.splitlines()[0])
     parser.add_argument(
         "--checkpoint", type=Path, nargs="+", required=True, metavar="FILE", help="one or more of any NAME_time_series"
     )

@@ -4,11 +4,11 @@ JapaneseVowels and BasicMotions come with sktime, the others are downloaded; ``-
 that you have, of any data set.
 """
 
-import argparse
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+from common.command_parser import CommandParser
 from common.output_files import new_folder
 from fairseq_plugin.data.series_folder import Description, Split, write_folder
 
@@ -33,9 +33,9 @@ def prepare(name: str, out: Path, file: Path | None = None) -> tuple[Description
     return described, splits
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> CommandParser:
     """The script's options."""
-    parser = argparse.ArgumentParser(prog="python -m recipes.time_series.prepare", description=__doc__.splitlines()[0])
+    parser = CommandParser(prog="python -m recipes.time_series.prepare", description=__doc__.splitlines()[0])
     parser.add_argument("--dataset", required=True, metavar="NAME", help=f"{', '.join(ARCHIVES)}; or any with --file")
     parser.add_argument("--out", type=Path, metavar="DIR", help="default: work/time_series/NAME")
     parser.add_argument("--file", type=Path, metavar="ZIP_OR_TS", help="NAME.zip you have, or NAME_TRAIN.ts")

@@ -4,7 +4,6 @@ About 40 minutes on one of two busy cores (2026-11-22). An interrupted run goes 
 ``--records`` to begin anew.
 """
 
-import argparse
 import logging
 import sys
 import time
@@ -14,6 +13,7 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
+from common.command_parser import CommandParser
 from recipes.shared.scripts import script
 from recipes.shared.tables import check_document, describe_run, write_document
 
@@ -27,7 +27,7 @@ COMMAND = "recipes.timm_families"
 @script("timm_families")
 def main(arguments: list[str] | None = None) -> int:
     """Survey what is not yet in the records, check one model of each kind, and write the table; 0."""
-    parser = argparse.ArgumentParser(prog="python -m recipes.timm_families", description=__doc__.split("\n")[0])
+    parser = CommandParser(prog="python -m recipes.timm_families", description=__doc__.split("\n")[0])
     parser.add_argument("--records", type=Path, default=Path("work/timm_families.jsonl"), help="what is found so far")
     parser.add_argument("--output", type=Path, default=PATH, help="the table")
     options = parser.parse_args(arguments)

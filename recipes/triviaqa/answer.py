@@ -4,7 +4,6 @@ Several checkpoints are compared, as of several learning rates; the answers of t
 in the form that TriviaQA's own evaluation reads.
 """
 
-import argparse
 import json
 import sys
 import time
@@ -19,6 +18,7 @@ from fairseq.utils import apply_to_sample
 from tqdm import tqdm
 
 from common.checkpoints import read_checkpoint
+from common.command_parser import CommandParser
 from common.output_files import check_new
 from fairseq_plugin.checkpoints import stored_architecture
 from fairseq_plugin.data.span_answers import best_of_each
@@ -95,9 +95,9 @@ def table(checkpoints: Sequence[Path], scores: Sequence[Scores], split: str) -> 
     return Table("Answers", ("checkpoint", "F1", "exact match", "best"), rows, notes)
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> CommandParser:
     """The script's options."""
-    parser = argparse.ArgumentParser(prog=f"python -m {COMMAND}", description=__doc__.splitlines()[0])
+    parser = CommandParser(prog=f"python -m {COMMAND}", description=__doc__.splitlines()[0])
     parser.add_argument("checkpoints", type=Path, nargs="+", metavar="CHECKPOINT", help="one for each learning rate")
     parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="data-bin of recipes.triviaqa.prepare")
     parser.add_argument("--split", default="valid", help="which questions (%(default)s)")

@@ -3,10 +3,11 @@
 By the formulas of TriviaQA's own ``evaluation/triviaqa_evaluation.py``, for files of the verified parts too.
 """
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+
+from common.command_parser import CommandParser
 
 from ..shared.json_files import read_record
 from ..shared.scripts import script
@@ -29,9 +30,9 @@ def read_answers(path: Path) -> dict[str, str]:
         raise ValueError(f"ANSWERS is {error}") from error
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> CommandParser:
     """The script's options."""
-    parser = argparse.ArgumentParser(prog=f"python -m {COMMAND}", description=__doc__.splitlines()[0])
+    parser = CommandParser(prog=f"python -m {COMMAND}", description=__doc__.splitlines()[0])
     parser.add_argument("answers", type=Path, metavar="ANSWERS", help="JSON from the names of questions to answers")
     parser.add_argument("--file", type=Path, required=True, help="a file of the data set's qa, as wikipedia-dev.json")
     return parser

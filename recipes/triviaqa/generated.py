@@ -4,7 +4,6 @@ A document is a page on a village, whose people keep one thing each; a question 
 is needed: with these files all commands can be tried in minutes.
 """
 
-import argparse
 import json
 import random
 import sys
@@ -12,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from common.command_parser import CommandParser
 from fairseq_plugin.data.span_answers import normalise_answer
 
 from ..shared.commands import shown_path
@@ -111,9 +111,9 @@ def generate(out: Path, sizes: Sizes) -> None:
                 part.write_text("".join(lines), encoding="utf-8")
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> CommandParser:
     """The script's options."""
-    parser = argparse.ArgumentParser(prog=f"python -m {COMMAND}", description=__doc__.splitlines()[0])
+    parser = CommandParser(prog=f"python -m {COMMAND}", description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("work/triviaqa/generated"), help="default: %(default)s")
     parser.add_argument("--train", type=positive_int, default=2000, help="questions to train on (%(default)s)")
     parser.add_argument("--valid", type=positive_int, default=200, help="questions to validate on (%(default)s)")

@@ -16,6 +16,7 @@ import sentencepiece
 from fairseq.data import Dictionary
 from tqdm import tqdm
 
+from common.command_parser import CommandParser
 from common.output_files import new_folder
 from fairseq_plugin.data.span_folder import DICTIONARY_FILE, DOCUMENT, QUESTION, Question, write_questions
 
@@ -148,9 +149,9 @@ def prepare(options: argparse.Namespace) -> dict[str, Counts]:
         return {split: write_split(folder, split, options.file, asked[split], subwords) for split in SPLITS}
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> CommandParser:
     """The script's options."""
-    parser = argparse.ArgumentParser(prog=f"python -m {COMMAND}", description=__doc__.splitlines()[0])
+    parser = CommandParser(prog=f"python -m {COMMAND}", description=__doc__.splitlines()[0])
     parser.add_argument("domain", choices=DOMAINS, help="which questions: with pages of Wikipedia, or of the web")
     parser.add_argument("--file", type=Path, required=True, metavar="FOLDER", help="triviaqa-rc, with qa and evidence")
     parser.add_argument(

@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from common.command_parser import CommandParser
+
 from ..flash.subword_text import encode, train_sentencepiece
 from ..shared.characters import spell_file
 from ..shared.comparison import Compared, Report, show, train_and_read
@@ -104,12 +106,12 @@ def parser(
     default: Sequence[str] = (),
     takes_file: bool = True,
     updates: int = UPDATES,
-) -> argparse.ArgumentParser:
+) -> CommandParser:
     """The options of ``command``, which trains some models of the names ``known``, by ``default`` those, ``updates``.
 
     Without ``known``, ``--models`` is left to the command; without ``takes_file``, ``--file`` is.
     """
-    parser = argparse.ArgumentParser(prog=f"python -m {command}", description=description)
+    parser = CommandParser(prog=f"python -m {command}", description=description)
     if takes_file:
         parser.add_argument("--file", type=Path, required=True, help=FILE_HELP)
     kinds = parser.add_mutually_exclusive_group()

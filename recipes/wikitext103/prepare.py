@@ -4,7 +4,6 @@ The address most scripts have, research.metamind.io on S3, answers 403 since 202
 ``--file`` takes the archive or folder you already have, or any text file for a trial of the commands.
 """
 
-import argparse
 import shutil
 import sys
 import zipfile
@@ -14,6 +13,7 @@ from typing import NamedTuple
 
 from tqdm import tqdm
 
+from common.command_parser import CommandParser
 from common.output_files import new_folder
 
 from ..shared.commands import python_command, run, shown_path
@@ -195,9 +195,9 @@ def binarise(folder: Path, data_bin: Path, workers: int) -> None:
         run([*command, "--workers", str(workers)], folder / "preprocess.log")
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> CommandParser:
     """The script's options."""
-    parser = argparse.ArgumentParser(prog="python -m recipes.wikitext103.prepare", description=__doc__.splitlines()[0])
+    parser = CommandParser(prog="python -m recipes.wikitext103.prepare", description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("work/wikitext103"), help="default: %(default)s")
     parser.add_argument("--file", type=Path, help="the zip or folder you have, or any text file for a trial")
     parser.add_argument("--limit", type=positive_int, metavar="LINES", help="for a trial: only the first lines")

@@ -4,7 +4,6 @@ Each model of the comparison reads random symbols and is to name the one so many
 so this shows in minutes what decides a comparison of language models on small budgets.
 """
 
-import argparse
 import math
 import shlex
 import sys
@@ -20,6 +19,8 @@ from fairseq.data import Dictionary
 from torch import Tensor, nn
 from torch.nn import functional as F
 from tqdm import tqdm
+
+from common.command_parser import CommandParser
 
 from ..shared import comparison
 from ..shared.commands import shown_path
@@ -100,9 +101,9 @@ def table(plan: Plan, distance: int, found: list[Recall]) -> Table:
     return comparison.table(title, [MODEL, accuracy], plan.models, Compared(found, {}), notes)
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> CommandParser:
     """The script's options."""
-    parser = argparse.ArgumentParser(prog="python -m recipes.wikitext103.recall", description=__doc__.splitlines()[0])
+    parser = CommandParser(prog="python -m recipes.wikitext103.recall", description=__doc__.splitlines()[0])
     parser.add_argument(
         "--models", nargs="+", type=model, default=default_names(), metavar="NAME", help="as for compare (%(default)s)"
     )

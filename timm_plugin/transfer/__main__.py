@@ -22,16 +22,18 @@ import torch
 from timm.data import create_dataset, create_loader, resolve_data_config
 from timm.models import save_for_hf
 from timm.optim import list_optimizers
-from timm.utils import ParseKwargs, random_seed
+from timm.utils import random_seed
 from torch import nn
 from torch.utils.data import DataLoader
 
 from common.checkpoints import check_state_dict
+from common.command_parser import CommandParser
 from common.output_files import check_new, new_path, unfinished
 
 from ..convert import check_suffix, read_weights, size_of_head, write
 from ..layers.grid import fixed_grid, host_of_tokens
 from ..layers.stacks import is_pattern, names_in, with_own
+from ..named_values import NamedValues
 from .imitation import LOSSES
 from .task import AttentionTransferTask
 from .training import Settings, train
@@ -195,16 +197,16 @@ def _check_options(options: argparse.Namespace) -> None:
     check_suffix(options.output, "--output")
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> CommandParser:
     defaults = Settings()
-    parser = argparse.ArgumentParser(prog=f"python -m {COMMAND}", description=__doc__.split("\n")[0])
+    parser = CommandParser(prog=f"python -m {COMMAND}", description=__doc__.split("\n")[0])
     add = parser.add_argument_group("teacher").add_argument
     add("--teacher", required=True, help="a model of timm with softmax attention, or local-dir:FOLDER")
     add("--teacher-checkpoint", type=Path, help="its weights; without, those that timm has for it")
     add(
         "--use-ema", action="store_true", default=None, help="the averaged weights of the checkpoint, as in validate.py"
     )
-    add("--model-kwargs", nargs="*", default={}, action=ParseKwargs, help="its further arguments, as in train.py")
+    add("--model-kwargs", nargs="*", default={}, action=NamedValues, help="its further arguments, as in train.py")
     add("--num-classes", type=int, help="its classes; by default those of the weights")
     add("--in-chans", type=int, help="its image channels")
     add = parser.add_argument_group("student").add_argument
@@ -214,7 +216,7 @@ def _parser() -> argparse.ArgumentParser:
         nargs="+",
         help="its attention: a mechanism, a pattern such as 'flow*3,softmax', or places, blocks.0-8=flow",
     )
-    add("--attn-kwargs", nargs="*", default={}, action=ParseKwargs, help="options of its mechanisms, NAME=VALUE")
+    add("--attn-kwargs", nargs="*", default={}, action=NamedValues, help="options of its mechanisms, NAME=VALUE")
     add("--output", required=True, type=Path, help="new file for its checkpoint, .safetensors or torch's")
     add("--teacher-dir", type=Path, help="new folder for the teacher, which train.py takes as --kd-model-name")
     add = parser.add_argument_group("transfer").add_argument

@@ -1,6 +1,5 @@
 """Processor time of torch.compile for language models: ``python -m recipes.bench.compile_time --help``."""
 
-import argparse
 import json
 import sys
 import time
@@ -9,6 +8,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from common.attention import ATTENTIONS
+from common.command_parser import CommandParser
 
 from ...shared.architectures import architectures_of, known_names
 from ...shared.commands import python_command, run, shown_path
@@ -32,9 +32,9 @@ def all_models() -> list[str]:
     return [STOCK, *(name for name in known_names("_lm") if name in causal or name == "flash")]
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> CommandParser:
     """The options."""
-    parser = argparse.ArgumentParser(prog=f"python -m {MODULE}", description=__doc__.splitlines()[0])
+    parser = CommandParser(prog=f"python -m {MODULE}", description=__doc__.splitlines()[0])
     parser.add_argument(
         "--models",
         type=architectures_of("_lm"),

@@ -1,12 +1,11 @@
 """Compile one language model in this process and print what it cost as JSON; ``__main__`` runs it for each model."""
 
-import argparse
 import json
 import os
 import resource
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +14,9 @@ import torch._functorch.config as functorch
 import torch._inductor.config as inductor
 from torch import Tensor, nn
 
+from common.command_parser import CommandParser
+
+from ...shared.scripts import script
 from ..harness.compare import MODEL_TOLERANCES, compare
 from ..harness.work import Settings
 from ..models.fairseq_models import build, random_tokens
@@ -97,11 +99,12 @@ def language_model(architecture: str) -> nn.Module:
     return build(architecture, WIDTH, layers, 2 * max(LENGTHS), Settings()).train()
 
 
-def main() -> int:
+@script("one")
+def main(arguments: Sequence[str] | None = None) -> int:
     """Print the cost of the architecture that is named, as one line of JSON."""
-    parser = argparse.ArgumentParser(prog=f"python -m {MODULE}", description=__doc__)
+    parser = CommandParser(prog=f"python -m {MODULE}", description=__doc__)
     parser.add_argument("architecture", help="of a language model, as --arch names it")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     inputs = [random_tokens(Settings(), length, ROWS) for length in LENGTHS]
     print(json.dumps(compile_cost(language_model(options.architecture), inputs, processor_seconds)._asdict()))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from common.command_parser import CommandParser
 from common.ops.shared.gpu.launch import interpreted, warps_of
 
 from ...shared.scripts import command_line, script
@@ -22,9 +23,9 @@ MODULE = "recipes.bench.kernels"
 Row = tuple[str, str, int, str]
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> CommandParser:
     """The options."""
-    parser = argparse.ArgumentParser(prog="python -m recipes.bench.kernels", description=__doc__.splitlines()[0])
+    parser = CommandParser(prog="python -m recipes.bench.kernels", description=__doc__.splitlines()[0])
     parser.add_argument("--mechanism", choices=MECHANISMS, nargs="+", default=list(MECHANISMS), help="default: all")
     parser.add_argument("--dtype", choices=DTYPES, nargs="+", default=list(DTYPES), help="default: all")
     parser.add_argument("--head-size", type=int, choices=HEAD_SIZES, nargs="+", default=HEAD_SIZES, help="default: all")

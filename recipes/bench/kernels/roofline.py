@@ -1,6 +1,5 @@
 """Count bytes, operations and launches of kernels beside the roofline of GPUs that are not there."""
 
-import argparse
 import os
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from typing import NamedTuple
 import torch
 from tqdm import tqdm
 
+from common.command_parser import CommandParser
 from common.ops.shared.gpu import dispatch
 from common.ops.shared.gpu.launch import interpreted
 
@@ -124,9 +124,9 @@ def _shares(one: Pass) -> str:
     return ", ".join(f"{one.share(gpu):.2f} on {gpu.name} ({one.share(gpu, False):.2f} without caches)" for gpu in GPUS)
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> CommandParser:
     """The options."""
-    parser = argparse.ArgumentParser(prog=f"python -m {MODULE}", description=__doc__)
+    parser = CommandParser(prog=f"python -m {MODULE}", description=__doc__)
     parser.add_argument("--mechanism", choices=MECHANISMS, nargs="+", default=list(MECHANISMS), help="default: all")
     parser.add_argument(
         "--dtype",

@@ -1,0 +1,254 @@
+"""Every ``python -m`` command of ours: whole names of options, negative numbers, and one line for what is wrong.
+
+All run in this process, by their main functions, and are refused before they begin to work.
+"""
+
+import importlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from timm.utils import ParseKwargs
+
+from common.command_parser import CommandParser
+from tests.processes import CHECKOUT
+
+PACKAGES = ("common", "fairseq_plugin", "timm_plugin", "recipes")
+#: It hands all of its options to a script of timm.
+LAUNCHER = "timm_plugin.__main__"
+#: Hands options that it does not know to fairseq's parser.
+HANDS_ON = {"recipes.cost.__main__": ["--arch", "flowformer_lm"]}
+
+#: Command lines with one wrong path. {file} stands for a name without a file, and for a folder; {folder} for a name
+#: without a folder, and for a file; {format} for what {file} does, and for a text in place of another format; {missing}
+#: for a name alone. What ``other`` begins with, in ``place``, is right or is not looked at.
+WRONG_PATHS = """
+fairseq_plugin.convert {format} new.pt
+fairseq_plugin.convert text.txt {missing}
+fairseq_plugin.export_step {format} new.onnx
+fairseq_plugin.export_step text.txt {missing}.onnx
+timm_plugin {file}
+timm_plugin.convert daft_full_s {format} new.pth
+timm_plugin.transfer --teacher vit_tiny_patch16_224 --attn flow --output x.pth --data-dir . --teacher-checkpoint {format}
+timm_plugin.transfer --teacher vit_tiny_patch16_224 --attn flow --output x.pth --data-dir {missing}
+timm_plugin.transfer --teacher local-dir:{folder} --attn flow --output x.pth --data-dir .
+recipes.bench --out {text}
+recipes.bench.compile_time --out {text}
+recipes.bench.kernels --out {text}
+recipes.bench.kernels.roofline --out {text}
+recipes.cifar10_pixels.complete --checkpoint {format} --data folder
+recipes.cifar10_pixels.prepare --file {format} --out new
+recipes.cifar10_pixels.prepare --images {folder} --out new
+recipes.cost --arch flowformer_lm --out {text}
+recipes.daft.curves --runs {folder} --output new.png
+recipes.daft.pictures --checkpoint {format} --output new.png
+recipes.demo --out {text}
+recipes.demo --out new --timm-scripts {folder}
+recipes.demo.lengths {folder}
+recipes.demo.train_digits --data-dir {folder} --model vit_tiny_patch16_224 --num-classes 10 --output new --experiment x
+recipes.enwik8.prepare --file {file} --out new
+recipes.flash.compare --file {file} --out new
+recipes.flash.prepare c4 --file {missing} --out new
+recipes.flash.widths {folder} --archs flash_lm
+recipes.from_softmax.compare --file {file} --out new
+recipes.from_softmax.images --cifar10 {format} --out new
+recipes.imagenet.get_timm_scripts --from {folder} --out new
+recipes.imagenet.pictures --checkpoint {format} --image text.txt --output new
+recipes.long_contexts.exported_step {format} text.txt
+recipes.long_contexts.generate {format}
+recipes.long_contexts.lengths --file {file} --out new
+recipes.long_contexts.lengths --runs {folder} --out new
+recipes.long_copy.compare --file {file} --out new
+recipes.long_copy.prepare --file {file} --out new
+recipes.lra.compare --data {folder} --out new
+recipes.lra.image --file {format} --out new
+recipes.lra.listops --file {format} --out new
+recipes.lra.pathfinder --file {format} --out new
+recipes.lra.pictures --checkpoint {file} --data folder --output new
+recipes.lra.pictures --checkpoint text.txt --data {folder} --output new
+recipes.lra.retrieval --file {format} --out new
+recipes.lra.text --file {format} --out new
+recipes.offline_rl.averages {format}
+recipes.offline_rl.collect --env Pendulum-v1 --out {text}
+recipes.offline_rl.compare --env Pendulum-v1 --out {text}
+recipes.offline_rl.evaluate {format}
+recipes.offline_rl.evaluate text.txt --output {text}
+recipes.offline_rl.prepare --dataset hopper-medium-v2 --file {format} --out new
+recipes.padding --out {text}
+recipes.papers.compare flash 2 --file {file} --out new
+recipes.papers.compare_images flash 3 --out {text}
+recipes.pretrained.compare --file {file} --out new
+recipes.time_series.averages {format}
+recipes.time_series.classify {folder} --model rocket
+recipes.time_series.compare --dataset Heartbeat --file {format} --out new
+recipes.time_series.pictures --checkpoint {format} --data folder --output new
+recipes.time_series.prepare --dataset Heartbeat --file {format} --out new
+recipes.timm_families --records {format} --output new
+recipes.triviaqa.answer {format} --data folder
+recipes.triviaqa.evaluate {format} --file text.txt
+recipes.triviaqa.generated --out {text}
+recipes.triviaqa.prepare wikipedia --file folder --subwords {folder} --out new
+recipes.wikitext103.compare --file {file} --out new
+recipes.wikitext103.gates --file {file} --out new
+recipes.wikitext103.prepare --file {missing} --out new
+recipes.wikitext103.recall --out {text}
+"""
+PLACES = {"missing": "nothing/here", "folder": "folder", "text": "text.txt"}
+WRONG = {
+    "file": ("missing", "folder"),
+    "folder": ("missing", "text"),
+    "format": ("missing", "folder", "text"),
+    "missing": ("missing",),
+    "text": ("text",),
+}
+#: Command lines with another mistake, and what the message names.
+MISTAKES = {
+    "timm_plugin.transfer --teacher vit_tiny_patch16_224 --attn flow --output x.pth --data-dir . --model X": "--model",
+    "timm_plugin.convert daft_full_s text.txt new.pth --model X": "--model",
+    "timm_plugin.convert daft_full_s text.txt new.pth --model-kwargs nonsense": "nonsense",
+    "timm_plugin.transfer --teacher nosuch --attn flow --output x.pth --data-dir .": "nosuch",
+    "timm_plugin.convert nosuch text.txt new.pth": "nosuch",
+    "fairseq_plugin.convert text.txt new.pt --model-overrides nonsense": "nonsense",
+    "recipes.bench.compile_time.one nosuch": "nosuch",
+    "recipes.cost --arch nosuch": "nosuch",
+    "recipes.demo.train_digits --data-dir . --model nosuch --num-classes 2 --output new --experiment x": "nosuch",
+    "recipes.long_contexts.context_parallel --processes -1": "--processes",
+    "recipes.long_contexts.packed_documents --tokens 10 --row 3": "--row",
+    "recipes.lra.speed --lengths -5": "--lengths",
+    "recipes.offline_rl.collect --env nosuch --out new": "nosuch",
+    "recipes.offline_rl.cost --archs nosuch": "nosuch",
+    "recipes.papers flash nosuch": "nosuch",
+}
+
+
+def commands() -> Iterator[str]:
+    """The modules that run as commands."""
+    for package in PACKAGES:
+        for path in sorted((CHECKOUT / package).rglob("*.py")):
+            if '__name__ == "__main__"' in path.read_text(encoding="utf-8"):
+                yield ".".join(path.relative_to(CHECKOUT).with_suffix("").parts)
+
+
+COMMANDS = list(commands())
+with_parser = pytest.mark.parametrize("name", [name for name in COMMANDS if name != LAUNCHER])
+
+
+class _Found(Exception):
+    """Carries the parser of a command out of its main function."""
+
+
+def parser_of(name: str) -> CommandParser:
+    """The parser with which the command ``name`` reads its command line; nothing is required any more."""
+
+    def found(parser: CommandParser, *_: object) -> None:
+        raise _Found(parser)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(_Found) as caught:
+        for method in ("parse_args", "parse_known_args"):
+            patch.setattr(CommandParser, method, found)
+        importlib.import_module(name).main([])
+    parser = caught.value.args[0]
+    for group in parser._mutually_exclusive_groups:
+        group.required = False
+    return parser
+
+
+def values_of(action: Any) -> int:
+    """How many values an option takes at least; 0 for a flag, and for NAME=VALUE."""
+    if action.nargs == 0 or isinstance(action, ParseKwargs):
+        return 0
+    return action.nargs if isinstance(action.nargs, int) else 1
+
+
+def required(parser: CommandParser) -> list[str]:
+    """Words for everything that the command needs, each of which the parser takes."""
+    words = []
+    for action in (action for action in parser._actions if action.required):
+        value = str(next(iter(action.choices))) if action.choices else "1"
+        words += [*action.option_strings[:1], *[value] * values_of(action)]
+    return words
+
+
+@pytest.fixture
+def refused(tmp_path, monkeypatch, capsys):
+    """Runs a command that must be refused in one line, in a folder of its own; the line."""
+    monkeypatch.chdir(tmp_path)
+    Path("folder").mkdir()
+    Path("text.txt").write_text("Words that are no other format.\n" * 50)
+
+    def run(name: str, words: list[str]) -> str:
+        package = CHECKOUT / name.replace(".", "/")
+        try:
+            status = importlib.import_module(f"{name}.__main__" if package.is_dir() else name).main(words)
+        except SystemExit as error:
+            status = error.code
+        printed = f"{capsys.readouterr().err}{status if isinstance(status, str) else ''}"
+        assert status and "Traceback" not in printed
+        return printed.rstrip("\n").splitlines()[-1]
+
+    return run
+
+
+def is_number(action: Any) -> bool:
+    """Whether the values of an option are numbers or lists of them."""
+    if action.type is None or not values_of(action):
+        return False
+    try:
+        value = action.type("5")
+    except Exception:  # whatever a type of names or paths makes of it
+        return False
+    return all(isinstance(x, (int, float)) for x in (value if isinstance(value, (list, tuple)) else [value]))
+
+
+@with_parser
+def test_no_option_is_abbreviated_and_each_takes_a_negative_number(name):
+    parser = parser_of(name)
+    options = [action for action in parser._actions if action.option_strings and action.dest != "help"]
+    known = {option for action in options for option in action.option_strings}
+    for action in parser._actions:
+        action.required, action.type, action.choices = False, None, None
+    for action in options:
+        for option in (x for x in action.option_strings if x.startswith("--")):
+            for word in {option[:length] for length in range(3, len(option))} - known:
+                assert word in parser.parse_known_args([word, "X"])[1], f"{word} is read as {option}"
+        for number in ("-5", "-.5", "-200,-800", "-1e-3", "-inf"):
+            given = [number] * values_of(action)
+            if given:
+                taken = vars(parser.parse_args([action.option_strings[0], *given]))[action.dest]
+                assert number in (taken if isinstance(taken, list) else [taken]), (action.option_strings, number)
+
+
+@with_parser
+def test_mistakes_in_the_command_line_are_one_line_that_names_them(name, refused):
+    """An unknown option; a text where a number belongs; no arguments at all, where some are needed."""
+    parser = parser_of(name)
+    needed = [*required(parser), *HANDS_ON.get(name, [])]
+    assert "--no-such-option" in refused(name, [*needed, "--no-such-option"])
+    if required(parser):
+        assert "required" in refused(name, [])
+    for action in filter(is_number, parser._actions):
+        word = action.option_strings[:1]
+        line = refused(name, [*needed, *word, *["some-text"] * values_of(action)])
+        assert "some-text" in line and re.search("|".join(action.option_strings) or action.dest, line)
+
+
+@pytest.mark.parametrize("words", WRONG_PATHS.strip().splitlines())
+def test_wrong_paths_are_one_line_that_names_them(words, refused):
+    (kind,) = re.findall(r"{(\w+)}", words)
+    for wrong in WRONG[kind]:
+        name, *arguments = words.format(**{kind: PLACES[wrong]}).split()
+        assert PLACES[wrong] in refused(name, arguments)
+
+
+@pytest.mark.parametrize("words", MISTAKES)
+def test_other_mistakes_are_one_line_that_names_them(words, refused):
+    name, *arguments = words.split()
+    assert MISTAKES[words] in refused(name, arguments)
+
+
+def test_no_command_that_takes_paths_is_left_out():
+    with_paths = {name for name in COMMANDS if name != LAUNCHER for x in parser_of(name)._actions if x.type is Path}
+    tried = {words.split()[0] for words in WRONG_PATHS.strip().splitlines()}
+    assert {name.removesuffix(".__main__") for name in with_paths} <= tried
