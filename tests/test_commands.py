@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 from timm.utils import ParseKwargs
 
 from common.command_parser import CommandParser
@@ -23,7 +24,7 @@ HANDS_ON = {"recipes.cost.__main__": ["--arch", "flowformer_lm"]}
 
 #: Command lines with one wrong path. {file} stands for a name without a file, and for a folder; {folder} for a name
 #: without a folder, and for a file; {format} for what {file} does, and for a text in place of another format; {missing}
-#: for a name alone. What ``other`` begins with, in ``place``, is right or is not looked at.
+#: for a name alone; {text} and {taken} for what is there already and is not of this command.
 WRONG_PATHS = """
 fairseq_plugin.convert {format} new.pt
 fairseq_plugin.convert text.txt {missing}
@@ -31,8 +32,8 @@ fairseq_plugin.export_step {format} new.onnx
 fairseq_plugin.export_step text.txt {missing}.onnx
 timm_plugin {file}
 timm_plugin.convert daft_full_s {format} new.pth
-timm_plugin.transfer --teacher vit_tiny_patch16_224 --attn flow --output x.pth --data-dir . --teacher-checkpoint {format}
-timm_plugin.transfer --teacher vit_tiny_patch16_224 --attn flow --output x.pth --data-dir {missing}
+timm_plugin.transfer --teacher test_vit --attn flow --output x.pth --data-dir . --teacher-checkpoint={format}
+timm_plugin.transfer --teacher test_vit --attn flow --output x.pth --data-dir {missing}
 timm_plugin.transfer --teacher local-dir:{folder} --attn flow --output x.pth --data-dir .
 recipes.bench --out {text}
 recipes.bench.compile_time --out {text}
@@ -47,7 +48,7 @@ recipes.daft.pictures --checkpoint {format} --output new.png
 recipes.demo --out {text}
 recipes.demo --out new --timm-scripts {folder}
 recipes.demo.lengths {folder}
-recipes.demo.train_digits --data-dir {folder} --model vit_tiny_patch16_224 --num-classes 10 --output new --experiment x
+recipes.demo.train_digits --data-dir {folder} --model test_vit --num-classes 10 --output new --experiment x
 recipes.enwik8.prepare --file {file} --out new
 recipes.flash.compare --file {file} --out new
 recipes.flash.prepare c4 --file {missing} --out new
@@ -55,8 +56,10 @@ recipes.flash.widths {folder} --archs flash_lm
 recipes.from_softmax.compare --file {file} --out new
 recipes.from_softmax.images --cifar10 {format} --out new
 recipes.imagenet.get_timm_scripts --from {folder} --out new
-recipes.imagenet.pictures --checkpoint {format} --image text.txt --output new
-recipes.long_contexts.exported_step {format} text.txt
+recipes.imagenet.get_timm_scripts --out {text}
+recipes.imagenet.pictures --checkpoint {format} --image image.png --output new
+recipes.imagenet.pictures --checkpoint text.txt --image {format} --output new
+recipes.long_contexts.exported_step text.txt {format}
 recipes.long_contexts.generate {format}
 recipes.long_contexts.lengths --file {file} --out new
 recipes.long_contexts.lengths --runs {folder} --out new
@@ -78,14 +81,14 @@ recipes.offline_rl.evaluate text.txt --output {text}
 recipes.offline_rl.prepare --dataset hopper-medium-v2 --file {format} --out new
 recipes.padding --out {text}
 recipes.papers.compare flash 2 --file {file} --out new
-recipes.papers.compare_images flash 3 --out {text}
+recipes.papers.compare_images daft 2 --out {text}
 recipes.pretrained.compare --file {file} --out new
 recipes.time_series.averages {format}
 recipes.time_series.classify {folder} --model rocket
 recipes.time_series.compare --dataset Heartbeat --file {format} --out new
 recipes.time_series.pictures --checkpoint {format} --data folder --output new
 recipes.time_series.prepare --dataset Heartbeat --file {format} --out new
-recipes.timm_families --records {format} --output new
+recipes.timm_families --records {taken} --output new
 recipes.triviaqa.answer {format} --data folder
 recipes.triviaqa.evaluate {format} --file text.txt
 recipes.triviaqa.generated --out {text}
@@ -102,10 +105,11 @@ WRONG = {
     "format": ("missing", "folder", "text"),
     "missing": ("missing",),
     "text": ("text",),
+    "taken": ("folder", "text"),
 }
 #: Command lines with another mistake, and what the message names.
 MISTAKES = {
-    "timm_plugin.transfer --teacher vit_tiny_patch16_224 --attn flow --output x.pth --data-dir . --model X": "--model",
+    "timm_plugin.transfer --teacher test_vit --attn flow --output x.pth --data-dir . --model X": "--model",
     "timm_plugin.convert daft_full_s text.txt new.pth --model X": "--model",
     "timm_plugin.convert daft_full_s text.txt new.pth --model-kwargs nonsense": "nonsense",
     "timm_plugin.transfer --teacher nosuch --attn flow --output x.pth --data-dir .": "nosuch",
@@ -177,6 +181,7 @@ def refused(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("folder").mkdir()
     Path("text.txt").write_text("Words that are no other format.\n" * 50)
+    Image.new("RGB", (8, 8)).save("image.png")
 
     def run(name: str, words: list[str]) -> str:
         package = CHECKOUT / name.replace(".", "/")

@@ -15,6 +15,7 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
 from common.command_parser import CommandParser
 
+from ..shared.indexed_files import check_dictionary
 from ..shared.scripts import script
 from .text import ARCHITECTURES, model_arguments
 
@@ -62,6 +63,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("data", type=Path, help="a data-bin folder; its dictionary alone is used")
     parser.add_argument("--lengths", type=int, nargs="+", default=[512, 2048, 8192], help="tokens per sequence")
     chosen = parser.parse_args(arguments)
+    check_dictionary(chosen.data, "DATA")
     for length in chosen.lengths:
         for architecture in ARCHITECTURES:
             speed = measure(chosen.data, architecture, length)

@@ -9,6 +9,7 @@ from fairseq import tasks
 from common.command_parser import CommandParser
 
 from ..shared.fairseq_models import model_options
+from ..shared.indexed_files import check_dictionary
 from ..shared.scripts import script
 from .models import ALL_MODELS, SHAPE, Shape, masked_name
 
@@ -77,6 +78,7 @@ def main(arguments: list[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     if len({ALL_MODELS[name].masked for name in chosen.archs}) > 1:
         raise ValueError(f"--archs is {' '.join(chosen.archs)}; allowed: causal models alone, or masked ones alone")
+    check_dictionary(chosen.data, "DATA")
     shape = Shape(chosen.width, chosen.layers, chosen.heads)
     print(json.dumps(equal_widths(chosen.data, chosen.archs, chosen.length, shape)))
     return 0

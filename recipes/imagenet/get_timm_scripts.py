@@ -135,10 +135,8 @@ def get(out: Path, tag: str, source: Path | None = None) -> str:
             lambda folder: from_git(REPOSITORY, tag, folder),
             lambda folder: from_archive(ARCHIVE.format(tag=tag), folder),
         ]
-    elif not source.exists():
-        raise ValueError(
-            f"--from is {source}, which does not exist; allowed: a git repository or a source tree of timm"
-        )
+    elif not source.is_dir():
+        raise ValueError(f"--from is {source}, which is no folder; allowed: a git repository or a source tree of timm")
     elif (source / ".git").exists() or (source / "HEAD").is_file():
         ways = [lambda folder: from_git(source.absolute().as_uri(), tag, folder)]
     else:

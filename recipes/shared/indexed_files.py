@@ -19,6 +19,12 @@ def write_dictionary(folder: Path, dictionary: Dictionary, name: str = "dict.txt
     dictionary.save(str(folder / name))
 
 
+def check_dictionary(folder: Path, name: str) -> None:
+    """Raise ValueError where ``folder``, which was given as ``name``, has no dictionary."""
+    if not (folder / "dict.txt").is_file():
+        raise ValueError(f"{name} is {folder}, which has no dict.txt; allowed: a data-bin folder")
+
+
 def write_split(folder: Path, split: str, sequences: Iterable[np.ndarray], symbols: int) -> None:
     """Write sequences of tokens (T,), below ``symbols``, as a split of the data set in ``folder``."""
     with split_writer(folder, split, symbols) as write:
