@@ -2,7 +2,8 @@
 #   make demo   train a Flowformer language model with fairseq and a Flowformer image model with timm, and show both
 #   make test   the whole test suite in parallel: one single-threaded process per core, one test file at a time
 #   make quick  lint, then what one runs before each commit, in less than two minutes on two cores; tests/quick.py
-#   make test-oldest   the same with the oldest versions of tests/oldest.txt, in .venv-oldest
+#   make test-oldest   the whole suite with the oldest versions of tests/oldest.txt, in .venv-oldest
+#   make quick-oldest  a part of it, in a few minutes; tests/quick.py
 #   make lint   style, format and spelling of the whole tree, in seconds
 #   make bench  speed and memory compared with softmax attention, the authors' code and other packages
 # PYTHON=... names the interpreter that makes .venv. Without it, the first of python3, python3.12, python3.11 and
@@ -14,14 +15,14 @@ PEERS := $(VENV)/.installed-bench
 SUPPORTED := import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12))
 EXTRAS := fairseq,timm,test,demo
 
-.PHONY: demo test quick test-oldest lint bench
+.PHONY: demo test quick test-oldest quick-oldest lint bench
 
 demo: $(READY)
 	$(VENV)/bin/python -m recipes.demo
 
 # Files in their order: xdist would begin with those of most tests, and end with the few tests that take a minute each.
 test: $(READY)
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder --durations=15
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder --durations=15 $(SELECTED)
 
 quick: lint
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest --quick -n logical --maxprocesses 8
@@ -29,6 +30,10 @@ quick: lint
 # The tests of the checkout in another environment: make calls itself with the versions that pip may choose from.
 test-oldest:
 	PIP_CONSTRAINT=$(CURDIR)/tests/oldest.txt $(MAKE) VENV=.venv-oldest test
+
+# The longest tests are in one file, which all processes take from.
+quick-oldest:
+	$(MAKE) test-oldest SELECTED='--quick-oldest --dist load'
 
 lint: $(READY)
 	$(VENV)/bin/ruff check .

@@ -1,4 +1,4 @@
-"""Settings every test runs under: one thread, fixed seeds, repeatable hypothesis examples; the option ``--quick``."""
+"""Settings every test runs under: one thread, fixed seeds, repeatable hypothesis examples; parts of the suite."""
 
 import gc
 import logging
@@ -9,7 +9,7 @@ import hypothesis
 import pytest
 import torch
 
-from tests.quick import QUICK, ROOT, is_on_the_way, is_quick, place_of
+from tests.quick import HELP, ROOT, Selection
 
 # Tensors are small, and threads that wait for each other on a busy machine cost many times what they save. Processes
 # that tests start inherit it.
@@ -31,22 +31,30 @@ hypothesis.settings.load_profile("repeatable")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Options of every run."""
-    parser.addoption("--quick", action="store_true", help="what one runs before each commit, in less than two minutes")
+    for option, text in HELP.items():
+        parser.addoption(option, action="append_const", const=option, dest="selections", default=[], help=text)
+
+
+def _selection(config: pytest.Config) -> Selection | None:
+    """The part of the suite that is asked for; None for all of it."""
+    return next(map(Selection, config.getoption("selections")), None)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """With ``--quick``, files in which there is nothing for it."""
-    return True if config.getoption("--quick") and not is_on_the_way(collection_path) else None
+    """Of a selection, the files in which there is nothing for it."""
+    selection = _selection(config)
+    return True if selection is not None and not selection.is_on_the_way(collection_path) else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With ``--quick``, leave out what is not for it; of each place something must be left."""
-    if not config.getoption("--quick"):
+    """Leave out what is not in the selection; of each of its places something must be left."""
+    selection = _selection(config)
+    if selection is None:
         return
-    kept = [item for item in items if is_quick(item.path, item.name)]
-    empty = {place_of(item.path) for item in items} - {place_of(item.path) for item in kept}
-    if empty := empty | {place for place in QUICK if not (ROOT / place).exists()}:
-        raise pytest.UsageError(f"tests/quick.py names no test of {', '.join(sorted(empty))}")
+    kept = [item for item in items if selection.has(item.path, item.name)]
+    empty = {selection.place_of(item.path) for item in items} - {selection.place_of(item.path) for item in kept}
+    if empty := empty | {place for place in selection.places if not (ROOT / place).exists()}:
+        raise pytest.UsageError(f"tests/quick.py, {selection.option}, names no test of {', '.join(sorted(empty))}")
     config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
     items[:] = kept
 

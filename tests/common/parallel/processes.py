@@ -59,5 +59,5 @@ def _begin(rank: int, count: int, folder: str, work: Callable[..., None], argume
     store = dist.FileStore(str(Path(folder, "store")), count)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=count, timeout=timedelta(seconds=PATIENCE))
     work(rank, *arguments)
-    # The group is not destroyed but ends with the process: with torch 2.6, destroying it may wait forever for a thread of
-    # gloo that frees a tensor, for which that thread needs Python's lock.
+    # The group ends with the process. Destroying it may wait forever with torch 2.6: for a thread of gloo that frees a
+    # tensor, which needs Python's lock.
