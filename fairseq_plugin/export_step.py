@@ -20,6 +20,7 @@ from fairseq.data import Dictionary
 from fairseq.models import ARCH_MODEL_REGISTRY
 from torch import nn
 from torch.export import ExportedProgram
+from tqdm import tqdm
 
 from common import __version__
 from common.checkpoints import read_checkpoint
@@ -148,14 +149,25 @@ def export(checkpoint: Path, target: Path, data: str | None = None, prompt_token
     sizes = {target: 1} if prompt_tokens is None else {target: 1, prompt_path(target): prompt_tokens}
     for path in sizes:
         check_new(path, "target")
-    architecture, model, dictionary, begins_with_bos = load(checkpoint, data)
-    step = DecodingStep(model)
     with ExitStack() as written:  # both or none
+        bar = written.enter_context(tqdm(total=1 + 2 * len(sizes), unit="", leave=False, disable=None))
+        bar.set_description("read the checkpoint")
+        architecture, model, dictionary, begins_with_bos = load(checkpoint, data)
+        step = DecodingStep(model)
         for path, tokens in sizes.items():
             part = written.enter_context(new_path(path, "target"))
             described = metadata_of(architecture, step, dictionary, begins_with_bos, tokens)
-            write(export_program(step, tokens), step, described, part, target.suffix)
+            _next(bar, f"trace {path.name}")
+            program = export_program(step, tokens)
+            _next(bar, f"write {path.name}")
+            write(program, step, described, part, target.suffix)
     return list(sizes)
+
+
+def _next(bar: tqdm, what: str) -> None:
+    """One of the parts of the work is done, and the next begins."""
+    bar.update()
+    bar.set_description(what)
 
 
 def main(arguments: Sequence[str]) -> None:

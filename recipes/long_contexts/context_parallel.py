@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor, nn
+from tqdm import tqdm
 
 from common.attention import ATTENTIONS, build_attention
 from common.command_parser import CommandParser
@@ -106,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if min(getattr(given, name)) < 1:
             raise ValueError(f"--{name} is {min(getattr(given, name))}; allowed: at least 1")
     rows = []
-    for processes in given.processes:
+    for processes in tqdm(given.processes, desc="numbers of processes", unit="", leave=False, disable=None):
         results = mp.get_context("spawn").SimpleQueue()
         with tempfile.TemporaryDirectory() as folder:
             parameters = (processes, str(Path(folder, "store")), given.layers, given.tokens, results)

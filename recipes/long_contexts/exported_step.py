@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy
 import torch
+from tqdm import tqdm
 
 from common import __version__
 from common.command_parser import CommandParser
@@ -38,7 +39,7 @@ def walk(step: Callable[[int], numpy.ndarray], positions: Sequence[int], around:
     A position's time is the median of the ``around`` steps up to it.
     """
     seconds, logits = [], {}
-    for i in range(max(positions)):
+    for i in tqdm(range(max(positions)), desc="tokens", unit="", leave=False, disable=None):
         started = time.perf_counter()
         found = step(i)
         seconds.append(time.perf_counter() - started)

@@ -54,6 +54,7 @@ def _collect(
     settings = SETTINGS.get(name.partition("-")[0], Settings())
     keep_settings(out / "search.json", {"--env": name, "--seed": seed})
     search = Search(environment, settings, seed, out / "search.npz")
+    print(f"Searching for {minutes:g} minutes; then {grades} policies play {episodes} episodes each.", flush=True)
     with tqdm(total=60.0 * minutes, desc="search", unit="s", disable=None, bar_format="{l_bar}{bar}{postfix}") as bar:
 
         def show(search: Search) -> None:

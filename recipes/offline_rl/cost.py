@@ -15,6 +15,7 @@ import torch
 from fairseq.models import MODEL_DATACLASS_REGISTRY
 from fairseq.tasks import FairseqTask
 from omegaconf import OmegaConf
+from tqdm import tqdm
 
 from common.command_parser import CommandParser
 from fairseq_plugin import DecisionTransformer
@@ -55,7 +56,7 @@ def measure(names: Sequence[str], points: Sequence[int], context: int) -> Costs:
     memories: dict[str, dict] = {name: {} for name in names}
     recent: dict[str, list[float]] = {name: [] for name in names}
     costs: Costs = {}
-    for step in range(1, last + 1):
+    for step in tqdm(range(1, last + 1), desc="steps", unit="", leave=False, disable=None):
         now = {name: values[:, step - 1] for name, values in episode.items()}
         before = episode["actions"][:, step - 2] if step > 1 else None
         for name, model in models.items():

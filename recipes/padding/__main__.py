@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
+from tqdm import tqdm
 
 from common.command_parser import CommandParser
 
@@ -43,7 +44,7 @@ _NOTES = [
 
 def rows() -> Iterable[tuple[str, ...]]:
     """One row for each form of each version: ours of a mechanism, then the public ones."""
-    for name in OPTIONS:
+    for name in tqdm(OPTIONS, desc="mechanisms", unit="", leave=False, disable=None):
         yield from _rows(name, "lineartime", lambda name=name: ours(name), forms(name), "")
         for peer in (peer for peer in PEERS if peer.mechanism == name):
             yield from _rows(name, peer.title, peer.load, peer.forms, peer.note)

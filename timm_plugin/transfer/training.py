@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -109,11 +110,13 @@ def _epoch(
         meter.update(result["loss"].item(), len(input))
         by_layer = by_layer + result["layer_losses"] * len(input)
         images += len(input)
-        if (i + 1) % settings.log_interval == 0 or i + 1 == len(loader):
+        if (i + 1) % settings.log_interval == 0 or i in (0, len(loader) - 1):
+            seconds = time.perf_counter() - begin
+            left = timedelta(seconds=round(seconds / (i + 1) * (settings.epochs * len(loader) - done)))
             logger.info(
                 f"transfer: {epoch + 1}/{settings.epochs} [{i + 1:>4d}/{len(loader)}]  loss {meter.val:#.4g} "
                 f"({meter.avg:#.4g})  lr {optimizer.param_groups[0]['lr']:.3e}  "
-                f"{images / (time.perf_counter() - begin):.1f} images/s"
+                f"{images / seconds:.1f} images/s  {left} left"
             )
     return dict(zip(task.layer_names, (by_layer / images).tolist()))
 
