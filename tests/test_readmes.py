@@ -131,3 +131,13 @@ def test_both_hosts_are_on_the_first_screen_of_a_short_readme():
     assert "fairseq-train" in "\n".join(lines[:40]) and "create_model" in "\n".join(lines[:40])
     assert any(block.readme == "README.md" and "fairseq-train" in block.code for block in TO_RUN)
     assert any(block.readme == "README.md" and "create_model" in block.code for block in TO_RUN)
+
+
+@pytest.mark.parametrize("path", readmes(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_row_of_a_table_has_the_cells_and_the_indent_of_its_head(path):
+    """Otherwise the table ends above it, and with it the list that the table is in."""
+    prose = re.sub(r"^ *```.*?^ *```$", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
+    for table in re.findall(r"(?:^ *\|.*\n)+", prose, flags=re.MULTILINE):
+        rows = table.splitlines()
+        shapes = {(row.index("|"), len(re.findall(r"(?<!\\)\|", re.sub(r"`[^`]*`", "", row)))) for row in rows}
+        assert len(shapes) == 1 and len(rows) > 2, f"{path}:\n{table[:200]}"
