@@ -50,7 +50,7 @@ COMMANDS = {
     "recipes.flash.prepare": Case(FOLDER, "--out", f"pg19 --file {SOURCE}"),
     "recipes.from_softmax.compare": Case(FOLDER, "--out", f"--file {SOURCE} --quick"),
     "recipes.from_softmax.images": Case(FOLDER, "--out", "--quick"),
-    "recipes.imagenet.get_timm_scripts": Case(FOLDER, "--out", f"--from {SOURCE}"),
+    "recipes.imagenet.get_timm_scripts": Case(FOLDER, "--out", "--from ."),
     "recipes.imagenet.pictures": Case(FOLDER, "--output", f"--checkpoint {SOURCE} --image nowhere"),
     "recipes.long_contexts.lengths": Case(FOLDER, "--out", f"--file {SOURCE} --quick"),
     "recipes.long_copy.compare": Case(FOLDER, "--out", f"--file {SOURCE} --quick"),

@@ -16,7 +16,7 @@ from fairseq import options
 
 import fairseq_plugin  # noqa: F401  (registers what the commands name)
 from tests.forked_commands import served
-from tests.readmes import RUN, SHOWN, Block, anchors, blocks, links, readmes, run_blocks
+from tests.readmes import RUN, SHOWN, Block, anchors, blocks, links, prose, readmes, run_blocks
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -136,8 +136,7 @@ def test_both_hosts_are_on_the_first_screen_of_a_short_readme():
 @pytest.mark.parametrize("path", readmes(), ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_row_of_a_table_has_the_cells_and_the_indent_of_its_head(path):
     """Otherwise the table ends above it, and with it the list that the table is in."""
-    prose = re.sub(r"^ *```.*?^ *```$", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
-    for table in re.findall(r"(?:^ *\|.*\n)+", prose, flags=re.MULTILINE):
+    for table in re.findall(r"(?:^ *\|.*\n)+", f"{prose(path)}\n", flags=re.MULTILINE):
         rows = table.splitlines()
         shapes = {(row.index("|"), len(re.findall(r"(?<!\\)\|", re.sub(r"`[^`]*`", "", row)))) for row in rows}
         assert len(shapes) == 1 and len(rows) > 2, f"{path}:\n{table[:200]}"

@@ -5,6 +5,7 @@ Needs numpy and onnxruntime, neither fairseq nor this project: copy the file. Th
 it is there. The time of a token and the memory do not depend on how many there were before.
 """
 
+import argparse
 import hashlib
 import json
 import sys
@@ -14,10 +15,6 @@ from typing import Any
 
 import numpy
 import onnxruntime
-
-from common.command_parser import CommandParser
-
-from ..shared.scripts import script
 
 _SPACE = "▁"  # how recipes.shared.characters writes a space
 _METADATA, _VERSION = "lineartime", 1
@@ -197,10 +194,9 @@ def text_of(words: Sequence[str], characters: bool) -> str:
     return "".join(shown) if characters else " ".join(shown).replace(" \n", "\n").replace("\n ", "\n")
 
 
-@script("generate")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print continuations of a text; returns the exit status."""
-    parser = CommandParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__.splitlines()[0])
     parser.add_argument("graph", type=Path, help="of python -m fairseq_plugin.export_step")
     parser.add_argument("text", nargs="?", default="", help="how it begins (empty)")
     parser.add_argument("--characters", action="store_true", help="the dictionary is of characters, not of words")
@@ -213,13 +209,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, help="of the draws")
     parser.add_argument("--threads", type=int, default=1, help="of onnxruntime (%(default)s)")
     given = parser.parse_args(arguments)
-    for name in ("count", "lines", "samples", "threads"):
-        if getattr(given, name) < 1:
-            raise ValueError(f"--{name} is {getattr(given, name)}; allowed: at least 1")
-    sampler = Sampler(given.temperature, given.top_k, given.top_p, given.seed)
-    writer = Writer(given.graph, given.threads)
-    begun = words_of(given.text, given.characters)
-    steps = list(writer.write(writer.numbers_of(begun), given.count, given.samples, sampler, given.lines))
+    try:
+        for name in ("count", "lines", "samples", "threads"):
+            if getattr(given, name) < 1:
+                raise ValueError(f"--{name} is {getattr(given, name)}; allowed: at least 1")
+        sampler = Sampler(given.temperature, given.top_k, given.top_p, given.seed)
+        writer = Writer(given.graph, given.threads)
+        begun = words_of(given.text, given.characters)
+        steps = list(writer.write(writer.numbers_of(begun), given.count, given.samples, sampler, given.lines))
+    except ValueError as error:
+        print(f"generate: {error}", file=sys.stderr)
+        return 1
     for row in numpy.stack(steps, axis=1):
         written = [writer.symbols[number] for number in row if number != writer.step.about["pad"]]
         print(text_of([*begun, *written], given.characters).rstrip("\n"))

@@ -69,7 +69,7 @@ def parser() -> CommandParser:
         "--targets",
         type=numbers,
         metavar="A,B",
-        help="returns that are wanted, with = where the first is negative: --targets=-500,-100; default: see README",
+        help="returns that are wanted, such as -500,-100; default: see README",
     )
     parser.add_argument("--episodes", type=positive_int, default=10, help="for each target (%(default)s)")
     parser.add_argument(

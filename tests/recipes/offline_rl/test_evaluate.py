@@ -50,7 +50,7 @@ def test_the_command(checkpoint: Path, comparison: Path, tmp_path: Path, capsys:
     """A row for each target, over checkpoints too; every episode as JSON; the environment is the data's."""
     files = [str(checkpoint), str(checkpoint)]
     output = tmp_path / "returns.json"
-    assert evaluate.main([*files, "--targets=-1500,-300", "--episodes", "2", "--output", str(output)]) == 0
+    assert evaluate.main([*files, "--targets", "-1500,-300", "--episodes", "2", "--output", str(output)]) == 0
     shown = capsys.readouterr().out
     rows = [line.split() for line in shown.splitlines() if line.strip().startswith(("-1,500", "-300"))]
     assert len(rows) == 2 and rows[0][-1] == "4" and "±" in rows[0]
