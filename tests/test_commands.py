@@ -5,6 +5,7 @@ All run in this process, by their main functions, and are refused before they be
 
 import argparse
 import importlib
+import logging
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -179,7 +180,18 @@ def required(parser: CommandParser) -> list[str]:
 
 
 @pytest.fixture
-def refused(tmp_path, monkeypatch, capsys):
+def logging_as_before() -> Iterator[None]:
+    """Take back what a command, which has a process of its own otherwise, has set."""
+    loggers = [logging.root, *(x for x in logging.root.manager.loggerDict.values() if isinstance(x, logging.Logger))]
+    before = [(logger, logger.level, logger.handlers[:]) for logger in loggers]
+    yield
+    for logger, level, handlers in before:
+        logger.setLevel(level)
+        logger.handlers[:] = handlers
+
+
+@pytest.fixture
+def refused(tmp_path, monkeypatch, capsys, logging_as_before):
     """Runs a command that must be refused in one line, in a folder of its own; the line."""
     monkeypatch.chdir(tmp_path)
     Path("folder").mkdir()
