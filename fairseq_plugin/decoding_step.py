@@ -139,13 +139,9 @@ def export_program(step: DecodingStep, tokens: int = 1) -> ExportedProgram:
     """``torch.export`` of ``step`` for so many tokens in a call, and any number of rows before and after it.
 
     Raises:
-        ValueError: ``tokens`` is less than 1, or torch is 2.6, which writes a graph that is wrong for other rows.
+        ValueError: ``tokens`` is less than 1.
     """
     check_positive_int("--prompt-tokens", tokens)
-    if not hasattr(torch.compiler, "is_exporting"):
-        raise ValueError(
-            f"torch is {torch.__version__}; allowed: newer than 2.6, to export a step for any number of rows"
-        )
     rows, before = 3, 2  # torch takes an example of one row for a step of one row
     example = torch.full((rows, tokens), step.decoder.dictionary.unk())
     past = tuple(step.initial_state(before))

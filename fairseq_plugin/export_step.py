@@ -103,6 +103,11 @@ def write(program: ExportedProgram, step: DecodingStep, metadata: dict[str, Any]
             torch.export.save(program, file, extra_files={f"{METADATA}.json": content})
         return
     content = json.dumps(metadata, ensure_ascii=False)
+    if not hasattr(torch.compiler, "is_exporting"):
+        raise ValueError(
+            f"torch is {torch.__version__}, whose ONNX graphs are for one number of rows; allowed: newer than 2.6, or "
+            f"a target that ends in {_PROGRAM}"
+        )
     names = [entry.name for entry in step.entries]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's and onnxscript's own use of what they have deprecated

@@ -11,7 +11,7 @@ needs_forming_again = pytest.mark.skipif(not FORMS_AGAIN, reason="needs torch 2.
 #: torch 2.6 cannot tell torch.export from torch.compile, which therefore sees plain PyTorch and no kernels. It cannot
 #: prove that windows of a sequence or an image are right for any length, and so exports them with one length alone and
 #: compiles some models once more for another one. Its torch.compile refuses packed documents, as torch.export does,
-#: and takes Combiner's length as a constant. Steps of decoding for any number of rows are not exported with it.
+#: and takes Combiner's length as a constant. Its ONNX graphs of steps are for one number of rows.
 NEWER_THAN_2_6 = hasattr(torch.compiler, "is_exporting")
 needs_newer_than_2_6 = pytest.mark.skipif(
     not NEWER_THAN_2_6,
