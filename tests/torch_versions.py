@@ -17,3 +17,9 @@ needs_newer_than_2_6 = pytest.mark.skipif(
     not NEWER_THAN_2_6,
     reason="needs a torch newer than 2.6: torch.export at any size; kernels and packed documents under torch.compile",
 )
+
+#: The streams of a CPU, which do nothing, lack in torch 2.6 a method that ``fully_shard`` calls.
+needs_fsdp_on_cpu = pytest.mark.skipif(
+    not hasattr(torch.cpu.Stream, "record_event"),
+    reason="needs a torch newer than 2.6: before, FSDP2 computes on a GPU alone",
+)

@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from tests.common.contract.mechanisms import DEFAULTS, PLAIN, Case, both, cases, leaves, tensors
 from tests.common.inputs import padding
 from tests.compare import assert_all_close
+from tests.torch_versions import needs_fsdp_on_cpu
 
 
 class Layer(nn.Module):
@@ -91,7 +92,10 @@ def assert_as_ever(call: Callable, case: Case, n: int, side: str) -> None:
     assert_all_close(["out", *wanted], *found)
 
 
-KEEPERS = [_checkpointed(True), _checkpointed(False), _on_cpu, _copied, _sharded]
+KEEPERS = [
+    *(_checkpointed(True), _checkpointed(False), _on_cpu, _copied),
+    pytest.param(_sharded, marks=needs_fsdp_on_cpu),
+]
 keepers = pytest.mark.parametrize("call", KEEPERS, ids=["reentrant", "non-reentrant", "on CPU", "copied", "FSDP"])
 
 
