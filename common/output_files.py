@@ -27,9 +27,9 @@ _PARTS = ("new", "old", "gone")
 
 
 def find_stranger(path: Path, made: Collection[Path] = ()) -> Path | None:
-    """The first file, link or folder at ``path``, or below it, that is none of ``made``; None if there is none.
+    """The first file, link or folder at or below ``path`` that is not in ``made``, else None.
 
-    A link is always one: no command makes any. A folder is searched, and one that is ``path`` itself is none.
+    A link is never in ``made``, since no command makes links. ``path`` itself is allowed to be a folder.
     """
     if path.is_symlink():
         return path

@@ -24,7 +24,7 @@ from .untrusted_configuration import EMBEDDING_FILES, check_configuration, check
 
 logger = logging.getLogger(__name__)
 
-#: What fairseq reads of a checkpoint besides configuration and weights, in files of today and of its beginnings.
+#: Entries that fairseq reads besides configuration and weights, in current and in the oldest checkpoint formats.
 _BOOKKEEPING = ({"optimizer_history", "extra_state"}, {"best_loss", "optimizer", "epoch"})
 #: Options with which all parameters may learn, also those of a checkpoint of a training in which some did not.
 _LEARNING = {"lineartime_trained_parameters": "all"}
@@ -216,7 +216,7 @@ def _memory(tensor: Any) -> Any:
 
 
 def hint(state_dict: dict[str, Any], model: nn.Module, model_cfg: Any | None = None) -> str:
-    """What may be meant by a ``state_dict`` that does not fit, in options of the command line.
+    """Command-line options that would explain why ``state_dict`` does not fit ``model``; "" where none does.
 
     ``model_cfg`` is the configuration of ``model``, for the values of its options.
     """

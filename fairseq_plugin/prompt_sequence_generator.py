@@ -352,7 +352,7 @@ def _together(lengths: Sequence[int]) -> list[list[int]]:
 
 
 def _rows_of(sample: dict[str, Any], index: Tensor) -> dict[str, Any]:
-    """Of a batch what the generator reads, its numbers "id" and source, of the rows ``index``."""
+    """The fields of the batch ``sample`` that the generator reads, "id" and the source, for the rows ``index``."""
     numbers = sample.get("id")
     numbers = index if numbers is None else numbers.to(index.device)[index]
     source = {name: sample["net_input"][name][index] for name in ("src_tokens", "src_lengths")}

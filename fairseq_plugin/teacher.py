@@ -45,8 +45,8 @@ class TeacherConfig(FairseqDataclass):
 class Teacher:
     """The model of the checkpoint ``path`` as a teacher for ``task``, read when it is first needed.
 
-    No module, and so no part of the criterion that has it: fairseq would save it, cast it, train it and hand it to
-    data parallelism.
+    Deliberately not an ``nn.Module``, or fairseq would save, cast and train it with the criterion and hand it to data
+    parallelism.
 
     Raises:
         ValueError: no ``path``, a task that reads texts in parts, or sharded parameters.

@@ -80,7 +80,7 @@ _MOST_VALUES, _MOST_NAMED = 20_000, 1_000
 
 @contextmanager
 def faults_of(path: str, overrides: Mapping[str, Any] | None = None) -> Iterator[None]:
-    """Inside of it, what fairseq and its libraries raise for a configuration that is none is one ValueError.
+    """Turn any error from reading a malformed configuration inside the ``with`` block into one ValueError.
 
     ``path`` is the checkpoint that holds it, and ``overrides`` are options that a user gave in place of stored ones.
     """

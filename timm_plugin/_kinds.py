@@ -30,7 +30,7 @@ def read_kinds(
     """The kind of each place and its options; "" is the whole model.
 
     Raises:
-        ValueError: what is no kind, or no place; options beside places.
+        ValueError: an invalid mechanism or module path; options given together with paths.
     """
     if not isinstance(name, Mapping):
         return {"": _read_kind("name", name, options, patterns=True)}

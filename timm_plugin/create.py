@@ -1,4 +1,4 @@
-"""timm's ``create_model`` for models with another attention, which says so where timm leaves the attention out."""
+"""timm's ``create_model`` for models with another attention, which raises if the model ignores ``attn_layer``."""
 
 from collections.abc import Sequence
 from typing import Any

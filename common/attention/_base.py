@@ -28,8 +28,7 @@ SUPPORTS = {
     "causal": "each token sees those before it and itself; decoding by `extend`",
     "bidirectional": "each token sees all tokens",
     "cross": "n queries of one sequence attend to m keys of another, bidirectional",
-    "source": "queries attend to another sequence, whose state `source_state` makes once; no query changes another's "
-    "output",
+    "source": "cross-attention through a state that `source_state` computes once; queries are independent",
     "torchscript": "not causal, it can be compiled by torch.jit.script, as some image models promise",
     "forget": "causal, its running sums can forget by gates, the further input `log_decay` of `ForgetAttention`",
     "rotary": "it rotates queries and keys itself, by its option `rotary`",

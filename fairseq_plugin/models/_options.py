@@ -58,7 +58,7 @@ class DocumentOptions(FairseqDataclass):
 
 
 def complete_checkpointing(args) -> None:
-    """Set what ``--offload-activations`` says that it sets, as fairseq's named architectures do."""
+    """Let ``--offload-activations`` imply ``--checkpoint-activations``, as in fairseq's named architectures."""
     if safe_getattr(args, "offload_activations", False):
         args.checkpoint_activations = True
 

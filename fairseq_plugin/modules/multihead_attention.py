@@ -58,11 +58,10 @@ class InnerMultiheadAttention(MultiheadAttention):
     """Self-attention: fairseq's projections around the ``InnerAttention`` of a ``LayerDesign``, causal or not.
 
     Parameter names, initialisation, quantisation noise and the reordering of the decoding state are those of
-    ``fairseq.modules.MultiheadAttention``, so its checkpoints fit. Heads can be pruned as there where
-    ``has_prunable_heads`` says so. The decoding state is the inner
-    attention's, of constant size where that is. The projection to queries is None where the inner attention has none,
-    and that to keys is as wide as its keys. Attention dropout drops whole sources (see ``drop_sources``), or
-    entries of the attention map where the inner attention has one.
+    ``fairseq.modules.MultiheadAttention``, so its checkpoints fit. fairseq's head pruning is supported if
+    ``has_prunable_heads``. The decoding state is that of the inner attention. The projection to queries is None where
+    the inner attention has none, and that to keys is as wide as its keys. Attention dropout drops whole sources (see
+    ``drop_sources``), or entries of the attention map where the inner attention has one.
 
     Raises:
         ValueError: a head count that does not divide the width, or an option that only softmax attention has.

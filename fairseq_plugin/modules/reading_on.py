@@ -1,4 +1,4 @@
-"""Several tokens after a state through fairseq's decoder, which by itself takes one of them at a time.
+"""Chunked prefill: run fairseq's decoder, which takes one token at a time, on several tokens from a decoding state.
 
 Its ``extract_features`` cuts the tokens to the last one where it is given a state. Here it is given none: hooks hand
 the state to the layers, and to the position embedding the number of tokens before.

@@ -57,7 +57,7 @@ class Outcome(NamedTuple):
 
 
 def won_back(exchanged: float, converted: float, teacher: float) -> float | None:
-    """Of what the teacher is ahead of the exchanged model, the share that the converted model has won back.
+    """Fraction of the gap between the exchanged model and the teacher that training closed.
 
     (exchanged - converted) / (exchanged - teacher), all three losses: 0 for the exchanged model, 1 for the teacher.
     None where the teacher is not ahead.

@@ -94,7 +94,7 @@ class Compared(NamedTuple):
 
 
 class Column(NamedTuple):
-    """A column of a table: what is known of a model, or else what its outcomes say, if it has any."""
+    """A table column: a fixed text for each model, or a summary of its outcomes."""
 
     header: str
     measured: Callable[[Sequence[Any]], str] | None = None
@@ -124,7 +124,7 @@ class Report(NamedTuple):
     content: dict[str, Any]  # of results.json, beside the run
     draw: Callable[[Path], None] | None  # to a file; None where there is nothing to draw
     picture: str = "results.png"
-    earlier: Sequence[Run] | None = None  # of which there are outcomes too; None where there can be none
+    earlier: Sequence[Run] | None = None  # earlier runs whose results are included; None if not supported
 
 
 def planned_trainings(

@@ -38,7 +38,7 @@ class Spaces:
         self._shapes, self._space = None, ANYWHERE
 
     def of(self, q: Tensor, v: Tensor) -> Space:
-        """That of a block of whole chunks; it may be the one that the block before had."""
+        """Workspace for one block of whole chunks, reused while shapes stay the same."""
         shapes = (q.shape, v.shape)
         if shapes != self._shapes:
             self._space = ANYWHERE  # frees it before more is allocated

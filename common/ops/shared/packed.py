@@ -1,4 +1,4 @@
-"""Attention of packed documents by that of rows: each document becomes a row of its own, and its output goes back.
+"""Packed documents: unpack each document into a row of its own, run the op, pack the outputs again.
 
 It is exact for every mechanism, causal or not. Documents of about the same length share a call, so that little is
 padding. Legend: B rows, n tokens, H heads, c channels, L tokens of the longest document of a call.
@@ -227,7 +227,7 @@ def _lay_out(documents: Documents, kept: Tensor, has_state: bool, return_state: 
 
 
 def _grouped(lengths: list[int], goes_on: list[bool]) -> Iterator[tuple[bool, list[int], int]]:
-    """Numbers of documents that share a call, and the length of the longest; none that go on with others."""
+    """Groups of document indices for one call, with the longest length; continued documents are grouped apart."""
     for on in (True, False):
         members = sorted((i for i, x in enumerate(goes_on) if x == on), key=lambda i: lengths[i])
         yield from (

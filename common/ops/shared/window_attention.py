@@ -165,7 +165,7 @@ def _extend(
 
 
 def _held(count: Tensor, options: WindowOptions) -> Tensor:
-    """How many of the last tokens the next one may see, as far as they are held, after ``count`` (B,) tokens."""
+    """Number (B,) of cached tokens visible to the next one after ``count`` (B,) tokens, before the limit of w."""
     return count % options.window if options.chunked else count
 
 
