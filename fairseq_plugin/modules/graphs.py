@@ -1,7 +1,8 @@
-"""Messages of models of which torch can make no graph."""
+"""Errors of models that torch cannot turn into a graph."""
 
-import torch
 from torch import nn
+
+from common.ops.shared.tracing import is_exported
 
 _ALLOWED = (
     "allowed: torch.jit.trace and model.compile(), and for the decoding step of a language model python -m "
@@ -10,17 +11,17 @@ _ALLOWED = (
 
 
 class NoTorchScript:
-    """In front of a module that ``torch.jit.script`` cannot compile; ``torch.jit.trace`` takes it."""
+    """Mixin of a module that ``torch.jit.script`` cannot compile; ``torch.jit.trace`` takes it."""
 
     def __prepare_scriptable__(self) -> None:
-        """torch's hook of ``torch.jit.script``, for a module and all in it: ValueError."""
+        """torch's hook, called by ``torch.jit.script`` for a module and all modules in it: ValueError."""
         raise ValueError(f"{type(self).__name__} is given to torch.jit.script; {_ALLOWED}")
 
 
 def check_not_exported(module: nn.Module) -> None:
     """Raise ValueError under torch.export: fairseq's code asks whether there is padding, as no graph can.
 
-    With torch 2.6, which cannot tell it from torch.compile, torch itself refuses.
+    With torch 2.6, where ``is_exported`` is never true, torch itself refuses.
     """
-    if hasattr(torch.compiler, "is_exporting") and torch.compiler.is_exporting():
+    if is_exported():
         raise ValueError(f"{type(module).__name__} is given to torch.export; {_ALLOWED}")
