@@ -34,7 +34,7 @@ class Transfer(NamedTuple):
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
-    """What a checkpoint file holds, on the CPU: ``.safetensors``, or torch's format with ``weights_only``.
+    """The content of a checkpoint file, on the CPU: ``.safetensors``, or torch's format with ``weights_only``.
 
     No code of the file is run; classes beyond tensors and plain containers must have been allowed by name
     (``torch.serialization.add_safe_globals``).

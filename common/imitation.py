@@ -1,4 +1,4 @@
-"""How an attention learns to do what softmax attention does: the losses, and which mechanisms can have which.
+"""Losses by which an attention learns to imitate softmax attention, and a check of the mechanisms they are for.
 
 Both hosts take them from here: fairseq's ``--criterion attention_transfer`` and ``timm_plugin.transfer``.
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .attention import ATTENTIONS, InnerAttention
 
-#: By what squared errors are multiplied, as in LoLCATs' code.
+#: Factor of squared errors, as in LoLCATs' code.
 SCALE = 1000.0
 #: The least weight that a logarithm is taken of: relu features may give 0.
 _LEAST_WEIGHT = 1e-6
@@ -56,9 +56,9 @@ IMITATION_LOSSES = {
 
 
 def check_imitates(option: str, loss: str, attention: InnerAttention, place: str) -> None:
-    """Raise ValueError unless ``attention``, which is at ``place``, can learn by ``loss``, the value of ``option``.
+    """Raise ValueError unless ``attention``, at ``place`` in a model, can learn by ``loss``, the value of ``option``.
 
-    "weights" needs weights as those of softmax, at least 0 and of the sum 1: ``InnerAttention.weighted_mean``.
+    "weights" needs weights like those of softmax, at least 0 and with the sum 1: ``InnerAttention.weighted_mean``.
     """
     if loss == "weights" and not attention.weighted_mean:
         names = ", ".join(name for name, kind in ATTENTIONS.items() if kind.weighted_mean)

@@ -1,7 +1,6 @@
-"""Files of JSON, read as data that may be damaged: one line says what is wrong, and values have the types that a reader
-asks for.
+"""JSON files that may be damaged: an error is one line, and values have the types that a reader asks for.
 
-A file of ours has the SHA-256 of its content in it, ``CHECKSUM``. Who changes a file on purpose takes that line out.
+A file that this project writes holds the SHA-256 of its content, ``CHECKSUM``. To edit such a file, remove that line.
 """
 
 import dataclasses
@@ -25,7 +24,7 @@ def parse(text: str) -> Any:
     """The content of ``text``, which is JSON; NaN and Infinity, which Python writes, are numbers.
 
     Raises:
-        ValueError: it is none, an object has a name twice, or a number is too large.
+        ValueError: ``text`` is not JSON, an object has a name twice, or a number is too large.
     """
     try:
         return json.loads(text, parse_int=_integer, parse_float=_number, object_pairs_hook=_object)
@@ -34,10 +33,10 @@ def parse(text: str) -> Any:
 
 
 def read(path: Path, allowed: str) -> Any:
-    """The content of a file, an object without its checksum. The message says what is ``allowed``.
+    """The content of a file, without the checksum of an object. An error ends with what is ``allowed``.
 
     Raises:
-        ValueError: there is none, it cannot be read or is no JSON, or is not as it was written.
+        ValueError: the file is missing, cannot be read, is not JSON, or does not fit its checksum.
     """
     try:
         return checked(parse(path.read_text(encoding="utf-8")))
@@ -47,7 +46,7 @@ def read(path: Path, allowed: str) -> Any:
 
 
 def signed(content: Mapping[str, Any]) -> dict[str, Any]:
-    """``content`` and, after it, its checksum."""
+    """``content`` with its checksum as the last entry."""
     return {**content, CHECKSUM: _digest(content)}
 
 
@@ -55,7 +54,7 @@ def checked(content: Any) -> Any:
     """``content`` without its checksum, if it has one.
 
     Raises:
-        ValueError: the checksum is another's.
+        ValueError: the checksum does not fit the content.
     """
     if not isinstance(content, dict) or CHECKSUM not in content:
         return content
@@ -66,14 +65,14 @@ def checked(content: Any) -> Any:
 
 
 def typed(value: Any, kind: Any, where: str) -> Any:
-    """``value``, read from JSON, as the type ``kind``; ``where`` says what it is.
+    """``value``, which was read from JSON, as the type ``kind``; errors call it ``where``.
 
     ``kind`` is None, a plain type, a list, tuple, dictionary or union of these, a NamedTuple or a dataclass. A list
     becomes a tuple where one is asked for, and an object a NamedTuple or a dataclass; it may lack fields that have a
     default. A list of all fields is a NamedTuple, too.
 
     Raises:
-        ValueError: it is another.
+        ValueError: ``value`` is of another type.
     """
     if kind is Any:
         return value
@@ -92,7 +91,7 @@ def typed(value: Any, kind: Any, where: str) -> Any:
 
 
 def _made(value: Any, kind: Callable[..., Any], where: str) -> Any:
-    """The NamedTuple or dataclass ``kind`` of an object."""
+    """The NamedTuple or dataclass ``kind`` with the fields of the object ``value``."""
     names = getattr(kind, "_fields", None)
     if names is not None and isinstance(value, list) and len(value) == len(names):  # as json.dumps writes it
         value = dict(zip(names, value))
@@ -132,7 +131,7 @@ def _one_of(value: Any, kinds: tuple[Any, ...], where: str) -> Any:
 
 
 def _check(value: Any, kind: Any, where: str) -> None:
-    """ValueError unless ``value`` is of a plain type; an integer is a number, but true is neither."""
+    """Raise ValueError unless ``value`` is of a plain type; an integer is a number, but true is neither."""
     fits = {float: (int, float), Path: str}.get(kind, kind)
     if not isinstance(value, fits) or (isinstance(value, bool) and kind is not bool):
         shown = repr(value) if len(repr(value)) < 80 else f"{repr(value)[:80]}..."

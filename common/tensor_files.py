@@ -1,7 +1,7 @@
 """Tensors on disk, written by torch or as safetensors; see ``checkpoints`` for reading what torch wrote.
 
-What is read is what was written: files of safetensors hold a digest of it, and zip files, torch's and numpy's, have
-checksums, which their own readers do not look at.
+Damaged files are refused: files of safetensors hold a digest of their content, and the zip files of torch and numpy
+have checksums, which torch and numpy themselves do not check.
 """
 
 import hashlib
@@ -50,7 +50,7 @@ def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors, on the CPU, and the texts in a file of ``save_safetensors``. Nothing of it is run.
 
     Raises:
-        ValueError: no such file, one that is cut short, of another format, without a digest or with another's.
+        ValueError: no such file, or one that is cut short, of another format, or without the digest of its content.
     """
     from safetensors import safe_open
 

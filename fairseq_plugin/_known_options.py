@@ -11,7 +11,7 @@ from fairseq.registry import REGISTRIES
 
 
 class ConfigurationError(ValueError):
-    """A key or a value of a configuration that a model does not have; it says what is allowed, and in no file."""
+    """A key or a value that a model does not have; the message says what is allowed, but not in which file."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -22,7 +22,7 @@ class _Parser(argparse.ArgumentParser):
         super().__init__(allow_abbrev=False, add_help=False)
 
     def add_argument(self, *flags: Any, **description: Any) -> argparse.Action:
-        """argparse's."""
+        """argparse's, which also keeps the option in ``declared``."""
         action = super().add_argument(*flags, **description)
         return self.declared.setdefault(action.dest, action)
 

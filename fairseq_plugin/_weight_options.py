@@ -1,4 +1,4 @@
-"""Which attentions a checkpoint and a model have, and which options of a model decide what weights it has."""
+"""Hints on weights that do not fit: the attentions of checkpoint and model, and the options that decide weights."""
 
 import re
 from collections.abc import Iterator
@@ -20,9 +20,9 @@ _WITHOUT_WEIGHTS = ("lineartime_trained_parameters", "lineartime_reset_at_eos", 
 
 
 def attention_hints(state_dict: dict[str, Any], own: dict[str, Tensor], model_cfg: Any) -> Iterator[str]:
-    """Where a checkpoint has other attentions than the state dict ``own`` of a model, those of all layers of both.
+    """A hint for each place where the attentions of a checkpoint differ from those of ``own``, a model's state dict.
 
-    Nothing for files whose weights do not say it, as those of stock models.
+    There is none for files whose weights do not name their attention, such as those of stock models.
     """
     stored, here = _attentions(state_dict), _attentions(own)
     for place in sorted(stored.keys() | here.keys()) if stored else ():
@@ -34,7 +34,7 @@ def attention_hints(state_dict: dict[str, Any], own: dict[str, Tensor], model_cf
 
 
 def option_hints(model: nn.Module, model_cfg: Any) -> Iterator[str]:
-    """The options of ``model`` beyond fairseq's that may decide what weights it has, with their values."""
+    """A hint with the values of the options of ``model``, beyond fairseq's, that may decide its weights."""
     base = next(kind for kind in type(model).__mro__ if kind.__module__.startswith("fairseq.models"))
     present = {module.name for module in model.modules() if isinstance(module, InnerAttention)}
     values = []
@@ -67,5 +67,5 @@ def _pattern(names: list[str]) -> str:
 
 
 def _mechanism(option: str) -> str | None:
-    """The mechanism whose option it is, in models that may have several."""
+    """The mechanism that ``option`` belongs to by its name; None for an option of the model."""
     return max((name for name in ATTENTIONS if option.startswith(f"{name}_")), key=len, default=None)

@@ -80,8 +80,8 @@ def transfer(
     """The loss of each converted attention of ``student``, by its name, in one pass of ``teacher``.
 
     Gradients are those of the student's attentions alone; what they read was computed by the teacher. ``loss`` is a
-    name of ``IMITATION_LOSSES``. ``part`` is what of LoLCATs is computed, as in ``common.attention.only_part``; None
-    changes nothing. One layer's maps are there at a time.
+    name of ``IMITATION_LOSSES``, ``part`` the part of LoLCATs that is computed, as in ``common.attention.only_part``;
+    None changes nothing. One layer's maps are there at a time.
     """
     losses: dict[str, AttentionLoss] = {}
     has_gradient = torch.is_grad_enabled()
@@ -152,7 +152,7 @@ def _call(attention: Converted, module: nn.Module, inputs: dict[str, Any], targe
 def _loss_of_queries(
     loss: str, student: Converted, teacher: MultiheadAttention, call: Call, part: str | None
 ) -> Tensor:
-    """The loss of what the student's inner attention gives each query beside softmax attention, (B, T)."""
+    """Loss (B, T) of each query: the student's inner attention compared with softmax attention."""
     method = IMITATION_LOSSES[loss].method
     is_cross = isinstance(student, InnerCrossAttention)
     softmax = SoftmaxAttention(causal=student.inner.causal)

@@ -36,7 +36,7 @@ class Entry(NamedTuple):
 class DecodingStep(nn.Module):
     """``step(tokens, order, *past) -> (logits, *present)``, for a language model whose decoding state is constant.
 
-    That is a state which has a largest size: it has this size from the beginning.
+    A state with a largest size counts as constant: here it has that size from the beginning.
     tokens (B, n) are the next ones of B sequences; one or many, with padding anywhere, which changes no state. order
     (B,) says which row of ``past`` each goes on from, so that beams, and samples of one prompt, need no other call.
     logits (B, V) are of what follows each row's last real token (a row that is all padding has none that mean
@@ -92,7 +92,7 @@ class DecodingStep(nn.Module):
     def _from_last_eos(
         self, tokens: Tensor, order: Tensor, past: Sequence[Tensor]
     ) -> tuple[Tensor, Tensor, Sequence[Tensor]]:
-        """The arguments of ``forward`` without what is before each row's last eos: padding, and the first state."""
+        """Arguments of ``forward`` in which padding and an empty state replace what is before each row's last eos."""
         ends = tokens.eq(self.decoder.dictionary.eos())
         begins, later = ends.any(1), ends.flip(1).cumsum(1).flip(1) - ends.long()  # eos after each token
         fresh = [
@@ -113,7 +113,7 @@ class DecodingStep(nn.Module):
 
     @torch.no_grad()
     def _find_entries(self) -> list[Entry]:
-        """The state after one padded token, which is that before the first one, in its largest size."""
+        """Entries of the state before the first token, in its largest size; reading one padded token gives it."""
         for module in self.decoder.modules():
             if isinstance(module, (InnerAttention, GatedAttentionUnit)) and module.state_tokens() is None:
                 name = getattr(module, "name", "") or type(module).__name__

@@ -36,7 +36,7 @@ from .untrusted_configuration import check_configuration
 
 #: The name of the metadata in a file, and their version.
 METADATA, VERSION = "lineartime", 1
-#: What stands in a file of ONNX for its digest while that is computed.
+#: Placeholder for the digest in an ONNX file while it is computed.
 _NO_DIGEST = "0" * 64
 _ONNX, _PROGRAM = ".onnx", ".pt2"
 _PACKAGES = ("onnx", "onnxscript")
@@ -170,7 +170,7 @@ def export(checkpoint: Path, target: Path, data: str | None = None, prompt_token
 
 
 def _next(bar: tqdm, what: str) -> None:
-    """One of the parts of the work is done, and the next begins."""
+    """Advance the progress bar by one part of the work; ``what`` names the next one."""
     bar.update()
     bar.set_description(what)
 

@@ -121,7 +121,7 @@ class PromptGenerator(SequenceGenerator):
     Raises:
         ValueError: see ``PromptEnsemble``; ``after`` is of other models, of another dictionary or temperature; there is
             something at ``save_to``. When called, a prompt longer than what may be generated, or with padding before
-            the end of its sentence; with ``save_to`` a second prompt, or one with padding or that end.
+            the end of its sentence; with ``save_to``, a second prompt, or one with padding or an end of sentence.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class PromptGenerator(SequenceGenerator):
         constraints: Tensor | None = None,
         bos_token: int | None = None,
     ) -> list[list[dict[str, Tensor]]]:
-        """fairseq's, for prompts ``prefix_tokens`` (B, n); padding in them is a word that is to be chosen."""
+        """fairseq's, for prompts ``prefix_tokens`` (B, n); in place of padding it chooses a word."""
         if constraints is not None:
             raise ValueError("constraints are given; allowed with prompts that are read in one pass: none")
         source = sample["net_input"]["src_tokens"]
@@ -186,10 +186,11 @@ class PromptGenerator(SequenceGenerator):
         return min(int(self.max_len_a * source_length + self.max_len_b), self.max_len - 1)
 
     def _readable(self, prefix_tokens: Tensor, longest: int, known: int) -> Tensor:
-        """How many tokens (B,) of each prompt can be read before the loop begins, after ``known`` ones.
+        """The number (B,) of tokens of each prompt that can be read before the loop begins, after ``known`` ones.
 
-        Those before the first padding: in its place fairseq's loop chooses a word, whether it fills up a batch or was
-        typed. A prompt that ends its sentence leaves one to the loop, which ends none at its first step.
+        They are the tokens before the first padding, in whose place fairseq's loop chooses a word, whether padding
+        fills up a batch or was typed. A prompt that ends its sentence leaves one to the loop, which ends none at its
+        first step.
         """
         padding, ends = prefix_tokens.eq(self.pad), prefix_tokens.eq(self.eos)
         ended, chosen = ends.cumsum(1).ne(0), padding.cumsum(1).ne(0)

@@ -21,9 +21,10 @@ from common.tensor_files import digest, read_safetensors, save_safetensors
 from .modules.multihead_attention import IncrementalState
 from .modules.named_states import check_named_state, state_of
 
-#: What a file says of itself.
-_ALLOWED = "a file that --save-state or PromptState.save of this version wrote, as it wrote it"
+#: The name of the format in the metadata of a file.
 _FORMAT = "lineartime prompt state 1"
+#: The files that messages say are allowed.
+_ALLOWED = "a file that --save-state or PromptState.save of this version wrote, as it wrote it"
 #: Options of fairseq's decoder that change what it computes and that neither weights nor their records show.
 _OPTIONS = ("activation_fn", "no_scale_embedding", "no_token_positional_embeddings")
 _DECODER_OPTIONS = ("attention_heads", "normalize_before")
@@ -93,7 +94,7 @@ class PromptState:
         return state
 
     def check(self, models: Sequence[nn.Module], dictionary: Dictionary, what: str) -> None:
-        """Raise ValueError unless this is a state of these ``models`` and this ``dictionary``; ``what`` begins it."""
+        """Raise ValueError unless this is a state of ``models`` and ``dictionary``; ``what`` begins the message."""
         check_maker(self.maker, models, dictionary, what)
         try:
             _check_words(self.tokens, self.scores, len(dictionary))

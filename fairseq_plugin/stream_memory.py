@@ -38,7 +38,7 @@ class StreamMemory:
         self._last = -1
         self._update: int | None = None
         self._saved: SavedStreams | None = None
-        self._where = ""  # it was found
+        self._where = ""  # where ``_saved`` was found, for messages
 
     def attach(
         self, sample: dict[str, Any], update: int, model: nn.Module | None = None
@@ -104,10 +104,10 @@ def sealed(saved: SavedStreams) -> SavedStreams:
 
 
 def unsealed(saved: Any, where: str) -> SavedStreams:
-    """What was ``sealed``. ``where`` it was found begins the message.
+    """``saved`` without the digest of ``sealed``; a message begins with ``where`` it was found.
 
     Raises:
-        ValueError: it is something else, or damaged.
+        ValueError: ``saved`` is something else, or damaged.
     """
     names = {"step": int, "row": int, "state": dict, DIGEST: str}
     fits = isinstance(saved, dict) and saved.keys() == names.keys()

@@ -28,9 +28,9 @@ from .create import asks_for_ours, create_model
 from .layers.stacks import check_attn_layer
 
 USAGE = "usage: python -m timm_plugin SCRIPT [ARGUMENTS...]"
-#: Whose ValueErrors are about what a user has typed.
+#: Packages whose ValueErrors are about what a user has typed.
 _PACKAGES = ("common", "timm_plugin")
-#: What timm and torch say where there is no GPU.
+#: Messages of timm and torch where there is no GPU.
 _NO_CUDA = re.compile(r"CUDA is not available|not compiled with CUDA|no NVIDIA driver|No CUDA GPUs", re.IGNORECASE)
 
 
@@ -62,7 +62,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _in_words(error: Exception) -> str | None:
-    """What to say of a user's mistake: a refusal of the plugin's, or a GPU that is not there; None for other errors."""
+    """The message for a user's mistake, a refusal of the plugin or a GPU that is not there; None for other errors."""
     if isinstance(error, ValueError):
         *_, last = traceback.walk_tb(error.__traceback__)
         return str(error) if last[0].f_globals.get("__name__", "").partition(".")[0] in _PACKAGES else None

@@ -65,11 +65,11 @@ def _is_ours(name: str) -> bool:
 
 
 def read_weights(source: Path, use_ema: bool = False) -> dict[str, Any]:
-    """The tensors of a checkpoint, read without running code of the file; which they are is logged where it has two.
+    """The tensors of a checkpoint, read without running code of the file.
 
     Args:
         use_ema: take the averaged weights of ``--model-ema``, as validate.py's ``--use-ema``; otherwise the plain ones,
-            or the averaged ones where there are no others.
+            or the averaged ones where there are no others. A warning says which were taken where there are both.
 
     Raises:
         ValueError: a file that cannot be read, or with ``use_ema`` one without averaged weights.

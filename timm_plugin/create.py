@@ -33,9 +33,9 @@ def create_model(model_name: str, *positional: Any, attn_layer: LayerType, **arg
         positional, arguments: every other argument of timm's.
 
     Raises:
-        ValueError: what is no name, class or pattern; a pattern of more layers than the model has; a model that does
-            not take or does not use ``attn_layer``; a ``max_tokens`` or ``grid_size`` of the class that is not the
-            model's; tokens that do not lie on one grid where the layer needs that.
+        ValueError: ``attn_layer`` is no name, class or pattern; a pattern of more layers than the model has; a model
+            that does not take or does not use ``attn_layer``; a ``max_tokens`` or ``grid_size`` of the class that is
+            not the model's; tokens that do not lie on one grid where the layer needs that.
     """
     given = attn_layer
     if attn_layer is not None:
@@ -66,7 +66,7 @@ def create_model(model_name: str, *positional: Any, attn_layer: LayerType, **arg
 
 
 def _finds_again(model: nn.Module, attn_layer: LayerType) -> bool:
-    """Whether timm's own ``create_model`` makes ``model`` again from what it stores of ``attn_layer``."""
+    """Whether timm's own ``create_model`` can build ``model`` again from the ``attn_layer`` that it stores."""
     if not isinstance(attn_layer, str):
         return False
     own = [module for module in model.modules() if isinstance(module, SelfAttention)]
@@ -103,7 +103,7 @@ def _with_tokens(
 
 
 def asks_for_ours(attn_layer: Any) -> bool:
-    """Whether ``attn_layer`` is attention of this plugin, or what no model takes: our ``create_model`` refuses that.
+    """Whether ``attn_layer`` is for our ``create_model``: attention of this plugin, or something that it must refuse.
 
     Some convolutional networks of timm have names of their own for it, such as "se".
     """

@@ -1,4 +1,4 @@
-"""The type of options whose values are NAME=VALUE, as in timm's scripts."""
+"""The argparse action of options whose values are NAME=VALUE, as in timm's scripts."""
 
 import argparse
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from timm.utils import ParseKwargs
 
 
 class NamedValues(ParseKwargs):
-    """timm's reader of NAME=VALUE, which refuses a value without a name: timm's own ends in an error of unpacking."""
+    """timm's ``ParseKwargs``, which also refuses a value without a name; timm's own fails to unpack it."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: Any, values: Sequence[str], option_string: str | None = None

@@ -42,7 +42,7 @@ def lineartime(
         kwargs: every other argument of that architecture.
 
     Raises:
-        ValueError: anything else; an attention, or an option of it, that is given beside those that are stored.
+        ValueError: other values of these; an attention, or an option of it, beside those that are stored.
     """
     if not isinstance(of, str) or not is_model(of) or of.partition(".")[0] == ARCHITECTURE:
         raise ValueError(f"of is {of!r}; allowed for {ARCHITECTURE}: the name of a model, as a folder stores it")
@@ -67,7 +67,7 @@ def lineartime(
 
 
 def _refuse_further(kwargs: dict[str, Any]) -> None:
-    """Raise ValueError for arguments that would not reach the stored attention, or not find it."""
+    """Raise ValueError for an attention or an option of it beside the stored ones, and for ``features_only``."""
     if kwargs.get("features_only"):
         raise ValueError(
             "features_only is True; allowed for a stored model whose attention was exchanged: "
@@ -84,7 +84,7 @@ def _refuse_further(kwargs: dict[str, Any]) -> None:
 
 
 def _read_layers(attention: Any) -> dict[str, type[SelfAttention]]:
-    """The layer at each path; ValueError for what is no such list."""
+    """The class of the layer at each path; ValueError for a list of another form."""
     layers: dict[str, type[SelfAttention]] = {}
     for kind in attention if isinstance(attention, list) and attention else [None]:
         if not isinstance(kind, Mapping) or not {"name", "places"} <= kind.keys() <= _KIND:
@@ -108,7 +108,7 @@ def _check_places(model: nn.Module, layers: dict[str, type[SelfAttention]], of: 
 
 
 def _filter(model: nn.Module) -> Any:
-    """What fits the stored weights to another size of images, where that is known."""
+    """The function that fits stored weights to another size of images; None for a model without one."""
     if isinstance(model, Flowformer):
         return fit_hierarchical
     return fit_vision_transformer if isinstance(model, VisionTransformer) else None

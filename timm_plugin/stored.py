@@ -23,8 +23,8 @@ ARCHITECTURE = "lineartime"
 def store_attention(model: nn.Module) -> None:
     """Note in ``model`` which attention it has, for timm's ``save_for_hf`` and ``push_to_hf_hub``.
 
-    ``timm_plugin.create_model`` and ``replace_attention`` do it. A model of timm's own ``create_model`` needs it where
-    ``attn_layer`` is a class that ``attention_layer`` gives: timm stores names alone.
+    ``timm_plugin.create_model`` and ``replace_attention`` call it. A model of timm's own ``create_model`` needs it if
+    ``attn_layer`` is a class that ``attention_layer`` gives: timm stores only names.
 
     Raises:
         ValueError: ``model`` is not one of timm's ``create_model``, which alone knows its architecture; or its
@@ -52,12 +52,12 @@ def store_attention(model: nn.Module) -> None:
 
 
 def name_architecture(model: nn.Module) -> None:
-    """Let ``model``, and no copy of it, say that its architecture is the one that ``timm_plugin.restored`` builds."""
+    """Set the architecture of ``model``, in a configuration of its own, to the one of ``timm_plugin.restored``."""
     model.pretrained_cfg = model.default_cfg = {**model.pretrained_cfg, "architecture": ARCHITECTURE}
 
 
 def store_where_possible(model: nn.Module) -> None:
-    """``store_attention`` of what timm has built in ``model``; a class of a user's own is refused when it is saved."""
+    """Call ``store_attention`` for the models in ``model`` that timm has built; saving a user's own class fails."""
     for built in [module for module in model.modules() if can_be_stored(module)]:
         layers = _layers(built).values()
         own = next((type(layer) for layer in layers if not _is_made(layer)), None)
@@ -102,5 +102,5 @@ def _described(model: nn.Module, layers: dict[str, SelfAttention]) -> list[dict[
 
 
 def _plain(value: Any) -> Any:
-    """JSON has no infinity; options that allow it read its name."""
+    """``value``, with infinity, which JSON lacks, as the text that options read."""
     return "inf" if value == math.inf else value

@@ -91,7 +91,7 @@ class InnerAttention(RemembersOptions):
             that does not support "torchscript".
     """
 
-    # For these, where an instance has its own, torch.jit.trace has no type.
+    # torch.jit.trace has no type for these where an instance has its own.
     __jit_ignored_attributes__ = ("name", "needs", "supports")
     #: The name in the registry, set by ``register_attention``.
     name: ClassVar[str] = ""
@@ -148,9 +148,9 @@ class InnerAttention(RemembersOptions):
         return head_dim
 
     def state_tokens(self) -> int | None:
-        """How many tokens a decoding state holds something of each of, at most; None where it holds every token.
+        """The largest number of tokens that a decoding state has entries for; None if it has entries for all tokens.
 
-        A state of n tokens holds min(n, that many), beside sums whose size does not depend on n.
+        After n tokens it has entries for min(n, that number), and sums whose size does not depend on n.
         """
         return 0 if self.linear_cost else None
 

@@ -56,7 +56,7 @@ class ForgetAttention(InnerAttention):
         return self.inner.packs_documents()
 
     def state_tokens(self) -> int | None:
-        """Those of the inner attention."""
+        """The number for the inner attention."""
         return self.inner.state_tokens()
 
     def projections(self, head_dim: int) -> dict[str, int]:

@@ -51,7 +51,7 @@ class RotaryAttention(InnerAttention):
         return self.inner.linear_cost
 
     def state_tokens(self) -> int | None:
-        """Those of the inner attention."""
+        """The number for the inner attention."""
         return self.inner.state_tokens()
 
     def forward(
@@ -113,7 +113,7 @@ class RotaryAttention(InnerAttention):
         return self.inner.projections(head_dim)
 
     def key_features(self, head_dim: int) -> int:
-        """Those of the inner attention."""
+        """The number for the inner attention."""
         return self.inner.key_features(head_dim)
 
     def reference(

@@ -74,7 +74,7 @@ class ShortConvAttention(InnerAttention):
         return self.inner.packs_documents()
 
     def state_tokens(self) -> int | None:
-        """Those of the inner attention."""
+        """The number for the inner attention."""
         return self.inner.state_tokens()
 
     def projections(self, head_dim: int) -> dict[str, int]:
@@ -82,7 +82,7 @@ class ShortConvAttention(InnerAttention):
         return self.inner.projections(head_dim)
 
     def key_features(self, head_dim: int) -> int:
-        """Those of the inner attention."""
+        """The number for the inner attention."""
         return self.inner.key_features(head_dim)
 
     def forward(

@@ -177,7 +177,7 @@ class GatedAttentionUnit(RemembersOptions):
         return self.chunk_size is not None and not self._keeps_tokens
 
     def state_tokens(self) -> int | None:
-        """How many tokens a decoding state holds at most; None where it holds every token."""
+        """The largest number of tokens that a decoding state holds; None if it holds all tokens."""
         return self.chunk_size if self.linear_cost else None
 
     @property

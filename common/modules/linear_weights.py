@@ -4,9 +4,9 @@ from torch import Tensor, nn
 
 
 def weights_of(linear: nn.Module) -> tuple[Tensor, Tensor | None]:
-    """Weight (out, in) and bias (out,) of an ``nn.Linear``, or of what ``quantize_dynamic`` of torch made of it.
+    """Weight (out, in) and bias (out,) of an ``nn.Linear``, also after torch's ``quantize_dynamic``.
 
-    O(out x in) for the latter, whose weight becomes a float tensor at each call.
+    O(out x in) for a quantised layer, whose weight becomes a float tensor at each call.
     """
     if isinstance(linear.weight, Tensor):
         return linear.weight, linear.bias

@@ -89,7 +89,7 @@ class ContextGroup:
         return torch.stack(gathered)
 
     def meet(self, device: torch.device) -> None:
-        """Wait until all processes are here. The first one waits for each of the others, and so can name one lost."""
+        """Wait for all processes. The first one waits for each of the others in turn, and names one that is lost."""
         token = [torch.zeros(1, dtype=torch.uint8, device=device)]
         others = range(1, self.size) if self.rank == 0 else [0]
         if self.rank:

@@ -1,7 +1,7 @@
-"""Checksums beside fairseq's indexed data sets, ``SPLIT.bin`` and ``SPLIT.idx``, in which fairseq itself has none.
+"""Checksums of fairseq's indexed data sets, ``SPLIT.bin`` and ``SPLIT.idx``, which have none of their own.
 
-``SPLIT.sha256`` is what ``sha256sum SPLIT.bin SPLIT.idx`` prints. Data sets without one, as those of
-fairseq-preprocess, are taken unchecked.
+``SPLIT.sha256`` is what ``sha256sum SPLIT.bin SPLIT.idx`` prints. Data sets without one, such as those
+of fairseq-preprocess, are read unchecked.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ def write_sums(prefix: Path) -> None:
 def check_sums(prefix: Path, combine: bool = False) -> None:
     """Raise ValueError unless the files of ``prefix`` are those that were written; O(their size).
 
-    With ``combine``, those of ``prefix``1, ``prefix``2 and so on, too, which fairseq joins.
+    With ``combine``, also those of ``prefix``1, ``prefix``2 and so on, which fairseq joins.
     """
     number = 0
     while number == 0 or (combine and Path(f"{prefix}{number}.idx").is_file()):

@@ -1,4 +1,4 @@
-"""Configurations of models from hydra, YAML files and overrides: all of one is read, or a key is refused.
+"""Configurations of models from hydra, YAML files and overrides: each key is read or refused.
 
 A configuration is flat, as a command line is (``encoder_embed_dim``), or has fairseq's groups (``encoder: {embed_dim:
 ...}``). fairseq hands that of a model without a dataclass to the named architecture, and merges that of a model with
@@ -31,7 +31,7 @@ GROUPS: dict[str, type] = {"encoder": EncDecBaseConfig, "decoder": DecoderConfig
 _NAMES = ("_name", "arch")
 #: How values of a type are checked, and what a message calls them.
 _TYPES = {int: (IntegerNode, "an integer"), float: (FloatNode, "a number"), bool: (BooleanNode, "true, false")}
-#: Values that a configuration printed whole has of options that nobody chose.
+#: fairseq's defaults, which a configuration that was printed whole has for options that nobody chose.
 _STOCK_DEFAULTS = {**vars(TransformerConfig()), **vars(TransformerLanguageModelConfig())}
 
 
@@ -44,7 +44,7 @@ class Key(NamedTuple):
 
 
 class Known(NamedTuple):
-    """What an architecture reads."""
+    """The options that an architecture reads, and how it reads them."""
 
     #: Its options, with what a command line takes for them where it takes them.
     options: dict[str, Action | None]
@@ -108,7 +108,7 @@ def register_architecture(model: str, name: str) -> Callable[[Callable[[Any], No
 
 
 def readable(options: type[FairseqDataclass], name: str) -> FairseqDataclass:
-    """An instance of ``options`` that stands in fairseq's registry for this dataclass of the model ``name``.
+    """An instance of ``options`` for fairseq's registry of dataclasses, the entry of the model ``name``.
 
     Called, it gives an instance, as the class does. omegaconf copies what it merges a configuration into: the copy is a
     configuration that checks the other one.
@@ -125,7 +125,7 @@ class _CheckedConfig(DictConfig):
     """The configuration of a model that has a dataclass."""
 
     def merge_with(self, *others: Any) -> None:
-        """omegaconf's, of options that were checked; those that a named size sets come with them."""
+        """omegaconf's, after the options are checked and those that a named size sets are added."""
         for other in others:
             given = OmegaConf.to_container(other, resolve=False, enum_to_str=True)
             given.update({x: OmegaConf.to_container(other[x], resolve=True) for x in GROUPS if _is_group(given.get(x))})
@@ -158,7 +158,7 @@ def _sized(name: str, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read_and_complete(complete: Callable[[Any], None], args: Any) -> None:
-    """``complete`` what a command line or a configuration, which becomes flat, left open."""
+    """Make ``args`` flat if it is a configuration; then ``complete`` the options that it leaves open."""
     if OmegaConf.is_config(args):
         given = OmegaConf.to_container(args, resolve=True, enum_to_str=True)
         # fairseq reads a checkpoint's with this flag; hydra's has none.
@@ -172,7 +172,7 @@ def _read_and_complete(complete: Callable[[Any], None], args: Any) -> None:
 
 @cache
 def _known(name: str) -> Known:
-    """What the architecture ``name`` reads."""
+    """The options of the architecture ``name``; see ``Known``."""
     model = ARCH_MODEL_REGISTRY[name]
     declared, config = declared_options(model), getattr(model, "__dataclass", None)
     values = _filled(name, {}) if config is None else vars(config())
@@ -182,7 +182,7 @@ def _known(name: str) -> Known:
 
 
 def _keys(given: Mapping[str, Any], known: Known) -> Iterator[Key]:
-    """The keys of ``given``; those come last that ``transformer`` takes where it has two of an option."""
+    """The keys of ``given``; of two keys for one option, the one that ``transformer`` takes comes last."""
     last: list[Key] = []
     for key, value in given.items():
         fitting = [group for group, config in GROUPS.items() if key in config.__dataclass_fields__]
@@ -196,9 +196,9 @@ def _keys(given: Mapping[str, Any], known: Known) -> Iterator[Key]:
 
 
 def _rest_of_groups(given: Mapping[str, Any], options: dict[str, Any], known: Known) -> dict[str, Any]:
-    """What fairseq takes for the rest of a group: all of it for ``transformer``, else what follows from it.
+    """Values of fairseq for options that a given group leaves open: all of them for ``transformer``.
 
-    The latter are the widths of a decoder's input and output, which are ``embed_dim``.
+    For other models only those that follow from the group: a decoder's input and output are as wide as ``embed_dim``.
     """
     rest: dict[str, Any] = {}
     for group, config in GROUPS.items():
@@ -244,7 +244,7 @@ def _check_unread(name: str, key: Key, known: Known) -> None:
 
 
 def _is_unused(name: str, key: Key, known: Known) -> bool:
-    """Whether the value is none of the choices, and only what fairseq's own models have where nobody chose."""
+    """Whether the value is not allowed but is fairseq's default, which nobody has chosen."""
     action = known.options[key.option]
     if not action or not action.choices or key.value in action.choices:
         return False

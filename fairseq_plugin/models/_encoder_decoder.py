@@ -78,7 +78,7 @@ class LinearTimeTransformer(NoTorchScript, MarksDecay, CheckedLoading, Transform
     #: The dataclass of those options.
     options_class: type = FairseqDataclass
     stock_model = TransformerModel
-    #: Groups of a configuration, such as ``encoder``, are whole where they are given, as in ``transformer``.
+    #: A group of a configuration, such as ``encoder``, sets all of its options if it is given, as in ``transformer``.
     reads_groups = True
 
     @classmethod

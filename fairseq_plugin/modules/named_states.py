@@ -32,9 +32,10 @@ def state_of(model: nn.Module, named: dict[str, Tensor], rows: Tensor) -> Increm
 
 
 def check_named_state(model: nn.Module, named: Mapping[str, Tensor], rows: int | None = None) -> None:
-    """Raise ValueError unless ``named`` is a state of ``model`` after some tokens, of so many ``rows`` if given.
+    """Raise ValueError unless ``named`` is a state of ``model`` after some tokens, with ``rows`` rows if given.
 
-    Each attention has one, nothing else, all of one number of rows and of finite numbers. O(size of the state).
+    Each attention must have a state, and nothing else; all have equally many rows and finite values. O(size of the
+    state).
     """
     paths = {path for path, module in model.named_modules() if _identity(module)}
     there = {name: name.rsplit(".", 2)[0] if name.count(".") > 1 else "" for name in named}

@@ -89,7 +89,7 @@ class ImagePlan:
 
 
 class Learned(NamedTuple):
-    """What is kept of the training of a teacher; see ``Ran``."""
+    """Stored results of the training of a teacher; see ``Ran``."""
 
     losses: dict[str, float]
     parameters: int
@@ -97,7 +97,7 @@ class Learned(NamedTuple):
 
 
 class Made(NamedTuple):
-    """What is kept of a form of a teacher; see ``Outcome``."""
+    """Stored results of a form of a teacher; see ``Outcome``."""
 
     parameters: int
     learned: int

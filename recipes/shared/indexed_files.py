@@ -36,7 +36,7 @@ def write_split(folder: Path, split: str, sequences: Iterable[np.ndarray], symbo
 def split_writer(folder: Path, split: str, symbols: int) -> Iterator[Callable[[np.ndarray], None]]:
     """Yield a function that writes the next sequence of tokens (T,), below ``symbols``, of a split in ``folder``.
 
-    At the end it has checksums; see ``fairseq_plugin.data.indexed_sums``.
+    At the end checksums are written; see ``fairseq_plugin.data.indexed_sums``.
     """
     prefix = str(folder / split)
     builder = indexed_dataset.make_builder(indexed_dataset.data_file_path(prefix), "mmap", vocab_size=symbols)

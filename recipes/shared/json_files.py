@@ -18,7 +18,7 @@ def read_json(path: Path, allowed: str = _ALLOWED, **kinds: Any) -> dict[str, An
     """The object in a file that a command wrote, with at least the names of ``kinds``, of these types; see ``typed``.
 
     Raises:
-        ValueError: it is not there or is damaged; the message says what is ``allowed``.
+        ValueError: the file is missing or damaged; the message says what is ``allowed``.
     """
     found = json_files.read(path, allowed)
     missing = [name for name in kinds if name not in found] if isinstance(found, dict) else ["object"]
@@ -57,7 +57,7 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 
 
 def measured(path: Path, measure: Callable[[], dict[str, Any]], kind: Any) -> Any:
-    """What ``measure`` says, kept at ``path``, so that it is measured once, as ``kind``; see ``read_record``."""
+    """The result of ``measure`` as ``kind``, kept at ``path`` so that it is measured once; see ``read_record``."""
     if not path.exists():
         write_json(path, measure())
     return read_record(path, kind)

@@ -92,7 +92,7 @@ def read(path: Path, plan: Plan) -> Earlier:
 
 
 def read_outcomes(path: Path) -> tuple[Plan, Earlier]:
-    """What was planned, and what came of it, in ``path``, a results.json.
+    """The plan and the outcomes in ``path``, the results.json of a comparison.
 
     Raises:
         ValueError: it is no such file.

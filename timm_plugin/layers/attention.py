@@ -25,7 +25,7 @@ OF_SETS = frozenset({"favor", "flow", "hedgehog", "linear", "quadratic", "reform
 
 
 class Uncalled(nn.Module):
-    """Beside a module that stands where timm's Attention has one and is never called: a hook on it is a UserWarning."""
+    """Mixin of a part that timm's Attention calls and ours never calls: registering a hook is a UserWarning."""
 
     def register_forward_hook(self, *args: Any, **kwargs: Any) -> RemovableHandle:
         """torch's, with a UserWarning: the hook is never called."""
@@ -58,11 +58,11 @@ def _warn_of_hook() -> None:
 
 
 class UncalledDropout(Uncalled, nn.Dropout):
-    """The dropout rate of a mechanism; timm's Attention, unless ``fused_attn``, calls it with the weights of pairs."""
+    """The dropout rate of a mechanism, under the name of the layer that timm's Attention has for its weights."""
 
 
 class UncalledIdentity(Uncalled, nn.Identity):
-    """The normalisation of queries or keys where a mechanism has none."""
+    """A placeholder for the normalisation of queries or keys that a mechanism does not have."""
 
 
 class SelfAttention(nn.Module):
@@ -157,12 +157,12 @@ class SelfAttention(nn.Module):
 
     @property
     def scale(self) -> float:
-        """By what timm's Attention multiplies queries, d ** -0.5; the mechanism has its own factor, or none."""
+        """The factor of queries in timm's Attention, d ** -0.5; the mechanism has its own factor, or none."""
         return self.head_dim**-0.5
 
     @property
     def fused_attn(self) -> bool:
-        """True, as in a timm's Attention that forms no weights of pairs of tokens; it stays True with a UserWarning."""
+        """True, as in timm's Attention where it forms no attention weights; setting it to False is a UserWarning."""
         return True
 
     @fused_attn.setter

@@ -71,7 +71,7 @@ def _step(
 
 
 def _no_sums(state: State, maps: Maps, is_full: bool) -> State:
-    """The sums over no token, of as many features as they have where the window ``is_full``, which it was not."""
+    """Sums over no tokens: of all features if the window ``is_full`` from now on, otherwise of none."""
     features = maps.number_of_features() if is_full else 0
     vectors = state["v"].new_zeros(*state["v"].shape[:2], features)
     return {"sum_k": vectors, "sum_kv": vectors.unsqueeze(-1).expand(*vectors.shape, state["v"].shape[3]).contiguous()}

@@ -37,7 +37,7 @@ class Maps(NamedTuple):
         return learned_features(k, self.key_weight, self.key_bias, self.feature_map, None)
 
     def number_of_features(self) -> int:
-        """f."""
+        """The number f of features of a query or key."""
         return number_of_features(self.key_weight, self.feature_map)
 
 

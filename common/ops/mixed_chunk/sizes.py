@@ -1,8 +1,8 @@
-"""How large a state of causal mixed chunk attention is: as the tokens so far require, where their number is known.
+"""Sizes of a state of causal mixed chunk attention: what the tokens so far require, where their number is known.
 
 A state has slots for the tokens of a chunk, a block of fewer than R tokens, and a sum over earlier chunks, which has no
 rows before the first chunk is full. On a GPU, and where something traces, numbers of tokens are not looked at: all of
-these have their largest size from the beginning, with a block of R slots. A state that has that keeps it.
+these have their largest size from the beginning, with a block of R slots. A state of the largest size keeps it.
 """
 
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from ..shared.state import State, begins_largest
 from ..shared.tracing import runs_eagerly
 
-#: A block has as many slots as divide a chunk, at most so many.
+#: The limit of the slots of a block, whose number divides a chunk.
 _LARGEST_BLOCK = 16
 #: The sizes that entries of a state have.
 _FIELDS = {"ring": "slots", "chunk": "slots", "block": "block", "sum_kv": "sums"}
@@ -28,7 +28,7 @@ class Sizes(NamedTuple):
     sums: int
 
     def of(self, name: str) -> int | None:
-        """That of the entry ``name``; None for an entry that has one size."""
+        """The size of the entry ``name``; None for an entry whose size never changes."""
         return getattr(self, _FIELDS[name]) if name in _FIELDS else None
 
 
@@ -55,7 +55,7 @@ def counts_of_state(state: State, chunk_size: int) -> list[int] | None:
 
 
 def first_sizes(chunk_size: int, s: int) -> Sizes:
-    """Those of the state before the first token."""
+    """Sizes of the state before the first token."""
     return largest_sizes(chunk_size, s) if begins_largest() else Sizes(0, 0, 0)
 
 
@@ -65,12 +65,12 @@ def one_position(counts: list[int] | None) -> int | None:
 
 
 def largest_sizes(chunk_size: int, s: int) -> Sizes:
-    """Those of any state."""
+    """Sizes that no state exceeds."""
     return Sizes(chunk_size, block_length(chunk_size), s)
 
 
 def sizes_after(counts: list[int] | None, chunk_size: int, s: int, keeps_chunk_before: bool) -> Sizes:
-    """Those of the state after ``counts`` tokens, which may hold tokens of the chunk before the current one, too."""
+    """Sizes after ``counts`` tokens of a state that holds the current chunk, and with the flag the one before it."""
     if counts is None:
         return largest_sizes(chunk_size, s)
     length, slots = block_length(chunk_size), [count % chunk_size for count in counts]
@@ -81,7 +81,7 @@ def sizes_after(counts: list[int] | None, chunk_size: int, s: int, keeps_chunk_b
 
 
 def sizes_of_step(counts: list[int] | None, chunk_size: int, s: int) -> Sizes:
-    """Those that a step needs in which each row writes into its own slot: slots of whole blocks, and one block."""
+    """Sizes for a step in which each row writes into a slot of its own: whole blocks of slots, and one block."""
     largest = largest_sizes(chunk_size, s)
     slots = chunk_size if counts is None else (max(counts, default=0) // largest.block + 1) * largest.block
     return largest if slots >= chunk_size else Sizes(slots, largest.block, 0)
@@ -99,7 +99,7 @@ def _resized(x: Tensor, size: int | None) -> Tensor:
 
 
 def sizes_of_state(state: State | None, chunk_size: int, s: int, keeps_chunk_before: bool) -> Sizes:
-    """Those of a given ``state``, as far as they are allowed: what its tokens require, and at most the largest."""
+    """Sizes of a given ``state`` where they are allowed: what its tokens require at least, the largest at most."""
     count = state.get("count") if isinstance(state, dict) else None
     is_count = isinstance(count, Tensor) and count.dim() == 1 and count.dtype == torch.int64
     counts, most = counts_of(count, keeps_largest=False) if is_count else None, largest_sizes(chunk_size, s)

@@ -1,4 +1,4 @@
-"""The last tokens that a state holds, newest last: as many as there were, until they are as many as a window has.
+"""The last tokens that a state holds, newest last: all tokens so far, up to the size of a window.
 
 What it holds of them, (B, H, L, ...), grows with the tokens that are read, padding included, so that its size does not
 depend on what tensors hold. Once L is the window, it stays. A row that had fewer real tokens has nothing in its first
@@ -15,12 +15,12 @@ from .tracing import runs_eagerly
 
 
 def held_length(state: State | None, name: str, most: int) -> int:
-    """L, the tokens of ``state[name]``, at most ``most``; of None those of a state that begins.
+    """L, the number of tokens in ``state[name]``, at most ``most``; for None, that of a new state.
 
-    Where it is no such tensor it is ``most``, so that ``check_state`` says what is allowed.
+    For an entry of another kind it is ``most``, so that ``check_state`` says what is allowed.
 
     Raises:
-        ValueError: a row had more tokens than that, so that this is the state of a shorter window.
+        ValueError: a row had more than L tokens and L is below ``most``: the state of a shorter window.
     """
     entry = state.get(name) if isinstance(state, dict) else None
     if not isinstance(entry, Tensor) or entry.dim() < 3 or entry.shape[2] > most:

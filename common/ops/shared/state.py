@@ -24,9 +24,10 @@ _ENTRY_DTYPES = {
 
 @contextmanager
 def largest_states() -> Iterator[None]:
-    """Inside, a decoding state that has a largest size has it from the first token on, and keeps it afterwards.
+    """Let decoding states that have a largest size have it from the first token on; they keep it afterwards.
 
-    For what needs one shape: a graph of a step, a message between processes. Other states grow with the tokens.
+    It is a context manager for what needs one shape: a graph of a step, a message between processes. Other states grow
+    with the tokens.
     """
     token = _BEGINS_LARGEST.set(True)
     try:

@@ -30,15 +30,12 @@ def may_be_exported() -> bool:
 
 
 def is_exported() -> bool:
-    """Whether torch.export certainly traces; of torch 2.6, which cannot tell it from torch.compile, never."""
+    """Whether torch.export certainly traces; False with torch 2.6, which cannot tell it from torch.compile."""
     return hasattr(torch.compiler, "is_exporting") and torch.compiler.is_exporting()
 
 
 def may_checkpoint() -> bool:
-    """Whether what is cheap to compute may go through ``torch.utils.checkpoint``, where gradients are computed at all.
-
-    torch.func has no hooks on what is saved.
-    """
+    """Whether gradients are computed, and ``torch.utils.checkpoint`` works: its hooks do not under torch.func."""
     return torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active()
 
 

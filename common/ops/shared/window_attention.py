@@ -170,7 +170,7 @@ def _held(count: Tensor, options: WindowOptions) -> Tensor:
 
 
 def _with_room(state: State, options: WindowOptions, n: int) -> State:
-    """``state`` with empty places for those of ``n`` more tokens that are among the first g of their sequence."""
+    """``state`` with empty places for those of the next ``n`` tokens that may be among the first g of a sequence."""
     if not options.global_tokens:
         return state
     held = state["global_k"].shape[2]

@@ -156,7 +156,7 @@ def _decoding_candidate(
 
 
 def beam_generation(settings: Settings, size: int) -> list[Candidate | Absent]:
-    """Every model that decodes, which generates ``size`` tokens of ``ROWS`` hypotheses."""
+    """A candidate for every model that decodes: it generates ``size`` tokens of ``ROWS`` hypotheses."""
     names = (STOCK, *(f"{name}_lm" for name in ATTENTIONS if is_causal(name)), *UNITS)
     reason = missing("fairseq")
     if reason is not None:

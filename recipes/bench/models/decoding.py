@@ -29,7 +29,7 @@ def decoding_step(model: nn.Module, tokens: Tensor, state: State) -> Callable[[]
 
 
 def beam_generation(model: nn.Module, tokens: Tensor, beam: int) -> tuple[Callable[[], list[Tensor]], Tensor]:
-    """A function that reads ``tokens`` (B, n) one by one, and the sequences that its rows are after the last of them.
+    """A function that reads ``tokens`` (B, n) one by one, and the sequences (B, n) that its rows end as.
 
     Before each token every row goes on from one of its ``beam``, drawn at random, as in fairseq's search. It gives the
     logits after the last token.
