@@ -1,4 +1,4 @@
-"""DAFT's language models by fairseq's commands: precision, resuming, two processes, hydra, what is refused."""
+"""DAFT's language models by fairseq's commands: precision, resuming, hydra, what is refused."""
 
 import json
 import math
@@ -11,7 +11,7 @@ import torch
 import yaml
 from fairseq.checkpoint_utils import load_model_ensemble_and_task
 
-from tests.fairseq_plugin.helpers.commands import USER_DIR, run_in_turn, run_module, run_two_processes, training_command
+from tests.fairseq_plugin.helpers.commands import USER_DIR, run_in_turn, run_module, training_command
 from tests.fairseq_plugin.helpers.language_models import DAFT_FAMILY, SMALL
 from tests.fairseq_plugin.helpers.logs import entries, losses
 
@@ -27,16 +27,11 @@ MODES = {
     "noise": ["--quant-noise-pq", "0.1", "--attention-dropout", "0.1", "--decoder-layerdrop", "0.2"],
 }
 RUNS = [*(("daft_conv_lm", mode) for mode in MODES), ("daft_full_lm", "plain")]
-#: Batches of unequal numbers of tokens, and a regulariser that shows.
-UNEQUAL = (
-    "--dropout 0 --max-tokens 96 --sample-break-mode eos --no-epoch-checkpoints --criterion sparse_cross_entropy "
-    "--entropy-weight 1"
-).split()
 
 
 @pytest.fixture(scope="module")
 def trained(data_bin: str, tmp_path_factory: pytest.TempPathFactory):
-    """Six updates in every mode, three that another process continues and evaluates twice, one run of UNEQUAL."""
+    """Six updates in every mode, and three that another process continues and evaluates twice."""
     root = tmp_path_factory.mktemp("daft")
 
     def training(arch: str, name: str, *arguments: str):
@@ -45,8 +40,6 @@ def trained(data_bin: str, tmp_path_factory: pytest.TempPathFactory):
 
     commands = {(arch, mode): training(arch, mode, *MODES[mode]) for arch, mode in RUNS}
     commands.update({(arch, "first half"): training(arch, "continued", "--max-update", "3") for arch in DAFT_FAMILY})
-    doubled = training_command(data_bin, str(root / "doubled"), "daft_conv_lm", *UNEQUAL, "--update-freq", "2")
-    commands["doubled"] = ("fairseq_cli.train", doubled, "")
     logs = dict(zip(commands, run_in_turn(*commands.values())))
     commands = {}
     for arch in DAFT_FAMILY:
@@ -97,17 +90,6 @@ def test_evaluation_draws_nothing(trained, arch: str) -> None:
     )
     valid = entries(trained.logs[arch, "second half"], "valid")[-1]
     assert first == again and math.isclose(float(first), 2.0 ** valid["valid_loss"], rel_tol=0.01)
-
-
-def test_two_processes_train_as_one(trained, data_bin: str, tmp_path: Path) -> None:
-    """Two gloo processes log and learn what one process with twice the --update-freq does, the regulariser included."""
-    two = run_two_processes(training_command(data_bin, str(tmp_path), "daft_conv_lm", *UNEQUAL))
-    logs = [entries(output, "train_inner") for output in (two[0], trained.logs["doubled"])]
-    assert len(logs[0]) == len(logs[1]) == 6 and len({entry["wpb"] for entry in logs[0]}) > 1
-    for key in ("loss", "ppl", "position_entropy"):
-        assert [entry[key] for entry in logs[0]] == [entry[key] for entry in logs[1]], key
-    states = [torch.load(folder / "checkpoint_last.pt")["model"] for folder in (tmp_path, trained.root / "doubled")]
-    assert max((states[0][name] - states[1][name]).abs().max().item() for name in states[0]) < 1e-5
 
 
 def test_hydra_training(data_bin: str, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from fairseq.checkpoint_utils import load_model_ensemble_and_task
 from fairseq.models import ARCH_MODEL_REGISTRY
 
 from tests.compare import assert_close
-from tests.fairseq_plugin.helpers.commands import USER_DIR, run_in_turn, run_module, run_two_processes, training_command
+from tests.fairseq_plugin.helpers.commands import USER_DIR, run_in_turn, run_module, training_command
 from tests.fairseq_plugin.helpers.logs import entries, losses, perplexity
 from tests.processes import CHECKOUT
 
@@ -212,14 +212,3 @@ def test_namespaces_in_a_checkpoint_load(data_bin: str, tmp_path: Path) -> None:
     run_module("fairseq_cli.train", training_command(data_bin, str(tmp_path), "flowformer_lm", *options))
     evaluation = [data_bin, "--user-dir", USER_DIR, "--path", str(tmp_path / "checkpoint_last.pt"), "--cpu"]
     assert math.isfinite(perplexity(run_module("fairseq_cli.eval_lm", [*evaluation, "--tokens-per-sample", "48"])))
-
-
-def test_two_processes_train_as_one(data_bin: str, tmp_path: Path) -> None:
-    """Two gloo processes give the loss and the weights of one process with twice the --update-freq."""
-    common = ["--dropout", "0", "--max-tokens", "192"]
-    two = run_two_processes(training_command(data_bin, str(tmp_path / "two"), "flowformer_lm", *common))
-    doubled = training_command(data_bin, str(tmp_path / "one"), "flowformer_lm", *common, "--update-freq", "2")
-    one = run_module("fairseq_cli.train", doubled)
-    assert len(losses(one)) == 6 and losses(two[0]) == losses(one)
-    states = [torch.load(tmp_path / name / "checkpoint_last.pt")["model"] for name in ("two", "one")]
-    assert max((states[0][name] - states[1][name]).abs().max().item() for name in states[0]) < 1e-6

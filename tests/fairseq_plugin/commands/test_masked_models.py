@@ -1,4 +1,4 @@
-"""Masked models by fairseq's commands: train, validate, precision, two processes, hydra, loading in Python."""
+"""Masked models by fairseq's commands: train, validate, precision, hydra, loading in Python."""
 
 import argparse
 import json
@@ -20,7 +20,6 @@ from tests.fairseq_plugin.helpers.commands import (
     masked_training_command,
     run_in_turn,
     run_module,
-    run_two_processes,
 )
 from tests.fairseq_plugin.helpers.logs import entries, losses
 from tests.fairseq_plugin.helpers.masked_models import build_masked, features, small
@@ -183,22 +182,6 @@ def test_training_modes(modes: dict[str, str], mode: str) -> None:
         assert max(abs(a - b) for a, b in zip(numbers, losses(modes["plain"]))) < 0.02
     else:
         assert numbers != losses(modes["plain"])
-
-
-def _states(root: Path, *names: str) -> list[dict[str, torch.Tensor]]:
-    return [torch.load(root / name / "checkpoint_last.pt")["model"] for name in names]
-
-
-def test_two_processes_train_as_one(data_bin: str, tmp_path: Path) -> None:
-    """Two gloo processes give the loss and the weights of one process with twice the --update-freq."""
-    # Sentences of unequal length: the batches of the two ranks differ in their numbers of tokens.
-    options = ["--dropout", "0", "--max-tokens", "192", "--sample-break-mode", "complete"]
-    two = run_two_processes(masked_training_command(data_bin, str(tmp_path / "two"), "flash_mlm", *options))
-    doubled = masked_training_command(data_bin, str(tmp_path / "one"), "flash_mlm", *options, "--update-freq", "2")
-    one = run_module("fairseq_cli.train", doubled)
-    assert len(losses(one)) == 6 and losses(two[0]) == losses(one)
-    states = _states(tmp_path, "two", "one")
-    assert max((states[0][name] - states[1][name]).abs().max().item() for name in states[0]) < 1e-6
 
 
 def test_hydra_training(data_bin: str, tmp_path: Path) -> None:

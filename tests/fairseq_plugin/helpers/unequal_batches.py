@@ -1,4 +1,4 @@
-"""Short trainings of every task and criterion of this plugin, whose batches differ between two processes.
+"""Short trainings of every task and criterion of this plugin, and of masked models, that differ between two processes.
 
 The batch of the first process has no padding, that of the second has some. One process reads both in each update.
 """
@@ -39,7 +39,12 @@ _SIZES = "--encoder-layers 1 --encoder-embed-dim 16 --encoder-ffn-embed-dim 32 -
 _CONTEXT = "--task context_parallel_language_modeling"
 #: The arguments of fairseq-train, by name; the first one is a folder that ``write`` makes.
 _COMMANDS = {
-    "sparse_cross_entropy": f"text --task language_modeling --arch daft_conv_lm --criterion sparse_cross_entropy {_LM}",
+    "sparse_cross_entropy": f"text --task language_modeling --arch daft_conv_lm --criterion sparse_cross_entropy {_LM} "
+    "--entropy-weight 1",
+    "masked": " ".join(
+        ("text --task masked_lm --criterion masked_lm --mask-prob 0.5 --sample-break-mode eos --tokens-per-sample 16",)
+        + ("--arch flash_mlm", *small_masked("flash_mlm"), "--dropout 0 --attention-dropout 0")
+    ),
     "prompted": f"text --task prompted_language_modeling --arch flowformer_lm --criterion cross_entropy {_LM}",
     "streaming": f"text --task streaming_language_modeling --arch flowformer_lm --criterion cross_entropy {_LM} "
     f"--sample-break-mode none --tokens-per-sample {_BLOCK}",
@@ -104,7 +109,8 @@ def build(name: str, folder: Path, processes: int = 1) -> Training:
     if name in _OF_A_TEACHER:
         return _of_a_teacher(*_OF_A_TEACHER[name], folder / name, processes)
     data, *command = _COMMANDS[name].split()
-    command += small(command[command.index("--arch") + 1]) if data in ("text", "pixels") else []
+    arch = command[command.index("--arch") + 1]
+    command += small(arch) if arch.endswith("_lm") else []
     command += ["--lineartime-context-parallel", str(processes)] if name == "context_parallel" else []
     args = options.parse_args_and_arch(options.get_training_parser(), [str(folder / data), *command])
     task = tasks.setup_task(args)

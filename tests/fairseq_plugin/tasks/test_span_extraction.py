@@ -18,7 +18,7 @@ from fairseq_plugin.models._masked_model import LinearTimeMaskedModel
 from fairseq_plugin.tasks.span_extraction import HEAD
 from tests.compare import assert_close
 from tests.fairseq_plugin.helpers import masked_models
-from tests.fairseq_plugin.helpers.commands import USER_DIR, run_in_turn, run_two_processes
+from tests.fairseq_plugin.helpers.commands import USER_DIR, run_in_turn
 from tests.fairseq_plugin.helpers.logs import entries
 from tests.fairseq_plugin.helpers.spans import TASK, WINDOWS, training_command, write_names
 
@@ -321,10 +321,3 @@ def test_it_goes_on_as_if_it_had_never_stopped(data, tmp_path):
     found = json.loads(re.search(r"^RESUMED (.*)$", output, flags=re.MULTILINE)[1])["spans"]
     assert 1 < found["epochs"] < 2, "it was to be stopped in its second epoch"
     assert found["resumed"] == found["whole"][5:] and found["differs"] == []
-
-
-def test_two_processes_train_together(data, tmp_path):
-    """Their losses are added; what they would answer is not gathered on CPUs, and fairseq-train says so."""
-    command = training_command(data, str(tmp_path), "flash_mlm", "--max-update", "2", "--batch-size", "8")
-    logs = run_two_processes([*command, "--disable-validation"])
-    assert len(entries(logs[0], "train_inner")) == 2
