@@ -41,7 +41,7 @@ def _selection(config: pytest.Config) -> Selection | None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Of a selection, the files in which there is nothing for it."""
+    """Ignore files and folders without a test of the selection."""
     selection = _selection(config)
     return True if selection is not None and not selection.is_on_the_way(collection_path) else None
 

@@ -1,4 +1,4 @@
-"""The tests of ``make quick`` and ``make quick-oldest``: of some files and folders those whose names match."""
+"""The tests of ``make quick`` and ``make quick-oldest``: files and folders, and in each the names that match."""
 
 import re
 from pathlib import Path

@@ -40,7 +40,7 @@ def _layer_of(name: str, attention: nn.Module) -> nn.Module:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_both_hosts_have_the_same_loss(name: str, tmp_path: Path) -> None:
-    """Of the first layer of a masked model, without padding; a mechanism without such weights is refused by both."""
+    """The first layer of a masked model has it, without padding; both refuse a mechanism without such weights."""
     one_layer = ("--encoder-layers", "1")
     pair = make_pair(tmp_path, "mlm", f"{name}_mlm", one_layer, lineartime_trained_parameters="attention")
     sample = make_sample("mlm", length=LENGTH)

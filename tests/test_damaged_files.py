@@ -255,7 +255,7 @@ def _fourth(numbers: Tensor, value: int) -> Tensor:
     return numbers.index_fill(0, torch.tensor(3), value)
 
 
-#: Of the tensors of a file, by whoever changes one.
+#: Changes of the tensors of a file.
 TENSORS = {
     "a bit of a state": lambda x: _first(x, lambda y: torch.nextafter(y, y + 1)),
     "NaN": lambda x: _first(x, lambda y: y.fill_(torch.nan)),
@@ -281,7 +281,7 @@ TENSORS = {
     "tokens in two dimensions": lambda x: {**x, "tokens": x["tokens"][None]},
     "doubles": lambda x: {name: y.double() if y.is_floating_point() else y for name, y in x.items()},
 }
-#: What a digest alone tells.
+#: Changes that only the digest reveals.
 LEGIBLE = ("a bit of a state", "another token", "doubles")
 
 

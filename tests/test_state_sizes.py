@@ -19,7 +19,7 @@ CHANNELS, LENGTHS = 64, (64, 4096)
 
 @torch.no_grad()
 def kibibytes(name: str, n: int) -> int:
-    """Those of the state of one head after n tokens, rounded up."""
+    """KiB of the state of one head after n tokens, rounded up."""
     attention = build_attention(name, True, num_heads=1, head_dim=CHANNELS, max_tokens=n).eval()
     widths = attention.projections(CHANNELS)
     projected = {x: torch.ones(1, 1, n, widths[x]) if x in widths else None for x in ("q", "k", "v")}

@@ -133,13 +133,13 @@ REFUSED = {
     "constraints": {"constraints": "ordered"},
     "lm_path": {"extra": {"lm_model": nn.Identity()}},
 }
-#: Of these the READMEs say what is different, or that it is fairseq's own; they have tests of their own.
+#: Options of which the READMEs say what is different, or that it is fairseq's own; they have tests of their own.
 OF_THEIR_OWN = {"no_repeat_ngram_size", "diverse_beam_groups", "diversity_rate", "score_reference"}
 
 
 @pytest.mark.parametrize("option", sorted(x.name for x in fields(GenerationConfig) if x.name != "_name"))
 def test_every_option_of_generation(option: str) -> None:
-    """It gives what fairseq's own gives, or is refused by its name; an option that is in no table fails here."""
+    """An option gives what fairseq's own gives, or is refused by its name; one that is in no table fails here."""
     model, prompts = _model("linear_lm"), _prompts(7, 3)
     if option in REFUSED:
         with pytest.raises(ValueError, match=f"--{option.replace('_', '-')}"):

@@ -69,7 +69,7 @@ def test_two_processes_are_one(name: str, folder: Path, settings, printed: list[
 
 
 def test_a_process_that_is_lost_is_named(folder: Path, settings, tmp_path: Path) -> None:
-    """Of two that hold a sequence one is killed after its last message, where fairseq would reduce next."""
+    """One of two that hold a sequence is killed after its last message, where fairseq would reduce next."""
     processes = Processes(2, tmp_path, unequal_batches.one_is_killed, str(folder), settings)
     codes = processes.wait(60)
     assert 0 not in codes and None not in codes

@@ -213,7 +213,7 @@ def weighs_all_tokens(case: Case) -> bool:
 
 @pytest.mark.parametrize("name", ATTENTIONS)
 def test_a_weighted_mean_is_declared_where_it_is_one(name: str) -> None:
-    """Outside of a window are no weights, gates and unit vectors are no means, random features may be below 0."""
+    """Windows leave tokens out, gates and unit vectors give no means, and random features may be below 0."""
     found = [weighs_all_tokens(case) for case in PLAIN if case.name == name]
     assert all(found) == ATTENTIONS[name].weighted_mean
 

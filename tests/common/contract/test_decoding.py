@@ -76,7 +76,7 @@ def test_extend_is_forward_with_every_option(case):
 @pytest.mark.parametrize("side", ["none", "left"])
 @torch.no_grad()
 def test_a_state_is_as_large_as_the_text_requires(side, case):
-    """Of one size where it holds no tokens; otherwise in proportion to them, a block of 16 more or less.
+    """A state that holds no tokens has one size; others grow in proportion to them, a block of 16 more or less.
 
     The largest size is that of a state that has it from the beginning, and is never left.
     """

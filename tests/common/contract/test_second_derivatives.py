@@ -34,7 +34,7 @@ STEP = 1e-7
 
 @pytest.fixture(autouse=True)
 def kernels_with_second_derivatives():
-    """Of torch's softmax attention; the fused one has none, which a test of its own says."""
+    """Use torch's softmax attention that has them; another test says that the fused one has none."""
     with sdpa_kernel(SDPBackend.MATH):
         yield
 
@@ -112,7 +112,7 @@ def test_sequences_in_parts(case: Case):
 
 @cases(case for case in PLAIN if not case.kind.linear_cost and "differences" not in without(case.name))
 def test_more_tokens_than_a_block_of_quadratic_attention(case: Case):
-    """Whose blocks are formed again in the backward pass, which must not look at the length."""
+    """Blocks are computed again in the backward pass, which must not look at the length."""
     n = 257
     module = case.build(max_tokens=n)
     inputs = tensors(module, n, batch=1)

@@ -96,7 +96,7 @@ def test_one_graph_is_for_any_length(case):
 @cases((case for case in traced if is_linear(case.kind)), causal=True)
 @torch.no_grad()
 def test_steps_of_decoding_compile_into_one_graph(case):
-    """From a state of the largest size, or one that has no other."""
+    """Steps begin with a state of the largest size, or of the only one."""
     module, graphs = case.build(torch.float32), []
     inputs = tensors(module, 8, dtype=torch.float32, grad=False)
 
@@ -210,7 +210,7 @@ def test_gradients_of_each_sample_by_functorch(case):
 
 @cases(case for case in PLAIN if not is_linear(case.kind) and not case.image)
 def test_functorch_of_more_tokens_than_a_block(case):
-    """Whose blocks eager PyTorch computes again in the backward pass, with hooks that torch.func has not."""
+    """Eager PyTorch computes blocks again in the backward pass, with hooks that torch.func does not have."""
     module = case.build(max_tokens=257)
     inputs = tensors(module, 257, batch=1, grad=False)
     v, rest = inputs.pop("v"), inputs

@@ -129,7 +129,7 @@ class Attending(nn.Module):
 
 
 def gradients_of_gradients_are_refused(rank: int) -> None:
-    """By each process at once, whether sums are gathered or a state goes from one to the next."""
+    """Each process refuses at once, whether sums are gathered or a state goes from one to the next."""
     group = ContextGroup()
     for case in causal_cases():
         if case.name in ("linear", "gla"):

@@ -71,9 +71,9 @@ _OF_A_TEACHER = {
     **{f"distillation_{kind}": ("distillation", kind, None) for kind in transfer.TEACHERS},
 }
 CASES = (*_COMMANDS, *_OF_A_TEACHER)
-#: Where no batch has padding: images have one size.
+#: Cases in which no batch has padding: images have one size.
 WITHOUT_PADDING = ("pixels",)
-#: Whose validation in several processes needs GPUs.
+#: Cases whose validation in several processes needs GPUs.
 NOT_VALIDATED = ("spans",)
 
 
@@ -205,7 +205,7 @@ def _logged(step: Callable[[], Any]) -> dict[str, float]:
 
 
 def kinds(name: str, folder: Path) -> dict[str, list[dict[str, Any]]]:
-    """Of each batch, the kinds of what is logged, in order, in training and in evaluation."""
+    """The kinds of the values that each batch logs, in order, in training and in evaluation."""
     training = build(name, folder)
     found: dict[str, list[dict[str, Any]]] = {"training": [], "evaluation": []}
     for batch in (*training.updates(2, 0)[1], *training.updates(2, 1)[1]):

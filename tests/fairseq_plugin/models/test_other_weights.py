@@ -61,7 +61,7 @@ def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_an_option_that_decides_weights_is_named(name: str) -> None:
-    """Of one that does not, as a chunk size, nothing is refused."""
+    """An option that decides no weights, such as a chunk size, is not refused."""
     model, decide = build(_command(name)), []
     for option in _own_options(name):
         for other, command in _others(name, option):

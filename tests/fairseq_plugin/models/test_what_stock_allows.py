@@ -171,7 +171,7 @@ def _second_derivatives(called: Called) -> None:
 
 
 def _hooks(called: Called) -> None:
-    """Those of every module that computes something, forward; backward, those of every layer and its attention."""
+    """Forward hooks of every module that computes something, backward hooks of every layer and its attention."""
     seen, backward = set(), set()
     modules = {name: x for name, x in called.named_modules() if any(True for _ in x.parameters(recurse=False))}
     for name, module in modules.items():
@@ -188,7 +188,7 @@ def _hooks(called: Called) -> None:
 
 
 READ_BY_OPERATIONS = ("gate_proj", "down_proj", "beta_proj", "decay_proj", "gate_down_proj", "gate_up_proj", "conv")
-#: Of every kind, what works.
+#: Uses that work for every kind of model.
 WAYS: dict[str, Callable[[Called], None]] = {
     "torch.jit.trace": _trace,
     "dynamic quantisation": lambda called: _quantise(called, torch.qint8),

@@ -13,7 +13,7 @@ BATCHES = ((9, 9), (9, 4))
 
 
 def gradients(number: int, loss: str, distributed: bool = False) -> dict[str, Tensor]:
-    """Those of one pass of batch ``number``, by name; with ``distributed`` the means over all processes."""
+    """Gradients of one pass of batch ``number``, by name; with ``distributed`` the means over all processes."""
     torch.manual_seed(0)
     model = timm.create_model("naflexvit_base_patch16_gap", embed_dim=24, num_heads=2, depth=2, num_classes=3)
     for block in model.blocks:

@@ -20,7 +20,7 @@ ATTRIBUTES = sorted({*vars(Attention(32, 2)), *dict(Attention(32, 2).named_child
 
 
 def _layers(**options) -> list[tuple[SelfAttention, Attention]]:
-    """Of ours and timm's: built with the same arguments, and put in its place."""
+    """Pairs of a layer of ours, built with these arguments or put in the place of timm's, and timm's."""
     stock = Attention(32, 2, **options)
     model = nn.Sequential(Attention(32, 2, **options))
     return [(attention_layer("flow")(32, 2, **options), stock), (replace_attention(model, "hedgehog")[0], stock)]

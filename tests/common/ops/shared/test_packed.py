@@ -62,7 +62,7 @@ def test_a_bias_for_all_tokens_is_cut_for_each_document(form, causal):
 
 @pytest.mark.parametrize("form", BIASES[1:])
 def test_a_bias_for_other_tokens_is_refused(form):
-    """In a step, one that counts the tokens of documents that have ended, which the state has no longer, as well."""
+    """A bias must not count the tokens of documents that have ended, which the state no longer has."""
     q, k, v = qkv(11)
     for tokens in (10, 12, 20):
         with pytest.raises(ValueError, match="^bias has shape.* = 11 and 2 heads"):
