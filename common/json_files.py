@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
+from .ops.shared.checks import shortened
+
 #: The name of the digest in an object.
 CHECKSUM = "sha256"
 #: Digits of an integer: enough for 64 bits.
@@ -85,7 +87,7 @@ def typed(value: Any, kind: Any, where: str) -> Any:
         return _listed(value, outer, inner, where)
     if outer in (dict, Mapping):
         _check(value, dict, where)
-        return {name: typed(one, inner[1], f"{where}.{name}") for name, one in value.items()} if inner else value
+        return {name: typed(one, inner[1], f"{where}.{name:.100}") for name, one in value.items()} if inner else value
     _check(value, outer, where)
     return outer(value) if outer in (float, Path) else value
 
@@ -101,7 +103,7 @@ def _made(value: Any, kind: Callable[..., Any], where: str) -> Any:
         names = [field.name for field in dataclasses.fields(kind)]
         defaults = {field.name for field in dataclasses.fields(kind) if field.default is not dataclasses.MISSING}
     wrong = [f"has no {x}" for x in names if x not in value and x not in defaults]
-    wrong += [f"has {x!r}, too" for x in value if x not in names]
+    wrong += [f"has {shortened(x)}, too" for x in value if x not in names]
     if wrong:
         raise ValueError(f"{where} {wrong[0]}; allowed: {', '.join(names)}")
     return kind(**{name: typed(one, hints[name], f"{where}.{name}") for name, one in value.items()})
@@ -134,8 +136,7 @@ def _check(value: Any, kind: Any, where: str) -> None:
     """Raise ValueError unless ``value`` is of a plain type; an integer is a number, but true is neither."""
     fits = {float: (int, float), Path: str}.get(kind, kind)
     if not isinstance(value, fits) or (isinstance(value, bool) and kind is not bool):
-        shown = repr(value) if len(repr(value)) < 80 else f"{repr(value)[:80]}..."
-        raise ValueError(f"{where} is {shown}; allowed: {_WORDS.get(kind, kind.__name__)}")
+        raise ValueError(f"{where} is {shortened(value)}; allowed: {_WORDS.get(kind, kind.__name__)}")
 
 
 def _digest(content: Mapping[str, Any]) -> str:
@@ -159,5 +160,5 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
-        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} is there twice")
+        raise ValueError(f"{shortened(next(name for name in names if names.count(name) > 1))} is there twice")
     return found

@@ -42,15 +42,15 @@ def of_json(whole: bytes) -> Iterator[Damage]:
     for name, other in {"a list": [], "a number": 3, "a text": "x", "null": None, "nothing": {}}.items():
         yield name, _write(json.dumps(other).encode())
     yield "lists in lists", _write(b"[" * 100_000)
-    yield "a further name", _write(json.dumps({**content, "a further name": 1}).encode())
+    yield "a further name", _write(json.dumps({**content, "a further name" * 200: 1}).encode())
     for name, value in content.items():
         yield f"without {name}", _write(json.dumps({k: x for k, x in content.items() if k != name}).encode())
         yield f"{name} twice", _write(json.dumps(content)[:-1].encode() + f', "{name}": 1}}'.encode())
         huge = json.dumps({**content, name: 1}).replace(f'"{name}": 1', f'"{name}": {"7" * 5000}')
         yield f"{name} of 5,000 digits", _write(huge.encode())
-        for other in ("x", 0.5, -1, None, [], {}, True):
+        for other in ("x" * 2000, 0.5, -1, None, [], {}, True):
             if type(other) is not type(value) and not (type(value) is float and type(other) is int):
-                yield f"{name} is {other!r}", _write(json.dumps({**content, name: other}).encode())
+                yield f"{name} is {other!r:.20}", _write(json.dumps({**content, name: other}).encode())
 
 
 def of_arrays(whole: bytes) -> Iterator[Damage]:

@@ -45,7 +45,9 @@ def lineartime(
         ValueError: other values of these; an attention, or an option of it, beside those that are stored.
     """
     if not isinstance(of, str) or not is_model(of) or of.partition(".")[0] == ARCHITECTURE:
-        raise ValueError(f"of is {of!r}; allowed for {ARCHITECTURE}: the name of a model, as a folder stores it")
+        raise ValueError(
+            f"of is {shortened(of)}; allowed for {ARCHITECTURE}: the name of a model, as a folder stores it"
+        )
     _refuse_further(kwargs)
     layers = _read_layers(attention)
     model = model_entrypoint(of)(pretrained=False, **kwargs)
@@ -78,24 +80,32 @@ def _refuse_further(kwargs: dict[str, Any]) -> None:
     for name in sorted({"attn_layer", *options} & kwargs.keys()):
         if name not in stored or kwargs[name] != stored[name]:
             raise ValueError(
-                f"{name} is {kwargs[name]!r}, and the stored model has its own attention; allowed: nothing, and "
-                "timm_plugin.replace_attention(model, ...) afterwards"
+                f"{name} is {shortened(kwargs[name])}, and the stored model has its own attention; allowed: nothing, "
+                "and timm_plugin.replace_attention(model, ...) afterwards"
             )
 
 
 def _read_layers(attention: Any) -> dict[str, type[SelfAttention]]:
-    """The class of the layer at each path; ValueError for a list of another form."""
+    """The class of the layer at each path; ValueError for a list of another form, or one with a place twice."""
     layers: dict[str, type[SelfAttention]] = {}
     for kind in attention if isinstance(attention, list) and attention else [None]:
-        if not isinstance(kind, Mapping) or not {"name", "places"} <= kind.keys() <= _KIND:
-            raise ValueError(f"attention is {shortened(attention)}; allowed for {ARCHITECTURE}: {_FORM}")
-        own, places = kind.get("options", {}), kind["places"]
-        if not isinstance(own, Mapping) or not isinstance(places, list):
+        if not _is_kind(kind):
             raise ValueError(f"attention is {shortened(attention)}; allowed for {ARCHITECTURE}: {_FORM}")
         tokens = {name: kind.get(name) for name in ("max_tokens", "grid_size")}
-        layer = attention_layer(kind["name"], **tokens, **own)
-        layers |= {str(place): layer for place in places}
+        layer = attention_layer(kind["name"], **tokens, **kind.get("options", {}))
+        for place in map(str, kind["places"]):
+            if place in layers:
+                raise ValueError(f"attention has the place {shortened(place)} twice; allowed: each place once")
+            layers[place] = layer
     return layers
+
+
+def _is_kind(kind: Any) -> bool:
+    """Whether ``kind`` has the names of a kind of attention, options and places among them."""
+    if not isinstance(kind, Mapping) or not {"name", "places"} <= kind.keys() <= _KIND:
+        return False
+    own, places = kind.get("options", {}), kind["places"]
+    return isinstance(own, Mapping) and not own.keys() & _KIND and isinstance(places, list) and bool(places)
 
 
 def _check_places(model: nn.Module, layers: dict[str, type[SelfAttention]], of: str) -> None:

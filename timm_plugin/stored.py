@@ -24,7 +24,8 @@ def store_attention(model: nn.Module) -> None:
     """Note in ``model`` which attention it has, for timm's ``save_for_hf`` and ``push_to_hf_hub``.
 
     ``timm_plugin.create_model`` and ``replace_attention`` call it. A model of timm's own ``create_model`` needs it if
-    ``attn_layer`` is a class that ``attention_layer`` gives: timm stores only names.
+    ``attn_layer`` is a class that ``attention_layer`` gives: timm stores only names. A model also needs it if only a
+    part of it, such as ``model.blocks``, was given to ``replace_attention``.
 
     Raises:
         ValueError: ``model`` is not one of timm's ``create_model``, which alone knows its architecture; or its

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, NamedTuple
 
-from ..ops.shared.checks import ArgumentError, allowed_names, check_choice
+from ..ops.shared.checks import ArgumentError, allowed_names, check_choice, shortened
 from ..ops.shared.chunks import CHUNK_SIZE
 
 
@@ -71,7 +71,7 @@ def count(
         if not is_count or (most is not None and value > most) or (odd and value % 2 == 0):
             integers = f"an {'odd ' if odd else ''}integer {'of at least 1' if most is None else f'from 1 to {most}'}"
             allowed = f"{integers}{', or None' if optional else ''}"
-            raise ArgumentError(f"`{name}` is {value!r}; allowed: {allowed}")
+            raise ArgumentError(f"`{name}` is {shortened(value)}; allowed: {allowed}")
         return value
 
     return option(default, help, int, parse, speed_only=speed_only, setup_only=setup_only)
@@ -100,7 +100,7 @@ def number(
         if not (is_number and (optional or read < below) or (optional and read is None)):
             limit = "" if below == math.inf else f" and below {below:g}"
             allowed = f"a number above 0{limit}{', inf, or None' if optional else ''}"
-            raise ArgumentError(f"`{name}` is {value!r}; allowed: {allowed}")
+            raise ArgumentError(f"`{name}` is {shortened(value)}; allowed: {allowed}")
         return read
 
     return option(default, help, float, parse, setup_only=setup_only)
@@ -111,7 +111,7 @@ def flag(default: bool, help: str, setup_only: bool = False) -> Any:
 
     def parse(name: str, value: Any) -> bool:
         if not isinstance(value, bool):
-            raise ArgumentError(f"`{name}` is {value!r}; allowed: True or False")
+            raise ArgumentError(f"`{name}` is {shortened(value)}; allowed: True or False")
         return value
 
     return option(default, help, bool, parse, setup_only=setup_only)
@@ -145,7 +145,9 @@ class AttentionOptions:
         names = cls.described()
         for name in options:
             if name not in names:
-                raise ValueError(f"attention {attention!r} has no option {name!r}; {allowed_names(name, names)}")
+                raise ValueError(
+                    f"attention {attention!r} has no option {shortened(name)}; {allowed_names(name, names)}"
+                )
         return cls(**options)
 
     def as_dict(self) -> dict[str, Any]:

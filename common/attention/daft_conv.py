@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from ..ops.daft.conv import daft_conv, daft_conv_in_torchscript
 from ..ops.daft.conv_reference import daft_conv_reference, filters_reference
 from ..ops.daft.select import daft_select, daft_select_in_torchscript
-from ..ops.shared.checks import ArgumentError, check_query_key_value
+from ..ops.shared.checks import ArgumentError, check_query_key_value, shortened
 from ..ops.shared.precision import compute_dtype
 from ._daft import DaftAttention
 from ._options import AttentionOptions, flag, number, option
@@ -30,7 +30,8 @@ def _read_window(name: str, value: Any) -> Window | None:
     counts = all(isinstance(size, int) and not isinstance(size, bool) and size >= 1 for size in sizes)
     if value is not None and not (counts and 1 <= len(sizes) <= 2):
         raise ArgumentError(
-            f"`{name}` is {value!r}; allowed: an integer of at least 1, two of them (height, width) for images, or None"
+            f"`{name}` is {shortened(value)}; allowed: an integer of at least 1, two of them (height, width) for "
+            "images, or None"
         )
     return value if value is None or isinstance(value, int) else sizes
 

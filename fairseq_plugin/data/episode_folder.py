@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from common.ops.shared.checks import shortened
+
 from . import stored_arrays
 from .stored_arrays import (
     as_float32,
@@ -66,7 +68,7 @@ class EpisodeDescription:
     def __post_init__(self) -> None:
         for name in ("name", "environment"):
             if not isinstance(getattr(self, name), str):
-                raise ValueError(f"{name} is {getattr(self, name)!r}; allowed: a text")
+                raise ValueError(f"{name} is {shortened(getattr(self, name))}; allowed: a text")
         check_reals("mean", self.mean)
         check_reals("std", self.std, least=0.0, count=len(self.mean))
         check_reals("low", self.low)

@@ -13,6 +13,7 @@ from fairseq.data import Dictionary
 from torch import Tensor
 
 from common.json_files import read, signed
+from common.ops.shared.checks import shortened
 
 SHAPE_FILE = "image_shape.json"
 #: Values of a subpixel.
@@ -52,9 +53,9 @@ class ImageShape(NamedTuple):
             )
         found = read(path, f"JSON with {fields}")
         if not isinstance(found, dict) or set(found) != set(cls._fields):
-            raise ValueError(f"{path} holds {found}; allowed: an object with {fields} and nothing else")
+            raise ValueError(f"{path} holds {shortened(found)}; allowed: an object with {fields} and nothing else")
         if not all(type(value) is int and value >= 1 for value in found.values()):
-            raise ValueError(f"{path} holds {found}; allowed: integers of at least 1")
+            raise ValueError(f"{path} holds {shortened(found)}; allowed: integers of at least 1")
         return cls(**found)
 
 

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from common.ops.shared.checks import shortened
+
 from . import stored_arrays
 from .stored_arrays import (
     as_float32,
@@ -206,7 +208,9 @@ def _checked_split(name: str, series: Sequence[Any], labels: Sequence[Label], ch
 def _check_labels(labels: Any) -> None:
     """ValueError unless the field is a list of strings, or of integers, each of them once."""
     if not isinstance(labels, list) or not labels:
-        raise ValueError(f"labels is {labels!r}; allowed: a list of at least 1")
+        raise ValueError(f"labels is {shortened(labels)}; allowed: a list of at least 1")
     for i, label in enumerate(labels):
         if type(label) is not type(labels[0]) or type(label) not in (str, int) or label in labels[:i]:
-            raise ValueError(f"labels[{i}] is {label!r}; allowed: all strings, or all integers, each of them once")
+            raise ValueError(
+                f"labels[{i}] is {shortened(label)}; allowed: all strings, or all integers, each of them once"
+            )

@@ -16,6 +16,7 @@ import numpy as np
 from fairseq.data import FairseqDataset
 
 from common.json_files import read, signed, typed
+from common.ops.shared.checks import shortened
 
 from .indexed_sums import load_tokens
 from .stored_arrays import read_arrays
@@ -111,5 +112,5 @@ def _read_tokens(path: Path) -> FairseqDataset:
 def _read_questions(path: Path) -> list[Question]:
     found = typed(read(path, _ALLOWED), dict[str, list[Question]], f"{path}: it")
     if found.keys() != {"questions"}:
-        raise ValueError(f"{path} holds {', '.join(found) or 'nothing'}; allowed: questions")
+        raise ValueError(f"{path} holds {shortened(list(found))}; allowed: questions")
     return found["questions"]

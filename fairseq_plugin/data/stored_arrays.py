@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from common.json_files import read, signed
+from common.ops.shared.checks import shortened
 from common.tensor_files import check_parts
 
 
@@ -67,13 +68,13 @@ def check_real(name: str, value: Any, above: float = -math.inf, least: float = -
     real = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not real or not above < value < math.inf or value < least:
         bound = f" above {above:g}" if above > -math.inf else f" of at least {least:g}" if least > -math.inf else ""
-        raise ValueError(f"{name} is {value!r}; allowed: a finite number{bound}")
+        raise ValueError(f"{name} is {shortened(value)}; allowed: a finite number{bound}")
 
 
 def check_reals(name: str, values: Any, count: int | None = None, **bounds: float) -> None:
     """ValueError unless the field ``name`` is a list of finite numbers in ``bounds``, ``count`` of them if given."""
     if not isinstance(values, list) or not values or count not in (None, len(values)):
-        raise ValueError(f"{name} is {values!r}; allowed: a list of {count or 'at least 1'} numbers")
+        raise ValueError(f"{name} is {shortened(values)}; allowed: a list of {count or 'at least 1'} numbers")
     for i, value in enumerate(values):
         check_real(f"{name}[{i}]", value, **bounds)
 
@@ -81,7 +82,7 @@ def check_reals(name: str, values: Any, count: int | None = None, **bounds: floa
 def check_whole(name: str, value: Any) -> None:
     """ValueError unless the field ``name`` of a description is an integer of at least 1."""
     if type(value) is not int or value < 1:
-        raise ValueError(f"{name} is {value!r}; allowed: an integer of at least 1")
+        raise ValueError(f"{name} is {shortened(value)}; allowed: an integer of at least 1")
 
 
 def as_float32(where: str, values: np.ndarray, given: np.ndarray) -> np.ndarray:
@@ -142,8 +143,8 @@ def described_by(kind: type, found: Any, where: str) -> Any:
     """
     fields = ", ".join(kind.__dataclass_fields__)
     if not isinstance(found, dict) or set(map(str, found)) != set(kind.__dataclass_fields__):
-        held = ", ".join(map(str, found)) if isinstance(found, dict) else f"a {type(found).__name__}"
-        raise ValueError(f"{where} cannot be read: it holds {held or 'nothing'}; allowed: {fields}")
+        held = shortened(list(found)) if isinstance(found, dict) else f"a {type(found).__name__}"
+        raise ValueError(f"{where} cannot be read: it holds {held}; allowed: {fields}")
     try:
         return kind(**found)
     except ValueError as error:

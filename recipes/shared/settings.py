@@ -20,8 +20,8 @@ def check_settings(path: Path, settings: dict[str, Any]) -> None:
     for name in sorted({*stored, *given}):
         if stored.get(name) != given.get(name) or (name in stored) != (name in given):
             raise ValueError(
-                f"{name} is {_shown(given, name)}; allowed in {path.parent}: {_shown(stored, name)}, with which it was "
-                "begun, or choose another folder"
+                f"{name:.100} is {_shown(given, name)}; allowed in {path.parent}: {_shown(stored, name)}, with which "
+                "it was begun, or choose another folder"
             )
 
 
@@ -35,4 +35,4 @@ def keep_settings(path: Path, settings: dict[str, Any]) -> None:
 def _shown(settings: dict[str, Any], name: str) -> str:
     if name not in settings:
         return "not given"
-    return "given" if settings[name] == "" else str(settings[name])
+    return "given" if settings[name] == "" else f"{settings[name]!s:.300}"

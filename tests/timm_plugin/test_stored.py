@@ -150,16 +150,21 @@ def test_what_is_loaded_is_stored_again_and_adapts(tmp_path, caplog):
     [
         (dict(attn_layer="linear"), "attn_layer is 'linear', and the stored model has its own attention"),
         (dict(form="released"), "form is 'released', and the stored model"),
+        (dict(attn_layer="x" * 9999), "attn_layer is 'xx"),
         (dict(features_only=True), "features_only is True; allowed .*FeatureGetterNet"),
     ],
 )
 def test_what_would_not_reach_the_stored_attention_is_refused(given, said, tmp_path):
     path = _folder(tmp_path, create_model(VIT, attn_layer="flow*2,softmax", **SMALL))
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=said) as raised:
         timm.create_model(path, pretrained=True, **given)
+    assert len(str(raised.value)) < 700
 
 
 KIND = {"name": "flow", "options": {}, "places": ["blocks.0.attn"]}
+LONG = "x" * 9999
+#: Names of arguments that are no options.
+TAKEN = ("name", "max_tokens", "grid_size")
 
 
 @pytest.mark.parametrize(
@@ -176,11 +181,18 @@ KIND = {"name": "flow", "options": {}, "places": ["blocks.0.attn"]}
         (dict(attention=[{**KIND, "options": {"form": "papr"}}]), "form is 'papr'"),
         (dict(attention=[{**KIND, "options": {"frm": "paper"}}]), "'frm'"),
         (dict(attention=[{**KIND, "options": [1]}]), "attention is "),
+        *((dict(attention=[{**KIND, "options": {name: 1}}]), "attention is ") for name in TAKEN),
+        *((dict(attention=[{**KIND, "options": {name: LONG}}]), "xx") for name in ("form", "clamp", LONG)),
+        (dict(attention=[{**KIND, "places": []}]), "attention is "),
+        (dict(attention=[KIND, {**KIND, "name": "linear"}]), "'blocks.0.attn' twice"),
         (dict(attention=[{**KIND, "places": ["blocks.7.attn"]}]), "blocks.7.attn"),
         (dict(attention=[{**KIND, "places": ["blocks.0-999999999.attn"]}]), "blocks.0-999999999.attn"),
         (dict(attention=[{**KIND, "places": [3]}]), "place '3'"),
         (dict(attention=[{**KIND, "grid_size": 3}]), "grid_size is 3"),
         (dict(attention=[{**KIND, "max_tokens": "x"}]), "max_tokens is 'x'"),
+        (dict(attention=[{**KIND, "max_tokens": LONG}]), "max_tokens is 'xx"),
+        (dict(attention=[{**KIND, "grid_size": [1] * 9999}]), r"grid_size is \[1, 1"),
+        (dict(of=LONG), "of is 'xx"),
         (dict(of=None), "of is None"),
         (dict(of="lineartime"), "of is 'lineartime'"),
         (dict(of="hf-hub:somebody/model"), "of is 'hf-hub:somebody/model'"),

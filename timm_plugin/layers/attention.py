@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from common.attention import ATTENTIONS, AttentionOptions, InnerAttention, build_attention, supporting
-from common.ops.shared.checks import check_choice, check_positive_int
+from common.ops.shared.checks import check_choice, check_positive_int, shortened
 
 # FX must not trace into the mechanisms: they check shapes.
 register_notrace_module(InnerAttention)
@@ -313,7 +313,7 @@ def read_grid_size(grid_size: Any) -> tuple[int, int] | None:
         return None
     sizes = tuple(grid_size) if isinstance(grid_size, (tuple, list)) else ()
     if len(sizes) != 2 or not all(isinstance(size, int) and size >= 1 for size in sizes):
-        raise ValueError(f"grid_size is {grid_size!r}; allowed: two integers of at least 1, (rows, columns)")
+        raise ValueError(f"grid_size is {shortened(grid_size)}; allowed: two integers of at least 1, (rows, columns)")
     return sizes
 
 

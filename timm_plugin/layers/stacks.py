@@ -91,7 +91,7 @@ def with_own(names: Sequence[str], options: Mapping[str, Any]) -> list[tuple[str
         if not any(option in ATTENTIONS[name].Options.described() for name in names):
             allowed = sorted({own for name in names for own in ATTENTIONS[name].Options.described()})
             given = ", ".join(map(repr, dict.fromkeys(names)))
-            raise ValueError(f"attention {given} has no option {option!r}; {allowed_names(option, allowed)}")
+            raise ValueError(f"attention {given} has no option {shortened(option)}; {allowed_names(option, allowed)}")
     return [
         (name, {option: value for option, value in options.items() if option in ATTENTIONS[name].Options.described()})
         for name in names

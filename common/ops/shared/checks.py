@@ -48,13 +48,13 @@ def shortened(value: Any) -> str:
 def check_positive_int(argument: str, value: Any) -> None:
     """Raise ValueError unless ``value`` is an int of at least 1."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ArgumentError(f"`{argument}` is {value!r}; allowed: an integer of at least 1")
+        raise ArgumentError(f"`{argument}` is {shortened(value)}; allowed: an integer of at least 1")
 
 
 def check_probability(argument: str, value: float) -> None:
     """Raise ValueError unless 0 <= ``value`` < 1."""
     if not isinstance(value, (int, float)) or not 0.0 <= value < 1.0:
-        raise ArgumentError(f"`{argument}` is {value!r}; allowed: at least 0 and below 1")
+        raise ArgumentError(f"`{argument}` is {shortened(value)}; allowed: at least 0 and below 1")
 
 
 def check_query_key_value(
