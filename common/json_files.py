@@ -34,12 +34,19 @@ def parse(text: str) -> Any:
         raise ValueError("lists or objects in one another, too many") from None
 
 
+def check_file(path: Path, allowed: str) -> None:
+    """Raise ValueError where ``path`` is there and is no file: a reader of a pipe waits until somebody writes to it."""
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path} is no file; allowed: {allowed}")
+
+
 def read(path: Path, allowed: str) -> Any:
     """The content of a file, without the checksum of an object. An error ends with what is ``allowed``.
 
     Raises:
         ValueError: the file is missing, cannot be read, is not JSON, or does not fit its checksum.
     """
+    check_file(path, allowed)
     try:
         return checked(parse(path.read_text(encoding="utf-8")))
     except (OSError, ValueError) as error:
@@ -62,7 +69,10 @@ def checked(content: Any) -> Any:
         return content
     content, stored = {name: value for name, value in content.items() if name != CHECKSUM}, content[CHECKSUM]
     if stored != _digest(content):
-        raise ValueError(f"it is not as it was written: {CHECKSUM} in it, which may be left out, is of another content")
+        raise ValueError(
+            f"it is not as it was written: {CHECKSUM} in it is of another content. Who changed it on purpose takes "
+            f"{CHECKSUM} out, and the comma before it"
+        )
     return content
 
 

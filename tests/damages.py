@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import random
 import shutil
 from collections.abc import Callable, Iterator
@@ -19,7 +20,8 @@ _FLIPS = 16
 def of_bytes(whole: bytes) -> Iterator[Damage]:
     """Damages of any file: none, another kind of thing, cut, longer, zeros, bits turned over."""
     yield "no file", Path.unlink
-    yield "a folder", _into_folder
+    yield "a folder", _into(Path.mkdir)
+    yield "a pipe", _into(os.mkfifo)
     parts = {"empty": 0, "a byte": 1, "a quarter": len(whole) // 4, "half": len(whole) // 2, "no end": len(whole) - 1}
     for name, length in parts.items():
         yield name, _write(whole[:length])
@@ -87,9 +89,8 @@ def _with(array: np.ndarray, value: float) -> np.ndarray:
     return changed
 
 
-def _into_folder(path: Path) -> None:
-    path.unlink()
-    path.mkdir()
+def _into(make: Callable[[Path], Any]) -> Callable[[Path], Any]:
+    return lambda path: (path.unlink(), make(path))
 
 
 def _zip() -> bytes:

@@ -1,6 +1,7 @@
 """Every file of ours, as its own writer leaves it, damaged in many ways: one line names it, or nothing has changed."""
 
 import dataclasses
+import signal
 from argparse import Namespace
 from collections.abc import Callable
 from functools import cache, partial
@@ -41,6 +42,8 @@ from timm_plugin.transfer import AttentionTransferTask
 from timm_plugin.transfer.training import Settings, train
 
 WORDS = 60
+#: No reader takes so long, unless it waits for what nobody writes.
+_SECONDS = 60
 RUN = Run("python -m recipes.some", "2 CPU cores", "torch 2", "2026-11-25", 1.5)
 
 
@@ -214,6 +217,8 @@ def _same(found: Any, wanted: Any) -> bool:
 
 def _is_refused(form: Format, what: str, folder: Path, whole: Any) -> bool:
     """Whether the damaged file is refused, as it must be unless it means the same."""
+    signal.signal(signal.SIGALRM, lambda *_: pytest.fail(f"{what}: it is still being read"))
+    signal.alarm(_SECONDS)
     try:
         found = form.read(folder)
     except (ValueError, OSError) as error:
@@ -222,6 +227,8 @@ def _is_refused(form: Format, what: str, folder: Path, whole: Any) -> bool:
         assert "set_int_max_str_digits" not in message, what
         assert any(str(part) in message for part in (path, path.with_suffix(""), path.parent)), f"{what}: {message}"
         return True
+    finally:
+        signal.alarm(0)
     assert form.anew(what, found) or _same(found, whole), f"{what}: {found}"
     return False
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from fairseq.data import Dictionary, FairseqDataset, data_utils
 
+from common.json_files import check_file
+
 _PARTS = (".bin", ".idx")
 _READ_AT_ONCE = 2**22
 
@@ -28,6 +30,8 @@ def check_sums(prefix: Path, combine: bool = False) -> None:
         path = prefix.with_name(f"{prefix.name}{number or ''}")
         sums = _sums_of(path)
         if sums.exists():
+            for file in (sums, *(path.with_name(path.name + part) for part in _PARTS)):
+                check_file(file, "files as they were prepared")
             try:
                 same = sums.read_bytes() == _sums(path).encode()
             except FileNotFoundError as error:

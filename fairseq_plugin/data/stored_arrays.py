@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from common.json_files import read, signed
+from common.json_files import check_file, read, signed
 from common.ops.shared.checks import shortened
 from common.tensor_files import check_parts
 
@@ -32,6 +32,7 @@ def read_arrays(folder: Path, split: str, names: Sequence[str], allowed: str) ->
 
 def read_file(path: Path, names: Sequence[str], allowed: str) -> list[np.ndarray]:
     """The arrays ``names`` of a file of ``np.savez``; see ``read_arrays``."""
+    check_file(path, allowed)
     try:
         check_parts(path)
         with np.load(path, allow_pickle=False) as stored:

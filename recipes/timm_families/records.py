@@ -7,7 +7,7 @@ from typing import Any
 
 import timm
 
-from common.json_files import checked, parse, signed, typed
+from common.json_files import check_file, checked, parse, signed, typed
 
 from .survey import Found
 
@@ -22,6 +22,7 @@ def read_records(path: Path) -> dict[str, Found]:
         ValueError: a line that is no record: the file is not of this survey.
     """
     found = {}
+    check_file(path, "records of this survey")
     lines = path.read_bytes().decode(errors="replace").splitlines() if path.exists() else []
     for number, line in enumerate(lines, 1):
         try:
