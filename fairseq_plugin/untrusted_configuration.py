@@ -56,7 +56,7 @@ _HUB_FILES = {
     "vocab.json": "bpe_vocab",
 }
 #: Groups of options whose values nothing reads where a model is loaded.
-_NOT_READ = ("criterion", "optimizer", "lr_scheduler", "scoring", "simul_type")
+_NOT_READ = ("criterion", "optimizer", "lr_scheduler", "scoring", "simul_type", "job_logging_cfg")
 #: What is raised for options of other kinds.
 _FAULTS = (
     OmegaConfBaseException,

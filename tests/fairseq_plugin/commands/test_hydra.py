@@ -7,6 +7,7 @@ import torch
 import yaml
 from fairseq.checkpoint_utils import load_model_ensemble_and_task
 
+from fairseq_plugin import LinearTimeTransformer
 from tests.fairseq_plugin.helpers.commands import USER_DIR
 from tests.processes import Command, Forked
 
@@ -31,8 +32,11 @@ def command(pairs_bin: str, tmp_path: Path) -> list[str]:
     return ["--config-dir", str(tmp_path), "--config-name", "tiny"]
 
 
-def test_a_nested_file_and_overrides(command: list[str], tmp_path: Path) -> None:
-    """They build the sizes that they name; the checkpoint has them, and loads with overrides of its own."""
+def test_a_nested_file_and_overrides(command: list[str], pairs_bin: str, tmp_path: Path) -> None:
+    """They build the sizes that they name; the checkpoint has them, and loads with overrides of its own.
+
+    It also loads in Python, although hydra's logging, with the path of a file, is stored in it.
+    """
     overrides = ["model.encoder.embed_dim=32", "+model.encoder_learned_pos=true"]
     Forked(Command("fairseq_cli.hydra_train", [*command, *overrides])).outputs()
     file = str(tmp_path / "out" / "checkpoint_last.pt")
@@ -41,6 +45,8 @@ def test_a_nested_file_and_overrides(command: list[str], tmp_path: Path) -> None
     assert model.encoder.embed_tokens.embedding_dim == 32 and model.decoder.embed_tokens.embedding_dim == 16
     assert model.encoder.layers[0].self_attn.inner.options.phi == "relu" and stored.model.encoder_learned_pos
     assert stored.model.encoder_embed_dim == 32 and model.decoder.decoder_layerdrop == 0.25
+    hub = LinearTimeTransformer.from_pretrained(str(tmp_path / "out"), "checkpoint_last.pt", pairs_bin)
+    assert hub.translate("w3 w21", max_len_b=5)
 
     state = torch.load(file)
     state["cfg"]["model"].update(encoder={"embed_dim": 80}, encoder_layerz=3)  # as earlier versions stored it
