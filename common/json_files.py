@@ -113,7 +113,7 @@ def _made(value: Any, kind: Callable[..., Any], where: str) -> Any:
         names = [field.name for field in dataclasses.fields(kind)]
         defaults = {field.name for field in dataclasses.fields(kind) if field.default is not dataclasses.MISSING}
     wrong = [f"has no {x}" for x in names if x not in value and x not in defaults]
-    wrong += [f"has {shortened(x)}, too" for x in value if x not in names]
+    wrong += [f"has the further name {shortened(x)}" for x in value if x not in names]
     if wrong:
         raise ValueError(f"{where} {wrong[0]}; allowed: {', '.join(names)}")
     return kind(**{name: typed(one, hints[name], f"{where}.{name}") for name, one in value.items()})

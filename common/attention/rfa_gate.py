@@ -59,6 +59,6 @@ class RfaGateAttention(RfaAttention):
         return {**super().held(), "gate_weight": weight, "gate_bias": bias}
 
     def reference_held(self) -> dict[str, Any]:
-        """The same for the literal form."""
+        """The directions and the gate's weights, for the literal form."""
         gate = {"gate_weight": self.gate_proj.weight, "gate_bias": self.gate_proj.bias}
         return {**super().reference_held(), **gate}
