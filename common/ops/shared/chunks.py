@@ -35,8 +35,10 @@ def split_chunks(x: Tensor, chunk_size: int) -> Tensor:
     missing = groups * chunk_size - length
     if missing:
         x = F.pad(x, [0, 0] * (x.dim() - 3) + [0, missing])
-    # Not reshape to all of the sizes: torch's tracing exporter to ONNX would keep the batch of its example.
-    return x.unflatten(2, (groups, chunk_size))
+    if torch.jit.is_tracing():  # reshape to all of the sizes would keep the batch of the example
+        return x.unflatten(2, (groups, chunk_size))
+    # Not unflatten: torch.autograd.grad cannot batch its gradient.
+    return x.reshape(*x.shape[:2], groups, chunk_size, *x.shape[3:])
 
 
 def reverse_cumsum(x: Tensor) -> Tensor:
