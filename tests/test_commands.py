@@ -111,6 +111,16 @@ WRONG = {
     "text": ("text",),
     "taken": ("folder", "text"),
 }
+#: Options that are learning rates.
+RATES = [
+    *(
+        (f"recipes.from_softmax.{name}", f"{of}lr")
+        for name in ("compare", "images")
+        for of in ("", "transfer-", "distillation-")
+    ),
+    *((f"recipes.{name}.compare", "lr") for name in ("lra", "long_copy", "wikitext103")),
+    ("recipes.wikitext103.recall", "lr"),
+]
 #: Command lines with another mistake, and what the message names.
 MISTAKES = {
     "timm_plugin.transfer --teacher test_vit --attn flow --output x.pth --data-dir . --model X": "--model",
@@ -125,6 +135,7 @@ MISTAKES = {
     "recipes.long_contexts.context_parallel --processes -1": "--processes",
     "recipes.long_contexts.packed_documents --tokens 10 --row 3": "--row",
     "recipes.lra.speed --lengths -5": "--lengths",
+    **{f"{name} --{option} {value}": f"--{option}" for name, option in RATES for value in ("0", "-1", "nan", "1e400")},
     "recipes.offline_rl.collect --env nosuch --out new": "nosuch",
     "recipes.offline_rl.cost --archs nosuch": "nosuch",
     "recipes.papers flash nosuch": "nosuch",

@@ -9,7 +9,7 @@ from common.attention.lolcats import LolcatsOptions
 from common.command_parser import CommandParser
 from common.ops.shared.checks import ArgumentError
 
-from ..shared.scripts import positive_int
+from ..shared.scripts import positive_int, positive_number
 
 #: Attentions of this comparison by their names: the mechanism, and the option that makes it so.
 _NAMES: dict[str, tuple[str, dict[str, str]]] = {
@@ -118,8 +118,10 @@ def add_stages(parser: CommandParser) -> None:
     """Add the options of how a form is made of a teacher."""
     parser.add_argument("--share", type=float, default=0.2, help="of the teacher's training, both stages (%(default)s)")
     parser.add_argument("--transfer-share", type=float, default=0.5, help="of that share, stage 1 (%(default)s)")
-    parser.add_argument("--transfer-lr", type=float, default=1e-2, help="highest, of stage 1 (%(default)s)")
-    parser.add_argument("--distillation-lr", type=float, default=1e-3, help="highest, of stage 2 (%(default)s)")
+    parser.add_argument("--transfer-lr", type=positive_number, default=1e-2, help="highest, of stage 1 (%(default)s)")
+    parser.add_argument(
+        "--distillation-lr", type=positive_number, default=1e-3, help="highest, of stage 2 (%(default)s)"
+    )
     parser.add_argument("--temperature", type=float, default=1.0, help="of stage 2 (%(default)s)")
     parser.add_argument("--weight", type=float, default=0.5, help="of the teacher in stage 2's loss (%(default)s)")
     parser.add_argument("--window", type=positive_int, default=16, help="tokens, of lolcats (%(default)s)")

@@ -30,7 +30,7 @@ from ..cifar10_pixels.prepare import check, read_labelled
 from ..demo.digits import write_digits
 from ..shared.comparison import Compared, show
 from ..shared.json_files import measured
-from ..shared.scripts import command_line, positive_int, script
+from ..shared.scripts import command_line, positive_int, positive_number, script
 from ..shared.settings import keep_settings
 from ..shared.working_folder import own_file, working_folder
 from .forms import Form, add_forms, add_stages, form
@@ -230,7 +230,9 @@ def parser() -> CommandParser:
     add_forms(parser)
     parser.add_argument("--seeds", type=positive_int, default=3, help="runs of each model (%(default)s)")
     parser.add_argument("--epochs", type=positive_int, help=f"of the teacher; default: {EPOCHS}")
-    parser.add_argument("--lr", type=float, default=2e-3, help="highest, of the teacher and from scratch (%(default)s)")
+    parser.add_argument(
+        "--lr", type=positive_number, default=2e-3, help="highest, of the teacher and from scratch (%(default)s)"
+    )
     for name, default in {"width": 64, "layers": 4, "heads": 4}.items():
         parser.add_argument(f"--{name}", type=positive_int, default=default, help="default: %(default)s")
     add_stages(parser)

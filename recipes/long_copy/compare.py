@@ -17,7 +17,7 @@ from common.command_parser import CommandParser
 from ..shared.commands import run
 from ..shared.comparison import show, train_and_read
 from ..shared.json_files import read_json, write_json
-from ..shared.scripts import command_line, positive_int, script
+from ..shared.scripts import command_line, positive_int, positive_number, script
 from ..shared.settings import keep_settings
 from ..shared.trainings import Trained, read_parameters, read_points
 from ..shared.working_folder import working_folder
@@ -101,7 +101,9 @@ def parser() -> CommandParser:
     parser.add_argument("--jobs", type=positive_int, default=1, help="trainings at a time, a thread each (%(default)s)")
     parser.add_argument("--updates", type=positive_int, default=UPDATES, help="of every training (%(default)s)")
     parser.add_argument("--beam", type=positive_int, default=1, help="of fairseq-generate; 1 is greedy (%(default)s)")
-    parser.add_argument("--lr", type=float, default=3e-3, help="highest learning rate, of all models (%(default)s)")
+    parser.add_argument(
+        "--lr", type=positive_number, default=3e-3, help="highest learning rate, of all models (%(default)s)"
+    )
     sizes = {"batch-size": 8, "width": 64, "layers": 1, "heads": 4}
     for name, default in sizes.items():
         parser.add_argument(f"--{name}", type=positive_int, default=default, help="default: %(default)s")

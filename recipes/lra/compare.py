@@ -17,7 +17,7 @@ from ..shared import fairseq_log
 from ..shared.commands import python_command, run
 from ..shared.comparison import show, train_and_read
 from ..shared.json_files import read_json, write_json
-from ..shared.scripts import command_line, positive_int, script
+from ..shared.scripts import command_line, positive_int, positive_number, script
 from ..shared.settings import keep_settings
 from ..shared.trainings import Trained, read_parameters, read_points
 from ..shared.working_folder import working_folder
@@ -110,7 +110,9 @@ def parser() -> CommandParser:
         "--length", type=positive_int, help="tokens of the longest sequence, with the first; default: the task's"
     )
     parser.add_argument("--updates", type=positive_int, help=f"of every training; default: {UPDATES:,}")
-    parser.add_argument("--lr", type=float, default=3e-3, help="highest learning rate, of all models (%(default)s)")
+    parser.add_argument(
+        "--lr", type=positive_number, default=3e-3, help="highest learning rate, of all models (%(default)s)"
+    )
     sizes = {"batch-size": 32, "width": 64, "layers": 1, "heads": 2}
     for name, default in sizes.items():
         parser.add_argument(f"--{name}", type=positive_int, default=default, help="default: %(default)s")

@@ -4,7 +4,6 @@ A linear policy is improved by random search. Policies from its beginning to its
 their actions, and what they did is the data. An interrupted search goes on where it was. This is not D4RL.
 """
 
-import argparse
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,7 +16,7 @@ from common.output_files import new_folder
 from fairseq_plugin.data.episode_folder import Episode, EpisodeDescription, write_folder
 
 from ..shared.commands import shown_path
-from ..shared.scripts import positive_int, script
+from ..shared.scripts import positive_int, positive_number, script
 from ..shared.settings import keep_settings
 from ..shared.working_folder import working_folder
 from .environments import make
@@ -86,18 +85,6 @@ def parser() -> CommandParser:
     parser.add_argument("--seed", type=int, default=1, help="default: %(default)s")
     parser.add_argument("--out", type=Path, metavar="DIR", help="default: work/offline_rl/ENV; the data is in DIR/data")
     return parser
-
-
-def positive_number(text: str) -> float:
-    """The type of an option whose value is a number above 0.
-
-    Raises:
-        argparse.ArgumentTypeError: it is not.
-    """
-    value = float(text)
-    if not 0.0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{value}; allowed: above 0 and finite")
-    return value
 
 
 @script("collect")

@@ -24,12 +24,12 @@ from ..shared.additions import addition_arguments, mechanism_of
 from ..shared.architectures import architectures_of, option_prefix
 from ..shared.comparison import NO_READER, planned_trainings, show, train_and_read
 from ..shared.json_files import read_json, write_json
-from ..shared.scripts import command_line, positive_int, script
+from ..shared.scripts import command_line, positive_int, positive_number, script
 from ..shared.settings import keep_settings
 from ..shared.trainings import Trained, read_parameters, read_points
 from ..shared.working_folder import working_folder
 from .acting import Evaluation, Played, evaluate, load
-from .collect import collect, positive_number
+from .collect import collect
 from .results import Plan, Result, report
 from .speed import seconds_per_update
 

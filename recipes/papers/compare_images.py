@@ -19,7 +19,7 @@ from common.output_files import new_folder
 from ..demo.digits import SIDE, write_digits
 from ..shared import comparison
 from ..shared.comparison import PARAMETERS, PEAK, SEEDS, Column, Report, show, train_and_read
-from ..shared.scripts import command_line, positive_int, script
+from ..shared.scripts import command_line, positive_int, positive_number, script
 from ..shared.settings import keep_settings
 from ..shared.tables import spread
 from ..shared.trainings import Trained
@@ -69,7 +69,9 @@ def parser() -> CommandParser:
     parser.add_argument("--out", type=Path, default=FOLDER, help="default: %(default)s")
     parser.add_argument("--seeds", type=positive_int, default=3, help="runs of each model (%(default)s)")
     parser.add_argument("--jobs", type=positive_int, default=1, help="trainings at a time, a thread each (%(default)s)")
-    parser.add_argument("--lr", type=float, default=2e-3, help="highest learning rate, of all models (%(default)s)")
+    parser.add_argument(
+        "--lr", type=positive_number, default=2e-3, help="highest learning rate, of all models (%(default)s)"
+    )
     for name, default in {"width": 48, "layers": 2, "heads": 4, "epochs": 10}.items():
         parser.add_argument(f"--{name}", type=positive_int, default=default, help="default: %(default)s")
     return parser

@@ -53,3 +53,15 @@ def positive_int(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value}; allowed: at least 1")
     return value
+
+
+def positive_number(text: str) -> float:
+    """The type of an option whose value is a number above 0.
+
+    Raises:
+        argparse.ArgumentTypeError: it is not.
+    """
+    value = float(text)
+    if not 0.0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{value}; allowed: above 0 and finite")
+    return value

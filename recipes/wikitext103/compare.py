@@ -19,7 +19,7 @@ from ..flash.subword_text import encode, train_sentencepiece
 from ..shared.characters import spell_file
 from ..shared.comparison import Compared, Report, show, train_and_read
 from ..shared.json_files import read_json, write_json
-from ..shared.scripts import command_line, positive_int, script
+from ..shared.scripts import command_line, positive_int, positive_number, script
 from ..shared.settings import keep_settings
 from ..shared.subwords import load_sentencepiece
 from ..shared.text_files import read_lines
@@ -136,7 +136,9 @@ def parser(
     parser.add_argument("--jobs", type=positive_int, default=1, help="trainings at a time, a thread each (%(default)s)")
     parser.add_argument("--updates", type=positive_int, help=f"of every training; default: {updates:,}")
     parser.set_defaults(usual_updates=updates)
-    parser.add_argument("--lr", type=float, default=3e-3, help="highest learning rate, of all models (%(default)s)")
+    parser.add_argument(
+        "--lr", type=positive_number, default=3e-3, help="highest learning rate, of all models (%(default)s)"
+    )
     sizes = {"batch-tokens": 2048, "tokens-per-sample": 256, "width": 128, "layers": 2, "heads": 4}
     for name, default in sizes.items():
         parser.add_argument(f"--{name}", type=positive_int, default=default, help="default: %(default)s")

@@ -26,7 +26,7 @@ from ..shared import comparison
 from ..shared.commands import shown_path
 from ..shared.comparison import MODEL, Column, Compared
 from ..shared.fairseq_models import model_options
-from ..shared.scripts import command_line, positive_int, script
+from ..shared.scripts import command_line, positive_int, positive_number, script
 from ..shared.tables import Table, describe_run, spread, write_reports
 from ..shared.working_folder import working_folder
 from .compare import model
@@ -108,7 +108,9 @@ def parser() -> CommandParser:
         "--models", nargs="+", type=model, default=default_names(), metavar="NAME", help="as for compare (%(default)s)"
     )
     parser.add_argument("--out", type=Path, default=Path("work/wikitext103/recall"), help="default: %(default)s")
-    parser.add_argument("--lr", type=float, default=3e-3, help="highest learning rate, of all models (%(default)s)")
+    parser.add_argument(
+        "--lr", type=positive_number, default=3e-3, help="highest learning rate, of all models (%(default)s)"
+    )
     parser.add_argument("--distance", type=positive_int, default=1, help="places back (%(default)s)")
     sizes = {"seeds": 3, "updates": 300, "batch-tokens": 256, "tokens-per-sample": 32}
     for name, default in {**sizes, "width": 64, "layers": 2, "heads": 2}.items():
