@@ -33,10 +33,23 @@ def carried(
     ``tensors`` have rows first and tokens third, (B, H, n, c) or (B, H, n), and so has the output; ``padding_mask`` is
     bool (B, n), True = padding. ``owner`` is the module whose states these are: they have one layout. Every process of
     the group calls this in the same order, and later the backward pass. Where ``call`` draws random numbers, all groups
-    of rows get the same.
+    of rows get the same. torch.compile breaks its graph here.
     """
     if group.size == 1:
         return call(tensors, padding_mask, None)[0]
+    # A graph holds no messages, and does not see that states have their largest size.
+    run = torch.compiler.disable(_carried) if torch.compiler.is_compiling() else _carried
+    return run(group, owner, call, tensors, padding_mask)
+
+
+def _carried(
+    group: ContextGroup,
+    owner: Any,
+    call: Call,
+    tensors: Sequence[Tensor | None],
+    padding_mask: Tensor | None,
+) -> Tensor:
+    """``carried`` by more than one process."""
     rows = next(x.shape[0] for x in tensors if x is not None)
     count = groups(rows, group.size)
     outs, numbers = [], RandomNumbers(tensors) if count > 1 else None

@@ -146,6 +146,17 @@ def many_rows(rank: int) -> None:
     _compare("many rows", group, _part(module, group, inputs, None), module(**inputs), None, leaves(inputs, module))
 
 
+def compiled_window(rank: int) -> None:
+    """Under torch.compile, processes send the state that others expect, though the window is not full."""
+    module, group = build_attention("local", True, window=64).double(), ContextGroup()
+    torch.manual_seed(0)
+    x = torch.randn(2, 2, 24, 4, dtype=torch.float64)
+    part = slice(8 * rank, 8 * rank + 8)
+    with context_parallel(nn.ModuleList([module]), group, torch.tensor([8, 8])):
+        out = torch.compile(module, backend="aot_eager")(*[x[:, :, part]] * 3)
+    assert_close("out", out, module(x, x, x)[:, :, part])
+
+
 def flow_of_one_row(rank: int) -> None:
     """Flow-Attention with each of its options where there are fewer heads than processes."""
     group = ContextGroup()

@@ -21,6 +21,7 @@ def test_every_mechanism_gives_what_one_process_gives(tmp_path):
     [
         comparisons.training_under_data_parallelism,
         comparisons.gated_attention_units,
+        comparisons.compiled_window,
         comparisons.flow_of_one_row,
         comparisons.many_rows,
         comparisons.gradients_of_gradients_are_refused,
