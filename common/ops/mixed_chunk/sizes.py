@@ -104,11 +104,12 @@ def sizes_of_state(state: State | None, chunk_size: int, s: int, keeps_chunk_bef
     is_count = isinstance(count, Tensor) and count.dim() == 1 and count.dtype == torch.int64
     counts, most = counts_of(count, keeps_largest=False) if is_count else None, largest_sizes(chunk_size, s)
     least = Sizes(0, 0, 0) if counts is None else sizes_after(counts, chunk_size, s, keeps_chunk_before)
-    sizes = most if counts is None else least
+    base = most if counts is None else least
+    sizes = {"slots": base.slots, "block": base.block, "sums": base.sums}  # torch 2.6 does not compile _replace
     for name, field in _FIELDS.items():
         entry = state.get(name) if isinstance(state, dict) else None
         given = entry.shape[2] if isinstance(entry, Tensor) and entry.dim() == 4 else -1
         # A sum has all of its rows or none.
         if least.of(name) <= given <= most.of(name) and (name != "sum_kv" or given in (0, s)):
-            sizes = sizes._replace(**{field: given})
-    return sizes
+            sizes[field] = given
+    return Sizes(**sizes)
