@@ -11,14 +11,15 @@ from argparse import Action, Namespace
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
 from functools import cache, partial
-from typing import Any, NamedTuple
+from types import NoneType
+from typing import Any, NamedTuple, get_args
 
 from fairseq.dataclass import FairseqDataclass
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY, MODEL_REGISTRY, register_model_architecture
 from fairseq.models.transformer import TransformerConfig
 from fairseq.models.transformer.transformer_config import DecoderConfig, EncDecBaseConfig, QuantNoiseConfig
 from fairseq.models.transformer_lm import TransformerLanguageModelConfig
-from omegaconf import BooleanNode, DictConfig, FloatNode, IntegerNode, OmegaConf
+from omegaconf import BooleanNode, DictConfig, FloatNode, IntegerNode, OmegaConf, StringNode
 from omegaconf.errors import OmegaConfBaseException, ValidationError
 
 from .._known_options import ConfigurationError, declared_options
@@ -30,7 +31,12 @@ GROUPS: dict[str, type] = {"encoder": EncDecBaseConfig, "decoder": DecoderConfig
 #: Keys that say which model is meant.
 _NAMES = ("_name", "arch")
 #: How values of a type are checked, and what a message calls them.
-_TYPES = {int: (IntegerNode, "an integer"), float: (FloatNode, "a number"), bool: (BooleanNode, "true, false")}
+_TYPES = {
+    int: (IntegerNode, "an integer"),
+    float: (FloatNode, "a number"),
+    bool: (BooleanNode, "true, false"),
+    str: (StringNode, "a text"),
+}
 #: fairseq's defaults, which a configuration that was printed whole has for options that nobody chose.
 _STOCK_DEFAULTS = {**vars(TransformerConfig()), **vars(TransformerLanguageModelConfig())}
 
@@ -50,6 +56,8 @@ class Known(NamedTuple):
     options: dict[str, Action | None]
     #: Values of options that are left open.
     defaults: dict[str, Any]
+    #: The types of values that they allow, as far as they are known.
+    types: dict[str, tuple[Any, ...]]
     #: Whether it has a dataclass; null is a value then, and is otherwise an option left open.
     typed: bool
     #: Whether it reads groups as fairseq's ``transformer`` does.
@@ -178,7 +186,18 @@ def _known(name: str) -> Known:
     values = _filled(name, {}) if config is None else vars(config())
     names = [*values, *(declared if config is None else ()), *getattr(model, "undeclared_options", ())]
     options = {option: declared.get(option) for option in names if option not in _NAMES}
-    return Known(options, values, config is not None, getattr(model, "reads_groups", False))
+    types = {option: _types(config, option, action, values.get(option)) for option, action in options.items()}
+    return Known(options, values, types, config is not None, getattr(model, "reads_groups", False))
+
+
+def _types(config: type | None, option: str, action: Action | None, default: Any) -> tuple[Any, ...]:
+    """The types of values of ``option``: those of the dataclass ``config``, else what a command line makes of it."""
+    if config is not None:
+        declared = config.__dataclass_fields__[option].type
+        return get_args(declared) or (declared,)
+    if action is None:
+        return type(default), NoneType
+    return (bool if action.nargs == 0 else action.type or str), NoneType
 
 
 def _keys(given: Mapping[str, Any], known: Known) -> Iterator[Key]:
@@ -264,20 +283,27 @@ def _checked(name: str, key: Key, known: Known) -> Any:
         ConfigurationError: it is not allowed.
     """
     action, value = known.options[key.option], key.value
-    if action is None or value is None or _is_interpolation(value):
+    if _is_interpolation(value) or (value is None and NoneType in known.types[key.option]):
+        return value
+    refused = f"model.{key.typed} is {value!r}; allowed with {name}:"
+    if action and action.choices:
+        if value not in action.choices:
+            raise ConfigurationError(f"{refused} {', '.join(map(str, action.choices))}")
         return value
     if key.option.endswith("_layers_to_keep"):  # fairseq declares a list of an encoder-decoder's, and splits a text
-        return ",".join(map(str, value)) if isinstance(value, list) else str(value)
-    if action.choices and value not in action.choices:
-        allowed = ", ".join(map(str, action.choices))
-        raise ConfigurationError(f"model.{key.typed} is {value!r}; allowed with {name}: {allowed}")
-    node, words = _TYPES.get(bool if action.nargs == 0 else action.type, (None, None))
+        value = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+        if not all(x.strip().isdigit() for x in value.split(",")):
+            raise ConfigurationError(f"{refused} numbers of layers, as 0,2")
+        return value
+    node, words = next((_TYPES[x] for x in known.types[key.option] if x in _TYPES), (None, None))
+    if _is_group(value):
+        raise ConfigurationError(f"{refused} {words or 'a value, no group'}")
     if node is None:
         return value
     try:
-        return node().validate_and_convert(value)
+        return node(value, is_optional=False).validate_and_convert(value)
     except ValidationError as error:
-        raise ConfigurationError(f"model.{key.typed} is {value!r}; allowed with {name}: {words}") from error
+        raise ConfigurationError(f"{refused} {words}") from error
 
 
 def _is_group(value: Any) -> bool:

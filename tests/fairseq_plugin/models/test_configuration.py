@@ -198,13 +198,26 @@ def test_a_key_that_nothing_reads_is_refused(name: str) -> None:
         ),
         ("flowformer", {"encodr": {"layers": 2}}, ["model.encodr", "model.encoder"]),
         ("flowformer_lm", {"decoder": 3}, ["model.decoder is 3", "model.decoder.layers"]),
-        ("flowformer_lm", {"adaptive_input_cutoff": [20]}, ["model.adaptive_input_cutoff", "flowformer_lm"]),
+        ("flowformer_lm", {"adaptive_input_cutoff": [20]}, ["model.adaptive_input_cutoff", "[20]", "a text"]),
+        ("flowformer_lm", {"dropout": None}, ["model.dropout", "None", "a number"]),
+        ("flowformer_lm", {"tokens_per_sample": "many"}, ["model.tokens_per_sample", "'many'", "an integer"]),
+        ("flowformer_lm", {"flow_phi": None}, ["model.flow_phi", "None", "sigmoid"]),
+        ("hybrid_mlm", {"lineartime_layers": ["linear", "flow"]}, ["model.lineartime_layers", "['linear'", "a text"]),
+        ("flowformer_mlm", {"no_scale_embedding": [1]}, ["model.no_scale_embedding", "[1]", "true, false"]),
+        ("flowformer", {"encoder": {"layers_to_keep": "first"}}, ["model.encoder.layers_to_keep", "'first'", "0,2"]),
     ],
 )
 def test_a_value_is_refused_in_the_words_that_were_typed(name: str, given: dict[str, Any], words: list[str]) -> None:
     with pytest.raises(ValueError) as raised:
         configured(name, **given)
     assert all(word in str(raised.value) for word in words), raised.value
+
+
+@pytest.mark.parametrize("name", ["hybrid_lm", "hybrid_mlm", "hybrid", "flash_classifier", "flowformer_decision"])
+def test_a_group_in_the_place_of_any_option_is_refused(name: str) -> None:
+    for option in flags(name):
+        with pytest.raises(ValueError, match=rf"model\.{option} is {{'a': 1}}; allowed with {name}: "):
+            configured(name, **{option: {"a": 1}})
 
 
 @pytest.mark.parametrize("given", [{"layers_to_keep": [0, 2]}, {"layers_to_keep": "0,2"}, {"layers_to_keep": 1}])
