@@ -6,6 +6,7 @@ from typing import Any, Optional
 import torch
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.dataclass.utils import gen_parser_from_dataclass
+from fairseq.models.roberta import RobertaHubInterface
 from fairseq.tasks.language_modeling import LanguageModelingTask
 from fairseq.tasks.masked_lm import MaskedLMTask
 from torch import Tensor
@@ -50,6 +51,17 @@ class FeatureEncoder(LinearTimeRobertaEncoder):
         """fairseq's hook: no head."""
 
 
+class ClassifierHubInterface(RobertaHubInterface):
+    """RoBERTa's interface, whose predictions are of what the classifier pools."""
+
+    def predict(self, head: str, tokens: Tensor, return_logits: bool = False) -> Tensor:
+        """Tokens (T) or (B, T) -> log-probabilities (B, classes), or scores; RoBERTa's reads the first token alone."""
+        tokens = torch.atleast_2d(tokens).to(self.device)
+        features = self.extract_features(tokens)
+        scores = self.model.classification_heads[head](self.model.pool(features, tokens)[:, None])
+        return scores if return_logits else scores.log_softmax(-1)
+
+
 class LinearTimeClassifier(LinearTimeMaskedModel):
     """An encoder, a pooling of its features, and classification heads; subclasses build the layers.
 
@@ -69,6 +81,12 @@ class LinearTimeClassifier(LinearTimeMaskedModel):
         super().__init__(args, encoder)
         if option(args, ClassifierOptions, "classifier_style") == "arena":
             init_as_arena(self)
+
+    @classmethod
+    def from_pretrained(cls, *places: Any, **options: Any) -> ClassifierHubInterface:
+        """As for masked models."""
+        loaded = super().from_pretrained(*places, **options)
+        return ClassifierHubInterface(loaded.cfg, loaded.task, loaded.model)
 
     @classmethod
     def add_args(cls, parser) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from fairseq.hub_utils import GeneratorHubInterface
 from fairseq.models import ARCH_MODEL_REGISTRY
-from torch import Tensor
+from torch import Tensor, nn
 
 from fairseq_plugin import PromptedLanguageModelingTask, PromptState, read_prompt
 from fairseq_plugin.convert import convert
@@ -20,7 +20,7 @@ from fairseq_plugin.export_step import load
 from fairseq_plugin.modules.carried_state import CarriedState
 from tests.compare import assert_close
 from tests.fairseq_plugin.helpers.checkpoint_files import save_model
-from tests.fairseq_plugin.helpers.text import tokens
+from tests.fairseq_plugin.helpers.text import padded, tokens
 
 EOS = 2
 ADAPTIVE = ("--criterion", "adaptive_loss", "--adaptive-softmax-cutoff", "20,40")
@@ -57,6 +57,37 @@ TRAININGS: dict[str, tuple[str, ...]] = {
     "some parameters": ("hedgehog_lm", "--lineartime-trained-parameters", "attention"),
     "a stream": ("linear_lm", "--task", "streaming_language_modeling", "--batch-size", "2"),
     "half precision": ("linear_lm", "--memory-efficient-fp16", "--store-ema"),
+}
+_MASKED = ("--task", "masked_lm", "--criterion", "masked_lm")
+_LABELS = tuple("--task sentence_prediction --criterion sentence_prediction --num-classes 2 --max-positions 48".split())
+_PAIRS = ("--task", "translation", "--source-lang", "in", "--target-lang", "out")
+_ACTIVATIONS = ("--offload-activations", "--checkpoint-activations", "--min-params-to-wrap", "10")
+#: Trainings of other models than language models.
+OTHERS: dict[str, tuple[str, ...]] = {
+    "masked, hybrid": ("hybrid_mlm", *_MASKED, "--lineartime-layers", "linear,softmax"),
+    "masked, redraw": ("favor_mlm", *_MASKED, "--favor-features", "16", "--favor-redraw", "1"),
+    "masked, a longest length": ("nystrom_mlm", *_MASKED, "--max-positions", "24"),
+    "masked, learned positions": ("linear_mlm", *_MASKED, "--encoder-learned-pos"),
+    "masked, post-norm": ("linear_mlm", *_MASKED, "--lineartime-post-norm", "--layernorm-embedding"),
+    "masked, untied": ("linear_mlm", *_MASKED, "--untie-weights-roberta"),
+    "masked, activations": ("linear_mlm", *_MASKED, *_ACTIVATIONS),
+    "masked, layer drop": ("linear_mlm", *_MASKED, "--encoder-layerdrop", "0.5", "--quant-noise-pq", "0.1"),
+    "masked, some parameters": ("hedgehog_mlm", *_MASKED, "--lineartime-trained-parameters", "attention"),
+    "masked, gated attention units": ("flash_mlm", *_MASKED),
+    "classifier, mean": ("flowformer_classifier", *_LABELS, "--pooling", "mean"),
+    "classifier, arena": ("linear_classifier", *_LABELS, "--classifier-style", "arena", "--classifier-dim", "12"),
+    "classifier, masked": ("flash_mlm", *_LABELS, "--flash-first-softmax", "--flash-first-to-all"),
+    "pairs, cross-attention": ("linear", *_PAIRS, "--lineartime-cross-attention", "flow_source"),
+    "pairs, hybrid": ("hybrid", *_PAIRS, "--lineartime-layers", "linear,softmax"),
+    "pairs, additions": ("linear", *_PAIRS, "--linear-forget", "head", "--linear-short-conv", "3"),
+    "pairs, redraw": ("favor", *_PAIRS, "--favor-features", "16", "--favor-redraw", "1"),
+    "pairs, learned positions": ("linear", *_PAIRS, "--encoder-learned-pos", "--decoder-learned-pos"),
+    "pairs, pre-norm": ("linear", *_PAIRS, "--encoder-normalize-before", "--decoder-normalize-before"),
+    "pairs, shared embeddings": ("linear", *_PAIRS, "--share-decoder-input-output-embed", "--layernorm-embedding"),
+    "pairs, adaptive softmax": ("linear", *_PAIRS, *ADAPTIVE),
+    "pairs, activations": ("linear", *_PAIRS, *_ACTIVATIONS),
+    "pairs, layer drop": ("linear", *_PAIRS, "--encoder-layerdrop", "0.5", "--decoder-layerdrop", "0.5"),
+    "pairs, some parameters": ("hedgehog", *_PAIRS, "--lineartime-trained-parameters", "attention"),
 }
 #: What is refused, by a text in its message.
 REFUSED: dict[str, dict[str, str]] = {
@@ -142,5 +173,48 @@ def test_every_reader_of_a_checkpoint(training: str, data_bin: str, tmp_path: Pa
             with pytest.raises(ValueError, match=match) as refusal:
                 read(hub, sequence)
             assert "\n" not in str(refusal.value)
+    with pytest.raises(ValueError, match=f"{arch}.*allowed.*transformer_lm"):
+        convert(tmp_path / "model.pt", "linear_lm")
+
+
+def encode(model: nn.Module, hub: nn.Module) -> None:
+    """Every token's symbols, or each sequence's label, of the loaded model and of the one that was stored."""
+    loaded, sequence = hub.model.eval(), padded(tokens(2, 20), 0, 3)
+    if model.classification_heads:
+        scores = [x(sequence, classification_head_name="sentence_classification_head")[0] for x in (loaded, model)]
+        predicted = hub.predict("sentence_classification_head", sequence[:, :20], return_logits=True)
+        assert_close("predict", predicted, scores[1])
+    else:
+        scores = [x(sequence)[0] for x in (loaded, model)]
+    assert_close("scores", *scores)
+
+
+def translate(model: nn.Module, hub: nn.Module) -> None:
+    """Scores of generated tokens, one step for each, are those of the stored model's forward pass over all."""
+    source = hub.encode("w3 w21 w7 w40")
+    for found in hub.generate(source, beam=3, max_len_b=12):
+        target = found["tokens"][None]
+        before = torch.cat([target.new_full((1, 1), EOS), target[:, :-1]], dim=1)
+        output = model(source[None], torch.tensor([len(source)]), before)
+        scores = model.get_normalized_probs(output, log_probs=True, sample=None)
+        assert_close("scores", found["positional_scores"], scores.gather(2, target[..., None]).flatten(), 1e-4)
+
+
+@pytest.mark.parametrize("training", OTHERS)
+@torch.no_grad()
+def test_every_reader_of_another_model(training: str, data_bin: str, tmp_path: Path) -> None:
+    """``from_pretrained``, scores and generation; commands for language models and stock models refuse it."""
+    arch, *arguments = OTHERS[training]
+    model = save_model(tmp_path / "model.pt", "args", arch, *arguments)
+    symbols = (Path(data_bin) / "dict.txt").read_bytes()
+    for name in ("dict.txt", "dict.in.txt", "dict.out.txt", "input0/dict.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(symbols)
+    (tmp_path / "label").mkdir()
+    (tmp_path / "label" / "dict.txt").write_text("0 1\n1 1\n")
+    hub = ARCH_MODEL_REGISTRY[arch].from_pretrained(str(tmp_path), "model.pt", str(tmp_path))
+    (translate if arguments[1] == "translation" else encode)(model.eval(), hub.eval())
+    with pytest.raises(ValueError, match=f"{arch}.*allowed: language models"):
+        load(tmp_path / "model.pt")
     with pytest.raises(ValueError, match=f"{arch}.*allowed.*transformer_lm"):
         convert(tmp_path / "model.pt", "linear_lm")

@@ -12,7 +12,7 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
-from . import language_models
+from . import encoder_decoders, language_models, masked_models
 from .language_models import SMALL, awake, small
 
 #: The two kinds: a dictionary of groups of options, and one argparse.Namespace of all of them.
@@ -25,7 +25,9 @@ _NEW_OPTIONS = ("ema", "decoder_xformers_att_config", "scale_fc", "scale_attn", 
 
 def command(arch: str, *arguments: str) -> list[str]:
     """A training's arguments; later ones win."""
-    return ["data", "--task", "language_modeling", "--arch", arch, "--tokens-per-sample", "48", *arguments]
+    others = {"translation", "sentence_prediction"}
+    tokens = () if others & {*arguments} else ("--tokens-per-sample", "48")
+    return ["data", "--task", "language_modeling", "--arch", arch, *tokens, *arguments]
 
 
 def build(arch: str, *arguments: str, words: int = WORDS, seed: int = 1) -> nn.Module:
@@ -79,7 +81,13 @@ def save(path: Path, weights: dict[str, Tensor], kind: str, arch: str, *argument
 
 def save_model(path: Path, kind: str, arch: str, *arguments: str, seed: int = 1) -> nn.Module:
     """Write the checkpoint of a model, small unless told otherwise, and return it."""
-    arguments = (*small(arch), *arguments)
-    model = build(arch, *arguments, seed=seed)
+    is_encoder = "masked_lm" in arguments or "sentence_prediction" in arguments
+    sizes = masked_models.small(arch) if is_encoder else small(arch)
+    arguments = (*(encoder_decoders.SMALL if "translation" in arguments else sizes), *arguments)
+    model = build(arch, *arguments, words=WORDS + is_encoder, seed=seed)  # these tasks have a symbol for a mask
+    if is_encoder:
+        masked_models.randomised(model, std=0.2)
+    if "sentence_prediction" in arguments:
+        model.register_classification_head("sentence_classification_head", num_classes=2)
     save(path, model.state_dict(), kind, arch, *arguments)
     return model
