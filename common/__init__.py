@@ -8,4 +8,4 @@ Needs torch alone; neither fairseq nor timm is imported anywhere below this pack
 #: How the host adapters tell this package from a foreign one of the same, very common, name.
 DISTRIBUTION = "lineartime"
 
-__version__ = "0.3.0.dev0"
+__version__ = "0.3.0"
