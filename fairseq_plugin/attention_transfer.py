@@ -115,7 +115,7 @@ def transfer(
 
 
 def _differing_parameters(student: nn.Module, teacher: nn.Module) -> Iterator[str]:
-    """What parameters are not as in both, if any: those of one alone, of other shapes, of other values."""
+    """Describe how the parameters differ, if they do: present in one model alone, other shapes, other values."""
     new = tuple(f"{name}.inner." for name in converted_attentions(student))
     own, stored = _parameters(student), _parameters(teacher)
     of_one = [name for name in sorted(own.keys() ^ stored.keys()) if not name.startswith(new)]
@@ -128,7 +128,7 @@ def _differing_parameters(student: nn.Module, teacher: nn.Module) -> Iterator[st
 
 
 def _differing_modules(student: nn.Module, teacher: nn.Module) -> Iterator[str]:
-    """What the same parameters are used by in other ways."""
+    """Describe how the teacher's modules differ: no softmax attention to convert, or other ``_ALIKE`` attributes."""
     theirs = dict(teacher.named_modules())
     other = [name for name in converted_attentions(student) if not _is_softmax(theirs.get(name))]
     if other:
@@ -141,7 +141,7 @@ def _differing_modules(student: nn.Module, teacher: nn.Module) -> Iterator[str]:
 
 
 def _call(attention: Converted, module: nn.Module, inputs: dict[str, Any], target_mask: Tensor | None) -> Call:
-    """What fairseq's layer called ``module`` with, for it and for ``attention``."""
+    """The inputs with which fairseq's layer called ``module``, the teacher's attention; ``attention`` gets the same."""
     query, key, mask = (inputs[name] for name in ("query", "key", "key_padding_mask"))
     if isinstance(attention, InnerCrossAttention):
         return Call(query, key, mask, target_mask, None)

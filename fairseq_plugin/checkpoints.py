@@ -195,9 +195,10 @@ def _stored_option(state: dict[str, Any], name: str, default: Any) -> Any:
 
 
 def transfer_of(state_dict: dict[str, Any], fitted: dict[str, Any], model: nn.Module) -> Transfer:
-    """What ``model`` takes of ``state_dict`` when ``fitted``, the same upgraded and pruned, is loaded.
+    """Return which tensors ``model`` takes from ``state_dict`` by loading ``fitted``, which are left out and which new.
 
-    Numbers of a state dict's version, fairseq's, and records of options are no weights: they are not listed.
+    ``fitted`` is ``state_dict`` after upgrading and pruning. fairseq's version numbers and records of options are no
+    weights and are not listed.
     """
     # By memory: upgrading renames tensors, cuts some in pieces, and fills in weights of the model's own.
     own, stored = model.state_dict(), {_memory(x) for x in state_dict.values()}
@@ -211,7 +212,7 @@ def transfer_of(state_dict: dict[str, Any], fitted: dict[str, Any], model: nn.Mo
 
 
 def _memory(tensor: Any) -> Any:
-    """What tells the memory of one tensor from that of another."""
+    """An identifier of the memory of ``tensor``: that of its storage, or of the object if it is no tensor."""
     return tensor.untyped_storage().data_ptr() if isinstance(tensor, Tensor) else id(tensor)
 
 

@@ -102,12 +102,12 @@ def _checked_options(overrides: dict[str, Any], target: type) -> dict[str, Any]:
 
 
 def _check_fit(config: Any, weights: dict[str, torch.Tensor]) -> tuple[Transfer, dict[str, torch.Tensor]]:
-    """What comes of ``weights`` in the model of as many symbols as they have, and what is added to them.
+    """Return which of ``weights`` a model with their number of symbols takes, and the tensors to add to them.
 
-    That is what its attention has beside softmax attention, always the same, and its records of options.
+    Added are the new attention's own parameters, initialised from a fixed seed, and the records of options.
 
     Raises:
-        ValueError: they do not fit.
+        ValueError: ``weights`` do not fit.
     """
     target = _dictionary(_vocabulary_size(weights, "decoder") or _vocabulary_size(weights, _OF_ROBERTA))
     source = _dictionary(_vocabulary_size(weights, "encoder") or len(target))

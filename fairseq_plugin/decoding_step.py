@@ -163,7 +163,7 @@ def _flat(name: str) -> str:
 
 
 def _place(named: tuple[str, Tensor]) -> tuple[int, str]:
-    """What tensors are sorted by: the decoder's own first, then layer by layer."""
+    """Sort key of a named tensor: the decoder's own come first, then those of each layer in turn."""
     layer, _, entry = named[0].partition(".")
     return (int(layer) if layer.isdigit() else -1), entry
 

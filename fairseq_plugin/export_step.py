@@ -77,7 +77,7 @@ def load(checkpoint: Path, data: str | None = None) -> tuple[str, nn.Module, Dic
 def metadata_of(
     architecture: str, step: DecodingStep, dictionary: Dictionary, begins_with_bos: bool, tokens: int
 ) -> dict[str, Any]:
-    """What a caller of the graph must know, as JSON may hold it."""
+    """Metadata that a caller of the graph needs, as values that JSON can hold."""
     return {
         "version": VERSION,
         "made_by": f"lineartime {__version__}",

@@ -82,7 +82,7 @@ class PromptEnsemble(EnsembleModel):
         return torch.cat([self._read["prompt"][self._read["rows"]], tokens[:, 1:]], dim=1)
 
     def forward_encoder(self, net_input: dict[str, Any]) -> list[Read]:
-        """What ``read`` gave; an empty list for prompts without tokens."""
+        """fairseq's hook: the prompts as ``read`` returned them; an empty list for prompts without tokens."""
         return net_input["read"]
 
     def reorder_encoder_out(self, encoder_outs: list[Read], new_order: Tensor) -> list[Read]:
@@ -244,7 +244,7 @@ class PromptGenerator(SequenceGenerator):
         return [self._joined(*row) for row in zip(begun[:, 1:], scores, found)]
 
     def _begin(self, bos: int) -> Tensor:
-        """What every prompt begins with: ``bos``, and the tokens whose state is given."""
+        """First tokens of every prompt: ``bos`` or, with ``after``, its tokens, the first of which is ``bos``."""
         if self.after is None:
             return torch.tensor([bos])
         if int(self.after.tokens[0]) != bos:

@@ -109,7 +109,7 @@ class PromptState:
 
 
 def maker_of(models: Sequence[nn.Module], dictionary: Dictionary) -> Maker:
-    """What says whether another state is of the same ``models`` and ``dictionary``; O(their size)."""
+    """Identify ``models`` and ``dictionary``, to compare with those that another state is of; O(their size)."""
     words = hashlib.sha256("\n".join(dictionary.symbols).encode()).hexdigest()
     return {"models": [_model(model) for model in models], "dictionary": words}
 
@@ -138,7 +138,7 @@ def _differences(there: Maker, here: Maker) -> Iterator[tuple[str, Any, Any]]:
 
 
 def _model(model: nn.Module) -> dict[str, Any]:
-    """What a model computes: its class, options and, with the records of the options of attention, its weights."""
+    """Identify what a model computes: its class and options, and a digest of weights and records of options."""
     cfg = model.decoder.cfg
     options = {"architecture": type(model).__name__, "precision": str(next(model.parameters()).dtype)}
     options |= {name: _plain(getattr(cfg, name, None)) for name in _OPTIONS}

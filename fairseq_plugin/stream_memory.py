@@ -72,7 +72,7 @@ class StreamMemory:
         return rows_of(state, rows)
 
     def saved(self, model: nn.Module, place: StreamPlace | None) -> SavedStreams | None:
-        """What a checkpoint keeps of this process's rows after ``place``, the last batch; None where none goes on."""
+        """States of this process's rows after the last batch ``place``, for a checkpoint; None if no stream goes on."""
         if self._saved is not None:  # nothing was read since it was loaded
             return self._saved
         if place is None or place.is_last or place.step not in self._after:
@@ -158,9 +158,9 @@ def with_state(sample: dict[str, Any], carried: CarriedState) -> dict[str, Any]:
 
 
 def gathered(own: SavedStreams | None) -> SavedStreams | None:
-    """What the processes that train together kept, as one, in the first of them; None in the others.
+    """Gather the states that the training processes saved into one, in the first process; None in the others.
 
-    None too where they do not stand at the same batch, as at the end of an epoch. All must call it.
+    Also None where the processes are not at the same batch, as at the end of an epoch. All of them must call it.
     """
     group = distributed_utils.get_data_parallel_group()
     count, rank = distributed_utils.get_world_size(group), distributed_utils.get_rank(group)

@@ -156,7 +156,7 @@ def check_evaluated(args: Any) -> None:
 
 
 def _evaluation_problem(name: str, value: Any) -> str | None:
-    """What is wrong with a value that fairseq evaluates; None for all others."""
+    """Error message for a value that fairseq evaluates and that is no Python literal; None for all others."""
     if name not in EVALUATED or not isinstance(value, (str, bytes)):
         return None
     try:
@@ -191,7 +191,7 @@ def _check_references(config: Any, path: str) -> None:
 
 
 def _named(config: Any, parts: list[str]) -> Any:
-    """What ``parts`` name in ``config``, one inside of the other; None where there is nothing."""
+    """Value in ``config`` at the path ``parts``, from the outermost name inwards; None where there is nothing."""
     for part in parts:
         config = OmegaConf.to_container(config, resolve=False) if OmegaConf.is_config(config) else config
         config = vars(config) if isinstance(config, Namespace) else config

@@ -48,7 +48,7 @@ def read_kinds(
 
 
 def attention_in(model: nn.Module, place: str, attentions: Sequence[str]) -> list[str]:
-    """Those of ``attentions``, paths of ``model``, that are in ``place``, in their order.
+    """The ``attentions``, paths in ``model``, that lie in ``place``, in their order.
 
     Raises:
         ValueError: ``model`` has no such module, or there is no attention in it.

@@ -121,7 +121,7 @@ def _layer_classes(attn_layer: LayerType | None) -> list[type[SelfAttention]]:
 
 
 def _mechanisms(model: nn.Module) -> set[str]:
-    """Those of our layers in ``model``, whose options a model may have set itself."""
+    """Mechanisms of our attention layers in ``model``; the model may have set their options itself."""
     return {module.mechanism for module in model.modules() if isinstance(module, SelfAttention)}
 
 

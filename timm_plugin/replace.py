@@ -204,7 +204,7 @@ def _what_stays(model: nn.Module, reasons: dict[str, str]) -> str:
 
 
 def _notes_on_changes(pairs: list[tuple[nn.Module, nn.Module]]) -> list[str]:
-    """What is new or gone in the second module of each pair, which takes the first one's place; counted by part."""
+    """Notes on what is new or gone where the second module of each pair replaces the first; counted by part."""
     changes: dict[str, Counter[str]] = {}
     for old, new in pairs:
         for what, part in _changes(old, new):
@@ -269,7 +269,7 @@ def _is_attention(module: nn.Module) -> bool:
 
 
 def _kind(module: nn.Module) -> tuple[type, str, str]:
-    """What decides whether ``module`` can be replaced: its class, its children and its numbers."""
+    """Properties that decide whether ``module`` can be replaced: its class, its children and its numbers."""
     numbers = {name: x for name, x in vars(module).items() if isinstance(x, (bool, int, float, str, tuple))}
     numbers.pop("training", None)
     parameters = [(name, tuple(parameter.shape)) for name, parameter in module.named_parameters()]
@@ -339,7 +339,7 @@ def _copy_values(new: SelfAttention, qkv: nn.Linear) -> None:
 
 
 def _changes(module: nn.Module, new: SelfAttention) -> Iterator[tuple[str, str]]:
-    """What a user must know of ``new`` in the place of ``module``: (what happened, the name of the part)."""
+    """Changes that a user must know of when ``new`` replaces ``module``: (what happened, the name of the part)."""
     before = {id(parameter) for parameter in module.parameters()}
     after = {id(parameter) for parameter in new.parameters()}
     for name, parameter in new.named_parameters():

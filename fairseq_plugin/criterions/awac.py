@@ -99,13 +99,13 @@ class AWACCriterion(FairseqCriterion):
 
     @torch.no_grad()
     def wanted(self, model: nn.Module, found: Transitions) -> Tensor:
-        """What the critics shall say of each transition: (N,)."""
+        """Target of the critics for each transition, r + discount * min Q'(s', a'): (N,)."""
         later = model.values(found.next_states, model.sample(found.next_states), targets=True).amin(1)
         return found.rewards + self.discount * later.masked_fill(found.ends, 0.0)
 
     @torch.no_grad()
     def weights(self, model: nn.Module, found: Transitions) -> Tensor:
-        """What the action of each transition weighs: (N,)."""
+        """Weight of the action of each transition in the likelihood, at most ``max_weight``: (N,)."""
         here = model.values(found.states, found.actions).amin(1)
         usual = model.values(found.states, model.sample(found.states)).amin(1)
         return ((here - usual) / self.temperature).exp().clamp(max=self.max_weight)

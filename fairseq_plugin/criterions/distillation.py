@@ -109,7 +109,7 @@ class DistillationCriterion(FairseqCriterion):
         return total.sum() if reduce else total, logging_output["sample_size"], logging_output
 
     def _logits(self, model: nn.Module, sample: dict[str, Any], real: Tensor) -> Tensor:
-        """Those of the N ``real`` targets (N, V), float32 at least."""
+        """Logits of the N ``real`` targets (N, V), float32 at least."""
         if self.masked:
             logits = model(**sample["net_input"], masked_tokens=real)[0]
         else:
@@ -122,7 +122,7 @@ class DistillationCriterion(FairseqCriterion):
         return F.kl_div(own, teachers, reduction="none", log_target=True).sum(1)
 
     def _sample_size(self, sample: dict[str, Any], target: Tensor) -> int:
-        """What fairseq's criterion divides by."""
+        """Number by which fairseq's criterion divides the loss: of targets or, with ``sentence_avg``, of sentences."""
         if self.masked:
             return len(target)
         return len(sample["target"]) if self.sentence_avg else sample["ntokens"]

@@ -45,13 +45,13 @@ class Episode(NamedTuple):
 
 @dataclass(frozen=True)
 class EpisodeDescription:
-    """What is known of the episodes that a model was trained on.
+    """Description of the episodes that a model was trained on: data set, ranges and statistics.
 
-    Mean and deviation are those of each number of a state over all training steps, with which every state is
-    standardised. Actions are scaled from their range to -1 to 1, which a model's tanh gives.
+    ``mean`` and ``std`` are of each number of a state over all training steps; every state is standardised with them.
+    Actions are scaled from their range to the range of a model's tanh, -1 to 1.
 
     Raises:
-        ValueError: a field that is none of these.
+        ValueError: a field with another type or an impossible value.
     """
 
     name: str  # of the data set

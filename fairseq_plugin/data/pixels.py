@@ -23,7 +23,7 @@ FIRST_TOKEN = len(Dictionary())
 
 
 class ImageShape(NamedTuple):
-    """What makes an image of a sequence again."""
+    """Height, width and channels of an image, needed to turn a sequence back into one."""
 
     height: int
     width: int

@@ -38,13 +38,13 @@ class Split(NamedTuple):
 
 @dataclass(frozen=True)
 class Description:
-    """What is known of the series that a model was trained on.
+    """Description of the series that a model was trained on: their labels, statistics and largest length.
 
-    Mean and deviation are those of each channel over all steps of the training series, with which every series is
-    standardised. A channel that never changes there keeps its deviation of 1.
+    ``mean`` and ``std`` are of each channel over all steps of the training series; every series is standardised with
+    them. A channel that is constant in them has a deviation of 1.
 
     Raises:
-        ValueError: a field that is none of these.
+        ValueError: a field with another type or an impossible value.
     """
 
     labels: list[Label]  # the classes, in the order of the scores

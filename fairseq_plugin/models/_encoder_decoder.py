@@ -138,12 +138,12 @@ class LinearTimeTransformer(NoTorchScript, MarksDecay, CheckedLoading, Transform
 
     @classmethod
     def layer_builder(cls, args, causal: bool) -> Callable[..., nn.Module]:
-        """What builds the layers of the encoder, or ``causal`` of the decoder, called for one after the other."""
+        """A function that builds a layer of the encoder, or of the decoder if ``causal``; called once per layer."""
         return cls.with_design(args, causal, partial(cls.layer_design, args))
 
     @classmethod
     def with_design(cls, args, causal: bool, make: Callable[[bool, int], LayerDesign]) -> Callable[..., nn.Module]:
-        """What builds a layer with the design that ``make(causal, max_tokens)`` gives."""
+        """A function that builds a layer with the design that ``make(causal, max_tokens)`` gives."""
         if not causal:
             return partial(LinearTimeEncoderLayer, design=make(False, args.max_source_positions))
         reads_source = args.cross_self_attention

@@ -46,7 +46,7 @@ class Variant(ABC):
 
 
 def _with_chunks(sizes: dict[str, dict[str, int]], option: str = "flash_chunk_size") -> dict[str, dict[str, int]]:
-    """Those of ``sizes`` for which the paper names chunks, with the ``option`` that sets them (Tables 8 to 10)."""
+    """The base and large ``sizes``, each with the paper's chunk size as ``option`` (Tables 8 to 10)."""
     chunk_sizes = {"base": 256, "large": 512}
     return {size: {**sizes[size], option: chunk_size} for size, chunk_size in chunk_sizes.items()}
 
@@ -189,7 +189,10 @@ class _Combiner(_TransformerVariant):
     sizes = _with_chunks(_TransformerVariant.sizes, "flash_row_length")
 
     def set_size(self, args, side: str, size: str) -> None:
-        """The same; a masked model's checkpoint from before the paper's rows had names keeps the rows it had."""
+        """Fill in what the command line left open of ``size``; ``side`` is encoder or decoder.
+
+        A masked model's checkpoint from before ``size`` set the row length keeps the length it was trained with.
+        """
         if safe_getattr(args, "max_source_positions") is not None:  # nobody types it: completed once already
             args.flash_row_length = option(args, self.options, "flash_row_length")
         super().set_size(args, side, size)

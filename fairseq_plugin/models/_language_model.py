@@ -87,7 +87,7 @@ class LinearTimeLanguageModel(NoTorchScript, MarksDecay, CheckedLoading, Transfo
 
     @classmethod
     def layer_builder(cls, args) -> BuildLayer:
-        """What builds the layers of one decoder, called for one after the other."""
+        """A function that builds a layer of the decoder; called once per layer, in order."""
         return partial(cls.build_layer, args)
 
     @classmethod

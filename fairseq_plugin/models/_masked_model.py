@@ -49,7 +49,7 @@ _ADAPTIVE_PRUNING = {
 
 @dataclass
 class MaskedOptions(TrainedOptions, DecayOptions):
-    """What fairseq's other encoders have on the command line and its RoBERTa has not."""
+    """Options that fairseq's other encoders have on the command line and its RoBERTa lacks."""
 
     encoder_learned_pos: bool = field(
         default=False, metadata={"help": "use learned positional embeddings in the encoder"}
@@ -158,7 +158,7 @@ class LinearTimeMaskedModel(NoTorchScript, MarksDecay, CheckedLoading, RobertaMo
 
     @classmethod
     def layer_builder(cls, args) -> Callable[[TransformerConfig], nn.Module]:
-        """What builds the layers of one encoder, called for one after the other."""
+        """A function that builds a layer of the encoder; called once per layer, in order."""
         return partial(cls.build_layer, args)
 
     @classmethod

@@ -71,7 +71,7 @@ class TimeSeriesConfig(DecayOptions):
 
 @dataclass
 class TransformerTimeSeriesConfig(TimeSeriesConfig):
-    """The same for Transformers."""
+    """Options of the classifiers of time series that are Transformers."""
 
     encoder_normalize_before: bool = field(
         default=False, metadata={"help": "LayerNorm before each block; otherwise after it, as in the authors' model"}

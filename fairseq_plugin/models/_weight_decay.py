@@ -12,7 +12,7 @@ from ..optim import linear_decay
 
 @dataclass
 class DecayOptions(FairseqDataclass):
-    """What weight decay is for."""
+    """Options of weight decay: which parameters it applies to."""
 
     lineartime_decay_linear_only: bool = field(
         default=False,

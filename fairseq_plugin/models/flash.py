@@ -46,7 +46,7 @@ class FlashFamilyConfig(DocumentOptions, DecayOptions, TransformerLanguageModelC
 
 @dataclass
 class GatedAttentionUnitConfig(FlashFamilyConfig):
-    """The same for gated attention units."""
+    """Options of the paper's models of gated attention units."""
 
     decoder_layers: int = field(default=12, metadata={"help": "num decoder layers, two for one of a Transformer"})
     decoder_attention_heads: int = field(default=1, metadata={"help": "num attention heads; the paper has one"})
@@ -57,7 +57,7 @@ class GatedAttentionUnitConfig(FlashFamilyConfig):
 
 @dataclass
 class FlashTransformerConfig(FlashFamilyConfig):
-    """The same for Transformers."""
+    """Options of the paper's models that are Transformers."""
 
     activation_fn: ChoiceEnum(utils.get_available_activation_fns()) = field(
         default="gelu", metadata={"help": "activation function to use"}

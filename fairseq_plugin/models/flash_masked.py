@@ -34,7 +34,7 @@ class FirstTokenOptions(FairseqDataclass):
 
 @dataclass
 class FirstToAllOptions(FirstTokenOptions):
-    """The same of FLASH alone."""
+    """The fine-tuning forms of Table 4, of FLASH: those of ``FirstTokenOptions`` and one of FLASH alone."""
 
     flash_first_to_all: bool = field(
         default=False,
@@ -64,7 +64,7 @@ class FlashFamilyMaskedModel(LinearTimeMaskedModel):
 
     @classmethod
     def complete_size(cls, args, size: str) -> None:
-        """The same for another ``size``."""
+        """Fill in what the command line left open: the paper's ``size``, then the defaults of all masked models."""
         cls.variant.set_size(args, "encoder", size)
         ffn = safe_getattr(args, "encoder_ffn_embed_dim") or cls.variant.inner_width(args.encoder_embed_dim)
         args.encoder_ffn_embed_dim = ffn

@@ -110,7 +110,7 @@ class HybridLanguageModel(LinearTimeLanguageModel):
 
     @classmethod
     def layer_builder(cls, args) -> BuildLayer:
-        """What builds one layer after the other, each with its own attention."""
+        """A function that builds the next layer at each call, with the attention of that layer."""
         kinds = kinds_of_layers(cls, args, "decoder", CAUSAL)
 
         def build(kind: str, cfg: TransformerConfig, no_encoder_attn: bool) -> nn.Module:
@@ -129,7 +129,7 @@ class HybridMaskedModel(LinearTimeMaskedModel):
 
     @classmethod
     def layer_builder(cls, args) -> Callable[[TransformerConfig], nn.Module]:
-        """What builds one layer after the other, each with its own attention."""
+        """A function that builds the next layer at each call, with the attention of that layer."""
         kinds = kinds_of_layers(cls, args, "encoder", BIDIRECTIONAL)
 
         def build(kind: str, cfg: TransformerConfig) -> nn.Module:
@@ -157,7 +157,7 @@ class HybridTransformer(LinearTimeTransformer):
 
     @classmethod
     def layer_builder(cls, args, causal: bool) -> Callable[..., nn.Module]:
-        """What builds one layer after the other, each with its own attention."""
+        """A function that builds the next layer at each call, with the attention of that layer."""
         side = "decoder" if causal else "encoder"
         kinds = kinds_of_layers(cls, args, side, BIDIRECTIONAL)
         builders = {

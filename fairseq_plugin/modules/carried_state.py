@@ -8,11 +8,11 @@ from .multihead_attention import IncrementalState
 
 
 class CarriedState:
-    """What ``model(src_tokens, incremental_state=...)`` goes on from with a whole block, and what it leaves.
+    """Decoding state before and after a block of tokens, for ``model(src_tokens, incremental_state=...)``.
 
     ``before`` is the state at the first token, None where a stream begins; it is not changed. After the forward pass
-    ``after`` is the state after the last token, detached: no gradient leaves the block. An object of its own, no
-    dictionary: data parallelism rebuilds dictionaries on the way to a model.
+    ``after`` is the state after the last token, detached, so that no gradient leaves the block. This is a class and no
+    dictionary, since data parallelism rebuilds dictionaries on the way to a model.
     """
 
     def __init__(self, before: IncrementalState | None = None) -> None:

@@ -17,7 +17,7 @@ def converted_attentions(model: nn.Module) -> dict[str, Converted]:
 
 
 def projections(attention: Converted) -> tuple[nn.Module, ...]:
-    """Those to queries, keys and values."""
+    """The projections of ``attention`` to queries, keys and values."""
     return attention.q_proj, attention.k_proj, attention.v_proj
 
 

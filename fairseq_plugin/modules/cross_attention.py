@@ -122,7 +122,7 @@ class InnerCrossAttention(MultiheadAttention):
         return k, v, self.further_inputs(source)
 
     def further_inputs(self, source: Tensor) -> dict[str, Tensor]:
-        """What the inner attention needs beside q, k and v of a source (S, B, C)."""
+        """Inputs that the inner attention needs beside q, k and v, computed from a source (S, B, C)."""
         if "source_q" not in self.inner.needs:
             return {}
         return {"source_q": split_heads(self.q_proj(source), self.num_heads)}

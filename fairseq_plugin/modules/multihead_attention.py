@@ -17,7 +17,7 @@ IncrementalState = dict[str, dict[str, Tensor | None]]
 
 @dataclass(frozen=True)
 class LayerDesign:
-    """What a Transformer layer of ours has in place of fairseq's."""
+    """Design of a Transformer layer of ours: its attention and the other parts that replace fairseq's."""
 
     attention: str  # a name of common.attention.ATTENTIONS
     options: dict[str, Any] = field(default_factory=dict)  # of its constructor
@@ -109,7 +109,7 @@ class InnerMultiheadAttention(MultiheadAttention):
         return self.gate_proj is None and not any(True for _ in self.inner.parameters())
 
     def further_inputs(self, tokens: Tensor) -> dict[str, Tensor]:
-        """What the inner attention needs beside q, k and v of tokens (T, B, C)."""
+        """Inputs that the inner attention needs beside q, k and v, computed from tokens (T, B, C)."""
         return self.inner.inputs(x=tokens.transpose(0, 1))
 
     def forward(

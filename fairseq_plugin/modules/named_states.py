@@ -18,7 +18,7 @@ def named_state(model: nn.Module, incremental_state: IncrementalState) -> dict[s
 
 
 def state_of(model: nn.Module, named: dict[str, Tensor], rows: Tensor) -> IncrementalState:
-    """What ``named_state`` gave, for ``model`` in this process, of the ``rows`` (B,) of its tensors.
+    """Incremental state of ``model`` in this process, from the ``rows`` (B,) of the tensors of a ``named_state``.
 
     Raises:
         AttributeError: ``model`` lacks one of the modules.

@@ -164,12 +164,12 @@ class ContextParallelLanguageModelingTask(LanguageModelingTask):
 
 
 def _processes() -> int:
-    """Those of torch.distributed, 1 without it."""
+    """Number of processes of torch.distributed; 1 without it."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def _chunk_size(model: nn.Module) -> int:
-    """That of its gated attention units, at whose multiples parts are best cut; 1 of other models."""
+    """Chunk size of the gated attention units of ``model``, 1 without any; parts are best cut at its multiples."""
     return max((x.chunk_size for x in model.modules() if isinstance(x, GatedAttentionUnit)), default=1)
 
 

@@ -65,7 +65,7 @@ class OfflineRLTask(FairseqTask):
 
     @property
     def description(self) -> EpisodeDescription:
-        """What is known of the episodes that a model is, or was, trained on."""
+        """Description of the episodes that a model is, or was, trained on."""
         return described_by(EpisodeDescription, self.state.description, "the task's state in the checkpoint")
 
     @property

@@ -44,7 +44,7 @@ class PromptedLanguageModelingTask(LanguageModelingTask):
 
     @classmethod
     def of(cls, task: LanguageModelingTask, after: PromptState | None = None) -> "PromptedLanguageModelingTask":
-        """The same for the ``task`` of a model that was loaded in Python: its options, dictionaries and targets.
+        """Make such a task from the ``task`` of a model loaded in Python, with its options, dictionaries and targets.
 
         ``after`` is the state of a text that stands before every prompt.
         """

@@ -148,7 +148,7 @@ def _dictionary_file(data: str, part: str) -> str:
 
 
 def _how_to_make(data: str, part: str) -> str:
-    """What the folder of a data set should hold, and the command that makes a part of it."""
+    """End of an error message: what the folder of a data set holds, and the command that makes ``part`` of it."""
     same = " --srcdict DATA/input0/dict.txt" if part == "input1" else ""
     return (
         f"allowed with --task sequence_pair_prediction: a folder of {', '.join(_PARTS)}, each as fairseq-preprocess "

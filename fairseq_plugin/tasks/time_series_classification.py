@@ -64,7 +64,7 @@ class TimeSeriesClassificationTask(FairseqTask):
 
     @property
     def description(self) -> Description:
-        """What is known of the series that a model is, or was, trained on."""
+        """Description of the series that a model is, or was, trained on."""
         return described_by(Description, self.state.description, "the task's state in the checkpoint")
 
     @property

@@ -217,7 +217,7 @@ class SelfAttention(nn.Module):
         return self.project(x, self.heads(x, attn_mask, is_causal))
 
     def heads(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
-        """What the heads give, (B, H, N, channels), before the output projection; arguments as in ``forward``."""
+        """Output of the heads, (B, H, N, channels), before the output projection; arguments as in ``forward``."""
         padding = key_padding(x, attn_mask, is_causal)
         if self.has_positions:
             check_positions(x, self.attention.max_tokens, self.grid_size, padding)

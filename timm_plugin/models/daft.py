@@ -33,7 +33,7 @@ def flatten_map(self: nn.Module, input: tuple[Tensor], output: Tensor) -> Tensor
 
 
 class DaftVisionTransformer(StrictLoading, VisionTransformer):
-    """What both kinds of DAFT do alike with timm's ``VisionTransformer``."""
+    """Base class of both kinds of DAFT: timm's ``VisionTransformer`` with what they have in common."""
 
     def __init__(self, *args: Any, in_chans: int = 3, **kwargs: Any) -> None:
         super().__init__(*args, in_chans=in_chans, **kwargs)

@@ -504,7 +504,10 @@ def flowformer_hier_s(pretrained: bool = False, **kwargs: Any) -> Flowformer:
 
 @register_once
 def flowformer_hier_s_12h(pretrained: bool = False, **kwargs: Any) -> Flowformer:
-    """The same as the authors released it: 12 heads, layer scale 1e-5 on the MLP branch, drop path 0.2, own form."""
+    """The vision model as its authors released it: 12 heads, layer scale 1e-5 on the MLP branch, drop path 0.2.
+
+    Its flow attention has ``form="released_vision"``.
+    """
     model_args: dict[str, Any] = dict(TABLE_8, num_heads=12, mlp_init_values=1e-5, drop_path_rate=0.2)
     if "flow" in mechanisms_in(kwargs.get("attn_layer", "flow")):
         model_args.update(form="released_vision", clamp=1.0)

@@ -67,10 +67,11 @@ def build_teacher(name: str, checkpoint: Path | None, model_args: dict[str, Any]
 
 
 def read_attention(values: Sequence[str], options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """What ``--attn`` and ``--attn-kwargs`` say, as ``AttentionTransferTask`` takes it, with the options left to give.
+    """Return the ``attention`` and options of ``AttentionTransferTask`` that ``--attn`` and ``--attn-kwargs`` ask for.
 
     Raises:
-        ValueError: neither one name or pattern nor places, PLACE=NAME; an option that no mechanism has.
+        ValueError: ``--attn`` is neither one name or pattern nor places, each PLACE=NAME; an option that no mechanism
+            has.
     """
     if len(values) == 1 and "=" not in values[0]:
         return values[0], options

@@ -119,7 +119,7 @@ class AttentionTransferTask(TrainingTask):
         return self
 
     def own_state(self) -> dict[str, Tensor]:
-        """Of the student's state dict, what is not the teacher's: what is new and what learns."""
+        """The part of the student's state dict that is not the teacher's: new tensors, and those that learn."""
         learning = {name for name, parameter in self.eval_model.named_parameters() if parameter.requires_grad}
         state = self.eval_model.state_dict()
         return {name: x for name, x in state.items() if name in learning or name not in self._teachers_names}

@@ -162,5 +162,5 @@ def _check_stored(stored: dict[str, Any], task: AttentionTransferTask, state: Pa
 
 
 def _digest(task: AttentionTransferTask) -> str:
-    """What tells the weights of the teacher from others'."""
+    """A digest of the teacher's weights, to tell them from those of another teacher."""
     return tensor_files.digest(task.teacher_state())
