@@ -40,7 +40,7 @@ class Target(NamedTuple):
 
     @property
     def beside(self) -> str:
-        """What it is compared with, in words."""
+        """The candidate to compare with, in words, and its size where that differs."""
         size = "" if self.peer_size is None else f" at {self.peer_size:,}"
         return f"{self.peer}{size}"
 

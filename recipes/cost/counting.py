@@ -15,7 +15,7 @@ Shape = Sequence[int]
 
 
 class Cost(NamedTuple):
-    """What one call of a model needs."""
+    """Cost of one call of a model: operations, parameters and memory."""
 
     multiply_adds: int  # of a forward pass
     parameters: int
@@ -24,11 +24,11 @@ class Cost(NamedTuple):
 
 
 def cost(model: nn.Module, *inputs: Any, memory: bool = True, **named: Any) -> Cost:
-    """What ``model(*inputs, **named)`` needs; the model may return a tensor, or tuples and dictionaries of them.
+    """Measure the cost of ``model(*inputs, **named)``, which returns a tensor, or tuples and dictionaries of them.
 
-    The pass that is counted and the one whose inference memory is measured are in evaluation mode, the training pass is
-    in training mode and has the sum of all outputs in place of a loss. Afterwards the model is in the mode it was in.
-    Without ``memory`` one pass is all there is.
+    Operations and inference memory are measured in evaluation mode, training memory in training mode with the sum of
+    all outputs in place of a loss. Afterwards the model is in the mode it was in. Without ``memory`` there is only one
+    pass, for the operations.
 
     Raises:
         ValueError: the model returns no tensor.

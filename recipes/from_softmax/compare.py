@@ -101,7 +101,7 @@ class Comparison:
                 tensor_files.save(converted, part)
 
     def _outcomes(self, name: str, teacher: Ran) -> list[Outcome]:
-        """What was made of a teacher in a form, if anything was."""
+        """The outcome of converting a teacher to a form, in a list; an empty one if no stage of it is trained."""
         ours = {one.stage: one for one in self._ran if (one.model, one.seed) == (name, teacher.seed)}
         return [self._outcome(name, teacher, ours)] if ours else []
 

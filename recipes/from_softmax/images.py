@@ -84,7 +84,7 @@ class ImagePlan:
         return divided(self.epochs, self.share, self.transfer_share)[stage]
 
     def settings(self) -> dict[str, Any]:
-        """What all outcomes in a folder share: models and seeds may be added to it."""
+        """Settings that all outcomes in a folder share: all but models and seeds, which may be added later."""
         return {name: value for name, value in dataclasses.asdict(self).items() if name not in ("models", "seeds")}
 
 
@@ -107,7 +107,7 @@ class Made(NamedTuple):
 
 
 class Conversions:
-    """What is made of teachers in a folder, seed after seed."""
+    """Trains a teacher for each seed, converts it to each form of a plan, and keeps the results in ``out``."""
 
     def __init__(self, plan: ImagePlan, out: Path) -> None:
         self.plan, self.out, self.images = plan, out, out / IMAGES
@@ -141,7 +141,7 @@ class Conversions:
         return model.eval()
 
     def _convert(self, name: str, seed: int) -> dict[str, Any]:
-        """What is known of the form ``name`` of the teacher of a seed, as ``Outcome`` has it."""
+        """Convert the teacher of a seed to the form ``name``, and train the form from scratch; see ``Made``."""
         form, teacher = self.plan.form(name), self._teacher(seed)
         random_seed(seed)
         transfer = transfer_task(teacher, form)

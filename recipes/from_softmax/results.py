@@ -34,9 +34,9 @@ class Ran(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What was made of the teacher of a seed: the losses of a form in each stage that there is, and from scratch.
+    """Results of one form of the teacher of a seed: its losses after each stage that was run, and from scratch.
 
-    A loss is what is less the better a model is, by name: of text nats per token, by split.
+    Losses are by name, and lower is better. Those of text are nats per token, by split.
     """
 
     model: str
@@ -176,7 +176,7 @@ def _parts_table(shown: Shown, windowed: list[str], compared: Compared) -> Table
 
 
 def draw(models: Sequence[str], shown: Shown, teachers: Sequence[Ran], outcomes: Sequence[Outcome], path: Path) -> None:
-    """What is shown, mean over seeds, by stage: forms without softmax layers to the left, with some to the right."""
+    """Draw the mean over seeds by stage: forms without softmax layers on the left, forms with some on the right."""
     sides = {
         "linear time in every layer": [name for name in models if not shown.form(name).softmax_layers],
         "with layers of softmax attention": [name for name in models if shown.form(name).softmax_layers],

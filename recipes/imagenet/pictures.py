@@ -35,7 +35,7 @@ _INSIDE = 0.995
 
 
 class Seen(NamedTuple):
-    """What one layer of one model weighs the patches of one image by, each the mean over heads."""
+    """Weights that one layer of a model gives the patches of one image, each the mean over heads."""
 
     predicted: int  # number of the class
     weights: np.ndarray  # (Y, X), over the mean of all patches: 1 is an even share

@@ -105,7 +105,7 @@ class Lengths:
         write_json(kept, found)
 
     def read(self, name: str, seed: int, folder: Path, trained: Trained) -> Measured | None:
-        """What was measured of the model in ``folder``; None if it has not been."""
+        """The stored measurement of the model that was trained in ``folder``; None if there is none."""
         kept = self._kept(folder)
         if not kept.exists():
             return None

@@ -95,7 +95,7 @@ def pass_over(model: nn.Module, batches: list[Tensor]) -> Callable[[], None]:
 
 
 def tokens_per_second(calls: dict[str, Callable[[], None]], tokens: int, rounds: int) -> dict[str, list[float]]:
-    """Of each call in each round, in turns, after one call that is not counted."""
+    """Tokens per second of processor time of each call in each round; calls take turns, after a round to warm up."""
     speeds: dict[str, list[float]] = {name: [] for name in calls}
     for counted in range(rounds + 1):
         for name, call in calls.items():

@@ -65,7 +65,7 @@ def windows(stream: Tensor, length: int, longest: int, most: int) -> Tensor:
 
 
 def everywhere(count: int, length: int, longest: int) -> Tensor:
-    """Of ``count`` windows, which tokens (count, longest) are of a piece of the text that stands at every distance."""
+    """Mask (count, longest): True for tokens of ``count`` windows whose piece of the text is read at every distance."""
     last = longest - length  # where the last piece of the first window begins
     place = torch.arange(count)[:, None] * length + torch.arange(longest)
     return (place >= last) & (place < count * length)

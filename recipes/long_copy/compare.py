@@ -117,7 +117,7 @@ def parser() -> CommandParser:
 
 
 def chosen_plan(options: argparse.Namespace) -> Plan:
-    """What the options say."""
+    """The plan with the options' values."""
     layout = chosen_data(options, seed=1).layout
     return Plan.chosen(
         options, layout=layout, evaluations=min(EVALUATIONS, options.updates), more=shlex.split(options.more)

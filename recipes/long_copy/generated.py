@@ -9,7 +9,7 @@ _TIME = re.compile(r"Translated ([\d,]+) sentences \([\d,]+ tokens\) in ([\d.]+)
 
 
 class Counted(NamedTuple):
-    """What is right in the targets that were generated, in per cent, and how long it took."""
+    """Accuracy of generated targets in per cent, and the time of generation."""
 
     exact: float  # of all targets: right from the first token to the last, and no token more
     passages: float  # of all passages: every token right, and in its place

@@ -32,7 +32,7 @@ DEFAULT_MODELS = (
 
 
 class Model(NamedTuple):
-    """What a name of a model says."""
+    """The mechanisms in the name of a model, see ``parse``."""
 
     attention: str  # of the encoder and of the decoder to itself
     cross: str  # of the decoder to the encoder

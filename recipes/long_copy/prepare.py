@@ -35,7 +35,7 @@ EXAMPLES = {"train": 32_000, "valid": 200, "test": 200}
 
 
 class Data(NamedTuple):
-    """What is made of a text: how many examples of each split, of which sizes, from which seed."""
+    """Settings of the data made of a text: sizes, number of examples of each split, and seed."""
 
     layout: Layout
     examples: dict[str, int]
@@ -138,7 +138,7 @@ def add_options(parser: CommandParser) -> None:
 
 
 def chosen_data(options: argparse.Namespace, seed: int) -> Data:
-    """What the options say."""
+    """The settings of the data with the options' values."""
     sizes = vars(options)
     layout = Layout(*(sizes[name] for name in Layout._fields))
     return Data(layout, {split: sizes[split] for split in SPLITS}, seed)

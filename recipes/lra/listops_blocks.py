@@ -23,7 +23,7 @@ _PATIENCE = 5
 
 
 class Plan(NamedTuple):
-    """What is generated. Two folders of one plan have the same bytes."""
+    """Settings of the expressions to generate. Two folders with the same plan have the same bytes."""
 
     seed: int
     train: int

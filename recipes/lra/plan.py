@@ -136,7 +136,7 @@ class Plan(Budget):
 
 
 def task_arguments(task: str, data: Path, length: int) -> list[object]:
-    """What fairseq-train and fairseq-validate both have to know of a task and its data."""
+    """Arguments for a task and its data that fairseq-train and fairseq-validate both need."""
     kind = "sequence_pair_prediction" if TASKS[task].sequences > 1 else "sentence_prediction"
     return [
         *(data, "--user-dir", "fairseq_plugin", "--task", kind, "--criterion", "sentence_prediction"),

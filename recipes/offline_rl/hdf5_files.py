@@ -95,10 +95,10 @@ def _array(path: Path, file: Any, name: str) -> np.ndarray:
 
 
 def _inside(path: Path, file: Any, name: str) -> Any:
-    """What ``name`` is in the file. A link is not followed, even to see whether it leads anywhere.
+    """Return the group or array ``name`` of the file. Links are not followed, even to see whether they lead anywhere.
 
     Raises:
-        ValueError: it is not there, or lies in another file, as HDF5's links and storage allow.
+        ValueError: ``name`` is not there, a part of it is a link, or its data lie in another file, as HDF5 allows.
     """
     import h5py
 

@@ -18,7 +18,7 @@ from ..shared.working_folder import own_file
 
 
 class Settings(NamedTuple):
-    """Of the search: how many directions are tried and how many best ones count, and how far each step goes."""
+    """Settings of the search: directions tried, the best ones used, size of the noise, and size of a step."""
 
     directions: int = 16
     best: int = 8

@@ -19,7 +19,7 @@ from .d4rl import score
 
 
 class Plan(NamedTuple):
-    """What is trained and how it acts."""
+    """Plan of a comparison: the models to train, and the target returns with which they act."""
 
     environment: str
     names: list[str]  # of architectures, without _decision, with additions

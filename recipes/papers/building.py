@@ -75,7 +75,7 @@ def _timm_model(model: str) -> nn.Module:
 
 
 def fairseq_options(training: Training) -> argparse.Namespace:
-    """What the first command of fairseq-train says, with the options that its named architecture sets.
+    """Options of the first fairseq-train command of a training, with those that its named architecture sets.
 
     Raises:
         ValueError: fairseq has no such architecture.
@@ -118,7 +118,7 @@ def _fairseq_command(training: Training) -> list[str]:
 
 
 def _task(name: str, training: Training, parsed: argparse.Namespace) -> Any:
-    """What a model asks of the task ``name``, without data."""
+    """A stand-in for the task ``name`` without data: the attributes that are read while a model is built."""
     if name == "time_series_classification":
         from fairseq_plugin.data.series_folder import Description
 

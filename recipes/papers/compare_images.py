@@ -101,7 +101,7 @@ def main(arguments: Iterable[str] | None = None) -> int:
 
 
 def _notes_of_shapes(models: dict[str, Model], size: Size) -> list[str]:
-    """What is said of hierarchical models and of those with a distillation token, if there are some."""
+    """Notes on hierarchical models and on those with a distillation token, if there are some."""
     names = [one.training.model.split()[0] for one in models.values()]
     notes = []
     if any(name.endswith("_hier_s") for name in names):

@@ -50,7 +50,7 @@ def models_of(paper: str, table: str) -> dict[str, Model]:
 
 
 def published(paper: str, table: str, models: dict[str, Model]) -> dict[str, str]:
-    """What the table prints of each model."""
+    """The published cell of each model in the table, by the model's name."""
     printed = read_paper(paper).tables[table]
     return {name: published_cells(printed, one.column, [one.row])[one.row] for name, one in models.items()}
 

@@ -63,7 +63,7 @@ def _vowels() -> Measured:
 
 
 def published_cells(table: PublishedTable, column: str, names: list[str], part: int = 0) -> dict[str, str]:
-    """What ``table`` prints of ``names``, rows or columns of models, in ``column``; see ``Measured``."""
+    """Published cells of ``names``, rows or columns of models; for ``column`` and ``part`` see ``Measured``."""
     rows = {row.name: row for row in table.rows}
     if column in rows:  # models are columns
         printed = dict(zip(table.header, rows[column].cells))

@@ -68,7 +68,7 @@ def _titles(found: list[Measured]) -> list[str]:
 
 
 def _said(table: PublishedTable, title: str, one: Measured) -> str:
-    """What a column of measurements is, and what it does not show."""
+    """A paragraph that explains a column of measurements: what was measured, its limits, command and date."""
     order = said_of_order(one.cells, published_cells(table, one.column, list(one.cells), one.part))
     said = f"{title.capitalize()}, beside {one.column}: {one.what}. {order} {one.limits}"
     return _filled(f"{said} `{one.command}`; {one.machine}, {one.date}.")

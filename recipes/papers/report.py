@@ -45,7 +45,7 @@ def show_table(paper: Paper, table: PublishedTable) -> str:
 
 
 def show_entry(paper: Paper, table: PublishedTable, name: str, entry: Entry) -> str:
-    """What trains a row, as comments of a shell, and the commands from data to evaluation."""
+    """Shell comments that describe how a row is trained, and the commands from data to evaluation."""
     head = [f"{paper.title}, Table {table.number}, {name}"]
     if name in [row.name for row in table.rows]:
         printed = zip(table.header[1:], table.row(name).cells[1:])

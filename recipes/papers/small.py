@@ -34,7 +34,7 @@ def folder(out: Path, *named: str) -> Path:
 
 
 class Values(NamedTuple):
-    """What of a table is compared with small language models."""
+    """The column of a table that is compared with small language models, and the kind of its numbers."""
 
     column: str
     bits: bool = False  # of a token, rather than perplexity
@@ -90,7 +90,7 @@ def small_command(paper: str, table: str) -> str | None:
 
 
 def refusal(known: Iterable[tuple[str, str]], paper: str, table: str) -> str:
-    """What is said of a table that is not among the ``known`` ones of a command."""
+    """The error message for a table that is not among the ``known`` ones of a command."""
     here = [number for name, number in known if name == paper]
     command = small_command(paper, table)
     further = f"; its rows in small: {command}" if command else ""
@@ -164,11 +164,11 @@ class TablePlan(Plan):
 
     @property
     def values(self) -> Values:
-        """What of the table is compared."""
+        """The column of the table that is compared, and the kind of its numbers."""
         return TABLES[self.paper, self.table]
 
     def published_cells(self) -> dict[str, str]:
-        """What is printed of each row."""
+        """The published cell of each row, by the row's name."""
         table = read_paper(self.paper).tables[self.table]
         return published_cells(table, self.values.column, self.models, int(self.masked))
 

@@ -40,7 +40,7 @@ class PublishedTable(NamedTuple):
         return {row.name: row for row in self.rows}[name]
 
     def cell(self, row: str, column: str) -> str:
-        """What is printed in a row, by its name, and a column, by the beginning of its header; KeyError if nowhere."""
+        """The cell in the row ``row`` and the first column whose header begins with ``column``; KeyError if none."""
         at = [i for i, header in enumerate(self.header) if i and header.startswith(column)]
         if not at:
             raise KeyError(column)

@@ -33,17 +33,17 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True)
 class Training:
-    """What trains a row here, and what it is evaluated with.
+    """How the model of a row is trained and evaluated here, beside the paper's hardware and parameters.
 
     Attributes:
         host: "fairseq" or "timm"; empty for a method of a recipe of our own.
         model: the architecture or model, with its options, as it is typed.
-        settings: what of the training a reader looks for: task, data, length, schedule, batch.
-        hardware: what the paper trained on.
+        settings: of the training, by name: task, data, length, schedule, batch.
+        hardware: on which the paper trained.
         blocks: the commands, from data to evaluation.
-        published: parameters that the paper prints for it, in millions, if it does.
-        difference: why ours are not within 1 % of them.
-        symbols: entries of the dictionary with which parameters are counted.
+        published: number of parameters in the paper, in millions; None if it prints none.
+        difference: why ours is not within 1 % of that number.
+        symbols: size of the dictionary with which parameters are counted.
     """
 
     host: str
@@ -82,7 +82,7 @@ def trainings_of(entry: Entry) -> tuple[Training, ...]:
 
 
 def here(entry: Entry) -> str:
-    """What stands in a table for an entry, as Markdown."""
+    """The cell of an entry in a table, as Markdown: its models, or why nothing trains it."""
     if isinstance(entry, NotTrained):
         return "" if entry is HEADING else entry.reason
     return ", ".join(dict.fromkeys(f"`{one.model}`" for one in trainings_of(entry)))

@@ -38,7 +38,7 @@ class Budget(ABC):
 
     @classmethod
     def chosen(cls, options: argparse.Namespace, **others: Any) -> "Budget":
-        """What the options of these names say, but for ``others``; no model twice."""
+        """The budget with the values of the options named like its fields, except for ``others``; each model once."""
         values = {field.name: getattr(options, field.name) for field in fields(cls) if field.name not in others}
         return cls(**{**values, **others, "models": list(dict.fromkeys(options.models))})
 
@@ -67,7 +67,7 @@ class Budget(ABC):
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def settings(self) -> dict[str, Any]:
-        """What all trainings in a folder share: models and seeds may be added to it."""
+        """Settings that all trainings in a folder share: all but models and seeds, which may be added later."""
         return {name: value for name, value in self.as_dict().items() if name not in ("models", "seeds")}
 
 
@@ -118,7 +118,7 @@ SEEDS = Column("seeds", lambda outcomes: str(len(outcomes)), none="0")
 
 
 class Report(NamedTuple):
-    """What a comparison shows and keeps."""
+    """Results of a comparison that are shown and kept: tables, JSON and a picture."""
 
     tables: list[Table]
     content: dict[str, Any]  # of results.json, beside the run

@@ -49,10 +49,10 @@ def parse_point(line: str) -> Point | None:
 
 
 def parse_validation(lines: Iterable[str], split: str) -> dict[str, float]:
-    """What fairseq-validate printed of ``split``, by name.
+    """Values that fairseq-validate printed for ``split``, by name.
 
     Raises:
-        ValueError: it printed nothing of it.
+        ValueError: the log has no results of ``split``.
     """
     for found in filter(None, map(parse_values, lines)):
         if found[0] == split:

@@ -8,21 +8,21 @@ from fairseq.models import ARCH_MODEL_NAME_REGISTRY, MODEL_DATACLASS_REGISTRY
 
 
 def parsed_options(command: Iterable[object]) -> argparse.Namespace:
-    """What is typed after fairseq-train, with what the named architecture sets, and without a model's other defaults.
+    """Parse arguments of fairseq-train; the named architecture sets its options, a model's other defaults are left out.
 
     Raises:
-        SystemExit: fairseq does not take an option, and has said so.
+        SystemExit: fairseq does not take an option, and has printed why.
     """
     return options.parse_args_and_arch(options.get_training_parser(), [str(word) for word in command])
 
 
 def model_options(command: Iterable[object]) -> argparse.Namespace:
-    """What ``fairseq-train COMMAND`` builds its task and its model from.
+    """The options from which ``fairseq-train COMMAND`` builds its task and its model.
 
-    fairseq-train has hydra fill in the model's defaults, which takes many times as long and gives the same values.
+    fairseq-train fills in the model's defaults with hydra, which takes many times as long and gives the same values.
 
     Raises:
-        SystemExit: fairseq does not take an option, and has said so.
+        SystemExit: fairseq does not take an option, and has printed why.
     """
     parsed = parsed_options(command)
     declared = MODEL_DATACLASS_REGISTRY.get(ARCH_MODEL_NAME_REGISTRY[parsed.arch])

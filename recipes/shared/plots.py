@@ -40,7 +40,7 @@ class Look(NamedTuple):
         return {"color": self.colour, "linestyle": self.dash}
 
     def curve(self, points: int) -> dict[str, Any]:
-        """The same for a curve of so many points: one alone makes no line, so it gets a dot."""
+        """The look of a curve, as matplotlib's arguments. A single point makes no line, so it gets a dot."""
         return {**self.line, "marker": self.marker if points == 1 else ""}
 
 

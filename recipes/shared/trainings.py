@@ -45,7 +45,7 @@ class Training(NamedTuple):
 
 
 class Trained(NamedTuple):
-    """What is kept of a complete training beside its log and its checkpoints."""
+    """Record of a complete training that is kept beside its log and its checkpoints."""
 
     name: str
     command: str
@@ -117,7 +117,7 @@ def read_trained(folder: Path) -> Trained | None:
 
 
 def read_points(folder: Path) -> list[Point]:
-    """What the training in ``folder`` logged, in order, as if it had not been interrupted."""
+    """Points that the training in ``folder`` logged, in order, as if it had not been interrupted."""
     return fairseq_log.parse_points((folder / "train.log").read_text(encoding="utf-8").splitlines())
 
 

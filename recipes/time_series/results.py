@@ -31,7 +31,7 @@ BASELINES = {
 
 
 class Plan(NamedTuple):
-    """What is trained."""
+    """Plan of a comparison: the models to train, on which data set, with which seeds and how long."""
 
     dataset: str
     names: list[str]  # of architectures, without _time_series
@@ -78,10 +78,10 @@ class Earlier(NamedTuple):
 
 
 def read(path: Path, plan: Plan) -> Earlier:
-    """What ``write`` left in ``path``, a results.json.
+    """Read the trainings of an earlier part of the comparison from ``path``, its results.json.
 
     Raises:
-        ValueError: it is no such file, or of another data set or number of epochs.
+        ValueError: ``path`` is no such file, or is of another data set or number of epochs.
     """
     of, earlier = read_outcomes(path)
     if (of.dataset, of.epochs) != (plan.dataset, plan.epochs):
@@ -111,7 +111,7 @@ def report(plan: Plan, compared: Compared, earlier: Sequence[Run] = ()) -> Repor
 
 
 def shown_name(name: str) -> str:
-    """What is called ``name`` in a table: an architecture, or a method."""
+    """The architecture or method that the plan calls ``name``, as tables show it."""
     return name if name in CLASSIFIERS else f"{name}_time_series"
 
 

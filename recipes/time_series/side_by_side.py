@@ -17,7 +17,7 @@ from ..shared.plots import STYLE, look, save
 
 
 class Share(NamedTuple):
-    """What the last layer of one model weighs the steps of one series by."""
+    """Weights that the last layer of a model gives the steps of one series, and the label it predicted."""
 
     predicted: Label
     weights: np.ndarray  # (T,), the mean over heads, over the mean of all steps: 1 is an even share

@@ -50,7 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def representatives(records: Iterable[Found]) -> list[str]:
-    """Of each family and class of attention that is replaced, the smallest model."""
+    """The smallest model of each family and class of attention that is replaced."""
     smallest: dict[tuple[str, str], Found] = {}
     for record in sorted(records, key=lambda record: record.parameters):
         for kind in record.replaced:

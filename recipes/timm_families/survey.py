@@ -22,7 +22,7 @@ _KNOWN: dict[Any, str] = {}
 
 @dataclass(frozen=True)
 class Found:
-    """What was found out about a model.
+    """Result of the survey of a model: which of its attention can be replaced.
 
     ``attn_layer`` is "yes", "ignored", or the name of the exception that timm raises. ``replaced`` counts attention
     that can be replaced by its class, ``stays`` the rest by class and reason.

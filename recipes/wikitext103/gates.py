@@ -63,11 +63,11 @@ class GatePlan(Plan):
         return arguments
 
     def user_dir(self, name: str) -> str:
-        """Of our plugin, or of ``gate_variants``."""
+        """The folder of our plugin, or ``gate_variants`` for a model with gates of its own."""
         return "recipes/wikitext103/gate_variants" if _gates(name) else super().user_dir(name)
 
     def notes(self) -> list[str]:
-        """What the names of the models say."""
+        """Notes that explain the additions and variants in the names of the models."""
         used = {f"+{part}" for name in self.models for part in name.split("+")[1:]}
         return super().notes() + [f"{part}: {note}" for part, note in _NOTES.items() if part in used]
 

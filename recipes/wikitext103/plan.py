@@ -71,7 +71,7 @@ class Plan(Budget):
         return "fairseq_plugin"
 
     def notes(self) -> list[str]:
-        """What the names of the models say."""
+        """Notes that explain the additions in the names of the models."""
         return addition_notes(self.models)
 
     def attention_arguments(self, name: str) -> list[object]:

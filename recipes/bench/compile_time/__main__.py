@@ -47,7 +47,7 @@ def parser() -> CommandParser:
 
 
 def measured(model: str, out: Path) -> Cost:
-    """What ``model`` costs: as ``out`` has it, or in a process of its own, which takes minutes.
+    """Read the cost of ``model`` from ``out``, or measure it in a process of its own, which takes minutes.
 
     Raises:
         RecipeFailed: the process failed, or compiled and uncompiled outputs or gradients differ.

@@ -27,7 +27,7 @@ LENGTHS = (64, 100, 130)
 
 
 class Cost(NamedTuple):
-    """What torch.compile took."""
+    """Cost of torch.compile for one model."""
 
     python: float  # seconds of processor time of the process
     compiler: float  # and of the C++ compiler
@@ -75,13 +75,13 @@ def compile_cost(model: nn.Module, inputs: list[Tensor], seconds: Callable[[], t
 
 
 def _logits(model: Callable[[Tensor], Any], inputs: list[Tensor]) -> list[Tensor]:
-    """Those of each input, after the same random state."""
+    """The logits of each input, with the model's random numbers from a fixed seed."""
     torch.manual_seed(3)
     return [model(tokens)[0] for tokens in inputs]
 
 
 def _gradients(model: nn.Module, logits: Tensor) -> Tensor:
-    """Those of the parameters that have one, in one vector."""
+    """Gradients of the mean square of ``logits`` for all parameters that have one, in one vector."""
     parameters = [x for x in model.parameters() if x.requires_grad]
     found = torch.autograd.grad(logits.square().mean(), parameters, allow_unused=True)
     return torch.cat([x.flatten() for x in found if x is not None])

@@ -11,7 +11,7 @@ FORWARD, BACKWARD, TRAINING, DECODING = "forward", "forward + backward", "traini
 
 
 class Settings(NamedTuple):
-    """What holds for all cases of one run of the benchmark."""
+    """Settings of one run of the benchmark, which hold for all its cases."""
 
     device: str = "cpu"
     dtype: torch.dtype = torch.float32
@@ -59,7 +59,7 @@ class Amount(NamedTuple):
 
 
 class Case(NamedTuple):
-    """The same candidates at several sizes; they are built for one size at a time."""
+    """Candidates that are compared at several sizes; they are built for one size at a time."""
 
     name: str
     title: str

@@ -43,7 +43,7 @@ def launches(options: argparse.Namespace) -> Iterator[tuple[str, str, int, Launc
 
 
 def compiled(options: argparse.Namespace) -> dict[Row, dict[tuple[int, int], Resources]]:
-    """What each kernel needs, by head size and capability; the most of those that it is compiled for."""
+    """Resources of each kernel by head size and capability: the maximum over the arguments that it is compiled for."""
     rows: dict[Row, dict[tuple[int, int], Resources]] = {}
     for mechanism, dtype, size, launch in tqdm(list(launches(options)), desc="kernels", unit="", disable=None):
         name = launch.function.__name__

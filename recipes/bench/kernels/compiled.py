@@ -23,7 +23,7 @@ CAPABILITIES = {80: Capability("A100", 163), 90: Capability("H100", 227)}
 
 
 class Resources(NamedTuple):
-    """What a compiled kernel needs of a GPU."""
+    """Shared memory and registers that a compiled kernel needs of a GPU."""
 
     shared: int  # bytes of shared memory
     registers: int  # of a thread, at most 255
@@ -48,7 +48,7 @@ def compile_for(launch: Launch, capability: int, warps: int) -> Any:
 
 
 def resources(compiled: Any) -> Resources:
-    """What Triton and cuobjdump report of a compiled kernel."""
+    """The resources of a compiled kernel, as Triton and cuobjdump report them."""
     usage = _report(compiled.asm["cubin"])
     return Resources(compiled.metadata.shared, usage["REG"], usage["STACK"])
 

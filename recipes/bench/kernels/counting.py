@@ -23,7 +23,7 @@ _READS_NOT_THE_FIRST = re.compile(r"copy_|fill_|zero_|new_\w+|\w+_like")
 
 @dataclass
 class Work:
-    """What the launches of a kernel do."""
+    """Work of all launches of a kernel: bytes moved and operations of products."""
 
     launches: int = 0
     bytes: int = 0  # of loads and stores, without those that are masked
@@ -142,5 +142,5 @@ def _storage(x: Tensor) -> int:
 
 
 def _bytes(x: Tensor) -> int:
-    """Of the numbers of a tensor; one that is repeated by a stride of 0 counts once."""
+    """Bytes of the numbers of a tensor; a number that a stride of 0 repeats counts once."""
     return x.element_size() * math.prod(size for size, stride in zip(x.shape, x.stride()) if stride)

@@ -99,7 +99,7 @@ MECHANISMS: dict[str, Callable[[Sizes], Call]] = {
 
 
 def head_sizes(mechanism: str, dtype: str, sizes: Iterable[int]) -> list[int]:
-    """Those of ``sizes`` that the kernels of a mechanism take."""
+    """The head sizes among ``sizes`` that the kernels of a mechanism take."""
     return [size for size in sizes if mechanism != "flow_walk" or size <= walk.MAX_CHANNELS[DTYPES[dtype]]]
 
 
@@ -131,7 +131,7 @@ def recorded() -> Iterator[list[Launch]]:
 
 
 def launches_of(call: Call) -> list[Launch]:
-    """What forward and backward of a call launch."""
+    """The launches of kernels in forward and backward of a call, noted as in ``recorded``."""
     with recorded() as found:
         call.attend(*call.inputs).sum().backward()
     return found

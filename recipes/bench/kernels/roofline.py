@@ -27,7 +27,7 @@ HEADS = 2
 
 
 class Gpu(NamedTuple):
-    """What a GPU does in a second."""
+    """Peak rates of a GPU per second: bytes moved, and operations of products."""
 
     name: str
     bytes: float
@@ -67,7 +67,7 @@ class Pass(NamedTuple):
 
 
 def passes(call: Call) -> list[Pass]:
-    """What forward and backward of a call move and compute, in all.
+    """Count the work of all kernels in forward and backward of a call, and give the least work of each pass.
 
     Raises:
         RecipeFailed: a kernel failed, and plain PyTorch took its place.
