@@ -21,7 +21,7 @@ _SHOWN = 4
 
 
 class Transfer(NamedTuple):
-    """What came of a foreign state dict in a model's."""
+    """Result of transferring a foreign state dict to a model: which tensors were taken, left out, or stay new."""
 
     taken: list[str]  # names of the model whose tensors are the source's, as they are or resampled
     left_out: list[str]  # names of the source that have no place in the model
@@ -134,7 +134,7 @@ def _shape(stored: Any) -> str:
 
 
 def _why_refused(path: Path, error: Exception) -> str:
-    """What torch would not read with ``weights_only``."""
+    """Reason, for a message, why torch refused a file with ``weights_only``."""
     try:
         classes = torch.serialization.get_unsafe_globals_in_checkpoint(path)
     except Exception:  # it reads torch's present format alone; the error names the first class in any

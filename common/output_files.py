@@ -94,7 +94,7 @@ class Mark:
         self.folder, self._file, self._made = folder, file, made
 
     def made(self) -> set[Path]:
-        """What the command made, those of its processes that forked included."""
+        """Paths that the command made, including those that its forked processes made."""
         noted = _read(self.folder / MARK)
         self._made = {self.folder / name for name in noted[1]} if noted else set()
         return self._made

@@ -44,7 +44,7 @@ INPUTS = {
 
 
 class AttentionShape(NamedTuple):
-    """What a host knows of the attention it builds; every mechanism is given all of it."""
+    """Facts that a host knows of the attention it builds; every mechanism is given all of them."""
 
     causal: bool = False
     num_heads: int | None = None  # H
@@ -160,9 +160,10 @@ class InnerAttention(RemembersOptions):
         return False
 
     def remembered_options(self) -> dict[str, Any]:
-        """Its name, whether it is causal, its heads, and its options but those of speed alone.
+        """Return the mechanism's name, whether it is causal, its heads, and the options that change its outputs.
 
-        Other ones make other outputs of the same weights.
+        With other values of these, the same weights give other outputs. Options that change speed alone are left out,
+        and so are those that tensors of the state dict show (``shown_by_weights``).
         """
         described = self.options.described()
         options = {
@@ -174,7 +175,7 @@ class InnerAttention(RemembersOptions):
         return {"attention": self.name or type(self).__name__, "causal": self.causal, **heads, **options}
 
     def inputs(self, **available: Any) -> dict[str, Any]:
-        """Of the inputs that a host can give, by name, those that this module takes."""
+        """Select from the inputs that a host can give, by name, those that this module takes."""
         return {name: value for name, value in available.items() if name in self.needs}
 
     def __prepare_scriptable__(self) -> "InnerAttention":
@@ -202,14 +203,14 @@ class InnerAttention(RemembersOptions):
         raise ValueError(f"causal is {self.causal}; attention {self.name!r} does not decode; allowed: forward alone")
 
     def source_state(self, k: Tensor, v: Tensor, key_padding_mask: Tensor | None = None, **inputs: Tensor) -> State:
-        """What queries need of a source, k (B, H, m, d) and v (B, H, m, e): of one size whatever m is; O(m) time.
+        """State of a source k (B, H, m, d), v (B, H, m, e) for ``attend_source``, of one size for any m; O(m) time.
 
         ``key_padding_mask`` (B, m), True = padding; ``inputs`` are those that ``needs`` names. Sums are float32
-        (float64 of float64), and every tensor has the batch as dimension 0.
+        (float64 for float64 inputs), and every tensor has the batch as dimension 0.
 
         Raises:
             ValueError: the mechanism does not support "source", was built with ``causal=True``, or is RFA in training,
-                where each pass draws other directions; tensors that do not fit.
+                where each pass draws other directions; or the tensors do not fit.
         """
         self._check_source()
         check_key_value(k, v)
@@ -260,7 +261,7 @@ class InnerAttention(RemembersOptions):
             check_positive_int(fact, value)
 
     def extra_repr(self) -> str:
-        """What it was built with, for ``print(model)``."""
+        """Facts and options that the module was built with, for ``print(model)``."""
         facts = {name: value for name, value in self.shape._asdict().items() if name in ("causal", *self.needs)}
         return ", ".join(f"{name}={value!r}" for name, value in {**facts, **self.options.as_dict()}.items())
 
@@ -294,7 +295,7 @@ class OpAttention(InnerAttention):
         self._declare()
 
     def _declare(self) -> None:
-        """What is the same for every call."""
+        """Set what does not change between calls: arguments of ``op`` and ``reference_op``, and projected tensors."""
         described = self.options.described()
         causal = {"causal": self.causal} if "causal" in self.supports else {}
         options = {name: x for name, x in self.options.as_dict().items() if not described[name].setup_only}
@@ -312,7 +313,7 @@ class OpAttention(InnerAttention):
         return {}
 
     def reference_held(self) -> dict[str, Any]:
-        """The same for ``reference_op``, where they must be computed literally."""
+        """Further arguments of ``reference_op`` in this call: ``held()``, unless they must be computed literally."""
         return self.held()
 
     def forward(

@@ -108,7 +108,7 @@ class DaftAttention(OpAttention):
         return self.apply_op(None, k, v, **masks, **inputs)
 
     def recorded_keys(self, k: Tensor, segment_ids: Tensor | None = None) -> Tensor:
-        """What ``record_keys`` keeps of a call: a copy of k (B, H, n, c), whatever documents they are of."""
+        """Keys that ``record_keys`` records: a copy of k (B, H, n, c), the same with and without ``segment_ids``."""
         return k.clone()
 
 

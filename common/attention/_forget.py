@@ -15,7 +15,7 @@ from ._options import AttentionOptions, choice
 
 @dataclass(frozen=True)
 class ForgetOptions(AttentionOptions):
-    """What ``build_attention`` takes for every causal mechanism of running sums."""
+    """Option of ``build_attention`` for every causal mechanism of running sums."""
 
     forget: str = choice(
         NONE,
@@ -60,7 +60,7 @@ class ForgetAttention(InnerAttention):
         return self.inner.state_tokens()
 
     def projections(self, head_dim: int) -> dict[str, int]:
-        """Those of the inner attention."""
+        """Channels per head of the inner attention's projections."""
         return self.inner.projections(head_dim)
 
     def forward(

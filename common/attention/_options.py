@@ -14,7 +14,7 @@ from ..ops.shared.chunks import CHUNK_SIZE
 
 
 class Option(NamedTuple):
-    """What is known of one option besides its name and default."""
+    """Description of one option: all that is known of it besides its name and default."""
 
     help: str  # one sentence for a command line
     type: type  # what a command line reads: str, int, float or bool

@@ -88,7 +88,7 @@ class OutputGateAttention(OpAttention):
         return super().apply_op(*tensors, **arguments)
 
     def operate_literally(self, *tensors: Tensor, **arguments: Any) -> Tensor:
-        """The same of ``reference_op``."""
+        """``reference_op`` without norm and gate; a subclass computes here, literally, what comes before ``op``."""
         return super().apply_reference(*tensors, **arguments)
 
     def finished(self, out: Tensor, x: Tensor | None, padding_mask: Tensor | None = None) -> Tensor:

@@ -109,7 +109,7 @@ _STOCK = (
 
 
 def _without_weights(model: nn.Module) -> str:
-    """What to say of a model's attentions that have neither competition nor allocation."""
+    """End of an error message that names attentions without competition and allocation; empty if there are none."""
     modules = [module for module in model.modules() if hasattr(module, "recorded_map")]
     names = sorted({getattr(module, "name", None) or type(module).__name__ for module in modules})
     has = "has" if len(names) == 1 else "have"

@@ -42,12 +42,12 @@ class RotaryAttention(InnerAttention):
         self.needs = inner.needs
 
     def remembered_options(self) -> dict[str, Any]:
-        """That there are rotary positions; the inner attention remembers its own."""
+        """Record that there are rotary positions; the inner attention records its own options."""
         return {"attention": self.name}
 
     @property
     def linear_cost(self) -> bool:
-        """That of the inner attention."""
+        """Whether the inner attention has a linear cost."""
         return self.inner.linear_cost
 
     def state_tokens(self) -> int | None:
@@ -109,7 +109,7 @@ class RotaryAttention(InnerAttention):
         return self.inner.packs_documents()
 
     def projections(self, head_dim: int) -> dict[str, int]:
-        """Those of the inner attention."""
+        """Channels per head of the inner attention's projections."""
         return self.inner.projections(head_dim)
 
     def key_features(self, head_dim: int) -> int:

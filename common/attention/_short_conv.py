@@ -21,7 +21,7 @@ _NAMES = ("q", "k", "v")
 
 @dataclass(frozen=True)
 class ShortConvOptions(AttentionOptions):
-    """What ``build_attention`` takes for every causal mechanism whose decoding state has a constant size."""
+    """Option of ``build_attention`` for every causal mechanism whose decoding state has a constant size."""
 
     short_conv: int | None = count(
         None,
@@ -78,7 +78,7 @@ class ShortConvAttention(InnerAttention):
         return self.inner.state_tokens()
 
     def projections(self, head_dim: int) -> dict[str, int]:
-        """Those of the inner attention."""
+        """Channels per head of the inner attention's projections."""
         return self.inner.projections(head_dim)
 
     def key_features(self, head_dim: int) -> int:
@@ -162,7 +162,7 @@ class ShortConvAttention(InnerAttention):
         return self.inner.reference(*convolved, key_padding_mask, query_padding_mask, **inputs)
 
     def _convs(self) -> tuple[ShortConv | None, ...]:
-        """Those of q, k and v."""
+        """Convolutions of q, k and v; None for a tensor that ``inner`` does not take."""
         return self.q_conv, self.k_conv, self.v_conv
 
     def _check(self, q: Tensor | None, k: Tensor | None, v: Tensor) -> None:

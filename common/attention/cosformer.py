@@ -43,7 +43,7 @@ class CosformerAttention(OpAttention):
         self.max_tokens = self.shape.max_tokens  # where a host looks for it
 
     def remembered_options(self) -> dict[str, Any]:
-        """Its options and M."""
+        """Return the options that any attention remembers, and M."""
         return {**super().remembered_options(), "max_tokens": self.max_tokens}
 
     def held(self) -> dict[str, Any]:

@@ -139,7 +139,7 @@ class DaftConvAttention(DaftAttention):
         return {"r": self.filters()}
 
     def reference_held(self) -> dict[str, Any]:
-        """The same literally, in training with the same draws."""
+        """Filters of this call, computed literally; in training, with the random draws that ``held`` would make."""
         options = self.options.gumbel_temperature, self.training
         return {"r": filters_reference(self.r, self.gamma, self.beta, *options)}
 
@@ -175,7 +175,7 @@ class DaftConvAttention(DaftAttention):
         return torch.zeros_like(r).flatten(1).scatter(1, index[:, None], bias[:, None]).view_as(r)
 
     def _selected(self) -> tuple[Tensor, Tensor]:
-        """Of each head the place of its largest entry in the flattened window, (h,), and the entry, (h,)."""
+        """Index of each head's largest entry in the flattened window, (h,), and the entry itself, (h,)."""
         bias, index = self.position_bias().flatten(1).max(1)
         return index, bias
 

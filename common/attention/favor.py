@@ -75,7 +75,7 @@ class FavorAttention(OpAttention):
         self._draw_for_training()
 
     def key_features(self, head_dim: int) -> int:
-        """Its random features."""
+        """Number of random features."""
         return self.options.features
 
     def held(self) -> dict[str, Any]:

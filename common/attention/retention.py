@@ -84,7 +84,7 @@ class RetentionAttention(OutputGateAttention):
     def operate_literally(
         self, q: Tensor, k: Tensor, v: Tensor, *, key_padding_mask: Tensor | None, **arguments: Any
     ) -> Tensor:
-        """The same of ``reference_op``."""
+        """``reference_op`` of queries and keys that are rotated by position among the real tokens."""
         if self.options.rotary:
             q, k = rotated(q, key_padding_mask), rotated(k, key_padding_mask)
         return super().operate_literally(q, k, v, key_padding_mask=key_padding_mask, **arguments)

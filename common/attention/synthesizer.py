@@ -87,7 +87,7 @@ class SynthesizerAttention(OpAttention):
             nn.init.zeros_(self.bias)
 
     def held(self) -> dict[str, Any]:
-        """What logits over positions are made of."""
+        """Parameters of the logits over positions; None for one that the form does not have."""
         return {"columns": self.columns, "bias": self.bias}
 
     def operands(self, q: Tensor | None, k: Tensor | None, v: Tensor) -> tuple[Tensor | None, ...]:

@@ -70,7 +70,7 @@ class ForgetGate(nn.Module):
         return log_decay.unflatten(2, (self.heads, self.features)).transpose(1, 2)
 
     def reference(self, x: Tensor) -> Tensor:
-        """The same, literally: -log(1 + exp(-(w x + b))), one gate at a time."""
+        """Literal form of ``forward``: -log(1 + exp(-(w x + b))), one gate at a time."""
         if self.down_proj is not None:
             x = torch.stack([(x * row).sum(-1) for row in self.down_proj.weight], dim=-1)
         gates = [(x * w).sum(-1) + b for w, b in zip(self.gate_proj.weight, self.gate_proj.bias)]

@@ -164,7 +164,7 @@ class GatedAttentionUnit(RemembersOptions):
         self.reset_parameters()
 
     def remembered_options(self) -> dict[str, str | int | float | bool | None]:
-        """What changes the result and no shape of a weight."""
+        """Return the options that change the result but no shape of a weight."""
         names = ("causal", "kernel", "chunk_size", "divisor", "local", "linear", "rotary")
         names += ("first_softmax", "first_to_all", "overlap", "chunk_summaries")
         return {"attention": "gated attention unit", **{name: getattr(self, name) for name in names}}
@@ -225,9 +225,9 @@ class GatedAttentionUnit(RemembersOptions):
         return self._attend(x, padding_mask, state, True, segment_ids)
 
     def recorded_map(self, x: Tensor, padding_mask: Tensor | None = None, segment_ids: Tensor | None = None) -> Tensor:
-        """What ``record_attention(model, maps=True)`` keeps: the map (B, H, n, n) of V, before the gate U.
+        """Implied map (B, H, n, n) of V before the gate U, which ``record_attention(model, maps=True)`` records.
 
-        Without attention dropout. Costs n / (e / H) calls of the attention and O(n²) memory: for short inputs.
+        Attention dropout is left out. Costs n / (e / H) calls of the attention and O(n²) memory: for short inputs.
         """
         normed = self.norm(x)
         *_, v, z = (F.silu(part) for part in self.in_proj(normed).split(self.widths, dim=-1))
@@ -331,7 +331,7 @@ class GatedAttentionUnit(RemembersOptions):
     def _rotation(
         self, z: Tensor, padding_mask: Tensor | None, state: State | None, segment_ids: Tensor | None
     ) -> tuple[Tensor, Tensor] | None:
-        """What queries and keys of z (B, n, s) are rotated by, to fit (B, R, H, n, s)."""
+        """Cosines and sines that rotate queries and keys (B, R, H, n, s) of z (B, n, s); None without ``rotary``."""
         if not self.rotary:
             return None
         # (n,) or (B, 1, n)

@@ -132,7 +132,7 @@ class Remembered(RemembersOptions):
         self.options = options
 
     def remembered_options(self) -> dict[str, str | int | float | bool | None]:
-        """Those that were given."""
+        """Return the options that were given."""
         return self.options
 
 

@@ -33,7 +33,7 @@ def rotate(x: Tensor, positions: Tensor) -> Tensor:
 
 
 def cos_and_sin(positions: Tensor, channels: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """What ``rotate_by`` turns ``channels`` channels by: two tensors (..., n, channels / 2), float32 at least."""
+    """Cosines and sines by which ``rotate_by`` turns channels: (..., n, channels / 2), float32 at least."""
     half = channels // 2
     # Angles in half precision would be wrong by whole turns.
     dtype = torch.promote_types(dtype, torch.float32)

@@ -72,7 +72,7 @@ class ShortConv(nn.Module):
         return y
 
     def state_shape(self, batch: int) -> tuple[int, ...]:
-        """Of the last real tokens: (B, H, taps - 1, c)."""
+        """Shape of the last real tokens, which are the state: (B, H, taps - 1, c)."""
         heads, channels, taps = self.weight.shape
         return batch, heads, taps - 1, channels
 

@@ -23,7 +23,7 @@ class Layout(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Its bytes, up to the next multiple of the alignment."""
+        """Size in bytes, rounded up to the next multiple of the alignment."""
         return -(-torch.Size(self.shape).numel() * self.dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
 
 
@@ -118,7 +118,7 @@ class ContextGroup:
 
     @contextmanager
     def _naming(self, other: int | None) -> Iterator[None]:
-        """What torch raises where another process has ended or is late, with the process in its message."""
+        """Name the process in the error that torch raises where another process has ended or is late."""
         try:
             yield
         except RuntimeError as error:

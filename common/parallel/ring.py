@@ -101,7 +101,7 @@ class RandomNumbers:
         self._cuda = {device: torch.cuda.get_rng_state(device) for device in devices}
 
     def restore(self) -> None:
-        """The same numbers come again."""
+        """Set the generators back, so that the same random numbers come again."""
         torch.set_rng_state(self._cpu)
         for device, state in self._cuda.items():
             torch.cuda.set_rng_state(state, device)

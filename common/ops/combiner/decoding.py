@@ -55,7 +55,7 @@ def state_before(tokens: State, row_length: int, state: State | None) -> State:
 
 
 def _length(state: State, name: str) -> int:
-    """Of the tokens of an entry; 0 if it has no such dimension, which ``check_state`` says in words."""
+    """Number of tokens of an entry; 0 for an entry without that dimension, which ``check_state`` reports."""
     entry = state.get(name) if isinstance(state, dict) else None
     return entry.shape[2] if isinstance(entry, Tensor) and entry.dim() == 4 else 0
 

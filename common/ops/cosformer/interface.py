@@ -125,10 +125,10 @@ def _full(
 
 
 def source_state(k: Tensor, v: Tensor, key_padding_mask: Tensor | None, phi: str, max_tokens: int) -> State:
-    """What queries need of a source: ``sum_k`` (B, H, 2d) and ``sum_kv`` (B, H, 2d, e), float32; O(m d e).
+    """State of a source: ``sum_k`` (B, H, 2d) and ``sum_kv`` (B, H, 2d, e), float32; O(m d e).
 
-    k (B, H, m, d), v (B, H, m, e), ``key_padding_mask`` (B, m), True = padding. Arguments are not checked, but more
-    than ``max_tokens`` real tokens are a ValueError.
+    k (B, H, m, d), v (B, H, m, e), ``key_padding_mask`` (B, m), True = padding. Arguments are not checked, except
+    that more than ``max_tokens`` real tokens raise a ValueError.
     """
     check_real_tokens(k, key_padding_mask, None, max_tokens)
     with autocast_off(k):

@@ -100,10 +100,10 @@ def _full(
 
 
 def source_state(k: Tensor, v: Tensor, key_padding_mask: Tensor | None, directions: Tensor) -> State:
-    """What queries need of a source: ``log_scale``, ``sum_k`` (B, H, r), ``sum_kv`` (B, H, r, e), float32; O(m r e).
+    """State of a source: ``log_scale``, ``sum_k`` (B, H, r), ``sum_kv`` (B, H, r, e), float32; O(m r e).
 
     k (B, H, m, d), v (B, H, m, e), ``key_padding_mask`` (B, m), True = padding. The sums of a direction are in units of
-    exp(``log_scale``), its largest feature. Arguments are not checked but for ``directions`` (ValueError).
+    exp(``log_scale``), its largest feature. Only ``directions`` are checked (ValueError).
     """
     _check_directions("k", k, directions)
     with autocast_off(k):

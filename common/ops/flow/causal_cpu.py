@@ -37,7 +37,7 @@ class _Plan(NamedTuple):
 
 
 class _Kept(NamedTuple):
-    """What the backward pass of a block needs besides its inputs and output."""
+    """Tensors of a block that the backward pass needs besides the block's inputs and output."""
 
     state: State | None  # before the block
     flow: ChunkFlow
@@ -106,7 +106,7 @@ def _gradients(grad_sums: Sequence[Tensor | None], q: Tensor, v: Tensor, zeros: 
 
 
 def _kept(tensors: Sequence[Tensor | None]) -> list[_Kept]:
-    """What was kept for each block, out of all of its tensors in a row."""
+    """Split the flat sequence of all saved tensors into the ``_Kept`` of each block."""
     of_state = 1 + len(STATE_SUMS)
     width = of_state + len(ChunkFlow._fields)
     blocks = (tensors[i : i + width] for i in range(0, len(tensors), width))
@@ -236,7 +236,7 @@ def _backward_part(
 
 
 def _graph_gradients(inputs: CausalInputs, grad_out: Tensor, grad_state: State) -> list[Tensor | None]:
-    """The same gradients by torch's graph of the whole sequence."""
+    """Gradients as ``_backward`` returns them, by torch's graph of the whole sequence."""
     count = None if inputs.state is None else inputs.state["count"]
 
     def attend(q: Tensor, k: Tensor, v: Tensor, *sums: Tensor | None) -> tuple[Tensor, ...]:

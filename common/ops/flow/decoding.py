@@ -48,7 +48,7 @@ def step(inputs: CausalInputs) -> tuple[Tensor, State]:
 
 
 def _received(receivers: Tensor, of_sources: Tensor, of_sinks: Tensor, form: FlowForm) -> Tensor:
-    """What sink and source, ``receivers`` (B, H, 2, d) with eps, get from the others' sums (B, H, d): (B, H, 2)."""
+    """Flows (B, H, 2) to sink and source, ``receivers`` (B, H, 2, d) with eps, from the others' sums (B, H, d)."""
     sums = torch.stack([of_sources, of_sinks], dim=2)
     flow = torch.linalg.vecdot(receivers, sums + form.eps if form.eps else sums)
     return flow + form.outer_eps if form.outer_eps else flow

@@ -32,7 +32,7 @@ FORMS: dict[str, FlowForm] = {
 
 
 class FlowDefaults(NamedTuple):
-    """What ``flow_attention`` and its kind do unless told otherwise; see there."""
+    """Default options of ``flow_attention`` and of its variants; ``flow_attention`` describes them."""
 
     form: str = "released"
     clamp: float | None = 1.0

@@ -73,11 +73,11 @@ def flow_source_options(form: str, clamp: float | None, phi: str, competition: s
 def source_state(
     k: Tensor, v: Tensor, key_padding_mask: Tensor | None, source_q: Tensor, options: FlowOptions
 ) -> State:
-    """What queries need of a source: sums over its tokens, of one size whatever m is; O(m d e).
+    """State of a source: sums over its tokens, whose size does not depend on m; O(m d e).
 
     ``sum_k`` and ``sum_k_over_outgoing`` (B, H, d), with the form's epsilon added, and ``sum_kv`` (B, H, d, e) of the
     values times their competition, float32. Shapes and mask as in ``flow_source_attention``. Only ``source_q`` is
-    checked; one that does not fit k is a ValueError.
+    checked; one that does not fit k raises a ValueError.
     """
     check_query_key_value(source_q, k, v, one_length=True, names=("source_q", "k", "v"))
     dtype = compute_dtype(k)
@@ -88,10 +88,10 @@ def source_state(
 
 
 def attend_source(q: Tensor, state: State, query_padding_mask: Tensor | None, options: FlowOptions) -> Tensor:
-    """What q (B, H, n, d) get of the source of ``source_state`` -> (B, H, n, e) in q's dtype; O(n d e).
+    """Attend from q (B, H, n, d) to the source of ``state`` -> (B, H, n, e) in q's dtype; O(n d e).
 
-    ``query_padding_mask`` (B, n), True = padding, gives 0. Only ``state`` is checked; one that does not fit is a
-    ValueError.
+    Padded queries, by ``query_padding_mask`` (B, n; True = padding), give 0. Only ``state`` is checked; one that does
+    not fit raises a ValueError.
     """
     with autocast_off(q):
         sinks = real_features(q.to(compute_dtype(q)), options.phi, query_padding_mask)

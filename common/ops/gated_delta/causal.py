@@ -25,10 +25,10 @@ class Chunks(NamedTuple):
 def delta_chunks(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor | None, chunk_size: int, memory: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """What q (B, H, n, d) read of the memory (B, H, d, e) after each token, (B, H, n, e), and that after all.
+    """Outputs (B, H, n, e) that q (B, H, n, d) read from the memory (B, H, d, e) after each token, and the last memory.
 
     k (B, H, n, d), v (B, H, n, e), ``beta`` and ``log_decay`` (B, H, n), the latter at most 0 or None; ``memory`` is
-    that before the first token. Where ``beta`` and ``log_decay`` are 0, the memory stays. O(n (C (C + d + e) + d e +
+    the one before the first token. Where ``beta`` and ``log_decay`` are 0, the memory stays. O(n (C (C + d + e) + d e +
     d² (d + e) / C)) time, O(n (C + d + e) + (n / C) d (d + e)) memory.
     """
     size = chunk_length(chunk_size, q.shape[2])

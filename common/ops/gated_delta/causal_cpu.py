@@ -14,7 +14,7 @@ _CACHED_NUMBERS, _MOST_NUMBERS = 2**17, 2**24
 
 
 class Block(NamedTuple):
-    """What is inside a block of G chunks, of which ``Chunks`` are (G, N, C, ...)."""
+    """Intermediate tensors of a block of G chunks, whose ``Chunks`` are (G, N, C, ...)."""
 
     inside: Tensor  # (G, N, C, C), decay from key to query
     since_start: Tensor  # (G, N, C), decay from the start of a chunk
@@ -46,7 +46,7 @@ def block_forward(chunks: Chunks, state: Tensor) -> Block:
 
 
 def block_outputs(chunks: Chunks, block: Block) -> Tensor:
-    """What the queries read, (G, N, C, e)."""
+    """Outputs that the queries of a block read, (G, N, C, e)."""
     scores = (chunks.q @ chunks.k.transpose(-2, -1)).mul_(block.inside)
     out = (chunks.q * block.since_start.unsqueeze(-1)) @ block.states[:-1]
     out.flatten(0, 1).baddbmm_(scores.flatten(0, 1), (block.errors * chunks.beta.unsqueeze(-1)).flatten(0, 1))

@@ -89,10 +89,9 @@ def check_maps(
 
 
 def source_state(k: Tensor, v: Tensor, key_padding_mask: Tensor | None, key_weight: Tensor, key_bias: Tensor) -> State:
-    """What queries need of a source: ``sum_k`` (B, H, 2r) and ``sum_kv`` (B, H, 2r, e), float32; O(m r (d + e)).
+    """State of a source: ``sum_k`` (B, H, 2r) and ``sum_kv`` (B, H, 2r, e), float32; O(m r (d + e)).
 
-    k (B, H, m, d), v (B, H, m, e), ``key_padding_mask`` (B, m), True = padding. Arguments are not checked but for the
-    map (ValueError).
+    k (B, H, m, d), v (B, H, m, e), ``key_padding_mask`` (B, m), True = padding. Only the map is checked (ValueError).
     """
     check_map("key", k, key_weight, key_bias)
     with autocast_off(k):

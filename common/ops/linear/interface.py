@@ -92,7 +92,7 @@ def linear_attention(
 
 
 def source_state(k: Tensor, v: Tensor, key_padding_mask: Tensor | None, phi: str) -> State:
-    """What queries need of a source: ``sum_k`` (B, H, d) and ``sum_kv`` (B, H, d, e), float32; O(m d e).
+    """State of a source: ``sum_k`` (B, H, d) and ``sum_kv`` (B, H, d, e), float32; O(m d e).
 
     k (B, H, m, d), v (B, H, m, e), ``key_padding_mask`` (B, m), True = padding. Arguments are not checked.
     """

@@ -68,7 +68,7 @@ class _Scan(torch.autograd.Function):
 def _gradients(
     q: Tensor, k: Tensor, v: Tensor, initial: Tensor, grad_out: Tensor, grad_sums: Tensor
 ) -> tuple[Tensor, ...]:
-    """Of q, from the sums formed once more, and of k, v and ``initial``, from sums over the tokens that come after."""
+    """Gradients of q, from the sums formed once more, and of k, v and ``initial``, from sums over later tokens."""
     grad_q, grad_k, grad_v = (torch.empty_like(x) for x in (q, k, v))
     grad_out, sums = grad_out.contiguous(), initial.clone()
     for k_i, v_i, grad_i, grad_q_i in zip(k, v, grad_out, grad_q):

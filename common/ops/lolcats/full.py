@@ -29,11 +29,11 @@ class Maps(NamedTuple):
     feature_map: str
 
     def of_queries(self, q: Tensor) -> Tensor:
-        """(B, H, n, d) -> (B, H, n, f)."""
+        """Features of queries: (B, H, n, d) -> (B, H, n, f)."""
         return learned_features(q, self.query_weight, self.query_bias, self.feature_map, None)
 
     def of_keys(self, k: Tensor) -> Tensor:
-        """The same of keys."""
+        """Features of keys: (B, H, n, d) -> (B, H, n, f)."""
         return learned_features(k, self.key_weight, self.key_bias, self.feature_map, None)
 
     def number_of_features(self) -> int:

@@ -212,7 +212,7 @@ def several(
 
 
 class _Sums(NamedTuple):
-    """Of every chunk, (B, H, G, s, e) unless another shape is written."""
+    """Sums of every chunk and their decay, (B, H, G, s, e) unless another shape is written."""
 
     own: Tensor  # Σ k_lin vᵀ of its tokens, decayed to its end
     before: Tensor  # of the tokens before it, decayed to its start

@@ -128,10 +128,10 @@ def rfa_gate_attention(
 
 
 def source_state(k: Tensor, v: Tensor, key_padding_mask: Tensor | None, directions: Tensor) -> State:
-    """What queries need of a source: ``sum_k`` (B, H, 2r) and ``sum_kv`` (B, H, 2r, e), float32; O(m r e).
+    """State of a source: ``sum_k`` (B, H, 2r) and ``sum_kv`` (B, H, 2r, e), float32; O(m r e).
 
-    k (B, H, m, d), v (B, H, m, e), ``key_padding_mask`` (B, m), True = padding. Arguments are not checked but for
-    ``directions`` (ValueError).
+    k (B, H, m, d), v (B, H, m, e), ``key_padding_mask`` (B, m), True = padding. Only ``directions`` are checked
+    (ValueError).
     """
     _check_directions("k", k, directions)
     with autocast_off(k):

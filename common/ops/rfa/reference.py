@@ -54,7 +54,7 @@ def rfa_attention_reference(
 def rfa_gate_attention_reference(
     q: Tensor, k: Tensor, v: Tensor, x: Tensor, directions: Tensor, gate_weight: Tensor, gate_bias: Tensor, **options
 ) -> Tensor:
-    """The same with the gate sigmoid(w·x + b) of each head, from x (B, n, D); section 3.2."""
+    """RFA-Gate, section 3.2: ``rfa_attention_reference`` with the gate sigmoid(w·x + b) of each head, x (B, n, D)."""
     scores = [(x * row).sum(-1) + bias for row, bias in zip(gate_weight, gate_bias)]
     log_gate = -torch.log(1 + torch.exp(-torch.stack(scores, dim=1)))  # (B, H, n)
     return rfa_attention_reference(q, k, v, directions, log_gate=log_gate, **options)

@@ -162,7 +162,7 @@ def _own_scores(chunks: _Chunks) -> Tensor:
 
 
 def _between(scores: Tensor, half: int) -> Tensor:
-    """Of (M, C, C), what is between the queries of second halves and the keys of first ones: a view (M, N, b, b)."""
+    """View (M, N, b, b) of ``scores`` (M, C, C): queries of each second half with keys of the first half before it."""
     chunks, size, _ = scores.shape
     pairs = size // (2 * half)
     halves = scores.view(chunks, pairs, 2, half, pairs, 2, half)[:, :, 1, :, :, 0]

@@ -33,9 +33,9 @@ def full_sums(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def sums_of_source(k: Tensor, v: Tensor, padding_mask: Tensor | None) -> State:
-    """What queries need of a source, ``sum_k`` (B, H, f) and ``sum_kv`` (B, H, f, e), from features k (B, H, m, f).
+    """State of a source, ``sum_k`` (B, H, f) and ``sum_kv`` (B, H, f, e), from features k (B, H, m, f) of its tokens.
 
-    v (B, H, m, e) as it comes; ``padding_mask`` (B, m), True = padding. O(m f e) time.
+    v (B, H, m, e) may have any dtype, and anything at padding; ``padding_mask`` (B, m), True = padding. O(m f e) time.
     """
     sum_k, sum_kv = _sums_over_keys(k, zero_padding(v.to(k.dtype), padding_mask))
     return {"sum_k": sum_k, "sum_kv": sum_kv}
@@ -62,12 +62,13 @@ def _read(q: Tensor, sum_k: Tensor, sum_kv: Tensor) -> tuple[Tensor, Tensor]:
 def causal_sums(
     q: Tensor, k: Tensor, v: Tensor, chunk_size: int, state: State | None, log_decay: Tensor | None = None
 ) -> tuple[Tensor, Tensor, State]:
-    """The same over j <= i, after the tokens of ``state``: both sums, and the state ``sum_k``, ``sum_kv`` after them.
+    """Σ_(j <= i) (q_i·k_j) v_j (B, H, n, e), Σ_(j <= i) q_i·k_j (B, H, n, 1), and the state after the tokens.
 
-    q, k (B, H, n, f), v (B, H, n, e). ``log_decay``, at most 0 and finite, is (B, H, n): before token t is added, all
-    sums are multiplied by exp(log_decay_t); or (B, H, n, f): the sums of each feature c by exp(log_decay_tc). One C x C
-    product inside each chunk, one f x e sum across chunks: O(n (C + e) f) time, O(n C + (n / C) f e) memory, and with
-    a decay for each feature what ``channel_decayed_sums`` takes. ``state`` has the dtype of the features.
+    q, k (B, H, n, f), v (B, H, n, e). The sums go on from those of ``state``, ``sum_k`` and ``sum_kv`` in the dtype of
+    the features, or from 0 where it is None. ``log_decay``, at most 0 and finite, is (B, H, n): before token t is
+    added, all sums are multiplied by exp(log_decay_t); or (B, H, n, f): the sums of each feature c by
+    exp(log_decay_tc). One C x C product inside each chunk, one f x e sum across chunks: O(n (C + e) f) time, O(n C +
+    (n / C) f e) memory, and with a decay for each feature the cost of ``channel_decayed_sums``.
     """
     length, size = q.shape[2], chunk_length(chunk_size, q.shape[2])
     if length == 1 and state is not None:

@@ -95,7 +95,7 @@ def _decides_what_is_kept(x: Tensor) -> bool:
 
 
 def _place(x: Tensor) -> tuple[Any, ...]:
-    """What two tensors with the same numbers in the same memory have in common, whatever the shape if contiguous."""
+    """Key that two tensors share if they are the same numbers in the same memory, in any shape if contiguous."""
     order = (x.numel(),) if x.is_contiguous() else (x.shape, x.stride())
     return (x.data_ptr(), x.dtype, *order)
 
@@ -129,7 +129,7 @@ class _Form:
 
 
 class _Saved:
-    """What the graph keeps in place of a tensor: the tensor itself, or how it is formed."""
+    """Stand-in for a tensor in the graph, which holds the tensor itself, or how it is formed."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._tensor, self._kept, self._form = tensor, _Unchanged([tensor]), None

@@ -62,5 +62,5 @@ def zero_padding(x: Tensor, padding_mask: Tensor | None) -> Tensor:
 
 
 def zero_padded_tokens(x: Tensor, padding_mask: Tensor | None) -> Tensor:
-    """The same of tokens x (B, n, D) before their projection."""
+    """Tokens x (B, n, D) before their projection, with zeros at padding (B, n; True = padding), as ``zero_padding``."""
     return zero_padding(x.unsqueeze(1), padding_mask).squeeze(1)

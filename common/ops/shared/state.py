@@ -163,5 +163,5 @@ def joined_entries(name: str, entries: Sequence[Tensor]) -> Tensor:
 
 
 def _content(state: object) -> object:
-    """What ``state`` holds, for messages."""
+    """Names of the entries of ``state``, or its type if it is no dictionary, for messages."""
     return sorted(state) if isinstance(state, dict) else type(state).__name__

@@ -59,7 +59,7 @@ class Tokens(NamedTuple):
 def real_tokens_first(
     q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None, query_padding_mask: Tensor | None
 ) -> Tokens:
-    """What the functions below want, in float32 or float64; masks (B, n), True = padding. O(n (d + e))."""
+    """Bring q, k and v into ``Tokens``, in float32 or float64; masks (B, n), True = padding. O(n (d + e))."""
     dtype = compute_dtype(q)
     q, k, v = q.to(dtype) * q.shape[3] ** -0.5, k.to(dtype), v.to(dtype)
     q = zero_padding(q, query_padding_mask)

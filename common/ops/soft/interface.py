@@ -122,7 +122,7 @@ def _empty_windows(padding_mask: Tensor, ratio: int, height: int, width: int) ->
 
 
 def _missing(size: int, ratio: int) -> int:
-    """What ``size`` lacks to a multiple of ``ratio``."""
+    """Number to be added to ``size`` to make it a multiple of ``ratio``."""
     return (ratio - size % ratio) % ratio
 
 

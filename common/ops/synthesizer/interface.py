@@ -90,7 +90,7 @@ def _attend(
 
 
 def _of_positions(features: Tensor, n: int, padding_mask: Tensor | None) -> Tensor:
-    """Those of the last n tokens: (H, M, c) -> (1 or B, H, n, c)."""
+    """Features of the positions of the last n tokens: (H, M, c) -> (1 or B, H, n, c)."""
     if padding_mask is None:
         return _first(features, 1, n).unsqueeze(0)
     positions = real_positions(padding_mask)[:, -n:].clamp(max=features.shape[1] - 1)  # padding after M tokens

@@ -69,10 +69,9 @@ def t2r_attention(
 
 
 def source_state(k: Tensor, v: Tensor, key_padding_mask: Tensor | None, map_weight: Tensor, map_bias: Tensor) -> State:
-    """What queries need of a source: ``sum_k`` (B, H, f) and ``sum_kv`` (B, H, f, e), float32; O(m f (d + e)).
+    """State of a source: ``sum_k`` (B, H, f) and ``sum_kv`` (B, H, f, e), float32; O(m f (d + e)).
 
-    k (B, H, m, d), v (B, H, m, e), ``key_padding_mask`` (B, m), True = padding. Arguments are not checked but for the
-    map (ValueError).
+    k (B, H, m, d), v (B, H, m, e), ``key_padding_mask`` (B, m), True = padding. Only the map is checked (ValueError).
     """
     check_map("map", k, map_weight, map_bias)
     with autocast_off(k):

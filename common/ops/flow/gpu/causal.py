@@ -50,7 +50,7 @@ def causal_attention(inputs: CausalInputs, split: ModuleType | None = None) -> t
 
 
 def first_use(inputs: CausalInputs, split: ModuleType) -> FirstUse:
-    """What is compared before kernels take such inputs for the first time: three tiles of tokens."""
+    """Comparison with plain PyTorch, on three tiles of tokens, before kernels first take such inputs."""
     q, v, options, padded = inputs.q, inputs.v, inputs.options, inputs.padding is not None
     tokens = 2 * tile_rows(q, q.shape[3]) + 7
 

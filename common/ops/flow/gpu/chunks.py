@@ -34,7 +34,7 @@ class _Flows(NamedTuple):
 
 
 class _Weights(NamedTuple):
-    """What sources and sinks weigh (B, H, n), and the state's logarithms after the tokens (B, H)."""
+    """Weights of sources and sinks (B, H, n), and the state's logarithms after the tokens (B, H)."""
 
     competition: Tensor
     scale: Tensor  # allocation over the incoming flow

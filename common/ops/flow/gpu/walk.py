@@ -113,7 +113,7 @@ def backward(
 def _sources_backward(
     walk: _Walk, kept: tuple[Tensor, ...], out: Tensor, grad_out: Tensor, grad_state: State | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, list[Tensor | None]]:
-    """What ``_sinks_backward`` needs; gradients of k and v, and of the sums of the state before the tokens."""
+    """Compute inputs of ``_sinks_backward``, and gradients of k, v and of the sums of the state before the tokens."""
     from . import walk_kernels as kernels
 
     (flows, _, _), (q, k, v) = kept, (walk.q, walk.k, walk.v)

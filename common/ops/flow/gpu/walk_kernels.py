@@ -108,7 +108,7 @@ def _inverse(flow, count, real):
 
 @triton.jit
 def _flows(scores, q, k, weight_q, weight_k, sum_q, sum_k, eps, outer_eps, d: tl.constexpr, C: tl.constexpr):
-    """What sinks get of sources that weigh ``weight_k``, and sources of sinks that weigh ``weight_q``, not over c."""
+    """Flows to sinks from sources with ``weight_k``, and to sources from sinks with ``weight_q``, not divided by c."""
     row, column = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
     width_q, width_k = tl.sum(q, 1), tl.sum(k, 1)
     to_sinks = tl.where(column <= row, (scores + eps * width_k[None, :]) * weight_k[None, :], 0.0)
@@ -170,7 +170,7 @@ def _weight_backward(grad, weight, logits, real, largest, total, after, KIND: tl
 
 @triton.jit
 def _store_carried(carried, most_c, total_c, most_a, total_a, before):
-    """What the softmaxes carry to a tile, and the number of real tokens before it."""
+    """Store the maxima and sums of the softmaxes, and the number of real tokens, from before a tile."""
     tl.store(carried, most_c)
     tl.store(carried + 1, total_c)
     tl.store(carried + 2, most_a)

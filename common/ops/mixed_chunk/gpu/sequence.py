@@ -68,7 +68,7 @@ def whole_sequence(
 
 
 def first_use(tokens: Tokens, bias: Tensor | None, options: MixedChunkOptions, padding_mask: Tensor | None) -> FirstUse:
-    """What is compared before kernels take such inputs for the first time: a chunk and a half, at most 1,000 tokens."""
+    """Comparison with plain PyTorch, before kernels first take such inputs: 1.5 chunks, at most 1,000 tokens."""
     q, v = tokens.q_quad, tokens.v
     n = min(options.chunk_size + options.chunk_size // 2 + 1, 1000)
 

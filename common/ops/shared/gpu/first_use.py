@@ -25,7 +25,7 @@ class KernelsDiffer(RuntimeError):
 
 
 class FirstUse(NamedTuple):
-    """What is compared before kernels are used for the first time in a process for ``case`` on a device."""
+    """Comparison of kernels with plain PyTorch before their first use in a process, for ``case`` on a device."""
 
     name: str  # of the kernels
     device: torch.device
@@ -36,7 +36,7 @@ class FirstUse(NamedTuple):
 
     @property
     def key(self) -> Hashable:
-        """What is compared once."""
+        """Key under which the comparison is made once."""
         return self.name, self.device, self.case
 
 

@@ -117,7 +117,7 @@ def _bfloat16(x):
 
 @triton.jit
 def _float16_scale(x):
-    """What x is divided by to become float16; 1 for a tile that is so already."""
+    """Number that x is divided by to become float16; 1 for a tile that is float16 already."""
     if x.dtype == tl.float16:
         return 1.0
     else:
