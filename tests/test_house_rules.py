@@ -208,3 +208,18 @@ def test_the_rules_of_tests_recognise_what_they_forbid():
         assert not broken_test_rules(code, {"_hidden"}), code
     defined = "_A, _b = 1, 2\ndef _f(): pass\nclass _C:\n  def __init__(self): self._x = 1; self.y = 2\n_ = __all__ = 3"
     assert set(private_names_of(ast.parse(defined))) == {"_A", "_b", "_f", "_C", "_x"}
+
+
+def unclear_docstrings(code: str) -> list[str]:
+    """Beginnings of the docstrings in ``code`` that do not say what the thing is or does."""
+    kinds = ast.Module | ast.ClassDef | ast.FunctionDef
+    docstrings = [ast.get_docstring(node) or "" for node in ast.walk(ast.parse(code)) if isinstance(node, kinds)]
+    return [text[:60] for text in docstrings if re.match(r"(The same|Those|Of|That|What|It|Them|Its)\b", text)]
+
+
+def test_docstrings_begin_with_what_the_thing_is_or_does():
+    """In every file of the product."""
+    paths = [path for folder in FOLDERS if folder != "tests" for path in (ROOT / folder).rglob("*.py")]
+    broken = [f"{path.relative_to(ROOT)}: {text}" for path in paths for text in unclear_docstrings(path.read_text())]
+    assert not broken, "\n".join(broken)
+    assert len(unclear_docstrings('"""What is here."""\ndef f():\n  """Return x."""\nclass A:\n  """The same."""')) == 2
