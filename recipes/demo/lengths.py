@@ -16,7 +16,7 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from common.command_parser import CommandParser
 
 from ..shared.indexed_files import check_dictionary
-from ..shared.scripts import script
+from ..shared.scripts import positive_int, script
 from .text import ARCHITECTURES, model_arguments
 
 TOKENS_PER_STEP = 4096
@@ -61,7 +61,9 @@ def main(arguments: list[str] | None = None) -> int:
     """Print one JSON object per measurement; returns the exit status."""
     parser = CommandParser(description=__doc__.splitlines()[0])
     parser.add_argument("data", type=Path, help="a data-bin folder; its dictionary alone is used")
-    parser.add_argument("--lengths", type=int, nargs="+", default=[512, 2048, 8192], help="tokens per sequence")
+    parser.add_argument(
+        "--lengths", type=positive_int, nargs="+", default=[512, 2048, 8192], help="tokens per sequence"
+    )
     chosen = parser.parse_args(arguments)
     check_dictionary(chosen.data, "DATA")
     for length in chosen.lengths:

@@ -10,7 +10,7 @@ from common.command_parser import CommandParser
 
 from ..shared.fairseq_models import model_options
 from ..shared.indexed_files import check_dictionary
-from ..shared.scripts import script
+from ..shared.scripts import positive_int, script
 from .models import ALL_MODELS, SHAPE, Shape, masked_name
 
 #: The others get as many parameters as this model has with its default inner width.
@@ -72,9 +72,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser = CommandParser(description=__doc__.splitlines()[0])
     parser.add_argument("data", type=Path, help="a data-bin folder; its dictionary alone is used")
     parser.add_argument("--archs", nargs="+", choices=ALL_MODELS, required=True, help="all causal, or all masked")
-    parser.add_argument("--length", type=int, default=512, help="tokens in a sequence (%(default)s)")
+    parser.add_argument("--length", type=positive_int, default=512, help="tokens in a sequence (%(default)s)")
     for name, value in SHAPE._asdict().items():
-        parser.add_argument(f"--{name}", type=int, default=value, help="of every model (%(default)s)")
+        parser.add_argument(f"--{name}", type=positive_int, default=value, help="of every model (%(default)s)")
     chosen = parser.parse_args(arguments)
     if len({ALL_MODELS[name].masked for name in chosen.archs}) > 1:
         raise ValueError(f"--archs is {' '.join(chosen.archs)}; allowed: causal models alone, or masked ones alone")
