@@ -247,6 +247,8 @@ def test_softmax_has_second_derivatives_where_torch_has_them():
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_attention_is_not_replaced_in_a_program(kind):
     model = _built(lambda: timm.create_model(STOCK, **VIT))
+    for block in model.blocks:
+        block.attn.fused_attn = False  # torch.fx of torch 2.6 cannot trace the call of the fused kernel
     program = {
         "script": lambda: torch.jit.script(model),
         "trace": lambda: torch.jit.trace(model, (_images(),)),
