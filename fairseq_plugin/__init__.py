@@ -15,6 +15,8 @@ from .criterions.attention_transfer import AttentionTransferCriterion
 from .criterions.distillation import DistillationCriterion
 from .criterions.span_extraction import SpanExtractionCriterion
 from .criterions.sparse_cross_entropy import SparseCrossEntropyCriterion
+from .generation.prompt_sequence_generator import read_prompt
+from .generation.prompt_state import PromptState
 from .models import attention as _derived  # noqa: F401  registers NAME_lm, NAME_mlm and NAME_classifier
 from .models import decision as _decision  # noqa: F401  registers NAME_decision
 from .models import encoder_decoder as _encoder_decoder  # noqa: F401  registers NAME and NAME_SIZE
@@ -47,8 +49,6 @@ from .models.flash_masked import (
 )
 from .models.flowformer import FlowformerLanguageModel, LinearLanguageModel, SoftmaxLanguageModel
 from .optim.radam import FairseqRAdam
-from .prompt_sequence_generator import read_prompt
-from .prompt_state import PromptState
 from .tasks.context_parallel_language_modeling import ContextParallelLanguageModelingTask
 from .tasks.offline_rl import OfflineRLTask
 from .tasks.pixel_modeling import PixelModelingTask

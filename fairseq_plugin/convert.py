@@ -30,8 +30,8 @@ from common.ops.shared.checks import ArgumentError
 from common.output_files import new_path
 from common.tensor_files import save
 
-from ._known_options import check_names, model_options
-from .checkpoints import (
+from .loading.checkpoint_config import EMBEDDING_FILES, check_configuration, faults_of
+from .loading.checkpoints import (
     HOW_TO_TRANSFER,
     CheckedLoading,
     registered_names,
@@ -40,9 +40,9 @@ from .checkpoints import (
     stored_architecture,
     transfer_of,
 )
+from .loading.known_options import check_names, model_options
 from .models._configuration import read_stock
 from .modules.converted import converted_attentions
-from .untrusted_configuration import EMBEDDING_FILES, check_configuration, faults_of
 
 #: How a command line spells arguments of ``convert``.
 _TYPED = {"arch": "--arch", "model_overrides": "--model-overrides"}

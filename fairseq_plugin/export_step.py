@@ -28,11 +28,11 @@ from common.command_parser import CommandParser
 from common.output_files import check_new, new_path
 from common.tensor_files import DIGEST
 
-from ._folders import find_folder
-from .checkpoints import stored_architecture
-from .decoding_step import DecodingStep, export_program
+from .export.decoding_step import DecodingStep, export_program
+from .loading.checkpoint_config import check_configuration
+from .loading.checkpoints import stored_architecture
+from .loading.folders import find_folder
 from .models._language_model import LinearTimeLanguageModel
-from .untrusted_configuration import check_configuration
 
 #: The name of the metadata in a file, and their version.
 METADATA, VERSION = "lineartime", 1

@@ -23,7 +23,7 @@ from fairseq_plugin.data import episode_folder, series_folder
 from fairseq_plugin.data.indexed_sums import load_tokens
 from fairseq_plugin.data.pixels import SHAPE_FILE, ImageShape
 from fairseq_plugin.data.span_folder import read_span_split
-from fairseq_plugin.stream_memory import sealed, unsealed
+from fairseq_plugin.generation.stream_memory import sealed, unsealed
 from recipes.bench.harness import records
 from recipes.offline_rl import averages
 from recipes.shared.json_files import measured, write_json

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from common.attention import LolcatsAttention
 from common.imitation import IMITATION_LOSSES, check_imitates
 
-from ..attention_transfer import AttentionLoss, check_pair, share_memory, transfer
+from ..distill.attention_transfer import AttentionLoss, check_pair, share_memory, transfer
+from ..distill.teacher import Teacher, TeacherConfig, bare, check_of_pair
 from ..modules.converted import converted_attentions
 from ..modules.cross_attention import InnerCrossAttention
-from ..teacher import Teacher, TeacherConfig, bare, check_of_pair
 
 #: Most groups of layers that are logged of the encoder, of the decoder and of its cross-attention.
 _GROUPS = 4
@@ -49,12 +49,12 @@ class AttentionTransferConfig(TeacherConfig):
 
 @register_criterion("attention_transfer", dataclass=AttentionTransferConfig)
 class AttentionTransferCriterion(FairseqCriterion):
-    """The loss of each converted attention beside the teacher's softmax attention, of the same inputs.
+    """The distance of each converted attention from the teacher's softmax attention, on the same inputs.
 
-    Language models, masked models and encoder-decoders that begin with the teacher's weights; see
-    ``fairseq_plugin.attention_transfer``. Of the student its attentions run, and nothing else; softmax attention in it
-    stays as it is. What learns, ``--lineartime-trained-parameters`` says. The loss is the mean over attentions and real
-    queries; means over groups of layers are logged beside it.
+    For language models, masked models and encoder-decoders that begin with the teacher's weights; see
+    ``fairseq_plugin.distill.attention_transfer``. Only the student's attentions run; its softmax attentions stay as
+    they are. ``--lineartime-trained-parameters`` says which parameters learn. The loss is the mean over attentions and
+    real queries; means over groups of layers are logged too.
 
     Raises:
         ValueError: no teacher, or one of other sizes, another vocabulary or task; a student without converted attention

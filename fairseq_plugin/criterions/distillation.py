@@ -15,7 +15,7 @@ from omegaconf import II
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..teacher import Teacher, TeacherConfig, bare, check_of_pair
+from ..distill.teacher import Teacher, TeacherConfig, bare, check_of_pair
 
 #: Entries of a logging output: whether it is of masked tokens, the sum of divergences, and over how many tokens.
 _MASKED, _DIVERGENCE, _TOKENS = "of_masked_tokens", "teacher_kl_sum", "teacher_kl_tokens"

@@ -22,7 +22,7 @@ from fairseq.models.transformer_lm import TransformerLanguageModelConfig
 from omegaconf import BooleanNode, DictConfig, FloatNode, IntegerNode, OmegaConf, StringNode
 from omegaconf.errors import OmegaConfBaseException, ValidationError
 
-from .._known_options import ConfigurationError, declared_options
+from ..loading.known_options import ConfigurationError, declared_options
 
 logger = logging.getLogger(__name__)
 

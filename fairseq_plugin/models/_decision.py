@@ -23,8 +23,8 @@ from common.attention import InnerAttention
 from common.ops.shared.checks import check_positive_int
 from common.ops.shared.tracing import may_be_exported
 
-from ..checkpoints import CheckedLoading
 from ..data.episodes import TOKENS
+from ..loading.checkpoints import CheckedLoading
 from ..modules.graphs import NoTorchScript
 from ..modules.multihead_attention import IncrementalState
 from ..modules.positions import find_max_tokens

@@ -15,12 +15,12 @@ from torch import nn
 
 from common.attention import ATTENTIONS, options_of
 
-from ..checkpoints import CheckedLoading
+from ..loading.checkpoint_config import check_evaluated
+from ..loading.checkpoints import CheckedLoading
 from ..modules.cross_attention import CrossDesign
 from ..modules.graphs import NoTorchScript
 from ..modules.multihead_attention import LayerDesign
 from ..modules.transformer_layer import LinearTimeDecoderLayer, LinearTimeEncoderLayer
-from ..untrusted_configuration import check_evaluated
 from ._decoder import LinearTimeDecoder
 from ._encoder import LinearTimeEncoder
 from ._options import attention_config, attention_options, errors_as_typed, flag_of, option, plain_options

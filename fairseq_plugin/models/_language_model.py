@@ -19,11 +19,11 @@ from torch import nn
 
 from common.ops.shared.checks import check_positive_int
 
-from ..checkpoints import CheckedLoading
+from ..loading.checkpoint_config import check_evaluated
+from ..loading.checkpoints import CheckedLoading
 from ..modules.graphs import NoTorchScript
 from ..modules.multihead_attention import LayerDesign
 from ..modules.transformer_layer import LinearTimeDecoderLayer
-from ..untrusted_configuration import check_evaluated
 from ._decoder import BuildLayer, LinearTimeDecoder
 from ._options import DocumentOptions, complete_checkpointing, errors_as_typed, flag_of
 from ._registration import register_checked

@@ -21,9 +21,9 @@ from fairseq.utils import safe_getattr
 from omegaconf import OmegaConf, open_dict
 from torch import nn
 
-from ..checkpoints import CheckedLoading
+from ..loading.checkpoint_config import check_evaluated
+from ..loading.checkpoints import CheckedLoading
 from ..modules.graphs import NoTorchScript
-from ..untrusted_configuration import check_evaluated
 from ._encoder import LinearTimeRobertaEncoder
 from ._options import (
     DocumentOptions,

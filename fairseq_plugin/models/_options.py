@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from common.attention import Option, options_of
 from common.ops.shared.checks import ArgumentError
 
-from .._known_options import model_options
+from ..loading.known_options import model_options
 
 
 def option(args, config: type, name: str) -> Any:

@@ -23,7 +23,7 @@ from common.modules.remembered_options import Remembered
 from common.ops.shared.checks import check_positive_int
 from common.ops.shared.padding import real_positions
 
-from ..checkpoints import CheckedLoading
+from ..loading.checkpoints import CheckedLoading
 from ..modules.graphs import NoTorchScript, check_not_exported
 from ._encoder import BuildLayer, LinearTimeEncoder
 from ._hub_model import HubModel

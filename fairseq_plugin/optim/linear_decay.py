@@ -11,7 +11,7 @@ from typing import Any
 from fairseq.optim import OPTIMIZER_DATACLASS_REGISTRY, OPTIMIZER_REGISTRY, FairseqOptimizer, register_optimizer
 from torch import nn
 
-from .._known_options import model_options
+from ..loading.known_options import model_options
 from . import radam  # noqa: F401  is registered first, and so has a form of its own here
 
 #: How the names begin.

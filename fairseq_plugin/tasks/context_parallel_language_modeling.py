@@ -53,6 +53,9 @@ class ContextParallelLanguageModelingTask(LanguageModelingTask):
             or with ``--lineartime-reset-at-eos``; ``--sentence-avg``; other targets than the next token.
     """
 
+    #: A batch holds parts of texts, so no teacher can read it on its own.
+    reads_in_parts = True
+
     def __init__(self, args, dictionary, output_dictionary=None, targets=None) -> None:
         super().__init__(args, dictionary, output_dictionary, targets)
         self.parts = args.lineartime_context_parallel

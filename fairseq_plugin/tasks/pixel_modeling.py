@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ..data.indexed_sums import check_sums
 from ..data.pixels import VALUES, ImageShape, pixel_dictionary, to_images, to_tokens
-from ..pixel_sequence_generator import build_pixel_generator
+from ..generation.pixel_sequence_generator import build_pixel_generator
 
 # Options of language modeling that would make something else of an image than a sample: name -> what is allowed.
 _REQUIRED = {

@@ -8,8 +8,8 @@ from fairseq.tasks import register_task
 from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageModelingTask
 from fairseq.utils import safe_getattr
 
-from ..prompt_sequence_generator import BLOCK_SIZE, PromptGenerator
-from ..prompt_state import PromptState
+from ..generation.prompt_sequence_generator import BLOCK_SIZE, PromptGenerator
+from ..generation.prompt_state import PromptState
 
 
 @dataclass

@@ -18,9 +18,9 @@ from omegaconf import II
 from torch import nn
 
 from ..data.streams import PLACE, StreamBatchIterator, StreamPlace, StreamRows
+from ..generation.stream_memory import SavedStreams, StreamingBatches, StreamMemory, gathered, sealed, with_state
 from ..models._decoder import LinearTimeDecoder
 from ..modules.carried_state import CarriedState
-from ..stream_memory import SavedStreams, StreamingBatches, StreamMemory, gathered, sealed, with_state
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +58,9 @@ class StreamingLanguageModelingTask(LanguageModelingTask):
         ValueError: options under which blocks are not one text; see ``check_streams`` for models, and ``StreamRows``
             and ``StreamBatchIterator`` for rows.
     """
+
+    #: A batch holds parts of texts, so no teacher can read it on its own.
+    reads_in_parts = True
 
     def __init__(self, args, dictionary, output_dictionary=None, targets=None) -> None:
         super().__init__(args, dictionary, output_dictionary, targets)

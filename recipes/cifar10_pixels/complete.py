@@ -21,9 +21,9 @@ from common.checkpoints import read_checkpoint
 from common.command_parser import CommandParser
 from common.output_files import check_new
 from fairseq_plugin import PixelModelingTask
-from fairseq_plugin.checkpoints import stored_architecture
 from fairseq_plugin.data.pixels import to_images
-from fairseq_plugin.untrusted_configuration import check_configuration, check_files
+from fairseq_plugin.loading.checkpoint_config import check_configuration, check_files
+from fairseq_plugin.loading.checkpoints import stored_architecture
 
 from ..shared.commands import shown_path
 from ..shared.scripts import positive_int, script

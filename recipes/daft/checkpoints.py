@@ -141,7 +141,7 @@ def _fairseq_model(checkpoint: Path) -> Loaded:
 
     from common.checkpoints import read_checkpoint
     from fairseq_plugin import DaftConvLanguageModel, DaftFullLanguageModel
-    from fairseq_plugin.untrusted_configuration import check_configuration
+    from fairseq_plugin.loading.checkpoint_config import check_configuration
 
     check_configuration(read_checkpoint(checkpoint), str(checkpoint))
     state = checkpoint_utils.load_checkpoint_to_cpu(str(checkpoint))

@@ -13,8 +13,8 @@ from tqdm import tqdm
 from common.attention import ATTENTIONS
 from common.checkpoints import read_checkpoint
 from fairseq_plugin import LinearTimeLanguageModel
-from fairseq_plugin.checkpoints import stored_architecture
-from fairseq_plugin.untrusted_configuration import check_configuration
+from fairseq_plugin.loading.checkpoint_config import check_configuration
+from fairseq_plugin.loading.checkpoints import stored_architecture
 
 #: The split whose text is read.
 SPLIT = "test"

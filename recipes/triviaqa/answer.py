@@ -20,10 +20,10 @@ from tqdm import tqdm
 from common.checkpoints import read_checkpoint
 from common.command_parser import CommandParser
 from common.output_files import check_new
-from fairseq_plugin.checkpoints import stored_architecture
 from fairseq_plugin.data.span_answers import best_of_each
+from fairseq_plugin.loading.checkpoint_config import check_configuration
+from fairseq_plugin.loading.checkpoints import stored_architecture
 from fairseq_plugin.tasks.span_extraction import SpanExtractionTask
-from fairseq_plugin.untrusted_configuration import check_configuration
 
 from ..shared.scripts import command_line, positive_int, script
 from ..shared.tables import Table, as_text, describe_run

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fairseq_plugin import PromptedLanguageModelingTask, PromptState, read_prompt
 from fairseq_plugin.convert import convert
-from fairseq_plugin.decoding_step import DecodingStep
+from fairseq_plugin.export.decoding_step import DecodingStep
 from fairseq_plugin.export_step import load
 from fairseq_plugin.modules.carried_state import CarriedState
 from tests.compare import assert_close

@@ -12,9 +12,9 @@ from fairseq.logging import metrics
 from torch import Tensor, nn
 
 from fairseq_plugin.criterions.attention_transfer import AttentionTransferCriterion
+from fairseq_plugin.distill.teacher import Teacher
 from fairseq_plugin.modules.converted import converted_attentions
 from fairseq_plugin.tasks.streaming_language_modeling import StreamingLanguageModelingTask
-from fairseq_plugin.teacher import Teacher
 from tests.compare import assert_all_close, assert_close
 from tests.fairseq_plugin.helpers.language_models import build_model
 from tests.fairseq_plugin.helpers.text import PAD

@@ -11,7 +11,7 @@ from fairseq.logging import metrics
 from torch import Tensor
 
 from fairseq_plugin.criterions.distillation import DistillationCriterion
-from fairseq_plugin.teacher import Teacher
+from fairseq_plugin.distill.teacher import Teacher
 from tests.compare import assert_all_close, assert_close
 from tests.fairseq_plugin.helpers.text import PAD
 from tests.fairseq_plugin.helpers.transfer import Pair, make_pair, make_sample, make_task

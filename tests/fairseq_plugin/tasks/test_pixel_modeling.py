@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fairseq_plugin.data.pixels import SHAPE_FILE, ImageShape, pixel_dictionary, to_images, to_tokens
-from fairseq_plugin.pixel_sequence_generator import build_pixel_generator
+from fairseq_plugin.generation.pixel_sequence_generator import build_pixel_generator
 from tests.fairseq_plugin.helpers.commands import USER_DIR, run_in_turn, run_module
 from tests.fairseq_plugin.helpers.language_models import SMALL
 from tests.fairseq_plugin.helpers.pixels import (

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from common.checkpoints import Transfer, check_state_dict, is_read, leave_out_foreign_records, read_checkpoint
 from common.modules.remembered_options import is_record
 
-from ._folders import find_folder
-from ._known_options import check_names, checkpoint_options, model_options
-from ._weight_options import attention_hints, option_hints
-from .untrusted_configuration import EMBEDDING_FILES, check_configuration, check_files, faults_of
+from .checkpoint_config import EMBEDDING_FILES, check_configuration, check_files, faults_of
+from .folders import find_folder
+from .known_options import check_names, checkpoint_options, model_options
+from .weight_options import attention_hints, option_hints
 
 logger = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ class CheckedLoading:
 
         Raises:
             ValueError: a folder or file that cannot be read, a file that would run code, whose configuration fairseq
-                would evaluate or follow (see ``untrusted_configuration``), or that holds another architecture or other
+                would evaluate or follow (see ``checkpoint_config``), or that holds another architecture or other
                 weights; an option that does not exist.
         """
         folder = find_folder("model_name_or_path", model_name_or_path)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from common.ops.shared.checks import check_positive_int
 from common.output_files import check_new
 
-from .modules.named_states import named_state
+from ..modules.named_states import named_state
 from .prompt_reading import check_readable, counts_tokens, read_block
 from .prompt_state import PromptState, maker_of
 

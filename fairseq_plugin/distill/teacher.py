@@ -21,15 +21,11 @@ from torch import nn
 
 from common.checkpoints import check_state_dict, read_checkpoint
 
-from .checkpoints import hint, stored_architecture
-from .tasks.context_parallel_language_modeling import ContextParallelLanguageModelingTask
-from .tasks.streaming_language_modeling import StreamingLanguageModelingTask
-from .untrusted_configuration import EMBEDDING_FILES, check_configuration, faults_of
+from ..loading.checkpoint_config import EMBEDDING_FILES, check_configuration, faults_of
+from ..loading.checkpoints import hint, stored_architecture
 
 #: Of a stored configuration: what a teacher, which computes no gradients, has no use for.
 _NOT_TAKEN = {"checkpoint_activations": False, "offload_activations": False}
-#: Tasks whose batches are parts of what a model reads.
-_IN_PARTS = (StreamingLanguageModelingTask, ContextParallelLanguageModelingTask)
 
 
 @dataclass
@@ -57,7 +53,7 @@ class Teacher:
             raise ValueError("--teacher is not given; allowed: the checkpoint of a trained model")
         if ddp_backend == "fully_sharded":
             raise ValueError("--ddp-backend is fully_sharded; allowed with --teacher: legacy_ddp")
-        if isinstance(task, _IN_PARTS):
+        if getattr(task, "reads_in_parts", False):
             raise ValueError(f"--task is {_name(task)}; allowed with --teacher: language_modeling")
         self.path, self.task = path, task
         self._model: nn.Module | None = None

@@ -24,7 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from common.ops.shared.checks import ArgumentError
 
-from ._known_options import ConfigurationError
+from .known_options import ConfigurationError
 
 #: Options that fairseq gives to ``eval``, in its packages and in its examples.
 EVALUATED = frozenset(

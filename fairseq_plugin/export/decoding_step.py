@@ -17,10 +17,10 @@ from common.modules.gated_attention_unit import GatedAttentionUnit
 from common.ops.shared.checks import check_positive_int
 from common.ops.shared.state import largest_states
 
-from .models._decoder import LinearTimeDecoder
-from .modules.multihead_attention import IncrementalState
-from .modules.named_states import named_state, state_of
-from .modules.positions import ComputedSinusoids, SinusoidalPositions
+from ..models._decoder import LinearTimeDecoder
+from ..modules.multihead_attention import IncrementalState
+from ..modules.named_states import named_state, state_of
+from ..modules.positions import ComputedSinusoids, SinusoidalPositions
 from .onnx_operators import DECOMPOSITIONS
 
 

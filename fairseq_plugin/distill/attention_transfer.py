@@ -20,9 +20,9 @@ from common.attention import LolcatsAttention, SoftmaxAttention, only_part
 from common.checkpoints import listed
 from common.imitation import IMITATION_LOSSES
 
-from .modules.converted import Converted, converted_attentions
-from .modules.cross_attention import InnerCrossAttention
-from .modules.multihead_attention import InnerMultiheadAttention, project_heads
+from ..modules.converted import Converted, converted_attentions
+from ..modules.cross_attention import InnerCrossAttention
+from ..modules.multihead_attention import InnerMultiheadAttention, project_heads
 
 #: What modules of one name must have alike beside their weights.
 _ALIKE = ("num_heads", "normalize_before", "activation_fn", "embed_scale")

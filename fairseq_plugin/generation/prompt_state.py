@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from common.output_files import new_path
 from common.tensor_files import digest, read_safetensors, save_safetensors
 
-from .modules.multihead_attention import IncrementalState
-from .modules.named_states import check_named_state, state_of
+from ..modules.multihead_attention import IncrementalState
+from ..modules.named_states import check_named_state, state_of
 
 #: The name of the format in the metadata of a file.
 _FORMAT = "lineartime prompt state 1"

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fairseq_plugin.decoding_step import DecodingStep, export_program
+from fairseq_plugin.export.decoding_step import DecodingStep, export_program
 from fairseq_plugin.export_step import main, metadata_of, prompt_path, write
 from fairseq_plugin.modules.named_states import named_state, state_of
 from tests.compare import assert_close

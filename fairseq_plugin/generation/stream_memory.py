@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from common.ops.shared.state import joined_entries
 from common.tensor_files import DIGEST, digest
 
-from .data.streams import PLACE, StreamPlace
-from .modules.carried_state import CarriedState
-from .modules.multihead_attention import IncrementalState
-from .modules.named_states import check_named_state, named_state, rows_of, state_of
+from ..data.streams import PLACE, StreamPlace
+from ..modules.carried_state import CarriedState
+from ..modules.multihead_attention import IncrementalState
+from ..modules.named_states import check_named_state, named_state, rows_of, state_of
 
 logger = logging.getLogger(__name__)
 

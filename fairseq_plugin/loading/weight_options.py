@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from common.attention import ATTENTIONS, InnerAttention
 from common.modules.remembered_options import is_record, read_record
 
-from ._known_options import model_options
+from .known_options import model_options
 
 #: The option of stacks of several attentions.
 _LAYERS = "lineartime_layers"

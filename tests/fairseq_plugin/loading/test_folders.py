@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fairseq_plugin import FlowformerLanguageModel
-from fairseq_plugin._folders import find_folder
+from fairseq_plugin.loading.folders import find_folder
 from tests.fairseq_plugin.helpers.checkpoint_files import save_model
 
 

@@ -19,7 +19,7 @@ from fairseq.models import ARCH_MODEL_REGISTRY
 from omegaconf import OmegaConf
 
 from fairseq_plugin.convert import convert
-from fairseq_plugin.untrusted_configuration import EVALUATED, check_evaluated, check_files
+from fairseq_plugin.loading.checkpoint_config import EVALUATED, check_evaluated, check_files
 from tests.fairseq_plugin.helpers.checkpoint_files import KINDS, save_model
 from tests.fairseq_plugin.helpers.encoder_decoders import SMALL
 

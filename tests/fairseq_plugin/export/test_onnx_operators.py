@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fairseq_plugin.onnx_operators import cummax, in_double, solve_triangular
+from fairseq_plugin.export.onnx_operators import cummax, in_double, solve_triangular
 from tests.compare import assert_close
 
 

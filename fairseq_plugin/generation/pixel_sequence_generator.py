@@ -8,7 +8,7 @@ from fairseq.data import Dictionary
 from fairseq.sequence_generator import EnsembleModel, SequenceGenerator
 from torch import Tensor, nn
 
-from .data.pixels import FIRST_TOKEN
+from ..data.pixels import FIRST_TOKEN
 
 # A given subpixel may be so improbable that its probability is 0 in float32, and of a row of zeros nothing can be
 # drawn. A probability of e^-80 changes no other draw.

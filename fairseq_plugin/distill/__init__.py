@@ -1,0 +1,1 @@
+"""Teachers, and attention transfer from softmax to linear attention."""

@@ -1,0 +1,1 @@
+"""One decoding step as a program for ONNX Runtime and torch.export."""

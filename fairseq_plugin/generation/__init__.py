@@ -1,0 +1,1 @@
+"""Generation from prompts and streams: generators, prompt states and the memory of streams."""

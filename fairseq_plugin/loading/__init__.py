@@ -1,0 +1,1 @@
+"""Reading checkpoints and their configurations without running code from them."""
