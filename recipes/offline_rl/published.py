@@ -3,15 +3,15 @@
 Which of the two targets, and whether the last or the best iteration is meant, the paper does not say.
 """
 
-from ..papers.rows.episodes import EPISODES
 from ..papers.tables import read_paper
+from .d4rl import FILES
 
 MODELS = ("DT", "Linear", "Reformer", "Performer", "cosFormer", "Flowformer")
 _TABLE_7 = read_paper("flowformer").tables["7"]
 #: Data set -> mean and deviation of each of ``MODELS``, the columns after those of BC and AWAC.
 TABLE = {
     name: tuple(tuple(float(number) for number in cell.split("±")) for cell in row.cells[-len(MODELS) :])
-    for name, row in zip(EPISODES, (row for row in _TABLE_7.rows if row.cells[1] and row.name != "AVG REWARD"))
+    for name, row in zip(FILES, (row for row in _TABLE_7.rows if row.cells[1] and row.name != "AVG REWARD"))
 }
 
 

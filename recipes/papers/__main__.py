@@ -11,8 +11,7 @@ from common.command_parser import CommandParser
 
 from ..shared.scripts import script
 from . import report
-from .entries import entries_of
-from .figures import command_of
+from .entries import command_of, entries_of
 from .readmes import write_readmes
 from .tables import PAPERS, read_paper
 

@@ -1,99 +1,139 @@
-"""The entry of each row of each table: its training, or why there is none."""
+"""The commands of each row of each table and of each figure, from ``flowformer.yaml``, ``flash.yaml``, ``daft.yaml``.
+
+``trainings`` of such a file has named variables: those of ``Training``, and others that its texts name in braces.
+``tables`` says for each table which ``training`` its rows have, variables in place of that training's, and
+
+* ``rows`` and ``columns``: name as printed -> a model, variables, or a list of these where a row compares models;
+* ``not_trained``: name -> the reason;
+* ``rows_of_all_columns``: a variable of a shell's loop -> name of a row -> the one value of this variable with which
+  the row trains the models of all columns;
+* ``parameters``: the column, or where columns are models the row, that has the published millions of parameters; the
+  number is the variable ``published``.
+
+A block of commands may have ``loops``, variable -> values, or the name of a list of values. ``each`` stands in the
+place of a block: its ``blocks`` are repeated with each of a list of variables. ``figures`` has commands or reasons.
+"""
 
 import functools
+from collections import ChainMap
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
-from .rows import arena, daft_images, daft_sequences, episodes, flash, imagenet, series, trivia, wikitext
-from .tables import PublishedTable, read_paper, short
-from .trainings import Entry, NotTrained, each
+import yaml
+
+from .tables import PublishedTable, read_paper
+from .trainings import HEADING, Block, Entry, NotTrained, Training
 
 #: Entries by the name of a row, or by the header of a column where columns are the models.
 Entries = dict[str, Entry]
-_BENCHMARKS = {"LRA": "2", "WIKITEXT": "4", "IMAGENET": "5", "UEA": "6", "D4RL": "7"}
-_SUMMARIES = {"Long": "2", "Vision": "5", "Language": "4", "Time": "6", "Offline": "7"}
-#: Where to see what DAFT's Table 1 says.
-_COMPLEXITY = {
-    "Transformer": "softmax_lm",
-    "Linear Transformer": "linear_lm",
-    "Performer": "favor_lm",
-    "DAFT": "daft_full_lm",
-}
+
+
+class _Variables(ChainMap):
+    """Variables by name; the names in braces in a text are filled in when it is read, and spaces are single."""
+
+    def __getitem__(self, name: str) -> Any:
+        value = super().__getitem__(name)
+        return self.fill(value) if isinstance(value, str) else value
+
+    def fill(self, text: str) -> str:
+        """``text`` with variables in the place of their names."""
+        return " ".join(text.format_map(self).split())
 
 
 @functools.cache
 def entries_of(paper: str) -> dict[str, Entries]:
     """The entries of each table of ``paper``, by its number."""
-    tables = read_paper(paper).tables
-    made = {"flowformer": _flowformer, "flash": _flash, "daft": _daft}[paper](tables)
-    return {number: made[number] for number in tables}
-
-
-def _rows(table: PublishedTable) -> list[str]:
-    return [row.name for row in table.rows]
-
-
-def _benchmark(row: str) -> NotTrained:
-    return NotTrained(f"a benchmark: Table {_BENCHMARKS[short(row)]}")
-
-
-def _flowformer(tables: dict[str, PublishedTable]) -> dict[str, Entries]:
-    def printed_parameters(row: str) -> Entry:
-        return imagenet.trained(row, tables["5"].cell(row, "PARAMS"))
-
+    content, tables = _read(paper), read_paper(paper).tables
     return {
-        "1": each(_rows(tables["1"]), _benchmark),
-        "2": each(_rows(tables["2"]), arena.trained),
-        "3": each(_rows(tables["3"]), arena.timed),
-        "4": each(_rows(tables["4"]), wikitext.trained),
-        "5": each(_rows(tables["5"]), printed_parameters),
-        "6": series.trained(tables["6"]),
-        "7": episodes.trained(tables["7"]),
-        "8": each(_rows(tables["8"]), lambda row: NotTrained("a size of the model `flowformer_hier_s`")),
-        "9": each(_rows(tables["9"]), series.data_set),
-        "10": each(_rows(tables["10"]), arena.with_features),
-        "11": each(_rows(tables["11"]), arena.with_functions),
-        "a": each(_rows(tables["a"]), _benchmark),
-        "b": each(_rows(tables["b"]), lambda row: NotTrained(f"of Table {_SUMMARIES[row.split()[0]]}")),
+        number: _entries(table, content["tables"][number], content["trainings"]) for number, table in tables.items()
     }
 
 
-def _flash(tables: dict[str, PublishedTable]) -> dict[str, Entries]:
-    def modified(number: str) -> Entries:
-        table = tables[number]
-        return each(_rows(table), lambda row: flash.modified(row, table.cell(row, "Params")))
-
-    beside = tables["beside-figure-3"]
-    return {
-        "beside-figure-1": each(_rows(tables["beside-figure-1"]), flash.sped_up),
-        "beside-figure-3": each(_rows(beside), lambda row: flash.sized(row, beside)),
-        "1": modified("1"),
-        "2": modified("2"),
-        "3": each(_rows(tables["3"]), flash.books),
-        "4": each(_rows(tables["4"]), trivia.trained),
-        "5": each(_rows(tables["5"]), flash.approximated),
-        "6": each(_rows(tables["6"]), flash.setting),
-        "7": each(_rows(tables["7"]), flash.setting),
-        "8": flash.specified(tables["8"], "mlm", "c4"),
-        "9": flash.specified(tables["9"], "lm", "wiki40b"),
-        "10": flash.specified(tables["10"], "lm", "pg19", "large"),
-        "11": each(_rows(tables["11"]), flash.timed),
-        "12": each(_rows(tables["12"]), flash.masked),
-        "13": each(_rows(tables["13"]), flash.causal),
-    }
+def command_of(paper: str, figure: str) -> str:
+    """The command that draws a figure, which begins with "python", or the reason why there is none."""
+    return _read(paper)["figures"][figure]
 
 
-def _daft(tables: dict[str, PublishedTable]) -> dict[str, Entries]:
-    def bound(row: str) -> NotTrained:
-        return NotTrained(
-            f"a bound; `python -m recipes.cost --arch {_COMPLEXITY[row]} --tokens 512 1024 2048` measures"
-        )
+@functools.cache
+def _read(paper: str) -> dict[str, Any]:
+    return yaml.safe_load(Path(__file__).with_name(f"{paper}.yaml").read_text(encoding="utf-8"))
 
-    return {
-        "1": each(_rows(tables["1"]), bound),
-        "2": each(_rows(tables["2"]), lambda row: daft_images.trained(row, tables["2"])),
-        "3": each(_rows(tables["3"]), lambda row: daft_images.tuned(row, tables["3"])),
-        "4": each(_rows(tables["4"]), daft_sequences.pixels),
-        "5": each(_rows(tables["5"]), daft_sequences.characters),
-        "6": each(_rows(tables["6"]), daft_images.factorised),
-        "7": each(_rows(tables["7"]), daft_images.reparameterised),
-        "8": each(_rows(tables["8"]), daft_images.queried),
-    }
+
+def _entries(table: PublishedTable, described: dict[str, Any], trainings: dict[str, Any]) -> Entries:
+    """The entries of a table, columns first, in the order in which they are printed."""
+
+    def training(name: str, model: str | dict[str, Any]) -> Training:
+        own = {"model": model} if isinstance(model, str) else model
+        named = own.get("training") or described["training"]
+        return _training(_Variables(own, _published(table, described, name), described, trainings[named]))
+
+    entries: Entries = {name: _not_trained(reason) for name, reason in described.get("not_trained", {}).items()}
+    columns = described.get("columns", {})
+    for name, model in (columns | described.get("rows", {})).items():
+        made = [training(name, one) for one in (model if isinstance(model, list) else [model])]
+        entries[name] = tuple(made) if isinstance(model, list) else made[0]
+    for variable, rows in described.get("rows_of_all_columns", {}).items():
+        for name, value in rows.items():
+            entries[name] = tuple(_only(entries[column], variable, value) for column in columns)
+    printed = (*table.header[1:], *(row.name for row in table.rows))
+    return {name: entries[name] for name in printed if name in entries}
+
+
+def _not_trained(reason: str) -> NotTrained:
+    return HEADING if reason == HEADING.reason else NotTrained(reason)
+
+
+def _published(table: PublishedTable, described: dict[str, Any], name: str) -> dict[str, str]:
+    """The published number of parameters of the row or column ``name``; nothing where the table has none."""
+    where = described.get("parameters")
+    if where is None:
+        return {}
+    if "columns" in described:
+        return {"published": dict(zip(table.header, table.row(where).cells))[name]}
+    return {"published": table.cell(name, where)}
+
+
+def _training(variables: _Variables) -> Training:
+    """The training of a model with options, ``NAME --option value``, which also are variables of their own."""
+    model = variables["model"]
+    name, _, options = model.partition(" ")
+    folder = model.replace(" --", ".").replace(" ", "_")  # of its own: "NAME.option_value"
+    variables = _Variables(*variables.maps, {"name": name, "options": options, "folder": folder})
+    published = variables.get("published")
+    return Training(
+        host=variables["host"],
+        model=variables.get("shown", model),
+        settings={key: variables.fill(text) for key, text in variables["settings"].items()},
+        hardware=variables["hardware"],
+        blocks=tuple(_blocks(variables["blocks"], variables)),
+        published=float(published) if published else None,
+        difference=variables.get("difference", ""),
+        symbols=variables.get("symbols", 0),
+        note=variables.get("note", ""),
+    )
+
+
+def _blocks(described: list[dict[str, Any]], variables: _Variables) -> Iterator[Block]:
+    for block in described:
+        if "each" in block:
+            for own in variables[block["each"]]:
+                yield from _blocks(block["blocks"], variables.new_child(own))
+            continue
+        loops = []
+        for name, values in block.get("loops", {}).items():
+            values = variables[values] if isinstance(values, str) else values
+            loops.append((name, tuple(map(str, values))))
+        commands = tuple(map(variables.fill, block["commands"]))
+        yield Block(variables.fill(block["title"]), commands, tuple(loops))
+
+
+def _only(training: Training, variable: str, value: str) -> Training:
+    """``training`` with one value of a variable of its loops, and without the blocks that do not have it."""
+    blocks = []
+    for block in training.blocks:
+        loops = tuple((name, (value,) if name == variable else values) for name, values in block.loops)
+        if value in dict(block.loops).get(variable, (value,)):
+            blocks.append(block._replace(loops=loops))
+    return replace(training, blocks=tuple(blocks))

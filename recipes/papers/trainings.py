@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -93,11 +93,6 @@ def blocks_of(entries: Iterable[Training]) -> list[Block]:
     return list(dict.fromkeys(block for one in entries for block in one.blocks))
 
 
-def each(names: Iterable[str], make: Callable[[str], Entry]) -> dict[str, Entry]:
-    """An entry for each of ``names``."""
-    return {name: make(name) for name in names}
-
-
 def wrapped(command: str) -> str:
     """A command on lines of at most 118 characters, each but the last with a backslash at its end."""
     options = re.split(r" (?=--[a-z])", command)
@@ -108,18 +103,3 @@ def wrapped(command: str) -> str:
         else:
             lines.append(f"  {option}" if lines else option)
     return " \\\n".join(lines)
-
-
-def words(*parts: object) -> str:
-    """Parts of a command with one space between them; empty ones are left out."""
-    return " ".join(str(part) for part in parts if part != "")
-
-
-def folder_name(model: str) -> str:
-    """A model with its options as the name of a folder of its own: "NAME --option value" is "NAME.option_value"."""
-    return model.replace(" --", ".").replace(" ", "_")
-
-
-def loop(name: str, values: Sequence[object]) -> tuple[str, tuple[str, ...]]:
-    """A variable of the shell and its values."""
-    return name, tuple(str(value) for value in values)

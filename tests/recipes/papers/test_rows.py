@@ -12,9 +12,7 @@ from fairseq import options
 
 import fairseq_plugin  # noqa: F401  registers the architectures
 from recipes.papers.building import count_parameters
-from recipes.papers.entries import entries_of
-from recipes.papers.figures import command_of
-from recipes.papers.rows import imagenet, wikitext
+from recipes.papers.entries import command_of, entries_of
 from recipes.papers.tables import PAPERS, read_paper
 from recipes.papers.trainings import Block, blocks_of, trainings_of, wrapped
 
@@ -136,23 +134,22 @@ def test_a_loop_is_printed_and_filled_in():
 
 
 def test_a_long_command_is_wrapped_and_stays_the_same():
-    command = next(iter(wikitext.trained("COSFORMER (2022)").blocks[1].commands))
+    command = next(iter(entries_of("flowformer")["4"]["COSFORMER (2022)"].blocks[1].commands))
     lines = wrapped(command).splitlines()
     assert len(lines) > 3 and all(len(line) <= 120 for line in lines)
     assert shlex.split(wrapped(command).replace("\\\n", "")) == shlex.split(command)
 
 
 def test_what_trainings_share_is_typed_once():
-    first, second = (wikitext.trained(row) for row in ("FLOWFORMER", "COSFORMER (2022)"))
+    first, second = (entries_of("flowformer")["4"][row] for row in ("FLOWFORMER", "COSFORMER (2022)"))
     titles = [block.title for block in blocks_of([first, second])]
     assert titles.count("data") == 1 and len(titles) == 3
 
 
 def test_a_model_that_is_not_there_is_named():
-    one = imagenet.training("daft_huge", "daft_conv_s.yaml", "none")
     with pytest.raises(ValueError, match="daft_huge"):
-        count_parameters(one)
-    other = wikitext.trained("FLOWFORMER")
+        count_parameters(replace(entries_of("daft")["2"]["DAFT-full"], model="daft_huge"))
+    other = entries_of("flowformer")["4"]["FLOWFORMER"]
     blocks = tuple(replace_model(block) for block in other.blocks)
     with pytest.raises(ValueError, match="flowformer_lm_wiki999"):
         count_parameters(replace(other, blocks=blocks))

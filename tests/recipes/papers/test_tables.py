@@ -2,8 +2,7 @@
 
 import pytest
 
-from recipes.papers.entries import entries_of
-from recipes.papers.figures import command_of
+from recipes.papers.entries import command_of, entries_of
 from recipes.papers.tables import PAPERS, read_paper, short
 from recipes.papers.trainings import NotTrained, trainings_of
 

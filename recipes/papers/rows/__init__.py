@@ -1,1 +1,0 @@
-"""The trainings of the tables' rows, by experiment."""
