@@ -21,23 +21,17 @@ from common.output_files import new_folder
 from fairseq_plugin.data.pixels import FIRST_TOKEN, ImageShape, pixel_dictionary
 
 from ..shared.commands import shown_path
-from ..shared.download import DownloadFailed, download, file_sha256
+from ..shared.download import find_file
 from ..shared.indexed_files import count_tokens, write_dictionary, write_split
 from ..shared.scripts import positive_int, script
+from ..shared.sources import SOURCES
 from ..shared.text_files import TRIAL_PARTS
 from ..shared.working_folder import working_folder
 
 COMMAND = "recipes.cifar10_pixels.prepare"
 
-#: The binary version, which has no pickles. Size and checksum: TensorFlow Datasets' url_checksums/cifar10.txt.
-URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
-SIZE = 170_052_171
-SHA256 = "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"
-
 SHAPE = ImageShape(32, 32, 3)
-#: The files of each split; the last images of the training files are held out for validation.
-TRAIN_FILES = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
-TEST_FILES = ("test_batch.bin",)
+#: The last images of the training files are held out for validation.
 IMAGES_PER_FILE = 10_000
 HELD_OUT = 1_000
 _LABELS = 10
@@ -48,36 +42,6 @@ class Split(NamedTuple):
 
     images: Iterable[np.ndarray]
     count: int
-
-
-def fetch(folder: Path) -> Path:
-    """Download the archive into ``folder``; returns it.
-
-    Raises:
-        DownloadFailed: it could not be downloaded whole.
-    """
-    path = folder / "cifar-10-binary.tar.gz"
-    if not path.exists():
-        try:
-            download(URL, path, SIZE, SHA256)
-        except DownloadFailed as error:
-            raise DownloadFailed(f"{error}. Or give a copy you have: --file cifar-10-binary.tar.gz") from error
-    return path
-
-
-def check(path: Path) -> None:
-    """Compare a file with CIFAR-10's archive.
-
-    Raises:
-        ValueError: there is no such file, or its size or checksum differs.
-    """
-    if not path.is_file():
-        raise ValueError(f"--file is {path}, which is no file; allowed: cifar-10-binary.tar.gz")
-    if path.stat().st_size != SIZE:
-        raise ValueError(f"{path} has {path.stat().st_size:,} bytes; allowed: {SIZE:,}, cifar-10-binary.tar.gz")
-    digest = file_sha256(path)
-    if digest != SHA256:
-        raise ValueError(f"{path} has sha256 {digest}; allowed: {SHA256}, cifar-10-binary.tar.gz")
 
 
 def read_archive(path: Path) -> dict[str, Split]:
@@ -98,12 +62,13 @@ def read_labelled(path: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     Raises:
         ValueError: the archive is damaged or lacks a file.
     """
+    *train_files, test_file = SOURCES["cifar10"].members
     try:
         with tarfile.open(path, "r:gz") as archive:
             members = {Path(member.name).name: member for member in archive if member.isfile()}
             return {
                 part: tuple(map(np.concatenate, zip(*(_read_member(archive, members, name, path) for name in names))))
-                for part, names in (("train", TRAIN_FILES), ("test", TEST_FILES))
+                for part, names in (("train", train_files), ("test", [test_file]))
             }
     except (tarfile.TarError, zlib.error, EOFError, OSError) as error:
         raise ValueError(f"{path} cannot be read: {error}; allowed: cifar-10-binary.tar.gz") from error
@@ -222,10 +187,7 @@ def _read(options: argparse.Namespace, out: Path) -> tuple[dict[str, Split], Ima
         return read_folder(options.images, size, options.grey), shape
     if options.size is not None or options.grey:
         raise ValueError("--size or --grey was passed without --images; allowed: CIFAR-10 as it is, 32 x 32 x 3")
-    if options.file is None:
-        return read_archive(fetch(out)), SHAPE
-    check(options.file)
-    return read_archive(options.file), SHAPE
+    return read_archive(find_file(options.file, SOURCES["cifar10"], out)), SHAPE
 
 
 if __name__ == "__main__":

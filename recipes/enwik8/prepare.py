@@ -3,10 +3,8 @@
 ``--file`` takes enwik8, its zip archive, or any other file for a trial of the commands.
 """
 
-import shutil
 import sys
 import zipfile
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,30 +15,25 @@ from tqdm import tqdm
 from common.command_parser import CommandParser
 from common.output_files import new_folder
 
+from ..shared.archives import extract
 from ..shared.commands import shown_path
-from ..shared.download import DownloadFailed, download, file_digest
+from ..shared.download import Source, find_file
 from ..shared.indexed_files import count_tokens, write_dictionary, write_split
 from ..shared.scripts import positive_int, script
+from ..shared.sources import SOURCES
 from ..shared.text_files import TRIAL_PARTS
-from ..shared.working_folder import own_file, working_folder
+from ..shared.working_folder import working_folder
 
 COMMAND = "recipes.enwik8.prepare"
 
-#: Size and md5 of enwik8 itself, from its publisher's page, http://mattmahoney.net/dc/textdata.html.
-SIZE = 100_000_000
-MD5 = "a1fa5ffddb56f4953e226637dabbb36a"
+#: enwik8 itself, as in the archive; size and md5 are from its publisher's page, http://mattmahoney.net/dc/textdata.html.
+ENWIK8 = Source("enwik8", 100_000_000, md5="a1fa5ffddb56f4953e226637dabbb36a")
 #: Bytes of each split, in this order.
 SPLIT_BYTES = {"train": 90_000_000, "valid": 5_000_000, "test": 5_000_000}
-
-#: Size from the same page; checksum from Hugging Face's datasets/enwik8/dataset_infos.json.
-ZIP_URL = "http://mattmahoney.net/dc/enwik8.zip"
-ZIP_SIZE = 36_445_475
-ZIP_SHA256 = "547994d9980ebed1288380d652999f38a14fe291a6247c157c3d33d4932534bc"
 
 _NEWLINE = ord("\n")
 #: Longer lines are cut into sequences of so many bytes, which changes nothing: fairseq joins sequences anyway.
 _LONGEST_SEQUENCE = 1 << 16
-_READ_BYTES = 1 << 20
 
 
 def byte_dictionary() -> Dictionary:
@@ -59,56 +52,27 @@ def token_table(dictionary: Dictionary) -> np.ndarray:
     )
 
 
-def fetch(folder: Path) -> Path:
+def fetch_enwik8(folder: Path) -> Path:
     """Download enwik8 into ``folder``; returns the file.
 
     Raises:
         DownloadFailed: it could not be downloaded whole.
         ValueError: the file in the archive is not enwik8.
     """
-    path, archive = folder / "enwik8", folder / "enwik8.zip"
+    path = folder / "enwik8"
     if not path.exists():
-        if not archive.exists():
-            try:
-                download(ZIP_URL, archive, ZIP_SIZE, ZIP_SHA256)
-            except DownloadFailed as error:
-                raise DownloadFailed(f"{error}. Or give a copy you have: --file enwik8.zip") from error
-        extract(archive, path)
-    check(path)
+        _unpack(find_file(None, SOURCES["enwik8"], folder), folder)
+    return _checked(path)
+
+
+def _checked(path: Path) -> Path:
+    if difference := ENWIK8.difference(path):
+        raise ValueError(f"{path} {difference}, which enwik8 has")
     return path
 
 
-def extract(archive: Path, path: Path) -> None:
-    """Take the file enwik8 out of a zip archive.
-
-    Raises:
-        ValueError: it is no whole zip archive or lacks the file, or ``path`` is not of this command.
-    """
-    try:
-        with zipfile.ZipFile(archive) as opened:
-            members = {Path(info.filename).name: info for info in opened.infolist()}
-            if "enwik8" not in members:
-                raise ValueError(f"{archive} lacks enwik8; allowed: enwik8.zip")
-            with own_file(path) as part, opened.open(members["enwik8"]) as source, open(part, "wb") as target:
-                bar = tqdm.wrapattr(source, "read", total=members["enwik8"].file_size, desc="unzipping", disable=None)
-                with bar as watched:
-                    shutil.copyfileobj(watched, target, _READ_BYTES)
-    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
-        raise ValueError(f"{archive}: {error}; allowed: a whole zip archive") from error
-
-
-def check(path: Path) -> None:
-    """Compare a file with enwik8.
-
-    Raises:
-        ValueError: its size or its checksum differs.
-    """
-    size = path.stat().st_size
-    if size != SIZE:
-        raise ValueError(f"{path} has {size:,} bytes; allowed: {SIZE:,}, which enwik8 has")
-    digest = file_digest(path, "md5")
-    if digest != MD5:
-        raise ValueError(f"{path} has md5 {digest}; allowed: {MD5}, which enwik8 has")
+def _unpack(archive: Path, folder: Path) -> None:
+    extract(archive, SOURCES["enwik8"].members, folder, "enwik8.zip")
 
 
 def take_file(path: Path, folder: Path) -> tuple[Path, bool]:
@@ -124,12 +88,11 @@ def take_file(path: Path, folder: Path) -> tuple[Path, bool]:
     if not path.is_file():
         raise ValueError(f"--file is {path}, which is no file; allowed: enwik8, its zip archive, or a text file")
     if path.suffix == ".zip" or zipfile.is_zipfile(path):
-        extract(path, folder / "enwik8")
+        _unpack(path, folder)
         path = folder / "enwik8"
-    elif path.name != "enwik8" and path.stat().st_size != SIZE:
+    elif path.name != "enwik8" and path.stat().st_size != ENWIK8.size:
         return path, False
-    check(path)
-    return path, True
+    return _checked(path), True
 
 
 def cut(size: int) -> dict[str, int]:
@@ -196,7 +159,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     out = options.out.absolute()
     with working_folder(out, COMMAND, whole={"data-bin": COMMAND}):
-        path, genuine = (fetch(out), True) if options.file is None else take_file(options.file, out)
+        path, genuine = (fetch_enwik8(out), True) if options.file is None else take_file(options.file, out)
         splits = SPLIT_BYTES if genuine and options.limit is None else cut(_usable(path, options.limit))
         binarise(path, splits, out / "data-bin")
     for split, size in splits.items():

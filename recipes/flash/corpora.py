@@ -7,16 +7,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..shared.download import DownloadFailed, first_source
+from ..shared.hub import HubFolder, fetch_hub
+from ..shared.sources import HUB
+from .books import fetch_books
 from .documents import count_documents, require_parquet
-from .sources import HUBS, Record, Remote, fetch, hub_files, recorded_files
 
 #: Split -> its files, in order.
 Files = dict[str, list[Path]]
 #: Publishers' name of a split -> fairseq's.
 _SPLITS = {"train": "train", "validation": "valid", "test": "test"}
-
-#: A folder to keep lists in, how many training shards -> the files of one source.
-Listing = Callable[[Path, int], list[Remote]]
 
 
 class Corpus(NamedTuple):
@@ -27,13 +26,13 @@ class Corpus(NamedTuple):
     pattern: re.Pattern
     #: Documents in each split.
     documents: dict[str, int]
-    listings: tuple[Listing, ...]
+    hub: HubFolder
+    #: A source that is tried before the hub: downloads into a folder, and returns the files.
+    before: Callable[[Path], list[Path]] | None = None
     #: Files of the training split; only C4's can be used in part.
     train_files: int | None = None
     #: Trained on as a masked language model, whose dictionary gets a <mask>.
     masked: bool = False
-    #: Files downloaded at the same time.
-    at_once: int = 1
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -46,53 +45,6 @@ class Corpus(NamedTuple):
         return _SPLITS[next(filter(None, match.groups()))] if match else None
 
 
-def list_hub_parquet(hub: str, dataset: str, revision: str, folder: str, raw: Path, shards: int) -> list[Remote]:
-    require_parquet(dataset)  # before gigabytes are downloaded
-    return hub_files(hub, dataset, revision, folder)
-
-
-#: The list made when the dataset was added to Hugging Face's library (its pull request 306, 2020).
-PG19_RECORD = Record(
-    "6ce73f6263f9fc3df0db84ae7f937d27a5c208f7",
-    "datasets/pg19/dataset_infos.json",
-    4_190_146,
-    "e1aee83469a852323b2a93a16772e4f17b33a7c5a675daf70488d59f42c076f7",
-    "default",
-)
-PG19_BUCKET = "https://storage.googleapis.com/deepmind-gutenberg/"
-
-
-def list_pg19_bucket(raw: Path, shards: int) -> list[Remote]:
-    files = recorded_files(PG19_RECORD, raw)
-    names = {url: url.removeprefix("gs://deepmind-gutenberg/") for url in files}
-    return [
-        file._replace(url=PG19_BUCKET + names[url], name=names[url])
-        for url, file in files.items()
-        if names[url].endswith(".txt")
-    ]
-
-
-#: The list of release 2.4.0 of Hugging Face's library.
-C4_RECORD = Record(
-    "401d4c4f9b9594cb6527c599c0e7a72ce1a0ea49",
-    "datasets/c4/dataset_infos.json",
-    2_396_072,
-    "87da4361a73a9454de9eaeb6e59f4bec3df82afd68bce9ce7ab9f8c904f68e5a",
-    "en",
-)
-C4_SHARDS = 1024
-
-
-def list_hub_c4(hub: str, raw: Path, shards: int) -> list[Remote]:
-    files = recorded_files(C4_RECORD, raw)
-    remotes = [
-        file._replace(url=url.replace("https://huggingface.co", hub), name=Path(url).name)
-        for url, file in sorted(files.items())
-    ]
-    train = [file for file in remotes if "c4-train." in file.name]
-    return train[:shards] + [file for file in remotes if "c4-validation." in file.name]
-
-
 _PARQUET = r"\b(train|validation|test)-[^/]*\.parquet$"
 
 CORPORA = {
@@ -100,30 +52,21 @@ CORPORA = {
         "Wiki-40B (English)",
         re.compile(_PARQUET),
         {"train": 2_926_536, "valid": 163_597, "test": 162_274},
-        tuple(
-            partial(list_hub_parquet, hub, "google/wiki40b", "06bfe584d8193cf58f79c6354ecc2a2b94a7deea", "en")
-            for hub in HUBS
-        ),
+        HUB["wiki40b"],
     ),
     "pg19": Corpus(
         "PG-19",
         re.compile(rf"{_PARQUET}|\b(train|validation|test)/\d+\.txt$"),
         {"train": 28_602, "valid": 50, "test": 100},
-        (
-            list_pg19_bucket,
-            *(
-                partial(list_hub_parquet, hub, "emozilla/pg19", "b7bca68072ef1d86348f080bbda0996648d94315", "data")
-                for hub in HUBS
-            ),
-        ),
-        at_once=8,
+        HUB["pg19"],
+        before=fetch_books,
     ),
     "c4": Corpus(
         "C4 (English)",
         re.compile(r"\bc4-(train|validation)\.[^/]*\.json(?:\.gz)?$"),
         {"train": 364_868_892, "valid": 364_608},
-        tuple(partial(list_hub_c4, hub) for hub in HUBS),
-        train_files=C4_SHARDS,
+        HUB["c4"],
+        train_files=1024,
         masked=True,
     ),
 }
@@ -135,18 +78,23 @@ def fetch_corpus(corpus: Corpus, raw: Path, shards: int) -> Files:
     Raises:
         DownloadFailed: no source did; the message has every reason.
     """
+    sources = [partial(_fetch_from_hub, corpus, raw, shards)]
+    if corpus.before is not None:
+        sources.insert(0, partial(corpus.before, raw))
+    return group(corpus, first_source(corpus.title, sources, "give a copy you have: --file FOLDER"))
 
-    def source(listing: Listing) -> Files:
-        remotes = [remote for remote in listing(raw, shards) if corpus.split_of(remote.name)]
-        files = group(corpus, (raw / remote.name for remote in remotes))
-        missing = [split for split in corpus.splits if not files[split]]
-        if missing:
-            raise DownloadFailed(f"{remotes[0].url if remotes else 'a source'}: no files of {', '.join(missing)}")
-        fetch(remotes, raw, corpus.at_once)
-        return files
 
-    sources = [partial(source, listing) for listing in corpus.listings]
-    return first_source(corpus.title, sources, "give a copy you have: --file FOLDER")
+def _fetch_from_hub(corpus: Corpus, raw: Path, shards: int) -> list[Path]:
+    def choose(names: list[str]) -> list[str]:
+        files = group(corpus, [Path(name) for name in names if corpus.split_of(name)], shards)
+        if missing := [split for split, paths in files.items() if not paths]:
+            raise DownloadFailed(f"{corpus.hub.dataset}: no files of {', '.join(missing)}")
+        chosen = [path.as_posix() for paths in files.values() for path in paths]
+        if any(name.endswith(".parquet") for name in chosen):
+            require_parquet(corpus.hub.dataset)  # before gigabytes are downloaded
+        return chosen
+
+    return fetch_hub(corpus.hub, raw, choose)
 
 
 def find_corpus(corpus: Corpus, paths: Iterable[Path], shards: int) -> Files | None:
@@ -168,13 +116,11 @@ def find_corpus(corpus: Corpus, paths: Iterable[Path], shards: int) -> Files | N
             return None
         else:
             raise ValueError(f"--file is {path}; allowed beside other files: {_allowed(corpus)}")
-    files = group(corpus, candidates)
+    files = group(corpus, candidates, shards)
     missing = [split for split in corpus.splits if not files[split]]
     if missing:
         listed = ", ".join(map(str, paths))
         raise ValueError(f"--file is {listed}, without files of {', '.join(missing)}; allowed: {_allowed(corpus)}")
-    if corpus.train_files is not None:
-        files["train"] = files["train"][:shards]
     return files
 
 
@@ -182,11 +128,13 @@ def _allowed(corpus: Corpus) -> str:
     return f"files of {corpus.title}, whose paths match {corpus.pattern.pattern}, or a folder that holds them"
 
 
-def group(corpus: Corpus, paths: Iterable[Path]) -> Files:
-    """``paths`` by split."""
+def group(corpus: Corpus, paths: Iterable[Path], shards: int | None = None) -> Files:
+    """``paths`` by split; where a part of the training split can be used, only its first ``shards`` files."""
     files: Files = {split: [] for split in corpus.splits}
     for path in paths:
         files[corpus.split_of(path.absolute().as_posix())].append(path)
+    if corpus.train_files is not None:
+        files["train"] = files["train"][:shards]
     return files
 
 

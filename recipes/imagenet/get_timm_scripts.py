@@ -18,7 +18,7 @@ from common.command_parser import CommandParser
 from common.output_files import new_folder
 
 from ..shared.commands import shown_path
-from ..shared.download import DownloadFailed, download
+from ..shared.download import DownloadFailed, Source, download
 from ..shared.scripts import RecipeFailed, script
 
 COMMAND = "recipes.imagenet.get_timm_scripts"
@@ -80,7 +80,7 @@ def from_archive(url: str, folder: Path) -> None:
     with tempfile.TemporaryDirectory() as temporary:
         archive = Path(temporary, "timm.zip")
         try:
-            download(url, archive)
+            download(Source(url), archive)
             with zipfile.ZipFile(archive) as opened:
                 opened.extractall(temporary)
         except DownloadFailed as error:

@@ -13,9 +13,11 @@ import numpy as np
 from common.command_parser import CommandParser
 from fairseq_plugin.data.pixels import FIRST_TOKEN, pixel_dictionary
 
-from ..cifar10_pixels.prepare import check, fetch, read_labelled
+from ..cifar10_pixels.prepare import read_labelled
 from ..shared.commands import shown_path
+from ..shared.download import find_file
 from ..shared.scripts import script
+from ..shared.sources import SOURCES
 from ..shared.working_folder import working_folder
 from .examples import WRITER, Example, write_examples
 
@@ -51,9 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     out = options.out.absolute()
     with working_folder(out, COMMAND, whole={"data-bin": WRITER}):
-        if options.file is not None:
-            check(options.file)
-        write(options.file or fetch(out), out)
+        write(find_file(options.file, SOURCES["cifar10"], out), out)
     return 0
 
 

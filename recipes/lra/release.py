@@ -9,10 +9,9 @@ from tqdm import tqdm
 
 from common.output_files import new_folder
 
-from ..shared.download import DownloadFailed, download
+from ..shared.download import find_file
+from ..shared.sources import SOURCES
 
-#: 8.2 GB, a gzipped tar although the name does not say so. Its publisher gives no checksum; gzip's own is checked.
-URL = "https://storage.googleapis.com/long-range-arena/lra_release.gz"
 ARCHIVE = "lra_release.gz"
 #: Whose the extracted folder is.
 WRITER = "recipes.lra.release"
@@ -36,12 +35,7 @@ def find_release(file: Path | None, out: Path, wanted: Callable[[str], bool], wh
     if folder.is_dir():
         return folder
     if file is None:
-        file = out / ARCHIVE
-        if not file.exists():
-            try:
-                download(URL, file)
-            except DownloadFailed as error:
-                raise DownloadFailed(f"{error}. Or give a copy, or the extracted folder: --file {ARCHIVE}") from error
+        file = find_file(None, SOURCES["long_range_arena"], out, "give a copy, or the extracted folder")
     if not file.is_file():
         raise ValueError(f"--file is {file}, which does not exist; allowed: {ARCHIVE}, or the folder in it")
     _extract(file, folder, wanted, what)

@@ -16,16 +16,14 @@ from common.command_parser import CommandParser
 from fairseq_plugin.data.pixels import pixel_dictionary
 
 from ..shared.commands import shown_path
-from ..shared.download import DownloadFailed, download, file_digest
+from ..shared.download import find_file
 from ..shared.scripts import positive_int, script
+from ..shared.sources import SOURCES
 from ..shared.working_folder import working_folder
 from .byte_text import to_tokens
 from .examples import WRITER, Example, write_examples
 
 COMMAND = "recipes.lra.text"
-URL = "https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz"
-#: The md5 that torchtext's loader of IMDb has; the publisher gives none.
-MD5 = "7c2ac02c03563afcf9b574c7e56c153a"
 CLASSES = ("neg", "pos")
 #: Bytes of a review in the Arena's configurations.
 LONGEST = 1_000
@@ -40,21 +38,6 @@ class Review(NamedTuple):
     label: int
     number: int  # within its class and part
     text: bytes
-
-
-def fetch(out: Path) -> Path:
-    """Download the archive into ``out``; returns it.
-
-    Raises:
-        DownloadFailed: it could not be downloaded whole.
-    """
-    path = out / "aclImdb_v1.tar.gz"
-    if not path.exists():
-        try:
-            download(URL, path)
-        except DownloadFailed as error:
-            raise DownloadFailed(f"{error}. Or give a copy you have: --file aclImdb_v1.tar.gz") from error
-    return path
 
 
 def read_archive(path: Path) -> dict[str, list[Review]]:
@@ -119,13 +102,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     out = options.out.absolute()
     with working_folder(out, COMMAND, whole={"data-bin": WRITER}):
-        path = options.file or fetch(out)
-        if not path.is_file():
-            raise ValueError(f"--file is {path}, which is no file; allowed: aclImdb_v1.tar.gz")
-        digest = file_digest(path, "md5")
-        if digest != MD5:
-            raise ValueError(f"{path} has md5 {digest}; allowed: {MD5}, that of aclImdb_v1.tar.gz")
-        write(path, out, options.max_length)
+        write(find_file(options.file, SOURCES["imdb"], out), out, options.max_length)
     return 0
 
 

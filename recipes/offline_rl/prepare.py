@@ -13,8 +13,10 @@ from common.output_files import new_folder
 from fairseq_plugin.data.episode_folder import Episode, EpisodeDescription, write_folder
 
 from ..shared.commands import shown_path
+from ..shared.download import find_file
 from ..shared.scripts import script
-from .d4rl import FILES, Robot, fetch, robot_of
+from ..shared.sources import D4RL, SOURCES
+from .d4rl import Robot, robot_of
 from .hdf5_files import read_hdf5
 
 COMMAND = "recipes.offline_rl.prepare"
@@ -36,9 +38,9 @@ def prepare(
     """
     robot = robot_of(name)
     if file is None and robot is None:
-        raise ValueError(f"--dataset is {name}; allowed without --file: {', '.join(FILES)}")
+        raise ValueError(f"--dataset is {name}; allowed without --file: {', '.join(D4RL)}")
     with new_folder(out, COMMAND) as folder:
-        episodes = _read(name, robot, file or fetch(name, out.parent / "downloads"))
+        episodes = _read(name, robot, file or find_file(None, SOURCES[name], out.parent / "downloads"))
         low, high = action_range
         environment = environment or (robot.environment if robot else "")
         return write_folder(folder, {"train": episodes}, name, environment, ([low], [high]))
@@ -59,7 +61,7 @@ def _read(name: str, robot: Robot | None, file: Path) -> list[Episode]:
 def parser() -> CommandParser:
     """The script's options."""
     parser = CommandParser(prog="python -m recipes.offline_rl.prepare", description=__doc__.splitlines()[0])
-    parser.add_argument("--dataset", required=True, metavar="NAME", help=f"{', '.join(FILES)}; or any with --file")
+    parser.add_argument("--dataset", required=True, metavar="NAME", help=f"{', '.join(D4RL)}; or any with --file")
     parser.add_argument("--out", type=Path, metavar="DIR", help="default: work/offline_rl/NAME")
     parser.add_argument("--file", type=Path, metavar="HDF5", help="a file you have, of D4RL or Minari")
     parser.add_argument("--env", metavar="NAME", help="gymnasium's name of the environment; known for the nine sets")

@@ -4,14 +4,14 @@ Which of the two targets, and whether the last or the best iteration is meant, t
 """
 
 from ..papers.tables import read_paper
-from .d4rl import FILES
+from ..shared.sources import D4RL
 
 MODELS = ("DT", "Linear", "Reformer", "Performer", "cosFormer", "Flowformer")
 _TABLE_7 = read_paper("flowformer").tables["7"]
 #: Data set -> mean and deviation of each of ``MODELS``, the columns after those of BC and AWAC.
 TABLE = {
     name: tuple(tuple(float(number) for number in cell.split("±")) for cell in row.cells[-len(MODELS) :])
-    for name, row in zip(FILES, (row for row in _TABLE_7.rows if row.cells[1] and row.name != "AVG REWARD"))
+    for name, row in zip(D4RL, (row for row in _TABLE_7.rows if row.cells[1] and row.name != "AVG REWARD"))
 }
 
 

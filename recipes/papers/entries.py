@@ -78,6 +78,8 @@ def _entries(table: PublishedTable, described: dict[str, Any], trainings: dict[s
         for name, value in rows.items():
             entries[name] = tuple(_only(entries[column], variable, value) for column in columns)
     printed = (*table.header[1:], *(row.name for row in table.rows))
+    if unknown := entries.keys() - set(printed):
+        raise ValueError(f"Table {table.number} has entries for {', '.join(unknown)}; allowed: {', '.join(printed)}")
     return {name: entries[name] for name in printed if name in entries}
 
 

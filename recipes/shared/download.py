@@ -2,12 +2,11 @@
 
 import errno
 import hashlib
-import json
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import NamedTuple, TypeVar
 
 from tqdm import tqdm
 
@@ -24,6 +23,31 @@ _COMMAND = "recipes.shared.download"
 
 
 _Result = TypeVar("_Result")
+
+
+class Source(NamedTuple):
+    """A published file, with its size and a checksum as far as somebody names them; see ``sources.py``."""
+
+    url: str
+    size: int | None = None  # bytes
+    sha256: str | None = None
+    members: tuple[str, ...] = ()  # the files of an archive that are read, in whichever folder of it they lie
+    md5: str | None = None  # where nobody names the sha256
+
+    @property
+    def name(self) -> str:
+        """The name of the file."""
+        return self.url.rpartition("/")[2]
+
+    def difference(self, path: Path) -> str | None:
+        """How the file ``path`` differs: "has MD5 ...; allowed: ..."; None if size and checksum are right."""
+        size = path.stat().st_size
+        if self.size is not None and size != self.size:
+            return f"has {size:,} bytes; allowed: {self.size:,}"
+        for algorithm, expected in (("sha256", self.sha256), ("md5", self.md5)):
+            if expected is not None and (digest := file_digest(path, algorithm)) != expected:
+                return f"has {algorithm} {digest}; allowed: {expected}"
+        return None
 
 
 class DownloadFailed(RecipeFailed):
@@ -48,17 +72,50 @@ def first_source(name: str, sources: Sequence[Callable[[], _Result]], hint: str)
     )
 
 
-def download(
-    url: str, path: Path, size: int | None = None, sha256: str | None = None, show_progress: bool = True
-) -> None:
-    """Download ``url`` to ``path``, which exists afterwards only if the download is complete and correct.
+def fetch(source: Source, folder: Path) -> Path:
+    """Download ``source`` into ``folder`` unless it is there; returns the file.
+
+    Raises:
+        DownloadFailed: it could not be downloaded whole.
+        ValueError: what is there is another file.
+    """
+    path = folder / source.name
+    if not path.exists():
+        download(source, path)
+    elif difference := source.difference(path):
+        raise ValueError(f"{path} {difference}, or no file, which is downloaded then")
+    return path
+
+
+def find_file(file: Path | None, source: Source, folder: Path, advice: str = "give a copy you have") -> Path:
+    """The user's ``file``, or if that is None the download of ``source`` in ``folder``; see ``fetch``.
+
+    Args:
+        advice: what a user could do with ``--file``, for the message where the download fails.
+
+    Raises:
+        DownloadFailed: it could not be downloaded whole.
+        ValueError: there is no such file, or it is another one.
+    """
+    if file is None:
+        try:
+            return fetch(source, folder)
+        except DownloadFailed as error:
+            raise DownloadFailed(f"{error}. Run again to continue, or {advice}: --file {source.name}") from error
+    if not file.is_file():
+        raise ValueError(f"--file is {file}, which is no file; allowed: {source.name}")
+    if difference := source.difference(file):
+        raise ValueError(f"{file} {difference}, which {source.name} has")
+    return file
+
+
+def download(source: Source, path: Path, show_progress: bool = True) -> None:
+    """Download ``source`` to ``path``, which exists afterwards only if the download is complete and correct.
 
     An incomplete download is kept in the folder ``path``.part, and the next call continues it if the host allows that;
     after a full disk it is removed.
 
     Args:
-        size: bytes the file must have.
-        sha256: checksum it must have, in hexadecimal.
         show_progress: show a progress bar; a caller with many small files shows one for all of them.
 
     Raises:
@@ -70,26 +127,13 @@ def download(
     path.parent.mkdir(parents=True, exist_ok=True)
     with unfinished(path, _COMMAND, keep=True) as part:
         have = part.stat().st_size if part.exists() else 0
-        if size is None or have < size:  # a complete one remains if only the rename is missing
-            _continue(url, part, have, show_progress)
-        _check(url, part, size, sha256)
+        if source.size is None or have < source.size:  # a complete one remains if only the rename is missing
+            _continue(source.url, part, have, show_progress)
+        if difference := source.difference(part):
+            if source.size is None or part.stat().st_size >= source.size:  # continuing would not correct it
+                part.unlink()
+            raise DownloadFailed(f"{source.url} {difference}")
         part.rename(path)
-
-
-def _check(url: str, part: Path, size: int | None, sha256: str | None) -> None:
-    """Raise DownloadFailed for another size or checksum, and remove what continuing would not correct."""
-    have = part.stat().st_size
-    if size is not None and have != size:
-        if have > size:
-            part.unlink()
-        raise DownloadFailed(
-            f"{url}: got {have if have < size else 'more'} bytes; allowed: {size}. Run again to continue"
-        )
-    if sha256 is not None:
-        digest = file_sha256(part)
-        if digest != sha256:
-            part.unlink()
-            raise DownloadFailed(f"{url}: sha256 is {digest}; allowed: {sha256}")
 
 
 def _continue(url: str, part: Path, have: int, show_progress: bool) -> None:
@@ -125,28 +169,7 @@ def _continue(url: str, part: Path, have: int, show_progress: bool) -> None:
             raise DownloadFailed(f"{url}: {part.parents[2]}: {error}") from error
         raise DownloadFailed(f"{url}: {error}") from error
     if total is not None and part.stat().st_size < total:
-        raise DownloadFailed(f"{url}: ended after {part.stat().st_size} of {total} bytes. Run again to continue")
-
-
-def read_json(url: str) -> Any:
-    """The JSON document at ``url``.
-
-    Raises:
-        DownloadFailed: no answer, or one that is no JSON.
-    """
-    try:
-        request = urllib.request.Request(url, headers={"User-Agent": USER_AGENT})
-        with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as answer:
-            return json.load(answer)
-    except (OSError, ValueError) as error:
-        raise DownloadFailed(f"{url}: {error}") from error
-
-
-def check_digest(path: Path, sha256: str) -> None:
-    """Raise ValueError if the file ``path`` is not the one with this checksum. It stays: it may be the user's."""
-    digest = file_sha256(path)
-    if digest != sha256:
-        raise ValueError(f"{path} has sha256 {digest}; allowed: {sha256}, or no file, which is downloaded then")
+        raise DownloadFailed(f"{url}: ended after {part.stat().st_size} of {total} bytes")
 
 
 def file_sha256(path: Path) -> str:

@@ -4,10 +4,10 @@ The address most scripts have, research.metamind.io on S3, answers 403 since 202
 ``--file`` takes the archive or folder you already have, or any text file for a trial of the commands.
 """
 
-import shutil
 import sys
 import zipfile
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,11 +16,14 @@ from tqdm import tqdm
 from common.command_parser import CommandParser
 from common.output_files import new_folder
 
+from ..shared.archives import extract
 from ..shared.commands import python_command, run, shown_path
-from ..shared.download import DownloadFailed, download, first_source
+from ..shared.download import DownloadFailed, fetch, first_source
+from ..shared.hub import fetch_hub
 from ..shared.scripts import positive_int, script
+from ..shared.sources import HUB, SOURCES
 from ..shared.text_files import cut_text, read_lines, write_lines
-from ..shared.working_folder import own_file, working_folder
+from ..shared.working_folder import working_folder
 
 COMMAND = "recipes.wikitext103.prepare"
 #: Whose folders data-bin are, in the comparison too.
@@ -42,25 +45,11 @@ EXPECTED = {
     "test": Counts(4_358, 245_569),
 }
 
-#: Size and checksum of wikitext-103-v1.zip, from Hugging Face's datasets/wikitext/dataset_infos.json.
-ZIP_SIZE = 190_229_076
-ZIP_SHA256 = "242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590"
-#: Addresses of exactly this file: the site of the dataset's first author.
-ZIP_URLS = ("https://wikitext.smerity.com/wikitext-103-v1.zip",)
-
 #: Newer versions of pyarrow need numpy 2, with which fairseq fails.
 _PYARROW = "reading it needs pyarrow: python -m pip install 'pyarrow<22' 'numpy<2'"
 
-#: The same text as tables, at a fixed revision of the publisher's repository; reading them needs pyarrow.
-PARQUET_URL = (
-    "https://huggingface.co/datasets/Salesforce/wikitext/resolve/b08601e04326c79dfdd32d625aee71d232d685c3"
-    "/wikitext-103-v1"
-)
-PARQUET_FILES = {
-    "train": ("train-00000-of-00002.parquet", "train-00001-of-00002.parquet"),
-    "valid": ("validation-00000-of-00001.parquet",),
-    "test": ("test-00000-of-00001.parquet",),
-}
+#: How the names of the tables of each split begin.
+_TABLES = {"train": "train-", "valid": "validation-", "test": "test-"}
 
 
 def split_path(folder: Path, split: str) -> Path:
@@ -68,34 +57,29 @@ def split_path(folder: Path, split: str) -> Path:
     return folder / f"wiki.{split}.tokens"
 
 
-def fetch(folder: Path) -> None:
+def fetch_text(folder: Path) -> None:
     """Get the three splits into ``folder`` from the first source that gives them whole.
 
     Raises:
         DownloadFailed: no source did; the message has every reason.
     """
-    archive = folder / "wikitext-103-v1.zip"
-    sources: list[Callable[[], None]] = [lambda url=url: _fetch_zip(url, archive) for url in ZIP_URLS]
-    sources.append(lambda: _fetch_parquet(folder))
+    sources = [partial(_fetch_zip, folder), partial(_fetch_parquet, folder)]
     first_source("WikiText-103", sources, "give a copy you have: --file wikitext-103-v1.zip")
 
 
-def _fetch_zip(url: str, archive: Path) -> None:
-    if not archive.exists():
-        download(url, archive, ZIP_SIZE, ZIP_SHA256)
-    extract(archive, archive.parent)
+def _fetch_zip(folder: Path) -> None:
+    unpack(fetch(SOURCES["wikitext103"], folder), folder)
 
 
 def _fetch_parquet(folder: Path) -> None:
+    """Get the text from tables on the Hugging Face Hub, which pyarrow reads."""
     try:
         from pyarrow import parquet
     except ImportError as error:
-        raise DownloadFailed(f"{PARQUET_URL}: {_PYARROW}") from error
-    for split, names in PARQUET_FILES.items():
-        for name in names:
-            if not (folder / name).exists():
-                download(f"{PARQUET_URL}/{name}", folder / name)
-        files = (parquet.ParquetFile(folder / name) for name in names)
+        raise DownloadFailed(f"{HUB['wikitext103'].dataset}: {_PYARROW}") from error
+    paths = fetch_hub(HUB["wikitext103"], folder, list)
+    for split, prefix in _TABLES.items():
+        files = (parquet.ParquetFile(path) for path in paths if path.name.startswith(prefix))
         batches = (batch for file in files for batch in file.iter_batches(columns=["text"]))
         write_rows((row for batch in batches for row in batch.column(0).to_pylist()), split_path(folder, split))
 
@@ -105,27 +89,9 @@ def write_rows(rows: Iterable[str], path: Path) -> None:
     write_lines(path, (row or " \n" for row in rows))
 
 
-def extract(archive: Path, folder: Path) -> None:
-    """Extract the three splits of a zip archive, from any folder in it, into ``folder``.
-
-    Raises:
-        ValueError: it is no zip archive or lacks a split.
-    """
-    try:
-        with zipfile.ZipFile(archive) as opened:
-            members = {Path(name).name: name for name in opened.namelist()}
-            for split in SPLITS:
-                path = split_path(folder, split)
-                if path.name not in members:
-                    raise ValueError(f"{archive} lacks {path.name}; allowed: wikitext-103-v1.zip (not the raw one)")
-                with (
-                    own_file(path) as part,
-                    opened.open(members[path.name]) as source,
-                    open(part, "wb") as target,
-                ):
-                    shutil.copyfileobj(source, target)
-    except zipfile.BadZipFile as error:
-        raise ValueError(f"{archive}: {error}; allowed: a whole zip archive") from error
+def unpack(archive: Path, folder: Path) -> None:
+    """Extract the three splits of a zip archive into ``folder``; see ``extract``."""
+    extract(archive, SOURCES["wikitext103"].members, folder, "wikitext-103-v1.zip (not the raw one)")
 
 
 def take_file(path: Path, folder: Path, limit: int | None = None) -> bool:
@@ -138,6 +104,8 @@ def take_file(path: Path, folder: Path, limit: int | None = None) -> bool:
     Raises:
         ValueError: ``path`` is none of these.
     """
+    if not path.exists():
+        raise ValueError(f"--file is {path}, which does not exist; allowed: a zip archive, a folder or a text file")
     folder.mkdir(parents=True, exist_ok=True)
     if path.is_dir():
         for split in SPLITS:
@@ -147,10 +115,8 @@ def take_file(path: Path, folder: Path, limit: int | None = None) -> bool:
                 raise ValueError(f"--file is the folder {path}, without {names}; allowed: a folder that holds them")
             write_lines(split_path(folder, split), read_lines(source))
         return True
-    if not path.is_file():
-        raise ValueError(f"--file is {path}, which does not exist; allowed: a zip archive, a folder or a text file")
     if path.suffix == ".zip" or zipfile.is_zipfile(path):
-        extract(path, folder)
+        unpack(path, folder)
         return True
     cut_text(path, {split: split_path(folder, split) for split in SPLITS}, limit)
     return False
@@ -216,7 +182,7 @@ def main(arguments: list[str] | None = None) -> int:
         if options.file is not None:
             genuine = take_file(options.file, text, options.limit)
         else:
-            fetch(text)
+            fetch_text(text)
         if genuine:
             check(text)
             if options.limit is not None:

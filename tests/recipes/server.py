@@ -1,10 +1,16 @@
 """A web server on this machine for the download tests."""
 
 import contextlib
+import functools
+import hashlib
+import json
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import NamedTuple
+
+import huggingface_hub
+import pytest
 
 
 class Page(NamedTuple):
@@ -30,16 +36,26 @@ def serve(pages: dict[str, Page]) -> Iterator[Served]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            asked = self.headers.get("Range")
-            requests.append((self.path, asked, self.headers["User-Agent"]))
-            page = pages.get(self.path, Page(status=404))
+            page, start = self.answer()
+            self.wfile.write(page.body[start : page.cut])
+
+        def do_HEAD(self) -> None:
+            self.answer()
+
+        def answer(self) -> tuple[Page, int]:
+            """Send the headers; returns what is sent, and from which byte on."""
+            asked, path = self.headers.get("Range"), self.path.partition("?")[0]
+            requests.append((path, asked, self.headers["User-Agent"]))
+            page = pages.get(path, Page(status=404))
             start, status = 0, page.status
             if asked and page.ranges:
                 start, status = int(asked.removeprefix("bytes=").rstrip("-")), 206
             self.send_response(status)
             self.send_header("Content-Length", str(len(page.body) - start))
+            self.send_header("ETag", f'"{sha256(page.body)}"')  # and what Hugging Face's hub sends besides
+            self.send_header("X-Repo-Commit", "0" * 40)
             self.end_headers()
-            self.wfile.write(page.body[start : page.cut])
+            return page, start
 
         def log_message(self, *arguments: object) -> None:
             pass
@@ -53,3 +69,34 @@ def serve(pages: dict[str, Page]) -> Iterator[Served]:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+def use_hub(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    """Let huggingface_hub ask the server at ``address``, which HF_ENDPOINT would have to name before its import."""
+    monkeypatch.setattr(huggingface_hub, "HfApi", functools.partial(huggingface_hub.HfApi, endpoint=address))
+
+
+def sha256(content: bytes) -> str:
+    """Checksum in hexadecimal."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def hub_pages(dataset: str, revision: str, files: dict[str, bytes]) -> dict[str, Page]:
+    """Pages of a hub with ``files`` of a data set, all in one folder, which has a folder and a small file as well."""
+    tree: list[dict] = [
+        {"type": "directory", "path": "x/y", "size": 0, "oid": "0"},
+        {"type": "file", "path": "x/README.md", "size": 1, "oid": "0"},
+    ]
+    tree += [
+        {
+            "type": "file",
+            "path": name,
+            "size": len(body),
+            "oid": "0",
+            "lfs": {"oid": sha256(body), "size": len(body), "pointerSize": 1},
+        }
+        for name, body in files.items()
+    ]
+    folder = next(iter(files)).partition("/")[0]
+    pages = {f"/api/datasets/{dataset}/tree/{revision}/{folder}": Page(json.dumps(tree).encode())}
+    return pages | {f"/datasets/{dataset}/resolve/{revision}/{name}": Page(body) for name, body in files.items()}

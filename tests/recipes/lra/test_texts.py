@@ -69,14 +69,6 @@ def test_cut_off_archive(tmp_path):
         text.read_archive(path)
 
 
-def test_another_file_than_imdb(tmp_path, capsys):
-    write_tar(tmp_path / "imdb.tar.gz", reviews())
-    assert text.main(["--file", str(tmp_path / "imdb.tar.gz"), "--out", str(tmp_path / "out")]) == 1
-    assert text.MD5 in capsys.readouterr().err
-    assert text.main(["--file", str(tmp_path / "none"), "--out", str(tmp_path / "out")]) == 1
-    assert "--file" in capsys.readouterr().err
-
-
 PAIRS = "1.0\t10\t20\ta title\tanother one\n0\t11\t21\tthird\tfourth é\n"
 
 

@@ -1,6 +1,5 @@
 """HDF5 files of D4RL and of Minari: what is read of them, and what is refused; the nine sets of D4RL."""
 
-import hashlib
 import sys
 from pathlib import Path
 
@@ -8,13 +7,12 @@ import numpy as np
 import pytest
 
 from fairseq_plugin.data.episode_folder import Episode, EpisodeDescription, read_description, read_split
-from recipes.offline_rl import d4rl, prepare
-from recipes.offline_rl.d4rl import FILES, ROBOTS, File, fetch, score
+from recipes.offline_rl import prepare
+from recipes.offline_rl.d4rl import ROBOTS, score
 from recipes.offline_rl.hdf5_files import read_hdf5
 from recipes.offline_rl.published import MODELS, TABLE
-from recipes.shared.download import DownloadFailed
 from recipes.shared.scripts import RecipeFailed
-from tests.recipes.server import Page, serve
+from recipes.shared.sources import D4RL
 
 h5py = pytest.importorskip("h5py")
 STATE, ACTION, STEPS = 11, 3, 30
@@ -155,35 +153,9 @@ def test_prepare(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     assert (described.high, described.environment) == ([2.0] * ACTION, "Mine-v0")
 
 
-def test_downloads_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Size and checksum; what is there is kept, and refused if it is another; without a server, what else to do."""
-    body = b"the episodes"
-    file = File(len(body), hashlib.sha256(body).hexdigest())
-    monkeypatch.setitem(FILES, "hopper-medium-replay-v2", file)
-    pages = {"/hopper_medium_replay-v2.hdf5": Page(body)}
-    with serve(pages) as served:
-        monkeypatch.setattr(d4rl, "ADDRESS", served.address)
-        path = fetch("hopper-medium-replay-v2", tmp_path)
-        assert path.read_bytes() == body
-        fetch("hopper-medium-replay-v2", tmp_path)
-        assert len(served.requests) == 1
-        path.write_bytes(b"cut")  # or the user's
-        with pytest.raises(ValueError, match=f"{path.name}.*allowed: {file.sha256}"):
-            fetch("hopper-medium-replay-v2", tmp_path)
-        assert path.read_bytes() == b"cut"
-        path.unlink()
-        assert fetch("hopper-medium-replay-v2", tmp_path).read_bytes() == body
-        pages["/hopper_medium_replay-v2.hdf5"] = Page(b"other things")
-        path.unlink()
-        with pytest.raises(DownloadFailed, match="sha256 .*--file hopper_medium_replay-v2.hdf5"):
-            fetch("hopper-medium-replay-v2", tmp_path)
-    assert not path.exists()
-
-
 def test_the_nine_sets() -> None:
     """Each has a row in the paper's table, whose averages are the paper's."""
-    assert set(FILES) == set(TABLE) and len(FILES) == 9
-    assert len({file.sha256 for file in FILES.values()}) == 9 and all(len(x.sha256) == 64 for x in FILES.values())
+    assert set(D4RL) == set(TABLE) and len(D4RL) == 9
     averages = [np.mean([row[i][0] for row in TABLE.values()]) for i in range(len(MODELS))]
     assert np.round(averages, 1).tolist() == [72.2, 64.4, 63.9, 63.8, 67.8, 73.5]
 

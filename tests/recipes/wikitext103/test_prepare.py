@@ -1,6 +1,5 @@
 """prepare.py: from every source to checked text and a data-bin."""
 
-import hashlib
 import io
 import subprocess
 import sys
@@ -9,10 +8,12 @@ import zipfile
 import pytest
 
 from recipes.shared.commands import ROOT
+from recipes.shared.download import Source
+from recipes.shared.sources import HUB, SOURCES
 from recipes.shared.working_folder import working_folder
 from recipes.wikitext103 import prepare
 from recipes.wikitext103.prepare import SPLITS, Counts
-from tests.recipes.server import Page, serve
+from tests.recipes.server import hub_pages, serve, use_hub
 
 TEXT = {
     "train": " \n = Title = \n \n Some words <unk> and\u2028more . \n" * 5,
@@ -33,13 +34,9 @@ def archive(names=SPLITS, prefix="wikitext-103/"):
 
 @pytest.fixture
 def small(monkeypatch):
-    """Make the small text above count as WikiText-103, from no address yet."""
-    content = archive()
+    """Make the small text above count as WikiText-103; returns its archive."""
     monkeypatch.setattr(prepare, "EXPECTED", COUNTS)
-    monkeypatch.setattr(prepare, "ZIP_SIZE", len(content))
-    monkeypatch.setattr(prepare, "ZIP_SHA256", hashlib.sha256(content).hexdigest())
-    monkeypatch.setattr(prepare, "PARQUET_URL", "http://127.0.0.1:9")
-    return content
+    return archive()
 
 
 def assert_text(folder):
@@ -57,43 +54,32 @@ def test_expected_counts_are_the_papers():
     }
 
 
-def test_fetch_falls_back_to_the_second_source(small, monkeypatch, tmp_path, capsys):
-    with serve({"/dead": Page(status=403), "/good": Page(small)}) as served:
-        monkeypatch.setattr(prepare, "ZIP_URLS", (f"{served.address}/dead", f"{served.address}/good"))
-        prepare.fetch(tmp_path)
+def test_the_hub_is_the_second_source(small, monkeypatch, tmp_path, capsys):
+    """Its tables have rows in place of lines, and a split may be in two of them."""
+    hub = HUB["wikitext103"]
+    rows = {
+        split: ["" if not line.strip() else f"{line}\n" for line in TEXT[split].split("\n")[:-1]] for split in SPLITS
+    }
+    tables = {"train-0": rows["train"][:3], "train-1": rows["train"][3:]}
+    tables |= {"validation-0": rows["valid"], "test-0": rows["test"]}
+    files = {f"{hub.folder}/{name}.parquet": parquet(texts) for name, texts in tables.items()}
+    with serve(hub_pages(hub.dataset, hub.revision, files)) as served:
+        use_hub(monkeypatch, served.address)
+        monkeypatch.setitem(SOURCES, "wikitext103", Source(f"{served.address}/wikitext-103-v1.zip"))
+        prepare.fetch_text(tmp_path)
     assert_text(tmp_path)
     prepare.check(tmp_path)
-    assert "/dead: HTTP Error 403" in capsys.readouterr().out
-    assert [path for path, _, _ in served.requests] == ["/dead", "/good"]
+    assert "wikitext-103-v1.zip: HTTP Error 404" in capsys.readouterr().out
 
 
-def test_fetch_refuses_another_file(small, monkeypatch, tmp_path):
-    other = bytearray(small)
-    other[50] ^= 1
-    with serve({"/x": Page(bytes(other))}) as served:
-        monkeypatch.setattr(prepare, "ZIP_URLS", (f"{served.address}/x",))
-        with pytest.raises(prepare.DownloadFailed, match=r"(?s)WikiText-103.*sha256.*--file"):
-            prepare.fetch(tmp_path)
+def parquet(texts):
+    """The content of a table of texts."""
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
 
-
-def test_fetch_continues_a_download(small, monkeypatch, tmp_path):
-    pages = {"/x": Page(small, cut=100)}
-    with serve(pages) as served:
-        monkeypatch.setattr(prepare, "ZIP_URLS", (f"{served.address}/x",))
-        with pytest.raises(prepare.DownloadFailed, match="ended after 100 of"):
-            prepare.fetch(tmp_path)
-        pages["/x"] = Page(small)
-        prepare.fetch(tmp_path)
-    assert served.requests[1][1] == "bytes=100-"
-    assert_text(tmp_path)
-
-
-def test_rows_of_the_tables_give_the_same_lines(tmp_path):
-    for split in SPLITS:
-        lines = TEXT[split].split("\n")[:-1]
-        rows = ["" if line.strip() == "" else line + "\n" for line in lines]  # as the publisher's tables hold them
-        prepare.write_rows(rows, prepare.split_path(tmp_path, split))
-    assert_text(tmp_path)
+    file = io.BytesIO()
+    parquet.write_table(pyarrow.table({"text": texts}), file)
+    return file.getvalue()
 
 
 @pytest.mark.parametrize("prefix", ["wikitext-103/", ""])
@@ -109,12 +95,6 @@ def test_local_zip_without_a_split(tmp_path):
         prepare.take_file(tmp_path / "mine.zip", tmp_path / "out")
 
 
-def test_truncated_local_zip(tmp_path):
-    (tmp_path / "mine.zip").write_bytes(archive()[:200])
-    with pytest.raises(ValueError, match=r"mine.zip: .*; allowed"):
-        prepare.take_file(tmp_path / "mine.zip", tmp_path / "out")
-
-
 def test_local_folder(tmp_path):
     inner = tmp_path / "mine" / "wikitext-103"
     inner.mkdir(parents=True)
@@ -127,11 +107,6 @@ def test_local_folder(tmp_path):
 def test_folder_without_the_files(tmp_path):
     with pytest.raises(ValueError, match=r"^--file is .*; allowed"):
         prepare.take_file(tmp_path, tmp_path / "out")
-
-
-def test_no_such_file(tmp_path):
-    with pytest.raises(ValueError, match=r"^--file is .*none.*; allowed"):
-        prepare.take_file(tmp_path / "none", tmp_path / "out")
 
 
 def test_any_text_is_cut_in_three(tmp_path):
@@ -182,8 +157,3 @@ def test_command_makes_a_data_bin(tmp_path):
     assert "180 lines" in done.stdout
     found = {path.name for path in (tmp_path / "out" / "data-bin").iterdir()}
     assert {"dict.txt", "train.bin", "train.idx", "valid.bin", "test.bin"} <= found
-
-
-def test_command_fails_clearly(tmp_path, capsys):
-    assert prepare.main(["--file", str(tmp_path / "none"), "--out", str(tmp_path)]) == 1
-    assert "prepare: --file is" in capsys.readouterr().err

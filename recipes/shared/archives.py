@@ -1,0 +1,38 @@
+"""Files out of zip archives, whole or not at all."""
+
+import shutil
+import zipfile
+import zlib
+from collections.abc import Iterable
+from pathlib import Path
+
+from tqdm import tqdm
+
+from .working_folder import own_file
+
+_READ_BYTES = 1 << 20
+
+
+def extract(archive: Path, members: Iterable[str], folder: Path, allowed: str) -> None:
+    """Write the files ``members`` of a zip archive, in whichever folder of it they lie, to ``folder``.
+
+    Args:
+        allowed: which archive it may be, for messages.
+
+    Raises:
+        ValueError: it is no whole zip archive or lacks a file, or there is a file that is not of this command.
+    """
+    try:
+        with zipfile.ZipFile(archive) as opened:
+            infos = {Path(info.filename).name: info for info in opened.infolist() if not info.is_dir()}
+            for name in members:
+                if name not in infos:
+                    raise ValueError(f"{archive} lacks {name}; allowed: {allowed}")
+                with own_file(folder / name) as part, opened.open(infos[name]) as member, open(part, "wb") as target:
+                    size = infos[name].file_size
+                    with tqdm.wrapattr(
+                        member, "read", total=size, desc="unzipping", leave=False, disable=None
+                    ) as source:
+                        shutil.copyfileobj(source, target, _READ_BYTES)
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+        raise ValueError(f"{archive} cannot be read: {error}; allowed: {allowed}, whole") from error

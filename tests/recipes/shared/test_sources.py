@@ -1,0 +1,125 @@
+"""Downloads of every preparer: continued, checked, kept, and nothing that is not theirs replaced."""
+
+import hashlib
+import random
+import re
+from collections.abc import Callable
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+import pytest
+
+from recipes.cifar10_pixels import prepare as cifar10
+from recipes.enwik8 import prepare as enwik8
+from recipes.lra import image, pathfinder, retrieval, text
+from recipes.offline_rl import prepare as offline_rl
+from recipes.shared.download import Source
+from recipes.shared.sources import D4RL, HUB, SOURCES, UEA
+from recipes.time_series import prepare as time_series
+from recipes.wikitext103 import prepare as wikitext103
+from tests.recipes.server import Page, serve, use_hub
+
+BODY = random.Random(0).randbytes(5_000)
+OTHER = BODY[:-1] + bytes([BODY[-1] ^ 1])
+
+
+class Preparer(NamedTuple):
+    """A command that downloads a file."""
+
+    main: Callable[[list[str]], int]
+    source: str  # its name in the table
+    arguments: tuple[str, ...] = ()
+    folder: str = "out"  # of the download, beside or in the folder that it prepares, "out"
+
+
+PREPARERS = {
+    "enwik8": Preparer(enwik8.main, "enwik8"),
+    "cifar10_pixels": Preparer(cifar10.main, "cifar10"),
+    "wikitext103": Preparer(wikitext103.main, "wikitext103", folder="out/text"),
+    "lra.text": Preparer(text.main, "imdb"),
+    "lra.image": Preparer(image.main, "cifar10"),
+    "lra.retrieval": Preparer(retrieval.main, "long_range_arena"),
+    "lra.pathfinder": Preparer(pathfinder.main, "long_range_arena"),
+    "time_series": Preparer(time_series.main, "Heartbeat", ("--dataset", "Heartbeat"), "downloads"),
+    "offline_rl": Preparer(offline_rl.main, "hopper-medium-v2", ("--dataset", "hopper-medium-v2"), "downloads"),
+}
+
+
+@pytest.mark.parametrize("name", PREPARERS)
+def test_a_download_is_continued_checked_and_kept(name, tmp_path, monkeypatch, capsys):
+    """The file holds no data, so every run ends with an error; the last ones are about what is in it."""
+    preparer, published = PREPARERS[name], SOURCES[PREPARERS[name].source]
+    checked = published.sha256 is not None or published.md5 is not None
+    path = tmp_path / preparer.folder / published.name
+    pages = {f"/{published.name}": Page(BODY, cut=100)}
+    with serve(pages) as served:
+        use_hub(monkeypatch, served.address)  # WikiText-103 is there as well
+        small = Source(
+            f"{served.address}/{published.name}",
+            published.size and len(BODY),
+            published.sha256 and hashlib.sha256(BODY).hexdigest(),
+            published.members,
+            published.md5 and hashlib.md5(BODY).hexdigest(),
+        )
+        monkeypatch.setitem(SOURCES, preparer.source, small)
+
+        def fails(*words: str) -> None:
+            assert preparer.main([*preparer.arguments, "--out", str(tmp_path / "out")]) == 1
+            said = capsys.readouterr().err
+            assert all(word in said for word in (published.name, *words)), said
+            assert not (tmp_path / "out" / "data-bin").exists()
+
+        fails("ended after 100 of 5000 bytes", "--file")
+        assert not path.exists()
+        if checked:
+            pages[f"/{published.name}"] = Page(OTHER)
+            fails("sha256" if published.sha256 else "md5", "allowed", "--file")
+            assert not path.exists() and not list(path.parent.glob("*.part"))
+        pages[f"/{published.name}"] = Page(BODY)
+        fails("allowed")
+        assert path.read_bytes() == BODY
+        fails("allowed")
+        asked = [part for page, part, _ in served.requests if page == f"/{published.name}"]
+        assert asked == [None, "bytes=100-", *[None] * checked]
+    if checked:
+        path.write_bytes(OTHER)  # somebody else's
+        fails("sha256" if published.sha256 else "md5", "allowed", str(path))
+        assert path.read_bytes() == OTHER
+
+
+def test_every_source_is_whole():
+    """Addresses of files, and checksums as long as they must be; what is known without a checksum is known."""
+    for source in SOURCES.values():
+        assert urlsplit(source.url).scheme in ("http", "https") and source.name in source.url
+        assert source.sha256 is None or (len(source.sha256) == 64 and int(source.sha256, 16) and source.size)
+        assert source.md5 is None or (len(source.md5) == 32 and int(source.md5, 16))
+    assert {name for name, source in SOURCES.items() if not (source.sha256 or source.md5)} == {"long_range_arena"}
+    assert len({source.sha256 for source in (*UEA.values(), *D4RL.values())}) == len(UEA) + len(D4RL) == 18
+    assert all(len(hub.revision) == 40 and "/" in hub.dataset for hub in HUB.values())
+
+
+@pytest.mark.parametrize("name", PREPARERS)
+def test_a_file_that_is_not_there(name, tmp_path, capsys):
+    """Said before anything is written."""
+    preparer = PREPARERS[name]
+    arguments = [*preparer.arguments, "--file", str(tmp_path / "none"), "--out", str(tmp_path / "out")]
+    assert preparer.main(arguments) == 1
+    assert re.search(r"--file is .*none.*; allowed", capsys.readouterr().err)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["cifar10_pixels", "lra.text", "lra.image"])
+@pytest.mark.parametrize("content", [BODY[:-1], OTHER])
+def test_another_file_of_the_user(name, content, tmp_path, monkeypatch, capsys):
+    """Too short, or damaged; what may be another text or data set is checked elsewhere, by what is in it."""
+    preparer, published = PREPARERS[name], SOURCES[PREPARERS[name].source]
+    digest = published.sha256 and hashlib.sha256(BODY).hexdigest()
+    small = published._replace(size=len(BODY), sha256=digest, md5=published.md5 and hashlib.md5(BODY).hexdigest())
+    monkeypatch.setitem(SOURCES, preparer.source, small)
+    path = tmp_path / "mine"
+    path.write_bytes(content)
+    assert preparer.main(["--file", str(path), "--out", str(tmp_path / "out")]) == 1
+    said = capsys.readouterr().err
+    assert str(path) in said and "allowed" in said and published.name in said
+    assert ("4,999 bytes" in said) == (content != OTHER)
+    assert [one.name for one in tmp_path.iterdir()] == ["mine"]
