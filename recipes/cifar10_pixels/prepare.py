@@ -25,7 +25,7 @@ from ..shared.download import find_file
 from ..shared.indexed_files import count_tokens, write_dictionary, write_split
 from ..shared.scripts import positive_int, script
 from ..shared.sources import SOURCES
-from ..shared.text_files import TRIAL_PARTS
+from ..shared.text_files import cut_trial
 from ..shared.working_folder import working_folder
 
 COMMAND = "recipes.cifar10_pixels.prepare"
@@ -108,17 +108,12 @@ def read_folder(folder: Path, size: int, grey: bool) -> dict[str, Split]:
         raise ValueError(f"--images is {folder}, which is no folder; allowed: a folder of images")
     known = Image.registered_extensions()
     paths = [path for path in folder.rglob("*") if path.suffix.lower() in known and path.is_file()]
-    least = round(1 / min(TRIAL_PARTS.values()))
-    if len(paths) < least:
-        raise ValueError(f"--images is {folder} with {len(paths)} images; allowed: at least {least}")
+    parts = cut_trial(len(paths), f"--images is {folder} with {len(paths)} images")
     paths.sort(key=lambda path: hashlib.sha256(path.relative_to(folder).as_posix().encode()).hexdigest())
-    splits, start, share = {}, 0, 0.0
-    for split, part in TRIAL_PARTS.items():
-        share += part
-        end = round(share * len(paths))
-        splits[split] = Split((read_image(path, size, grey) for path in paths[start:end]), end - start)
-        start = end
-    return splits
+    return {
+        split: Split((read_image(paths[place], size, grey) for place in places), len(places))
+        for split, places in parts.items()
+    }
 
 
 def read_image(path: Path, size: int, grey: bool) -> np.ndarray:

@@ -23,18 +23,7 @@ SPACE_PIECE = "▁"
 
 #: Folders that hold tests, other people's packages, or tables of numbers rather than text.
 SKIPPED_FOLDERS = frozenset(
-    [
-        "site-packages",
-        "dist-packages",
-        "test",
-        "tests",
-        "idle_test",
-        "encodings",
-        "pydoc_data",
-        "lib2to3",
-        "turtledemo",
-        "__pycache__",
-    ]
+    "site-packages dist-packages test tests idle_test encodings pydoc_data lib2to3 turtledemo __pycache__".split()
 )
 
 #: Bytes of text per split. The demo's updates go through train about once.

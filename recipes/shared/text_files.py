@@ -10,6 +10,19 @@ from .working_folder import own_file
 TRIAL_PARTS = {"train": 0.9, "valid": 0.05, "test": 0.05}
 
 
+def cut_trial(count: int, what: str) -> dict[str, range]:
+    """The places of each part where ``count`` lines or files are cut, in order.
+
+    Raises:
+        ValueError: there are too few; the message begins with ``what``, which says how many of them it has.
+    """
+    least = round(1 / min(TRIAL_PARTS.values()))
+    if count < least:
+        raise ValueError(f"{what}; allowed: at least {least}")
+    ends = [round(share * count) for share in itertools.accumulate(TRIAL_PARTS.values())]
+    return {split: range(start, end) for split, start, end in zip(TRIAL_PARTS, [0, *ends], ends)}
+
+
 def read_lines(path: Path) -> Iterator[str]:
     """Yield the lines of a file in UTF-8, with their ends."""
     # newline="\n": other line separators of Unicode stay inside their line.
@@ -40,13 +53,6 @@ def cut_text(path: Path, targets: dict[str, Path], limit: int | None = None) -> 
         count = sum(1 for _ in itertools.islice(read_lines(path), limit))
     except UnicodeDecodeError as error:
         raise ValueError(f"--file is {path}, which is not text in UTF-8: {error}; allowed: a text file") from error
-    least = round(1 / min(TRIAL_PARTS.values()))
-    if count < least:
-        raise ValueError(f"{path} has {count} lines to use; allowed: at least {least}")
     lines = read_lines(path)
-    start, share = 0, 0.0
-    for split, size in TRIAL_PARTS.items():
-        share += size
-        end = round(share * count)
-        write_lines(targets[split], itertools.islice(lines, end - start))
-        start = end
+    for split, places in cut_trial(count, f"{path} has {count} lines to use").items():
+        write_lines(targets[split], itertools.islice(lines, len(places)))

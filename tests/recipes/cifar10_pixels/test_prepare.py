@@ -1,8 +1,6 @@
 """CIFAR-10 and folders of images: from every source to the right subpixels in the right order."""
 
-import io
 import re
-import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +12,7 @@ from PIL import Image
 from fairseq_plugin.data.pixels import ImageShape, to_images
 from recipes.cifar10_pixels import prepare
 from recipes.shared.sources import SOURCES
+from tests.recipes.archive_files import tarred
 from tests.recipes.server import sha256
 
 PER_FILE = 6
@@ -29,14 +28,8 @@ def records(name: str, label: int = 9) -> np.ndarray:
 
 def archive(names=FILES, label: int = 9, cut: int = 0) -> bytes:
     """An archive laid out as CIFAR-10's, its files without their last ``cut`` bytes."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:gz") as opened:
-        for name in ["batches.meta.txt", *names]:
-            content = records(name, label).tobytes()
-            info = tarfile.TarInfo(f"cifar-10-batches-bin/{name}")
-            info.size = len(content) - cut
-            opened.addfile(info, io.BytesIO(content))
-    return buffer.getvalue()
+    contents = {name: records(name, label).tobytes() for name in ["batches.meta.txt", *names]}
+    return tarred({f"cifar-10-batches-bin/{name}": content[: len(content) - cut] for name, content in contents.items()})
 
 
 @pytest.fixture

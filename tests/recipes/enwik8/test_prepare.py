@@ -1,10 +1,8 @@
 """enwik8: from every source to checked bytes, to as many tokens, to bits per character."""
 
 import hashlib
-import io
 import random
 import re
-import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +17,7 @@ from recipes.shared.sources import SOURCES
 from tests.fairseq_plugin.helpers.commands import USER_DIR, run_in_turn
 from tests.fairseq_plugin.helpers.language_models import SMALL
 from tests.fairseq_plugin.helpers.pixels import logits_bits
+from tests.recipes.archive_files import zipped
 from tests.recipes.server import Page, serve, sha256
 
 #: Any bytes: line ends of all kinds, no valid UTF-8, no line end at the cuts or at the end.
@@ -26,20 +25,12 @@ TEXT = bytes(random.Random(0).choices([*range(256), *[10] * 40, 13, *[0xE2, 0x80
 SPLITS = {"train": 3000, "valid": 500, "test": 495}
 
 
-def zipped(name: str = "enwik8", content: bytes = TEXT) -> bytes:
-    """A zip archive with one file."""
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr(name, content)
-    return buffer.getvalue()
-
-
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> bytes:
     """Make the bytes above count as enwik8; returns their archive."""
     monkeypatch.setattr(prepare, "ENWIK8", Source("enwik8", len(TEXT), md5=hashlib.md5(TEXT).hexdigest()))
     monkeypatch.setattr(prepare, "SPLIT_BYTES", SPLITS)
-    return zipped()
+    return zipped({"enwik8": TEXT})
 
 
 def decoded(data_bin: Path, split: str) -> bytes:
@@ -90,7 +81,9 @@ def test_download(small: bytes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
     assert re.search(r"valid +500 bytes +500 tokens", capsys.readouterr().out)
 
 
-@pytest.mark.parametrize("name, content", [("mine.zip", zipped("some/enwik8")), ("enwik8", TEXT), ("mine.txt", TEXT)])
+@pytest.mark.parametrize(
+    "name, content", [("mine.zip", zipped({"some/enwik8": TEXT})), ("enwik8", TEXT), ("mine.txt", TEXT)]
+)
 def test_local_copy(small: bytes, tmp_path: Path, name: str, content: bytes) -> None:
     """The archive, or the file under any name, known by its size, with the standard split."""
     (tmp_path / name).write_bytes(content)
@@ -104,8 +97,8 @@ def test_local_copy(small: bytes, tmp_path: Path, name: str, content: bytes) -> 
         ("enwik8", TEXT[:-1], "has 3,994 bytes; allowed: 3,995, which enwik8 has"),
         ("enwik8", TEXT[:-1] + b"!", "has md5 .*; allowed: "),
         ("mine.txt", TEXT[:-1] + b"!", "has md5 .*; allowed: "),
-        ("mine.zip", zipped("text8"), "lacks enwik8; allowed: enwik8.zip"),
-        ("mine.zip", zipped(content=TEXT[:-5]), "has 3,990 bytes; allowed: 3,995"),
+        ("mine.zip", zipped({"text8": TEXT}), "lacks enwik8; allowed: enwik8.zip"),
+        ("mine.zip", zipped({"enwik8": TEXT[:-5]}), "has 3,990 bytes; allowed: 3,995"),
         ("short.txt", b"19 bytes, too few..", "there are 19 bytes to use; allowed: at least 20"),
     ],
 )

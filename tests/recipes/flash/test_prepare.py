@@ -125,26 +125,19 @@ def test_a_stopped_encoding_leaves_no_file(model, tmp_path):
     assert not (tmp_path / "x.txt").exists()
 
 
-@pytest.mark.parametrize(
-    "lines, vocabulary, message",
-    [
-        (LINES, 32_000, r"--vocabulary is 32000; allowed.* at most \d"),
-        (LINES, 100, r"--vocabulary is 100; allowed.* at least \d"),
-        ([], 300, "training split .*allowed"),
-        (["", ""], 300, "training split .*allowed"),
-    ],
-)
-def test_vocabulary_that_cannot_be(tmp_path, lines, vocabulary, message):
-    with pytest.raises(ValueError, match=message):
-        train_sentencepiece(lines, tmp_path / "m.model", vocabulary, masked=False, threads=1)
+@pytest.mark.parametrize("lines", [[], ["", ""]])
+def test_no_text_to_learn_from(tmp_path, lines):
+    with pytest.raises(ValueError, match="training split .*allowed"):
+        train_sentencepiece(lines, tmp_path / "m.model", 300, masked=False, threads=1)
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("vocabulary", [32_000, 100])
-def test_the_vocabulary_said_to_be_allowed_is(tmp_path, vocabulary, masked):
-    with pytest.raises(ValueError) as refused:
+@pytest.mark.parametrize("vocabulary, limit", [(32_000, "at most"), (100, "at least")])
+def test_the_vocabulary_said_to_be_allowed_is(tmp_path, vocabulary, limit, masked):
+    with pytest.raises(ValueError, match=rf"--vocabulary is {vocabulary}; allowed.* {limit} \d") as refused:
         train_sentencepiece(LINES, tmp_path / "m.model", vocabulary, masked, threads=1)
+    assert not list(tmp_path.iterdir())
     allowed = int(str(refused.value).rsplit(" ", 1)[1])
     train_sentencepiece(LINES, tmp_path / "m.model", allowed, masked, threads=1)
     assert (tmp_path / "m.model").exists()
@@ -219,7 +212,6 @@ def test_once_looks_at_the_key(tmp_path):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["--file", "none"], r"prepare: --file is none"),
         (["--file", "short.txt"], r"prepare: short.txt has 2 lines.*; allowed: at least 20"),
         (["--file", "blank.txt"], r"prepare: .*training split.*allowed"),
         (["--file", "any.txt"], r"prepare: --vocabulary is 32000; allowed.* at most"),
@@ -232,9 +224,3 @@ def test_command_fails_clearly(tmp_path, monkeypatch, capsys, arguments, message
     (tmp_path / "any.txt").write_text("some words\n" * 100)
     assert prepare.main(["pg19", *arguments, "--out", "out"]) == 1
     assert re.match(message, capsys.readouterr().err)
-
-
-def test_unknown_corpus(capsys):
-    with pytest.raises(SystemExit):
-        prepare.main(["wiki41b"])
-    assert "invalid choice: 'wiki41b'" in capsys.readouterr().err

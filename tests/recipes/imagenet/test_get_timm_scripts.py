@@ -1,14 +1,13 @@
 """get_timm_scripts.py from a repository made here."""
 
-import io
 import subprocess
-import zipfile
 
 import pytest
 import timm
 
 from recipes.imagenet import get_timm_scripts
 from recipes.imagenet.get_timm_scripts import NotFound, get
+from tests.recipes.archive_files import zipped
 from tests.recipes.server import Page, serve
 
 TAGS = ("v1.2.2", "v1.2.3")
@@ -74,11 +73,9 @@ def test_source_that_is_not_timm(tmp_path):
 
 
 def test_archive_is_tried_when_git_fails(tmp_path, monkeypatch):
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as opened:
-        for path in source_tree(tmp_path / "tree", "1.2.3").rglob("*.py"):
-            opened.write(path, f"timm-1.2.3/{path.relative_to(tmp_path / 'tree')}")
-    with serve({"/zip/v1.2.3": Page(buffer.getvalue())}) as served:
+    tree = source_tree(tmp_path / "tree", "1.2.3")
+    archive = zipped({f"timm-1.2.3/{path.relative_to(tree)}": path.read_bytes() for path in tree.rglob("*.py")})
+    with serve({"/zip/v1.2.3": Page(archive)}) as served:
         monkeypatch.setattr(get_timm_scripts, "REPOSITORY", (tmp_path / "no-repository").as_uri())
         monkeypatch.setattr(get_timm_scripts, "ARCHIVE", served.address + "/zip/{tag}")
         assert get(tmp_path / "out", "v1.2.3") == "1.2.3"

@@ -118,7 +118,6 @@ def test_interrupted(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("content", "further", "said"),
     [
-        (None, [], "--file is "),
         (b"\xff\xfe\x00", [], "not text in UTF-8"),
         (b"", [], "--source-tokens is 80; allowed: at most"),
         (TEXT.encode()[:1000], [], "--source-tokens is 80; allowed: at most 47, "),
@@ -127,8 +126,7 @@ def test_interrupted(tmp_path, monkeypatch):
 )
 def test_damaged_input(content, further, said, tmp_path, capsys):
     file = tmp_path / "text.txt"
-    if content is not None:
-        file.write_bytes(content)
+    file.write_bytes(content)
     assert prepare.main(["--file", str(file), "--out", str(tmp_path / "out"), *SIZES, *further]) == 1
     assert said in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

@@ -1,8 +1,5 @@
 """Image and Pathfinder: pixels as tokens, black ones too, the splits, and damaged files."""
 
-import io
-import tarfile
-
 import numpy as np
 import pytest
 from fairseq.data import Dictionary, data_utils
@@ -11,8 +8,9 @@ from PIL import Image
 from fairseq_plugin.data.pixels import FIRST_TOKEN
 from recipes.cifar10_pixels import prepare
 from recipes.lra import image, pathfinder
-from recipes.shared.download import file_sha256
+from recipes.shared.download import Source
 from recipes.shared.sources import SOURCES
+from tests.recipes.archive_files import tarred
 
 
 def read(data_bin, kind, split):
@@ -37,16 +35,16 @@ def small_cifar(tmp_path, monkeypatch):
     """An archive in CIFAR-10's form, with 20 images in a file in place of 10,000."""
     monkeypatch.setattr(prepare, "IMAGES_PER_FILE", 20)
     monkeypatch.setattr(image, "HELD_OUT", 10)
+    files = {}
+    for value, name in enumerate(SOURCES["cifar10"].members):
+        records = np.full((20, 1 + 3072), 10 * value, np.uint8)
+        records[:, 0] = np.arange(20) % 10
+        files[f"cifar-10-batches-bin/{name}"] = records.tobytes()
     path = tmp_path / "cifar.tar.gz"
-    with tarfile.open(path, "w:gz") as archive:
-        for value, name in enumerate(SOURCES["cifar10"].members):
-            records = np.full((20, 1 + 3072), 10 * value, np.uint8)
-            records[:, 0] = np.arange(20) % 10
-            member = tarfile.TarInfo(f"cifar-10-batches-bin/{name}")
-            member.size = records.size
-            archive.addfile(member, io.BytesIO(records.tobytes()))
-    source = SOURCES["cifar10"]._replace(size=path.stat().st_size, sha256=file_sha256(path))
-    monkeypatch.setitem(SOURCES, "cifar10", source)
+    path.write_bytes(tarred(files))
+    monkeypatch.setitem(
+        SOURCES, "cifar10", Source("https://publisher/cifar.tar.gz", members=SOURCES["cifar10"].members)
+    )
     return path
 
 

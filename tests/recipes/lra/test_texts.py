@@ -1,13 +1,11 @@
 """Text and Retrieval: reviews and pairs of papers as bytes, their splits, and damaged files."""
 
-import io
-import tarfile
-
 import pytest
 from fairseq.data import Dictionary, data_utils
 
 from fairseq_plugin.data.pixels import FIRST_TOKEN
 from recipes.lra import retrieval, text
+from tests.recipes.archive_files import tarred
 
 
 def read(data_bin, kind, split):
@@ -15,14 +13,6 @@ def read(data_bin, kind, split):
     dictionary = Dictionary.load(str(data_bin / kind / "dict.txt"))
     dataset = data_utils.load_indexed_dataset(str(data_bin / kind / split), dictionary)
     return [(dataset[i] - FIRST_TOKEN).tolist() for i in range(len(dataset))]
-
-
-def write_tar(path, files):
-    with tarfile.open(path, "w:gz") as archive:
-        for name, content in files.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            archive.addfile(member, io.BytesIO(content))
 
 
 def reviews(**replaced):
@@ -37,7 +27,7 @@ def reviews(**replaced):
 
 def test_reviews(tmp_path):
     path = tmp_path / "imdb.tar.gz"
-    write_tar(path, dict(reversed(reviews().items())))
+    path.write_bytes(tarred(dict(reversed(reviews().items()))))
     text.write(path, tmp_path / "out", 12)
     found = {split: read(tmp_path / "out" / "data-bin", "input0", split) for split in ("train", "valid", "test")}
     assert [len(found[split]) for split in found] == [18, 2, 20]
@@ -55,7 +45,7 @@ def test_reviews(tmp_path):
     ],
 )
 def test_damaged_reviews(tmp_path, files, said):
-    write_tar(tmp_path / "imdb.tar.gz", files)
+    (tmp_path / "imdb.tar.gz").write_bytes(tarred(files))
     with pytest.raises(ValueError, match=said):
         text.write(tmp_path / "imdb.tar.gz", tmp_path / "out", 12)
     assert not (tmp_path / "out" / "data-bin").exists()
@@ -63,7 +53,7 @@ def test_damaged_reviews(tmp_path, files, said):
 
 def test_cut_off_archive(tmp_path):
     path = tmp_path / "imdb.tar.gz"
-    write_tar(path, reviews())
+    path.write_bytes(tarred(reviews()))
     path.write_bytes(path.read_bytes()[:-200])
     with pytest.raises(ValueError, match="imdb.tar.gz cannot be read.*allowed"):
         text.read_archive(path)
@@ -90,7 +80,7 @@ def test_pairs(tmp_path):
 def test_pairs_of_the_archive(tmp_path):
     """Only what is wanted is extracted; the second call takes the folder."""
     files = {f"lra_release/tsv_data/{name}": PAIRS.encode() for name in retrieval.RELEASED.values()}
-    write_tar(tmp_path / "lra_release.gz", {**files, "lra_release/pathfinder32/0.png": b"x"})
+    (tmp_path / "lra_release.gz").write_bytes(tarred({**files, "lra_release/pathfinder32/0.png": b"x"}))
     out = tmp_path / "out"
     assert retrieval.main(["--file", str(tmp_path / "lra_release.gz"), "--out", str(out)]) == 0
     assert len(read(out / "data-bin", "input1", "train")) == 2
@@ -117,7 +107,7 @@ def test_damaged_pairs(tmp_path, capsys, table, said):
 
 
 def test_damaged_release(tmp_path, capsys):
-    write_tar(tmp_path / "lra_release.gz", {"lra_release/other": b"x" * 100_000})
+    (tmp_path / "lra_release.gz").write_bytes(tarred({"lra_release/other": b"x" * 100_000}))
     assert retrieval.main(["--file", str(tmp_path / "lra_release.gz"), "--out", str(tmp_path / "out")]) == 1
     assert "has no tables of pairs" in capsys.readouterr().err
     (tmp_path / "lra_release.gz").write_bytes((tmp_path / "lra_release.gz").read_bytes()[:60])

@@ -1,11 +1,11 @@
 """Files out of zip archives: from any folder in them, whole, and of damaged archives none."""
 
 import random
-import zipfile
 
 import pytest
 
 from recipes.shared.archives import extract
+from tests.recipes.archive_files import zipped
 
 #: What compression leaves as long as it is, so that a byte in the middle is one of the first file.
 CONTENT = {"a.txt": random.Random(0).randbytes(4_000), "b.txt": b"second"}
@@ -14,11 +14,9 @@ CONTENT = {"a.txt": random.Random(0).randbytes(4_000), "b.txt": b"second"}
 @pytest.fixture
 def archive(tmp_path):
     """An archive with both files in a folder."""
-    with zipfile.ZipFile(tmp_path / "mine.zip", "w", zipfile.ZIP_DEFLATED) as opened:
-        opened.writestr("folder/", "")
-        for name, content in CONTENT.items():
-            opened.writestr(f"folder/{name}", content)
-    return tmp_path / "mine.zip"
+    path = tmp_path / "mine.zip"
+    path.write_bytes(zipped({"folder/": b"", **{f"folder/{name}": content for name, content in CONTENT.items()}}))
+    return path
 
 
 def test_files_are_written_whole(archive, tmp_path):

@@ -1,4 +1,4 @@
-"""Downloads end whole or not at all."""
+"""Downloads end whole or not at all: hosts that do less than others; ``test_sources.py`` has the usual ones."""
 
 import hashlib
 
@@ -9,27 +9,6 @@ from tests.recipes.server import Page, serve
 
 BODY = bytes(range(256)) * 40
 SHA256 = hashlib.sha256(BODY).hexdigest()
-
-
-def test_whole_file(tmp_path):
-    with serve({"/x": Page(BODY)}) as served:
-        download(Source(f"{served.address}/x", len(BODY), SHA256), tmp_path / "new" / "x")
-    assert (tmp_path / "new" / "x").read_bytes() == BODY
-    assert [path.name for path in (tmp_path / "new").iterdir()] == ["x"]
-    assert "Mozilla" in served.requests[0][2]
-
-
-@pytest.mark.parametrize("size", [len(BODY), None])
-def test_truncated_file_is_no_file_and_is_continued(tmp_path, size):
-    pages = {"/x": Page(BODY, cut=1000)}
-    with serve(pages) as served:
-        with pytest.raises(DownloadFailed, match=f"ended after 1000 of {len(BODY)} bytes"):
-            download(Source(f"{served.address}/x", size, SHA256), tmp_path / "x")
-        assert not (tmp_path / "x").exists()
-        pages["/x"] = Page(BODY)
-        download(Source(f"{served.address}/x", size, SHA256), tmp_path / "x")
-    assert (tmp_path / "x").read_bytes() == BODY
-    assert [asked for _, asked, _ in served.requests] == [None, "bytes=1000-"]
 
 
 def begin(path, content):
@@ -59,12 +38,6 @@ def test_files_of_the_user_stay(tmp_path):
         with pytest.raises(ValueError, match=said):
             download(Source("http://127.0.0.1:9/x", len(BODY)), tmp_path / name.removesuffix(".part"))
         assert (tmp_path / name).read_bytes() == b"the user's"
-
-
-def test_wrong_checksum_leaves_nothing(tmp_path):
-    with serve({"/x": Page(BODY)}) as served, pytest.raises(DownloadFailed, match="has sha256 .*; allowed: 0000"):
-        download(Source(f"{served.address}/x", len(BODY), "0" * 64), tmp_path / "x")
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("size", [len(BODY) + 1, len(BODY) - 1])

@@ -11,6 +11,8 @@ import pytest
 
 from recipes.cifar10_pixels import prepare as cifar10
 from recipes.enwik8 import prepare as enwik8
+from recipes.flash import prepare as flash
+from recipes.long_copy import prepare as long_copy
 from recipes.lra import image, pathfinder, retrieval, text
 from recipes.offline_rl import prepare as offline_rl
 from recipes.shared.download import Source
@@ -43,6 +45,11 @@ PREPARERS = {
     "time_series": Preparer(time_series.main, "Heartbeat", ("--dataset", "Heartbeat"), "downloads"),
     "offline_rl": Preparer(offline_rl.main, "hopper-medium-v2", ("--dataset", "hopper-medium-v2"), "downloads"),
 }
+#: Those whose files are not in the table, or not downloaded.
+WITHOUT_SOURCE = [
+    Preparer(flash.main, "", ("wiki40b",)),
+    Preparer(long_copy.main, ""),
+]
 
 
 @pytest.mark.parametrize("name", PREPARERS)
@@ -79,8 +86,9 @@ def test_a_download_is_continued_checked_and_kept(name, tmp_path, monkeypatch, c
         fails("allowed")
         assert path.read_bytes() == BODY
         fails("allowed")
-        asked = [part for page, part, _ in served.requests if page == f"/{published.name}"]
-        assert asked == [None, "bytes=100-", *[None] * checked]
+        asked = [request[1:] for request in served.requests if request[0] == f"/{published.name}"]
+        assert [part for part, _ in asked] == [None, "bytes=100-", *[None] * checked]
+        assert all("Mozilla" in agent for _, agent in asked)  # a host refuses urllib's own name
     if checked:
         path.write_bytes(OTHER)  # somebody else's
         fails("sha256" if published.sha256 else "md5", "allowed", str(path))
@@ -98,10 +106,9 @@ def test_every_source_is_whole():
     assert all(len(hub.revision) == 40 and "/" in hub.dataset for hub in HUB.values())
 
 
-@pytest.mark.parametrize("name", PREPARERS)
-def test_a_file_that_is_not_there(name, tmp_path, capsys):
+@pytest.mark.parametrize("preparer", [*PREPARERS.values(), *WITHOUT_SOURCE], ids=lambda one: one.main.__module__)
+def test_a_file_that_is_not_there(preparer, tmp_path, capsys):
     """Said before anything is written."""
-    preparer = PREPARERS[name]
     arguments = [*preparer.arguments, "--file", str(tmp_path / "none"), "--out", str(tmp_path / "out")]
     assert preparer.main(arguments) == 1
     assert re.search(r"--file is .*none.*; allowed", capsys.readouterr().err)

@@ -3,7 +3,6 @@
 import io
 import subprocess
 import sys
-import zipfile
 
 import pytest
 
@@ -13,6 +12,7 @@ from recipes.shared.sources import HUB, SOURCES
 from recipes.shared.working_folder import working_folder
 from recipes.wikitext103 import prepare
 from recipes.wikitext103.prepare import SPLITS, Counts
+from tests.recipes.archive_files import zipped
 from tests.recipes.server import hub_pages, serve, use_hub
 
 TEXT = {
@@ -25,11 +25,7 @@ COUNTS = {"train": Counts(20, 5 * (0 + 3 + 0 + 6 + 4)), "valid": Counts(3, 7), "
 
 def archive(names=SPLITS, prefix="wikitext-103/"):
     """A zip archive laid out as WikiText-103's."""
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as opened:
-        for name in names:
-            opened.writestr(f"{prefix}wiki.{name}.tokens", TEXT[name])
-    return buffer.getvalue()
+    return zipped({f"{prefix}wiki.{name}.tokens": TEXT[name].encode() for name in names})
 
 
 @pytest.fixture

@@ -1,0 +1,25 @@
+"""Archives as publishers of data sets make them, in memory."""
+
+import io
+import tarfile
+import zipfile
+
+
+def zipped(files: dict[str, bytes]) -> bytes:
+    """A zip archive with ``files``, by their names in it."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return buffer.getvalue()
+
+
+def tarred(files: dict[str, bytes]) -> bytes:
+    """A gzipped tar archive with ``files``, by their names in it."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+        for name, content in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return buffer.getvalue()
