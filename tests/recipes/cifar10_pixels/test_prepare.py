@@ -113,8 +113,13 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_folder_of_images(folder: Path, tmp_path: Path) -> None:
-    """Every image is in one split; resized, cut evenly left and right, in colour."""
-    assert prepare.main(["--images", str(folder), "--size", "10", "--out", str(tmp_path / "out")]) == 0
+    """Every image is in one split; resized, cut evenly left and right, in colour or in grey."""
+    arguments = ["--images", str(folder), "--size", "10", "--out", str(tmp_path / "out")]
+    assert prepare.main([*arguments, "--grey"]) == 0
+    assert ImageShape.load(tmp_path / "out" / "data-bin") == (10, 10, 1)
+    grey = images(tmp_path / "out" / "data-bin", "train")
+    assert grey.shape == (36, 10, 10, 1) and abs(grey[:, 5, 1, 0] - 75).max() <= 3  # Pillow's red: 0.299 of 250
+    assert prepare.main(arguments) == 0
     found = {split: images(tmp_path / "out" / "data-bin", split) for split in ("train", "valid", "test")}
     assert [len(found[split]) for split in found] == [36, 2, 2]
     whole = np.concatenate(list(found.values()))
@@ -131,14 +136,6 @@ def test_split_is_by_name(folder: Path, tmp_path: Path) -> None:
     moved = folder.rename(tmp_path / "elsewhere")
     again = prepare.read_folder(moved, 4, grey=False)
     assert all(np.array_equal(np.stack([*again[split].images])[:, 2, 3, 2], names[split]) for split in names)
-
-
-def test_grey_images(folder: Path, tmp_path: Path) -> None:
-    """One channel: an image is a third as long."""
-    assert prepare.main(["--images", str(folder), "--size", "6", "--grey", "--out", str(tmp_path / "out")]) == 0
-    assert ImageShape.load(tmp_path / "out" / "data-bin") == (6, 6, 1)
-    found = images(tmp_path / "out" / "data-bin", "train")
-    assert found.shape == (36, 6, 6, 1) and abs(found[:, 4, 0, 0] - 75).max() <= 3  # Pillow's red: 0.299 of 250
 
 
 def test_turned_photographs_are_put_upright(tmp_path: Path) -> None:

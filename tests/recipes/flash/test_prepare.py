@@ -212,14 +212,12 @@ def test_once_looks_at_the_key(tmp_path):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["--file", "short.txt"], r"prepare: short.txt has 2 lines.*; allowed: at least 20"),
         (["--file", "blank.txt"], r"prepare: .*training split.*allowed"),
         (["--file", "any.txt"], r"prepare: --vocabulary is 32000; allowed.* at most"),
     ],
 )
 def test_command_fails_clearly(tmp_path, monkeypatch, capsys, arguments, message):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "short.txt").write_text("a\nb\n")
     (tmp_path / "blank.txt").write_text("\n" * 100)
     (tmp_path / "any.txt").write_text("some words\n" * 100)
     assert prepare.main(["pg19", *arguments, "--out", "out"]) == 1

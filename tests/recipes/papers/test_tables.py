@@ -2,6 +2,7 @@
 
 import pytest
 
+from recipes.papers import entries
 from recipes.papers.entries import command_of, entries_of
 from recipes.papers.tables import PAPERS, read_paper, short
 from recipes.papers.trainings import NotTrained, trainings_of
@@ -49,11 +50,19 @@ def test_rows_are_whole_and_have_names_of_their_own(paper, number):
 
 @pytest.mark.parametrize("paper, number", TABLES)
 def test_all_rows_or_all_columns_have_an_entry(paper, number):
-    table, entries = read_paper(paper).tables[number], entries_of(paper)[number]
+    table, known = read_paper(paper).tables[number], entries_of(paper)[number]
     rows, columns = {row.name for row in table.rows}, set(table.header[1:])
-    assert set(entries) <= rows | columns
-    assert rows <= set(entries) or columns <= set(entries)
-    assert all(entry.reason if isinstance(entry, NotTrained) else trainings_of(entry) for entry in entries.values())
+    assert rows <= set(known) or columns <= set(known)
+    assert all(entry.reason if isinstance(entry, NotTrained) else trainings_of(entry) for entry in known.values())
+
+
+def test_a_name_that_is_not_printed_is_refused(monkeypatch):
+    """A row of the YAML file with a name misspelt would be lost."""
+    paper = read_paper("daft")
+    cut = {number: table._replace(rows=table.rows[:-1]) for number, table in paper.tables.items()}
+    monkeypatch.setattr(entries, "read_paper", lambda name: paper._replace(tables=cut))
+    with pytest.raises(ValueError, match="Table 1 has entries for DAFT; allowed: .*Performer"):
+        entries_of.__wrapped__("daft")
 
 
 def test_values_are_as_printed():

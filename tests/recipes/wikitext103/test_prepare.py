@@ -85,12 +85,6 @@ def test_local_zip(tmp_path, prefix):
     assert_text(tmp_path / "out")
 
 
-def test_local_zip_without_a_split(tmp_path):
-    (tmp_path / "mine.zip").write_bytes(archive(("train", "valid")))
-    with pytest.raises(ValueError, match=r"mine.zip .*wiki.test.tokens; allowed: .*wikitext-103-v1.zip"):
-        prepare.take_file(tmp_path / "mine.zip", tmp_path / "out")
-
-
 def test_local_folder(tmp_path):
     inner = tmp_path / "mine" / "wikitext-103"
     inner.mkdir(parents=True)
