@@ -44,6 +44,11 @@ class Split(NamedTuple):
     count: int
 
 
+def check(path: Path) -> None:
+    """Raise ValueError unless the file ``path`` is CIFAR-10's archive."""
+    find_file(path, SOURCES["cifar10"], path.parent)
+
+
 def read_archive(path: Path) -> dict[str, Split]:
     """Read all splits of CIFAR-10 into memory (180 MB); the last training images are held out.
 
