@@ -23,9 +23,9 @@ from ..shared.json_files import measured
 from ..shared.scripts import command_line, script
 from ..shared.settings import keep_settings
 from ..shared.trainings import Trained, read_parameters
+from ..shared.unported import FILE_HELP, WRITER, prepare_chosen
+from ..shared.unported import parser as parser_of_trainings
 from ..shared.working_folder import own_file, working_folder
-from ..wikitext103.compare import FILE_HELP, WRITER, prepare_chosen
-from ..wikitext103.compare import parser as parser_of_trainings
 from .forms import add_forms, add_stages
 from .measuring import changed_parameters, losses, losses_of_parts
 from .plan import (

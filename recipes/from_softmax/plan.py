@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ..shared.comparison import Planned
 from ..shared.trainings import Training
-from ..wikitext103.plan import Plan
+from ..shared.unported import Plan
 from .forms import Form, form
 
 TEACHER = "teacher"

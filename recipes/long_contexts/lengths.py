@@ -19,18 +19,16 @@ from tqdm import tqdm
 
 from common.command_parser import CommandParser
 
+from ..shared.additions import NO_POSITIONS
 from ..shared.comparison import Compared, show, train_and_read
 from ..shared.json_files import read_json, write_json
+from ..shared.language_models import FILE_HELP, WRITER, model_names, names_with_gates
 from ..shared.scripts import command_line, positive_int, script
 from ..shared.settings import keep_settings
 from ..shared.trainings import Trained, read_parameters, read_trained
+from ..shared.unported import GatePlan, prepare_chosen
+from ..shared.unported import parser as parser_of_trainings
 from ..shared.working_folder import working_folder
-from ..wikitext103.compare import FILE_HELP, prepare_chosen
-from ..wikitext103.compare import parser as parser_of_trainings
-from ..wikitext103.gates import NO_POSITIONS, GatePlan
-from ..wikitext103.gates import names as names_with_gates
-from ..wikitext103.plan import model_names
-from ..wikitext103.prepare import WRITER
 from . import positions
 from .lengths_report import Measured, report
 from .positions import Bin

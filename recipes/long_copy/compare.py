@@ -5,69 +5,96 @@ fairseq-generate. Run again, it goes on where it was interrupted.
 """
 
 import argparse
-import functools
-import shlex
+import statistics
 import sys
-import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar, NamedTuple
 
-from common.command_parser import CommandParser
+from fairseq.models import ARCH_MODEL_REGISTRY
 
-from ..shared.commands import run
-from ..shared.comparison import show, train_and_read
+from common.attention import ATTENTIONS
+from fairseq_plugin import LinearTimeTransformer
+
+from ..shared.additions import addition_arguments, addition_notes, mechanism_of, with_additions
+from ..shared.architectures import option_prefix
+from ..shared.commands import python_command, run
+from ..shared.comparison import MODEL, NO_READER, SEEDS, Column
+from ..shared.experiment import (
+    PARAMETERS,
+    PEAK,
+    Budget,
+    Data,
+    Experiment,
+    Picture,
+    Record,
+    largest,
+    mean,
+    median,
+    option,
+    shell_words,
+)
 from ..shared.json_files import read_json, write_json
-from ..shared.scripts import command_line, positive_int, positive_number, script
-from ..shared.settings import keep_settings
-from ..shared.trainings import Trained, read_parameters, read_points
-from ..shared.working_folder import working_folder
+from ..shared.trainings import read_points
+from . import prepare
 from .generated import Counted, count
-from .plan import DEFAULT_MODELS, STOCK, Plan, parse
-from .prepare import Data, add_options, chosen_data, prepare
-from .results import Result, report
+from .passages import Layout
+from .prepare import SOURCE, TARGET
 
-COMMAND = "recipes.long_copy.compare"
-UPDATES, EVALUATIONS = 4_000, 10
 #: In the folder of a training: what is right of what its model generated.
 GENERATED = "generated.json"
-#: Defaults to see that everything runs; nothing is learned.
-QUICK = {"source_tokens": 64, "spans": 2, "span_tokens": 3, "train": 40, "valid": 4, "test": 4, "updates": 4}
+#: fairseq's own model; all others are called NAME/CROSS.
+STOCK = "transformer"
+CROSS_ATTENTIONS = ("softmax", *(name for name, one in ATTENTIONS.items() if "source" in one.supports))
+DEFAULT_MODELS = (
+    STOCK,
+    "flow/softmax",
+    "flow/linear",
+    "flow/cosformer",
+    "flow/flow_source",
+    "linear/softmax",
+    "linear/linear",
+    "cosformer/cosformer",
+)
 
 
-def generate(plan: Plan, data: Path, folder: Path) -> None:
-    """Let the model in ``folder`` generate, and keep there what is right, unless it has been done.
+class Model(NamedTuple):
+    """The mechanisms in the name of a model, see ``parse``."""
+
+    attention: str  # of the encoder and of the decoder to itself
+    cross: str  # of the decoder to the encoder
+    decoder: str  # the same with additions of ours, which the decoder's attention to itself has
+
+
+def attentions() -> list[str]:
+    """The mechanisms that can be an encoder, by the architectures that fairseq knows."""
+    kinds = ((name, ARCH_MODEL_REGISTRY.get(name)) for name in ATTENTIONS)
+    return [name for name, kind in kinds if kind is not None and issubclass(kind, LinearTimeTransformer)]
+
+
+def parse(name: str) -> Model:
+    """The parts of NAME/CROSS, or NAME+forget/CROSS and so on.
 
     Raises:
-        CommandFailed: fairseq-generate failed.
+        ValueError: there is no such model.
     """
-    if not (folder / GENERATED).exists():
-        log = folder / "generate.log"
-        finished = run(plan.generate_command(data, folder / "checkpoints" / "checkpoint_best.pt"), log, threads=1)
-        counted = count(log.read_text(encoding="utf-8").splitlines(), plan.layout.span_tokens)
-        write_json(folder / GENERATED, {"counted": counted._asdict(), "peak_bytes": finished.peak_bytes})
+    decoder, slash, cross = name.partition("/")
+    plain = mechanism_of(decoder)
+    if not slash or plain not in attentions() or cross not in CROSS_ATTENTIONS:
+        raise ValueError(
+            f"{name}; allowed: {STOCK}, and NAME/CROSS with NAME of {', '.join(attentions())} and CROSS of "
+            f"{', '.join(CROSS_ATTENTIONS)}"
+        )
+    if decoder not in with_additions(plain):
+        allowed = ", ".join(f"{one}/{cross}" for one in with_additions(plain))
+        raise ValueError(f"{name}; allowed: {allowed}")
+    return Model(plain, cross, decoder)
 
 
-def read_result(name: str, seed: int, folder: Path, trained: Trained) -> Result | None:
-    """A complete training with what its model generated; None if it has not."""
-    if not (folder / GENERATED).exists():
-        return None
-    generated = read_json(folder / GENERATED, counted=Counted, peak_bytes=int)
-    points = read_points(folder)
-    valid = [point for point in points if point.split == "valid"]
-    updates_per_second = sorted(point.values["ups"] for point in points if point.split == "train_inner")
-    return Result(
-        name,
-        seed,
-        read_parameters(folder),
-        min(valid, key=lambda point: point.values["loss"]).update,
-        [(point.update, point.values["accuracy"]) for point in valid],
-        generated["counted"],
-        1.0 / updates_per_second[len(updates_per_second) // 2],
-        trained.peak_bytes,
-        generated["peak_bytes"],
-        trained.seconds,
-        trained.command,
-    )
+def reads_source_in_one_state(name: str) -> bool:
+    """Whether what a model keeps of a source while it decodes has the same size for any source."""
+    return name != STOCK and parse(name).cross != "softmax"
 
 
 def model(name: str) -> str:
@@ -84,69 +111,185 @@ def model(name: str) -> str:
     return name
 
 
-def parser() -> CommandParser:
-    """The script's options."""
-    parser = CommandParser(prog="python -m recipes.long_copy.compare", description=__doc__.splitlines()[0])
-    add_options(parser)
-    parser.add_argument("--out", type=Path, default=Path("work/long_copy/compare"), help="default: %(default)s")
-    parser.add_argument(
-        "--models",
+def attention_arguments(name: str) -> list[object]:
+    """The architecture of a model, with its cross-attention."""
+    if name == STOCK:
+        return ["--arch", STOCK]
+    model = parse(name)
+    prefix = option_prefix(model.attention)
+    arguments = ["--arch", model.attention, "--lineartime-cross-attention", model.cross]
+    return [*arguments, *addition_arguments(model.decoder, prefix)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LongCopy(Budget):
+    """The options of encoder-decoders; ``layers`` are those of the encoder, and as many of the decoder."""
+
+    most_evaluations: ClassVar[int] = 10
+
+    file: Path = option(None, "any text in UTF-8", setting=False, type=Path, required=True)
+    source_tokens: int = option(2048, "of each source (%(default)s)", quick=64, setting=False)
+    spans: int = option(16, "marked passages of a source, one in each equal part (%(default)s)", quick=2, setting=False)
+    span_tokens: int = option(1, "of each passage (%(default)s)", quick=3, setting=False)
+    train: int = option(32_000, "examples to train on (%(default)s)", quick=40, setting=False)
+    valid: int = option(200, "examples to select a checkpoint (%(default)s)", quick=4, setting=False)
+    test: int = option(200, "examples to generate from (%(default)s)", quick=4, setting=False)
+    models: Sequence[str] = option(
+        DEFAULT_MODELS,
+        f"attention, and attention of the decoder to the encoder; or {STOCK}, fairseq's own; default: %(default)s",
+        setting=False,
         nargs="+",
         type=model,
-        default=DEFAULT_MODELS,
         metavar="NAME/CROSS",
-        help=f"attention, and attention of the decoder to the encoder; or {STOCK}, fairseq's own; default: %(default)s",
     )
-    parser.add_argument("--seeds", type=positive_int, default=3, help="runs of each model (%(default)s)")
-    parser.add_argument("--jobs", type=positive_int, default=1, help="trainings at a time, a thread each (%(default)s)")
-    parser.add_argument("--updates", type=positive_int, default=UPDATES, help="of every training (%(default)s)")
-    parser.add_argument("--beam", type=positive_int, default=1, help="of fairseq-generate; 1 is greedy (%(default)s)")
-    parser.add_argument(
-        "--lr", type=positive_number, default=3e-3, help="highest learning rate, of all models (%(default)s)"
-    )
-    sizes = {"batch-size": 8, "width": 64, "layers": 1, "heads": 4}
-    for name, default in sizes.items():
-        parser.add_argument(f"--{name}", type=positive_int, default=default, help="default: %(default)s")
-    parser.add_argument("--more", default="", metavar="ARGUMENTS", help="further arguments of fairseq-train")
-    parser.add_argument(
-        "--quick",
-        action="store_true",
-        help="only see that everything runs: other defaults, with which nothing is learned",
-    )
-    return parser
+    updates: int = option(4_000, "of every training (%(default)s)", quick=4)
+    beam: int = option(1, "of fairseq-generate; 1 is greedy (%(default)s)")
+    batch_size: int = option(8)
+    layers: int = option(1)
+    heads: int = option(4)
+    more: Sequence[str] = option((), "further arguments of fairseq-train", type=shell_words, metavar="ARGUMENTS")
+
+    @property
+    def data(self) -> prepare.Data:
+        """The settings of the data."""
+        layout = Layout(self.source_tokens, self.spans, self.span_tokens)
+        return prepare.Data(layout, {"train": self.train, "valid": self.valid, "test": self.test}, 1)
+
+    def train_arguments(self, data: Path, name: str, seed: int) -> list[object]:
+        """The arguments of fairseq-train for a model and a seed, without the folder of checkpoints."""
+        return [
+            data,
+            *self.model_arguments(name),
+            *self.update_arguments(seed),
+            *"--criterion label_smoothed_cross_entropy --label-smoothing 0.0 --report-accuracy".split(),
+            *("--lr-scheduler", "cosine", "--warmup-updates", max(1, self.updates // 16)),
+            *("--batch-size", self.batch_size),
+            *self.more,
+        ]
+
+    def model_arguments(self, name: str) -> list[object]:
+        """The arguments that say how a model is built."""
+        arguments = [
+            *"--user-dir fairseq_plugin --task translation".split(),
+            *("--source-lang", SOURCE, "--target-lang", TARGET, *attention_arguments(name)),
+        ]
+        for side in ("encoder", "decoder"):
+            arguments += [f"--{side}-layers", self.layers, f"--{side}-attention-heads", self.heads]
+            arguments += [f"--{side}-embed-dim", self.width, f"--{side}-ffn-embed-dim", 2 * self.width]
+            arguments += [f"--{side}-normalize-before"]
+        # A short training repeats little, so nothing is dropped.
+        return [*arguments, *self.longest_arguments(), *"--share-all-embeddings --dropout 0.0".split()]
+
+    def longest_arguments(self) -> list[object]:
+        """The longest source and target, each with </s>. fairseq-generate must be told too: its own is 1,024."""
+        longest = (self.data.layout.source_tokens + 1, self.data.layout.target_tokens + 1)
+        return ["--max-source-positions", longest[0], "--max-target-positions", longest[1]]
+
+    def generate_command(self, data: Path, checkpoint: Path) -> list[str]:
+        """fairseq-generate of the test split, one source at a time; no target is longer than the right one."""
+        return python_command(
+            *("-m", "fairseq_cli.generate", data, "--user-dir", "fairseq_plugin", "--path", checkpoint),
+            *("--gen-subset", "test", "--batch-size", 1, "--required-batch-size-multiple", 1, "--beam", self.beam),
+            *("--max-len-a", 0, "--max-len-b", self.data.layout.target_tokens),
+            *self.longest_arguments(),
+            *(*NO_READER, "--log-format", "none"),
+        )
 
 
-def chosen_plan(options: argparse.Namespace) -> Plan:
-    """The plan with the options' values."""
-    layout = chosen_data(options, seed=1).layout
-    return Plan.chosen(
-        options, layout=layout, evaluations=min(EVALUATIONS, options.updates), more=shlex.split(options.more)
-    )
+def generate(options: LongCopy, data: Data, folder: Path) -> None:
+    """Let the model in ``folder`` generate, and keep there what is right, unless it has been done.
+
+    Raises:
+        CommandFailed: fairseq-generate failed.
+    """
+    if not (folder / GENERATED).exists():
+        log = folder / "generate.log"
+        checkpoint = folder / "checkpoints" / "checkpoint_best.pt"
+        finished = run(options.generate_command(data.folder, checkpoint), log, threads=1)
+        counted = count(log.read_text(encoding="utf-8").splitlines(), options.span_tokens)
+        write_json(folder / GENERATED, {"counted": counted._asdict(), "peak_bytes": finished.peak_bytes})
 
 
-@script("compare")
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the script; returns the exit status."""
-    known = parser()
-    options = known.parse_args(arguments)
-    if options.quick:
-        known.set_defaults(**QUICK)
-        options = known.parse_args(arguments)
-    plan, data, out = chosen_plan(options), chosen_data(options, seed=1), options.out.absolute()
-    with working_folder(out, COMMAND):
-        return _compare(options, plan, data, out, command_line(COMMAND, arguments))
+def read(options: LongCopy, folder: Path, known: Record) -> Record | None:
+    """A complete training with what its model generated; None if it has not."""
+    if not (folder / GENERATED).exists():
+        return None
+    generated = read_json(folder / GENERATED, counted=Counted, peak_bytes=int)
+    points = read_points(folder)
+    valid = [point for point in points if point.split == "valid"]
+    best = min(valid, key=lambda point: point.values["loss"])
+    speeds = [point.values["ups"] for point in points if point.split == "train_inner"]
+    return {
+        "update": best.update,  # of the checkpoint that is best on valid
+        "next": best.values["accuracy"],
+        "curve": [(point.update, point.values["accuracy"]) for point in valid],
+        **generated["counted"]._asdict(),
+        "seconds_per_update": 1.0 / statistics.median_high(speeds),
+        "generate_bytes": generated["peak_bytes"],
+    }
 
 
-def _compare(options: argparse.Namespace, plan: Plan, data: Data, out: Path, command: str) -> int:
-    started = time.monotonic()
-    data_bin = prepare(options.file, out, data)
-    # The layout is among the data's settings.
-    keep_settings(out / "settings.json", {key: value for key, value in plan.settings().items() if key != "layout"})
-    evaluate = functools.partial(generate, plan, data_bin)
-    compared = train_and_read(plan.trainings(data_bin), out / "runs", options.jobs, read_result, evaluate)
-    show(out, report(plan, data, compared), command, started)
-    return compared.status
+def notes(options: LongCopy, facts: Record) -> list[str]:
+    """Notes below the table."""
+    layout = options.data.layout
+    examples = ", ".join(f"{number:,} {split}" for split, number in options.data.examples.items())
+    return [
+        f"sources of {layout.source_tokens:,} characters, {layout.spans} marked passages of {layout.span_tokens} "
+        f"each; examples: {examples}",
+        "next: per cent of the characters of the valid split's targets, </s> included, the right ones before given",
+        f"exact, passages, tokens: per cent of whole targets, of passages, and of characters in their places; "
+        f"fairseq-generate with --beam {options.beam} on the test split; mean ± standard deviation over seeds",
+        f"{options.updates:,} updates of {options.batch_size} sources, {options.layers} + {options.layers} layers of "
+        f"width {options.width}, {options.heads} heads, highest learning rate {options.lr:g} for all; the checkpoint "
+        "best on valid",
+        "NAME/CROSS: attention of encoder and decoder, and attention of the decoder to the encoder; transformer is "
+        "fairseq's own",
+        *addition_notes(options.models),
+        "milliseconds to generate one target and for an update, and the largest memory of each process, libraries "
+        "included: one thread of this machine, with whatever else it did",
+    ]
 
+
+EXPERIMENT = Experiment(
+    command="recipes.long_copy.compare",
+    about=__doc__.splitlines()[0],
+    options=LongCopy,
+    title="Long copy with one budget",
+    columns=(
+        MODEL,
+        PARAMETERS,
+        *(Column(name, mean(name, 1)) for name in ("next", "exact", "passages", "tokens")),
+        SEEDS,
+        Column("ms/target", median("milliseconds")),
+        Column("MiB generating", largest("generate_bytes", 2**-20)),
+        Column("ms/update", median("seconds_per_update", 1000)),
+        PEAK._replace(header="MiB training"),
+    ),
+    notes=notes,
+    prepare=lambda options: Data(prepare.prepare(options.file, options.out, options.data), {}),
+    arguments=lambda options, data, name, seed: options.train_arguments(data.folder, name, seed),
+    read=read,
+    evaluate=generate,
+    picture=Picture(
+        curve="curve",
+        across="milliseconds",
+        up="tokens",
+        filled=reads_source_in_one_state,
+        curves={
+            "ylabel": "next token right, % of the valid split",
+            "ylim": (0, 101),
+            "title": "The right token so far is given; mean over seeds",
+        },
+        dots={
+            "xlabel": "ms to generate a target, one thread",
+            "ylabel": "tokens right, % of the test split",
+            "ylim": (0, 105),
+            "title": "Generated; filled: the source is kept in a state of constant size",
+        },
+    ),
+    lacking="failed",
+)
+main = EXPERIMENT.main
 
 if __name__ == "__main__":
     sys.exit(main())

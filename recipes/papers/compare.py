@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from common.command_parser import CommandParser
 
 from ..shared import comparison
+from ..shared import unported as language_models
 from ..shared.comparison import MINUTES, PARAMETERS, PEAK, SEEDS, Column, Report
 from ..shared.scripts import script
 from ..shared.tables import spread
-from ..wikitext103 import compare as language_models
-from ..wikitext103.results import Result
+from ..shared.unported import Result
 from .entries import entries_of
 from .measured import said_of_order
 from .report import names_like

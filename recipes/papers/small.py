@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..shared.comparison import Planned
-from ..wikitext103.plan import Plan
+from ..shared.unported import Plan
 from .building import fairseq_options
 from .entries import entries_of
 from .measured import published_cells, value

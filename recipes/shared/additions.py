@@ -12,11 +12,18 @@ _ADDITIONS = {
     "+forget_channel": ("forget", "channel"),
     "+short_conv": ("short_conv", _TAPS),
 }
-#: What they are, for notes below tables.
+#: Gates that do not read the tokens, of the --user-dir ``recipes/wikitext103/gate_variants``: NAME+fixed, NAME+learned.
+GATES = ("fixed", "learned")
+#: After a model's name: it has no positions.
+NO_POSITIONS = "+no_positions"
+#: Explanations of all of them for notes below tables.
 _NOTES = {
     "+forget": "gates of each head, read from the tokens, by which its sums forget; ours, in none of the papers",
     "+forget_channel": "the same with a gate for each channel of the keys",
     "+short_conv": f"a causal convolution of {_TAPS} taps in front of q, k and v; ours, in none of the papers",
+    "+fixed": "gates of each head that stay as they are at first: 32 to 1,024 tokens are remembered",
+    "+learned": "gates of each head that are learned, the same for every token",
+    NO_POSITIONS: "tokens have no positions; their order is in the sums alone",
 }
 
 

@@ -192,8 +192,8 @@ def read_complete(planned: Sequence[Planned], out: Path, read: Callable[[str, in
 
 
 def of_model(outcomes: Iterable[Any], model: str) -> list[Any]:
-    """The outcomes of one model."""
-    return [outcome for outcome in outcomes if outcome[0] == model]
+    """The outcomes of one model: records, or named tuples that begin with it."""
+    return [outcome for outcome in outcomes if outcome["model" if isinstance(outcome, dict) else 0] == model]
 
 
 def by_model(outcomes: Sequence[Any], models: Sequence[str]) -> dict[str, list[Any]]:

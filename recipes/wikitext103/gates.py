@@ -4,24 +4,16 @@
 ``recipes.wikitext103.compare``.
 """
 
+import dataclasses
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from ..shared.additions import addition_arguments, mechanism_of
-from ..shared.scripts import script
-from .compare import compare, parser
-from .gate_variants.models import GATES
-from .plan import Plan, model_names
+from ..shared.additions import NO_POSITIONS
+from ..shared.language_models import GateVariants, models_option, names_with_gates
+from . import compare
 
-COMMAND = "recipes.wikitext103.gates"
-#: After a model's name: it has no positions.
-NO_POSITIONS = "+no_positions"
-_NOTES = {
-    "+fixed": "gates of each head that stay as they are at first: 32 to 1,024 tokens are remembered",
-    "+learned": "gates of each head that are learned, the same for every token",
-    NO_POSITIONS: "tokens have no positions; their order is in the sums alone",
-}
-#: What is compared: softmax attention, and the ways to give a sum over the past an order.
+#: Softmax attention, and the ways to give a sum over the past an order.
 DEFAULT_MODELS = (
     "softmax",
     f"softmax{NO_POSITIONS}",
@@ -46,51 +38,17 @@ DEFAULT_MODELS = (
 )
 
 
-def names() -> list[str]:
-    """The models of ``recipes.wikitext103.compare``, those with other gates, and all without positions."""
-    plain = [*model_names(), *(f"{name}+{gates}" for name in ("linear", "flow") for gates in GATES)]
-    return plain + [name + NO_POSITIONS for name in plain]
+@dataclass(frozen=True, kw_only=True)
+class Gates(GateVariants):
+    """The options of language models, with variants of their gates."""
+
+    models: Sequence[str] = models_option(names_with_gates, DEFAULT_MODELS)
 
 
-class GatePlan(Plan):
-    """The budget of language models, with variants of their gates."""
-
-    def model_arguments(self, name: str) -> list[object]:
-        """The arguments that say how a model is built; those that are further named come last."""
-        arguments = super().model_arguments(name.removesuffix(NO_POSITIONS))
-        if name.endswith(NO_POSITIONS):
-            arguments.append("--no-token-positional-embeddings")
-        return arguments
-
-    def user_dir(self, name: str) -> str:
-        """The folder of our plugin, or ``gate_variants`` for a model with gates of its own."""
-        return "recipes/wikitext103/gate_variants" if _gates(name) else super().user_dir(name)
-
-    def notes(self) -> list[str]:
-        """Notes that explain the additions and variants in the names of the models."""
-        used = {f"+{part}" for name in self.models for part in name.split("+")[1:]}
-        return super().notes() + [f"{part}: {note}" for part, note in _NOTES.items() if part in used]
-
-    def attention_arguments(self, name: str) -> list[object]:
-        """The architecture of a model."""
-        mechanism, gates = mechanism_of(name), _gates(name)
-        if gates is None:
-            return super().attention_arguments(name)
-        forget = addition_arguments(f"{mechanism}+forget", f"--{mechanism}-")
-        return ["--arch", f"{mechanism}_gate_variant", *forget, "--gates", gates]
-
-
-def _gates(name: str) -> str | None:
-    """Which gates of ``gate_variants`` a model has; None for those of our plugin, or for none."""
-    return next((gates for gates in GATES if gates in name.split("+")[1:]), None)
-
-
-@script("gates")
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the script; returns the exit status."""
-    options = parser(COMMAND, __doc__.splitlines()[0], names(), DEFAULT_MODELS).parse_args(arguments)
-    return compare(options, GatePlan, COMMAND, arguments)
-
+EXPERIMENT = dataclasses.replace(
+    compare.EXPERIMENT, command="recipes.wikitext103.gates", about=__doc__.splitlines()[0], options=Gates
+)
+main = EXPERIMENT.main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -12,9 +12,7 @@ from fairseq_plugin.models.flowformer import (
     LinearLanguageModel,
     LinearLanguageModelConfig,
 )
-
-#: What of a gate sigmoid(W x + b) is trained: nothing, or b alone.
-GATES = ("fixed", "learned")
+from recipes.shared.additions import GATES
 
 
 def _with_gates(config: type) -> type:
@@ -22,6 +20,7 @@ def _with_gates(config: type) -> type:
 
     @dataclass
     class GateVariantConfig(config):
+        # What of a gate sigmoid(W x + b) is trained: nothing, or b alone.
         gates: ChoiceEnum(GATES) = field(
             default="fixed",
             metadata={"help": "the gates: fixed, as they are at first; learned, the same for all tokens"},

@@ -15,7 +15,7 @@ from recipes.papers.tables import PAPERS, read_paper
 from recipes.shared import comparison
 from recipes.shared.comparison import Compared
 from recipes.shared.tables import Run
-from recipes.wikitext103.results import Result
+from recipes.shared.unported import Result
 
 SIZES = {"width": 64, "layers": 2, "heads": 4, "batch_tokens": 256, "tokens_per_sample": 128}
 KINDS = [

@@ -9,24 +9,19 @@ from fairseq.data import Dictionary
 from fairseq.utils import import_user_module
 
 from common.modules.forget_gate import ForgetGate
-from recipes.shared.additions import addition_notes, mechanism_of, with_additions
+from recipes.shared.additions import NO_POSITIONS, addition_notes, mechanism_of, with_additions
 from recipes.shared.fairseq_models import model_options
+from recipes.shared.language_models import names_with_gates
 from recipes.wikitext103 import gates
-from recipes.wikitext103.gates import COMMAND, DEFAULT_MODELS, NO_POSITIONS, GatePlan, names
+from recipes.wikitext103.gates import DEFAULT_MODELS, EXPERIMENT, Gates
 from tests.processes import CHECKOUT
 
-PLAN = GatePlan(
+OPTIONS = Gates(
     models=["linear+fixed", f"flow+learned{NO_POSITIONS}", "linear+forget"],
-    seeds=1,
-    updates=4,
-    evaluations=2,
-    lr=0.003,
     width=16,
     layers=1,
     heads=2,
-    batch_tokens=64,
     tokens_per_sample=16,
-    more=[],
 )
 
 
@@ -37,7 +32,7 @@ def in_the_checkout(monkeypatch):
 
 def build(name: str):
     """The model that a name's command builds."""
-    words = [str(word) for word in PLAN.model_arguments(name)]
+    words = [str(word) for word in OPTIONS.model_arguments(name)]
     import_user_module(Namespace(user_dir=words[words.index("--user-dir") + 1]))
     given = model_options(["data", *words])
     dictionary = Dictionary()
@@ -65,11 +60,16 @@ def test_what_of_a_gate_is_trained(name, weight, bias):
 
 
 def test_names_and_notes():
-    assert set(DEFAULT_MODELS) <= set(names())
+    assert set(DEFAULT_MODELS) <= set(names_with_gates())
     assert with_additions("linear")[:3] == ["linear", "linear+short_conv", "linear+forget"]
     assert with_additions("softmax") == ["softmax"] and mechanism_of("rfa_gate+short_conv") == "rfa_gate"
     assert len(addition_notes(["linear+forget/linear", "flow+forget+short_conv", "linear"])) == 2
-    assert [note.partition(":")[0] for note in PLAN.notes()] == ["+forget", "+fixed", "+learned", NO_POSITIONS]
+    assert [note.partition(":")[0] for note in addition_notes(OPTIONS.models)] == [
+        "+forget",
+        "+fixed",
+        "+learned",
+        NO_POSITIONS,
+    ]
 
 
 def test_from_the_text_to_the_table(tmp_path, imported_already, capsys):
@@ -79,7 +79,7 @@ def test_from_the_text_to_the_table(tmp_path, imported_already, capsys):
     sizes = ["--width", "16", "--layers", "1", "--heads", "2", "--batch-tokens", "64", "--tokens-per-sample", "16"]
     assert gates.main([*arguments, *sizes, "--models", "linear+fixed"]) == 0
     shown = capsys.readouterr().out
-    assert "linear+fixed" in shown and "stay as they are at first" in shown and COMMAND in shown
+    assert "linear+fixed" in shown and "stay as they are at first" in shown and EXPERIMENT.command in shown
 
 
 def test_unknown_variants_are_refused(capsys):

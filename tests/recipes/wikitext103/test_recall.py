@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from recipes.wikitext103 import recall
-from recipes.wikitext103.plan import Plan
 
 
 def test_a_window_finds_the_token_before(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -40,8 +39,7 @@ def test_nothing_is_dropped_when_a_model_is_tried(tmp_path: Path) -> None:
 
 
 def test_every_seed_begins_with_weights_of_its_own() -> None:
-    arguments = ["--models", "local", "--width", "16", "--layers", "1"]
-    plan = Plan.chosen(recall.parser().parse_args(arguments), evaluations=1, more=[])
+    plan = recall.Recall(models=["local"], width=16, layers=1)
     one, again, other = (recall.build(plan, "local", seed).decoder.embed_tokens.weight for seed in (1, 1, 2))
     assert torch.equal(one, again) and not torch.equal(one, other)
 

@@ -1,0 +1,357 @@
+"""An experiment as data: what a command trains with one budget, what is read of each training, tables and a picture.
+
+An area has one file for each command, ``recipes/AREA/NAME.py``, run by ``python -m recipes.AREA.NAME``. It defines
+
+1. the options, a subclass of ``Options`` (or of ``Budget``: fairseq-train with the same optimiser and number of updates
+   for all models; or of ``language_models.LanguageModels``). Each field made by ``option`` is an option of the command:
+   its default, its help, its value with ``--quick``, and whether all trainings in a folder share it (``setting``). A
+   field of a base class gets other values by being defined again; defined again without ``option``, it is no option.
+   ``completed`` fills in what depends on other options, and raises ValueError for what contradicts them;
+2. functions: ``prepare`` makes the data and says what is known of it; ``arguments`` are those of fairseq-train for a
+   model and a seed; ``read`` takes from a complete training what the records of this experiment have;
+3. ``EXPERIMENT``, an ``Experiment`` with these, the columns of the table (``Column`` with ``mean``, ``median`` or
+   ``largest`` of a name of the records), the notes below it, and a picture (``Picture``, or a function that draws);
+4. ``main = EXPERIMENT.main``, and ``sys.exit(main())`` where the file is run.
+
+A record is a flat dictionary of JSON values: ``model``, ``seed``, ``parameters``, ``seconds``, ``peak_bytes`` and
+``command`` of one training, and what ``read`` adds. Facts are a dictionary, too: what is known beside the trainings,
+such as the number of tokens. Tables and pictures are made of options, facts and records alone, so that those of stored
+records can be made again. An area whose trainings need each other, or are none of fairseq-train, has a function
+``train`` of its own in place of ``arguments``, ``read`` and ``evaluate``; one that plans other trainings than every
+model with every seed has ``plan`` in place of ``arguments``.
+
+To port an area: write that file, delete the old plan and results, enter the experiment in
+``tests/recipes/test_every_experiment.py``, and delete the tests that this covers.
+"""
+
+import argparse
+import dataclasses
+import functools
+import itertools
+import shlex
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, TypeVar
+
+from matplotlib import pyplot as plt
+
+from common.command_parser import CommandParser
+
+from .comparison import (
+    NO_READER,
+    Column,
+    Compared,
+    Planned,
+    Report,
+    by_model,
+    planned_trainings,
+    show,
+    table,
+    train_and_read,
+)
+from .plots import STYLE, Drawn, curves_and_dots, save
+from .scripts import command_line, positive_int, positive_number, script
+from .settings import check_settings, keep_settings
+from .tables import Table, spread
+from .trainings import Trained, read_parameters
+from .working_folder import working_folder
+
+#: Of one complete training, by name; values are those of JSON.
+Record = dict[str, Any]
+Chosen = TypeVar("Chosen", bound="Options")
+#: The types of options by those of their defaults.
+_TYPES = {int: positive_int, float: positive_number}
+
+
+def option(
+    default: Any = None,
+    help: str = "default: %(default)s",
+    *,
+    quick: Any = None,
+    setting: bool = True,
+    names: Sequence[str] = (),
+    group: str | None = None,
+    **argument: Any,
+) -> Any:
+    """A field of ``Options`` that is an option of the command.
+
+    Args:
+        default: without the option; numbers then are positive, and False makes a flag.
+        quick: the default with ``--quick``, if that is another.
+        setting: whether all trainings in a folder share it.
+        names: as they are typed, if not ``--`` and the field's; without a dash, the field's for a positional argument.
+        group: options of one group exclude each other.
+        argument: further arguments of ``add_argument``.
+    """
+    if default is False:
+        argument["action"] = "store_true"
+    elif type(default) in _TYPES:
+        argument.setdefault("type", _TYPES[type(default)])
+    described = {"quick": quick, "setting": setting, "names": names, "group": group, "argument": argument}
+    return field(default=default, metadata={**described, "help": help})
+
+
+def shell_words(text: str) -> list[str]:
+    """The type of an option whose value is words as a shell reads them; argparse.ArgumentTypeError for open quotes."""
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text}: {error}; allowed: words as a shell reads them") from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The options of an experiment, each a field; see ``option``."""
+
+    out: Path = option(None, setting=False, type=Path)
+    models: Sequence[str] = option((), setting=False, nargs="+", metavar="NAME")
+    seeds: int = option(3, "runs of each model (%(default)s)", setting=False)
+    jobs: int = option(1, "trainings at a time, a thread each (%(default)s)", setting=False)
+    quick: bool = option(False, "only see that everything runs: nothing is learned", setting=False)
+
+    def completed(self: Chosen) -> Chosen:
+        """The options with what depends on other ones.
+
+        Raises:
+            ValueError: options that contradict each other.
+            argparse.ArgumentTypeError: the same, to be reported as argparse does, with status 2.
+        """
+        return self
+
+    def settings(self) -> Record:
+        """Settings that all trainings in a folder share: all but models and seeds, which may be added later."""
+        return {one.name: getattr(self, one.name) for one in fields(self) if one.metadata.get("setting")}
+
+    def as_dict(self) -> Record:
+        """The settings with models and seeds, as results are stored with them."""
+        return {"models": list(self.models), "seeds": self.seeds, **self.settings()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget(Options):
+    """The options of trainings by fairseq-train with one optimiser, size and number of updates."""
+
+    #: Evaluations during a training that has so many updates.
+    most_evaluations: ClassVar[int] = 8
+
+    updates: int = option(1_000, "of every training (%(default)s)", quick=8)
+    lr: float = option(3e-3, "highest learning rate, of all models (%(default)s)")
+    width: int = option(64)
+    layers: int = option(2)
+    heads: int = option(4)
+
+    @property
+    def evaluations(self) -> int:
+        """Evaluations during each training."""
+        return min(self.most_evaluations, self.updates)
+
+    def settings(self) -> Record:
+        """See ``Options``."""
+        return {**super().settings(), "evaluations": self.evaluations}
+
+    def update_arguments(self, seed: int) -> list[object]:
+        """Arguments of fairseq-train: the optimiser, the budget, and checkpoints after each evaluation."""
+        interval = max(1, self.updates // self.evaluations)
+        return [
+            *("--optimizer", "adam", "--adam-betas", "(0.9, 0.98)", "--clip-norm", "1.0", "--lr", self.lr),
+            *("--max-update", self.updates, "--seed", seed, "--required-batch-size-multiple", 1),
+            *("--save-interval-updates", interval, "--keep-interval-updates", 1, "--no-epoch-checkpoints"),
+            *("--save-interval", 1_000_000, "--validate-interval", 1_000_000),
+            *("--log-interval", max(1, interval // 4), *NO_READER),
+        ]
+
+
+class Data(NamedTuple):
+    """The data of an experiment: the folder that fairseq-train is given, and what is known of it."""
+
+    folder: Path
+    facts: Record
+
+
+@dataclass(frozen=True, kw_only=True)
+class Picture:
+    """A curve of each model by update, averaged over seeds, and a dot of each; the values are names of a record."""
+
+    curve: str  # pairs of an update and a value
+    across: str
+    up: str
+    filled: Callable[[str], bool]  # whether the dot of a model is
+    curves: Mapping[str, Any]  # arguments of matplotlib's Axes.set, for the curves
+    dots: Mapping[str, Any]  # the same for the dots
+
+    def __call__(self, options: Options, facts: Record, records: Sequence[Record], path: Path) -> None:
+        """Draw ``records`` to a file."""
+        drawn = [
+            Drawn(
+                name,
+                [record[self.curve] for record in records_of_model],
+                statistics.median(record[self.across] for record in records_of_model),
+                [record[self.up] for record in records_of_model],
+                self.filled(name),
+            )
+            for name, records_of_model in by_model(records, options.models).items()
+        ]
+        with plt.rc_context(STYLE):
+            figure, curves, dots = curves_and_dots(drawn)
+            curves.set(xlabel="update", **self.curves)
+            if curves.get_yscale() == "log":
+                for set_formatter in (curves.yaxis.set_major_formatter, curves.yaxis.set_minor_formatter):
+                    set_formatter("{x:g}")
+            dots.set(**self.dots)
+            save(figure, path, dpi=130)
+
+
+def mean(name: str, digits: int = 2) -> Callable[[Sequence[Record]], str]:
+    """A cell: mean and deviation over seeds of what records call ``name``."""
+    return lambda records: spread([record[name] for record in records], digits)
+
+
+def median(name: str, scale: float = 1.0) -> Callable[[Sequence[Record]], str]:
+    """A cell: the median over seeds."""
+    return lambda records: f"{scale * statistics.median(record[name] for record in records):,.0f}"
+
+
+def largest(name: str, scale: float = 1.0) -> Callable[[Sequence[Record]], str]:
+    """A cell: the largest over seeds."""
+    return lambda records: f"{scale * max(record[name] for record in records):,.0f}"
+
+
+#: Columns of more than one experiment.
+PARAMETERS = Column("parameters", lambda records: f"{records[0]['parameters']:,}")
+MILLIONS = Column("parameters", lambda records: f"{records[0]['parameters'] / 1e6:.2f} M")
+PEAK = Column("MiB", largest("peak_bytes", 2**-20))
+MINUTES = Column(
+    "minutes each", lambda records: f"{statistics.median(record['seconds'] for record in records) / 60:.1f}"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """A command that trains several models with one budget, and what is shown of them."""
+
+    command: str  # the module
+    about: str  # a line for --help
+    options: type[Options]
+    title: str | Callable[[Any, Record], str]  # of the table; of options and facts
+    columns: Sequence[Column] | Callable[[Any, Record], Sequence[Column]]
+    notes: Callable[[Any, Record], list[str]]  # below the table
+    #: Makes the data unless it is there.
+    prepare: Callable[[Any], Data]
+    #: Of fairseq-train, without the folder of checkpoints; of options, data, model and seed.
+    arguments: Callable[[Any, Data, str, int], list[object]] | None = None
+    #: In place of ``arguments``: the trainings, if they are not every model with every seed.
+    plan: Callable[[Any, Data], list[Planned]] | None = None
+    #: What a record has of a complete training in a folder, beside what all have; None if it has not been evaluated.
+    read: Callable[[Any, Path, Record], Record | None] | None = None
+    #: Runs a command on a complete training in a folder, unless it has been run.
+    evaluate: Callable[[Any, Data, Path], None] | None = None
+    #: In place of ``arguments``, ``read`` and ``evaluate``: makes the records, which are the outcomes.
+    train: Callable[[Any, Data], Compared] | None = None
+    #: Further facts, when all is trained.
+    measure: Callable[[Any, Data, Compared], Record] | None = None
+    further_tables: Callable[[Any, Record, list[Record]], list[Table]] | None = None
+    #: Draws options, facts and records to a file.
+    picture: Callable[[Any, Record, Sequence[Record], Path], None] | None = None
+    picture_name: str = "results.png"
+    whole: Mapping[str, str] = field(default_factory=dict)  # folders that are replaced, and who writes them
+    runs: str = "runs"  # the folder of the trainings, in --out
+    resumes: bool = True  # whether a run goes on with what is in the folder, which then has one budget
+    lacking: str = "not trained"  # said of a model that has no record
+
+    def parser(self) -> CommandParser:
+        """The parser of the command line."""
+        parser = CommandParser(prog=f"python -m {self.command}", description=self.about)
+        groups: dict[str, Any] = {}
+        for one in fields(self.options):
+            if not one.metadata:
+                continue
+            names = one.metadata["names"] or (f"--{one.name.replace('_', '-')}",)
+            argument = {"help": one.metadata["help"], **one.metadata["argument"]}
+            if names[0].startswith("-"):
+                default = list(one.default) if isinstance(one.default, tuple) else one.default
+                argument |= {"dest": one.name, "default": default}
+            if one.name == "out" and one.default is None:
+                argument["default"] = Path("work", *self.command.split(".")[1:])
+            group = one.metadata["group"]
+            if group is not None and group not in groups:
+                groups[group] = parser.add_mutually_exclusive_group()
+            groups.get(group, parser).add_argument(*names, **argument)
+        return parser
+
+    def parse(self, arguments: Iterable[str] | None) -> Any:
+        """The options that a command line says, completed.
+
+        Raises:
+            ValueError: options that contradict each other.
+        """
+        parser, described = self.parser(), {one.name: one.metadata for one in fields(self.options) if one.metadata}
+        arguments = None if arguments is None else list(arguments)
+        if getattr(parser.parse_args(arguments), "quick", False):
+            quick = {name: metadata["quick"] for name, metadata in described.items()}
+            parser.set_defaults(**{name: value for name, value in quick.items() if value is not None})
+        given = vars(parser.parse_args(arguments))
+        if "models" in given:
+            lists = ([item] if isinstance(item, str) else item for item in given["models"] or ())
+            given["models"] = list(dict.fromkeys(itertools.chain.from_iterable(lists)))
+        try:
+            options = self.options(**given).completed()
+        except argparse.ArgumentTypeError as error:
+            parser.error(str(error))
+        return dataclasses.replace(options, out=options.out.absolute())
+
+    def main(self, arguments: Iterable[str] | None = None) -> int:
+        """Run the command; returns the exit status."""
+        return script(self.command.rpartition(".")[2])(self._run)(arguments)
+
+    def _run(self, arguments: Iterable[str] | None) -> int:
+        started = time.monotonic()
+        options = self.parse(arguments)
+        with working_folder(options.out, self.command, whole=self.whole):
+            if self.resumes:
+                check_settings(options.out / "settings.json", options.settings())
+            data = self.prepare(options)
+            if self.resumes:
+                keep_settings(options.out / "settings.json", options.settings())
+            compared = (self.train or self._train)(options, data)
+            facts = {**data.facts, **(self.measure(options, data, compared) if self.measure else {})}
+            show(options.out, self.report(options, facts, compared), command_line(self.command, arguments), started)
+        return compared.status
+
+    def planned(self, options: Any, data: Data) -> list[Planned]:
+        """The trainings of fairseq-train."""
+        if self.plan is not None:
+            return self.plan(options, data)
+        arguments = functools.partial(self.arguments, options, data)
+        return planned_trainings(options.models, range(1, options.seeds + 1), arguments)
+
+    def _train(self, options: Any, data: Data) -> Compared:
+        """Train what is not yet trained, and read all that is complete."""
+        planned = self.planned(options, data)
+        programs = {(one.model, one.seed): one.training.program for one in planned}
+
+        def read(model: str, seed: int, folder: Path, trained: Trained) -> Record | None:
+            parameters = read_parameters(folder) if programs[model, seed] is None else 0
+            known = {"model": model, "seed": seed, "parameters": parameters, "seconds": trained.seconds}
+            known |= {"peak_bytes": trained.peak_bytes, "command": trained.command}
+            own = self.read(options, folder, known)
+            return None if own is None else known | own
+
+        evaluate = None if self.evaluate is None else functools.partial(self.evaluate, options, data)
+        return train_and_read(planned, options.out / self.runs, options.jobs, read, evaluate)
+
+    def report(self, options: Any, facts: Record, compared: Compared) -> Report:
+        """The tables, what is stored, and the picture."""
+        records = compared.outcomes
+        title, columns = (made(options, facts) if callable(made) else made for made in (self.title, self.columns))
+        notes = self.notes(options, facts)
+        if more := getattr(options, "more", ()):
+            notes = [*notes, f"further arguments of fairseq-train: {' '.join(more)}"]
+        tables = [table(title, columns, options.models, compared, notes, self.lacking)]
+        if self.further_tables is not None:
+            tables += self.further_tables(options, facts, records)
+        content = {"plan": options.as_dict(), **facts, "results": records, "failed": compared.failed}
+        drawn = functools.partial(self.picture, options, facts, records) if self.picture and records else None
+        return Report(tables, content, drawn, self.picture_name)

@@ -1,0 +1,245 @@
+"""Experiments with language models on any text: options, names of models, the text in tokens, and perplexity."""
+
+import argparse
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from common.attention import ATTENTIONS
+
+from ..flash.subword_text import encode, train_sentencepiece
+from ..wikitext103.prepare import SPLITS, WRITER, binarise, count, split_path, take_file
+from .additions import GATES, NO_POSITIONS, addition_arguments, mechanism_of, with_additions
+from .architectures import option_prefix
+from .characters import spell_file
+from .experiment import Budget, Data, Record, option, shell_words
+from .json_files import read_json, write_json
+from .scripts import positive_int
+from .settings import keep_settings
+from .subwords import load_sentencepiece
+from .text_files import read_lines
+from .trainings import read_points
+
+#: A text of fewer bytes is read in characters: words would be too few to learn from, and most parameters theirs.
+WORDS_FROM_BYTES = 20_000_000
+#: Lines of a text with ``--quick``.
+_QUICK_LINES = 400
+FILE_HELP = "any text, or WikiText-103 as prepare --file takes it"
+MODELS_HELP = "mechanisms, also with additions, as in NAME+forget+short_conv; default: %(default)s"
+#: Folders in ``--out`` that are replaced, and who writes them.
+WHOLE = {"data-bin": WRITER}
+#: Architectures by mechanism, where it is not NAME_lm: the language model of the authors of Flow-Attention.
+_ARCHITECTURES = {"flow": "flowformer_lm"}
+#: Options that say how far a token sees, or sees in full.
+_REACHES = ("window", "chunk_size")
+
+
+def state_is_constant(name: str) -> bool:
+    """Whether the decoding state of a model has the same size after any number of tokens."""
+    return bool(ATTENTIONS[mechanism_of(name)].linear_cost)
+
+
+def model_names() -> list[str]:
+    """Every causal mechanism, and with the additions of ours that it can have."""
+    causal = [name for name, attention in ATTENTIONS.items() if "causal" in attention.supports]
+    return causal + [name for mechanism in causal for name in with_additions(mechanism)[1:]]
+
+
+def names_with_gates() -> list[str]:
+    """``model_names()``, those with gates that do not read the tokens, and all of these without positions."""
+    plain = [*model_names(), *(f"{name}+{gates}" for name in ("linear", "flow") for gates in GATES)]
+    return plain + [name + NO_POSITIONS for name in plain]
+
+
+def default_names() -> list[str]:
+    """Softmax attention, every mechanism whose state is constant, and two of them with additions of ours."""
+    plain = [name for name in model_names() if "+" not in name and state_is_constant(name)]
+    return ["softmax", *plain, *(name + added for name in ("flow", "linear") for added in ("+forget", "+short_conv"))]
+
+
+def one_of(names: Callable[[], Sequence[str]]) -> Callable[[str], str]:
+    """The type of an option whose value is one of ``names()``."""
+
+    def model(name: str) -> str:
+        if name not in names():
+            raise argparse.ArgumentTypeError(f"{name}; allowed: {', '.join(names())}")
+        return name
+
+    return model
+
+
+def models_option(names: Callable[[], Sequence[str]], default: Sequence[str]) -> list[str]:
+    """The field ``models`` of options: some of ``names()``, by ``default`` those."""
+    return option(tuple(default), MODELS_HELP, setting=False, nargs="+", type=one_of(names), metavar="NAME")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LanguageModels(Budget):
+    """The options of language models by fairseq-train, one for every causal mechanism."""
+
+    #: Where fairseq finds the architectures.
+    user_dir: ClassVar[str] = "fairseq_plugin"
+
+    file: Path = option(None, FILE_HELP, setting=False, type=Path, required=True)
+    characters: bool = option(
+        False, "a character is a token: the default for small texts", setting=False, group="tokens"
+    )
+    words: bool = option(
+        False, f"a word is a token: the default from {WORDS_FROM_BYTES:,} bytes on", setting=False, group="tokens"
+    )
+    subwords: int | None = option(
+        None,
+        "N subwords, learned from the train part",
+        setting=False,
+        group="tokens",
+        type=positive_int,
+        metavar="N",
+    )
+    limit: int | None = option(
+        None,
+        "only the first lines of a text file",
+        quick=_QUICK_LINES,
+        setting=False,
+        type=positive_int,
+        metavar="LINES",
+    )
+    models: Sequence[str] = models_option(model_names, default_names())
+    updates: int = option(1_600, "of every training (%(default)s)", quick=8)
+    batch_tokens: int = option(2048)
+    tokens_per_sample: int = option(256)
+    width: int = option(128)
+    heads: int = option(4)
+    more: Sequence[str] = option(
+        (), 'of fairseq-train, as in --more "--lineartime-post-norm"', type=shell_words, metavar="ARGUMENTS"
+    )
+
+    def train_arguments(self, data: Path, name: str, seed: int) -> list[object]:
+        """The arguments of fairseq-train for a model and a seed, without the folder of checkpoints."""
+        return [
+            data,
+            *self.model_arguments(name),
+            *self.update_arguments(seed),
+            *("--weight-decay", "0.01", "--lr-scheduler", "cosine", "--warmup-updates", max(1, self.updates // 16)),
+            *("--sample-break-mode", "none", "--max-tokens", self.batch_tokens),
+            *("--valid-subset", "valid,test"),  # the first one selects
+            *self.more,
+        ]
+
+    def model_arguments(self, name: str) -> list[object]:
+        """The arguments that say how a model is built."""
+        return [
+            *("--user-dir", self.user_dir, "--task", "language_modeling"),
+            *self.attention_arguments(name),
+            *("--decoder-layers", self.layers, "--decoder-attention-heads", self.heads),
+            *("--decoder-embed-dim", self.width, "--decoder-ffn-embed-dim", 4 * self.width),
+            *("--decoder-input-dim", self.width, "--decoder-output-dim", self.width),
+            *"--share-decoder-input-output-embed --dropout 0.0".split(),  # a short training repeats little
+            *("--tokens-per-sample", self.tokens_per_sample),
+        ]
+
+    def attention_arguments(self, name: str) -> list[object]:
+        """The architecture of a model; its window or chunk, where it has one, is a quarter of a sequence."""
+        attention = mechanism_of(name)
+        architecture = _ARCHITECTURES.get(attention, f"{attention}_lm")
+        prefix = option_prefix(architecture)
+        arguments: list[object] = ["--arch", architecture]
+        described = ATTENTIONS[attention].Options.described()
+        for reach in _REACHES:
+            if reach in described and not described[reach].speed_only:
+                arguments += [prefix + reach.replace("_", "-"), max(1, self.tokens_per_sample // 4)]
+        return arguments + addition_arguments(name, prefix)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GateVariants(LanguageModels):
+    """The options of language models whose gates may be fixed or learned, and that may be without positions."""
+
+    def model_arguments(self, name: str) -> list[object]:
+        """The arguments that say how a model is built; those that are further named come last."""
+        arguments = super().model_arguments(name.removesuffix(NO_POSITIONS))
+        if _gates(name):
+            arguments[arguments.index("--user-dir") + 1] = "recipes/wikitext103/gate_variants"
+        return [*arguments, *(["--no-token-positional-embeddings"] if name.endswith(NO_POSITIONS) else [])]
+
+    def attention_arguments(self, name: str) -> list[object]:
+        """The architecture of a model."""
+        mechanism, gates = mechanism_of(name), _gates(name)
+        if gates is None:
+            return super().attention_arguments(name)
+        forget = addition_arguments(f"{mechanism}+forget", f"--{mechanism}-")
+        return ["--arch", f"{mechanism}_gate_variant", *forget, "--gates", gates]
+
+
+def _gates(name: str) -> str | None:
+    """Which gates of ``GATES`` a model has; None for those that read the token, or for none."""
+    return next((gates for gates in GATES if gates in name.split("+")[1:]), None)
+
+
+def train_arguments(options: LanguageModels, data: Data, name: str, seed: int) -> list[object]:
+    """The ``arguments`` of an experiment with language models."""
+    return options.train_arguments(data.folder, name, seed)
+
+
+def prepare(options: LanguageModels) -> Data:
+    """The text of the options in tokens; the facts are the ``tokens`` of each split and the ``unit``, as "words".
+
+    Raises:
+        ValueError: no text, too little for so many subwords, or the folder was begun with another one.
+    """
+    size = options.file.stat().st_size if options.file.is_file() else WORDS_FROM_BYTES
+    small = size < WORDS_FROM_BYTES and not (options.words or options.subwords)
+    characters = options.characters or small
+    unit = "characters" if characters else "subwords" if options.subwords else "words"
+    tokens = tokenise(options.file.absolute(), options.out, characters, options.limit, options.subwords)
+    return Data(options.out / "data-bin", {"tokens": tokens, "unit": unit})
+
+
+def tokenise(path: Path, out: Path, characters: bool, limit: int | None, subwords: int | None = None) -> dict[str, int]:
+    """Put the text at ``path`` into ``out``/data-bin, unless it is there; returns the tokens of each split.
+
+    Args:
+        characters: a token is a character; else a word, or a subword.
+        limit: lines of a text file that are used, from the first one; None: all.
+        subwords: how many there are, fairseq's four symbols included; None: tokens are no subwords.
+
+    Raises:
+        ValueError: see ``prepare``.
+    """
+    if not path.exists():
+        raise ValueError(f"--file is {path}, which does not exist; allowed: a text file, or what prepare --file takes")
+    size = sum(part.stat().st_size for part in (path.rglob("*") if path.is_dir() else [path]))
+    settings = {"file": path.name, "bytes": size, "characters": characters, "lines": limit}
+    keep_settings(out / "text.json", settings | ({"subwords": subwords} if subwords else {}))
+    done = out / "tokens.json"
+    if not done.exists():
+        take_file(path, out / "text", limit)
+        if subwords:
+            _into_subwords(out / "text", subwords)
+        for split in SPLITS if characters else ():
+            spell_file(split_path(out / "text", split))
+        binarise(out / "text", out / "data-bin", workers=1)
+        write_json(done, {split: count(split_path(out / "text", split)).tokens for split in SPLITS})
+    return read_json(done, **dict.fromkeys(SPLITS, int))
+
+
+def _into_subwords(folder: Path, number: int) -> None:
+    """Write the three splits anew, in subwords of a model of the train split, which is kept beside them."""
+    prefix = folder / "sentencepiece"
+    lines = (line.rstrip("\n") for line in read_lines(split_path(folder, "train")))
+    train_sentencepiece(lines, prefix.with_suffix(".model"), number, masked=False, threads=1, option="--subwords")
+    model = load_sentencepiece(prefix)
+    for split in SPLITS:
+        path = split_path(folder, split)
+        encode([[line.rstrip("\n")] for line in read_lines(path)], model, path, threads=1)
+
+
+def read_perplexity(options: LanguageModels, folder: Path, known: Record) -> Record:
+    """The perplexity of the test text, of the checkpoint best on valid, and the speed of a complete training."""
+    points = read_points(folder)
+    valid, test = ({point.update: point.values["ppl"] for point in points if point.split == x} for x in SPLITS[1:])
+    best = min(valid, key=valid.__getitem__)
+    # Of four intervals one has an evaluation in it.
+    speed = statistics.median(point.values["wps"] for point in points if point.split == "train_inner")
+    return {"perplexity": test[best], "update": best, "curve": sorted(valid.items()), "tokens_per_second": speed}

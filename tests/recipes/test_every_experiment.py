@@ -1,0 +1,249 @@
+"""Every experiment: its options, its trainings, its tables and picture, what it reads, and going on in a folder."""
+
+import dataclasses
+import json
+import statistics
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from fairseq import options as fairseq_options
+from PIL import Image
+
+from recipes.long_copy import compare as long_copy
+from recipes.shared import comparison
+from recipes.shared.comparison import Compared
+from recipes.shared.experiment import Data, Experiment, Record
+from recipes.shared.json_files import read_json
+from recipes.shared.tables import Run
+from recipes.shared.trainings import Trained
+from recipes.wikitext103 import compare, gates, recall
+from tests.recipes.folders import made_by
+
+RUN = Run("python -m recipes.AREA.compare", "2 CPU cores", "Python 3.11", "2026-11-22", 9.0)
+#: What all records have.
+KNOWN = {"parameters": 4321, "seconds": 60.0, "peak_bytes": 2**30, "command": "fairseq-train"}
+
+
+class Case(NamedTuple):
+    """An experiment, and what a test needs to know of it."""
+
+    experiment: Experiment
+    arguments: tuple[str, ...] = ()  # that the command needs, and small sizes; "FILE" is a text
+    facts: Record = {}  # as ``prepare`` and ``measure`` find them
+    record: Record = {}  # what ``read`` adds to ``KNOWN``
+    log: dict[str, dict[str, float]] | None = None  # what fairseq logs of each split at an update
+    files: dict[str, Any] = {}  # of a complete training, beside its log
+    same: tuple[str, ...] = ()  # options of fairseq-train that differ between models; empty: not compared
+    shown: tuple[str, ...] = ()  # cells of the row of the first model, with ``record`` twice
+
+
+TEXT_FACTS = {"tokens": {"train": 900, "valid": 50, "test": 50}, "unit": "words"}
+PERPLEXITY = {"perplexity": 9.5, "update": 96, "curve": [[12, 9.0], [96, 8.0]], "tokens_per_second": 1000.0}
+GENERATED = {"exact": 25.0, "passages": 50.0, "tokens": 60.0, "milliseconds": 40.0}
+TEXT_LOG = {"train_inner": {"wps": 500.0}, "valid": {"ppl": 18.0}, "test": {"ppl": 19.5}}
+CASES = {
+    "wikitext103.compare": Case(
+        compare.EXPERIMENT,
+        ("--file", "FILE", "--models", "softmax", "flow+short_conv"),
+        TEXT_FACTS,
+        PERPLEXITY,
+        TEXT_LOG,
+        shown=("softmax", "4,321", "9.50 ± 0.00", "2", "1,000", "1,024", "grows", "1.0"),
+    ),
+    "wikitext103.gates": Case(
+        gates.EXPERIMENT,
+        ("--file", "FILE", "--models", "linear+fixed", "linear+no_positions"),
+        TEXT_FACTS,
+        PERPLEXITY,
+        TEXT_LOG,
+        shown=("linear+fixed", "4,321", "9.50 ± 0.00", "2", "1,000", "1,024", "constant", "1.0"),
+    ),
+    "wikitext103.recall": Case(
+        recall.EXPERIMENT,
+        ("--models", "local", "linear"),
+        {},
+        {"accuracy": 50.0},
+        shown=("local", "50.0 ± 0.0"),
+    ),
+    "long_copy.compare": Case(
+        long_copy.EXPERIMENT,
+        ("--file", "FILE", "--models", "flow/linear", "transformer"),
+        {},
+        {"update": 50, "next": 61.5, "curve": [[50, 61.5], [100, 43.2]], **GENERATED}
+        | {"seconds_per_update": 0.025, "generate_bytes": 2**29},
+        {"train_inner": {"ups": 40.0}, "valid": {"loss": 0.5, "accuracy": 61.5}},
+        {"generated.json": {"counted": GENERATED, "peak_bytes": 2**29}},
+        shown=("flow/linear", "4,321", "61.5 ± 0.0", "25.0 ± 0.0", "50.0 ± 0.0", "60.0 ± 0.0")
+        + ("2", "40", "512", "25", "1,024"),
+    ),
+}
+
+
+@pytest.fixture(params=CASES, ids=str)
+def case(request) -> Case:
+    """Each experiment."""
+    return CASES[request.param]
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    """Some short lines."""
+    path = tmp_path / "text.txt"
+    path.write_text("".join(f"line {i} of a small text\n" for i in range(60)), encoding="utf-8")
+    return path
+
+
+def command_line(case: Case, text: Path, *more: str) -> list[str]:
+    """The arguments of the command."""
+    return [str(text) if word == "FILE" else word for word in case.arguments] + list(more)
+
+
+def records_of(case: Case, model: str) -> list[Record]:
+    """Records of two seeds."""
+    return [{"model": model, "seed": seed, **KNOWN, **case.record} for seed in (1, 2)]
+
+
+def data_of(case: Case) -> Data:
+    """Data that is not there."""
+    return Data(Path("data-bin"), dict(case.facts))
+
+
+def test_help_has_every_option_and_a_text_for_it(case, capsys):
+    with pytest.raises(SystemExit) as ended:
+        case.experiment.parse(["--help"])
+    assert ended.value.code == 0
+    shown = capsys.readouterr().out
+    assert case.experiment.command in shown
+    for one in dataclasses.fields(case.experiment.options):
+        if one.metadata and not one.metadata["names"]:
+            assert f"--{one.name.replace('_', '-')}" in shown and one.metadata["help"]
+
+
+def test_an_option_that_is_typed_wins_over_quick(case, text):
+    if not any(one.name == "quick" and one.metadata for one in dataclasses.fields(case.experiment.options)):
+        return
+    usual, quick = (case.experiment.parse(command_line(case, text, *more)) for more in ([], ["--quick"]))
+    changed = [name for name, value in usual.settings().items() if quick.settings()[name] != value]
+    assert changed
+    again = case.experiment.parse(command_line(case, text, "--quick", "--updates", "77"))
+    assert again.updates == 77
+
+
+def test_models_and_seeds_may_be_added_and_nothing_else_changed(case, text):
+    options = case.experiment.parse(command_line(case, text))
+    assert dataclasses.replace(options, models=["x"], seeds=9).settings() == options.settings()
+    for one in dataclasses.fields(options):
+        if one.metadata.get("setting") and one.name in options.settings():
+            assert dataclasses.replace(options, **{one.name: 55}).settings() != options.settings()
+
+
+def test_fairseq_takes_the_arguments_of_every_training(case, text):
+    """With the same budget for all models: what an architecture does not bring is equal."""
+    experiment = case.experiment
+    if experiment.train is not None:
+        return
+    options = experiment.parse(command_line(case, text, "--seeds", "2"))
+    planned = experiment.planned(options, data_of(case))
+    assert len({one.training.name for one in planned}) == len(planned)
+    assert {one.model for one in planned} == set(options.models)
+    for one in planned:
+        if one.training.program is None:
+            words = [str(word) for word in one.training.arguments]
+            parsed = fairseq_options.parse_args_and_arch(fairseq_options.get_training_parser(), [*words, "--cpu"])
+            assert parsed.seed == one.seed
+
+
+def test_records_make_the_tables_and_the_picture(case, text, tmp_path):
+    """One model has two records, one has none."""
+    options = case.experiment.parse(command_line(case, text, "--seeds", "2"))
+    records = records_of(case, options.models[0])
+    found = case.experiment.report(options, dict(case.facts), Compared(records, {"x.2": "Loss exploded"}))
+    plain = comparison.write(tmp_path, found, RUN)
+    rows = (tmp_path / "results.md").read_text(encoding="utf-8").splitlines()
+    assert "| " + " | ".join(case.shown) + " |" in rows
+    assert f"{case.experiment.lacking}: x.2: Loss exploded" in plain
+    content = read_json(tmp_path / "results.json")
+    assert content["results"] == json.loads(json.dumps(records)) and content["plan"]["seeds"] == 2
+    assert case.facts.items() <= content.items()
+    if case.experiment.picture is not None:
+        with Image.open(tmp_path / case.experiment.picture_name) as image:
+            assert image.width > 600
+    assert case.experiment.report(options, dict(case.facts), Compared([], {})).draw is None
+
+
+def point(split: str, update: int, **values: float) -> str:
+    """A line of a log, as fairseq writes it."""
+    updates = "num_updates" if split == "train_inner" else f"{split}_num_updates"
+    named = values if split == "train_inner" else {f"{split}_{name}": value for name, value in values.items()}
+    return f"| INFO | {split} | {json.dumps({'epoch': 1, **named, updates: str(update)})}"
+
+
+def test_a_stored_log_is_read(case, text, tmp_path):
+    """Of two evaluations the better one is the first."""
+    if case.log is None:
+        return
+    lines = ["num. shared model params: 4,321 (num. trained: 4,321)"]
+    for update, worse in ((50, 1.0), (100, 1.5)):
+        for split, values in case.log.items():
+            lines.append(point(split, update, **{name: value * worse for name, value in values.items()}))
+    (tmp_path / "train.log").write_text("\n".join(lines) + "\n")
+    for name, content in case.files.items():
+        (tmp_path / name).write_text(json.dumps(content))
+    options = case.experiment.parse(command_line(case, text))
+    record = case.experiment.read(options, tmp_path, {"model": options.models[0], "seed": 1, **KNOWN})
+    assert record.keys() == case.record.keys()
+    assert json.loads(json.dumps(record))["update"] == 50
+    for name in case.files:
+        (tmp_path / name).unlink()
+        assert case.experiment.read(options, tmp_path, {"model": options.models[0], "seed": 1, **KNOWN}) is None
+
+
+TRAINED = Trained("softmax.1", "fairseq-train", 60.0, 2**30, "2026-11-22", "a machine", "versions")
+
+
+def test_from_a_text_to_the_results(text: Path, tmp_path: Path, imported_already, capsys, monkeypatch) -> None:
+    """One training and one that is complete already; a second time nothing runs, and another budget is refused."""
+    out = tmp_path / "out"
+    done = out / "runs" / "softmax.1"
+    done.mkdir(parents=True)
+    (done / "result.json").write_text(json.dumps(TRAINED._asdict()))
+    lines = ["num. shared model params: 4,321 (num. trained: 4,321)"]
+    for update, speed, valid, test in ((1, 400, 20.0, 21.0), (2, 600, 18.0, 19.5)):
+        lines.append(point("train_inner", update, wps=speed))
+        lines += [point("valid", update, ppl=valid), point("test", update, ppl=test)]
+    (done / "train.log").write_text("\n".join(lines) + "\n")
+    arguments = ["--file", str(text), "--quick", "--out", str(out), "--models", "softmax", "flow+short_conv"]
+    arguments += ["--seeds", "1", "--updates", "4", "--width", "8", "--heads", "2", "--tokens-per-sample", "16"]
+    arguments += ["--batch-tokens", "64"]
+    made_by(compare.EXPERIMENT.command, out)
+    assert compare.main(arguments) == 0
+    softmax, flow = json.loads((out / "results.json").read_text())["results"]
+    assert (softmax["perplexity"], softmax["update"], softmax["tokens_per_second"]) == (19.5, 2, 500.0)
+    assert [update for update, _ in flow["curve"]] == [1, 2, 3, 4] and flow["perplexity"] > 1.0
+    assert flow["parameters"] > 0 and flow["peak_bytes"] > 0 and "fairseq_cli.train" in flow["command"]
+    assert json.loads((out / "results.json").read_text())["unit"] == "characters"
+    logs = {path: path.stat().st_mtime_ns for path in out.rglob("*.log")}
+    assert compare.main(arguments) == 0
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*.log")} == logs
+    capsys.readouterr()
+    for change, said in ((["--lr", "0.5"], "lr is 0.5; allowed in"), (["--words"], "characters is False; allowed in")):
+        assert compare.main([*arguments, *change]) == 1
+        assert said in capsys.readouterr().err
+
+
+def test_wrong_models_and_files_are_refused(case, text, tmp_path, capsys):
+    for name in ("gpt", "softmax+nothing"):
+        with pytest.raises(SystemExit) as ended:
+            case.experiment.main(command_line(case, text, "--models", name))
+        assert ended.value.code == 2 and name in capsys.readouterr().err
+    if "FILE" in case.arguments:
+        out = tmp_path / "out"
+        assert case.experiment.main(command_line(case, tmp_path / "none.txt", "--out", str(out))) == 1
+        assert "none.txt" in capsys.readouterr().err and not out.exists()
+
+
+def test_cells_are_of_all_seeds():
+    """Mean and deviation."""
+    column = next(one for one in compare.EXPERIMENT.columns if one.header == "perplexity")
+    assert column.cell("x", [{"perplexity": 6.0}, {"perplexity": 7.0}]) == f"6.50 ± {statistics.stdev((6.0, 7.0)):.2f}"
