@@ -4,171 +4,218 @@
 and fairseq-validate. Run again, it goes on where it was interrupted.
 """
 
-import argparse
-import functools
 import json
+import statistics
 import sys
-import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from common.command_parser import CommandParser
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.ticker import LogLocator, NullLocator
 
 from ..shared import fairseq_log
 from ..shared.commands import python_command, run
-from ..shared.comparison import show, train_and_read
+from ..shared.comparison import SEEDS, Column, Compared, by_length, of_model, table
+from ..shared.experiment import PARAMETERS, Data, Experiment, Record, mean
 from ..shared.json_files import read_json, write_json
-from ..shared.scripts import command_line, positive_int, positive_number, script
-from ..shared.settings import keep_settings
-from ..shared.trainings import Trained, read_parameters, read_points
-from ..shared.working_folder import working_folder
-from . import listops, speed
+from ..shared.plots import STYLE, legend_beside, logarithmic, look, save
+from ..shared.tables import MISSING, Table
+from ..shared.trainings import read_points
+from . import listops, published
 from .examples import SPLITS, read_labels
 from .listops_blocks import Plan as ListopsPlan
-from .plan import MODELS, TABLES, TASKS, Plan, validate_command
-from .results import Results, Score, report
-from .speed import Speed
+from .plan import MODELS, TASKS, Arena
+from .speed import INFERENCE, TRAINING, Speed
 
-COMMAND = "recipes.lra.compare"
-DEFAULT_MODELS = ["softmax", "flow", "linear", "flash", "daft_conv", "mixed_chunk"]
-SPEED_LENGTHS = [1024, 2048, 3072, 4096]
-UPDATES, EVALUATIONS = 1_500, 8
 #: In the folder of a training: what its selected checkpoint reaches on the test split.
 TEST = "test.json"
-#: To see that everything runs; nothing is learned.
-QUICK_UPDATES, QUICK_SPEED_LENGTHS = 8, [64, 128]
 #: Expressions of a generated ListOps, and the shortest ones as a share of the longest.
 SIZES = {"train": 64_000, "valid": 1_000, "test": 1_000}
 QUICK_SIZES = {"train": 200, "valid": 40, "test": 40}
 _SHORTEST = 16
+TITLE = Column("model", known=lambda name: MODELS[name].title)
 
 
-def prepare(plan: Plan, out: Path, sizes: dict[str, int], processes: int) -> Path:
-    """Generate ListOps of the plan's length below ``out``; returns its folder."""
-    # --max-length is exclusive, and the first token stands before it.
-    lengths = {"min_length": plan.length // _SHORTEST, "max_length": plan.length}
-    listops.generate(ListopsPlan(seed=1, **sizes, **lengths), out / "data", processes)
-    return out / "data"
+def prepare(options: Arena) -> Data:
+    """The folder of ``--data``, or generated ListOps of the length, with the number of examples of each split."""
+    data = options.data
+    if data is None:
+        data = options.out / "data"
+        # --max-length is exclusive, and the first token stands before it.
+        lengths = {"min_length": options.length // _SHORTEST, "max_length": options.length}
+        sizes = QUICK_SIZES if options.quick else SIZES
+        listops.generate(ListopsPlan(seed=1, **sizes, **lengths), data, options.jobs)
+    data_bin = data.absolute() / "data-bin"
+    labels = {split: read_labels(data_bin, split) for split in SPLITS}
+    # Accuracy on the test split of always naming its most frequent class, per cent.
+    majority = 100.0 * labels["test"].bincount().max().item() / len(labels["test"])
+    return Data(data_bin, {"examples": {split: len(found) for split, found in labels.items()}, "majority": majority})
 
 
-def validate(plan: Plan, data: Path, folder: Path) -> None:
+def validate(options: Arena, data: Data, folder: Path) -> None:
     """Evaluate the test split of the selected checkpoint in ``folder``, and keep it there, unless it has been."""
     if not (folder / TEST).exists():
         log = folder / "test.log"
-        run(validate_command(plan, data, folder / "checkpoints" / "checkpoint_best.pt", "test"), log, threads=1)
+        run(options.validate_command(data.folder, folder / "checkpoints" / "checkpoint_best.pt"), log, threads=1)
         values = fairseq_log.parse_validation(log.read_text(encoding="utf-8").splitlines(), "test")
         write_json(folder / TEST, values)
 
 
-def read_score(name: str, seed: int, folder: Path, trained: Trained) -> Score | None:
-    """The accuracies of a complete training; None if its test split has not been evaluated."""
+def read(options: Arena, folder: Path, known: Record) -> Record | None:
+    """The accuracies of a complete training, per cent; None if its test split has not been evaluated."""
     if not (folder / TEST).exists():
         return None
     points = read_points(folder)
     best = max((point for point in points if point.split == "valid"), key=lambda point: point.values["accuracy"])
-    return Score(
-        name,
-        seed,
-        read_parameters(folder),
-        best.values["accuracy"],
-        best.update,
-        read_json(folder / TEST, accuracy=float)["accuracy"],
-        max(point.values["accuracy"] for point in points if point.split == "test"),
-        trained.seconds,
-        trained.peak_bytes,
-        trained.command,
-    )
+    return {
+        "valid": best.values["accuracy"],  # the best evaluation
+        "update": best.update,
+        "test": read_json(folder / TEST, accuracy=float)["accuracy"],  # of the checkpoint that valid selected
+        "best_test": max(point.values["accuracy"] for point in points if point.split == "test"),
+    }
 
 
-def measure_speed(plan: Plan, out: Path, lengths: list[int], batch_size: int) -> list[Speed]:
+def measure(options: Arena, data: Data, compared: Compared) -> Record:
     """Steps per second of all models, measured unless they have been with the same arguments."""
-    arguments = [str(word) for word in speed.arguments(plan, lengths, batch_size)]
-    path = out / "speed.json"
-    if path.exists():
-        stored = read_json(path, arguments=list[str], measured=list[Speed])
-        if stored["arguments"] == arguments:
-            return stored["measured"]
-    log = out / "logs" / "speed.log"
-    run(python_command("-m", "recipes.lra.speed", *arguments), log, threads=1)
-    measured = json.loads(log.read_text(encoding="utf-8").splitlines()[-1])
-    write_json(path, {"arguments": arguments, "measured": measured})
-    return [Speed(**one) for one in measured]
+    if compared.interrupted:
+        return {"speeds": [], "speed_batch": options.speed_batch}
+    arguments = [str(word) for word in options.speed_arguments()]
+    path = options.out / "speed.json"
+    stored = read_json(path, arguments=list[str], measured=list[Speed]) if path.exists() else {"arguments": None}
+    if stored["arguments"] != arguments:
+        log = options.out / "logs" / "speed.log"
+        run(python_command("-m", "recipes.lra.speed", *arguments), log, threads=1)
+        measured = json.loads(log.read_text(encoding="utf-8").splitlines()[-1])
+        write_json(path, {"arguments": arguments, "measured": measured})
+        stored["measured"] = [Speed(**speed) for speed in measured]
+    return {"speeds": [speed._asdict() for speed in stored["measured"]], "speed_batch": options.speed_batch}
 
 
-def parser() -> CommandParser:
-    """The script's options."""
-    parser = CommandParser(prog="python -m recipes.lra.compare", description=__doc__.splitlines()[0])
-    parser.add_argument("--task", choices=TASKS, default="listops", help="default: %(default)s")
-    parser.add_argument(
-        "--data", type=Path, help="the folder that a prepare command wrote; default: a ListOps that is generated"
+def columns(options: Arena, facts: Record) -> list[Column]:
+    """Columns of the table of accuracies."""
+
+    def paper(name: str) -> str:
+        accuracy = published.accuracy(name, options.task)
+        return MISSING if accuracy is None else f"{accuracy:.2f}"
+
+    return [
+        TITLE,
+        Column("architecture", known=lambda name: f"{MODELS[name].architecture}_lra_{options.task}"),
+        PARAMETERS,
+        Column("selected on valid", mean("test", 1)),
+        Column("best on test", mean("best_test", 1)),
+        SEEDS,
+        Column("seconds", lambda records: f"{statistics.mean(record['seconds'] for record in records):.0f}"),
+        Column("published", known=paper),
+    ]
+
+
+def notes(options: Arena, facts: Record) -> list[str]:
+    """Notes below the table of accuracies."""
+    splits = ", ".join(f"{count:,} {split}" for split, count in facts["examples"].items())
+    return [
+        f"accuracy in per cent, mean ± standard deviation over the seeds; guessing gives "
+        f"{TASKS[options.task].chance:.0f}, always the most frequent class of the test split {facts['majority']:.1f}",
+        "selected on valid: the checkpoint with the best accuracy on the valid split, whose test split is read once",
+        "best on test: the best of all evaluations on the test split, as the released code reports it: no estimate"
+        " of anything unseen",
+        f"{options.updates:,} updates of {options.batch_size} sequences of at most {options.length:,} tokens "
+        f"({splits}), width {options.width}, {options.layers} layers (FLASH twice as many units), learning rate "
+        f"{options.lr:g} for all",
+        "published: Table 2 of the Flowformer paper, for the Arena's lengths, sizes and budgets; another experiment",
+    ]
+
+
+_STEP = {TRAINING: "loss and gradients, no optimizer", INFERENCE: "no gradients"}
+
+
+def further_tables(options: Arena, facts: Record, records: list[Record]) -> list[Table]:
+    """Speeds of training and inference, and memory."""
+
+    def cell(speed: Speed) -> str:
+        return f"{speed.steps_per_second:.2f}" + ("" if speed.faster is None else f" ({speed.faster:.2f}x)")
+
+    def of_lengths(title: str, kind: str, cell: Callable[[Speed], str], notes: list[str]) -> Table:
+        speeds = _speeds(facts, kind)
+        lengths = by_length(sorted({speed.length for speed in speeds}), cell)
+        return table(title, [TITLE, *lengths], options.models, Compared(speeds, {}), notes)
+
+    def of_steps(kind: str) -> Table:
+        notes = [
+            f"a step: {facts['speed_batch']} sequences without padding, on one thread; {_STEP[kind]}",
+            "median of interleaved rounds; in parentheses how many steps are made in the time of one of softmax, the "
+            "median over the rounds",
+        ]
+        return of_lengths(f"Steps per second, {kind}", kind, cell, notes)
+
+    memory = of_lengths(
+        "Memory of a training step, MiB",
+        TRAINING,
+        lambda speed: f"{speed.peak_bytes / 2**20:,.0f}",
+        ["allocated by torch in one training step, beyond weights and gradients"],
     )
-    parser.add_argument("--out", type=Path, default=Path("work/lra/compare"), help="default: %(default)s")
-    rows = parser.add_mutually_exclusive_group()
-    rows.add_argument("--models", nargs="+", choices=MODELS, default=DEFAULT_MODELS, help="default: %(default)s")
-    rows.add_argument("--table", choices=TABLES, help="the rows of this table of the Flowformer paper, as --models")
-    parser.add_argument("--seeds", type=positive_int, default=3, help="runs of each model (%(default)s)")
-    parser.add_argument(
-        "--length", type=positive_int, help="tokens of the longest sequence, with the first; default: the task's"
-    )
-    parser.add_argument("--updates", type=positive_int, help=f"of every training; default: {UPDATES:,}")
-    parser.add_argument(
-        "--lr", type=positive_number, default=3e-3, help="highest learning rate, of all models (%(default)s)"
-    )
-    sizes = {"batch-size": 32, "width": 64, "layers": 1, "heads": 2}
-    for name, default in sizes.items():
-        parser.add_argument(f"--{name}", type=positive_int, default=default, help="default: %(default)s")
-    parser.add_argument("--jobs", type=positive_int, default=1, help="trainings at a time, a thread each (%(default)s)")
-    parser.add_argument(
-        "--speed-lengths", type=positive_int, nargs="+", help=f"lengths to time; default: {SPEED_LENGTHS}"
-    )
-    parser.add_argument("--speed-batch", type=positive_int, default=2, help="sequences in a timed step (%(default)s)")
-    parser.add_argument("--quick", action="store_true", help="only see that everything runs: nothing is learned")
-    return parser
+    return [of_steps(TRAINING), of_steps(INFERENCE), memory]
 
 
-@script("compare")
-def main(arguments: list[str] | None = None) -> int:
-    """Run the script; returns the exit status."""
-    options = parser().parse_args(arguments)
-    if options.data is None and options.task != "listops":
-        raise ValueError(f"--task is {options.task} without --data; allowed: the folder of its prepare command, too")
-    if options.data is not None and not (options.data / "data-bin").is_dir():
-        raise ValueError(f"--data is {options.data}, which has no data-bin; allowed: what a prepare command wrote")
-    if options.table is not None:
-        options.models = TABLES[options.table]
-    plan = Plan.chosen(
-        options,
-        length=options.length or TASKS[options.task].longest + 1,
-        updates=options.updates or (QUICK_UPDATES if options.quick else UPDATES),
-        evaluations=min(EVALUATIONS, options.updates or EVALUATIONS),
-    )
-    out = options.out.absolute()
-    with working_folder(out, COMMAND):
-        return _compare(options, plan, out, command_line(COMMAND, arguments))
+def _speeds(facts: Record, kind: str) -> list[Speed]:
+    return [Speed(**speed) for speed in facts["speeds"] if speed["kind"] == kind]
 
 
-def _compare(options: argparse.Namespace, plan: Plan, out: Path, command: str) -> int:
-    started = time.monotonic()
-    keep_settings(out / "settings.json", plan.settings())
-    data = options.data
-    if data is None:
-        data = prepare(plan, out, QUICK_SIZES if options.quick else SIZES, options.jobs)
-    data_bin = data.absolute() / "data-bin"
-    evaluate = functools.partial(validate, plan, data_bin)
-    compared = train_and_read(plan.trainings(data_bin), out / "runs", options.jobs, read_score, evaluate)
-    lengths = options.speed_lengths or (QUICK_SPEED_LENGTHS if options.quick else SPEED_LENGTHS)
-    speeds = [] if compared.interrupted else measure_speed(plan, out, sorted(set(lengths)), options.speed_batch)
-    labels = {split: read_labels(data_bin, split) for split in SPLITS}
-    results = Results(
-        plan,
-        {split: len(found) for split, found in labels.items()},
-        100.0 * labels["test"].bincount().max().item() / len(labels["test"]),
-        compared,
-        speeds,
-        options.speed_batch,
-    )
-    show(out, report(results), command, started)
-    return compared.status
+def draw(options: Arena, facts: Record, records: Sequence[Record], path: Path) -> None:
+    """Accuracies of all seeds against those of guessing, and speed of training against length."""
+    with plt.rc_context(STYLE):
+        size = (13, max(4.2, 0.28 * len(options.models)))
+        figure, (left, right) = plt.subplots(1, 2, figsize=size, layout="constrained")
+        _draw_accuracies(left, options, facts, records)
+        _draw_speeds(right, options, _speeds(facts, TRAINING))
+        save(figure, path, dpi=130)
 
+
+def _draw_accuracies(axes: Axes, options: Arena, facts: Record, records: Sequence[Record]) -> None:
+    names = options.models
+    for place, name in enumerate(names):
+        values = [record["test"] for record in of_model(records, name)]
+        if values:
+            axes.plot(values, [place] * len(values), look(place).marker, color=look(place).colour, alpha=0.6)
+            axes.plot(statistics.mean(values), place, "|", color="black", markersize=16)
+    axes.axvline(facts["majority"], color="gray", linestyle="--")
+    axes.annotate(" always the most frequent class", (facts["majority"], -0.55), fontsize=8, color="gray", ha="left")
+    axes.set_yticks(range(len(names)), [MODELS[name].title for name in names])
+    axes.set(xlabel="accuracy on the test split, %", ylim=(len(names) - 0.5, -0.8))
+    axes.set_title(f"{TASKS[options.task].title}, a dot for each seed, a line for the mean")
+
+
+def _draw_speeds(axes: Axes, options: Arena, speeds: Sequence[Speed]) -> None:
+    for place, name in enumerate(options.models):
+        points = sorted((speed.length, speed.steps_per_second) for speed in of_model(speeds, name))
+        if points:
+            axes.plot(*zip(*points), marker=look(place).marker, label=MODELS[name].title, **look(place).line)
+    axes.set(xlabel="tokens in a sequence", ylabel="training steps per second")
+    logarithmic(axes, sorted({speed.length for speed in speeds}))
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.grid(alpha=0.25)
+    if speeds:
+        legend_beside(axes)
+
+
+EXPERIMENT = Experiment(
+    command="recipes.lra.compare",
+    about=__doc__.splitlines()[0],
+    options=Arena,
+    title=lambda options, facts: f"{TASKS[options.task].title}, accuracy",
+    columns=columns,
+    notes=notes,
+    prepare=prepare,
+    arguments=lambda options, data, name, seed: options.train_arguments(data.folder, name, seed),
+    read=read,
+    evaluate=validate,
+    measure=measure,
+    further_tables=further_tables,
+    picture=draw,
+)
+main = EXPERIMENT.main
 
 if __name__ == "__main__":
     sys.exit(main())

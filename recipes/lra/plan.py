@@ -1,5 +1,7 @@
-"""The trainings of a comparison: tasks, models of one size, one budget, and the commands they become."""
+"""Tasks and models of the Long Range Arena, the options of a comparison of them, and the commands they become."""
 
+import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -8,8 +10,9 @@ from common.attention import supporting
 from fairseq_plugin.models.long_range_arena import unit_dims
 
 from ..shared.commands import python_command
-from ..shared.comparison import Budget
+from ..shared.experiment import Budget, option
 from ..shared.reach import reach_arguments
+from ..shared.scripts import positive_int
 
 
 class Task(NamedTuple):
@@ -98,15 +101,51 @@ for _name in supporting("bidirectional"):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan(Budget):
-    """The budget of classifiers on one task."""
+class Arena(Budget):
+    """The options of classifiers on one task."""
 
-    task: str
-    length: int  # of the longest sequence, the first token included
-    batch_size: int
+    task: str = option("listops", choices=tuple(TASKS))
+    data: Path | None = option(
+        None, "the folder that a prepare command wrote; default: a ListOps that is generated", setting=False, type=Path
+    )
+    models: Sequence[str] = option(
+        ("softmax", "flow", "linear", "flash", "daft_conv", "mixed_chunk"),
+        setting=False,
+        group="rows",
+        nargs="+",
+        choices=MODELS,
+    )
+    table: str | None = option(
+        None, "the rows of this table of the Flowformer paper, as --models", setting=False, group="rows", choices=TABLES
+    )
+    length: int | None = option(
+        None, "tokens of the longest sequence, with the first; default: the task's", type=positive_int
+    )
+    updates: int = option(1_500, quick=8)
+    batch_size: int = option(32)
+    layers: int = option(1)
+    heads: int = option(2)
+    speed_lengths: Sequence[int] = option(
+        (1024, 2048, 3072, 4096),
+        "lengths to time; default: %(default)s",
+        quick=[64, 128],
+        setting=False,
+        nargs="+",
+        type=positive_int,
+    )
+    speed_batch: int = option(2, "sequences in a timed step (%(default)s)", setting=False)
+
+    def completed(self) -> "Arena":
+        """Take the models of ``--table`` and the length of the task; see ``Options``."""
+        if self.data is None and self.task != "listops":
+            raise ValueError(f"--task is {self.task} without --data; allowed: the folder of its prepare command, too")
+        if self.data is not None and not (self.data / "data-bin").is_dir():
+            raise ValueError(f"--data is {self.data}, which has no data-bin; allowed: what a prepare command wrote")
+        models = self.models if self.table is None else TABLES[self.table]
+        return dataclasses.replace(self, models=models, length=self.length or TASKS[self.task].longest + 1)
 
     def train_arguments(self, data: Path, name: str, seed: int) -> list[object]:
-        """See ``Budget``."""
+        """The arguments of fairseq-train for a model and a seed, without the folder of checkpoints."""
         return [
             *task_arguments(self.task, data, self.length),
             *self.model_arguments(name),
@@ -118,8 +157,8 @@ class Plan(Budget):
         ]
 
     def model_arguments(self, name: str) -> list[object]:
-        """The architecture ``name`` in the plan's size: with as many parameters as a Transformer with an FFN of twice
-        the width, and without dropout, since a short training repeats little."""
+        """The architecture ``name`` in the size of the options: with as many parameters as a Transformer with an FFN of
+        twice the width, and without dropout, since a short training repeats little."""
         ffn = 2 * self.width
         arguments = ["--arch", f"{MODELS[name].architecture}_lra_{self.task}", "--encoder-embed-dim", self.width]
         if name == "flash":
@@ -134,6 +173,29 @@ class Plan(Budget):
             *"--dropout 0.0 --attention-dropout 0.0 --activation-dropout 0.0".split(),
         ]
 
+    def validate_command(self, data: Path, checkpoint: Path, split: str = "test") -> list[str]:
+        """fairseq-validate of a checkpoint on one split."""
+        return python_command(
+            *("-m", "fairseq_cli.validate", *task_arguments(self.task, data, self.length)),
+            *("--path", checkpoint, "--valid-subset", split, "--batch-size", self.batch_size),
+            *"--required-batch-size-multiple 1 --num-workers 0 --log-format json".split(),
+        )
+
+    def speed_arguments(self) -> list[object]:
+        """The command line of ``recipes.lra.speed``."""
+        return [
+            *(
+                "--models",
+                *self.models,
+                "--lengths",
+                *sorted(set(self.speed_lengths)),
+                "--batch-size",
+                self.speed_batch,
+            ),
+            *("--trained-length", self.length, "--task", self.task),
+            *("--width", self.width, "--layers", self.layers, "--heads", self.heads),
+        ]
+
 
 def task_arguments(task: str, data: Path, length: int) -> list[object]:
     """Arguments for a task and its data that fairseq-train and fairseq-validate both need."""
@@ -143,12 +205,3 @@ def task_arguments(task: str, data: Path, length: int) -> list[object]:
         *("--num-classes", TASKS[task].classes, "--max-positions", length),
         *(["--init-token", 0] if TASKS[task].first_token else []),
     ]
-
-
-def validate_command(plan: Plan, data: Path, checkpoint: Path, split: str) -> list[str]:
-    """fairseq-validate of a checkpoint on one split."""
-    return python_command(
-        *("-m", "fairseq_cli.validate", *task_arguments(plan.task, data, plan.length)),
-        *("--path", checkpoint, "--valid-subset", split, "--batch-size", plan.batch_size),
-        *"--required-batch-size-multiple 1 --num-workers 0 --log-format json".split(),
-    )

@@ -26,7 +26,7 @@ from ..shared.fairseq_models import model_options
 from ..shared.scripts import positive_int, script
 from .examples import symbol_dictionary
 from .listops_rules import SYMBOLS
-from .plan import MODELS, TASKS, Plan, task_arguments
+from .plan import MODELS, TASKS, Arena, task_arguments
 
 TRAINING, INFERENCE = "training", "inference"
 
@@ -42,16 +42,16 @@ class Speed(NamedTuple):
     peak_bytes: int  # of a step, beyond the weights and their gradients
 
 
-def measure(plan: Plan, lengths: list[int], batch_size: int) -> list[Speed]:
-    """Every model of ``plan`` at every length, ``batch_size`` sequences of random symbols in a step."""
+def measure(options: Arena, lengths: list[int], batch_size: int) -> list[Speed]:
+    """Every model of ``options`` at every length, ``batch_size`` sequences of random symbols in a step."""
     found = []
     device = "cuda" if torch.cuda.is_available() else "cpu"
     bar = tqdm(total=2 * len(lengths), desc="speed", unit="", disable=None)
     for length in lengths:
-        models = {name: build(plan, name, length).to(device) for name in plan.models}
+        models = {name: build(options, name, length).to(device) for name in options.models}
         generator = torch.Generator().manual_seed(1)
         tokens = torch.randint(FIRST_TOKEN, FIRST_TOKEN + len(SYMBOLS), (batch_size, length), generator=generator)
-        labels = torch.randint(0, TASKS[plan.task].classes, (batch_size,), generator=generator)
+        labels = torch.randint(0, TASKS[options.task].classes, (batch_size,), generator=generator)
         tokens, labels = tokens.to(device), labels.to(device)
         for kind in (TRAINING, INFERENCE):
             steps = {name: _step(model, tokens, labels, kind) for name, model in models.items()}
@@ -65,13 +65,13 @@ def measure(plan: Plan, lengths: list[int], batch_size: int) -> list[Speed]:
     return found
 
 
-def build(plan: Plan, name: str, length: int) -> nn.Module:
+def build(options: Arena, name: str, length: int) -> nn.Module:
     """The model ``name`` for sequences of ``length`` symbols, as fairseq-train builds it."""
-    command = [*task_arguments(plan.task, Path("data"), length), *plan.model_arguments(name)]
+    command = [*task_arguments(options.task, Path("data"), length), *options.model_arguments(name)]
     torch.manual_seed(1)
     task = SimpleNamespace(source_dictionary=symbol_dictionary(SYMBOLS), max_positions=lambda: length)
     model = tasks.FairseqTask.build_model(task, model_options(command))
-    model.register_classification_head("head", num_classes=TASKS[plan.task].classes)
+    model.register_classification_head("head", num_classes=TASKS[options.task].classes)
     return model
 
 
@@ -93,15 +93,6 @@ def _step(model: nn.Module, tokens: torch.Tensor, labels: torch.Tensor, kind: st
             return [model(tokens, classification_head_name="head")[0]]
 
     return train if kind == TRAINING else infer
-
-
-def arguments(plan: Plan, lengths: list[int], batch_size: int) -> list[object]:
-    """The command line of this module for ``plan``."""
-    return [
-        *("--models", *plan.models, "--lengths", *lengths, "--batch-size", batch_size),
-        *("--trained-length", plan.length, "--task", plan.task),
-        *("--width", plan.width, "--layers", plan.layers, "--heads", plan.heads),
-    ]
 
 
 def parser() -> CommandParser:
@@ -127,10 +118,8 @@ def parser() -> CommandParser:
 def main(arguments: list[str] | None = None) -> int:
     """Run the script; returns the exit status."""
     chosen = parser().parse_args(arguments)
-    # Nothing is trained here.
-    trained = {"length": chosen.trained_length, "seeds": 1, "updates": 1, "evaluations": 1, "lr": 0.0}
-    plan = Plan.chosen(chosen, **trained)
-    found = measure(plan, chosen.lengths, chosen.batch_size)
+    sizes = {name: getattr(chosen, name) for name in ("models", "task", "width", "layers", "heads")}
+    found = measure(Arena(**sizes, length=chosen.trained_length), chosen.lengths, chosen.batch_size)
     print(json.dumps([one._asdict() for one in found]))
     return 0
 

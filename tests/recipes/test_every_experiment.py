@@ -11,6 +11,7 @@ from fairseq import options as fairseq_options
 from PIL import Image
 
 from recipes.long_copy import compare as long_copy
+from recipes.lra import compare as lra
 from recipes.shared import comparison
 from recipes.shared.comparison import Compared
 from recipes.shared.experiment import Data, Experiment, Record
@@ -34,10 +35,21 @@ class Case(NamedTuple):
     record: Record = {}  # what ``read`` adds to ``KNOWN``
     log: dict[str, dict[str, float]] | None = None  # what fairseq logs of each split at an update
     files: dict[str, Any] = {}  # of a complete training, beside its log
-    same: tuple[str, ...] = ()  # options of fairseq-train that differ between models; empty: not compared
     shown: tuple[str, ...] = ()  # cells of the row of the first model, with ``record`` twice
+    said: tuple[str, ...] = ()  # elsewhere in the tables and the notes
 
 
+def speed(model: str, kind: str, steps: float, faster: float) -> Record:
+    """A measurement of ``recipes.lra.speed``."""
+    measured = {"steps_per_second": steps, "faster": faster, "peak_bytes": 3 * 2**20}
+    return {"model": model, "length": 1024, "kind": kind, **measured}
+
+
+SPEEDS = [
+    speed(model, kind, steps, faster)
+    for kind in ("training", "inference")
+    for model, steps, faster in (("softmax", 2.0, 1.0), ("flow", 4.0, 2.0))
+]
 TEXT_FACTS = {"tokens": {"train": 900, "valid": 50, "test": 50}, "unit": "words"}
 PERPLEXITY = {"perplexity": 9.5, "update": 96, "curve": [[12, 9.0], [96, 8.0]], "tokens_per_second": 1000.0}
 GENERATED = {"exact": 25.0, "passages": 50.0, "tokens": 60.0, "milliseconds": 40.0}
@@ -76,6 +88,17 @@ CASES = {
         {"generated.json": {"counted": GENERATED, "peak_bytes": 2**29}},
         shown=("flow/linear", "4,321", "61.5 ± 0.0", "25.0 ± 0.0", "50.0 ± 0.0", "60.0 ± 0.0")
         + ("2", "40", "512", "25", "1,024"),
+        said=("16 marked passages of 1 each", "32,000 train"),
+    ),
+    "lra.compare": Case(
+        lra.EXPERIMENT,
+        ("--length", "256", "--models", "softmax", "flow"),
+        {"examples": {"train": 900, "valid": 20, "test": 30}, "majority": 16.7, "speeds": SPEEDS, "speed_batch": 2},
+        {"valid": 31.0, "update": 40, "test": 30.0, "best_test": 31.0},
+        {"valid": {"accuracy": 31.0}, "test": {"accuracy": 31.0}},
+        {"test.json": {"accuracy": 30.0}},
+        ("Transformer, softmax", "softmax_lra_listops", "4,321", "30.0 ± 0.0", "31.0 ± 0.0", "2", "60", "36.37"),
+        ("4.00 (2.00x)", "guessing gives 10", "most frequent class of the test split 16.7"),
     ),
 }
 
@@ -163,6 +186,7 @@ def test_records_make_the_tables_and_the_picture(case, text, tmp_path):
     rows = (tmp_path / "results.md").read_text(encoding="utf-8").splitlines()
     assert "| " + " | ".join(case.shown) + " |" in rows
     assert f"{case.experiment.lacking}: x.2: Loss exploded" in plain
+    assert all(text in plain for text in case.said)
     content = read_json(tmp_path / "results.json")
     assert content["results"] == json.loads(json.dumps(records)) and content["plan"]["seeds"] == 2
     assert case.facts.items() <= content.items()
@@ -179,6 +203,11 @@ def point(split: str, update: int, **values: float) -> str:
     return f"| INFO | {split} | {json.dumps({'epoch': 1, **named, updates: str(update)})}"
 
 
+def worsened(name: str, value: float, factor: float) -> float:
+    """An accuracy that is lower, or another number that is higher."""
+    return value / factor if name == "accuracy" else value * factor
+
+
 def test_a_stored_log_is_read(case, text, tmp_path):
     """Of two evaluations the better one is the first."""
     if case.log is None:
@@ -186,7 +215,7 @@ def test_a_stored_log_is_read(case, text, tmp_path):
     lines = ["num. shared model params: 4,321 (num. trained: 4,321)"]
     for update, worse in ((50, 1.0), (100, 1.5)):
         for split, values in case.log.items():
-            lines.append(point(split, update, **{name: value * worse for name, value in values.items()}))
+            lines.append(point(split, update, **{name: worsened(name, value, worse) for name, value in values.items()}))
     (tmp_path / "train.log").write_text("\n".join(lines) + "\n")
     for name, content in case.files.items():
         (tmp_path / name).write_text(json.dumps(content))

@@ -2,24 +2,17 @@
 
 import dataclasses
 import json
-import statistics
 from pathlib import Path
 
 import pytest
 from matplotlib import pyplot as plt
 
-from recipes.lra import compare, pictures, published, results, speed
-from recipes.lra.plan import ABLATIONS, MODELS, TABLES, TASKS, Plan
-from recipes.lra.results import Results, Score
-from recipes.lra.speed import INFERENCE, TRAINING, Speed
-from recipes.shared import comparison
-from recipes.shared.comparison import Compared
+from recipes.lra import compare, pictures, published, speed
+from recipes.lra.plan import ABLATIONS, MODELS, TABLES, TASKS, Arena
+from recipes.shared.experiment import Data
 from recipes.shared.reach import reach_arguments
-from recipes.shared.tables import Run
 
-SIZES = {"width": 64, "layers": 1, "heads": 2, "length": 256, "batch_size": 32}
-PLAN = Plan(task="listops", models=["softmax", "flow"], seeds=2, updates=100, lr=3e-3, evaluations=8, **SIZES)
-RUN = Run("python -m recipes.lra.compare", "2 CPU cores", "Python 3.11", "2026-11-22", 9.0)
+OPTIONS = Arena(length=256)
 
 
 def option(arguments, name):
@@ -28,8 +21,7 @@ def option(arguments, name):
 
 def test_every_model_has_the_same_budget():
     """But for the architecture, FLASH's widths and the seed, commands are equal, in the order of the seeds."""
-    plan = dataclasses.replace(PLAN, models=list(MODELS))
-    trainings = plan.trainings(Path("data-bin"))
+    trainings = compare.EXPERIMENT.planned(dataclasses.replace(OPTIONS, models=list(MODELS)), Data(Path("x"), {}))
     assert [one.training.name for one in trainings[: len(MODELS)]] == [f"{name}.1" for name in MODELS]
     differing = {"--arch", "--encoder-layers", "--encoder-attention-heads", "--encoder-ffn-embed-dim"}
     common = []
@@ -49,23 +41,23 @@ def test_ablations_are_options_of_flow_attention():
     assert [len(TABLES[table]) for table in ("2", "10", "11")] == [15, 3, 4]
     assert {name for rows in TABLES.values() for name in rows} <= set(MODELS)
     for table in ("10", "11"):
-        built = [speed.build(PLAN, name, 32).encoder.sentence_encoder.layers[0] for name in TABLES[table]]
+        built = [speed.build(OPTIONS, name, 32).encoder.sentence_encoder.layers[0] for name in TABLES[table]]
         inner = [layer.self_attn.inner.options for layer in built]
         assert len({(one.phi, one.competition, one.allocation) for one in inner}) == len(inner)
-    made = {name: speed.build(PLAN, name, 32) for name in ("flow+no_competition", "flow+sigmoid_softmax")}
+    made = {name: speed.build(OPTIONS, name, 32) for name in ("flow+no_competition", "flow+sigmoid_softmax")}
     first, second = (x.encoder.sentence_encoder.layers[0].self_attn.inner.options for x in made.values())
     assert (first.competition, first.allocation, first.phi) == ("none", "sigmoid", "sigmoid")
     assert (second.competition, second.allocation) == ("sigmoid", "softmax")
 
 
 def test_a_table_chooses_the_models(capsys):
-    assert compare.parser().parse_args(["--table", "11"]).table == "11"
+    assert compare.EXPERIMENT.parse(["--table", "11"]).models == TABLES["11"]
     for given, said in (
         (["--table", "3"], "'2', '10', '11'"),
         (["--table", "2", "--models", "flow"], "not allowed with"),
     ):
         with pytest.raises(SystemExit):
-            compare.parser().parse_args(given)
+            compare.main(given)
         assert said in capsys.readouterr().err
 
 
@@ -75,41 +67,10 @@ def test_published_rows_belong_to_models():
 
 
 def test_other_tasks():
-    arguments = dataclasses.replace(PLAN, task="retrieval").train_arguments(Path("x"), "flow", 1)
+    arguments = dataclasses.replace(OPTIONS, task="retrieval").train_arguments(Path("x"), "flow", 1)
     assert option(arguments, "--task") == "sequence_pair_prediction"
     assert option(arguments, "--arch") == "flowformer_lra_retrieval"
-    assert "--init-token" not in dataclasses.replace(PLAN, task="pathfinder").train_arguments(Path("x"), "flow", 1)
-
-
-def score(model, seed, test):
-    return Score(model, seed, 77_386, 31.0, 40, test, test + 1.0, 100.0, 2**20, "fairseq-train")
-
-
-def test_tables_and_files(tmp_path):
-    scores = [score("flow", 1, 30.0), score("flow", 2, 33.0), score("softmax", 1, 35.5)]
-    speeds = [
-        Speed(model, length, kind, steps, ratio, 3 * 2**20)
-        for kind in (TRAINING, INFERENCE)
-        for model, steps, ratio in (("softmax", 2.0, 1.0), ("flow", 4.0, 2.0))
-        for length in (1024, 4096)
-    ]
-    examples = {"train": 900, "valid": 20, "test": 30}
-    compared = Compared(scores, {"softmax.2": "Loss exploded"})
-    plain = comparison.write(tmp_path, results.report(Results(PLAN, examples, 16.7, compared, speeds, 2)), RUN)
-    rows = (tmp_path / "results.md").read_text().splitlines()
-    mean, spread = statistics.mean((30, 33)), statistics.stdev((30, 33))
-    flow = (
-        f"| Flowformer | flowformer_lra_listops | 77,386 | {mean:.1f} ± {spread:.1f} | 32.5 ± 2.1 | 2 | 100 | 38.70 |"
-    )
-    assert flow in rows
-    assert any(
-        row.startswith("| Transformer, softmax | softmax_lra_listops | 77,386 | 35.5 | 36.5 | 1 |") for row in rows
-    )
-    assert "| Flowformer | 4.00 (2.00x) | 4.00 (2.00x) |" in rows and "| Flowformer | 3 | 3 |" in rows
-    for said in ("guessing gives 10", "most frequent class of the test split 16.7", "softmax.2: Loss exploded"):
-        assert said in plain
-    assert json.loads((tmp_path / "results.json").read_text())["scores"][0]["test"] == 30.0
-    assert plt.imread(tmp_path / "results.png").shape[0] > 300
+    assert "--init-token" not in dataclasses.replace(OPTIONS, task="pathfinder").train_arguments(Path("x"), "flow", 1)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +99,7 @@ def compared(tmp_path_factory, imported_already):
 def test_from_the_generator_to_the_table(compared, capsys, monkeypatch):
     """The second time nothing runs; another learning rate is refused in the same folder."""
     out, arguments = compared
-    (one,) = json.loads((out / "results.json").read_text())["scores"]
+    (one,) = json.loads((out / "results.json").read_text())["results"]
     log = (out / "runs" / "flow.1" / "train.log").read_text()
     assert f'"test_accuracy": "{one["test"]:g}"' in log  # read again, from the selected checkpoint
     assert one["best_test"] >= one["test"] and one["update"] in (1, 2)
