@@ -30,7 +30,7 @@ from recipes.shared.json_files import measured, write_json
 from recipes.shared.settings import check_settings
 from recipes.shared.tables import Run, write_reports
 from recipes.shared.trainings import Trained, read_trained
-from recipes.time_series.results import Plan, Result, read_outcomes
+from recipes.time_series.compare import Outcome, Plan, read_results
 from recipes.timm_families.records import add_record, read_records
 from recipes.timm_families.survey import Found
 from tests import damages
@@ -112,9 +112,9 @@ def _transfer(folder: Path) -> Any:
 
 
 def _write_results(folder: Path) -> None:
-    result = Result("flow", 1, 1000, [50.0, 60.5], 1.5, "fairseq-train")
-    content = {"plan": Plan("JapaneseVowels", ["flow"], [1], 2)._asdict(), "results": [result._asdict()]}
-    write_reports(folder, [], RUN, {**content, "runs": [RUN._asdict()]})
+    result = Outcome("flow", 1, 1000, 1.5, 2**30, "fairseq-train", [50.0, 60.5], 60.5, 60.5)
+    content = {"plan": Plan(["flow"], 1, "JapaneseVowels", 2)._asdict(), "results": [result._asdict()]}
+    write_reports(folder, [], RUN, {**content, "run": RUN._asdict(), "earlier": []})
 
 
 def _write_played(folder: Path) -> None:
@@ -181,7 +181,7 @@ FORMATS = {
         lambda at: measured(at / "losses.json", lambda: {"valid": 1.5, "test": 2.5}, dict[str, float]),
     ),
     "results of a comparison": Format(
-        "results.json", _write_results, lambda at: read_outcomes(at / "results.json"), JSON
+        "results.json", _write_results, lambda at: read_results(at / "results.json"), JSON
     ),
     "returns": Format("played.json", _write_played, lambda at: averages.gathered([at / "played.json"]), JSON),
     "results of the benchmark": Format(

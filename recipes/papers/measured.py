@@ -39,7 +39,7 @@ def measured(paper: str, number: str) -> list[Measured]:
 
 def _vowels() -> Measured:
     """JapaneseVowels, from the file that its comparison wrote."""
-    content = read_json(_RECIPES / "time_series" / "japanese_vowels.json", results=list, runs=list)
+    content = read_json(_RECIPES / "time_series" / "japanese_vowels.json", results=list, earlier=list)
     columns = {short(header): header for header in read_paper("flowformer").tables["6"].header[1:]}
     names = {
         "softmax": "TRANS",
@@ -53,10 +53,10 @@ def _vowels() -> Measured:
     }
     cells = {}
     for name, column in names.items():
-        best = [max(one["accuracies"]) for one in content["results"] if one["name"] == name]
+        best = [one["best"] for one in content["results"] if one["model"] == name]
         if best:
             cells[columns[column]] = spread(best)
-    run = content["runs"][0]
+    run = content["earlier"][0]
     what = "JapaneseVowels in the paper's size, 100 epochs; the best test accuracy of a run, as the paper reports"
     limits = "One of ten data sets, that of the shortest series."
     return Measured(what, cells, "JAPANESEVOWELS", run["command"], run["machine"], run["date"], limits)

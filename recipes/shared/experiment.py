@@ -106,7 +106,7 @@ def shell_words(text: str) -> list[str]:
 class Options:
     """The options of an experiment, each a field; see ``option``."""
 
-    out: Path = option(None, setting=False, type=Path)
+    out: Path = option(Path(), setting=False, type=Path)  # by default work/AREA/NAME
     models: Sequence[str] = option((), setting=False, nargs="+", metavar="NAME")
     seeds: int = option(3, "runs of each model (%(default)s)", setting=False)
     jobs: int = option(1, "trainings at a time, a thread each (%(default)s)", setting=False)
@@ -242,6 +242,8 @@ class Experiment:
     prepare: Callable[[Any], Data]
     #: Of fairseq-train, without the folder of checkpoints; of options, data, model and seed.
     arguments: Callable[[Any, Data, str, int], list[object]] | None = None
+    #: Records of earlier runs, which are shown, and whose trainings are not made again.
+    earlier: Callable[[Any, Data], list[Record]] | None = None
     #: In place of ``arguments``: the trainings, if they are not every model with every seed.
     plan: Callable[[Any, Data], list[Planned]] | None = None
     #: What a record has of a complete training in a folder, beside what all have; None if it has not been evaluated.
@@ -258,7 +260,7 @@ class Experiment:
     picture_name: str = "results.png"
     whole: Mapping[str, str] = field(default_factory=dict)  # folders that are replaced, and who writes them
     runs: str = "runs"  # the folder of the trainings, in --out
-    resumes: bool = True  # whether a run goes on with what is in the folder, which then has one budget
+    one_budget: bool = True  # whether all that is ever trained in a folder has the same settings
     lacking: str = "not trained"  # said of a model that has no record
 
     def parser(self) -> CommandParser:
@@ -273,7 +275,7 @@ class Experiment:
             if names[0].startswith("-"):
                 default = list(one.default) if isinstance(one.default, tuple) else one.default
                 argument |= {"dest": one.name, "default": default}
-            if one.name == "out" and one.default is None:
+            if one.name == "out" and one.default == Path():
                 argument["default"] = Path("work", *self.command.split(".")[1:])
             group = one.metadata["group"]
             if group is not None and group not in groups:
@@ -310,10 +312,10 @@ class Experiment:
         started = time.monotonic()
         options = self.parse(arguments)
         with working_folder(options.out, self.command, whole=self.whole):
-            if self.resumes:
+            if self.one_budget:
                 check_settings(options.out / "settings.json", options.settings())
             data = self.prepare(options)
-            if self.resumes:
+            if self.one_budget:
                 keep_settings(options.out / "settings.json", options.settings())
             compared = (self.train or self._train)(options, data)
             facts = {**data.facts, **(self.measure(options, data, compared) if self.measure else {})}
@@ -329,7 +331,9 @@ class Experiment:
 
     def _train(self, options: Any, data: Data) -> Compared:
         """Train what is not yet trained, and read all that is complete."""
-        planned = self.planned(options, data)
+        earlier = [] if self.earlier is None else self.earlier(options, data)
+        there = {(record["model"], record["seed"]) for record in earlier}
+        planned = [one for one in self.planned(options, data) if (one.model, one.seed) not in there]
         programs = {(one.model, one.seed): one.training.program for one in planned}
 
         def read(model: str, seed: int, folder: Path, trained: Trained) -> Record | None:
@@ -340,7 +344,8 @@ class Experiment:
             return None if own is None else known | own
 
         evaluate = None if self.evaluate is None else functools.partial(self.evaluate, options, data)
-        return train_and_read(planned, options.out / self.runs, options.jobs, read, evaluate)
+        compared = train_and_read(planned, options.out / self.runs, options.jobs, read, evaluate)
+        return compared._replace(outcomes=[*earlier, *compared.outcomes])
 
     def report(self, options: Any, facts: Record, compared: Compared) -> Report:
         """The tables, what is stored, and the picture."""

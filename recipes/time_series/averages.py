@@ -5,48 +5,53 @@
 
 import statistics
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from common.command_parser import CommandParser
 
+from ..shared.experiment import Record
 from ..shared.scripts import script
 from ..shared.summaries import summarise
 from ..shared.tables import MISSING, Table
-from .results import Result, in_paper, read_outcomes, shown_name
+from .compare import in_paper, read_results, shown_name
 
 COMMAND = "recipes.time_series.averages"
 
 
-def gathered(paths: Sequence[Path]) -> dict[str, list[Result]]:
+def gathered(paths: Sequence[Path]) -> dict[str, list[Record]]:
     """The outcomes of comparisons by data set.
 
     Raises:
         ValueError: a file that is no result of one, or two of one data set.
     """
-    found: dict[str, list[Result]] = {}
+    found: dict[str, list[Record]] = {}
     for path in paths:
-        plan, outcomes = read_outcomes(path)
-        if plan.dataset in found:
-            raise ValueError(f"{path} is of {plan.dataset}, as a file before it; allowed: one file for each data set")
-        found[plan.dataset] = outcomes.results
+        results = read_results(path)
+        dataset = results.plan.dataset
+        if dataset in found:
+            raise ValueError(f"{path} is of {dataset}, as a file before it; allowed: one file for each data set")
+        found[dataset] = results.records
     return found
 
 
-def tables(results: Mapping[str, Sequence[Result]]) -> list[Table]:
+def tables(results: Mapping[str, Sequence[Record]]) -> list[Table]:
     """One of the last epochs, one of the best."""
     return [
-        table("Accuracy after the last epoch", results, lambda one: one.last),
-        table("Accuracy of the best epoch, chosen on the test series as in the paper", results, lambda one: one.best),
+        table("Accuracy after the last epoch", results, "last"),
+        table("Accuracy of the best epoch, chosen on the test series as in the paper", results, "best"),
     ]
 
 
-def table(title: str, results: Mapping[str, Sequence[Result]], value: Callable[[Result], float]) -> Table:
-    """A row for each model: the mean of ``value`` over seeds for each data set, their average, and the paper's."""
-    names = list(dict.fromkeys(one.name for ours in results.values() for one in ours))
+def table(title: str, results: Mapping[str, Sequence[Record]], value: str) -> Table:
+    """A row for each model: the mean over seeds for each data set, their average, and the paper's.
+
+    ``value`` is the name of what is averaged: "last" or "best".
+    """
+    names = list(dict.fromkeys(record["model"] for ours in results.values() for record in ours))
     rows = []
     for name in names:
-        means = [[value(one) for one in ours if one.name == name] for ours in results.values()]
+        means = [[record[value] for record in ours if record["model"] == name] for ours in results.values()]
         means = [statistics.mean(values) if values else None for values in means]
         paper = [in_paper(dataset, name) for dataset in results]
         rows.append((shown_name(name), *map(_shown, means), _average(means), _average(paper)))

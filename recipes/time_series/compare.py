@@ -6,28 +6,31 @@ An interrupted comparison goes on where it was.
 """
 
 import argparse
-import functools
-import itertools
+import dataclasses
 import math
+import statistics
 import sys
-import time
-from collections.abc import Iterable
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-from common.command_parser import CommandParser
+from matplotlib import pyplot as plt
 
 from ..shared.architectures import known_names
 from ..shared.commands import shown_path
-from ..shared.comparison import NO_READER, Planned, planned_trainings, show, train_and_read
+from ..shared.comparison import NO_READER, SEEDS, Column, Planned, by_model, planned_trainings
+from ..shared.experiment import MILLIONS, MINUTES, Data, Experiment, Options, Record, mean, option
+from ..shared.json_files import read_json
+from ..shared.plots import STYLE, Look, legend_beside, look, save
 from ..shared.reach import reach_arguments
-from ..shared.scripts import command_line, positive_int, script
-from ..shared.trainings import Trained, Training, read_parameters, read_points
-from ..shared.working_folder import working_folder
+from ..shared.scripts import positive_int
+from ..shared.tables import MISSING, Run
+from ..shared.trainings import Training, read_points
 from . import prepare
 from .classify import CLASSIFIERS, RANDOM
-from .results import Earlier, Plan, Result, read, report
+from .published import MODELS, TABLE, published
 
-COMMAND = "recipes.time_series.compare"
 SUFFIX = "_time_series"
 #: Trained only if asked for: a second name of flowformer, and mechanisms that FLASH was compared with.
 NOT_BY_DEFAULT = ("flow", "combiner", "quadratic")
@@ -42,73 +45,24 @@ CLASSIFY = ("-m", "recipes.time_series.classify")
 SMALLEST_CHUNK, LARGEST_CHUNK = 16, 256
 
 
-def train_arguments(data: Path, plan: Plan, name: str, seed: int, longest: int) -> list[object]:
-    """fairseq-train's arguments: the authors' optimiser, batch, clipping, epochs, and evaluation every two epochs."""
-    return [
-        data,
-        *"--user-dir fairseq_plugin --task time_series_classification --criterion sentence_prediction".split(),
-        *("--arch", name + SUFFIX, *chunk_arguments(name, longest), *reach_arguments(name, longest)),
-        *("--optimizer", OPTIMIZERS.get(plan.dataset, "radam"), "--lr", "0.001", "--lr-scheduler", "fixed"),
-        *"--clip-norm 4.0 --batch-size 16 --required-batch-size-multiple 1".split(),
-        *("--max-epoch", plan.epochs, "--seed", seed),
-        *("--valid-subset", "test", "--batch-size-valid", 128, "--validate-interval", plan.validate_interval),
-        *"--best-checkpoint-metric accuracy --maximize-best-checkpoint-metric".split(),
-        *("--save-interval", math.gcd(SAVE_INTERVAL, plan.epochs), "--no-epoch-checkpoints"),
-        *("--log-interval", 1_000_000, *NO_READER),
-    ]
+#: Where the paper's method is not the same.
+UNLIKE = {
+    "hist_gradient_boosting": "XGBoost in place of scikit-learn's boosted trees (hist_gradient_boosting)",
+    "tcn": "an encoder like that of tcn_time_series, trained without labels, and a support vector machine",
+}
+#: What has no attention here -> the column of the paper's Table 6 that stands beside it.
+BASELINES = {
+    "dtw": "DTW",
+    "rocket": "Rocket",
+    "hist_gradient_boosting": "XGBoost",
+    "lstm": "LSTM",
+    "tcn": "Unsup.",
+}
 
 
-def chunk_arguments(name: str, longest: int) -> list[object]:
-    """Chunks for the mechanisms that have them: about two to a series, at most FLASH's 256 steps."""
-    option = {"flash": "--flash-chunk-size", "mixed_chunk": "--mixed-chunk-chunk-size"}.get(name)
-    if option is None:
-        return []
-    return [option, min(LARGEST_CHUNK, max(SMALLEST_CHUNK, 2 ** round(math.log2(longest / 2))))]
-
-
-def read_result(plan: Plan, name: str, seed: int, folder: Path, trained: Trained) -> Result:
-    """A complete training; of a method that is no network, without parameters and with one accuracy.
-
-    Raises:
-        ValueError: its log lacks an evaluation or the number of parameters.
-    """
-    points = [point for point in read_points(folder) if point.split == "test"]
-    if name in CLASSIFIERS and points:
-        return Result(name, seed, 0, [points[-1].values["accuracy"]], trained.seconds, trained.command)
-    if [point.epoch for point in points] != plan.evaluated:
-        epochs = ", ".join(str(point.epoch) for point in points)
-        raise ValueError(
-            f"{shown_path(folder)}/train.log has evaluations after epochs {epochs or 'none'}; "
-            f"allowed: after every {plan.validate_interval} of {plan.epochs}"
-        )
-    accuracies = [point.values["accuracy"] for point in points]
-    return Result(name, seed, read_parameters(folder), accuracies, trained.seconds, trained.command)
-
-
-def parser() -> CommandParser:
-    """The script's options."""
-    parser = CommandParser(prog="python -m recipes.time_series.compare", description=__doc__.splitlines()[0])
-    parser.add_argument("--dataset", default="JapaneseVowels", metavar="NAME", help="as for prepare (%(default)s)")
-    parser.add_argument(
-        "--file", type=Path, metavar="ZIP_OR_TS", help="a copy of the data set you have, as for prepare"
-    )
-    parser.add_argument("--seeds", type=positive_int, default=5, help="trainings of each model (%(default)s)")
-    names = ",".join(default_names())
-    parser.add_argument(
-        "--models",
-        "--archs",
-        type=models,
-        nargs="+",
-        metavar="NAME",
-        help=f"architectures without {SUFFIX}, and {', '.join(CLASSIFIERS)}; default: {names}",
-    )
-    parser.add_argument("--epochs", type=positive_int, help=f"default: the authors', {DEFAULT_EPOCHS}; 400 for PEMS-SF")
-    parser.add_argument("--jobs", type=positive_int, default=1, help="trainings at a time, of one thread each")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="default: work/time_series/compare/NAME")
-    parser.add_argument(
-        "--add", type=Path, metavar="JSON", help="results.json of another part, whose trainings are not made again"
-    )
-    return parser
+def default_names() -> list[str]:
+    """The architectures that are trained unless told otherwise, the paper's first."""
+    return sorted(set(known_names(SUFFIX)) - set(NOT_BY_DEFAULT), key=lambda name: (name != "flowformer", name))
 
 
 def models(text: str) -> list[str]:
@@ -124,57 +78,291 @@ def models(text: str) -> list[str]:
     return names
 
 
-def parsed(arguments: Iterable[str] | None) -> argparse.Namespace:
-    """The options, ``models`` as one list without repetitions."""
-    options = parser().parse_args(arguments)
-    options.models = list(dict.fromkeys(itertools.chain(*(options.models or [default_names()]))))
-    return options
+@dataclass(frozen=True, kw_only=True)
+class Series(Options):
+    """The options of classifiers on one data set."""
+
+    dataset: str = option("JapaneseVowels", "as for prepare (%(default)s)", metavar="NAME")
+    file: Path | None = option(
+        None, "a copy of the data set you have, as for prepare", setting=False, type=Path, metavar="ZIP_OR_TS"
+    )
+    seeds: int = option(5, "trainings of each model (%(default)s)", setting=False)
+    models: Sequence[str] = option(
+        tuple(default_names()),
+        f"architectures without {SUFFIX}, and {', '.join(CLASSIFIERS)}; default: {','.join(default_names())}",
+        setting=False,
+        names=("--models", "--archs"),
+        type=models,
+        nargs="+",
+        metavar="NAME",
+    )
+    epochs: int | None = option(None, f"default: the authors', {DEFAULT_EPOCHS}; 400 for PEMS-SF", type=positive_int)
+    jobs: int = option(1, "trainings at a time, of one thread each", setting=False)
+    quick: bool = False
+    out: Path | None = option(None, "default: work/time_series/compare/NAME", setting=False, type=Path, metavar="DIR")
+    add: Path | None = option(
+        None,
+        "results.json of another part, whose trainings are not made again",
+        setting=False,
+        type=Path,
+        metavar="JSON",
+    )
+
+    def completed(self) -> "Series":
+        """Take the epochs and the folder of the data set; see ``Options``."""
+        epochs = self.epochs or EPOCHS.get(self.dataset, DEFAULT_EPOCHS)
+        out = self.out or Path("work/time_series/compare") / self.dataset
+        return dataclasses.replace(self, epochs=epochs, out=out)
+
+    @property
+    def validate_interval(self) -> int:
+        """Epochs between two evaluations: 2, as in the authors' training, or 1 where the last epoch would have none."""
+        return 1 if self.epochs % 2 else 2
+
+    @property
+    def evaluated(self) -> list[int]:
+        """The epochs after which a training is evaluated."""
+        return list(range(self.validate_interval, self.epochs + 1, self.validate_interval))
 
 
-def planned_fits(names: Iterable[str], seeds: list[int], data: Path) -> list[Planned]:
-    """The methods that are no networks: those that draw nothing at random are fitted once."""
+def train_arguments(options: Series, data: Data, name: str, seed: int) -> list[object]:
+    """fairseq-train's arguments: the authors' optimiser, batch, clipping, epochs, and evaluation every two epochs."""
+    longest = data.facts["longest"]
     return [
-        Planned(name, seed, Training(f"{name}.{seed}", [data, "--model", name, "--seed", seed], CLASSIFY))
-        for name in names
-        for seed in (seeds if name in RANDOM else seeds[:1])
+        data.folder,
+        *"--user-dir fairseq_plugin --task time_series_classification --criterion sentence_prediction".split(),
+        *("--arch", name + SUFFIX, *chunk_arguments(name, longest), *reach_arguments(name, longest)),
+        *("--optimizer", OPTIMIZERS.get(options.dataset, "radam"), "--lr", "0.001", "--lr-scheduler", "fixed"),
+        *"--clip-norm 4.0 --batch-size 16 --required-batch-size-multiple 1".split(),
+        *("--max-epoch", options.epochs, "--seed", seed),
+        *("--valid-subset", "test", "--batch-size-valid", 128, "--validate-interval", options.validate_interval),
+        *"--best-checkpoint-metric accuracy --maximize-best-checkpoint-metric".split(),
+        *("--save-interval", math.gcd(SAVE_INTERVAL, options.epochs), "--no-epoch-checkpoints"),
+        *("--log-interval", 1_000_000, *NO_READER),
     ]
 
 
-def default_names() -> list[str]:
-    """The architectures that are trained unless told otherwise, the paper's first."""
-    return sorted(set(known_names(SUFFIX)) - set(NOT_BY_DEFAULT), key=lambda name: (name != "flowformer", name))
+def chunk_arguments(name: str, longest: int) -> list[object]:
+    """Chunks for the mechanisms that have them: about two to a series, at most FLASH's 256 steps."""
+    option = {"flash": "--flash-chunk-size", "mixed_chunk": "--mixed-chunk-chunk-size"}.get(name)
+    if option is None:
+        return []
+    return [option, min(LARGEST_CHUNK, max(SMALLEST_CHUNK, 2 ** round(math.log2(longest / 2))))]
 
 
-@script("compare")
-def main(arguments: Iterable[str] | None = None) -> int:
-    """Run the script; returns the exit status."""
-    options = parsed(arguments)
-    epochs = options.epochs or EPOCHS.get(options.dataset, DEFAULT_EPOCHS)
-    plan = Plan(options.dataset, options.models, list(range(1, options.seeds + 1)), epochs)
-    out = (options.out or Path("work/time_series/compare") / options.dataset).absolute()
-    with working_folder(out, COMMAND, whole={"data": prepare.COMMAND}):
-        return _compare(options, plan, out, command_line(COMMAND, arguments))
+def plan(options: Series, data: Data) -> list[Planned]:
+    """Every model with every seed; methods that are no networks and draw nothing at random are fitted once."""
+    seeds = range(1, options.seeds + 1)
+    fits = [
+        Planned(name, seed, Training(f"{name}.{seed}", [data.folder, "--model", name, "--seed", seed], CLASSIFY))
+        for name in options.models
+        if name in CLASSIFIERS
+        for seed in (seeds if name in RANDOM else seeds[:1])
+    ]
+    networks = [name for name in options.models if name not in CLASSIFIERS]
+    return fits + planned_trainings(networks, seeds, lambda name, seed: train_arguments(options, data, name, seed))
 
 
-def _compare(options: argparse.Namespace, plan: Plan, out: Path, command: str) -> int:
-    started = time.monotonic()
-    earlier = read(options.add, plan) if options.add else Earlier([], [])
-    described, _ = prepare.prepare(options.dataset, out / "data", options.file)
+def read(options: Series, folder: Path, known: Record) -> Record:
+    """The accuracies of a complete training in per cent, as fairseq rounds them; of a fit, one.
 
-    def arguments(name: str, seed: int) -> list[object]:
-        return train_arguments(out / "data", plan, name, seed, described.longest)
+    Raises:
+        ValueError: its log lacks an evaluation.
+    """
+    points = [point for point in read_points(folder) if point.split == "test"]
+    accuracies = [point.values["accuracy"] for point in points]
+    if known["model"] in CLASSIFIERS and points:
+        accuracies = accuracies[-1:]
+    elif [point.epoch for point in points] != options.evaluated:
+        epochs = ", ".join(str(point.epoch) for point in points)
+        raise ValueError(
+            f"{shown_path(folder)}/train.log has evaluations after epochs {epochs or 'none'}; "
+            f"allowed: after every {options.validate_interval} of {options.epochs}"
+        )
+    return {"accuracies": accuracies, **ends(accuracies)}
 
-    known = [one for one in earlier.results if one.name in plan.names and one.seed in plan.seeds]
-    there = {(one.name, one.seed) for one in known}
-    networks = [name for name in plan.names if name not in CLASSIFIERS]
-    others = [name for name in plan.names if name in CLASSIFIERS]
-    planned = planned_fits(others, plan.seeds, out / "data") + planned_trainings(networks, plan.seeds, arguments)
-    planned = [one for one in planned if (one.model, one.seed) not in there]
-    compared = train_and_read(planned, out, options.jobs, functools.partial(read_result, plan))
-    compared = compared._replace(outcomes=[*known, *compared.outcomes])
-    show(out, report(plan, compared, earlier.runs), command, started)
-    return compared.status
 
+def ends(accuracies: Sequence[float]) -> dict[str, float]:
+    """The last accuracy, and the best, which is chosen on the test series, as the paper does."""
+    return {"last": accuracies[-1], "best": max(accuracies)}
+
+
+class Outcome(NamedTuple):
+    """A record in results.json, to be checked when it is read."""
+
+    model: str  # without _time_series
+    seed: int
+    parameters: int  # 0 where it is no network
+    seconds: float
+    peak_bytes: int | None  # None where it is not known
+    command: str
+    accuracies: list[float]  # on the test series at each evaluation
+    last: float
+    best: float
+
+
+class Plan(NamedTuple):
+    """The plan in results.json."""
+
+    models: list[str]
+    seeds: int
+    dataset: str
+    epochs: int
+
+
+class Results(NamedTuple):
+    """The content of results.json: what was planned, the records, and the runs that made them."""
+
+    plan: Plan
+    records: list[Record]
+    runs: list[Run]
+
+
+def read_results(path: Path) -> Results:
+    """The content of ``path``, the results.json of a comparison.
+
+    Raises:
+        ValueError: it is no such file.
+    """
+    allowed = "results.json of a comparison"
+    found = read_json(path, allowed, plan=Plan, results=list[Outcome], run=Run, earlier=list[Run])
+    records = [outcome._asdict() for outcome in found["results"]]
+    return Results(found["plan"], records, [*found["earlier"], found["run"]])
+
+
+def make_data(options: Series) -> Data:
+    """The data set, the length of its longest series, and the runs that made the records of ``--add``."""
+    runs = [] if options.add is None else added(options).runs
+    described, _ = prepare.prepare(options.dataset, options.out / "data", options.file)
+    facts = {"longest": described.longest, "earlier": [run._asdict() for run in runs]}
+    return Data(options.out / "data", facts)
+
+
+def added(options: Series) -> Results:
+    """The results of ``--add``.
+
+    Raises:
+        ValueError: it is no such file, or is of another data set or number of epochs.
+    """
+    found = read_results(options.add)
+    if (found.plan.dataset, found.plan.epochs) != (options.dataset, options.epochs):
+        raise ValueError(
+            f"{options.add} is of {found.plan.dataset}, {found.plan.epochs} epochs; allowed: {options.dataset}, "
+            f"{options.epochs} epochs"
+        )
+    return found
+
+
+def earlier(options: Series, data: Data) -> list[Record]:
+    """The records of ``--add`` that are asked for."""
+    records = [] if options.add is None else added(options).records
+    return [record for record in records if record["model"] in options.models and record["seed"] <= options.seeds]
+
+
+def shown_name(name: str) -> str:
+    """The architecture or method that ``--models`` calls ``name``, as tables show it."""
+    return name if name in CLASSIFIERS else f"{name}{SUFFIX}"
+
+
+def in_paper(dataset: str, name: str) -> float | None:
+    """The accuracy in the paper of what is called ``name`` here, see ``BASELINES``; None if it has none."""
+    if name in BASELINES and dataset in TABLE:
+        return TABLE[dataset][MODELS.index(BASELINES[name])]
+    return published(dataset, name)
+
+
+def columns(options: Series, facts: Record) -> list[Column]:
+    """Accuracy after the last epoch and of the best one, mean and deviation, and the paper's."""
+
+    def paper(name: str) -> str:
+        accuracy = in_paper(options.dataset, name)
+        return MISSING if accuracy is None else f"{accuracy:.1f}"
+
+    return [
+        Column("architecture", known=shown_name),
+        MILLIONS._replace(measured=lambda x: MILLIONS.measured(x) if x[0]["parameters"] else MISSING),
+        Column("last epoch", mean("last")),
+        Column("best epoch", mean("best")),
+        Column("paper", known=paper),
+        SEEDS,
+        MINUTES,
+    ]
+
+
+def notes(options: Series, facts: Record) -> list[str]:
+    """Notes below the table."""
+    notes = [
+        f"per cent of the test series, after {options.epochs} epochs of training; mean and deviation over seeds",
+        f"the best of {len(options.evaluated)} evaluations is chosen on the test series, as in the paper, whose "
+        "numbers are of one run",
+    ]
+    if options.dataset in TABLE:
+        row = ", ".join(f"{model} {value}" for model, value in zip(MODELS, TABLE[options.dataset]))
+        notes.append(f"the paper's row: {row}")
+    if unlike := [name for name in UNLIKE if name in options.models]:
+        notes.append("the paper has another method: " + "; ".join(UNLIKE[name] for name in unlike))
+    runs = [Run(**run) for run in facts["earlier"]]
+    return notes + [f"with trainings of `{run.command}`, {run.date}; {run.machine}; {run.versions}" for run in runs]
+
+
+def draw(options: Series, facts: Record, records: Sequence[Record], path: Path) -> None:
+    """Draw the mean accuracy by epoch, and a dot for the last and the best epoch of each seed."""
+    models = by_model(records, options.models)
+    with plt.rc_context(STYLE):
+        figure, (curves, dots) = plt.subplots(1, 2, figsize=(13, 4.8), layout="constrained")
+        for i, (name, of_name) in enumerate(models.items()):
+            means = [statistics.mean(at) for at in zip(*(record["accuracies"] for record in of_name))]
+            label = f"{name}, {len(of_name)} seed{'s' if len(of_name) > 1 else ''}"
+            if name in CLASSIFIERS:
+                curves.axhline(means[0], label=label, linewidth=1.3, **look(i).line)
+            else:
+                curves.plot(options.evaluated, means, label=label, linewidth=1.3, **look(i).curve(len(means)))
+            _draw_dots(dots, options, i, name, of_name, look(i))
+        lowest = min(record["last"] for record in records)
+        curves.set(xlabel="epoch", ylabel="accuracy on the test series, %", ylim=(max(0.0, lowest - 6.0), 100.5))
+        curves.set_title("Mean over seeds")
+        legend_beside(curves)
+        dots.set_xticks(range(len(models)), models, rotation=30, ha="right")
+        dots.set_title("Each seed: last epoch (hollow), best epoch (filled)\nand the paper's (cross)")
+        for axes in (curves, dots):
+            axes.grid(alpha=0.25)
+        figure.suptitle(f"{options.dataset}: {options.epochs} epochs")
+        save(figure, path, dpi=130)
+
+
+def _draw_dots(axes: plt.Axes, options: Series, place: int, name: str, records: Sequence[Record], style: Look) -> None:
+    """The accuracies of one model, side by side."""
+    axes.plot(
+        [place - 0.15] * len(records),
+        [record["last"] for record in records],
+        style.marker,
+        mfc="none",
+        color=style.colour,
+    )
+    axes.plot([place + 0.15] * len(records), [record["best"] for record in records], style.marker, color=style.colour)
+    paper = in_paper(options.dataset, name)
+    if paper is not None:
+        axes.plot(place, paper, "x", color="black", ms=9, mew=2)
+
+
+EXPERIMENT = Experiment(
+    command="recipes.time_series.compare",
+    about=__doc__.splitlines()[0],
+    options=Series,
+    title=lambda options, facts: f"Accuracy on {options.dataset}",
+    columns=columns,
+    notes=notes,
+    prepare=make_data,
+    earlier=earlier,
+    plan=plan,
+    read=read,
+    picture=draw,
+    picture_name="accuracy.png",
+    whole={"data": prepare.COMMAND},
+    runs="",
+    one_budget=False,
+)
+main = EXPERIMENT.main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -138,7 +138,7 @@ EXPERIMENT = Experiment(
     notes=notes,
     prepare=lambda options: Data(options.out, {}),
     train=train,
-    resumes=False,
+    one_budget=False,
 )
 main = EXPERIMENT.main
 

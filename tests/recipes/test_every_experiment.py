@@ -18,6 +18,7 @@ from recipes.shared.experiment import Data, Experiment, Record
 from recipes.shared.json_files import read_json
 from recipes.shared.tables import Run
 from recipes.shared.trainings import Trained
+from recipes.time_series import compare as time_series
 from recipes.wikitext103 import compare, gates, recall
 from tests.recipes.folders import made_by
 
@@ -99,6 +100,14 @@ CASES = {
         {"test.json": {"accuracy": 30.0}},
         ("Transformer, softmax", "softmax_lra_listops", "4,321", "30.0 ± 0.0", "31.0 ± 0.0", "2", "60", "36.37"),
         ("4.00 (2.00x)", "guessing gives 10", "most frequent class of the test split 16.7"),
+    ),
+    "time_series.compare": Case(
+        time_series.EXPERIMENT,
+        ("--models", "flowformer", "dtw,tcn"),
+        {"longest": 26, "earlier": [RUN._asdict()]},
+        {"accuracies": [97.0, 98.6] + 48 * [98.1], "last": 98.1, "best": 98.6},
+        shown=("flowformer_time_series", "0.00 M", "98.10 ± 0.00", "98.60 ± 0.00", "98.9", "2", "1.0"),
+        said=("with trainings of `python -m recipes.AREA.compare`", "Rocket 96.2", "support vector"),
     ),
 }
 

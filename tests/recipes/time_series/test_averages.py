@@ -2,26 +2,34 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from recipes.time_series import averages
-from recipes.time_series.results import Plan, Result
+from recipes.time_series.compare import ends
+
+RUN = {"command": "x", "machine": "x", "versions": "x", "date": "2026-11-22", "minutes": 1.0}
 
 
-def write(path: Path, dataset: str, results: list[Result]) -> str:
+def record(model: str, seed: int, *accuracies: float) -> dict[str, Any]:
+    """A training with these accuracies."""
+    known = {"model": model, "seed": seed, "parameters": 1, "seconds": 1.0, "peak_bytes": 1, "command": ""}
+    return {**known, "accuracies": list(accuracies), **ends(accuracies)}
+
+
+def write(path: Path, dataset: str, results: list[dict[str, Any]]) -> str:
     """A file as a comparison leaves it."""
-    plan = Plan(dataset, ["flowformer", "dtw"], [1, 2], 100)
-    content = {"plan": plan._asdict(), "runs": [], "results": [one._asdict() for one in results]}
-    path.write_text(json.dumps(content))
+    plan = {"models": ["flowformer", "dtw"], "seeds": 2, "dataset": dataset, "epochs": 100}
+    path.write_text(json.dumps({"plan": plan, "run": RUN, "earlier": [], "results": results}))
     return str(path)
 
 
 def test_averages(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     """Means over seeds, then over data sets; the best epoch beside the last; a lacking data set is a dash."""
-    first = [Result("flowformer", seed, 1, [90.0, last], 1.0, "") for seed, last in ((1, 80.0), (2, 86.0))]
-    vowels = write(tmp_path / "a.json", "JapaneseVowels", [*first, Result("dtw", 1, 0, [94.0], 1.0, "")])
-    beats = write(tmp_path / "b.json", "Heartbeat", [Result("flowformer", 1, 1, [70.0, 75.0], 1.0, "")])
+    first = [record("flowformer", seed, 90.0, last) for seed, last in ((1, 80.0), (2, 86.0))]
+    vowels = write(tmp_path / "a.json", "JapaneseVowels", [*first, record("dtw", 1, 94.0)])
+    beats = write(tmp_path / "b.json", "Heartbeat", [record("flowformer", 1, 70.0, 75.0)])
     out = tmp_path / "averages.md"
     assert averages.main([vowels, beats, "--out", str(out)]) == 0
     shown = capsys.readouterr().out

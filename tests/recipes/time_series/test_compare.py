@@ -10,9 +10,10 @@ from PIL import Image
 import fairseq_plugin  # noqa: F401  registers what the commands name
 from recipes.shared.architectures import known_names
 from recipes.shared.comparison import Compared
-from recipes.shared.trainings import Trained, read_trained
-from recipes.time_series import compare, results
-from recipes.time_series.results import Plan, Result
+from recipes.shared.experiment import Data, Record
+from recipes.shared.trainings import Trained
+from recipes.time_series import compare
+from recipes.time_series.compare import Series
 from tests.recipes.folders import made_by
 
 CASES = ["1,2,3:4,5,6:a", "3,2,1:6,5,4:b"]
@@ -27,6 +28,18 @@ def arguments(tmp_path: Path) -> list[str]:
         (tmp_path / f"Toy_{part}.ts").write_text("\n".join([*HEADER, *CASES]) + "\n")
     names = ["--dataset", "Toy", "--file", str(tmp_path / "Toy_TRAIN.ts"), "--out", str(tmp_path / "out")]
     return [*names, "--archs", "flowformer,linear_time_series", "--seeds", "2", "--epochs", "6"]
+
+
+def record(model: str, accuracies: list[float], parameters: int = 0, seconds: float = 60.0) -> Record:
+    """A training with these accuracies."""
+    known = {"model": model, "seed": 1, "parameters": parameters, "seconds": seconds}
+    return {**known, "accuracies": accuracies, **compare.ends(accuracies)}
+
+
+def train_arguments(name: str, longest: int, dataset: str = "JapaneseVowels", epochs: int = 100) -> list[object]:
+    """The arguments of fairseq-train for a model of series of at most so many steps."""
+    options = Series(dataset=dataset, models=[name], epochs=epochs)
+    return compare.train_arguments(options, Data(Path("data"), {"longest": longest}), name, 1)
 
 
 def complete(out: Path, name: str, accuracies: list[float]) -> None:
@@ -51,21 +64,20 @@ def test_complete_trainings_become_a_table(arguments: list[str], tmp_path: Path,
         ("linear.2", [10.0, 20.0, 30.0]),
     ):
         complete(tmp_path / "out", name, accuracies)
-    made_by(compare.COMMAND, tmp_path / "out")
+    made_by(compare.EXPERIMENT.command, tmp_path / "out")
     assert compare.main(arguments) == 0
     shown = capsys.readouterr().out
     (row,) = [line.split() for line in shown.splitlines() if line.strip().startswith("flowformer_time_series")]
     assert row[1:9] == ["6.45", "M", "82.00", "±", "2.83", "87.00", "±", "4.24"]
     content = json.loads((tmp_path / "out" / "results.json").read_text())
-    assert [one["name"] for one in content["results"]] == ["flowformer", "flowformer", "linear", "linear"]
+    assert [one["model"] for one in content["results"]] == ["flowformer", "flowformer", "linear", "linear"]
     assert content["results"][0]["accuracies"] == [50.0, 90.0, 80.0] and content["plan"]["epochs"] == 6
     assert "| flowformer_time_series | 6.45 M | 82.00 ± 2.83 |" in (tmp_path / "out" / "results.md").read_text()
     with Image.open(tmp_path / "out" / "accuracy.png") as image:
         assert image.width > 600
     complete(tmp_path / "short", "linear.1", [10.0])
-    short = tmp_path / "short" / "linear.1"
     with pytest.raises(ValueError, match="linear.1/train.log .*epochs 2; allowed: .*2 of 6"):
-        compare.read_result(Plan("Toy", ["linear"], [1], 6), "linear", 1, short, read_trained(short))
+        compare.read(Series(epochs=6), tmp_path / "short" / "linear.1", {"model": "linear"})
 
 
 def test_trainings_of_another_part_are_added(
@@ -74,17 +86,17 @@ def test_trainings_of_another_part_are_added(
     """They are not made again, their run stands in the table, and what was asked for decides which are shown."""
     for name in ("flowformer.1", "flowformer.2"):
         complete(tmp_path / "first", name, [50.0, 90.0, 80.0])
-    made_by(compare.COMMAND, tmp_path / "first")
+    made_by(compare.EXPERIMENT.command, tmp_path / "first")
     first = [*arguments[:5], str(tmp_path / "first"), *arguments[6:]]
     assert compare.main([*first, "--archs", "flowformer"]) == 0
     part = tmp_path / "first" / "results.json"
     for name in ("linear.1", "linear.2"):
         complete(tmp_path / "out", name, [10.0, 20.0, 30.0])
-    made_by(compare.COMMAND, tmp_path / "out")
+    made_by(compare.EXPERIMENT.command, tmp_path / "out")
     assert compare.main([*arguments, "--add", str(part)]) == 0
     whole = json.loads((tmp_path / "out" / "results.json").read_text())
-    assert [one["name"] for one in whole["results"]] == ["flowformer", "flowformer", "linear", "linear"]
-    assert len(whole["runs"]) == 2 and "with trainings of" in (tmp_path / "out" / "results.txt").read_text()
+    assert [one["model"] for one in whole["results"]] == ["flowformer", "flowformer", "linear", "linear"]
+    assert len(whole["earlier"]) == 1 and "with trainings of" in (tmp_path / "out" / "results.txt").read_text()
     assert compare.main([*arguments, "--epochs", "4", "--add", str(part)]) == 1
     assert "of Toy, 6 epochs; allowed: Toy, 4 epochs" in capsys.readouterr().err
     assert compare.main([*arguments, "--add", str(tmp_path / "out" / "results.txt")]) == 1
@@ -92,9 +104,10 @@ def test_trainings_of_another_part_are_added(
 
 
 def test_the_papers_row_stands_beside() -> None:
-    plan = Plan("JapaneseVowels", ["flowformer", "softmax", "flash", "linear"], [1], 100)
-    ours = [Result("flowformer", 1, 6_446_089, [97.0, 98.6, 98.1], 480.0, "fairseq-train")]
-    (found,) = results.report(plan, Compared(ours, {"flash.1": "out of memory"})).tables
+    options = Series(models=["flowformer", "softmax", "flash", "linear"], seeds=1, epochs=100)
+    records = [record("flowformer", [97.0, 98.6, 98.1], 6_446_089, 480.0)]
+    compared = Compared(records, {"flash.1": "out of memory"})
+    (found,) = compare.EXPERIMENT.report(options, {"earlier": []}, compared).tables
     assert found.rows[0][2:] == ("98.10", "98.60", "98.9", "1", "8.0")
     assert [row[4] for row in found.rows] == ["98.9", "98.7", "-", "99.2"] and found.rows[1][2] == "-"
     assert any("Rocket 96.2" in note for note in found.notes)
@@ -105,8 +118,7 @@ def test_commands_are_fairseqs_and_differ_in_the_model_alone() -> None:
     """The authors' training; fairseq's own parser takes every option of every architecture."""
     found = {}
     for name in known_names(compare.SUFFIX):
-        plan = Plan("JapaneseVowels", [name], [1], 100)
-        command = [str(x) for x in compare.train_arguments(Path("data"), plan, name, 1, 26)]
+        command = [str(x) for x in train_arguments(name, 26)]
         parsed = options.parse_args_and_arch(options.get_training_parser(), [*command, "--cpu"])
         assert (parsed.optimizer, parsed.lr, parsed.clip_norm, parsed.batch_size) == ("radam", [0.001], 4.0, 16)
         reach = [str(x) for x in compare.reach_arguments(name, 26)]
@@ -130,17 +142,15 @@ def test_about_two_chunks_to_a_series(longest: int, chunk: int) -> None:
 
 def test_epochs_and_optimizer_are_the_authors() -> None:
     assert compare.EPOCHS == {"PEMS-SF": 400} and compare.DEFAULT_EPOCHS == 100
-    plan = Plan("SpokenArabicDigits", ["linear"], [1], 100)
-    assert "adam" in compare.train_arguments(Path("data"), plan, "linear", 1, 93)
+    assert "adam" in train_arguments("linear", 93, "SpokenArabicDigits")
 
 
 @pytest.mark.parametrize("epochs, validate, save", [(100, 2, 10), (14, 2, 2), (15, 1, 5), (1, 1, 1)])
 def test_the_last_epoch_is_evaluated_and_saved(epochs: int, validate: int, save: int) -> None:
     """fairseq does neither by itself where --max-epoch ends a training."""
-    plan = Plan("BasicMotions", ["linear"], [1], epochs)
-    command = compare.train_arguments(Path("data"), plan, "linear", 1, 100)
+    command = train_arguments("linear", 100, "BasicMotions", epochs)
     found = [command[command.index(option) + 1] for option in ("--validate-interval", "--save-interval")]
-    assert found == [validate, save] and plan.evaluated[-1] == epochs
+    assert found == [validate, save] and Series(epochs=epochs).evaluated[-1] == epochs
 
 
 def test_unknown_architectures_are_refused(capsys: pytest.CaptureFixture) -> None:
@@ -152,26 +162,24 @@ def test_unknown_architectures_are_refused(capsys: pytest.CaptureFixture) -> Non
 def test_a_single_evaluation_is_drawn_as_a_dot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A line of one point would not be seen."""
     drawn = []
-    monkeypatch.setattr(results.plt.Axes, "plot", lambda self, *points, **look: drawn.append((points, look)))
-    monkeypatch.setattr(results, "legend_beside", lambda axes: None)
+    monkeypatch.setattr(compare.plt.Axes, "plot", lambda self, *points, **look: drawn.append((points, look)))
+    monkeypatch.setattr(compare, "legend_beside", lambda axes: None)
     for epochs in (1, 3):
-        plan = Plan("BasicMotions", ["linear"], [1], epochs)
-        accuracies = [90.0] * len(plan.evaluated)
-        results.draw(plan, [Result("linear", 1, 10, accuracies, 1.0, "")], tmp_path / f"{epochs}.png")
+        options = Series(dataset="BasicMotions", models=["linear"], epochs=epochs)
+        records = [record("linear", [90.0] * len(options.evaluated))]
+        compare.draw(options, {}, records, tmp_path / f"{epochs}.png")
     curves = [look["marker"] for points, look in drawn if "label" in look]
     assert curves[0] and not curves[1]
 
 
 def test_methods_that_are_no_networks_stand_in_the_same_table_and_picture(tmp_path: Path) -> None:
     """Without parameters, with the paper's column beside them; names may stand apart or between commas."""
-    assert compare.parsed(["--models", "dtw", "rocket,lstm_time_series"]).models == ["dtw", "rocket", "lstm"]
-    assert compare.parsed([]).models == compare.default_names()
-    plan = Plan("JapaneseVowels", ["dtw", "hist_gradient_boosting", "lstm", "tcn", "linear"], [1, 2], 6)
-    ours = [
-        Result("dtw", 1, 0, [94.9], 60.0, "classify"),
-        Result("tcn", 1, 400_000, [90.0, 92.0, 91.0], 60.0, "fairseq-train"),
-    ]
-    made = results.report(plan, Compared(ours, {}))
+    parse = compare.EXPERIMENT.parse
+    assert parse(["--models", "dtw", "rocket,lstm_time_series"]).models == ["dtw", "rocket", "lstm"]
+    assert parse([]).models == compare.default_names()
+    options = Series(models=["dtw", "hist_gradient_boosting", "lstm", "tcn", "linear"], seeds=2, epochs=6)
+    records = [record("dtw", [94.9]), record("tcn", [90.0, 92.0, 91.0], 400_000)]
+    made = compare.EXPERIMENT.report(options, {"earlier": []}, Compared(records, {}))
     (found,) = made.tables
     assert found.rows[0] == ("dtw", "-", "94.90", "94.90", "94.9", "1", "1.0")
     assert [row[0] for row in found.rows] == [
@@ -186,7 +194,5 @@ def test_methods_that_are_no_networks_stand_in_the_same_table_and_picture(tmp_pa
 
 def test_a_fit_is_read_as_a_training_is(tmp_path: Path) -> None:
     complete(tmp_path, "rocket.2", [77.0])
-    folder = tmp_path / "rocket.2"
-    plan = Plan("Toy", ["rocket"], [1, 2], 6)
-    found = compare.read_result(plan, "rocket", 2, folder, read_trained(folder))
-    assert found == Result("rocket", 2, 0, [77.0], 60.0, "fairseq-train ...")
+    found = compare.read(Series(epochs=6), tmp_path / "rocket.2", {"model": "rocket"})
+    assert found == {"accuracies": [77.0], "last": 77.0, "best": 77.0}
