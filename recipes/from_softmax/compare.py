@@ -5,213 +5,238 @@ seed, its attention is exchanged, and the exchanged models are trained in two st
 fairseq-train. Run again, it goes on where it was interrupted.
 """
 
-import argparse
+import dataclasses
 import functools
 import math
-import shlex
 import sys
-import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from common import tensor_files
-from common.command_parser import CommandParser
 from fairseq_plugin.convert import convert
 
-from ..shared.comparison import Compared, read_complete, show, train_and_read
+from ..shared.comparison import Compared, Planned, read_complete, train_and_read
+from ..shared.experiment import Data, Record, option
 from ..shared.json_files import measured
-from ..shared.scripts import command_line, script
-from ..shared.settings import keep_settings
-from ..shared.trainings import Trained, read_parameters
-from ..shared.unported import FILE_HELP, WRITER, prepare_chosen
-from ..shared.unported import parser as parser_of_trainings
-from ..shared.working_folder import own_file, working_folder
-from .forms import add_forms, add_stages
+from ..shared.language_models import WHOLE, LanguageModels, prepare
+from ..shared.trainings import Trained, Training, read_parameters
+from ..shared.working_folder import own_file
 from .measuring import changed_parameters, losses, losses_of_parts
-from .plan import (
-    DISTILLED,
-    EXCHANGED,
-    LAST,
-    SCRATCH,
-    TEACHER,
-    TRANSFERRED,
-    Conversion,
-    folder_name,
-    start_path,
-)
-from .results import TEST, Outcome, Ran, Shown, report
+from .results import TEST, Measure, experiment, with_shares
+from .stages import DISTILLED, EXCHANGED, SCRATCH, TEACHER, TRANSFERRED, Stages, folder_name
 
-COMMAND = "recipes.from_softmax.compare"
-UPDATES, QUICK_UPDATES = 2_000, 20
-#: Checkpoints of a training while it lasts: what an interruption may cost is what lies between two.
-_CHECKPOINTS = 4
+#: The checkpoint that a training leaves.
+LAST = Path("checkpoints") / "checkpoint_last.pt"
 #: Files in the folder of a training: the losses of its checkpoint, of the start of stage 1, of parts after stage 2.
 _LOSSES, _EXCHANGED, _PARTS = "losses.json", "exchanged.json", "parts.json"
 
 
-class Comparison:
-    """The trainings of a plan in a folder, and what is made and measured beside them; seed after seed."""
+@dataclass(frozen=True, kw_only=True)
+class Conversion(Stages, LanguageModels):
+    """The options of a teacher, which has ``updates``, and of what is made of it."""
 
-    def __init__(self, plan: Conversion, out: Path, jobs: int) -> None:
-        self.plan, self.data, self.runs, self.jobs = plan, out / "data-bin", out / "runs", jobs
-        self._ran: list[Ran] = []
+    #: Checkpoints of a training while it lasts: what an interruption may cost is what lies between two.
+    most_evaluations: ClassVar[int] = 4
+
+    layers: int = option(4)
+    updates: int = option(2_000, "of the teacher (%(default)s)", quick=20)
+    window_dropout: float = option(
+        0.5, "how often in stage 1 the linear part of a form with a window learns by itself (%(default)s)", type=float
+    )
+
+    def completed(self) -> "Conversion":
+        """The options; ValueError if a number or a form is not possible."""
+        self.check(self.updates, "--updates")
+        return self
+
+    def planned(self, stage: str, name: str, seed: int, data: Path, runs: Path) -> Planned:
+        """The training of the teacher, or of a form in a stage or from scratch; the folders of all are in ``runs``."""
+        before = {
+            TRANSFERRED: start_path(runs, name, seed),
+            DISTILLED: runs / folder_name(name, TRANSFERRED, seed) / LAST,
+        }
+        budget = dataclasses.replace(self, updates=self.lasts(self.updates)[stage], lr=self.rate(stage))
+        arguments = [*budget.train_arguments(data, name, seed), "--disable-validation"]
+        if stage in before:
+            teacher = runs / folder_name(TEACHER, TEACHER, seed) / LAST
+            arguments += ["--finetune-from-model", before[stage], "--teacher", teacher]
+            arguments += self._stage_arguments(stage, name)
+        return Planned(name, seed, Training(folder_name(name, stage, seed), arguments))
+
+    def _stage_arguments(self, stage: str, name: str) -> list[object]:
+        if stage == TRANSFERRED:
+            # An attention without maps of its own has only the projections to learn.
+            learning = "new" if self.form(name).learns_maps else "attention"
+            arguments = ["--criterion", "attention_transfer", "--lineartime-trained-parameters", learning]
+            if self.form(name).windowed:
+                arguments += ["--transfer-window-dropout", self.window_dropout]
+            return arguments
+        temperature = ("--distillation-temperature", self.temperature)
+        return ["--criterion", "distillation", *temperature, "--distillation-weight", self.weight]
+
+    def attention_arguments(self, name: str) -> list[object]:
+        """The architecture of the teacher, or of a form with its options."""
+        if name == TEACHER:
+            return ["--arch", "transformer_lm", "--decoder-normalize-before"]
+        arguments: list[object] = ["--arch", "hybrid_lm"]
+        for option_name, value in self.overrides(name).items():
+            arguments += ["--" + option_name.replace("_", "-"), value]
+        return arguments
+
+    def overrides(self, name: str) -> dict[str, object]:
+        """The options of the model of a form, as ``--model-overrides`` takes them."""
+        form = self.form(name)
+        options = {f"{kind}_{key}": x for kind, values in form.options.items() for key, x in values.items()}
+        return {"lineartime_layers": form.pattern, **options}
+
+
+def start_path(runs: Path, name: str, seed: int) -> Path:
+    """The teacher of a seed with the attention of a form, without training."""
+    return runs / f"{folder_name(name, EXCHANGED, seed)}.pt"
+
+
+class Trainings:
+    """The trainings of an experiment in its folder, and what is made and measured with them; seed after seed."""
+
+    def __init__(self, options: Conversion, data: Data) -> None:
+        self.options, self.data, self.runs = options, data.folder, options.out / "runs"
+        self._complete: dict[tuple[str, int], dict[str, Record]] = {}  # by model and seed, then by stage
         self._failed: dict[str, str] = {}
         self._missing, self._interrupted = 0, False
 
-    def run(self) -> tuple[list[Ran], Compared]:
-        """Train and measure what is not yet; the teachers, and what was made of them, a form and a seed each."""
-        for seed in range(1, self.plan.seeds + 1):
+    def run(self) -> Compared:
+        """Train and measure what is not yet; records of the teachers, and of a form and a seed each."""
+        seeds = range(1, self.options.seeds + 1)
+        for seed in seeds:
             if self._train(TEACHER, [TEACHER], seed):
-                transferred = self._train(TRANSFERRED, self.plan.models, seed)
+                transferred = self._train(TRANSFERRED, self.options.models, seed)
                 self._train(DISTILLED, transferred, seed)
-                self._train(SCRATCH, self.plan.models, seed)
-        teachers = [one for one in self._ran if one.stage == TEACHER]
-        outcomes = [found for name in self.plan.models for one in teachers for found in self._outcomes(name, one)]
-        return teachers, Compared(outcomes, self._failed, self._missing, self._interrupted)
+                self._train(SCRATCH, self.options.models, seed)
+        teachers = {seed: self._complete[TEACHER, seed][TEACHER] for seed in seeds if (TEACHER, seed) in self._complete}
+        forms = [(name, seed) for name in self.options.models for seed in teachers if (name, seed) in self._complete]
+        records = [self._record(name, seed, teachers[seed]["losses"]) for name, seed in forms]
+        return Compared([*teachers.values(), *records], self._failed, self._missing, self._interrupted)
 
     def _train(self, stage: str, names: Sequence[str], seed: int) -> list[str]:
         """Train, or after an interruption only read; the names that are complete."""
         if stage == TRANSFERRED and not self._interrupted:
             for name in names:
                 self._exchange(name, seed)
-        planned = [self.plan.planned(stage, name, seed, self.data, self.runs) for name in names]
+        planned = [self.options.planned(stage, name, seed, self.data, self.runs) for name in names]
         read = functools.partial(self._read, stage)
         if self._interrupted:
-            ran = read_complete(planned, self.runs, read)
-            compared = Compared(ran, {}, len(planned) - len(ran), True)
+            complete = read_complete(planned, self.runs, read)
+            compared = Compared(complete, {}, len(planned) - len(complete), True)
         else:
-            compared = train_and_read(planned, self.runs, self.jobs, read)
-        self._ran += compared.outcomes
+            compared = train_and_read(planned, self.runs, self.options.jobs, read)
+        for record in compared.outcomes:
+            self._complete.setdefault((record["model"], seed), {})[stage] = record
         self._failed |= compared.failed
         self._missing += compared.missing
         self._interrupted = compared.interrupted
-        return [one.model for one in compared.outcomes]
+        return [record["model"] for record in compared.outcomes]
 
-    def _read(self, stage: str, name: str, seed: int, folder: Path, trained: Trained) -> Ran:
-        found = measured(folder / _LOSSES, lambda: losses(folder / LAST, self.data), dict[str, float])
-        return Ran(name, seed, stage, folder, found, read_parameters(folder), trained.seconds, trained.command)
+    def _read(self, stage: str, name: str, seed: int, folder: Path, trained: Trained) -> Record:
+        return {
+            "model": name,
+            "seed": seed,
+            "losses": measured(folder / _LOSSES, lambda: losses(folder / LAST, self.data), dict[str, float]),
+            "parameters": read_parameters(folder),
+            "seconds": trained.seconds,
+            "command": trained.command,
+        }
 
     def _exchange(self, name: str, seed: int) -> None:
         """Write the teacher with the attention of a form, unless it is there."""
         path = start_path(self.runs, name, seed)
         if not path.exists():
-            teacher = self.runs / folder_name(TEACHER, TEACHER, seed) / LAST
-            converted, _ = convert(teacher, "hybrid_lm", self.plan.overrides(name))
+            teacher = self._folder(TEACHER, TEACHER, seed) / LAST
+            converted, _ = convert(teacher, "hybrid_lm", self.options.overrides(name))
             with own_file(path) as part:
                 tensor_files.save(converted, part)
 
-    def _outcomes(self, name: str, teacher: Ran) -> list[Outcome]:
-        """The outcome of converting a teacher to a form, in a list; an empty one if no stage of it is trained."""
-        ours = {one.stage: one for one in self._ran if (one.model, one.seed) == (name, teacher.seed)}
-        return [self._outcome(name, teacher, ours)] if ours else []
-
-    def _outcome(self, name: str, teacher: Ran, ours: dict[str, Ran]) -> Outcome:
-        found = {stage: one.losses for stage, one in ours.items()}
+    def _record(self, name: str, seed: int, teacher: dict[str, float]) -> Record:
+        """The record of a form of the teacher of a seed, of which a stage is trained."""
+        stages = self._complete[name, seed]
+        losses_of_stages = {stage: training["losses"] for stage, training in stages.items()}
         learned, parts = 0, {}
-        if (first := ours.get(TRANSFERRED)) is not None:
-            start = start_path(self.runs, name, teacher.seed)
-            found[EXCHANGED] = measured(first.folder / _EXCHANGED, lambda: losses(start, self.data), dict[str, float])
-            learned = changed_parameters(start, first.folder / LAST)
-        if (second := ours.get(DISTILLED)) is not None and self.plan.form(name).windowed:
-            parts = measured(
-                second.folder / _PARTS,
-                lambda: losses_of_parts(second.folder / LAST, self.data),
-                dict[str, dict[str, float]],
-            )
-        return Outcome(
-            name,
-            teacher.seed,
-            next(iter(ours.values())).parameters,
-            learned,
-            teacher.losses,
-            found,
-            parts,
-            {stage: one.seconds for stage, one in ours.items()},
-            {stage: one.command for stage, one in ours.items()},
-        )
+        if TRANSFERRED in stages:
+            start, first = start_path(self.runs, name, seed), self._folder(name, TRANSFERRED, seed)
+            exchanged = measured(first / _EXCHANGED, lambda: losses(start, self.data), dict[str, float])
+            losses_of_stages[EXCHANGED] = exchanged
+            learned = changed_parameters(start, first / LAST)
+        if DISTILLED in stages and self.options.form(name).windowed:
+            second = self._folder(name, DISTILLED, seed)
+            kind = dict[str, dict[str, float]]
+            parts = measured(second / _PARTS, lambda: losses_of_parts(second / LAST, self.data), kind)
+        record = {
+            "model": name,
+            "seed": seed,
+            "parameters": next(iter(stages.values()))["parameters"],
+            "learned": learned,
+            "teacher": teacher,
+            "losses": losses_of_stages,
+            "parts": parts,
+            "seconds": {stage: training["seconds"] for stage, training in stages.items()},
+            "commands": {stage: training["command"] for stage, training in stages.items()},
+        }
+        return with_shares(record)
+
+    def _folder(self, name: str, stage: str, seed: int) -> Path:
+        return self.runs / folder_name(name, stage, seed)
 
 
-def parser() -> CommandParser:
-    """The script's options."""
-    known = parser_of_trainings(COMMAND, __doc__.splitlines()[0], takes_file=False, updates=UPDATES)
-    known.set_defaults(out=Path("work/from_softmax/compare"), layers=4)
-    known.add_argument("--file", type=Path, required=True, help=FILE_HELP)
-    add_forms(known)
-    add_stages(known)
-    known.add_argument(
-        "--window-dropout",
-        type=float,
-        default=0.5,
-        help="how often in stage 1 the linear part of a form with a window learns by itself (%(default)s)",
-    )
-    return known
-
-
-@script("compare")
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the script; returns the exit status."""
-    options = parser().parse_args(arguments)
-    plan = Conversion.chosen(
-        options,
-        updates=options.updates or (QUICK_UPDATES if options.quick else UPDATES),
-        evaluations=_CHECKPOINTS,
-        more=shlex.split(options.more),
-    )
-    plan.check()
-    out = options.out.absolute()
-    with working_folder(out, COMMAND, whole={"data-bin": WRITER}):
-        return _compare(options, plan, out, command_line(COMMAND, arguments))
-
-
-def _compare(options: argparse.Namespace, plan: Conversion, out: Path, command: str) -> int:
-    started = time.monotonic()
-    keep_settings(out / "settings.json", plan.settings())
-    tokens, unit = prepare_chosen(options, out)
-    teachers, compared = Comparison(plan, out, options.jobs).run()
-    content = {"plan": plan.as_dict(), "tokens": tokens, "unit": unit}
-    show(out, report(plan.models, shown(plan, tokens, unit), content, teachers, compared), command, started)
-    return compared.status
-
-
-def shown(plan: Conversion, tokens: dict[str, int], unit: str) -> Shown:
-    """How the comparison is shown. ``unit`` is what a token is."""
-    splits = ", ".join(f"{count:,} {split}" for split, count in tokens.items())
-    teacher_notes = [
-        f"transformer_lm, pre-norm, {plan.layers} layers of width {plan.width}, {plan.heads} heads, sinusoids as "
-        f"positions; updates of {plan.batch_tokens:,} {unit} in sequences of {plan.tokens_per_sample:,}, highest "
-        f"learning rate {plan.lr:g}; tokens: {splits}",
+def teacher_notes(options: Conversion, facts: Record) -> list[str]:
+    """Notes below the table of the teacher."""
+    splits = ", ".join(f"{count:,} {split}" for split, count in facts["tokens"].items())
+    return [
+        f"transformer_lm, pre-norm, {options.layers} layers of width {options.width}, {options.heads} heads, sinusoids "
+        f"as positions; updates of {options.batch_tokens:,} {facts['unit']} in sequences of "
+        f"{options.tokens_per_sample:,}, highest learning rate {options.lr:g}; tokens: {splits}",
         "perplexity of the last checkpoint in sequences of that length, mean ± standard deviation over seeds",
-        *([f"further arguments of fairseq-train: {' '.join(plan.more)}"] if plan.more else []),
     ]
-    first, second, both = map(plan.updates_of, (TRANSFERRED, DISTILLED, SCRATCH))
-    notes = [
-        f"perplexity of the test text ({unit}), mean ± standard deviation over seeds, each with a teacher of its own",
+
+
+def notes(options: Conversion, facts: Record) -> list[str]:
+    """Notes below the table of the forms."""
+    lasts = options.lasts(options.updates)
+    return [
+        f"perplexity of the test text ({facts['unit']}), mean ± standard deviation over seeds, each with a teacher of "
+        "its own",
         "exchanged: the teacher's weights under another attention, before any update; stage 1: attention transfer, "
-        f"{first:,} updates, learning rate {plan.transfer_lr:g}; stage 2: distillation, {second:,} updates, learning "
-        f"rate {plan.distillation_lr:g}, temperature {plan.temperature:g}, weight {plan.weight:g}; from scratch: "
-        f"{both:,} updates, learning rate {plan.lr:g}",
+        f"{lasts[TRANSFERRED]:,} updates, learning rate {options.transfer_lr:g}; stage 2: distillation, "
+        f"{lasts[DISTILLED]:,} updates, learning rate {options.distillation_lr:g}, temperature "
+        f"{options.temperature:g}, weight {options.weight:g}; from scratch: {lasts[SCRATCH]:,} updates, learning rate "
+        f"{options.lr:g}",
         "won back: (exchanged - converted) / (exchanged - teacher) in log perplexity; from scratch, %: the same of the "
         "model that is trained from scratch",
         "stage 1 teaches maps where each linear layer has some, else the projections of its attention",
-        f"lolcats: a softmax window of {plan.window} tokens, which weighs {plan.window_weight:g} at first, and "
-        f"--transfer-window-dropout {plan.window_dropout:g} in stage 1; lolcats_relu is lolcats with relu maps",
+        f"lolcats: a softmax window of {options.window} tokens, which weighs {options.window_weight:g} at first, and "
+        f"--transfer-window-dropout {options.window_dropout:g} in stage 1; lolcats_relu is lolcats with relu maps",
         "seconds of fairseq-train, both stages, the teacher's forward passes included: on one thread of this machine, "
         "with whatever else it did",
     ]
-    numbers = {"valid": "perplexity, valid text", TEST: "perplexity, test text"}
-    return Shown(
-        "From softmax to linear time",
-        plan.form,
-        numbers,
-        numbers[TEST],
-        math.exp,
-        2,
-        True,
-        f"{plan.updates:,} updates",
-        teacher_notes,
-        notes,
-    )
 
+
+EXPERIMENT = experiment(
+    Measure(
+        columns={"valid": "perplexity, valid text", TEST: "perplexity, test text"},
+        label="perplexity, test text",
+        of=math.exp,
+        whole=lambda options: f"{options.updates:,} updates",
+        teacher_notes=teacher_notes,
+        notes=notes,
+    ),
+    command="recipes.from_softmax.compare",
+    about=__doc__.splitlines()[0],
+    options=Conversion,
+    prepare=prepare,
+    train=lambda options, data: Trainings(options, data).run(),
+    whole=WHOLE,
+)
+main = EXPERIMENT.main
 
 if __name__ == "__main__":
     sys.exit(main())

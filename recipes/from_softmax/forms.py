@@ -1,15 +1,11 @@
 """The attentions that a trained softmax model gets here, by names that users type."""
 
-import argparse
 import re
 from typing import NamedTuple
 
 from common.attention import layer_kinds
 from common.attention.lolcats import LolcatsOptions
-from common.command_parser import CommandParser
 from common.ops.shared.checks import ArgumentError
-
-from ..shared.scripts import positive_int, positive_number
 
 #: Attentions of this comparison by their names: the mechanism, and the option that makes it so.
 _NAMES: dict[str, tuple[str, dict[str, str]]] = {
@@ -87,44 +83,3 @@ def _check(given: dict[str, object]) -> None:
     except ArgumentError as error:
         names = {"window": "--window", "window_weight": "--window-weight"}
         raise ValueError(error.with_names(names)) from error
-
-
-def name_of_form(text: str) -> str:
-    """The type of ``--models``: a pattern of known names; whether it fits the layers, ``form`` finds out.
-
-    Raises:
-        argparse.ArgumentTypeError: it is none.
-    """
-    try:
-        form(text, layers=1_000, window=1)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error).removeprefix("--models ")) from error
-    return text
-
-
-def add_forms(parser: CommandParser) -> None:
-    """Add the option of which forms there are."""
-    parser.add_argument(
-        "--models",
-        nargs="+",
-        type=name_of_form,
-        default=DEFAULT,
-        metavar="NAME",
-        help="what takes the place of softmax attention, NAME or a pattern as in flow*3,softmax; default: %(default)s",
-    )
-
-
-def add_stages(parser: CommandParser) -> None:
-    """Add the options of how a form is made of a teacher."""
-    parser.add_argument("--share", type=float, default=0.2, help="of the teacher's training, both stages (%(default)s)")
-    parser.add_argument("--transfer-share", type=float, default=0.5, help="of that share, stage 1 (%(default)s)")
-    parser.add_argument("--transfer-lr", type=positive_number, default=1e-2, help="highest, of stage 1 (%(default)s)")
-    parser.add_argument(
-        "--distillation-lr", type=positive_number, default=1e-3, help="highest, of stage 2 (%(default)s)"
-    )
-    parser.add_argument("--temperature", type=float, default=1.0, help="of stage 2 (%(default)s)")
-    parser.add_argument("--weight", type=float, default=0.5, help="of the teacher in stage 2's loss (%(default)s)")
-    parser.add_argument("--window", type=positive_int, default=16, help="tokens, of lolcats (%(default)s)")
-    parser.add_argument(
-        "--window-weight", type=float, default=WINDOW_WEIGHT, help="of lolcats' window, at first (%(default)s)"
-    )

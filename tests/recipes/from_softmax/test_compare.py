@@ -12,42 +12,21 @@ from PIL import Image
 from torch import nn
 
 from common.attention import build_attention
-from recipes.from_softmax import compare, parts, results
+from recipes.from_softmax import compare, parts
 from recipes.from_softmax.forms import DEFAULT, PLAIN, form
-from recipes.from_softmax.plan import DISTILLED, EXCHANGED, SCRATCH, TEACHER, TRANSFERRED, Conversion
-from recipes.from_softmax.results import Outcome, Ran, won_back
+from recipes.from_softmax.results import with_shares, won_back
+from recipes.from_softmax.stages import DISTILLED, EXCHANGED, SCRATCH, TEACHER, TRANSFERRED
 from recipes.shared import comparison
 from recipes.shared.comparison import Compared
+from recipes.shared.experiment import Record
 from recipes.shared.tables import Run
 
-SIZES = {
-    "width": 8,
-    "layers": 4,
-    "heads": 2,
-    "batch_tokens": 64,
-    "tokens_per_sample": 16,
-    "window": 4,
-    "window_weight": 0.1,
-}
-RATES = {
-    "lr": 3e-3,
-    "transfer_lr": 1e-2,
-    "distillation_lr": 1e-3,
-    "temperature": 2.0,
-    "weight": 0.75,
-    "window_dropout": 0.5,
-}
-PLAN = Conversion(
-    models=["hedgehog", "lolcats*3,softmax"],
-    seeds=2,
-    updates=100,
-    evaluations=4,
-    more=[],
-    share=0.2,
-    transfer_share=0.25,
-    **SIZES,
-    **RATES,
-)
+MODELS = ["hedgehog", "lolcats*3,softmax"]
+ARGUMENTS = (
+    "--file text.txt --models hedgehog lolcats*3,softmax --seeds 2 --updates 100 --width 8 --layers 4 --heads 2 "
+    "--batch-tokens 64 --tokens-per-sample 16 --window 4 --transfer-share 0.25 --temperature 2 --weight 0.75"
+).split()
+OPTIONS = compare.EXPERIMENT.parse(ARGUMENTS)
 RUN = Run("python -m recipes.from_softmax.compare", "2 CPU cores", "Python 3.11", "2026-11-25", 9.0)
 
 
@@ -82,8 +61,7 @@ def test_attentions_that_learn_maps_are_those_with_parameters() -> None:
 
 
 def test_stages_share_a_fifth_of_the_updates() -> None:
-    counts = {stage: PLAN.updates_of(stage) for stage in (TEACHER, TRANSFERRED, DISTILLED, SCRATCH)}
-    assert counts == {TEACHER: 100, TRANSFERRED: 5, DISTILLED: 15, SCRATCH: 20}
+    assert OPTIONS.lasts(OPTIONS.updates) == {TEACHER: 100, TRANSFERRED: 5, DISTILLED: 15, SCRATCH: 20}
 
 
 @pytest.mark.parametrize(
@@ -96,14 +74,13 @@ def test_stages_share_a_fifth_of_the_updates() -> None:
     ],
 )
 def test_a_budget_that_cannot_be_is_refused(change: dict, said: str) -> None:
-    PLAN.check()
     with pytest.raises(ValueError, match=f"{said}.*allowed"):
-        dataclasses.replace(PLAN, **change).check()
+        dataclasses.replace(OPTIONS, **change).completed()
 
 
 def words_of(stage: str, name: str) -> list[str]:
     """The arguments of a training, as fairseq's parser takes them."""
-    planned = PLAN.planned(stage, name, 2, Path("data-bin"), Path("runs"))
+    planned = OPTIONS.planned(stage, name, 2, Path("data-bin"), Path("runs"))
     words = [str(word) for word in planned.training.arguments]
     options.parse_args_and_arch(options.get_training_parser(), [*words, "--cpu"])
     return words
@@ -146,32 +123,32 @@ def test_share_that_is_won_back() -> None:
     """0 for the exchanged model, 1 for the teacher, negative for a worse one; of logarithms."""
     assert won_back(4.0, 4.0, 2.0) == 0.0 and won_back(4.0, 2.0, 2.0) == 1.0 and won_back(4.0, 5.0, 2.0) == -0.5
     assert won_back(2.0, 2.0, 2.0) is None and won_back(1.0, 2.0, 3.0) is None
-    one = outcome("hedgehog", 1, (math.log(16.0), math.log(8.0), math.log(4.0), math.log(32.0)), teacher=math.log(4.0))
-    assert [one.share(stage) for stage in (EXCHANGED, TRANSFERRED, DISTILLED)] == pytest.approx([0.0, 0.5, 1.0])
-    assert one.share(SCRATCH) == pytest.approx(-0.5)
-    assert one._replace(losses={DISTILLED: {"test": 1.0}}).share(DISTILLED) is None
+    losses = tuple(map(math.log, (16.0, 8.0, 4.0, 32.0)))
+    shares = outcome("hedgehog", 1, losses, teacher=math.log(4.0))["won_back"]
+    of_stages = [shares[stage]["test"] for stage in (EXCHANGED, TRANSFERRED, DISTILLED, SCRATCH)]
+    assert of_stages == pytest.approx([0.0, 0.5, 1.0, -0.5])
+    alone = with_shares({"teacher": {"test": 1.0}, "losses": {DISTILLED: {"test": 1.0}}})
+    assert alone["won_back"] == {DISTILLED: {"test": None}}
 
 
-def outcome(model: str, seed: int, losses: tuple[float, ...], teacher: float, parts: dict | None = None) -> Outcome:
-    """An outcome whose losses on both splits are the same."""
+def outcome(model: str, seed: int, losses: tuple[float, ...], teacher: float, parts: dict | None = None) -> Record:
+    """A record whose losses on both splits are the same."""
     both = [{"valid": loss, "test": loss} for loss in losses]
     stages = dict(zip((EXCHANGED, TRANSFERRED, DISTILLED, SCRATCH), both))
+    record = {"model": model, "seed": seed, "parameters": 4321, "learned": 64, "losses": stages, "parts": parts or {}}
     seconds = {TRANSFERRED: 10.0, DISTILLED: 20.0, SCRATCH: 25.0}
-    return Outcome(model, seed, 4321, 64, {"valid": teacher, "test": teacher}, stages, parts or {}, seconds, {})
+    return with_shares(record | {"teacher": {"valid": teacher, "test": teacher}, "seconds": seconds, "commands": {}})
 
 
 def test_tables_and_files(tmp_path: Path) -> None:
     of_parts = {part: {"valid": 1.0, "test": math.log(2.0 + i)} for i, part in enumerate(parts.PARTS)}
     losses = tuple(map(math.log, (16.0, 8.0, 4.0, 12.0)))
-    found = [outcome("lolcats*3,softmax", seed, losses, math.log(2.0), of_parts) for seed in (1, 2)]
-    ran = Ran(
-        TEACHER, 1, TEACHER, Path("teacher.1"), {"valid": 0.5, "test": math.log(2.0)}, 4000, 60.0, "fairseq-train"
-    )
-    tokens = {"train": 900, "valid": 50, "test": 50}
-    failed = Compared(found, {"hedgehog.transfer.1": "Loss exploded"}, 1)
-    shown = compare.shown(PLAN, tokens, "characters")
-    report = results.report(PLAN.models, shown, {"plan": PLAN.as_dict()}, [ran], failed)
-    plain = comparison.write(tmp_path, report, RUN)
+    records = [outcome(MODELS[1], seed, losses, math.log(2.0), of_parts) for seed in (1, 2)]
+    teacher = {"model": TEACHER, "seed": 1, "losses": {"valid": 0.5, "test": math.log(2.0)}}
+    teacher |= {"parameters": 4000, "seconds": 60.0, "command": "fairseq-train"}
+    failed = Compared([teacher, *records], {"hedgehog.transfer.1": "Loss exploded"}, 1)
+    facts = {"tokens": {"train": 900, "valid": 50, "test": 50}, "unit": "characters"}
+    plain = comparison.write(tmp_path, compare.EXPERIMENT.report(OPTIONS, facts, failed), RUN)
     rows = (tmp_path / "results.md").read_text().splitlines()
     cells = "64 | 16.00 ± 0.00 | 8.00 ± 0.00 | 4.00 ± 0.00 | 12.00 ± 0.00 | 33.3 ± 0.0 | 66.7 ± 0.0 | 13.8 ± 0.0 | 2"
     assert f"| lolcats*3,softmax | {cells} | 30 | 25 |" in rows
@@ -180,7 +157,7 @@ def test_tables_and_files(tmp_path: Path) -> None:
     assert "| lolcats*3,softmax | 2.00 ± 0.00 | 3.00 ± 0.00 | 4.00 ± 0.00 | 5.00 ± 0.00 | 2 |" in rows
     assert "not trained: hedgehog.transfer.1: Loss exploded" in plain and "900 train" in plain
     content = json.loads((tmp_path / "results.json").read_text())
-    assert content["results"][0]["won_back"][DISTILLED]["test"] == pytest.approx(2.0 / 3.0)
+    assert content["results"][1]["won_back"][DISTILLED]["test"] == pytest.approx(2.0 / 3.0)
     with Image.open(tmp_path / "results.png") as image:
         assert image.width > 600
 
@@ -221,8 +198,7 @@ def test_from_a_text_to_the_results(text: Path, tmp_path: Path, imported_already
     arguments += "--width 8 --heads 2 --layers 2 --tokens-per-sample 16 --batch-tokens 64 --window 4".split()
     assert compare.main(arguments) == 0
     content = json.loads((out / "results.json").read_text())
-    (one,) = content["results"]
-    (teacher,) = content["teachers"]
+    teacher, one = content["results"]
     assert {*one["losses"]} == {EXCHANGED, TRANSFERRED, DISTILLED, SCRATCH} and {*one["parts"]} == {*parts.PARTS}
     assert one["teacher"] == teacher["losses"] and one["parameters"] > teacher["parameters"]
     # In one layer of two: maps of queries and keys of 2 rows and 4 channels, and a gate, of 2 heads.
@@ -232,7 +208,7 @@ def test_from_a_text_to_the_results(text: Path, tmp_path: Path, imported_already
     for name in ("losses", "changed_parameters", "losses_of_parts", "convert"):
         monkeypatch.setattr(compare, name, None if name != "changed_parameters" else lambda *_: one["learned"])
     assert compare.main(arguments) == 0
-    assert json.loads((out / "results.json").read_text())["results"] == [one]
+    assert json.loads((out / "results.json").read_text())["results"] == [teacher, one]
     assert compare.main([*arguments, "--window", "8"]) == 1
 
 

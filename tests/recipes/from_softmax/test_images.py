@@ -9,9 +9,10 @@ import torch
 from PIL import Image
 
 from recipes.from_softmax import images
+from recipes.from_softmax.forms import form
 from recipes.from_softmax.image_models import build, exchange
 from recipes.from_softmax.parts import PARTS
-from recipes.from_softmax.plan import DISTILLED, EXCHANGED, SCRATCH, TRANSFERRED
+from recipes.from_softmax.stages import DISTILLED, EXCHANGED, SCRATCH, TRANSFERRED
 
 TINY = "--quick --seeds 1 --width 8 --layers 2 --heads 2 --epochs 10 --window 8".split()
 
@@ -31,8 +32,7 @@ def test_from_images_to_the_results(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     arguments = ["--out", str(out), "--models", "lolcats,softmax", "linear", *TINY]
     assert images.main(arguments) == 0
     content = json.loads((out / "results.json").read_text())
-    windowed, linear = content["results"]
-    (teacher,) = content["teachers"]
+    teacher, windowed, linear = content["results"]
     assert windowed["model"] == "lolcats,softmax" and linear["model"] == "linear"
     for one in (windowed, linear):
         assert {*one["losses"]} == {EXCHANGED, TRANSFERRED, DISTILLED, SCRATCH}
@@ -53,8 +53,8 @@ def test_from_images_to_the_results(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_exchange_keeps_the_weights() -> None:
     plan = dict(width=8, layers=2, heads=2)
-    stock, form = build(**plan, seed=1), images.form("hedgehog,softmax", 2, 8)
-    ours = exchange(build(**plan, seed=1), form)
+    stock, hedgehog = build(**plan, seed=1), form("hedgehog,softmax", 2, 8)
+    ours = exchange(build(**plan, seed=1), hedgehog)
     weights = ours.state_dict()
     assert all(torch.equal(weights[name], x) for name, x in stock.state_dict().items())
     assert {name for name, _ in ours.named_parameters()} - {name for name, _ in stock.named_parameters()}

@@ -1,0 +1,85 @@
+"""The stages in which a form of attention is made of a softmax teacher, and the options that say how."""
+
+import argparse
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..shared.experiment import Options, option
+from .forms import DEFAULT, WINDOW_WEIGHT, Form, form
+
+TEACHER = "teacher"
+#: What is measured of every form, in this order; all but the first are trainings.
+EXCHANGED, TRANSFERRED, DISTILLED, SCRATCH = ("exchanged", "transfer", "distillation", "scratch")
+
+
+def name_of_form(text: str) -> str:
+    """The type of ``--models``: a pattern of known names; ``form`` checks that it fits the layers.
+
+    Raises:
+        argparse.ArgumentTypeError: it is not such a pattern.
+    """
+    try:
+        form(text, layers=1_000, window=1)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error).removeprefix("--models ")) from error
+    return text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stages(Options):
+    """The options of an experiment that makes forms of a teacher; ``layers`` and ``lr`` are those of a subclass."""
+
+    models: Sequence[str] = option(
+        tuple(DEFAULT),
+        "what takes the place of softmax attention, NAME or a pattern as in flow*3,softmax; default: %(default)s",
+        setting=False,
+        nargs="+",
+        type=name_of_form,
+        metavar="NAME",
+    )
+    share: float = option(0.2, "of the teacher's training, both stages (%(default)s)", type=float)
+    transfer_share: float = option(0.5, "of that share, stage 1 (%(default)s)", type=float)
+    transfer_lr: float = option(1e-2, "highest, of stage 1 (%(default)s)")
+    distillation_lr: float = option(1e-3, "highest, of stage 2 (%(default)s)")
+    temperature: float = option(1.0, "of stage 2 (%(default)s)", type=float)
+    weight: float = option(0.5, "of the teacher in stage 2's loss (%(default)s)", type=float)
+    window: int = option(16, "tokens, of lolcats (%(default)s)")
+    window_weight: float = option(WINDOW_WEIGHT, "of lolcats' window, at first (%(default)s)", type=float)
+
+    def lasts(self, whole: int) -> dict[str, int]:
+        """How many updates or epochs each training has, where the teacher has ``whole``.
+
+        Both stages together have ``share`` of these, as training from scratch has, and stage 1 ``transfer_share`` of
+        that.
+        """
+        both = round(self.share * whole)
+        first = round(self.transfer_share * both)
+        return {TEACHER: whole, TRANSFERRED: first, DISTILLED: both - first, SCRATCH: both}
+
+    def check(self, whole: int, option: str) -> None:
+        """Raise ValueError for a form that is not possible, or a stage with nothing of ``whole``, the ``option``."""
+        for name, value in (("--share", self.share), ("--transfer-share", self.transfer_share)):
+            if not 0.0 < value < 1.0:
+                raise ValueError(f"{name} is {value:g}; allowed: above 0 and below 1")
+        lasts = self.lasts(whole)
+        first, second = lasts[TRANSFERRED], lasts[DISTILLED]
+        if min(first, second) < 1:
+            raise ValueError(
+                f"{option} is {whole}, with {first} in stage 1 and {second} in stage 2; allowed: at least 1 in each"
+            )
+        for name in self.models:
+            self.form(name)
+
+    def form(self, name: str) -> Form:
+        """The form of this name."""
+        return form(name, self.layers, self.window, self.window_weight)
+
+    def rate(self, stage: str) -> float:
+        """The highest learning rate of a training."""
+        return {TRANSFERRED: self.transfer_lr, DISTILLED: self.distillation_lr}.get(stage, self.lr)
+
+
+def folder_name(name: str, stage: str, seed: int) -> str:
+    """The name of the folder of a training."""
+    return ".".join([re.sub(r"\W+", "-", name), *([stage] if stage != name else []), str(seed)])
