@@ -5,40 +5,38 @@ fairseq-train; ``--runs FOLDER`` takes what ``recipes.wikitext103.compare`` trai
 interrupted.
 """
 
-import argparse
-import shlex
 import sys
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
-from typing import get_type_hints
+from typing import ClassVar, get_type_hints
 
 import torch
 from tqdm import tqdm
 
-from common.command_parser import CommandParser
-
 from ..shared.additions import NO_POSITIONS
-from ..shared.comparison import Compared, show, train_and_read
+from ..shared.comparison import MODEL, SEEDS, Compared, planned_trainings, train_and_read
+from ..shared.experiment import PARAMETERS, Data, Experiment, Record, option
 from ..shared.json_files import read_json, write_json
-from ..shared.language_models import FILE_HELP, WRITER, model_names, names_with_gates
-from ..shared.scripts import command_line, positive_int, script
-from ..shared.settings import keep_settings
+from ..shared.language_models import (
+    FILE_HELP,
+    WHOLE,
+    GateVariants,
+    model_names,
+    models_option,
+    names_with_gates,
+    prepare,
+    train_arguments,
+)
 from ..shared.trainings import Trained, read_parameters, read_trained
-from ..shared.unported import GatePlan, prepare_chosen
-from ..shared.unported import parser as parser_of_trainings
-from ..shared.working_folder import working_folder
 from . import positions
-from .lengths_report import Measured, report
+from .lengths_report import best_first, change_column, draw, length_columns, notes, refusals
 from .positions import Bin
 
 COMMAND = "recipes.long_contexts.lengths"
 #: FLASH's gated attention units, which are no mechanism of Transformer layers.
 FLASH = "flash"
-UPDATES, QUICK_UPDATES = 300, 4
-#: With the perplexity of the valid text, by which a checkpoint is chosen; this text is read often enough later.
-_EVALUATIONS = 2
 #: Positions are sinusoids that no model has seen beyond its training length; these do without.
 _WITHOUT_POSITIONS = ("softmax", "local", "linear+forget", "flow+forget", "retention", "gla", "gated_delta", FLASH)
 #: Whose output is what this command trains or reads; a comparison's folder has all of these.
@@ -58,10 +56,66 @@ def default_names() -> list[str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LengthPlan(GatePlan):
-    """The budget of language models that are built for ``times`` the length of the sequences they are trained on."""
+class LengthModels(GateVariants):
+    """The options of language models that are built for ``times`` the length of the sequences they are trained on."""
 
-    times: int
+    #: With the perplexity of the valid text, by which a checkpoint is chosen; this text is read often enough later.
+    most_evaluations: ClassVar[int] = 2
+
+    file: Path | None = option(None, FILE_HELP, setting=False, type=Path)
+    models: Sequence[str] = models_option(names, default_names())
+    seeds: int = option(1, "runs of each model (%(default)s)", setting=False)
+    updates: int = option(300, "of every training (%(default)s)", quick=4)
+    times: int = option(8, "windows, in training lengths (%(default)s)")
+    windows: int = option(200, "of the test text, at most (%(default)s)")
+    runs: Path | None = option(
+        None,
+        "trained models, the --out of recipes.wikitext103.compare or gates, in place of --file",
+        setting=False,
+        type=Path,
+        metavar="FOLDER",
+    )
+
+    def completed(self) -> "LengthModels":
+        """The options; with ``--runs`` the budget is that of the trainings there.
+
+        Raises:
+            ValueError: not one of ``--file`` and ``--runs``, windows of one length, or a folder without trainings.
+        """
+        if (self.file is None) == (self.runs is None):
+            raise ValueError("--file and --runs are both given, or neither; allowed: one of them")
+        if self.times < 2:
+            raise ValueError(f"--times is {self.times}; allowed: at least 2, beyond the training length")
+        if self.runs is None:
+            return self
+        runs = self.runs.absolute()
+        missing = [name for name in _OF_RUNS if not (runs / name).exists()]
+        if missing:
+            raise ValueError(
+                f"--runs is {self.runs}, without {', '.join(missing)}; allowed: the --out of "
+                "recipes.wikitext103.compare"
+            )
+        trained = trained_in(runs)
+        if not trained:
+            raise ValueError(f"--runs is {self.runs}, in which no training is complete; allowed: one where some are")
+        stored = read_json(runs / "settings.json", tokens_per_sample=int)
+        kinds = {name: kind for name, kind in get_type_hints(LengthModels).items() if name in stored}
+        stored = read_json(runs / "settings.json", **kinds)
+        own = {field.name for field in fields(self)} - {"times", "windows", "runs"}
+        budget = {name: stored[name] for name in kinds if name in own}
+        models = list(dict.fromkeys(name for name, _ in trained))
+        return replace(self, runs=runs, models=models, seeds=len({seed for _, seed in trained}), **budget)
+
+    def settings(self) -> Record:
+        """See ``Options``; with ``--runs`` those of the windows."""
+        if self.runs is None:
+            return super().settings()
+        return {"runs": str(self.runs), "times": self.times, "windows": self.windows}
+
+    @property
+    def of_trainings(self) -> Path:
+        """The folder of the comparison whose models are measured."""
+        return self.out if self.runs is None else self.runs
 
     @property
     def longest(self) -> int:
@@ -82,115 +136,104 @@ class LengthPlan(GatePlan):
         return super().attention_arguments(name)
 
 
-class Lengths:
-    """Measures trained models on windows of the text in ``data``, and keeps what it found in the folder ``out``."""
+def trained_in(runs: Path) -> dict[tuple[str, int], tuple[Path, Trained]]:
+    """The complete trainings in the folder of a comparison: folder and result, by model and seed."""
+    made = {}
+    for folder in sorted((runs / "runs").iterdir()):
+        if (trained := read_trained(folder)) is not None:
+            name, seed = folder.name.rsplit(".", 1)
+            made[name, int(seed)] = folder, trained
+    return made
 
-    def __init__(self, data: Path, length: int, longest: int, most: int, out: Path) -> None:
-        self.data, self.length, self.longest, self.out = data, length, longest, out
-        self.windows = positions.windows(positions.read_stream(data), length, longest, most)
+
+class Lengths:
+    """Measures trained models on windows of the text, and keeps what it measured in the folder of the experiment."""
+
+    def __init__(self, options: LengthModels, data: Path) -> None:
+        self.data, self.length, self.longest = data, options.tokens_per_sample, options.longest
+        self.out = options.out / "positions"
+        self.windows = positions.windows(positions.read_stream(data), self.length, self.longest, options.windows)
 
     def measure(self, folder: Path) -> None:
         """Measure the model that was trained in ``folder``, unless it has been done."""
-        kept = self._kept(folder)
-        if kept.exists():
+        path = self._path(folder)
+        if path.exists():
             return
-        found: dict[str, object] = {"bins": [], "refused": None}
+        content: Record = {"bins": [], "refused": None}
         try:
             model = positions.load_model(folder / "checkpoints" / "checkpoint_best.pt", self.data, self.longest)
-            found["bins"] = positions.binned(positions.losses(model, self.windows, folder.name), self.length)
+            losses = positions.losses(model, self.windows, folder.name)
+            content["bins"] = [part._asdict() for part in positions.binned(losses, self.length)]
         except ValueError as error:
-            found["refused"] = str(error).splitlines()[0]
-        write_json(kept, found)
+            content["refused"] = str(error).splitlines()[0]
+        write_json(path, content)
 
-    def read(self, name: str, seed: int, folder: Path, trained: Trained) -> Measured | None:
-        """The stored measurement of the model that was trained in ``folder``; None if there is none."""
-        kept = self._kept(folder)
-        if not kept.exists():
+    def read(self, name: str, seed: int, folder: Path, trained: Trained) -> Record | None:
+        """The record of the model that was trained in ``folder``; None if it was not measured.
+
+        ``bins`` are those of ``positions.binned``, none where the model cannot read so many tokens; ``refused`` is why.
+        """
+        path = self._path(folder)
+        if not path.exists():
             return None
-        found = read_json(kept, bins=list[Bin], refused=str | None)
-        return Measured(name, seed, read_parameters(folder), found["bins"], found["refused"], trained.seconds)
+        content = read_json(path, bins=list[Bin], refused=str | None)
+        return {
+            "model": name,
+            "seed": seed,
+            "parameters": read_parameters(folder),
+            "bins": [part._asdict() for part in content["bins"]],
+            "refused": content["refused"],
+            "seconds": trained.seconds,
+        }
 
-    def _kept(self, folder: Path) -> Path:
-        return self.out / "positions" / f"{folder.name}.json"
-
-
-def parser() -> CommandParser:
-    """The script's options."""
-    description = __doc__.splitlines()[0]
-    known = parser_of_trainings(COMMAND, description, names(), default_names(), takes_file=False, updates=UPDATES)
-    known.set_defaults(out=Path("work/long_contexts/lengths"), seeds=1, updates=UPDATES)
-    known.add_argument("--file", type=Path, help=FILE_HELP)
-    known.add_argument("--times", type=positive_int, default=8, help="windows, in training lengths (%(default)s)")
-    known.add_argument("--windows", type=positive_int, default=200, help="of the test text, at most (%(default)s)")
-    known.add_argument(
-        "--runs",
-        type=Path,
-        metavar="FOLDER",
-        help="trained models, the --out of recipes.wikitext103.compare or gates, in place of --file",
-    )
-    return known
+    def _path(self, folder: Path) -> Path:
+        return self.out / f"{folder.name}.json"
 
 
-@script("lengths")
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the script; returns the exit status."""
-    options = parser().parse_args(arguments)
-    if (options.file is None) == (options.runs is None):
-        raise ValueError("--file and --runs are both given, or neither; allowed: one of them")
-    if options.times < 2:
-        raise ValueError(f"--times is {options.times}; allowed: at least 2, beyond the training length")
+def text_of(options: LengthModels) -> Data:
+    """The text in tokens, made unless it is there; the facts have ``longest`` windows and how many there are, too."""
+    if options.runs is None:
+        folder, facts = prepare(options)
+    else:
+        text = read_json(options.runs / "text.json", characters=bool)
+        unit = "characters" if text["characters"] else "subwords" if "subwords" in text else "words"
+        folder, facts = options.runs / "data-bin", {"tokens": read_json(options.runs / "tokens.json"), "unit": unit}
+    return Data(folder, {**facts, "windows": len(Lengths(options, folder).windows)})
+
+
+def train(options: LengthModels, data: Data) -> Compared:
+    """Train what is not yet trained, or take what ``--runs`` has, and measure it."""
     torch.set_num_threads(1)
-    out, command = options.out.absolute(), command_line(COMMAND, arguments)
-    if options.quick and options.updates == UPDATES:
-        options.updates = QUICK_UPDATES
-    run = _train if options.runs is None else _take
-    with working_folder(out, COMMAND, whole={"data-bin": WRITER}):
-        return run(options, out, command)
-
-
-def _train(options: argparse.Namespace, out: Path, command: str) -> int:
-    started = time.monotonic()
-    plan = LengthPlan.chosen(options, evaluations=min(_EVALUATIONS, options.updates), more=shlex.split(options.more))
-    keep_settings(out / "settings.json", {**plan.settings(), "windows": options.windows})
-    tokens, unit = prepare_chosen(options, out)
-    lengths = Lengths(out / "data-bin", plan.tokens_per_sample, plan.longest, options.windows, out)
-    planned = plan.trainings(out / "data-bin")
-    compared = train_and_read(planned, out / "runs", options.jobs, lengths.read, lengths.measure)
-    show(out, report(plan, tokens, unit, lengths.windows, compared), command, started)
-    return compared.status
-
-
-def _take(options: argparse.Namespace, out: Path, command: str) -> int:
-    """Measure what another comparison trained."""
-    started, runs = time.monotonic(), options.runs.absolute()
-    missing = [name for name in _OF_RUNS if not (runs / name).exists()]
-    if missing:
-        raise ValueError(
-            f"--runs is {options.runs}, without {', '.join(missing)}; allowed: the --out of recipes.wikitext103.compare"
-        )
-    trained = {folder: one for folder in sorted((runs / "runs").iterdir()) if (one := read_trained(folder)) is not None}
-    named = [(*folder.name.rsplit(".", 1), folder) for folder in trained]
-    if not named:
-        raise ValueError(f"--runs is {options.runs}, in which no training is complete; allowed: one where some are")
-    settings = read_json(runs / "settings.json", tokens_per_sample=int)
-    kinds = {name: kind for name, kind in get_type_hints(LengthPlan).items() if name in settings}
-    settings = read_json(runs / "settings.json", **kinds)
-    seeds = len({seed for _, seed, _ in named})
-    given = {"models": list(dict.fromkeys(name for name, *_ in named)), "seeds": seeds, "times": options.times}
-    plan = LengthPlan(**{**{name: settings[name] for name in kinds}, **given})
-    keep_settings(out / "settings.json", {"runs": str(runs), "times": options.times, "windows": options.windows})
-    lengths = Lengths(runs / "data-bin", plan.tokens_per_sample, plan.longest, options.windows, out)
-    found = []
-    for name, seed, folder in tqdm(named, unit=" models", disable=None):
+    lengths = Lengths(options, data.folder)
+    if options.runs is None:
+        arguments = partial(options.train_arguments, data.folder)
+        planned = planned_trainings(options.models, range(1, options.seeds + 1), arguments)
+        return train_and_read(planned, options.out / "runs", options.jobs, lengths.read, lengths.measure)
+    records = []
+    for (name, seed), (folder, trained) in tqdm(trained_in(options.runs).items(), unit=" models", disable=None):
         lengths.measure(folder)
-        found.append(lengths.read(name, int(seed), folder, trained[folder]))
-    text = read_json(runs / "text.json", characters=bool)
-    unit = "characters" if text["characters"] else "subwords" if "subwords" in text else "words"
-    show(
-        out, report(plan, read_json(runs / "tokens.json"), unit, lengths.windows, Compared(found, {})), command, started
-    )
-    return 0
+        records.append(lengths.read(name, seed, folder, trained))
+    return Compared(records, {})
 
+
+EXPERIMENT = Experiment(
+    command=COMMAND,
+    about=__doc__.splitlines()[0],
+    options=LengthModels,
+    title=lambda options, facts: (
+        f"Perplexity by position, models trained on sequences of {options.tokens_per_sample:,}"
+    ),
+    columns=lambda options, facts: [MODEL, PARAMETERS, *length_columns(options), change_column(options), SEEDS],
+    order=best_first,
+    notes=notes,
+    prepare=text_of,
+    arguments=train_arguments,
+    train=train,
+    measure=refusals,
+    picture=draw,
+    whole=WHOLE,
+)
+main = EXPERIMENT.main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,21 +1,21 @@
-"""The results of ``recipes.long_contexts.lengths``: a table, JSON, and a picture with a panel for each model."""
+"""Columns by position, notes and the picture of ``recipes.long_contexts.lengths``: a panel for each model."""
 
-import functools
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.ticker import NullLocator, ScalarFormatter
-from torch import Tensor
 
-from ..shared.comparison import MODEL, PARAMETERS, SEEDS, Budget, Column, Compared, Report, by_model, of_model, table
+from ..shared.additions import addition_notes
+from ..shared.comparison import Column, Compared, by_model, of_model
+from ..shared.experiment import Data, Record
 from ..shared.plots import COLOURS, STYLE, save
 from ..shared.tables import MISSING, spread
-from .positions import Bin
+from .positions import Bin, edges
 
 #: Panels of the picture beside each other.
 _ACROSS = 6
@@ -29,96 +29,86 @@ _NOTES = {
 }
 
 
-class Measured(NamedTuple):
-    """One trained model on windows longer than it was trained on."""
-
-    model: str
-    seed: int
-    parameters: int
-    bins: list[Bin]  # by position, none where it cannot read so many tokens
-    refused: str | None  # why
-    seconds: float  # of its training
+def curve(records: Sequence[Record]) -> dict[tuple[int, int], list[float]]:
+    """Perplexities over seeds, by the beginning and the end of the bin they are of."""
+    perplexities: dict[tuple[int, int], list[float]] = {}
+    for record in records:
+        for part in (Bin(**content) for content in record["bins"]):
+            perplexities.setdefault((part.begin, part.end), []).append(part.perplexity)
+    return perplexities
 
 
-def curve(measured: Sequence[Measured]) -> dict[tuple[int, int], list[float]]:
-    """Perplexities over seeds, by the bin they are of."""
-    found: dict[tuple[int, int], list[float]] = {}
-    for one in measured:
-        for part in one.bins:
-            found.setdefault((part.begin, part.end), []).append(part.perplexity)
-    return found
+def length_columns(options: Any) -> list[Column]:
+    """A column for each bin that ends in the second half of the training length or later."""
+    bounds, length = edges(options.tokens_per_sample, options.longest), options.tokens_per_sample
+
+    def cell(begin: int, end: int) -> Callable[[Sequence[Record]], str]:
+        return lambda records: spread(curve(records).get((begin, end), []))
+
+    shown = [part for part in zip(bounds, bounds[1:]) if part[1] >= length // 2]
+    return [Column(f"{begin:,} to {end:,}", cell(begin, end)) for begin, end in shown]
 
 
-def _column(begin: int, end: int) -> Column:
-    def cell(ours: Sequence[Measured]) -> str:
-        return spread(curve(ours).get((begin, end), []))
-
-    return Column(f"{begin:,} to {end:,}", cell)
-
-
-def _growth(length: int, ours: Sequence[Measured]) -> str:
+def change_column(options: Any) -> Column:
     """The last perplexity over that of the last bin of the training length, as a change in per cent."""
-    values = curve(ours)
-    trained = [values[part] for part in values if part[1] == length]
-    if not trained:
-        return MISSING
-    last = values[max(values)]
-    return f"{100 * (statistics.mean(last) / statistics.mean(trained[0]) - 1):+,.0f} %"
+
+    def cell(records: Sequence[Record]) -> str:
+        values = curve(records)
+        trained = [values[part] for part in values if part[1] == options.tokens_per_sample]
+        if not trained:
+            return MISSING
+        last = values[max(values)]
+        return f"{100 * (statistics.mean(last) / statistics.mean(trained[0]) - 1):+,.0f} %"
+
+    return Column("change", cell)
 
 
-def _sorted_models(measured: Sequence[Measured], models: Sequence[str]) -> list[str]:
+def best_first(models: Sequence[str], records: Sequence[Record]) -> list[str]:
     """The models, the best at the last positions first, those without a result last."""
 
     def last(name: str) -> float:
-        values = curve(of_model(measured, name))
+        values = curve(of_model(records, name))
         return statistics.mean(values[max(values)]) if values else math.inf
 
     return sorted(models, key=last)
 
 
-def report(plan: Budget, tokens: dict[str, int], unit: str, windows: Tensor, compared: Compared) -> Report:
-    """A table with a row for each model, and a picture. ``unit`` is what a token is."""
-    measured, length = compared.outcomes, plan.tokens_per_sample
-    parts = sorted({(part.begin, part.end) for one in measured for part in one.bins})
-    shown = [_column(*part) for part in parts if part[1] >= length // 2]
-    change = Column("change", functools.partial(_growth, length))
-    models = _sorted_models(measured, plan.models)
-    notes = _notes(plan, tokens, unit, windows, measured)
-    content = {
-        "plan": plan.as_dict(),
-        "tokens": tokens,
-        "unit": unit,
-        "results": [{**one._asdict(), "bins": [part._asdict() for part in one.bins]} for one in measured],
-        "failed": compared.failed,
-    }
-    title = f"Perplexity by position, models trained on sequences of {length:,}"
-    columns = [MODEL, PARAMETERS, *shown, change, SEEDS]
-    drawing = functools.partial(draw, length, [name for name in models if curve(of_model(measured, name))], measured)
-    return Report([table(title, columns, models, compared, notes)], content, drawing if parts else None)
+def refusals(options: Any, data: Data, compared: Compared) -> Record:
+    """The fact ``refused``: why models cannot read longer inputs, by model and seed."""
+    refused = {f"{record['model']}.{record['seed']}": record["refused"] for record in compared.outcomes}
+    return {"refused": {name: reason for name, reason in refused.items() if reason}}
 
 
-def _notes(plan: Budget, tokens: dict[str, int], unit: str, windows: Tensor, measured: Sequence[Measured]) -> list[str]:
-    length, longest = plan.tokens_per_sample, plan.longest
-    refusals = [f"{one.model}.{one.seed} cannot read longer inputs: {one.refused}" for one in measured if one.refused]
-    own = [f"{name}: {note}" for name, note in _NOTES.items() if name in plan.models]
+def notes(options: Any, facts: Record) -> list[str]:
+    """Notes below the table."""
+    length = options.tokens_per_sample
+    tokens = ", ".join(f"{count:,} {split}" for split, count in facts["tokens"].items())
+    own = [f"{name}: {note}" for name, note in _NOTES.items() if name in options.models]
     return [
-        f"perplexity of the test text ({unit}) by how many tokens of its window were read before a token; "
-        f"{len(windows):,} windows of {longest:,} tokens, one every {length:,}, so that each column from {length:,} on "
-        f"is of the same text; tokens: {', '.join(f'{count:,} {split}' for split, count in tokens.items())}",
+        f"perplexity of the test text ({facts['unit']}) by how many tokens of its window were read before a token; "
+        f"{facts['windows']:,} windows of {options.longest:,} tokens, one every {length:,}, so that each column from "
+        f"{length:,} on is of the same text; tokens: {tokens}",
         "change: from the last column of the training length to the last one; best models first",
-        f"{plan.updates:,} updates of {plan.batch_tokens:,} tokens in sequences of {length:,}, {plan.layers} layers of "
-        f"width {plan.width}, {plan.heads} heads, highest learning rate {plan.lr:g} for all; windows and chunks of "
-        f"mechanisms are {max(1, length // 4)} tokens; models of all but +no_positions have sinusoidal positions",
-        *plan.notes(),
+        f"{options.updates:,} updates of {options.batch_tokens:,} tokens in sequences of {length:,}, {options.layers} "
+        f"layers of width {options.width}, {options.heads} heads, highest learning rate {options.lr:g} for all; "
+        f"windows and chunks of mechanisms are {max(1, length // 4)} tokens; models of all but +no_positions have "
+        "sinusoidal positions",
+        *addition_notes(options.models),
         *own,
-        *([f"further arguments of fairseq-train: {' '.join(plan.more)}"] if plan.more else []),
-        *refusals,
+        *(f"{name} cannot read longer inputs: {reason}" for name, reason in facts.get("refused", {}).items()),
     ]
 
 
-def draw(length: int, models: Sequence[str], measured: Sequence[Measured], path: Path) -> None:
-    """A panel for each of ``models``: its perplexity by position, over those of all others in grey."""
-    curves = {name: curve(ours) for name, ours in by_model(measured, models).items()}
+def draw(options: Any, facts: Record, records: Sequence[Record], path: Path) -> None:
+    """A panel for each model that can read longer inputs: its perplexity by position, over those of all in grey.
+
+    Nothing is drawn if no model can.
+    """
+    length, models = options.tokens_per_sample, best_first(options.models, records)
+    curves = {name: values for name, of in by_model(records, models).items() if (values := curve(of))}
+    if not curves:
+        return
+    models = list(curves)
     means = {name: {part: statistics.mean(of) for part, of in found.items()} for name, found in curves.items()}
     everything = [value for found in means.values() for value in found.values()]
     trained = [value for found in means.values() for part, value in found.items() if part[1] == length]

@@ -238,6 +238,8 @@ class Experiment:
     title: str | Callable[[Any, Record], str]  # of the table; of options and facts
     columns: Sequence[Column] | Callable[[Any, Record], Sequence[Column]]
     notes: Callable[[Any, Record], list[str]]  # below the table
+    #: Models in the order of the table's rows, of models and records; None: as they were given.
+    order: Callable[[Sequence[str], Sequence[Record]], Sequence[str]] | None = None
     #: Makes the data unless it is there.
     prepare: Callable[[Any], Data]
     #: Of fairseq-train, without the folder of checkpoints; of options, data, model and seed.
@@ -354,7 +356,8 @@ class Experiment:
         notes = self.notes(options, facts)
         if more := getattr(options, "more", ()):
             notes = [*notes, f"further arguments of fairseq-train: {' '.join(more)}"]
-        tables = [table(title, columns, options.models, compared, notes, self.lacking)]
+        models = options.models if self.order is None else self.order(options.models, records)
+        tables = [table(title, columns, models, compared, notes, self.lacking)]
         if self.further_tables is not None:
             tables += self.further_tables(options, facts, records)
         content = {"plan": options.as_dict(), **facts, "results": records, "failed": compared.failed}

@@ -12,15 +12,15 @@ from PIL import Image
 from common.attention import ATTENTIONS
 from common.json_files import read
 from recipes.long_contexts import lengths, positions
-from recipes.long_contexts.lengths import LengthPlan, default_names, names
-from recipes.long_contexts.lengths_report import Measured, report
+from recipes.long_contexts.lengths import default_names, names
+from recipes.long_contexts.lengths_report import refusals
 from recipes.long_contexts.positions import Bin, binned, edges, everywhere, windows
 from recipes.shared import comparison
 from recipes.shared.comparison import Compared
+from recipes.shared.experiment import Data, Record
 from recipes.shared.tables import Run
 
-SIZES = {"width": 8, "layers": 1, "heads": 2, "batch_tokens": 64, "tokens_per_sample": 16}
-PLAN = LengthPlan(models=["softmax"], seeds=1, updates=100, lr=3e-3, evaluations=2, more=[], times=8, **SIZES)
+SIZES = "--width 8 --layers 1 --heads 2 --batch-tokens 64 --tokens-per-sample 16".split()
 RUN = Run("python -m recipes.long_contexts.lengths", "2 CPU cores", "Python 3.11", "2026-11-24", 9.0)
 
 
@@ -57,8 +57,9 @@ def test_bins_are_means_over_that_text() -> None:
 def test_every_causal_mechanism_is_trained_with_the_longer_limit() -> None:
     causal = {name for name, attention in ATTENTIONS.items() if "causal" in attention.supports}
     assert causal | {"flash", "linear+forget", "flow+forget", "flow+short_conv"} <= {*default_names()} <= {*names()}
+    plan = lengths.EXPERIMENT.parse(["--file", "text.txt", *SIZES])
     for name in default_names():
-        words = [str(word) for word in PLAN.train_arguments(Path("data-bin"), name, 1)]
+        words = [str(word) for word in plan.train_arguments(Path("data-bin"), name, 1)]
         parsed = options.parse_args_and_arch(options.get_training_parser(), [*words, "--cpu"])
         assert (parsed.max_target_positions, parsed.tokens_per_sample) == (128, 16)
         assert getattr(parsed, "no_token_positional_embeddings", False) == name.endswith("+no_positions")
@@ -66,22 +67,23 @@ def test_every_causal_mechanism_is_trained_with_the_longer_limit() -> None:
 
 
 def test_table_and_picture(tmp_path: Path) -> None:
-    def measured(model: str, seed: int, values: list[float], refused: str | None = None) -> Measured:
+    def measured(model: str, seed: int, values: list[float], refused: str | None = None) -> Record:
         bounds = edges(16, 128)
-        bins = [Bin(*part, math.log(value), 100) for part, value in zip(zip(bounds, bounds[1:]), values)]
-        return Measured(model, seed, 4321, bins, refused, 60.0)
+        bins = [Bin(*part, math.log(value), 100)._asdict() for part, value in zip(zip(bounds, bounds[1:]), values)]
+        record = {"model": model, "seed": seed, "parameters": 4321, "bins": bins, "refused": refused}
+        return record | {"seconds": 60.0}
 
     flat, rising = [9.0] * 8, [9.0] * 5 + [9.9, 12.0, 18.0]
-    found = [measured("rfa", 1, rising), measured("flow", 1, flat), measured("flow", 2, [8.0] * 8)]
-    found.append(measured("quadratic", 1, [], "no weights for so many"))
-    plan = LengthPlan(**{**PLAN.as_dict(), "models": ["rfa", "quadratic", "flow"], "seeds": 2})
-    shown = report(plan, {"train": 900, "test": 500}, "words", torch.zeros(7, 129), Compared(found, {}))
-    plain = comparison.write(tmp_path, shown, RUN)
+    records = [measured("rfa", 1, rising), measured("flow", 1, flat), measured("flow", 2, [8.0] * 8)]
+    records.append(measured("quadratic", 1, [], "no weights for so many"))
+    arguments = ["--file", "text.txt", "--models", "rfa", "quadratic", "flow", "--seeds", "2", *SIZES]
+    options, compared = lengths.EXPERIMENT.parse(arguments), Compared(records, {})
+    facts = {"tokens": {"train": 900, "test": 500}, "unit": "words", "windows": 7}
+    facts |= refusals(options, Data(tmp_path, facts), compared)
+    plain = comparison.write(tmp_path, lengths.EXPERIMENT.report(options, facts, compared), RUN)
     rows = (tmp_path / "results.md").read_text().splitlines()
     assert "| model | parameters | 4 to 8 | 8 to 16 | 16 to 32 | 32 to 64 | 64 to 128 | change | seeds |" in rows
-    first = rows.index(
-        "| flow | 4,321 | 8.50 ± 0.71 | 8.50 ± 0.71 | 8.50 ± 0.71 | 8.50 ± 0.71 | 8.50 ± 0.71 | +0 % | 2 |"
-    )
+    first = rows.index(f"| flow | 4,321 | {'8.50 ± 0.71 | ' * 5}+0 % | 2 |")
     assert rows[first + 1] == "| rfa | 4,321 | 9.00 | 9.00 | 9.90 | 12.00 | 18.00 | +100 % | 1 |"
     assert rows[first + 2] == "| quadratic | 4,321 | - | - | - | - | - | - | 1 |"
     assert "quadratic.1 cannot read longer inputs: no weights for so many" in plain
