@@ -13,7 +13,7 @@ from ..shared.scripts import script
 from . import report
 from .entries import command_of, entries_of
 from .readmes import write_readmes
-from .tables import PAPERS, read_paper
+from .tables import PAPERS, names_like, read_paper
 
 
 def parser() -> CommandParser:
@@ -58,7 +58,7 @@ def _shown(name: str, typed: str, row: str | None) -> str:
     table, entries = paper.tables[number], entries_of(name)[number]
     if row is None:
         return report.show_table(paper, table)
-    found = report.names_like(entries, row)
+    found = names_like(entries, row)
     if len(found) != 1:
         parser().error(f"--row is {row}; allowed in Table {number} of {name}: {'; '.join(found or entries)}")
     return report.show_entry(paper, table, found[0], entries[found[0]])

@@ -1,15 +1,19 @@
 """The rows of a table of image models in small: models of timm and their trainings on handwritten digits."""
 
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..demo.digits import SIDE
-from ..shared.comparison import Planned
+from ..shared.comparison import Planned, planned_trainings
+from ..shared.experiment import Data, Options, option
 from ..shared.trainings import Training
 from .building import timm_arguments
 from .entries import entries_of
 from .measured import published_cells, value
-from .small import IMAGE_TABLES, folder_of
+from .small import FOLDER, IMAGE_TABLES, PAPER, TABLE, folder, folder_of, refusal
 from .tables import read_paper
 from .trainings import Training as Row
 from .trainings import trainings_of
@@ -21,14 +25,27 @@ PATCH, _GRID, _PUBLISHED_GRID = 4, 8, 14
 _BIAS_SHARE, _WINDOW, _EPOCHS = 3, 11, 300
 
 
-class Size(NamedTuple):
-    """The size and the budget of all rows."""
+@dataclass(frozen=True, kw_only=True)
+class ImageRows(Options):
+    """The options of a table's rows as models of images: the size and the budget of all rows."""
 
-    width: int
-    layers: int
-    heads: int
-    epochs: int
-    lr: float
+    out: Path = option(FOLDER, "default: %(default)s", setting=False, type=Path)
+    models: Sequence[str] = ()
+    quick: bool = False
+    paper: str = PAPER
+    table: str = TABLE
+    lr: float = option(2e-3, "highest learning rate, of all models (%(default)s)")
+    width: int = option(48)
+    layers: int = option(2)
+    heads: int = option(4)
+    epochs: int = option(10)
+
+    def completed(self) -> "ImageRows":
+        """The options with the names of the models, and a folder of their own; ArgumentTypeError for no such table."""
+        if (self.paper, self.table) not in IMAGE_TABLES:
+            raise argparse.ArgumentTypeError(refusal(IMAGE_TABLES, self.paper, self.table))
+        out = folder(self.out, self.paper, self.table)
+        return replace(self, models=list(models_of(self.paper, self.table)), out=out)
 
 
 class Model(NamedTuple):
@@ -55,7 +72,7 @@ def published(paper: str, table: str, models: dict[str, Model]) -> dict[str, str
     return {name: published_cells(printed, one.column, [one.row])[one.row] for name, one in models.items()}
 
 
-def small_model(model: str, size: Size) -> tuple[str, dict[str, Any]]:
+def small_model(model: str, size: ImageRows) -> tuple[str, dict[str, Any]]:
     """A model of timm in the shape of DeiT-S or of Flowformer's Table 5: name and arguments, for digits in ``size``."""
     name, kwargs = timm_arguments(model)
     if name.endswith("_hier_s"):  # two stages, the second of ``size.width``
@@ -82,14 +99,14 @@ def typed(kwargs: dict[str, Any]) -> list[str]:
     return [f"{name}={setting}".replace(" ", "") for name, setting in kwargs.items()]
 
 
-def epochs_of(training: Row, size: Size) -> int:
+def epochs_of(training: Row, size: ImageRows) -> int:
     """Epochs, as many for all but for a row that has fewer in the table."""
     train = next(words for words in training.commands() if "torchrun" in words)
     theirs = int(train[train.index("--epochs") + 1]) if "--epochs" in train else _EPOCHS
     return max(1, round(size.epochs * theirs / _EPOCHS))
 
 
-def train_arguments(out: Path, data: Path, training: Row, size: Size, seed: int) -> list[object]:
+def train_arguments(out: Path, data: Path, training: Row, size: ImageRows, seed: int) -> list[object]:
     """Arguments of the trainer: DeiT's optimiser with a rate for a short training, and crops that keep the digit."""
     name, kwargs = small_model(training.model, size)
     epochs = epochs_of(training, size)
@@ -103,12 +120,12 @@ def train_arguments(out: Path, data: Path, training: Row, size: Size, seed: int)
     ]
 
 
-def planned_trainings(out: Path, data: Path, models: dict[str, Model], size: Size, seeds: int) -> list[Planned]:
-    """Every model with every seed; all models with the first seed before any with the second."""
-    planned = []
-    for seed in range(1, seeds + 1):
-        for name, model in models.items():
-            folder = f"{folder_of(name)}.{seed}"
-            arguments = train_arguments(out / folder, data, model.training, size, seed)
-            planned.append(Planned(name, seed, Training(folder, arguments, TRAINER)))
-    return planned
+def planned_rows(options: ImageRows, data: Data) -> list[Planned]:
+    """Every model with every seed."""
+    models, made = models_of(options.paper, options.table), []
+    for planned in planned_trainings(options.models, range(1, options.seeds + 1), lambda model, seed: []):
+        name = f"{folder_of(planned.model)}.{planned.seed}"
+        out, row = options.out / "runs" / name, models[planned.model].training
+        arguments = train_arguments(out, data.folder, row, options, planned.seed)
+        made.append(planned._replace(training=Training(name, arguments, TRAINER)))
+    return made

@@ -7,7 +7,7 @@ from .building import count_parameters
 from .entries import entries_of
 from .measured import Measured, measured, published_cells, run_here, said_of_order, value
 from .small import small_command
-from .tables import Figure, Paper, PublishedTable, short
+from .tables import Figure, Paper, PublishedTable
 from .trainings import Block, Entry, NotTrained, Training, blocks_of, here, trainings_of
 
 _WIDTH = 118
@@ -138,11 +138,3 @@ def _filled(text: str) -> list[str]:
 
 def _cut(caption: str) -> str:
     return textwrap.shorten(caption, 90, placeholder=" ...")
-
-
-def names_like(entries: Iterable[str], asked: str) -> list[str]:
-    """The names that ``asked`` may mean: itself; it without citations, in small letters; or what begins with it."""
-    plain = {name: short(name).casefold() for name in entries}
-    wanted = short(asked).casefold()
-    exact = [name for name in plain if name == asked] or [name for name, one in plain.items() if one == wanted]
-    return exact or [name for name, one in plain.items() if one.startswith(f"{wanted},")]

@@ -5,20 +5,22 @@ Widths and windows shrink in proportion. Gated attention units are two for a lay
 of half the width, as in ``recipes.flash.compare``.
 """
 
+import argparse
 import math
 import re
 import shlex
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
-from ..shared.comparison import Planned
-from ..shared.unported import Plan
+from ..shared.comparison import Planned, planned_trainings
+from ..shared.experiment import Data, option
+from ..shared.language_models import LanguageModels
 from .building import fairseq_options
 from .entries import entries_of
 from .measured import published_cells, value
-from .tables import read_paper
+from .tables import PAPERS, names_like, read_paper
 from .trainings import NotTrained, Training, trainings_of
 
 COMMAND = "recipes.papers.compare"
@@ -97,20 +99,59 @@ def refusal(known: Iterable[tuple[str, str]], paper: str, table: str) -> str:
     return f"TABLE is {table}; allowed for {paper}: {', '.join(here) or 'none'}{further}"
 
 
+#: What a table's rows are compared by: the options of both kinds of models.
+PAPER = option(None, ", ".join(PAPERS), names=("paper",), metavar="PAPER", type=str.lower, choices=PAPERS)
+TABLE = option(None, "as python -m recipes.papers lists them", names=("table",), metavar="TABLE", type=str.lower)
+
+
 @dataclass(frozen=True, kw_only=True)
-class TablePlan(Plan):
-    """The budget of a table's rows; ``models`` are their names."""
+class Rows(LanguageModels):
+    """The options of a table's rows as language models; ``models`` are the names of rows."""
 
-    paper: str
-    table: str
-    masked: bool
+    most_evaluations: ClassVar[int] = 2
 
-    def trainings(self, data: Path) -> list[Planned]:
-        """See ``Budget``; folders have the names of rows in small letters."""
-        return [
-            one._replace(training=one.training._replace(name=f"{folder_of(one.model)}.{one.seed}"))
-            for one in super().trainings(data)
-        ]
+    out: Path = option(FOLDER, "default: %(default)s", setting=False, type=Path)
+    models: Sequence[str] = ()
+    updates: int = option(300, "of every training (%(default)s)", quick=8)
+    width: int = option(64)
+    tokens_per_sample: int = option(128)
+    paper: str = PAPER
+    table: str = TABLE
+    rows: Sequence[str] | None = option(
+        None, "of the table; default: all that are models here", setting=False, nargs="+", metavar="NAME"
+    )
+    masked: bool = option(False, "FLASH's masked models, not the causal ones")
+
+    def completed(self) -> "Rows":
+        """The options with the models of their rows, and a folder of their own.
+
+        Raises:
+            argparse.ArgumentTypeError: a table or a row that is not there, or one that is not of such models.
+        """
+        if (self.paper, self.table) not in TABLES:
+            raise argparse.ArgumentTypeError(refusal(TABLES, self.paper, self.table))
+        if self.masked and not self.values.masked:
+            masked = ", ".join(" ".join(named) for named, compared in TABLES.items() if compared.masked)
+            raise argparse.ArgumentTypeError(f"--masked is given with {self.paper} {self.table}; allowed: {masked}")
+        out = folder(self.out, self.paper, self.table, *["masked"] * self.masked)
+        return replace(self, models=self._chosen_rows(), out=out)
+
+    def _chosen_rows(self) -> list[str]:
+        """The rows that are asked for, in the published order."""
+        entries = entries_of(self.paper)[self.table]
+        known = trained_rows(self.paper, self.table, self.masked)
+        if self.rows is None:
+            return known
+        chosen = set()
+        for name in self.rows:
+            matches = names_like(entries, name)
+            if len(matches) != 1:
+                raise argparse.ArgumentTypeError(f"--rows has {name}; allowed: {'; '.join(matches or known)}")
+            if isinstance(entries[matches[0]], NotTrained):
+                reason = entries[matches[0]].reason
+                raise argparse.ArgumentTypeError(f"--rows has {name}: {reason}; allowed: {'; '.join(known)}")
+            chosen.add(matches[0])
+        return [row for row in known if row in chosen]
 
     def model_arguments(self, name: str) -> list[object]:
         """The arguments that say how the model of a row is built."""
@@ -197,3 +238,15 @@ def folder_of(row: str) -> str:
 def _of_units(training: Training) -> bool:
     """Whether its layers are gated attention units."""
     return training.model.startswith("flash")
+
+
+def planned_rows(options: Rows, data: Data) -> list[Planned]:
+    """Every row with every seed; folders have the names of rows in small letters."""
+
+    def arguments(name: str, seed: int) -> list[object]:
+        return options.train_arguments(data.folder, name, seed)
+
+    return [
+        planned._replace(training=planned.training._replace(name=f"{folder_of(planned.model)}.{planned.seed}"))
+        for planned in planned_trainings(options.models, range(1, options.seeds + 1), arguments)
+    ]

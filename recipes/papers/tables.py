@@ -6,7 +6,7 @@ contradicts itself or the text. A figure is an item of the list below ``## Figur
 
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -137,3 +137,11 @@ def _names(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 def _is_number(cell: str) -> bool:
     return cell.lstrip("-")[:1].isdigit()
+
+
+def names_like(entries: Iterable[str], asked: str) -> list[str]:
+    """The names that ``asked`` may mean: itself; it without citations, in small letters; or what begins with it."""
+    plain = {name: short(name).casefold() for name in entries}
+    wanted = short(asked).casefold()
+    exact = [name for name in plain if name == asked] or [name for name, one in plain.items() if one == wanted]
+    return exact or [name for name, one in plain.items() if one.startswith(f"{wanted},")]

@@ -10,24 +10,22 @@ from fairseq import options
 
 from recipes.papers import compare, small
 from recipes.papers.measured import kendall, value
-from recipes.papers.small import TABLES, TablePlan, small_command, trained_rows
+from recipes.papers.small import TABLES, Rows, small_command, trained_rows
 from recipes.papers.tables import PAPERS, read_paper
 from recipes.shared import comparison
 from recipes.shared.comparison import Compared
+from recipes.shared.experiment import Data, Record
 from recipes.shared.tables import Run
-from recipes.shared.unported import Result
 
-SIZES = {"width": 64, "layers": 2, "heads": 4, "batch_tokens": 256, "tokens_per_sample": 128}
 KINDS = [
     (*table, masked) for table, values in TABLES.items() for masked in ([False, True] if values.masked else [False])
 ]
 
 
-def plan(paper: str, table: str, masked: bool = False, **others) -> TablePlan:
+def plan(paper: str, table: str, masked: bool = False, *more: str) -> Rows:
     """All rows of a table, one seed."""
-    chosen = {"models": trained_rows(paper, table, masked), "seeds": 1, **SIZES, **others}
-    further = {"updates": 10, "lr": 3e-3, "evaluations": 2, "more": []}
-    return TablePlan(paper=paper, table=table, masked=masked, **further, **chosen)
+    arguments = [paper, table, *["--masked"] * masked, "--file", "text.txt", "--seeds", "1", "--updates", "10", *more]
+    return compare.EXPERIMENT.parse(arguments)
 
 
 def built(training) -> dict:
@@ -40,7 +38,7 @@ def built(training) -> dict:
 def test_every_row_of_every_table_is_of_one_size(paper, table, masked):
     """The command of each row is taken by fairseq, its folder is its own, and two units stand for a layer."""
     made = plan(paper, table, masked)
-    planned = made.trainings(Path("data-bin"))
+    planned = compare.EXPERIMENT.planned(made, Data(Path("data-bin"), {}))
     assert len({one.training.name for one in planned}) == len(planned) == len(made.models) > 3
     side = "encoder" if masked else "decoder"
     for one in planned:
@@ -83,22 +81,27 @@ def test_rows_come_in_the_published_order():
 
 
 def test_a_report_has_the_order_and_what_was_not_run(tmp_path):
-    def result(row: str, perplexity: float) -> Result:
-        return Result(row, 1, 4321, perplexity, 10, [(10, 9.0)], 1000.0, 2**30, 60.0, "fairseq-train")
+    def record(row: str, perplexity: float) -> Record:
+        known = {"model": row, "seed": 1, "parameters": 4321, "seconds": 60.0, "peak_bytes": 2**30}
+        return known | {"perplexity": perplexity, "tokens_per_second": 1000.0}
+
+    def report(options: Rows, tokens: dict[str, int], records: list[Record]) -> comparison.Report:
+        facts, compared = {"tokens": tokens, "unit": "words"}, Compared(records, {})
+        facts |= compare.measured(options, Data(tmp_path, facts), compared)
+        return compare.EXPERIMENT.report(options, facts, compared)
 
     made = plan("daft", "4")
-    rows = made.models
-    found = [result(row, 2.0**place) for place, row in enumerate(reversed(rows))]
-    report = compare.report(made, {"train": 900_000, "valid": 50_000, "test": 50_000}, "words", Compared(found, {}))
-    plain = comparison.write(
-        tmp_path, report, Run("python -m recipes.papers.compare", "a machine", "", "2026-11-25", 1)
-    )
+    records = [record(row, 2.0**place) for place, row in enumerate(reversed(made.models))]
+    shown = report(made, {"train": 900_000, "valid": 50_000, "test": 50_000}, records)
+    run = Run("python -m recipes.papers.compare", "a machine", "", "2026-11-25", 1)
+    plain = comparison.write(tmp_path, shown, run)
     assert "Kendall's tau between the orders: -1.00" in plain and "not run: PixelCNN: cited" in plain
     assert "bits per token" in plain and "1.0 million" in plain
     content = json.loads((tmp_path / "results.json").read_text())["measured"]
-    assert content["cells"][rows[-1]] == "0.000" and content["column"] == "Test loss" and content["part"] == 0
+    assert content["cells"][made.models[-1]] == "0.000"
+    assert content["column"] == "Test loss" and content["part"] == 0
     assert kendall(content["cells"], made.published_cells()) == -1.0
-    part = compare.report(plan("flash", "1", True, models=["no gating"]), {"train": 1}, "words", Compared([], {}))
+    part = report(plan("flash", "1", True, "--rows", "no gating"), {"train": 1}, [])
     assert "not run: original GAU: not asked for" in part.tables[0].notes
     said = " ".join(part.tables[0].notes)
     assert "Fewer than three rows" in said and "2 layers, or 4 gated attention units, of width 64" in said
@@ -111,7 +114,8 @@ def test_commands_in_small_are_taken_by_their_programs(paper):
     for command in commands:
         words = shlex.split(command)
         assert words[:2] == ["python", "-m"]
-        importlib.import_module(words[2]).parser().parse_args(words[3:])
+        module = importlib.import_module(words[2])
+        (module.EXPERIMENT if hasattr(module, "EXPERIMENT") else module).parser().parse_args(words[3:])
     assert small_command("flash", "6") is None and small_command("flash", "2").startswith(f"python -m {small.COMMAND}")
 
 

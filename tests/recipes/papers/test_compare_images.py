@@ -9,18 +9,25 @@ import pytest
 from recipes.demo import train_digits
 from recipes.papers import compare_images, images
 from recipes.papers.building import count_parameters
-from recipes.papers.images import Size, models_of, planned_trainings, small_model, typed
+from recipes.papers.images import ImageRows, models_of, small_model, typed
 from recipes.papers.small import IMAGE_TABLES
 from recipes.shared.comparison import Compared
+from recipes.shared.experiment import Data
 
-SIZE = Size(width=48, layers=2, heads=4, epochs=9, lr=2e-3)
+
+def options_of(paper: str, table: str) -> ImageRows:
+    """Nine epochs, two seeds."""
+    return compare_images.EXPERIMENT.parse([paper, table, "--epochs", "9", "--seeds", "2"])
+
+
+SIZE = options_of("daft", "2")
 
 
 @pytest.mark.parametrize(("paper", "table"), IMAGE_TABLES)
 def test_every_row_is_built_and_trained_in_one_size(paper, table):
     """timm builds each; only the row of fewer epochs has fewer, and none but it shares its model with another."""
     models = models_of(paper, table)
-    planned = planned_trainings(Path("out"), Path("digits"), models, SIZE, 2)
+    planned = compare_images.EXPERIMENT.planned(options_of(paper, table), Data(Path("digits"), {}))
     assert len({one.training.name for one in planned}) == 2 * len(models) and len(models) >= 2
     seen = {}
     for one in planned[: len(models)]:
@@ -56,13 +63,13 @@ def test_rows_come_in_the_published_order():
 
 
 def test_what_is_not_run_and_not_there_is_said(tmp_path, capsys):
-    report = compare_images.report("daft", "2", models_of("daft", "2"), SIZE, 3, Compared([], {}))
-    assert any(note.startswith("not run: ResNet50: a convolutional network") for note in report.tables[0].notes)
-    notes = (
-        compare_images.report("flowformer", "5", models_of("flowformer", "5"), SIZE, 3, Compared([], {}))
-        .tables[0]
-        .notes
-    )
+    def notes_of(paper: str, table: str) -> list[str]:
+        options, nothing = options_of(paper, table), Compared([], {})
+        facts = compare_images.measured(options, Data(tmp_path, {}), nothing)
+        return compare_images.EXPERIMENT.report(options, facts, nothing).tables[0].notes
+
+    assert any(note.startswith("not run: ResNet50: a convolutional network") for note in notes_of("daft", "2"))
+    notes = notes_of("flowformer", "5")
     assert any("two stages, of width 24 and 48" in note for note in notes)
     assert any("without a teacher" in note for note in notes) and any("ViT-BASE" in note for note in notes)
     for arguments, said in (
@@ -94,10 +101,10 @@ def test_from_the_digits_to_the_table(tmp_path, monkeypatch, capsys):
     assert compare_images.main(arguments) == 0
     assert "Fewer than three rows" in capsys.readouterr().out
     content = json.loads((tmp_path / "out" / "results.json").read_text())
-    assert [one["model"] for one in content["scores"]] == ["Factorized (default)", "Non Factorized"]
-    assert all(0 < one["top1"] < 100 and one["parameters"] > 1000 for one in content["scores"])
+    assert [one["model"] for one in content["results"]] == ["Factorized (default)", "Non Factorized"]
+    assert all(0 < one["top1"] < 100 and one["parameters"] > 1000 for one in content["results"])
     assert content["measured"][0]["column"] == "Top 1 Acc" and len(content["measured"][0]["cells"]) == 2
-    monkeypatch.setattr(images, "TRAINER", None)
+    monkeypatch.setattr(images, "TRAINER", ("-c", "raise SystemExit(1)"))
     assert compare_images.main(arguments) == 0
     assert compare_images.main([*arguments, "--width", "32"]) == 1
     assert "width is 32; allowed in" in capsys.readouterr().err

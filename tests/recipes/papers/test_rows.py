@@ -58,7 +58,9 @@ def test_every_row_builds_with_the_published_number_of_parameters(paper, number)
 def known_module(words: list[str]) -> None:
     """Assert that the parser of ``python -m recipes.NAME ARGUMENTS`` takes these arguments."""
     module = importlib.import_module(words[2])
-    if hasattr(module, "parser"):
+    if hasattr(module, "EXPERIMENT"):
+        module.EXPERIMENT.parser().parse_args(words[3:])
+    elif hasattr(module, "parser"):
         module.parser().parse_args(words[3:])
     else:
         sources = Path(module.__file__).read_text()
