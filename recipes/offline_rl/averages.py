@@ -56,7 +56,7 @@ def _read(path: Path) -> tuple[EpisodeDescription, list[tuple[str, list[Played]]
     described = described_by(EpisodeDescription, found["data"], f"{path}: data")
     if "results" in found:
         results = read_json(path, allowed, results=list[dict[str, Any]])["results"]
-        named = [(one.get("name"), one.get("episodes")) for one in results]
+        named = [(one.get("model"), one.get("episodes")) for one in results]
     else:
         found = read_json(path, allowed, models=dict[str, str], episodes=dict)
         named = [(found["models"].get(at), episodes) for at, episodes in found["episodes"].items()]

@@ -5,35 +5,34 @@ are trained through fairseq-train and evaluated, and so are ``bc`` and ``awac``,
 comparison goes on where it was.
 """
 
-import argparse
-import functools
-import itertools
+import dataclasses
+import statistics
 import sys
-import time
-from collections.abc import Iterable
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from fairseq.models import ARCH_MODEL_REGISTRY
+from matplotlib import pyplot as plt
 
-from common.command_parser import CommandParser
 from fairseq_plugin.data.episode_folder import EpisodeDescription, read_description
 from fairseq_plugin.tasks.offline_rl import read_context
 
-from ..shared.additions import addition_arguments, mechanism_of
+from ..shared.additions import addition_arguments, addition_notes, mechanism_of
 from ..shared.architectures import architectures_of, option_prefix
-from ..shared.comparison import NO_READER, planned_trainings, show, train_and_read
+from ..shared.comparison import NO_READER, SEEDS, Column, Compared, by_model, table
+from ..shared.experiment import MILLIONS, MINUTES, Data, Experiment, Options, Record, mean, option
 from ..shared.json_files import read_json, write_json
-from ..shared.scripts import command_line, positive_int, positive_number, script
-from ..shared.settings import keep_settings
-from ..shared.trainings import Trained, read_parameters, read_points
-from ..shared.working_folder import working_folder
-from .acting import Evaluation, Played, evaluate, load
+from ..shared.plots import STYLE, legend_beside, look, save
+from ..shared.scripts import positive_int
+from ..shared.tables import Table, spread
+from ..shared.trainings import read_points
+from .acting import Played, evaluate, load
 from .collect import collect
-from .results import Plan, Result, report
+from .d4rl import score
 from .speed import seconds_per_update
 
-COMMAND = "recipes.offline_rl.compare"
 SUFFIX = "_decision"
 #: The type of ``--archs``.
 architectures = architectures_of(SUFFIX, additions=True)
@@ -49,6 +48,48 @@ _START = 12.0
 #: A training has so many epochs; what an interruption may cost is one.
 EPOCHS = 10
 _TARGETS = 5
+#: In the folder of a training: what its model did.
+RETURNS = "returns.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Acting(Options):
+    """The options of models that act in one environment."""
+
+    env: str = option("HalfCheetah-v5", "of gymnasium (%(default)s)", metavar="NAME")
+    minutes: float = option(30.0, "for everything, about (%(default)s)")
+    models: Sequence[str] = option(
+        DEFAULT_NAMES,
+        f"architectures without {SUFFIX}: of any causal mechanism, also with additions, as in "
+        f"linear+forget+short_conv, bc and awac ({','.join(DEFAULT_NAMES)})",
+        setting=False,
+        names=("--models", "--archs"),
+        type=architectures,
+        nargs="+",
+        metavar="NAME",
+    )
+    seeds: int = option(3, "trainings of each model (%(default)s)", setting=False)
+    context: str = option("10", "steps of a window (%(default)s)", metavar="K|full")
+    updates: int | None = option(
+        None, "of each training; default: as many as the time allows", setting=False, type=positive_int
+    )
+    episodes: int = option(5, "for each target (%(default)s)", setting=False)
+    jobs: int = option(1, "trainings at a time, of one thread each", setting=False)
+    quick: bool = False
+    out: Path | None = option(None, "default: work/offline_rl/compare/ENV", setting=False, type=Path, metavar="DIR")
+
+    def completed(self) -> "Acting":
+        """Take the folder of the environment; see ``Options``."""
+        read_context("--context", self.context)
+        return dataclasses.replace(self, out=self.out or Path("work/offline_rl/compare") / self.env)
+
+    def settings(self) -> Record:
+        """The settings that trainings in a folder share, by the names of their options."""
+        return {f"--{name}": value for name, value in super().settings().items()}
+
+    def as_dict(self) -> Record:
+        """The options by which results are stored."""
+        return {name: getattr(self, name) for name in ("models", "seeds", "env", "minutes", "context", "episodes")}
 
 
 def train_arguments(data: Path, name: str, context: str, updates: int, seed: int) -> list[object]:
@@ -75,9 +116,9 @@ def train_arguments(data: Path, name: str, context: str, updates: int, seed: int
     ]
 
 
-def plan_updates(out: Path, data: Path, options: argparse.Namespace) -> int:
-    """The updates of each training that fill its share of the time here; measured once, and kept in ``out``."""
-    path = out / "updates.json"
+def plan_updates(options: Acting, data: Path) -> int:
+    """The updates of each training that fill its share of the time here; measured once, and kept in ``--out``."""
+    path = options.out / "updates.json"
     if options.updates is not None:
         return options.updates
     if not path.exists():
@@ -89,106 +130,159 @@ def plan_updates(out: Path, data: Path, options: argparse.Namespace) -> int:
     return read_json(path, updates=int)["updates"]
 
 
-def act(folder: Path, plan: Plan) -> Evaluation:
-    """The evaluation of the training in ``folder``, kept there."""
-    path = folder / "returns.json"
-    settings = {"environment": plan.environment, "targets": plan.targets, "episodes": plan.episodes}
-    if path.exists():
-        stored = read_json(path, settings=dict, played=list[Played], milliseconds=float)
-        if stored["settings"] == settings:
-            return Evaluation(stored["played"], stored["milliseconds"])
-    hub = load(folder / "checkpoints" / "checkpoint_last.pt")
-    found = evaluate(hub, plan.environment, plan.targets, plan.episodes)
-    content = {"settings": settings, "milliseconds": found.milliseconds}
-    content["played"] = [one._asdict() for one in found.episodes]
-    write_json(path, content)
-    return found
-
-
-def read_result(plan: Plan, name: str, seed: int, folder: Path, trained: Trained) -> Result:
-    """A complete training, with what its model does."""
-    points = [point for point in read_points(folder) if point.split == "train_inner"]
-    played = act(folder, plan)
-    print(f"  {name}, seed {seed}: {played.milliseconds:.1f} ms an action", flush=True)
-    return Result(
-        name,
-        seed,
-        read_parameters(folder),
-        [point.update for point in points],
-        [point.values.get("action_mse", point.values["loss"]) for point in points],
-        played.episodes,
-        played.milliseconds,
-        trained.seconds,
-        trained.command,
-    )
-
-
-def parser() -> CommandParser:
-    """The script's options."""
-    parser = CommandParser(prog="python -m recipes.offline_rl.compare", description=__doc__.splitlines()[0])
-    parser.add_argument("--env", default="HalfCheetah-v5", metavar="NAME", help="of gymnasium (%(default)s)")
-    parser.add_argument("--minutes", type=positive_number, default=30.0, help="for everything, about (%(default)s)")
-    parser.add_argument("--seeds", type=positive_int, default=3, help="trainings of each model (%(default)s)")
-    names = ",".join(DEFAULT_NAMES)
-    parser.add_argument(
-        "--models",
-        "--archs",
-        type=architectures,
-        nargs="+",
-        metavar="NAME",
-        help=f"architectures without {SUFFIX}: of any causal mechanism, also with additions, as in "
-        f"linear+forget+short_conv, bc and awac ({names})",
-    )
-    parser.add_argument("--context", default="10", metavar="K|full", help="steps of a window (%(default)s)")
-    parser.add_argument("--updates", type=positive_int, help="of each training; default: as many as the time allows")
-    parser.add_argument("--episodes", type=positive_int, default=5, help="for each target (%(default)s)")
-    parser.add_argument("--jobs", type=positive_int, default=1, help="trainings at a time, of one thread each")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="default: work/offline_rl/compare/ENV")
-    return parser
-
-
-def parsed(arguments: Iterable[str] | None) -> argparse.Namespace:
-    """The options, ``models`` as one list without repetitions."""
-    options = parser().parse_args(arguments)
-    options.models = list(dict.fromkeys(itertools.chain(*(options.models or [DEFAULT_NAMES]))))
-    return options
-
-
-def collected(out: Path, environment: str, minutes: float) -> EpisodeDescription:
-    """The data of the comparison, collected unless that is complete."""
-    data = out / "behaviour" / "data"
-    return read_description(data) if data.exists() else collect(environment, minutes, data.parent)
-
-
-@script("compare")
-def main(arguments: Iterable[str] | None = None) -> int:
-    """Run the script; returns the exit status."""
-    options = parsed(arguments)
-    read_context("--context", options.context)
-    out = (options.out or Path("work/offline_rl/compare") / options.env).absolute()
-    with working_folder(out, COMMAND):
-        return _compare(options, out, command_line(COMMAND, arguments))
-
-
-def _compare(options: argparse.Namespace, out: Path, command: str) -> int:
-    started = time.monotonic()
-    begun = {"--env": options.env, "--minutes": options.minutes, "--context": options.context}
-    keep_settings(out / "settings.json", begun)
-    described = collected(out, options.env, SEARCH_SHARE * options.minutes)
-    data = out / "behaviour" / "data"
-    updates = plan_updates(out, data, options)
+def prepare(options: Acting) -> Data:
+    """The data, collected unless that is complete; the facts have its description, the updates and the targets."""
+    data = options.out / "behaviour" / "data"
+    if data.exists():
+        described = read_description(data)
+    else:
+        described = collect(options.env, SEARCH_SHARE * options.minutes, data.parent)
     targets = [round(x, 1) for x in np.linspace(described.lowest, described.highest, _TARGETS).tolist()]
-    seeds = list(range(1, options.seeds + 1))
-    plan = Plan(options.env, options.models, seeds, options.context, updates, targets, options.episodes)
+    facts = {"data": described.as_dict(), "updates": plan_updates(options, data), "targets": targets}
+    return Data(data, facts)
 
-    def arguments(name: str, seed: int) -> list[object]:
-        return train_arguments(data, name, options.context, updates, seed)
 
-    planned = planned_trainings(plan.names, seeds, arguments)
-    compared = train_and_read(planned, out, options.jobs, functools.partial(read_result, plan))
-    show(out, report(plan, described, compared), command, started)
-    return compared.status
+def act(options: Acting, data: Data, folder: Path) -> None:
+    """Let the model that was trained in ``folder`` act, and keep there what it did, unless it has been done."""
+    path, targets = folder / RETURNS, data.facts["targets"]
+    settings = {"environment": options.env, "targets": targets, "episodes": options.episodes}
+    if path.exists() and read_json(path, settings=dict)["settings"] == settings:
+        return
+    found = evaluate(load(folder / "checkpoints" / "checkpoint_last.pt"), options.env, targets, options.episodes)
+    content = {"settings": settings, "milliseconds": found.milliseconds}
+    write_json(path, content | {"played": [played._asdict() for played in found.episodes]})
+    print(f"  {folder.name}: {found.milliseconds:.1f} ms an action", flush=True)
 
+
+def read(options: Acting, folder: Path, known: Record) -> Record | None:
+    """A complete training, with what its model did; None if it has not acted."""
+    if not (folder / RETURNS).exists():
+        return None
+    stored = read_json(folder / RETURNS, settings=dict, played=list[Played], milliseconds=float)
+    if stored["settings"]["episodes"] != options.episodes:
+        return None
+    points = [point for point in read_points(folder) if point.split == "train_inner"]
+    losses = [point.values.get("action_mse", point.values["loss"]) for point in points]
+    return {
+        "updates": [point.update for point in points],  # at which the loss was logged
+        "losses": losses,  # mean squared error of actions of -1 to 1, since the point before
+        "action_mse": losses[-1],
+        "episodes": [played._asdict() for played in stored["played"]],
+        "milliseconds": stored["milliseconds"],  # an action, of all episodes side by side
+    }
+
+
+def mean_at(record: Record, target: float) -> float:
+    """The mean return of the episodes with a target."""
+    return statistics.mean(played["total"] for played in record["episodes"] if played["target"] == target)
+
+
+def follows(record: Record, targets: Sequence[float]) -> float:
+    """The correlation of the mean returns with their targets: 1 where they follow, 0 where they do not."""
+    means = [mean_at(record, target) for target in targets]
+    return statistics.correlation(targets, means) if len(set(means)) > 1 and len(targets) > 1 else 0.0
+
+
+def _architecture(name: str) -> str:
+    """The name with its suffix, as linear_decision+forget."""
+    plain, plus, additions = name.partition("+")
+    return f"{plain}{SUFFIX}{plus}{additions}"
+
+
+ARCHITECTURE = Column("architecture", known=_architecture)
+
+
+def _return_at(target: float, header: str) -> Column:
+    return Column(header, lambda records: spread([mean_at(record, target) for record in records], 0))
+
+
+def columns(options: Acting, facts: Record) -> list[Column]:
+    """Columns of the table of models."""
+    described, targets = EpisodeDescription(**facts["data"]), facts["targets"]
+
+    def scores(records: Sequence[Record]) -> str:
+        return spread([score(described, mean_at(record, targets[-1])) for record in records], 1)
+
+    return [
+        ARCHITECTURE,
+        MILLIONS,
+        Column("action MSE", mean("action_mse", 4)),
+        _return_at(targets[-1], "return"),
+        Column("score", scores),
+        Column("follows", lambda records: spread([follows(record, targets) for record in records])),
+        SEEDS,
+        MINUTES,
+    ]
+
+
+def notes(options: Acting, facts: Record) -> list[str]:
+    """Notes below the table."""
+    described = EpisodeDescription(**facts["data"])
+    notes = [
+        f"data: {described.name}, mean return {described.average:,.0f}, best {described.highest:,.0f}, least "
+        f"{described.lowest:,.0f}. This is not D4RL",
+        f"{facts['updates']} updates, context {options.context}; {options.episodes} episodes for each target; mean and "
+        "deviation over seeds",
+        f"return and score: where {facts['targets'][-1]:,.0f} was asked for; score 0 is the data's least return, 100 "
+        "its best",
+        "follows: correlation of the returns with their targets, 1 where they follow",
+    ]
+    if further := [name for name in options.models if name in FURTHER_UPDATES]:
+        notes.append(f"{' and '.join(further)}: any target is the same to them, which have 10 times the updates")
+    return notes + addition_notes(options.models)
+
+
+def further_tables(options: Acting, facts: Record, records: list[Record]) -> list[Table]:
+    """Returns by target."""
+    returns = [ARCHITECTURE, *(_return_at(target, f"target {target:,.0f}") for target in facts["targets"])]
+    return [table("Return by target", returns, list(by_model(records, options.models)), Compared(records, {}), [])]
+
+
+def draw(options: Acting, facts: Record, records: Sequence[Record], path: Path) -> None:
+    """Draw returns against targets, mean and deviation over seeds, and the training curves."""
+    described, targets = EpisodeDescription(**facts["data"]), facts["targets"]
+    with plt.rc_context(STYLE):
+        figure, (returns, curves) = plt.subplots(1, 2, figsize=(13, 4.5), layout="constrained")
+        returns.plot(targets, targets, color="0.6", linewidth=1.0, label="return = target")
+        returns.axhline(described.average, color="0.6", linestyle=":", linewidth=1.0, label="mean of the data")
+        returns.axhline(described.highest, color="0.6", linestyle="--", linewidth=1.0, label="best of the data")
+        for i, (name, of_name) in enumerate(by_model(records, options.models).items()):
+            line = look(i).line
+            means = [[mean_at(record, target) for record in of_name] for target in targets]
+            deviations = [statistics.stdev(values) if len(values) > 1 else 0.0 for values in means]
+            centres = [statistics.mean(values) for values in means]
+            returns.errorbar(targets, centres, deviations, marker=look(i).marker, capsize=3, label=name, **line)
+            losses = [statistics.mean(at) for at in zip(*(record["losses"] for record in of_name))]
+            curves.plot(of_name[0]["updates"][: len(losses)], losses, linewidth=1.3, **line)
+        returns.set(xlabel="return asked for", ylabel="return reached", title="Mean and deviation over seeds")
+        curves.set(xlabel="update", ylabel="action MSE", yscale="log", title="Training, mean over seeds")
+        legend_beside(curves, handles=returns.get_legend_handles_labels()[0])
+        for axes in (returns, curves):
+            axes.grid(alpha=0.25)
+        trained = f"context {options.context}, {facts['updates']} updates, trained {options.seeds} times"
+        figure.suptitle(f"{options.env}, own data: {trained}")
+        save(figure, path, dpi=110)
+
+
+EXPERIMENT = Experiment(
+    command="recipes.offline_rl.compare",
+    about=__doc__.splitlines()[0],
+    options=Acting,
+    title=lambda options, facts: f"Returns on {options.env}",
+    columns=columns,
+    notes=notes,
+    prepare=prepare,
+    arguments=lambda options, data, name, seed: train_arguments(
+        data.folder, name, options.context, data.facts["updates"], seed
+    ),
+    read=read,
+    evaluate=act,
+    further_tables=further_tables,
+    picture=draw,
+    picture_name="returns.png",
+    runs="",
+)
+main = EXPERIMENT.main
 
 if __name__ == "__main__":
     sys.exit(main())

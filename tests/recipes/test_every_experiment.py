@@ -10,8 +10,10 @@ import pytest
 from fairseq import options as fairseq_options
 from PIL import Image
 
+from fairseq_plugin.data.episode_folder import EpisodeDescription
 from recipes.long_copy import compare as long_copy
 from recipes.lra import compare as lra
+from recipes.offline_rl import compare as offline_rl
 from recipes.shared import comparison
 from recipes.shared.comparison import Compared
 from recipes.shared.experiment import Data, Experiment, Record
@@ -51,6 +53,8 @@ SPEEDS = [
     for kind in ("training", "inference")
     for model, steps, faster in (("softmax", 2.0, 1.0), ("flow", 4.0, 2.0))
 ]
+EPISODES = EpisodeDescription("Toy-v0, own data", "", [0.0], [1.0], [-1.0], [1.0], 200, 0.0, 40.0, 100.0)
+PLAYED = [{"target": target, "seed": 0, "total": 0.9 * target, "steps": 200} for target in (0.0, 100.0)]
 TEXT_FACTS = {"tokens": {"train": 900, "valid": 50, "test": 50}, "unit": "words"}
 PERPLEXITY = {"perplexity": 9.5, "update": 96, "curve": [[12, 9.0], [96, 8.0]], "tokens_per_second": 1000.0}
 GENERATED = {"exact": 25.0, "passages": 50.0, "tokens": 60.0, "milliseconds": 40.0}
@@ -100,6 +104,15 @@ CASES = {
         {"test.json": {"accuracy": 30.0}},
         ("Transformer, softmax", "softmax_lra_listops", "4,321", "30.0 ± 0.0", "31.0 ± 0.0", "2", "60", "36.37"),
         ("4.00 (2.00x)", "guessing gives 10", "most frequent class of the test split 16.7"),
+    ),
+    "offline_rl.compare": Case(
+        offline_rl.EXPERIMENT,
+        ("--models", "flowformer+forget", "bc,linear_decision"),
+        {"data": EPISODES.as_dict(), "updates": 100, "targets": [0.0, 100.0]},
+        {"updates": [5, 10], "losses": [0.5, 0.25], "action_mse": 0.25, "episodes": PLAYED, "milliseconds": 3.0},
+        shown=("flowformer_decision+forget", "0.00 M", "0.2500 ± 0.0000", "90 ± 0", "90.0 ± 0.0", "1.00 ± 0.00")
+        + ("2", "1.0"),
+        said=("This is not D4RL", "+forget: gates of each head", "bc: any target is the same"),
     ),
     "time_series.compare": Case(
         time_series.EXPERIMENT,

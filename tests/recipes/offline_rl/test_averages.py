@@ -22,9 +22,9 @@ def episodes(*totals: float) -> list[dict]:
 
 def test_averages(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     compared = [
-        {"name": "bc", "episodes": episodes(20.0, 40.0)},
-        {"name": "bc", "episodes": episodes(50.0)},
-        {"name": "awac", "episodes": episodes(100.0)},
+        {"model": "bc", "episodes": episodes(20.0, 40.0)},
+        {"model": "bc", "episodes": episodes(50.0)},
+        {"model": "awac", "episodes": episodes(100.0)},
     ]
     (tmp_path / "a.json").write_text(json.dumps({"data": description("one"), "results": compared}))
     played = {"x.pt": episodes(100.0), "y.pt": episodes(140.0)}
@@ -42,7 +42,7 @@ def test_averages(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
 
 
 def test_a_file_that_is_given_twice(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    compared = [{"name": "bc", "episodes": episodes(20.0)}]
+    compared = [{"model": "bc", "episodes": episodes(20.0)}]
     (tmp_path / "a.json").write_text(json.dumps({"data": description("one"), "results": compared}))
     assert averages.main([str(tmp_path / "a.json"), str(tmp_path / ".." / tmp_path.name / "a.json")]) == 1
     assert "a.json is given twice" in capsys.readouterr().err

@@ -1,6 +1,6 @@
 """The comparison: complete trainings become tables and a picture, commands are fairseq's, time becomes updates."""
 
-import argparse
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -11,35 +11,40 @@ from PIL import Image
 
 import fairseq_plugin  # noqa: F401  registers what the commands name
 from fairseq_plugin.data.episode_folder import EpisodeDescription
-from recipes.offline_rl import compare, results
-from recipes.offline_rl.acting import Played
-from recipes.offline_rl.results import Plan, Result
+from recipes.offline_rl import compare
+from recipes.offline_rl.compare import Acting
 from recipes.shared.architectures import known_names
 from recipes.shared.comparison import Compared
+from recipes.shared.experiment import Record
 from tests.recipes.folders import made_by
 
 UPDATES = 10
 TARGETS = [0.0, 50.0, 100.0]
 
 
-def result(seed: int, totals: list[float]) -> Result:
+DATA = EpisodeDescription("Toy-v0, own data", "", [0.0], [1.0], [-1.0], [1.0], 200, 0.0, 40.0, 100.0)
+FACTS = {"data": DATA.as_dict(), "updates": 10, "targets": TARGETS}
+
+
+def result(seed: int, totals: list[float]) -> Record:
     """A training whose model reached ``totals`` for ``TARGETS``."""
-    episodes = [Played(target, 0, total, 200) for target, total in zip(TARGETS, totals)]
-    return Result("flowformer", seed, 166_000, [5, 10], [0.5, 0.1 * seed], episodes, 3.0, 60.0, "fairseq-train ...")
+    episodes = [{"target": target, "seed": 0, "total": total, "steps": 200} for target, total in zip(TARGETS, totals)]
+    known = {"model": "flowformer", "seed": seed, "parameters": 166_000, "seconds": 60.0}
+    return {**known, "updates": [5, 10], "losses": [0.5, 0.1 * seed], "action_mse": 0.1 * seed, "episodes": episodes}
 
 
 def test_complete_trainings_become_tables_and_a_picture(comparison: Path, tmp_path: Path, capsys) -> None:
     """Nothing is trained again; models act once, and what they did is kept."""
     out = tmp_path / "out"
-    made_by(compare.COMMAND, shutil.copytree(comparison, out))
+    made_by(compare.EXPERIMENT.command, shutil.copytree(comparison, out))
     arguments = ["--env", "Pendulum-v1", "--archs", "flowformer,linear_decision", "--seeds", "1", "--episodes", "1"]
     arguments += ["--updates", str(UPDATES), "--out", str(out)]
     assert compare.main(arguments) == 0
     shown = capsys.readouterr().out
     assert "flowformer_decision" in shown and "linear_decision" in shown and "This is not D4RL" in shown
     content = json.loads((out / "results.json").read_text())
-    assert [one["name"] for one in content["results"]] == ["flowformer", "linear"]
-    assert len(content["plan"]["targets"]) == 5 == len(content["results"][0]["episodes"])
+    assert [one["model"] for one in content["results"]] == ["flowformer", "linear"]
+    assert len(content["targets"]) == 5 == len(content["results"][0]["episodes"])
     assert content["results"][0]["updates"] == list(range(1, UPDATES + 1))
     with Image.open(out / "returns.png") as image:
         assert image.width > 600
@@ -52,10 +57,11 @@ def test_complete_trainings_become_tables_and_a_picture(comparison: Path, tmp_pa
 
 def test_tables() -> None:
     """Means and deviations over seeds; whether returns follow their targets; what is missing is a dash."""
-    plan = Plan("Toy-v0", ["flowformer", "softmax"], [1, 2], "10", 10, TARGETS, 1)
-    described = EpisodeDescription("Toy-v0, own data", "", [0.0], [1.0], [-1.0], [1.0], 200, 0.0, 40.0, 100.0)
-    ours = [result(1, [10.0, 60.0, 110.0]), result(2, [90.0, 90.0, 90.0])]
-    models, returns = results.tables(plan, described, Compared(ours, {"softmax.1": "out of memory"}))
+    options = Acting(env="Toy-v0", models=["flowformer", "softmax"], seeds=2, episodes=1)
+    records = [result(1, [10.0, 60.0, 110.0]), result(2, [90.0, 90.0, 90.0])]
+    models, returns = compare.EXPERIMENT.report(
+        options, FACTS, Compared(records, {"softmax.1": "out of memory"})
+    ).tables
     assert models.rows[0][1:] == (
         "0.17 M", "0.1500 ± 0.0707", "100 ± 14", "100.0 ± 14.1", "0.50 ± 0.71", "2", "1.0"
     )  # fmt: skip
@@ -94,26 +100,15 @@ def test_additions_are_options_of_the_mechanism(name: str, attention: str, wante
     assert {option: getattr(parsed, f"{attention}_{option}") for option in wanted} == wanted
 
 
-def test_tables_say_what_additions_are() -> None:
-    plan = Plan("Toy-v0", ["flowformer+forget"], [1], "10", 10, TARGETS, 1)
-    described = EpisodeDescription("Toy-v0, own data", "", [0.0], [1.0], [-1.0], [1.0], 200, 0.0, 40.0, 100.0)
-    ours = [result(1, [10.0, 60.0, 110.0])._replace(name="flowformer+forget")]
-    models, _ = results.tables(plan, described, Compared(ours, {}))
-    assert models.rows[0][0] == "flowformer_decision+forget"
-    assert any(note.startswith("+forget: gates of each head") for note in models.notes)
-
-
 def test_time_becomes_updates_once(comparison: Path, tmp_path: Path) -> None:
     """More time, more updates; the number is kept, whatever the machine does later."""
-    asked = argparse.Namespace(models=["linear"], context="10", seeds=1, jobs=1, minutes=1.0, updates=None)
+    options = Acting(models=["linear"], seeds=1, minutes=1.0, out=tmp_path)
     data = comparison / "behaviour" / "data"
-    first = compare.plan_updates(tmp_path, data, asked)
-    assert first >= 10 and compare.plan_updates(tmp_path, data, asked) == first
-    asked.minutes = 1000.0
+    first = compare.plan_updates(options, data)
+    assert first >= 10 and compare.plan_updates(options, data) == first
     (tmp_path / "updates.json").unlink()
-    assert compare.plan_updates(tmp_path, data, asked) > 3 * first
-    asked.updates = 7
-    assert compare.plan_updates(tmp_path, data, asked) == 7
+    assert compare.plan_updates(dataclasses.replace(options, minutes=1000.0), data) > 3 * first
+    assert compare.plan_updates(dataclasses.replace(options, updates=7), data) == 7
 
 
 def test_unknown_architectures_are_refused(capsys: pytest.CaptureFixture) -> None:
@@ -141,7 +136,7 @@ def test_models_without_attention_have_commands_of_their_own() -> None:
 
 def test_names_may_stand_apart_or_between_commas() -> None:
     """``--archs`` is another name of ``--models``; none is trained twice."""
-    assert compare.parsed(["--models", "bc", "awac,linear"]).models == ["bc", "awac", "linear"]
-    assert compare.parsed(["--archs", "bc,bc_decision"]).models == ["bc"]
-    assert compare.parsed(["--models", "linear_decision+forget", "linear+forget"]).models == ["linear+forget"]
-    assert compare.parsed([]).models == list(compare.DEFAULT_NAMES)
+    assert compare.EXPERIMENT.parse(["--models", "bc", "awac,linear"]).models == ["bc", "awac", "linear"]
+    assert compare.EXPERIMENT.parse(["--archs", "bc,bc_decision"]).models == ["bc"]
+    assert compare.EXPERIMENT.parse(["--models", "linear_decision+forget", "linear+forget"]).models == ["linear+forget"]
+    assert compare.EXPERIMENT.parse([]).models == list(compare.DEFAULT_NAMES)
