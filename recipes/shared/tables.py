@@ -83,7 +83,7 @@ def as_text(blocks: Sequence[Table], run: Run) -> str:
     for block in blocks:
         columns = list(zip(block.header, *block.rows))
         widths = [max(map(len, column)) for column in columns]
-        right = [all(_is_number(cell) for cell in column[1:]) for column in columns]
+        right = [all(is_number(cell) for cell in column[1:]) for column in columns]
         lines += [block.title, ""]
         for number, row in enumerate([block.header, *block.rows]):
             cells = [c.rjust(w) if r else c.ljust(w) for c, w, r in zip(row, widths, right)]
@@ -100,7 +100,7 @@ def as_markdown(blocks: Sequence[Table], run: Run) -> str:
     """Format tables for a README."""
     lines = []
     for block in blocks:
-        right = [all(_is_number(cell) for cell in column) for column in zip(*block.rows)]
+        right = [all(is_number(cell) for cell in column) for column in zip(*block.rows)]
         lines += [f"### {block.title}", "", "| " + " | ".join(block.header) + " |"]
         lines.append("| " + " | ".join("---:" if r else "---" for r in right) + " |")
         lines += ["| " + " | ".join(row) + " |" for row in block.rows]
@@ -138,5 +138,6 @@ def write_document(path: Path, text: str, module: str, argument: str = "--out") 
         new.replace(path)
 
 
-def _is_number(cell: str) -> bool:
+def is_number(cell: str) -> bool:
+    """Whether a cell is a number, or stands for one that was not measured."""
     return cell == MISSING or cell[:1].isdigit()

@@ -1,0 +1,218 @@
+"""Make the tables and pictures of comparisons in the recipes' Markdown files anew from stored records.
+
+``python -m recipes.results`` from the checkout's root writes what has changed; with ``--check`` it only says so.
+
+A table stands between ``<!-- results: NAME -->`` and ``<!-- end of results -->`` in a Markdown file of an area; nothing
+else of the file is touched. Its records are lines of JSON in ``records.jsonl`` next to the file:
+
+* ``{"table": NAME, "columns": [FIELD, ...]}`` begins a table; ``{FIELD: HEADER, ...}`` where headers are no names of
+  fields. ``"align": {FIELD: "left"}`` is for a column that is not aligned by its cells, numbers to the right;
+* ``{"table": NAME, FIELD: VALUE, ...}`` is a row. A number is written with commas between thousands, a list is the
+  values of several seeds and is written as mean ± deviation, a text as it is, and a field that is missing is empty.
+
+An area that keeps the results.json of a command has one line for each table of it instead:
+``{"table": NAME, "experiment": MODULE, "results": FILE}``. The table is the first one that the module's ``EXPERIMENT``
+makes of that file, with all columns or with those that ``"columns": [HEADER, ...]`` names, and ``"picture": FILE`` is
+its picture, which has the digest of the records in its metadata.
+"""
+
+import hashlib
+import importlib
+import json
+import re
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from PIL import Image, PngImagePlugin
+
+from common.command_parser import CommandParser
+from common.output_files import unfinished
+
+from .shared.commands import shown_path
+from .shared.comparison import Compared, Report
+from .shared.experiment import Record
+from .shared.json_files import read_json
+from .shared.scripts import script
+from .shared.tables import is_number, spread
+
+COMMAND = "recipes.results"
+#: The file of an area's records.
+RECORDS = "records.jsonl"
+_FOLDER = Path(__file__).parent
+_MARKED = re.compile(r"(<!-- results: (\S+) -->\n)(.*?)(<!-- end of results -->)", re.DOTALL)
+#: The name of the digest in a picture's metadata.
+_DIGEST = "records"
+
+
+def read_tables(folder: Path) -> dict[str, list[Record]]:
+    """The lines of ``folder``'s records by table, the first of each being its head.
+
+    Raises:
+        ValueError: a line is no JSON, names no table, or is a row above the head of its table.
+    """
+    tables: dict[str, list[Record]] = {}
+    path = folder / RECORDS
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            record = json.loads(line)
+            name = record.pop("table")
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
+            raise ValueError(f"{path}, line {number}: {error}; allowed: an object of JSON with a table") from error
+        if name not in tables and not {"columns", "results"} & record.keys():
+            raise ValueError(f"{path}, line {number}, is a row of {name}; allowed: first the line with its columns")
+        tables.setdefault(name, []).append(record)
+    return tables
+
+
+def markdown(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[bool]) -> str:
+    """A table as Markdown, with columns aligned to the right where ``right`` says so."""
+    lines = [header, ["---:" if to_right else "---" for to_right in right], *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def cell(value: Any) -> str:
+    """The text of a value; see the module."""
+    if isinstance(value, list):
+        return spread(value)
+    return value if isinstance(value, str) else f"{value:,}"
+
+
+def table_of_rows(head: Record, records: Sequence[Record]) -> str:
+    """The table of a head with columns, and its rows."""
+    columns, align = head["columns"], head.get("align", {})
+    if isinstance(columns, list):
+        columns = dict(zip(columns, columns))
+    rows = [[cell(record[name]) if name in record else "" for name in columns] for record in records]
+    right = [
+        align.get(name, "right" if _numbers(row[i] for row in rows) else "left") == "right"
+        for i, name in enumerate(columns)
+    ]
+    return markdown(list(columns.values()), rows, right)
+
+
+def _numbers(cells: Iterable[str]) -> bool:
+    """Whether all cells that are not empty are numbers, and there is one."""
+    written = [text for text in cells if text]
+    return bool(written) and all(map(is_number, written))
+
+
+def stored_report(head: Record, folder: Path) -> Report:
+    """The report of the experiment that a head names, of its stored results."""
+    experiment = importlib.import_module(head["experiment"]).EXPERIMENT
+    content = read_json(folder / head["results"], plan=dict, results=list, failed=dict)
+    known = {one.name for one in fields(experiment.options)}
+    options = experiment.options(**{name: value for name, value in content["plan"].items() if name in known})
+    facts = {name: value for name, value in content.items() if name not in ("run", "plan", "results", "failed")}
+    return experiment.report(options, facts, Compared(content["results"], content["failed"]))
+
+
+def table_of_experiment(head: Record, folder: Path) -> str:
+    """The table of a head with an experiment; names of models are written as code."""
+    made = stored_report(head, folder).tables[0]
+    chosen = [made.header.index(name) for name in head.get("columns", made.header)]
+    rows = [[f"`{row[i]}`" if i == 0 else row[i] for i in chosen] for row in made.rows]
+    right = [_numbers(row[i] for row in rows) for i in range(len(chosen))]
+    return markdown([made.header[i] for i in chosen], rows, right)
+
+
+def rewritten(path: Path) -> str:
+    """The text of a Markdown file with its tables made anew.
+
+    Raises:
+        ValueError: a marker names a table that has no records.
+    """
+    text = path.read_text(encoding="utf-8")
+    tables = read_tables(path.parent) if _MARKED.search(text) else {}
+
+    def made(found: re.Match) -> str:
+        begin, name, _, end = found.groups()
+        if name not in tables:
+            raise ValueError(f"{path} has a table {name}; allowed: {', '.join(tables)}, of which {RECORDS} has records")
+        head, *records = tables[name]
+        table = table_of_rows(head, records) if "results" not in head else table_of_experiment(head, path.parent)
+        return f"{begin}\n{table}\n\n{end}"
+
+    return _MARKED.sub(made, text)
+
+
+def folders(folder: Path = _FOLDER) -> list[Path]:
+    """The folders that have records: ``folder`` itself, and areas in it."""
+    return [records.parent for records in sorted([*folder.glob(RECORDS), *folder.glob(f"*/{RECORDS}")])]
+
+
+def documents(folder: Path = _FOLDER) -> Iterator[Path]:
+    """The Markdown files that may have tables."""
+    for area in folders(folder):
+        yield from sorted(area.glob("*.md"))
+
+
+def pictures(folder: Path = _FOLDER) -> Iterator[tuple[Path, Record]]:
+    """Every picture that is made of stored results, and the head of its table."""
+    for area in folders(folder):
+        for head, *_ in read_tables(area).values():
+            if "picture" in head:
+                yield area / head["picture"], head
+
+
+def digest(head: Record, folder: Path) -> str:
+    """The digest of the results that a picture is made of."""
+    return hashlib.sha256((folder / head["results"]).read_bytes()).hexdigest()
+
+
+def is_of(picture: Path, expected: str) -> bool:
+    """Whether a picture is of the results with a digest."""
+    if not picture.exists():
+        return False
+    with Image.open(picture) as image:
+        return image.info.get(_DIGEST) == expected
+
+
+def draw(picture: Path, head: Mapping[str, Any]) -> None:
+    """Write a picture of stored results."""
+    report = stored_report(head, picture.parent)
+    information = PngImagePlugin.PngInfo()
+    information.add_text(_DIGEST, digest(head, picture.parent))
+    with tempfile.TemporaryDirectory() as folder:
+        report.draw(Path(folder) / picture.name)
+        with Image.open(Path(folder) / picture.name) as image, unfinished(picture, COMMAND) as new:
+            image.save(new, format="PNG", pnginfo=information)
+            new.replace(picture)
+
+
+def changed(write: bool, folder: Path = _FOLDER) -> list[Path]:
+    """The files that are not what their records make; they are written if ``write``."""
+    found = []
+    for path in documents(folder):
+        text = rewritten(path)
+        if text != path.read_text(encoding="utf-8"):
+            found.append(path)
+            if write:
+                with unfinished(path, COMMAND) as new:
+                    new.write_text(text, encoding="utf-8")
+                    new.replace(path)
+    for picture, head in pictures(folder):
+        if not is_of(picture, digest(head, picture.parent)):
+            found.append(picture)
+            if write:
+                draw(picture, head)
+    return found
+
+
+@script("results")
+def main(arguments: Iterable[str] | None = None) -> int:
+    """Run the script; returns the exit status, 1 with ``--check`` where a file differs."""
+    parser = CommandParser(prog=f"python -m {COMMAND}", description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="write nothing; exit status 1 if a file would change")
+    options = parser.parse_args(arguments)
+    found = changed(write=not options.check)
+    for path in found:
+        print(f"{shown_path(path)} {'is not what its records make' if options.check else 'is made anew'}")
+    return int(options.check and bool(found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
