@@ -1,17 +1,11 @@
-"""A comparison of models: one budget, trainings that an interruption does not lose, outcomes, a table and a picture.
+"""Parts of an experiment: trainings that an interruption does not lose, their outcomes, and a table of them.
 
-A recipe's comparison is data: arguments of fairseq-train, what is read of a complete training (its outcome, a named
-tuple that begins with the model), the columns of a table with its notes, and a picture.
+An outcome is a record, see ``experiment``, or a named tuple that begins with the model.
 """
 
-import argparse
-import functools
-import statistics
 import sys
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,54 +15,6 @@ from .trainings import Trained, Training, failure, read_trained, train_all
 
 #: Arguments of fairseq-train: no reader thread, in which a training that ends may abort.
 NO_READER = ("--num-workers", 0, "--data-buffer-size", 0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Budget(ABC):
-    """One size and one budget for all models of a comparison."""
-
-    models: list[str]
-    seeds: int
-    updates: int
-    width: int
-    layers: int
-    heads: int
-    lr: float  # the highest
-    evaluations: int  # during each training
-
-    @classmethod
-    def chosen(cls, options: argparse.Namespace, **others: Any) -> "Budget":
-        """The budget with the values of the options named like its fields, except for ``others``; each model once."""
-        values = {field.name: getattr(options, field.name) for field in fields(cls) if field.name not in others}
-        return cls(**{**values, **others, "models": list(dict.fromkeys(options.models))})
-
-    @abstractmethod
-    def train_arguments(self, data: Path, model: str, seed: int) -> list[object]:
-        """The arguments of fairseq-train for one model and seed, without the folder of checkpoints."""
-
-    def trainings(self, data: Path) -> list["Planned"]:
-        """Every model with every seed; see ``planned_trainings``."""
-        arguments = functools.partial(self.train_arguments, data)
-        return planned_trainings(self.models, range(1, self.seeds + 1), arguments)
-
-    def update_arguments(self, seed: int) -> list[object]:
-        """Arguments of fairseq-train: the optimiser, the budget, and checkpoints after each evaluation."""
-        interval = max(1, self.updates // self.evaluations)
-        return [
-            *("--optimizer", "adam", "--adam-betas", "(0.9, 0.98)", "--clip-norm", "1.0", "--lr", self.lr),
-            *("--max-update", self.updates, "--seed", seed, "--required-batch-size-multiple", 1),
-            *("--save-interval-updates", interval, "--keep-interval-updates", 1, "--no-epoch-checkpoints"),
-            *("--save-interval", 1_000_000, "--validate-interval", 1_000_000),
-            *("--log-interval", max(1, interval // 4), *NO_READER),
-        ]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Every number by its name."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
-
-    def settings(self) -> dict[str, Any]:
-        """Settings that all trainings in a folder share: all but models and seeds, which may be added later."""
-        return {name: value for name, value in self.as_dict().items() if name not in ("models", "seeds")}
 
 
 class Planned(NamedTuple):
@@ -110,10 +56,6 @@ class Column(NamedTuple):
 
 #: Columns of more than one comparison.
 MODEL = Column("model", known=str)
-PARAMETERS = Column("parameters", lambda outcomes: f"{outcomes[0].parameters:,}")
-MILLIONS = Column("parameters", lambda outcomes: f"{outcomes[0].parameters / 1e6:.2f} M")
-PEAK = Column("MiB", lambda outcomes: f"{max(one.peak_bytes for one in outcomes) / 2**20:,.0f}")
-MINUTES = Column("minutes each", lambda outcomes: f"{statistics.median(one.seconds for one in outcomes) / 60:.1f}")
 SEEDS = Column("seeds", lambda outcomes: str(len(outcomes)), none="0")
 
 
@@ -124,7 +66,6 @@ class Report(NamedTuple):
     content: dict[str, Any]  # of results.json, beside the run
     draw: Callable[[Path], None] | None  # to a file; None where there is nothing to draw
     picture: str = "results.png"
-    earlier: Sequence[Run] | None = None  # earlier runs whose results are included; None if not supported
 
 
 def planned_trainings(
@@ -234,11 +175,7 @@ def table(
 def write(out: Path, report: Report, run: Run) -> str:
     """Write results.txt, .md and .json and the picture to ``out``; returns the text."""
     out.mkdir(parents=True, exist_ok=True)
-    if report.earlier is None:
-        runs = {"run": run._asdict()}
-    else:
-        runs = {"runs": [one._asdict() for one in (*report.earlier, run)]}
-    plain = write_reports(out, report.tables, run, {**runs, **report.content})
+    plain = write_reports(out, report.tables, run, {"run": run._asdict(), **report.content})
     if report.draw is not None:
         report.draw(out / report.picture)
     return plain
