@@ -1,40 +1,26 @@
-"""The report of a comparison: its tables, its measurements, and its picture, as Figures 3 and 5 to 8 have it."""
+"""The picture of a comparison, as the paper's Figures 3 and 5 to 8 have it."""
 
-import functools
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, NullLocator, ScalarFormatter
 
-from ..shared.comparison import Report
+from ..shared.experiment import Record
 from ..shared.plots import STYLE, logarithmic, look, save
-from .measurements import Comparison, missing, tables
+from .measurements import Comparison
 from .models import ALL_MODELS, FIGURES
 
 _COLUMNS = 3
 
 
-def report(comparison: Comparison) -> Report:
-    """All tables, every measurement, and the picture."""
-    content = {
-        "plan": {**comparison.plan._asdict(), "shape": comparison.plan.shape._asdict()},
-        "text": {split: counts._asdict() for split, counts in comparison.text.items()},
-        "measured": [one._asdict() for one in comparison.measured],
-        "not_measured": [
-            {"architecture": case[0], "length": case[1], "seed": case[2], "reason": comparison.failed.get(case)}
-            for case in missing(comparison)
-        ],
-    }
-    picture = functools.partial(draw, comparison) if comparison.measured else None
-    return Report(tables(comparison), content, picture, "speed.png")
-
-
-def draw(comparison: Comparison, path: Path) -> None:
-    """Draw a comparison: the figure of the paper that it is of, or else latency and perplexity against cost."""
+def draw(options: Any, facts: Record, records: Sequence[Record], path: Path) -> None:
+    """Draw records: the figure of the paper that they are of, or else latency and perplexity against cost."""
+    comparison = Comparison(options, records)
     with plt.rc_context(STYLE):
-        if any(ALL_MODELS[name].kind for name in comparison.plan.architectures):
+        if any(ALL_MODELS[name].kind for name in options.models):
             _draw_sizes(comparison, path)
         else:
             _draw_costs(comparison, path)
@@ -45,7 +31,7 @@ def _draw_costs(comparison: Comparison, path: Path) -> None:
 
     Perplexity is drawn from the second evaluation on where there are more than three: the first is far above.
     """
-    plan = comparison.plan
+    plan = comparison.options
     latency = plan.figure is None or FIGURES[plan.figure].latency
     count = len(plan.lengths) + latency
     columns = min(_COLUMNS, count)
@@ -61,7 +47,7 @@ def _draw_costs(comparison: Comparison, path: Path) -> None:
     for axes, length in zip(panels[latency:], plan.lengths):
         _cost(axes, comparison, length)
     handles = {label: handle for axes in panels[:count] for handle, label in zip(*axes.get_legend_handles_labels())}
-    names = [ALL_MODELS[name].title for name in plan.architectures if ALL_MODELS[name].title in handles]
+    names = [ALL_MODELS[name].title for name in plan.models if ALL_MODELS[name].title in handles]
     legend = {"loc": "outside lower center", "ncols": min(4, len(names)), "frameon": False}
     figure.legend([handles[name] for name in names], names, **legend)
     save(figure, path, dpi=130)
@@ -69,8 +55,8 @@ def _draw_costs(comparison: Comparison, path: Path) -> None:
 
 def _latency(axes: Axes, comparison: Comparison) -> None:
     """Seconds per step against length, both axes logarithmic: a straight line is a power of the length."""
-    plan = comparison.plan
-    for i, name in enumerate(plan.architectures):
+    plan = comparison.options
+    for i, name in enumerate(plan.models):
         steps = [(length, comparison.seconds_per_step(name, length)) for length in plan.lengths]
         points = [(length, seconds) for length, seconds in steps if seconds is not None]
         if points:
@@ -84,7 +70,7 @@ def _latency(axes: Axes, comparison: Comparison) -> None:
 
 def _cost(axes: Axes, comparison: Comparison, length: int) -> None:
     """Perplexity of one length against seconds of training."""
-    for i, name in enumerate(comparison.plan.architectures):
+    for i, name in enumerate(comparison.options.models):
         points = comparison.curve(name, length)
         points = points[1:] if len(points) > 3 else points
         if points:
@@ -96,14 +82,14 @@ def _cost(axes: Axes, comparison: Comparison, length: int) -> None:
 
 def _draw_sizes(comparison: Comparison, path: Path) -> None:
     """Perplexity against seconds per step, a curve over the sizes of each kind of layer (Figure 3), at each length."""
-    plan = comparison.plan
-    kinds = list(dict.fromkeys(ALL_MODELS[name].kind for name in plan.architectures))
+    plan = comparison.options
+    kinds = list(dict.fromkeys(ALL_MODELS[name].kind for name in plan.models))
     figure, grid = plt.subplots(
         1, len(plan.lengths), figsize=(5.5 * len(plan.lengths), 4.2), layout="constrained", squeeze=False
     )
     for axes, length in zip(grid.flat, plan.lengths):
         for i, kind in enumerate(kinds):
-            names = [name for name in plan.architectures if ALL_MODELS[name].kind == kind]
+            names = [name for name in plan.models if ALL_MODELS[name].kind == kind]
             _sizes_of_kind(axes, comparison, names, length, i, kind)
         axes.set(xlabel="seconds per training step", ylabel="perplexity", title=f"{length:,} tokens", yscale="log")
         _plain_numbers(axes)
@@ -118,7 +104,7 @@ def _sizes_of_kind(
     for name in names:
         measured = comparison.of(name, length)
         if measured:
-            perplexity = sum(one.perplexity for one in measured) / len(measured)
+            perplexity = sum(record["perplexity"] for record in measured) / len(measured)
             points.append((comparison.seconds_per_step(name, length), perplexity, ALL_MODELS[name].shape))
     if not points:
         return

@@ -42,6 +42,7 @@ class Training(NamedTuple):
     name: str
     arguments: list[object]
     program: tuple[object, ...] | None = None
+    threads: int | None = 1  # of torch; None: as many as torch takes by itself
 
 
 class Trained(NamedTuple):
@@ -64,7 +65,7 @@ class Ended(NamedTuple):
 
 
 def train_all(trainings: Sequence[Training], out: Path, jobs: int = 1, program: Sequence[object] = PROGRAM) -> Ended:
-    """Train what is not yet trained in ``out``, ``jobs`` at a time, each on one thread, with progress bars.
+    """Train what is not yet trained in ``out``, ``jobs`` at a time, with progress bars.
 
     One training's failure does not stop the others. ``program`` is what Python runs before a training's arguments.
 
@@ -144,7 +145,7 @@ def _train(training: Training, folder: Path, program: Sequence[object], stopped:
     by_update = "--max-update" in options
     total = int(options.get("--max-update" if by_update else "--max-epoch", 0)) or None
     finished, lines = fairseq_training.train(
-        command, log, total, training.name, by_update=by_update, append=True, threads=1, stopped=stopped
+        command, log, total, training.name, by_update=by_update, append=True, threads=training.threads, stopped=stopped
     )
     described = describe_run(shlex.join(command), finished.seconds)
     trained = Trained(

@@ -1,45 +1,73 @@
 """The comparison: equal models, one command for all, and tables that say what was and what was not measured."""
 
 import json
+from pathlib import Path
 
 import pytest
 from PIL import Image
 
 from recipes.flash import compare, measurements, widths
-from recipes.flash.measurements import Comparison, Measurement, Plan
+from recipes.flash.compare import FlashModels
+from recipes.flash.measurements import Comparison
 from recipes.flash.models import ALL_MODELS, FIGURES, MASKED_MODELS, SHAPE, Shape
-from recipes.flash.report import report
 from recipes.flash.subword_text import SplitCounts
 from recipes.shared import comparison, fairseq_log, fairseq_training
 from recipes.shared.commands import CommandFailed, Finished
-from recipes.shared.tables import Run
+from recipes.shared.comparison import Compared, Report
+from recipes.shared.experiment import Data, Record
+from recipes.shared.tables import Run, Table
 
 RUN = Run("python -m recipes.flash.compare", "2 CPU cores", "Python 3.11", "2026-11-20", 20.0)
-PLAN = Plan(["flash_lm", "performer_lm", "transformer_pp_lm"], [512, 4096], 100, 4096, 2000)
 COUNTS = {"train": SplitCounts(9, 0, 900, 5000, 1800), "valid": SplitCounts(2, 0, 100, 500, 210)}
+FACTS = {"text": {"valid": {"tokens": 210, "tokens_per_word": 2.1}}, "widths": {}}
 
 
-def measurement(architecture, length, speed, perplexity=123.456, seed=1):
-    """A measurement with these numbers, whose perplexity was three times as high after half of 100 updates."""
-    curve = ((50, 3 * perplexity), (100, perplexity))
-    return Measurement(architecture, length, 655_201, perplexity, speed, 2**30, 60.0, "fairseq-train ...", seed, curve)
+def options_of(archs: str | None, *more: str) -> FlashModels:
+    """Some models, or those of another option; 100 updates."""
+    return compare.EXPERIMENT.parse(["--file", "x", *(["--archs", archs] if archs else []), "--updates", "100", *more])
 
 
-@pytest.fixture
-def found():
-    """A comparison that is not complete."""
-    measured = [
-        measurement("flash_lm", 512, 4096.0),
-        measurement("flash_lm", 4096, 4000.0),
-        measurement("performer_lm", 512, 2000.0),
-        measurement("transformer_pp_lm", 512, 8192.0),
-        measurement("transformer_pp_lm", 4096, 2048.0),
-    ]
-    return Comparison(PLAN, COUNTS, measured, {("performer_lm", 4096, 1): "out of memory"})
+def planned_words(options: FlashModels, width: int = 8) -> list[list[str]]:
+    """The arguments of each training, with one inner width for all."""
+    data = Data(Path("data-bin"), {"widths": dict.fromkeys(ALL_MODELS, width)})
+    return [[str(word) for word in one.training.arguments] for one in compare.planned(options, data)]
 
 
-def test_tables(found):
-    perplexity, seconds, memory, speedup = measurements.tables(found)
+THREE = options_of("flash_lm,performer_lm,transformer_pp_lm", "--lengths", "512,4096")
+
+
+def record(model, length, speed, perplexity=123.456, seed=1, parameters=655_201) -> Record:
+    """A record with these numbers, whose perplexity was three times as high after half of 100 updates."""
+    curve = [[50, 3 * perplexity], [100, perplexity]]
+    known = {"model": model, "seed": seed, "parameters": parameters, "seconds": 60.0, "peak_bytes": 2**30}
+    known |= {"command": "fairseq-train ...", "length": length, "perplexity": perplexity}
+    return known | {"tokens_per_second": speed, "curve": curve}
+
+
+def report(options: FlashModels, records: list[Record], failed: dict[str, str] | None = None) -> Report:
+    """What is shown of records."""
+    compared = Compared(records, failed or {})
+    facts = FACTS | measurements.not_measured(options, Data(Path("data-bin"), FACTS), compared)
+    return compare.EXPERIMENT.report(options, facts, compared)
+
+
+def tables(options: FlashModels, records: list[Record]) -> list[Table]:
+    """The tables of records."""
+    return report(options, records).tables
+
+
+RECORDS = [
+    record("flash_lm", 512, 4096.0),
+    record("flash_lm", 4096, 4000.0),
+    record("performer_lm", 512, 2000.0),
+    record("transformer_pp_lm", 512, 8192.0),
+    record("transformer_pp_lm", 4096, 2048.0),
+]
+
+
+def test_tables():
+    shown = report(THREE, RECORDS, {"performer_lm.4096.1": "out of memory"}).tables
+    perplexity, seconds, memory, speedup = shown
     assert perplexity.header == ("model", "architecture", "parameters", "512", "4,096")
     assert perplexity.rows[0] == ("FLASH", "flash_lm", "655,201", "123.46", "123.46")
     assert [row[2:] for row in seconds.rows] == [("1.000", "1.024"), ("2.048", "-"), ("0.500", "2.000")]
@@ -56,29 +84,27 @@ def test_tables(found):
 
 
 def test_several_seeds():
-    plan = PLAN._replace(architectures=["flash_quad_lm", "flash_lm"], lengths=[512], seeds=2)
+    options = options_of("flash_quad_lm,flash_lm", "--lengths", "512", "--seeds", "2")
     values = [("flash_quad_lm", 100.0, 1), ("flash_quad_lm", 110.0, 2), ("flash_lm", 101.0, 1)]
-    measured = [measurement(name, 512, 4096.0, perplexity, seed) for name, perplexity, seed in values]
-    found = Comparison(plan, COUNTS, measured, {})
-    perplexity, _, memory, added = measurements.tables(found)
+    records = [record(name, 512, 4096.0, perplexity, seed) for name, perplexity, seed in values]
+    perplexity, _, memory, added = tables(options, records)
     assert [row[3] for row in perplexity.rows] == ["105.00 ± 7.07", "101.00"]
     assert "mean and standard deviation of 2 seeds" in perplexity.notes[1]
     assert memory.notes[1:] == ["not measured: flash_lm at 512 with seed 2"]
     assert added.rows == [("FLASH-Quad → FLASH", "1.00")]  # of the seed that both have
-    assert found.curve("flash_quad_lm", 512) == [(50.0, 315.0), (100.0, 105.0)]
+    assert Comparison(options, records).curve("flash_quad_lm", 512) == [(50.0, 315.0), (100.0, 105.0)]
 
 
 def test_the_speed_of_several_seeds_is_their_median():
-    measured = [measurement("flash_lm", 512, speed, seed=i) for i, speed in enumerate((1024.0, 4096.0, 2048.0), 1)]
-    found = Comparison(PLAN._replace(seeds=3), COUNTS, measured, {})
-    assert found.seconds_per_step("flash_lm", 512) == 2.0 and found.curve("flash_lm", 512)[-1][0] == 200.0
+    records = [record("flash_lm", 512, speed, seed=i) for i, speed in enumerate((1024.0, 4096.0, 2048.0), 1)]
+    made = Comparison(THREE, records)
+    assert made.seconds_per_step("flash_lm", 512) == 2.0 and made.curve("flash_lm", 512)[-1][0] == 200.0
 
 
 def test_table_5_has_both_changes():
     names = ["flash_quad_mlm", "flash_mlm", "transformer_pp_mlm", "mc_transformer_pp_mlm"]
-    plan = PLAN._replace(architectures=names, lengths=[512])
-    measured = [measurement(name, 512, 4096.0, 100.0 + i) for i, name in enumerate(names)]
-    perplexity, *_, added, _ = measurements.tables(Comparison(plan, COUNTS, measured, {}))
+    records = [record(name, 512, 4096.0, 100.0 + i) for i, name in enumerate(names)]
+    perplexity, *_, added, _ = tables(options_of(",".join(names), "--lengths", "512"), records)
     assert added.rows == [("FLASH-Quad → FLASH", "1.00"), ("Transformer++ → MC-TFM++", "1.00")]
     assert "of the 15 % that are masked" in perplexity.notes[0]
 
@@ -90,54 +116,30 @@ def test_speed_up_is_read_off_the_curve():
     assert measurements.seconds_until(curve, 99.0) is None
 
 
-def test_parameters_that_depend_on_the_length_are_both_shown(found):
-    found.measured[1] = found.measured[1]._replace(parameters=655_300)
-    assert measurements.tables(found)[0].rows[0][2] == "655,201 to 655,300"
+def test_parameters_that_depend_on_the_length_are_both_shown():
+    records = [record("flash_lm", 512, 4096.0), record("flash_lm", 4096, 4096.0, parameters=655_300)]
+    assert tables(THREE, records)[0].rows[0][2] == "655,201 to 655,300"
 
 
 def test_nothing_measured_yet(tmp_path):
-    nothing = Comparison(PLAN, COUNTS, [], {})
-    plain = comparison.write(tmp_path / "out", report(nothing), RUN)
+    plain = comparison.write(tmp_path / "out", report(THREE, []), RUN)
     assert plain.count("not measured: ") == 6
     assert not (tmp_path / "out" / "speed.png").exists()
 
 
-def test_written_files(found, tmp_path):
-    plain = comparison.write(tmp_path / "out", report(found), RUN)
-    assert (tmp_path / "out" / "results.txt").read_text() == plain + "\n"
-    content = json.loads((tmp_path / "out" / "results.json").read_text())
-    assert content["run"]["date"] == "2026-11-20"
-    assert content["measured"][0]["command"] == "fairseq-train ..."
-    assert content["not_measured"] == [
-        {"architecture": "performer_lm", "length": 4096, "seed": 1, "reason": "out of memory"}
-    ]
-    rows = (tmp_path / "out" / "results.md").read_text().splitlines()
-    assert "| FLASH | flash_lm | 655,201 | 123.46 | 123.46 |" in rows
-    assert all(row.endswith(" |") for row in rows if row.startswith("|"))
-    with Image.open(tmp_path / "out" / "speed.png") as image:
-        assert image.width > 600
-
-
 @pytest.mark.parametrize("figure", [*FIGURES, None])
 def test_every_figure_is_drawn(tmp_path, figure):
-    chosen = compare.parser().parse_args(["--file", "x", *(["--figure", str(figure)] if figure else [])])
-    plan = compare.chosen_plan(chosen)._replace(updates=100)
-    measured = [
-        measurement(name, n, 4096.0, 90.0 + n) for name in plan.architectures for n in plan.lengths[:-1] or [512]
-    ]
-    comparison.write(tmp_path, report(Comparison(plan, COUNTS, measured, {})), RUN)
+    options = options_of(None, *(["--figure", str(figure)] if figure else []))
+    records = [record(name, n, 4096.0, 90.0 + n) for name in options.models for n in options.lengths[:-1] or [512]]
+    comparison.write(tmp_path, report(options, records), RUN)
     with Image.open(tmp_path / "speed.png") as image:
         assert len(image.convert("RGB").quantize(256).getcolors()) > 20  # curves of several colours
 
 
 @pytest.mark.parametrize("name", ["flash_lm", "transformer_pp_lm"])
-def test_commands_differ_in_the_model_the_length_and_the_seed_alone(tmp_path, name):
-    plan = PLAN._replace(architectures=[name])
-    commands = [
-        compare.train_command(tmp_path, tmp_path, plan, (name, length, seed), 8)
-        for length in (512, 4096)
-        for seed in (1, 2)
-    ]
+def test_commands_differ_in_the_model_the_length_and_the_seed_alone(name):
+    commands = planned_words(options_of(name, "--lengths", "512,4096", "--seeds", "2"))
+    assert len(commands) == 4
     for command in commands:
         for option in ("--tokens-per-sample", "--seed"):
             command[command.index(option) + 1] = "X"
@@ -145,18 +147,16 @@ def test_commands_differ_in_the_model_the_length_and_the_seed_alone(tmp_path, na
 
 
 @pytest.mark.parametrize(
-    "name, clipped", [("transformer_lm", "0"), ("softmax_mlm", "0"), ("transformer_plus_lm", "0.1")]
+    "name, clipped", [("transformer_lm", "0"), ("transformer_mlm", "0"), ("transformer_plus_lm", "0.1")]
 )
-def test_vanilla_transformers_are_not_clipped(tmp_path, name, clipped):
-    name = "transformer_mlm" if name == "softmax_mlm" else name
-    command = compare.train_command(tmp_path, tmp_path, PLAN._replace(architectures=[name]), (name, 512, 1), 8)
+def test_vanilla_transformers_are_not_clipped(name, clipped):
+    command = planned_words(options_of(name))[0]
     assert command[command.index("--clip-norm") + 1] == clipped
 
 
-def test_masked_commands(tmp_path):
-    plan = PLAN._replace(architectures=["flash_mlm.local_only"])
-    command = compare.train_command(tmp_path, tmp_path, plan, ("flash_mlm.local_only", 512, 1), 8)
-    following = {option: command[command.index(option) + 1] for option in command if option.startswith("--")}
+def test_masked_commands():
+    command = planned_words(options_of("flash_mlm.local_only"))[0]
+    following = {option: command[command.index(option) + 1] for option in command[:-1] if option.startswith("--")}
     assert (following["--task"], following["--criterion"], following["--arch"]) == (
         "masked_lm",
         "masked_lm",
@@ -167,16 +167,16 @@ def test_masked_commands(tmp_path):
 
 @pytest.mark.parametrize("figure, masked", [(5, True), (6, False), (7, False)])
 def test_a_figure_chooses_models_and_lengths(figure, masked):
-    plan = compare.chosen_plan(compare.parser().parse_args(["--file", "x", "--figure", str(figure)]))
+    options = options_of(None, "--figure", str(figure))
     names = [name.replace("_lm", "_mlm") if masked else name for name in FIGURES[figure].models]
-    assert (plan.architectures, plan.lengths, plan.masked) == (names, FIGURES[figure].lengths, masked)
+    assert (options.models, options.lengths, options.masked) == (names, FIGURES[figure].lengths, masked)
 
 
 def test_lengths_up_to_8192_and_any_size():
-    options = "--file x --lengths 1024,8192 --width 64 --layers 3 --heads 2 --masked --figure 8 --seeds 3"
-    plan = compare.chosen_plan(compare.parser().parse_args(options.split()))
-    assert (plan.lengths, plan.tokens_per_update, plan.seeds) == ([1024, 8192], 8192, 3)
-    assert plan.shape == Shape(64, 3, 2) and plan.architectures[0] == "flash_mlm.chunk_64"
+    more = "--lengths 1024,8192 --width 64 --layers 3 --heads 2 --masked --figure 8 --seeds 3".split()
+    options = options_of(None, *more)
+    assert (options.lengths, options.tokens_per_update, options.seeds) == ([1024, 8192], 8192, 3)
+    assert options.shape == Shape(64, 3, 2) and options.models[0] == "flash_mlm.chunk_64"
 
 
 def test_units_are_half_a_layer():
@@ -271,18 +271,17 @@ def answers(command):
     return PARAMETERS + "".join(TRAIN % (4096, i) for i in (5, 10, 15)) + VALID % (181.02, 15)
 
 
-def test_from_logs_to_a_table(monkeypatch, tmp_path, capsys):
-    arguments = canned(monkeypatch, tmp_path, answers)
-    assert compare.main([*arguments, "--lengths", "128,64", "--updates", "15"]) == 0
-    found = json.loads((tmp_path / "out" / "results.json").read_text())
-    assert [(one["architecture"], one["length"]) for one in found["measured"]] == [
-        ("flash_lm", 64),
-        ("transformer_pp_lm", 64),
-        ("flash_lm", 128),
-        ("transformer_pp_lm", 128),
-    ]
-    assert found["measured"][0]["perplexity"] == 181.02
-    assert "inner widths for equal parameters: flash_lm 232, transformer_pp_lm 344" in capsys.readouterr().out
+def test_from_logs_to_a_table(monkeypatch, tmp_path):
+    """The second time nothing runs but the search for widths."""
+    arguments = [*canned(monkeypatch, tmp_path, answers), "--lengths", "128,64", "--updates", "15"]
+    assert compare.main(arguments) == 0
+    content = json.loads((tmp_path / "out" / "results.json").read_text())
+    cases = [(one["model"], one["length"]) for one in content["results"]]
+    assert sorted(cases) == [(name, n) for name in ("flash_lm", "transformer_pp_lm") for n in (64, 128)]
+    assert content["results"][0]["perplexity"] == 181.02
+    assert content["widths"] == {"flash_lm": 232, "transformer_pp_lm": 344}
+    monkeypatch.setattr(fairseq_training, "run", None)
+    assert compare.main(arguments) == 0
 
 
 def test_one_failure_is_noted_and_the_rest_measured(monkeypatch, tmp_path, capsys):
@@ -307,11 +306,10 @@ def test_interrupted_shows_what_there_is(monkeypatch, tmp_path, capsys):
     assert "not measured: transformer_pp_lm at 64\n" in capsys.readouterr().out
 
 
-def test_a_training_without_its_validation_is_none(monkeypatch, tmp_path):
+def test_a_training_without_its_validation_is_none(monkeypatch, tmp_path, capsys):
     arguments = canned(monkeypatch, tmp_path, lambda c: answers(c) if "recipes.flash.widths" in c else PARAMETERS)
     assert compare.main([*arguments, "--lengths", "64", "--updates", "15"]) == 1
-    reason = json.loads((tmp_path / "out" / "results.json").read_text())["not_measured"][0]["reason"]
-    assert "validation" in reason and reason.endswith("update 15")
+    assert "does not end with a validation after update 15" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -357,9 +355,10 @@ def test_end_to_end(tmp_path, imported_already):
     (tmp_path / "any.txt").write_text("".join(line + "\n" for line in lines))
     arguments = ["--file", str(tmp_path / "any.txt"), "--out", str(tmp_path / "out"), "--vocabulary", "280"]
     assert compare.main([*arguments, "--archs", "flash_lm", "--lengths", "64", "--updates", "4"]) == 0
-    found = json.loads((tmp_path / "out" / "results.json").read_text())
-    (one,) = found["measured"]
+    content = json.loads((tmp_path / "out" / "results.json").read_text())
+    (one,) = content["results"]
     assert 1 < one["perplexity"] < 1e6  # nothing is learned in four updates
-    assert found["not_measured"] == []
-    points = fairseq_log.parse_training((tmp_path / "out" / "logs" / "flash_lm.64.1.log").read_text().splitlines())
+    assert content["not_measured"] == []
+    log = tmp_path / "out" / "runs" / "flash_lm.64.1" / "train.log"
+    points = fairseq_log.parse_training(log.read_text().splitlines())
     assert [point.split for point in points] == ["train_inner"] * 4 + ["valid"]
