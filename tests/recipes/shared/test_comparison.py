@@ -8,7 +8,7 @@ import pytest
 
 from recipes.shared import comparison
 from recipes.shared.commands import CommandFailed
-from recipes.shared.comparison import MODEL, SEEDS, Column, Compared, planned_trainings, train_and_read
+from recipes.shared.comparison import MODEL, SEEDS, Column, Compared, planned_trainings, rows, train_and_read
 from recipes.shared.trainings import Trained, Training
 from tests.recipes.folders import made_by
 
@@ -76,3 +76,13 @@ def test_cells_without_outcomes() -> None:
     assert table.header == ("model", "score", "seeds", "size")
     assert table.rows == [("a", "-", "0", "A"), ("b", "high", "1", "B")]
     assert table.notes == ["a note", "not trained: a.1: too large"]
+
+
+def test_a_row_has_the_records_of_its_model_alone() -> None:
+    """One name is the beginning of the other."""
+    records = [{"model": "flow"}, {"model": "flow+elu"}, {"model": "flow+elu"}]
+    assert rows([MODEL, SEEDS], ["flow", "flow+elu", "elu"], records) == [
+        ("flow", "1"),
+        ("flow+elu", "2"),
+        ("elu", "0"),
+    ]
