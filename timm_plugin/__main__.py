@@ -25,7 +25,7 @@ import torch
 from torch import nn
 
 from .create import asks_for_ours, create_model
-from .layers.stacks import check_attn_layer
+from .layers.layer_spec import check_attn_layer
 
 USAGE = "usage: python -m timm_plugin SCRIPT [ARGUMENTS...]"
 #: Packages whose ValueErrors are about what a user has typed.

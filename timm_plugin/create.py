@@ -11,9 +11,9 @@ from torch import nn
 
 from common.attention import ATTENTIONS
 
-from .layers.attention import SelfAttention, attention_layer
-from .layers.grid import check_given, fixed_grid, host_of_tokens, tell_grid
-from .layers.stacks import check_attn_layer, check_stack, is_pattern, is_stack, stack
+from .layers.attention import SelfAttention
+from .layers.grid import check_tokens, fixed_tokens, refuse_unknown_tokens, tell_grid
+from .layers.layer_spec import LayerSpec, check_attn_layer, check_stack, is_pattern, is_stack, layer_classes, stack
 from .models._build import StrictLoading
 from .models.flowformer import Flowformer
 from .stored import store_where_possible
@@ -37,43 +37,39 @@ def create_model(model_name: str, *positional: Any, attn_layer: LayerType, **arg
             that does not take or does not use ``attn_layer``; a ``max_tokens`` or ``grid_size`` of the class that is
             not the model's; tokens that do not lie on one grid where the layer needs that.
     """
-    given = attn_layer
     if attn_layer is not None:
         check_attn_layer(attn_layer)
-    if is_pattern(attn_layer):
-        attn_layer = stack(attn_layer)
-    layers = _layer_classes(attn_layer)
-    if any(layer.needs_tokens() for layer in layers):
-        attn_layer = _with_tokens(attn_layer, layers, model_name, arguments)
+    layer = stack(LayerSpec(attn_layer)) if is_pattern(attn_layer) else attn_layer
+    classes = layer_classes(layer)
+    if any(own.needs_tokens() for own in classes):
+        layer = _with_tokens(layer, classes, model_name, arguments)
     try:
-        model = timms_create_model(model_name, *positional, attn_layer=attn_layer, **arguments)
+        model = timms_create_model(model_name, *positional, attn_layer=layer, **arguments)
     except (TypeError, AssertionError) as error:
         named = "attn_layer" if isinstance(error, TypeError) else "attn"  # a TypeError may be of attn_drop
         if named not in str(error):
             raise
-        raise ValueError(_refusal(model_name, given, f"does not take it: {error}")) from error
-    if layers and not _mechanisms(model) & {layer.mechanism for layer in layers}:
-        raise ValueError(_refusal(model_name, given, "takes it and does not use it"))
-    for layer in layers:
-        check_given(model, layer.max_tokens, layer.grid_size)
-    check_stack(attn_layer, model)
+        raise ValueError(_refusal(model_name, attn_layer, f"does not take it: {error}")) from error
+    own = [module for module in model.modules() if isinstance(module, SelfAttention)]
+    if classes and not {x.mechanism for x in own} & {x.mechanism for x in classes}:  # a model may set their options
+        raise ValueError(_refusal(model_name, attn_layer, "takes it and does not use it"))
+    for each in classes:
+        check_tokens(model, each.max_tokens, each.grid_size)
+    check_stack(layer, model)
     tell_grid(model)
-    if isinstance(given, str):
-        model._model_args["attn_layer"] = given  # what timm stores with weights, and what it pickles
-    if layers and not _finds_again(model, given):
+    if isinstance(attn_layer, str):
+        model._model_args["attn_layer"] = attn_layer  # what timm stores with weights, and what it pickles
+    if classes and not _finds_again(model, own, attn_layer):
         store_where_possible(model)
     return model
 
 
-def _finds_again(model: nn.Module, attn_layer: LayerType) -> bool:
+def _finds_again(model: nn.Module, layers: Sequence[SelfAttention], attn_layer: LayerType) -> bool:
     """Whether timm's own ``create_model`` can build ``model`` again from the ``attn_layer`` that it stores."""
-    if not isinstance(attn_layer, str):
-        return False
-    own = [module for module in model.modules() if isinstance(module, SelfAttention)]
-    known = attn_layer in ATTN_LAYERS or isinstance(model, StrictLoading)  # models of ours know patterns
-    return isinstance(model, Flowformer) or (
-        known and not any(layer.needs_grid or layer.has_positions for layer in own)
-    )
+    if not isinstance(attn_layer, str) or isinstance(model, Flowformer):
+        return isinstance(attn_layer, str)
+    is_known = attn_layer in ATTN_LAYERS or isinstance(model, StrictLoading)  # our models take patterns
+    return is_known and not any(layer.needs_grid or layer.has_positions for layer in layers)
 
 
 def _with_tokens(
@@ -88,18 +84,12 @@ def _with_tokens(
         model = timms_create_model(model_name, **{**arguments, **weights})
     if isinstance(model, Flowformer):
         return attn_layer
-    layer, grid = next(layer for layer in layers if layer.needs_tokens()), fixed_grid(model)
-    if grid is None:
-        dynamic = arguments.get("dynamic_img_size", False)
-        why = f"dynamic_img_size is {dynamic}, and " if dynamic else ""
-        raise ValueError(
-            f"{why}{model_name} has no fixed number of tokens; allowed with attn_layer={layer.mechanism!r}, which "
-            "holds something for each position: a vision transformer for one image size (dynamic_img_size=False)"
-        )
-    tokens = grid[0] * grid[1] + host_of_tokens(model).num_prefix_tokens
+    layer, tokens = next(layer for layer in layers if layer.needs_tokens()), fixed_tokens(model)
+    if tokens is None:
+        refuse_unknown_tokens(model, model_name, layer.mechanism)
     if is_stack(attn_layer):
-        return stack(attn_layer.pattern, tokens, **attn_layer.options)
-    return attention_layer(layer.mechanism, max_tokens=tokens, grid_size=layer.grid_size, **layer.options.as_dict())
+        return stack(LayerSpec(attn_layer.pattern, attn_layer.options), tokens)
+    return layer.with_tokens(tokens, layer.grid_size)
 
 
 def asks_for_ours(attn_layer: Any) -> bool:
@@ -108,21 +98,8 @@ def asks_for_ours(attn_layer: Any) -> bool:
     Some convolutional networks of timm have names of their own for it, such as "se".
     """
     if isinstance(attn_layer, str):
-        return is_pattern(attn_layer) or attn_layer in ATTENTIONS or bool(_layer_classes(attn_layer))
-    return attn_layer is not None and (not isinstance(attn_layer, type) or bool(_layer_classes(attn_layer)))
-
-
-def _layer_classes(attn_layer: LayerType | None) -> list[type[SelfAttention]]:
-    """Our layers that ``attn_layer``, a name or a class, stands for; none where it is timm's, or unknown."""
-    if is_stack(attn_layer):
-        return list(attn_layer.layers)
-    layer = ATTN_LAYERS.get(attn_layer) if isinstance(attn_layer, str) else attn_layer
-    return [layer] if isinstance(layer, type) and issubclass(layer, SelfAttention) else []
-
-
-def _mechanisms(model: nn.Module) -> set[str]:
-    """Mechanisms of our attention layers in ``model``; the model may have set their options itself."""
-    return {module.mechanism for module in model.modules() if isinstance(module, SelfAttention)}
+        return is_pattern(attn_layer) or attn_layer in ATTENTIONS or bool(layer_classes(attn_layer))
+    return attn_layer is not None and (not isinstance(attn_layer, type) or bool(layer_classes(attn_layer)))
 
 
 def _refusal(model_name: str, attn_layer: LayerType, why: str) -> str:

@@ -16,10 +16,10 @@ from torch import nn
 
 from common.attention import InnerAttention
 
-from ._kinds import Kind, Layers, attention_in, layers_for, read_kinds, staged
 from .layers.attention import SelfAttention, Uncalled, attention_layer, read_grid_size
-from .layers.grid import check_given, tell_grid
+from .layers.grid import check_tokens, tell_grid
 from .layers.position_bias import Grid
+from .resolve import Attention, flowformers_in, modules_of, read_specs, resolve
 from .stored import store_where_possible
 
 logger = logging.getLogger("timm_plugin")
@@ -45,7 +45,7 @@ _HOOKS = (
 
 def replace_attention(
     model: nn.Module,
-    name: Kind | Mapping[str, Kind],
+    name: Attention | Mapping[str, Attention],
     *,
     max_tokens: int | None = None,
     grid_size: Grid | None = None,
@@ -96,7 +96,7 @@ def replace_attention(
 
 def exchange_attention(
     model: nn.Module,
-    name: Kind | Mapping[str, Kind],
+    name: Attention | Mapping[str, Attention],
     max_tokens: int | None = None,
     grid_size: Grid | None = None,
     **options: Any,
@@ -110,17 +110,16 @@ def exchange_attention(
     """
     _check_model(model)
     grid_size = read_grid_size(grid_size)
-    check_given(model, max_tokens, grid_size)
-    kinds = read_kinds(name, options)
+    check_tokens(model, max_tokens, grid_size)
+    specs = read_specs(name, options)
     reasons = attention_modules(model)
-    places = {place: attention_in(model, place, list(reasons)) for place in kinds}
-    _check_apart(places)
-    layers: Layers = {}
-    for place, (kind, own) in kinds.items():
-        paths = [path for path in places[place] if not reasons[path]]
+    layers: dict[str, type[SelfAttention]] = {}
+    places = modules_of(model, list(specs), list(reasons))
+    for place, inside in places.items():
+        paths = [path for path in inside if not reasons[path]]
         if not paths:
-            _refuse(model, place, {path: reasons[path] for path in places[place]})
-        layers |= layers_for(model, kind, paths, max_tokens, grid_size, own)
+            _refuse(model, place, {path: reasons[path] for path in inside})
+        layers |= resolve(model, specs[place], paths, max_tokens, grid_size)
     stays = _what_stays(model, {path: reasons[path] for paths in places.values() for path in paths})
     return _exchange(model, layers, max_tokens, grid_size), stays
 
@@ -140,7 +139,7 @@ def _check_model(model: Any) -> None:
 
 
 def _exchange(
-    model: nn.Module, layers: Layers, max_tokens: int | None, grid_size: Grid | None
+    model: nn.Module, layers: Mapping[str, type[SelfAttention]], max_tokens: int | None, grid_size: Grid | None
 ) -> list[tuple[nn.Module, SelfAttention]]:
     """Put ``layers`` in ``model``, in place of the attention at their paths: pairs of an old module and a new one.
 
@@ -153,24 +152,13 @@ def _exchange(
     places = [(path, module) for path, module in model.named_modules(remove_duplicate=False) if id(module) in new]
     _put(model, [(path, new[id(module)]) for path, module in places])
     try:
-        _tell_stages(model, max_tokens, grid_size)
+        _set_stage_grids(model, max_tokens, grid_size)
         tell_grid(model)
     except ValueError:
         _put(model, places)
-        _tell_stages(model, max_tokens, grid_size)
+        _set_stage_grids(model, max_tokens, grid_size)
         raise
     return [(module, new[id(module)]) for module in old.values()]
-
-
-def _check_apart(places: dict[str, list[str]]) -> None:
-    """Raise ValueError where two places have the same attention."""
-    owner: dict[str, str] = {}
-    for place, paths in places.items():
-        for path in paths:
-            if owner.setdefault(path, place) != place:
-                raise ValueError(
-                    f"{path} is in {owner[path]!r} and in {place!r}; allowed: places of which none is in another"
-                )
 
 
 def _refuse(model: nn.Module, place: str, reasons: dict[str, str]) -> NoReturn:
@@ -190,9 +178,9 @@ def _what_is_new(pairs: list[tuple[nn.Module, SelfAttention]]) -> str:
     return f"{len(pairs)} attentions are others now: {kinds}"
 
 
-def _tell_stages(model: nn.Module, max_tokens: int | None, grid_size: Grid | None) -> None:
-    for host in staged(model, max_tokens, grid_size).values():
-        host.tell_stages()
+def _set_stage_grids(model: nn.Module, max_tokens: int | None, grid_size: Grid | None) -> None:
+    for host in flowformers_in(model, max_tokens, grid_size).values():
+        host.set_grid_of_neighbours()
 
 
 def _what_stays(model: nn.Module, reasons: dict[str, str]) -> str:

@@ -13,7 +13,7 @@ from tests.timm_plugin.helpers.logs import warnings_of
 from tests.timm_plugin.helpers.models import images
 from timm_plugin import attention_layer, create_model, replace_attention
 from timm_plugin.layers.attention import SelfAttention
-from timm_plugin.layers.stacks import check_stack, stack
+from timm_plugin.layers.layer_spec import LayerSpec, check_stack, stack
 
 SMALL = dict(img_size=32, depth=5, embed_dim=48, num_heads=3, num_classes=3)
 HIER = dict(img_size=64, num_classes=3)
@@ -161,7 +161,7 @@ def test_patterns_that_do_not_fit_a_model(name, pattern, said):
 
 
 def test_a_model_that_builds_its_attentions_in_another_order_is_refused():
-    layer = stack("flow,softmax*2")
+    layer = stack(LayerSpec("flow,softmax*2"))
     model = timm.models.vision_transformer.VisionTransformer(attn_layer=layer, **dict(SMALL, depth=3))
     check_stack(layer, model)
     model.blocks = torch.nn.Sequential(*reversed(model.blocks))

@@ -195,10 +195,17 @@ class SelfAttention(nn.Module):
         """Whether the mechanism must know the number of tokens, and the class does not say it."""
         return cls.max_tokens is None and "max_tokens" in ATTENTIONS[cls.mechanism].needs
 
+    @classmethod
+    def with_tokens(cls, max_tokens: int | None, grid_size: tuple[int, int] | None) -> type["SelfAttention"]:
+        """This class, or, where it ``needs_tokens``, one with its options for so many tokens."""
+        if not cls.needs_tokens():
+            return cls
+        return attention_layer(cls.mechanism, max_tokens=max_tokens, grid_size=grid_size, **cls.options.as_dict())
+
     def __reduce__(self) -> tuple:
         """Classes that ``attention_layer`` makes have no name by which pickle could find them."""
-        made = type(self)  # what ``tell_grid`` told the object is in its own dictionary
-        return _new, (made.mechanism, made.options, made.max_tokens, made.grid_size), self.__dict__
+        layer = type(self)  # what ``tell_grid`` told the object is in its own dictionary
+        return _new, (layer.mechanism, layer.options, layer.max_tokens, layer.grid_size), self.__dict__
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take over ``state``; a pickle of version 0.2 does not say whether the mechanism has positions."""
@@ -315,6 +322,11 @@ def read_grid_size(grid_size: Any) -> tuple[int, int] | None:
     if len(sizes) != 2 or not all(isinstance(size, int) and size >= 1 for size in sizes):
         raise ValueError(f"grid_size is {shortened(grid_size)}; allowed: two integers of at least 1, (rows, columns)")
     return sizes
+
+
+def is_layer_class(attn_layer: Any) -> bool:
+    """Whether ``attn_layer`` is a class of ours, such as ``attention_layer`` gives."""
+    return isinstance(attn_layer, type) and issubclass(attn_layer, SelfAttention)
 
 
 def usable_mechanisms() -> tuple[str, ...]:

@@ -1,4 +1,10 @@
-"""The grid on which a model's tokens lie, told to the layers that must know it: timm hands a layer tokens alone."""
+"""The grid on which a model's tokens lie, told to the layers that must know it: timm hands a layer tokens alone.
+
+Legend: Y x X the rows and columns of the tokens of a stage of a hierarchical model.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import NoReturn
 
 from timm.layers import PatchDropout, PatchDropoutWithIndices
 from torch import Tensor, nn
@@ -22,14 +28,28 @@ def fixed_grid(model: nn.Module) -> Grid | None:
     return None if grid is None or getattr(host, "dynamic_img_size", False) else tuple(grid)
 
 
-def check_given(model: nn.Module, max_tokens: int | None, grid_size: Grid | None) -> None:
-    """Raise ValueError where a user gives another number of tokens, or another grid of them, than ``model`` has."""
+def fixed_tokens(model: nn.Module) -> int | None:
+    """The number of tokens of ``model``, class token and registers included; None as for ``fixed_grid``."""
     grid = fixed_grid(model)
-    if grid is None:
-        return
-    tokens = grid[0] * grid[1] + host_of_tokens(model).num_prefix_tokens
-    for name, value, own in (("max_tokens", max_tokens, tokens), ("grid_size", grid_size, grid)):
-        if value is not None and value != own:
+    return None if grid is None else grid[0] * grid[1] + host_of_tokens(model).num_prefix_tokens
+
+
+def refuse_unknown_tokens(model: nn.Module, name: str, mechanism: str) -> NoReturn:
+    """Raise ValueError for a ``mechanism`` that must know the number of tokens of ``model``, which has the ``name``."""
+    host = host_of_tokens(model)
+    or_max_tokens = ", or max_tokens" if host is None else ""  # tell_grid wants one size of images
+    why = "dynamic_img_size is True" if getattr(host, "dynamic_img_size", False) else "max_tokens is not given"
+    raise ValueError(
+        f"{why}, and {name} has no fixed number of tokens; allowed with attention {mechanism!r}, which holds something "
+        f"for each position: a vision transformer for one image size (dynamic_img_size=False){or_max_tokens}"
+    )
+
+
+def check_tokens(model: nn.Module, max_tokens: int | None, grid_size: Grid | None) -> None:
+    """Raise ValueError where a user gives another number of tokens, or another grid of them, than ``model`` has."""
+    sizes = (("max_tokens", max_tokens, fixed_tokens(model)), ("grid_size", grid_size, fixed_grid(model)))
+    for name, value, own in sizes:
+        if value is not None and own is not None and value != own:
             raise ValueError(f"{name} is {value}; allowed: {own}, which is found in the model, or nothing")
 
 
@@ -50,14 +70,12 @@ def tell_grid(model: nn.Module) -> None:
         raise ValueError(f"model is {model!r}; allowed: a built model, such as timm.create_model gives")
     host, grid = host_of_tokens(model), fixed_grid(model)
     check_layers(model, grid)
-    _refuse_dropping(model, [layer.mechanism for layer in _layers(model) if layer.mechanism not in OF_SETS])
+    _refuse_dropping(model, [layer.mechanism for layer in _layers([model]) if layer.mechanism not in OF_SETS])
     if host is None:
         return
     on_grid = _layers_on_grid(model)
     for layer in on_grid:
-        if layer.has_positions:
-            set_grid_size(layer.attention, grid, layer.grid_size or grid, host.num_prefix_tokens)
-        layer.grid_size = grid
+        set_grid_size(layer, grid, host.num_prefix_tokens)
     if hasattr(host.patch_embed, "grid_of_attention"):
         host.patch_embed.grid_of_attention = grid if on_grid else None
     elif on_grid:
@@ -77,16 +95,40 @@ def check_layers(model: nn.Module, grid: Grid | None) -> None:
                 f"the model's tokens are not those of one grid; allowed with {layer.mechanism!r}: one image size "
                 f"(dynamic_img_size=False){alone}"
             )
-        if layer.has_positions:
-            check_grid_size(layer.mechanism, layer.attention, grid, layer.grid_size or grid, host.num_prefix_tokens)
+        check_grid_size(layer, grid, host.num_prefix_tokens)
 
 
-def _layers(model: nn.Module) -> list[SelfAttention]:
-    return [module for module in model.modules() if isinstance(module, SelfAttention)]
+def stage_grids(grid_size: Grid, stages: int) -> list[Grid]:
+    """(Y, X) of each stage's tokens: ``grid_size`` of the first, and half of the one before, rounded up, of others."""
+    grids = [tuple(grid_size)]
+    while len(grids) < stages:
+        grids.append(tuple(-(-side // 2) for side in grids[-1]))
+    return grids
+
+
+def set_grid_of_neighbours(blocks: Iterable[nn.Module], grid: Grid) -> bool:
+    """Tell the layers of ``blocks`` that see neighbours on which grid their tokens lie; whether there are any."""
+    layers = [layer for layer in _layers(blocks) if layer.needs_grid]
+    for layer in layers:
+        layer.grid_size = grid
+    return bool(layers)
+
+
+def set_stage_grids(stages: Iterable[nn.Module], grids: Sequence[Grid]) -> None:
+    """Fit the attention of ``stages`` that knows its grid, for good, to ``grids``; ValueError if one cannot be."""
+    pairs = [(layer, grid) for stage, grid in zip(stages, grids) for layer in _layers([stage])]
+    pairs = [(layer, grid) for layer, grid in pairs if layer.grid_size is not None]
+    for fit in (check_grid_size, set_grid_size):  # nothing changes where one is refused
+        for layer, grid in pairs:
+            fit(layer, grid, 0)
+
+
+def _layers(modules: Iterable[nn.Module]) -> list[SelfAttention]:
+    return [layer for module in modules for layer in module.modules() if isinstance(layer, SelfAttention)]
 
 
 def _layers_on_grid(model: nn.Module) -> list[SelfAttention]:
-    return [layer for layer in _layers(model) if layer.needs_grid or layer.has_positions]
+    return [layer for layer in _layers([model]) if layer.needs_grid or layer.has_positions]
 
 
 def _refuse_dropping(model: nn.Module, mechanisms: list[str]) -> None:
@@ -102,13 +144,13 @@ def _refuse_dropping(model: nn.Module, mechanisms: list[str]) -> None:
 
 def check_grid(self: nn.Module, input: tuple[Tensor]) -> tuple[Tensor]:
     """A hook before timm's ``PatchEmbed``: ValueError if ``set_input_size`` has changed the grid that layers know."""
-    known, own = self.grid_of_attention, self.grid_size
-    if known is None:  # by itself, for TorchScript
+    old, new = self.grid_of_attention, self.grid_size
+    if old is None:  # by itself, for TorchScript
         return input
-    if known[0] != own[0] or known[1] != own[1]:
+    if old[0] != new[0] or old[1] != new[1]:
         raise ValueError(
-            f"the model's tokens lie on {own[0]} x {own[1]} since set_input_size, and its attention knows "
-            f"{known[0]} x {known[1]}; run timm_plugin.tell_grid(model)"
+            f"the model's tokens lie on {new[0]} x {new[1]} since set_input_size, and its attention knows "
+            f"{old[0]} x {old[1]}; run timm_plugin.tell_grid(model)"
         )
     return input
 

@@ -9,7 +9,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.parametrize import is_parametrized
 
-from common.attention import CosformerAttention, DaftFullAttention, InnerAttention
+from common.attention import CosformerAttention, DaftFullAttention
+
+from .attention import SelfAttention
 
 Grid = tuple[int, int]
 
@@ -67,8 +69,11 @@ def resample_position_bias(name: str, bias: Tensor, new: Grid, old: Grid, num_pr
     return resample(bias.transpose(0, 1)).transpose(0, 1).contiguous() if name == "w" else bias
 
 
-def check_grid_size(mechanism: str, attention: InnerAttention, new: Grid, old: Grid, num_prefix_tokens: int) -> None:
-    """Raise ValueError unless ``set_grid_size`` can take ``attention``, of that mechanism, from ``old`` to ``new``."""
+def check_grid_size(layer: SelfAttention, new: Grid, num_prefix_tokens: int) -> None:
+    """Raise ValueError unless ``set_grid_size`` can take ``layer`` from the grid that it knows, if any, to ``new``."""
+    attention, old = layer.attention, layer.grid_size or new
+    if not layer.has_positions:
+        return
     tokens = old[0] * old[1] + num_prefix_tokens
     if attention.max_tokens != tokens:
         raise ValueError(
@@ -79,8 +84,8 @@ def check_grid_size(mechanism: str, attention: InnerAttention, new: Grid, old: G
         return
     if not isinstance(attention, DaftFullAttention):
         raise ValueError(
-            f"the tokens lie on {new[0]} x {new[1]}; allowed for attention {mechanism!r}, whose weights belong to "
-            f"positions and are not resampled: {old[0]} x {old[1]}, for which it was built"
+            f"the tokens lie on {new[0]} x {new[1]}; allowed for attention {layer.mechanism!r}, whose weights belong "
+            f"to positions and are not resampled: {old[0]} x {old[1]}, for which it was built"
         )
     computed = [name for name in ("pe0", "pe1", "w") if is_parametrized(attention, name)]
     if computed:
@@ -90,12 +95,14 @@ def check_grid_size(mechanism: str, attention: InnerAttention, new: Grid, old: G
         )
 
 
-def set_grid_size(attention: InnerAttention, new: Grid, old: Grid, num_prefix_tokens: int) -> None:
-    """Fit ``attention``, which ``check_grid_size`` allows, for good, to tokens of the grid ``new``.
+def set_grid_size(layer: SelfAttention, new: Grid, num_prefix_tokens: int) -> None:
+    """Fit ``layer``, which ``check_grid_size`` allows, for good, to tokens of the grid ``new``.
 
     Position biases are resampled. M of cosFormer is the number of tokens, so that weights fall off over an image.
     """
-    if new == old:
+    attention, old = layer.attention, layer.grid_size or new
+    layer.grid_size = new
+    if new == old or not layer.has_positions:
         return
     for name, parameter in list(attention.named_parameters()):
         resampled = resample_position_bias(name, parameter.detach(), new, old, num_prefix_tokens)

@@ -10,7 +10,7 @@ from torch import nn
 
 from common.ops.shared.checks import allowed_names
 
-from ..layers.stacks import option_names
+from ..layers.layer_spec import option_names
 
 #: Without handlers of its own: warnings reach the console through Python's handler of last resort.
 logger = logging.getLogger("timm_plugin")

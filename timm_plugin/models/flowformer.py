@@ -32,10 +32,10 @@ from torch.nn import functional as F
 from common.ops.shared.checks import check_choice, check_positive_int
 
 from ..layers.block import MlpScaleBlock
+from ..layers.grid import set_grid_of_neighbours, set_stage_grids, stage_grids
 from ..layers.images import ImageSize, PositionEmbedding, check_image, check_img_size
+from ..layers.layer_spec import LayerSpec, check_attn_layer, mechanisms_in, option_names, stage_layers
 from ..layers.position_bias import Grid
-from ..layers.stacks import check_attn_layer, mechanisms_in, option_names
-from ..layers.stages import check_stage_grids, set_stage_grids, stage_grids, stage_layers, tell_stage
 from ._build import StrictLoading, arguments_of, build, check_names
 from ._default_cfg import untrained_cfg
 from ._registry import register_once
@@ -191,7 +191,7 @@ class Flowformer(StrictLoading, nn.Module):
         )
         grid_size = self.patch_embed.dynamic_feat_size(img_size)
         grids = stage_grids(grid_size, len(depths))
-        layers = stage_layers(attn_layer, grids, dynamic_img_size, **options)
+        layers = stage_layers(LayerSpec(attn_layer, options), grids, dynamic_img_size)
         self.pos_embed = PositionEmbedding(grid_size, embed_dims[0], pos_drop_rate, dynamic_img_size, **dd)
         block = partial(
             MlpScaleBlock,
@@ -277,7 +277,6 @@ class Flowformer(StrictLoading, nn.Module):
         new_size = check_img_size(img_size or self.patch_embed.img_size, new_patch, self.dynamic_img_pad)
         grid_size = tuple(math.ceil(side / patch) for side, patch in zip(new_size, to_2tuple(new_patch)))
         grids = stage_grids(grid_size, len(self.stages))
-        check_stage_grids(self.stages, grids)
         set_stage_grids(self.stages, grids)
         self.patch_embed.set_input_size(img_size=new_size, patch_size=patch_size)
         self.pos_embed.set_grid_size(grid_size)
@@ -286,19 +285,19 @@ class Flowformer(StrictLoading, nn.Module):
         update_model_input_size(self, new_size, patch_size=patch_size)
 
     @torch.jit.ignore
-    def stage_layers(self, attn_layer: LayerType, **options: Any) -> list[LayerType]:
-        """``attn_layer`` for each stage of this model, as it is made where a model is built with it.
+    def stage_layers(self, spec: LayerSpec) -> list[LayerType]:
+        """The attention of each stage of this model for ``spec``, as where a model is built with it.
 
         Raises:
             ValueError: as there.
         """
-        return stage_layers(attn_layer, self._grids(), self.dynamic_img_size, **options)
+        return stage_layers(spec, self._grids(), self.dynamic_img_size)
 
     @torch.jit.ignore
-    def tell_stages(self) -> None:
+    def set_grid_of_neighbours(self) -> None:
         """Tell attention that sees neighbours on which grid its tokens lie; after other attention was put in."""
         for stage, grid in zip(self.stages, self._grids()):
-            stage.keeps_map = tell_stage(stage.blocks, grid)
+            stage.keeps_map = set_grid_of_neighbours(stage.blocks, grid)
 
     def _grids(self) -> list[Grid]:
         """(Y, X) of each stage's tokens, of images of the model's own size."""
@@ -416,7 +415,7 @@ def _stages(
         downsample = nn.Identity() if i == 0 else Downsample(embed_dims[i - 1], dim, **dd)
         own = dict(attn_layer=layers[i], mlp_ratio=ratios[i])
         blocks = [block(dim, heads[i], drop_path=rate, **own) for rate in rates[i]]
-        stages.append(FlowformerStage(downsample, blocks, tell_stage(blocks, grids[i])))
+        stages.append(FlowformerStage(downsample, blocks, set_grid_of_neighbours(blocks, grids[i])))
     return stages
 
 

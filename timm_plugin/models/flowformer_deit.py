@@ -10,7 +10,7 @@ from timm.models import generate_default_cfgs
 from timm.models.deit import VisionTransformerDistilled
 from timm.models.vision_transformer import VisionTransformer
 
-from ..layers.stacks import check_stack, option_names, with_options
+from ..layers.layer_spec import LayerSpec, check_attn_layer, check_stack, option_names
 from ._build import StrictLoading, build
 from ._default_cfg import untrained_cfg
 from ._registry import register_once
@@ -41,7 +41,8 @@ class FlowVisionTransformer(StrictLoading, VisionTransformer):
         **kwargs: Any,
     ) -> None:
         options = {name: kwargs.pop(name) for name in option_names(attn_layer) & kwargs.keys()}
-        layer = with_options(attn_layer, **options)
+        check_attn_layer(attn_layer)
+        layer = LayerSpec(attn_layer, options).without_defaults().layer_class()
         super().__init__(*args, attn_layer=layer, **kwargs)
         check_stack(layer, self)
 

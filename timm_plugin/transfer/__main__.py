@@ -28,11 +28,13 @@ from torch.utils.data import DataLoader
 
 from common.checkpoints import check_state_dict
 from common.command_parser import CommandParser
+from common.ops.shared.checks import check_choice
 from common.output_files import check_new, new_path, unfinished
 
 from ..convert import check_suffix, read_weights, size_of_head, write
+from ..layers.attention import usable_mechanisms
 from ..layers.grid import fixed_grid, host_of_tokens
-from ..layers.stacks import is_pattern, names_in, with_own
+from ..layers.layer_spec import is_pattern, share_options
 from ..named_values import NamedValues
 from .imitation import LOSSES
 from .task import AttentionTransferTask
@@ -40,6 +42,9 @@ from .training import Settings, train
 
 COMMAND = "timm_plugin.transfer"
 _STATE = "training.pth"
+#: The least value of each option that is a count.
+_LEAST = dict.fromkeys(("epochs", "batch_size", "log_interval", "in_chans", "img_size", "input_size"), 1)
+_LEAST |= dict.fromkeys(("num_classes", "warmup_epochs", "workers"), 0)
 #: Arguments that do not change the result.
 _FREE = ("output", "teacher_dir", "log_interval", "workers", "device")
 
@@ -83,9 +88,8 @@ def read_attention(values: Sequence[str], options: dict[str, Any]) -> tuple[Any,
             "once, such as blocks.0-8=flow blocks.11=lolcats"
         )
     for name in places.values():
-        names_in(name, "--attn")
-    own = with_own(list(places.values()), options)
-    return dict(zip(places, own)), {}
+        check_choice("--attn", name, usable_mechanisms())
+    return dict(zip(places, share_options(list(places.values()), options))), {}
 
 
 def build_loader(teacher: nn.Module, options: argparse.Namespace) -> DataLoader:
@@ -186,9 +190,10 @@ def _check_options(options: argparse.Namespace) -> None:
             f"torchrun started {processes} processes (WORLD_SIZE); allowed: python -m {COMMAND} by itself, or "
             "AttentionTransferTask and its prepare_distributed in a loop of your own"
         )
-    for name in ("epochs", "batch_size", "log_interval"):
-        if getattr(options, name) < 1:
-            raise ValueError(f"--{name.replace('_', '-')} is {getattr(options, name)}; allowed: 1 or more")
+    for name, least in _LEAST.items():
+        value = getattr(options, name)
+        if value is not None and min(value if isinstance(value, list) else [value]) < least:
+            raise ValueError(f"--{name.replace('_', '-')} is {value}; allowed: {least} or more")
     if options.opt not in list_optimizers():
         raise ValueError(f"--opt is {options.opt!r}; allowed: {', '.join(list_optimizers())}")
     if not options.dataset and not Path(options.data_dir).exists():

@@ -13,9 +13,9 @@ from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from .._kinds import Kind
 from ..layers.attention import SelfAttention
 from ..replace import put_modules, replace_attention
+from ..resolve import Attention
 from .imitation import AttentionImitation
 
 
@@ -53,7 +53,7 @@ class AttentionTransferTask(TrainingTask):
     def __init__(
         self,
         teacher: nn.Module,
-        attention: Kind | Mapping[str, Kind],
+        attention: Attention | Mapping[str, Attention],
         loss: str = "outputs",
         learn_projections: bool = False,
         max_tokens: int | None = None,

@@ -18,7 +18,7 @@ from tests.compare import assert_close
 from tests.timm_plugin.helpers.models import build, images
 from timm_plugin import attention_layer, create_model
 from timm_plugin.layers.attention import usable_mechanisms
-from timm_plugin.layers.stacks import with_options
+from timm_plugin.layers.layer_spec import LayerSpec
 from timm_plugin.models._registry import register_attention_layers
 
 B, C, H = 2, 24, 3
@@ -260,15 +260,16 @@ def test_daft_conv_on_a_grid_that_is_no_square(tokens):
     assert torch.equal(unknown(tokens.view(B, 2, 8, C)), square(tokens.view(B, 2, 8, C)))
 
 
-def test_with_options():
-    assert with_options("flow", form=None) is FlowSelfAttention
-    assert with_options("flow", clamp="5.0", phi="relu") is attention_layer("flow", clamp=5.0, phi="relu")
-    assert with_options(Attention, form=None) is Attention
+def test_options_of_a_spec():
+    assert LayerSpec("flow", {"form": None}).without_defaults().layer_class() is FlowSelfAttention
+    options = {"clamp": "5.0", "phi": "relu"}
+    assert LayerSpec("flow", options).layer_class() is attention_layer("flow", clamp=5.0, phi="relu")
+    assert LayerSpec(Attention, {"form": None}).without_defaults().layer_class() is Attention
     for clamp in ("none", "nan"):
         with pytest.raises(ValueError, match=f"clamp is '{clamp}'; allowed"):
-            with_options("flow", clamp=clamp)
+            LayerSpec("flow", {"clamp": clamp}).layer_class()
     with pytest.raises(ValueError, match="form; allowed.*flow"):
-        with_options(Attention, form="paper")
+        LayerSpec(Attention, {"form": "paper"}).layer_class()
 
 
 @pytest.mark.parametrize("name", LAYERS)
