@@ -31,7 +31,7 @@ def check_common() -> None:
     try:
         common = importlib.import_module("common")
         place = getattr(common, "__file__", None) or list(getattr(common, "__path__", ["an unknown place"]))
-        found = f"Python found another one in {place}"
+        problem = f"Python found another one in {place}"
     except Exception as error:  # whatever another package of that name raises
         spec = None if getattr(error, "name", None) == "common" else importlib.util.find_spec("common")
         place = getattr(spec, "origin", None)
@@ -39,10 +39,10 @@ def check_common() -> None:
             raise
         common = None
         failed = f"Python found another one in {place}, which fails: {type(error).__name__}: {error}"
-        found = "it is not on the path" if spec is None else failed
+        problem = "it is not on the path" if spec is None else failed
     if getattr(common, "DISTRIBUTION", None) != "lineartime":
         raise ImportError(
-            f"timm_plugin needs lineartime's package common, but {found}. Run: export PYTHONPATH='{root}'"
+            f"timm_plugin needs lineartime's package common, but {problem}. Run: export PYTHONPATH='{root}'"
             '"${PYTHONPATH:+:$PYTHONPATH}" (if another common is in the folder of your script, rename it)'
         )
 

@@ -46,9 +46,9 @@ def convert(name: str, source: Path, model_args: dict[str, Any], use_ema: bool =
     Raises:
         ValueError: a file that cannot be read, or of a model that does not fit; a ``name`` that is not of lineartime.
     """
-    ours = [known for known in timm.list_models() if _is_ours(known)]
-    if name not in ours:
-        raise ValueError(f"the model is {name!r}; allowed: {', '.join(ours)}")
+    models_here = [model for model in timm.list_models() if _is_ours(model)]
+    if name not in models_here:
+        raise ValueError(f"the model is {name!r}; allowed: {', '.join(models_here)}")
     state_dict = read_weights(source, use_ema)
     overlay: dict[str, Any] = {"state_dict": state_dict}
     classes = size_of_head(state_dict)

@@ -19,7 +19,7 @@ from common.attention import InnerAttention
 from .layers.attention import SelfAttention, Uncalled, attention_layer, read_grid_size
 from .layers.grid import check_tokens, tell_grid
 from .layers.position_bias import Grid
-from .resolve import Attention, flowformers_in, modules_of, read_specs, resolve
+from .resolve import AttentionLike, flowformers_in, modules_of, read_specs, resolve
 from .stored import store_where_possible
 
 logger = logging.getLogger("timm_plugin")
@@ -45,7 +45,7 @@ _HOOKS = (
 
 def replace_attention(
     model: nn.Module,
-    name: Attention | Mapping[str, Attention],
+    name: AttentionLike | Mapping[str, AttentionLike],
     *,
     max_tokens: int | None = None,
     grid_size: Grid | None = None,
@@ -81,7 +81,7 @@ def replace_attention(
             same; a pattern of more layers than there are; or a mechanism that does not fit the model's tokens or
             projections, or lacks an option or does not allow its value. The model is unchanged then.
     """
-    pairs, stays = exchange_attention(model, name, max_tokens, grid_size, **options)
+    pairs, stays = swap_attention(model, name, max_tokens, grid_size, **options)
     notes = [f"these stay: {stays}"] * bool(stays) + _notes_on_changes(pairs)
     for module, replacement in pairs:
         _move_hooks(module, replacement)
@@ -94,9 +94,9 @@ def replace_attention(
     return model
 
 
-def exchange_attention(
+def swap_attention(
     model: nn.Module,
-    name: Attention | Mapping[str, Attention],
+    name: AttentionLike | Mapping[str, AttentionLike],
     max_tokens: int | None = None,
     grid_size: Grid | None = None,
     **options: Any,
@@ -121,11 +121,11 @@ def exchange_attention(
             _refuse(model, place, {path: reasons[path] for path in inside})
         layers |= resolve(model, specs[place], paths, max_tokens, grid_size)
     stays = _what_stays(model, {path: reasons[path] for paths in places.values() for path in paths})
-    return _exchange(model, layers, max_tokens, grid_size), stays
+    return _swap(model, layers, max_tokens, grid_size), stays
 
 
 def _check_model(model: Any) -> None:
-    """Raise ValueError unless ``model`` is one in which a layer can be exchanged."""
+    """Raise ValueError unless ``model`` is one in which a layer can be swapped."""
     if not isinstance(model, nn.Module):
         raise ValueError(f"model is {model!r}; allowed: a built model, such as timm.create_model gives")
     if isinstance(model, (torch.jit.ScriptModule, torch.fx.GraphModule)):
@@ -138,7 +138,7 @@ def _check_model(model: Any) -> None:
         )
 
 
-def _exchange(
+def _swap(
     model: nn.Module, layers: Mapping[str, type[SelfAttention]], max_tokens: int | None, grid_size: Grid | None
 ) -> list[tuple[nn.Module, SelfAttention]]:
     """Put ``layers`` in ``model``, in place of the attention at their paths: pairs of an old module and a new one.
@@ -146,19 +146,18 @@ def _exchange(
     Raises:
         ValueError: they do not fit the model; it is as it was then.
     """
-    old = {path: model.get_submodule(path) for path in layers}
+    paths = {model.get_submodule(path): path for path in layers}
     with _own_generator():
-        new = {id(module): _replacement(module, layers[path]) for path, module in old.items()}
-    places = [(path, module) for path, module in model.named_modules(remove_duplicate=False) if id(module) in new]
-    _put(model, [(path, new[id(module)]) for path, module in places])
+        replacements = {module: _replacement(module, layers[path]) for module, path in paths.items()}
+    put_modules(model, replacements)
     try:
         _set_stage_grids(model, max_tokens, grid_size)
         tell_grid(model)
     except ValueError:
-        _put(model, places)
+        put_modules(model, {new: old for old, new in replacements.items()})
         _set_stage_grids(model, max_tokens, grid_size)
         raise
-    return [(module, new[id(module)]) for module in old.values()]
+    return list(replacements.items())
 
 
 def _refuse(model: nn.Module, place: str, reasons: dict[str, str]) -> NoReturn:
@@ -202,35 +201,31 @@ def _notes_on_changes(pairs: list[tuple[nn.Module, nn.Module]]) -> list[str]:
     ]
 
 
-def _put(model: nn.Module, modules: list[tuple[str, nn.Module]]) -> None:
-    for path, module in modules:
-        parent, _, child = path.rpartition(".")
-        setattr(model.get_submodule(parent), child, module)
+def put_modules(model: nn.Module, replacements: Mapping[nn.Module, nn.Module]) -> None:
+    """Replace each key of ``replacements`` by its value, wherever it is in ``model``."""
+    for path, module in list(model.named_modules(remove_duplicate=False)):
+        if module in replacements:
+            parent, _, child = path.rpartition(".")
+            setattr(model.get_submodule(parent), child, replacements[module])
 
 
-def put_modules(model: nn.Module, exchanged: Mapping[nn.Module, nn.Module]) -> None:
-    """Put the second module of each pair of ``exchanged`` wherever the first stands in ``model``."""
-    places = list(model.named_modules(remove_duplicate=False))
-    _put(model, [(path, exchanged[module]) for path, module in places if module in exchanged])
-
-
-def attention_modules(model: nn.Module, known: dict[Any, str] | None = None) -> dict[str, str]:
+def attention_modules(model: nn.Module, reasons_by_kind: dict[Any, str] | None = None) -> dict[str, str]:
     """The paths of the attention in ``model``, each with the reason why it cannot be replaced, "" where it can.
 
     Attention inside of attention counts once: what can be replaced, or else the innermost.
 
     Args:
-        known: reasons by kind of attention, which is filled and saves the trial of a kind that another model has, too.
+        reasons_by_kind: is filled, and saves the trial of a kind of attention that another model has, too.
     """
     candidates = {path: module for path, module in model.named_modules() if path and _is_attention(module)}
     candidates = {path: module for path, module in candidates.items() if not isinstance(module, InnerAttention)}
-    known = {} if known is None else known
+    reasons_by_kind = {} if reasons_by_kind is None else reasons_by_kind
     reasons: dict[str, str] = {}
     for path, module in candidates.items():
         kind = _kind(module)
-        if kind not in known:
-            known[kind] = _why_not(module)
-        reasons[path] = known[kind]
+        if kind not in reasons_by_kind:
+            reasons_by_kind[kind] = _why_not(module)
+        reasons[path] = reasons_by_kind[kind]
     replaced = [path for path, reason in reasons.items() if not reason]
     return {
         path: reason

@@ -16,14 +16,16 @@ from .layers.position_bias import Grid
 from .models.flowformer import Flowformer
 
 #: An attention as a user gives it: a mechanism, a mechanism with options, or a class that ``attention_layer`` gives.
-Attention = str | tuple[str, Mapping[str, Any]] | type[SelfAttention]
+AttentionLike = str | tuple[str, Mapping[str, Any]] | type[SelfAttention]
 
 _RANGE = re.compile(r"(\d+)-(\d+)")
 _SHOWN = 6
 
 
-def read_specs(name: Attention | Mapping[str, Attention], options: dict[str, Any]) -> dict[str, LayerSpec]:
-    """The attention of each place, the path of a module, in which a range stands for several; "" is the whole model.
+def read_specs(name: AttentionLike | Mapping[str, AttentionLike], options: dict[str, Any]) -> dict[str, LayerSpec]:
+    """The ``LayerSpec`` for each place of ``name``; the place "" is the whole model.
+
+    A place is the path of a module, in which a range of numbers is several modules: "blocks.0-8".
 
     Raises:
         ValueError: an invalid mechanism or module path; options given together with paths.
@@ -34,8 +36,8 @@ def read_specs(name: Attention | Mapping[str, Attention], options: dict[str, Any
         raise ValueError("name is {}, without a place; allowed: {'blocks.0-8': 'flow'} or other places")
     if options:
         raise ValueError(
-            f"{', '.join(options)} is given beside places; allowed: options with the mechanism of a place, as in "
-            "{'blocks.0-8': ('flow', {'form': 'paper'})}"
+            f"{', '.join(options)} is given together with places; allowed: options with the mechanism of a place, as "
+            "in {'blocks.0-8': ('flow', {'form': 'paper'})}"
         )
     for place in name:
         if not isinstance(place, str) or not place:

@@ -18,14 +18,14 @@ from .models._default_cfg import untrained_cfg
 from .models._registry import register_once
 from .models._weights import fit_hierarchical, fit_vision_transformer
 from .models.flowformer import Flowformer
-from .replace import attention_modules, exchange_attention
+from .replace import attention_modules, swap_attention
 from .stored import ARCHITECTURE, name_architecture
 
 __all__: list[str] = []  # register_model appends the entry point
 
 default_cfgs = generate_default_cfgs({f"{ARCHITECTURE}.untrained": untrained_cfg()})
 
-_KIND = {"name", "options", "places", "max_tokens", "grid_size"}
+_NAMES = {"name", "options", "places", "max_tokens", "grid_size"}
 _FORM = "[{'name': 'flow', 'options': {}, 'places': ['blocks.0.attn']}], as timm's save_for_hf stores it"
 
 
@@ -37,12 +37,12 @@ def lineartime(
 
     Args:
         of: the name of the architecture underneath.
-        attention: for each kind of attention its ``name``, its ``options`` and its ``places``, paths of modules; with
+        attention: for each attention its ``name``, its ``options`` and its ``places``, paths of modules; with
             ``max_tokens`` and ``grid_size`` where the model does not tell them.
         kwargs: every other argument of that architecture.
 
     Raises:
-        ValueError: other values of these; an attention, or an option of it, beside those that are stored.
+        ValueError: other values of these; an attention, or an option of it, in addition to those that are stored.
     """
     if not isinstance(of, str) or not is_model(of) or of.partition(".")[0] == ARCHITECTURE:
         raise ValueError(
@@ -52,7 +52,7 @@ def lineartime(
     layers = _read_layers(attention)
     model = model_entrypoint(of)(pretrained=False, **kwargs)
     _check_places(model, layers, of)
-    exchange_attention(model, layers)
+    swap_attention(model, layers)
     name_architecture(model)
     if pretrained:
         fit = _filter(model)
@@ -69,10 +69,10 @@ def lineartime(
 
 
 def _refuse_further(kwargs: dict[str, Any]) -> None:
-    """Raise ValueError for an attention or an option of it beside the stored ones, and for ``features_only``."""
+    """Raise ValueError for an attention, or an option of it, that is not stored, and for ``features_only``."""
     if kwargs.get("features_only"):
         raise ValueError(
-            "features_only is True; allowed for a stored model whose attention was exchanged: "
+            "features_only is True; allowed for a stored model whose attention was swapped: "
             "timm.models.FeatureGetterNet(timm.create_model(...)), or forward_intermediates of the model"
         )
     stored = kwargs.get("pretrained_model_args") or {}
@@ -88,32 +88,32 @@ def _refuse_further(kwargs: dict[str, Any]) -> None:
 def _read_layers(attention: Any) -> dict[str, type[SelfAttention]]:
     """The class of the layer at each path; ValueError for a list of another form, or one with a place twice."""
     layers: dict[str, type[SelfAttention]] = {}
-    for kind in attention if isinstance(attention, list) and attention else [None]:
-        if not _is_kind(kind):
+    for entry in attention if isinstance(attention, list) and attention else [None]:
+        if not _is_entry(entry):
             raise ValueError(f"attention is {shortened(attention)}; allowed for {ARCHITECTURE}: {_FORM}")
-        tokens = {name: kind.get(name) for name in ("max_tokens", "grid_size")}
-        layer = attention_layer(kind["name"], **tokens, **kind.get("options", {}))
-        for place in map(str, kind["places"]):
+        tokens = {name: entry.get(name) for name in ("max_tokens", "grid_size")}
+        layer = attention_layer(entry["name"], **tokens, **entry.get("options", {}))
+        for place in map(str, entry["places"]):
             if place in layers:
                 raise ValueError(f"attention has the place {shortened(place)} twice; allowed: each place once")
             layers[place] = layer
     return layers
 
 
-def _is_kind(kind: Any) -> bool:
-    """Whether ``kind`` has the names of a kind of attention, options and places among them."""
-    if not isinstance(kind, Mapping) or not {"name", "places"} <= kind.keys() <= _KIND:
+def _is_entry(entry: Any) -> bool:
+    """Whether ``entry`` has the names that describe an attention, options and places among them."""
+    if not isinstance(entry, Mapping) or not {"name", "places"} <= entry.keys() <= _NAMES:
         return False
-    own, places = kind.get("options", {}), kind["places"]
-    return isinstance(own, Mapping) and not own.keys() & _KIND and isinstance(places, list) and bool(places)
+    own, places = entry.get("options", {}), entry["places"]
+    return isinstance(own, Mapping) and not own.keys() & _NAMES and isinstance(places, list) and bool(places)
 
 
 def _check_places(model: nn.Module, layers: dict[str, type[SelfAttention]], of: str) -> None:
-    known = attention_modules(model)
+    attentions = attention_modules(model)
     for place in layers:
-        if place not in known:
+        if place not in attentions:
             raise ValueError(
-                f"attention has the place {shortened(place)}, where {of} has none; {allowed_names(place, known)}"
+                f"attention has the place {shortened(place)}, where {of} has none; {allowed_names(place, attentions)}"
             )
 
 

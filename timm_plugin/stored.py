@@ -84,22 +84,22 @@ def _is_made(layer: SelfAttention) -> bool:
 
 
 def _described(model: nn.Module, layers: dict[str, SelfAttention]) -> list[dict[str, Any]]:
-    """Each kind of attention in ``model`` and the paths where it is, as JSON has it.
+    """Each attention in ``model``, with its options and the paths where it is, as JSON has it.
 
     The number of tokens and their grid are found again in the model; only where they cannot be are they stored.
     """
-    found = isinstance(model, Flowformer) or fixed_grid(model) is not None
-    kinds: list[dict[str, Any]] = []
+    found_again = isinstance(model, Flowformer) or fixed_grid(model) is not None
+    entries: list[dict[str, Any]] = []
     for path, layer in layers.items():
-        kind = {"name": layer.mechanism, "options": {x: _plain(y) for x, y in layer.options.as_dict().items()}}
-        told = {} if found else {"max_tokens": layer.max_tokens, "grid_size": layer.grid_size}
-        kind |= {name: value for name, value in told.items() if value is not None}
-        same = next((one for one in kinds if {**one, "places": None} == {**kind, "places": None}), None)
+        entry = {"name": layer.mechanism, "options": {x: _plain(y) for x, y in layer.options.as_dict().items()}}
+        sizes = {} if found_again else {"max_tokens": layer.max_tokens, "grid_size": layer.grid_size}
+        entry |= {name: value for name, value in sizes.items() if value is not None}
+        same = next((other for other in entries if {**other, "places": None} == {**entry, "places": None}), None)
         if same is None:
-            kinds.append({**kind, "places": [path]})
+            entries.append({**entry, "places": [path]})
         else:
             same["places"].append(path)
-    return kinds
+    return entries
 
 
 def _plain(value: Any) -> Any:

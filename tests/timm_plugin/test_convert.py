@@ -10,8 +10,6 @@ import pytest
 import timm
 import torch
 
-from recipes.bench.peers.released_image_model import released_forward, released_shapes
-from tests.compare import assert_close
 from tests.processes import CHECKOUT
 from tests.timm_plugin.helpers.checkpoint_files import (
     STOCK,
@@ -23,7 +21,7 @@ from tests.timm_plugin.helpers.checkpoint_files import (
 )
 from tests.timm_plugin.helpers.logs import warnings_of
 from tests.timm_plugin.helpers.models import build, images
-from timm_plugin.convert import convert, main, read_weights, save
+from timm_plugin.convert import convert, main, read_weights
 
 #: As they are typed after --model-kwargs.
 SMALL = [f"{name}={value}" for name, value in STOCK.items()]
@@ -67,21 +65,6 @@ def test_targets(target, stock_file, tmp_path, capsys):
     for name in ("pos_embed", "cls_token", "head.weight", "blocks.1.attn.qkv.weight"):
         assert torch.equal(model.state_dict()[name], stock[name])
     assert not list(tmp_path.rglob("*.part"))
-
-
-def test_released(tmp_path):
-    dims, depths = (24, 36, 48, 60), (1, 2, 1, 1)
-    shapes = released_shapes(classes=7, side=64, embed_dims=dims, depths=depths)
-    generator = torch.Generator().manual_seed(3)
-    state = {name: 0.2 * torch.randn(shape, generator=generator) for name, shape in shapes.items()}
-    torch.save({"model": state}, tmp_path / "released.pth")
-    model_args = dict(img_size=64, embed_dims=dims, depths=depths)
-    model = convert("flowformer_hier_s_12h", tmp_path / "released.pth", model_args).eval()
-    assert model.num_classes == 7
-    save(model, tmp_path / "ours")
-    model = timm.create_model(f"local-dir:{tmp_path / 'ours'}", pretrained=True).eval()
-    x = images(model)
-    assert_close("logits", model(x), released_forward(x, state, depths), 1e-5)
 
 
 def test_ours_at_another_size_keeps_classes_and_channels(tmp_path):
@@ -133,9 +116,9 @@ def test_the_targets_tensors_stand_by_themselves(stock_file):
 def fails(arguments, folder, message):
     """The command ends with one line that has ``message``, and nothing was written to ``folder``."""
     present = sorted(folder.rglob("*"))
-    with pytest.raises(SystemExit) as found:
+    with pytest.raises(SystemExit) as exited:
         main(list(map(str, arguments)))
-    said = str(found.value)
+    said = str(exited.value)
     assert said.startswith("python -m timm_plugin.convert: ") and message in said, said
     assert sorted(folder.rglob("*")) == present
     return said

@@ -49,29 +49,27 @@ def script(tmp_path):
     return folder / "script.py"
 
 
-def _launch(script: Path, *arguments: str) -> subprocess.CompletedProcess:
-    """Run the launcher from another folder than the script's and the checkout's."""
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(CHECKOUT),
-        "ANSWER": str(script.parent / "answer"),
-        "OMP_NUM_THREADS": "1",
-    }
-    return subprocess.run(
+def _launch(script: Path, *arguments: str, folder: Path, **environment: str) -> dict:
+    """What the script writes, run by the launcher in ``folder``."""
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    answer = script.parent / "answer"
+    result = subprocess.run(
         [sys.executable, "-m", "timm_plugin", str(script), *arguments],
-        cwd=script.parent.parent / "elsewhere",
-        env=environment,
+        cwd=folder,
+        env={**inherited, "ANSWER": str(answer), "OMP_NUM_THREADS": "1", **environment},
         capture_output=True,
         text=True,
         check=False,
     )
+    assert result.returncode == 3, result.stderr
+    return json.loads(answer.read_text())
 
 
 def test_script_runs_as_python_would_run_it(script):
+    """From another folder than the script's and the checkout's."""
     arguments = ["--model-kwargs", "clamp=5.0", "-h", "--", "a b", ""]
-    result = _launch(script, *arguments)
-    assert result.returncode == 3, result.stderr
-    assert json.loads((script.parent / "answer").read_text()) == dict(
+    elsewhere = script.parent.parent / "elsewhere"
+    assert _launch(script, *arguments, folder=elsewhere, PYTHONPATH=str(CHECKOUT)) == dict(
         argv=[str(script), *arguments],
         path=str(script.parent),
         file=str(script),
@@ -84,34 +82,25 @@ def test_script_runs_as_python_would_run_it(script):
 
 def test_started_in_the_checkout(script):
     """Without PYTHONPATH or an install, from the checkout's folder, workers still find the plugin."""
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    result = subprocess.run(
-        [sys.executable, "-m", "timm_plugin", str(script), "--workers"],
-        cwd=CHECKOUT,
-        env={**environment, "ANSWER": str(script.parent / "answer")},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.returncode == 3, result.stderr
-    assert json.loads((script.parent / "answer").read_text())["worked"] == 2
+    assert _launch(script, "--workers", folder=CHECKOUT)["worked"] == 2
 
 
-def test_usage(capsys):
-    for arguments, status in (([], 2), (["--help"], 0), (["-h"], 0)):
-        with pytest.raises(SystemExit) as exited:
-            main(arguments)
-        assert exited.value.code == status
-        captured = capsys.readouterr()
-        assert USAGE in (captured.err if status else captured.out)
-
-
-@pytest.mark.parametrize("script", ["nowhere/validate.py", "."])
-def test_no_such_script(capsys, script):
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        ([], 2, USAGE),
+        (["--help"], 0, USAGE),
+        (["-h"], 0, USAGE),
+        (["nowhere/validate.py", "--model", "x"], 2, "timm_plugin: no such file: 'nowhere/validate.py'"),
+        (["."], 2, "timm_plugin: no such file: '.'"),
+    ],
+)
+def test_usage_and_no_such_script(arguments, status, said, capsys):
     with pytest.raises(SystemExit) as exited:
-        main([script, "--model", "x"])
-    assert exited.value.code == 2
-    assert f"timm_plugin: no such file: {script!r}" in capsys.readouterr().err
+        main(arguments)
+    assert exited.value.code == status
+    captured = capsys.readouterr()
+    assert said in (captured.err if status else captured.out)
 
 
 #: What timm's scripts do: their own parser, with abbreviations and a YAML file of defaults, then one model.
@@ -127,11 +116,11 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--model", "-m", default="resnet18")
 parser.add_argument("--gp", default=None)
 parser.add_argument("--model-kwargs", nargs="*", default={}, action=ParseKwargs)
-given, rest = config_parser.parse_known_args()
-if given.config:
-    with open(given.config) as file:
+config, arguments = config_parser.parse_known_args()
+if config.config:
+    with open(config.config) as file:
         parser.set_defaults(**yaml.safe_load(file))
-args = parser.parse_args(rest)
+args = parser.parse_args(arguments)
 pathlib.Path(sys.argv[0] + ".began").touch()
 model = create_model(args.model, False, num_classes=3, global_pool=args.gp, **args.model_kwargs)
 layers = [type(module).__name__ for module in model.modules()]
@@ -164,51 +153,47 @@ def _config(script: Path, text: str) -> str:
     return str(path)
 
 
+def _refusal(arguments: list[str], capsys: pytest.CaptureFixture) -> str:
+    """The one line with which a script ends that is refused, after the name of the plugin."""
+    with pytest.raises(SystemExit) as exited:
+        main(arguments)
+    assert exited.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("timm_plugin: ")
+    return line.removeprefix("timm_plugin: ")
+
+
 IGNORES = "vit_pwee_patch16_reg1_gap_256"
 SMALL = ["depth=1", "embed_dim=32", "num_heads=2", "img_size=32"]
+VIT = ["-m", "vit_tiny_patch16_224", "--model-kwargs"]
 
 
 @pytest.mark.parametrize(
-    "given",
+    "arguments",
     [
-        ["-m", IGNORES, "--model-kwargs", "attn_layer=flow", "depth=1"],
         ["--model", IGNORES, "--model-kw", "attn_layer=flow", "depth=1"],
-        [f"--model={IGNORES}", "--model-k", "attn_layer=flow", "depth=1"],
         ["-c", f"model: {IGNORES}\nmodel_kwargs: {{attn_layer: flow, depth: 1}}\n"],
-        ["-c", "model_kwargs: {attn_layer: flow, depth: 1}\n", "-m", IGNORES],
+        ["-c", "model_kwargs: {attn_layer: flow, depth: 1}\n", f"--model={IGNORES}"],
     ],
 )
-def test_attention_that_a_model_ignores_is_one_line(creating, given, capsys):
-    given = [_config(creating, x) if "\n" in x else x for x in given]
-    with pytest.raises(SystemExit) as exited:
-        main([str(creating), *given])
-    assert exited.value.code == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"timm_plugin: attn_layer is 'flow', and {IGNORES}")
+def test_attention_that_a_model_ignores_is_one_line(creating, arguments, capsys):
+    arguments = [_config(creating, x) if "\n" in x else x for x in arguments]
+    assert _refusal([str(creating), *arguments], capsys).startswith(f"attn_layer is 'flow', and {IGNORES}")
     assert not Path(f"{creating}.layers").exists()
 
 
 @pytest.mark.parametrize(
     ("attn_layer", "said"),
     [
-        ("flow_source", "attn_layer is 'flow_source'; allowed: "),
-        ("flow,flow_source", "with 'flow_source'; allowed: "),
         ("flow*3,softmax", "a pattern of 4 layers; allowed: of at most 1"),
-        ("flow*1000000000", r"attn_layer is 'flow\*1000000000'.*allowed"),
         ("flwo", "attn_layer is 'flwo'; allowed: attn, .*nearest: 'flow'"),
-        ("['flow']", r"attn_layer is \['flow'\]; allowed: the name of a mechanism"),
         ("3", "attn_layer is 3; allowed: the name of a mechanism"),
         ("daft_full dynamic_img_size=True", "dynamic_img_size is True, .*'daft_full'"),
     ],
 )
 def test_attention_that_is_not_to_be_had_is_refused(creating, attn_layer, said, capsys):
-    """One that has no place in timm's table, and patterns that name such or too many."""
-    given = f"attn_layer={attn_layer}".split(" ")
-    with pytest.raises(SystemExit) as exited:
-        main([str(creating), "-m", "vit_tiny_patch16_224", "--model-kwargs", *given, *SMALL])
-    assert exited.value.code == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert re.match(f"timm_plugin: .*{said}", line), line
+    line = _refusal([str(creating), *VIT, *f"attn_layer={attn_layer}".split(" "), *SMALL], capsys)
+    assert re.search(said, line), line
 
 
 @pytest.mark.parametrize(
@@ -228,16 +213,8 @@ def test_a_users_mistake_in_a_running_script_is_one_line(creating, after, said, 
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
         after = "raise AssertionError('CUDA is not available but cuda was specified.')"
     creating.write_text(f"{CREATES}import torch, timm\n{after}\n")
-    with pytest.raises(SystemExit) as exited:
-        main([str(creating), "-m", "flowformer_hier_test"])
-    assert exited.value.code == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert re.match(f"timm_plugin: .*{said}", line), line
-
-
-def test_a_name_that_a_convolutional_network_has_for_its_attention_is_timms(creating):
-    main([str(creating), "-m", "nf_regnet_b0", "--model-kwargs", "attn_layer=eca"])
-    assert "EcaModule" in _layers(creating)
+    line = _refusal([str(creating), "-m", "flowformer_hier_test"], capsys)
+    assert re.search(said, line), line
 
 
 def test_errors_of_a_script_stay_what_they_are(creating):
@@ -248,64 +225,47 @@ def test_errors_of_a_script_stay_what_they_are(creating):
 
 
 @pytest.mark.parametrize(
-    "given, kind",
+    "arguments, kind",
     [
-        (["-m", "vit_tiny_patch16_224", "--model-kwargs", "attn_layer=flow", *SMALL], "FlowSelfAttention"),
+        ([*VIT, "attn_layer=flow", *SMALL], "FlowSelfAttention"),
         # What the script adds to the arguments counts: a model without class token needs --gp.
-        (
-            [
-                "-m",
-                "vit_tiny_patch16_224",
-                "--gp",
-                "avg",
-                "--model-kwargs",
-                "attn_layer=flow",
-                "class_token=False",
-                *SMALL,
-            ],
-            "FlowSelfAttention",
-        ),
-        (["-m", "vit_tiny_patch16_224", "--model-kwargs", "attn_layer=cosformer", *SMALL], "CosformerSelfAttention"),
-        (
-            ["-m", "vit_tiny_patch16_224", "--model-kwargs", "attn_layer=flow,hedgehog*2", *SMALL, "depth=3"],
-            "HedgehogSelfAttention",
-        ),
+        (["--gp", "avg", *VIT, "attn_layer=flow", "class_token=False", *SMALL], "FlowSelfAttention"),
+        ([*VIT, "attn_layer=cosformer", *SMALL], "CosformerSelfAttention"),
+        ([*VIT, "attn_layer=flow,hedgehog*2", *SMALL, "depth=3"], "HedgehogSelfAttention"),
         (["-m", IGNORES, "--model-kwargs", "attn_layer=diff", "depth=1"], "ParallelScalingBlock"),  # not ours to judge
         (["-m", "flowformer_hier_test"], "FlowSelfAttention"),
         (["-m", "test_vit"], "Attention"),
+        (["-m", "nf_regnet_b0", "--model-kwargs", "attn_layer=eca"], "EcaModule"),  # timm's name in such networks
     ],
 )
-def test_a_model_that_can_be_made_is_made(creating, given, kind):
-    main([str(creating), *given])
+def test_a_model_that_can_be_made_is_made(creating, arguments, kind):
+    main([str(creating), *arguments])
     assert kind in _layers(creating)
 
 
 def test_layers_are_told_the_grid(creating):
     """They refuse images otherwise: timm tells them nothing."""
     creating.write_text(CREATES + "import torch\nmodel(torch.randn(1, 3, 32, 32))\n")
-    given = ["-m", "vit_tiny_patch16_224", "--gp", "avg", "--model-kwargs", "attn_layer=daft_conv", "class_token=False"]
-    main([str(creating), *given, *SMALL])
+    main([str(creating), "--gp", "avg", *VIT, "attn_layer=daft_conv", "class_token=False", *SMALL])
     assert "DaftConvSelfAttention" in _layers(creating)
 
 
 @pytest.mark.parametrize(
-    "given, error",
+    "arguments, error",
     [
-        (["-c", "\n"], TypeError),
         (["-c", "model: [\n"], yaml.YAMLError),
         (["-c", "missing.yaml"], FileNotFoundError),
-        (["-c", "."], IsADirectoryError),
         (["-c", "model_kwargs: [attn_layer]\n"], TypeError),
         (["-m", "no_such_model", "--model-kwargs", "attn_layer=flow"], RuntimeError),
-        (["-m", "vit_tiny_patch16_224", "--model-kwargs", "attn_layer=flow", "depht=1"], TypeError),
-        (["-m", "vit_tiny_patch16_224", "--model-kwargs", "attn_layer=flow", "attn_dorp=1"], TypeError),
+        ([*VIT, "attn_layer=flow", "depht=1"], TypeError),
+        ([*VIT, "attn_layer=flow", "attn_dorp=1"], TypeError),
     ],
 )
-def test_what_a_script_or_timm_refuses_is_left_to_them(creating, given, error):
+def test_what_a_script_or_timm_refuses_is_left_to_them(creating, arguments, error):
     """Nothing is read or refused before the script runs, and its errors arrive as they are."""
-    given = [_config(creating, x) if "\n" in x else x for x in given]
+    arguments = [_config(creating, x) if "\n" in x else x for x in arguments]
     with pytest.raises(error) as raised:
-        main([str(creating), *given])
+        main([str(creating), *arguments])
     assert not isinstance(raised.value, ValueError)
 
 

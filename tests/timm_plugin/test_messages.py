@@ -29,14 +29,16 @@ NO_ATTENTION = [
     ("flow,flwo", "'flwo'.*nearest: 'flow'"),
     ("flow*0", r"'flow\*0'.*NAME\*COUNT"),
     ({"a": "flow"}, "'a'"),
+    (["flow"], r"\['flow'\]"),
+    ("flow_source", "'flow_source'; allowed: .*flow, |'flow_source'; allowed: .*'flow'"),  # of another sequence
     (3, "3; allowed"),
     (int, "int"),
     (nn.Linear, "Linear"),
 ]
 
 
-def _vit(**further) -> nn.Module:
-    return timm.create_model(VIT, **{**SMALL, **further})
+def _vit(**arguments) -> nn.Module:
+    return timm.create_model(VIT, **{**SMALL, **arguments})
 
 
 def _one_line(said: str, call: Callable) -> None:
@@ -45,23 +47,17 @@ def _one_line(said: str, call: Callable) -> None:
     assert "\n" not in str(raised.value) and len(str(raised.value)) < 1500
 
 
-@pytest.mark.parametrize(("given", "said"), NO_ATTENTION)
-def test_attention_that_is_none(given, said):
-    if given is not nn.Linear:  # a class of layers, of which timm says that it does not take heads
-        _one_line(f"attn_layer is .*{said}", lambda: create_model(VIT, attn_layer=given, **SMALL))
-        for name in ("flowformer_hier_test", "flowformer_deit_ti"):
-            _one_line(f"attn_layer is .*{said}", lambda name=name: timm.create_model(name, attn_layer=given))
-    _one_line(said, lambda: replace_attention(_vit(), given))
-    if not isinstance(given, dict):  # a pattern is none of one place
-        said = "'blocks.0' is .*allowed" if "*" in str(given) or "," in str(given) else said
-        _one_line(said, lambda: replace_attention(_vit(), {"blocks.0": given}))
-    _one_line("attention is ", lambda: attention_layer(given))
-
-
-def test_a_list_is_no_attention():
-    _one_line(r"attn_layer is \['flow'\]", lambda: create_model(VIT, attn_layer=["flow"], **SMALL))
-    _one_line(r"name is \['flow'\]", lambda: replace_attention(_vit(), ["flow"]))
-    _one_line(r"\['flow'\]", lambda: attention_layer(["flow"]))
+@pytest.mark.parametrize(("name", "said"), NO_ATTENTION)
+def test_attention_that_is_none(name, said):
+    if name is not nn.Linear:  # a class of layers, of which timm says that it does not take heads
+        _one_line(f"attn_layer is .*{said}", lambda: create_model(VIT, attn_layer=name, **SMALL))
+        for model in ("flowformer_hier_test", "flowformer_deit_ti"):
+            _one_line(f"attn_layer is .*{said}", lambda model=model: timm.create_model(model, attn_layer=name))
+    _one_line(said, lambda: replace_attention(_vit(), name))
+    if not isinstance(name, dict):  # a pattern is none of one place
+        said = "'blocks.0' is .*allowed" if "*" in str(name) or "," in str(name) else said
+        _one_line(said, lambda: replace_attention(_vit(), {"blocks.0": name}))
+    _one_line("attention is ", lambda: attention_layer(name))
 
 
 @pytest.mark.parametrize("name", OURS)
@@ -76,71 +72,60 @@ def test_an_argument_that_the_class_has_not():
 
 @pytest.mark.parametrize("attn_layer", ["daft_full", "cosformer", "linformer", "synthesizer", "sinkhorn"])
 def test_positions_without_a_number_of_tokens(attn_layer):
-    said = f"dynamic_img_size is True.*'{attn_layer}'"
-    given = dict(dynamic_img_size=True)
-    _one_line(said, lambda: create_model(VIT, attn_layer=attn_layer, **given, **SMALL))
-    _one_line(said, lambda: replace_attention(_vit(**given), attn_layer))
-    _one_line(said, lambda: timm.create_model("flowformer_hier_test", attn_layer=attn_layer, **given))
+    said, any_size = f"dynamic_img_size is True.*'{attn_layer}'", dict(dynamic_img_size=True)
+    _one_line(said, lambda: create_model(VIT, attn_layer=attn_layer, **any_size, **SMALL))
+    _one_line(said, lambda: replace_attention(_vit(**any_size), attn_layer))
+    _one_line(said, lambda: timm.create_model("flowformer_hier_test", attn_layer=attn_layer, **any_size))
 
 
 @pytest.mark.parametrize(
-    ("place", "said"),
+    ("name", "options", "said"),
     [
-        ("blocks.2-0", "the place 'blocks.2-0' has the range 2-0"),
-        ("blocks.0-999999999", "the place 'blocks.0-999999999' .*blocks.2 is not there"),
-        ("block.0", "the place 'block.0'.*nearest: 'blocks.0'"),
-        ("blocks.0.mlp", "blocks.0.mlp is no attention"),
-        (3, "the place 3"),
+        ("flow*7,softmax", {}, "name is .*a pattern of 8 layers; allowed: of at most 2"),
+        ("flow,softmax", {"rows": 3}, "has no option 'rows'; allowed: .*form"),
+        ({}, {}, "without a place"),
+        ({"blocks.0": "flow"}, {"form": "paper"}, "form is given together with places"),
+        ({"blocks.2-0": "flow"}, {}, "the place 'blocks.2-0' has the range 2-0"),
+        (
+            {"blocks.0-999999999": "flow"},
+            {},
+            "'blocks.0-999999999' is not one of .*blocks.2 is not there; .*blocks.0.a",
+        ),
+        ({"block.0": "flow"}, {}, "the place 'block.0'.*nearest: 'blocks.0'"),
+        ({"blocks.0.mlp": "flow"}, {}, "blocks.0.mlp is no attention"),
+        ({3: "flow"}, {}, "the place 3"),
+        ({"": "flow"}, {}, "the place ''"),
+        ({"blocks": "flow", "blocks.1": "linear"}, {}, "blocks.1.attn is in 'blocks' and in 'blocks.1'"),
+        ({"blocks.0": ("flow", {"rows": 3})}, {}, "'flow' has no option 'rows'"),
+        ({"blocks.0": (attention_layer("flow"), {"form": "paper"})}, {}, "allowed: a class that has its options"),
+        ({"blocks.0": nn.Linear}, {}, "kind of 'blocks.0' is"),
     ],
 )
-def test_places(place, said):
-    _one_line(said, lambda: replace_attention(_vit(), {place: "flow"}))
+def test_places_and_patterns_that_do_not_fit_change_nothing(name, options, said):
+    model = _vit()
+    before = [type(module) for module in model.modules()]
+    _one_line(said, lambda: replace_attention(model, name, **options))
+    assert [type(module) for module in model.modules()] == before
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("name", "options", "said"),
     [
-        (dict(frm="paper"), "'flow' has no option 'frm'.*nearest: 'form'"),
-        (dict(form="papr"), "form is 'papr'.*nearest: 'paper'"),
-        (dict(form=["paper"]), r"form is \['paper'\]"),
-        (dict(clamp="much"), "clamp is 'much'"),
-        (dict(max_tokens="x"), "max_tokens is '?x"),
-        (dict(max_tokens=0), "max_tokens is 0"),
-        (dict(grid_size=3), "grid_size is 3"),
+        ("flow", dict(frm="paper"), "'flow' has no option 'frm'.*nearest: 'form'"),
+        ("flow", dict(form="papr"), "form is 'papr'.*nearest: 'paper'"),
+        ("flow", dict(form=["paper"]), r"form is \['paper'\]"),
+        ("flow", dict(clamp="much"), "clamp is 'much'"),
+        ("flow", dict(shape=1), "no option 'shape'"),
+        ("flow", dict(max_tokens="x"), "max_tokens is '?x"),
+        ("flow", dict(max_tokens=0), "max_tokens is 0"),
+        *(("soft", dict(grid_size=x), "grid_size is .*; allowed: two") for x in (5, "ab", (2, 8, 1), (2, 8.0), (0, 4))),
     ],
 )
-def test_options(options, said):
-    _one_line(said, lambda: attention_layer("flow", **options))
-    _one_line(said, lambda: replace_attention(_vit(), "flow", **options))
+def test_options(name, options, said):
+    _one_line(said, lambda: attention_layer(name, **options))
+    _one_line(said, lambda: replace_attention(_vit(), name, **options))
     if not options.keys() & {"max_tokens", "grid_size"}:
-        _one_line(said, lambda: replace_attention(_vit(), {"blocks.0": ("flow", options)}))
-
-
-@pytest.mark.parametrize(
-    ("argument", "value"),
-    [
-        ("patch_size", "a"),
-        ("in_chans", 0),
-        ("num_classes", "a"),
-        ("embed_dims", "abcd"),
-        ("depths", 3),
-        ("num_heads", "a"),
-        ("num_heads", 0),
-        ("mlp_ratio", "a"),
-        ("norm_layer", "a"),
-        ("act_layer", "a"),
-        ("img_size", "a"),
-        ("global_pool", "a"),
-        ("drop_rate", 3.0),
-        ("pos_drop_rate", "a"),
-        ("proj_drop_rate", -1),
-        ("attn_drop_rate", "a"),
-        ("drop_path_rate", "a"),
-    ],
-)
-def test_arguments_of_the_hierarchical_model(argument, value):
-    _one_line(f"{argument} is {value!r}|{argument} .*{value}", lambda: Flowformer(**{argument: value}))
-    _one_line(argument, lambda: timm.create_model("flowformer_hier_test", **{argument: value}))
+        _one_line(said, lambda: replace_attention(_vit(), {"blocks.0": (name, options)}))
 
 
 @pytest.mark.parametrize("function", [tell_grid, store_attention, lambda model: replace_attention(model, "flow")])

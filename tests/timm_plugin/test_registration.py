@@ -20,18 +20,20 @@ PATTERNS = ["daft*", "flash*", "flowformer*", "*_hier_s", "mixer_deit_s"]
 
 def test_names():
     assert tuple(sorted(timm.list_models(PATTERNS))) == REGISTERED
-    ours = timm_plugin
-    modules = (ours.daft, ours.flash, ours.flowformer, ours.flowformer_deit, ours.hierarchical_baselines, ours.mixer)
+    plugin = timm_plugin
+    modules = (
+        plugin.daft,
+        plugin.flash,
+        plugin.flowformer,
+        plugin.flowformer_deit,
+        plugin.hierarchical_baselines,
+        plugin.mixer,
+    )
     assert {name for m in modules for name in timm.list_models(module=m.__name__.split(".")[-1])} == set(REGISTERED)
     exported = {name for module in modules for name in module.__all__}
     for name in REGISTERED:
         assert timm.get_pretrained_cfg(name).tag == "untrained"
-        assert name in exported
-
-
-def test_documented():
-    for name in REGISTERED:
-        assert timm.models.model_entrypoint(name).__doc__
+        assert name in exported and timm.models.model_entrypoint(name).__doc__
 
 
 IMPORT_AGAIN = """
@@ -94,5 +96,5 @@ def test_minimum_version_is_the_one_installed_by_the_extra():
 def test_flowformers_of_deits_shape_have_its_heads(size, stock):
     """Another number of heads has the same weights and is another function of them."""
     with torch.device("meta"):
-        ours, deit = timm.create_model(f"flowformer_deit_{size}"), timm.create_model(stock)
-    assert [block.attn.num_heads for block in ours.blocks] == [block.attn.num_heads for block in deit.blocks]
+        flowformer, deit = timm.create_model(f"flowformer_deit_{size}"), timm.create_model(stock)
+    assert [block.attn.num_heads for block in flowformer.blocks] == [block.attn.num_heads for block in deit.blocks]

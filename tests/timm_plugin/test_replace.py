@@ -1,9 +1,9 @@
-"""Another attention in models that are built already."""
+"""Another attention in timm's models, when they are created and when they are built already."""
 
 import pytest
 import timm
 import torch
-from timm.layers import Attention
+from timm.layers import Attention, DiffAttention
 from timm.models import convit, volo
 from timm.utils import reparameterize_model
 
@@ -11,7 +11,7 @@ from common.attention import FlowAttention
 from tests.compare import assert_close
 from tests.timm_plugin.helpers.logs import warnings_of
 from tests.timm_plugin.helpers.models import build, draw_filters, images
-from timm_plugin import attention_layer, replace_attention
+from timm_plugin import attention_layer, create_model, replace_attention
 from timm_plugin.layers.attention import SelfAttention
 
 VIT = dict(img_size=64, depth=2, num_classes=5)
@@ -115,8 +115,11 @@ def test_daft_keeps_the_values_and_knows_the_image(caplog):
 
 @pytest.mark.parametrize("name", ["daft_conv", "soft"])
 def test_attention_on_a_grid_without_one_is_refused(name):
-    for args in ({}, dict(class_token=False, global_pool="avg", dynamic_img_size=True)):
+    alone = dict(class_token=False, global_pool="avg")
+    for args in ({}, dict(alone, dynamic_img_size=True), dict(alone, reg_tokens=4)):
         model = timm.create_model("vit_tiny_patch16_224", **VIT, **args)
+        with pytest.raises(ValueError, match="tokens are not those of one grid"):
+            create_model("vit_tiny_patch16_224", attn_layer=name, **VIT, **args)
         with pytest.raises(ValueError, match="tokens are not those of one grid"):
             replace_attention(model, name)
         assert all(type(block.attn) is Attention for block in model.blocks)
@@ -146,18 +149,6 @@ def test_a_stage_that_does_not_fit_leaves_the_model_as_it_is():
     assert [type(stage.blocks[0].attn) for stage in model.stages] == kinds
 
 
-def test_bad_options():
-    model = timm.create_model("vit_tiny_patch16_224", **VIT)
-    for name, options, message in (
-        ("flow", dict(form="papers"), "form"),
-        ("flow", dict(shape=1), "shape"),
-        ("flo", {}, "flo"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            replace_attention(model, name, **options)
-    assert all(type(block.attn) is Attention for block in model.blocks)
-
-
 @pytest.mark.parametrize("case", ["daft_conv", "daft_conv_vit", "hier", "daft_full"])
 def test_timms_reparameterisation(case):
     """``--reparam`` of timm's scripts calls what a module has under its name."""
@@ -165,3 +156,55 @@ def test_timms_reparameterisation(case):
     draw_filters(model)
     expected = model(images(model))
     assert_close("logits", reparameterize_model(model)(images(model)), expected)
+
+
+# ---- create_model, which raises where timm's models leave out the attention that they were asked for
+
+CREATED = dict(img_size=48, depth=2, num_classes=3)
+
+
+@pytest.mark.parametrize("attn_layer", ["flow", attention_layer("flow", form="paper")])
+def test_a_model_that_uses_it_is_timms(attn_layer):
+    torch.manual_seed(0)
+    model = create_model("vit_tiny_patch16_224", attn_layer=attn_layer, **CREATED).eval()
+    torch.manual_seed(0)
+    expected = timm.create_model("vit_tiny_patch16_224", attn_layer=attn_layer, **CREATED).eval()
+    assert sum(isinstance(module, SelfAttention) for module in model.modules()) == 2
+    assert_close("logits", model(images(model)), expected(images(model)))
+
+
+@pytest.mark.parametrize(
+    "name", ["vit_base_patch16_xp_224", "vit_pwee_patch16_reg1_gap_256", "vit_dpwee_patch16_reg1_gap_256"]
+)
+def test_a_model_that_ignores_it_is_refused(name):
+    with torch.device("meta"):
+        ignored = timm.create_model(name, attn_layer="flow", depth=1)
+        assert not any(isinstance(module, SelfAttention) for module in ignored.modules())  # why create_model is there
+        with pytest.raises(ValueError, match=f"attn_layer is 'flow', .*{name}"):
+            create_model(name, attn_layer="flow", depth=1)
+
+
+@pytest.mark.parametrize("name", ["eva02_tiny_patch14_224", "resnet18", "nf_regnet_b0"])
+def test_a_model_that_does_not_take_it_is_refused(name):
+    with torch.device("meta"), pytest.raises(ValueError, match=f"attn_layer is 'flow', .*{name}"):
+        create_model(name, attn_layer="flow")
+
+
+def test_an_argument_that_timm_does_not_have_is_timms_error():
+    with pytest.raises(TypeError, match="depht"):
+        create_model("vit_tiny_patch16_224", attn_layer="flow", depht=1)
+
+
+@pytest.mark.parametrize("attn_layer, kind", [("attn", Attention), ("diff", DiffAttention), (Attention, Attention)])
+def test_timms_own_attention(attn_layer, kind):
+    model = create_model("vit_tiny_patch16_224", attn_layer=attn_layer, **CREATED)
+    assert all(type(block.attn) is kind for block in model.blocks)
+
+
+def test_the_grid_is_the_models():
+    args = dict(CREATED, class_token=False, global_pool="avg", img_size=(32, 128))
+    layer = attention_layer("daft_conv", window=3)
+    for extra in ({}, dict(features_only=True, out_indices=1)):
+        model = create_model("vit_tiny_patch16_224", attn_layer=layer, **{**args, **extra})
+        layers = [module for module in model.modules() if isinstance(module, SelfAttention)]
+        assert {module.grid_size for module in layers} == {(2, 8)}

@@ -10,7 +10,6 @@ from timm.layers import Attention
 from torch import nn
 from torch.nn.utils import parametrizations, prune
 
-from common.attention import ATTENTIONS
 from tests.compare import assert_close, weights
 from tests.timm_plugin.helpers.checkpoint_files import randomise
 from tests.timm_plugin.helpers.logs import warnings_of
@@ -20,9 +19,9 @@ from timm_plugin.layers.attention import SelfAttention
 VIT = dict(img_size=32, embed_dim=32, depth=2, num_heads=2, num_classes=3)
 
 
-def _vit(**further) -> nn.Module:
+def _vit(**arguments) -> nn.Module:
     torch.manual_seed(0)
-    return timm.create_model("vit_tiny_patch16_224", **VIT, **further)
+    return timm.create_model("vit_tiny_patch16_224", **VIT, **arguments)
 
 
 def _alone() -> nn.Module:
@@ -101,21 +100,21 @@ def test_hooks_are_carried_over_and_do_not_see_the_trial(name, caplog):
         lambda module, args, kwargs, out: calls.append(("after", module, out.shape)), with_kwargs=True
     )
     backward = attn.register_full_backward_hook(lambda module, *gradients: calls.append(("backward", module, 0)))
-    saving = attn.register_state_dict_pre_hook(lambda module, *rest: calls.append(("saving", module, 0)))
-    loading = attn.register_load_state_dict_pre_hook(lambda module, *rest: calls.append(("loading", module, 0)))
+    saving = attn.register_state_dict_pre_hook(lambda module, *args: calls.append(("saving", module, 0)))
+    loading = attn.register_load_state_dict_pre_hook(lambda module, *args: calls.append(("loading", module, 0)))
     loaded = attn.register_load_state_dict_post_hook(lambda module, keys: calls.append(("loaded", module, 0)))
     for part in (attn.qkv, attn.proj, attn.attn_drop, attn.proj_drop):
         part.register_forward_hook(lambda module, args, out: calls.append((module, None, 0)))
     replace_attention(model, name)
     assert calls == []
-    ours = model.blocks[0].attn
+    replacement = model.blocks[0].attn
     del attn
     model(torch.randn(2, 3, 32, 32)).sum().backward()
     model.load_state_dict(model.state_dict())
     own = [(kind, module) for kind, module, _ in calls if isinstance(kind, str)]
     assert sorted({kind for kind, _ in own}) == ["after", "backward", "before", "loaded", "loading", "saving"]
-    assert all(module is ours for _, module in own)
-    assert sum(kind is ours.proj for kind, _, _ in calls) == 1
+    assert all(module is replacement for _, module in own)
+    assert sum(kind is replacement.proj for kind, _, _ in calls) == 1
     lost = {"attn_drop", *({"qkv"} if name == "reformer" else ())}
     (line,) = (line for line in warnings_of(caplog) if "not called" in line)
     named = {part.split(" ")[0] for part in line.split("not called any more: ")[1].split(", ")}
@@ -154,8 +153,8 @@ def test_seeded_runs_do_not_change(name):
     own = [key for key in state if ".attn.attention." in key and not key.endswith("sigma") and state[key].numel() > 9]
     assert (len(own) > 0) == (name != "flow")
     assert all(not torch.equal(other.state_dict()[key], state[key]) for key in own)
-    for one, two in zip(own, own[1:]):
-        assert not torch.equal(state[one], state[two])  # each layer draws its own
+    for first, second in zip(own, own[1:]):
+        assert not torch.equal(state[first], state[second])  # each layer draws its own
 
 
 def test_a_seeded_training_is_the_same_with_and_without():
@@ -233,16 +232,7 @@ def test_reparametrised_projections(how):
     assert all(parameter.grad is not None for name, parameter in model.named_parameters() if "qkv" in name)
 
 
-# ---- arguments and copies
-
-
-@pytest.mark.parametrize("name", ["cosformer", "linformer"])
-def test_a_number_of_tokens_that_no_model_tells(name):
-    model = replace_attention(_alone(), name, max_tokens=5)
-    assert model(X).shape == X.shape
-    with pytest.raises(ValueError, match="max_tokens is not given"):
-        replace_attention(_alone(), name)
-    assert ATTENTIONS[name](num_heads=2, head_dim=16, max_tokens=5).max_tokens == model[0].attention.max_tokens
+# ---- copies
 
 
 @pytest.mark.parametrize("name", ["soft", "daft_conv", "daft_full"])

@@ -25,8 +25,8 @@ NO_CLASS_TOKEN = dict(class_token=False, global_pool="avg")
 PLACES = {"blocks.0-1": "flow", "blocks.2": ("lolcats", {"window": 16})}
 
 
-def _vit(**further) -> nn.Module:
-    return timm.create_model(VIT, **{**SMALL, **further})
+def _vit(**arguments) -> nn.Module:
+    return timm.create_model(VIT, **{**SMALL, **arguments})
 
 
 def _resized(model: nn.Module, size: int) -> nn.Module:
@@ -146,7 +146,7 @@ def test_what_is_loaded_is_stored_again_and_adapts(tmp_path, caplog):
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("arguments", "said"),
     [
         (dict(attn_layer="linear"), "attn_layer is 'linear', and the stored model has its own attention"),
         (dict(form="released"), "form is 'released', and the stored model"),
@@ -154,10 +154,10 @@ def test_what_is_loaded_is_stored_again_and_adapts(tmp_path, caplog):
         (dict(features_only=True), "features_only is True; allowed .*FeatureGetterNet"),
     ],
 )
-def test_what_would_not_reach_the_stored_attention_is_refused(given, said, tmp_path):
+def test_what_would_not_reach_the_stored_attention_is_refused(arguments, said, tmp_path):
     path = _folder(tmp_path, create_model(VIT, attn_layer="flow*2,softmax", **SMALL))
     with pytest.raises(ValueError, match=said) as raised:
-        timm.create_model(path, pretrained=True, **given)
+        timm.create_model(path, pretrained=True, **arguments)
     assert len(str(raised.value)) < 700
 
 
@@ -241,12 +241,12 @@ def test_push_to_the_hub_writes_the_same(tmp_path, monkeypatch):
     """Without the network: whatever is uploaded is kept, and the rest of the interface answers."""
     uploaded = {}
 
-    def upload_folder(self, *, folder_path, **rest):
+    def upload_folder(self, *, folder_path, **keywords):
         uploaded.update({x.name: x.read_bytes() for x in Path(folder_path).iterdir()})
 
     answers = {
-        "create_repo": lambda self, repo_id, **rest: SimpleNamespace(repo_id=repo_id),
-        "file_exists": lambda self, **rest: False,
+        "create_repo": lambda self, repo_id, **keywords: SimpleNamespace(repo_id=repo_id),
+        "file_exists": lambda self, **keywords: False,
         "upload_folder": upload_folder,
     }
     for name, answer in answers.items():

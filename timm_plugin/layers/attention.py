@@ -6,6 +6,7 @@ Legend: B batch, N tokens, C channels, H heads, d channels of a head, Y x X the 
 import copyreg
 import functools
 import warnings
+from collections.abc import Callable
 from typing import Any, ClassVar, Final
 
 import torch
@@ -27,34 +28,23 @@ OF_SETS = frozenset({"favor", "flow", "hedgehog", "linear", "quadratic", "reform
 class Uncalled(nn.Module):
     """Mixin of a part that timm's Attention calls and ours never calls: registering a hook is a UserWarning."""
 
-    def register_forward_hook(self, *args: Any, **kwargs: Any) -> RemovableHandle:
-        """torch's, with a UserWarning: the hook is never called."""
-        _warn_of_hook()
-        return super().register_forward_hook(*args, **kwargs)
 
-    def register_forward_pre_hook(self, *args: Any, **kwargs: Any) -> RemovableHandle:
-        """torch's, with a UserWarning: the hook is never called."""
-        _warn_of_hook()
-        return super().register_forward_pre_hook(*args, **kwargs)
+def _with_warning(register: Callable[..., RemovableHandle]) -> Callable[..., RemovableHandle]:
+    @functools.wraps(register)
+    def register_uncalled(self: Uncalled, *args: Any, **kwargs: Any) -> RemovableHandle:
+        warnings.warn(
+            "this hook is never called: attn_drop has the dropout rate alone, since no weights of pairs of tokens are "
+            "formed, and q_norm and k_norm have no work without queries or keys. Hook the attention layer, or its "
+            "child named attention; common.attention.record_attention shows what tokens are weighed by",
+            stacklevel=2,
+        )
+        return register(self, *args, **kwargs)
 
-    def register_full_backward_hook(self, *args: Any, **kwargs: Any) -> RemovableHandle:
-        """torch's, with a UserWarning: the hook is never called."""
-        _warn_of_hook()
-        return super().register_full_backward_hook(*args, **kwargs)
-
-    def register_full_backward_pre_hook(self, *args: Any, **kwargs: Any) -> RemovableHandle:
-        """torch's, with a UserWarning: the hook is never called."""
-        _warn_of_hook()
-        return super().register_full_backward_pre_hook(*args, **kwargs)
+    return register_uncalled
 
 
-def _warn_of_hook() -> None:
-    warnings.warn(
-        "this hook is never called: attn_drop has the dropout rate alone, since no weights of pairs of tokens are "
-        "formed, and q_norm and k_norm have no work without queries or keys. Hook the attention layer, or its child "
-        "named attention; common.attention.record_attention shows what tokens are weighed by",
-        stacklevel=3,
-    )
+for _name in ("forward_hook", "forward_pre_hook", "full_backward_hook", "full_backward_pre_hook"):
+    setattr(Uncalled, f"register_{_name}", _with_warning(getattr(nn.Module, f"register_{_name}")))
 
 
 class UncalledDropout(Uncalled, nn.Dropout):
@@ -197,7 +187,7 @@ class SelfAttention(nn.Module):
 
     @classmethod
     def with_tokens(cls, max_tokens: int | None, grid_size: tuple[int, int] | None) -> type["SelfAttention"]:
-        """This class, or, where it ``needs_tokens``, one with its options for so many tokens."""
+        """This class, or if it ``needs_tokens``, the class with the same options for ``max_tokens`` tokens."""
         if not cls.needs_tokens():
             return cls
         return attention_layer(cls.mechanism, max_tokens=max_tokens, grid_size=grid_size, **cls.options.as_dict())

@@ -35,7 +35,7 @@ class GatedAttentionBlock(GatedAttentionUnit):
         kernel: of the scores, as in ``GatedAttentionUnit``.
         init_values, proj_drop, attn_drop, drop_path, norm_layer: as in timm's ``Block``; ``attn_drop`` drops whole
             sources.
-        timms: what timm's ``Block`` takes besides, which has no meaning here; the model refuses it.
+        timms: other arguments of timm's ``Block``, which have no meaning here; the model refuses them.
 
     Raises:
         ValueError: a value that is not allowed.

@@ -14,7 +14,7 @@ from .position_bias import Grid, check_grid_size, set_grid_size
 
 
 def host_of_tokens(model: nn.Module) -> nn.Module | None:
-    """The vision transformer in ``model``, which may be wrapped: what has patches and counts the tokens beside them."""
+    """The vision transformer in ``model``, which may wrap it: the module that has patches and counts prefix tokens."""
     hosts = (
         module for module in model.modules() if hasattr(module, "patch_embed") and hasattr(module, "num_prefix_tokens")
     )
@@ -84,7 +84,7 @@ def tell_grid(model: nn.Module) -> None:
 
 
 def check_layers(model: nn.Module, grid: Grid | None) -> None:
-    """Raise ValueError, as ``tell_grid`` does, unless the layers of ``model`` can be told ``grid``, None for no one."""
+    """Raise ValueError, as ``tell_grid`` does, unless the layers of ``model`` can be told ``grid``, None if unknown."""
     host = host_of_tokens(model)
     for layer in _layers_on_grid(model):
         if host is None and (layer.has_positions or layer.grid_size is not None):

@@ -57,9 +57,9 @@ class LayerSpec(NamedTuple):
         return self._replace(options={x: y for x, y in self.options.items() if y is not None or x not in names})
 
     def layer_class(self, max_tokens: int | None = None, grid_size: Grid | None = None) -> LayerType:
-        """What timm's vision transformers take as ``attn_layer``: a class of ours, or timm's name or class as it is.
+        """The class that timm's vision transformers take as ``attn_layer``; timm's own name or class stays as it is.
 
-        A pattern is a ``Stack``. ``max_tokens`` and ``grid_size`` are those of ``attention_layer``.
+        For a pattern it is a ``Stack``. ``max_tokens`` and ``grid_size`` are those of ``attention_layer``.
 
         Raises:
             ValueError: options that the mechanism does not have or allow, or for an attention that is not one of ours;
@@ -204,7 +204,7 @@ def _options_of_stage(spec: LayerSpec, stage: int, stages: int) -> LayerSpec:
 def check_stack(attn_layer: LayerType, model: nn.Module) -> None:
     """Raise ValueError unless ``model``, just built with the stack ``attn_layer``, has its layers in their order.
 
-    Another class than a stack is not looked at, nor is a stack of which the model has made one for itself.
+    Other classes are not checked, nor is a stack from which the model has made a stack of its own.
     """
     if not is_stack(attn_layer) or not attn_layer.made:
         return

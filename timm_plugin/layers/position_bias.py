@@ -1,6 +1,6 @@
 """Position biases, and whatever else attention holds for each position, for images of another size.
 
-Legend: N tokens, n the width of the factors, prefix the tokens beside those of patches, which come first.
+Legend: N tokens, n the width of the factors, prefix the class token and registers, which come first.
 """
 
 import torch

@@ -15,7 +15,7 @@ from ..layers.layer_spec import option_names
 #: Without handlers of its own: warnings reach the console through Python's handler of last resort.
 logger = logging.getLogger("timm_plugin")
 
-#: Arguments that timm's factory takes beside those of its signature.
+#: Arguments that timm's factory takes in addition to those of its signature.
 _FACTORY_ARGUMENTS = ("features_only", "feature_cls", "out_indices", "pruned")
 
 _HOW_TO_ADAPT = (
@@ -37,20 +37,28 @@ class StrictLoading:
 
 
 def build(
-    model: type[nn.Module], variant: str, pretrained: bool, filter_fn: Callable, feature_cfg: dict, **kwargs: Any
+    model: type[nn.Module],
+    filter_fn: Callable,
+    variant: str,
+    pretrained: bool,
+    feature_cfg: dict[str, Any] | None = None,
+    **kwargs: Any,
 ) -> nn.Module:
     """timm's ``build_model_with_cfg`` with ``filter_fn`` for ``pretrained=True``, which checks and completes by itself.
 
     A folder (``local-dir:``) or hub stores the arguments of its model. Of these, an argument that ``model`` does not
     know is left out with a warning; a changed option that gives the stored weights another meaning is a warning too.
+    ``feature_cfg`` is by default timm's of a vision transformer: features of the last three blocks.
     """
+    if feature_cfg is None:
+        feature_cfg = dict(out_indices=kwargs.pop("out_indices", 3), feature_cls="getter")
     stored = kwargs.get("pretrained_model_args") or {}
     options = _options(model, stored) | _options(model, kwargs)
-    known = arguments_of(model) | options
-    for name in [name for name in stored if name not in known and kwargs.get(name) == stored[name]]:
+    names = arguments_of(model) | options
+    for name in [name for name in stored if name not in names and kwargs.get(name) == stored[name]]:
         logger.warning(f"{variant}: the stored argument {name}={stored[name]!r} is not known here and left out")
         del kwargs[name]
-    check_names(variant, kwargs, known)
+    check_names(variant, kwargs, names)
     if stored and pretrained:
         for name in sorted(options & stored.keys()):  # of others the record among the weights says what they mean
             if kwargs.get(name) != stored[name]:
@@ -69,12 +77,12 @@ def build(
     )
 
 
-def check_names(model: str, given: Iterable[str], known: Iterable[str]) -> None:
-    """Raise ValueError for the first of the arguments ``given`` that ``model`` does not know, with the nearest one."""
-    known = sorted(set(known) - {"self", "args", "kwargs", "options"})
-    for name in given:
-        if name not in known:
-            raise ValueError(f"{model} has no argument {name!r}; {allowed_names(name, known)}")
+def check_names(model: str, arguments: Iterable[str], allowed: Iterable[str]) -> None:
+    """Raise ValueError for the first of ``arguments`` that is not ``allowed`` for ``model``, with the nearest one."""
+    allowed = sorted(set(allowed) - {"self", "args", "kwargs", "options"})
+    for name in arguments:
+        if name not in allowed:
+            raise ValueError(f"{model} has no argument {name!r}; {allowed_names(name, allowed)}")
 
 
 def _options(model: type, arguments: dict[str, Any]) -> set[str]:

@@ -34,8 +34,8 @@ def register_once(entrypoint: Callable) -> Callable:
     A name that somebody else has registered still gets timm's "Overwriting" warning.
     """
     name = entrypoint.__name__
-    ours = is_model(name) and model_entrypoint(name).__module__ == entrypoint.__module__
+    registered_here = is_model(name) and model_entrypoint(name).__module__ == entrypoint.__module__
     with warnings.catch_warnings():
-        if ours:
+        if registered_here:
             warnings.simplefilter("ignore")
         return register_model(entrypoint)

@@ -34,7 +34,7 @@ RELEASED_NAMES: tuple[tuple[str, str], ...] = (
     (r"^blocks\.(\d+)\.(\d+)\.", r"stages.\1.blocks.\2."),
     (r"^head\.", r"head.fc."),
 )
-#: Tokens beside those of patches; their positions come first in ``pos_embed``, in this order.
+#: Prefix tokens; their positions come first in ``pos_embed``, in this order.
 _PREFIX_TOKENS = ("cls_token", "dist_token")
 #: The second classifier of a distilled transformer.
 _DISTILLED_HEAD = ("head_dist.weight", "head_dist.bias")

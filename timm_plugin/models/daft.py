@@ -259,13 +259,8 @@ default_cfgs = generate_default_cfgs(
 )
 
 
-def _create(model: type, filter_fn: Any, variant: str, pretrained: bool, **kwargs: Any) -> VisionTransformer:
-    feature_cfg = dict(out_indices=kwargs.pop("out_indices", 3), feature_cls="getter")
-    return build(model, variant, pretrained, filter_fn, feature_cfg, **kwargs)
-
-
-_create_full = partial(_create, DaftFullVisionTransformer, fit_vision_transformer)
-_create_conv = partial(_create, DaftConvVisionTransformer, partial(fit_vision_transformer, values_only=True))
+_create_full = partial(build, DaftFullVisionTransformer, fit_vision_transformer)
+_create_conv = partial(build, DaftConvVisionTransformer, partial(fit_vision_transformer, values_only=True))
 
 
 @register_once

@@ -2,8 +2,8 @@
 
 Hua, Dai, Liu, Le, *Transformer Quality in Linear Time*, ICML 2022. The paper has text alone, so the shape is a choice,
 made as the paper makes it for text: two units in place of a Transformer's block, expansion 2, and queries of a sixth of
-the width (128 of 768 there, 64 of 384 here, DeiT-S's width of a head). That is 22.7 M parameters beside DeiT-S's
-22.1 M, 2.8 % more; in the paper 112 M stand beside 110 M. Queries of 128 channels would make 23.3 M. There is no class
+the width (128 of 768 there, 64 of 384 here, DeiT-S's width of a head). That is 22.7 M parameters, 2.8 % more than
+DeiT-S's 22.1 M; in the paper it is 112 M instead of 110 M. Queries of 128 channels would make 23.3 M. There is no class
 token, so that chunks are whole rows of an image; tokens are averaged.
 """
 
@@ -138,9 +138,7 @@ _cfg = partial(untrained_cfg, paper_ids="arXiv:2202.10447", paper_name="Transfor
 default_cfgs = generate_default_cfgs({"flash_vit_s.untrained": _cfg(), "flash_quad_vit_s.untrained": _cfg()})
 
 
-def _create(variant: str, pretrained: bool, **kwargs: Any) -> FlashVisionTransformer:
-    feature_cfg = dict(out_indices=kwargs.pop("out_indices", 3), feature_cls="getter")
-    return build(FlashVisionTransformer, variant, pretrained, fit_vision_transformer, feature_cfg, **kwargs)
+_create = partial(build, FlashVisionTransformer, fit_vision_transformer)
 
 
 @register_once

@@ -491,7 +491,7 @@ def create_hierarchical(variant: str, pretrained: bool, **kwargs: Any) -> nn.Mod
     depths = kwargs.get("depths", (0,) * 4)
     stages = len(depths) if isinstance(depths, (list, tuple)) else 0  # what is no list is refused by the model
     feature_cfg = dict(out_indices=kwargs.pop("out_indices", tuple(range(stages))), flatten_sequential=True)
-    return build(Flowformer, variant, pretrained, fit_hierarchical, feature_cfg, **kwargs)
+    return build(Flowformer, fit_hierarchical, variant, pretrained, feature_cfg, **kwargs)
 
 
 @register_once

@@ -3,6 +3,7 @@
 Parameters are named as in timm's DeiT, so a stock ``deit_small_patch16_224`` state dict loads.
 """
 
+from functools import partial
 from typing import Any
 
 from timm.layers.typing import LayerType
@@ -64,11 +65,7 @@ default_cfgs = generate_default_cfgs(
 )
 
 
-def _create(
-    variant: str, pretrained: bool, model: type[FlowVisionTransformer] = FlowVisionTransformer, **kwargs: Any
-) -> FlowVisionTransformer:
-    feature_cfg = dict(out_indices=kwargs.pop("out_indices", 3), feature_cls="getter")
-    return build(model, variant, pretrained, fit_vision_transformer, feature_cfg, **kwargs)
+_create = partial(build, FlowVisionTransformer, fit_vision_transformer)
 
 
 @register_once
@@ -85,8 +82,8 @@ def flowformer_deit_s_distilled(pretrained: bool = False, **kwargs: Any) -> Dist
     A stock ``deit_small_distilled_patch16_224`` state dict loads.
     """
     model_args = dict(patch_size=16, embed_dim=384, depth=12, num_heads=6)
-    distilled = DistilledFlowVisionTransformer
-    return _create("flowformer_deit_s_distilled", pretrained, distilled, **dict(model_args, **kwargs))
+    create = partial(build, DistilledFlowVisionTransformer, fit_vision_transformer)
+    return create("flowformer_deit_s_distilled", pretrained, **dict(model_args, **kwargs))
 
 
 @register_once

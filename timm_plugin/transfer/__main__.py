@@ -142,20 +142,20 @@ def transfer(options: argparse.Namespace) -> dict[str, float]:
     if options.teacher_dir is not None:
         check_new(options.teacher_dir, "--teacher-dir")
     _check_options(options)
-    attention, further = read_attention(options.attn, options.attn_kwargs)
+    attention, attention_options = read_attention(options.attn, options.attn_kwargs)
     random_seed(options.seed)
     model_args = {"num_classes": options.num_classes, "in_chans": options.in_chans}
-    given = {name: value for name, value in model_args.items() if value is not None}
-    arguments = {**options.model_kwargs, **given}
+    stated = {name: value for name, value in model_args.items() if value is not None}
+    arguments = {**options.model_kwargs, **stated}
     teacher = build_teacher(options.teacher, options.teacher_checkpoint, arguments, bool(options.use_ema))
     device = torch.device(options.device)
     task = AttentionTransferTask(
-        teacher.to(device), attention, options.loss, options.learn_projections, device=device, **further
+        teacher.to(device), attention, options.loss, options.learn_projections, device=device, **attention_options
     )
     loader = build_loader(teacher, options)
     settings = Settings(**{name: value for name, value in vars(options).items() if name in Settings.__annotations__})
-    told = {name: value for name, value in vars(options).items() if name not in _FREE and value is not None}
-    run = {name: str(value) for name, value in told.items() if name not in Settings.__annotations__}
+    stated_options = {name: value for name, value in vars(options).items() if name not in _FREE and value is not None}
+    run = {name: str(value) for name, value in stated_options.items() if name not in Settings.__annotations__}
     autocast = partial(torch.autocast, device.type, torch.bfloat16) if options.amp else nullcontext
     options.output.parent.mkdir(parents=True, exist_ok=True)
     with _working_folder(options.output) as folder:

@@ -11,12 +11,12 @@ from common.ops.shared.checks import check_choice
 
 from ..layers.attention import SelfAttention, key_padding
 
-#: What a student can be compared in.
+#: Names of the losses.
 LOSSES = tuple(IMITATION_LOSSES)
 
 
 class AttentionImitation(nn.Module):
-    """Softmax attention in its place in a model, beside which a student learns to give the same for the same input.
+    """Softmax attention in its place in a model, with a student that learns to give the same for the same input.
 
     Its output is the teacher's, so that the layers above see what they always saw. In each call the student's loss is
     computed, and at once its gradients for the student's parameters that require some; both wait for ``collect``, and
@@ -90,12 +90,12 @@ class AttentionImitation(nn.Module):
     def _loss(self, x: Tensor, attn_mask: Tensor | None, target: Tensor) -> Tensor:
         padding = key_padding(x, attn_mask, False)
         if self.loss == "outputs":
-            given, wanted = self.student.heads(x, attn_mask), target
+            result, wanted = self.student.heads(x, attn_mask), target
         else:
             wanted = self._softmax_weights(x, padding)
             inputs = self.student.attention.inputs(x=x.flatten(1, -2))
-            given = self.student.attention.recorded_map(*self.student.query_key_value(x), padding, padding, **inputs)
-        return _mean_of_real(IMITATION_LOSSES[self.loss].of(given, wanted), padding)
+            result = self.student.attention.recorded_map(*self.student.query_key_value(x), padding, padding, **inputs)
+        return _mean_of_real(IMITATION_LOSSES[self.loss].of(result, wanted), padding)
 
     @torch.no_grad()
     def _softmax_weights(self, x: Tensor, padding: Tensor | None) -> Tensor:

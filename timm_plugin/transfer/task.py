@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..layers.attention import SelfAttention
 from ..replace import put_modules, replace_attention
-from ..resolve import Attention
+from ..resolve import AttentionLike
 from .imitation import AttentionImitation
 
 
@@ -53,7 +53,7 @@ class AttentionTransferTask(TrainingTask):
     def __init__(
         self,
         teacher: nn.Module,
-        attention: Attention | Mapping[str, Attention],
+        attention: AttentionLike | Mapping[str, AttentionLike],
         loss: str = "outputs",
         learn_projections: bool = False,
         max_tokens: int | None = None,

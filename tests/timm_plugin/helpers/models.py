@@ -8,32 +8,12 @@ import timm_plugin
 from common.attention import DaftConvAttention
 
 #: Everything registered.
-REGISTERED = (
-    "cosformer_hier_s",
-    "daft_conv_b_384",
-    "daft_conv_s",
-    "daft_conv_s_h16",
-    "daft_conv_test",
-    "daft_full_s",
-    "favor_hier_s",
-    "flash_quad_vit_s",
-    "flash_vit_s",
-    "flowformer_deit_s",
-    "flowformer_deit_s_distilled",
-    "flowformer_deit_ti",
-    "flowformer_hier_digits",
-    "flowformer_hier_s",
-    "flowformer_hier_s_12h",
-    "flowformer_hier_test",
-    "flowformer_hier_ti",
-    "linear_hier_s",
-    "longformer_hier_s",
-    "mixer_deit_s",
-    "nystrom_hier_s",
-    "reformer_hier_s",
-    "soft_hier_s",
-    "softmax_hier_s",
-    "yoso_hier_s",
+REGISTERED = tuple(
+    "cosformer_hier_s daft_conv_b_384 daft_conv_s daft_conv_s_h16 daft_conv_test daft_full_s favor_hier_s "
+    "flash_quad_vit_s flash_vit_s flowformer_deit_s flowformer_deit_s_distilled flowformer_deit_ti "
+    "flowformer_hier_digits flowformer_hier_s flowformer_hier_s_12h flowformer_hier_test flowformer_hier_ti "
+    "linear_hier_s longformer_hier_s mixer_deit_s nystrom_hier_s reformer_hier_s soft_hier_s softmax_hier_s "
+    "yoso_hier_s".split()
 )
 
 _FOUR_STAGES = dict(img_size=64, embed_dims=(16, 24, 32, 48), depths=(1, 1, 2, 1), num_heads=4)

@@ -29,8 +29,8 @@ def _layers(**options) -> list[tuple[SelfAttention, Attention]]:
 @pytest.mark.parametrize("name", ATTRIBUTES)
 def test_every_attribute_of_timms_attention_is_there(name):
     options = dict(qkv_bias=True, attn_drop=0.1, proj_drop=0.2, attn_head_dim=8)
-    for ours, stock in _layers(**options):
-        own, expected = getattr(ours, name), getattr(stock, name)
+    for layer, stock in _layers(**options):
+        own, expected = getattr(layer, name), getattr(stock, name)
         if isinstance(expected, nn.Module):
             assert isinstance(own, type(expected)) and own.extra_repr() == expected.extra_repr()
         else:

@@ -12,8 +12,8 @@ from timm.layers import Attention, LayerNorm
 from timm.models.naflexvit import create_attention_mask
 from timm.models.vision_transformer import ATTN_LAYERS, _create_attn
 
-from common.attention import ATTENTIONS, FlowAttention, record_attention
-from common.ops import flow_attention, flow_attention_weights
+from common.attention import ATTENTIONS, record_attention
+from common.ops import flow_attention
 from tests.compare import assert_close
 from tests.timm_plugin.helpers.models import build, images
 from timm_plugin import attention_layer, create_model
@@ -72,8 +72,8 @@ def test_names_of_others_are_left_alone(monkeypatch):
 
 @pytest.mark.parametrize("layer", LAYERS.values())
 def test_takes_every_argument_timm_gives(layer):
-    given = set(inspect.signature(_create_attn).parameters) - {"attn_layer", "depth", "kwargs"}
-    assert given | set(inspect.signature(Attention).parameters) <= set(inspect.signature(layer).parameters)
+    arguments = set(inspect.signature(_create_attn).parameters) - {"attn_layer", "depth", "kwargs"}
+    assert arguments | set(inspect.signature(Attention).parameters) <= set(inspect.signature(layer).parameters)
 
 
 def test_flow_is_the_op_between_the_projections(tokens):
@@ -103,11 +103,11 @@ def test_flow_is_the_op_between_the_projections(tokens):
 @pytest.mark.parametrize("proj_bias", [True, False])
 def test_softmax_is_timms_attention(tokens, norms, proj_bias):
     args = dict(qkv_bias=True, proj_bias=proj_bias, norm_layer=LayerNorm, **norms)
-    stock, ours = Attention(C, H, **args), SoftmaxSelfAttention(C, H, **args)
+    stock, layer = Attention(C, H, **args), SoftmaxSelfAttention(C, H, **args)
     for parameter in stock.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
-    ours.load_state_dict(stock.state_dict(), strict=True)
-    assert_close("output", ours(tokens), stock(tokens))
+    layer.load_state_dict(stock.state_dict(), strict=True)
+    assert_close("output", layer(tokens), stock(tokens))
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -158,28 +158,21 @@ def test_naflexvit_with_images_of_several_sizes(key_only, compiled):
     assert_close("the smaller image", batch[1:], alone, 1e-4)
 
 
-def test_masks_are_refused_by_the_whole_model():
-    model = build("stock_vit")
-    with pytest.raises(ValueError, match="attn_mask"):
-        model(images(model), attn_mask=torch.ones(17, 17, dtype=torch.bool).tril())
-
-
-def test_bad_arguments():
-    with pytest.raises(ValueError, match="num_heads is 5 and dim 24; allowed"):
-        FlowSelfAttention(C, 5)
-    with pytest.raises(ValueError, match="num_heads is 0"):
-        FlowSelfAttention(C, 0)
-    with pytest.raises(ValueError, match="norm_layer is None; allowed with qk_norm or scale_norm"):
-        FlowSelfAttention(C, H, qk_norm=True)
-    with pytest.raises(ValueError, match="has no option 'form'"):
-        attention_layer("softmax", form="paper")
-    with pytest.raises(ValueError, match="form is 'papers'"):
-        attention_layer("flow", form="papers")
-    for name in ("rfa_gate", "gated_delta", "flow_source"):  # it sees earlier tokens alone, or another sequence
-        with pytest.raises(ValueError, match=f"attention is '{name}'; allowed: .*'flow', .*'linear'"):
-            attention_layer(name)
-    with pytest.raises(ValueError, match="'flo'"):
-        attention_layer("flo")
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: FlowSelfAttention(C, 5), "num_heads is 5 and dim 24; allowed"),
+        (lambda: FlowSelfAttention(C, 0), "num_heads is 0"),
+        (lambda: FlowSelfAttention(C, H, qk_norm=True), "norm_layer is None; allowed with qk_norm or scale_norm"),
+        (
+            lambda: attention_layer("rfa_gate"),
+            "attention is 'rfa_gate'; allowed: .*'flow'",
+        ),  # sees earlier tokens alone
+    ],
+)
+def test_bad_arguments(make, said):
+    with pytest.raises(ValueError, match=said):
+        make()
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -200,12 +193,6 @@ def test_normalised_queries_under_autocast(tokens, name):
         out = layer(tokens)
     assert out.dtype == torch.bfloat16
     assert_close("autocast", out, layer(tokens), 2e-2)
-
-
-@pytest.mark.parametrize("name", LAYERS)
-def test_pickles(tokens, name):
-    layer = LAYERS[name](C, H).eval()
-    assert_close("pickled", pickle.loads(pickle.dumps(layer))(tokens), layer(tokens))
 
 
 def test_options_make_another_class_and_survive_copies(tokens):
@@ -234,14 +221,6 @@ def test_a_model_that_was_built_with_a_class_can_be_pickled():
         assert pickle.loads(pickle.dumps(layer)) is deepcopy(layer) is layer
 
 
-def test_each_mechanism_is_built_once(monkeypatch):
-    built = []
-    setup = FlowAttention.setup
-    monkeypatch.setattr(FlowAttention, "setup", lambda self: (built.append(self), setup(self)))
-    timm.create_model("flowformer_deit_ti", img_size=32, depth=2, form="paper")
-    assert len(built) == 2
-
-
 def test_daft_conv_on_a_grid_that_is_no_square(tokens):
     """2 x 8 tokens are also a square number of them: the grid says how they lie."""
     tokens = torch.randn(B, 16, C)
@@ -265,19 +244,8 @@ def test_options_of_a_spec():
     options = {"clamp": "5.0", "phi": "relu"}
     assert LayerSpec("flow", options).layer_class() is attention_layer("flow", clamp=5.0, phi="relu")
     assert LayerSpec(Attention, {"form": None}).without_defaults().layer_class() is Attention
-    for clamp in ("none", "nan"):
-        with pytest.raises(ValueError, match=f"clamp is '{clamp}'; allowed"):
-            LayerSpec("flow", {"clamp": clamp}).layer_class()
     with pytest.raises(ValueError, match="form; allowed.*flow"):
         LayerSpec(Attention, {"form": "paper"}).layer_class()
-
-
-@pytest.mark.parametrize("name", LAYERS)
-def test_any_stock_vit_takes_it(name):
-    args = dict(class_token=False, global_pool="avg") if name in ON_GRID else {}
-    model = create_model("vit_tiny_patch16_224", attn_layer=name, img_size=48, depth=2, num_classes=3, **args)
-    assert all(type(block.attn) is attention_layer(name) for block in model.blocks)
-    assert model(images(model)).shape == (2, 3)
 
 
 def test_pictures_of_a_hierarchical_model():
@@ -296,13 +264,3 @@ def test_pictures_of_a_hierarchical_model():
         # The released competition is a softmax over the sources times their number.
         assert_close("competition", record.competition.mean(-1), torch.ones(2, 4))
         assert ((record.allocation > 0) & (record.allocation < 1)).all()
-
-
-def test_pictures_are_of_the_queries_and_keys(tokens):
-    layer = FlowSelfAttention(C, H)
-    with record_attention(layer) as records:
-        layer(tokens)
-    qkv = layer.qkv(tokens).reshape(B, N, 3, H, C // H).permute(2, 0, 3, 1, 4)
-    competition, allocation = flow_attention_weights(qkv[0], qkv[1])
-    assert_close("competition", records[0].competition, competition)
-    assert_close("allocation", records[0].allocation, allocation)

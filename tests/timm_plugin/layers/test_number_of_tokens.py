@@ -7,7 +7,6 @@ import pytest
 import timm
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from common.attention import ATTENTIONS, build_attention
 from tests.compare import assert_close
@@ -26,9 +25,9 @@ FOLLOWING = ("daft_full", "cosformer")
 OF_ORDER = tuple(name for name in MECHANISMS if name not in (*OF_SETS, *ON_GRID, *WITH_POSITIONS))
 
 
-def _vit(name: str, **further) -> nn.Module:
+def _vit(name: str, **arguments) -> nn.Module:
     torch.manual_seed(0)
-    args = {**SMALL, **ON_GRID.get(name, {}), **further}
+    args = {**SMALL, **ON_GRID.get(name, {}), **arguments}
     return randomise(replace_attention(timm.create_model("vit_tiny_patch16_224", **args), name))
 
 
@@ -97,46 +96,17 @@ def test_set_input_size(name, size):
     assert_close("logits", model(_images(*size)), _rebuilt(model, name, size)(_images(*size)))
 
 
-@pytest.mark.parametrize("prefix", [0, 1, 3])
-@pytest.mark.parametrize("bias_dim", [4, 0])
-def test_daft_fulls_biases_are_resampled_as_timm_resamples_positions(prefix, bias_dim):
-    args = {0: dict(class_token=False, global_pool="avg"), 1: {}, 3: dict(reg_tokens=2)}[prefix]
-    model = timm.create_model("vit_tiny_patch16_224", **{**SMALL, **args})
-    model = randomise(replace_attention(model, "daft_full", bias_dim=bias_dim))
-    before = {key: x.detach() for key, x in model.blocks[0].attn.attention.named_parameters()}
-    model.set_input_size((96, 32))
-    tell_grid(model)
-
-    def resampled(x: Tensor) -> Tensor:
-        grid = F.interpolate(x[prefix:].T.reshape(1, -1, 4, 4), size=(6, 2), mode="bicubic", antialias=True)
-        return torch.cat([x[:prefix], grid[0].flatten(1).T])
-
-    after = dict(model.blocks[0].attn.attention.named_parameters())
-    assert set(after) == set(before) == ({"w"} if bias_dim == 0 else {"pe0", "pe1"})
-    for key, x in before.items():
-        assert_close(key, after[key], resampled(resampled(x).T).T if key == "w" else resampled(x))
-    tell_grid(model)  # once more changes nothing
-    assert all(after[key] is x for key, x in model.blocks[0].attn.attention.named_parameters())
-    assert model(_images(96, 32)).shape == (2, 3)
-
-
 def test_biases_on_a_grid_that_nobody_told_are_not_guessed():
     layer = attention_layer("daft_full", max_tokens=17)
-    model = timm.create_model("vit_tiny_patch16_224", attn_layer=layer, **SMALL).eval()
+    model = timm.create_model("vit_tiny_patch16_224", attn_layer=layer, patch_drop_rate=0.5, **SMALL)
+    with pytest.raises(ValueError, match="x has 9 tokens; .*max_tokens=17.*patch_drop_rate=0"):
+        model.train()(_images(64, 64))
+    model.eval()
     model.set_input_size((32, 32))
     with pytest.raises(ValueError, match=r"x has 5 tokens; allowed .*max_tokens=17"):
         model(_images(32, 32))
     with pytest.raises(ValueError, match=r"max_tokens is 17, and 2 x 2 .* 5; allowed: .*tell_grid before"):
         tell_grid(model)
-
-
-def test_m_of_cosformer_is_the_number_of_tokens():
-    """Half as many tokens fall off over half as many positions."""
-    model = _vit("cosformer")
-    model.set_input_size((32, 32))
-    tell_grid(model)
-    assert model.blocks[0].attn.attention.max_tokens == 5
-    assert "max_tokens=5" in str(model.blocks[0].attn.attention)
 
 
 @pytest.mark.parametrize("name", MECHANISMS)
@@ -179,13 +149,6 @@ def test_patches_that_are_dropped_at_random(name):
     assert torch.isfinite(model(_images(64, 64))).all()
 
 
-def test_patches_that_are_dropped_are_counted_without_the_hook():
-    layer = attention_layer("linformer", max_tokens=17)
-    model = timm.create_model("vit_tiny_patch16_224", attn_layer=layer, patch_drop_rate=0.5, **SMALL)
-    with pytest.raises(ValueError, match="x has 9 tokens; .*max_tokens=17.*patch_drop_rate=0"):
-        model.train()(_images(64, 64))
-
-
 @pytest.mark.parametrize("tokens", [5, 16, 18])
 @pytest.mark.parametrize("name", WITH_POSITIONS)
 def test_fewer_or_more_tokens_than_a_layer_was_built_for(name, tokens):
@@ -205,39 +168,36 @@ def test_fewer_or_more_tokens_than_a_layer_was_built_for(name, tokens):
 def test_a_number_or_a_grid_that_is_not_the_models(name):
     args = {**SMALL, **ON_GRID.get(name, {})}
     own = 16 if name in ON_GRID else 17
-    for given, allowed in (
+    for size, allowed in (
         (dict(max_tokens=99), rf"max_tokens is 99; allowed: {own}\b"),
         (dict(grid_size=(2, 8)), r"grid_size is \(2, 8\); allowed: \(4, 4\)"),
     ):
         with pytest.raises(ValueError, match=allowed):
-            replace_attention(timm.create_model("vit_tiny_patch16_224", **args), name, **given)
-        layer = attention_layer(name, **{"max_tokens": own, **given})
-        with pytest.raises(ValueError, match=allowed):
-            create_model("vit_tiny_patch16_224", attn_layer=layer, **args)
+            replace_attention(timm.create_model("vit_tiny_patch16_224", **args), name, **size)
+        for layer in (attention_layer(name, **{"max_tokens": own, **size}), attention_layer(name, **size)):
+            with pytest.raises(ValueError, match=allowed):
+                create_model("vit_tiny_patch16_224", attn_layer=layer, **args)
     model = timm.create_model("vit_tiny_patch16_224", **args)
     replace_attention(model, name, max_tokens=own, grid_size=[4, 4])
     assert model(_images(64, 64)).shape == (2, 3)
 
 
-@pytest.mark.parametrize("grid_size", [5, "ab", (2, 8, 1), (2, 8.0), (0, 4)])
-def test_a_grid_that_is_none(grid_size):
-    for make in (attention_layer, lambda name, **args: replace_attention(nn.Sequential(nn.Identity()), name, **args)):
-        with pytest.raises(ValueError, match="grid_size is .*; allowed: two integers"):
-            make("soft", grid_size=grid_size)
-
-
 def test_what_is_advised_for_unknown_numbers_of_tokens_is_taken():
     sizes = timm.create_model("vit_tiny_patch16_224", depth=1, dynamic_img_size=True)
-    for given in ({}, {"max_tokens": 17}):
+    for tokens in ({}, {"max_tokens": 17}):
         with pytest.raises(ValueError, match=r"one image size \(dynamic_img_size=False\)$"):
-            replace_attention(sizes, "cosformer", **given)
+            replace_attention(sizes, "cosformer", **tokens)
     layers = nn.Sequential(timm.layers.Attention(16, num_heads=2))
     with pytest.raises(ValueError, match="allowed .*, or max_tokens$"):
         replace_attention(layers, "cosformer")
     assert replace_attention(layers, "cosformer", max_tokens=5)(torch.ones(1, 5, 16)).shape == (1, 5, 16)
 
 
-COPIES = {"deepcopy": copy.deepcopy, "pickle": lambda model: pickle.loads(pickle.dumps(model))}
+COPIES = {
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda model: pickle.loads(pickle.dumps(model)),
+    "average": lambda model: timm.utils.ModelEmaV3(model).module,
+}
 
 
 @pytest.mark.parametrize("made", COPIES)
@@ -253,19 +213,8 @@ def test_copies_are_told_another_grid(name, made):
             each(_images(32, 96))
         tell_grid(each)
     assert_close("logits after", other(_images(32, 96)), model(_images(32, 96)))
-
-
-@pytest.mark.skipif(not hasattr(torch.ao, "quantization"), reason="this torch quantises otherwise")
-def test_averages_and_quantised_models_are_told_another_grid():
-    model = _vit("soft")
-    average = timm.utils.ModelEmaV3(model).module
-    quantised = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
-    assert type(quantised.blocks[0].attn.qkv) is not nn.Linear
-    for each in (model, average, quantised):
-        each.set_input_size((32, 96))
-        tell_grid(each)
-    assert_close("average", average(_images(32, 96)), model(_images(32, 96)))
-    assert_close("quantised", quantised(_images(32, 96)), model(_images(32, 96)), 0.2)
+    if name == "cosformer":  # fewer tokens fall off over fewer positions
+        assert "max_tokens=13" in str(other.blocks[0].attn.attention)
 
 
 @pytest.mark.parametrize("name", ["daft_full", "soft"])
@@ -281,8 +230,3 @@ def test_torchscript_and_tracing(name):
     assert_close("exported", torch.export.export(model, (x,)).module()(x), model(x))
     torch._dynamo.reset()
     assert_close("compiled", torch.compile(model, backend="eager", fullgraph=True)(x), model(x))
-
-
-def test_torchscript_of_another_mechanism_is_refused_in_words():
-    with pytest.raises(ValueError, match="attention is 'linear'.*allowed for torch.jit.script"):
-        torch.jit.script(_vit("linear"))

@@ -43,16 +43,19 @@ def _criterion(output: Tensor, target: Tensor) -> Tensor:
 
 def gradients(model: nn.Module, loss: Tensor) -> dict[str, Tensor]:
     """Of ``loss``, by the names of the parameters of ``model``; 0 where there is none."""
-    found = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True, materialize_grads=True)
-    return dict(zip([name for name, _ in model.named_parameters()], found))
+    computed = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True, materialize_grads=True)
+    return dict(zip([name for name, _ in model.named_parameters()], computed))
+
+
+def assert_equal(actual: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float = 1e-8) -> None:
+    for name, tensor in expected.items():
+        # β, added to every entry of a filter, changes no softmax: its gradients may be mere rounding.
+        assert_close(f"gradient of {name}", actual[name] + 1e-3, tensor + 1e-3, tolerance)
 
 
 def assert_same_gradients(model: nn.Module, loss: Tensor, expected: Tensor, tolerance: float = 1e-8) -> None:
     """``loss``, computed by a trainer, has the gradients of ``expected``."""
-    found, wanted = gradients(model, loss), gradients(model, expected)
-    for name, tensor in wanted.items():
-        # β, added to every entry of a filter, changes no softmax: its gradients may be mere rounding.
-        assert_close(f"gradient of {name}", found[name] + 1e-3, tensor + 1e-3, tolerance)
+    assert_equal(gradients(model, loss), gradients(model, expected), tolerance)
 
 
 @pytest.mark.parametrize(
@@ -60,31 +63,26 @@ def assert_same_gradients(model: nn.Module, loss: Tensor, expected: Tensor, tole
 )
 def test_any_loss_of_the_output_has_the_gradients_of_the_regularised_loss(args):
     model, plain = _model(entropy_weight=0.5, **args), _model(entropy_weight=0.0, **args)
-    x = _images(model)
-    torch.manual_seed(3)  # for the draws of a selection
-    output = model(x)
-    torch.manual_seed(3)
-    assert torch.equal(output, plain(x))  # the value of the loss is the classification's
-    torch.manual_seed(3)
     plain.load_state_dict(model.state_dict())
-    expected = _criterion(plain(x), LABELS) + 0.5 * entropy_by_hand(plain)
-    wanted = gradients(plain, expected)
-    found = gradients(model, _criterion(output, LABELS))
-    for name in wanted:
-        assert_close(f"gradient of {name}", found[name] + 1e-3, wanted[name] + 1e-3, 1e-8)
+    x, outputs = _images(model), []
+    for each in (model, plain):
+        torch.manual_seed(3)  # for the draws of a selection
+        outputs.append(each(x))
+    assert torch.equal(*outputs)  # the value of the loss is the classification's
+    expected = gradients(plain, _criterion(outputs[1], LABELS) + 0.5 * entropy_by_hand(plain))
+    assert_equal(gradients(model, _criterion(outputs[0], LABELS)), expected)
 
 
 def test_the_regulariser_alone():
     """With a loss that is constant the filters are all that gets a gradient."""
     model = _model(entropy_weight=0.5)
-    found = gradients(model, 0.0 * model(_images(model)).sum())
-    wanted = gradients(model, 0.5 * entropy_by_hand(model))
-    for name, tensor in found.items():
-        if name.endswith(("attention.r", "attention.gamma")):
-            assert wanted[name].abs().min() > 0.0
-            assert_close(f"gradient of {name}", tensor, wanted[name], 1e-4)
-        elif not name.endswith("beta"):
-            assert not tensor.any(), name
+    alone = gradients(model, 0.0 * model(_images(model)).sum())
+    expected = gradients(model, 0.5 * entropy_by_hand(model))
+    assert_equal(alone, expected, 1e-4)
+    assert {name for name, tensor in alone.items() if tensor.abs().max() > 1e-9} <= {
+        name for name in alone if ".attention." in name
+    }
+    assert all(y.abs().min() > 0.0 for name, y in expected.items() if name.endswith(("attention.r", "gamma")))
 
 
 def test_the_value_for_logging():
@@ -116,12 +114,10 @@ def test_tasks_of_timm():
 
 def test_features_between_the_blocks():
     """A loss on feature maps, as a detector has it, is regularised as well."""
-    model = _model(entropy_weight=0.5)
-    maps = model.forward_intermediates(_images(model), intermediates_only=True)
-    model.entropy_weight = 0.0
-    plain = model.forward_intermediates(_images(model), intermediates_only=True)
-    expected = plain[-1].square().sum() + 0.5 * entropy_by_hand(model)
-    assert_same_gradients(model, maps[-1].square().sum(), expected)
+    model, losses = _model(), []
+    for model.entropy_weight in (0.5, 0.0):
+        losses.append(model.forward_intermediates(_images(model), intermediates_only=True)[-1].square().sum())
+    assert_same_gradients(model, losses[0], losses[1] + 0.5 * entropy_by_hand(model))
 
 
 @pytest.mark.parametrize("case", ["daft_conv", "daft_full", "hier", "daft_conv_vit"])
@@ -131,8 +127,7 @@ def test_models_without_it_and_models_in_evaluation_are_unchanged(case):
     output = model(images(model))
     filters = [p for name, p in model.named_parameters() if ".attention." in name]
     if filters:
-        found = torch.autograd.grad(0.0 * output.sum(), filters)
-        assert not any(grad.any() for grad in found)
+        assert not any(grad.any() for grad in torch.autograd.grad(0.0 * output.sum(), filters))
 
 
 def test_checkpointing_and_averaged_weights():
@@ -144,9 +139,7 @@ def test_checkpointing_and_averaged_weights():
     task.setup_ema(decay=0.5)
     task.update_ema(1)
     again = task.train()(x, LABELS)["loss"]  # the averaged model is in training mode too, but is not what is trained
-    found, wanted = gradients(model, again), gradients(model, loss)
-    for name, tensor in wanted.items():
-        assert_close(f"gradient of {name}", found[name], tensor, 1e-5)
+    assert_same_gradients(model, again, loss)
 
 
 @pytest.mark.parametrize("whole", [False, True])
@@ -155,14 +148,11 @@ def test_compiled(whole):
     task = ClassificationTask(model, _criterion)
     x = _images(model)
     expected = task(x, LABELS)["loss"]
-    wanted = gradients(model, expected)
     torch._dynamo.reset()
     compiled = torch.compile(task if whole else model, backend="aot_eager", fullgraph=not whole)
     loss = compiled(x, LABELS)["loss"] if whole else _criterion(compiled(x), LABELS)
     assert_close("loss", loss, expected)
-    found = gradients(model, loss)
-    for name, tensor in wanted.items():
-        assert_close(f"gradient of {name}", found[name], tensor, 1e-6)
+    assert_same_gradients(model, loss, expected)
     torch._dynamo.reset()
 
 

@@ -16,11 +16,11 @@ def test_stock_weights_load_and_compute_the_same_with_softmax():
     torch.manual_seed(0)
     stock = timm.create_model(STOCK, **SMALL).eval()
     overlay = dict(state_dict=stock.state_dict())
-    ours = dict(SMALL, pretrained=True, pretrained_cfg_overlay=overlay)
-    model = timm.create_model("flowformer_deit_s_distilled", attn_layer="softmax", **ours).eval()
+    arguments = dict(SMALL, pretrained=True, pretrained_cfg_overlay=overlay)
+    model = timm.create_model("flowformer_deit_s_distilled", attn_layer="softmax", **arguments).eval()
     x = images(model)
     assert_close("logits", model(x), stock(x))
-    flow = timm.create_model("flowformer_deit_s_distilled", **ours).eval()
+    flow = timm.create_model("flowformer_deit_s_distilled", **arguments).eval()
     assert_close("second classifier", flow.head_dist.weight, stock.head_dist.weight)
     assert (flow(x) - stock(x)).abs().max() > 1e-3
 

@@ -1,16 +1,16 @@
-"""The models leave Python: torch.export, ONNX, pickles and copies."""
+"""torch.export and its ONNX, and torch.compile: outputs, gradients, any batch and any size.
 
-import copy
-import io
-import pickle
+That every mechanism compiles into one graph is in ``tests/common/contract``; here is what is around them.
+"""
 
 import pytest
 import torch
 from onnx.reference import ReferenceEvaluator
+from torch import Tensor, nn
 from torch.export import Dim
 
-from tests.compare import assert_close
-from tests.timm_plugin.helpers.models import CASES, build, images
+from tests.compare import assert_close, gradients
+from tests.timm_plugin.helpers.models import build, images
 from tests.torch_versions import needs_newer_than_2_6
 
 #: One of each kind of layer: exporting costs seconds.
@@ -62,31 +62,42 @@ def test_export_and_onnx_of_any_batch(case):
         assert_close("onnx", torch.from_numpy(out), expected, 1e-4)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
-@pytest.mark.parametrize("case", ["daft_full", "daft_conv", "daft_gumbel"])
-def test_onnx_of_the_tracing_exporter_keeps_the_batch_free(case, tmp_path):
-    """``dynamo=False``, as timm's onnx_export.py without ``--dynamo``."""
-    model, path = build(case, depth=1), tmp_path / "model.onnx"
-    axes = {"x": {0: "batch"}}
-    torch.onnx.export(model, (images(model),), path, dynamo=False, input_names=["x"], dynamic_axes=axes)
-    more = images(model, batch=3)
-    (out,) = ReferenceEvaluator(str(path)).run(None, {"x": more.numpy()})
-    assert_close("onnx", torch.from_numpy(out), model(more), 1e-4)
+def assert_same(compiled: nn.Module, model: nn.Module, x: Tensor) -> None:
+    """Logits and the gradients of every parameter."""
+    out, expected = compiled(x), model(x)
+    assert_close("logits", out, expected)
+    parameters = dict(model.named_parameters())
+    wanted = gradients(expected, parameters.values())
+    for name, gradient, expected_gradient in zip(parameters, gradients(out, parameters.values()), wanted):
+        assert_close(f"gradient of {name}", gradient, expected_gradient, 5e-5)
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_pickle_and_copy(case):
-    model = build(case)
-    x = images(model)
-    assert_close("pickled", pickle.loads(pickle.dumps(model))(x), model(x))
-    assert_close("copied", copy.deepcopy(model)(x), model(x))
+#: Two stages of a hierarchical model, and one block of ours and of timm's.
+COMPILED = {
+    "hier": dict(embed_dims=(16, 24), depths=(1, 1)),
+    "hier_soft": dict(embed_dims=(16, 24), depths=(1, 1)),
+    "flash": dict(depth=1),
+    "daft_full": dict(depth=1),
+    "daft_conv_vit": dict(depth=1),
+}
 
 
-def test_whole_model_saved():
-    model = build("hier_12h", form="paper")
-    buffer = io.BytesIO()
-    torch.save(model, buffer)
-    buffer.seek(0)
-    loaded = torch.load(buffer, weights_only=False)
-    assert loaded.stages[0].blocks[0].attn.attention.options.form == "paper"
-    assert_close("loaded", loaded(images(model)), model(images(model)))
+@pytest.mark.parametrize("case", COMPILED)
+def test_any_batch(case):
+    model = build(case, **COMPILED[case])
+    # SOFT's iterations, whose backward pass the contract compiles, would take most of the time.
+    backend = "eager" if case == "hier_soft" else "aot_eager"
+    compiled = torch.compile(model, backend=backend, fullgraph=True, dynamic=True)
+    assert_same(compiled, model, images(model, batch=4))  # 3 would be the size of something else too
+    with torch.compiler.set_stance("fail_on_recompile"):
+        assert_same(compiled, model, images(model, batch=7))
+
+
+def test_any_batch_and_size():
+    """With ``dynamic_img_pad``: without it timm's own check of an image's size is part of the graph."""
+    model = build("daft_gumbel", dynamic_img_pad=True, depth=1)
+    compiled = torch.compile(model, backend="eager", fullgraph=True, dynamic=True)
+    assert_same(compiled, model, images(model, batch=4, size=(101, 75)))
+    with torch.compiler.set_stance("fail_on_recompile"):
+        for batch, size in ((2, (101, 75)), (5, (83, 118))):
+            assert_same(compiled, model, images(model, batch=batch, size=size))

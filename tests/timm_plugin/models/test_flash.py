@@ -4,7 +4,6 @@ import pytest
 import timm
 import torch
 from timm.layers import DropPath, LayerScale
-from timm.optim import create_optimizer_v2
 
 from common.modules.gated_attention_unit import GatedAttentionUnit
 from tests.compare import assert_close
@@ -70,20 +69,6 @@ def test_chunks_are_rows_at_every_size():
     assert_close("logits", model(x), built(x))
 
 
-def test_one_chunk_sees_the_other_only_through_the_sum():
-    """Without the linear term a change in the last rows would not reach the first ones; with it, it does."""
-    model = build("flash", depth=1)
-    block = model.blocks[0].double()
-    x = torch.randn(1, 16, 48, dtype=torch.float64)
-    changed = x.clone()
-    changed[:, 8:] = torch.randn(1, 8, 48, dtype=torch.float64)
-    block.gamma.data.normal_()
-    assert (block(changed) - block(x))[:, :8].abs().max() > 1e-6
-    block.linear = False
-    block.gamma.data, block.beta.data = block.gamma.data[:2], block.beta.data[:2]
-    assert_close("first chunk", block(changed)[:, :8], block(x)[:, :8])
-
-
 @pytest.mark.parametrize("case", ["flash", "flash_quad"])
 def test_a_file_of_another_size_is_a_start_as_set_input_size(case):
     stored = build(case)
@@ -107,43 +92,9 @@ def test_drop_path_and_layer_scale_are_of_the_branch():
     assert (before - x).abs().max() > 0
 
 
-def test_weight_decay():
-    model = build("flash")
-    optimizer = create_optimizer_v2(model, opt="adamw", weight_decay=0.05)
-    decayed = {id(p) for group in optimizer.param_groups if group["weight_decay"] for p in group["params"]}
-    names = {name for name, p in model.named_parameters() if id(p) in decayed}
-    assert names == {name for name, p in model.named_parameters() if name.endswith("weight") and p.dim() in (2, 4)}
-
-
 def test_a_file_of_another_meaning_is_said():
     stored = build("flash").state_dict()
     with pytest.warns(UserWarning, match="kernel='relu2'.*kernel='laplace'"):
         build("flash", kernel="laplace").load_state_dict(stored)
     with pytest.raises(ValueError, match="bias.weight"):
         build("flash", chunk_rows=1, pretrained=True, pretrained_cfg_overlay=dict(state_dict=dict(stored)))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (dict(class_token=True), "class_token is True; allowed for gated attention units: False"),
-        (dict(qk_norm=True), "qk_norm is True; allowed"),
-        (dict(patch_drop_rate=0.5), "patch_drop_rate is 0.5; allowed .*: 0.0"),
-        (dict(attn_layer="flow"), "attn_layer is 'flow'; allowed .*: not given"),
-        (dict(global_pool="token"), "global_pool is 'token'; allowed"),
-        (dict(chunk_rows=0), "chunk_rows.* is 0; allowed"),
-        (dict(dynamic_img_size=True), "dynamic_img_size is True; allowed .*False"),
-        (dict(query_dim=15), "query_dim.* is 15; allowed"),
-        (dict(kernel="gelu"), "kernel.* is 'gelu'; allowed"),
-        (dict(img_size=65), r"img_size is \(65, 65\); allowed"),
-    ],
-)
-def test_refusals(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        build("flash", **arguments)
-
-
-def test_image_of_another_size_is_refused():
-    model = build("flash")
-    with pytest.raises(ValueError, match="x has image size 80 x 64; allowed: 64 x 64"):
-        model(images(model, size=(80, 64)))

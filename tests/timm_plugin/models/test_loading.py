@@ -4,22 +4,24 @@ import argparse
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import timm
 import torch
 from safetensors.torch import save_file
-from timm.layers import resample_abs_pos_embed
+from timm.layers import resample_abs_pos_embed, resample_patch_embed
 from timm.models import load_checkpoint, save_for_hf
 from timm.optim import create_optimizer_v2
 from timm.utils import CheckpointSaver, ModelEmaV3
 
 from recipes.bench.peers.released_image_model import released_forward, released_shapes
-from tests.compare import assert_close
+from tests.compare import assert_close, weights
 from tests.processes import CHECKOUT
 from tests.timm_plugin.helpers.checkpoint_files import assert_same, copy_of, randomise, unusable_files
 from tests.timm_plugin.helpers.logs import warnings_of
 from tests.timm_plugin.helpers.models import CASES, build, images
+from timm_plugin.convert import convert
 from timm_plugin.models._weights import fit_hierarchical
 from timm_plugin.models.flowformer import Flowformer
 
@@ -59,6 +61,22 @@ def test_released_outputs(released, released_file, caplog):
     assert_close("logits", model(x), released_forward(x, released, DEPTHS), 1e-5)
     assert warnings_of(caplog) == []  # nothing is left out or new
     assert_same(released, before)
+    sizes = {name: value for name, value in RELEASED.items() if name != "num_classes"}
+    converted = convert("flowformer_hier_s_12h", Path(released_file), sizes).eval()
+    assert torch.equal(converted(x), model(x))  # the classes are those of the file
+    other = start_released(released_file, 7, form="paper")(x)
+    assert (other - model(x)).norm() > 1e-2 * other.norm()  # the comparison can tell the forms apart
+    x = x.double()
+    expected = released_forward(x, {name: tensor.double() for name, tensor in released.items()}, DEPTHS)
+    assert_close("logits in float64", model.double()(x), expected)
+
+
+def test_released_state_dict_fits_the_full_model():
+    shapes = released_shapes(classes=1000, side=224, embed_dims=(96, 192, 384, 768), depths=(3, 3, 10, 3))
+    state = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+    model = timm.create_model("flowformer_hier_s_12h", device="meta")
+    own = {name: tensor.shape for name, tensor in weights(model.state_dict()).items()}
+    assert {name: tensor.shape for name, tensor in fit_hierarchical(state, model).items()} == own
 
 
 def test_the_authors_names_are_not_adapted_unasked(released, released_file):
@@ -83,28 +101,45 @@ def test_released_with_other_channels_classes_and_size(classes, channels, releas
     changed = dict(num_classes=5, in_chans=channels, img_size=(64, 96))
     own = timm.create_model("flowformer_hier_s_12h", **{**RELEASED, **changed}).state_dict()
     torch.manual_seed(7)
-    found = start_released(released_file, classes, **changed).state_dict()
+    state = start_released(released_file, classes, **changed).state_dict()
     stem = released["patch_embed.0.proj.weight"]
     stem = stem.sum(1, keepdim=True) if channels == 1 else torch.cat([stem, stem[:, :1]], 1) * (3 / 4)
-    assert_close("stem", found["patch_embed.proj.weight"], stem)
+    assert_close("stem", state["patch_embed.proj.weight"], stem)
     positions = resample_abs_pos_embed(released["pos_embed"], [16, 24], [16, 16], num_prefix_tokens=0)
-    assert_close("positions", found["pos_embed.weight"], positions)
+    assert_close("positions", state["pos_embed.weight"], positions)
     for name in ("head.fc.weight", "head.fc.bias"):
-        assert torch.equal(found[name], own[name]), name
-    for name, ours in (("blocks.1.1.gamma", "stages.1.blocks.1.ls2.gamma"), ("norm.weight", "norm.weight")):
-        assert torch.equal(found[ours], released[name])
+        assert torch.equal(state[name], own[name]), name
+    for name, new_name in (("blocks.1.1.gamma", "stages.1.blocks.1.ls2.gamma"), ("norm.weight", "norm.weight")):
+        assert torch.equal(state[new_name], released[name])
     (line,) = warnings_of(caplog)
     assert "new, as first drawn: head.fc.weight, head.fc.bias" in line
 
 
-def test_same_number_of_positions_on_another_grid():
-    source = build("hier", img_size=(32, 128))
-    torch.manual_seed(0)
-    overlay = dict(state_dict=source.state_dict(), input_size=(3, 32, 128))
-    model = timm.create_model("flowformer_hier_test", True, pretrained_cfg_overlay=overlay, img_size=64)
-    expected = resample_abs_pos_embed(source.pos_embed.weight, [16, 16], [8, 32], num_prefix_tokens=0)
+def start(source, overlay=(), **kwargs):
+    """``flowformer_hier_test`` with the weights of ``source``, as ``pretrained=True`` adapts them."""
+    overlay = dict(overlay, state_dict=source.state_dict())
+    return timm.create_model("flowformer_hier_test", True, pretrained_cfg_overlay=overlay, **kwargs).eval()
+
+
+@pytest.mark.parametrize("size", [(32, 96), (32, 128)])  # the second has as many positions as 64 x 64
+def test_a_source_that_is_no_square_needs_its_size(size):
+    source = build("hier", img_size=size)
+    model = start(source, dict(input_size=(3, *size)), img_size=64)
+    grid = [side // 4 for side in size]
+    expected = resample_abs_pos_embed(source.pos_embed.weight, [16, 16], grid, num_prefix_tokens=0)
     assert_close("positions", model.pos_embed.weight, expected)
-    assert (expected - source.pos_embed.weight).abs().max() > 1e-3
+    if size == (32, 96):
+        with pytest.raises(ValueError, match="192 positions .*input_size"):
+            start(source)
+
+
+def test_another_patch_and_features():
+    source = build("hier")
+    model = start(source, patch_size=8)
+    assert_close("stem", model.patch_embed.proj.weight, resample_patch_embed(source.patch_embed.proj.weight, [8, 8]))
+    features = start(source, features_only=True)(images(source))
+    for i, expected in enumerate(source.forward_intermediates(images(source), intermediates_only=True)):
+        assert_close(f"features {i}", features[i], expected)
 
 
 LOAD_ELSEWHERE = """
@@ -117,29 +152,23 @@ for model, target in zip(sys.argv[2::2], sys.argv[3::2]):
 
 
 def test_folders_load_in_a_new_process_whatever_another_version_stored(tmp_path):
-    """As written, without an option that has its default, and with one that no version here knows.
+    """Without an option that has its default, and with one that no version here knows.
 
-    Python's logging is there as it is, and warnings reach the console.
+    Folders as they are written are in ``test_stored.py``. Python logs as it does by itself: warnings reach the console.
     """
     models = {case: randomise(build(case)) for case in CLASSES}
     x = images(models["hier"], size=(64, 64))
     torch.save(x, tmp_path / "images.pt")
     arguments, expected = [], {}
     for case, model in models.items():
-        for kind in ("as_is", "missing", "extra"):
-            folder = tmp_path / f"{case}.{kind}"
-            save_for_hf(model, folder, safe_serialization=kind != "missing")
-            config = json.loads((folder / "config.json").read_text())
-            stored = config.setdefault("model_args", {})
-            if kind == "extra":
-                stored["option_of_tomorrow"] = 3
-            elif kind == "missing":
-                stored = {name: value for name, value in stored.items() if name not in ("in_chans", "num_classes")}
-                config["model_args"] = stored
-            (folder / "config.json").write_text(json.dumps(config))
-            target = str(tmp_path / f"{case}.{kind}.pt")
-            arguments += [f"local-dir:{folder}", target]
-            expected[target] = model(x).detach()
+        folder, target = tmp_path / case, str(tmp_path / f"{case}.pt")
+        save_for_hf(model, folder, safe_serialization=False)
+        config = json.loads((folder / "config.json").read_text())
+        stored = {x: y for x, y in config.get("model_args", {}).items() if x not in ("in_chans", "num_classes")}
+        config["model_args"] = {**stored, "option_of_tomorrow": 3}
+        (folder / "config.json").write_text(json.dumps(config))
+        arguments += [f"local-dir:{folder}", target]
+        expected[target] = model(x).detach()
     command = [sys.executable, "-c", LOAD_ELSEWHERE, str(tmp_path / "images.pt"), *arguments]
     done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -170,39 +199,26 @@ def test_a_folder_for_other_classes_and_channels(case, tmp_path):
 
 
 @pytest.mark.parametrize("case", CLASSES)
-def test_checkpoints_as_train_writes_them(case, tmp_path):
-    """Its averaged weights are what is loaded, its arguments are a Namespace; resuming takes the others."""
+def test_files_of_train_safetensors_and_prefixes_of_wrappers(case, tmp_path):
+    """Of train.py averaged weights are loaded, its arguments are a Namespace; resuming takes the others."""
     model, fresh = randomise(build(case)), build(case)
     averaged = ModelEmaV3(model)
     randomise(averaged.module, seed=6)
-    optimizer = create_optimizer_v2(model, "adamw", lr=1e-3)
-    saver = CheckpointSaver(
-        model,
-        optimizer,
-        args=argparse.Namespace(model=case, amp=True),
-        model_ema=averaged,
-        checkpoint_dir=str(tmp_path),
-        recovery_dir=str(tmp_path),
-    )
+    optimizer, folder = create_optimizer_v2(model, "adamw", lr=1e-3), str(tmp_path)
+    arguments = argparse.Namespace(model=case, amp=True)
+    saver = CheckpointSaver(model, optimizer, arguments, averaged, checkpoint_dir=folder, recovery_dir=folder)
     saver.save_checkpoint(0, 1.0)
     path = str(tmp_path / "last.pth.tar")
     load_checkpoint(fresh, path)
     assert_same(fresh.state_dict(), averaged.module.state_dict())
     load_checkpoint(fresh, path, use_ema=False)
     assert_same(fresh.state_dict(), model.state_dict())
-
-
-@pytest.mark.parametrize("case", CLASSES)
-def test_safetensors_and_prefixes_of_wrappers(case, tmp_path):
-    source = randomise(build(case))
-    save_file(source.state_dict(), tmp_path / "model.safetensors")
-    model = build(case)
-    load_checkpoint(model, str(tmp_path / "model.safetensors"))
-    assert_same(model.state_dict(), source.state_dict())
-    torch.save({f"module._orig_mod.{name}": t for name, t in source.state_dict().items()}, tmp_path / "ddp.pth")
-    model = build(case)
-    load_checkpoint(model, str(tmp_path / "ddp.pth"))
-    assert_same(model.state_dict(), source.state_dict())
+    save_file(model.state_dict(), tmp_path / "model.safetensors")
+    torch.save({f"module._orig_mod.{name}": t for name, t in model.state_dict().items()}, tmp_path / "ddp.pth")
+    for name in ("model.safetensors", "ddp.pth"):
+        fresh = build(case)
+        load_checkpoint(fresh, str(tmp_path / name))
+        assert_same(fresh.state_dict(), model.state_dict())
 
 
 def _faulty(state):
@@ -217,35 +233,27 @@ def _faulty(state):
     }
 
 
-@pytest.mark.parametrize("fault", ["missing", "not of this model", "of other shapes", "a str"])
 @pytest.mark.parametrize("case", CLASSES)
-def test_what_does_not_fit_is_refused(case, fault):
-    model, state = build(case), randomise(build(case)).state_dict()
-    faulty = _faulty(state)[fault]
-    with pytest.raises((RuntimeError, AttributeError)):
-        model.load_state_dict(faulty)
-    overlay = dict(state_dict=faulty, num_classes=model.num_classes)
-    name, small = CASES[case]
-    with pytest.raises(ValueError, match=fault):
-        timm.create_model(name, True, pretrained_cfg_overlay=overlay, **small)
+def test_what_does_not_fit_is_refused(case):
+    model, (name, small) = build(case), CASES[case]
+    for fault, state in _faulty(randomise(build(case)).state_dict()).items():
+        with pytest.raises((RuntimeError, AttributeError)):
+            model.load_state_dict(state)
+        overlay = dict(state_dict=state, num_classes=model.num_classes)
+        with pytest.raises(ValueError, match=fault):
+            timm.create_model(name, True, pretrained_cfg_overlay=overlay, **small)
 
 
 @pytest.mark.parametrize("case", CLASSES)
-def test_not_strict_takes_what_has_a_place_and_says_what_has_none(case):
+def test_not_strict_and_assigned(case):
+    """What has no place is named, what is missing stays; assigned tensors are the model's."""
     model, state = build(case), randomise(build(case)).state_dict()
-    own = copy_of(model.state_dict())
-    last = list(state)[-1]
+    own, last = copy_of(model.state_dict()), list(state)[-1]
     part = {**_faulty(state)["missing"], "other.weight": torch.zeros(1)}
     result = model.load_state_dict(part, strict=False)
     assert (result.missing_keys, result.unexpected_keys) == ([last], ["other.weight"])
     assert_same(model.state_dict(), {**state, last: own[last]})
-
-
-@pytest.mark.parametrize("case", CLASSES)
-def test_assign_makes_the_tensors_the_models(case):
-    state = randomise(build(case)).double().state_dict()
-    model = build(case)
-    model.load_state_dict(state, assign=True)
+    model.load_state_dict(randomise(build(case)).double().state_dict(), assign=True)
     assert model.patch_embed.proj.weight.dtype == torch.float64
 
 
@@ -259,12 +267,9 @@ def test_another_architecture_is_refused_whatever_the_classes(case, classes):
             continue  # a vision transformer, which starts DAFT-full; it is of another width
         stranger = timm.create_model("resnet18") if other == "resnet" else build(other)
         with pytest.raises(ValueError, match="does not fit"):
-            timm.create_model(
-                names.get(case, "daft_conv_test"),
-                pretrained=True,
-                num_classes=classes,
-                pretrained_cfg_overlay=dict(state_dict=stranger.state_dict()),
-            )
+            overlay = dict(state_dict=stranger.state_dict())
+            name = names.get(case, "daft_conv_test")
+            timm.create_model(name, pretrained=True, num_classes=classes, pretrained_cfg_overlay=overlay)
 
 
 def test_unusable_files(tmp_path):
@@ -273,15 +278,15 @@ def test_unusable_files(tmp_path):
     before = copy_of(model.state_dict())
     files, trace = unusable_files(before, tmp_path)
     for path in files:
-        with pytest.raises(Exception) as found:
+        with pytest.raises(Exception) as raised:
             load_checkpoint(model, str(path))
-        assert not isinstance(found.value, (AttributeError, KeyError)), path
-        with pytest.raises(type(found.value)):
+        assert not isinstance(raised.value, (AttributeError, KeyError)), path
+        with pytest.raises(type(raised.value)):
             timm.create_model("daft_conv_test", checkpoint_path=str(path))
-        with pytest.raises(type(found.value)):
+        with pytest.raises(type(raised.value)):
             timm.create_model("daft_conv_test", pretrained=True, pretrained_cfg_overlay=dict(file=str(path)))
         assert_same(model.state_dict(), before)
-    assert "weights_only=True blocked loading" in str(found.value) and "posix.system" in str(found.value)
+    assert "weights_only=True blocked loading" in str(raised.value) and "posix.system" in str(raised.value)
     assert not trace.exists()
     torch.load(files[-1], weights_only=False)
     assert trace.exists()  # it would have run

@@ -36,22 +36,6 @@ def _safetensors(model: nn.Module, folder: Path) -> Path:
     return folder / "c.safetensors"
 
 
-def _by_load_checkpoint(model: nn.Module, folder: Path, options: dict) -> None:
-    load_checkpoint(_build(**options), str(_saved(model, folder)))
-
-
-def _by_resume_checkpoint(model: nn.Module, folder: Path, options: dict) -> None:
-    resume_checkpoint(_build(**options), str(_saved(model, folder)), log_info=False)
-
-
-def _by_checkpoint_path(model: nn.Module, folder: Path, options: dict) -> None:
-    _build(checkpoint_path=str(_saved(model, folder)), **options)
-
-
-def _by_safetensors(model: nn.Module, folder: Path, options: dict) -> None:
-    _build(checkpoint_path=str(_safetensors(model, folder)), **options)
-
-
 def _by_pretrained(model: nn.Module, folder: Path, options: dict) -> None:
     file = str(_saved(model, folder))
     _build(pretrained=True, pretrained_cfg_overlay={"file": file, "num_classes": 3}, **options)
@@ -63,21 +47,9 @@ def _by_local_dir(model: nn.Module, folder: Path, options: dict) -> None:
 
 
 def _by_convert(model: nn.Module, folder: Path, options: dict) -> None:
-    given = [f"{name}={value}" for name, value in options.items()]
-    arguments = [NAME, str(_saved(model, folder)), str(folder / "converted.pth"), "--model-kwargs", *given]
-    convert(arguments if given else arguments[:3])
-
-
-def _by_cleaning(model: nn.Module, folder: Path, options: dict) -> None:
-    """As clean_checkpoint.py and a model in DistributedDataParallel or torch.compile do."""
-    state = {f"module._orig_mod.{name}": x for name, x in model.state_dict().items()}
-    _build(**options).load_state_dict(clean_state_dict(state))
-
-
-def _by_averaging(model: nn.Module, folder: Path, options: dict) -> None:
-    """As avg_checkpoints.py does: sums in float64, stored in float32."""
-    state = {name: (3 * x.double() / 3).float() for name, x in model.state_dict().items()}
-    _build(**options).load_state_dict(state)
+    values = [f"{name}={value}" for name, value in options.items()]
+    arguments = [NAME, str(_saved(model, folder)), str(folder / "converted.pth"), "--model-kwargs", *values]
+    convert(arguments if values else arguments[:3])
 
 
 def _by_moving_average(model: nn.Module, folder: Path, options: dict) -> None:
@@ -91,13 +63,30 @@ def _by_moving_average(model: nn.Module, folder: Path, options: dict) -> None:
     _build(**options).load_state_dict(older.module.state_dict())
 
 
-def _by_copies(model: nn.Module, folder: Path, options: dict) -> None:
-    _build(**options).load_state_dict(copy.deepcopy(model).state_dict())
-    _build(**options).load_state_dict(pickle.loads(pickle.dumps(model)).state_dict())
+def _from_state(change: Callable[[nn.Module], dict]) -> Callable[[nn.Module, Path, dict], None]:
+    """By ``load_state_dict`` of what ``change`` makes of a model."""
+    return lambda model, _, options: _build(**options).load_state_dict(change(model))
 
 
 WAYS: dict[str, Callable[[nn.Module, Path, dict], None]] = {
-    name.removeprefix("_by_"): way for name, way in sorted(globals().items()) if name.startswith("_by_")
+    "load_checkpoint": lambda model, folder, options: load_checkpoint(_build(**options), str(_saved(model, folder))),
+    "resume": lambda model, folder, options: resume_checkpoint(_build(**options), str(_saved(model, folder)), None),
+    "checkpoint_path": lambda model, folder, options: _build(checkpoint_path=str(_saved(model, folder)), **options),
+    "safetensors": lambda model, folder, options: _build(checkpoint_path=str(_safetensors(model, folder)), **options),
+    "pretrained": _by_pretrained,
+    "local_dir": _by_local_dir,
+    "convert": _by_convert,
+    "moving_average": _by_moving_average,
+    # As clean_checkpoint.py and a model in DistributedDataParallel or torch.compile do.
+    "cleaning": _from_state(
+        lambda model: clean_state_dict({f"module._orig_mod.{name}": x for name, x in model.state_dict().items()})
+    ),
+    # As avg_checkpoints.py does: sums in float64, stored in float32.
+    "averaging": _from_state(
+        lambda model: {name: (3 * x.double() / 3).float() for name, x in model.state_dict().items()}
+    ),
+    "deepcopy": _from_state(lambda model: copy.deepcopy(model).state_dict()),
+    "pickle": _from_state(lambda model: pickle.loads(pickle.dumps(model)).state_dict()),
 }
 
 
@@ -132,12 +121,12 @@ def test_twelve_heads_of_the_authors(tmp_path: Path) -> None:
 def test_a_stock_transformer_with_another_attention() -> None:
     """Stock weights say nothing, once; a stock model refuses ours, as strict loading does."""
     stock = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=2)
-    ours = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=2, attn_layer="flow")
+    flow = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=2, attn_layer="flow")
     with pytest.warns(UserWarning, match="do not say.*attention='flow'") as caught:
-        ours.load_state_dict(stock.state_dict())
+        flow.load_state_dict(stock.state_dict())
     assert len({str(warning.message) for warning in caught}) == 1
     with pytest.raises(RuntimeError, match="blocks.0.attn.attention"):
-        stock.load_state_dict(ours.state_dict())
+        stock.load_state_dict(flow.state_dict())
     replaced = replace_attention(copy.deepcopy(stock), "linear")
     with pytest.warns(UserWarning, match="attention='flow'.*attention='linear'"):
-        replaced.load_state_dict(ours.state_dict())
+        replaced.load_state_dict(flow.state_dict())

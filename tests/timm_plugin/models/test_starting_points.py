@@ -18,7 +18,7 @@ MODELS = {
     "flowformer_deit_ti": dict(num_heads=4),
     "daft_full_s": dict(bias_dim=8),
     "daft_conv_s": dict(num_heads=48),  # h = C: as many keys as channels
-    "daft_conv_s_h16": {},
+    "daft_conv_s_h16": dict(query=False),
     "daft_conv_b_384": dict(window=5, num_heads=6),
 }
 FLOW, FULL, CONV = [[name for name in MODELS if kind in name] for kind in ("flow", "full", "conv")]
@@ -83,10 +83,10 @@ def test_every_tensor(name, way, tmp_path, caplog):
     before = copy_of(stock)
     model, own = create(name, stock, way, tmp_path)
     expected, taken, in_part, left_out, new = expected_start(name, stock, own)
-    found = weights(model.state_dict())
-    assert set(found) == set(expected)
+    state = weights(model.state_dict())
+    assert set(state) == set(expected)
     for key, tensor in expected.items():
-        assert torch.equal(found[key], tensor), key
+        assert torch.equal(state[key], tensor), key
     assert_same(stock, before)
     if name in FLOW:
         assert warnings_of(caplog) == []
@@ -103,31 +103,24 @@ def test_every_tensor(name, way, tmp_path, caplog):
 @pytest.mark.parametrize("name", MODELS)
 def test_loading_is_strict_where_adaptation_is_not_asked_for(name, tmp_path):
     """A stock vision transformer is no ``daft_conv_s``: ``load_state_dict`` says so, and names what would adapt it."""
-    stock = stock_state(num_classes=10)
-    torch.save(stock, tmp_path / "stock.pth")
     small = dict(STOCK, **MODELS[name])
-    model = timm.create_model(name, **small)
+    model, path = timm.create_model(name, **small), str(tmp_path / "stock.pth")
     ways = (
-        lambda: model.load_state_dict(stock, strict=True),
-        lambda: timm.models.load_checkpoint(model, str(tmp_path / "stock.pth")),
-        lambda: timm.create_model(name, checkpoint_path=str(tmp_path / "stock.pth"), **small),
+        lambda: model.load_state_dict(torch.load(path), strict=True),
+        lambda: timm.models.load_checkpoint(model, path),
+        lambda: timm.create_model(name, checkpoint_path=path, **small),
     )
-    for way in ways:
-        with pytest.raises(RuntimeError, match=r"head.weight(.|\n)*pretrained=True(.|\n)*timm_plugin.convert"):
-            way()
-    same_classes = stock_state()
-    torch.save(same_classes, tmp_path / "stock.pth")
+    for stock in (stock_state(num_classes=10), *([] if name in FLOW else [stock_state()])):
+        torch.save(stock, path)
+        for way in ways:
+            with pytest.raises(RuntimeError, match=r"(head.weight|attn.attention)(.|\n)*pretrained=True(.|\n)*convert"):
+                way()
+    stock = stock_state()
     if name in FLOW:  # whose tensors are those of a stock vision transformer
-        way = timm.create_model(name, checkpoint_path=str(tmp_path / "stock.pth"), **small)
-        assert_same(weights(way.state_dict()), same_classes)
+        torch.save(stock, path)
+        assert_same(weights(ways[2]().state_dict()), stock)
     else:
-        with pytest.raises(RuntimeError, match=r"attn.attention(.|\n)*pretrained=True(.|\n)*timm_plugin.convert"):
-            ways[2]()
-        own = {
-            key: tensor
-            for key, tensor in same_classes.items()
-            if model.state_dict().get(key, tensor[..., :0]).shape == tensor.shape
-        }
+        own = {x: y for x, y in stock.items() if model.state_dict().get(x, y[..., :0]).shape == y.shape}
         result = model.load_state_dict(own, strict=False)
         assert set(result.missing_keys) == set(weights(model.state_dict())) - set(own)
         assert set(result.unexpected_keys) == set(own) - set(model.state_dict())
@@ -140,19 +133,19 @@ def test_loading_is_strict_where_adaptation_is_not_asked_for(name, tmp_path):
 def test_other_channels_classes_size_and_patch(name, way, channels, tmp_path, caplog):
     stock = stock_state()
     model, own = create(name, stock, way, tmp_path, in_chans=channels, num_classes=5, img_size=(64, 96), patch_size=8)
-    found = model.state_dict()
+    started = model.state_dict()
     patches = resample_patch_embed(stock["patch_embed.proj.weight"], [8, 8])
     if channels == 1:
         patches = patches.sum(1, keepdim=True)
     else:
         patches = torch.cat([patches, patches[:, :1]], 1) * (3 / 4)
-    assert_close("stem", found["patch_embed.proj.weight"], patches)
-    assert_close("body", found["blocks.1.mlp.fc1.weight"], stock["blocks.1.mlp.fc1.weight"])
+    assert_close("stem", started["patch_embed.proj.weight"], patches)
+    assert_close("body", started["blocks.1.mlp.fc1.weight"], stock["blocks.1.mlp.fc1.weight"])
     for key in ("head.weight", "head.bias"):
-        assert torch.equal(found[key], own[key]), key
+        assert torch.equal(started[key], own[key]), key
     if name not in CONV:
         expected = resample_abs_pos_embed(stock["pos_embed"], [8, 12], [4, 4])
-        assert_close("positions", found["pos_embed"], expected)
+        assert_close("positions", started["pos_embed"], expected)
     (line,) = warnings_of(caplog)
     assert line.count("head.weight, head.bias") == 2  # those of the file are left out, and new ones drawn
     assert model(images(model)).shape == (2, 5)
@@ -162,81 +155,55 @@ def test_other_channels_classes_size_and_patch(name, way, channels, tmp_path, ca
 @pytest.mark.parametrize("name", ["flowformer_deit_ti", "daft_full_s", "daft_conv_s"])
 def test_distilled(name, way, tmp_path, caplog):
     stock = stock_state("deit_tiny_distilled_patch16_224")
+    before = copy_of(stock)
+    timm.create_model(
+        name, True, pretrained_cfg_overlay=dict(state_dict=stock, num_classes=-1), **STOCK, **MODELS[name]
+    )
+    assert_same(stock, before)  # the caller's
+    caplog.clear()
     model, own = create(name, stock, way, tmp_path)
     distilled = {key for key in stock if "dist" in key}
     assert distilled == {"dist_token", "head_dist.weight", "head_dist.bias"}
     plain = {key: tensor for key, tensor in stock.items() if key not in distilled}
     plain["pos_embed"] = torch.cat([stock["pos_embed"][:, :1], stock["pos_embed"][:, 2:]], 1)
     expected = expected_start(name, plain, own)[0]
-    found = weights(model.state_dict())
-    assert set(found) == set(expected)
+    state = weights(model.state_dict())
+    assert set(state) == set(expected)
     for key, tensor in expected.items():
-        assert torch.equal(found[key], tensor), key
+        assert torch.equal(state[key], tensor), key
     (line,) = warnings_of(caplog)
     assert all(key in line for key in distilled)
+    if name not in CONV:
+        (tmp_path / "larger").mkdir()
+        model, _ = create(name, stock, way, tmp_path / "larger", img_size=96)
+        assert_close("positions", model.pos_embed, resample_abs_pos_embed(plain["pos_embed"], [6, 6], [4, 4]))
 
 
-def test_distilled_at_another_size(tmp_path):
-    stock = stock_state("deit_tiny_distilled_patch16_224")
-    model, _ = create("daft_full_s", stock, "pretrained", tmp_path, img_size=96)
-    positions = torch.cat([stock["pos_embed"][:, :1], stock["pos_embed"][:, 2:]], 1)
-    assert_close("positions", model.pos_embed, resample_abs_pos_embed(positions, [6, 6], [4, 4]))
+POOLED = dict(global_pool="avg")
+NO_CLASS_TOKEN = dict(class_token=False, global_pool="avg")
 
 
-@pytest.mark.parametrize("way", ["pretrained", "convert"])
-@pytest.mark.parametrize("name, pooled", [("daft_full_s", False), ("daft_conv_s", False), ("daft_conv_s", True)])
-def test_normalisation_on_the_other_side_of_the_pool(name, pooled, way, tmp_path):
-    stock = stock_state("vit_tiny_patch16_224", global_pool="avg")
-    assert "fc_norm.weight" in stock and "norm.weight" not in stock
-    model, _ = create(name, stock, way, tmp_path, **(dict(fc_norm=True) if pooled else {}))
-    here = "fc_norm" if pooled else "norm"
+@pytest.mark.parametrize(
+    ("name", "stock_args", "args", "here", "there"),
+    [
+        ("daft_full_s", POOLED, {}, "norm", "fc_norm"),
+        ("daft_conv_s", POOLED, {}, "norm", "fc_norm"),
+        ("daft_conv_s", POOLED, dict(fc_norm=True), "fc_norm", "fc_norm"),
+        ("daft_conv_s", {}, dict(fc_norm=True), "fc_norm", "norm"),
+        ("flowformer_deit_s", POOLED, POOLED, "fc_norm", "fc_norm"),
+        ("daft_full_s", {}, NO_CLASS_TOKEN, "fc_norm", "norm"),
+        ("daft_full_s", dict(no_embed_class=True), NO_CLASS_TOKEN, "fc_norm", "norm"),
+    ],
+)
+def test_normalisation_on_either_side_of_the_pool_and_positions_of_patches(
+    name, stock_args, args, here, there, tmp_path
+):
+    stock = stock_state("vit_tiny_patch16_224", **stock_args)
+    state = create(name, stock, "pretrained", tmp_path, **args)[0].state_dict()
     for parameter in ("weight", "bias"):
-        assert torch.equal(model.state_dict()[f"{here}.{parameter}"], stock[f"fc_norm.{parameter}"])
-
-
-def test_normalisation_before_the_pool_starts_one_after_it(tmp_path):
-    stock = stock_state()
-    model, _ = create("daft_conv_s", stock, "pretrained", tmp_path, fc_norm=True)
-    assert torch.equal(model.fc_norm.weight, stock["norm.weight"])
-
-
-def test_pooled_vit_into_flow(tmp_path):
-    stock = stock_state("vit_tiny_patch16_224", global_pool="avg")
-    model, _ = create("flowformer_deit_s", stock, "pretrained", tmp_path, global_pool="avg")
-    assert_same(weights(model.state_dict()), stock)
-
-
-def test_full_without_a_class_token(tmp_path):
-    stock = stock_state()
-    model, _ = create("daft_full_s", stock, "pretrained", tmp_path, class_token=False, global_pool="avg")
-    assert torch.equal(model.pos_embed, stock["pos_embed"][:, 1:])
-
-
-def test_positions_without_the_class_token_stay(tmp_path):
-    stock = stock_state(no_embed_class=True)
-    model, _ = create("daft_full_s", stock, "pretrained", tmp_path, class_token=False, global_pool="avg")
-    assert torch.equal(model.pos_embed, stock["pos_embed"])
-
-
-@pytest.mark.parametrize("query", [True, False])
-def test_values_of_conv_are_the_stock_values(query, tmp_path):
-    stock = stock_state()
-    model, _ = create("daft_conv_s_h16", stock, "pretrained", tmp_path, query=query)
-    x = torch.randn(2, 16, DIM)
-    attention = model.blocks[1].attn
-    q, k, v = attention.qkv(x).split(attention.widths, dim=-1)
-    qkv = torch.nn.functional.linear(x, stock["blocks.1.attn.qkv.weight"], stock["blocks.1.attn.qkv.bias"])
-    assert_close("values", v, qkv[..., 2 * DIM :])
-    assert (q.shape, k.shape) == ((2, 16, DIM if query else 0), (2, 16, 16))
-
-
-@pytest.mark.parametrize("name", ["daft_conv_s", "daft_full_s", "flowformer_deit_s"])
-def test_the_callers_state_dict_stays_as_it_is(name):
-    stock = stock_state("deit_tiny_distilled_patch16_224")
-    before = copy_of(stock)
-    overlay = dict(state_dict=stock, num_classes=-1)
-    timm.create_model(name, pretrained=True, pretrained_cfg_overlay=overlay, **STOCK, **MODELS[name])
-    assert_same(stock, before)
+        assert torch.equal(state[f"{here}.{parameter}"], stock[f"{there}.{parameter}"])
+    if name not in CONV:
+        assert torch.equal(state["pos_embed"], stock["pos_embed"][:, -state["pos_embed"].shape[1] :])
 
 
 @pytest.mark.parametrize("name", ["daft_conv_s", "daft_full_s", "flowformer_deit_s"])
@@ -285,9 +252,9 @@ def test_the_papers_sizes(name, stock_name):
 )
 @pytest.mark.parametrize("name", ["flowformer_deit_s", "daft_full_s", "daft_conv_s"])
 def test_a_stock_model_of_another_shape_is_refused(name, other, message, way, tmp_path):
-    with pytest.raises(ValueError, match=message) as found:
+    with pytest.raises(ValueError, match=message) as raised:
         create(name, stock_state(**other), way, tmp_path)
-    assert "Nothing was loaded" in str(found.value)
+    assert "Nothing was loaded" in str(raised.value)
 
 
 def test_files_of_jax_are_refused_where_they_have_no_place(tmp_path):

@@ -189,7 +189,7 @@ def test_two_processes_have_the_gradients_of_one_with_both_batches(tmp_path):
             F.cross_entropy(model(images), labels).backward()
             optimizer.step()
         for name, parameter in model.named_parameters():
-            for rank, found in enumerate(processes):
+            for rank, gradients in enumerate(processes):
                 # β of a filter changes no softmax: its gradients may be mere rounding.
-                actual, expected = found[i][name] + 1e-3, parameter.grad + 1e-3
+                actual, expected = gradients[i][name] + 1e-3, parameter.grad + 1e-3
                 assert_close(f"gradient of {name} in process {rank}", actual, expected, 1e-8)

@@ -66,8 +66,8 @@ def _score(model: nn.Module, parameters: dict[str, Tensor], x: Tensor) -> Tensor
 
 def _same(what: str, other: Callable, model: nn.Module, tolerance: float | None = None) -> None:
     for x in (_images(), _images(3)):
-        further = () if tolerance is None else (tolerance,)
-        assert_close(what, other(x), model(x), *further)
+        tolerances = () if tolerance is None else (tolerance,)
+        assert_close(what, other(x), model(x), *tolerances)
 
 
 def _traced(model: nn.Module) -> None:
@@ -151,10 +151,10 @@ def _per_sample(model: nn.Module) -> None:
     per_image = vmap(grad(lambda p, image: _score(model, p, image[None])), (None, 0))(parameters, x)
     model.zero_grad()
     model(x).square().sum().backward()
-    known = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+    expected = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
     # All in one: where a window sees every token, the gradient of DAFT-conv's β is 0 but for rounding.
-    sums = torch.cat([per_image[name].sum(0).flatten() for name in known])
-    assert_close("gradients", sums, torch.cat([gradient.flatten() for gradient in known.values()]), 1e-4)
+    sums = torch.cat([per_image[name].sum(0).flatten() for name in expected])
+    assert_close("gradients", sums, torch.cat([gradient.flatten() for gradient in expected.values()]), 1e-4)
 
 
 def _forward_mode(model: nn.Module) -> None:
@@ -229,8 +229,8 @@ def test_the_readme_has_the_same_table():
     section = text.partition("\n## What a model allows\n")[2].partition("\n## ")[0]
     table = [re.split(r"\s*\|\s*", line)[1:-1] for line in section.splitlines() if line.startswith("|")]
     assert table[0][1:] == list(COLUMNS)
-    told = {(row[0], column): cell for row in table[2:] for column, cell in zip(COLUMNS, row[1:])}
-    assert {key: cell.startswith("yes") for key, cell in told.items()} == {
+    cells = {(row[0], column): cell for row in table[2:] for column, cell in zip(COLUMNS, row[1:])}
+    assert {key: cell.startswith("yes") for key, cell in cells.items()} == {
         (row, column): (row, column) not in REFUSED for row in ROWS for column in COLUMNS
     }
 
