@@ -204,6 +204,9 @@ def test_prune_intermediate_layers(case):
         assert_close(f"features {i}", feature, expected[i])
     assert model.num_classes == 0
     assert torch.isfinite(model(x)).all()
+    bare = build(case)
+    bare.prune_intermediate_layers([0, 1], prune_norm=True)
+    assert bare.forward_features(x).dim() == (4 if case in HIERARCHICAL else 3)
     if case in HIERARCHICAL:  # of fewer channels, with a new classifier
         model.reset_classifier(7, "avg")
         assert model.num_features == model.feature_info[1]["num_chs"] and model(x).shape == (2, 7)
