@@ -101,7 +101,8 @@ def known_module(words: list[str]) -> None:
         return
     options_typed = [word for word in words[3:] if word.startswith("--") and " " not in word]  # no text of options
     missing = [option for option in options_typed if f'"{option}"' not in sources]
-    taken = import_module(spec.name).parser().format_help().split() if missing else []
+    module = import_module(spec.name) if missing else None
+    taken = getattr(module, "EXPERIMENT", module).parser().format_help().split() if missing else []
     assert set(missing) <= set(taken), f"{module} has no {', '.join(missing)}"
 
 

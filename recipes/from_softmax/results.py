@@ -1,4 +1,4 @@
-"""What is shown of forms of a teacher: how much of the teacher's lead is won back, tables and a picture.
+"""Results of forms of a teacher: how much of the teacher's lead is won back, as tables and a picture.
 
 A record of a form and a seed has the number of ``parameters`` and of those that are ``learned`` in stage 1, the losses
 of the ``teacher`` by name, its own ``losses`` by stage and name, the share that is ``won_back``, the losses with
@@ -36,7 +36,7 @@ _WORDS = {
 
 
 class Measure(NamedTuple):
-    """What is shown of losses."""
+    """The numbers that are shown of losses, with columns and notes."""
 
     columns: dict[str, str]  # of the teacher, by the name of the loss
     label: str  # of the picture
