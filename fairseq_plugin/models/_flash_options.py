@@ -72,6 +72,25 @@ class MixedChunkOptions(GatedAttentionUnitOptions):
 
 
 @dataclass
+class FirstTokenOptions(FairseqDataclass):
+    """The fine-tuning forms of Table 4, of FLASH's and FLASH-Quad's masked models."""
+
+    flash_first_softmax: bool = field(
+        default=False, metadata={"help": "the first token attends with softmax, whatever the kernel (Table 4)"}
+    )
+
+
+@dataclass
+class FirstToAllOptions(FirstTokenOptions):
+    """The fine-tuning forms of Table 4 of FLASH's masked model."""
+
+    flash_first_to_all: bool = field(
+        default=False,
+        metadata={"help": "the first token of each chunk attends to the whole sequence with softmax (Table 4)"},
+    )
+
+
+@dataclass
 class CausalMixedChunkOptions(MixedChunkOptions):
     """Options of FLASH's language model."""
 

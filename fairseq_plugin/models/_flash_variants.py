@@ -1,13 +1,13 @@
-"""The models of the FLASH paper's Tables 8 to 10 as layers, for the causal decoder and the masked encoder alike."""
+"""The models of the FLASH paper's Tables 8 to 10 as rows of a table, for the causal decoder and the masked encoder."""
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import Any
 
+from fairseq.dataclass import FairseqDataclass
 from fairseq.models.transformer import TransformerConfig
 from fairseq.utils import safe_getattr
 from torch import nn
-
-from common.modules.forget_gate import NONE
 
 from ..modules.gated_attention_unit_layer import GatedAttentionUnitDecoderLayer, GatedAttentionUnitEncoderLayer
 from ..modules.multihead_attention import LayerDesign
@@ -15,23 +15,45 @@ from ..modules.transformer_layer import LinearTimeDecoderLayer, LinearTimeEncode
 from . import _flash_options as flash_options
 from ._options import attention_options, option
 
+#: Embedding width, layers and heads by size; w512 to w1024 are the widths in Figure 3.
+Sizes = dict[str, tuple[int, int, int]]
+_UNITS: Sizes = {"base": (768, 24, 1), "large": (1024, 72, 1)}
+_MORE_UNITS: Sizes = {**_UNITS, "w512": (512, 15, 1), "w768": (768, 22, 1), "w1024": (1024, 46, 1)}
+_TRANSFORMERS: Sizes = {"base": (768, 12, 12), "large": (1024, 36, 16)}
+# Heads have 64 channels, as in Tables 8 to 10; the table beside Figure 3 names none.
+_MORE_TRANSFORMERS: Sizes = {**_TRANSFORMERS, "w512": (512, 8, 8), "w768": (768, 12, 12), "w1024": (1024, 24, 16)}
+_CHUNK_SIZES = {"base": 256, "large": 512}
 
+
+@dataclass(frozen=True, kw_only=True)
 class Variant(ABC):
-    """One model of the paper, a column of Tables 8 to 10: its options, its inner width and its layer."""
+    """One model of the paper, a column of Tables 8 to 10, from which its causal and its masked model are made."""
 
-    #: The dataclass of its ``--flash-...`` options.
+    #: What the names of its classes begin with, and their docstring.
+    title: str
+    summary: str
+    #: Its ``--flash-...`` options; those of its language model, where it has more; what its masked model has besides.
     options: type
-    #: The feed-forward width (e in a gated attention unit) over the embedding width where none is given.
-    expansion: float
-    #: Of token embeddings at first, in causal models; None for fairseq's own 1/√d.
+    causal_options: type | None = None
+    masked_options: type = FairseqDataclass
+    sizes: Sizes
+    #: The option that is 256 in the base size and 512 in the large one; None for a model without chunks.
+    chunk_option: str | None = None
+    #: Standard deviation of token embeddings at first, in causal models; None for fairseq's own 1/√d.
     embedding_std: float | None = None
-    #: Embedding width, layers and heads of the paper's sizes (Tables 8 to 10, and by its width a size of Figure 3), and
-    #: C where there are chunks.
-    sizes: dict[str, dict[str, int]]
+
+    @property
+    @abstractmethod
+    def expansion(self) -> float:
+        """The feed-forward width (e in a gated attention unit) over the embedding width where none is given."""
 
     @abstractmethod
     def build_layer(self, args, cfg: TransformerConfig, limit: int, causal: bool, *host_options) -> nn.Module:
         """One layer, not yet wrapped; ``limit`` is the model's position limit."""
+
+    def option_classes(self, causal: bool) -> tuple[type, ...]:
+        """The dataclasses of the options of the language model or of the masked model."""
+        return (self.causal_options or self.options,) if causal else (self.options, self.masked_options)
 
     def inner_width(self, embed_dim: int) -> int:
         """The default feed-forward width, up to the next multiple of 8 where ``expansion`` gives no integer."""
@@ -40,101 +62,64 @@ class Variant(ABC):
 
     def set_size(self, args, side: str, size: str) -> None:
         """Fill in what the command line left open of ``size``; ``side`` is encoder or decoder."""
-        for name, value in self.sizes[size].items():
-            name = name if name.startswith("flash_") else f"{side}_{name}"
+        names = (f"{side}_{name}" for name in ("embed_dim", "layers", "attention_heads"))
+        values = dict(zip(names, self.sizes[size]))
+        if self.chunk_option is not None:
+            values[self.chunk_option] = _CHUNK_SIZES[size]
+        for name, value in values.items():
             setattr(args, name, safe_getattr(args, name, value))
 
 
-def _with_chunks(sizes: dict[str, dict[str, int]], option: str = "flash_chunk_size") -> dict[str, dict[str, int]]:
-    """The base and large ``sizes``, each with the paper's chunk size as ``option`` (Tables 8 to 10)."""
-    chunk_sizes = {"base": 256, "large": 512}
-    return {size: {**sizes[size], option: chunk_size} for size, chunk_size in chunk_sizes.items()}
+@dataclass(frozen=True, kw_only=True)
+class UnitVariant(Variant):
+    """A stack of gated attention units; without ``chunk_option``, attention is quadratic."""
 
-
-class _GatedAttentionUnitVariant(Variant):
-    """A stack of gated attention units."""
-
-    expansion = 2.0
     # As every weight of the paper. With larger ones, units whose branch is near zero at first foretell the token they
     # are given. Transformers learn faster with fairseq's: perplexity 136 against 168 after 150 updates at 512 tokens of
     # recipes.flash.compare on tinyshakespeare; FLASH 113 against 96 (2026-11-20, one seed).
-    embedding_std = 0.02
-    sizes = {
-        "base": {"embed_dim": 768, "layers": 24, "attention_heads": 1},
-        "large": {"embed_dim": 1024, "layers": 72, "attention_heads": 1},
-    }
-
-    def unit(self, args, limit: int) -> dict[str, Any]:
-        """Arguments of ``common.modules.GatedAttentionUnit`` beside width, heads and dropout."""
-        return {
-            "query_dim": option(args, self.options, "flash_query_dim"),
-            "kernel": option(args, self.options, "flash_kernel"),
-            "bias": option(args, self.options, "flash_relative_bias"),
-            "norm": option(args, self.options, "flash_norm"),
-            "gate": not option(args, self.options, "flash_no_gate"),
-            "separate_ffn": option(args, self.options, "flash_separate_ffn"),
-            "rotary": not option(args, self.options, "flash_no_rotary"),
-            "first_softmax": safe_getattr(args, "flash_first_softmax", False),  # of masked models
-        }
+    embedding_std: float | None = 0.02
+    expansion = 2.0
 
     def build_layer(self, args, cfg: TransformerConfig, limit: int, causal: bool, *host_options) -> nn.Module:
+        """One gated attention unit; the option ``flash_NAME`` is its argument NAME, and ``flash_no_NAME`` negates."""
+        unit: dict[str, Any] = {} if self.chunk_option else {"chunk_size": None, "max_positions": limit}
+        for options in self.option_classes(causal):
+            for name in (name for name in options.__dataclass_fields__ if name.startswith("flash_")):
+                argument, value = name.removeprefix("flash_"), option(args, options, name)
+                if argument.startswith("no_"):
+                    argument, value = argument.removeprefix("no_"), not value
+                unit["bias" if argument == "relative_bias" else argument] = value
         layer = GatedAttentionUnitDecoderLayer if causal else GatedAttentionUnitEncoderLayer
-        return layer(cfg, self.unit(args, limit))
+        return layer(cfg, unit)
 
 
-class _Flash(_GatedAttentionUnitVariant):
-    options = flash_options.MixedChunkOptions
-    sizes = _with_chunks(_GatedAttentionUnitVariant.sizes)
+@dataclass(frozen=True, kw_only=True)
+class TransformerVariant(Variant):
+    """A Transformer with rotary positions, over ``attention``, a name of ``common.attention.ATTENTIONS``."""
 
-    def unit(self, args, limit: int) -> dict[str, Any]:
-        return {
-            **super().unit(args, limit),
-            "chunk_size": option(args, self.options, "flash_chunk_size"),
-            "local": not option(args, self.options, "flash_no_local"),
-            "linear": not option(args, self.options, "flash_no_linear"),
-            "overlap": option(args, self.options, "flash_overlap"),
-            "chunk_summaries": option(args, self.options, "flash_chunk_summaries"),
-            "first_to_all": safe_getattr(args, "flash_first_to_all", False),  # of masked models
-            "forget": safe_getattr(args, "flash_forget", NONE),  # of language models
-        }
-
-
-class _FlashQuad(_GatedAttentionUnitVariant):
-    options = flash_options.QuadraticOptions
-    sizes = {
-        **_GatedAttentionUnitVariant.sizes,
-        "w512": {"embed_dim": 512, "layers": 15, "attention_heads": 1},
-        "w768": {"embed_dim": 768, "layers": 22, "attention_heads": 1},
-        "w1024": {"embed_dim": 1024, "layers": 46, "attention_heads": 1},
-    }
-
-    def unit(self, args, limit: int) -> dict[str, Any]:
-        divisor = option(args, self.options, "flash_divisor")
-        return {**super().unit(args, limit), "chunk_size": None, "max_positions": limit, "divisor": divisor}
-
-
-class _TransformerVariant(Variant):
-    """A Transformer with rotary positions; subclasses name its attention."""
-
-    options = flash_options.TransformerOptions
-    gated_ffn = False
-    sizes = {
-        "base": {"embed_dim": 768, "layers": 12, "attention_heads": 12},
-        "large": {"embed_dim": 1024, "layers": 36, "attention_heads": 16},
-    }
+    options: type = flash_options.TransformerOptions
+    attention: str
+    gated_ffn: bool = True
 
     @property
     def expansion(self) -> float:
         """4, or 8/3 with GLU, which has a third matrix."""
         return 8 / 3 if self.gated_ffn else 4.0
 
-    @abstractmethod
-    def attention(self, args, limit: int, causal: bool) -> tuple[str, dict[str, Any]]:
-        """A name of ``common.attention.ATTENTIONS``, and options of its constructor."""
+    def attention_of(self, args, limit: int, causal: bool) -> tuple[str, dict[str, Any]]:
+        """The name of the attention, and options of its constructor."""
+        options = self.option_classes(causal)[0]
+        if self.attention == "softmax":
+            kernel = option(args, options, "flash_kernel")
+            divisor = float(limit) if causal else None
+            return ("softmax", {}) if kernel == "softmax" else ("quadratic", {"kernel": kernel, "divisor": divisor})
+        fixed = {"phi": "relu"} if self.attention == "linear" else {}
+        return self.attention, {**fixed, **attention_options(args, self.attention, options, "flash")}
 
     def build_layer(self, args, cfg: TransformerConfig, limit: int, causal: bool, *host_options) -> nn.Module:
+        """One Transformer layer."""
         design = LayerDesign(
-            *self.attention(args, limit, causal),
+            *self.attention_of(args, limit, causal),
             rotary=not option(args, self.options, "flash_no_rotary"),
             attention_gate=option(args, self.options, "flash_attention_gate"),
             gated_ffn=self.gated_ffn,
@@ -144,50 +129,7 @@ class _TransformerVariant(Variant):
         return layer(cfg, *host_options, design=design)
 
 
-class _TransformerPlus(_TransformerVariant):
-    options = flash_options.SoftmaxTransformerOptions
-    # Heads have 64 channels, as in Tables 8 to 10; the table beside Figure 3 names none.
-    sizes = {
-        **_TransformerVariant.sizes,
-        "w512": {"embed_dim": 512, "layers": 8, "attention_heads": 8},
-        "w768": {"embed_dim": 768, "layers": 12, "attention_heads": 12},
-        "w1024": {"embed_dim": 1024, "layers": 24, "attention_heads": 16},
-    }
-
-    def attention(self, args, limit: int, causal: bool) -> tuple[str, dict[str, Any]]:
-        kernel = option(args, self.options, "flash_kernel")
-        if kernel == "softmax":
-            return "softmax", {}
-        divisor: float | None = float(limit) if causal else None
-        return "quadratic", {"kernel": kernel, "divisor": divisor}
-
-
-class _TransformerPlusPlus(_TransformerPlus):
-    gated_ffn = True
-
-
-class _MixedChunkTransformer(_TransformerVariant):
-    options = flash_options.MixedChunkTransformerOptions
-    gated_ffn = True
-    sizes = _with_chunks(_TransformerVariant.sizes)
-
-    def attention(self, args, limit: int, causal: bool) -> tuple[str, dict[str, Any]]:
-        return "mixed_chunk", attention_options(args, "mixed_chunk", self.options, "flash")
-
-
-class _Performer(_TransformerVariant):
-    def attention(self, args, limit: int, causal: bool) -> tuple[str, dict[str, Any]]:
-        if not causal:
-            return "linear", {"phi": "relu"}
-        computed = option(args, flash_options.CausalPerformerOptions, "flash_cumulative_sum")
-        return "linear", {"phi": "relu", "cumulative_sum": computed}
-
-
-class _Combiner(_TransformerVariant):
-    options = flash_options.CombinerOptions
-    # What the tables call a chunk is Combiner's row: the tokens that a query sees one by one.
-    sizes = _with_chunks(_TransformerVariant.sizes, "flash_row_length")
-
+class _CombinerVariant(TransformerVariant):
     def set_size(self, args, side: str, size: str) -> None:
         """Fill in what the command line left open of ``size``; ``side`` is encoder or decoder.
 
@@ -197,25 +139,63 @@ class _Combiner(_TransformerVariant):
             args.flash_row_length = option(args, self.options, "flash_row_length")
         super().set_size(args, side, size)
 
-    def attention(self, args, limit: int, causal: bool) -> tuple[str, dict[str, Any]]:
-        return "combiner", attention_options(args, "combiner", self.options, "flash")
-
-
-FLASH = _Flash()
-FLASH_QUAD = _FlashQuad()
-TRANSFORMER_PLUS = _TransformerPlus()
-TRANSFORMER_PLUS_PLUS = _TransformerPlusPlus()
-MIXED_CHUNK_TRANSFORMER = _MixedChunkTransformer()
-PERFORMER = _Performer()
-COMBINER = _Combiner()
 
 #: By the name that architectures begin with.
 VARIANTS: dict[str, Variant] = {
-    "flash": FLASH,
-    "flash_quad": FLASH_QUAD,
-    "transformer_plus": TRANSFORMER_PLUS,
-    "transformer_pp": TRANSFORMER_PLUS_PLUS,
-    "mc_transformer_pp": MIXED_CHUNK_TRANSFORMER,
-    "performer": PERFORMER,
-    "combiner": COMBINER,
+    "flash": UnitVariant(
+        title="Flash",
+        summary="FLASH: mixed chunk attention in gated attention units, O(T), decoding state of constant size.",
+        options=flash_options.MixedChunkOptions,
+        causal_options=flash_options.CausalMixedChunkOptions,
+        masked_options=flash_options.FirstToAllOptions,
+        sizes=_UNITS,
+        chunk_option="flash_chunk_size",
+    ),
+    "flash_quad": UnitVariant(
+        title="FlashQuad",
+        summary="FLASH-Quad: quadratic relu² attention in gated attention units, O(T²) time, O(T) memory.",
+        options=flash_options.QuadraticOptions,
+        masked_options=flash_options.FirstTokenOptions,
+        sizes=_MORE_UNITS,
+    ),
+    "transformer_plus": TransformerVariant(
+        title="TransformerPlus",
+        summary="Transformer+: softmax attention through torch's fused kernel, scaled sinusoids and rotary positions.",
+        options=flash_options.SoftmaxTransformerOptions,
+        attention="softmax",
+        gated_ffn=False,
+        sizes=_MORE_TRANSFORMERS,
+    ),
+    "transformer_pp": TransformerVariant(
+        title="TransformerPlusPlus",
+        summary="Transformer++: Transformer+ with a gated feed-forward block (GLU) of the same parameter count.",
+        options=flash_options.SoftmaxTransformerOptions,
+        attention="softmax",
+        sizes=_MORE_TRANSFORMERS,
+    ),
+    "mc_transformer_pp": TransformerVariant(
+        title="MixedChunkTransformer",
+        summary="MC-TFM++ (Table 5): mixed chunk attention on Transformer++'s heads, O(T), constant decoding state.",
+        options=flash_options.MixedChunkTransformerOptions,
+        attention="mixed_chunk",
+        sizes=_TRANSFORMERS,
+        chunk_option="flash_chunk_size",
+    ),
+    "performer": TransformerVariant(
+        title="Performer",
+        summary="Performer with its relu kernel (no random projections), rotary positions, O(T), constant state.",
+        causal_options=flash_options.CausalPerformerOptions,
+        attention="linear",
+        gated_ffn=False,
+        sizes=_TRANSFORMERS,
+    ),
+    "combiner": _CombinerVariant(
+        title="Combiner",
+        summary="Combiner, row-major axial, with rotary positions, O(T √T); decoding keeps and revisits every token.",
+        options=flash_options.CombinerOptions,
+        attention="combiner",
+        gated_ffn=False,
+        sizes=_TRANSFORMERS,
+        chunk_option="flash_row_length",  # what the tables call a chunk: the tokens that a query sees one by one
+    ),
 }

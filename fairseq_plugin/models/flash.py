@@ -5,6 +5,7 @@ embed positions as scaled sinusoids (``--decoder-learned-pos`` for learned ones)
 """
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Optional
 
 from fairseq import utils
@@ -16,11 +17,10 @@ from fairseq.utils import safe_getattr
 from torch import nn
 
 from ..modules.positions import scaled_sin_positions
-from . import _flash_options as flash_options
-from . import _flash_variants as flash_variants
-from ._flash_variants import VARIANTS, Variant
+from ._flash_variants import VARIANTS, UnitVariant, Variant
 from ._language_model import LinearTimeLanguageModel, check_command_line, register_language_model
 from ._options import DocumentOptions, option
+from ._registration import make_class, make_config
 from ._weight_decay import DecayOptions
 
 
@@ -65,7 +65,7 @@ class FlashTransformerConfig(FlashFamilyConfig):
 
 
 class FlashFamilyLanguageModel(LinearTimeLanguageModel):
-    """A language model of the paper's tables; subclasses name their ``Variant``."""
+    """A language model of the paper's tables; each class has its ``Variant``."""
 
     option_prefix = "flash"
     variant: Variant
@@ -99,94 +99,17 @@ class FlashFamilyLanguageModel(LinearTimeLanguageModel):
         return super().build_model(args, task)
 
 
-@dataclass
-class FlashLanguageModelConfig(flash_options.CausalMixedChunkOptions, GatedAttentionUnitConfig):
-    """Options of ``flash_lm``."""
-
-
-@register_language_model("flash_lm", dataclass=FlashLanguageModelConfig)
-class FlashLanguageModel(FlashFamilyLanguageModel):
-    """FLASH: mixed chunk attention in gated attention units, O(T), decoding state of constant size."""
-
-    variant = flash_variants.FLASH
-
-
-@dataclass
-class FlashQuadLanguageModelConfig(flash_options.QuadraticOptions, GatedAttentionUnitConfig):
-    """Options of ``flash_quad_lm``."""
-
-
-@register_language_model("flash_quad_lm", dataclass=FlashQuadLanguageModelConfig)
-class FlashQuadLanguageModel(FlashFamilyLanguageModel):
-    """FLASH-Quad: quadratic relu² attention in gated attention units, O(T²) time, O(T) memory."""
-
-    variant = flash_variants.FLASH_QUAD
-
-
-@dataclass
-class TransformerPlusConfig(flash_options.SoftmaxTransformerOptions, FlashTransformerConfig):
-    """Options of ``transformer_plus_lm`` and ``transformer_pp_lm``."""
-
-
-@register_language_model("transformer_plus_lm", dataclass=TransformerPlusConfig)
-class TransformerPlusLanguageModel(FlashFamilyLanguageModel):
-    """Transformer+: softmax attention through torch's fused kernel, with scaled sinusoids and rotary positions."""
-
-    variant = flash_variants.TRANSFORMER_PLUS
-
-
-@register_language_model("transformer_pp_lm", dataclass=TransformerPlusConfig)
-class TransformerPlusPlusLanguageModel(FlashFamilyLanguageModel):
-    """Transformer++: Transformer+ with a gated feed-forward block (GLU) of the same parameter count."""
-
-    variant = flash_variants.TRANSFORMER_PLUS_PLUS
-
-
-@dataclass
-class MixedChunkTransformerConfig(flash_options.MixedChunkTransformerOptions, FlashTransformerConfig):
-    """Options of ``mc_transformer_pp_lm``."""
-
-
-@register_language_model("mc_transformer_pp_lm", dataclass=MixedChunkTransformerConfig)
-class MixedChunkTransformerLanguageModel(FlashFamilyLanguageModel):
-    """MC-TFM++ (Table 5): mixed chunk attention on Transformer++'s heads, O(T), decoding state of constant size."""
-
-    variant = flash_variants.MIXED_CHUNK_TRANSFORMER
-
-
-@dataclass
-class PerformerConfig(flash_options.CausalPerformerOptions, FlashTransformerConfig):
-    """Options of ``performer_lm``."""
-
-
-@register_language_model("performer_lm", dataclass=PerformerConfig)
-class PerformerLanguageModel(FlashFamilyLanguageModel):
-    """Performer with its relu kernel (without random projections) and rotary positions, O(T), constant state."""
-
-    variant = flash_variants.PERFORMER
-
-
-@dataclass
-class CombinerConfig(flash_options.CombinerOptions, FlashTransformerConfig):
-    """Options of ``combiner_lm``."""
-
-
-@register_language_model("combiner_lm", dataclass=CombinerConfig)
-class CombinerLanguageModel(FlashFamilyLanguageModel):
-    """Combiner, row-major axial, with rotary positions, O(T √T); decoding keeps and revisits every token."""
-
-    variant = flash_variants.COMBINER
-
-
-def _architecture(variant: Variant, size: str):
-    def architecture(args) -> None:
-        check_command_line(args)
-        args.share_decoder_input_output_embed = safe_getattr(args, "share_decoder_input_output_embed", True)
-        variant.set_size(args, "decoder", size)
-
-    return architecture
+def _complete_size(variant: Variant, size: str, args) -> None:
+    check_command_line(args)
+    args.share_decoder_input_output_embed = safe_getattr(args, "share_decoder_input_output_embed", True)
+    variant.set_size(args, "decoder", size)
 
 
 for _name, _variant in VARIANTS.items():
+    _is_unit, _title = isinstance(_variant, UnitVariant), f"{_variant.title}LanguageModel"
+    _bases = *_variant.option_classes(True), GatedAttentionUnitConfig if _is_unit else FlashTransformerConfig
+    _config = make_config(__name__, f"{_title if _is_unit else _variant.title}Config", *_bases)
+    _model = make_class(__name__, _title, FlashFamilyLanguageModel, variant=_variant, __doc__=_variant.summary)
+    register_language_model(f"{_name}_lm", dataclass=_config)(_model)
     for _size in _variant.sizes:
-        register_model_architecture(f"{_name}_lm", f"{_name}_lm_{_size}")(_architecture(_variant, _size))
+        register_model_architecture(f"{_name}_lm", f"{_name}_lm_{_size}")(partial(_complete_size, _variant, _size))

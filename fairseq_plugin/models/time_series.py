@@ -15,7 +15,7 @@ from torch import nn
 from ..modules.transformer_layer import LinearTimeEncoderLayer
 from . import _flash_options as flash_options
 from . import time_series_baselines  # noqa: F401  registers lstm_time_series and tcn_time_series
-from ._flash_variants import FLASH
+from ._flash_variants import VARIANTS
 from ._options import attention_config
 from ._registration import derived, register_checked, register_variant
 from ._time_series import TimeSeriesClassifier, TimeSeriesConfig, TransformerTimeSeriesConfig
@@ -64,12 +64,12 @@ class FlashTimeSeriesClassifier(TimeSeriesClassifier):
     @classmethod
     def complete_options(cls, args: Namespace) -> None:
         """The width of U and V."""
-        args.encoder_ffn_embed_dim = args.encoder_ffn_embed_dim or FLASH.inner_width(args.encoder_embed_dim)
+        args.encoder_ffn_embed_dim = args.encoder_ffn_embed_dim or VARIANTS["flash"].inner_width(args.encoder_embed_dim)
 
     @classmethod
     def build_layer(cls, args: Namespace, cfg: TransformerConfig) -> nn.Module:
         """One gated attention unit."""
-        return FLASH.build_layer(args, cfg, args.max_source_positions, False)
+        return VARIANTS["flash"].build_layer(args, cfg, args.max_source_positions, False)
 
 
 for _prefix, _attention in derived("bidirectional"):
