@@ -5,7 +5,7 @@ channels; the steps of all series of a split follow one another in one array.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,17 +14,8 @@ import numpy as np
 from common.ops.shared.checks import shortened
 
 from . import stored_arrays
-from .stored_arrays import (
-    as_float32,
-    check_integers,
-    check_numbers,
-    check_reals,
-    check_whole,
-    read_arrays,
-)
+from .stored_arrays import TRAIN, ArrayFolder, check_integers, check_splits, finite_array
 
-DESCRIPTION_FILE = "series.json"
-TRAIN = "train"
 #: Labels that come back from a file as they were.
 Label = str | int
 
@@ -37,7 +28,7 @@ class Split(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Description:
+class Description(stored_arrays.Description):
     """Description of the series that a model was trained on: their labels, statistics and largest length.
 
     ``mean`` and ``std`` are of each channel over all steps of the training series; every series is standardised with
@@ -52,27 +43,18 @@ class Description:
     std: list[float]  # (C,), with T - 1 in the denominator, as in the authors' code
     longest: int  # steps of the longest training series
 
+    epsilon = float(np.finfo(np.float64).eps)
+
     def __post_init__(self) -> None:
-        _check_labels(self.labels)
-        check_reals("mean", self.mean)
-        check_reals("std", self.std, above=0.0, count=len(self.mean))
-        check_whole("longest", self.longest)
+        if not self.labels or len({type(label) for label in self.labels}) > 1 or len({*self.labels}) < len(self.labels):
+            wrong = shortened(self.labels)
+            raise ValueError(f"labels is {wrong}; allowed: all strings, or all integers, each of them once")
+        self.check_statistics(above=0.0)
 
     @property
     def channels(self) -> int:
         """C."""
         return len(self.mean)
-
-    def standardise(self, series: np.ndarray, where: str = "the series") -> np.ndarray:
-        """Series (T, C) minus the mean, over the deviation, as float32.
-
-        Raises:
-            ValueError: a value that is then infinite; the message says ``where``.
-        """
-        std = np.asarray(self.std) + np.finfo(np.float64).eps
-        with np.errstate(over="ignore"):
-            standardised = (series - np.asarray(self.mean)) / std
-        return as_float32(f"{where}, (step, channel),", standardised, series)
 
     def class_of(self, label: Any, where: str) -> int:
         """The class of a label; ValueError, which says ``where`` it was found, for one that was never seen."""
@@ -80,9 +62,15 @@ class Description:
             raise ValueError(f"{where} has the label {label!r}; allowed: {', '.join(map(repr, self.labels))}")
         return self.labels.index(label)
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values, as JSON and checkpoints hold them."""
-        return asdict(self)
+
+_FOLDER = ArrayFolder(
+    file="series.json",
+    description=Description,
+    writers="recipes.time_series.prepare",
+    step_fields={"steps": "channels"},
+    item_fields=("classes",),
+)
+read_description = _FOLDER.read_description
 
 
 def describe(train: Split) -> Description:
@@ -105,32 +93,16 @@ def write_folder(folder: Path, splits: Mapping[str, tuple[Sequence[Any], Sequenc
         ValueError: a series that is none (see ``check_series``) or that has another number of channels, as many labels
             as there are no series, or a label that no training series has.
     """
-    if TRAIN not in splits:
-        raise ValueError(f"splits are {', '.join(splits) or 'none'}; allowed: {TRAIN!r} and others")
-    read = {TRAIN: _checked_split(TRAIN, *splits[TRAIN], channels=None)}
-    described = describe(read[TRAIN])
-    for name, (series, labels) in splits.items():
-        if name != TRAIN:
-            read[name] = _checked_split(name, series, labels, described.channels)
-    classes = {
-        name: [described.class_of(label, f"series {i} of {name}") for i, label in enumerate(split.labels)]
-        for name, split in read.items()
-    }
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, split in read.items():
-        lengths = np.array([len(x) for x in split.series])
-        np.savez(folder / f"{name}.npz", steps=np.concatenate(split.series), lengths=lengths, classes=classes[name])
-    stored_arrays.write_description(described, folder / DESCRIPTION_FILE)
-    return described
-
-
-def read_description(folder: Path) -> Description:
-    """The description in a folder.
-
-    Raises:
-        ValueError: the folder has none, or one that is none.
-    """
-    return stored_arrays.read_description(Description, folder / DESCRIPTION_FILE, "recipes.time_series.prepare")
+    check_splits(splits)
+    checked = {TRAIN: _checked_split(TRAIN, *splits[TRAIN], channels=None)}
+    description = describe(checked[TRAIN])
+    arrays = {}
+    for name, split in splits.items():
+        series, labels = checked.get(name) or _checked_split(name, *split, description.channels)
+        classes = [description.class_of(label, f"series {i} of {name}") for i, label in enumerate(labels)]
+        arrays[name] = {"steps": series, "classes": classes}
+    _FOLDER.write(folder, description, arrays)
+    return description
 
 
 def read_split(folder: Path, name: str) -> Split:
@@ -139,16 +111,12 @@ def read_split(folder: Path, name: str) -> Split:
     Raises:
         ValueError: the folder lacks it, or its file is damaged; the message names the file and the field.
     """
-    described, path = read_description(folder), folder / f"{name}.npz"
-    fields = ("steps", "lengths", "classes")
-    steps, lengths, classes = read_arrays(folder, name, fields, "a file of recipes.time_series.prepare")
-    check_integers(f"{path}: lengths", lengths, least=1, most=len(steps) if steps.ndim else 0)
-    check_integers(f"{path}: classes", classes, least=0, most=len(described.labels) - 1)
-    if len(classes) != len(lengths):
-        raise ValueError(f"{path}: classes has {len(classes)} values and lengths {len(lengths)}; allowed: as many")
-    check_numbers(f"{path}: steps", steps, (int(lengths.sum()), described.channels))
-    series = np.split(steps.astype(np.float64), np.cumsum(lengths)[:-1])
-    return Split(series, [described.labels[i] for i in classes])
+    description, arrays = _FOLDER.read_split(folder, name)
+    path, classes, series = folder / f"{name}.npz", arrays["classes"], arrays["steps"]
+    check_integers(f"{path}: classes", classes, least=0, most=len(description.labels) - 1)
+    if len(classes) != len(series):
+        raise ValueError(f"{path}: classes has {len(classes)} values and lengths {len(series)}; allowed: as many")
+    return Split([steps.astype(np.float64) for steps in series], [description.labels[i] for i in classes])
 
 
 def check_series(series: Any, where: str, channels: int | None = None) -> np.ndarray:
@@ -158,20 +126,7 @@ def check_series(series: Any, where: str, channels: int | None = None) -> np.nda
         ValueError: it is not that, is empty, has another number of channels than ``channels``, or holds NaN or an
             infinite value; the message says ``where``.
     """
-    try:
-        values = np.asarray(series, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{where} cannot be read as numbers: {error}; allowed: an array (steps, channels)") from error
-    wanted = "channels of at least 1" if channels is None else f"channels {channels}"
-    if values.ndim != 2 or 0 in values.shape or channels not in (None, values.shape[1]):
-        raise ValueError(f"{where} has shape {values.shape}; allowed: (steps, channels), steps of at least 1, {wanted}")
-    if not np.isfinite(values).all():
-        step, channel = np.argwhere(~np.isfinite(values))[0]
-        raise ValueError(
-            f"{where} is {values[step, channel]} at step {step}, channel {channel}; allowed: finite numbers "
-            "(fill_missing interpolates over NaN)"
-        )
-    return values
+    return finite_array(where, series, np.float64, (None, channels), " (fill_missing interpolates over NaN)")
 
 
 def fill_missing(series: np.ndarray) -> np.ndarray:
@@ -199,18 +154,7 @@ def _checked_split(name: str, series: Sequence[Any], labels: Sequence[Label], ch
         if type(label) is not type(labels[0]) or not isinstance(label, (str, int)):
             raise ValueError(f"the label of series {i} of {name} is {label!r}; allowed: all strings, or all integers")
     checked: list[np.ndarray] = []
-    for i, one in enumerate(series):
-        checked.append(check_series(one, f"series {i} of {name}", channels))
+    for i, values in enumerate(series):
+        checked.append(check_series(values, f"series {i} of {name}", channels))
         channels = checked[0].shape[1]
     return Split(checked, labels)
-
-
-def _check_labels(labels: Any) -> None:
-    """ValueError unless the field is a list of strings, or of integers, each of them once."""
-    if not isinstance(labels, list) or not labels:
-        raise ValueError(f"labels is {shortened(labels)}; allowed: a list of at least 1")
-    for i, label in enumerate(labels):
-        if type(label) is not type(labels[0]) or type(label) not in (str, int) or label in labels[:i]:
-            raise ValueError(
-                f"labels[{i}] is {shortened(label)}; allowed: all strings, or all integers, each of them once"
-            )

@@ -1,19 +1,115 @@
-"""Arrays of ``.npz`` files, and numbers of descriptions, as prepared folders hold them: checked field by field."""
+"""Folders of arrays with a JSON description, checked field by field."""
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from common.json_files import check_file, read, signed
+from common.json_files import check_file, read, signed, typed
 from common.ops.shared.checks import shortened
 from common.tensor_files import check_parts
+
+TRAIN = "train"
+
+
+class Description:
+    """Base of what is known of training items: a dataclass, with the ``mean`` and ``std`` of each number of a step."""
+
+    mean: list[float]
+    std: list[float]
+    longest: int  # steps of the longest training item
+    epsilon: ClassVar[float]  # what is added to ``std``
+
+    def check_statistics(self, **bounds: float) -> None:
+        """Raise ValueError for impossible values; ``bounds`` are of ``std``, as ``check_reals`` has them."""
+        check_reals("mean", self.mean)
+        check_reals("std", self.std, **bounds)
+        check_reals("longest", [self.longest], least=1)
+        if len(self.mean) != len(self.std):
+            raise ValueError(f"std has {len(self.std)} numbers and mean {len(self.mean)}; allowed: as many")
+
+    def standardise(self, steps: np.ndarray, where: str = "steps") -> np.ndarray:
+        """Steps (..., numbers) minus the mean, over the deviation, as float32.
+
+        Raises:
+            ValueError: a value that is then infinite; the message says ``where``.
+        """
+        with np.errstate(over="ignore"):
+            standardised = (steps - np.asarray(self.mean)) / (np.asarray(self.std) + self.epsilon)
+        return as_float32(where, standardised, steps)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, as JSON and checkpoints hold them."""
+        return asdict(self)
+
+
+class ArrayFolder(NamedTuple):
+    """A folder with a file ``SPLIT.npz`` for each split and a JSON description, which is written last.
+
+    An item of a split has several steps. The steps of all items follow one another in the arrays of ``step_fields``,
+    and the array ``lengths`` has the steps of each item.
+    """
+
+    file: str
+    description: type[Description]
+    #: The commands that write such folders, for messages.
+    writers: str
+    #: Arrays of steps, each with the attribute of the description that says how many numbers a step has there; None for
+    #: one number, which has no axis.
+    step_fields: Mapping[str, str | None]
+    #: Arrays of one value for each item.
+    item_fields: tuple[str, ...] = ()
+
+    def write(self, folder: Path, description: Description, splits: Mapping[str, Mapping[str, Sequence[Any]]]) -> None:
+        """Write the description, and for each split the arrays of its items, by their fields."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for split, items in splits.items():
+            arrays = {field: np.concatenate(items[field]) for field in self.step_fields}
+            arrays |= {field: np.asarray(items[field]) for field in self.item_fields}
+            arrays["lengths"] = np.array([len(item) for item in items[next(iter(self.step_fields))]])
+            np.savez(folder / f"{split}.npz", **arrays)
+        text = json.dumps(signed(description.as_dict()), indent=1, ensure_ascii=False)
+        (folder / self.file).write_text(text + "\n", encoding="utf-8")
+
+    def read_description(self, folder: Path) -> Any:
+        """The description.
+
+        Raises:
+            ValueError: there is none, or it is damaged or another; the message names the file and the field.
+        """
+        path, fields = folder / self.file, ", ".join(self.description.__dataclass_fields__)
+        if not path.exists():
+            raise ValueError(f"{folder} lacks {self.file}; allowed: a folder that {self.writers} has written")
+        return described_by(self.description, read(path, f"JSON with {fields}"), str(path))
+
+    def read_split(self, folder: Path, split: str) -> tuple[Any, dict[str, Any]]:
+        """The description, and by their fields the arrays of each item of ``split``, and the values of the items.
+
+        Raises:
+            ValueError: the folder lacks it, or its file is damaged; the message names the file and the field.
+        """
+        description, path = self.read_description(folder), folder / f"{split}.npz"
+        names = (*self.step_fields, *self.item_fields, "lengths")
+        *values, lengths = read_arrays(folder, split, names, f"a file of {self.writers}")
+        arrays = dict(zip(names, values))
+        check_integers(f"{path}: lengths", lengths, least=1, most=len(values[0]) if values[0].ndim else 0)
+        for field, attribute in self.step_fields.items():
+            shape = () if attribute is None else (getattr(description, attribute),)
+            check_numbers(f"{path}: {field}", arrays[field], (int(lengths.sum()), *shape))
+            arrays[field] = np.split(arrays[field], np.cumsum(lengths)[:-1])
+        return description, arrays
+
+
+def check_splits(splits: Mapping[str, Any]) -> None:
+    """Raise ValueError unless one of ``splits`` is for training."""
+    if TRAIN not in splits:
+        raise ValueError(f"splits are {', '.join(splits) or 'none'}; allowed: {TRAIN!r} and others")
 
 
 def read_arrays(folder: Path, split: str, names: Sequence[str], allowed: str) -> list[np.ndarray]:
@@ -57,33 +153,38 @@ def check_integers(where: str, values: np.ndarray, least: int, most: float = mat
 
 def check_numbers(where: str, values: np.ndarray, shape: tuple[int, ...]) -> None:
     """ValueError, which says ``where``, unless ``values`` are finite real numbers of ``shape``."""
-    if values.shape != shape or values.dtype.kind not in "fiu":
-        raise ValueError(f"{where} has shape {values.shape} and type {values.dtype}; allowed: {shape}, real numbers")
-    if not np.isfinite(values).all():
-        place = tuple(int(i) for i in np.argwhere(~np.isfinite(values))[0])
-        raise ValueError(f"{where} is {values[place]} at {place}; allowed: finite numbers")
+    if values.dtype.kind not in "fiu":
+        raise ValueError(f"{where} has type {values.dtype}; allowed: real numbers")
+    finite_array(where, values, values.dtype, shape)
 
 
-def check_real(name: str, value: Any, above: float = -math.inf, least: float = -math.inf) -> None:
-    """ValueError unless the field ``name`` is a finite number, larger than ``above`` and not smaller than ``least``."""
-    real = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not real or not above < value < math.inf or value < least:
+def check_reals(name: str, values: Sequence[float], above: float = -math.inf, least: float = -math.inf) -> None:
+    """ValueError unless the field ``name`` is one or more finite numbers above ``above`` and of at least ``least``."""
+    wrong = [value for value in values if not above < value < math.inf or value < least]
+    if wrong or not values:
         bound = f" above {above:g}" if above > -math.inf else f" of at least {least:g}" if least > -math.inf else ""
-        raise ValueError(f"{name} is {shortened(value)}; allowed: a finite number{bound}")
+        raise ValueError(f"{name} is {shortened(wrong[0] if wrong else values)}; allowed: finite numbers{bound}")
 
 
-def check_reals(name: str, values: Any, count: int | None = None, **bounds: float) -> None:
-    """ValueError unless the field ``name`` is a list of finite numbers in ``bounds``, ``count`` of them if given."""
-    if not isinstance(values, list) or not values or count not in (None, len(values)):
-        raise ValueError(f"{name} is {shortened(values)}; allowed: a list of {count or 'at least 1'} numbers")
-    for i, value in enumerate(values):
-        check_real(f"{name}[{i}]", value, **bounds)
+def finite_array(where: str, values: Any, dtype: type, shape: Sequence[int | None], hint: str = "") -> np.ndarray:
+    """``values`` as an array of finite numbers of ``shape``, in which None is any size of at least 1.
 
-
-def check_whole(name: str, value: Any) -> None:
-    """ValueError unless the field ``name`` of a description is an integer of at least 1."""
-    if type(value) is not int or value < 1:
-        raise ValueError(f"{name} is {shortened(value)}; allowed: an integer of at least 1")
+    Raises:
+        ValueError: they are not that; the message says ``where``, and for a value that is not finite the ``hint``.
+    """
+    try:
+        with np.errstate(over="ignore"):
+            array = np.asarray(values, dtype=dtype)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{where} cannot be read as numbers: {error}; allowed: an array") from error
+    sizes = zip(array.shape, shape)
+    if array.ndim != len(shape) or not all(size and allowed in (None, size) for size, allowed in sizes):
+        allowed = ", ".join("at least 1" if size is None else str(size) for size in shape)
+        raise ValueError(f"{where} has shape {array.shape}; allowed: ({allowed})")
+    place = _not_finite(array)
+    if place is not None:
+        raise ValueError(f"{where} is {array[place]} at {place}; allowed: finite numbers in {array.dtype}{hint}")
+    return array
 
 
 def as_float32(where: str, values: np.ndarray, given: np.ndarray) -> np.ndarray:
@@ -94,8 +195,8 @@ def as_float32(where: str, values: np.ndarray, given: np.ndarray) -> np.ndarray:
     """
     with np.errstate(over="ignore"):
         cast = values.astype(np.float32)
-    if not np.isfinite(cast).all():
-        place = tuple(int(i) for i in np.argwhere(~np.isfinite(cast))[0])
+    place = _not_finite(cast)
+    if place is not None:
         at, largest = f" at {place}" if place else "", np.finfo(np.float32).max
         raise ValueError(
             f"{where} is {np.broadcast_to(given, cast.shape)[place]:g}{at}, which is {values[place]:g} for the model; "
@@ -119,34 +220,20 @@ def checked_cast(where: str, values: Tensor, weight: Tensor) -> Tensor:
     return cast
 
 
-def read_description(kind: type, path: Path, writers: str) -> Any:
-    """The description, of the dataclass ``kind``, in the file ``path`` of a folder that ``writers`` write.
-
-    Raises:
-        ValueError: there is none, or it is damaged or another; the message names the file and the field.
-    """
-    if not path.exists():
-        raise ValueError(f"{path.parent} lacks {path.name}; allowed: a folder that {writers} has written")
-    return described_by(kind, read(path, f"JSON with {', '.join(kind.__dataclass_fields__)}"), str(path))
-
-
-def write_description(described: Any, path: Path) -> None:
-    """Write a dataclass as JSON with a checksum, which ``read_description`` reads."""
-    text = json.dumps(signed(asdict(described)), indent=1, ensure_ascii=False)
-    path.write_text(text + "\n", encoding="utf-8")
-
-
-def described_by(kind: type, found: Any, where: str) -> Any:
-    """The description, of the dataclass ``kind``, whose fields are the dictionary ``found``.
+def described_by(kind: type[Description], content: Any, where: str) -> Any:
+    """The description, of the dataclass ``kind``, whose fields are the dictionary ``content``.
 
     Raises:
         ValueError: it is none; the message says ``where`` it was found.
     """
-    fields = ", ".join(kind.__dataclass_fields__)
-    if not isinstance(found, dict) or set(map(str, found)) != set(kind.__dataclass_fields__):
-        held = shortened(list(found)) if isinstance(found, dict) else f"a {type(found).__name__}"
-        raise ValueError(f"{where} cannot be read: it holds {held}; allowed: {fields}")
     try:
-        return kind(**found)
+        return typed(content, kind, "it")
     except ValueError as error:
+        fields = ", ".join(kind.__dataclass_fields__)
         raise ValueError(f"{where} cannot be read: {error} (fields: {fields})") from error
+
+
+def _not_finite(values: np.ndarray) -> tuple[int, ...] | None:
+    """The index of the first value that is not finite; None where all are."""
+    places = np.argwhere(~np.isfinite(values))
+    return tuple(places[0].tolist()) if len(places) else None

@@ -45,19 +45,19 @@ def test_actions_are_scaled_from_their_range(tmp_path: Path) -> None:
 
 REFUSED = [
     (lambda: changed(1, actions=np.zeros(4, dtype=np.int64)), "episode 1 of train has discrete actions"),
-    (lambda: changed(0, states=np.zeros((3, STATE))), r"episode 0 of train: actions have shape \(12, 2\)"),
+    (lambda: changed(0, states=np.zeros((3, STATE))), r"episode 0 of train: actions has shape \(12, 2\)"),
     (
         lambda: changed(2, states=np.zeros((4, 7))),
-        r"episode 2 of train: states have .*allowed: \(at least 1, 3\)",
+        r"episode 2 of train: states has .*allowed: \(at least 1, 3\)",
     ),
-    (lambda: changed(0, rewards=np.zeros((LONGEST, 1))), "episode 0 of train: rewards have shape"),
+    (lambda: changed(0, rewards=np.zeros((LONGEST, 1))), "episode 0 of train: rewards has shape"),
     (
         lambda: changed(0, rewards=np.full(LONGEST, np.nan)),
-        "episode 0 of train: rewards .* not finite at step 0",
+        r"episode 0 of train: rewards is nan at \(0,\)",
     ),
     (lambda: changed(0, actions=np.full((LONGEST, 2), 1.5)), "number 0 of the action at step 0 is 1.5; allowed: -1.0"),
     (lambda: changed(0, states=[["a"] * STATE] * LONGEST), "episode 0 of train: states cannot be read as numbers"),
-    (lambda: {"train": [Episode(*(np.zeros((0, 2)),) * 2, np.zeros(0))]}, "episode 0 of train: states have shape"),
+    (lambda: {"train": [Episode(*(np.zeros((0, 2)),) * 2, np.zeros(0))]}, "episode 0 of train: states has shape"),
     (lambda: {"train": []}, "train has 0 episodes; allowed: at least 1"),
     (lambda: {"train": episodes(2), "valid": []}, "valid has 0 episodes; allowed: at least 1"),
     (lambda: {"valid": episodes(2)}, "splits are valid; allowed: 'train'"),
@@ -134,13 +134,13 @@ def test_a_damaged_description_is_refused(tmp_path: Path, field: str, value) -> 
     write_folder(tmp_path, {"train": episodes(3)}, "toy")
     found = read(tmp_path / "episodes.json", "it")
     (tmp_path / "episodes.json").write_text(json.dumps({**found, field: value}))
-    with pytest.raises(ValueError, match=rf"episodes.json cannot be read: {field}.*allowed"):
+    with pytest.raises(ValueError, match=rf"episodes.json cannot be read: .*{field}.*allowed"):
         read_description(tmp_path)
 
 
 def test_what_is_infinite_in_float32(tmp_path: Path) -> None:
     """A state of 1e39 is refused before anything is written, and so is one that is infinite once standardised."""
-    with pytest.raises(ValueError, match="states have a value that is not finite at step 0"):
+    with pytest.raises(ValueError, match=r"states is inf at \(0, 0\)"):
         write_folder(tmp_path / "new", changed(0, states=np.full((LONGEST, STATE), 1e39)), "toy")
     described = write_folder(tmp_path / "new", {"train": episodes(3)}, "toy")
     with pytest.raises(ValueError, match=r"a state is 1e\+39 at \(1, 2\).*float32"):

@@ -59,12 +59,15 @@ def test_missing_values_are_interpolated() -> None:
 
 
 REFUSED = [
-    (lambda: changed("train", 2, np.array([[1.0, np.nan, 2.0]])), "series 2 of train is nan at step 0, channel 1"),
-    (lambda: changed("test", 1, np.array([[1.0, 2.0, -np.inf]])), "series 1 of test is -inf at step 0, channel 2"),
-    (lambda: changed("test", 3, np.zeros((4, 2))), r"series 3 of test has shape \(4, 2\); allowed: .*channels 3"),
-    (lambda: changed("train", 3, np.zeros((4, 2))), r"series 3 of train has shape \(4, 2\); allowed: .*channels 3"),
+    (lambda: changed("train", 2, np.array([[1.0, np.nan, 2.0]])), r"series 2 of train is nan at \(0, 1\)"),
+    (lambda: changed("test", 1, np.array([[1.0, 2.0, -np.inf]])), r"series 1 of test is -inf at \(0, 2\)"),
+    (lambda: changed("test", 3, np.zeros((4, 2))), r"series 3 of test has shape \(4, 2\); allowed: .*3"),
+    (lambda: changed("train", 3, np.zeros((4, 2))), r"series 3 of train has shape \(4, 2\); allowed: .*3"),
     (lambda: changed("train", 0, np.zeros((0, 3))), r"series 0 of train has shape \(0, 3\); allowed: .*at least 1"),
-    (lambda: changed("train", 0, np.zeros(5)), r"series 0 of train has shape \(5,\); allowed: \(steps, channels\)"),
+    (
+        lambda: changed("train", 0, np.zeros(5)),
+        r"series 0 of train has shape \(5,\); allowed: \(at least 1, at least 1\)",
+    ),
     (lambda: changed("train", 4, [["a", "b", "c"]]), "series 4 of train cannot be read as numbers"),
     (
         lambda: changed("test", 5, label="loud"),
@@ -121,10 +124,11 @@ DAMAGED = [
     ({"lengths": lambda x: np.append(x[:-2], [-1, x[-2] + x[-1] + 1])}, "lengths has -1; allowed: 1 to"),
     ({"lengths": lambda x: x[:, None]}, r"lengths has shape \(6, 1\)"),
     ({"lengths": lambda x: x[:0], "classes": lambda x: x[:0]}, r"lengths has shape \(0,\)"),
-    ({"lengths": lambda x: x[:-1]}, "classes has 6 values and lengths 5"),
+    ({"classes": lambda x: x[:-1]}, "classes has 5 values and lengths 6"),
     ({"lengths": lambda x: np.append(x[:-1], x[-1] - 1)}, "steps has shape"),
     ({"classes": lambda x: x - 3}, "classes has -[123]; allowed: 0 to 2"),
     ({"classes": lambda x: x.astype(float)}, "classes .*float64"),
+    ({"lengths": lambda x: x[:-1]}, "steps has shape"),
     ({"steps": lambda x: x.astype(complex)}, "steps .*complex128"),
     ({"steps": lambda x: np.where(x == x[3, 1], np.nan, x)}, r"steps is nan at \(3, 1\)"),
     ({"steps": lambda x: x[0, 0]}, r"lengths has .*; allowed: 1 to 0|steps has shape \(\)"),
@@ -162,5 +166,5 @@ def test_a_damaged_description_is_refused(tmp_path: Path, field: str, value) -> 
     write_folder(tmp_path, splits())
     found = read(tmp_path / "series.json", "it")
     (tmp_path / "series.json").write_text(json.dumps({**found, field: value}))
-    with pytest.raises(ValueError, match=rf"series.json cannot be read: {field}.*allowed"):
+    with pytest.raises(ValueError, match=rf"series.json cannot be read: .*{field}.*allowed"):
         read_description(tmp_path)

@@ -104,7 +104,7 @@ REFUSED = [
     (lambda path: write(path, observations=None), "a.hdf5 lacks observations; allowed"),
     (lambda path: write(path, rewards=np.zeros(7)), "a.hdf5 has arrays of .*rewards 7"),
     (lambda path: write(path, actions=np.zeros(STEPS, dtype=np.int64)), "a.hdf5: episode 0 has discrete actions"),
-    (lambda path: write(path, rewards=np.full(STEPS, np.nan)), "a.hdf5: episode 0: rewards .* not finite at step 0"),
+    (lambda path: write(path, rewards=np.full(STEPS, np.nan)), r"a.hdf5: episode 0: rewards is nan at \(0,\)"),
     (lambda path: write(path, **dict.fromkeys(("terminals", "timeouts"), np.zeros(STEPS))), "no episode that ends"),
     (lambda path: write_minari(path, truncations=None), "a.hdf5 lacks episode_1/truncations; allowed"),
     (lambda path: write_minari(path, rewards=np.zeros(3)), "a.hdf5: episode_1 has arrays of .*rewards 3"),

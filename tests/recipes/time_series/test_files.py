@@ -54,7 +54,7 @@ BROKEN = [
     (["1,2:inf,4:Up"], "line 10 has 'inf' in channel 1"),
     (["1,2:3,x:Up"], "line 10 has 'x' in channel 1"),
     (["1,2:3,4:Up", "1,2.3.4:3,4:Up"], "line 11 has '2.3.4' in channel 0"),
-    (["1,2:3,1e999:Up"], "line 10 is inf at step 1, channel 1"),
+    (["1,2:3,1e999:Up"], r"line 10 is inf at \(1, 1\)"),
     (["1,2:3:Up"], "line 10 .* 1 to 2 steps"),
     (["1,2::Up"], "line 10 has no value in channel 1"),
     (["?,?:1,2:Up"], "line 10: channel 0 has no value at all"),
