@@ -1,20 +1,24 @@
-"""The configuration in a checkpoint is data: what fairseq would evaluate in it, resolve or follow is refused.
+"""The configuration in a checkpoint is data: a text of which fairseq could run, resolve or follow is refused.
 
 fairseq stores the options of a training in its checkpoints, and reads them again to build task and model. It evaluates
-the strings of some as Python, resolves interpolations, those of the environment too, and opens files and addresses.
+the texts of some as Python, resolves interpolations, those of the environment too, and opens files and addresses. Which
+options it evaluates is not asked here: no text may be code, whatever the name of its option.
 """
 
 import ast
+import json
 import os
 import re
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import MISSING, is_dataclass
+from dataclasses import fields, is_dataclass
 from itertools import islice
 from typing import Any
 
 from fairseq.dataclass.configs import FairseqConfig
+from fairseq.models.transformer import TransformerConfig
+from fairseq.models.transformer.transformer_config import DecoderConfig, EncDecBaseConfig
 from fairseq.registry import REGISTRIES
 from fairseq.tasks import TASK_REGISTRY
 from fairseq.utils import safe_getattr
@@ -24,29 +28,23 @@ from omegaconf.errors import OmegaConfBaseException
 
 from common.ops.shared.checks import ArgumentError
 
-from .known_options import ConfigurationError
+from .known_options import ConfigurationError, model_options
 
-#: Options that fairseq gives to ``eval``, in its packages and in its examples.
-EVALUATED = frozenset(
-    """
-    adafactor_eps adam_betas adamax_betas adaptive_input_cutoff adaptive_softmax_cutoff character_filters
-    conv_aggregator_layers conv_dec_config conv_enc_config conv_feature_layers decoder_attention decoder_layers
-    decoder_xformers_att_config decoder_zero_init downsample encoder_attention encoder_layers
-    encoder_xformers_att_config feature_encoder_spec gated_attention lamb_betas left_pad_source left_pad_target
-    model_overrides pipeline_balance pipeline_decoder_balance pipeline_decoder_devices pipeline_devices
-    pipeline_encoder_balance pipeline_encoder_devices pretrained project_input self_attention transformer_context
-    transformer_dec_config transformer_enc_config transformer_sampling vggblock_enc_config wer_args xformers_att_config
-    """.split()
-)
+#: Words, numbers and paths. An expression of them alone calls nothing: it has no brackets and no quotes.
+_WORDS = re.compile(r"[\w ?.,:/@+~|-]*")
 #: Options of pretrained embeddings, which a model whose weights are loaded has no use for.
 EMBEDDING_FILES = ("encoder_embed_path", "decoder_embed_path")
-#: Options that name a file even where their value has no separator.
-_FILES = frozenset(
+#: Options that are texts of any kind: places of a training, and a pattern that is parsed here. None is evaluated.
+FREE_TEXTS = frozenset(
     """
-    bpe_codes bpe_merges bpe_vocab bpe_vocab_file fixed_dictionary gpt2_encoder_json gpt2_vocab_bpe replace_unk
-    load_state save_state sentencepiece_model sentencepiece_model_path sentencepiece_vocab source_dict target_dict
+    aim_repo data finetune_from_model lineartime_layers log_file path restore_file results_path save_dir
+    tensorboard_logdir user_dir wandb_project
     """.split()
-)
+).union(EMBEDDING_FILES)
+#: Options of tasks and of generation that name a file even where their value has no separator, and options of
+#: fairseq's tokenizers that name none.
+_FILES = {"fixed_dictionary", "load_state", "replace_unk", "save_state", "source_dict", "target_dict"}
+_NO_FILES = {"bpe_separator", "source_lang", "target_lang", "_name"}
 #: Files in the folder of a checkpoint that fairseq's hub takes in place of the option.
 _HUB_FILES = {
     "code": "bpe_codes",
@@ -87,53 +85,53 @@ def faults_of(path: str, overrides: Mapping[str, Any] | None = None) -> Iterator
     try:
         yield
     except _FAULTS as error:
-        given = f" with `model_overrides` {overrides!r}" if overrides else ""
+        place = f"the checkpoint {path!r}" + (f" with `model_overrides` {overrides!r}" if overrides else "")
         if isinstance(error, ConfigurationError):
-            raise ArgumentError(
-                f"the checkpoint {path!r}{given} has a configuration that cannot be read: {error}"
-            ) from error
-        ours = isinstance(error, ValueError) and not isinstance(error, OmegaConfBaseException)
-        if ours and "allowed" in str(error):  # it says all that there is to say
+            raise ArgumentError(f"{place} has a configuration that cannot be read: {error}") from error
+        foreign = isinstance(error, OmegaConfBaseException) or not isinstance(error, ValueError)
+        if not foreign and "allowed" in str(error):  # it says all that there is to say
             raise
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise ArgumentError(
-            f"the checkpoint {path!r}{given} has a configuration that cannot be read ({reason}); allowed: what "
+            f"{place} has a configuration that cannot be read ({reason}); allowed: what "
             "fairseq-train writes, and options of the kinds that the model declares"
         ) from error
 
 
 def check_configuration(state: Mapping[str, Any], path: str) -> None:
-    """Refuse strings in the configuration of the checkpoint ``state`` that fairseq would run or take from elsewhere.
+    """Refuse texts in the configuration of the checkpoint ``state`` that fairseq could run or take from elsewhere.
 
     O(number of options). ``path`` is for messages.
 
     Raises:
-        ValueError: an option that fairseq evaluates and that is no literal of Python; an interpolation of anything but
-            another option; a configuration that is none. The message names the file, the option and its value.
+        ValueError: a text that is neither words nor a literal, of an option that is none of ``FREE_TEXTS``; an
+            interpolation of anything but another option; a configuration that is none. The message names the file, the
+            option and its value.
     """
-    for name, value in _stored_options(state, path):
-        problem = _evaluation_problem(name, value)
-        if problem:
-            raise ValueError(f"the checkpoint {path!r} has {problem}")
+    for name, value in _stored_options(state, path, leave_out=("job_logging_cfg",)):
+        if name not in FREE_TEXTS and not _is_data(value):
+            raise ValueError(f"the checkpoint {path!r} has {_no_data(name, value)}")
 
 
-def check_files(state: Mapping[str, Any], path: str, given: Mapping[str, Any]) -> None:
+def check_files(state: Mapping[str, Any], path: str, options: Mapping[str, Any]) -> None:
     """Refuse files and addresses in the configuration of ``state`` that loading would follow, and unknown tasks.
 
-    The options that a user has ``given``, and files of fairseq's hub in the folder of ``path``, stand in their place.
+    The ``options`` of the user, and files of fairseq's hub in the folder of ``path``, stand in their place.
 
     Raises:
         ValueError: it has one; the message names the file, the option and its value.
     """
     folder = os.path.dirname(path)
-    replaced = {"data", *EMBEDDING_FILES, *given}
+    replaced = {"data", *EMBEDDING_FILES, *options}
     replaced |= {option for file, option in _HUB_FILES.items() if os.path.exists(os.path.join(folder, file))}
     not_followed = replaced | _not_followed()
-    defaults = _default_addresses()
+    tokenizer_options = list(_tokenizer_options())
+    defaults = {field.default for field in tokenizer_options if isinstance(field.default, str)}
+    files = _FILES.union(field.name for field in tokenizer_options) - _NO_FILES
     for name, value in _stored_options(state, path, leave_out=_NOT_READ):
         if name in not_followed or not isinstance(value, str) or value in defaults:
             continue
-        if os.sep in value or (value and name in _FILES):
+        if os.sep in value or (value and name in files):
             raise ValueError(
                 f"the checkpoint {path!r} has {name} = {value!r}; allowed: no path and no address, but yours: "
                 f"from_pretrained(..., {name}=...)"
@@ -141,29 +139,40 @@ def check_files(state: Mapping[str, Any], path: str, given: Mapping[str, Any]) -
     _check_task(state, path)
 
 
-def check_evaluated(args: Any) -> None:
-    """Refuse options of a model that fairseq evaluates and that are no literals.
+def check_texts(model: type, args: Any) -> None:
+    """Refuse texts in the options ``args`` of a fairseq ``model`` that fairseq could run.
 
     So a checkpoint runs nothing where fairseq's own commands build a model of ours from it either.
 
     Raises:
         ValueError: there is one; the message names the option and its value.
     """
-    for name in sorted(EVALUATED):
-        problem = _evaluation_problem(name, safe_getattr(args, name))
-        if problem:
-            raise ValueError(problem)
+    sides = (("encoder", EncDecBaseConfig), ("decoder", DecoderConfig))
+    names = {f"{side}_{name}" for side, config in sides for name in config.__dataclass_fields__}
+    names |= {*TransformerConfig.__dataclass_fields__, *model_options(model)} - FREE_TEXTS
+    for name in sorted(names):
+        value = safe_getattr(args, name)
+        if not _is_data(value):
+            raise ValueError(_no_data(name, value))
 
 
-def _evaluation_problem(name: str, value: Any) -> str | None:
-    """Error message for a value that fairseq evaluates and that is no Python literal; None for all others."""
-    if name not in EVALUATED or not isinstance(value, (str, bytes)):
-        return None
-    try:
-        ast.literal_eval(value)
-    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-        return f"{name} = {value!r}; allowed: numbers, lists and dictionaries as Python writes them, no code"
-    return None
+def _is_data(value: Any) -> bool:
+    """Whether ``value`` is no text, or a text of words, or a literal of Python or JSON: evaluating it calls nothing."""
+    if not isinstance(value, (str, bytes)):
+        return True
+    if isinstance(value, str) and _WORDS.fullmatch(value):
+        return True
+    for parse in (ast.literal_eval, json.loads):
+        try:
+            parse(value)
+            return True
+        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+            continue
+    return False
+
+
+def _no_data(name: str, value: Any) -> str:
+    return f"{name} = {value!r}; allowed: numbers, words, and lists and dictionaries as Python writes them, no code"
 
 
 def _stored_options(state: Mapping[str, Any], path: str, leave_out: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
@@ -218,10 +227,10 @@ def _without_interpolations(options: Any, path: str) -> Iterator[tuple[str, Any]
 def _resolved(config: Any, path: str) -> dict[str, Any]:
     """A configuration in groups as plain values."""
     with faults_of(path):
-        found = OmegaConf.to_container(OmegaConf.create(config, flags={"allow_objects": True}), resolve=True)
-        if not isinstance(found, dict):
-            raise TypeError(f"a {type(found).__name__}")
-        return found
+        groups = OmegaConf.to_container(OmegaConf.create(config, flags={"allow_objects": True}), resolve=True)
+        if not isinstance(groups, dict):
+            raise TypeError(f"a {type(groups).__name__}")
+        return groups
 
 
 def _leaves(options: Any, path: str) -> list[tuple[str, Any]]:
@@ -241,11 +250,11 @@ def _walk(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, Namespace):
         value = vars(value)
     if isinstance(value, Mapping) and value:  # an empty container is a value: there may be any number of them
-        for key, one in value.items():
-            yield from _walk(str(key), one)
+        for key, item in value.items():
+            yield from _walk(str(key), item)
     elif isinstance(value, (list, tuple, set, frozenset)) and value:
-        for one in value:
-            yield from _walk(name, one)
+        for item in value:
+            yield from _walk(name, item)
     else:
         yield name, value
 
@@ -257,16 +266,11 @@ def _not_followed() -> set[str]:
     return {name for group in groups for name in group.__dataclass_fields__} - {"_name"}
 
 
-def _default_addresses() -> set[str]:
-    """The addresses of vocabularies that are fairseq's own defaults."""
-    fields = [
-        field
-        for name in ("bpe", "tokenizer")
-        for options in REGISTRIES[name]["dataclass_registry"].values()
-        if is_dataclass(options)
-        for field in options.__dataclass_fields__.values()
-    ]
-    return {field.default for field in fields if field.default is not MISSING and isinstance(field.default, str)}
+def _tokenizer_options() -> Iterator[Any]:
+    """The fields of the options of fairseq's tokenizers: files, and addresses as their defaults."""
+    for name in ("bpe", "tokenizer"):
+        for options in filter(is_dataclass, REGISTRIES[name]["dataclass_registry"].values()):
+            yield from fields(options)
 
 
 def _check_task(state: Mapping[str, Any], path: str) -> None:

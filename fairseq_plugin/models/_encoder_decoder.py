@@ -15,7 +15,7 @@ from torch import nn
 
 from common.attention import ATTENTIONS, options_of
 
-from ..loading.checkpoint_config import check_evaluated
+from ..loading.checkpoint_config import check_texts
 from ..loading.checkpoints import CheckedLoading
 from ..modules.cross_attention import CrossDesign
 from ..modules.graphs import NoTorchScript
@@ -112,7 +112,7 @@ class LinearTimeTransformer(NoTorchScript, MarksDecay, CheckedLoading, Transform
                 f"others with a source and a target ({cls.option_prefix}_lm is the language model)"
             )
         args = plain_options(args) if OmegaConf.is_config(args) else args
-        check_evaluated(args)
+        check_texts(cls, args)
         _check_cross_options(args)
         model = super().build_model(args, task)
         model.mark_decay(args)

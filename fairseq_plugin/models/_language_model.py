@@ -19,7 +19,7 @@ from torch import nn
 
 from common.ops.shared.checks import check_positive_int
 
-from ..loading.checkpoint_config import check_evaluated
+from ..loading.checkpoint_config import check_texts
 from ..loading.checkpoints import CheckedLoading
 from ..modules.graphs import NoTorchScript
 from ..modules.multihead_attention import LayerDesign
@@ -102,7 +102,7 @@ class LinearTimeLanguageModel(NoTorchScript, MarksDecay, CheckedLoading, Transfo
         Raises:
             ValueError: an option the attention does not allow, or a head count that does not divide the width.
         """
-        check_evaluated(args)
+        check_texts(cls, args)
         _complete_options(args)
         with errors_as_typed(cls, cls.option_prefix, "decoder"):
             decoder = LinearTimeDecoder(

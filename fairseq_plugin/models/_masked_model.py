@@ -21,7 +21,7 @@ from fairseq.utils import safe_getattr
 from omegaconf import OmegaConf, open_dict
 from torch import nn
 
-from ..loading.checkpoint_config import check_evaluated
+from ..loading.checkpoint_config import check_texts
 from ..loading.checkpoints import CheckedLoading
 from ..modules.graphs import NoTorchScript
 from ._encoder import LinearTimeRobertaEncoder
@@ -129,7 +129,7 @@ class LinearTimeMaskedModel(NoTorchScript, MarksDecay, CheckedLoading, RobertaMo
                 )
         if safe_getattr(args, "lineartime_reset_at_eos", False):
             _check_documents(cls, task)
-        check_evaluated(args)
+        check_texts(cls, args)
         with open_dict(args) if OmegaConf.is_config(args) else contextlib.nullcontext():
             cls.complete_options(args)
             if safe_getattr(args, "max_positions") is None:

@@ -4,7 +4,7 @@ import ast
 import copy
 import warnings
 from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,39 +19,38 @@ from fairseq.models import ARCH_MODEL_REGISTRY
 from omegaconf import OmegaConf
 
 from fairseq_plugin.convert import convert
-from fairseq_plugin.loading.checkpoint_config import EVALUATED, check_evaluated, check_files
+from fairseq_plugin.loading.checkpoint_config import FREE_TEXTS, check_configuration, check_files, check_texts
 from tests.fairseq_plugin.helpers.checkpoint_files import KINDS, save_model
 from tests.fairseq_plugin.helpers.encoder_decoders import SMALL
 
 MARK = "executed"
 ATTACK = f"open({MARK!r}, 'w') and [9]"
-#: Where fairseq evaluates what is no option of a configuration in a checkpoint: file -> why that is no way in.
-CONSIDERED = {
-    "fairseq/utils.py": "eval_str_list, eval_str_dict and eval_bool themselves, whose callers are searched for",
-    "fairseq/dataclass/utils.py": "the type of an option of the command line, and literal_eval in it",
-    "fairseq/models/lightconv.py": "the type of an option of the command line",
-    "fairseq/models/lightconv_lm.py": "the type of an option of the command line",
-    "fairseq/data/multilingual/multilingual_data_manager.py": "the type of an option of the command line",
-    "fairseq/data/codedataset.py": "lines of data of fairseq's tasks of speech, which none of our models is for",
-    "fairseq/examples/textless_nlp/pgslm/data_utils.py": "a script's data",
-    "fairseq/examples/textless_nlp/pgslm/quantize_f0.py": "a script's data",
-    "fairseq/examples/textless_nlp/pgslm/sample/sample.py": "a script's data",
-    "fairseq_cli/validate.py": "model_overrides of the command line",
-}
+CODE = (
+    ATTACK,
+    ATTACK.encode(),
+    "(" * 10_000,
+    "f'{exit}'",
+    "x[0]",
+    "().__class__",
+    "9**9**9",
+    "1<<99",
+    "[exit()]",
+    "{a: 1}",
+)
 _EVALUATING = {"eval", "exec", "__import__", "eval_str_list", "eval_str_dict", "eval_bool"}
 
 
-def _evaluations() -> Iterator[tuple[str, str]]:
-    """File, and the name of the option, "" for something else, of each place where fairseq's source evaluates."""
+def evaluated() -> set[str]:
+    """The names of all options and variables that fairseq's source evaluates."""
+    names = set()
     for package in (fairseq, fairseq_cli):
-        root = Path(package.__file__).parent
-        for path in sorted(root.rglob("*.py")):
+        for path in sorted(Path(package.__file__).parent.rglob("*.py")):
             text = path.read_text()
             for node in ast.walk(_parsed(text)) if "eval" in text or "exec(" in text or "__import__" in text else ():
                 if isinstance(node, ast.Call) and _called(node.func) in _EVALUATING and node.args:
-                    given = node.args[0]
-                    option = given.attr if isinstance(given, ast.Attribute) else getattr(given, "id", "")
-                    yield str(path.relative_to(root.parent)), option
+                    argument = node.args[0]
+                    names.add(argument.attr if isinstance(argument, ast.Attribute) else getattr(argument, "id", ""))
+    return names
 
 
 def _parsed(text: str) -> ast.AST:
@@ -66,16 +65,6 @@ def _called(function: ast.expr) -> str:
         return function.id
     of = getattr(function, "value", None)
     return function.attr if isinstance(of, ast.Name) and of.id in ("utils", "options") else ""
-
-
-def test_every_place_where_fairseq_evaluates_is_known() -> None:
-    """A new one fails here until its option is in the list, or its file is considered."""
-    found = list(_evaluations())
-    assert len(found) > 80
-    unknown = [(file, option) for file, option in found if option not in EVALUATED and file not in CONSIDERED]
-    assert not unknown
-    prefixed = {f"{side}_xformers_att_config" for side in ("encoder", "decoder")}
-    assert EVALUATED - prefixed <= {option for _, option in found}
 
 
 @pytest.fixture(scope="module")
@@ -112,28 +101,61 @@ def _refused(path: Path, state: dict[str, Any], arch: str, data: str, **options:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", sorted(EVALUATED))
-def test_an_option_that_fairseq_evaluates_is_a_literal(
-    name: str, kind: str, stored, data_bin: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """``from_pretrained`` and ``convert`` name the file, the option and its value; nothing runs."""
+def test_no_option_is_code(kind: str, stored, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither one that fairseq evaluates nor any other; the message names the file, the option and its value."""
     monkeypatch.chdir(tmp_path)
-    state = _put(stored("linear_lm", kind), "model", name, ATTACK)
-    assert f"{name} = {ATTACK!r}" in _refused(tmp_path / "c.pt", state, "linear_lm", data_bin)
-    torch.save(_put(stored("transformer_lm", kind), "model", name, ATTACK), "stock.pt")
-    with pytest.raises(ValueError, match=rf"'stock.pt' has {name} = .*{MARK}.*allowed"):
-        convert(Path("stock.pt"), "linear_lm")
+    names, state = evaluated(), stored("linear_lm", kind)
+    assert len(names) > 40 and not names & FREE_TEXTS
+    for name in sorted({*names, "unheard_of"} - {""}):
+        for text in CODE if name in ("adaptive_softmax_cutoff", "unheard_of") else (ATTACK,):
+            changed = _put(copy.deepcopy(state), "model", name, text)
+            with pytest.raises(ValueError, match=f"'c.pt' has {name} = ") as error:
+                check_configuration(changed, "c.pt")
+            assert f"{text!r}; allowed" in str(error.value)
+    assert not Path(MARK).exists()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_data_are_read(kind: str, stored) -> None:
+    """What Python and JSON write for numbers, lists and dictionaries; words and paths; places are any texts."""
+    texts = (
+        "[20, 40]",
+        "20,40",
+        "{'name': 'x'}",
+        "(0.9, 0.98)",
+        '{"beam": 5, "nbest": null}',
+        "???",
+        "env://x:1",
+        "@@ ",
+    )
+    for value in (*texts, "", None, [20, 40], 3, True):
+        check_configuration(_put(stored("linear_lm", kind), "model", "unheard_of", value), "c.pt")
+        check_texts(ARCH_MODEL_REGISTRY["linear_lm"], Namespace(adaptive_softmax_cutoff=value))
+    for name in FREE_TEXTS:
+        check_configuration(_put(stored("linear_lm", kind), "task", name, "/my data (1)/flow*3"), "c.pt")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_commands_that_read_checkpoints_refuse_code(
+    kind: str, stored, data_bin: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``from_pretrained`` and ``convert``; nothing runs."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("adaptive_softmax_cutoff", "encoder_xformers_att_config", "unheard_of"):
+        state = _put(stored("linear_lm", kind), "model", name, ATTACK)
+        assert f"{name} = {ATTACK!r}" in _refused(tmp_path / "c.pt", state, "linear_lm", data_bin)
+        torch.save(_put(stored("transformer_lm", kind), "model", name, ATTACK), "stock.pt")
+        with pytest.raises(ValueError, match=rf"'stock.pt' has {name} = .*{MARK}.*allowed"):
+            convert(Path("stock.pt"), "linear_lm")
     assert not Path(MARK).exists()
 
 
 PLACES: dict[str, tuple[str, str, Any]] = {
     "the task's options": ("task", "left_pad_source", ATTACK),
     "the criterion's": ("criterion", "wer_args", ATTACK),
-    "bytes": ("model", "adaptive_softmax_cutoff", ATTACK.encode()),
     "a group in a group": ("model", "more", {"x": {"adam_betas": ATTACK}}),
     "a namespace": ("model", "more", Namespace(adam_betas=ATTACK)),
     "a list": ("model", "more", [{"adam_betas": ATTACK}]),
-    "brackets without end": ("model", "adaptive_softmax_cutoff", "(" * 10_000),
 }
 
 
@@ -167,12 +189,6 @@ def test_models_run_nothing(arch: str, tmp_path: Path, monkeypatch: pytest.Monke
     assert not Path(MARK).exists()
 
 
-def test_literals_are_taken() -> None:
-    """What Python writes for numbers, lists and dictionaries, and values that are no text."""
-    for value in ("[20, 40]", "20,40", "{'name': 'x'}", "(0.9, 0.98)", None, [20, 40], 3, True):
-        check_evaluated(Namespace(adaptive_softmax_cutoff=value))
-
-
 INTERPOLATIONS = (
     "${oc.env:HOME}",
     "${oc.env:HOME,x}",
@@ -188,11 +204,11 @@ INTERPOLATIONS = (
 @pytest.mark.parametrize("value", INTERPOLATIONS)
 def test_interpolations_are_refused(value: str, kind: str, stored, data_bin: str, tmp_path: Path) -> None:
     """Of the environment and of any other resolver; a reference to another option of the file alone is read."""
-    for group in ("model", "bpe"):
-        state = _put(stored("linear_lm", kind), group, "unheard_of", value)
-        assert f"unheard_of = {value!r}" in _refused(tmp_path / "c.pt", state, "linear_lm", data_bin)
-        torch.save(_put(stored("transformer_lm", kind), group, "unheard_of", value), tmp_path / "stock.pt")
-        with pytest.raises(ValueError, match="unheard_of"):
+    for group, name in (("model", "unheard_of"), ("bpe", "unheard_of"), ("common", "wandb_project")):
+        state = _put(stored("linear_lm", kind), group, name, value)
+        assert f"{name} = {value!r}" in _refused(tmp_path / "c.pt", state, "linear_lm", data_bin)
+        torch.save(_put(stored("transformer_lm", kind), group, name, value), tmp_path / "stock.pt")
+        with pytest.raises(ValueError, match=name):
             convert(tmp_path / "stock.pt", "linear_lm")
 
 

@@ -4,22 +4,15 @@ import argparse
 import os
 import pickle
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from fairseq import options
 from fairseq.checkpoint_utils import load_checkpoint_to_cpu
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.logging.meters import AverageMeter
-from fairseq.models import build_model
-from fairseq.tasks import FairseqTask
 from omegaconf import OmegaConf
 
 from fairseq_plugin.models.flowformer import FlowformerLanguageModelConfig
-from tests.fairseq_plugin.helpers.language_models import ARCHITECTURES, SMALL, awake
-from tests.fairseq_plugin.helpers.text import dictionary, tokens
 
 
 class _Attack:
@@ -77,38 +70,3 @@ def test_other_classes_are_still_refused(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(pickle.UnpicklingError, match="[Uu]nsupported|[Ww]eights only"):
         load_checkpoint_to_cpu("attack.pt")
     assert not Path("executed").exists()
-
-
-NAMED_SIZES = (
-    "flash_lm_base",
-    "transformer_pp_lm_base",
-    "daft_full_lm_enwik8",
-    "daft_full_lm_cifar10",
-    "daft_conv_lm_enwik8",
-    "daft_conv_lm_cifar10",
-)
-
-
-@pytest.mark.parametrize("arch", [*ARCHITECTURES, *NAMED_SIZES])
-def test_options_newer_than_a_checkpoint_take_their_defaults(arch: str, tmp_path: Path) -> None:
-    """A checkpoint whose configuration lacks every option of ours holds the model of their defaults."""
-    symbols = dictionary()
-    task = SimpleNamespace(source_dictionary=symbols, target_dictionary=symbols)
-    parser = options.get_training_parser()
-    arguments = ["data", "--task", "language_modeling", "--arch", arch, *SMALL, "--tokens-per-sample", "64"]
-    config = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, arguments))
-    saved = awake(FairseqTask.build_model(task, config.model)).eval()
-    stored = OmegaConf.to_container(config, resolve=True, enum_to_str=True)
-    names = [
-        name for name in stored["model"] if name.startswith(("daft_", "flash_", "flow_", "linear_", "lineartime_"))
-    ]
-    assert names
-    for name in names:
-        del stored["model"][name]
-    torch.save({"cfg": stored, "model": saved.state_dict()}, tmp_path / "c.pt")
-    state = torch.load(tmp_path / "c.pt")
-    loaded = build_model(OmegaConf.create(state["cfg"]["model"]), task, from_checkpoint=True).eval()
-    loaded.load_state_dict(state["model"])
-    assert repr(loaded) == repr(saved)
-    with torch.no_grad():
-        assert torch.equal(loaded(tokens(2, 30))[0], saved(tokens(2, 30))[0])
