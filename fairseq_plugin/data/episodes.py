@@ -41,15 +41,15 @@ class EpisodeDataset(FairseqDataset):
         count: int,
         seed: int,
     ) -> None:
-        lengths = np.array([len(one.rewards) for one in episodes])
+        lengths = np.array([len(episode.rewards) for episode in episodes])
         self.ends = np.cumsum(lengths)
         self.context, self.count, self.seed, self.epoch = context, count, seed, 1
         self.longest = int(lengths.max() if context is None else min(context, lengths.max()))
-        remaining = np.concatenate([remaining_returns(one.rewards) for one in episodes])
+        remaining = np.concatenate([remaining_returns(episode.rewards) for episode in episodes])
         scaled = as_float32("the return that remains, over --return-scale,", remaining / return_scale, remaining)
         self.returns = torch.from_numpy(scaled)[:, None]
-        self.states = torch.from_numpy(described.standardise(np.concatenate([one.states for one in episodes])))
-        self.actions = torch.from_numpy(described.scale(np.concatenate([one.actions for one in episodes])))
+        self.states = torch.from_numpy(described.standardise(np.concatenate([episode.states for episode in episodes])))
+        self.actions = torch.from_numpy(described.scale(np.concatenate([episode.actions for episode in episodes])))
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         rng = np.random.default_rng((self.seed, self.epoch, int(index)))
@@ -112,6 +112,6 @@ def collate(windows: Sequence[Window]) -> Window:
     ``padding_mask`` (B, K), True = padding.
     """
     names = ("returns", "states", "actions", "timesteps")
-    batch = {name: pad_sequence([one[name] for one in windows], batch_first=True) for name in names}
-    lengths = torch.tensor([len(one["timesteps"]) for one in windows])
+    batch = {name: pad_sequence([window[name] for window in windows], batch_first=True) for name in names}
+    lengths = torch.tensor([len(window["timesteps"]) for window in windows])
     return {**batch, "padding_mask": torch.arange(batch["timesteps"].shape[1]) >= lengths[:, None]}

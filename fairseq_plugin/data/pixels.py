@@ -51,12 +51,12 @@ class ImageShape(NamedTuple):
             raise ValueError(
                 f"{folder} lacks {SHAPE_FILE}; allowed: a folder that recipes.cifar10_pixels.prepare has written"
             )
-        found = read(path, f"JSON with {fields}")
-        if not isinstance(found, dict) or set(found) != set(cls._fields):
-            raise ValueError(f"{path} holds {shortened(found)}; allowed: an object with {fields} and nothing else")
-        if not all(type(value) is int and value >= 1 for value in found.values()):
-            raise ValueError(f"{path} holds {shortened(found)}; allowed: integers of at least 1")
-        return cls(**found)
+        content = read(path, f"JSON with {fields}")
+        if not isinstance(content, dict) or set(content) != set(cls._fields):
+            raise ValueError(f"{path} holds {shortened(content)}; allowed: an object with {fields} and nothing else")
+        if not all(type(value) is int and value >= 1 for value in content.values()):
+            raise ValueError(f"{path} holds {shortened(content)}; allowed: integers of at least 1")
+        return cls(**content)
 
 
 def pixel_dictionary() -> Dictionary:

@@ -35,13 +35,13 @@ def f1_score(answer: str, gold: Sequence[str]) -> float:
 
     0.0 where there is no gold, or no word in common.
     """
-    found = Counter(normalise_answer(answer).split())
-    return max((_f1(found, Counter(normalise_answer(one).split())) for one in gold), default=0.0)
+    words = Counter(normalise_answer(answer).split())
+    return max((_f1(words, Counter(normalise_answer(text).split())) for text in gold), default=0.0)
 
 
-def _f1(found: Counter, wanted: Counter) -> float:
-    common = (found & wanted).total()
-    return 2.0 * common / (found.total() + wanted.total()) if common else 0.0
+def _f1(words: Counter, wanted: Counter) -> float:
+    common = (words & wanted).total()
+    return 2.0 * common / (words.total() + wanted.total()) if common else 0.0
 
 
 def spell(subwords: Sequence[str]) -> list[str]:

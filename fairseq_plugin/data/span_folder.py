@@ -98,7 +98,7 @@ def _check_rows(where: str, rows: np.ndarray, limits: np.ndarray) -> None:
 
 def write_questions(questions: Sequence[Question], path: Path) -> None:
     """Write the questions of a split to ``path``, as JSON with a checksum."""
-    content = signed({"questions": [one._asdict() for one in questions]})
+    content = signed({"questions": [question._asdict() for question in questions]})
     path.write_text(json.dumps(content, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
@@ -110,7 +110,7 @@ def _read_tokens(path: Path) -> FairseqDataset:
 
 
 def _read_questions(path: Path) -> list[Question]:
-    found = typed(read(path, _ALLOWED), dict[str, list[Question]], f"{path}: it")
-    if found.keys() != {"questions"}:
-        raise ValueError(f"{path} holds {shortened(list(found))}; allowed: questions")
-    return found["questions"]
+    content = typed(read(path, _ALLOWED), dict[str, list[Question]], f"{path}: it")
+    if content.keys() != {"questions"}:
+        raise ValueError(f"{path} holds {shortened(list(content))}; allowed: questions")
+    return content["questions"]

@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from common.json_files import check_file, read, signed, typed
 from common.ops.shared.checks import shortened
@@ -121,8 +119,8 @@ def read_arrays(folder: Path, split: str, names: Sequence[str], allowed: str) ->
     """
     path = folder / f"{split}.npz"
     if not path.exists():
-        found = ", ".join(sorted(x.stem for x in folder.glob("*.npz")))
-        raise ValueError(f"{folder} has no split {split}; allowed: {found or 'none'}")
+        splits = ", ".join(sorted(x.stem for x in folder.glob("*.npz")))
+        raise ValueError(f"{folder} has no split {split}; allowed: {splits or 'none'}")
     return read_file(path, names, allowed)
 
 
@@ -187,8 +185,8 @@ def finite_array(where: str, values: Any, dtype: type, shape: Sequence[int | Non
     return array
 
 
-def as_float32(where: str, values: np.ndarray, given: np.ndarray) -> np.ndarray:
-    """``values`` as float32; what they were made of, ``given``, has their shape and stands in the message.
+def as_float32(where: str, values: np.ndarray, source: np.ndarray) -> np.ndarray:
+    """``values`` as float32; what they were made of, ``source``, has their shape and stands in the message.
 
     Raises:
         ValueError: one is finite no more in float32.
@@ -199,23 +197,8 @@ def as_float32(where: str, values: np.ndarray, given: np.ndarray) -> np.ndarray:
     if place is not None:
         at, largest = f" at {place}" if place else "", np.finfo(np.float32).max
         raise ValueError(
-            f"{where} is {np.broadcast_to(given, cast.shape)[place]:g}{at}, which is {values[place]:g} for the model; "
+            f"{where} is {np.broadcast_to(source, cast.shape)[place]:g}{at}, which is {values[place]:g} for the model; "
             f"allowed: what is finite in float32, up to {largest:.2g}"
-        )
-    return cast
-
-
-def checked_cast(where: str, values: Tensor, weight: Tensor) -> Tensor:
-    """``values``, finite in float32, on the device and in the precision of ``weight``.
-
-    Raises:
-        ValueError: one is finite no more there, as half precision ends at 65504; the message says ``where``.
-    """
-    cast = values.to(weight.device, weight.dtype)
-    if not torch.isfinite(cast).all():
-        raise ValueError(
-            f"{where} is up to {values.abs().max():g} once standardised; allowed: what is finite in the model's "
-            f"{weight.dtype}, up to {torch.finfo(weight.dtype).max:g}"
         )
     return cast
 

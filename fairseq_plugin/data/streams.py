@@ -50,12 +50,12 @@ class StreamRows:
     def batches(self, shards: int) -> list[list[int]]:
         """Numbers of blocks, in batches for ``shards`` processes by turns; each process has its own rows. O(N)."""
         own = self.rows // shards
-        found = []
+        batches = []
         for step in range(self.steps):
             for shard in range(shards):
                 numbers = (self.block(row, step) for row in range(shard * own, (shard + 1) * own))
-                found.append([number for number in numbers if number is not None])
-        return found
+                batches.append([number for number in numbers if number is not None])
+        return batches
 
     def place(self, block: int) -> tuple[int, int]:
         """The row and the step of a block, by its number."""

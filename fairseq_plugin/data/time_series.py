@@ -20,7 +20,7 @@ class TimeSeriesDataset(SizedDataset):
 
     def __init__(self, series: Sequence[Tensor], classes: Sequence[int]) -> None:
         self.series, self.classes = list(series), torch.tensor(classes)
-        self.sizes = np.array([len(one) for one in self.series])
+        self.sizes = np.array([len(values) for values in self.series])
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         return {"id": int(index), "source": self.series[index], "target": self.classes[index]}
@@ -42,5 +42,5 @@ class TimeSeriesDataset(SizedDataset):
 def collate(series: Sequence[Tensor]) -> dict[str, Tensor]:
     """Series (T, C) as ``source`` (B, T, C) and ``padding_mask`` (B, T), True = padding."""
     source = pad_sequence(list(series), batch_first=True)
-    lengths = torch.tensor([len(one) for one in series])
+    lengths = torch.tensor([len(values) for values in series])
     return {"source": source, "padding_mask": torch.arange(source.shape[1]) >= lengths[:, None]}

@@ -150,9 +150,9 @@ def stored_architecture(state: dict[str, Any], path: str) -> str:
         name = model.get("_name") or model.get("arch") if hasattr(model, "get") else safe_getattr(model, "arch")
     bookkeeping = any(names <= state.keys() for names in _BOOKKEEPING)
     if not name or not isinstance(state.get("model"), dict) or not bookkeeping:
-        found = ", ".join(map(str, list(state)[:8])) + (", ..." if len(state) > 8 else "")
+        entries = ", ".join(map(str, list(state)[:8])) + (", ..." if len(state) > 8 else "")
         raise ValueError(
-            f"the checkpoint {path!r} holds {found}; allowed: what fairseq-train writes (cfg or args of a model, "
+            f"the checkpoint {path!r} holds {entries}; allowed: what fairseq-train writes (cfg or args of a model, "
             "model, optimizer_history, extra_state)"
         )
     return name
@@ -183,9 +183,9 @@ def stock_overrides(state: dict[str, Any], model: type, options: dict[str, Any])
         return {"arch": name, "lineartime_post_norm": post_norm, **options}
     # Where fairseq is given overrides for the model alone, it does not look for more of them among the others.
     fields = MODEL_DATACLASS_REGISTRY[name].__dataclass_fields__
-    ours = {key: value for key, value in options.items() if key in fields}
-    given = options.get("model", {})
-    return {**options, "model": {"_name": name, "lineartime_post_norm": post_norm, **ours, **given}}
+    of_model = {key: value for key, value in options.items() if key in fields}
+    nested = options.get("model", {})
+    return {**options, "model": {"_name": name, "lineartime_post_norm": post_norm, **of_model, **nested}}
 
 
 def _stored_option(state: dict[str, Any], name: str, default: Any) -> Any:

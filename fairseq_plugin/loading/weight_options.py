@@ -27,10 +27,10 @@ def attention_hints(state_dict: dict[str, Any], own: dict[str, Tensor], model_cf
     stored, here = _attentions(state_dict), _attentions(own)
     for place in sorted(stored.keys() | here.keys()) if stored else ():
         if stored.get(place) != here.get(place):
-            there, given = (_pattern(x.get(place, ["not of lineartime"])) for x in (stored, here))
+            there, own_pattern = (_pattern(x.get(place, ["not of lineartime"])) for x in (stored, here))
             pattern = safe_getattr(model_cfg, _LAYERS)
             option = f"--lineartime-layers, which is {pattern!r} here," if pattern else "--arch and its options"
-            yield f"attention of {place} is {there} in the checkpoint and {given} here: {option} must be the same"
+            yield f"attention of {place} is {there} in the checkpoint and {own_pattern} here: {option} must be the same"
 
 
 def option_hints(model: nn.Module, model_cfg: Any) -> Iterator[str]:
@@ -42,22 +42,22 @@ def option_hints(model: nn.Module, model_cfg: Any) -> Iterator[str]:
         if model_cfg is not None and not name.startswith(_WITHOUT_WEIGHTS) and _mechanism(name) in (None, *present):
             value = safe_getattr(model_cfg, name)
             value = getattr(value, "value", value)
-            given = "not given" if value is None or value is False else "given" if value is True else value
-            values.append(f"--{name.replace('_', '-')} {given}")
+            shown = "not given" if value is None or value is False else "given" if value is True else value
+            values.append(f"--{name.replace('_', '-')} {shown}")
     if values:
         yield f"here are {', '.join(values)}; the checkpoint has others of these, or other sizes"
 
 
 def _attentions(state_dict: dict[str, Any]) -> dict[str, list[str]]:
     """The names of attentions in the order of the layers, by their place with ``*`` for the number of the layer."""
-    found: dict[str, dict[str, str]] = {}
+    attentions: dict[str, dict[str, str]] = {}
     for name in filter(is_record, state_dict):
         record = read_record(state_dict[name])
         attention = (record or {"options": {}})["options"].get("attention")
         if attention is not None:
             module = re.sub(r"(\.inner)*\.[^.]+$", "", name)  # of several in one another the innermost comes last
-            found.setdefault(re.sub(r"\.\d+\.", ".*.", module), {})[module] = attention
-    return {place: list(by_layer.values()) for place, by_layer in found.items()}
+            attentions.setdefault(re.sub(r"\.\d+\.", ".*.", module), {})[module] = attention
+    return {place: list(by_layer.values()) for place, by_layer in attentions.items()}
 
 
 def _pattern(names: list[str]) -> str:

@@ -7,17 +7,18 @@ import numpy as np
 import torch
 from fairseq.models import BaseFairseqModel
 from fairseq.tasks import FairseqTask
-from torch import Tensor, nn
+from torch import Tensor
 
 from common.ops.shared.checks import check_positive_int
 
 from ..data.episodes import TOKENS
-from ..data.stored_arrays import as_float32, checked_cast
+from ..data.stored_arrays import as_float32
+from ._hub_model import HubInterface
 
 FULL = "full"
 
 
-class DecisionHubInterface(nn.Module):
+class DecisionHubInterface(HubInterface):
     """A model of the task ``offline_rl``, with the statistics that it was trained with, which acts step by step::
 
         model.reset(target=3000.0)
@@ -30,10 +31,8 @@ class DecisionHubInterface(nn.Module):
     """
 
     def __init__(self, cfg: Any, task: FairseqTask, model: BaseFairseqModel) -> None:
-        super().__init__()
-        self.cfg, self.task, self.model = cfg, task, model
+        super().__init__(cfg, task, model)
         self.described = task.description
-        self.model.eval()
         self._step: int | None = None
 
     def reset(self, target: float | Sequence[float], context: int | str | None = None) -> None:
@@ -73,8 +72,9 @@ class DecisionHubInterface(nn.Module):
         states, rewards = self._checked_step(states, rewards)
         targets, step = self._targets - rewards, f"at step {self._step}"
         what = f"the return that remains {step}"
-        returns = self._ready(what, self._scaled(what, targets))
-        ready = self._ready(f"a state {step}", self.described.standardise(states, f"a state {step}"))
+        returns = self.as_input(what, self._scaled(what, targets))
+        standardised = self.described.standardise(states, f"a state {step}")
+        ready = self.as_input(f"a state {step}", torch.from_numpy(standardised))
         self._targets = targets
         timesteps = torch.full((len(states),), self._step, device=ready.device)
         if self._context == FULL:
@@ -83,16 +83,12 @@ class DecisionHubInterface(nn.Module):
             actions = self._recompute(returns, ready, timesteps)
         self._last_actions = actions
         self._step += 1
-        found = self.described.unscale(actions.float().cpu().numpy())
-        return found[0] if self._single else found
+        unscaled = self.described.unscale(actions.float().cpu().numpy())
+        return unscaled[0] if self._single else unscaled
 
-    def _scaled(self, what: str, targets: np.ndarray) -> np.ndarray:
+    def _scaled(self, what: str, targets: np.ndarray) -> Tensor:
         """Returns as the model reads them, float32; ValueError, which says ``what``, for one that is infinite there."""
-        return as_float32(what, targets / self.task.cfg.return_scale, targets)
-
-    def _ready(self, what: str, values: np.ndarray) -> Tensor:
-        """Float32 values in the model's precision and on its device."""
-        return checked_cast(what, torch.from_numpy(values), next(self.model.parameters()))
+        return torch.as_tensor(as_float32(what, targets / self.task.cfg.return_scale, targets))
 
     def _recompute(self, returns: Tensor, states: Tensor, timesteps: Tensor) -> Tensor:
         """The actions from the last steps, all of them anew; the current action is not read and is 0."""
@@ -101,7 +97,7 @@ class DecisionHubInterface(nn.Module):
         actions = states.new_zeros(len(states), self.described.action_size)
         step = {"returns": returns, "states": states, "actions": actions, "timesteps": timesteps}
         self._window = [*self._window, step][-self._context :]
-        window = {name: torch.stack([one[name] for one in self._window], dim=1) for name in step}
+        window = {name: torch.stack([earlier[name] for earlier in self._window], dim=1) for name in step}
         return self.model(**window)[:, -1]
 
     def _checked_context(self, context: int | str | None) -> int | str:
@@ -130,8 +126,8 @@ class DecisionHubInterface(nn.Module):
         wanted = (self.described.state_size,) if self._single else (count, self.described.state_size)
         states = np.asarray(states, dtype=np.float64)
         if states.shape != wanted or not np.isfinite(states).all():
-            found = f"shape {states.shape}" if states.shape != wanted else "a value that is not finite"
-            raise ValueError(f"states have {found} at step {self._step}; allowed: {wanted}, finite numbers")
+            wrong = f"shape {states.shape}" if states.shape != wanted else "a value that is not finite"
+            raise ValueError(f"states have {wrong} at step {self._step}; allowed: {wanted}, finite numbers")
         if (rewards is None) != (self._step == 0):
             allowed = "None at step 0" if self._step == 0 else "those of the last actions"
             raise ValueError(f"rewards are {rewards} at step {self._step}; allowed: {allowed}")

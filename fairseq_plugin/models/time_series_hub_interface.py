@@ -7,16 +7,16 @@ import numpy as np
 import torch
 from fairseq.models import BaseFairseqModel
 from fairseq.tasks import FairseqTask
-from torch import Tensor, nn
+from torch import Tensor
 
 from common.ops.shared.checks import check_positive_int
 
 from ..data.series_folder import check_series
-from ..data.stored_arrays import checked_cast
 from ..data.time_series import collate
+from ._hub_model import HubInterface
 
 
-class TimeSeriesHubInterface(nn.Module):
+class TimeSeriesHubInterface(HubInterface):
     """A model of the task ``time_series_classification``, with the statistics and the labels that it was trained with.
 
     ``series`` are a list of arrays (T, C), of any lengths, or one array (N, T, C), as they were measured: they are
@@ -24,10 +24,8 @@ class TimeSeriesHubInterface(nn.Module):
     """
 
     def __init__(self, cfg: Any, task: FairseqTask, model: BaseFairseqModel) -> None:
-        super().__init__()
-        self.cfg, self.task, self.model = cfg, task, model
+        super().__init__(cfg, task, model)
         self.labels = np.array(task.description.labels)
-        self.model.eval()
 
     def predict(self, series: Sequence[Any] | np.ndarray, *, cut: bool = False, batch_size: int = 64) -> np.ndarray:
         """The labels (N,) of ``series``, as they were given in training: strings or integers.
@@ -53,19 +51,19 @@ class TimeSeriesHubInterface(nn.Module):
         """The scores (N, classes) of ``series``, float32; arguments as in ``predict``."""
         check_positive_int("batch_size", batch_size)
         ready = self.prepare(series, cut=cut)
-        weight, head = next(self.model.parameters()), self.task.cfg.classification_head_name
-        found = []
+        head, scores = self.task.cfg.classification_head_name, []
         for start in range(0, len(ready), batch_size):
             batch = collate(ready[start : start + batch_size])
-            mask = batch["padding_mask"].to(weight.device)
-            source = checked_cast(f"a series of {start} to {start + len(mask) - 1}", batch["source"], weight)
-            found.append(self.model(source, mask, classification_head_name=head)[0].float().cpu())
-            if not torch.isfinite(found[-1]).all():
+            where = f"a series of {start} to {start + len(batch['source']) - 1}"
+            source = self.as_input(where, batch["source"])
+            mask = batch["padding_mask"].to(source.device)
+            scores.append(self.model(source, mask, classification_head_name=head)[0].float().cpu())
+            if not torch.isfinite(scores[-1]).all():
                 raise ValueError(
-                    f"a series of {start} to {start + len(source) - 1} is up to {source.abs().max():g} once "
-                    "standardised, for which the model's scores are not finite; allowed: values like those in training"
+                    f"{where} is up to {source.abs().max():g} once standardised, for which the model's scores are not "
+                    "finite; allowed: values like those in training"
                 )
-        return torch.cat(found) if found else torch.zeros(0, len(self.labels))
+        return torch.cat(scores) if scores else torch.zeros(0, len(self.labels))
 
     def prepare(self, series: Sequence[Any] | np.ndarray, *, cut: bool = False) -> list[Tensor]:
         """``series`` as the model reads them: checked, cut where that is asked for, and standardised; (T, C) each."""
@@ -73,8 +71,8 @@ class TimeSeriesHubInterface(nn.Module):
         if isinstance(series, np.ndarray) and series.ndim != 3 and series.dtype != object:
             raise ValueError(f"series has shape {series.shape}; allowed: (series, steps, channels), or a list")
         ready = []
-        for i, one in enumerate(series):
-            values = check_series(one, f"series {i}", described.channels)
+        for i, values in enumerate(series):
+            values = check_series(values, f"series {i}", described.channels)
             if len(values) > limit and not cut:
                 raise ValueError(
                     f"series {i} has {len(values)} steps; allowed: at most {limit}, as --max-length or the training "

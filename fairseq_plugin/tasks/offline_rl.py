@@ -88,13 +88,13 @@ class OfflineRLTask(FairseqTask):
                 f"{folder} has states and actions of {sizes[0]} and {sizes[1]} numbers; allowed: "
                 f"{described.state_size} and {described.action_size}"
             )
-        for i, one in enumerate(episodes):
-            if len(one.rewards) > limit:
+        for i, episode in enumerate(episodes):
+            if len(episode.rewards) > limit:
                 raise ValueError(
-                    f"episode {i} of {split} has {len(one.rewards)} steps; allowed: at most {limit}, "
+                    f"episode {i} of {split} has {len(episode.rewards)} steps; allowed: at most {limit}, "
                     "--max-episode-length"
                 )
-        steps = sum(len(one.rewards) for one in episodes)
+        steps = sum(len(episode.rewards) for episode in episodes)
         logger.info(f"{split}: {len(episodes)} episodes of {described.name}, {steps} steps")
         self.datasets[split] = EpisodeDataset(
             episodes,
@@ -113,8 +113,8 @@ class OfflineRLTask(FairseqTask):
         """
         name = getattr(cfg, "_name", None) or getattr(cfg, "arch", None)
         if not issubclass(ARCH_MODEL_REGISTRY.get(name, object), DecisionModel):
-            known = sorted(x for x, model in ARCH_MODEL_REGISTRY.items() if issubclass(model, DecisionModel))
-            raise ValueError(f"--arch is {name}; allowed with --task offline_rl: {', '.join(known)}")
+            allowed = sorted(x for x, model in ARCH_MODEL_REGISTRY.items() if issubclass(model, DecisionModel))
+            raise ValueError(f"--arch is {name}; allowed with --task offline_rl: {', '.join(allowed)}")
         self.wanted_criterion = ARCH_MODEL_REGISTRY[name].criterion
         return super().build_model(cfg, from_checkpoint)
 

@@ -93,12 +93,12 @@ class TimeSeriesClassificationTask(FairseqTask):
             raise ValueError(f"{folder} has series of {series[0].shape[1]} channels; allowed: {described.channels}")
         classes = [described.class_of(label, f"series {i} of {split}") for i, label in enumerate(labels)]
         limit = self.max_length
-        longer = sum(len(one) > limit for one in series)
+        longer = sum(len(values) > limit for values in series)
         cut = f", {longer} of them cut after {limit} steps (--max-length)" if longer else ""
         logger.info(f"{split}: {len(series)} series of {described.channels} channels{cut}")
         tensors = [
-            torch.from_numpy(described.standardise(one[:limit], f"series {i} of {split}"))
-            for i, one in enumerate(series)
+            torch.from_numpy(described.standardise(values[:limit], f"series {i} of {split}"))
+            for i, values in enumerate(series)
         ]
         self.datasets[split] = TimeSeriesDataset(tensors, classes)
 
@@ -110,10 +110,10 @@ class TimeSeriesClassificationTask(FairseqTask):
         """
         name = getattr(cfg, "_name", None) or getattr(cfg, "arch", None)
         if not issubclass(ARCH_MODEL_REGISTRY.get(name, object), TimeSeriesClassifier):
-            known = sorted(
+            allowed = sorted(
                 arch for arch, model in ARCH_MODEL_REGISTRY.items() if issubclass(model, TimeSeriesClassifier)
             )
-            raise ValueError(f"--arch is {name}; allowed with --task time_series_classification: {', '.join(known)}")
+            raise ValueError(f"--arch is {name}; allowed with --task time_series_classification: {', '.join(allowed)}")
         model = super().build_model(cfg, from_checkpoint)
         labels = self.description.labels
         model.register_classification_head(self.cfg.classification_head_name, len(labels), labels)
