@@ -1,6 +1,6 @@
 """``--criterion attention_transfer``: converted attentions learn what the softmax attentions of a teacher give."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from common.imitation import IMITATION_LOSSES, check_imitates
 
 from ..distill.attention_transfer import AttentionLoss, check_pair, share_memory, transfer
 from ..distill.teacher import Teacher, TeacherConfig, bare, check_of_pair
+from ..loading.known_options import option_field
 from ..modules.converted import converted_attentions
 from ..modules.cross_attention import InnerCrossAttention
 
@@ -29,20 +30,16 @@ _SUM, _QUERIES = "_sum", "_queries"
 class AttentionTransferConfig(TeacherConfig):
     """Options of ``attention_transfer``."""
 
-    transfer_loss: ChoiceEnum(tuple(IMITATION_LOSSES)) = field(
-        default="outputs",
-        metadata={
-            "help": "what is compared with softmax attention: outputs, 1000 times the squared error of each head, "
-            "before the output projection; or weights, by their KL divergence, for short inputs and attentions whose "
-            "outputs are means of the values"
-        },
+    transfer_loss: ChoiceEnum(tuple(IMITATION_LOSSES)) = option_field(
+        "outputs",
+        "what is compared with softmax attention: outputs, 1000 times the squared error of each head, "
+        "before the output projection; or weights, by their KL divergence, for short inputs and attentions whose "
+        "outputs are means of the values",
     )
-    transfer_window_dropout: float = field(
-        default=0.0,
-        metadata={
-            "help": "probability of an update in which lolcats attention is its linear part alone, which otherwise may "
-            "learn nothing beside the window; 1: the linear part is always by itself"
-        },
+    transfer_window_dropout: float = option_field(
+        0.0,
+        "probability of an update in which lolcats attention is its linear part alone, which otherwise may "
+        "learn nothing beside the window; 1: the linear part is always by itself",
     )
     distributed_world_size: int = II("distributed_training.distributed_world_size")
 

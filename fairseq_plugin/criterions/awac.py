@@ -4,7 +4,7 @@ Nair, Gupta, Dalal, Levine: *AWAC: Accelerating Online Reinforcement Learning wi
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -14,14 +14,16 @@ from fairseq.logging import metrics
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..loading.known_options import option_field
+
 
 @dataclass
 class AWACConfig(FairseqDataclass):
     """Options of ``awac``; the defaults are usual ones, not checked against the settings of the paper."""
 
-    awac_lambda: float = field(default=1.0, metadata={"help": "an action weighs exp(advantage / lambda)"})
-    awac_discount: float = field(default=0.99, metadata={"help": "what a reward is worth a step later"})
-    awac_max_weight: float = field(default=100.0, metadata={"help": "the highest weight of an action"})
+    awac_lambda: float = option_field(1.0, "an action weighs exp(advantage / lambda)")
+    awac_discount: float = option_field(0.99, "what a reward is worth a step later")
+    awac_max_weight: float = option_field(100.0, "the highest weight of an action")
 
 
 class Transitions(NamedTuple):

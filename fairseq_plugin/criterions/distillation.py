@@ -1,7 +1,7 @@
 """``--criterion distillation``: a teacher's distribution beside the data's own targets (Hinton et al., 2015)."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..distill.teacher import Teacher, TeacherConfig, bare, check_of_pair
+from ..loading.known_options import option_field
 
 #: Entries of a logging output: whether it is of masked tokens, the sum of divergences, and over how many tokens.
 _MASKED, _DIVERGENCE, _TOKENS = "of_masked_tokens", "teacher_kl_sum", "teacher_kl_tokens"
@@ -25,12 +26,10 @@ _MASKED, _DIVERGENCE, _TOKENS = "of_masked_tokens", "teacher_kl_sum", "teacher_k
 class DistillationConfig(TeacherConfig):
     """Options of ``distillation``."""
 
-    distillation_temperature: float = field(
-        default=2.0, metadata={"help": "what the logits of both models are divided by for the teacher's term"}
+    distillation_temperature: float = option_field(
+        2.0, "what the logits of both models are divided by for the teacher's term"
     )
-    distillation_weight: float = field(
-        default=0.5, metadata={"help": "weight of the teacher's term; that of cross-entropy is 1 less it"}
-    )
+    distillation_weight: float = option_field(0.5, "weight of the teacher's term; that of cross-entropy is 1 less it")
     sentence_avg: bool = II("optimization.sentence_avg")
 
 

@@ -1,7 +1,7 @@
 """The entropy regulariser of the DAFT paper on top of fairseq's cross-entropy."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from fairseq.criterions import register_criterion
@@ -11,14 +11,14 @@ from torch import Tensor, nn
 
 from common.attention import position_entropy
 
+from ..loading.known_options import option_field
+
 
 @dataclass
 class SparseCrossEntropyConfig(CrossEntropyCriterionConfig):
     """Options of ``cross_entropy`` and the regulariser's factor."""
 
-    entropy_weight: float = field(
-        default=0.001, metadata={"help": "factor of the entropy of the position biases (the paper: 0.001)"}
-    )
+    entropy_weight: float = option_field(0.001, "factor of the entropy of the position biases (the paper: 0.001)")
 
 
 @register_criterion("sparse_cross_entropy", dataclass=SparseCrossEntropyConfig)

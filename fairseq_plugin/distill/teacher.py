@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional
 
@@ -23,6 +23,7 @@ from common.checkpoints import check_state_dict, read_checkpoint
 
 from ..loading.checkpoint_config import EMBEDDING_FILES, check_configuration, faults_of
 from ..loading.checkpoints import hint, stored_architecture
+from ..loading.known_options import option_field
 
 #: Of a stored configuration: what a teacher, which computes no gradients, has no use for.
 _NOT_TAKEN = {"checkpoint_activations": False, "offload_activations": False}
@@ -32,8 +33,8 @@ _NOT_TAKEN = {"checkpoint_activations": False, "offload_activations": False}
 class TeacherConfig(FairseqDataclass):
     """Options of criteria with a teacher."""
 
-    teacher: Optional[str] = field(  # noqa: UP045  fairseq reads Optional[...], not "... | None"
-        default=None, metadata={"help": "checkpoint of the trained model to learn from"}
+    teacher: Optional[str] = option_field(  # noqa: UP045  fairseq reads Optional[...]
+        None, "checkpoint of the trained model to learn from"
     )
     ddp_backend: DDP_BACKEND_CHOICES = II("distributed_training.ddp_backend")
 

@@ -30,8 +30,9 @@ from common.ops.shared.checks import ArgumentError
 
 from .known_options import ConfigurationError, model_options
 
-#: Words, numbers and paths. An expression of them alone calls nothing: it has no brackets and no quotes.
-_WORDS = re.compile(r"[\w ?.,:/@+~|-]*")
+#: Words, numbers, paths and symbols as </s>. An expression of them alone calls nothing: it has no brackets and no
+#: quotes. Powers and shifts could take all memory.
+_WORDS = re.compile(r"(?:[\w ?.,:;/@+=~|%#!&^-]|<(?!<)|>(?!>))*")
 #: Options of pretrained embeddings, which a model whose weights are loaded has no use for.
 EMBEDDING_FILES = ("encoder_embed_path", "decoder_embed_path")
 #: Options that are texts of any kind: places of a training, and a pattern that is parsed here. None is evaluated.

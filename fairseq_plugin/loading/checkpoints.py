@@ -43,6 +43,11 @@ class CheckedLoading:
     #: fairseq's own model whose weights have the names and shapes of this one's, None if there is none.
     stock_model: type | None = None
 
+    @classmethod
+    def hub_models(cls) -> dict[str, Any]:
+        """No downloads: the stock ones hold softmax attention."""
+        return {}
+
     def load_state_dict(
         self, state_dict: dict[str, Any], strict: bool = True, model_cfg: Any | None = None, args: Any = None
     ) -> Any:

@@ -1,13 +1,18 @@
-"""The options that may be given along with a checkpoint, and an error for any other."""
+"""The options of models: a field that declares one, those that may be given with a checkpoint, and errors."""
 
 import argparse
 import difflib
 from collections.abc import Iterable
-from dataclasses import is_dataclass
+from dataclasses import field, is_dataclass
 from typing import Any
 
 from fairseq.dataclass.configs import FairseqConfig
 from fairseq.registry import REGISTRIES
+
+
+def option_field(default: Any, help: str) -> Any:
+    """A field of a dataclass of options, with its ``default`` and its ``help`` text."""
+    return field(default=default, metadata={"help": help})
 
 
 class ConfigurationError(ValueError):

@@ -1,6 +1,6 @@
 """The base of all classifiers of sequences, for fairseq's task and criterion ``sentence_prediction``."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Optional
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 from common.modules.remembered_options import Remembered, is_record
 from common.ops.shared.checks import check_positive_int
 
+from ..loading.known_options import option_field
 from ..modules.arena_head import ArenaHead, init_as_arena
 from ._encoder import LinearTimeRobertaEncoder
 from ._masked_model import LinearTimeMaskedModel
@@ -27,20 +28,17 @@ STYLES = ("roberta", "arena")
 class ClassifierOptions(FairseqDataclass):
     """Options of all classifiers."""
 
-    pooling: ChoiceEnum(POOLINGS) = field(
-        default="first",
-        metadata={"help": "what a sequence is classified by: the features of its first token, or the mean over all"},
+    pooling: ChoiceEnum(POOLINGS) = option_field(
+        "first", "what a sequence is classified by: the features of its first token, or the mean over all"
     )
-    classifier_style: ChoiceEnum(STYLES) = field(
-        default="roberta",
-        metadata={
-            "help": "head and first weights: roberta, dropout, a layer with tanh and one of scores, from N(0, 0.02); "
-            "arena, those of the Long Range Arena: layers with relu and one of scores, Xavier's weights, and token "
-            "embeddings from N(0, 1)"
-        },
+    classifier_style: ChoiceEnum(STYLES) = option_field(
+        "roberta",
+        "head and first weights: roberta, dropout, a layer with tanh and one of scores, from N(0, 0.02); "
+        "arena, those of the Long Range Arena: layers with relu and one of scores, Xavier's weights, and token "
+        "embeddings from N(0, 1)",
     )
-    classifier_dim: Optional[int] = field(
-        default=None, metadata={"help": "width inside of the head; default: the encoder's, in style arena its ffn's"}
+    classifier_dim: Optional[int] = option_field(
+        None, "width inside of the head; default: the encoder's, in style arena its ffn's"
     )
 
 

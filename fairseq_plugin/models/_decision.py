@@ -7,7 +7,7 @@ LayerNorm; the action is read at the token of the state, through tanh.
 """
 
 from argparse import Namespace
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Optional
 
 import torch
@@ -25,6 +25,7 @@ from common.ops.shared.tracing import may_be_exported
 
 from ..data.episodes import TOKENS
 from ..loading.checkpoints import CheckedLoading
+from ..loading.known_options import option_field
 from ..modules.graphs import NoTorchScript
 from ..modules.multihead_attention import IncrementalState
 from ..modules.positions import find_max_tokens
@@ -46,20 +47,18 @@ from .decision_hub_interface import DecisionHubInterface
 class DecisionConfig(DecayOptions):
     """Options of all Decision Transformers; the defaults are those of the Flowformer paper's script."""
 
-    decoder_layers: int = field(default=3, metadata={"help": "num decoder layers"})
-    decoder_embed_dim: int = field(default=256, metadata={"help": "width of the decoder"})
-    decoder_ffn_embed_dim: Optional[int] = field(  # noqa: UP045  fairseq reads Optional[...]
-        default=None, metadata={"help": "width inside a feed-forward block; default: four times the width"}
+    decoder_layers: int = option_field(3, "num decoder layers")
+    decoder_embed_dim: int = option_field(256, "width of the decoder")
+    decoder_ffn_embed_dim: Optional[int] = option_field(  # noqa: UP045  fairseq reads Optional[...]
+        None, "width inside a feed-forward block; default: four times the width"
     )
-    decoder_attention_heads: int = field(default=4, metadata={"help": "num decoder attention heads"})
-    activation_fn: ChoiceEnum(utils.get_available_activation_fns()) = field(
-        default="relu", metadata={"help": "activation function of the feed-forward blocks"}
+    decoder_attention_heads: int = option_field(4, "num decoder attention heads")
+    activation_fn: ChoiceEnum(utils.get_available_activation_fns()) = option_field(
+        "relu", "activation function of the feed-forward blocks"
     )
-    dropout: float = field(default=0.1, metadata={"help": "dropout probability"})
-    attention_dropout: float = field(default=0.0, metadata={"help": "dropout probability for sources of attention"})
-    activation_dropout: float = field(
-        default=0.0, metadata={"help": "dropout probability after the activation of a feed-forward block"}
-    )
+    dropout: float = option_field(0.1, "dropout probability")
+    attention_dropout: float = option_field(0.0, "dropout probability for sources of attention")
+    activation_dropout: float = option_field(0.0, "dropout probability after the activation of a feed-forward block")
     checkpoint_activations: bool = checkpointing_field()
     offload_activations: bool = offloading_field()
 

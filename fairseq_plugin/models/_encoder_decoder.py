@@ -1,9 +1,8 @@
 """The base of all encoder-decoder models: everything that fairseq's ``transformer`` takes and does."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.dataclass.utils import gen_parser_from_dataclass
@@ -17,6 +16,7 @@ from common.attention import ATTENTIONS, options_of
 
 from ..loading.checkpoint_config import check_texts
 from ..loading.checkpoints import CheckedLoading
+from ..loading.known_options import option_field
 from ..modules.cross_attention import CrossDesign
 from ..modules.graphs import NoTorchScript
 from ..modules.multihead_attention import LayerDesign
@@ -35,12 +35,10 @@ SOURCE_ATTENTIONS = tuple(name for name, attention in ATTENTIONS.items() if "sou
 class CrossAttentionOptions(FairseqDataclass):
     """The choice of a decoder's attention to the encoder."""
 
-    lineartime_cross_attention: ChoiceEnum(("softmax", *SOURCE_ATTENTIONS)) = field(
-        default="softmax",
-        metadata={
-            "help": "attention of the decoder to the encoder: softmax, exact, which keeps the keys and values of the "
-            "source, or one that sums over the source once, in linear time; flow_source is ours, in no paper"
-        },
+    lineartime_cross_attention: ChoiceEnum(("softmax", *SOURCE_ATTENTIONS)) = option_field(
+        "softmax",
+        "attention of the decoder to the encoder: softmax, exact, which keeps the keys and values of the "
+        "source, or one that sums over the source once, in linear time; flow_source is ours, in no paper",
     )
 
 
@@ -80,11 +78,6 @@ class LinearTimeTransformer(NoTorchScript, MarksDecay, CheckedLoading, Transform
     stock_model = TransformerModel
     #: A group of a configuration, such as ``encoder``, sets all of its options if it is given, as in ``transformer``.
     reads_groups = True
-
-    @classmethod
-    def hub_models(cls) -> dict[str, Any]:
-        """No downloads: the stock ones hold softmax attention."""
-        return {}
 
     @classmethod
     def add_args(cls, parser) -> None:

@@ -46,8 +46,3 @@ class HubModel:
 
         loaded = hub_utils.from_pretrained(model_name_or_path, checkpoint_file, data_name_or_path, **kwargs)
         return cls.hub_interface(loaded["args"], loaded["task"], loaded["models"][0])
-
-    @classmethod
-    def hub_models(cls) -> dict[str, Any]:
-        """No downloads."""
-        return {}

@@ -2,11 +2,12 @@
 
 from ast import literal_eval
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from fairseq.data import Dictionary
+from fairseq.dataclass import FairseqDataclass
 from fairseq.models.transformer import TransformerConfig
 from fairseq.models.transformer_lm import (
     TransformerLanguageModel,
@@ -21,11 +22,19 @@ from common.ops.shared.checks import check_positive_int
 
 from ..loading.checkpoint_config import check_texts
 from ..loading.checkpoints import CheckedLoading
+from ..loading.known_options import option_field
 from ..modules.graphs import NoTorchScript
 from ..modules.multihead_attention import LayerDesign
 from ..modules.transformer_layer import LinearTimeDecoderLayer
 from ._decoder import BuildLayer, LinearTimeDecoder
-from ._options import DocumentOptions, complete_checkpointing, errors_as_typed, flag_of
+from ._options import (
+    DocumentOptions,
+    attention_options,
+    complete_checkpointing,
+    design_with,
+    errors_as_typed,
+    flag_of,
+)
 from ._registration import register_checked
 from ._trained_parameters import TrainedOptions, choose_trained_parameters, train_only_chosen
 from ._weight_decay import DecayOptions, MarksDecay, choose_optimizer
@@ -39,12 +48,10 @@ class LinearTimeLanguageModelConfig(DocumentOptions, TrainedOptions, DecayOption
     ``--arch transformer_lm`` itself needs ``--decoder-normalize-before`` to be compared with them.
     """
 
-    lineartime_post_norm: bool = field(
-        default=False,
-        metadata={
-            "help": "LayerNorm after each block, as in the Flowformer paper's equation 9; "
-            "--decoder-normalize-before is the default otherwise"
-        },
+    lineartime_post_norm: bool = option_field(
+        False,
+        "LayerNorm after each block, as in the Flowformer paper's equation 9; "
+        "--decoder-normalize-before is the default otherwise",
     )
 
 
@@ -62,23 +69,19 @@ class LinearTimeLanguageModel(NoTorchScript, MarksDecay, CheckedLoading, Transfo
     """fairseq's Transformer language model around ``LinearTimeDecoder``; subclasses name the attention."""
 
     attention_name: str
-    #: How the options of its attention begin.
+    #: How the options of its attention begin, and the dataclass that has them.
     option_prefix: str
-
-    @classmethod
-    def hub_models(cls) -> dict[str, Any]:
-        """No downloads: the stock ones hold softmax attention."""
-        return {}
+    options_class: type = FairseqDataclass
 
     @classmethod
     def attention_options(cls, args) -> dict[str, Any]:
-        """Constructor arguments of the attention, from the model's configuration."""
-        return {}
+        """The options of the attention; one that an older checkpoint lacks takes its default."""
+        return attention_options(args, cls.attention_name, cls.options_class, cls.option_prefix)
 
     @classmethod
     def layer_design(cls, args) -> LayerDesign:
         """The parts of a layer, from the model's configuration."""
-        return LayerDesign(cls.attention_name, cls.attention_options(args), max_tokens=args.max_target_positions)
+        return design_with(cls.attention_name, cls.attention_options(args), args.max_target_positions)
 
     @classmethod
     def build_layer(cls, args, cfg: TransformerConfig, no_encoder_attn: bool) -> nn.Module:

@@ -6,7 +6,7 @@ N(0, 0.02).
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -23,6 +23,7 @@ from torch import nn
 
 from ..loading.checkpoint_config import check_texts
 from ..loading.checkpoints import CheckedLoading
+from ..loading.known_options import option_field
 from ..modules.graphs import NoTorchScript
 from ._encoder import LinearTimeRobertaEncoder
 from ._options import (
@@ -51,12 +52,8 @@ _ADAPTIVE_PRUNING = {
 class MaskedOptions(TrainedOptions, DecayOptions):
     """Options that fairseq's other encoders have on the command line and its RoBERTa lacks."""
 
-    encoder_learned_pos: bool = field(
-        default=False, metadata={"help": "use learned positional embeddings in the encoder"}
-    )
-    lineartime_post_norm: bool = field(
-        default=False, metadata={"help": "LayerNorm after each block, as in fairseq's roberta"}
-    )
+    encoder_learned_pos: bool = option_field(False, "use learned positional embeddings in the encoder")
+    lineartime_post_norm: bool = option_field(False, "LayerNorm after each block, as in fairseq's roberta")
     checkpoint_activations: bool = checkpointing_field()
     offload_activations: bool = offloading_field()
 
@@ -77,11 +74,6 @@ class LinearTimeMaskedModel(NoTorchScript, MarksDecay, CheckedLoading, RobertaMo
     #: The tasks it is for, and the classes of those it is often confused with.
     task_names = "masked_lm, sentence_prediction, span_extraction"
     other_tasks: dict[str, type[FairseqTask]] = {"language_modeling": LanguageModelingTask}
-
-    @classmethod
-    def hub_models(cls) -> dict[str, Any]:
-        """No downloads: the stock ones hold softmax attention."""
-        return {}
 
     @classmethod
     def from_pretrained(

@@ -3,7 +3,7 @@
 from argparse import Namespace
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, make_dataclass
+from dataclasses import dataclass, make_dataclass
 from enum import Enum
 from typing import Any, Optional
 
@@ -14,7 +14,8 @@ from omegaconf import OmegaConf
 from common.attention import Option, options_of
 from common.ops.shared.checks import ArgumentError
 
-from ..loading.known_options import model_options
+from ..loading.known_options import model_options, option_field
+from ..modules.multihead_attention import LayerDesign
 
 
 def option(args, config: type, name: str) -> Any:
@@ -34,26 +35,21 @@ def option(args, config: type, name: str) -> Any:
 
 def checkpointing_field() -> Any:
     """The field of ``--checkpoint-activations`` where fairseq's own configuration has none."""
-    return field(default=False, metadata={"help": "checkpoint activations at each layer"})
+    return option_field(False, "checkpoint activations at each layer")
 
 
 def offloading_field() -> Any:
     """The field of ``--offload-activations``."""
-    return field(
-        default=False, metadata={"help": "move checkpointed activations to CPU; sets --checkpoint-activations"}
-    )
+    return option_field(False, "move checkpointed activations to CPU; sets --checkpoint-activations")
 
 
 @dataclass
 class DocumentOptions(FairseqDataclass):
     """The option of models that read several documents in a row."""
 
-    lineartime_reset_at_eos: bool = field(
-        default=False,
-        metadata={
-            "help": "each eos ends a document, and no document of a block sees another: sums, windows and positions "
-            "begin anew"
-        },
+    lineartime_reset_at_eos: bool = option_field(
+        False,
+        "each eos ends a document, and no document of a block sees another: sums, windows and positions begin anew",
     )
 
 
@@ -107,6 +103,16 @@ def attention_options(args, attention: str, config: type, prefix: str | None = N
     return read
 
 
+def design_with(attention: str, options: dict[str, Any], max_tokens: int) -> LayerDesign:
+    """The parts of a layer with ``attention``; ``options`` are its own, and whether positions are rotary."""
+    return LayerDesign(attention, options, rotary=options.pop("rotary", False), max_tokens=max_tokens)
+
+
+def build_design(args, attention: str, config: type, max_tokens: int) -> LayerDesign:
+    """The parts of a layer with ``attention``, whose options are fields of ``config``."""
+    return design_with(attention, attention_options(args, attention, config), max_tokens)
+
+
 @contextmanager
 def errors_as_typed(model: type, prefix: str, side: str) -> Iterator[None]:
     """Inside of it, an ``ArgumentError`` names the options of the command line that ``model`` is built from.
@@ -152,10 +158,10 @@ def _field(prefix: str, name: str, described: Option, default: Any) -> tuple[str
     field_name, negated = _field_name(prefix, name, described, default)
     if described.type is bool:
         help = f"turn off: {described.help}" if negated else described.help
-        return field_name, bool, field(default=False, metadata={"help": help})
+        return field_name, bool, option_field(False, help)
     # fairseq reads Optional[...], not "... | None".
     kind = ChoiceEnum(described.choices) if described.choices else Optional[described.type]  # noqa: UP045
-    return field_name, kind, field(default=default, metadata={"help": described.help})
+    return field_name, kind, option_field(default, described.help)
 
 
 def _field_name(prefix: str, name: str, described: Option, default: Any) -> tuple[str, bool]:

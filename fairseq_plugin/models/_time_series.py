@@ -6,7 +6,7 @@ post-norm layers and a final LayerNorm, gelu, and one linear layer over all step
 
 from argparse import Namespace
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -24,6 +24,7 @@ from common.ops.shared.checks import check_positive_int
 from common.ops.shared.padding import real_positions
 
 from ..loading.checkpoints import CheckedLoading
+from ..loading.known_options import option_field
 from ..modules.graphs import NoTorchScript, check_not_exported
 from ._encoder import BuildLayer, LinearTimeEncoder
 from ._hub_model import HubModel
@@ -52,19 +53,14 @@ _STEP = 1
 class TimeSeriesConfig(DecayOptions):
     """Options of all classifiers of time series; the defaults are the authors'."""
 
-    encoder_layers: int = field(default=2, metadata={"help": "num encoder layers"})
-    encoder_embed_dim: int = field(default=512, metadata={"help": "width of the encoder"})
-    encoder_ffn_embed_dim: int = field(default=2048, metadata={"help": "width inside a feed-forward block"})
-    encoder_attention_heads: int = field(default=8, metadata={"help": "num encoder attention heads"})
-    dropout: float = field(default=0.1, metadata={"help": "dropout probability"})
-    attention_dropout: float = field(default=0.0, metadata={"help": "dropout probability for sources of attention"})
-    activation_dropout: float = field(
-        default=0.1, metadata={"help": "dropout probability after the activation of a feed-forward block"}
-    )
-    pooling: ChoiceEnum(POOLINGS) = field(
-        default="flat",
-        metadata={"help": POOLING_HELP},
-    )
+    encoder_layers: int = option_field(2, "num encoder layers")
+    encoder_embed_dim: int = option_field(512, "width of the encoder")
+    encoder_ffn_embed_dim: int = option_field(2048, "width inside a feed-forward block")
+    encoder_attention_heads: int = option_field(8, "num encoder attention heads")
+    dropout: float = option_field(0.1, "dropout probability")
+    attention_dropout: float = option_field(0.0, "dropout probability for sources of attention")
+    activation_dropout: float = option_field(0.1, "dropout probability after the activation of a feed-forward block")
+    pooling: ChoiceEnum(POOLINGS) = option_field("flat", POOLING_HELP)
     checkpoint_activations: bool = checkpointing_field()
     offload_activations: bool = offloading_field()
 
@@ -73,11 +69,11 @@ class TimeSeriesConfig(DecayOptions):
 class TransformerTimeSeriesConfig(TimeSeriesConfig):
     """Options of the classifiers of time series that are Transformers."""
 
-    encoder_normalize_before: bool = field(
-        default=False, metadata={"help": "LayerNorm before each block; otherwise after it, as in the authors' model"}
+    encoder_normalize_before: bool = option_field(
+        False, "LayerNorm before each block; otherwise after it, as in the authors' model"
     )
-    activation_fn: ChoiceEnum(utils.get_available_activation_fns()) = field(
-        default="gelu", metadata={"help": "activation function of the feed-forward blocks"}
+    activation_fn: ChoiceEnum(utils.get_available_activation_fns()) = option_field(
+        "gelu", "activation function of the feed-forward blocks"
     )
 
 

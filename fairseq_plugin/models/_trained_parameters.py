@@ -1,11 +1,12 @@
 """``--lineartime-trained-parameters``: what learns of a model that begins with the weights of a softmax Transformer."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.utils import safe_getattr
 from torch import nn
 
+from ..loading.known_options import option_field
 from ..modules.converted import converted_attentions, mechanism_name, projections
 from ._options import flag_of, option
 
@@ -20,13 +21,11 @@ TRAINED = ("all", "attention", "new")
 class TrainedOptions(FairseqDataclass):
     """Which parameters learn."""
 
-    lineartime_trained_parameters: ChoiceEnum(TRAINED) = field(
-        default="all",
-        metadata={
-            "help": "parameters that are trained; all others stay as they are: new, those that an attention has beside "
-            "softmax attention's, such as learned feature maps; attention, these and its projections to queries, keys "
-            f"and values; all. With --criterion {TRANSFER} the default is new"
-        },
+    lineartime_trained_parameters: ChoiceEnum(TRAINED) = option_field(
+        "all",
+        "parameters that are trained; all others stay as they are: new, those that an attention has beside "
+        "softmax attention's, such as learned feature maps; attention, these and its projections to queries, keys "
+        f"and values; all. With --criterion {TRANSFER} the default is new",
     )
 
 

@@ -1,12 +1,13 @@
 """``--lineartime-decay-linear-only``: weight decay on the weights of linear layers alone, for every model."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from fairseq.dataclass import FairseqDataclass
 from fairseq.utils import safe_getattr
 from torch import nn
 
+from ..loading.known_options import option_field
 from ..optim import linear_decay
 
 
@@ -14,12 +15,10 @@ from ..optim import linear_decay
 class DecayOptions(FairseqDataclass):
     """Options of weight decay: which parameters it applies to."""
 
-    lineartime_decay_linear_only: bool = field(
-        default=False,
-        metadata={
-            "help": "weight decay for the weights of linear layers alone, as in the DAFT paper: not for biases, norms, "
-            "embeddings, positions and what an attention holds; --fp16 needs --fp16-no-flatten-grads with it"
-        },
+    lineartime_decay_linear_only: bool = option_field(
+        False,
+        "weight decay for the weights of linear layers alone, as in the DAFT paper: not for biases, norms, "
+        "embeddings, positions and what an attention holds; --fp16 needs --fp16-no-flatten-grads with it",
     )
 
 

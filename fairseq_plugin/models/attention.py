@@ -5,8 +5,8 @@ masked model and a classifier. Their ``--NAME-...`` options are the ones it decl
 folder defines under the same name stays as that file has it.
 """
 
-from dataclasses import dataclass, field, replace
-from typing import Any, Optional
+from dataclasses import dataclass, replace
+from typing import Optional
 
 from fairseq.dataclass import FairseqDataclass
 from fairseq.models import MODEL_REGISTRY, register_model
@@ -17,26 +17,15 @@ from torch import nn
 
 from common.ops.shared.checks import check_positive_int
 
-from ..modules.multihead_attention import LayerDesign
+from ..loading.known_options import option_field
 from ..modules.transformer_layer import LinearTimeEncoderLayer
 from . import daft, flash, flash_masked, flowformer  # noqa: F401  their names come first
 from ._classifier import LinearTimeClassifier
 from ._configuration import register_architecture
 from ._language_model import LinearTimeLanguageModel, LinearTimeLanguageModelConfig, register_language_model
 from ._masked_model import LinearTimeMaskedModel
-from ._options import attention_config, attention_options, camel_case, option
+from ._options import attention_config, build_design, camel_case, option
 from ._registration import derived, make_config, make_model, takes_stock_weights
-
-
-class AttentionLanguageModel(LinearTimeLanguageModel):
-    """A language model over the mechanism ``attention_name``, with the options of ``options_class``."""
-
-    options_class: type
-
-    @classmethod
-    def layer_design(cls, args) -> LayerDesign:
-        """The parts of a layer, from the model's configuration."""
-        return build_design(args, cls.attention_name, cls.options_class, args.max_target_positions)
 
 
 class AttentionMaskedModel(LinearTimeMaskedModel):
@@ -56,11 +45,11 @@ class AttentionMaskedModel(LinearTimeMaskedModel):
 class ProjectionOptions(FairseqDataclass):
     """Options of the projections around a classifier's attention, which RoBERTa has not."""
 
-    encoder_attention_dim: Optional[int] = field(
-        default=None, metadata={"help": "channels of all heads together; default: the encoder's width"}
+    encoder_attention_dim: Optional[int] = option_field(
+        None, "channels of all heads together; default: the encoder's width"
     )
-    encoder_attention_no_bias: bool = field(
-        default=False, metadata={"help": "no bias in the projections to queries, keys and values and of the result"}
+    encoder_attention_no_bias: bool = option_field(
+        False, "no bias in the projections to queries, keys and values and of the result"
     )
 
 
@@ -83,18 +72,11 @@ class AttentionClassifier(LinearTimeClassifier, AttentionMaskedModel):
         return LinearTimeEncoderLayer(cfg, design=design)
 
 
-def build_design(args, attention: str, config: type, max_tokens: int) -> LayerDesign:
-    """The parts of a layer with ``attention``, whose options are fields of ``config``."""
-    options: dict[str, Any] = attention_options(args, attention, config)
-    rotary = options.pop("rotary", False)
-    return LayerDesign(attention, options, rotary=rotary, max_tokens=max_tokens)
-
-
 def _register_language_model(prefix: str, attention: str) -> None:
     name, options = f"{camel_case(prefix)}LanguageModel", attention_config(attention, causal=True)
     config = make_config(__name__, f"{name}Config", options, LinearTimeLanguageModelConfig)
     stock = TransformerLanguageModel if takes_stock_weights(attention) else None
-    model = make_model(__name__, name, AttentionLanguageModel, attention, config, stock_model=stock)
+    model = make_model(__name__, name, LinearTimeLanguageModel, attention, config, stock_model=stock)
     register_language_model(f"{prefix}_lm", dataclass=config)(model)
 
 

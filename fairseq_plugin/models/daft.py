@@ -3,7 +3,7 @@
 *A Dot Product Attention Free Transformer*: DAFT-full and DAFT-conv in place of a Transformer's attention.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -12,29 +12,29 @@ from fairseq.utils import safe_getattr
 
 from common.ops.shared.checks import check_positive_int
 
+from ..loading.known_options import option_field
 from ._language_model import (
     LinearTimeLanguageModel,
     LinearTimeLanguageModelConfig,
     complete_size,
     register_language_model,
 )
-from ._options import attention_config, attention_options, option
+from ._options import attention_config, option
 
 
 @dataclass
 class DaftFullConfig(attention_config("daft_full", only=["query"], prefix="daft"), LinearTimeLanguageModelConfig):
     """Options of ``transformer_lm`` and of ``daft_full_lm``."""
 
-    decoder_attention_heads: int = field(
-        default=1, metadata={"help": "without effect but that it must divide the width: DAFT-full has no heads"}
+    decoder_attention_heads: int = option_field(
+        1, "without effect but that it must divide the width: DAFT-full has no heads"
     )
     # The mechanism takes a width of 0 for a free matrix, which has a flag of its own here.
-    daft_bias_dim: int = field(
-        default=128, metadata={"help": "width n of the two factors of the position bias (the paper: 128, pixels 256)"}
+    daft_bias_dim: int = option_field(
+        128, "width n of the two factors of the position bias (the paper: 128, pixels 256)"
     )
-    daft_free_bias: bool = field(
-        default=False,
-        metadata={"help": "a free matrix of position biases, tokens x tokens, in place of two factors (Table 6)"},
+    daft_free_bias: bool = option_field(
+        False, "a free matrix of position biases, tokens x tokens, in place of two factors (Table 6)"
     )
 
 
@@ -46,8 +46,7 @@ class DaftFullLanguageModel(LinearTimeLanguageModel):
     is the number of positions that have a bias; a longer input is a ValueError.
     """
 
-    attention_name = "daft_full"
-    option_prefix = "daft"
+    attention_name, option_prefix, options_class = "daft_full", "daft", DaftFullConfig
 
     @classmethod
     def attention_options(cls, args) -> dict[str, Any]:
@@ -56,8 +55,7 @@ class DaftFullLanguageModel(LinearTimeLanguageModel):
         if not option(args, DaftFullConfig, "daft_free_bias"):
             bias_dim = option(args, DaftFullConfig, "daft_bias_dim")
             check_positive_int("--daft-bias-dim", bias_dim)
-        shared = attention_options(args, cls.attention_name, DaftFullConfig, cls.option_prefix)
-        return {**shared, "bias_dim": bias_dim}
+        return {**super().attention_options(args), "bias_dim": bias_dim}
 
 
 _CONV_OPTIONS = attention_config(
@@ -73,26 +71,23 @@ _CONV_OPTIONS = attention_config(
 class DaftConvConfig(_CONV_OPTIONS, LinearTimeLanguageModelConfig):
     """Options of ``transformer_lm`` and of ``daft_conv_lm``."""
 
-    decoder_attention_heads: int = field(
-        default=8, metadata={"help": "num heads h: each has one key per token and one filter"}
-    )
-    daft_plain_filter: bool = field(
-        default=False, metadata={"help": "filters that are not standardised and scaled (ablation, Table 7)"}
-    )
+    decoder_attention_heads: int = option_field(8, "num heads h: each has one key per token and one filter")
+    daft_plain_filter: bool = option_field(False, "filters that are not standardised and scaled (ablation, Table 7)")
 
 
 @register_language_model("daft_conv_lm", dataclass=DaftConvConfig)
 class DaftConvLanguageModel(LinearTimeLanguageModel):
     """DAFT-conv, O(T window); any length, decoding state of constant size: a window of tokens and two sums."""
 
-    attention_name = "daft_conv"
-    option_prefix = "daft"
+    attention_name, option_prefix, options_class = "daft_conv", "daft", DaftConvConfig
 
     @classmethod
     def attention_options(cls, args) -> dict[str, Any]:
         """The ``--daft-...`` options; one that an older checkpoint lacks takes its default."""
-        declared = attention_options(args, cls.attention_name, DaftConvConfig, cls.option_prefix)
-        return {**declared, "reparameterize": not option(args, DaftConvConfig, "daft_plain_filter")}
+        return {
+            **super().attention_options(args),
+            "reparameterize": not option(args, DaftConvConfig, "daft_plain_filter"),
+        }
 
 
 #: Both experiments: 12 layers of width 512 (Tables 4 and 5). The width of FFN is stated for Enwik8 alone.

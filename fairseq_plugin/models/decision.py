@@ -11,9 +11,8 @@ from torch import nn
 from ..modules.transformer_layer import LinearTimeDecoderLayer
 from . import decision_baselines  # noqa: F401  registers bc_decision and awac_decision
 from ._decision import DecisionConfig, DecisionTransformer
-from ._options import attention_config
+from ._options import attention_config, build_design
 from ._registration import derived, register_variant
-from .attention import build_design
 
 #: Defaults of a mechanism's options that are the authors' for decisions.
 _DEFAULTS = {"flow": {"clamp": 10.0}}

@@ -6,13 +6,14 @@ They act by the state alone, whatever return is wanted, and are trained and eval
 import copy
 from argparse import Namespace
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from fairseq.dataclass import FairseqDataclass
 from fairseq.modules import FairseqDropout
 from torch import Tensor, nn
 
+from ..loading.known_options import option_field
 from ..modules.multihead_attention import IncrementalState
 from ._decision import DecisionModel
 from ._options import option
@@ -26,21 +27,19 @@ _LOG_STD = (-6.0, 0.0)
 class BcDecisionConfig(FairseqDataclass):
     """Options of ``bc_decision``."""
 
-    decoder_layers: int = field(default=2, metadata={"help": "num hidden layers"})
-    decoder_embed_dim: int = field(default=256, metadata={"help": "width of hidden layers"})
-    dropout: float = field(default=0.0, metadata={"help": "dropout probability after each hidden layer"})
+    decoder_layers: int = option_field(2, "num hidden layers")
+    decoder_embed_dim: int = option_field(256, "width of hidden layers")
+    dropout: float = option_field(0.0, "dropout probability after each hidden layer")
 
 
 @dataclass
 class AwacDecisionConfig(FairseqDataclass):
     """Options of ``awac_decision``; layers are the policy's and each critic's."""
 
-    decoder_layers: int = field(default=3, metadata={"help": "num hidden layers of the policy and of each critic"})
-    decoder_embed_dim: int = field(default=256, metadata={"help": "width of hidden layers"})
-    dropout: float = field(default=0.0, metadata={"help": "dropout probability after each hidden layer"})
-    awac_target_rate: float = field(
-        default=0.005, metadata={"help": "by how much the target critics follow the critics in an update"}
-    )
+    decoder_layers: int = option_field(3, "num hidden layers of the policy and of each critic")
+    decoder_embed_dim: int = option_field(256, "width of hidden layers")
+    dropout: float = option_field(0.0, "dropout probability after each hidden layer")
+    awac_target_rate: float = option_field(0.005, "by how much the target critics follow the critics in an update")
 
 
 def perceptron(args: Namespace, size: int, out: int) -> nn.Sequential:

@@ -4,7 +4,7 @@ Hua, Dai, Liu, Le, *Transformer Quality in Linear Time*, ICML 2022, Tables 8-10.
 embed positions as scaled sinusoids (``--decoder-learned-pos`` for learned ones) and do not scale token embeddings.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Optional
 
@@ -16,6 +16,7 @@ from fairseq.models.transformer_lm import TransformerLanguageModelConfig
 from fairseq.utils import safe_getattr
 from torch import nn
 
+from ..loading.known_options import option_field
 from ..modules.positions import scaled_sin_positions
 from ._flash_variants import VARIANTS, UnitVariant, Variant
 from ._language_model import LinearTimeLanguageModel, check_command_line, register_language_model
@@ -28,30 +29,24 @@ from ._weight_decay import DecayOptions
 class FlashFamilyConfig(DocumentOptions, DecayOptions, TransformerLanguageModelConfig):
     """Options of ``transformer_lm``, with the defaults of the paper's models."""
 
-    dropout: float = field(default=0.0, metadata={"help": "dropout probability; the paper uses none"})
-    decoder_ffn_embed_dim: Optional[int] = field(
-        default=None,
-        metadata={
-            "help": "width inside a feed-forward block, or of U and V in a gated attention unit; default: 4, 8/3 with "
-            "GLU, or 2 times the embedding dimension"
-        },
+    dropout: float = option_field(0.0, "dropout probability; the paper uses none")
+    decoder_ffn_embed_dim: Optional[int] = option_field(
+        None,
+        "width inside a feed-forward block, or of U and V in a gated attention unit; default: 4, 8/3 with "
+        "GLU, or 2 times the embedding dimension",
     )
-    decoder_input_dim: Optional[int] = field(
-        default=None, metadata={"help": "decoder input dimension; default: the embedding dimension"}
-    )
-    decoder_output_dim: Optional[int] = field(
-        default=None, metadata={"help": "decoder output dimension; default: the embedding dimension"}
-    )
+    decoder_input_dim: Optional[int] = option_field(None, "decoder input dimension; default: the embedding dimension")
+    decoder_output_dim: Optional[int] = option_field(None, "decoder output dimension; default: the embedding dimension")
 
 
 @dataclass
 class GatedAttentionUnitConfig(FlashFamilyConfig):
     """Options of the paper's models of gated attention units."""
 
-    decoder_layers: int = field(default=12, metadata={"help": "num decoder layers, two for one of a Transformer"})
-    decoder_attention_heads: int = field(default=1, metadata={"help": "num attention heads; the paper has one"})
-    activation_fn: ChoiceEnum(("silu",)) = field(
-        default="silu", metadata={"help": "activation function of the gated attention unit; there is one"}
+    decoder_layers: int = option_field(12, "num decoder layers, two for one of a Transformer")
+    decoder_attention_heads: int = option_field(1, "num attention heads; the paper has one")
+    activation_fn: ChoiceEnum(("silu",)) = option_field(
+        "silu", "activation function of the gated attention unit; there is one"
     )
 
 
@@ -59,9 +54,7 @@ class GatedAttentionUnitConfig(FlashFamilyConfig):
 class FlashTransformerConfig(FlashFamilyConfig):
     """Options of the paper's models that are Transformers."""
 
-    activation_fn: ChoiceEnum(utils.get_available_activation_fns()) = field(
-        default="gelu", metadata={"help": "activation function to use"}
-    )
+    activation_fn: ChoiceEnum(utils.get_available_activation_fns()) = option_field("gelu", "activation function to use")
 
 
 class FlashFamilyLanguageModel(LinearTimeLanguageModel):

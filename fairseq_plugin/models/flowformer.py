@@ -1,7 +1,6 @@
 """``flowformer_lm`` with the paper's size, and the models it is compared with: linear and softmax attention."""
 
 from dataclasses import dataclass
-from typing import Any
 
 from fairseq.models import register_model_architecture
 from fairseq.models.transformer_lm import TransformerLanguageModel
@@ -12,7 +11,7 @@ from ._language_model import (
     complete_size,
     register_language_model,
 )
-from ._options import attention_config, attention_options
+from ._options import attention_config
 
 
 @dataclass
@@ -26,11 +25,7 @@ class FlowformerLanguageModel(LinearTimeLanguageModel):
 
     attention_name = option_prefix = "flow"
     stock_model = TransformerLanguageModel
-
-    @classmethod
-    def attention_options(cls, args) -> dict[str, Any]:
-        """The ``--flow-...`` options; one that an older checkpoint lacks takes its default."""
-        return attention_options(args, cls.attention_name, FlowformerLanguageModelConfig)
+    options_class = FlowformerLanguageModelConfig
 
 
 @dataclass
@@ -46,11 +41,7 @@ class LinearLanguageModel(LinearTimeLanguageModel):
 
     attention_name = option_prefix = "linear"
     stock_model = TransformerLanguageModel
-
-    @classmethod
-    def attention_options(cls, args) -> dict[str, Any]:
-        """The ``--linear-...`` options."""
-        return attention_options(args, cls.attention_name, LinearLanguageModelConfig)
+    options_class = LinearLanguageModelConfig
 
 
 @register_language_model("softmax_lm", dataclass=LinearTimeLanguageModelConfig)

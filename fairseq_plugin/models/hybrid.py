@@ -5,7 +5,7 @@ The attention called NAME has its own options, ``--NAME-...``.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch import nn
 
 from common.attention import ATTENTIONS, layer_kinds, supporting
 
+from ..loading.known_options import option_field
 from ..modules.transformer_layer import LinearTimeDecoderLayer, LinearTimeEncoderLayer
 from ._classifier import LinearTimeClassifier
 from ._configuration import register_architecture
@@ -26,8 +27,7 @@ from ._decoder import BuildLayer
 from ._encoder_decoder import LinearTimeTransformer, design_of
 from ._language_model import LinearTimeLanguageModel, LinearTimeLanguageModelConfig, register_language_model
 from ._masked_model import LinearTimeMaskedModel
-from ._options import attention_config, errors_as_typed, flag_of, option
-from .attention import build_design
+from ._options import attention_config, build_design, errors_as_typed, flag_of, option
 from .encoder_decoder import SIZES, complete
 
 _PATTERN = "lineartime_layers"
@@ -37,12 +37,10 @@ _PATTERN = "lineartime_layers"
 class LayerOptions(FairseqDataclass):
     """Which attention each layer has."""
 
-    lineartime_layers: str = field(
-        default="flow,softmax",
-        metadata={
-            "help": "the attention of the layers, in their order, as a pattern that repeats: NAME or NAME*COUNT, "
-            "separated by commas, as in flow*3,softmax; the options of NAME are --NAME-..."
-        },
+    lineartime_layers: str = option_field(
+        "flow,softmax",
+        "the attention of the layers, in their order, as a pattern that repeats: NAME or NAME*COUNT, "
+        "separated by commas, as in flow*3,softmax; the options of NAME are --NAME-...",
     )
 
 

@@ -5,21 +5,21 @@ follow from what each mechanism declares.
 """
 
 from argparse import Namespace
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Optional
 
 from fairseq.dataclass import ChoiceEnum
 from fairseq.models.transformer import TransformerConfig
 from torch import nn
 
+from ..loading.known_options import option_field
 from ..modules.transformer_layer import LinearTimeEncoderLayer
 from . import _flash_options as flash_options
 from . import time_series_baselines  # noqa: F401  registers lstm_time_series and tcn_time_series
 from ._flash_variants import VARIANTS
-from ._options import attention_config
+from ._options import attention_config, build_design
 from ._registration import derived, register_checked, register_variant
 from ._time_series import TimeSeriesClassifier, TimeSeriesConfig, TransformerTimeSeriesConfig
-from .attention import build_design
 
 #: Defaults of a mechanism's options that are the authors' for time series.
 _DEFAULTS = {"flow": {"clamp": None}}
@@ -41,16 +41,14 @@ class AttentionTimeSeriesClassifier(TimeSeriesClassifier):
 class FlashTimeSeriesConfig(flash_options.MixedChunkOptions, TimeSeriesConfig):
     """Options of ``flash_time_series``."""
 
-    encoder_layers: int = field(default=4, metadata={"help": "num gated attention units, two for a Transformer layer"})
-    encoder_attention_heads: int = field(default=1, metadata={"help": "num encoder attention heads; the paper has one"})
-    encoder_ffn_embed_dim: Optional[int] = field(
-        default=None, metadata={"help": "width of U and V in a unit; default: twice the width of the encoder"}
+    encoder_layers: int = option_field(4, "num gated attention units, two for a Transformer layer")
+    encoder_attention_heads: int = option_field(1, "num encoder attention heads; the paper has one")
+    encoder_ffn_embed_dim: Optional[int] = option_field(
+        None, "width of U and V in a unit; default: twice the width of the encoder"
     )
-    activation_dropout: float = field(
-        default=0.1, metadata={"help": "dropout probability of what goes into the last projection of a unit"}
-    )
-    activation_fn: ChoiceEnum(("silu",)) = field(
-        default="silu", metadata={"help": "activation function of the gated attention unit; there is one"}
+    activation_dropout: float = option_field(0.1, "dropout probability of what goes into the last projection of a unit")
+    activation_fn: ChoiceEnum(("silu",)) = option_field(
+        "silu", "activation function of the gated attention unit; there is one"
     )
 
 

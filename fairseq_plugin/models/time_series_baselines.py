@@ -4,7 +4,7 @@ They are trained by the same task, on the same data, with the same options of tr
 """
 
 from argparse import Namespace
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.models import FairseqEncoder
@@ -14,6 +14,7 @@ from torch.nn.utils.parametrizations import weight_norm
 
 from common.ops.shared.padding import real_positions
 
+from ..loading.known_options import option_field
 from ._registration import register_checked
 from ._time_series import POOLING_HELP, POOLINGS, TimeSeriesClassifier, check_batch, place_steps
 
@@ -25,22 +26,22 @@ _SLOPE = 0.01
 class LstmTimeSeriesConfig(FairseqDataclass):
     """Options of ``lstm_time_series``; the paper states none, so these are the Transformers' layers and width."""
 
-    encoder_layers: int = field(default=2, metadata={"help": "num encoder layers"})
-    encoder_embed_dim: int = field(default=512, metadata={"help": "width of the encoder"})
-    dropout: float = field(default=0.1, metadata={"help": "dropout probability"})
-    pooling: ChoiceEnum(POOLINGS) = field(default="last", metadata={"help": POOLING_HELP})
+    encoder_layers: int = option_field(2, "num encoder layers")
+    encoder_embed_dim: int = option_field(512, "width of the encoder")
+    dropout: float = option_field(0.1, "dropout probability")
+    pooling: ChoiceEnum(POOLINGS) = option_field("last", POOLING_HELP)
 
 
 @dataclass
 class TcnTimeSeriesConfig(FairseqDataclass):
     """Options of ``tcn_time_series``; the defaults are the sizes of Franceschi et al. (2019) for the UEA archive."""
 
-    encoder_layers: int = field(default=10, metadata={"help": "num residual blocks before the last one"})
-    encoder_embed_dim: int = field(default=160, metadata={"help": "width of the features, which the last block makes"})
-    tcn_channels: int = field(default=40, metadata={"help": "width of the residual blocks before the last one"})
-    tcn_kernel_size: int = field(default=3, metadata={"help": "steps that a convolution weighs"})
-    dropout: float = field(default=0.1, metadata={"help": "dropout probability of the features, before the classes"})
-    pooling: ChoiceEnum(POOLINGS) = field(default="max", metadata={"help": POOLING_HELP})
+    encoder_layers: int = option_field(10, "num residual blocks before the last one")
+    encoder_embed_dim: int = option_field(160, "width of the features, which the last block makes")
+    tcn_channels: int = option_field(40, "width of the residual blocks before the last one")
+    tcn_kernel_size: int = option_field(3, "steps that a convolution weighs")
+    dropout: float = option_field(0.1, "dropout probability of the features, before the classes")
+    pooling: ChoiceEnum(POOLINGS) = option_field("max", POOLING_HELP)
 
 
 class CausalBlock(nn.Module):

@@ -5,13 +5,15 @@ Liu et al., *On the Variance of the Adaptive Learning Rate and Beyond*, ICLR 202
 
 from ast import literal_eval
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, List  # noqa: UP035  fairseq reads List[...]
 
 import torch
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.optim import FairseqOptimizer, register_optimizer
 from omegaconf import II
+
+from ..loading.known_options import option_field
 
 #: ``--radam-foreach``, and torch's argument.
 _FOREACH = {"auto": None, "on": True, "off": False}
@@ -21,17 +23,14 @@ _FOREACH = {"auto": None, "on": True, "off": False}
 class FairseqRAdamConfig(FairseqDataclass):
     """Options of ``torch.optim.RAdam`` that a trainer has a use for; all but ``maximize`` and two for CUDA graphs."""
 
-    radam_betas: str = field(
-        default="(0.9, 0.999)", metadata={"help": "decays of the running means of gradients and of their squares"}
+    radam_betas: str = option_field("(0.9, 0.999)", "decays of the running means of gradients and of their squares")
+    radam_eps: float = option_field(1e-8, "what is added to the denominator")
+    weight_decay: float = option_field(0.0, "weight decay")
+    radam_decoupled_weight_decay: bool = option_field(
+        False, "weight decay as in AdamW, apart from the gradient; otherwise added to it"
     )
-    radam_eps: float = field(default=1e-8, metadata={"help": "what is added to the denominator"})
-    weight_decay: float = field(default=0.0, metadata={"help": "weight decay"})
-    radam_decoupled_weight_decay: bool = field(
-        default=False, metadata={"help": "weight decay as in AdamW, apart from the gradient; otherwise added to it"}
-    )
-    radam_foreach: ChoiceEnum(tuple(_FOREACH)) = field(
-        default="auto",
-        metadata={"help": "update many parameters in one operation: speed and memory; auto: torch decides"},
+    radam_foreach: ChoiceEnum(tuple(_FOREACH)) = option_field(
+        "auto", "update many parameters in one operation: speed and memory; auto: torch decides"
     )
     lr: List[float] = II("optimization.lr")  # noqa: UP006
 

@@ -5,7 +5,7 @@ fairseq's own task cannot: it shards batches over all processes, and hands each 
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -21,6 +21,8 @@ from torch import Tensor, nn
 from common.modules.gated_attention_unit import GatedAttentionUnit
 from common.parallel import ContextGroup, check_context_parallel, context_parallel, own_part, part_length
 
+from ..loading.known_options import option_field
+
 _OPTION = "--lineartime-context-parallel"
 
 
@@ -28,16 +30,13 @@ _OPTION = "--lineartime-context-parallel"
 class ContextParallelLanguageModelingConfig(LanguageModelingConfig):
     """Options of ``language_modeling``, and how many processes hold a sequence."""
 
-    lineartime_context_parallel: int = field(
-        default=1,
-        metadata={
-            "help": "processes P that hold a sequence together, each a P-th of its tokens; those of ranks 0 to P - 1 "
-            "and so on. It changes memory and speed, and no loss but by dropout, whose pattern repeats in each part"
-        },
+    lineartime_context_parallel: int = option_field(
+        1,
+        "processes P that hold a sequence together, each a P-th of its tokens; those of ranks 0 to P - 1 "
+        "and so on. It changes memory and speed, and no loss but by dropout, whose pattern repeats in each part",
     )
-    lineartime_context_timeout: int = field(
-        default=300,
-        metadata={"help": "seconds after which a process that does not answer the others of its sequence is given up"},
+    lineartime_context_timeout: int = option_field(
+        300, "seconds after which a process that does not answer the others of its sequence is given up"
     )
 
 

@@ -6,7 +6,7 @@ told which return is wanted. Training and checkpoints are fairseq's own.
 
 import logging
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from fairseq.criterions import FairseqCriterion
@@ -22,6 +22,7 @@ from ..criterions import action_mse, awac  # noqa: F401  registers the criteria
 from ..data.episode_folder import EpisodeDescription, read_description, read_split
 from ..data.episodes import EpisodeDataset
 from ..data.stored_arrays import described_by
+from ..loading.known_options import option_field
 from ..models._decision import DecisionModel
 from ..models.decision_hub_interface import FULL
 
@@ -32,14 +33,12 @@ logger = logging.getLogger(__name__)
 class OfflineRLConfig(FairseqDataclass):
     """Options of ``offline_rl``; the defaults are the authors'."""
 
-    data: str = field(
-        default=MISSING, metadata={"help": "folder that recipes.offline_rl.prepare or .collect has written"}
-    )
-    context: str = field(default="20", metadata={"help": "steps of a window; full: whole episodes"})
-    return_scale: float = field(default=1000.0, metadata={"help": "returns are divided by it before they are embedded"})
-    max_episode_length: int = field(default=1000, metadata={"help": "steps that the model has embeddings for"})
-    windows_per_epoch: int = field(
-        default=640_000, metadata={"help": "windows that are drawn for an epoch; the default is 10,000 batches of 64"}
+    data: str = option_field(MISSING, "folder that recipes.offline_rl.prepare or .collect has written")
+    context: str = option_field("20", "steps of a window; full: whole episodes")
+    return_scale: float = option_field(1000.0, "returns are divided by it before they are embedded")
+    max_episode_length: int = option_field(1000, "steps that the model has embeddings for")
+    windows_per_epoch: int = option_field(
+        640_000, "windows that are drawn for an epoch; the default is 10,000 batches of 64"
     )
     seed: int = II("common.seed")
 

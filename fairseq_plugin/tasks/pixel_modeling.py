@@ -5,7 +5,7 @@ image. Each image is a sample of its own; the model reads ``</s>`` and all subpi
 them. So an image of T subpixels is T tokens for the model, and fairseq's loss in base 2 is bits per dimension.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from torch import Tensor
 from ..data.indexed_sums import check_sums
 from ..data.pixels import VALUES, ImageShape, pixel_dictionary, to_images, to_tokens
 from ..generation.pixel_sequence_generator import build_pixel_generator
+from ..loading.known_options import option_field
 
 # Options of language modeling that would make something else of an image than a sample: name -> what is allowed.
 _REQUIRED = {
@@ -39,20 +40,17 @@ _REQUIRED = {
 class PixelModelingConfig(LanguageModelingConfig):
     """Options of ``language_modeling``, and what is done to images in training."""
 
-    tokens_per_sample: int = field(
-        default=3072,
-        metadata={"help": "height x width x channels of the images, which is a sample; other values are refused"},
+    tokens_per_sample: int = option_field(
+        3072, "height x width x channels of the images, which is a sample; other values are refused"
     )
-    pixel_no_flip: bool = field(
-        default=False, metadata={"help": "never mirror an image; otherwise every second one is, at random, in training"}
+    pixel_no_flip: bool = option_field(
+        False, "never mirror an image; otherwise every second one is, at random, in training"
     )
-    pixel_max_shift: int = field(
-        default=10,
-        metadata={
-            "help": "largest shift of an image's values in training: one integer, drawn from -N..N per image, "
-            "is added to all its subpixels, which are clipped to 0..255 (our reading of the paper's 'a shift in "
-            "[-10, 10] on all subpixels'); 0 for none"
-        },
+    pixel_max_shift: int = option_field(
+        10,
+        "largest shift of an image's values in training: one integer, drawn from -N..N per image, "
+        "is added to all its subpixels, which are clipped to 0..255 (our reading of the paper's 'a shift in "
+        "[-10, 10] on all subpixels'); 0 for none",
     )
 
 

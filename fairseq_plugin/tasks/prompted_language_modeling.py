@@ -1,6 +1,6 @@
 """Language modeling whose generation reads a prompt in one pass: ``--task prompted_language_modeling``."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Optional
 
@@ -10,25 +10,22 @@ from fairseq.utils import safe_getattr
 
 from ..generation.prompt_sequence_generator import BLOCK_SIZE, PromptGenerator
 from ..generation.prompt_state import PromptState
+from ..loading.known_options import option_field
 
 
 @dataclass
 class PromptedLanguageModelingConfig(LanguageModelingConfig):
     """Options of ``language_modeling``, and how a prompt is read."""
 
-    prompt_block_size: int = field(
-        default=BLOCK_SIZE,
-        metadata={"help": "tokens of a prompt that are read at once; it changes speed and memory, never a result"},
+    prompt_block_size: int = option_field(
+        BLOCK_SIZE, "tokens of a prompt that are read at once; it changes speed and memory, never a result"
     )
-    load_state: Optional[str] = field(  # noqa: UP045  fairseq reads Optional[...]
-        default=None,
-        metadata={
-            "help": "file that --save-state wrote, of the same models: its text stands before every prompt, and is not "
-            "read again"
-        },
+    load_state: Optional[str] = option_field(  # noqa: UP045  fairseq reads Optional[...]
+        None,
+        "file that --save-state wrote, of the same models: its text stands before every prompt, and is not read again",
     )
-    save_state: Optional[str] = field(  # noqa: UP045  fairseq reads Optional[...]
-        default=None, metadata={"help": "new file for the state after the prompt, of which there must be one"}
+    save_state: Optional[str] = option_field(  # noqa: UP045  fairseq reads Optional[...]
+        None, "new file for the state after the prompt, of which there must be one"
     )
 
 

@@ -5,7 +5,7 @@ through one encoder, as in the Long Range Arena's Retrieval.
 """
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Optional
 
@@ -33,6 +33,7 @@ from omegaconf import II, MISSING
 from common.ops.shared.checks import check_positive_int
 
 from ..data.indexed_sums import load_tokens
+from ..loading.known_options import option_field
 from ._criterion import check_classification
 
 #: The folders of a data set.
@@ -43,23 +44,22 @@ _PARTS = ("input0", "input1", "label")
 class SequencePairPredictionConfig(FairseqDataclass):
     """The options of ``sentence_prediction`` that two sequences apart from each other have a use for."""
 
-    data: str = field(default=MISSING, metadata={"help": "folder of input0, input1 and label"})
-    num_classes: int = field(default=-1, metadata={"help": "number of classes"})
-    init_token: Optional[int] = field(  # noqa: UP045  fairseq reads Optional[...]
-        default=None, metadata={"help": "add token at the beginning of each of the two sequences"}
+    data: str = option_field(MISSING, "folder of input0, input1 and label")
+    num_classes: int = option_field(-1, "number of classes")
+    init_token: Optional[int] = option_field(  # noqa: UP045  fairseq reads Optional[...]
+        None, "add token at the beginning of each of the two sequences"
     )
-    no_shuffle: bool = field(default=False, metadata={"help": "keep the order of the examples"})
-    shorten_method: SHORTEN_METHOD_CHOICES = field(
-        default="none", metadata={"help": "if not none, shorten sequences that exceed --max-positions"}
+    no_shuffle: bool = option_field(False, "keep the order of the examples")
+    shorten_method: SHORTEN_METHOD_CHOICES = option_field(
+        "none", "if not none, shorten sequences that exceed --max-positions"
     )
-    shorten_data_split_list: str = field(
-        default="",
-        metadata={"help": "comma-separated list of splits to apply shortening to (default: all of them)"},
+    shorten_data_split_list: str = option_field(
+        "", "comma-separated list of splits to apply shortening to (default: all of them)"
     )
-    max_positions: int = field(default=512, metadata={"help": "max tokens of a sequence"})
+    max_positions: int = option_field(512, "max tokens of a sequence")
     # Not taken from the criterion, as fairseq's own task does: its default, cross_entropy, has no such option.
-    classification_head_name: str = field(
-        default="sentence_classification_head", metadata={"help": "name of the classification head to use"}
+    classification_head_name: str = option_field(
+        "sentence_classification_head", "name of the classification head to use"
     )
     seed: int = II("common.seed")
 

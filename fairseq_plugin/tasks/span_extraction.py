@@ -6,7 +6,7 @@ than a model's input is read in windows that overlap.
 
 import contextlib
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional
 
@@ -26,6 +26,7 @@ from ..criterions.span_extraction import SpanExtractionCriterion
 from ..data.span_answers import spell
 from ..data.span_folder import find_dictionary, read_span_split
 from ..data.span_windows import SPECIAL_TOKENS, Layout, SpanWindowDataset
+from ..loading.known_options import option_field
 from ..models._classifier import LinearTimeClassifier
 from ..models._weight_decay import MarksDecay
 from ..modules.positions import find_max_tokens
@@ -41,21 +42,15 @@ HEAD = "span_extraction_head"
 class SpanExtractionConfig(FairseqDataclass):
     """Options of ``span_extraction``."""
 
-    data: str = field(default=MISSING, metadata={"help": "folder that recipes.triviaqa.prepare has written"})
-    max_positions: int = field(
-        default=512, metadata={"help": "tokens of a window: <s>, question, </s>, piece of a document and </s>"}
+    data: str = option_field(MISSING, "folder that recipes.triviaqa.prepare has written")
+    max_positions: int = option_field(512, "tokens of a window: <s>, question, </s>, piece of a document and </s>")
+    max_question_length: int = option_field(64, "tokens of a question that are read; longer ones are cut at their end")
+    span_stride: Optional[int] = option_field(  # noqa: UP045  fairseq reads Optional[...]
+        None,
+        "tokens of a document from the beginning of a window to that of the next. Default: half of "
+        "what a window has room for beside the longest question",
     )
-    max_question_length: int = field(
-        default=64, metadata={"help": "tokens of a question that are read; longer ones are cut at their end"}
-    )
-    span_stride: Optional[int] = field(  # noqa: UP045  fairseq reads Optional[...]
-        default=None,
-        metadata={
-            "help": "tokens of a document from the beginning of a window to that of the next. Default: half of "
-            "what a window has room for beside the longest question"
-        },
-    )
-    max_answer_length: int = field(default=30, metadata={"help": "tokens of an answer, at most"})
+    max_answer_length: int = option_field(30, "tokens of an answer, at most")
 
 
 @register_task("span_extraction", dataclass=SpanExtractionConfig)

@@ -5,7 +5,7 @@ fairseq's own.
 """
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Optional
@@ -24,6 +24,7 @@ from common.ops.shared.checks import check_positive_int
 from ..data.series_folder import Description, read_description, read_split
 from ..data.stored_arrays import described_by
 from ..data.time_series import TimeSeriesDataset
+from ..loading.known_options import option_field
 from ..models._time_series import TimeSeriesClassifier
 from ._criterion import check_classification
 
@@ -34,17 +35,15 @@ logger = logging.getLogger(__name__)
 class TimeSeriesClassificationConfig(FairseqDataclass):
     """Options of ``time_series_classification``."""
 
-    data: str = field(default=MISSING, metadata={"help": "folder that recipes.time_series.prepare has written"})
-    max_length: Optional[int] = field(  # noqa: UP045  fairseq reads Optional[...]
-        default=None,
-        metadata={
-            "help": "steps that the model has positions for; longer series are cut after so many. Default: those of "
-            "the longest training series, as in the authors' code"
-        },
+    data: str = option_field(MISSING, "folder that recipes.time_series.prepare has written")
+    max_length: Optional[int] = option_field(  # noqa: UP045  fairseq reads Optional[...]
+        None,
+        "steps that the model has positions for; longer series are cut after so many. Default: those of "
+        "the longest training series, as in the authors' code",
     )
     # Not taken from the criterion, as fairseq's own tasks do: its default, cross_entropy, has no such option.
-    classification_head_name: str = field(
-        default="sentence_classification_head", metadata={"help": "name of the classification head to use"}
+    classification_head_name: str = option_field(
+        "sentence_classification_head", "name of the classification head to use"
     )
 
 
