@@ -15,10 +15,9 @@ from fairseq.models.transformer_lm import TransformerLanguageModelConfig
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
-import fairseq_plugin  # noqa: F401  registers the models
+from tests.fairseq_plugin.helpers.registry import OURS
 from tests.fairseq_plugin.helpers.text import dictionary
 
-OURS = sorted(name for name, model in MODEL_REGISTRY.items() if model.__module__.startswith("fairseq_plugin."))
 ARCHITECTURES = sorted(name for name, model in ARCH_MODEL_REGISTRY.items() if model in map(MODEL_REGISTRY.get, OURS))
 #: Small sizes, none of them a default, and others on the other side.
 SIDES = {

@@ -10,27 +10,15 @@ from fairseq.data import TokenBlockDataset
 from fairseq.models import MODEL_REGISTRY
 from torch import Tensor, nn
 
-import fairseq_plugin  # noqa: F401  registers the models
 from fairseq_plugin.modules.carried_state import CarriedState
 from fairseq_plugin.modules.documents import begin_after_eos, begin_at_eos
 from tests.compare import assert_close
 from tests.fairseq_plugin.helpers.language_models import build_model, build_tiny
 from tests.fairseq_plugin.helpers.masked_models import build_masked, build_random
+from tests.fairseq_plugin.helpers.registry import CAUSAL, MASKED, SHORT
 
 PAD, EOS = 1, 2
 FLAG = "--lineartime-reset-at-eos"
-CAUSAL = sorted(
-    name
-    for name, model in MODEL_REGISTRY.items()
-    if name.endswith("_lm") and model.__module__.startswith("fairseq_plugin.")
-)
-MASKED = sorted(
-    name
-    for name, model in MODEL_REGISTRY.items()
-    if name.endswith("_mlm") and model.__module__.startswith("fairseq_plugin.")
-)
-#: Sizes of chunks, rows and windows, over which the toy sequences go.
-SHORT = {"chunk-size": "4", "row-length": "4", "daft-window": "5", "bias-dim": "4", "flash-query-dim": "8"}
 POSITIONS = {
     "sinusoids": ("flowformer_lm",),
     "learned": ("linear_lm", "--decoder-learned-pos"),
@@ -63,7 +51,7 @@ def each_alone(sequence: Tensor, ids: Tensor) -> list[tuple[int, Tensor]]:
 
 def build(name: str, *flags: str) -> nn.Module:
     """A tiny model in evaluation mode whose attention shows in its outputs."""
-    return build_tiny(name, SHORT, 16, *flags)
+    return build_tiny(name, {**SHORT, "chunk-size": "4"}, 16, *flags)
 
 
 def check_documents(model: nn.Module) -> Tensor:

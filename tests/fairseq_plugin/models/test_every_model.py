@@ -14,24 +14,20 @@ from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
-import fairseq_plugin  # noqa: F401  registers the models
 from common.attention import ATTENTIONS, supporting
 from tests.compare import assert_close
 from tests.fairseq_plugin.helpers.language_models import awake, flags_of
 from tests.fairseq_plugin.helpers.masked_models import randomised
+from tests.fairseq_plugin.helpers.registry import CAUSAL, OURS, SHORT
 from tests.fairseq_plugin.helpers.text import dictionary, tokens
 
 PAD = 1
-OURS = sorted(name for name, model in MODEL_REGISTRY.items() if model.__module__.startswith("fairseq_plugin."))
 #: Models of one sequence of tokens; the others have files of their own.
 MODELS = [name for name in OURS if name.endswith(("_lm", "_mlm", "_classifier"))]
-CAUSAL = [name for name in MODELS if name.endswith("_lm")]
 BIDIRECTIONAL = [name for name in MODELS if not name.endswith("_lm")]
 TASKS = {"lm": "language_modeling", "mlm": "masked_lm", "classifier": "sentence_prediction"}
 MASKS = {"mlm": "<mask>", "classifier": "[MASK]"}
 CRITERIA = {"language_modeling": "cross_entropy"}
-#: Where a model has an option that ends so, this value lets toy sequences cross several chunks, rows and windows.
-SHORT = {"chunk_size": "8", "row_length": "4", "daft_window": "5", "bias_dim": "4", "flash_query_dim": "8"}
 #: Of each mechanism one model is saved and loaded, the causal one where there is one: the options that are stored are
 #: the same in all of its models. A masked model and a classifier beside the causal one stand for the others.
 SAVED = [*CAUSAL, *(name for name in BIDIRECTIONAL if name.endswith("_mlm") and f"{name[:-4]}_lm" not in CAUSAL)]
@@ -54,7 +50,6 @@ def parsed(name: str, *arguments: str) -> Namespace:
     command += ["--max-positions" if name.endswith("classifier") else "--tokens-per-sample", str(LIMIT)]
     command += ["--num-classes", "3"] * name.endswith("classifier")
     for ending, value in SHORT.items():
-        ending = ending.replace("_", "-")
         command += [x for flag in configuration_flags(name) if flag.endswith(ending) for x in (flag, value)]
     command += ["--dropout", "0", *arguments]
     return options.parse_args_and_arch(options.get_training_parser(), command)
@@ -188,7 +183,10 @@ def test_decoding_is_the_full_forward(name: str) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_gradients_and_checkpointed_activations(name: str) -> None:
-    """Gradients are the same with --checkpoint-activations, under which layers run twice; offloading implies it."""
+    """Gradients are finite beside a row of padding alone, and the same with --checkpoint-activations.
+
+    Layers run twice under it; offloading implies it.
+    """
     found = []
     for arguments in ((), ("--checkpoint-activations",), ("--offload-activations",)):
         model = build(name, *arguments).train()
@@ -197,7 +195,8 @@ def test_gradients_and_checkpointed_activations(name: str) -> None:
         for layer in stack.layers:
             part = layer.unit if hasattr(layer, "unit") else layer.self_attn
             part.register_forward_hook(lambda *_, calls=calls: calls.append(1))
-        outputs(model, pad(tokens(2, LENGTH), 0, 2))[:, :LENGTH].square().mean().backward()
+        batch = torch.cat([pad(tokens(2, LENGTH), 0, 2), torch.full((1, LENGTH + 2), PAD)])
+        outputs(model, batch)[:, :LENGTH].square().mean().backward()
         gradients = [parameter.grad for parameter in stack.layers.parameters() if parameter.grad is not None]
         found.append((len(calls), torch.cat([gradient.flatten() for gradient in gradients])))
     assert [calls for calls, _ in found] == [2, 4, 4]

@@ -2,24 +2,16 @@
 
 import pytest
 import torch
-from fairseq.models import MODEL_REGISTRY
 from torch import Tensor, nn
 
-import fairseq_plugin  # noqa: F401  registers the models
 from tests.compare import assert_close
 from tests.fairseq_plugin.helpers.encoder_decoders import build_model as build_encoder_decoder
 from tests.fairseq_plugin.helpers.language_models import awake, build_model, build_tiny
+from tests.fairseq_plugin.helpers.registry import CAUSAL, SHORT
 from tests.fairseq_plugin.helpers.text import tokens
 
 PAD = 1
 LENGTH, LIMIT = 41, 48
-CAUSAL = sorted(
-    name
-    for name, model in MODEL_REGISTRY.items()
-    if name.endswith("_lm") and model.__module__.startswith("fairseq_plugin.")
-)
-#: Sizes of chunks, rows and windows, over which the toy sequences go.
-SHORT = {"chunk-size": "8", "row-length": "4", "daft-window": "5", "bias-dim": "4", "flash-query-dim": "8"}
 POSITIONS = {
     "sinusoids": ("flowformer_lm",),
     "learned": ("linear_lm", "--decoder-learned-pos"),

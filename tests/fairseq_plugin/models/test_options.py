@@ -160,29 +160,6 @@ def test_retained_dropout_reaches_the_layers(arch: str, option: str) -> None:
     assert differs()
 
 
-@pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_autocast(arch: str) -> None:
-    """fairseq's --amp on a GPU: matrix products in half precision, logits near, every gradient finite."""
-    model = awake(build_model(arch, "--dropout", "0"))
-    expected = model(tokens(2, 100))[0]
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        actual = model(tokens(2, 100))[0]
-        actual.float().square().mean().backward()
-    assert_close("logits", actual.detach().float(), expected.detach(), tolerance=5e-2)
-    assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
-
-
-@pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_bfloat16_parameters(arch: str) -> None:
-    """A whole model in bfloat16 gives the logits of float32 within the format."""
-    model = awake(build_model(arch)).eval()
-    with torch.no_grad():
-        expected = model(tokens(2, 200))[0]
-        actual = model.bfloat16()(tokens(2, 200))[0]
-    assert actual.dtype == torch.bfloat16
-    assert_close("logits", actual.float(), expected, tolerance=5e-2)
-
-
 CONFIGS = [FlowformerLanguageModelConfig, LinearLanguageModelConfig, DaftFullConfig, DaftConvConfig]
 
 
@@ -281,18 +258,12 @@ def test_sums_that_forget(arch: str, flag: str, forget: str) -> None:
     assert_close("logits, step by step", torch.cat(steps, dim=1), full)
 
 
-def test_where_forgetting_is_no_option() -> None:
-    """Masked models see what follows, and softmax attention has no sums."""
-    for arch, task in (("flow_mlm", "masked_lm"), ("softmax_lm", "language_modeling")):
-        command = ["data", "--task", task, "--arch", arch, f"--{arch.split('_')[0]}-forget", "head"]
-        with pytest.raises(SystemExit):
-            options.parse_args_and_arch(options.get_training_parser(), command)
-
-
-def test_where_a_short_convolution_is_no_option() -> None:
+def test_where_gates_and_convolutions_are_no_options() -> None:
     """Masked models see what follows, and the state of softmax attention grows; a wrong value names the option."""
-    for arch, task in (("flow_mlm", "masked_lm"), ("softmax_lm", "language_modeling")):
-        command = ["data", "--task", task, "--arch", arch, f"--{arch.split('_')[0]}-short-conv", "3"]
+    for (arch, task), option in product(
+        (("flow_mlm", "masked_lm"), ("softmax_lm", "language_modeling")), (["forget", "head"], ["short-conv", "3"])
+    ):
+        command = ["data", "--task", task, "--arch", arch, f"--{arch.split('_')[0]}-{option[0]}", option[1]]
         with pytest.raises(SystemExit):
             options.parse_args_and_arch(options.get_training_parser(), command)
     with pytest.raises(ValueError, match="--flow-short-conv is -1; allowed: an integer of at least 1"):

@@ -7,18 +7,14 @@ import pytest
 from fairseq.models import MODEL_REGISTRY
 from torch import nn
 
-import fairseq_plugin  # noqa: F401  registers the models
 from recipes.shared.fairseq_models import model_options
 from tests.compare import weights
 from tests.fairseq_plugin.helpers import encoder_decoders
 from tests.fairseq_plugin.helpers.language_models import build, flags_of
+from tests.fairseq_plugin.helpers.registry import CAUSAL, MASKED, SHORT
 
-OURS = [name for name, model in MODEL_REGISTRY.items() if model.__module__.startswith("fairseq_plugin.")]
-CAUSAL = [name for name in OURS if name.endswith("_lm")]
 #: One model of each kind of attention, the causal one where there is one, and stacks of several.
-MODELS = [*CAUSAL, *(x for x in OURS if x.endswith("_mlm") and f"{x[:-4]}_lm" not in CAUSAL), "flash_mlm"]
-#: Where an option ends so, this value makes the weights small.
-SHORT = {"chunk-size": "8", "row-length": "4", "daft-window": "5", "bias-dim": "4", "flash-query-dim": "8"}
+MODELS = [*CAUSAL, *(x for x in MASKED if f"{x[:-4]}_lm" not in CAUSAL), "flash_mlm"]
 
 
 def _command(name: str, *arguments: str) -> list[str]:
