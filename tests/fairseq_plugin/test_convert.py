@@ -257,19 +257,10 @@ def _without_a_tensor(path: Path) -> None:
     save(path, weights, "args", "transformer_lm", *SMALL, PRE_NORM)
 
 
-def _bare(path: Path) -> None:
-    torch.save(build("transformer_lm", *SMALL).state_dict(), path)
-
-
 def _without_bookkeeping(path: Path) -> None:
     save_model(path, "cfg", *STOCK["pre-norm"])
     state = torch.load(path)
     torch.save({name: state[name] for name in ("args", "cfg", "model")}, path)
-
-
-def _cut(path: Path) -> None:
-    save_model(path, "cfg", *STOCK["pre-norm"])
-    path.write_bytes(path.read_bytes()[:5000])
 
 
 @pytest.mark.parametrize(
@@ -277,12 +268,8 @@ def _cut(path: Path) -> None:
     [
         (_ours, "holds 'flowformer_lm'; allowed with --arch flowformer_lm: 'transformer_lm'"),
         (_without_a_tensor, r"does not fit FlowformerLanguageModel: 1 missing \(decoder.layers.1.fc1.bias\)"),
-        (_bare, "holds decoder.version, .*, ...; allowed"),
         (_without_bookkeeping, "holds args, cfg, model; allowed"),
-        (_cut, "cannot be read, it may be cut short"),
         (lambda path: path.write_text("hello"), "cannot be read"),
-        (lambda path: torch.save({"cfg": 3, "model": {}}, path), "holds cfg, model; allowed: "),
-        (lambda path: None, "is no file"),
     ],
 )
 def test_bad_files_are_refused(write, reason: str, tmp_path: Path) -> None:
@@ -292,25 +279,6 @@ def test_bad_files_are_refused(write, reason: str, tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match=f"^python -m fairseq_plugin.convert: .*{reason}"):
         main([str(tmp_path / "source.pt"), str(tmp_path / "target.pt")])
     assert sorted(path.name for path in tmp_path.iterdir()) == before
-
-
-SECRET = "${oc.env:LINEARTIME_SECRET}"
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_interpolations_are_refused(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file cannot make the converted one, which people upload, hold what is in the environment."""
-    monkeypatch.setenv("LINEARTIME_SECRET", "hunter2")
-    save_model(tmp_path / "stock.pt", kind, *STOCK["pre-norm"])
-    state = torch.load(tmp_path / "stock.pt")
-    if kind == "args":
-        state["args"].wandb_project = SECRET
-    else:
-        state["cfg"]["common"]["wandb_project"] = SECRET
-    torch.save(state, tmp_path / "stock.pt")
-    with pytest.raises(SystemExit, match=r"wandb_project.*LINEARTIME_SECRET"):
-        main([str(tmp_path / "stock.pt"), str(tmp_path / "ours.pt")])
-    assert [path.name for path in tmp_path.iterdir()] == ["stock.pt"]
 
 
 def test_a_file_that_is_there_is_not_replaced(stock_file: Path) -> None:

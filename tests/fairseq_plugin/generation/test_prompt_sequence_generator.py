@@ -1,6 +1,5 @@
 """Generation that reads its prompt in one pass gives fairseq's own tokens and scores, and what it refuses."""
 
-from argparse import Namespace
 from dataclasses import fields
 
 import pytest
@@ -12,68 +11,37 @@ from torch import Tensor, nn
 from fairseq_plugin import PromptedLanguageModelingTask
 from tests.compare import assert_close
 from tests.fairseq_plugin.helpers.encoder_decoders import build_model as build_encoder_decoder
-from tests.fairseq_plugin.helpers.language_models import ARCHITECTURES, awake, build_model
-from tests.fairseq_plugin.helpers.text import PAD, dictionary, tokens
+from tests.fairseq_plugin.helpers.prompts import (
+    EOS,
+    MODELS,
+    assert_same_hypotheses,
+    build_generating,
+    generate,
+    make_prompts,
+)
+from tests.fairseq_plugin.helpers.text import PAD, dictionary
 
-EOS = 2
-WORDS = 60
 #: Their differences are below and above what the loop takes step by step.
 LENGTHS = (3, 70, 150, 75, 150)
-STOCK = {
-    "sinusoids": ("transformer_lm",),
-    "learned positions": ("transformer_lm", "--decoder-learned-pos", "--decoder-normalize-before"),
-    "no positions": ("transformer_lm", "--no-token-positional-embeddings"),
-}
-MODELS = {**{name: (name,) for name in ARCHITECTURES}, **STOCK}
+KINDS = {**MODELS, "no positions": ("transformer_lm", "--no-token-positional-embeddings")}
 
 
-def _model(arch: str, *arguments: str, seed: int = 1) -> nn.Module:
-    """A small model whose next words are not all alike."""
-    model = awake(build_model(arch, *arguments, seed=seed)).eval()
-    with torch.no_grad():
-        model.decoder.output_projection.weight.normal_(std=0.5)
-    return model
-
-
-def _prompts(*lengths: int) -> Tensor:
-    """Prompts of ``lengths``, with padding after them, as fairseq puts it."""
-    rows = tokens(len(lengths), max(lengths), seed=7)
-    return rows.masked_fill(torch.arange(rows.shape[1]) >= torch.tensor(lengths)[:, None], PAD)
-
-
-def _generate(task: type, models: list[nn.Module], prompts: Tensor, prefix: Tensor | None = None, **options):
-    """What ``task`` makes of ``prompts``: of each row its hypotheses, in the order of their scores."""
-    block_size, allowed = options.pop("block_size", 64), options.pop("allowed", None)
-    extra = options.pop("extra", None)
-    options = {"max_len_a": 0, "max_len_b": 170, **options}
-    own = task(Namespace(prompt_block_size=block_size), dictionary(WORDS))
-    generator = own.build_generator(models, Namespace(**options), None, extra, allowed)
-    source = torch.cat([torch.full((len(prompts), 1), EOS), prompts], dim=1)
-    sample = {"net_input": {"src_tokens": source, "src_lengths": source.ne(PAD).sum(1)}}
-    return own.inference_step(generator, models, sample, prefix)
-
-
-def _assert_equal(found, expected) -> None:
-    assert len(found) == len(expected)
-    for row, wanted in zip(found, expected):
-        assert [one["tokens"].tolist() for one in row] == [one["tokens"].tolist() for one in wanted]
-        for one, other in zip(row, wanted):
-            assert_close("score", one["score"], other["score"], 1e-4)
-            assert_close("scores of tokens", one["positional_scores"], other["positional_scores"], 1e-3)
+def _generate(task: type, models: list[nn.Module], prompts: Tensor, *prefix: Tensor, block_size: int = 64, **options):
+    return generate(task, models, prompts, *prefix, task_options={"prompt_block_size": block_size}, **options)
 
 
 def _compare(models: list[nn.Module], prompts: Tensor, **options) -> list:
     found = _generate(PromptedLanguageModelingTask, models, prompts, **options)
-    _assert_equal(found, _generate(LanguageModelingTask, models, prompts, **options))
+    assert_same_hypotheses(found, _generate(LanguageModelingTask, models, prompts, **options))
     return found
 
 
 @pytest.mark.parametrize("beam", [1, 5])
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_tokens_and_scores_are_those_of_single_steps(kind: str, beam: int) -> None:
     """Prompts of unequal lengths in a batch, in blocks; some rows end before others."""
-    model = _model(*MODELS[kind])
-    found = _compare([model], _prompts(*LENGTHS), beam=beam)
+    model = build_generating(*KINDS[kind])
+    found = _compare([model], make_prompts(*LENGTHS), beam=beam)
     assert [len(row) for row in found] == [beam] * len(LENGTHS)
 
 
@@ -93,7 +61,7 @@ def test_tokens_and_scores_are_those_of_single_steps(kind: str, beam: int) -> No
 @pytest.mark.parametrize("arch", ["flowformer_lm", "transformer_lm"])
 def test_options_of_generation(arch: str, options: dict) -> None:
     """Lengths count the prompt, at the longest too; scores are normalised and weighed as fairseq does."""
-    _compare([_model(arch)], _prompts(*LENGTHS[1:]), beam=3, **options)
+    _compare([build_generating(arch)], make_prompts(*LENGTHS[1:]), beam=3, **options)
 
 
 #: A value for every option of fairseq's generation, and what has to be given with it.
@@ -140,7 +108,7 @@ OF_THEIR_OWN = {"no_repeat_ngram_size", "diverse_beam_groups", "diversity_rate",
 @pytest.mark.parametrize("option", sorted(x.name for x in fields(GenerationConfig) if x.name != "_name"))
 def test_every_option_of_generation(option: str) -> None:
     """An option gives what fairseq's own gives, or is refused by its name; one that is in no table fails here."""
-    model, prompts = _model("linear_lm"), _prompts(7, 3)
+    model, prompts = build_generating("linear_lm"), make_prompts(7, 3)
     if option in REFUSED:
         with pytest.raises(ValueError, match=f"--{option.replace('_', '-')}"):
             _generate(PromptedLanguageModelingTask, [model], prompts, **REFUSED[option])
@@ -166,15 +134,15 @@ TYPED = {
 @pytest.mark.parametrize("arch", ["flowformer_lm", "transformer_lm"])
 def test_typed_padding(arch: str, where: str, options: dict) -> None:
     """fairseq chooses a word in its place, and goes on with the words after it."""
-    prompts = _prompts(12, 12, 9)
+    prompts = make_prompts(12, 12, 9)
     prompts[TYPED[where]] = PAD
-    _compare([_model(arch)], prompts, **{"beam": 3, "max_len_b": 20, **options})
+    _compare([build_generating(arch)], prompts, **{"beam": 3, "max_len_b": 20, **options})
 
 
 @pytest.mark.parametrize("options", [{"diversity_rate": 9.0}, {"diverse_beam_groups": 2}], ids=str)
 def test_penalties_of_diversity_begin_behind_the_prompt(options: dict) -> None:
     """The scores of a prompt are those of beam search, whatever is asked of the beams."""
-    models, prompts = [_model("flowformer_lm")], _prompts(90, 90)
+    models, prompts = [build_generating("flowformer_lm")], make_prompts(90, 90)
     plain, diverse = (
         _generate(PromptedLanguageModelingTask, models, prompts, beam=4, max_len_b=100, **given)
         for given in ({}, options)
@@ -186,29 +154,33 @@ def test_penalties_of_diversity_begin_behind_the_prompt(options: dict) -> None:
 
 def test_a_prompt_of_unknown_words() -> None:
     """Their penalty counts in the prompt's scores."""
-    prompts = _prompts(5, 5)
+    prompts = make_prompts(5, 5)
     prompts[0, 1:3] = dictionary().unk()
-    _compare([_model("flowformer_lm")], prompts, beam=2, unkpen=3.0, max_len_b=9)
+    _compare([build_generating("flowformer_lm")], prompts, beam=2, unkpen=3.0, max_len_b=9)
 
 
 @pytest.mark.parametrize("lengths", [(0, 0), (0, 9, 4), (0, 90)], ids=str)
 @pytest.mark.parametrize("arch", ["linear_lm", "transformer_lm"])
 def test_empty_prompts(arch: str, lengths: tuple[int, ...]) -> None:
     """Alone, beside short ones, and beside long ones."""
-    _compare([_model(arch)], _prompts(*lengths), beam=4, max_len_b=100)
+    _compare([build_generating(arch)], make_prompts(*lengths), beam=4, max_len_b=100)
 
 
 def test_ensembles() -> None:
     """Ours and fairseq's own beside each other."""
-    models = [_model("flowformer_lm"), _model("transformer_lm", seed=2), _model("flash_lm", seed=3)]
-    _compare(models, _prompts(70, 70, 90), beam=3, max_len_b=110)
-    _compare(models[::2], _prompts(70, 70, 90), beam=3, max_len_b=110)
+    models = [
+        build_generating("flowformer_lm"),
+        build_generating("transformer_lm", seed=2),
+        build_generating("flash_lm", seed=3),
+    ]
+    _compare(models, make_prompts(70, 70, 90), beam=3, max_len_b=110)
+    _compare(models[::2], make_prompts(70, 70, 90), beam=3, max_len_b=110)
 
 
 @pytest.mark.parametrize("arch", ["flowformer_lm", "flash_lm", "transformer_lm"])
 def test_half_precision(arch: str) -> None:
     """As with --fp16: the prompt's scores are those of float32, but for rounding, and every sentence ends."""
-    model, prompts, options = _model(arch), _prompts(70, 90), {"beam": 3, "max_len_b": 100}
+    model, prompts, options = build_generating(arch), make_prompts(70, 90), {"beam": 3, "max_len_b": 100}
     expected = _generate(PromptedLanguageModelingTask, [model], prompts, **options)
     found = _generate(PromptedLanguageModelingTask, [model.half()], prompts, **options)
     for row, wanted in zip(found, expected):
@@ -219,26 +191,26 @@ def test_half_precision(arch: str) -> None:
 
 def test_a_prompt_that_ends_its_sentence() -> None:
     """As --prefix-size gives it where a line is shorter: the sentence ends there, the others go on."""
-    prompts = _prompts(12, 12)
+    prompts = make_prompts(12, 12)
     prompts[0, 8] = EOS
     prompts[0, 9:] = PAD
-    found = _compare([_model("flowformer_lm")], prompts, beam=3, max_len_b=20)
+    found = _compare([build_generating("flowformer_lm")], prompts, beam=3, max_len_b=20)
     assert all(one["tokens"].tolist() == prompts[0, :9].tolist() for one in found[0])
 
 
 def test_a_prefix_apart_from_the_source() -> None:
     """--prefix-size of fairseq-generate: the beginning of the target."""
-    models, prompts = [_model("linear_lm")], _prompts(30, 30)
+    models, prompts = [build_generating("linear_lm")], make_prompts(30, 30)
     both = [
         _generate(task, models, prompts, prompts[:, :20], beam=3, max_len_b=40)
         for task in (PromptedLanguageModelingTask, LanguageModelingTask)
     ]
-    _assert_equal(*both)
+    assert_same_hypotheses(*both)
 
 
 def test_sampling_draws_what_is_likely() -> None:
     """Draws are others than of single steps, of the same distribution: the frequencies of the first word agree."""
-    model, prompts = _model("flowformer_lm"), _prompts(90)
+    model, prompts = build_generating("flowformer_lm"), make_prompts(90)
     torch.manual_seed(0)
     (found,) = _generate(
         PromptedLanguageModelingTask, [model], prompts, beam=60, sampling=True, max_len_b=91, block_size=32
@@ -253,14 +225,19 @@ def test_sampling_draws_what_is_likely() -> None:
 
 def test_allowed_words_are_asked_for_with_the_prompt() -> None:
     """``prefix_allowed_tokens_fn`` gets the sentence's number, and all tokens from its beginning on."""
-    prompts, asked = _prompts(90, 4), []
+    prompts, asked = make_prompts(90, 4), []
 
     def allowed(sentence: int, sequence: Tensor) -> list[int]:
         asked.append((sentence, sequence.tolist()))
         return [10, 11] if len(sequence) < 93 else [EOS]
 
     found = _generate(
-        PromptedLanguageModelingTask, [_model("linear_lm")], prompts[:1], beam=2, max_len_b=95, allowed=allowed
+        PromptedLanguageModelingTask,
+        [build_generating("linear_lm")],
+        prompts[:1],
+        beam=2,
+        max_len_b=95,
+        allowed=allowed,
     )
     assert asked and all(entry[:91] == [EOS, *prompts[0].tolist()] for sentence, entry in asked if sentence == 0)
     assert all(set(one["tokens"][90:-1].tolist()) <= {10, 11} for one in found[0])
@@ -268,7 +245,7 @@ def test_allowed_words_are_asked_for_with_the_prompt() -> None:
 
 def test_no_ngram_is_repeated_from_the_prompt() -> None:
     """--no-repeat-ngram-size: a greedy continuation that would repeat two words of the prompt takes another one."""
-    model, prompts = _model("flowformer_lm"), _prompts(90)
+    model, prompts = build_generating("flowformer_lm"), make_prompts(90)
     options = {"beam": 1, "max_len_b": 120, "min_len": 120}
     (free,) = _generate(PromptedLanguageModelingTask, [model], prompts, **options)
     next_word = int(free[0]["tokens"][90])
@@ -283,7 +260,7 @@ def test_no_ngram_is_repeated_from_the_prompt() -> None:
 
 def test_what_is_refused() -> None:
     """In the words of the command line."""
-    model, prompts = _model("linear_lm"), _prompts(20, 9)
+    model, prompts = build_generating("linear_lm"), make_prompts(20, 9)
     with pytest.raises(ValueError, match="20 tokens; allowed: 15, by --max-len-a and --max-len-b"):
         _generate(PromptedLanguageModelingTask, [model], prompts, max_len_b=15)
     ended = prompts.clone()

@@ -12,56 +12,33 @@ from torch import Tensor, nn
 
 from fairseq_plugin import PromptedLanguageModelingTask, PromptState
 from tests.compare import assert_close
-from tests.fairseq_plugin.helpers.language_models import ARCHITECTURES, awake, build_model
+from tests.fairseq_plugin.helpers.prompts import (
+    EOS,
+    MODELS,
+    WORDS,
+    assert_same_hypotheses,
+    build_generating,
+    generate,
+    make_prompts,
+    make_sample,
+)
 from tests.fairseq_plugin.helpers.text import PAD, dictionary, tokens
 
-EOS, WORDS, KNOWN = 2, 60, 90
-STOCK = {"sinusoids": ("transformer_lm",), "learned positions": ("transformer_lm", "--decoder-learned-pos")}
-FORGETTING = {f"{arch}, {gates}": (f"{arch}_lm", f"--{arch}-forget", gates) for arch, gates in [("linear", "head")]}
-MODELS = {**{name: (name,) for name in ARCHITECTURES}, **STOCK, **FORGETTING}
-
-
-def _model(arch: str, *arguments: str, seed: int = 1) -> nn.Module:
-    """A small model whose next words are not all alike."""
-    model = awake(build_model(arch, *arguments, seed=seed)).eval()
-    with torch.no_grad():
-        model.decoder.output_projection.weight.normal_(std=0.5)
-    return model
-
-
-def _prompts(*lengths: int) -> Tensor:
-    """Prompts of ``lengths``, with padding after them, as fairseq puts it."""
-    rows = tokens(len(lengths), max(lengths), seed=7)
-    return rows.masked_fill(torch.arange(rows.shape[1]) >= torch.tensor(lengths)[:, None], PAD)
-
-
-def _sample(source: Tensor) -> dict:
-    """A batch as the generator takes it."""
-    return {"net_input": {"src_tokens": source, "src_lengths": source.ne(PAD).sum(1)}}
+KNOWN = 90
+KINDS = {**MODELS, "linear, head": ("linear_lm", "--linear-forget", "head")}
 
 
 def _generate(models: list[nn.Module], prompts: Tensor, words: int = WORDS, **options):
     """What the task makes of ``prompts``; options of the task are those of states."""
     names = ("load_state", "save_state", "prompt_block_size")
-    given = {"prompt_block_size": 32, **{name: options.pop(name) for name in names if name in options}}
-    own = PromptedLanguageModelingTask(Namespace(**given), dictionary(words))
-    options = {"max_len_a": 0, "max_len_b": 170, "beam": 3, **options}
-    generator = own.build_generator(models, Namespace(**options))
-    source = torch.cat([torch.full((len(prompts), 1), EOS), prompts], dim=1)
-    return own.inference_step(generator, models, _sample(source))
+    task_options = {"prompt_block_size": 32, **{name: options.pop(name) for name in names if name in options}}
+    options = {"beam": 3, "words": words, "task_options": task_options, **options}
+    return generate(PromptedLanguageModelingTask, models, prompts, **options)
 
 
 def _after(text: Tensor, prompts: Tensor) -> Tensor:
     """``text`` (m,) before each of ``prompts``."""
     return torch.cat([text.expand(len(prompts), -1), prompts], dim=1)
-
-
-def _assert_equal(found, expected) -> None:
-    for row, wanted in zip(found, expected, strict=True):
-        assert [one["tokens"].tolist() for one in row] == [one["tokens"].tolist() for one in wanted]
-        for one, other in zip(row, wanted):
-            assert_close("score", one["score"], other["score"], 1e-4)
-            assert_close("scores of tokens", one["positional_scores"], other["positional_scores"], 1e-3)
 
 
 def _kept(models: list[nn.Module], path: Path, **options) -> Tensor:
@@ -71,13 +48,13 @@ def _kept(models: list[nn.Module], path: Path, **options) -> Tensor:
     return text[0]
 
 
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_prompts_after_a_file_are_those_of_the_whole_text(kind: str, tmp_path: Path) -> None:
     """Unequal prompts, long ones and an empty one, by a model with the same weights that was built anew."""
-    text = _kept([_model(*MODELS[kind])], tmp_path / "text")
-    models, prompts = [_model(*MODELS[kind])], _prompts(3, 0, 70, 5)
+    text = _kept([build_generating(*KINDS[kind])], tmp_path / "text")
+    models, prompts = [build_generating(*KINDS[kind])], make_prompts(3, 0, 70, 5)
     found = _generate(models, prompts, load_state=str(tmp_path / "text"))
-    _assert_equal(found, _generate(models, _after(text, prompts)))
+    assert_same_hypotheses(found, _generate(models, _after(text, prompts)))
     assert (tmp_path / "text").exists() and not list(tmp_path.glob("*.part"))
 
 
@@ -95,26 +72,30 @@ def test_prompts_after_a_file_are_those_of_the_whole_text(kind: str, tmp_path: P
 )
 def test_options_of_generation_count_the_text(options: dict, tmp_path: Path) -> None:
     """Lengths, penalties and scores are those of the whole text."""
-    models, prompts = [_model("flowformer_lm")], _prompts(6, 9)
+    models, prompts = [build_generating("flowformer_lm")], make_prompts(6, 9)
     text = _kept(models, tmp_path / "text", **{k: x for k, x in options.items() if k == "temperature"})
     found = _generate(models, prompts, load_state=str(tmp_path / "text"), **options)
-    _assert_equal(found, _generate(models, _after(text, prompts), **options))
+    assert_same_hypotheses(found, _generate(models, _after(text, prompts), **options))
 
 
 def test_ensembles_and_states_of_states(tmp_path: Path) -> None:
     """All states of an ensemble, stock models among them, are in one file; a state goes on where another ended."""
-    models = [_model("flowformer_lm"), _model("transformer_lm", seed=2), _model("flash_lm", seed=3)]
-    text, more, prompts = _kept(models, tmp_path / "one"), _prompts(20), _prompts(4, 6)
+    models = [
+        build_generating("flowformer_lm"),
+        build_generating("transformer_lm", seed=2),
+        build_generating("flash_lm", seed=3),
+    ]
+    text, more, prompts = _kept(models, tmp_path / "one"), make_prompts(20), make_prompts(4, 6)
     both = {"load_state": str(tmp_path / "one"), "save_state": str(tmp_path / "two"), "max_len_b": 115}
     _generate(models, more, **both)
     found = _generate(models, prompts, load_state=str(tmp_path / "two"))
-    _assert_equal(found, _generate(models, _after(torch.cat([text, more[0]]), prompts)))
+    assert_same_hypotheses(found, _generate(models, _after(torch.cat([text, more[0]]), prompts)))
 
 
 @pytest.mark.parametrize("arch", ["flowformer_lm", "gated_delta_lm", "softmax_lm"])
 def test_half_precision(arch: str, tmp_path: Path) -> None:
     """As with --fp16: sums are kept in float32, scores are those of the whole text but for rounding."""
-    models, prompts = [_model(arch).half()], _prompts(5, 3)
+    models, prompts = [build_generating(arch).half()], make_prompts(5, 3)
     text = _kept(models, tmp_path / "text")
     found = _generate(models, prompts, load_state=str(tmp_path / "text"))
     for one, other in zip(found, _generate(models, _after(text, prompts))):
@@ -123,12 +104,12 @@ def test_half_precision(arch: str, tmp_path: Path) -> None:
     kinds = {x.dtype for name, x in load_file(tmp_path / "text").items() if "attn_state" in name}
     assert arch == "softmax_lm" or torch.float16 not in kinds
     with pytest.raises(ValueError, match="precision.*float16.*float32"):
-        _generate([_model(arch)], prompts, load_state=str(tmp_path / "text"))
+        _generate([build_generating(arch)], prompts, load_state=str(tmp_path / "text"))
 
 
 def test_the_file_is_as_large_as_the_state(tmp_path: Path) -> None:
     """A token costs the eight bytes of its number and its score, where the mechanism's state does not grow."""
-    models, sizes = [_model("flowformer_lm")], []
+    models, sizes = [build_generating("flowformer_lm")], []
     for length in (50, 150):
         path = tmp_path / str(length)
         _generate(models, tokens(1, length), save_state=str(path), max_len_b=160)
@@ -150,17 +131,17 @@ def test_the_file_is_as_large_as_the_state(tmp_path: Path) -> None:
 )
 def test_other_models_refuse_it(other: tuple[str, ...], match: str, tmp_path: Path) -> None:
     """The message says what is another."""
-    _kept([_model("flowformer_lm")], tmp_path / "text")
+    _kept([build_generating("flowformer_lm")], tmp_path / "text")
     with pytest.raises(ValueError, match=f"--load-state is .*{match}"):
-        _generate([_model(*other)], _prompts(4), load_state=str(tmp_path / "text"))
+        _generate([build_generating(*other)], make_prompts(4), load_state=str(tmp_path / "text"))
 
 
 def test_other_weights_dictionaries_temperatures_and_beginnings_refuse_it(tmp_path: Path) -> None:
     """Also another number of models; a state in memory as one in a file."""
-    model, path, prompts = _model("flowformer_lm"), str(tmp_path / "text"), _prompts(4)
+    model, path, prompts = build_generating("flowformer_lm"), str(tmp_path / "text"), make_prompts(4)
     _kept([model], tmp_path / "text")
     with pytest.raises(ValueError, match="another model.* allowed"):
-        _generate([_model("flowformer_lm", seed=2)], prompts, load_state=path)
+        _generate([build_generating("flowformer_lm", seed=2)], prompts, load_state=path)
     with pytest.raises(ValueError, match="another dictionary .* allowed"):
         _generate([model], prompts, words=59, load_state=path)
     with pytest.raises(ValueError, match="1 models; allowed: of 2"):
@@ -168,16 +149,16 @@ def test_other_weights_dictionaries_temperatures_and_beginnings_refuse_it(tmp_pa
     with pytest.raises(ValueError, match="--temperature is 2.0; allowed .* 1.0"):
         _generate([model], prompts, load_state=path, temperature=2.0)
     with pytest.raises(ValueError, match="96 tokens, 90 of them by --load-state; allowed: 95"):
-        _generate([model], _prompts(6), load_state=path, max_len_b=95)
+        _generate([model], make_prompts(6), load_state=path, max_len_b=95)
     state = PromptState.load(path, [model], dictionary(WORDS))
     task = PromptedLanguageModelingTask(Namespace(), dictionary(WORDS))
     task = PromptedLanguageModelingTask.of(task, after=state)
     with pytest.raises(ValueError, match="another model"):
-        task.build_generator([_model("flowformer_lm", seed=2)], Namespace())
+        task.build_generator([build_generating("flowformer_lm", seed=2)], Namespace())
     task.args.add_bos_token = True
     generator = task.build_generator([model], Namespace())
     with pytest.raises(ValueError, match="begins with </s>; allowed: with <s>"):
-        task.inference_step(generator, [model], _sample(prompts))
+        task.inference_step(generator, [model], make_sample(prompts))
 
 
 def _edited(path: Path, **texts: str) -> None:
@@ -187,15 +168,12 @@ def _edited(path: Path, **texts: str) -> None:
 
 
 def test_damaged_files_are_refused(tmp_path: Path) -> None:
-    """Half a file, none, another's, and one whose tensors or texts were exchanged."""
-    model, path, prompts = _model("linear_lm"), tmp_path / "text", _prompts(4)
+    """None, another's, and one whose tensors or texts were exchanged; tests/test_damaged_files.py has bytes."""
+    model, path, prompts = build_generating("linear_lm"), tmp_path / "text", make_prompts(4)
     _kept([model], path)
     whole = path.read_bytes()
     names = {"models": 3, "dictionary": "x"}
     for damage in (
-        lambda: path.write_bytes(whole[: len(whole) // 2]),
-        lambda: path.write_bytes(b""),
-        lambda: path.write_text("{}"),
         lambda: save_file({"x": torch.zeros(2)}, path),
         lambda: _edited(path, format="another"),
         lambda: _edited(path, maker="{}"),
@@ -212,29 +190,29 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
 
 def test_what_is_kept_is_of_one_prompt_in_a_new_file(tmp_path: Path) -> None:
     """Nothing is replaced, and nothing is written for prompts that have no one state."""
-    model, path = _model("linear_lm"), tmp_path / "text"
+    model, path = build_generating("linear_lm"), tmp_path / "text"
     with pytest.raises(ValueError, match="more than one prompt .* allowed with --save-state: one"):
-        _generate([model], _prompts(4, 5), save_state=str(path))
+        _generate([model], make_prompts(4, 5), save_state=str(path))
     with pytest.raises(ValueError, match="no tokens"):
-        _generate([model], _prompts(1)[:, :0], save_state=str(path))
+        _generate([model], make_prompts(1)[:, :0], save_state=str(path))
     for typed, match in ((EOS, "ends its sentence"), (PAD, "<pad>")):
-        prompt = _prompts(6)
+        prompt = make_prompts(6)
         prompt[0, 3] = typed
         with pytest.raises(ValueError, match=match):
             _generate([model], prompt, save_state=str(path))
     assert not list(tmp_path.iterdir())
     path.write_text("the user's")
     with pytest.raises(ValueError, match="--save-state is .*text, a file that is there already"):
-        _generate([model], _prompts(4), save_state=str(path))
+        _generate([model], make_prompts(4), save_state=str(path))
     assert path.read_text() == "the user's"
 
 
 def test_a_second_prompt_leaves_the_state_of_the_first(tmp_path: Path) -> None:
     """fairseq-interactive types them one after another."""
-    model, path = _model("linear_lm"), tmp_path / "text"
+    model, path = build_generating("linear_lm"), tmp_path / "text"
     task = PromptedLanguageModelingTask(Namespace(save_state=str(path)), dictionary(WORDS))
     generator = task.build_generator([model], Namespace(max_len_a=0, max_len_b=20))
-    first = _sample(_prompts(4))
+    first = make_sample(make_prompts(4))
     task.inference_step(generator, [model], first)
     written = path.read_bytes()
     with pytest.raises(ValueError, match="more than one prompt"):

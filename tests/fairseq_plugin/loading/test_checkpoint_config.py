@@ -127,6 +127,8 @@ def test_data_are_read(kind: str, stored) -> None:
         "???",
         "env://x:1",
         "@@ ",
+        "</s>",
+        "1.;0.0",
     )
     for value in (*texts, "", None, [20, 40], 3, True):
         check_configuration(_put(stored("linear_lm", kind), "model", "unheard_of", value), "c.pt")

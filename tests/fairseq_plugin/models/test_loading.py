@@ -4,7 +4,6 @@ import logging
 import os
 import re
 import sys
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from fairseq import options
-from fairseq.checkpoint_utils import load_checkpoint_to_cpu
 from fairseq.dataclass.configs import EMAConfig
 from fairseq.models import ARCH_MODEL_REGISTRY
 from fairseq.models.ema import EMA
@@ -402,13 +400,6 @@ def test_bad_files_are_refused(case: str, data_bin: str, tmp_path: Path, monkeyp
     assert not Path("executed").exists()
 
 
-def test_a_file_of_another_dictionary_is_refused(data_bin: str, tmp_path: Path) -> None:
-    """The data's has 64 symbols."""
-    save(tmp_path / "c.pt", build("linear_lm", *SMALL, words=40).state_dict(), "cfg", "linear_lm", *SMALL)
-    with pytest.raises(ValueError, match="dictionary .*44 .*64"):
-        ARCH_MODEL_REGISTRY["linear_lm"].from_pretrained(str(tmp_path), "c.pt", data_bin)
-
-
 @pytest.mark.parametrize("given", ["nowhere", "c.pt"])
 def test_a_folder_that_is_none(given: str, data_bin: str, tmp_path: Path) -> None:
     """A path to nothing, and one to the file itself, which stays."""
@@ -451,20 +442,6 @@ def test_options_of_fairseq_are_taken(kind: str, data_bin: str, tmp_path: Path) 
     options = {"fp16": False, "dropout": 0.3, "tokens_per_sample": 40, "beam": 2}
     hub = ARCH_MODEL_REGISTRY["flowformer_lm"].from_pretrained(str(tmp_path), "c.pt", data_bin, **options)
     assert hub.models[0].decoder.dropout_module.p == 0.3 and hub.task.args.tokens_per_sample == 40
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_weights_of_another_formula_are_a_warning(kind: str, data_bin: str, tmp_path: Path) -> None:
-    """Loaded as a training goes on from a file, and by ``from_pretrained``; the stored formula is none."""
-    trained = save_model(tmp_path / "c.pt", kind, "flowformer_lm", "--flow-form", "paper")
-    model, weights = type(trained), load_checkpoint_to_cpu(str(tmp_path / "c.pt"))["model"]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        trained.load_state_dict(weights)
-    with pytest.warns(UserWarning, match="form='paper'.*form='released'"):
-        build("flowformer_lm", *SMALL).load_state_dict(weights)
-    with pytest.warns(UserWarning, match="phi='sigmoid'.*phi='relu'"):
-        model.from_pretrained(str(tmp_path), "c.pt", data_bin, flow_phi="relu")
 
 
 def test_a_divisor_that_follows_the_length_is_a_warning() -> None:
