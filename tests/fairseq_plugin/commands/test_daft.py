@@ -1,18 +1,13 @@
-"""DAFT's language models by fairseq's commands: precision, resuming, hydra, what is refused."""
+"""DAFT's language models by fairseq's commands: precision, evaluation, what is refused."""
 
 import json
 import math
 import re
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-import torch
-import yaml
-from fairseq.checkpoint_utils import load_model_ensemble_and_task
 
-from tests.fairseq_plugin.helpers.commands import USER_DIR, run_in_turn, run_module, training_command
-from tests.fairseq_plugin.helpers.language_models import DAFT_FAMILY, SMALL
+from tests.fairseq_plugin.helpers.commands import USER_DIR, run_in_turn, training_command
+from tests.fairseq_plugin.helpers.language_models import DAFT_FAMILY
 from tests.fairseq_plugin.helpers.logs import entries, losses
 
 #: Of each architecture what makes most of the state of a training: noise of its own, a loss of two terms.
@@ -31,7 +26,7 @@ RUNS = [*(("daft_conv_lm", mode) for mode in MODES), ("daft_full_lm", "plain")]
 
 @pytest.fixture(scope="module")
 def trained(data_bin: str, tmp_path_factory: pytest.TempPathFactory):
-    """Six updates in every mode, and three that another process continues and evaluates twice."""
+    """Six updates in every mode, and two evaluations; resumption is in test_resumption.py."""
     root = tmp_path_factory.mktemp("daft")
 
     def training(arch: str, name: str, *arguments: str):
@@ -39,24 +34,20 @@ def trained(data_bin: str, tmp_path_factory: pytest.TempPathFactory):
         return "fairseq_cli.train", training_command(data_bin, str(root / arch / name), arch, *options), ""
 
     commands = {(arch, mode): training(arch, mode, *MODES[mode]) for arch, mode in RUNS}
-    commands.update({(arch, "first half"): training(arch, "continued", "--max-update", "3") for arch in DAFT_FAMILY})
-    logs = dict(zip(commands, run_in_turn(*commands.values())))
-    commands = {}
     for arch in DAFT_FAMILY:
-        path = str(root / arch / "continued" / "checkpoint_last.pt")
+        path = str(root / arch / "plain" / "checkpoint_last.pt")
         evaluation = [data_bin, "--user-dir", USER_DIR, "--cpu", "--tokens-per-sample", "48", "--gen-subset", "valid"]
-        commands[arch, "second half"] = training(arch, "continued")
         for name in ("evaluation", "evaluation again"):
             commands[arch, name] = ("fairseq_cli.eval_lm", [*evaluation, "--path", path], "")
-    logs.update(zip(commands, run_in_turn(*commands.values())))
-    return SimpleNamespace(root=root, logs=logs)
+    logs = dict(zip(commands, run_in_turn(*commands.values())))
+    return logs
 
 
 @pytest.mark.parametrize(("arch", "mode"), RUNS)
 def test_training_modes(trained, arch: str, mode: str) -> None:
     """Precision, recomputed activations and noise that fairseq allows: a loss that falls, half precision as single."""
-    log = trained.logs[arch, mode]
-    numbers, plain = losses(log), losses(trained.logs[arch, "plain"])
+    log = trained[arch, mode]
+    numbers, plain = losses(log), losses(trained[arch, "plain"])
     assert len(numbers) == 6 and numbers[-1] < numbers[0] - 0.05
     assert ('"loss_scale": "128"' in log) == (mode == "fp16")
     if mode == "fp16":
@@ -71,49 +62,13 @@ def test_training_modes(trained, arch: str, mode: str) -> None:
 
 
 @pytest.mark.parametrize("arch", DAFT_FAMILY)
-def test_resumed_training_is_the_same_training(trained, arch: str) -> None:
-    """Three updates, then three more in a new process, equal six at once: dropout, samples of selection and all."""
-    assert "Loaded checkpoint" in trained.logs[arch, "second half"]
-    resumed, whole = (entries(trained.logs[arch, name], "train_inner") for name in ("second half", "plain"))
-    keys = {"loss", "ppl", "gnorm", "position_entropy"} & set(whole[0])
-    assert len(resumed) == 3 and all(one[key] == other[key] for one, other in zip(resumed, whole[3:]) for key in keys)
-    states = [torch.load(trained.root / arch / name / "checkpoint_last.pt")["model"] for name in ("plain", "continued")]
-    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
-
-
-@pytest.mark.parametrize("arch", DAFT_FAMILY)
 def test_evaluation_draws_nothing(trained, arch: str) -> None:
     """fairseq-eval-lm repeats itself, with selection too, and agrees with the last validation."""
     first, again = (
-        re.search(r"Perplexity: ([\d.]+)", trained.logs[arch, name]).group(1)
-        for name in ("evaluation", "evaluation again")
+        re.search(r"Perplexity: ([\d.]+)", trained[arch, name]).group(1) for name in ("evaluation", "evaluation again")
     )
-    valid = entries(trained.logs[arch, "second half"], "valid")[-1]
+    valid = entries(trained[arch, "plain"], "valid")[-1]
     assert first == again and math.isclose(float(first), 2.0 ** valid["valid_loss"], rel_tol=0.01)
-
-
-def test_hydra_training(data_bin: str, tmp_path: Path) -> None:
-    """fairseq-hydra-train with the options of model and criterion in a YAML file; its checkpoint holds them."""
-    sizes = {flag.strip("-").replace("-", "_"): int(value) for flag, value in zip(SMALL[::2], SMALL[1::2])}
-    config = {
-        "common": {"user_dir": USER_DIR, "cpu": True, "log_format": "json", "log_interval": 1},
-        "task": {"_name": "language_modeling", "data": data_bin, "tokens_per_sample": 48},
-        "model": {"_name": "daft_conv_lm", "daft_window": 9, "daft_gumbel_temperature": 0.25, **sizes},
-        "criterion": {"_name": "sparse_cross_entropy", "entropy_weight": 0.01},
-        "optimizer": {"_name": "adam"},
-        "lr_scheduler": {"_name": "fixed"},
-        "dataset": {"max_tokens": 384, "num_workers": 0},
-        "optimization": {"max_update": 3, "lr": [0.003]},
-        "checkpoint": {"save_dir": str(tmp_path / "out")},
-        "hydra": {"run": {"dir": str(tmp_path / "run")}},
-    }
-    (tmp_path / "tiny.yaml").write_text("# @package _group_\n" + yaml.safe_dump(config))
-    run_module("fairseq_cli.hydra_train", ["--config-dir", str(tmp_path), "--config-name", "tiny"])
-    (model,), stored, _ = load_model_ensemble_and_task([str(tmp_path / "out" / "checkpoint_last.pt")])
-    assert stored.criterion.entropy_weight == 0.01
-    inner = model.decoder.layers[1].self_attn.inner
-    assert (inner.options.window, inner.options.gumbel_temperature) == (9, 0.25)
-    assert inner.gamma.abs().max() > 0.0, "it was trained"
 
 
 # ---- Bad input at the command line
@@ -129,13 +84,9 @@ for module, arguments in json.loads(sys.argv[1]):
     except BaseException as error:
         print("\\nLAST", json.dumps("".join(traceback.format_exception_only(error))), flush=True)
 """
-_POSITIVE = "allowed: an integer of at least 1"
 _SPARSE = "--criterion sparse_cross_entropy"
 REFUSED: dict[str, list[str]] = {
-    "daft_conv_lm --daft-window 0": ["ValueError: --daft-window is 0", _POSITIVE],
-    "daft_full_lm --daft-bias-dim 0": ["ValueError: --daft-bias-dim is 0", _POSITIVE],
-    "daft_conv_lm --daft-gumbel-temperature 0": ["ValueError: --daft-gumbel-temperature is 0.0; allowed: "],
-    "daft_conv_lm --daft-gumbel-temperature 0.5 --daft-local-only": ["ValueError: --daft-local-only is given; "],
+    "daft_conv_lm --daft-window 0": ["ValueError: --daft-window is 0", "allowed: an integer of at least 1"],
     "daft_conv_lm --decoder-attention-heads 5": ["ValueError: --decoder-attention-heads is 5; allowed: ", "32"],
     f"daft_conv_lm {_SPARSE} --entropy-weight -1": ["ValueError: --entropy-weight is -1.0; allowed"],
     f"flowformer_lm {_SPARSE}": ["ValueError: model is a FlowformerLanguageModel without DAFT-conv; "],

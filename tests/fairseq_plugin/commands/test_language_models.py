@@ -81,21 +81,13 @@ def trained(request: pytest.FixtureRequest, data_bin: str, tmp_path_factory: pyt
     base = [data_bin, "--user-dir", USER_DIR, "--path", checkpoint, "--cpu"]
     evaluation = [*base, *bos, "--tokens-per-sample", "48", "--gen-subset", "valid"]
     task = [*base, *bos, "--task", "language_modeling"]
-    lines = ["--sample-break-mode", "eos", "--prefix-size", "3", "--batch-size", "4"]
+    lines = ["--sample-break-mode", "eos", "--prefix-size", "3", "--batch-size", "4", "--beam", "3"]
     commands = {
         "train": ("fairseq_cli.train", training_command(data_bin, str(folder), arch, *bos), ""),
         "eval": ("fairseq_cli.eval_lm", evaluation, ""),
         "window": ("fairseq_cli.eval_lm", [*evaluation, "--context-window", "40"], ""),
-        "validate": (
-            "fairseq_cli.validate",
-            [*task, "--valid-subset", "valid", "--max-tokens", "384", "--log-format", "json"],
-            "",
-        ),
-        "generate": (
-            "fairseq_cli.generate",
-            [*task, "--beam", "3", *lines, "--required-batch-size-multiple", "1"],
-            "",
-        ),
+        "validate": ("fairseq_cli.validate", [*task, "--max-tokens", "384", "--log-format", "json"], ""),
+        "generate": ("fairseq_cli.generate", [*task, *lines, "--required-batch-size-multiple", "1"], ""),
         "interactive": (
             "fairseq_cli.interactive",
             [*task, "--beam", "3", "--buffer-size", "2", "--max-len-b", "99"],
@@ -154,16 +146,8 @@ MODES = {
     "memory-efficient-fp16": ["flowformer_lm", "--memory-efficient-fp16"],
     "amp": ["flowformer_lm", "--amp"],
     "checkpoint-activations": ["flash_lm", "--checkpoint-activations", "--update-freq", "2"],
-    "adaptive-loss": [
-        "flash_lm",
-        "--criterion",
-        "adaptive_loss",
-        "--adaptive-softmax-cutoff",
-        "20,40",
-        "--add-bos-token",
-        "--ddp-backend",
-        "legacy_ddp",
-    ],
+    "adaptive-loss": ["flash_lm", *"--criterion adaptive_loss --adaptive-softmax-cutoff 20,40".split()]
+    + ["--add-bos-token", "--ddp-backend", "legacy_ddp"],
 }
 
 

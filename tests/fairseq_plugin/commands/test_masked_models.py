@@ -10,8 +10,6 @@ from typing import NamedTuple
 import pytest
 import sentencepiece
 import torch
-import yaml
-from fairseq.checkpoint_utils import load_model_ensemble_and_task
 from fairseq.models import ARCH_MODEL_REGISTRY
 
 from tests.compare import assert_close
@@ -22,7 +20,7 @@ from tests.fairseq_plugin.helpers.commands import (
     run_module,
 )
 from tests.fairseq_plugin.helpers.logs import entries, losses
-from tests.fairseq_plugin.helpers.masked_models import build_masked, features, small
+from tests.fairseq_plugin.helpers.masked_models import build_masked, features
 from tests.fairseq_plugin.helpers.text import write_text
 from tests.processes import CHECKOUT
 
@@ -73,23 +71,8 @@ def trained(data_bin: str, tmp_path_factory: pytest.TempPathFactory) -> Trained:
 
 
 def _validate(data: str, folder: Path, *arguments: str) -> list[str]:
-    return [
-        data,
-        "--user-dir",
-        USER_DIR,
-        "--task",
-        "masked_lm",
-        "--path",
-        str(folder / "checkpoint_last.pt"),
-        "--cpu",
-        "--valid-subset",
-        "valid",
-        "--max-tokens",
-        "384",
-        "--log-format",
-        "json",
-        *arguments,
-    ]
+    options = "--task masked_lm --cpu --valid-subset valid --max-tokens 384 --log-format json".split()
+    return [data, "--user-dir", USER_DIR, "--path", str(folder / "checkpoint_last.pt"), *options, *arguments]
 
 
 @pytest.mark.parametrize("arch", TRAINED)
@@ -126,30 +109,6 @@ def test_checkpoints_hold_a_namespace(trained: Trained) -> None:
     assert not hasattr(stored["cfg"]["model"], "flash_kernel")
 
 
-@pytest.mark.parametrize("arch", TRAINED)
-def test_old_checkpoints_take_defaults(trained: Trained, arch: str, data_bin: str, tmp_path: Path) -> None:
-    """One without the options that only our models have loads as it was."""
-    stored = torch.load(trained.folders[arch] / "checkpoint_last.pt")
-    kept = {"flash_query_dim", "flash_chunk_size", "flash_row_length"}  # those that differ from their defaults
-    ours = {name for name in vars(stored["cfg"]["model"]) if name.startswith("flash_")} - kept
-    assert "flash_norm" in ours
-    for name in [
-        *ours,
-        "encoder_learned_pos",
-        "encoder_normalize_before",
-        "layernorm_embedding",
-        "max_source_positions",
-    ]:
-        delattr(stored["cfg"]["model"], name)
-    torch.save(stored, tmp_path / "old.pt")
-    outputs = []
-    for path in (tmp_path / "old.pt", trained.folders[arch] / "checkpoint_last.pt"):
-        (model,), _, _ = load_model_ensemble_and_task([str(path)], arg_overrides={"data": data_bin})
-        with torch.no_grad():
-            outputs.append(features(model.eval(), torch.tensor([SENTENCE])))
-    assert torch.equal(*outputs)
-
-
 MODES = {
     "fp16": ["--fp16", "--fp16-no-flatten-grads"],
     "memory-efficient fp16": ["--memory-efficient-fp16"],
@@ -182,31 +141,6 @@ def test_training_modes(modes: dict[str, str], mode: str) -> None:
         assert max(abs(a - b) for a, b in zip(numbers, losses(modes["plain"]))) < 0.02
     else:
         assert numbers != losses(modes["plain"])
-
-
-def test_hydra_training(data_bin: str, tmp_path: Path) -> None:
-    """fairseq-hydra-train with model._name and common.user_dir, as RoBERTa's recipe; its checkpoint validates."""
-    sizes = {flag.strip("-").replace("-", "_"): int(value) for flag, value in zip(*[iter(small("flash_mlm"))] * 2)}
-    config = {
-        "common": {"user_dir": USER_DIR, "cpu": True, "log_format": "json", "log_interval": 1},
-        "task": {"_name": "masked_lm", "data": data_bin, "tokens_per_sample": 48},
-        "model": {"_name": "flash_mlm", "flash_first_to_all": True, **sizes},
-        "criterion": {"_name": "masked_lm"},
-        "optimizer": {"_name": "adam"},
-        "lr_scheduler": {"_name": "fixed"},
-        "dataset": {"max_tokens": 384, "num_workers": 0},
-        "optimization": {"max_update": 3, "lr": [0.003]},
-        "checkpoint": {"save_dir": str(tmp_path / "out")},
-        "hydra": {"run": {"dir": str(tmp_path / "run")}},
-    }
-    (tmp_path / "tiny.yaml").write_text("# @package _group_\n" + yaml.safe_dump(config))
-    run_module("fairseq_cli.hydra_train", ["--config-dir", str(tmp_path), "--config-name", "tiny"])
-    checkpoint = str(tmp_path / "out" / "checkpoint_last.pt")
-    (model,), _, _ = load_model_ensemble_and_task([checkpoint])
-    layers = model.encoder.sentence_encoder.layers
-    assert len(layers) == 2 and all(layer.unit.first_to_all and layer.unit.chunk_size == 16 for layer in layers)
-    validated = run_module("fairseq_cli.validate", _validate(data_bin, tmp_path / "out"))
-    assert math.isfinite(entries(validated, "valid")[0]["valid_loss"])
 
 
 FILL = f"""

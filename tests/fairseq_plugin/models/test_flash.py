@@ -243,20 +243,6 @@ def test_separate_feed_forward() -> None:
     assert unit.ffn.in_proj.out_features == unit.expanded_dim
 
 
-def test_options_reach_every_gated_unit() -> None:
-    """Each under its own name in ``common.gau``."""
-    shared = "--flash-query-dim 64 --flash-kernel laplace --flash-no-gate --flash-no-rotary --flash-relative-bias none"
-    for arch, arguments, expected in (
-        ("flash_lm", "--flash-chunk-size 7 --flash-no-local", dict(chunk_size=7, local=False, linear=True)),
-        ("flash_lm", "--flash-chunk-size 7 --flash-no-linear", dict(chunk_size=7, local=True, linear=False)),
-        ("flash_quad_lm", "--flash-divisor 7", dict(chunk_size=None, divisor=7, max_positions=256)),
-    ):
-        expected.update(query_dim=64, kernel="laplace", gate=False, rotary=False, bias=None, heads=2, expanded_dim=80)
-        sizes = ("--decoder-attention-heads", "2", "--decoder-ffn-embed-dim", "80")
-        for layer in build_model(arch, *shared.split(), *arguments.split(), *sizes).decoder.layers:
-            assert {name: getattr(layer.unit, name) for name in expected} == expected
-
-
 def test_relative_bias_is_chosen_by_length() -> None:
     """Below 512 tokens, of a chunk or of the training, one parameter per distance; from there two vectors."""
     for arch, option in (("flash_lm", "--flash-chunk-size"), ("flash_quad_lm", "--tokens-per-sample")):

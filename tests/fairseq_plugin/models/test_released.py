@@ -61,17 +61,7 @@ def released(request: pytest.FixtureRequest, data_bin: str, tmp_path_factory: py
     weights = released_weights(symbols, 32, 64, LAYERS, pre_norm=pre_norm)
     norm = ["--decoder-normalize-before"] if pre_norm else []
     ours = [] if pre_norm else ["--lineartime-post-norm"]
-    evaluation = [
-        data_bin,
-        "--user-dir",
-        USER_DIR,
-        "--cpu",
-        "--tokens-per-sample",
-        "48",
-        "--gen-subset",
-        "test",
-        "--path",
-    ]
+    evaluation = [data_bin, "--user-dir", USER_DIR, *"--cpu --tokens-per-sample 48 --gen-subset test --path".split()]
     commands = {}
     for kind in KINDS:
         original = save(folder / f"{kind}.pt", weights, kind, "transformer_lm", *SMALL, SHARED, *norm)

@@ -323,40 +323,10 @@ def test_generator_keeps_the_models_probabilities() -> None:
 
 def command(data: Path, save_dir: Path, *arguments: str) -> list:
     """Arguments of a short ``fairseq-train`` on the CPU, of 12 updates in 2 epochs; later ``arguments`` win."""
-    return [
-        str(data),
-        "--user-dir",
-        USER_DIR,
-        "--task",
-        "pixel_modeling",
-        "--tokens-per-sample",
-        str(SHAPE.length),
-        "--arch",
-        "flowformer_lm",
-        *SMALL,
-        "--dropout",
-        "0.1",
-        "--batch-size",
-        "8",
-        "--optimizer",
-        "adam",
-        "--lr",
-        "3e-3",
-        "--max-update",
-        "12",
-        "--save-dir",
-        str(save_dir),
-        "--log-format",
-        "json",
-        "--log-interval",
-        "1",
-        "--cpu",
-        "--seed",
-        "1",
-        "--required-batch-size-multiple",
-        "1",
-        *arguments,
-    ]
+    command = [str(data), "--user-dir", USER_DIR, "--save-dir", str(save_dir), "--tokens-per-sample", str(SHAPE.length)]
+    command += "--task pixel_modeling --arch flowformer_lm --dropout 0.1 --batch-size 8 --optimizer adam".split()
+    command += "--lr 3e-3 --max-update 12 --log-format json --log-interval 1 --cpu --seed 1".split()
+    return [*command, *SMALL, "--required-batch-size-multiple", "1", *arguments]
 
 
 def losses(output: str) -> list:

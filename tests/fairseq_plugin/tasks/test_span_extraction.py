@@ -241,16 +241,7 @@ def trained(data, tmp_path_factory):
     prefixes = [f"--{split}pref={text / split}.txt" for split in ("train", "valid")]
     preprocess = ["--only-source", "--srcdict", str(data / "dict.txt"), *prefixes, "--destdir", str(text / "bin")]
     learned = ["softmax_mlm", "--encoder-learned-pos"]
-    pretraining = [
-        str(text / "bin"),
-        "--user-dir",
-        USER_DIR,
-        "--task",
-        "masked_lm",
-        "--criterion",
-        "masked_lm",
-        "--cpu",
-    ]
+    pretraining = [str(text / "bin"), "--user-dir", USER_DIR, *"--task masked_lm --criterion masked_lm --cpu".split()]
     pretraining += ["--arch", *learned, *masked_models.small("softmax_mlm"), "--optimizer", "adam", "--max-update", "2"]
     pretraining += ["--tokens-per-sample", "32", "--max-positions", "32", "--batch-size", "8"]
     pretraining += ["--save-dir", str(root / "pretrained"), "--no-epoch-checkpoints"]
