@@ -100,9 +100,7 @@ class AttentionImitation(nn.Module):
     @torch.no_grad()
     def _softmax_weights(self, x: Tensor, padding: Tensor | None) -> Tensor:
         """The teacher's weights (B, H, N, N)."""
-        query, key, _ = self.teacher.query_key_value(x)
-        scores = query.float() @ key.float().transpose(-2, -1) * query.shape[-1] ** -0.5
-        return (scores if padding is None else scores.masked_fill(padding[:, None, None], float("-inf"))).softmax(-1)
+        return self.teacher.attention.recorded_map(*self.teacher.query_key_value(x), padding, padding)
 
 
 def _mean_of_real(losses: Tensor, padding: Tensor | None) -> Tensor:
