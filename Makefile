@@ -5,6 +5,7 @@
 #   make test-oldest   the whole suite with the oldest versions of tests/oldest.txt, in .venv-oldest
 #   make quick-oldest  a part of it, in a few minutes; tests/quick.py
 #   make lint   style, format and spelling of the whole tree, in seconds
+#   make tables  write the tables in Markdown files that are generated: of mechanisms, and of the papers' numbers
 #   make bench  speed and memory compared with softmax attention, the authors' code and other packages
 # PYTHON=... names the interpreter that makes .venv. Without it, the first of python3, python3.12, python3.11 and
 # python3.10 that is Python 3.10, 3.11 or 3.12 is used.
@@ -15,7 +16,7 @@ PEERS := $(VENV)/.installed-bench
 SUPPORTED := import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12))
 EXTRAS := fairseq,timm,test,demo
 
-.PHONY: demo test quick test-oldest quick-oldest lint bench
+.PHONY: demo test quick test-oldest quick-oldest lint tables bench
 
 demo: $(READY)
 	$(VENV)/bin/python -m recipes.demo
@@ -39,6 +40,10 @@ lint: $(READY)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/codespell
+
+tables: $(READY)
+	$(VENV)/bin/python -m recipes.mechanisms
+	$(VENV)/bin/python -m recipes.papers --write-readmes
 
 bench: $(PEERS)
 	$(VENV)/bin/python -m recipes.bench

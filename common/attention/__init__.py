@@ -5,6 +5,7 @@ found here: ``FlowAttention``, ``LinearAttention`` and so on. Files that begin w
 mechanisms share.
 """
 
+from ._about import About
 from ._base import FACTS, INPUTS, SUPPORTS, AttentionShape, InnerAttention, OpAttention
 from ._forget import ForgetAttention
 from ._layer_kinds import layer_kinds, pattern_names
@@ -28,6 +29,7 @@ __all__ = [
     "FACTS",
     "INPUTS",
     "SUPPORTS",
+    "About",
     "AttentionOptions",
     "AttentionRecord",
     "AttentionShape",

@@ -21,6 +21,7 @@ from ..ops.shared.checks import (
 )
 from ..ops.shared.implied_map import implied_map
 from ..ops.shared.state import State
+from ._about import About
 from ._options import AttentionOptions
 
 #: What a mechanism may support.
@@ -92,9 +93,11 @@ class InnerAttention(RemembersOptions):
     """
 
     # torch.jit.trace has no type for these where an instance has its own.
-    __jit_ignored_attributes__ = ("name", "needs", "supports")
+    __jit_ignored_attributes__ = ("about", "name", "needs", "supports")
     #: The name in the registry, set by ``register_attention``.
     name: ClassVar[str] = ""
+    #: Title, paper and cost, for people.
+    about: ClassVar[About | None] = None
     #: The dataclass of the options.
     Options: ClassVar[type[AttentionOptions]] = AttentionOptions
     #: Keys of ``SUPPORTS``.
@@ -109,6 +112,9 @@ class InnerAttention(RemembersOptions):
     #: are at least 0, none is 0 whatever the tokens are, and their sum is 1, as in softmax attention, or less where a
     #: normaliser is kept from 0.
     weighted_mean: ClassVar[bool] = False
+    #: Whether tokens in another order, not causal, have the same outputs in that order: they are a set, without
+    #: positions, neighbours or a grid.
+    permutation_equivariant: ClassVar[bool] = False
     #: Whether, without gates, its state is sums that add up: the state of all tokens is that of one part and another.
     sums_add_up: ClassVar[bool] = False
     #: ``attend_part(q, k, v, padding_mask, before, sums_before) -> out``, where all parts of a sequence can be computed

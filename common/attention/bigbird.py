@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ..ops.bigbird import bigbird_attention, draw_numbers
 from ..ops.bigbird.reference import bigbird_attention_reference
+from ._about import About
 from ._base import OpAttention
 from ._options import AttentionOptions, count
 from ._registry import register_attention
@@ -28,7 +29,7 @@ class BigbirdOptions(AttentionOptions):
 
 @register_attention("bigbird")
 class BigbirdAttention(OpAttention):
-    """Softmax over neighbouring, first, last and random chunks (Zaheer et al., NeurIPS 2020); O(n (5 + r) C d).
+    """Softmax over neighbouring, first, last and random chunks; not causal.
 
     Not causal. ``numbers`` (1024, r) choose the random chunks, the same for all heads. They are drawn from ``seed``,
     which is drawn from torch's generator when the module is built. A state dict remembers the seed in place of the
@@ -37,6 +38,12 @@ class BigbirdAttention(OpAttention):
     ``InnerAttention``; options as in ``common.ops.bigbird_attention``.
     """
 
+    about = About(
+        "BigBird's attention",
+        "Zaheer et al., NeurIPS 2020",
+        "n (5 + r) C d",
+        sizes={"C": "chunk_size", "r": "random_chunks"},
+    )
     Options = BigbirdOptions
     supports = frozenset({"bidirectional"})
     op = staticmethod(bigbird_attention)

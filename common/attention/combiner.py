@@ -16,6 +16,7 @@ from ..ops.shared.packed import attend_by_document
 from ..ops.shared.padding import zero_padded_tokens, zero_padding
 from ..ops.shared.reference_tools import by_head, cleared, rotated, side_by_side
 from ..ops.shared.state import State
+from ._about import About
 from ._base import OpAttention
 from ._options import AttentionOptions, count, flag
 from ._registry import register_attention
@@ -31,7 +32,7 @@ class CombinerOptions(AttentionOptions):
 
 @register_attention("combiner")
 class CombinerAttention(OpAttention):
-    """Row-major axial Combiner (Ren et al., NeurIPS 2021): the own row, and one learned summary per earlier row.
+    """Softmax over the tokens of the own row, and one learned summary of each row before (row-major axial).
 
     The key of a summary is W_2 norm(x + W_1 a), with a what ``row_attention`` gives and x the layer's input, as in the
     authors' code (``row_summary='proj'``): two matrices of the model's width more than a Transformer has.
@@ -44,6 +45,14 @@ class CombinerAttention(OpAttention):
         ValueError: an option that is not allowed, or an odd ``head_dim`` with rotary positions.
     """
 
+    about = About(
+        "Combiner",
+        "Ren et al., NeurIPS 2021",
+        "n (R + n / R) d",
+        "2d (n + n mod R)",
+        sizes={"R": "row_length"},
+        map="the weights; keys of summaries, which depend on v, are those of the call",
+    )
     Options = CombinerOptions
     supports = frozenset({"causal", "bidirectional", "rotary"})
     needs = frozenset({"num_heads", "head_dim", "x"})

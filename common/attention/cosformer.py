@@ -8,6 +8,7 @@ from torch import Tensor
 from ..ops.cosformer import MAPS, attend_source, cosformer_attention, source_state
 from ..ops.cosformer.reference import cosformer_attention_reference
 from ..ops.shared.state import State
+from ._about import About
 from ._base import OpAttention
 from ._options import AttentionOptions, causal_chunk_size, choice, default_of
 from ._registry import register_attention
@@ -25,12 +26,13 @@ class CosformerOptions(AttentionOptions):
 
 @register_attention("cosformer")
 class CosformerAttention(OpAttention):
-    """cosFormer (Qin et al., ICLR 2022) for at most M = ``max_tokens`` tokens; no parameters, O(n d²).
+    """Linear attention that falls off with distance, as a cosine, for at most M = ``max_tokens`` tokens.
 
     M is part of the trained model: weights fall off over M tokens, however long the input is. Shapes and masks as in
     ``InnerAttention``; options as in ``common.ops.cosformer_attention``. Raises ValueError for a longer input.
     """
 
+    about = About("cosFormer", "Qin et al., ICLR 2022", "n d²", "2d² + 2d")
     Options = CosformerOptions
     supports = frozenset({"causal", "bidirectional", "cross", "source", "forget"})
     needs = frozenset({"max_tokens"})

@@ -12,6 +12,7 @@ from ..ops.daft.conv_reference import daft_conv_reference, filters_reference
 from ..ops.daft.select import daft_select, daft_select_in_torchscript
 from ..ops.shared.checks import ArgumentError, check_query_key_value, shortened
 from ..ops.shared.precision import compute_dtype
+from ._about import About
 from ._daft import DaftAttention
 from ._options import AttentionOptions, flag, number, option
 from ._registry import register_attention
@@ -62,14 +63,15 @@ class DaftConvOptions(AttentionOptions):
 
 @register_attention("daft_conv")
 class DaftConvAttention(DaftAttention):
-    """``daft_conv`` with a learned filter r per head, one key per token and head (Eq. 7-9); O(n window H d).
+    """Attention by key and by distance in a window, over sequences and images.
 
-    H = ``num_heads``; q and v (B, H, n, d), k (B, H, n, 1). ``window`` is a number of tokens, or a pair (height, width)
-    for tokens that are the raster of an image, whose size ``spatial_shape`` then gives; odd unless causal. Outside of
-    the window every token is seen with bias 0, with ``local_only`` none is (Figure 2). Filters are γ (r - mean) / std
-    + β per head, γ and β 0 at first (with ``local_only`` β cancels), or r itself, 0 at first, without
-    ``reparameterize`` (Table 7). ``query`` False leaves sigmoid(q) out (Table 8), and q is None. Self-attention only.
-    Masks as in ``InnerAttention``, state as in ``daft_conv``.
+    ``daft_conv`` with a learned filter r per head, and one key per token and head. H = ``num_heads``; q and v (B, H, n,
+    d), k (B, H, n, 1). ``window`` is a number of tokens, or a pair (height, width) for tokens that are the raster of an
+    image, whose size ``spatial_shape`` then gives; odd unless causal. Outside of the window every token is seen with
+    bias 0, with ``local_only`` none is (Figure 2). Filters are γ (r - mean) / std + β per head, γ and β 0 at first
+    (with ``local_only`` β cancels), or r itself, 0 at first, without ``reparameterize`` (Table 7). ``query`` False
+    leaves sigmoid(q) out (Table 8), and q is None. Self-attention only. Masks as in ``InnerAttention``, state as in
+    ``daft_conv``.
 
     With a ``gumbel_temperature`` (0.5 in the paper) each head selects one neighbour (Eq. 11): in training the filter is
     multiplied by a Gumbel-softmax sample of itself, in evaluation the largest entry alone stands, which is indexed.
@@ -79,6 +81,14 @@ class DaftConvAttention(DaftAttention):
             selection with ``local_only``.
     """
 
+    about = About(
+        "DAFT-conv",
+        "Zhai et al., DAFT, OpenReview 2021, equations 7 to 9",
+        "n w d",
+        "(d + 1) min(n, w) + d",
+        sizes={"w": "window"},
+        map="exp(w + k) over its sum, before the gate of the query",
+    )
     Options = DaftConvOptions
     supports = frozenset({"causal", "bidirectional", "torchscript"})
     needs = frozenset({"num_heads"})

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from ..ops.daft.full import daft_full, daft_full_in_torchscript
 from ..ops.daft.full_reference import daft_full_reference
 from ..ops.shared.checks import check_query_key_value
+from ._about import About
 from ._daft import DaftAttention
 from ._options import AttentionOptions, count, flag
 from ._registry import register_attention
@@ -30,17 +31,24 @@ class DaftFullOptions(AttentionOptions):
 
 @register_attention("daft_full")
 class DaftFullAttention(DaftAttention):
-    """``daft_full`` with a learned position bias w for at most T = ``max_tokens`` tokens (Eq. 5, 6), O(n² H d) time.
+    """Attention by key and by pair of positions, for at most T = ``max_tokens`` tokens.
 
-    w is pe0 pe1ᵀ with pe0, pe1 (T, ``bias_dim``), or a free matrix (T, T) with ``bias_dim`` None or 0 (Table 6). It is
-    one for all channels, so that heads have no meaning here: any split of the width gives the same. ``query`` False
-    leaves sigmoid(q) out (Table 8), and q is None. Self-attention only. Shapes and masks as in ``InnerAttention``; the
-    state is every key and value so far.
+    ``daft_full`` with a learned position bias w, in O(n² H d) time. w is pe0 pe1ᵀ with pe0, pe1 (T, ``bias_dim``), or a
+    free matrix (T, T) with ``bias_dim`` None or 0 (Table 6). It is one for all channels, so that heads have no meaning
+    here: any split of the width gives the same. ``query`` False leaves sigmoid(q) out (Table 8), and q is None.
+    Self-attention only. Shapes and masks as in ``InnerAttention``; the state is every key and value so far.
 
     Raises:
         ValueError: an option that is not allowed; an input of more than ``max_tokens`` tokens.
     """
 
+    about = About(
+        "DAFT-full",
+        "Zhai et al., DAFT, OpenReview 2021, equations 5 and 6",
+        "n² d",
+        "2n d",
+        map="the mean over the channels of a head of exp(w + k) over its sum, before the gate of the query",
+    )
     Options = DaftFullOptions
     supports = frozenset({"causal", "bidirectional", "torchscript"})
     needs = frozenset({"max_tokens"})

@@ -11,6 +11,7 @@ from ..ops.favor import LENGTHS, attend_source, draw_directions, favor_attention
 from ..ops.favor.reference import favor_attention_reference
 from ..ops.shared.state import State
 from ..ops.shared.tracing import is_exported
+from ._about import About
 from ._base import OpAttention
 from ._options import AttentionOptions, causal_chunk_size, choice, count
 from ._registry import register_attention
@@ -38,7 +39,7 @@ class FavorOptions(AttentionOptions):
 
 @register_attention("favor")
 class FavorAttention(OpAttention):
-    """FAVOR+ (Performer, ICLR 2021): softmax attention estimated by positive random features; O(n r d).
+    """Softmax attention estimated by positive random features.
 
     ``directions`` (r, d), r = ``features``, is a buffer that all heads share: evaluation repeats, and a state dict has
     it. It is drawn from torch's generator when the module is built, and by ``redraw_directions()``. With ``redraw``,
@@ -49,10 +50,12 @@ class FavorAttention(OpAttention):
     ``common.ops.favor_attention``.
     """
 
+    about = About("FAVOR+", "Choromanski et al., Performer, ICLR 2021", "n r d", "r d + r", sizes={"r": "features"})
     Options = FavorOptions
     supports = frozenset({"causal", "bidirectional", "cross", "source", "forget"})
     needs = frozenset({"head_dim"})
     sums_add_up = True
+    permutation_equivariant = True
     weighted_mean = True
     op = staticmethod(favor_attention)
     reference_op = staticmethod(favor_attention_reference)

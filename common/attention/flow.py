@@ -14,6 +14,7 @@ from ..ops.flow.reference import flow_attention_reference
 from ..ops.shared.checks import check_both_masks
 from ..ops.shared.feature_maps import FEATURE_MAPS
 from ..ops.shared.state import State
+from ._about import About
 from ._base import OpAttention, drop_sources
 from ._options import AttentionOptions, causal_chunk_size, choice, default_of, number
 from ._registry import register_attention
@@ -60,13 +61,21 @@ class FlowAttentionOptions(SharedFlowOptions):
 
 @register_attention("flow")
 class FlowAttention(OpAttention):
-    """Flow-Attention (Flowformer, ICML 2022, Algorithms 1 and 2); no parameters, O(n d²).
+    """Linear attention in which sources compete for sinks, and flow is conserved; no parameters.
 
     Shapes and masks as in ``InnerAttention``; options as in ``common.ops.flow_attention``.
     """
 
+    about = About(
+        "Flow-Attention",
+        "Wu et al., Flowformer, ICML 2022, Algorithms 1 and 2",
+        "n d²",
+        "d² + 4d",
+        map="the weights, with competition and allocation in them",
+    )
     Options = FlowAttentionOptions
     supports = frozenset({"causal", "bidirectional", "cross", "torchscript", "forget"})
+    permutation_equivariant = True
     op = staticmethod(flow_attention)
     reference_op = staticmethod(flow_attention_reference)
     causal: Final[bool]

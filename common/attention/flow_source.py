@@ -14,6 +14,7 @@ from ..ops.flow_source import (
 )
 from ..ops.flow_source.reference import flow_source_attention_reference
 from ..ops.shared.state import State
+from ._about import About
 from ._base import OpAttention
 from ._options import choice, default_of
 from ._registry import register_attention
@@ -36,16 +37,23 @@ class FlowSourceOptions(SharedFlowOptions):
 
 @register_attention("flow_source")
 class FlowSourceAttention(OpAttention):
-    """Flow-Attention for the cross-attention of a decoder; no parameters, O((n + m) d²). Ours, in none of the papers.
+    """Flow-Attention to another sequence, for the cross-attention of a decoder; no parameters.
 
     Flow-Attention proper would let a target see later ones, through the outgoing flow. Here competition and outgoing
     flow come from the source alone, with ``source_q`` (B, H, m, d), queries of its own tokens. Shapes and masks as in
     ``InnerAttention``; options as in ``common.ops.flow_source_attention``.
     """
 
+    about = About(
+        "Flow-Attention to a source",
+        "our own, in none of the papers",
+        "n d²",
+        map="the weights, with competition and allocation in them",
+    )
     Options = FlowSourceOptions
     supports = frozenset({"cross", "source"})
     needs = frozenset({"source_q"})
+    permutation_equivariant = True
     op = staticmethod(flow_source_attention)
     reference_op = staticmethod(flow_source_attention_reference)
 

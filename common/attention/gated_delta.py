@@ -15,6 +15,7 @@ from ..ops.shared.checks import check_padding_mask, check_query_key_value, check
 from ..ops.shared.implied_map import implied_map
 from ..ops.shared.padding import zero_padded_tokens
 from ..ops.shared.precision import autocast_off, compute_dtype
+from ._about import About
 from ._options import AttentionOptions, causal_chunk_size, choice, default_of, flag
 from ._output_gate import OutputGateAttention, output_gate, output_norm
 from ._registry import register_attention
@@ -45,17 +46,24 @@ class GatedDeltaOptions(AttentionOptions):
 
 @register_attention("gated_delta")
 class GatedDeltaAttention(OutputGateAttention):
-    """Gated DeltaNet (Yang et al., ICLR 2025), and DeltaNet (Yang et al., NeurIPS 2024) with ``gate="none"``; O(n d²).
+    """A memory that decays, and from which a key's old value is erased before its new one is written.
 
-    Of the tokens x (B, n, D) before their projection, for each head: β = sigmoid(w_b·x), twice that with
-    ``negative_eigenvalues``, and log α = -exp(A_log) softplus(w_a·x + dt_bias), as in Mamba2. At first exp(A_log) is
-    uniform in (0, 16] and softplus(dt_bias) log-uniform in 0.001 ... 0.1, as in the authors' layer (fla/layers/
-    gated_deltanet.py of flash-linear-attention, 2026-08); Mamba2 begins with 1 to 16. Each head's output goes through
-    an RMS norm and a swish gate of the token. The papers' layers have a short convolution before all this:
-    ``short_conv=4``. x (B, n, D); other shapes and masks as in ``InnerAttention``, options as in
+    Gated DeltaNet, and DeltaNet with ``gate="none"``. Of the tokens x (B, n, D) before their projection, for each head:
+    β = sigmoid(w_b·x), twice that with ``negative_eigenvalues``, and log α = -exp(A_log) softplus(w_a·x + dt_bias), as
+    in Mamba2. At first exp(A_log) is uniform in (0, 16] and softplus(dt_bias) log-uniform in 0.001 ... 0.1, as in the
+    authors' layer (fla/layers/gated_deltanet.py of flash-linear-attention, 2026-08); Mamba2 begins with 1 to 16. Each
+    head's output goes through an RMS norm and a swish gate of the token. The papers' layers have a short convolution
+    before all this: ``short_conv=4``. x (B, n, D); other shapes and masks as in ``InnerAttention``, options as in
     ``common.ops.gated_delta_attention`` and ``OutputGateAttention``.
     """
 
+    about = About(
+        "Gated DeltaNet and DeltaNet",
+        "Yang et al., ICLR 2025; NeurIPS 2024",
+        "n (C + d) d",
+        "d²",
+        sizes={"C": "chunk_size"},
+    )
     Options = GatedDeltaOptions
     supports = frozenset({"causal"})
     op = staticmethod(gated_delta_attention)

@@ -8,6 +8,7 @@ from torch import nn
 from ..modules.linear_weights import weights_of
 from ..ops.gla import gla_attention
 from ..ops.gla.reference import gla_attention_reference
+from ._about import About
 from ._options import AttentionOptions, causal_chunk_size, count, default_of, number
 from ._output_gate import OutputGateAttention, output_gate, output_norm
 from ._registry import register_attention
@@ -35,7 +36,7 @@ class GlaOptions(AttentionOptions):
 
 @register_attention("gla")
 class GlaAttention(OutputGateAttention):
-    """Gated linear attention (Yang et al., ICML 2024): a sum that forgets, by a gate of each token and key channel.
+    """A sum that forgets each channel of the keys by a gate of the token; only causal.
 
     α = sigmoid(W₂ W₁ x + b)^(1/16) of the token x before its projection, W₁ and W₂ of rank 16; queries and keys have
     half as many channels as values. Each head's output goes through LayerNorm and a swish gate of the token (the
@@ -43,6 +44,9 @@ class GlaAttention(OutputGateAttention):
     ``InnerAttention``, options as in ``common.ops.gla_attention`` and ``OutputGateAttention``.
     """
 
+    about = About(
+        "gated linear attention", "Yang et al., ICML 2024", "n (C + d) d", "d² / 2", sizes={"C": "chunk_size"}
+    )
     Options = GlaOptions
     supports = frozenset({"causal"})
     op = staticmethod(gla_attention)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from ..ops.hedgehog import attend_source, hedgehog_attention, source_state
 from ..ops.hedgehog.reference import hedgehog_attention_reference
 from ..ops.shared.state import State
+from ._about import About
 from ._base import OpAttention
 from ._options import AttentionOptions, causal_chunk_size, count
 from ._registry import register_attention
@@ -29,17 +30,19 @@ class HedgehogOptions(AttentionOptions):
 
 @register_attention("hedgehog")
 class HedgehogAttention(OpAttention):
-    """Hedgehog (Zhang et al., ICLR 2024): linear attention with softmax(W x + b) and softmax(-W x - b); O(n r d).
+    """Linear attention with learned features that imitate softmax weights.
 
-    Queries and keys of each head have their own maps, ``query_weight`` and ``key_weight`` (H, r, d) and ``query_bias``
-    and ``key_bias`` (H, r), which are the identity at first. Shapes and masks as in ``InnerAttention``; options as in
-    ``common.ops.hedgehog_attention``.
+    Features are softmax(W x + b) and softmax(-W x - b). Queries and keys of each head have their own maps,
+    ``query_weight`` and ``key_weight`` (H, r, d) and ``query_bias`` and ``key_bias`` (H, r), which are the identity at
+    first. Shapes and masks as in ``InnerAttention``; options as in ``common.ops.hedgehog_attention``.
     """
 
+    about = About("Hedgehog", "Zhang et al., ICLR 2024", "2n r d", "2r d + 2r", sizes={"r": "rows"})
     Options = HedgehogOptions
     supports = frozenset({"causal", "bidirectional", "cross", "source"})
     needs = frozenset({"num_heads", "head_dim"})
     sums_add_up = True
+    permutation_equivariant = True
     weighted_mean = True
     shown_by_weights = frozenset({"rows"})
     op = staticmethod(hedgehog_attention)

@@ -8,6 +8,7 @@ from ..ops.linear import CUMULATIVE_SUMS, attend_source, linear_attention, sourc
 from ..ops.linear.reference import linear_attention_reference
 from ..ops.shared.feature_maps import FEATURE_MAPS
 from ..ops.shared.state import State
+from ._about import About
 from ._base import OpAttention
 from ._options import AttentionOptions, causal_chunk_size, choice, default_of
 from ._registry import register_attention
@@ -29,14 +30,16 @@ class LinearAttentionOptions(AttentionOptions):
 
 @register_attention("linear")
 class LinearAttention(OpAttention):
-    """Linear attention (Katharopoulos et al., ICML 2020); no parameters, O(n d²).
+    """Attention with a feature map in place of softmax; no parameters.
 
     Shapes and masks as in ``InnerAttention``; options as in ``common.ops.linear_attention``.
     """
 
+    about = About("linear attention", "Katharopoulos et al., ICML 2020", "n d²", "d² + d")
     Options = LinearAttentionOptions
     supports = frozenset({"causal", "bidirectional", "cross", "source", "forget"})
     sums_add_up = True
+    permutation_equivariant = True
     weighted_mean = True
     op = staticmethod(linear_attention)
     reference_op = staticmethod(linear_attention_reference)

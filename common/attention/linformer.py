@@ -8,6 +8,7 @@ from torch import nn
 
 from ..ops.linformer import linformer_attention
 from ..ops.linformer.reference import linformer_attention_reference
+from ._about import About
 from ._base import OpAttention
 from ._options import AttentionOptions, count, flag
 from ._registry import register_attention
@@ -29,12 +30,13 @@ class LinformerOptions(AttentionOptions):
 
 @register_attention("linformer")
 class LinformerAttention(OpAttention):
-    """Linformer (Wang et al., 2020) for at most M = ``max_tokens`` tokens: softmax over p sums of keys, O(n p d).
+    """Softmax over learned sums of keys, for at most M = ``max_tokens`` tokens; not causal.
 
     ``key_rows`` and ``value_rows`` (M, p) are the paper's E and F, one pair for all heads; ``value_rows`` is None where
     they are shared. Shapes and masks as in ``InnerAttention``. Raises ValueError for a longer input.
     """
 
+    about = About("Linformer", "Wang et al., 2020", "n p d", sizes={"p": "projected_length"})
     Options = LinformerOptions
     supports = frozenset({"bidirectional", "cross"})
     needs = frozenset({"max_tokens"})

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from ..ops.local import local_attention
 from ..ops.local.reference import local_attention_reference
+from ._about import About
 from ._base import OpAttention
 from ._options import AttentionOptions, count, flag
 from ._registry import register_attention
@@ -21,12 +22,19 @@ class LocalOptions(AttentionOptions):
 
 @register_attention("local")
 class LocalAttention(OpAttention):
-    """Softmax over a window of w tokens; no parameters, O(n w d), constant state.
+    """Softmax over a window of tokens, or over chunks; no parameters.
 
     An image is the sequence of its rows. Shapes and masks as in ``InnerAttention``; options as in
     ``common.ops.local_attention``.
     """
 
+    about = About(
+        "local attention",
+        "Beltagy et al., Longformer, 2020, section 3.1; Tay et al., ICLR 2021",
+        "n w d",
+        "2d min(n, w)",
+        sizes={"w": "window"},
+    )
     Options = LocalOptions
     supports = frozenset({"causal", "bidirectional"})
     op = staticmethod(local_attention)

@@ -13,6 +13,7 @@ from ..ops.lolcats import PARTS, lolcats_attention
 from ..ops.lolcats.reference import lolcats_attention_reference
 from ..ops.shared.checks import check_choice
 from ..ops.shared.learned_features import LEARNED_MAPS
+from ._about import About
 from ._base import OpAttention
 from ._options import AttentionOptions, causal_chunk_size, choice, count, default_of, number
 from ._registry import register_attention
@@ -46,7 +47,7 @@ class LolcatsOptions(AttentionOptions):
 
 @register_attention("lolcats")
 class LolcatsAttention(OpAttention):
-    """LoLCATs (Zhang et al., ICLR 2025): softmax in a window, learned linear attention outside of it; O(n (w + r) d).
+    """Softmax in a window and learned linear attention outside of it, under one normaliser.
 
     Queries and keys of each head have their own maps, ``query_weight`` and ``key_weight`` (H, r, d), which are the
     identity at first; with relu they have ``query_bias`` and ``key_bias`` (H, r) too. ``window_gate`` (H,) weighs the
@@ -54,6 +55,13 @@ class LolcatsAttention(OpAttention):
     ``common.ops.lolcats_attention``.
     """
 
+    about = About(
+        "LoLCATs",
+        "Zhang et al., ICLR 2025, equation 7",
+        "n (w + 2r) d",
+        "2r d + 2r + 2d min(n, w)",
+        sizes={"r": "rows", "w": "window"},
+    )
     Options = LolcatsOptions
     needs = frozenset({"num_heads", "head_dim"})
     shown_by_weights = frozenset({"rows", "window_weight"})  # by the maps' shape, and by the learned weight

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from ..ops.longformer import longformer_attention
 from ..ops.longformer.reference import longformer_attention_reference
+from ._about import About
 from ._base import OpAttention
 from ._options import AttentionOptions, count
 from ._registry import register_attention
@@ -19,13 +20,20 @@ class LongformerOptions(AttentionOptions):
 
 @register_attention("longformer")
 class LongformerAttention(OpAttention):
-    """Softmax over a window and g global tokens (Beltagy et al., 2020); no parameters, O(n (w + g) d), constant state.
+    """Softmax over a window and the first tokens, which see all and are seen by all; no parameters.
 
     Global tokens have the projections of all, as in the Long Range Arena's code; the paper gives them their own.
     Windows have no dilation. An image is the sequence of its rows, after a class token if there is one. Shapes and
     masks as in ``InnerAttention``; options as in ``common.ops.longformer_attention``.
     """
 
+    about = About(
+        "Longformer's attention",
+        "Beltagy et al., 2020, section 3.1",
+        "n (w + g) d",
+        "2d min(n, w) + 2d g",
+        sizes={"w": "window", "g": "global_tokens"},
+    )
     Options = LongformerOptions
     supports = frozenset({"causal", "bidirectional"})
     op = staticmethod(longformer_attention)

@@ -14,6 +14,7 @@ from ..ops.shared.padding import zero_padding
 from ..ops.shared.reference_tools import cleared, rotated
 from ..ops.shared.score_kernels import SCORE_KERNELS
 from ..ops.shared.state import State, state_entry
+from ._about import About
 from ._base import OpAttention
 from ._options import AttentionOptions, choice, count, flag
 from ._registry import register_attention
@@ -30,16 +31,24 @@ class MixedChunkOptions(AttentionOptions):
 
 @register_attention("mixed_chunk")
 class MixedChunkAttention(OpAttention):
-    """``mixed_chunk_attention`` per head: softmax inside chunks of C tokens, linear across them (FLASH, Table 5).
+    """Softmax or relu² attention inside chunks, linear attention across them.
 
+    ``mixed_chunk_attention`` per head, with softmax inside chunks unless ``kernel`` says otherwise (FLASH, Table 5).
     The heads' own q and k serve inside a chunk; those of the linear term are scaled and shifted copies, as in the gated
-    attention unit, and all are rotated by position. Self-attention only; O(n C).
-    Shapes and masks as in ``InnerAttention``, state as in ``mixed_chunk_attention``.
+    attention unit, and all are rotated by position. Self-attention only; O(n C). Shapes and masks as in
+    ``InnerAttention``, state as in ``mixed_chunk_attention``.
 
     Raises:
         ValueError: an option that is not allowed, or an odd ``head_dim`` with rotary positions.
     """
 
+    about = About(
+        "mixed chunk attention",
+        "Hua et al., FLASH, ICML 2022, equations 7 and 8",
+        "n (C + d) d",
+        "3d min(n, C) + d²",
+        sizes={"C": "chunk_size"},
+    )
     Options = MixedChunkOptions
     supports = frozenset({"causal", "bidirectional", "rotary", "forget"})
     needs = frozenset({"num_heads", "head_dim"})

@@ -7,6 +7,7 @@ from torch import nn
 
 from ..ops.nystrom import MOST_ITERATIONS, nystrom_attention
 from ..ops.nystrom.reference import nystrom_attention_reference
+from ._about import About
 from ._base import OpAttention
 from ._options import AttentionOptions, count, default_of
 from ._registry import register_attention
@@ -37,12 +38,19 @@ class NystromOptions(AttentionOptions):
 
 @register_attention("nystrom")
 class NystromAttention(OpAttention):
-    """Nyström attention (Xiong et al., AAAI 2021): softmax attention through m landmarks, O(n m d + m³).
+    """Softmax attention through the means of segments, the landmarks; not causal.
 
     ``conv`` holds the filters of the convolution, one for each head, or is None. Self-attention. Shapes and masks as in
     ``InnerAttention``; options as in ``common.ops.nystrom_attention``.
     """
 
+    about = About(
+        "Nyström attention",
+        "Xiong et al., AAAI 2021",
+        "n m d + m³",
+        sizes={"m": "landmarks"},
+        map="the weights, with the convolution of the values that is added; entries may be negative",
+    )
     Options = NystromOptions
     supports = frozenset({"bidirectional"})
     needs = frozenset({"num_heads"})

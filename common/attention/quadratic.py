@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from ..ops.quadratic import gau_attention
 from ..ops.quadratic.reference import gau_attention_reference
 from ..ops.shared.score_kernels import SCORE_KERNELS
+from ._about import About
 from ._base import OpAttention
 from ._options import AttentionOptions, choice, default_of, number
 from ._registry import register_attention
@@ -26,14 +27,16 @@ class QuadraticOptions(AttentionOptions):
 
 @register_attention("quadratic")
 class QuadraticAttention(OpAttention):
-    """``gau_attention`` per head, without bias: kernel(q·k / divisor) v; no parameters, O(n²) time, O(n) memory.
+    """Attention with relu², softmax or Laplace scores, without bias; no parameters, O(n) memory.
 
-    Self-attention only. Shapes and masks as in ``InnerAttention``, ``divisor`` and ``kernel``, and the ValueErrors they
-    raise, as in ``gau_attention``.
+    ``gau_attention`` per head: kernel(q·k / divisor) v. Self-attention only. Shapes and masks as in ``InnerAttention``,
+    ``divisor`` and ``kernel``, and the ValueErrors they raise, as in ``gau_attention``.
     """
 
+    about = About("quadratic relu² attention", "Hua et al., FLASH, ICML 2022, section 3", "n² d", "2n d")
     Options = QuadraticOptions
     supports = frozenset({"causal", "bidirectional"})
     linear_cost = False
+    permutation_equivariant = True
     op = staticmethod(gau_attention)
     reference_op = staticmethod(gau_attention_reference)

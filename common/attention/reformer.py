@@ -9,6 +9,7 @@ from torch import Tensor
 from ..ops.reformer import draw_rotations, reformer_attention
 from ..ops.reformer.decoding import most_held
 from ..ops.reformer.reference import reformer_attention_reference
+from ._about import About
 from ._base import OpAttention
 from ._options import AttentionOptions, count
 from ._registry import register_attention
@@ -27,19 +28,27 @@ class ReformerOptions(AttentionOptions):
 
 @register_attention("reformer")
 class ReformerAttention(OpAttention):
-    """LSH attention (Reformer, ICLR 2020): softmax over tokens of the same random bucket; O(n log n).
+    """Softmax over the tokens that random rotations put into the same bucket.
 
     Queries are the keys: ``k`` is None. ``rotations`` (R, d, D) is a buffer that all heads share: evaluation repeats,
     and a state dict has it. It is drawn from torch's generator when the module is built, and by
     ``redraw_rotations()``. Shapes and masks as in ``InnerAttention``; options as in ``common.ops.reformer_attention``.
     """
 
+    about = About(
+        "LSH attention of the Reformer",
+        "Kitaev et al., Reformer, ICLR 2020",
+        "n log(n) + n r C d",
+        "min(n, 32r C) (2d + 2r) + 64r",
+        sizes={"r": "rounds", "C": "chunk_size"},
+    )
     Options = ReformerOptions
     supports = frozenset({"causal", "bidirectional"})
     needs = frozenset({"head_dim"})
     takes = ("q", "v")
     op = staticmethod(reformer_attention)
     reference_op = staticmethod(reformer_attention_reference)
+    permutation_equivariant = True  # where no bucket is larger than a chunk
     shown_by_weights = frozenset({"rounds", "directions"})  # by the rotations, which are in the state dict
     rotations: Tensor
 

@@ -12,6 +12,7 @@ from ..ops.retention.reference import retention_attention_reference
 from ..ops.shared.checks import check_padding_mask, check_query_key_value
 from ..ops.shared.reference_tools import rotated
 from ..ops.shared.state import State, state_entry
+from ._about import About
 from ._options import AttentionOptions, causal_chunk_size, choice, default_of, flag
 from ._output_gate import OutputGateAttention, output_gate, output_norm
 from ._registry import register_attention
@@ -38,7 +39,7 @@ class RetentionOptions(AttentionOptions):
 
 @register_attention("retention")
 class RetentionAttention(OutputGateAttention):
-    """Retention of RetNet (Sun et al., 2023): a sum of rotated keys and values that each head forgets at a fixed pace.
+    """A sum of rotated keys and values that each head forgets at a fixed pace; only causal.
 
     Each head's output goes through a norm of its own ("group"; the released code has "rms" without weights) and a swish
     gate of the token x before its projection, x (B, n, D). The paper's values are twice as wide as its keys, here they
@@ -49,6 +50,9 @@ class RetentionAttention(OutputGateAttention):
         ValueError: an option that is not allowed, or an odd ``head_dim`` with rotary positions.
     """
 
+    about = About(
+        "retention", "Sun et al., Retentive Network, 2023", "n (C + d) d", "d² + d", sizes={"C": "chunk_size"}
+    )
     Options = RetentionOptions
     supports = frozenset({"causal", "rotary"})
     op = staticmethod(retention_attention)

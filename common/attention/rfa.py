@@ -10,6 +10,7 @@ from ..ops.rfa import attend_source, rfa_attention, source_state
 from ..ops.rfa.reference import rfa_attention_reference
 from ..ops.shared.precision import compute_dtype
 from ..ops.shared.state import State
+from ._about import About
 from ._base import OpAttention
 from ._options import AttentionOptions, causal_chunk_size, count, default_of, number
 from ._registry import register_attention
@@ -28,7 +29,7 @@ class RfaOptions(AttentionOptions):
 
 @register_attention("rfa")
 class RfaAttention(OpAttention):
-    """RFA (Peng et al., ICLR 2021): random features of unit queries and keys, with a learned ``sigma``; O(n r d).
+    """A Gaussian kernel of unit vectors, estimated by sines and cosines, with a learned ``sigma``.
 
     Directions of each head are Gaussian, times sigma (H, 1, d), 1 at first. In training they are drawn anew in each
     pass, from torch's generator; the released code picks one of 500 that it drew before. Evaluation and decoding have
@@ -36,9 +37,13 @@ class RfaAttention(OpAttention):
     options as in ``common.ops.rfa_attention``.
     """
 
+    about = About(
+        "RFA", "Peng et al., Random Feature Attention, ICLR 2021", "n r d", "2r d + 2r", sizes={"r": "features"}
+    )
     Options = RfaOptions
     supports = frozenset({"causal", "bidirectional", "cross", "source", "forget"})
     needs = frozenset({"num_heads", "head_dim"})
+    permutation_equivariant = True
     sums_add_up = True
     op = staticmethod(rfa_attention)
     reference_op = staticmethod(rfa_attention_reference)

@@ -8,6 +8,7 @@ from torch import nn
 from ..modules.linear_weights import weights_of
 from ..ops.rfa import rfa_gate_attention
 from ..ops.rfa.reference import rfa_gate_attention_reference
+from ._about import About
 from ._options import default_of, number
 from ._registry import register_attention
 from .rfa import RfaAttention, RfaOptions
@@ -28,16 +29,24 @@ class RfaGateOptions(RfaOptions):
 
 @register_attention("rfa_gate")
 class RfaGateAttention(RfaAttention):
-    """RFA-Gate (Peng et al., ICLR 2021, section 3.2): RFA that forgets, by a gate of each token and head.
+    """RFA that forgets, by a gate of each token and head; only causal.
 
     g = sigmoid(w·x + b) of the token x before its projection; sums are multiplied by g, and what is added by 1 - g.
     x (B, n, D); otherwise as ``RfaAttention``, but causal alone. The released code has no gate.
     """
 
+    about = About(
+        "RFA-Gate",
+        "Peng et al., Random Feature Attention, ICLR 2021, section 3.2",
+        "n r d",
+        "2r d + 2r",
+        sizes={"r": "features"},
+    )
     Options = RfaGateOptions
     supports = frozenset({"causal"})
     needs = frozenset({"num_heads", "head_dim", "x"})
     sums_add_up = False
+    permutation_equivariant = False
     op = staticmethod(rfa_gate_attention)
     reference_op = staticmethod(rfa_gate_attention_reference)
 

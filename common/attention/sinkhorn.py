@@ -8,6 +8,7 @@ from torch import nn
 
 from ..ops.sinkhorn import NORMALISERS, SORTS, sinkhorn_attention
 from ..ops.sinkhorn.reference import sinkhorn_attention_reference
+from ._about import About
 from ._base import OpAttention
 from ._options import AttentionOptions, choice, count, number
 from ._registry import register_attention
@@ -28,7 +29,7 @@ class SinkhornOptions(AttentionOptions):
 
 @register_attention("sinkhorn")
 class SinkhornAttention(OpAttention):
-    """Sparse Sinkhorn attention (Tay et al., ICML 2020) for at most ``max_tokens`` tokens; O(n C d + n² d / C).
+    """Softmax over a chunk and a soft mixture of chunks, sorted by learned weights; not causal.
 
     ``sort_weight`` (H, d, M) scores the chunks of the longest input by the sum of a chunk's keys, in place of the
     paper's network of two layers. Not causal, and without SortCut: see ``common.ops.sinkhorn.interface``. Shapes
@@ -36,6 +37,7 @@ class SinkhornAttention(OpAttention):
     input.
     """
 
+    about = About("sparse Sinkhorn attention", "Tay et al., ICML 2020", "n C d + n² d / C", sizes={"C": "chunk_size"})
     Options = SinkhornOptions
     supports = frozenset({"bidirectional"})
     needs = frozenset({"num_heads", "head_dim", "max_tokens"})

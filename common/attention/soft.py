@@ -7,6 +7,7 @@ from torch import nn
 
 from ..ops.soft import MOST_ITERATIONS, soft_attention
 from ..ops.soft.reference import soft_attention_reference
+from ._about import About
 from ._base import OpAttention
 from ._options import AttentionOptions, count, default_of, number
 from ._registry import register_attention
@@ -39,7 +40,7 @@ class SoftOptions(AttentionOptions):
 
 @register_attention("soft")
 class SoftAttention(OpAttention):
-    """SOFT (Lu et al., NeurIPS 2021): a Gaussian kernel of queries, through landmarks of an image, O(n² d / ratio²).
+    """A Gaussian kernel of queries, through landmarks on the grid of an image.
 
     Images alone: q, v (B, H, n, d), and k is None, since the queries are the keys. ``landmark_conv`` and
     ``landmark_norm``, which all heads share, make landmarks, and ``conv`` is the convolution of v, or None. Masks as in
@@ -48,6 +49,13 @@ class SoftAttention(OpAttention):
     here one formula holds. Gradients are those of the iteration; the authors' code takes those of an exact inverse.
     """
 
+    about = About(
+        "SOFT",
+        "Lu et al., NeurIPS 2021",
+        "n² d / r² + n³ / r⁶",
+        sizes={"r": "ratio"},
+        map="the weights, with the convolution of the values that is added; entries may be negative",
+    )
     Options = SoftOptions
     supports = frozenset({"bidirectional"})
     needs = frozenset({"num_heads", "head_dim", "spatial_shape"})

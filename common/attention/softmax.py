@@ -5,21 +5,25 @@ from torch import Tensor
 from ..ops.shared.state import State
 from ..ops.softmax import softmax_attention
 from ..ops.softmax.reference import softmax_attention_reference
+from ._about import About
 from ._base import OpAttention
 from ._registry import register_attention
 
 
 @register_attention("softmax")
 class SoftmaxAttention(OpAttention):
-    """``scaled_dot_product_attention`` with scale 1/sqrt(d), O(n m d) time; shapes and masks as in ``InnerAttention``.
+    """Softmax attention by torch's fused kernel, with padding on either side and a state that grows.
 
-    A padding mask in a causal module costs O(n m) memory for the combined mask. ``extend`` keeps every key and value
-    it has seen: its state grows. torch's fused kernel has no gradients of second order on a CPU; there are some inside
+    ``scaled_dot_product_attention`` with scale 1/sqrt(d); shapes and masks as in ``InnerAttention``. A padding mask in
+    a causal module costs O(n m) memory for the combined mask. ``extend`` keeps every key and value it has seen: its
+    state grows. torch's fused kernel has no gradients of second order on a CPU; there are some inside
     ``torch.nn.attention.sdpa_kernel(SDPBackend.MATH)``. Raises ValueError for shapes or masks that do not fit.
     """
 
+    about = About("softmax attention", "Vaswani et al., NeurIPS 2017", "n² d", "2n d")
     supports = frozenset({"causal", "bidirectional", "cross"})
     linear_cost = False
+    permutation_equivariant = True
     weighted_mean = True
     op = staticmethod(softmax_attention)
     reference_op = staticmethod(softmax_attention_reference)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from ..ops.sparse import PATTERNS, sparse_attention
 from ..ops.sparse.reference import sparse_attention_reference
+from ._about import About
 from ._base import OpAttention
 from ._options import AttentionOptions, choice, count
 from ._registry import register_attention
@@ -25,7 +26,7 @@ class SparseOptions(AttentionOptions):
 
 @register_attention("sparse")
 class SparseAttention(OpAttention):
-    """Softmax over tokens nearby and some far away (Child et al., 2019); no parameters, O(n √n d) for l near √n.
+    """Softmax over tokens nearby and some far away, in fixed chunks or strided; no parameters.
 
     Not causal, which the paper and the Long Range Arena do not have, the patterns are the same in both directions. The
     defaults are the Arena's. Decoding keeps all keys and values. An image is the sequence of its rows; ``strided`` with
@@ -33,6 +34,13 @@ class SparseAttention(OpAttention):
     ``common.ops.sparse_attention``.
     """
 
+    about = About(
+        "Sparse Transformer",
+        "Child et al., 2019, section 4",
+        "n (l + c n / l) d",
+        "2n d",
+        sizes={"l": "stride", "c": "columns"},
+    )
     Options = SparseOptions
     supports = frozenset({"causal", "bidirectional"})
     linear_cost = False

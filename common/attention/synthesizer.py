@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from ..ops.shared.checks import check_query_key_value
 from ..ops.synthesizer import synthesizer_attention
 from ..ops.synthesizer.reference import synthesizer_attention_reference
+from ._about import About
 from ._base import OpAttention
 from ._options import AttentionOptions, choice, count
 from ._registry import register_attention
@@ -33,7 +34,7 @@ class SynthesizerOptions(AttentionOptions):
 
 @register_attention("synthesizer")
 class SynthesizerAttention(OpAttention):
-    """Synthesizer (Tay et al., ICML 2021) for at most M = ``max_tokens`` tokens; O(n² d) time, no dot products.
+    """Weights from each token by itself, or from positions only, without dot products of tokens.
 
     Logits over positions are W_2 relu(W_1 x) + b of the token with ``form`` "dense": W_1 is the host's projection to q,
     ``columns`` (H, M, d) is W_2, ``bias`` (H, M) is b. "random": a free matrix, ``table`` (H, M, M); q is None.
@@ -44,6 +45,7 @@ class SynthesizerAttention(OpAttention):
         ValueError: an option that is not allowed; an input of more than ``max_tokens`` tokens; a q or k without use.
     """
 
+    about = About("Synthesizer", "Tay et al., ICML 2021, section 3", "n² d", "n d")
     Options = SynthesizerOptions
     supports = frozenset({"causal", "bidirectional"})
     needs = frozenset({"num_heads", "head_dim", "max_tokens"})

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from ..ops.shared.state import State
 from ..ops.t2r import attend_source, source_state, t2r_attention
 from ..ops.t2r.reference import t2r_attention_reference
+from ._about import About
 from ._base import OpAttention
 from ._options import AttentionOptions, causal_chunk_size, count, default_of, number
 from ._registry import register_attention
@@ -25,17 +26,19 @@ class T2rOptions(AttentionOptions):
 
 @register_attention("t2r")
 class T2rAttention(OpAttention):
-    """T2R (Kasai et al., EMNLP 2021): linear attention with relu(W x + b) of queries and keys; O(n f d).
+    """Linear attention with learned features relu(W x + b) of queries and keys.
 
     The map of each head, ``map_weight`` (H, f, d) and ``map_bias`` (H, f), is one for queries and keys, and begins as a
     layer of torch does. It is what a trained softmax attention needs to become linear. Shapes and masks as in
     ``InnerAttention``; options as in ``common.ops.t2r_attention``.
     """
 
+    about = About("T2R", "Kasai et al., Transformer to RNN, EMNLP 2021", "n f d", "f d + f", sizes={"f": "features"})
     Options = T2rOptions
     supports = frozenset({"causal", "bidirectional", "cross", "source"})
     needs = frozenset({"num_heads", "head_dim"})
     sums_add_up = True
+    permutation_equivariant = True
     weighted_mean = True
     op = staticmethod(t2r_attention)
     reference_op = staticmethod(t2r_attention_reference)

@@ -12,6 +12,7 @@ from ..ops.shared.precision import compute_dtype
 from ..ops.yoso import GRADIENTS, yoso_attention
 from ..ops.yoso.interface import COSINE_LIMIT
 from ..ops.yoso.reference import yoso_attention_reference
+from ._about import About
 from ._base import OpAttention
 from ._options import AttentionOptions, choice, count, default_of
 from ._registry import register_attention
@@ -32,15 +33,19 @@ class YosoOptions(AttentionOptions):
 
 @register_attention("yoso")
 class YosoAttention(OpAttention):
-    """YOSO-E (Zeng et al., ICML 2021): the probability of equal hashes; no parameters, O(n² d) time, O(n) memory.
+    """The probability that random hashes of query and key are equal, as the weight; O(n) memory.
 
     Outputs are unit vectors of each head. Decoding keeps every key and value. Shapes and masks as in
     ``InnerAttention``; options as in ``common.ops.yoso_attention``.
     """
 
+    about = About(
+        "YOSO-E", "Zeng et al., ICML 2021", "n² d", "2n d", map="the weights before outputs are made unit vectors"
+    )
     Options = YosoOptions
     supports = frozenset({"causal", "bidirectional", "cross"})
     linear_cost = False
+    permutation_equivariant = True
     op = staticmethod(yoso_attention)
     reference_op = staticmethod(yoso_attention_reference)
 

@@ -3,12 +3,11 @@
 A table stands between ``<!-- published: PAPER TABLE -->`` and ``<!-- end of published -->``; nothing else is touched.
 """
 
-import re
 import textwrap
 from pathlib import Path
 
-from common.output_files import unfinished
-
+from ..shared.generated_parts import has_part, rewrite_files
+from ..shared.generated_parts import rewritten as rewritten_parts
 from .entries import entries_of
 from .measured import IN_SMALL, Measured, measured, published_cells, run_here, said_of_order
 from .small import small_command
@@ -17,12 +16,11 @@ from .trainings import here
 
 _RECIPES = Path(__file__).parents[1]
 _COMMAND = "recipes.papers"
-_MARKED = re.compile(r"(<!-- published: (\S+) (\S+) -->\n)(.*?)(<!-- end of published -->)", re.DOTALL)
 
 
 def readmes() -> list[Path]:
     """The READMEs that have such tables."""
-    return [path for path in sorted(_RECIPES.glob("*/README.md")) if _MARKED.search(path.read_text(encoding="utf-8"))]
+    return [path for path in sorted(_RECIPES.glob("*/README.md")) if has_part(path, "published")]
 
 
 def rewritten(text: str) -> str:
@@ -32,14 +30,13 @@ def rewritten(text: str) -> str:
         ValueError: a marker names a paper or table that is not there.
     """
 
-    def made(found: re.Match) -> str:
-        begin, paper, number, _, end = found.groups()
+    def make(paper: str, number: str) -> str:
         tables = read_paper(paper).tables
         if number not in tables:
             raise ValueError(f"a marker names Table {number} of {paper}; allowed: {', '.join(tables)}")
-        return f"{begin}\n{document(paper, tables[number])}\n\n{end}"
+        return f"\n\n{document(paper, tables[number])}\n\n"
 
-    return _MARKED.sub(made, text)
+    return rewritten_parts(text, "published", make)
 
 
 def document(paper: str, table: PublishedTable) -> str:
@@ -80,13 +77,4 @@ def _filled(text: str) -> str:
 
 def write_readmes() -> list[Path]:
     """Make the tables of all READMEs anew; returns those that changed."""
-    changed = []
-    for path in readmes():
-        before = path.read_text(encoding="utf-8")
-        after = rewritten(before)
-        if after != before:
-            with unfinished(path, _COMMAND) as new:
-                new.write_text(after, encoding="utf-8")
-                new.replace(path)
-            changed.append(path)
-    return changed
+    return rewrite_files(readmes(), lambda path: rewritten(path.read_text(encoding="utf-8")), _COMMAND)

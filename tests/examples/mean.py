@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from common.attention import AttentionOptions, OpAttention, number, register_attention
+from common.attention import About, AttentionOptions, OpAttention, number, register_attention
 from common.ops.shared.checks import check_key_value, check_padding_mask
 from common.ops.shared.chunks import CHUNK_SIZE
 from common.ops.shared.feature_sums import causal_sums, full_sums, state_shapes
@@ -85,8 +85,9 @@ class MeanOptions(AttentionOptions):
 
 @register_attention("mean")
 class MeanAttention(OpAttention):
-    """Weighted mean of v; no parameters, O(n (d + e))."""
+    """Mean of the values, weighed by their keys; no parameters."""
 
+    about = About("weighted mean", "CONTRIBUTING.md", cost="n d", state="d + 1")
     Options = MeanOptions
     takes = ("k", "v")
     op = staticmethod(mean_attention)

@@ -20,10 +20,6 @@ from common.ops.shared.checks import check_choice, check_positive_int, shortened
 # FX must not trace into the mechanisms: they check shapes.
 register_notrace_module(InnerAttention)
 
-#: Mechanisms that see tokens as a set, whatever their order and number. Reformer is one: hashes of the tokens choose
-#: what is seen. The others read an order, a grid or positions, which timm's patch dropping, at random, takes away.
-OF_SETS = frozenset({"favor", "flow", "hedgehog", "linear", "quadratic", "reformer", "rfa", "softmax", "t2r", "yoso"})
-
 
 class Uncalled(nn.Module):
     """Mixin of a part that timm's Attention calls and ours never calls: registering a hook is a UserWarning."""

@@ -9,7 +9,7 @@ from typing import NoReturn
 from timm.layers import PatchDropout, PatchDropoutWithIndices
 from torch import Tensor, nn
 
-from .attention import OF_SETS, SelfAttention
+from .attention import SelfAttention
 from .position_bias import Grid, check_grid_size, set_grid_size
 
 
@@ -70,7 +70,9 @@ def tell_grid(model: nn.Module) -> None:
         raise ValueError(f"model is {model!r}; allowed: a built model, such as timm.create_model gives")
     host, grid = host_of_tokens(model), fixed_grid(model)
     check_layers(model, grid)
-    _refuse_dropping(model, [layer.mechanism for layer in _layers([model]) if layer.mechanism not in OF_SETS])
+    # timm drops patches at random, which takes away an order, a grid or positions.
+    of_order = [layer.mechanism for layer in _layers([model]) if not layer.attention.permutation_equivariant]
+    _refuse_dropping(model, of_order)
     if host is None:
         return
     on_grid = _layers_on_grid(model)

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from common.attention import INPUTS, InnerAttention, Option, RotaryAttention, build_attention
+from common.attention import INPUTS, InnerAttention, Option, RotaryAttention, build_attention, supporting
 from common.modules.forget_gate import FORGETS
 from tests.common.contract.registry import KINDS
 from tests.compare import TOLERANCES
@@ -34,7 +34,7 @@ WITH_SHORT_CONV = ("daft_conv", "rfa_gate")
 #: What rotates does not look at what it is around; that it fits every mechanism is in ``test_rotary.py``.
 WITH_ROTARY = ("local", "linear")
 #: The mechanisms that TorchScript takes, not causal; a named image model promises it.
-IN_TORCHSCRIPT = ("daft_conv", "daft_full", "flow")
+IN_TORCHSCRIPT = supporting("torchscript")
 
 
 def is_linear(attention: InnerAttention | type[InnerAttention]) -> bool:

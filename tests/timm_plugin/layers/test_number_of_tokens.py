@@ -8,11 +8,11 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from common.attention import ATTENTIONS, build_attention
+from common.attention import ATTENTIONS
 from tests.compare import assert_close
 from tests.timm_plugin.helpers.checkpoint_files import randomise
 from timm_plugin import attention_layer, create_model, replace_attention, tell_grid
-from timm_plugin.layers.attention import OF_SETS, usable_mechanisms
+from timm_plugin.layers.attention import usable_mechanisms
 
 MECHANISMS = usable_mechanisms()
 SMALL = dict(img_size=64, embed_dim=32, depth=1, num_heads=2, num_classes=3)
@@ -21,6 +21,8 @@ ON_GRID = {name: dict(class_token=False, global_pool="avg") for name in ("daft_c
 #: Mechanisms that hold something for each position; of these, those that follow ``set_input_size``.
 WITH_POSITIONS = tuple(name for name in MECHANISMS if "max_tokens" in ATTENTIONS[name].needs)
 FOLLOWING = ("daft_full", "cosformer")
+#: Mechanisms to which tokens are a set, whatever their order and number.
+OF_SETS = tuple(name for name in MECHANISMS if ATTENTIONS[name].permutation_equivariant)
 #: Mechanisms that see the sequence of an image's rows, whatever its length.
 OF_ORDER = tuple(name for name in MECHANISMS if name not in (*OF_SETS, *ON_GRID, *WITH_POSITIONS))
 
@@ -45,29 +47,6 @@ def _rebuilt(model: nn.Module, name: str, size: tuple[int, int]) -> nn.Module:
 def test_the_kinds_are_all():
     assert set(MECHANISMS) == {*OF_SETS, *ON_GRID, *WITH_POSITIONS, *OF_ORDER}
     assert set(WITH_POSITIONS) == {"cosformer", "daft_full", "linformer", "sinkhorn", "synthesizer"}
-
-
-@pytest.mark.parametrize("name", MECHANISMS)
-def test_of_sets_are_those_whose_outputs_follow_any_order_of_the_tokens(name):
-    """Of more tokens than any window has, so that an order would be seen. A chunk of Reformer holds them all here."""
-    torch.manual_seed(0)
-    facts = dict(num_heads=1, head_dim=8, max_tokens=1024)
-    dims = 2 if "spatial_shape" in ATTENTIONS[name].needs else 1
-    options = {"reformer": dict(chunk_size=1024)}.get(name, {})
-    attention = build_attention(name, **facts, spatial_dims=dims, **options).double().eval()
-    for parameter in attention.parameters():
-        nn.init.normal_(parameter)
-    order = torch.randperm(1024)
-    tokens = torch.randn(3, 1, 1, 1024, 8, dtype=torch.float64)
-    x = torch.randn(1, 1024, 8, dtype=torch.float64)
-
-    def run(tokens: Tensor, x: Tensor) -> Tensor:
-        channels = attention.projections(8)
-        q, k, v = (part[..., : channels[key]] if key in channels else None for key, part in zip("qkv", tokens))
-        return attention(q, k, v, **attention.inputs(x=x, spatial_shape=(32, 32)))
-
-    out, permuted = run(tokens, x)[:, :, order], run(tokens[:, :, :, order], x[:, order])
-    assert ((out - permuted).norm() <= 1e-9 * out.norm()) == (name in OF_SETS)
 
 
 @pytest.mark.parametrize("size", [(32, 32), (96, 64), (32, 128)])

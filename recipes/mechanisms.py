@@ -1,0 +1,156 @@
+"""``python -m recipes.mechanisms``: write the lists and tables of mechanisms in Markdown files anew.
+
+They say what the classes in ``common/attention`` declare. A table stands between ``<!-- mechanisms: TABLE -->`` and
+``<!-- end of mechanisms -->``, and a list of names in a sentence between ``<!-- mechanisms: names FACTS -->`` and that.
+"""
+
+import functools
+import inspect
+import math
+import os
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import torch
+
+from common.attention import ATTENTIONS, InnerAttention, build_attention
+from common.command_parser import CommandParser
+
+from .shared.generated_parts import has_part, rewrite_files, rewritten
+from .shared.scripts import script
+
+ROOT = Path(__file__).parents[1]
+_FOLDERS = ("", "common", "fairseq_plugin", "timm_plugin")
+#: The sizes of states in a table: channels of a head, and numbers of tokens.
+_CHANNELS, _LENGTHS = 64, (64, 4096)
+
+
+def readmes() -> list[Path]:
+    """The Markdown files that have such lists or tables."""
+    paths = (path for folder in _FOLDERS for path in sorted((ROOT / folder).glob("*.md")))
+    return [path for path in paths if has_part(path, "mechanisms")]
+
+
+def rewritten_readme(path: Path) -> str:
+    """The text of a Markdown file with its lists and tables of mechanisms made anew.
+
+    Raises:
+        ValueError: a marker names a table or a fact that is not there.
+    """
+    make = functools.partial(_part, path.parent)
+    return rewritten(path.read_text(encoding="utf-8"), "mechanisms", make)
+
+
+def _part(folder: Path, what: str, *facts: str) -> str:
+    """A list or a table for a file in ``folder``."""
+    if what == "names":
+        names = [name for name in ATTENTIONS if all(_has(name, fact) for fact in facts)]
+        if not names:
+            raise ValueError(f"a marker names {' '.join(facts)}; allowed: facts that some mechanism has")
+        return _names(names)
+    if what not in _TABLES:
+        raise ValueError(f"a marker names {what}; allowed: names FACTS, {', '.join(_TABLES)}")
+    return f"\n\n{_TABLES[what](folder)}\n\n"
+
+
+def _has(name: str, fact: str) -> bool:
+    """Whether a fact is declared: what it supports or needs, an attribute, or how it reads the tokens of an image."""
+    kind = ATTENTIONS[name]
+    if fact not in ("grid", "order") or "bidirectional" not in kind.supports:
+        return fact in kind.supports | kind.needs or getattr(kind, fact, False) is True
+    image = build_attention(name, num_heads=1, head_dim=8, max_tokens=8, spatial_dims=2)
+    if "spatial_shape" in image.needs or fact == "grid":
+        return "spatial_shape" in image.needs and fact == "grid"
+    return not kind.permutation_equivariant and "max_tokens" not in kind.needs
+
+
+def _overview(folder: Path) -> str:
+    groups = {
+        "Linear time, and decoding from a state of bounded size": [],
+        "Linear time, whole sequences": [],
+        "More than linear time": [],
+    }
+    constant, whole, more = groups.values()
+    for kind in ATTENTIONS.values():
+        group = more if not kind.linear_cost else constant if "causal" in kind.supports else whole
+        group.append(_title(kind, folder))
+    return "\n".join(f"* {cost}: {', '.join(titles)}." for cost, titles in groups.items())
+
+
+def _costs(folder: Path) -> str:
+    rows = []
+    for name, kind in ATTENTIONS.items():
+        causal, both = "causal" in kind.supports, "bidirectional" in kind.supports
+        hosts = ["fairseq"] * ("spatial_shape" not in kind.needs) + ["timm"] * both
+        defaults = kind.Options.defaults()
+        sizes = [f"{letter} `{x}` {defaults[x] or ''}".strip() for letter, x in kind.about.sizes.items()]
+        when = ("yes" if both else "only") if causal else "no"
+        kibibytes = "; ".join(dict.fromkeys(f"{_kibibytes(name, n):,}" for n in _LENGTHS)) if causal else "-"
+        cost = [kind.about.cost, ", ".join(sizes), kind.about.state or "-", kibibytes]
+        rows.append([f"`{name}`", _title(kind, folder), kind.about.paper, when, ", ".join(hosts), *cost])
+    return _table("name", "mechanism", "paper", "causal", "hosts", "cost", "sizes", "state", "KiB", rows=rows)
+
+
+def _functions(folder: Path) -> str:
+    rows = [[f"`{name}`", _call(kind.op), _summary(kind)] for name, kind in ATTENTIONS.items()]
+    return _table("name", "function", "what it computes", rows=rows)
+
+
+def _maps(folder: Path) -> str:
+    names: dict[str, list[str]] = {}
+    for name, kind in ATTENTIONS.items():
+        names.setdefault(kind.about.map or "the weights", []).append(name)
+    return _table("mechanism", "its map", rows=[[_names(those), text] for text, those in names.items()])
+
+
+_TABLES = {"overview": _overview, "costs": _costs, "functions": _functions, "maps": _maps}
+
+
+def _table(*header: str, rows: list[list[str]]) -> str:
+    return "\n".join(f"| {' | '.join(row)} |" for row in [header, ["---"] * len(header), *rows])
+
+
+def _names(names: Iterable[str]) -> str:
+    *first, last = [f"`{name}`" for name in names]
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def _title(kind: type[InnerAttention], folder: Path) -> str:
+    """The title, with a link to the derivation where there is one."""
+    page = ROOT.joinpath(*kind.op.__module__.split(".")[:-1], "README.md")
+    return f"[{kind.about.title}]({os.path.relpath(page, folder)})" if page.exists() else kind.about.title
+
+
+def _summary(kind: type[InnerAttention]) -> str:
+    """The first line of the docstring."""
+    return inspect.getdoc(kind).splitlines()[0].removesuffix(".").replace("``", "`")
+
+
+def _call(op: Callable) -> str:
+    """The function with the arguments that it needs."""
+    needed = [name for name, x in inspect.signature(op).parameters.items() if x.default is x.empty]
+    return f"`{op.__name__}({', '.join(needed)})`"
+
+
+@torch.no_grad()
+def _kibibytes(name: str, n: int) -> int:
+    """KiB of the float32 state of one head after n tokens, rounded up."""
+    attention = build_attention(name, True, num_heads=1, head_dim=_CHANNELS, max_tokens=n).eval()
+    widths = attention.projections(_CHANNELS)
+    projected = {x: torch.ones(1, 1, n, widths[x]) if x in widths else None for x in ("q", "k", "v")}
+    _, state = attention.extend(**projected, **attention.inputs(x=torch.ones(1, n, _CHANNELS)))
+    return math.ceil(sum(x.nbytes for x in state.values()) / 1024)
+
+
+@script("mechanisms")
+def main(arguments: Iterable[str] | None = None) -> int:
+    """Write the files, and print those that changed; 0."""
+    CommandParser(prog="python -m recipes.mechanisms", description=__doc__.split("\n")[0]).parse_args(arguments)
+    for path in rewrite_files(readmes(), rewritten_readme, "recipes.mechanisms"):
+        print(path.relative_to(ROOT))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,31 @@
+"""Generated parts of Markdown files: from ``<!-- NAME: WORDS -->`` to ``<!-- end of NAME -->``."""
+
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from common.output_files import unfinished
+
+
+def has_part(path: Path, name: str) -> bool:
+    """Whether the file at ``path`` has a part called ``name``."""
+    return f"<!-- end of {name} -->" in path.read_text(encoding="utf-8")
+
+
+def rewritten(text: str, name: str, make: Callable[..., str]) -> str:
+    """``text`` in which every part called ``name`` is what ``make`` gives for the words of its first marker."""
+    part = re.compile(rf"(<!-- {name}: (.+?) -->).*?(<!-- end of {name} -->)", re.DOTALL)
+    return part.sub(lambda match: match[1] + make(*match[2].split()) + match[3], text)
+
+
+def rewrite_files(paths: Iterable[Path], rewrite: Callable[[Path], str], command: str) -> list[Path]:
+    """Write ``rewrite(path)`` to each of ``paths``; returns the files that changed."""
+    changed = []
+    for path in paths:
+        after = rewrite(path)
+        if after != path.read_text(encoding="utf-8"):
+            with unfinished(path, command) as new:
+                new.write_text(after, encoding="utf-8")
+                new.replace(path)
+            changed.append(path)
+    return changed

@@ -1,0 +1,105 @@
+"""Declarations of a mechanism are true: its cost, the size of its state, and whether tokens are a set to it.
+
+That outputs are weighted means is tested with the maps, in ``test_record_maps.py``.
+"""
+
+import math
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from common.attention import ATTENTIONS, InnerAttention, build_attention, supporting
+
+names = pytest.mark.parametrize("name", ATTENTIONS)
+FUNCTIONS = {"min": min, "log": math.log2}
+
+
+def value(formula: str, **letters: int) -> float:
+    """The value of a formula as people write it: "2d min(n, w) + d²" with d, n and w."""
+    for power, number in {"²": 2, "³": 3, "⁶": 6}.items():
+        formula = formula.replace(power, f"**{number}")
+    tokens, code = re.findall(r"\*\*|\d+|min|log|mod|[A-Za-z]|[-+/(),]", formula), ""
+    for before, token in zip(["", *tokens], tokens):
+        is_product = (before[-1:].isalnum() or before == ")") and (token[0].isalnum() or token == "(")
+        code += "*" if is_product and before not in (*FUNCTIONS, "mod") and token != "mod" else ""
+        code += "%" if token == "mod" else token
+    return eval(code, {**FUNCTIONS, **letters})
+
+
+def sizes(name: str, least: int = 9) -> dict[str, int]:
+    """Small values for the letters in the formulas of a mechanism, no two of which are equal."""
+    return {letter: least * 3**i for i, letter in enumerate(reversed(ATTENTIONS[name].about.sizes))}
+
+
+def build(name: str, causal: bool, n: int, d: int, least: int = 9, **options: int) -> InnerAttention:
+    """A mechanism with one head and the options that its ``sizes`` stand for, for an image where it takes no other."""
+    kind = ATTENTIONS[name]
+    chosen = {kind.about.sizes[letter]: x for letter, x in sizes(name, least).items()} | options
+    dims = 2 if "spatial_shape" in kind.needs else 1
+    return build_attention(name, causal, num_heads=1, head_dim=d, max_tokens=n, spatial_dims=dims, **chosen).eval()
+
+
+def inputs(attention: InnerAttention, n: int, d: int) -> dict[str, Any]:
+    """Float64 tensors for n tokens, and the height and width of an image."""
+    widths = attention.projections(d)
+    projected = {x: torch.randn(1, 1, n, widths[x]).double() if x in widths else None for x in ("q", "k", "v")}
+    further = {"x": torch.randn(1, n, d).double(), "source_q": torch.randn(1, 1, n, d).double()}
+    return {**projected, **attention.inputs(**further, spatial_shape=(16, n // 16))}
+
+
+@names
+def test_every_mechanism_says_what_it_is(name: str):
+    """Letters in formulas are n, d and those of options that there are."""
+    kind = ATTENTIONS[name]
+    assert set(kind.about.sizes.values()) <= kind.Options.described().keys()
+    assert kind.about.title and kind.about.paper and bool(kind.about.state) == ("causal" in kind.supports)
+    value(f"{kind.about.cost} + {kind.about.state or 0}", n=64, d=4, **sizes(name))
+
+
+@pytest.mark.parametrize("n", [99, 198])
+@pytest.mark.parametrize("name", supporting("causal"))
+@torch.no_grad()
+def test_a_state_is_as_large_as_its_formula_says(name: str, n: int):
+    """In numbers of float32. A state also holds counts, and whether a token is padding, a byte for each."""
+    attention = build(name, True, n, 16, least=18)
+    given = {x: y.float() if isinstance(y, Tensor) else y for x, y in inputs(attention, n, 16).items()}
+    _, state = attention.extend(**given)
+    numbers = sum(x.nbytes for x in state.values()) / 4
+    assert numbers == pytest.approx(value(ATTENTIONS[name].about.state, n=n, d=16, **sizes(name, 18)), rel=0.02)
+
+
+@names
+@torch.no_grad()
+def test_a_cost_grows_as_its_formula_says(name: str):
+    """In multiplications of matrices, from 512 to 1,024 tokens; sums chunk by chunk grow a little more."""
+    kind, counted, said = ATTENTIONS[name], [], []
+    least, options = (4, {"iterations": 1}) if name == "soft" else (9, {})  # rows and columns divide by its ratio
+    for n in (512, 1024):
+        attention = build(name, not {"bidirectional", "source"} & kind.supports, n, 8, least, **options).double()
+        given = inputs(attention, n, 8)
+        with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+            attention(**given)
+        counted.append(counter.get_total_flops())
+        said.append(value(kind.about.cost, n=n, d=8, **sizes(name, least)))
+    assert counted[1] / counted[0] == pytest.approx(said[1] / said[0], rel=0.15)
+    assert kind.linear_cost == (said[1] / said[0] < 2.3)
+
+
+@pytest.mark.parametrize("name", {**dict.fromkeys(supporting("bidirectional", images=True)), "flow_source": None})
+@torch.no_grad()
+def test_permutation_equivariant_says_whether_tokens_are_a_set(name: str):
+    """Windows are shorter than the sequence, so that an order is seen; a chunk of Reformer is as long."""
+    n, options = 512, {"chunk_size": 512, "rounds": 2} if name == "reformer" else {}
+    attention = build(name, False, n, 8, **options).double()
+    for parameter in attention.parameters():
+        nn.init.normal_(parameter)
+    given, order = inputs(attention, n, 8), torch.randperm(n)
+    dims = {"q": 2, "k": 2, "v": 2, "x": 1, "source_q": 2}
+    moved = {x: y.index_select(dims[x], order) if isinstance(y, Tensor) else y for x, y in given.items()}
+    out, permuted = attention(**given)[:, :, order], attention(**moved)
+    assert ((out - permuted).norm() <= 1e-9 * out.norm()) == ATTENTIONS[name].permutation_equivariant
