@@ -5,7 +5,7 @@
 #   make test-oldest   the whole suite with the oldest versions of tests/oldest.txt, in .venv-oldest
 #   make quick-oldest  a part of it, in a few minutes; tests/quick.py
 #   make lint   style, format and spelling of the whole tree, in seconds
-#   make tables  write the tables in Markdown files that are generated: of mechanisms, and of the papers' numbers
+#   make tables  write the tables in Markdown files that are generated: of mechanisms, the papers' numbers and comparisons
 #   make bench  speed and memory compared with softmax attention, the authors' code and other packages
 # PYTHON=... names the interpreter that makes .venv. Without it, the first of python3, python3.12, python3.11 and
 # python3.10 that is Python 3.10, 3.11 or 3.12 is used.
@@ -44,6 +44,7 @@ lint: $(READY)
 tables: $(READY)
 	$(VENV)/bin/python -m recipes.mechanisms
 	$(VENV)/bin/python -m recipes.papers --write-readmes
+	$(VENV)/bin/python -m recipes.results
 
 bench: $(PEERS)
 	$(VENV)/bin/python -m recipes.bench

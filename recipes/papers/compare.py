@@ -18,7 +18,7 @@ from .tables import read_paper
 
 _LIMITS = (
     "{unit} after {updates:,} updates of a model of width {width}: what is learned first, by a fraction of the paper's "
-    "sizes, data and budgets; rows nearer to each other than their deviations have no order."
+    "sizes, data and budgets."
 )
 
 

@@ -25,8 +25,7 @@ from .trainings import NotTrained
 
 _LIMITS = (
     "1,437 digits of 8 x 8 pixels, and few epochs, after which attention has only begun to learn: nothing of "
-    "photographs, nor of the paper's sizes and augmentation; rows nearer to each other than their deviations have no "
-    "order."
+    "photographs, nor of the paper's sizes and augmentation."
 )
 _TOP1 = mean("top1")
 
