@@ -55,7 +55,7 @@ def measure(attend: Attend, causal: bool) -> Changes:
 
 
 def projected(x: Tensor, names: Iterable[str]) -> dict[str, Tensor]:
-    """Project x (B, n, D) to heads (B, H, n, d) for each of ``names``, by linear layers with torch's default weights."""
+    """Project x (B, n, D) to heads (B, H, n, d) for each of ``names``; linear layers have torch's default weights."""
     layers = {name: nn.Linear(WIDTH, WIDTH, bias=False) for name in names}
     return {name: layer(x).unflatten(-1, (HEADS, CHANNELS)).transpose(1, 2) for name, layer in layers.items()}
 
