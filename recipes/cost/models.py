@@ -40,7 +40,7 @@ def timm_subject(name: str, img_size: int | None, kwargs: dict[str, Any], batch:
     """
     import timm
 
-    import timm_plugin  # noqa: F401  registers ours
+    import timm_plugin  # noqa: F401  registers our models
 
     if not timm.is_model(name):
         raise ValueError(f"--model is {name}; allowed: a name of timm.list_models(), or of lineartime's")
@@ -71,7 +71,7 @@ def fairseq_subject(name: str, tokens: int, arguments: Sequence[str], sizes: Siz
     """
     from fairseq.models import ARCH_MODEL_REGISTRY
 
-    import fairseq_plugin  # noqa: F401  registers ours
+    import fairseq_plugin  # noqa: F401  registers our models
 
     if name not in ARCH_MODEL_REGISTRY:
         raise ValueError(f"--arch is {name}; allowed: an architecture of fairseq-train --user-dir fairseq_plugin")

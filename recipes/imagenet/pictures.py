@@ -52,13 +52,13 @@ def attentions(loaded: Loaded) -> list[nn.Module]:
     """
     from timm_plugin import replace_attention
 
-    def ours() -> list[nn.Module]:
+    def find_mechanisms() -> list[nn.Module]:
         kinds = (InnerAttention, GatedAttentionUnit)
         return [module for module in loaded.model.modules() if isinstance(module, kinds) and _has_map(module)]
 
-    if not ours():
+    if not find_mechanisms():
         replace_attention(loaded.model, "softmax")  # same weights, same outputs
-    return ours()
+    return find_mechanisms()
 
 
 def _has_map(module: nn.Module) -> bool:
