@@ -15,7 +15,7 @@ from . import picture, results
 from .images import MODEL, REQUIRED_TOP1, check_scripts, run_images
 from .text import ARCHITECTURES, COMMAND, FULL, QUICK, Budget, run_text
 
-#: The folders that each run writes anew.
+#: The folders that each run replaces.
 WHOLE = dict.fromkeys(("bin", *ARCHITECTURES, "images/digits", f"images/{MODEL}"), COMMAND)
 #: The default folder of recipes.imagenet.get_timm_scripts. The demo downloads nothing.
 FETCHED_SCRIPTS = ROOT / "work" / "timm-scripts"

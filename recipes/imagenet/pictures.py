@@ -1,4 +1,4 @@
-"""Draw what image models weigh patches by: ``python -m recipes.imagenet.pictures --checkpoint FILE --image FILE``.
+"""Draw image models' weights of patches: ``python -m recipes.imagenet.pictures --checkpoint FILE --image FILE``.
 
 Draws several models side by side, as Figures 4 and 9 of *Flowformer*: for each patch the sum of the attention weights
 that all patches give it in the last layer, or its competition in Flow-Attention. Also draws Flow-Attention's allocation
@@ -108,7 +108,7 @@ def look(loaded: Loaded, attention: nn.Module, image: Image.Image) -> tuple[np.n
 
 
 def _as_grid(weights: Tensor, prefix: int, pixels: Tensor) -> np.ndarray:
-    """Token weights (1, H, n), the first ``prefix`` of which are no patches -> mean over heads (Y, X)."""
+    """Token weights (1, H, n) -> mean over heads (Y, X) of the patches, without the first ``prefix`` tokens."""
     patches = weights[0].float().mean(0)[prefix:]
     height, width = pixels.shape[1:]
     rows = max(1, round((len(patches) * height / width) ** 0.5))

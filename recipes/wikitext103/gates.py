@@ -1,4 +1,4 @@
-"""Take a gate that forgets apart: train language models with gates that are fixed, learned, or read the token.
+"""Compare gates that forget: train language models with gates that are fixed, learned, or read the token.
 
 ``python -m recipes.wikitext103.gates --file FILE`` from the checkout's root, with the options and the output of
 ``recipes.wikitext103.compare``.

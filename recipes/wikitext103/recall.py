@@ -1,4 +1,4 @@
-"""Which attention finds a token again by its place: ``python -m recipes.wikitext103.recall`` from the checkout's root.
+"""Which attention recalls a token by its position: ``python -m recipes.wikitext103.recall`` from the checkout's root.
 
 Each model reads random symbols and must predict the symbol a fixed distance back. Only the order of tokens helps, so
 this shows in minutes what decides a comparison of language models on small budgets.
