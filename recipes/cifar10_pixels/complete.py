@@ -1,7 +1,7 @@
 """Fill in the lower half of images from their upper half: ``python -m recipes.cifar10_pixels.complete``.
 
-Figure 4 of *A Dot Product Attention Free Transformer*, for any checkpoint of ``--task pixel_modeling``. Samples are
-drawn by fairseq's own generator, one subpixel after the other, from the decoder's incremental state.
+Draws Figure 4 of *A Dot Product Attention Free Transformer* for any checkpoint of ``--task pixel_modeling``. fairseq's
+generator draws the samples, one subpixel after the other, from the decoder's incremental state.
 """
 
 import argparse
@@ -34,7 +34,7 @@ def load(checkpoint: Path, data: Path) -> tuple[BaseFairseqModel, PixelModelingT
     """Load a trained model, on the GPU if there is one, and its task with the images of ``data``.
 
     Raises:
-        ValueError: the checkpoint does not exist, or it is of another task or another image shape.
+        ValueError: the checkpoint does not exist, or was trained for another task or image shape.
     """
     if not checkpoint.is_file():
         raise ValueError(f"--checkpoint is {checkpoint}, which is no file; allowed: a checkpoint of fairseq-train")
@@ -78,14 +78,14 @@ def complete(
         hypotheses = task.inference_step(generator, [model], batch, prefix_tokens=prefix)
     tokens = torch.stack(
         [sample["tokens"][:-1] for image in hypotheses for sample in image]
-    )  # (N S, T), without the end
+    )  # (N S, T), without the end-of-sentence token
     drawn = to_images(tokens.cpu(), shape).view(len(targets), samples, *shape)
     originals = to_images(targets, shape)
     return Completions(originals.numpy().astype(np.uint8), drawn.numpy().astype(np.uint8), known_rows)
 
 
 class _StepBar:
-    """A progress bar of the decoder's steps, which fairseq's generator lacks."""
+    """Progress bar over the decoder's steps; fairseq's generator has none."""
 
     def __init__(self, model: BaseFairseqModel, steps: int) -> None:
         self.model, self.bar = model, tqdm(total=steps, unit=" subpixels", leave=False, disable=None)

@@ -1,4 +1,4 @@
-"""The picture of completed images: the original, its upper half, and the samples."""
+"""A picture of completed images: the original, its upper half, and the samples."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -23,7 +23,7 @@ class Completions(NamedTuple):
 
 
 def draw(completions: Completions, path: Path) -> None:
-    """Write one picture: a row for each image, with the original, its upper half, and the samples."""
+    """Write a picture with one row per image: the original, its upper half, and the samples."""
     originals, samples, known_rows = completions
     halves = originals.copy()
     halves[:, known_rows:] = _GREY
@@ -43,7 +43,7 @@ def draw(completions: Completions, path: Path) -> None:
 
 
 def _show(axes: plt.Axes, image: np.ndarray) -> None:
-    """One image (H, W, C), pixel by pixel."""
+    """Show one image (H, W, C) without interpolation."""
     pixels = image[..., 0] if image.shape[-1] == 1 else image  # (H, W, 1) -> (H, W)
     axes.imshow(pixels, cmap="gray", vmin=0, vmax=255, interpolation="nearest")
     axes.set_axis_off()

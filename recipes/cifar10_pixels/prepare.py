@@ -1,6 +1,6 @@
 """Write CIFAR-10 as sequences of subpixels: ``python -m recipes.cifar10_pixels.prepare`` from the checkout's root.
 
-``--file`` takes an archive that you have; ``--images`` takes any folder of images, for a trial of the commands.
+``--file`` uses an archive that you already have; ``--images`` uses any folder of images, to try the commands.
 """
 
 import argparse
@@ -38,7 +38,7 @@ _LABELS = 10
 
 
 class Split(NamedTuple):
-    """Images (H, W, C), uint8, and their number."""
+    """Images (H, W, C), uint8, and how many there are."""
 
     images: Iterable[np.ndarray]
     count: int
@@ -50,7 +50,7 @@ def check(path: Path) -> None:
 
 
 def read_archive(path: Path) -> dict[str, Split]:
-    """Read all splits of CIFAR-10 into memory (180 MB); the last training images are held out.
+    """Read all splits of CIFAR-10 into memory (180 MB); the last training images become the valid split.
 
     Raises:
         ValueError: the archive is damaged or lacks a file.
@@ -62,7 +62,7 @@ def read_archive(path: Path) -> dict[str, Split]:
 
 
 def read_labelled(path: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Read the training and the test files of CIFAR-10: images (N, H, W, C) and labels (N,), uint8.
+    """Read CIFAR-10's training and test files: images (N, H, W, C) and labels (N,), uint8.
 
     Raises:
         ValueError: the archive is damaged or lacks a file.
@@ -82,7 +82,7 @@ def read_labelled(path: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
 def _read_member(
     archive: tarfile.TarFile, members: dict[str, tarfile.TarInfo], name: str, path: Path
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Images (N, H, W, C) and labels (N,) of one file, which has a byte of label and three planes for each image."""
+    """Images (N, H, W, C) and labels (N,) of one file, which stores a label byte and three colour planes per image."""
     if name not in members:
         raise ValueError(f"{path} lacks {name}; allowed: cifar-10-binary.tar.gz")
     content = np.frombuffer(archive.extractfile(members[name]).read(), np.uint8)
@@ -98,12 +98,12 @@ def _read_member(
 
 
 def read_folder(folder: Path, size: int, grey: bool) -> dict[str, Split]:
-    """Splits of 90, 5 and 5 per cent of the images below a folder; images are read when they are iterated.
+    """Split the images below a folder into 90, 5 and 5 per cent; an image is read when the iteration reaches it.
 
-    Files are ordered by a hash of their names, so that the split of an image depends on the names alone.
+    Files are ordered by a hash of their names, so the split depends only on the names.
 
     Args:
-        size: side of the square to which an image is resized and centre cropped.
+        size: side of the square that images are resized and centre cropped to.
         grey: one channel instead of three.
 
     Raises:
@@ -111,21 +111,21 @@ def read_folder(folder: Path, size: int, grey: bool) -> dict[str, Split]:
     """
     if not folder.is_dir():
         raise ValueError(f"--images is {folder}, which is no folder; allowed: a folder of images")
-    known = Image.registered_extensions()
-    paths = [path for path in folder.rglob("*") if path.suffix.lower() in known and path.is_file()]
+    suffixes = Image.registered_extensions()
+    paths = [path for path in folder.rglob("*") if path.suffix.lower() in suffixes and path.is_file()]
     parts = cut_trial(len(paths), f"--images is {folder} with {len(paths)} images")
     paths.sort(key=lambda path: hashlib.sha256(path.relative_to(folder).as_posix().encode()).hexdigest())
     return {
-        split: Split((read_image(paths[place], size, grey) for place in places), len(places))
-        for split, places in parts.items()
+        split: Split((read_image(paths[index], size, grey) for index in indices), len(indices))
+        for split, indices in parts.items()
     }
 
 
 def read_image(path: Path, size: int, grey: bool) -> np.ndarray:
-    """Read an image file as (size, size, 1 or 3), uint8: upright, resized and centre cropped.
+    """Read an image file as (size, size, 1 or 3), uint8: turned upright, resized and centre cropped.
 
     Raises:
-        ValueError: it cannot be read.
+        ValueError: the file cannot be read.
     """
     try:
         with Image.open(path) as image:
@@ -137,7 +137,7 @@ def read_image(path: Path, size: int, grey: bool) -> np.ndarray:
 
 
 def binarise(splits: dict[str, Split], shape: ImageShape, data_bin: Path) -> None:
-    """Write the images and their shape as a data set of fairseq."""
+    """Write the images and their shape as a fairseq data set."""
     dictionary = pixel_dictionary()
     total = sum(split.count for split in splits.values())
     with new_folder(data_bin, COMMAND) as folder, tqdm(total=total, unit=" images", disable=None) as bar:

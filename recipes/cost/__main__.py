@@ -35,17 +35,20 @@ class Row(NamedTuple):
 
 
 def table(rows: Sequence[Row], published: Mapping[str, Any] | None = None) -> Table:
-    """A line for each model and size, in G of multiply-adds, M of parameters, MiB of memory.
+    """One line per model and size, with multiply-adds in G, parameters in M, memory in MiB.
 
-    ``published`` has what a paper prints of a model, in G, for a column beside ours.
+    ``published`` maps models to the multiply-adds, in G, that a paper prints; they get a column next to ours.
     """
     header = ["model", "input", "parameters", "multiply-adds", "training memory", "inference memory"]
     lines = []
     for row in rows:
-        memory = [MISSING if x is None else f"{x / 2**20:,.1f} MiB" for x in row.cost[2:]]
-        products, parameters = f"{row.cost.multiply_adds / 1e9:.3f} G", f"{row.cost.parameters / 1e6:.2f} M"
-        beside = [] if published is None else [f"{published[row.name]} G" if row.name in published else MISSING]
-        lines.append((row.name, row.size, parameters, products, *beside, *memory))
+        memory = [
+            MISSING if number_of_bytes is None else f"{number_of_bytes / 2**20:,.1f} MiB"
+            for number_of_bytes in row.cost[2:]
+        ]
+        multiply_adds, parameters = f"{row.cost.multiply_adds / 1e9:.3f} G", f"{row.cost.parameters / 1e6:.2f} M"
+        published_cell = [] if published is None else [f"{published[row.name]} G" if row.name in published else MISSING]
+        lines.append((row.name, row.size, parameters, multiply_adds, *published_cell, *memory))
     if published is not None:
         header.insert(4, "published")
     notes = [
@@ -57,7 +60,7 @@ def table(rows: Sequence[Row], published: Mapping[str, Any] | None = None) -> Ta
 
 
 def subjects(options: argparse.Namespace, arguments: Sequence[str]) -> Iterator[Subject]:
-    """Every model at every size, one at a time."""
+    """Build every model at every size, one at a time."""
     sizes = Sizes(options.batch_size, options.vocabulary, options.channels, options.classes)
     for name in options.arch:
         for tokens in options.tokens:
@@ -97,31 +100,33 @@ def parser() -> CommandParser:
 
 
 def check_published(options: argparse.Namespace) -> None:
-    """Raise ValueError for a ``--published`` of a model that is not counted, or that is no number."""
+    """Raise ValueError if ``--published`` names a model that is not counted, or has a value that is not a number."""
     counted_names = [*options.arch, *options.model]
     for name, value in (options.published or {}).items():
-        given = f"--published is {name}={value}"
+        option = f"--published is {name}={value}"
         if name not in counted_names:
-            raise ValueError(f"{given}; allowed: of {', '.join(counted_names)}")
+            raise ValueError(f"{option}; allowed: of {', '.join(counted_names)}")
         if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise ValueError(f"{given}; allowed: a number of G, as in {name}=4.6")
+            raise ValueError(f"{option}; allowed: a number of G, as in {name}=4.6")
 
 
 @script("cost")
 def main(arguments: Iterable[str] | None = None) -> int:
     """Run the script; returns the exit status."""
-    options, further = parser().parse_known_args(arguments)
+    options, fairseq_arguments = parser().parse_known_args(arguments)
     if not options.arch and not options.model:
         raise ValueError("neither --arch nor --model is given; allowed: names for one of them, or for both")
-    if further and not options.arch:
-        raise ValueError(f"{further[0]} is not known; allowed: see --help, and fairseq-train's options with --arch")
+    if fairseq_arguments and not options.arch:
+        raise ValueError(
+            f"{fairseq_arguments[0]} is not known; allowed: see --help, and fairseq-train's options with --arch"
+        )
     check_published(options)
     if options.out is None:
-        tables, run, _ = counted(options, further, arguments)
+        tables, run, _ = counted(options, fairseq_arguments, arguments)
         print(as_text(tables, run))
         return 0
     with working_folder(options.out.absolute(), COMMAND):
-        tables, run, rows = counted(options, further, arguments)
+        tables, run, rows = counted(options, fairseq_arguments, arguments)
         content = {"run": run._asdict(), "rows": [{**row._asdict(), "cost": row.cost._asdict()} for row in rows]}
         print(write_reports(options.out, tables, run, content))
     return 0
@@ -130,13 +135,13 @@ def main(arguments: Iterable[str] | None = None) -> int:
 def counted(
     options: argparse.Namespace, further: Sequence[str], arguments: Iterable[str] | None
 ) -> tuple[list[Table], Run, list[Row]]:
-    """The table, the run that made it, and its rows."""
+    """Measure all models; returns the table, a description of the run, and the rows."""
     started, rows = time.monotonic(), []
     torch.set_num_threads(1)
     total = len(options.arch) * len(options.tokens) + len(options.model) * len(options.img_size or [None])
-    for one in tqdm(subjects(options, further), total=total, desc="models", unit="", disable=None):
-        found = cost(one.model, *one.inputs, memory=not options.no_memory, **one.named)
-        rows.append(Row(one.name, one.size, found))
+    for subject in tqdm(subjects(options, further), total=total, desc="models", unit="", disable=None):
+        subject_cost = cost(subject.model, *subject.inputs, memory=not options.no_memory, **subject.named)
+        rows.append(Row(subject.name, subject.size, subject_cost))
     run = describe_run(command_line(COMMAND, arguments), time.monotonic() - started)
     return [table(rows, options.published)], run, rows
 

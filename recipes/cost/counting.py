@@ -15,7 +15,7 @@ Shape = Sequence[int]
 
 
 class Cost(NamedTuple):
-    """Cost of one call of a model: operations, parameters and memory."""
+    """Cost of one call of a model."""
 
     multiply_adds: int  # of a forward pass
     parameters: int
@@ -24,11 +24,11 @@ class Cost(NamedTuple):
 
 
 def cost(model: nn.Module, *inputs: Any, memory: bool = True, **named: Any) -> Cost:
-    """Measure the cost of ``model(*inputs, **named)``, which returns a tensor, or tuples and dictionaries of them.
+    """Measure the cost of ``model(*inputs, **named)``, which returns a tensor, or tuples and dictionaries of tensors.
 
-    Operations and inference memory are measured in evaluation mode, training memory in training mode with the sum of
-    all outputs in place of a loss. Afterwards the model is in the mode it was in. Without ``memory`` there is only one
-    pass, for the operations.
+    Operations and inference memory are measured in evaluation mode, training memory in training mode, with the sum of
+    all outputs as the loss. Afterwards the model's mode is restored. Without ``memory`` only the operations are
+    counted, in one forward pass.
 
     Raises:
         ValueError: the model returns no tensor.
@@ -37,44 +37,44 @@ def cost(model: nn.Module, *inputs: Any, memory: bool = True, **named: Any) -> C
     try:
         model.eval()
         with torch.no_grad(), _without_gradients(model):
-            products = multiply_adds(lambda: model(*inputs, **named))
-            found = Cost(products, sum(parameter.numel() for parameter in model.parameters()))
+            operations = multiply_adds(lambda: model(*inputs, **named))
+            result = Cost(operations, sum(parameter.numel() for parameter in model.parameters()))
             if not memory:
-                return found
+                return result
             device = next(model.parameters()).device.type
-            inference = peak_beyond(lambda: tensors(model(*inputs, **named))[:0], device)  # outputs count
+            inference = peak_beyond(lambda: tensors(model(*inputs, **named))[:0], device)  # the outputs count as memory
         model.train()
-        learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
 
         def step() -> list[Tensor]:
-            outputs = [out for out in tensors(model(*inputs, **named)) if out.requires_grad]
-            torch.autograd.grad(sum(out.float().sum() for out in outputs), learned, allow_unused=True)
-            return []  # gradients count
+            outputs = [output for output in tensors(model(*inputs, **named)) if output.requires_grad]
+            torch.autograd.grad(sum(output.float().sum() for output in outputs), trainable, allow_unused=True)
+            return []  # the gradients count as memory
 
-        return found._replace(training_bytes=peak_beyond(step, device), inference_bytes=inference)
+        return result._replace(training_bytes=peak_beyond(step, device), inference_bytes=inference)
     finally:
         model.train(training)
 
 
 @contextlib.contextmanager
 def _without_gradients(model: nn.Module) -> Iterator[None]:
-    """Parameters need no gradients meanwhile: torch's counter fails where a module returns one that does."""
-    learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    """Turn off gradients of parameters: torch's counter fails if a module returns a parameter that requires one."""
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     try:
-        for parameter in learned:
+        for parameter in trainable:
             parameter.requires_grad_(False)
         yield
     finally:
-        for parameter in learned:
+        for parameter in trainable:
             parameter.requires_grad_(True)
 
 
 def multiply_adds(call: Callable[[], Any]) -> int:
-    """The multiplications of matrix products and convolutions that ``call`` runs, each with its addition.
+    """Count the multiply-adds of the matrix products and convolutions that ``call`` runs.
 
-    torch's ``FlopCounterMode``, which counts two operations for each, and ``FURTHER`` products that it does not know.
-    Products of single numbers, sums, norms and activations are not counted, as in the papers. It counts what runs: a
-    causal attention that computes whole blocks and masks half of them has all of their products.
+    Uses torch's ``FlopCounterMode``, which counts two operations per multiply-add, with formulas for the operations in
+    ``FURTHER``. Elementwise products, sums, norms and activations are not counted, as in the papers. All computed
+    products count: a causal attention that computes whole blocks and masks half of them counts whole blocks.
     """
     with FlopCounterMode(display=False, custom_mapping=FURTHER) as counter:
         call()
@@ -82,15 +82,19 @@ def multiply_adds(call: Callable[[], Any]) -> int:
 
 
 def tensors(outputs: Any) -> list[Tensor]:
-    """The tensors of floating-point numbers in what a model returned.
+    """The floating-point tensors in a model's outputs.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there are none.
     """
-    found = [x for x in torch.utils._pytree.tree_leaves(outputs) if isinstance(x, Tensor) and x.is_floating_point()]
-    if not found:
+    leaves = [
+        leaf
+        for leaf in torch.utils._pytree.tree_leaves(outputs)
+        if isinstance(leaf, Tensor) and leaf.is_floating_point()
+    ]
+    if not leaves:
         raise ValueError(f"the model returns {type(outputs).__name__}; allowed: a tensor, or what holds some")
-    return found
+    return leaves
 
 
 def _attention(q: Shape, k: Shape, v: Shape, *_: Any, **__: Any) -> int:
@@ -110,7 +114,7 @@ def _lstm_layer(x: Shape, first: Shape, second: Shape, *_: Any, **__: Any) -> in
 
 
 aten = torch.ops.aten
-#: Operations with products for which not every version of torch has a formula -> twice their multiply-adds, by shapes.
+#: Operations without a formula in some versions of torch -> a function from shapes to twice their multiply-adds.
 FURTHER: Mapping[Any, Callable[..., int]] = {
     aten._scaled_dot_product_flash_attention_for_cpu: _attention,
     aten.baddbmm_: _added_products,

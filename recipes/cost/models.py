@@ -1,4 +1,4 @@
-"""Models of both hosts by their names, each with a random input of one size."""
+"""Build models of fairseq and timm by name, each with a random input of a given size."""
 
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -12,20 +12,20 @@ class Subject(NamedTuple):
     """A model and one input."""
 
     name: str
-    size: str  # of the input, in words
+    size: str  # description of the input's size
     model: nn.Module
     inputs: tuple[Any, ...]
     named: dict[str, Any]
 
 
 class Sizes(NamedTuple):
-    """Sizes of fairseq's inputs and outputs beside the length."""
+    """Sizes of fairseq's inputs and outputs other than the length."""
 
     batch: int = 1
-    vocabulary: int = 32_000  # symbols, fairseq's own four included
-    channels: int = 12  # of a time series; these and the classes are JapaneseVowels'
+    vocabulary: int = 32_000  # symbols, including fairseq's own four
+    channels: int = 12  # of a time series; channels and classes are those of JapaneseVowels
     classes: int = 9
-    state: int = 17  # numbers of a state and of an action; HalfCheetah's
+    state: int = 17  # size of a state and of an action, those of HalfCheetah
     action: int = 6
 
 
@@ -33,14 +33,14 @@ DEFAULT = Sizes()
 
 
 def timm_subject(name: str, img_size: int | None, kwargs: dict[str, Any], batch: int = 1) -> Subject:
-    """timm's model ``name`` with random weights, for images of ``img_size`` pixels a side; None for its own size.
+    """timm's model ``name`` with random weights, for square images of ``img_size``; None uses the model's size.
 
     Raises:
-        ValueError: timm knows no such model, or it does not take the arguments.
+        ValueError: timm does not know the model, or the model does not accept the arguments.
     """
     import timm
 
-    import timm_plugin  # noqa: F401  registers ours
+    import timm_plugin  # noqa: F401  registers our models
 
     if not timm.is_model(name):
         raise ValueError(f"--model is {name}; allowed: a name of timm.list_models(), or of lineartime's")
@@ -49,7 +49,7 @@ def timm_subject(name: str, img_size: int | None, kwargs: dict[str, Any], batch:
     try:
         try:
             model = timm.create_model(name, **kwargs, **sizes)
-        except TypeError as error:  # convolutional networks take any size, and no argument for it
+        except TypeError as error:  # convolutional networks accept any size without the argument
             if "img_size" not in str(error) or not sizes:
                 raise
             model = timm.create_model(name, **kwargs)
@@ -63,15 +63,15 @@ def timm_subject(name: str, img_size: int | None, kwargs: dict[str, Any], batch:
 def fairseq_subject(name: str, tokens: int, arguments: Sequence[str], sizes: Sizes = DEFAULT) -> Subject:
     """fairseq's architecture ``name`` with random weights, as ``fairseq-train --arch NAME ARGUMENTS`` builds it.
 
-    Its longest length is ``tokens``: steps of a time series, the three tokens of each step of a Decision Transformer,
-    tokens of the source and of the target of an encoder-decoder.
+    ``tokens`` is the maximum length: steps of a time series, three tokens per step of a Decision Transformer, tokens of
+    the source and of the target of an encoder-decoder.
 
     Raises:
-        ValueError: fairseq knows no such architecture, it is of a kind that is not known here, or it refuses an option.
+        ValueError: fairseq does not know the architecture, its kind is not supported here, or it refuses an option.
     """
     from fairseq.models import ARCH_MODEL_REGISTRY
 
-    import fairseq_plugin  # noqa: F401  registers ours
+    import fairseq_plugin  # noqa: F401  registers our models
 
     if name not in ARCH_MODEL_REGISTRY:
         raise ValueError(f"--arch is {name}; allowed: an architecture of fairseq-train --user-dir fairseq_plugin")
@@ -83,7 +83,7 @@ def fairseq_subject(name: str, tokens: int, arguments: Sequence[str], sizes: Siz
 
 
 def _kind_of(model: type):
-    """How an input of a fairseq model is made; None where that is not known."""
+    """The function that builds a model of this class with an input; None if the class is not supported."""
     from fairseq.models import FairseqEncoderDecoderModel, FairseqLanguageModel
     from fairseq.models.roberta import RobertaModel
 
@@ -134,8 +134,8 @@ def _time_series(name: str, tokens: int, arguments: Sequence[str], sizes: Sizes)
     from fairseq_plugin.data.series_folder import Description
 
     labels = [str(i) for i in range(sizes.classes)]
-    described = Description(labels, [0.0] * sizes.channels, [1.0] * sizes.channels, tokens)
-    task = SimpleNamespace(description=described, max_length=tokens)
+    description = Description(labels, [0.0] * sizes.channels, [1.0] * sizes.channels, tokens)
+    task = SimpleNamespace(description=description, max_length=tokens)
     model = _built(name, "time_series_classification", (), arguments, task)
     model.register_classification_head("head", sizes.classes)
     named = {"classification_head_name": "head"}
@@ -148,8 +148,8 @@ def _decision(name: str, tokens: int, arguments: Sequence[str], sizes: Sizes) ->
 
     steps = max(1, tokens // TOKENS)
     statistics = ([0.0] * sizes.state, [1.0] * sizes.state, [-1.0] * sizes.action, [1.0] * sizes.action)
-    described = EpisodeDescription("random", "", *statistics, steps, 0.0, 0.0, 0.0)
-    task = SimpleNamespace(description=described, context=steps, max_episode_length=max(1000, steps))
+    description = EpisodeDescription("random", "", *statistics, steps, 0.0, 0.0, 0.0)
+    task = SimpleNamespace(description=description, context=steps, max_episode_length=max(1000, steps))
     model = _built(name, "offline_rl", (), arguments, task)
     window = {"returns": 1, "states": sizes.state, "actions": sizes.action}
     named = {key: torch.randn(sizes.batch, steps, size) for key, size in window.items()}
@@ -158,18 +158,18 @@ def _decision(name: str, tokens: int, arguments: Sequence[str], sizes: Sizes) ->
 
 
 def _built(name: str, task: str, lengths: Sequence[object], arguments: Sequence[str], stand_in: Any) -> nn.Module:
-    """The model, in the place of whose task there is ``stand_in``, so that no data is needed."""
+    """Build the model with ``stand_in`` instead of its task, so that no data is needed."""
     from fairseq import tasks
 
     from ..shared.fairseq_models import model_options
 
-    given = model_options(("data", "--task", task, "--arch", name, *lengths, *arguments))
+    model_config = model_options(("data", "--task", task, "--arch", name, *lengths, *arguments))
     torch.manual_seed(1)
-    return tasks.FairseqTask.build_model(stand_in, given)
+    return tasks.FairseqTask.build_model(stand_in, model_config)
 
 
 def _symbols(sizes: Sizes, longest: int = 0) -> SimpleNamespace:
-    """A task of so many symbols."""
+    """A stand-in for a task with ``sizes.vocabulary`` symbols."""
     from fairseq.data import Dictionary
 
     symbols = Dictionary()

@@ -1,4 +1,4 @@
-"""Load a model with DAFT from a checkpoint of either host, without the data that it was trained on."""
+"""Load a model with DAFT from a checkpoint of fairseq or timm, without its training data."""
 
 import argparse
 import pickle
@@ -14,27 +14,27 @@ from torch import nn
 
 from common.tensor_files import check_parts
 
-#: A model's name and tag, without a place to take it from.
+#: A model's name and tag, without a source such as hf-hub:.
 _NAME = re.compile(r"[\w.-]+")
 
 
 class Loaded(NamedTuple):
-    """A model of a checkpoint, in evaluation mode."""
+    """A model loaded from a checkpoint, in evaluation mode."""
 
     model: nn.Module
-    reads: str  # "images"; "pixels" or "text" for a language model
-    data: dict[str, Any] | None = None  # of timm: how an image is preprocessed, as in training if the file says that
+    reads: str  # the input: "images", or "pixels" or "text" for a language model
+    data: dict[str, Any] | None = None  # timm's preprocessing of images, as in training if the file has it
 
 
 def load_model(checkpoint: Path, name: str | None = None, model_kwargs: dict[str, Any] | None = None) -> Loaded:
     """Load the model of a checkpoint, with the averaged weights (EMA) if the file has them.
 
     ``checkpoint`` is a file of fairseq-train or of timm's train.py, a state dict or safetensors file of timm's model
-    ``name``, or a folder as timm saves one for its hub. ``model_kwargs`` are arguments of the model, and win over those
-    in a file of train.py. Nothing but tensors and plain data is read.
+    ``name``, or a folder that timm saved for its hub. ``model_kwargs`` are arguments of the model; they override those
+    in a file of train.py. Only tensors and plain data are unpickled.
 
     Raises:
-        ValueError: the file does not exist, cannot be read, does not name its model, or does not fit it.
+        ValueError: the file does not exist, cannot be read, does not name its model, or does not match it.
     """
     if checkpoint.is_dir():
         return _timm_model(f"local-dir:{checkpoint}", model_kwargs or {}, {}, pretrained=True)
@@ -55,7 +55,7 @@ def load_model(checkpoint: Path, name: str | None = None, model_kwargs: dict[str
 
 
 def load_image_model(checkpoint: Path) -> Loaded:
-    """``load_model`` of a checkpoint of timm alone, whose file or folder names the model.
+    """Like ``load_model``, but only for checkpoints of timm that name their model.
 
     Raises:
         ValueError: as ``load_model``, and for a checkpoint of fairseq.
@@ -66,13 +66,15 @@ def load_image_model(checkpoint: Path) -> Loaded:
 
 
 def _plain_name(saved: dict[str, Any], checkpoint: Path) -> str | None:
-    """The model that a file of train.py names, unless it, or its arguments, would make timm look elsewhere for weights.
+    """The model named in a file of train.py; refuses names and arguments that make timm load other weights.
 
-    timm downloads a model whose name begins with hf-hub:, and opens files that its ``pretrained_...`` arguments name.
+    timm downloads a model whose name begins with hf-hub:, and opens the files named by ``pretrained_...`` arguments.
     """
     name, arguments = saved.get("model"), saved.get("model_kwargs") or {}
-    elsewhere = [x for x in arguments if str(x).startswith(("pretrained", "checkpoint_path", "cache_dir"))]
-    if elsewhere or not isinstance(arguments, dict) or (name is not None and not _NAME.fullmatch(str(name))):
+    weight_arguments = [
+        argument for argument in arguments if str(argument).startswith(("pretrained", "checkpoint_path", "cache_dir"))
+    ]
+    if weight_arguments or not isinstance(arguments, dict) or (name is not None and not _NAME.fullmatch(str(name))):
         raise ValueError(
             f"{checkpoint} names the model {name!r} with {arguments}; allowed from a file: a name of timm's without a "
             "place, and no weights from elsewhere. Give yours: --model"
@@ -81,7 +83,7 @@ def _plain_name(saved: dict[str, Any], checkpoint: Path) -> str | None:
 
 
 def _read(checkpoint: Path) -> dict[str, Any]:
-    """The content of a file of either host; {"cfg": None} if reading it needs fairseq's classes."""
+    """The content of a file of fairseq or timm; {"cfg": None} if reading it needs fairseq's classes."""
     try:
         if zipfile.is_zipfile(checkpoint):
             check_parts(checkpoint)
@@ -91,15 +93,15 @@ def _read(checkpoint: Path) -> dict[str, Any]:
         classes = _unknown_classes(checkpoint)
         if any(name.startswith("omegaconf.") for name in classes):
             return {"cfg": None}
-        holds = f"holds {', '.join(classes)}" if classes else "is no file of torch.save's, or is damaged"
-        raise ValueError(f"{checkpoint} {holds}; allowed: a checkpoint of tensors and plain data") from error
+        problem = f"holds {', '.join(classes)}" if classes else "is no file of torch.save's, or is damaged"
+        raise ValueError(f"{checkpoint} {problem}; allowed: a checkpoint of tensors and plain data") from error
     if not isinstance(state, dict):
         raise ValueError(f"{checkpoint} holds a {type(state).__name__}; allowed: a checkpoint or a state dict")
     return state
 
 
 def _unknown_classes(checkpoint: Path) -> list[str]:
-    """Names of the classes in a file that are not tensors or plain data; empty if torch did not write the file."""
+    """Names of the classes in a file other than tensors and plain data; empty if torch did not write the file."""
     try:
         return torch.serialization.get_unsafe_globals_in_checkpoint(checkpoint)
     except (ValueError, RuntimeError, EOFError, pickle.UnpicklingError):
@@ -107,7 +109,7 @@ def _unknown_classes(checkpoint: Path) -> list[str]:
 
 
 def _train_arguments(saved: dict[str, Any]) -> dict[str, Any]:
-    """The arguments that timm's train.py passes to create_model, from the options that it ``saved``."""
+    """The arguments that timm's train.py passed to create_model, from its ``saved`` options."""
     channels = saved.get("in_chans") or (saved.get("input_size") or [None])[0]
     arguments = {"num_classes": saved.get("num_classes"), "in_chans": channels, "global_pool": saved.get("gp")}
     arguments = {key: value for key, value in arguments.items() if value is not None}
@@ -120,15 +122,15 @@ def _timm_model(name: str, kwargs: dict[str, Any], saved: dict[str, Any], **sour
 
     import timm_plugin
 
-    # Ours tells layers the number of tokens and their grid, which some must know.
+    # Our create_model passes the number of tokens and their grid to layers that need them.
     create = timm_plugin.create_model if timm_plugin.create.asks_for_ours(kwargs.get("attn_layer")) else create_model
     try:
         model = create(name, **source, **kwargs).eval()
     except (RuntimeError, ValueError, TypeError, KeyError, OSError) as error:
-        where = (
+        subject = (
             f"{source['checkpoint_path']} cannot be {name}" if "checkpoint_path" in source else f"no model of {name}"
         )
-        raise ValueError(f"{where} with {kwargs or 'no arguments'}: {_first_lines(error)}") from error
+        raise ValueError(f"{subject} with {kwargs or 'no arguments'}: {_first_lines(error)}") from error
     patches = getattr(model, "patch_embed", None)
     if patches is not None and not (saved.get("img_size") or saved.get("input_size")):
         saved = {**saved, "input_size": (model.in_chans, *patches.img_size)}
@@ -163,7 +165,7 @@ def _fairseq_model(checkpoint: Path) -> Loaded:
 
 
 def _dictionary(weights: dict[str, torch.Tensor]) -> Any:
-    """A dictionary with one symbol per embedding; the names of the symbols do not matter here."""
+    """A dictionary with one symbol per embedding; the symbols' names are placeholders."""
     from fairseq.data import Dictionary
 
     embedding = weights.get("decoder.embed_tokens.weight")
@@ -176,5 +178,5 @@ def _dictionary(weights: dict[str, torch.Tensor]) -> Any:
 
 
 def _first_lines(error: Exception) -> str:
-    """The first two lines of a message as one, shortened: torch may name every parameter of a model."""
+    """The first two lines of a message, shortened, since torch may list every parameter of a model."""
     return shorten(" ".join(str(error).splitlines()[:2]), 300, placeholder=" ...") or type(error).__name__

@@ -1,7 +1,7 @@
 """Draw accuracy over runs of timm's train.py: ``python -m recipes.daft.curves --runs DIR... --output FILE``.
 
-As in *A Dot Product Attention Free Transformer*: by epoch (Figure 5, and Figure 6 of fine-tuning), by the side of
-DAFT-conv's window, with what lies outside of it and without (``local_only``, Figure 2), or by width (Figure 7).
+As in *A Dot Product Attention Free Transformer*: by epoch (Figure 5, and Figure 6 for fine-tuning), by the side of
+DAFT-conv's window, with and without the tokens outside it (``local_only``, Figure 2), or by width (Figure 7).
 """
 
 import csv
@@ -29,20 +29,20 @@ AXES = ("epochs", "kernel_size", "width")
 
 
 class Run(NamedTuple):
-    """One folder of train.py."""
+    """One output folder of train.py."""
 
-    name: str  # the folder's
+    name: str  # of the folder
     model: str  # timm's name
     epochs: list[int]
     top1: list[float]  # percent on the validation images, after each epoch
-    arguments: dict[str, Any]  # of create_model
+    arguments: dict[str, Any]  # for create_model
 
 
 def read_run(folder: Path) -> Run:
-    """The summary.csv and args.yaml of a folder.
+    """Read the summary.csv and args.yaml of a folder.
 
     Raises:
-        ValueError: one is missing, cannot be read, or has no epoch that was evaluated.
+        ValueError: a file is missing or cannot be read, or no epoch was evaluated.
     """
     for name in ("summary.csv", "args.yaml"):
         if not (folder / name).is_file():
@@ -62,10 +62,10 @@ def read_run(folder: Path) -> Run:
 
 
 def build(run: Run) -> nn.Module:
-    """The model of a run, on torch's meta device: without weights.
+    """Build the model of a run on torch's meta device, without weights.
 
     Raises:
-        ValueError: timm does not know it, or not with these arguments.
+        ValueError: timm does not know the model, or the model does not accept the arguments.
     """
     from timm.models import create_model
 
@@ -79,19 +79,19 @@ def build(run: Run) -> nn.Module:
 
 
 def place(run: Run, across: str) -> tuple[str, float]:
-    """The line that a run belongs to, and where it stands on the axis ``across``: kernel_size or width.
+    """The label of the line that a run belongs to, and its value on the axis ``across``: kernel_size or width.
 
     Raises:
-        ValueError: the axis is kernel_size and the model is no DAFT-conv, or its windows differ or are not square.
+        ValueError: the axis is kernel_size, and the model is not DAFT-conv or its windows differ or are not square.
     """
     model = build(run)
     if across == "width":
         return run.model, model.num_features
     windows = {module.window_shape for module in model.modules() if isinstance(module, DaftConvAttention)}
     if len(windows) != 1 or len(set(*windows)) != 1:
-        found = sorted(windows) or "none"
+        names = sorted(windows) or "none"
         raise ValueError(
-            f"{run.name} is of {run.model}, whose windows are {found}; allowed with --across kernel_size: models of "
+            f"{run.name} is of {run.model}, whose windows are {names}; allowed with --across kernel_size: models of "
             "DAFT-conv with one square window"
         )
     local = any(module.local_only for module in model.modules() if isinstance(module, DaftConvAttention))
@@ -99,15 +99,17 @@ def place(run: Run, across: str) -> tuple[str, float]:
 
 
 def check_epochs(runs: Sequence[Run]) -> None:
-    """ValueError unless all runs have as many epochs: one that goes on, or was interrupted, has no last epoch yet."""
+    """Raise ValueError unless all runs have the same number of epochs; otherwise some may be unfinished."""
     epochs = {run.name: run.epochs[-1] for run in runs}
     if len(set(epochs.values())) > 1:
-        found = ", ".join(f"{name} {count}" for name, count in epochs.items())
-        raise ValueError(f"--runs have different numbers of epochs ({found}); allowed: one number, or --across epochs")
+        shown_epochs = ", ".join(f"{name} {count}" for name, count in epochs.items())
+        raise ValueError(
+            f"--runs have different numbers of epochs ({shown_epochs}); allowed: one number, or --across epochs"
+        )
 
 
 def draw(runs: Sequence[Run], across: str, best: bool, path: Path) -> None:
-    """Write the picture of accuracy over ``across``, one of ``AXES``; after the last epoch, or the ``best`` one."""
+    """Write a plot of accuracy over ``across``, one of ``AXES``, after the last or the ``best`` epoch."""
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(figsize=(8.0, 4.2), layout="constrained")
         if across == "epochs":
@@ -124,17 +126,17 @@ def draw(runs: Sequence[Run], across: str, best: bool, path: Path) -> None:
 
 
 def _draw_lines(axes: Axes, runs: Sequence[Run], across: str, best: bool) -> None:
-    """A dot for each run, and a line through the means of those that stand at one place."""
+    """Draw a dot for each run, and a line through the means of runs at the same position."""
     lines: dict[str, dict[float, list[float]]] = {}
     for run in runs:
         line, x = place(run, across)
         lines.setdefault(line, {}).setdefault(x, []).append(max(run.top1) if best else run.top1[-1])
     for number, (line, dots) in enumerate(lines.items()):
-        ours = look(number)
+        line_style = look(number)
         ordered = sorted(dots)
-        axes.plot(ordered, [math.fsum(dots[x]) / len(dots[x]) for x in ordered], label=line, **ours.line)
+        axes.plot(ordered, [math.fsum(dots[x]) / len(dots[x]) for x in ordered], label=line, **line_style.line)
         for x in ordered:
-            axes.plot([x] * len(dots[x]), dots[x], linestyle="", marker=ours.marker, color=ours.colour)
+            axes.plot([x] * len(dots[x]), dots[x], linestyle="", marker=line_style.marker, color=line_style.colour)
     axes.set_xticks(sorted({x for dots in lines.values() for x in dots}))
     when = "after the best epoch, chosen on the same images" if best else "after the last epoch"
     names = {"kernel_size": "side of the window, tokens", "width": "width, channels"}

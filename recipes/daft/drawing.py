@@ -13,47 +13,47 @@ from matplotlib.figure import Figure
 from ..shared.plots import STYLE, save
 from .maps import Bias, KeyMaps
 
-#: White is no bias or an even share, blue less, red more; grey is no value.
+#: White: no bias or an even share; blue: less; red: more; grey: no value.
 _COLOURS = plt.get_cmap("RdBu_r").with_extremes(bad="#BBBBBB")
-#: The part of the values inside the colour scale, so that one outlier does not make all others pale.
+#: Fraction of the values inside the colour scale, so that an outlier does not make all others pale.
 _INSIDE = 0.995
 #: Values at which a colour bar may have ticks.
 _STEPS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 _POWERS = tuple(10.0**power for power in range(1, 13))
-#: Layers in a row, if a layer is one panel.
+#: Number of layers in a row if each layer is one panel.
 _COLUMNS = 4
 
 
 def draw_biases(biases: Sequence[Bias], heads: int, title: str, path: Path) -> None:
-    """Write a picture of exp(w) - 1 of every layer: a matrix, or the filters of at most ``heads`` heads."""
-    # Colours are linear in w, so that half the weight is as far from white as twice the weight.
+    """Write a picture of exp(w) - 1 in every layer: a matrix, or the filters of at most ``heads`` heads."""
+    # Colours are linear in w, so that half and twice the weight are equally far from white.
     limit, beyond = _limit(np.concatenate([np.abs(_log1p(bias.values)).ravel() for bias in biases]))
     norm = FuncNorm((_log1p, np.expm1), np.expm1(-limit), np.expm1(limit))
     layers = [bias.values if bias.full else bias.values[:heads] for bias in biases]
     with plt.rc_context(STYLE):
         if layers[0].ndim == 3:
-            figure, shown = _rows(layers, norm, "head")
-            for axes in figure.axes:  # a dot at the token itself, in the middle of its window
+            figure, mappable = _rows(layers, norm, "head")
+            for axes in figure.axes:  # a dot marks the token itself, in the middle of its window
                 axes.plot(layers[0].shape[2] // 2, layers[0].shape[1] // 2, ".", color="black", ms=3)
         else:
-            figure, shown = _panels(biases, layers, norm)
-        _bar(figure, shown, "exp(w) - 1", beyond, _bias_ticks(limit))
+            figure, mappable = _panels(biases, layers, norm)
+        _bar(figure, mappable, "exp(w) - 1", beyond, _bias_ticks(limit))
         figure.suptitle(f"{title}: {_kind(biases[0])}{_heads_shown(biases[0], heads)}")
         _save(figure, path)
 
 
 def draw_key_maps(maps: KeyMaps, heads: int, title: str, path: Path) -> None:
-    """Write a picture of an image and its tokens' weights by key in every layer, of at most ``heads`` heads."""
+    """Write a picture of an image and the weights of its tokens by their keys, for each layer and ``heads`` heads."""
     layers = [layer[:heads] for layer in maps.layers]
-    every = np.concatenate([np.abs(np.log(layer)).ravel() for layer in layers])
-    limit, beyond = _limit(every)
+    log_weights = np.concatenate([np.abs(np.log(layer)).ravel() for layer in layers])
+    limit, beyond = _limit(log_weights)
     norm = LogNorm(np.exp(-limit), np.exp(limit))
     kind, count = maps.heads_are, maps.layers[0].shape[0]
     with plt.rc_context(STYLE):
-        figure, shown = _rows(layers, norm, kind, maps.image)
-        _bar(figure, shown, "exp(K) / its mean", beyond, _share_ticks(limit))
-        cut = f", {kind}s 1 to {heads} of {count}" if heads < count else f", {_number(count, kind)}"
-        figure.suptitle(f"{title}: weights of tokens by their keys{cut}")
+        figure, mappable = _rows(layers, norm, kind, maps.image)
+        _bar(figure, mappable, "exp(K) / its mean", beyond, _share_ticks(limit))
+        shown_heads = f", {kind}s 1 to {heads} of {count}" if heads < count else f", {_number(count, kind)}"
+        figure.suptitle(f"{title}: weights of tokens by their keys{shown_heads}")
         _save(figure, path)
 
 
@@ -65,7 +65,7 @@ def _kind(bias: Bias) -> str:
 
 
 def _heads_shown(bias: Bias, heads: int) -> str:
-    """The heads in the picture, for its title."""
+    """The part of the title that says which heads are shown."""
     if bias.full:
         return ""
     count = bias.values.shape[0]
@@ -77,12 +77,12 @@ def _number(count: int, noun: str) -> str:
 
 
 def _log1p(values: np.ndarray) -> np.ndarray:
-    """The inverse of expm1; finite also for values that were rounded to -1."""
+    """The inverse of expm1; finite even for values rounded to -1."""
     return np.log1p(np.maximum(values, -1 + 1e-12))
 
 
 def _limit(sizes: np.ndarray) -> tuple[float, bool]:
-    """The end of a colour scale for ``sizes``, which are absolute logarithms, and whether some lie beyond it."""
+    """The end of a colour scale for ``sizes`` (absolute logarithms), and whether any value lies beyond it."""
     sizes = sizes[np.isfinite(sizes)]
     limit = float(np.quantile(sizes, _INSIDE))
     if limit < 1e-6:  # all biases of a new model are 0
@@ -91,30 +91,30 @@ def _limit(sizes: np.ndarray) -> tuple[float, bool]:
 
 
 def _bias_ticks(limit: float) -> dict[float, str]:
-    """Ticks and their labels for exp(w) - 1 with |w| up to ``limit``: 0 and round numbers."""
+    """Tick -> label for exp(w) - 1 with |w| up to ``limit``: 0 and round numbers."""
     rounds = [*_STEPS, 2.0, 5.0, *_POWERS, *(-step for step in _STEPS[:-1]), -0.8, -0.9, -0.99, -0.999, -0.9999]
     return _spread({float(_log1p(tick)): (tick, f"{tick:g}") for tick in rounds}, limit, (0.0, "0"))
 
 
 def _share_ticks(limit: float) -> dict[float, str]:
-    """Ticks and their labels for shares with logarithms up to ``limit``: 1, round numbers and their inverses."""
+    """Tick -> label for shares with logarithms up to ``limit``: 1, round numbers and their inverses."""
     rounds = [*(1 + step for step in _STEPS), 3.0, 5.0, *_POWERS]
     above = {float(np.log(tick)): (tick, f"{tick:g}") for tick in rounds}
-    below = {-place: (1 / tick, f"1/{label}") for place, (tick, label) in above.items()}
+    below = {-position: (1 / tick, f"1/{label}") for position, (tick, label) in above.items()}
     return _spread({**above, **below}, limit, (1.0, "1"))
 
 
 def _spread(ticks: dict[float, tuple[float, str]], limit: float, middle: tuple[float, str]) -> dict[float, str]:
-    """Select from ``ticks`` (place on the bar -> tick and label) the outermost that do not crowd each other."""
-    kept = {0.0: middle}
-    for place in sorted(ticks, key=abs, reverse=True):
-        if abs(place) <= limit and all(abs(place - other) >= limit / 6 for other in kept):
-            kept[place] = ticks[place]
-    return dict(kept[place] for place in sorted(kept))
+    """Select ticks that do not overlap, outermost first; ``ticks`` maps positions on the bar to (tick, label)."""
+    selected = {0.0: middle}
+    for position in sorted(ticks, key=abs, reverse=True):
+        if abs(position) <= limit and all(abs(position - other_position) >= limit / 6 for other_position in selected):
+            selected[position] = ticks[position]
+    return dict(selected[position] for position in sorted(selected))
 
 
 def _bar(figure: Figure, shown: ScalarMappable, label: str, beyond: bool, ticks: dict[float, str]) -> None:
-    """Draw one colour bar for all panels of a figure, at most 4 inches tall."""
+    """Draw one colour bar for all panels, at most 4 inches tall."""
     shrink, extend = min(1.0, 4.0 / figure.get_figheight()), "both" if beyond else "neither"
     bar = figure.colorbar(shown, ax=figure.axes, extend=extend, shrink=shrink, pad=0.02, aspect=25)
     bar.set_ticks(list(ticks), labels=list(ticks.values()))
@@ -125,7 +125,7 @@ def _bar(figure: Figure, shown: ScalarMappable, label: str, beyond: bool, ticks:
 def _rows(
     layers: Sequence[np.ndarray], norm: Normalize, kind: str, image: np.ndarray | None = None
 ) -> tuple[Figure, ScalarMappable]:
-    """Draw a row for each layer (heads, Y, X) and a column for each head, with ``image`` left of the first row."""
+    """Draw a row per layer (heads, Y, X) and a column per head, with ``image`` to the left of the first row."""
     columns, offset = max(len(layer) for layer in layers), int(image is not None)
     height = layers[0].shape[1] / layers[0].shape[2]
     size = (0.95 * (columns + offset) + 1.9, 0.95 * height * len(layers) + 0.8)
@@ -135,7 +135,7 @@ def _rows(
         for axes in axes_row:
             _bare(axes)
         for axes, values in zip(axes_row[offset:], layer):
-            shown = axes.imshow(values, cmap=_COLOURS, norm=norm, interpolation="nearest")
+            mappable = axes.imshow(values, cmap=_COLOURS, norm=norm, interpolation="nearest")
         axes_row[offset].set_ylabel(f"layer {number}", rotation=0, ha="right", va="center")
     for number, axes in enumerate(grid[0, offset:], 1):
         axes.set_title(f"{kind} {number}", fontsize=9)
@@ -144,11 +144,11 @@ def _rows(
         grid[0, 0].set_title("image", fontsize=9)
         for axes in grid[:, 0]:
             axes.spines[:].set_visible(False)
-    return figure, shown
+    return figure, mappable
 
 
 def _panels(biases: Sequence[Bias], layers: Sequence[np.ndarray], norm: Normalize) -> tuple[Figure, ScalarMappable]:
-    """Draw a panel for each layer: a matrix of tokens by tokens, or a line of the window for each head."""
+    """Draw a panel per layer: a matrix (tokens, tokens), or one row of window weights per head."""
     columns = min(_COLUMNS, len(layers))
     rows = -(-len(layers) // columns)
     height = 3.2 if biases[0].full else 0.22 * max(len(layer) for layer in layers) + 0.9
@@ -160,20 +160,20 @@ def _panels(biases: Sequence[Bias], layers: Sequence[np.ndarray], norm: Normaliz
     for number, (axes, bias, values) in enumerate(zip(grid.flat, biases, layers), 1):
         options = {"cmap": _COLOURS, "norm": norm}
         if bias.full:
-            shown = axes.imshow(values, **options)
+            mappable = axes.imshow(values, **options)
             names = "token seen", "token"
         else:
             window = values.shape[1]
             first = -(window - 1) if bias.causal else -(window // 2)
             extent = (first - 0.5, first + window - 0.5, len(values) + 0.5, 0.5)
-            shown = axes.imshow(values, aspect="auto", interpolation="nearest", extent=extent, **options)
+            mappable = axes.imshow(values, aspect="auto", interpolation="nearest", extent=extent, **options)
             names = "distance of the token seen", "head"
             axes.yaxis.get_major_locator().set_params(integer=True)
         axes.set_title(f"layer {number}")
         lowest, leftmost = number + columns > len(layers), number % columns == 1 % columns
         axes.tick_params(labelbottom=lowest, labelleft=leftmost)
         axes.set(xlabel=names[0] if lowest else "", ylabel=names[1] if leftmost else "")
-    return figure, shown
+    return figure, mappable
 
 
 def _bare(axes: Axes) -> None:

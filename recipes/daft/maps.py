@@ -1,4 +1,4 @@
-"""The arrays that the pictures show: the position biases of a model, and its keys for an image."""
+"""The arrays in the pictures: the position biases of a model, and its keys for an image."""
 
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,28 +14,28 @@ from .checkpoints import Loaded
 
 
 class Bias(NamedTuple):
-    """exp(w) - 1 of one layer: the relative change of a token's weight by its position."""
+    """exp(w) - 1 of one layer: the relative change of a token's weight caused by its position."""
 
-    #: DAFT-full (T, T), NaN for tokens that a causal model does not see; DAFT-conv (h, window) or (h, kh, kw).
+    #: DAFT-full: (T, T), NaN for future tokens of a causal model. DAFT-conv: (h, window) or (h, kh, kw).
     values: np.ndarray
-    full: bool  # whether this is the matrix of DAFT-full
+    full: bool  # True for DAFT-full
     causal: bool
 
 
 class KeyMaps(NamedTuple):
-    """An image and the weights of its tokens by their keys alone: exp(K) over its mean; 1 is an even share."""
+    """An image and the weights of its tokens by their keys: exp(K) divided by its mean; 1 is an even share."""
 
-    image: np.ndarray  # (H, W, 3) or (H, W), 0..1, as the model saw it
+    image: np.ndarray  # (H, W, 3) or (H, W), 0..1, as the model reads it
     layers: list[np.ndarray]  # each (heads, Y, X), NaN for places without a token
-    heads_are: str  # "head", or "channel" in DAFT-full, which has a key for each
+    heads_are: str  # "head", or "channel" for DAFT-full, which has one key per channel
 
 
 @torch.no_grad()
 def position_biases(model: nn.Module) -> list[Bias]:
-    """The ``Bias`` of every DAFT module of ``model``, in the order of its layers; filters before Gumbel selection.
+    """The ``Bias`` of every DAFT module of ``model``, in order; filters are those before Gumbel selection.
 
     Raises:
-        ValueError: ``model`` has no such module.
+        ValueError: ``model`` has no DAFT module.
     """
     biases = []
     for module in model.modules():
@@ -51,10 +51,10 @@ def position_biases(model: nn.Module) -> list[Bias]:
 
 
 def key_maps(loaded: Loaded, path: Path) -> KeyMaps:
-    """The keys of an image in every layer of a model of images or of pixels.
+    """Compute the keys of an image in every layer of an image or pixel model.
 
     Raises:
-        ValueError: ``path`` is no image, or the model reads text or pixels of images that are not square.
+        ValueError: ``path`` is not an image, or the model reads text, or pixels of images that are not square.
     """
     try:
         with Image.open(path) as file:
@@ -76,7 +76,7 @@ def _maps_of_vision(model: nn.Module, data: dict[str, Any], image: Image.Image) 
     if model.in_chans not in (1, 3):
         raise ValueError(f"the model reads {model.in_chans} channels; allowed with --image: 1 or 3")
     grey = model.in_chans == 1
-    if grey:  # timm's defaults have three numbers, whatever the number of channels
+    if grey:  # timm's defaults have three numbers for any number of channels
         data = {**data, **{name: (sum(data[name]) / len(data[name]),) for name in ("mean", "std")}}
     pixels = create_transform(**data, is_training=False)(image.convert("L") if grey else image)  # (C, H, W)
     with record_keys(model) as records:
@@ -84,33 +84,33 @@ def _maps_of_vision(model: nn.Module, data: dict[str, Any], image: Image.Image) 
     grid, prefix = model.patch_embed.dynamic_feat_size(pixels.shape[1:]), model.num_prefix_tokens
     maps = [_shares(record.keys[0, :, prefix:]).unflatten(1, grid).numpy() for record in records]
     mean, std = (torch.tensor(data[name]).view(-1, 1, 1) for name in ("mean", "std"))
-    shown = (pixels * std + mean).clamp(0, 1).permute(1, 2, 0).numpy()  # (C, H, W) -> (H, W, C)
-    return KeyMaps(shown[..., 0] if grey else shown, maps, _heads_are(model))
+    displayed = (pixels * std + mean).clamp(0, 1).permute(1, 2, 0).numpy()  # (C, H, W) -> (H, W, C)
+    return KeyMaps(displayed[..., 0] if grey else displayed, maps, _heads_are(model))
 
 
 @torch.no_grad()
 def _maps_of_pixels(model: nn.Module, image: Image.Image) -> KeyMaps:
-    """Key maps of a model of pixels, as pixel_modeling reads an image; a pixel has the mean of its subpixels."""
+    """Key maps of a pixel model, which reads images as pixel_modeling does; a pixel gets the mean of its subpixels."""
     from fairseq_plugin.data.pixels import to_tokens
 
     shape = _square_shape(model.max_positions())
     resized = image.convert("L" if shape.channels == 1 else "RGB").resize((shape.width, shape.height))
     values = torch.from_numpy(np.array(resized)).view(1, *shape)  # (1, H, W, C)
     tokens = to_tokens(values)  # (1, T)
-    start = torch.full_like(tokens[:, :1], 2)  # fairseq's </s>, which begins an image
+    start = torch.full_like(tokens[:, :1], 2)  # every image starts with fairseq's </s>
     with record_keys(model) as records:
         model(torch.cat([start, tokens[:, :-1]], dim=1))
     maps = []
     for record in records:
-        # The model reads </s> and all subpixels but the last, which therefore has no key.
+        # The model reads </s> and all subpixels except the last, which therefore has no key.
         share = torch.nn.functional.pad(_shares(record.keys[0, :, 1:]), (0, 1), value=torch.nan)  # (heads, T)
         maps.append(share.unflatten(1, shape).nanmean(-1).numpy())  # (heads, H, W, C) -> (heads, H, W)
-    shown = values[0].numpy() / 255  # (H, W, C)
-    return KeyMaps(shown[..., 0] if shape.channels == 1 else shown, maps, _heads_are(model))
+    displayed = values[0].numpy() / 255  # (H, W, C)
+    return KeyMaps(displayed[..., 0] if shape.channels == 1 else displayed, maps, _heads_are(model))
 
 
 def _square_shape(length: int):
-    """The (height, width, channels) of square images of ``length`` subpixels: at most one of grey and colour fits."""
+    """The (height, width, channels) of square images of ``length`` subpixels; only one of grey and colour can match."""
     from fairseq_plugin.data.pixels import ImageShape
 
     for channels in (1, 3):
@@ -121,7 +121,7 @@ def _square_shape(length: int):
 
 
 def _shares(keys: Tensor) -> Tensor:
-    """Keys (H, n, c) of one image -> exp of each over the mean of its head and channel, (H c, n)."""
+    """Keys (H, n, c) of one image -> exp(keys), divided by the mean per head and channel, (H c, n)."""
     keys = keys.float().transpose(1, 2).flatten(0, 1)  # (H, n, c) -> (H c, n)
     return keys.softmax(1) * keys.shape[1]
 

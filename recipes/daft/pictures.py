@@ -1,6 +1,6 @@
 """Draw the position biases and keys of a DAFT model: ``python -m recipes.daft.pictures --checkpoint FILE``.
 
-The pictures show exp(w) - 1 of every layer, and with an image the weights of its tokens by their keys, as in
+The pictures show exp(w) - 1 of every layer and, given an image, the weights of its tokens by their keys, as in
 *A Dot Product Attention Free Transformer*.
 """
 

@@ -1,6 +1,5 @@
-"""The main job on real input in under ten minutes: ``python -m recipes.demo`` from the checkout's root.
+"""Train on real data in under ten minutes: ``python -m recipes.demo`` from the checkout's root.
 
-A Flowformer language model and its softmax peers learn the running interpreter's standard library through fairseq's
-own command line, a hierarchical Flowformer learns scikit-learn's handwritten digits through timm's own parts, and one
-table and one picture come out.
+A Flowformer language model and softmax baselines learn Python's standard library with fairseq's command line, and a
+hierarchical Flowformer learns scikit-learn's handwritten digits with timm. The results are one table and one picture.
 """

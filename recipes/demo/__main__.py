@@ -15,9 +15,9 @@ from . import picture, results
 from .images import MODEL, REQUIRED_TOP1, check_scripts, run_images
 from .text import ARCHITECTURES, COMMAND, FULL, QUICK, Budget, run_text
 
-#: The folders that are made anew by each run.
+#: The folders that each run replaces.
 WHOLE = dict.fromkeys(("bin", *ARCHITECTURES, "images/digits", f"images/{MODEL}"), COMMAND)
-#: Where recipes.imagenet.get_timm_scripts puts timm's scripts. Nothing is downloaded here.
+#: The default folder of recipes.imagenet.get_timm_scripts. The demo downloads nothing.
 FETCHED_SCRIPTS = ROOT / "work" / "timm-scripts"
 
 
@@ -48,7 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
     if scripts is None and (FETCHED_SCRIPTS / "train.py").is_file():
         scripts = FETCHED_SCRIPTS
     command = command_line(COMMAND, arguments)
-    check_scripts(scripts)  # before minutes are spent
+    check_scripts(scripts)  # fail before minutes are spent
     with working_folder(out, COMMAND, whole=WHOLE):
         return _run(options, budget, out, scripts and scripts.absolute(), command)
 

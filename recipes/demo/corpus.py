@@ -1,8 +1,8 @@
-"""Real text that every machine has: Python's own standard library, split by file, one line per file.
+"""Real text that every machine has: Python's standard library, split by file, one line per file.
 
-fairseq reads one document per line and tokens separated by whitespace, so whitespace other than the space is written
-as a visible mark (newline as "⏎"); sentencepiece writes the space as "▁". Nothing is lost: ``from_line(to_line(t))``
-is ``t``, and encoding followed by decoding gives the line back.
+fairseq reads one document per line and splits tokens at whitespace, so whitespace other than the space is written as a
+visible mark (newline as "⏎"); sentencepiece writes the space as "▁". Both are lossless: ``from_line(to_line(t))`` is
+``t``, and decoding an encoded line gives the line back.
 """
 
 import hashlib
@@ -17,18 +17,18 @@ import sentencepiece
 from ..shared.subwords import load_sentencepiece
 from ..shared.working_folder import own_file
 
-#: Mark of each whitespace character a document may hold besides the space.
+#: Whitespace characters that a document may contain, other than the space -> their marks.
 MARKS = {"\n": "⏎", "\t": "⇥", "\f": "␌"}
 SPACE_PIECE = "▁"
 
-#: Folders that hold tests, other people's packages, or tables of numbers rather than text.
+#: Folders with tests, third-party packages, or tables of numbers instead of text.
 SKIPPED_FOLDERS = frozenset(
     "site-packages dist-packages test tests idle_test encodings pydoc_data lib2to3 turtledemo __pycache__".split()
 )
 
-#: Bytes of text per split. The demo's updates go through train about once.
+#: Bytes of text per split. The demo trains for about one epoch.
 SPLIT_BYTES = {"test": 120_000, "valid": 60_000, "train": 1_250_000}
-#: Larger files are left out: one of them would fill most of a small split.
+#: Larger files are skipped: one of them would fill most of a small split.
 MAX_FILE_BYTES = 60_000
 
 
@@ -48,7 +48,7 @@ def to_line(text: str) -> str:
     """``text`` as one line: newline, tab and form feed become visible marks.
 
     Raises:
-        ValueError: a character is one of the marks, or whitespace at which fairseq would split a token.
+        ValueError: ``text`` contains one of the marks, or other whitespace, at which fairseq would split tokens.
     """
     for character in text:
         if character in MARKS.values() or character == SPACE_PIECE or _is_foreign_space(character):
@@ -57,7 +57,7 @@ def to_line(text: str) -> str:
 
 
 def from_line(line: str) -> str:
-    """The inverse of ``to_line``; also takes sentencepiece's mark of the space."""
+    """The inverse of ``to_line``; also replaces sentencepiece's mark of the space."""
     return line.translate(str.maketrans({mark: space for space, mark in MARKS.items()})).replace(SPACE_PIECE, " ")
 
 
@@ -66,9 +66,9 @@ def _is_foreign_space(character: str) -> bool:
 
 
 def read_library(folder: Path | None = None) -> Iterator[Document]:
-    """The library's sources in the order of a hash of their names, a fixed shuffle; no text comes twice.
+    """Yield the library's source files without duplicates, ordered by a hash of their names (a fixed shuffle).
 
-    Files that are empty, very large, not UTF-8 or hold characters ``to_line`` refuses are left out.
+    Files that are empty, very large, not UTF-8 or contain characters that ``to_line`` refuses are skipped.
     """
     folder = Path(sysconfig.get_path("stdlib")) if folder is None else Path(folder)
     seen = set()
@@ -79,7 +79,7 @@ def read_library(folder: Path | None = None) -> Iterator[Document]:
         try:
             text = path.read_text(encoding="utf-8").strip() + "\n"
             to_line(text)
-        except ValueError:  # UnicodeDecodeError is one
+        except ValueError:  # includes UnicodeDecodeError
             continue
         if text != "\n" and text not in seen:
             seen.add(text)
@@ -91,19 +91,19 @@ def _digest(name: str) -> str:
 
 
 def split_by_file(documents: Iterator[Document], split_bytes: dict[str, int]) -> dict[str, list[Document]]:
-    """Give whole documents to each split in turn until it has its bytes; the last split may stay smaller.
+    """Assign whole documents to one split after the other until each has its bytes; the last may get fewer.
 
     Raises:
-        ValueError: there is too little text to give every split a document.
+        ValueError: there is not enough text for every split to get a document.
     """
     splits: dict[str, list[Document]] = {name: [] for name in split_bytes}
-    room = dict(split_bytes)
+    remaining_bytes = dict(split_bytes)
     for document in documents:
-        split = next((name for name in room if room[name] > 0), None)
+        split = next((name for name in remaining_bytes if remaining_bytes[name] > 0), None)
         if split is None:
             break
         splits[split].append(document)
-        room[split] -= document.size
+        remaining_bytes[split] -= document.size
     empty = [name for name in splits if not splits[name]]
     if empty:
         raise ValueError(f"no document left for the splits {', '.join(empty)}; allowed: a folder with more *.py text")
@@ -113,13 +113,13 @@ def split_by_file(documents: Iterator[Document], split_bytes: dict[str, int]) ->
 def train_sentencepiece(
     documents: list[Document], prefix: Path, vocab_size: int
 ) -> sentencepiece.SentencePieceProcessor:
-    """Train a byte-pair model that loses nothing: no normalisation, every space kept, unknown characters as bytes."""
+    """Train a lossless byte-pair model: no normalisation, all spaces kept, unknown characters as bytes."""
     # Train on source lines, not documents: sentencepiece skips sentences longer than a few thousand bytes.
     lines = (to_line(line) for document in documents for line in document.text.splitlines(keepends=True))
-    written = io.BytesIO()
+    model_file = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=lines,
-        model_writer=written,
+        model_writer=model_file,
         model_type="bpe",
         vocab_size=vocab_size,
         normalization_rule_name="identity",
@@ -133,12 +133,12 @@ def train_sentencepiece(
         minloglevel=2,
     )
     with own_file(prefix.with_name(prefix.name + ".model")) as part:
-        part.write_bytes(written.getvalue())
+        part.write_bytes(model_file.getvalue())
     return load_sentencepiece(prefix)
 
 
 def write_split(documents: list[Document], model: sentencepiece.SentencePieceProcessor, path: Path) -> int:
-    """Write one document per line as subwords; returns the tokens, one end per document included."""
+    """Write one document per line as subwords; returns the number of tokens, including one end per document."""
     tokens = 0
     with own_file(path) as part, open(part, "w", encoding="utf-8") as file:
         for document in documents:
@@ -149,5 +149,5 @@ def write_split(documents: list[Document], model: sentencepiece.SentencePiecePro
 
 
 def decode(pieces: list[str], model: sentencepiece.SentencePieceProcessor) -> str:
-    """Turn subwords back into text that people read."""
+    """Decode subwords to the original text."""
     return from_line(model.decode_pieces(pieces))

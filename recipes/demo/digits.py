@@ -1,4 +1,4 @@
-"""scikit-learn's bundled handwritten digits as an image folder: 1797 of them, 8 x 8, from 43 writers."""
+"""scikit-learn's bundled handwritten digits as an image folder: 1797 images of 8 x 8 pixels, from 43 writers."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
-#: Side of the images written; the digits come as 8 x 8 with values 0..16.
+#: Side of the written images; the originals are 8 x 8 with values 0..16.
 SIDE = 32
 VALIDATION_DIGITS = 360
 _LARGEST_VALUE = 16

@@ -1,4 +1,4 @@
-"""The image half: a hierarchical Flowformer learns handwritten digits through timm's own parts."""
+"""The image half of the demo: a hierarchical Flowformer learns handwritten digits with timm."""
 
 import csv
 import re
@@ -15,7 +15,7 @@ from .digits import VALIDATION_DIGITS, write_digits
 from .text import COMMAND, Budget
 
 MODEL = "flowformer_hier_digits"
-#: Percent of held-out digits a trained model must get right.
+#: Accuracy on held-out digits, in percent, that a trained model must reach.
 REQUIRED_TOP1 = 95.0
 _EPOCH_STARTS = re.compile(r"^Train: (\d+)\b")
 
@@ -47,30 +47,30 @@ class ImageResult(NamedTuple):
     digits: dict[str, int]  # split -> number of images
     epochs: list[Epoch]
     training: Finished
-    trainer: str  # the training script: "train.py" or this package's loop
-    top1: float  # after the last epoch; the held-out digits do not choose the checkpoint
+    trainer: str  # description of the training script: timm's train.py, or this package's loop
+    top1: float  # after the last epoch, since the held-out digits must not select the checkpoint
     maps: Maps
 
 
 def check_scripts(timm_scripts: Path | None) -> None:
-    """Raise ValueError if ``timm_scripts`` is a folder without train.py; None is accepted."""
+    """Raise ValueError unless ``timm_scripts`` is None or a folder with train.py."""
     if timm_scripts is not None and not (timm_scripts / "train.py").is_file():
         raise ValueError(f"--timm-scripts is {timm_scripts}; allowed: a folder that holds timm's train.py")
 
 
 def run_images(out: Path, budget: Budget, timm_scripts: Path | None = None) -> ImageResult:
-    """Run the whole image half in the folder ``out``, with the train.py in ``timm_scripts`` unless that is None."""
+    """Run the image half in the folder ``out``, with the train.py in ``timm_scripts`` unless that is None."""
     print("Images: scikit-learn's handwritten digits", flush=True)
     folder = out / "images" / "digits"
-    with new_folder(folder, COMMAND) as new:
-        digits = write_digits(new)
+    with new_folder(folder, COMMAND) as unfinished:
+        digits = write_digits(unfinished)
     print(f"  {digits['train']} digits to learn from, {digits['validation']} held out")
     trainer = ["-m", "recipes.demo.train_digits"]
     if timm_scripts is not None:
         trainer = ["-m", "timm_plugin", timm_scripts / "train.py"]
     with (
         tqdm(total=budget.epochs, desc=f"  {MODEL}", unit=" epochs", leave=False, disable=None) as bar,
-        new_folder(out / "images" / MODEL, COMMAND) as new,
+        new_folder(out / "images" / MODEL, COMMAND) as unfinished,
     ):
 
         def on_line(line: str) -> None:
@@ -78,9 +78,9 @@ def run_images(out: Path, budget: Budget, timm_scripts: Path | None = None) -> I
             if epoch is not None:
                 bar.update(min(int(epoch[1]) + 1, budget.epochs) - bar.n)
 
-        command = train_command(trainer, folder, budget, new)
+        command = train_command(trainer, folder, budget, unfinished)
         training = run(command, out / "logs" / f"{MODEL}.train.log", on_line)
-    # The last checkpoint, not the best one: the held-out digits must not choose the checkpoint that they test.
+    # The last checkpoint, not the best one: the held-out digits must not select the checkpoint that they test.
     epochs = read_summary(out / "images" / MODEL / "summary.csv")
     parameters, top1, maps = examine(out / "images" / MODEL / "last.pth.tar", folder)
     print(f"  {top1:.1f} % of {VALIDATION_DIGITS} held-out digits right, {training.seconds:.0f} s")
@@ -89,7 +89,7 @@ def run_images(out: Path, budget: Budget, timm_scripts: Path | None = None) -> I
 
 
 def train_command(trainer: list[object], data: Path, budget: Budget, folder: Path) -> list[str]:
-    """The training on the digits in ``data``, with its files in ``folder``."""
+    """The command that trains on the digits in ``data`` and writes to ``folder``."""
     return python_command(
         *(*trainer, "--data-dir", data, "--device-modules", "timm_plugin", "--device", "cpu"),
         *("--model", MODEL, "--num-classes", 10, "--epochs", budget.epochs),
@@ -102,7 +102,7 @@ def train_command(trainer: list[object], data: Path, budget: Budget, folder: Pat
 
 
 def read_summary(path: Path) -> list[Epoch]:
-    """The epochs of a summary.csv as timm writes it."""
+    """Read the epochs in timm's summary.csv."""
     with open(path, newline="", encoding="utf-8") as file:
         return [
             Epoch(int(row["epoch"]), float(row["train_loss"]), float(row["eval_loss"]), float(row["eval_top1"]))
@@ -111,8 +111,8 @@ def read_summary(path: Path) -> list[Epoch]:
 
 
 def examine(checkpoint: Path, folder: Path, digits_shown: int = 6) -> tuple:
-    """Number of parameters, accuracy on the held-out digits and maps of a checkpoint, read back from its file."""
-    # Imported here: the demo's own process needs torch for nothing else.
+    """Load a checkpoint; returns its number of parameters, accuracy on the held-out digits in percent, and maps."""
+    # Imported here, since the demo's process does not need torch otherwise.
     import torch
     from timm.data import create_dataset, create_transform, resolve_data_config
     from timm.models import create_model
@@ -126,27 +126,30 @@ def examine(checkpoint: Path, folder: Path, digits_shown: int = 6) -> tuple:
     dataset.transform = create_transform(**data, is_training=False)
     images, labels = zip(*(dataset[i] for i in range(len(dataset))))
     images, labels = torch.stack(images), torch.tensor(labels)
-    # One digit of each kind, spread over the ten.
-    shown = [int((labels == digit).nonzero()[0]) for digit in np.linspace(0, 9, digits_shown).round().astype(int)]
+    # One image for each of ``digits_shown`` digits, spread over the ten.
+    shown_indices = [
+        int((labels == digit).nonzero()[0]) for digit in np.linspace(0, 9, digits_shown).round().astype(int)
+    ]
     with torch.no_grad():
         predictions = model(images).argmax(-1)
         with record_attention(model) as records:
-            model(images[shown])
-    first = max(records, key=lambda record: record.allocation.shape[-1])  # the first stage's, the finest map
+            model(images[shown_indices])
+    # A layer of the first stage, which has the finest map.
+    finest_record = max(records, key=lambda record: record.allocation.shape[-1])
     mean, std = (torch.tensor(data[name])[:, None, None] for name in ("mean", "std"))
     maps = Maps(
-        labels[shown].tolist(),
-        predictions[shown].tolist(),
-        (images[shown] * std + mean).mean(1).clamp(0, 1).numpy(),
-        _as_map(first.competition),
-        _as_map(first.allocation),
-        first.name,
+        labels[shown_indices].tolist(),
+        predictions[shown_indices].tolist(),
+        (images[shown_indices] * std + mean).mean(1).clamp(0, 1).numpy(),
+        _as_map(finest_record.competition),
+        _as_map(finest_record.allocation),
+        finest_record.name,
     )
     parameters = sum(parameter.numel() for parameter in model.parameters())
     return parameters, (predictions == labels).float().mean().item() * 100, maps
 
 
 def _as_map(weights) -> np.ndarray:
-    """(B, H, n) weights of a square map -> (B, side, side), the mean over heads."""
+    """Weights (B, H, n) of a square map -> mean over heads (B, side, side)."""
     side = round(weights.shape[-1] ** 0.5)
     return weights.mean(1).unflatten(-1, (side, side)).numpy()

@@ -1,7 +1,7 @@
 """Seconds of a training step at several lengths: ``python -m recipes.demo.lengths --help``.
 
-Builds the models as fairseq-train would and times forward, backward and update on random tokens. A step has 4096
-tokens, or one sequence where that is longer, so that a row of the table shows the cost of length alone.
+Builds the models as fairseq-train does and times forward, backward and update on random tokens. A step has 4096 tokens,
+or one sequence if that is longer, so that only the length changes along a row of the table.
 """
 
 import json
@@ -20,12 +20,12 @@ from ..shared.scripts import positive_int, script
 from .text import ARCHITECTURES, model_arguments
 
 TOKENS_PER_STEP = 4096
-#: How long steps are timed; at least two steps are.
+#: Duration of the measurement; at least two steps are timed.
 SECONDS = 4.0
 
 
 def measure(data: Path, architecture: str, length: int) -> float:
-    """Tokens per second of training steps of ``architecture`` on sequences of ``length``, by the fastest step."""
+    """Training speed of ``architecture`` on sequences of ``length``: tokens per second of the fastest step."""
     arguments = [str(data), "--user-dir", "fairseq_plugin", "--task", "language_modeling"]
     arguments += model_arguments(architecture, length)
     config = convert_namespace_to_omegaconf(options.parse_args_and_arch(options.get_training_parser(), arguments))
@@ -64,11 +64,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--lengths", type=positive_int, nargs="+", default=[512, 2048, 8192], help="tokens per sequence"
     )
-    chosen = parser.parse_args(arguments)
-    check_dictionary(chosen.data, "DATA")
-    for length in chosen.lengths:
+    parsed = parser.parse_args(arguments)
+    check_dictionary(parsed.data, "DATA")
+    for length in parsed.lengths:
         for architecture in ARCHITECTURES:
-            speed = measure(chosen.data, architecture, length)
+            speed = measure(parsed.data, architecture, length)
             measurement = {"architecture": architecture, "length": length, "tokens_per_second": round(speed, 1)}
             print(json.dumps(measurement), flush=True)
     return 0

@@ -1,4 +1,4 @@
-"""Draw one picture of the demo: the training curves and Flow-Attention's weights."""
+"""Draw the demo's picture: the training curves and Flow-Attention's weights."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -33,15 +33,15 @@ def draw(text: TextResult, images: ImageResult, path: Path) -> None:
 
 def _losses(axes: Axes, models: list[LanguageModel], x: Callable[[Point], float], unit: str) -> None:
     for model in models:
-        look = {"color": _COLOURS[model.architecture]}
+        style = {"color": _COLOURS[model.architecture]}
         points = {
             split: [(x(point), point.values["loss"]) for point in model.points if point.split == split]
             for split in ("train_inner", "valid")
         }
         dashes = _DASHES[model.architecture]
-        axes.plot(*zip(*points["train_inner"]), dashes, lw=1.4, alpha=0.75, label=model.architecture, **look)
+        axes.plot(*zip(*points["train_inner"]), dashes, lw=1.4, alpha=0.75, label=model.architecture, **style)
         if points["valid"]:
-            axes.plot(*zip(*points["valid"]), "o", ms=5, **look)
+            axes.plot(*zip(*points["valid"]), "o", ms=5, **style)
     axes.set_title("Language models: line train, dot valid")
     axes.set_xlabel(unit)
     axes.set_ylabel("loss, bits per token")
@@ -93,12 +93,12 @@ def _maps(figure: Figure, maps: Maps) -> None:
     for axes_row, (title, unit, values, colours, limits) in zip(grid, rows):
         low, high = limits or (values.min(), values.max())
         for axes, value in zip(axes_row, values):
-            # Pixels of a map are tokens: no smoothing.
-            shown = axes.imshow(value, cmap=colours, vmin=low, vmax=high, interpolation="nearest")
+            # A pixel of a map is a token: no smoothing.
+            mappable = axes.imshow(value, cmap=colours, vmin=low, vmax=high, interpolation="nearest")
             axes.set_xticks([])
             axes.set_yticks([])
             axes.spines[:].set_visible(False)
         axes_row[0].set_ylabel(title, rotation=0, ha="right", va="center", labelpad=8)
-        figure.colorbar(shown, ax=axes_row, label=unit, shrink=0.9, pad=0.015)
+        figure.colorbar(mappable, ax=axes_row, label=unit, shrink=0.9, pad=0.015)
     for axes, label, prediction in zip(grid[0], maps.labels, maps.predictions):
         axes.set_title(f"{label}, read as {prediction}", color="black" if label == prediction else "#D00000")

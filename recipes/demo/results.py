@@ -1,4 +1,4 @@
-"""The results of the demo, as a table in plain text and Markdown, and as JSON."""
+"""The results of the demo as tables in plain text and Markdown, and as JSON."""
 
 import json
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ def read_speeds(lines: Sequence[str]) -> Speeds:
 
 
 def tables(text: TextResult, speeds: Speeds, images: ImageResult) -> list[Table]:
-    """Everything the demo shows, as one block of tables."""
+    """The tables of all results that the demo shows."""
     models = Table(
         "Language models of Python's standard library, same data and updates",
         ("architecture", "attention", "parameters", "perplexity", "bits/byte", "train tokens/s", "peak memory"),
@@ -77,18 +77,18 @@ def tables(text: TextResult, speeds: Speeds, images: ImageResult) -> list[Table]
 
 
 def _break_even_note(speeds: Speeds, peer: str) -> str:
-    ours = "flowformer_lm"
-    length = break_even(speeds, ours, peer)
-    slower = sorted(n for n in speeds[peer] if speeds[ours].get(n, 0) < speeds[peer][n])
-    note = f"{ours} against {peer}: "
+    architecture = "flowformer_lm"
+    length = break_even(speeds, architecture, peer)
+    slower_lengths = sorted(n for n in speeds[peer] if speeds[architecture].get(n, 0) < speeds[peer][n])
+    note = f"{architecture} against {peer}: "
     note += f"at least as fast from {length:,} tokens on" if length else "slower at the longest length measured"
-    if slower:
-        note += "; slower at " + ", ".join(f"{n:,}" for n in slower)
+    if slower_lengths:
+        note += "; slower at " + ", ".join(f"{n:,}" for n in slower_lengths)
     return note
 
 
 def as_json(text: TextResult, speeds: Speeds, images: ImageResult, run: Run) -> dict[str, Any]:
-    """Every number, curves included, as plain types."""
+    """All numbers, including curves, as plain types."""
     return {
         "run": run._asdict(),
         "text": {
@@ -124,6 +124,6 @@ def as_json(text: TextResult, speeds: Speeds, images: ImageResult, run: Run) -> 
 
 
 def write(out: Path, text: TextResult, speeds: Speeds, images: ImageResult, run: Run) -> str:
-    """results.txt, results.md and results.json in ``out``; returns the text."""
+    """Write results.txt, results.md and results.json to ``out``; returns the text."""
     blocks = tables(text, speeds, images)
     return write_reports(out, blocks, run, as_json(text, speeds, images, run))

@@ -1,7 +1,7 @@
-"""A training loop built from timm's own parts, for use where timm's train.py, which its wheel lacks, is missing.
+"""A training loop built from timm's parts, for use without timm's train.py, which is not in its wheel.
 
-``python -m recipes.demo.train_digits --help``. Its options are a subset of train.py's, with the same names, meanings
-and output files, so that one command line serves both.
+``python -m recipes.demo.train_digits --help``. Its options are a subset of train.py's with the same names and
+meanings, and it writes the same files, so that one command line works for both.
 """
 
 import argparse
@@ -26,12 +26,12 @@ from ..shared.scripts import script
 from ..shared.working_folder import claim, working_folder
 
 COMMAND = "recipes.demo.train_digits"
-#: What timm writes.
+#: Files that timm writes.
 FILES = ("summary.csv", "last.pth.tar", "model_best.pth.tar", "tmp.pth.tar")
 
 
 def parser() -> CommandParser:
-    """The options, each as in train.py. They have plain types only: timm refuses to load a checkpoint with others."""
+    """The options, as in train.py. All have plain types: timm refuses to load checkpoints with other types."""
     parser = CommandParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data-dir", required=True, help="folder with train/ and validation/")
     parser.add_argument("--device-modules", nargs="+", default=[], help="modules to import first, such as timm_plugin")
@@ -77,7 +77,7 @@ def train_epoch(
 
 @torch.no_grad()
 def validate(model: nn.Module, loader: DataLoader) -> dict[str, float]:
-    """Mean cross entropy and accuracies in percent over ``loader``."""
+    """Compute the mean cross entropy, and accuracies in percent, over ``loader``."""
     model.eval()
     meters = {name: AverageMeter() for name in ("loss", "top1", "top5")}
     for images, labels in loader:
@@ -90,7 +90,7 @@ def validate(model: nn.Module, loader: DataLoader) -> dict[str, float]:
 
 @script("train_digits")
 def main(arguments: list[str] | None = None) -> int:
-    """Train; leaves summary.csv, last.pth.tar and model_best.pth.tar in --output/--experiment. Returns 0."""
+    """Train; writes summary.csv, last.pth.tar and model_best.pth.tar to --output/--experiment. Returns 0."""
     options = parser().parse_args(arguments)
     with working_folder(Path(options.output, options.experiment), COMMAND, "--output with --experiment"):
         return train(options)
@@ -104,14 +104,14 @@ def _import(module: str) -> None:
 
 
 def train(options: argparse.Namespace) -> int:
-    """Train as the options say.
+    """Train as specified by the options.
 
     Raises:
-        ValueError: a module, a model or a folder of images that is not there.
+        ValueError: a module, a model or a folder of images does not exist.
     """
     for module in options.device_modules:
         _import(module)
-    if not is_model(options.model) and ":" not in options.model:  # timm finds local-dir:FOLDER by itself
+    if not is_model(options.model) and ":" not in options.model:  # timm checks names such as local-dir:FOLDER
         raise ValueError(f"--model is {options.model}; allowed: a model of timm or of --device-modules")
     for split in ("train", "validation"):
         if not Path(options.data_dir, split).is_dir():
@@ -147,7 +147,7 @@ def train(options: argparse.Namespace) -> int:
     folder = Path(options.output, options.experiment)
     for name in (*FILES, *(f"checkpoint-{epoch}.pth.tar" for epoch in range(options.epochs))):
         claim(folder / name)
-    (folder / FILES[0]).unlink(missing_ok=True)  # timm would add to an earlier training's
+    (folder / FILES[0]).unlink(missing_ok=True)  # timm would append to the file of an earlier training
     saver = CheckpointSaver(
         model,
         optimizer,
@@ -158,13 +158,15 @@ def train(options: argparse.Namespace) -> int:
     )
     criterion = LabelSmoothingCrossEntropy(options.smoothing)
     for epoch in range(epochs):
-        learned = train_epoch(model, train_loader, criterion, optimizer)
+        train_metrics = train_epoch(model, train_loader, criterion, optimizer)
         scheduler.step(epoch + 1)
-        scores = validate(model, validation_loader)
+        validation_metrics = validate(model, validation_loader)
         lr = optimizer.param_groups[0]["lr"]
-        update_summary(epoch, learned, scores, folder / "summary.csv", lr=lr)
-        saver.save_checkpoint(epoch, metric=scores["top1"])
-        print(f"Train: {epoch} loss {learned['loss']:.3f}  Test: top1 {scores['top1']:.2f}", flush=True)
+        update_summary(epoch, train_metrics, validation_metrics, folder / "summary.csv", lr=lr)
+        saver.save_checkpoint(epoch, metric=validation_metrics["top1"])
+        print(
+            f"Train: {epoch} loss {train_metrics['loss']:.3f}  Test: top1 {validation_metrics['top1']:.2f}", flush=True
+        )
     return 0
 
 

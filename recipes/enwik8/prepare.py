@@ -1,6 +1,6 @@
 """Download enwik8, check it and binarise it byte by byte: ``python -m recipes.enwik8.prepare``, from the checkout.
 
-``--file`` takes enwik8, its zip archive, or any other file for a trial of the commands.
+``--file`` uses enwik8, its zip archive, or any other file to try the commands.
 """
 
 import sys
@@ -26,18 +26,18 @@ from ..shared.working_folder import working_folder
 
 COMMAND = "recipes.enwik8.prepare"
 
-#: enwik8 itself, as in the archive; size and md5 are from its publisher's page, http://mattmahoney.net/dc/textdata.html.
+#: The extracted file enwik8; size and md5 are from its publisher's page, http://mattmahoney.net/dc/textdata.html.
 ENWIK8 = Source("enwik8", 100_000_000, md5="a1fa5ffddb56f4953e226637dabbb36a")
 #: Bytes of each split, in this order.
 SPLIT_BYTES = {"train": 90_000_000, "valid": 5_000_000, "test": 5_000_000}
 
 _NEWLINE = ord("\n")
-#: Longer lines are cut into sequences of so many bytes, which changes nothing: fairseq joins sequences anyway.
+#: Longer lines are cut into sequences of this many bytes; the result is the same, since fairseq joins sequences.
 _LONGEST_SEQUENCE = 1 << 16
 
 
 def byte_dictionary() -> Dictionary:
-    """fairseq's dictionary of bytes, named by their decimal digits; the newline is fairseq's end of sentence."""
+    """fairseq dictionary with one symbol per byte, named by its value in decimal; the newline is fairseq's ``</s>``."""
     dictionary = Dictionary()
     for byte in range(256):
         if byte != _NEWLINE:
@@ -53,10 +53,10 @@ def token_table(dictionary: Dictionary) -> np.ndarray:
 
 
 def fetch_enwik8(folder: Path) -> Path:
-    """Download enwik8 into ``folder``; returns the file.
+    """Download enwik8 into ``folder`` and return the path of the file.
 
     Raises:
-        DownloadFailed: it could not be downloaded whole.
+        DownloadFailed: the download failed or is incomplete.
         ValueError: the file in the archive is not enwik8.
     """
     path = folder / "enwik8"
@@ -76,14 +76,14 @@ def _unpack(archive: Path, folder: Path) -> None:
 
 
 def take_file(path: Path, folder: Path) -> tuple[Path, bool]:
-    """The user's file at ``path``, unpacked if it is an archive, and whether it is enwik8.
+    """Return the user's file, unpacked if it is an archive, and whether it is enwik8.
 
     Args:
-        path: enwik8, its zip archive, or any other file, which is used for a trial.
-        folder: where an archive is unpacked.
+        path: enwik8, its zip archive, or any other file for a trial.
+        folder: where an archive is unpacked to.
 
     Raises:
-        ValueError: there is no such file, or it has the name or size of enwik8 but other content.
+        ValueError: the file does not exist, or it has the name or size of enwik8 but different content.
     """
     if not path.is_file():
         raise ValueError(f"--file is {path}, which is no file; allowed: enwik8, its zip archive, or a text file")
@@ -96,10 +96,10 @@ def take_file(path: Path, folder: Path) -> tuple[Path, bool]:
 
 
 def cut(size: int) -> dict[str, int]:
-    """Bytes of each split of a trial's file of ``size`` bytes.
+    """Bytes of each split for a trial file of ``size`` bytes.
 
     Raises:
-        ValueError: it is too short.
+        ValueError: the file is too short.
     """
     least = round(1 / min(TRIAL_PARTS.values()))
     if size < least:
@@ -109,13 +109,13 @@ def cut(size: int) -> dict[str, int]:
 
 
 def binarise(path: Path, splits: dict[str, int], data_bin: Path) -> None:
-    """Write the first bytes of ``path`` as a data set: each byte one token, each line a sequence.
+    """Write the first bytes of ``path`` as a data set: one token per byte, one sequence per line.
 
-    fairseq-preprocess would do almost the same. But where a split is cut inside a line, it would add a ``</s>`` that
-    stands for no byte.
+    fairseq-preprocess does almost the same, but where a split ends inside a line it adds a ``</s>`` that corresponds to
+    no byte.
 
     Raises:
-        ValueError: the numbers of tokens and bytes of a split differ.
+        ValueError: a split has a different number of tokens than bytes.
     """
     dictionary = byte_dictionary()
     table = token_table(dictionary)
@@ -132,7 +132,7 @@ def binarise(path: Path, splits: dict[str, int], data_bin: Path) -> None:
 
 
 def read_lines(file, size: int, on_bytes: Callable[[int], object]) -> Iterator[bytes]:
-    """The next ``size`` bytes of a binary file as lines with their ends; very long lines are cut."""
+    """Yield the next ``size`` bytes of a binary file as lines with their newlines; very long lines are cut."""
     while size and (line := file.readline(min(size, _LONGEST_SEQUENCE))):
         size -= len(line)
         on_bytes(len(line))

@@ -1,6 +1,6 @@
 """Get timm's own train.py, validate.py and so on: ``python -m recipes.imagenet.get_timm_scripts``.
 
-They are not in timm's wheel and must fit the timm that is installed, so they are taken, unmodified, at its tag.
+timm's wheel lacks them, and they must match the installed timm, so they are copied, unmodified, from its tag.
 """
 
 import re
@@ -31,19 +31,19 @@ _GIT_SECONDS = 300
 
 
 class NotFound(RecipeFailed):
-    """No source has the scripts at a tag; the message names the sources and the reasons."""
+    """No source has the scripts at the tag; the message lists the sources and the reasons."""
 
 
 def installed_tag() -> str:
-    """The tag of the timm that is installed."""
+    """The tag of the installed timm."""
     return f"v{timm.__version__}"
 
 
 def read_version(folder: Path) -> str:
-    """Read the version of a timm source tree without running it.
+    """Read the version of a timm source tree without running its code.
 
     Raises:
-        NotFound: the tree names no version.
+        NotFound: the tree does not contain a version.
     """
     path = folder / VERSION_FILE
     match = path.is_file() and re.search(r"""__version__ = ['"]([^'"]+)['"]""", path.read_text(encoding="utf-8"))
@@ -53,21 +53,21 @@ def read_version(folder: Path) -> str:
 
 
 def from_git(source: str, tag: str, folder: Path) -> None:
-    """Copy the scripts at ``tag`` of the git repository ``source``, a path or an address, into ``folder``.
+    """Copy the scripts at ``tag`` of the git repository ``source``, a path or a URL, into ``folder``.
 
     Raises:
-        NotFound: git is missing, or the repository or the tag is.
+        NotFound: git, the repository or the tag is missing.
     """
     command = ["git", "clone", "--quiet", "--depth", "1", "--branch", tag, source, "clone"]
     with tempfile.TemporaryDirectory() as temporary:
         try:
-            done = subprocess.run(
+            process = subprocess.run(
                 command, cwd=temporary, capture_output=True, text=True, check=False, timeout=_GIT_SECONDS
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise NotFound(f"{source}: {error}") from error
-        if done.returncode != 0:
-            raise NotFound(f"{source}: {done.stderr.strip()}")
+        if process.returncode != 0:
+            raise NotFound(f"{source}: {process.stderr.strip()}")
         copy(Path(temporary, "clone"), folder)
 
 
@@ -75,7 +75,7 @@ def from_archive(url: str, folder: Path) -> None:
     """Copy the scripts in the zip archive at ``url`` into ``folder``.
 
     Raises:
-        NotFound: it cannot be downloaded or is no archive of timm.
+        NotFound: the archive cannot be downloaded, or is not one of timm.
     """
     with tempfile.TemporaryDirectory() as temporary:
         archive = Path(temporary, "timm.zip")
@@ -94,7 +94,7 @@ def from_archive(url: str, folder: Path) -> None:
 
 
 def copy(tree: Path, folder: Path) -> None:
-    """Copy the scripts of timm's source tree ``tree`` into ``folder``, with the file that names the version.
+    """Copy the scripts of the source tree ``tree`` into ``folder``, with the file that contains the version.
 
     Raises:
         NotFound: ``tree`` is not timm's source tree.
@@ -105,47 +105,47 @@ def copy(tree: Path, folder: Path) -> None:
     for name in (*SCRIPTS, "LICENSE"):
         if (tree / name).is_file():
             shutil.copy2(tree / name, folder / name)
-    # Not at timm/version.py: a folder of that name beside the scripts would hide the installed package.
+    # Not at timm/version.py: a folder named timm next to the scripts would hide the installed package.
     shutil.copy2(tree / VERSION_FILE, folder / "timm_version.txt")
 
 
 def tags_of(repository: Path) -> list[str]:
-    """The newest tags of a local repository, newest first; none if git cannot tell."""
+    """The newest five tags of a local repository, newest first; empty if git fails."""
     command = ["git", "-C", str(repository), "tag", "--list", "v*", "--sort=-version:refname"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_GIT_SECONDS)
+        process = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_GIT_SECONDS)
     except (OSError, subprocess.TimeoutExpired):
         return []
-    return done.stdout.split()[:5]
+    return process.stdout.split()[:5]
 
 
 def get(out: Path, tag: str, source: Path | None = None) -> str:
-    """Put the scripts at ``tag`` into the folder ``out``; returns their version.
+    """Write the scripts at ``tag`` to the folder ``out``; returns their version.
 
     Args:
-        source: a git repository or an unpacked source tree to take them from; the network otherwise.
+        source: a local git repository or unpacked source tree; None downloads the scripts.
 
     Raises:
-        ValueError: ``source`` does not exist, or ``out`` holds anything but what this function wrote there.
-        NotFound: no source has them, or their version is not that of ``tag``.
+        ValueError: ``source`` does not exist, or ``out`` contains files that this function did not write.
+        NotFound: no source has the scripts, or their version is not that of ``tag``.
     """
-    ways: list[Callable[[Path], None]]
+    attempts: list[Callable[[Path], None]]
     if source is None:
-        ways = [
+        attempts = [
             lambda folder: from_git(REPOSITORY, tag, folder),
             lambda folder: from_archive(ARCHIVE.format(tag=tag), folder),
         ]
     elif not source.is_dir():
         raise ValueError(f"--from is {source}, which is no folder; allowed: a git repository or a source tree of timm")
     elif (source / ".git").exists() or (source / "HEAD").is_file():
-        ways = [lambda folder: from_git(source.absolute().as_uri(), tag, folder)]
+        attempts = [lambda folder: from_git(source.absolute().as_uri(), tag, folder)]
     else:
-        ways = [lambda folder: copy(source, folder)]
+        attempts = [lambda folder: copy(source, folder)]
     reasons = []
-    for way in ways:
+    for attempt in attempts:
         try:
             with new_folder(out, COMMAND) as folder:
-                way(folder)
+                attempt(folder)
                 return _check(folder, tag)
         except NotFound as error:
             reasons.append(str(error))
@@ -161,10 +161,10 @@ def _check(folder: Path, tag: str) -> str:
 
 
 def _advice(tag: str, source: Path | None) -> str:
-    known = tags_of(source) if source is not None else []
-    nearest = f" It has {', '.join(known)}." if known else ""
+    tags = tags_of(source) if source is not None else []
+    hint = f" It has {', '.join(tags)}." if tags else ""
     return (
-        f"Name a tag that exists with --tag, the one nearest below {tag} as a rule fits.{nearest} Or take a copy you"
+        f"Name a tag that exists with --tag, the one nearest below {tag} as a rule fits.{hint} Or take a copy you"
         f" have with --from: a git repository or an unpacked source tree of {REPOSITORY}"
     )
 

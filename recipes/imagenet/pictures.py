@@ -1,7 +1,8 @@
-"""Draw what image models weigh patches by: ``python -m recipes.imagenet.pictures --checkpoint FILE --image FILE``.
+"""Draw image models' weights of patches: ``python -m recipes.imagenet.pictures --checkpoint FILE --image FILE``.
 
-*Flowformer*, Figures 4 and 9: of each patch, the sum of the weights that all patches give it in the last layer, or for
-Flow-Attention its competition; models side by side. Figures 5 and 7: Flow-Attention's allocation.
+Draws several models side by side, as Figures 4 and 9 of *Flowformer*: for each patch the sum of the attention weights
+that all patches give it in the last layer, or its competition in Flow-Attention. Also draws Flow-Attention's allocation
+(Figures 5 and 7).
 """
 
 import argparse
@@ -30,46 +31,46 @@ from ..shared.scripts import script
 from ..shared.working_folder import working_folder
 
 COMMAND = "recipes.imagenet.pictures"
-#: The part of the values inside the colour scale, so that one outlier does not make all others pale.
+#: Fraction of the values inside the colour scale, so that an outlier does not make all others pale.
 _INSIDE = 0.995
 
 
 class Seen(NamedTuple):
-    """Weights that one layer of a model gives the patches of one image, each the mean over heads."""
+    """Weights of the patches of one image in one layer of a model, averaged over heads."""
 
-    predicted: int  # number of the class
-    weights: np.ndarray  # (Y, X), over the mean of all patches: 1 is an even share
-    competition: bool  # whether the weights are Flow-Attention's competition, and not sums of a map
-    allocation: np.ndarray | None  # (Y, X), of Flow-Attention alone
+    predicted: int  # class index
+    weights: np.ndarray  # (Y, X), divided by the mean of all patches: 1 is an even share
+    competition: bool  # True: Flow-Attention's competition; False: column sums of the attention matrix
+    allocation: np.ndarray | None  # (Y, X); None unless Flow-Attention
 
 
 def attentions(loaded: Loaded) -> list[nn.Module]:
-    """The attentions of a model in the order of its layers; softmax attention of timm's own is made ours, in place.
+    """The attention modules of a model, in order; timm's own softmax attention is replaced by ours, in place.
 
     Raises:
-        ValueError: it has none.
+        ValueError: the model has no attention that can be replaced.
     """
     from timm_plugin import replace_attention
 
-    def ours() -> list[nn.Module]:
+    def find_mechanisms() -> list[nn.Module]:
         kinds = (InnerAttention, GatedAttentionUnit)
         return [module for module in loaded.model.modules() if isinstance(module, kinds) and _has_map(module)]
 
-    if not ours():
-        replace_attention(loaded.model, "softmax")  # the same weights and the same outputs
-    return ours()
+    if not find_mechanisms():
+        replace_attention(loaded.model, "softmax")  # same weights, same outputs
+    return find_mechanisms()
 
 
 def _has_map(module: nn.Module) -> bool:
-    """Whether it is a mechanism itself, and not something around one."""
+    """Whether ``module`` is a mechanism itself, not a wrapper around one."""
     return not any(isinstance(part, InnerAttention) for part in module.children())
 
 
 def read_image(path: Path) -> Image.Image:
-    """The image of a file, in colour.
+    """Read an image file as RGB.
 
     Raises:
-        ValueError: it cannot be read.
+        ValueError: the file cannot be read.
     """
     try:
         with Image.open(path) as file:
@@ -80,17 +81,17 @@ def read_image(path: Path) -> Image.Image:
 
 @torch.no_grad()
 def look(loaded: Loaded, attention: nn.Module, image: Image.Image) -> tuple[np.ndarray, Seen]:
-    """The image as the model reads it, (H, W, 3) in 0..1, and what ``attention`` of the model weighs it by.
+    """Run the model on an image; returns the image as the model reads it, (H, W, 3) in 0..1, and the weights.
 
     Raises:
-        ValueError: the model does not read colour, or the attention's tokens are no grid.
+        ValueError: the model does not read colour images, or the tokens of ``attention`` do not form a grid.
     """
     from timm.data import create_transform
 
     if loaded.data["input_size"][0] != 3:
         raise ValueError(f"the model reads {loaded.data['input_size'][0]} channels; allowed: 3")
     pixels = create_transform(**loaded.data, is_training=False)(image)  # (C, H, W)
-    flow = hasattr(attention, "recorded_weights")  # then no map is needed, however many tokens there are
+    flow = hasattr(attention, "recorded_weights")  # Flow-Attention is recorded without the (n, n) attention matrix
     with record_attention(attention, maps=not flow) as records:
         scores = loaded.model(pixels[None])
     record, prefix = records[-1], getattr(loaded.model, "num_prefix_tokens", 0)
@@ -107,7 +108,7 @@ def look(loaded: Loaded, attention: nn.Module, image: Image.Image) -> tuple[np.n
 
 
 def _as_grid(weights: Tensor, prefix: int, pixels: Tensor) -> np.ndarray:
-    """Weights (1, H, n) of the tokens of an image, a class token and others in front -> (Y, X), the mean over heads."""
+    """Token weights (1, H, n) -> mean over heads (Y, X) of the patches, without the first ``prefix`` tokens."""
     patches = weights[0].float().mean(0)[prefix:]
     height, width = pixels.shape[1:]
     rows = max(1, round((len(patches) * height / width) ** 0.5))
@@ -119,21 +120,23 @@ def _as_grid(weights: Tensor, prefix: int, pixels: Tensor) -> np.ndarray:
 def draw_weights(
     images: Sequence[np.ndarray], seen: Sequence[Sequence[Seen]], names: Sequence[str], path: Path
 ) -> None:
-    """Write the picture of weights: a row for each image, in it what each of the models, ``names``, makes of it."""
-    every = np.concatenate([one.weights.ravel() for row in seen for one in row])
-    low, high = min(0.0, float(every.min())), max(1.01, float(np.quantile(every, _INSIDE)))
+    """Write the picture of weights: one row per image, one column per model; ``names`` are the models' names."""
+    all_weights = np.concatenate([seen_image.weights.ravel() for row in seen for seen_image in row])
+    low, high = min(0.0, float(all_weights.min())), max(1.01, float(np.quantile(all_weights, _INSIDE)))
     norm = TwoSlopeNorm(1.0, low, high)
-    kinds = ["competition" if one.competition else "summed weights" for one in seen[0]]
+    kinds = ["competition" if seen_image.competition else "summed weights" for seen_image in seen[0]]
     with plt.rc_context(STYLE):
-        figure, shown = _rows(
+        figure, mappable = _rows(
             images,
-            [[(one.weights, f"predicted {one.predicted}") for one in row] for row in seen],
+            [[(seen_image.weights, f"predicted {seen_image.predicted}") for seen_image in row] for row in seen],
             [f"{name}\n{kind}" for name, kind in zip(names, kinds)],
             {"cmap": "RdBu_r", "norm": norm},
         )
-        bar = figure.colorbar(shown, ax=figure.axes, shrink=0.8, extend="max" if every.max() > high else "neither")
+        bar = figure.colorbar(
+            mappable, ax=figure.axes, shrink=0.8, extend="max" if all_weights.max() > high else "neither"
+        )
         bar.set_label("weight of a patch over the mean; 1 is an even share")
-        # A tick outside of the scale would stretch it.
+        # A tick outside the scale would stretch it.
         bar.set_ticks([math.ceil(100 * low) / 100, 0.5 + low / 2, 1, 0.5 + high / 2, math.floor(100 * high) / 100])
         bar.ax.yaxis.set_major_formatter("{x:.2f}")
         save(figure, path, dpi=100)
@@ -142,19 +145,19 @@ def draw_weights(
 def draw_allocation(
     images: Sequence[np.ndarray], seen: Sequence[Sequence[Seen]], names: Sequence[str], path: Path
 ) -> None:
-    """Write the picture of allocation, of the models that have it."""
-    columns = [i for i, one in enumerate(seen[0]) if one.allocation is not None]
+    """Write the picture of allocation, for the models that have it."""
+    columns = [i for i, seen_image in enumerate(seen[0]) if seen_image.allocation is not None]
     rows = [[(row[i].allocation, f"predicted {row[i].predicted}") for i in columns] for row in seen]
     with plt.rc_context(STYLE):
         titles = [f"{names[i]}\nallocation" for i in columns]
-        figure, shown = _rows(images, rows, titles, {"cmap": "viridis", **_limits(rows)})
-        bar = figure.colorbar(shown, ax=figure.axes, shrink=0.8)
+        figure, mappable = _rows(images, rows, titles, {"cmap": "viridis", **_limits(rows)})
+        bar = figure.colorbar(mappable, ax=figure.axes, shrink=0.8)
         bar.set_label("allocation of a patch, from 0 to 1")
         save(figure, path, dpi=100)
 
 
 def _limits(rows: Sequence[Sequence[tuple[np.ndarray, str]]]) -> dict[str, float]:
-    """The least and the largest value."""
+    """The smallest and largest value, as limits of the colour scale."""
     return {
         "vmin": min(float(values.min()) for row in rows for values, _ in row),
         "vmax": max(float(values.max()) for row in rows for values, _ in row),
@@ -167,21 +170,21 @@ def _rows(
     titles: Sequence[str],
     options: dict,
 ) -> tuple[Figure, plt.cm.ScalarMappable]:
-    """A figure with a row for each image: itself, and maps with a line below each; ``titles`` stand above the maps."""
+    """Draw one row per image: the image, then (map, caption) for each of ``titles``, the column titles of the maps."""
     size = (1.9 * (1 + len(titles)) + 1.4, 1.9 * len(images) + 0.8)
     figure, grid = plt.subplots(len(images), 1 + len(titles), figsize=size, squeeze=False, layout="constrained")
     for row, (axes_of_row, image, maps) in enumerate(zip(grid, images, rows)):
         axes_of_row[0].imshow(image)
-        for axes, title, (values, below) in zip(axes_of_row[1:], titles, maps):
-            shown = axes.imshow(values, **options)
-            axes.set_xlabel(below, fontsize=9)
+        for axes, title, (values, caption) in zip(axes_of_row[1:], titles, maps):
+            mappable = axes.imshow(values, **options)
+            axes.set_xlabel(caption, fontsize=9)
             if row == 0:
                 axes.set_title(title, fontsize=9)
         for axes in axes_of_row:
             axes.set(xticks=[], yticks=[])
             axes.spines[:].set_visible(False)
     grid[0, 0].set_title("image", fontsize=9)
-    return figure, shown
+    return figure, mappable
 
 
 def parser() -> CommandParser:
@@ -222,9 +225,9 @@ def _draw(options: argparse.Namespace) -> list[Path]:
     for checkpoint in options.checkpoint:
         loaded = load_image_model(checkpoint)
         attention = _layer(attentions(loaded), options.layer, checkpoint)
-        found = [look(loaded, attention, image) for image in files]
-        images = images or [image for image, _ in found]
-        columns.append([seen for _, seen in found])
+        results = [look(loaded, attention, image) for image in files]
+        images = images or [image for image, _ in results]
+        columns.append([seen for _, seen in results])
         kind = getattr(attention, "name", None) or type(attention).__name__
         names.append(f"{type(loaded.model).__name__}, {kind}")
     rows = list(zip(*columns))
@@ -237,7 +240,7 @@ def _draw(options: argparse.Namespace) -> list[Path]:
 
 
 def _layer(modules: list[nn.Module], number: int, checkpoint: Path) -> nn.Module:
-    """The attention of layer ``number``, counted from 1, or from the end."""
+    """The attention of layer ``number``, counted from 1, or from the end if negative."""
     if number == 0 or not -len(modules) <= number <= len(modules):
         raise ValueError(
             f"--layer is {number}; allowed for {checkpoint}: 1 to {len(modules)}, or -1 to -{len(modules)}"

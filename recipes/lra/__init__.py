@@ -1,1 +1,1 @@
-"""The Long Range Arena: long sequences and their labels. See README.md."""
+"""The Long Range Arena: classification of long sequences. See README.md."""

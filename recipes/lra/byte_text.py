@@ -1,4 +1,4 @@
-"""Texts as sequences of bytes: byte b is symbol number b, and token ``FIRST_TOKEN`` + b."""
+"""Texts as sequences of bytes: byte b is symbol b and token ``FIRST_TOKEN`` + b."""
 
 import numpy as np
 
@@ -6,10 +6,10 @@ from fairseq_plugin.data.pixels import FIRST_TOKEN
 
 
 def to_tokens(text: bytes, longest: int, place: str) -> np.ndarray:
-    """The first ``longest`` bytes of ``text`` as tokens (T,); ``place`` says where it is, for messages.
+    """The first ``longest`` bytes of ``text`` as tokens (T,); error messages name its ``place``.
 
     Raises:
-        ValueError: it is empty.
+        ValueError: ``text`` is empty.
     """
     if not text.strip():
         raise ValueError(f"{place} is an empty document; allowed: at least one byte that is no space")

@@ -1,7 +1,7 @@
 """Labelled sequences on disk, as fairseq's task ``sentence_prediction`` reads them.
 
-``data-bin/input0`` has a sequence for each example, ``data-bin/input1`` the second one where there are two, and
-``data-bin/label`` its class. Nothing marks the end of a sequence.
+For each example, ``data-bin/input0`` has the sequence, ``data-bin/input1`` the second sequence of tasks with two, and
+``data-bin/label`` the class. Sequences have no end-of-sentence token.
 """
 
 import contextlib
@@ -19,20 +19,20 @@ from fairseq_plugin.data.pixels import FIRST_TOKEN
 
 from ..shared.indexed_files import split_writer, write_dictionary
 
-#: Whose folders data-bin are; any recipe of the Arena may replace one.
+#: The recorded writer of data-bin folders; all recipes of the Arena share it, so any may replace such a folder.
 WRITER = "recipes.lra.examples"
 SPLITS = ("train", "valid", "test")
 
 
 class Example(NamedTuple):
-    """The tokens (T,) of one or two inputs, and the number of the class."""
+    """The tokens (T,) of one or two inputs, and the class index."""
 
     inputs: tuple[np.ndarray, ...]
     label: int
 
 
 def symbol_dictionary(symbols: Sequence[str]) -> Dictionary:
-    """fairseq's dictionary of ``symbols``: symbol number s is token ``FIRST_TOKEN`` + s."""
+    """fairseq dictionary of ``symbols``: symbol number s is token ``FIRST_TOKEN`` + s."""
     dictionary = Dictionary()
     for symbol in symbols:
         dictionary.add_symbol(symbol)
@@ -47,18 +47,18 @@ def write_examples(
     total: int | None = None,
     inputs: int = 1,
 ) -> dict[str, int]:
-    """Write ``splits`` to the folder ``data_bin``, which exists afterwards only if all could be written.
+    """Write ``splits`` to the folder ``data_bin``, which is created only if everything could be written.
 
     Args:
-        classes: of labels, which are 0 to ``classes`` - 1.
-        total: examples of all splits, for the progress bar.
-        inputs: of each example, 1 or 2.
+        classes: number of classes; labels are 0 to ``classes`` - 1.
+        total: number of examples in all splits, for the progress bar.
+        inputs: sequences per example, 1 or 2.
 
     Returns:
         The number of examples of each split.
 
     Raises:
-        ValueError: a split without examples, or a ``data_bin`` that holds anything but what this function wrote.
+        ValueError: a split has no examples, or ``data_bin`` contains files that this function did not write.
     """
     labels = symbol_dictionary([str(label) for label in range(classes)])
     kinds = {f"input{number}": dictionary for number in range(inputs)} | {"label": labels}

@@ -1,7 +1,7 @@
 """Write Image, CIFAR-10 in grey as sequences of pixels: ``python -m recipes.lra.image`` from the checkout's root.
 
-The first 45,000 training images train, the last 5,000 validate. A pixel is a token, its grey value; black is a value
-like any other. ``--file`` takes the archive if you have it.
+The first 45,000 training images are for training, the last 5,000 for validation. The token of a pixel is its grey
+value; black is a value like any other. ``--file`` uses an archive that you already have.
 """
 
 import sys
@@ -24,17 +24,17 @@ from .examples import WRITER, Example, write_examples
 COMMAND = "recipes.lra.image"
 CLASSES = 10
 HELD_OUT = 5_000
-#: Shares of red, green and blue in grey, as TensorFlow's ``rgb_to_grayscale`` has them.
+#: Weights of red, green and blue in grey, those of TensorFlow's ``rgb_to_grayscale``.
 _GREY = np.array([0.2989, 0.587, 0.114], np.float32)
 
 
 def to_grey(image: np.ndarray) -> np.ndarray:
-    """An image (H, W, 3), uint8, in grey (H, W), rounded down."""
+    """Convert an image (H, W, 3), uint8, to grey (H, W), rounded down."""
     return (image.astype(np.float32) @ _GREY).astype(np.uint8)
 
 
 def examples(images: np.ndarray, labels: np.ndarray) -> Iterator[Example]:
-    """images (N, H, W, 3), uint8, as sequences of H W tokens, row by row."""
+    """Yield images (N, H, W, 3), uint8, as sequences of H W tokens, row by row."""
     for image, label in zip(images, labels, strict=True):
         yield Example((to_grey(image).reshape(-1).astype(np.int32) + FIRST_TOKEN,), int(label))
 
@@ -67,8 +67,8 @@ def write(path: Path, out: Path) -> None:
         "test": test,
     }
     total = sum(len(labels) for _, labels in splits.values())
-    made = {name: examples(*split) for name, split in splits.items()}
-    for name, count in write_examples(out / "data-bin", made, pixel_dictionary(), CLASSES, total).items():
+    examples_of_splits = {name: examples(*split) for name, split in splits.items()}
+    for name, count in write_examples(out / "data-bin", examples_of_splits, pixel_dictionary(), CLASSES, total).items():
         print(f"  {name:<5}  {count:6,d} images")
     print(f"Ready: {shown_path(out / 'data-bin')}. The commands to train with are in recipes/lra/README.md.")
 

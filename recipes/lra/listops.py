@@ -1,8 +1,8 @@
 """Generate ListOps: ``python -m recipes.lra.listops --out work/lra/listops --seed 1`` from the checkout's root.
 
 Writes ``train.tsv``, ``valid.tsv`` and ``test.tsv``, with the columns Source and Target, and ``data-bin`` for
-fairseq-train. The same seed gives the same bytes, however many processes share the work. An interrupted run goes on
-where it was. ``--file`` takes the released tables instead.
+fairseq-train. The same seed gives the same bytes for any number of processes. An interrupted run continues where it
+stopped. ``--file`` uses the released tables instead.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ from .listops_rules import DIGITS, SYMBOLS, evaluate
 from .tables import Row, read_table, write_table
 
 COMMAND = "recipes.lra.listops"
-#: The release has so many expressions of more than 500 and fewer than 2,000 symbols.
+#: Numbers of expressions in the release; each has more than 500 and fewer than 2,000 symbols.
 SIZES = {"train": 96_000, "valid": 2_000, "test": 2_000}
 MIN_LENGTH, MAX_LENGTH = 500, 2_000
 CLASSES = 10
@@ -38,10 +38,10 @@ _NUMBERS = {symbol: number for number, symbol in enumerate(SYMBOLS)}
 
 
 def generate(plan: Plan, out: Path, processes: int = 1) -> None:
-    """Write the tables and ``data-bin`` of ``plan`` to ``out``, or what is missing of them.
+    """Write the tables and ``data-bin`` of ``plan`` to ``out``; existing ones are kept.
 
     Raises:
-        ValueError: ``out`` was begun with another plan or holds files of others, or there are not so many expressions
+        ValueError: ``out`` was started with another plan or contains other files, or there are not enough expressions
             of these lengths.
     """
     check_plan(plan)
@@ -59,7 +59,7 @@ def _generate(plan: Plan, out: Path, processes: int) -> None:
         with contextlib.closing(lines), tqdm(total=total, desc="ListOps", unit=" expressions", disable=None) as bar:
             for split, size in sizes.items():
                 write_table(out / "blocks" / f"{split}.tsv", _counted(itertools.islice(lines, size), bar))
-        for split in SPLITS:  # all or none
+        for split in SPLITS:  # all tables or none
             (out / "blocks" / f"{split}.tsv").replace(claim(out / f"{split}.tsv"))
     remove_own(out / "blocks")
     if not (out / "data-bin").exists():
@@ -70,7 +70,7 @@ def take_released(folder: Path, out: Path) -> None:
     """Write the released tables in ``folder`` without their parentheses, and ``data-bin``.
 
     Raises:
-        ValueError: ``out`` holds files of others, a table is missing or damaged, or a value is not that of its
+        ValueError: ``out`` contains other files, a table is missing or damaged, or a value does not match its
             expression.
     """
     with working_folder(out, COMMAND, whole={"data-bin": WRITER}):
@@ -83,10 +83,10 @@ def take_released(folder: Path, out: Path) -> None:
 
 
 def _released_symbols(row: Row) -> list[str]:
-    """The symbols of a released row, which groups pairs of them in parentheses.
+    """The symbols of a released row, without the parentheses that group pairs of symbols.
 
     Raises:
-        ValueError: an unknown symbol, or a value that is not that of the expression.
+        ValueError: a symbol is unknown, or the value does not match the expression.
     """
     symbols = [symbol for symbol in row.source.split() if symbol not in "()"]
     try:
@@ -102,7 +102,7 @@ def binarise(out: Path, total: int | None) -> None:
     """Write ``out``/data-bin from the tables in ``out``.
 
     Raises:
-        ValueError: an unknown symbol or value in a table.
+        ValueError: a table has an unknown symbol or value.
     """
     splits = {split: map(to_example, read_table(out / f"{split}.tsv")) for split in SPLITS}
     write_examples(out / "data-bin", splits, symbol_dictionary(SYMBOLS), CLASSES, total)
@@ -112,7 +112,7 @@ def to_example(row: Row) -> Example:
     """The tokens and the class of a row.
 
     Raises:
-        ValueError: an unknown symbol, or a Target that is no digit.
+        ValueError: a symbol is unknown, or the Target is not a digit.
     """
     try:
         tokens = np.array([_NUMBERS[symbol] for symbol in row.source.split()], np.int32) + FIRST_TOKEN
@@ -153,11 +153,11 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     out = options.out.absolute()
     defaults = {"seed": 1, **SIZES, "min_length": MIN_LENGTH, "max_length": MAX_LENGTH}
-    given = {name: value for name in defaults if (value := getattr(options, name)) is not None}
+    chosen_settings = {name: value for name in defaults if (value := getattr(options, name)) is not None}
     if options.file is None:
-        generate(Plan(**{**defaults, **given}), out, options.processes)
-    elif given:
-        names = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        generate(Plan(**{**defaults, **chosen_settings}), out, options.processes)
+    elif chosen_settings:
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in chosen_settings)
         raise ValueError(f"{names} and --file are given; allowed: one or the other, the release is as it is")
     else:
         take_released(options.file, out)

@@ -1,4 +1,4 @@
-"""Random ListOps expressions in blocks that several processes write, each from a random generator of its own."""
+"""Random ListOps expressions in blocks, written by several processes; each block has its own random generator."""
 
 import contextlib
 import hashlib
@@ -16,14 +16,14 @@ from typing import NamedTuple
 from ..shared.text_files import read_lines, write_lines
 from .listops_rules import draw
 
-#: Expressions that one generator draws: a piece of work, and what an interruption may lose.
+#: Expressions per block: the unit of work of a process, and the most that an interruption loses.
 BLOCK = 500
-#: Blocks in a row without a new expression, after which there are too few of them.
+#: After this many blocks in a row without a new expression there are considered to be too few expressions.
 _PATIENCE = 5
 
 
 class Plan(NamedTuple):
-    """Settings of the expressions to generate. Two folders with the same plan have the same bytes."""
+    """Settings of the expressions to generate. Folders with the same plan have the same bytes."""
 
     seed: int
     train: int
@@ -34,7 +34,7 @@ class Plan(NamedTuple):
 
 
 def check_plan(plan: Plan) -> None:
-    """Raise ValueError unless there is an expression of the lengths of ``plan``: of 1 symbol, or of any from 4 on."""
+    """Raise ValueError if no expression has a length allowed by ``plan``; lengths are 1, or 4 and more symbols."""
     shortest = 1 if plan.min_length < 1 else max(plan.min_length + 1, 4)
     if shortest >= plan.max_length:
         raise ValueError(
@@ -46,16 +46,16 @@ def check_plan(plan: Plan) -> None:
 def distinct_lines(plan: Plan, folder: Path, total: int, processes: int) -> Iterator[str]:
     """Yield ``total`` different lines "symbols TAB value", always the same ones for the same plan.
 
-    The blocks stay in ``folder``, from which the next call takes them.
+    The blocks are kept in ``folder`` for the next call.
 
     Raises:
-        ValueError: there are not so many different expressions.
+        ValueError: there are not enough different expressions.
     """
     seen: set[bytes] = set()
-    without_new = 0
+    blocks_without_new = 0
     with contextlib.closing(_blocks(plan, folder, total, processes)) as blocks:
         for path in blocks:
-            before = len(seen)
+            seen_before = len(seen)
             for line in read_lines(path):
                 digest = hashlib.blake2b(line.encode(), digest_size=16).digest()
                 if digest not in seen:
@@ -63,8 +63,8 @@ def distinct_lines(plan: Plan, folder: Path, total: int, processes: int) -> Iter
                     yield line
                     if len(seen) == total:
                         return
-            without_new = without_new + 1 if len(seen) == before else 0
-            if without_new == _PATIENCE:
+            blocks_without_new = blocks_without_new + 1 if len(seen) == seen_before else 0
+            if blocks_without_new == _PATIENCE:
                 raise ValueError(
                     f"--train, --valid and --test ask for {total:,} different expressions; allowed: about "
                     f"{len(seen):,}, all that were found with --min-length {plan.min_length} and --max-length "
@@ -73,18 +73,18 @@ def distinct_lines(plan: Plan, folder: Path, total: int, processes: int) -> Iter
 
 
 def _blocks(plan: Plan, folder: Path, total: int, processes: int) -> Iterator[Path]:
-    """Block after block, without end."""
+    """Yield block after block, without end."""
     folder.mkdir(parents=True, exist_ok=True)
     make = partial(_make_block, plan, folder)
-    planned = -(-total // BLOCK)
-    # Forked: a new interpreter would import the recipe, and torch with it.
-    with multiprocessing.get_context("fork").Pool(min(processes, planned), _end_with, (os.getpid(),)) as pool:
-        yield from pool.imap(make, range(planned))
-    yield from map(make, itertools.count(planned))  # in place of expressions that came twice
+    planned_blocks = -(-total // BLOCK)
+    # fork, since spawned interpreters would import the recipe, and torch with it.
+    with multiprocessing.get_context("fork").Pool(min(processes, planned_blocks), _end_with, (os.getpid(),)) as pool:
+        yield from pool.imap(make, range(planned_blocks))
+    yield from map(make, itertools.count(planned_blocks))  # to replace duplicates
 
 
 def _end_with(parent: int) -> None:
-    """End this process when ``parent`` does, by kill -9 too: its workers would hold the folder, and work on."""
+    """End this process when ``parent`` ends, even by kill -9; otherwise workers would continue and lock the folder."""
 
     def watch() -> None:
         while os.getppid() == parent:
@@ -95,11 +95,11 @@ def _end_with(parent: int) -> None:
 
 
 def _make_block(plan: Plan, folder: Path, number: int) -> Path:
-    """Write one block, unless it is there."""
+    """Write one block unless it exists; returns its path."""
     path = folder / f"{number:06d}.tsv"
     if not path.exists():
-        # Python's random takes a string as a seed, the same on every machine.
+        # Python's random accepts a string as seed, with the same result on every machine.
         rng = random.Random(f"ListOps {plan.seed} {number}")
-        drawn = (draw(rng, plan.min_length, plan.max_length) for _ in range(BLOCK))
-        write_lines(path, [f"{' '.join(symbols)}\t{value}\n" for symbols, value in drawn])
+        expressions = (draw(rng, plan.min_length, plan.max_length) for _ in range(BLOCK))
+        write_lines(path, [f"{' '.join(symbols)}\t{value}\n" for symbols, value in expressions])
     return path

@@ -1,7 +1,7 @@
-"""ListOps, written anew by the rules of the Long Range Arena's generator (Nangia and Bowman, 2018; Tay et al., 2021).
+"""ListOps, reimplemented by the rules of the Long Range Arena's generator (Nangia and Bowman, 2018; Tay et al., 2021).
 
-An expression is a digit, or an operator with 2 to 10 arguments that are expressions: ``[MAX 2 9 [MIN 4 7 ] 0 ]``. Its
-value is a digit. Trees have at most ten levels; above the last one, a node is an operator with probability 1/4.
+An expression is a digit, or an operator with 2 to 10 expressions as arguments: ``[MAX 2 9 [MIN 4 7 ] 0 ]``. Its value
+is a digit. Trees have at most ten levels; a node above the last level is an operator with probability 1/4.
 """
 
 import random
@@ -16,26 +16,26 @@ SYMBOLS = (*DIGITS, *OPERATORS, END)
 MAX_DEPTH = 10
 MAX_ARGUMENTS = 10
 OPERATOR_PROBABILITY = 0.25
-#: Trees that are drawn for one expression before that is given up; of the default lengths one in twelve is taken.
+#: Trees drawn for one expression before giving up; with the default lengths one in twelve is accepted.
 _TRIES = 1_000_000
 
 
 class Expression(NamedTuple):
-    """Symbols in order, and the value of the whole."""
+    """The symbols of an expression, in order, and its value."""
 
     symbols: tuple[str, ...]
     value: int
 
 
 class _TooLong(Exception):
-    """A tree has more symbols than are wanted; it would be dropped anyway."""
+    """A tree already has too many symbols, so that it would be rejected."""
 
 
 def draw(rng: random.Random, min_length: int, max_length: int) -> Expression:
     """Draw trees until one has more than ``min_length`` and fewer than ``max_length`` symbols.
 
     Raises:
-        ValueError: none of a million has.
+        ValueError: none of a million trees has.
     """
     for _ in range(_TRIES):
         symbols: list[str] = []
@@ -52,26 +52,26 @@ def draw(rng: random.Random, min_length: int, max_length: int) -> Expression:
 
 
 def _tree(rng: random.Random, depth: int, symbols: list[str], limit: int) -> int:
-    """Append the symbols of a random tree of this ``depth`` to ``symbols``; returns its value."""
+    """Append the symbols of a random tree at level ``depth`` to ``symbols``; returns its value."""
     if depth >= MAX_DEPTH or rng.random() > OPERATOR_PROBABILITY:
         value = rng.randrange(10)
         symbols.append(DIGITS[value])
         return value
     count = rng.randint(2, MAX_ARGUMENTS)
-    place = len(symbols)
+    operator_index = len(symbols)
     symbols.append("")  # the operator, which is drawn after its arguments
     arguments = []
     for _ in range(count):
         arguments.append(_tree(rng, depth + 1, symbols, limit))
         if len(symbols) >= limit:
             raise _TooLong
-    symbols[place] = OPERATORS[rng.randrange(len(OPERATORS))]
+    symbols[operator_index] = OPERATORS[rng.randrange(len(OPERATORS))]
     symbols.append(END)
-    return apply(symbols[place], arguments)
+    return apply(symbols[operator_index], arguments)
 
 
 def apply(operator: str, arguments: Sequence[int]) -> int:
-    """The value of an operator: minimum, maximum, median rounded down, or sum modulo 10."""
+    """Apply an operator: minimum, maximum, median rounded down, or sum modulo 10."""
     if operator == "[MIN":
         return min(arguments)
     if operator == "[MAX":
@@ -87,7 +87,7 @@ def evaluate(symbols: Sequence[str]) -> int:
     """The value of an expression.
 
     Raises:
-        ValueError: an unknown symbol, or symbols that are no expression.
+        ValueError: a symbol is unknown, or the symbols are not an expression.
     """
     open_operators: list[tuple[str, list[int]]] = [("", [])]
     for symbol in symbols:

@@ -1,7 +1,8 @@
 """Write Pathfinder, images of paths as sequences of pixels: ``python -m recipes.lra.pathfinder`` from the root.
 
-Whether a path of dashes joins two circles: the release's ``pathfinder32/curv_contour_length_14``, its first 80 per cent
-to train, 10 to validate, 10 to test. Without ``--file`` the whole release is downloaded, 8.2 GB.
+The label says whether a path of dashes connects two circles. Reads the release's
+``pathfinder32/curv_contour_length_14``: the first 80 per cent for training, 10 for validation, 10 for the test. Without
+``--file`` the whole release is downloaded, 8.2 GB.
 """
 
 import sys
@@ -23,17 +24,17 @@ from .examples import WRITER, Example, write_examples
 from .release import find_one, find_release
 
 COMMAND = "recipes.lra.pathfinder"
-#: The hard level: paths of 14 dashes in images of 32 x 32 pixels.
+#: The hard difficulty level: paths of 14 dashes in images of 32 x 32 pixels.
 DIFFICULTY = "curv_contour_length_14"
 RESOLUTION = "pathfinder32"
 SIDE = 32
 CLASSES = 2
 SHARES = {"train": 0.8, "valid": 0.1, "test": 0.1}
-_COLUMNS = 4  # folder, file, number, label; what follows describes how the image was drawn
+_COLUMNS = 4  # folder, file, number, label; further columns describe how the image was drawn
 
 
 class Picture(NamedTuple):
-    """One image, and where its line was read."""
+    """One image, and the place of its metadata line."""
 
     place: str
     path: Path
@@ -41,12 +42,12 @@ class Picture(NamedTuple):
 
 
 def read_pictures(folder: Path) -> list[Picture]:
-    """The images that ``folder``/metadata/*.npy list, which are text, in the order of the files' numbers.
+    """The images listed in ``folder``/metadata/*.npy, which are text files, in the order of their numbers.
 
-    The release has one image file without content, which is left out.
+    The release has one empty image file, which is skipped.
 
     Raises:
-        ValueError: no metadata, a line with other columns or another label, or an image that is missing.
+        ValueError: there is no metadata, a line has wrong columns or a wrong label, or an image is missing.
     """
     files = sorted((folder / "metadata").glob("*.npy"), key=_number)
     if not files:
@@ -72,10 +73,10 @@ def _number(file: Path) -> int:
 
 
 def cut(pictures: list[Picture]) -> dict[str, list[Picture]]:
-    """Train, valid and test, in order."""
+    """Split into train, valid and test, in order."""
     splits, start, share = {}, 0, 0.0
-    for name, size in SHARES.items():
-        share += size
+    for name, split_share in SHARES.items():
+        share += split_share
         end = round(share * len(pictures))
         splits[name] = pictures[start:end]
         start = end
@@ -83,10 +84,10 @@ def cut(pictures: list[Picture]) -> dict[str, list[Picture]]:
 
 
 def examples(pictures: Iterable[Picture]) -> Iterator[Example]:
-    """Images as sequences of grey values, row by row.
+    """Yield images as sequences of grey values, row by row.
 
     Raises:
-        ValueError: an image that cannot be read, or of another size.
+        ValueError: an image cannot be read, or has another size.
     """
     for picture in pictures:
         try:
@@ -121,12 +122,12 @@ def main(arguments: list[str] | None = None) -> int:
 
 def write(file: Path | None, out: Path) -> None:
     """Write ``out``/data-bin from the release ``file``, or from its download."""
-    wanted = f"{RESOLUTION}/{DIFFICULTY}/"
-    folder = find_release(file, out, lambda member: wanted in member, f"folder {wanted}")
+    prefix = f"{RESOLUTION}/{DIFFICULTY}/"
+    folder = find_release(file, out, lambda member: prefix in member, f"folder {prefix}")
     splits = cut(read_pictures(find_one(folder, f"{RESOLUTION}/{DIFFICULTY}")))
     total = sum(map(len, splits.values()))
-    made = {name: examples(pictures) for name, pictures in splits.items()}
-    for name, count in write_examples(out / "data-bin", made, pixel_dictionary(), CLASSES, total).items():
+    examples_of_splits = {name: examples(pictures) for name, pictures in splits.items()}
+    for name, count in write_examples(out / "data-bin", examples_of_splits, pixel_dictionary(), CLASSES, total).items():
         print(f"  {name:<5}  {count:7,d} images")
     print(f"Ready: {shown_path(out / 'data-bin')}. The commands to train with are in recipes/lra/README.md.")
 

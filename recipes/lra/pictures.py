@@ -1,7 +1,8 @@
-"""Draw what Flow-Attention weighs in an expression of ListOps: ``python -m recipes.lra.pictures --checkpoint FILE``.
+"""Draw Flow-Attention's weights of a ListOps expression: ``python -m recipes.lra.pictures --checkpoint FILE``.
 
-Competition is the share of a symbol among the sources, allocation how much of what it gathers a symbol lets in as a
-sink (*Flowformer*, Figures 4, 5, 7 to 9), in every layer and head of a trained ``flowformer_lra_listops``.
+The picture shows every layer and head of a trained ``flowformer_lra_listops``. Competition is the share of a symbol
+among the sources; allocation is how much of its aggregated input a symbol accepts as a sink (*Flowformer*, Figures 4, 5
+and 7 to 9).
 """
 
 import itertools
@@ -29,28 +30,28 @@ from .listops_rules import evaluate
 from .tables import Row, read_table
 
 MODEL = "flowformer_classifier"
-#: The first token, which stands for the whole.
+#: The label of the first token, which represents the whole sequence.
 FIRST = "CLS"
 _HEAD = "sentence_classification_head"
-#: Most symbols in a line of a picture, and in an expression.
+#: Maximum numbers of symbols in a line of a picture, and in an expression.
 _LONGEST_LINE, _MOST = 32, 320
 
 
 class Weights(NamedTuple):
-    """One expression, and what each layer weighs its symbols by."""
+    """One expression, and the weights of its symbols in each layer."""
 
-    symbols: list[str]  # T of them, the first token in front
+    symbols: list[str]  # T symbols, starting with the first token
     value: int
     predicted: int
-    competition: list[np.ndarray]  # of each layer, (heads, T), over its mean: 1 is an even share
-    allocation: list[np.ndarray]  # of each layer, (heads, T)
+    competition: list[np.ndarray]  # per layer, (heads, T), divided by its mean: 1 is an even share
+    allocation: list[np.ndarray]  # per layer, (heads, T)
 
 
 def load(checkpoint: Path, data: Path) -> RobertaHubInterface:
-    """The model of a checkpoint, with the dictionaries of the folder ``data``.
+    """Load the model of a checkpoint, with the dictionaries in the folder ``data``.
 
     Raises:
-        ValueError: the file does not exist or holds no classifier with Flow-Attention.
+        ValueError: the file does not exist or does not contain a classifier with Flow-Attention.
     """
     if not checkpoint.is_file():
         raise ValueError(f"--checkpoint is {checkpoint}, which is no file; allowed: a checkpoint of fairseq-train")
@@ -63,10 +64,10 @@ def load(checkpoint: Path, data: Path) -> RobertaHubInterface:
 
 @torch.no_grad()
 def weigh(hub: RobertaHubInterface, row: Row) -> Weights:
-    """The weights of one expression.
+    """Run the model on one expression and record the weights.
 
     Raises:
-        ValueError: the model cannot read it: an unknown symbol, or too many.
+        ValueError: the expression has an unknown symbol, or too many symbols for the model.
     """
     tokens = torch.from_numpy(to_example(row).inputs[0]).long()
     symbols = row.source.split()
@@ -85,8 +86,10 @@ def weigh(hub: RobertaHubInterface, row: Row) -> Weights:
 
 
 def draw(weights: Weights, path: Path) -> None:
-    """Write one picture: the expression for each layer and head, coloured by competition and by allocation."""
-    panels = [(layer, head) for layer, of in enumerate(weights.competition) for head in range(len(of))]
+    """Write a picture with the expression for each layer and head, coloured by competition and by allocation."""
+    panels = [
+        (layer, head) for layer, layer_weights in enumerate(weights.competition) for head in range(len(layer_weights))
+    ]
     columns, lines = _layout(weights.symbols)
     with plt.rc_context(STYLE):
         size = (3.0 + 0.44 * columns, 0.8 + len(panels) * (0.45 + 0.3 * lines))
@@ -96,47 +99,47 @@ def draw(weights: Weights, path: Path) -> None:
         ):
             low, high = min(map(np.min, maps)), max(map(np.max, maps))
             for axes, (layer, head) in zip(grid[:, column], panels):
-                shown = _draw_symbols(axes, weights.symbols, maps[layer][head], low, high)
+                mappable = _draw_symbols(axes, weights.symbols, maps[layer][head], low, high)
                 axes.set_title(f"{kind}, layer {layer + 1}, head {head + 1}")
-            figure.colorbar(shown, ax=list(grid[:, column]), pad=0.01, aspect=40)
+            figure.colorbar(mappable, ax=list(grid[:, column]), pad=0.01, aspect=40)
         figure.suptitle(f"value {weights.value}, predicted {weights.predicted}; competition: 1 is an even share")
         save(figure, path, dpi=110)
 
 
 def _layout(symbols: Sequence[str]) -> tuple[int, int]:
-    """Symbols in a line, and lines."""
+    """Number of symbols in a line, and number of lines."""
     columns = min(_LONGEST_LINE, len(symbols))
     return columns, -(-len(symbols) // columns)
 
 
 def _draw_symbols(axes: plt.Axes, symbols: Sequence[str], values: np.ndarray, low: float, high: float):
-    """Symbols in cells, line by line, coloured by ``values`` between ``low`` and ``high``."""
+    """Draw symbols in cells, line by line, coloured by ``values`` between ``low`` and ``high``."""
     columns, lines = _layout(symbols)
     cells = np.full(lines * columns, np.nan)
     cells[: len(values)] = values
-    shown = axes.imshow(cells.reshape(lines, columns), cmap="viridis", vmin=low, vmax=high, aspect="auto")
+    mappable = axes.imshow(cells.reshape(lines, columns), cmap="viridis", vmin=low, vmax=high, aspect="auto")
     for number, (symbol, value) in enumerate(zip(symbols, values, strict=True)):
-        line, place = divmod(number, columns)
-        light = high > low and (value - low) / (high - low) > 0.6
+        line, column = divmod(number, columns)
+        is_light = high > low and (value - low) / (high - low) > 0.6
         axes.text(
-            place,
+            column,
             line,
             symbol,
             ha="center",
             va="center",
             fontsize=6.5,
-            color="black" if light else "white",
+            color="black" if is_light else "white",
             clip_on=True,
         )
     axes.set_axis_off()
-    return shown
+    return mappable
 
 
 def read_row(data: Path, example: int) -> Row:
-    """Row ``example`` of the test table in ``data``.
+    """Row ``example`` of the test table in ``data``, from 0.
 
     Raises:
-        ValueError: there is no such row.
+        ValueError: the table has no such row.
     """
     if example < 0:
         raise ValueError(f"--example is {example}; allowed: at least 0")

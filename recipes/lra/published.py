@@ -1,19 +1,19 @@
 """Accuracies in per cent of the Flowformer paper (ICML 2022), Tables 2 and 10: ListOps, Text, Retrieval, Image,
-Pathfinder, as printed. The rows above cosFormer are the Arena's own. Table 11 has averages alone."""
+Pathfinder, as printed. The paper copied the rows above cosFormer from the Arena. Table 11 only has averages."""
 
 from ..papers.tables import read_paper, short
 
 ORDER = ("listops", "text", "retrieval", "image", "pathfinder")
 _TABLES = read_paper("flowformer").tables
-#: Theirs -> the accuracy on each task of ``ORDER``.
+#: The paper's name -> accuracy on each task of ``ORDER``.
 ACCURACIES = {
     short(row.name): tuple(float(cell) for cell in row.cells[1 : 1 + len(ORDER)])
     for row in (*_TABLES["2"].rows, *_TABLES["10"].rows[:2])
 }
 
 
-#: Ours -> theirs. The Arena's Performer has relu features but on ListOps, and its Local Attention, by the layout of its
-#: code, tokens far from each other.
+#: Our name -> the paper's. The Arena's Performer has relu features except on ListOps. In its Local Attention the
+#: tokens of a block are far from each other, because of the array layout of its code.
 NAMES = {
     "softmax": "TRANSFORMER",
     "flow": "FLOWFORMER",
@@ -36,5 +36,5 @@ NAMES = {
 
 
 def accuracy(name: str, task: str) -> float | None:
-    """The accuracy on ``task`` of what is called ``name`` here; None where the paper has none."""
+    """The paper's accuracy on ``task`` of the model that is called ``name`` here; None if the paper has none."""
     return ACCURACIES[NAMES[name]][ORDER.index(task)] if name in NAMES else None

@@ -1,4 +1,4 @@
-"""The release of the Long Range Arena: one archive with all tasks but Text and Image, or a folder extracted from it."""
+"""The release of the Long Range Arena: an archive with all tasks except Text and Image, or the extracted folder."""
 
 import tarfile
 import zlib
@@ -13,21 +13,21 @@ from ..shared.download import find_file
 from ..shared.sources import SOURCES
 
 ARCHIVE = "lra_release.gz"
-#: Whose the extracted folder is.
+#: The recorded writer of the extracted folder.
 WRITER = "recipes.lra.release"
 
 
 def find_release(file: Path | None, out: Path, wanted: Callable[[str], bool], what: str) -> Path:
-    """A folder with the ``wanted`` files of the release, at any depth: ``file`` itself, or extracted into ``out``.
+    """Return a folder with the ``wanted`` files of the release, at any depth; extracts the archive if necessary.
 
     Args:
-        file: the archive, or a folder that was extracted from it; None downloads the archive into ``out``.
-        wanted: tells from the name of a member whether it is extracted.
-        what: is looked for, for messages.
+        file: the archive, or a folder extracted from it; None downloads the archive into ``out``.
+        wanted: whether to extract a member, given its name.
+        what: description of the wanted files, for messages.
 
     Raises:
-        ValueError: there is nothing at ``file``, or the archive is damaged or lacks the files.
-        DownloadFailed: the archive could not be downloaded whole.
+        ValueError: ``file`` does not exist, or the archive is damaged or lacks the files.
+        DownloadFailed: the download failed or is incomplete.
     """
     if file is not None and file.is_dir():
         return file
@@ -43,8 +43,8 @@ def find_release(file: Path | None, out: Path, wanted: Callable[[str], bool], wh
 
 
 def _extract(file: Path, folder: Path, wanted: Callable[[str], bool], what: str) -> None:
-    """Extract the wanted members in one pass; the folder exists afterwards only if that went through."""
-    found = 0
+    """Extract the wanted members in one pass; the folder is created only if this succeeds."""
+    extracted = 0
     try:
         with (
             new_folder(folder, WRITER) as unfinished,
@@ -56,8 +56,8 @@ def _extract(file: Path, folder: Path, wanted: Callable[[str], bool], what: str)
                 bar.update(stream.tell() - bar.n)
                 if member.isfile() and wanted(member.name):
                     archive.extract(member, unfinished, filter="data")
-                    found += 1
-            if not found:
+                    extracted += 1
+            if not extracted:
                 raise ValueError(f"{file} has no {what}; allowed: the archive {ARCHIVE}")
     except (tarfile.TarError, zlib.error, EOFError) as error:
         raise ValueError(f"{file} cannot be read: {error}; allowed: the archive {ARCHIVE}, whole") from error
@@ -67,9 +67,9 @@ def find_one(folder: Path, pattern: str) -> Path:
     """The only file or folder below ``folder`` that matches ``pattern``.
 
     Raises:
-        ValueError: there is none, or there are several.
+        ValueError: no path or several paths match.
     """
-    found = sorted(folder.rglob(pattern))
-    if len(found) != 1:
-        raise ValueError(f"{folder} has {len(found)} {pattern}; allowed: one, as in the release")
-    return found[0]
+    matches = sorted(folder.rglob(pattern))
+    if len(matches) != 1:
+        raise ValueError(f"{folder} has {len(matches)} {pattern}; allowed: one, as in the release")
+    return matches[0]

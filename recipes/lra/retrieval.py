@@ -1,7 +1,7 @@
 """Write Retrieval, pairs of papers as bytes: ``python -m recipes.lra.retrieval`` from the checkout's root.
 
-Whether one paper of the ACL Anthology Network cites the other: the release's 147,086, 18,090 and 17,437 pairs. Without
-``--file`` the whole release is downloaded, 8.2 GB.
+The label says whether one paper of the ACL Anthology Network cites the other. The release has 147,086, 18,090 and
+17,437 pairs. Without ``--file`` the whole release is downloaded, 8.2 GB.
 """
 
 import sys
@@ -22,7 +22,7 @@ from .examples import WRITER, Example, write_examples
 from .release import find_one, find_release
 
 COMMAND = "recipes.lra.retrieval"
-#: The tables of the release: label, two numbers of papers, two texts.
+#: The tables of the release.
 RELEASED = {"train": "new_aan_pairs.train.tsv", "valid": "new_aan_pairs.eval.tsv", "test": "new_aan_pairs.test.tsv"}
 COLUMNS = ("label", "id1", "id2", "text1", "text2")
 LABELS = {"0": 0, "0.0": 0, "1": 1, "1.0": 1}
@@ -31,10 +31,10 @@ LONGEST = 4_000
 
 
 def examples(path: Path, longest: int) -> Iterator[Example]:
-    """The pairs of a table, the first ``longest`` bytes of each text.
+    """Yield the pairs of a table, with the first ``longest`` bytes of each text.
 
     Raises:
-        ValueError: a line with other columns, another label or an empty text, or one that is cut off or no text.
+        ValueError: a line has wrong columns, a wrong label or an empty text, is cut off, or is not UTF-8.
     """
     number = 0
     try:

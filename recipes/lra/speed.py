@@ -1,7 +1,7 @@
 """Steps per second and memory of training and inference at several lengths, all models in turns.
 
-``python -m recipes.lra.speed --lengths 1024,2048 ...`` prints them as JSON; ``recipes.lra.compare`` runs it, as a
-process of its own, so that every training has the machine's memory for itself.
+``python -m recipes.lra.speed --lengths 1024 2048 ...`` prints them as JSON. ``recipes.lra.compare`` runs this command
+in a separate process, so that its memory is free again for the trainings.
 """
 
 import json
@@ -38,13 +38,13 @@ class Speed(NamedTuple):
     length: int
     kind: str  # TRAINING or INFERENCE
     steps_per_second: float  # the median
-    faster: float | None  # steps for one of softmax, which ran in the same rounds; None without softmax
-    peak_bytes: int  # of a step, beyond the weights and their gradients
+    faster: float | None  # speed relative to softmax in the same rounds; None without softmax
+    peak_bytes: int  # of a step, without the weights and their gradients
 
 
 def measure(options: Arena, lengths: list[int], batch_size: int) -> list[Speed]:
-    """Every model of ``options`` at every length, ``batch_size`` sequences of random symbols in a step."""
-    found = []
+    """Measure every model of ``options`` at every length; a step has ``batch_size`` sequences of random symbols."""
+    speeds = []
     device = "cuda" if torch.cuda.is_available() else "cpu"
     bar = tqdm(total=2 * len(lengths), desc="speed", unit="", disable=None)
     for length in lengths:
@@ -59,10 +59,10 @@ def measure(options: Arena, lengths: list[int], batch_size: int) -> list[Speed]:
             for name, step in steps.items():
                 median = sorted(times[name])[len(times[name]) // 2]
                 faster = ratio(times[name], times["softmax"]) if "softmax" in times else None
-                found.append(Speed(name, length, kind, 1.0 / median, faster, peak_beyond(step, device)))
+                speeds.append(Speed(name, length, kind, 1.0 / median, faster, peak_beyond(step, device)))
             bar.update()
     bar.close()
-    return found
+    return speeds
 
 
 def build(options: Arena, name: str, length: int) -> nn.Module:
@@ -76,7 +76,7 @@ def build(options: Arena, name: str, length: int) -> nn.Module:
 
 
 def _step(model: nn.Module, tokens: torch.Tensor, labels: torch.Tensor, kind: str):
-    """A function of one step; of training, with the loss and all gradients, but without the optimizer's update."""
+    """A function that runs one step; a training step computes the loss and all gradients, without an update."""
 
     def train() -> list[torch.Tensor]:
         model.train()
@@ -85,7 +85,7 @@ def _step(model: nn.Module, tokens: torch.Tensor, labels: torch.Tensor, kind: st
         for parameter in model.parameters():
             parameter.grad = None
         loss.backward()
-        return [loss, *(x.grad for x in model.parameters() if x.grad is not None)]
+        return [loss, *(parameter.grad for parameter in model.parameters() if parameter.grad is not None)]
 
     def infer() -> list[torch.Tensor]:
         model.eval()
@@ -117,10 +117,10 @@ def parser() -> CommandParser:
 @script("speed")
 def main(arguments: list[str] | None = None) -> int:
     """Run the script; returns the exit status."""
-    chosen = parser().parse_args(arguments)
-    sizes = {name: getattr(chosen, name) for name in ("models", "task", "width", "layers", "heads")}
-    found = measure(Arena(**sizes, length=chosen.trained_length), chosen.lengths, chosen.batch_size)
-    print(json.dumps([one._asdict() for one in found]))
+    parsed = parser().parse_args(arguments)
+    sizes = {name: getattr(parsed, name) for name in ("models", "task", "width", "layers", "heads")}
+    speeds = measure(Arena(**sizes, length=parsed.trained_length), parsed.lengths, parsed.batch_size)
+    print(json.dumps([speed._asdict() for speed in speeds]))
     return 0
 
 

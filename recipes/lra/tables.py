@@ -1,4 +1,4 @@
-"""Read and write the Long Range Arena's tables of sequences: a header, and a line of Source and Target for each."""
+"""Read and write the Long Range Arena's tables: a header, and one line with Source and Target per sequence."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -10,7 +10,7 @@ HEADER = "Source\tTarget\n"
 
 
 class Row(NamedTuple):
-    """One example of a table, and its place for messages."""
+    """One example of a table, and its place for error messages."""
 
     place: str  # file and line
     source: str
@@ -18,7 +18,7 @@ class Row(NamedTuple):
 
 
 def write_table(path: Path, rows: Iterable[str]) -> None:
-    """Write rows "source TAB target NEWLINE" below the header; the file exists afterwards only if all were written."""
+    """Write rows "source TAB target NEWLINE" below the header; the file is created only if all rows were written."""
     write_lines(path, _with_header(rows))
 
 
@@ -28,10 +28,10 @@ def _with_header(rows: Iterable[str]) -> Iterator[str]:
 
 
 def read_table(path: Path) -> Iterator[Row]:
-    """The rows of a table, in order.
+    """Yield the rows of a table, in order.
 
     Raises:
-        ValueError: there is no file, its header is another, or a line is empty, cut off, no text in UTF-8, or has other
+        ValueError: the file does not exist, its header is wrong, or a line is empty, cut off, not UTF-8, or has wrong
             columns; the message names the line.
     """
     if not path.is_file():

@@ -1,7 +1,7 @@
 """Write Text, reviews of IMDb as bytes: ``python -m recipes.lra.text`` from the checkout's root.
 
-25,000 reviews to train with, of which every class's last tenth is held out for validation (the Arena validates on the
-test split), and 25,000 to test. ``--file`` takes the archive if you have it.
+There are 25,000 reviews for training and 25,000 for the test. The last tenth of each class of the training reviews is
+held out for validation (the Arena validates on the test split). ``--file`` uses an archive that you already have.
 """
 
 import re
@@ -32,19 +32,19 @@ _MEMBER = re.compile(r"(?:^|/)(train|test)/(neg|pos)/(\d+)_\d+\.txt$")
 
 
 class Review(NamedTuple):
-    """One review, and where it was read."""
+    """One review, and the place it was read from."""
 
     place: str
     label: int
-    number: int  # within its class and part
+    number: int  # within its class and split
     text: bytes
 
 
 def read_archive(path: Path) -> dict[str, list[Review]]:
-    """The labelled reviews of the archive by part, train and test, in the order of class and number.
+    """Read the labelled reviews of the archive: "train" and "test" -> reviews, ordered by class and number.
 
     Raises:
-        ValueError: it is damaged, or has no reviews of some class.
+        ValueError: the archive is damaged, or has too few reviews of a class.
     """
     reviews: dict[str, list[Review]] = {"train": [], "test": []}
     try:
@@ -66,22 +66,22 @@ def read_archive(path: Path) -> dict[str, list[Review]]:
 
 
 def split(reviews: dict[str, list[Review]]) -> dict[str, list[Review]]:
-    """Train, valid and test; the last reviews of each class of the training part are those of valid."""
+    """Split into train, valid and test; valid gets the last training reviews of each class."""
     train: list[Review] = []
     valid: list[Review] = []
     for label in range(len(CLASSES)):
-        found = [review for review in reviews["train"] if review.label == label]
-        count = len(found) - round(_HELD_OUT * len(found))
-        train += found[:count]
-        valid += found[count:]
+        class_reviews = [review for review in reviews["train"] if review.label == label]
+        count = len(class_reviews) - round(_HELD_OUT * len(class_reviews))
+        train += class_reviews[:count]
+        valid += class_reviews[count:]
     return {"train": train, "valid": valid, "test": reviews["test"]}
 
 
 def examples(reviews: list[Review], longest: int) -> Iterator[Example]:
-    """The first ``longest`` bytes of each review.
+    """Yield the first ``longest`` bytes of each review.
 
     Raises:
-        ValueError: an empty review.
+        ValueError: a review is empty.
     """
     for review in reviews:
         yield Example((to_tokens(review.text, longest, review.place),), review.label)
@@ -110,8 +110,8 @@ def write(path: Path, out: Path, longest: int) -> None:
     """Write ``out``/data-bin from the archive ``path``."""
     splits = split(read_archive(path))
     total = sum(map(len, splits.values()))
-    made = {name: examples(reviews, longest) for name, reviews in splits.items()}
-    counts = write_examples(out / "data-bin", made, pixel_dictionary(), len(CLASSES), total)
+    examples_of_splits = {name: examples(reviews, longest) for name, reviews in splits.items()}
+    counts = write_examples(out / "data-bin", examples_of_splits, pixel_dictionary(), len(CLASSES), total)
     for name, count in counts.items():
         print(f"  {name:<5}  {count:6,d} reviews")
     print(f"Ready: {shown_path(out / 'data-bin')}. The commands to train with are in recipes/lra/README.md.")

@@ -1,4 +1,4 @@
-"""Let a trained model act in an environment, many episodes at once."""
+"""Run a trained model in an environment, many episodes at once."""
 
 import time
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from fairseq_plugin.models.decision_hub_interface import DecisionHubInterface
 
 from .environments import make_for
 
-#: Episodes that are played side by side.
+#: Episodes that are played at the same time.
 AT_ONCE = 32
 
 
@@ -22,22 +22,22 @@ class Played(NamedTuple):
 
     target: float
     seed: int
-    total: float  # its return
+    total: float  # the return
     steps: int
 
 
 class Evaluation(NamedTuple):
-    """Episodes of one model, and what its actions cost, of all side by side, without the environment."""
+    """Episodes of one model, and the time for actions of all parallel episodes, without the environment's time."""
 
     episodes: list[Played]
-    milliseconds: float  # an action, the mean
+    milliseconds: float  # mean per call of ``act``
 
 
 def load(checkpoint: Path) -> DecisionHubInterface:
-    """The model of a checkpoint.
+    """Load the model of a checkpoint.
 
     Raises:
-        ValueError: the file does not exist or holds none that acts.
+        ValueError: the file does not exist or does not contain a decision model.
     """
     if not checkpoint.is_file():
         raise ValueError(f"CHECKPOINT is {checkpoint}, which is no file; allowed: a checkpoint of fairseq-train")
@@ -52,43 +52,47 @@ def evaluate(
     seed: int = 0,
     context: int | str | None = None,
 ) -> Evaluation:
-    """Play ``episodes`` episodes of the environment ``name`` for each target, with seeds from ``seed`` on.
+    """Play ``episodes`` episodes of the environment ``name`` for each target, with seeds starting at ``seed``.
 
     ``context`` is as for ``DecisionHubInterface.reset``.
 
     Raises:
-        ValueError: an environment that does not fit the model (see ``make_for``), or a context that the model does not
-            allow.
+        ValueError: the environment does not match the model (see ``make_for``), or the model does not support the
+            context.
     """
-    rows = [(float(target), seed + i) for target in targets for i in range(episodes)]
+    runs = [(float(target), seed + i) for target in targets for i in range(episodes)]
     played: list[Played] = []
     seconds, steps = 0.0, 0
-    with tqdm(total=len(rows), desc="  episodes", unit="", leave=False, disable=None) as bar:
-        for begin in range(0, len(rows), AT_ONCE):
-            chosen = rows[begin : begin + AT_ONCE]
-            part, spent, count = _play_together(hub, name, chosen, context)
-            played, seconds, steps = [*played, *part], seconds + spent, steps + count
-            bar.update(len(chosen))
+    with tqdm(total=len(runs), desc="  episodes", unit="", leave=False, disable=None) as bar:
+        for start in range(0, len(runs), AT_ONCE):
+            batch = runs[start : start + AT_ONCE]
+            batch_played, batch_seconds, batch_steps = _play_together(hub, name, batch, context)
+            played, seconds, steps = (
+                [*played, *batch_played],
+                seconds + batch_seconds,
+                steps + batch_steps,
+            )
+            bar.update(len(batch))
     return Evaluation(played, 1000.0 * seconds / steps)
 
 
 def _play_together(
     hub: DecisionHubInterface, name: str, rows: Sequence[tuple[float, int]], context: int | str | None
 ) -> tuple[list[Played], float, int]:
-    """The episodes, seconds for actions, and how often actions were asked for.
+    """Play episodes in parallel; returns the episodes, the seconds spent in ``act``, and the number of its calls.
 
-    A row that has ended keeps its last state and gets no reward, which changes nothing for the others.
+    A row that has ended keeps its last state and gets no reward, which does not affect the other rows.
     """
     environments = [make_for(name, hub.described, hub.task.max_episode_length) for _ in rows]
-    states = np.stack([one.reset(seed=seed)[0] for one, (_, seed) in zip(environments, rows)])
+    states = np.stack([environment.reset(seed=seed)[0] for environment, (_, seed) in zip(environments, rows)])
     hub.reset([target for target, _ in rows], context)
     totals, lengths, running = np.zeros(len(rows)), np.zeros(len(rows), dtype=int), set(range(len(rows)))
     rewards: np.ndarray | None = None
-    seconds, asked = 0.0, 0
+    seconds, calls = 0.0, 0
     while running:
         started = time.perf_counter()
         actions = hub.act(states, rewards)
-        seconds, asked = seconds + time.perf_counter() - started, asked + 1
+        seconds, calls = seconds + time.perf_counter() - started, calls + 1
         rewards = np.zeros(len(rows))
         for i in sorted(running):
             action = actions[i].astype(environments[i].action_space.dtype)
@@ -99,4 +103,4 @@ def _play_together(
                 environments[i].close()
         totals += rewards
     played = [Played(target, seed, float(totals[i]), int(lengths[i])) for i, (target, seed) in enumerate(rows)]
-    return played, seconds, asked
+    return played, seconds, calls

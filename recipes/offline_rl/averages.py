@@ -1,7 +1,7 @@
-"""The scores of several data sets in one table, with their average, as Table 7 of the Flowformer paper.
+"""The scores on several data sets and their average in one table, as in Table 7 of the Flowformer paper.
 
-``python -m recipes.offline_rl.averages FILE...`` from the checkout's root, of files that ``evaluate --output`` wrote,
-and of results.json of ``compare``.
+Run ``python -m recipes.offline_rl.averages FILE...`` from the checkout's root, with files that ``evaluate --output``
+wrote, or results.json of ``compare``.
 """
 
 import statistics
@@ -25,55 +25,57 @@ from .d4rl import score
 
 COMMAND = "recipes.offline_rl.averages"
 SUFFIX = "_decision"
-#: Model -> data set -> the score of each training.
+#: Model -> data set -> one score per training.
 Scores = dict[str, dict[str, list[float]]]
 
 
 def gathered(paths: Sequence[Path]) -> Scores:
-    """The score of every training for the highest target that it was given; of bc and awac any target is the same.
+    """Read the score of every training for its highest target; bc and awac ignore the target.
 
     Raises:
-        ValueError: a file that is none of these, or one given twice, whose trainings would count as further ones.
+        ValueError: a file has the wrong format, or is passed twice, so that its trainings would count twice.
     """
-    found: Scores = defaultdict(lambda: defaultdict(list))
-    read: set[Path] = set()
+    scores: Scores = defaultdict(lambda: defaultdict(list))
+    paths_read: set[Path] = set()
     for path in paths:
-        if path.resolve() in read:
+        if path.resolve() in paths_read:
             raise ValueError(f"{path} is given twice; allowed: each file once")
-        read.add(path.resolve())
-        described, played = _read(path)
+        paths_read.add(path.resolve())
+        description, played = _read(path)
         for name, episodes in played:
-            highest = max(one.target for one in episodes)
-            mean = statistics.mean(one.total for one in episodes if one.target == highest)
-            found[name.removesuffix(SUFFIX)][described.name].append(score(described, mean))
-    return found
+            highest = max(episode.target for episode in episodes)
+            mean = statistics.mean(episode.total for episode in episodes if episode.target == highest)
+            scores[name.removesuffix(SUFFIX)][description.name].append(score(description, mean))
+    return scores
 
 
 def _read(path: Path) -> tuple[EpisodeDescription, list[tuple[str, list[Played]]]]:
-    """The description of the data in a file, and the episodes that were played, by the names of models."""
+    """The data description in a file, and pairs of a model's name and its episodes."""
     allowed = "a file of recipes.offline_rl.evaluate --output, or results.json of recipes.offline_rl.compare"
-    found = read_json(path, allowed, data=dict)
-    described = described_by(EpisodeDescription, found["data"], f"{path}: data")
-    if "results" in found:
+    content = read_json(path, allowed, data=dict)
+    description = described_by(EpisodeDescription, content["data"], f"{path}: data")
+    if "results" in content:
         results = read_json(path, allowed, results=list[dict[str, Any]])["results"]
-        named = [(one.get("model"), one.get("episodes")) for one in results]
+        named = [(record.get("model"), record.get("episodes")) for record in results]
     else:
-        found = read_json(path, allowed, models=dict[str, str], episodes=dict)
-        named = [(found["models"].get(at), episodes) for at, episodes in found["episodes"].items()]
+        content = read_json(path, allowed, models=dict[str, str], episodes=dict)
+        named = [
+            (content["models"].get(path_of_model), episodes) for path_of_model, episodes in content["episodes"].items()
+        ]
     try:
         played = [(typed(name, str, "a name"), typed(episodes, list[Played], "episodes")) for name, episodes in named]
     except ValueError as error:
         raise ValueError(f"{path} is damaged: {error}; allowed: {allowed}") from error
     if not all(episodes for _, episodes in played):
         raise ValueError(f"{path} has a model without an episode; allowed: {allowed}")
-    return described, played
+    return description, played
 
 
 def table(scores: Scores) -> Table:
-    """A row for each data set, a column for each model: mean and deviation over trainings; averages of both."""
-    datasets = list(dict.fromkeys(dataset for ours in scores.values() for dataset in ours))
-    rows = [(dataset, *(spread(ours[dataset], 1) for ours in scores.values())) for dataset in datasets]
-    rows.append(("average", *(_average(ours, datasets) for ours in scores.values())))
+    """The table: a row per data set, a column per model, with mean and deviation over trainings, and their averages."""
+    datasets = list(dict.fromkeys(dataset for model_scores in scores.values() for dataset in model_scores))
+    rows = [(dataset, *(spread(model_scores[dataset], 1) for model_scores in scores.values())) for dataset in datasets]
+    rows.append(("average", *(_average(model_scores, datasets) for model_scores in scores.values())))
     notes = [
         "scores: 0 and 100 are D4RL's constants for its own sets, and the least and the best return of other data",
         "for the highest target of each training; averages of means and of deviations where a model has all data sets",

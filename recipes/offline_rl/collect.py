@@ -1,7 +1,7 @@
-"""Collect own data of graded quality: ``python -m recipes.offline_rl.collect --env HalfCheetah-v5 --minutes 2``.
+"""Collect your own data of graded quality: ``python -m recipes.offline_rl.collect --env HalfCheetah-v5 --minutes 2``.
 
-A linear policy is improved by random search. Policies from its beginning to its best then play, with some noise on
-their actions, and what they did is the data. An interrupted search goes on where it was. This is not D4RL.
+Random search improves a linear policy. Policies from the first to the best then play, with some noise on their actions,
+and their episodes are the data. An interrupted search continues where it stopped. This is not D4RL.
 """
 
 import sys
@@ -32,13 +32,13 @@ def collect(
     """Search for ``minutes`` in ``out``/search.npz, and write episodes of graded policies to the folder ``out``/data.
 
     Args:
-        grades: policies that play, about evenly spaced by return.
-        episodes: of each.
-        noise: deviation of the noise on their actions of -1 to 1.
+        grades: number of policies that play, about evenly spaced by return.
+        episodes: number of episodes per policy.
+        noise: standard deviation of the noise on actions, which are in -1 to 1.
 
     Raises:
-        ValueError: an environment that does not fit, or ``out`` holds the search of another one or of another seed,
-            or files of others.
+        ValueError: the environment is not supported, or ``out`` contains a search with another environment or seed,
+            or other files.
     """
     with working_folder(out, COMMAND, whole={"data": COMMAND}):
         return _collect(name, minutes, out, grades, episodes, noise, seed)
@@ -63,15 +63,15 @@ def _collect(
 
         search.run(60.0 * minutes, show)
     rng = np.random.default_rng((seed, 2**31))
-    recorded: list[Episode] = []
+    episodes_played: list[Episode] = []
     with tqdm(total=grades * episodes, desc="episodes", unit="", disable=None) as bar:
         for policy in search.graded(grades):
             for _ in range(episodes):
-                recorded.append(play(environment, policy, int(rng.integers(2**31)), noise, rng))
+                episodes_played.append(play(environment, policy, int(rng.integers(2**31)), noise, rng))
                 bar.update()
     space = environment.action_space
     with new_folder(out / "data", COMMAND) as folder:
-        return write_folder(folder, {"train": recorded}, f"{name}, own data", name, (space.low, space.high))
+        return write_folder(folder, {"train": episodes_played}, f"{name}, own data", name, (space.low, space.high))
 
 
 def parser() -> CommandParser:
@@ -94,7 +94,7 @@ def main(arguments: Iterable[str] | None = None) -> int:
     if not 0.0 <= options.noise < float("inf") or options.seed < 0:
         raise ValueError(f"--noise is {options.noise} and --seed {options.seed}; allowed: at least 0 and finite")
     out = (options.out or Path("work/offline_rl") / options.env).absolute()
-    described = collect(
+    description = collect(
         options.env,
         options.minutes,
         out,
@@ -103,7 +103,7 @@ def main(arguments: Iterable[str] | None = None) -> int:
         noise=options.noise,
         seed=options.seed,
     )
-    print(f"  {summary(described)}")
+    print(f"  {summary(description)}")
     print(f"Ready: {shown_path(out / 'data')}. The commands to train with are in recipes/offline_rl/README.md.")
     return 0
 

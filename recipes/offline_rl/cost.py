@@ -1,8 +1,8 @@
 """The cost of an action as an episode grows: ``python -m recipes.offline_rl.cost --archs flowformer,softmax,linear``.
 
-In milliseconds of CPU time on one thread, of models in the paper's size, with random weights and states: from the last
-steps, all of them anew; from all steps, anew; and from the state that all steps left. The models take turns at every
-step, so that other work on the machine disturbs all of them.
+In milliseconds of CPU time on one thread, for models of the paper's size, with random weights and inputs. An action is
+computed in three ways: from a window of the last steps, from all steps, and from the decoding state. The models take
+turns at every step, so that other load on the machine affects all of them.
 """
 
 import statistics
@@ -25,11 +25,11 @@ from ..shared.scripts import command_line, positive_int, script
 from ..shared.tables import Table, as_text, describe_run
 from .compare import DEFAULT_NAMES, SUFFIX, architectures
 
-#: HalfCheetah's.
+#: Sizes of HalfCheetah's states and actions.
 _STATE, _ACTION = 17, 6
-#: Steps whose median is one number, and how often the costlier ways are repeated.
+#: Each number from the state is the median of this many steps; the slower ways are repeated this often.
 _RECENT, _REPEATS = 20, 5
-#: Milliseconds by architecture and way, one number for each measured step.
+#: (architecture, way) -> milliseconds at each measured step.
 Costs = dict[tuple[str, str], list[float]]
 
 
@@ -39,14 +39,14 @@ def build(name: str, steps: int) -> DecisionTransformer:
     OmegaConf.set_struct(config, False)
     config._name = name + SUFFIX
     sizes = ([0.0] * _STATE, [1.0] * _STATE, [-1.0] * _ACTION, [1.0] * _ACTION)
-    described = EpisodeDescription("random", "", *sizes, steps, 0.0, 0.0, 0.0)
-    task = SimpleNamespace(description=described, context=None, max_episode_length=steps)
+    description = EpisodeDescription("random", "", *sizes, steps, 0.0, 0.0, 0.0)
+    task = SimpleNamespace(description=description, context=None, max_episode_length=steps)
     return FairseqTask.build_model(task, config).eval()
 
 
 @torch.no_grad()
 def measure(names: Sequence[str], points: Sequence[int], context: int) -> Costs:
-    """The cost of an action at each of the steps ``points``."""
+    """Measure the cost of an action at each of the steps ``points``."""
     last = max(points)
     models = {name: build(name, last) for name in names}
     generator = torch.Generator().manual_seed(0)
@@ -57,19 +57,19 @@ def measure(names: Sequence[str], points: Sequence[int], context: int) -> Costs:
     recent: dict[str, list[float]] = {name: [] for name in names}
     costs: Costs = {}
     for step in tqdm(range(1, last + 1), desc="steps", unit="", leave=False, disable=None):
-        now = {name: values[:, step - 1] for name, values in episode.items()}
-        before = episode["actions"][:, step - 2] if step > 1 else None
+        current = {name: values[:, step - 1] for name, values in episode.items()}
+        previous_action = episode["actions"][:, step - 2] if step > 1 else None
         for name, model in models.items():
-            tokens = (memories[name], now["returns"], now["states"], now["timesteps"], before)
+            tokens = (memories[name], current["returns"], current["states"], current["timesteps"], previous_action)
             recent[name].append(_milliseconds(model.extend, *tokens))
         if step in points:
             for name in names:
                 costs.setdefault((name, "from the state"), []).append(statistics.median(recent[name][-_RECENT:]))
             for way, steps in ((f"last {context} anew", min(context, step)), ("all steps anew", step)):
                 window = [values[:, step - steps : step] for values in episode.values()]
-                spent = [[_milliseconds(model, *window) for model in models.values()] for _ in range(_REPEATS)]
-                for name, found in zip(names, zip(*spent)):
-                    costs.setdefault((name, way), []).append(statistics.median(found))
+                timings = [[_milliseconds(model, *window) for model in models.values()] for _ in range(_REPEATS)]
+                for name, milliseconds in zip(names, zip(*timings)):
+                    costs.setdefault((name, way), []).append(statistics.median(milliseconds))
     return costs
 
 
@@ -90,7 +90,7 @@ def parser() -> CommandParser:
 
 
 def steps(text: str) -> list[int]:
-    """The type of an option with numbers of steps between commas, in order."""
+    """Option type: comma-separated numbers of steps, sorted."""
     return sorted({positive_int(part) for part in text.split(",")})
 
 
@@ -101,7 +101,10 @@ def main(arguments: Iterable[str] | None = None) -> int:
     started = time.monotonic()
     torch.set_num_threads(1)
     costs = measure(options.archs, options.steps, options.context)
-    rows = [(f"{name}{SUFFIX}", way, *(f"{x:.1f}" for x in found)) for (name, way), found in sorted(costs.items())]
+    rows = [
+        (f"{name}{SUFFIX}", way, *(f"{value:.1f}" for value in milliseconds))
+        for (name, way), milliseconds in sorted(costs.items())
+    ]
     header = ("architecture", "an action from", *(f"step {step}" for step in options.steps))
     run = describe_run(command_line("recipes.offline_rl.cost", arguments), time.monotonic() - started)
     print(as_text([Table("Milliseconds of CPU time for an action, one episode, one thread", header, rows, [])], run))

@@ -15,12 +15,12 @@ _INSTALL = "Run: pip install '.[fairseq,rl]'"
 
 
 def make(name: str) -> Any:
-    """gymnasium's environment ``name``.
+    """Create gymnasium's environment ``name``.
 
     Raises:
-        ValueError: there is none of that name, or its states or actions are not arrays (numbers,) of finite range:
-            discrete actions.
-        RecipeFailed: gymnasium, or what the environment needs, is not installed.
+        ValueError: the environment does not exist, its states or actions are not vectors of real numbers (for example
+            discrete actions), or the range of actions is not finite.
+        RecipeFailed: gymnasium, or a dependency of the environment, is not installed.
     """
     try:
         import gymnasium
@@ -29,7 +29,9 @@ def make(name: str) -> Any:
     if importlib.util.find_spec("mujoco"):
         import mujoco
 
-        mujoco.set_mju_user_warning(_show_once)  # its own would say the same for every environment, and write a file
+        mujoco.set_mju_user_warning(
+            _show_once
+        )  # mujoco's default repeats each warning per environment, and writes a file
     try:
         environment = gymnasium.make(name)
     except gymnasium.error.DependencyNotInstalled as error:
@@ -37,10 +39,10 @@ def make(name: str) -> Any:
     except (gymnasium.error.Error, ImportError) as error:
         raise ValueError(f"--env is {name}: {error}; allowed: an environment of gymnasium") from error
     states, actions = environment.observation_space, environment.action_space
-    for what, space in (("states", states), ("actions", actions)):
+    for kind, space in (("states", states), ("actions", actions)):
         if not isinstance(space, gymnasium.spaces.Box) or len(space.shape) != 1:
             raise ValueError(
-                f"--env is {name}, whose {what} are {space}; allowed: {what} of real numbers, a Box of one dimension"
+                f"--env is {name}, whose {kind} are {space}; allowed: {kind} of real numbers, a Box of one dimension"
             )
     if not (np.isfinite(actions.low).all() and np.isfinite(actions.high).all()):
         raise ValueError(f"--env is {name}, whose actions are {actions}; allowed: actions of a finite range")
@@ -53,10 +55,10 @@ def _show_once(warning: str) -> None:
 
 
 def make_for(name: str, described: EpisodeDescription, limit: int) -> Any:
-    """The environment ``name``, for a model that was trained on ``described`` and embeds ``limit`` steps.
+    """Create the environment ``name`` for a model trained on ``described`` that has embeddings for ``limit`` steps.
 
     Raises:
-        ValueError: see ``make``; other states or actions than in training; longer episodes than ``limit``.
+        ValueError: as ``make``, or states or actions differ from training, or episodes may be longer than ``limit``.
     """
     environment = make(name)
     states, actions = environment.observation_space.shape[0], environment.action_space.shape[0]

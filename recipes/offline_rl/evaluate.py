@@ -1,6 +1,6 @@
 """Returns of trained models: ``python -m recipes.offline_rl.evaluate CHECKPOINT --env NAME --targets 3000,1000``.
 
-Several checkpoints are trainings of one model with several seeds.
+Pass several checkpoints for trainings of one model with several seeds.
 """
 
 import statistics
@@ -24,22 +24,24 @@ from .published import published
 
 
 def table(described: EpisodeDescription, evaluations: Sequence[Evaluation], targets: Sequence[float]) -> Table:
-    """A row for each target: returns, their deviation over episodes and over checkpoints, and normalised scores."""
+    """The table: a row per target with returns, deviations over episodes and checkpoints, and normalised scores."""
     rows = []
     for target in targets:
-        ours = [[one.total for one in each.episodes if one.target == target] for each in evaluations]
-        means = [statistics.mean(totals) for totals in ours]
-        every = [total for totals in ours for total in totals]
+        returns = [
+            [episode.total for episode in evaluation.episodes if episode.target == target] for evaluation in evaluations
+        ]
+        means = [statistics.mean(checkpoint_returns) for checkpoint_returns in returns]
+        all_returns = [episode_return for checkpoint_returns in returns for episode_return in checkpoint_returns]
         scores = [score(described, mean) for mean in means]
         rows.append(
             (
                 f"{target:,.0f}",
-                spread(every, 0),
+                spread(all_returns, 0),
                 spread(means, 0),
                 spread(scores, 1),
-                f"{min(every):,.0f}",
-                f"{max(every):,.0f}",
-                str(len(every)),
+                f"{min(all_returns):,.0f}",
+                f"{max(all_returns):,.0f}",
+                str(len(all_returns)),
             )
         )
     low, high = score_range(described)
@@ -48,7 +50,7 @@ def table(described: EpisodeDescription, evaluations: Sequence[Evaluation], targ
         f"score: 0 for a return of {low:,.1f}, 100 for {high:,.1f}, {constants}",
         f"trained on {described.name}: returns {described.lowest:,.0f} to {described.highest:,.0f}, "
         f"mean {described.average:,.0f}",
-        f"an action took {statistics.mean(one.milliseconds for one in evaluations):.1f} ms, of all episodes side by "
+        f"an action took {statistics.mean(run.milliseconds for run in evaluations):.1f} ms, of all episodes side by "
         "side together",
     ]
     row = published(described.name)
@@ -84,7 +86,7 @@ def parser() -> CommandParser:
 
 
 def numbers(text: str) -> list[float]:
-    """The type of an option with numbers between commas."""
+    """Option type: comma-separated numbers, without duplicates."""
     return list(dict.fromkeys(float(part) for part in text.split(",")))
 
 
@@ -92,7 +94,7 @@ def named_environment(described: EpisodeDescription, path: Path) -> str:
     """The environment that the checkpoint ``path`` was trained for.
 
     Raises:
-        ValueError: it names none, or one with a module, which gymnasium would import: that has to be typed.
+        ValueError: it names no environment, or one with a module, which gymnasium would import: the user must name it.
     """
     if not described.environment:
         raise ValueError(f"--env is not given, and {described.name} names none; allowed: a name of gymnasium")
@@ -113,22 +115,23 @@ def main(arguments: Iterable[str] | None = None) -> int:
         check_new(options.output, "--output")
     context = None if options.context is None else read_context("--context", options.context) or FULL
     hubs = [load(path) for path in options.checkpoints]
-    described = hubs[0].described
+    description = hubs[0].described
     for path, hub in zip(options.checkpoints, hubs):
-        if hub.described != described:
+        if hub.described != description:
             raise ValueError(f"{path} was trained on other data than {options.checkpoints[0]}; allowed: the same data")
-    environment = options.env or named_environment(described, options.checkpoints[0])
-    robot = robot_of(described.name)
-    targets = options.targets or (list(robot.targets) if robot else [described.highest, described.average])
-    found = [evaluate(hub, environment, targets, options.episodes, options.seed, context) for hub in hubs]
+    environment = options.env or named_environment(description, options.checkpoints[0])
+    robot = robot_of(description.name)
+    targets = options.targets or (list(robot.targets) if robot else [description.highest, description.average])
+    evaluations = [evaluate(hub, environment, targets, options.episodes, options.seed, context) for hub in hubs]
     run = describe_run(command_line("recipes.offline_rl.evaluate", arguments), time.monotonic() - started)
-    print(as_text([table(described, found, targets)], run))
+    print(as_text([table(description, evaluations, targets)], run))
     if options.output is not None:
         episodes = {
-            str(path): [one._asdict() for one in each.episodes] for path, each in zip(options.checkpoints, found)
+            str(path): [episode._asdict() for episode in evaluation.episodes]
+            for path, evaluation in zip(options.checkpoints, evaluations)
         }
         models = {str(path): hub.cfg.model._name for path, hub in zip(options.checkpoints, hubs)}
-        content = {"run": run._asdict(), "data": described.as_dict(), "episodes": episodes, "models": models}
+        content = {"run": run._asdict(), "data": description.as_dict(), "episodes": episodes, "models": models}
         options.output.parent.mkdir(parents=True, exist_ok=True)
         write_json(options.output, content)
     return 0

@@ -1,4 +1,4 @@
-"""Read episodes from HDF5 files: D4RL's layout, and the ``main_data.hdf5`` of Minari, without either package."""
+"""Read episodes from HDF5 files in D4RL's layout or Minari's (``main_data.hdf5``), without these packages."""
 
 from functools import partial
 from pathlib import Path
@@ -17,12 +17,12 @@ _ALLOWED = f"D4RL's layout ({', '.join(_D4RL)}), or Minari's (episode_0, ... wit
 
 
 def read_hdf5(path: Path) -> list[Episode]:
-    """The episodes of a file, in order, each to its end; what follows D4RL's last end is no whole episode and left out.
+    """Read the episodes of a file, in order; in D4RL's layout, steps after the last end of an episode are skipped.
 
     Raises:
-        ValueError: no such file, one that is cut short or of another layout, lacks a key, has arrays of unequal
-            lengths, of other dimensions, of complex numbers or of more bytes than this machine's memory, discrete
-            actions, values that are not finite, or no episode; or one whose arrays lie in other files.
+        ValueError: the file does not exist, is truncated, has another layout, lacks a key or has no episode; its arrays
+            have unequal lengths, wrong dimensions, complex numbers, discrete actions, values that are not finite, or
+            more bytes than this machine's memory; or they are stored in other files.
         RecipeFailed: h5py is not installed.
     """
     try:
@@ -35,11 +35,11 @@ def read_hdf5(path: Path) -> list[Episode]:
         with h5py.File(path, "r") as file:
             minari = any(name.startswith("episode_") for name in file)
             episodes = _read_minari(path, file) if minari else _read_d4rl(path, file)
-    except (OSError, RuntimeError, KeyError, MemoryError) as error:  # RuntimeError: data that cannot be decompressed
+    except (OSError, RuntimeError, KeyError, MemoryError) as error:  # RuntimeError: decompression failed
         raise ValueError(f"{path} cannot be read: {error}; allowed: a whole HDF5 file, {_ALLOWED}") from error
     if not episodes:
         raise ValueError(f"{path} has no episode that ends; allowed: at least one step in terminals or timeouts")
-    return [check_episode(one, f"{path}: episode {i}") for i, one in enumerate(episodes)]
+    return [check_episode(episode, f"{path}: episode {i}") for i, episode in enumerate(episodes)]
 
 
 def _read_d4rl(path: Path, file: Any) -> list[Episode]:
@@ -49,20 +49,22 @@ def _read_d4rl(path: Path, file: Any) -> list[Episode]:
         raise ValueError(f"{path} has arrays of {_shown(lengths)} steps; allowed: one length")
     ended = arrays["terminals"].astype(bool) | arrays["timeouts"].astype(bool)
     ends = np.flatnonzero(ended.reshape(-1)) + 1
-    parts = ([values[begin:end] for values in arrays.values()] for begin, end in zip([0, *ends[:-1]], ends))
-    return [Episode(states, actions, rewards.reshape(-1)) for states, actions, rewards, *_ in parts]
+    episode_arrays = ([values[start:end] for values in arrays.values()] for start, end in zip([0, *ends[:-1]], ends))
+    return [Episode(states, actions, rewards.reshape(-1)) for states, actions, rewards, *_ in episode_arrays]
 
 
 def _read_minari(path: Path, file: Any) -> list[Episode]:
-    """Each group has one observation more than steps: the last was seen after the last action."""
+    """Read groups; each has one observation more than steps, the one after the last action."""
     episodes = []
     for name in sorted((name for name in file if name.startswith("episode_")), key=partial(_number, path)):
         arrays = {key: _array(path, file, f"{name}/{key}") for key in _MINARI}
         steps = {key: len(values) for key, values in arrays.items()}
         steps["observations"] -= 1
         if len(set(steps.values())) > 1:
-            found = _shown({**steps, "observations": steps["observations"] + 1})
-            raise ValueError(f"{path}: {name} has arrays of {found} steps; allowed: one length, observations one more")
+            shown_lengths = _shown({**steps, "observations": steps["observations"] + 1})
+            raise ValueError(
+                f"{path}: {name} has arrays of {shown_lengths} steps; allowed: one length, observations one more"
+            )
         episodes.append(Episode(arrays["observations"][:-1], arrays["actions"], arrays["rewards"].reshape(-1)))
     return episodes
 
@@ -75,7 +77,7 @@ def _number(path: Path, name: str) -> int:
 
 
 def _array(path: Path, file: Any, name: str) -> np.ndarray:
-    """An array of the file: states and actions (T, numbers), all others (T,) or (T, 1)."""
+    """Read an array: states and actions are (T, numbers), all others (T,) or (T, 1)."""
     stored = _inside(path, file, name)
     if not hasattr(stored, "shape"):
         raise ValueError(f"{path}: {name} is a group ({', '.join(stored)}); allowed: an array, states of one kind")
@@ -95,10 +97,10 @@ def _array(path: Path, file: Any, name: str) -> np.ndarray:
 
 
 def _inside(path: Path, file: Any, name: str) -> Any:
-    """Return the group or array ``name`` of the file. Links are not followed, even to see whether they lead anywhere.
+    """Return the group or array ``name`` of the file. Links are never followed, not even to check their targets.
 
     Raises:
-        ValueError: ``name`` is not there, a part of it is a link, or its data lie in another file, as HDF5 allows.
+        ValueError: ``name`` does not exist, a part of it is a link, or its data is in another file, as HDF5 allows.
     """
     import h5py
 

@@ -1,7 +1,7 @@
 """Prepare recorded episodes for fairseq: ``python -m recipes.offline_rl.prepare --dataset hopper-medium-v2``.
 
-The nine MuJoCo data sets of D4RL are downloaded; ``--file`` takes an HDF5 file that you have, in D4RL's layout or
-Minari's ``main_data.hdf5``, of any data set.
+The nine MuJoCo data sets of D4RL are downloaded. ``--file`` uses an HDF5 file of any data set that you already have, in
+D4RL's layout or Minari's (``main_data.hdf5``).
 """
 
 import sys
@@ -29,12 +29,12 @@ def prepare(
     environment: str | None = None,
     action_range: tuple[float, float] = (-1.0, 1.0),
 ) -> EpisodeDescription:
-    """Write data set ``name`` to the folder ``out``; downloads are kept beside it.
+    """Write data set ``name`` to the folder ``out``; downloads are kept next to it.
 
     Raises:
-        ValueError: the name, the file, the range of actions, or an ``out`` that holds anything but what this function
-            wrote there; nothing is written then.
-        DownloadFailed: the data set could not be downloaded whole.
+        ValueError: the name, the file or the range of actions is invalid, or ``out`` contains files that this function
+            did not write; nothing is written then.
+        DownloadFailed: the download failed or is incomplete.
     """
     robot = robot_of(name)
     if file is None and robot is None:
@@ -47,7 +47,7 @@ def prepare(
 
 
 def _read(name: str, robot: Robot | None, file: Path) -> list[Episode]:
-    """The episodes in ``file``, which are ``robot``'s unless that is None."""
+    """Read the episodes in ``file``; their sizes must be those of ``robot`` unless that is None."""
     episodes = read_hdf5(file)
     sizes = (episodes[0].states.shape[1], episodes[0].actions.shape[1])
     if robot is not None and sizes != (robot.state_size, robot.action_size):
@@ -81,14 +81,14 @@ def main(arguments: Iterable[str] | None = None) -> int:
     """Run the script; returns the exit status."""
     options = parser().parse_args(arguments)
     out = (options.out or Path("work/offline_rl") / options.dataset).absolute()
-    described = prepare(options.dataset, out, options.file, options.env, tuple(options.action_range))
-    print(f"  {summary(described)}")
+    description = prepare(options.dataset, out, options.file, options.env, tuple(options.action_range))
+    print(f"  {summary(description)}")
     print(f"Ready: {shown_path(out)}. The commands to train with are in recipes/offline_rl/README.md.")
     return 0
 
 
 def summary(described: EpisodeDescription) -> str:
-    """Sizes and returns of a data set in a line."""
+    """Sizes and returns of a data set in one line."""
     return (
         f"{described.name}: states of {described.state_size} numbers, actions of {described.action_size}, up to "
         f"{described.longest} steps; returns {described.lowest:,.0f} to {described.highest:,.0f}, "

@@ -1,7 +1,7 @@
-"""Augmented random search: a linear policy that improves by trying small changes of itself, without gradients.
+"""Augmented random search: improves a linear policy by trying small changes to it, without gradients.
 
 Mania, Guy, Recht, *Simple random search provides a competitive approach to reinforcement learning* (2018), version
-V2-t. The policies on the way are kept, and make data of graded quality.
+V2-t. All policies are kept, so that data of graded quality can be generated.
 """
 
 import time
@@ -18,35 +18,35 @@ from ..shared.working_folder import own_file
 
 
 class Settings(NamedTuple):
-    """Settings of the search: directions tried, the best ones used, size of the noise, and size of a step."""
+    """Settings of the search: number of directions tried, number of best ones used, size of the noise and of a step."""
 
     directions: int = 16
     best: int = 8
     noise: float = 0.03
     step: float = 0.02
-    alive: float = 0.0  # reward of a step for not having fallen, which the search leaves out
+    alive: float = 0.0  # reward per step for not falling, which the search ignores
 
 
-#: The paper's for the robots that can fall, with fewer directions; by gymnasium's name without the version.
+#: Name in gymnasium, without the version -> the paper's settings for robots that can fall, with fewer directions.
 SETTINGS = {"Hopper": Settings(8, 4, 0.025, 0.01, 1.0), "Walker2d": Settings(16, 8, 0.025, 0.03, 1.0)}
 
-#: The arrays of a search on disk: what it has seen, and of each policy its numbers and its return.
+#: The arrays of a search on disk: time and statistics of states, then the parameters and returns of all policies.
 _KEPT = ("seconds", "seen", "mean", "squares", "weights", "means", "stds", "totals")
 
 
 class Policy(NamedTuple):
-    """action = weights · (state - mean) / std, cut to -1 to 1 and scaled to the environment's range."""
+    """action = weights · (state - mean) / std, clipped to -1 to 1 and scaled to the environment's range."""
 
     weights: np.ndarray  # (A, S)
     mean: np.ndarray  # (S,)
     std: np.ndarray  # (S,)
-    total: float  # the return of one episode of it
+    total: float  # the return of one episode
 
 
 class Search:
-    """A search that goes on where the file ``path`` ends; what it tries depends on the seed alone.
+    """A search that continues from the file ``path`` if it exists; its random numbers depend only on the seed.
 
-    Attributes: ``policies``, one before the search and one after each iteration; ``seconds`` it took so far.
+    Attributes: ``policies``, one before the search and one per iteration; ``seconds``, the time spent so far.
     """
 
     def __init__(self, environment: Any, settings: Settings, seed: int, path: Path) -> None:
@@ -54,7 +54,7 @@ class Search:
         states, actions = environment.observation_space.shape[0], environment.action_space.shape[0]
         self.policies: list[Policy] = []
         self.seconds = 0.0
-        # Count, mean and sum of squared deviations of all states seen (Welford).
+        # Count, mean and sum of squared deviations of all states seen so far (Welford).
         self.seen, self.mean, self.squares = 0, np.zeros(states), np.zeros(states)
         if path.exists():
             self._read()
@@ -63,7 +63,7 @@ class Search:
             self._keep(first, np.random.default_rng((seed, 0)))
 
     def run(self, seconds: float, on_iteration: Callable[["Search"], None]) -> None:
-        """Search until it took ``seconds`` in all, at least one iteration; each is kept on disk."""
+        """Search for ``seconds`` in total, at least one iteration; every iteration is saved."""
         while len(self.policies) == 1 or self.seconds < seconds:
             started = time.monotonic()
             self._iterate(np.random.default_rng((self.seed, len(self.policies))))
@@ -72,20 +72,20 @@ class Search:
             on_iteration(self)
 
     def graded(self, count: int) -> list[Policy]:
-        """``count`` policies whose returns are about evenly spaced between the first one's and the best one's."""
+        """``count`` policies with about evenly spaced returns, from the first policy to the best one."""
         totals = np.array([policy.total for policy in self.policies])
-        wanted = np.linspace(totals[0], totals.max(), count)
-        return [self.policies[int(np.abs(totals - total).argmin())] for total in wanted]
+        targets = np.linspace(totals[0], totals.max(), count)
+        return [self.policies[int(np.abs(totals - target).argmin())] for target in targets]
 
     def _iterate(self, rng: np.random.Generator) -> None:
-        """One step along the directions whose tries differ most from each other in return."""
+        """Update the policy along the directions with the highest returns."""
         policy, settings = self.policies[-1], self.settings
         directions = rng.standard_normal((settings.directions, *policy.weights.shape))
-        totals = np.zeros((settings.directions, 2))  # with the direction added, and taken away
+        totals = np.zeros((settings.directions, 2))  # with the direction added and subtracted
         for i, direction in enumerate(directions):
             for j, sign in enumerate((1.0, -1.0)):
-                tried = policy._replace(weights=policy.weights + sign * settings.noise * direction)
-                totals[i, j] = self._play(tried, rng, learn=True)
+                changed = policy._replace(weights=policy.weights + sign * settings.noise * direction)
+                totals[i, j] = self._play(changed, rng, learn=True)
         best = np.argsort(-totals.max(axis=1))[: settings.best]
         deviation = totals[best].std()
         change = np.tensordot(totals[best, 0] - totals[best, 1], directions[best], axes=1) / settings.best
@@ -98,7 +98,7 @@ class Search:
         self.policies.append(policy._replace(total=total))
 
     def _play(self, policy: Policy, rng: np.random.Generator, learn: bool) -> float:
-        """The return of an episode, without what staying alive brings where the search ``learn``s from it."""
+        """Play an episode; returns its return. ``learn`` updates the statistics of states and subtracts ``alive``."""
         episode = play(self.environment, policy, int(rng.integers(2**31)))
         if not learn:
             return episode.total
@@ -133,20 +133,20 @@ class Search:
 def play(
     environment: Any, policy: Policy, seed: int, noise: float = 0.0, rng: np.random.Generator | None = None
 ) -> Episode:
-    """One episode of ``policy``, with Gaussian noise of deviation ``noise`` on its actions of -1 to 1."""
+    """Play one episode of ``policy``; ``noise`` is the deviation of Gaussian noise on actions in -1 to 1."""
     low, high = environment.action_space.low, environment.action_space.high
     centre, half = (low + high) / 2.0, (high - low) / 2.0
     states, actions, rewards = [], [], []
     state, _ = environment.reset(seed=seed)
     ended = False
     while not ended:
-        chosen = policy.weights @ ((state - policy.mean) / policy.std)
+        scaled_action = policy.weights @ ((state - policy.mean) / policy.std)
         if noise:
-            chosen = chosen + noise * rng.standard_normal(len(chosen))
-        action = (centre + half * np.clip(chosen, -1.0, 1.0)).astype(environment.action_space.dtype)
+            scaled_action = scaled_action + noise * rng.standard_normal(len(scaled_action))
+        action = (centre + half * np.clip(scaled_action, -1.0, 1.0)).astype(environment.action_space.dtype)
         states.append(state)
         actions.append(action)
         state, reward, terminated, truncated, _ = environment.step(action)
         rewards.append(float(reward))
         ended = terminated or truncated
-    return Episode(*(np.asarray(x, dtype=np.float32) for x in (states, actions, rewards)))
+    return Episode(*(np.asarray(values, dtype=np.float32) for values in (states, actions, rewards)))

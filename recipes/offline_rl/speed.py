@@ -1,4 +1,4 @@
-"""How long an update takes here, from which a comparison plans how many there are."""
+"""Measure the duration of an update, from which a comparison computes its number of updates."""
 
 import statistics
 import time
@@ -12,8 +12,8 @@ _WARM_UP, _MEASURED = 2, 7
 
 
 def seconds_per_update(arguments: Sequence[object]) -> float:
-    """The median of a few updates on one thread, of what fairseq-train would do with ``arguments``."""
-    parsed = options.parse_args_and_arch(options.get_training_parser(), [str(x) for x in arguments])
+    """The median duration of a few updates on one thread, as fairseq-train runs them with ``arguments``."""
+    parsed = options.parse_args_and_arch(options.get_training_parser(), [str(argument) for argument in arguments])
     config = convert_namespace_to_omegaconf(parsed)
     task = tasks.setup_task(config.task)
     task.load_dataset("train")

@@ -21,7 +21,7 @@ from .ours import OPTIONS, forms, ours
 from .peers import PEERS, Missing
 
 COMMAND = "recipes.padding"
-#: A smaller change is rounding: the tolerance of the tests for float32.
+#: Smaller changes count as rounding; this is the tests' tolerance for float32.
 ROUNDING = 1e-5
 _TITLE = "Relative change of the outputs of real tokens"
 _HEADER = (
@@ -43,7 +43,7 @@ _NOTES = [
 
 
 def rows() -> Iterable[tuple[str, ...]]:
-    """One row for each form of each version: ours of a mechanism, then the public ones."""
+    """Yield one row for each form of each version: our version of a mechanism, then the public ones."""
     for name in tqdm(OPTIONS, desc="mechanisms", unit="", leave=False, disable=None):
         yield from _rows(name, "lineartime", lambda name=name: ours(name), forms(name), "")
         for peer in (peer for peer in PEERS if peer.mechanism == name):
@@ -51,9 +51,12 @@ def rows() -> Iterable[tuple[str, ...]]:
 
 
 def cells(changes: Changes | None) -> list[str]:
-    """The numbers of a row, or of one that was not measured."""
+    """The formatted numbers of a row; None for a row that was not measured."""
     values = changes or [None] * len(Changes._fields)
-    return [MISSING if x is None else "0" if x < ROUNDING else f"{x:.1g}" if x < 0.01 else f"{x:.2f}" for x in values]
+    return [
+        MISSING if value is None else "0" if value < ROUNDING else f"{value:.1g}" if value < 0.01 else f"{value:.2f}"
+        for value in values
+    ]
 
 
 def _rows(

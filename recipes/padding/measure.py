@@ -1,4 +1,4 @@
-"""The one setting in which every version is measured, and the five measurements.
+"""The five measurements, with the same sizes and inputs for every version.
 
 Legend: B batch, n tokens, D width, H heads, d channels of a head.
 """
@@ -12,22 +12,22 @@ from torch import Tensor, nn
 BATCH, REAL, PADDED, HEADS, CHANNELS = 2, 192, 64, 4, 16
 TOKENS, WIDTH = REAL + PADDED, HEADS * CHANNELS
 SEED = 1
-#: x (B, n, D), its padding (B, n) with True = padding, or None where there is none, and causal -> outputs (B, n, D).
+#: (x (B, n, D), padding (B, n) with True = padding or None for no padding, causal) -> outputs (B, n, D).
 Attend = Callable[[Tensor, Tensor | None, bool], Tensor]
 
 
 class Changes(NamedTuple):
-    """Relative changes of the outputs of real tokens: 0 wherever attention is exact."""
+    """Relative changes of the outputs of real tokens; exact attention has 0 everywhere."""
 
-    content: float  # other vectors in padding on the right
-    right: float  # padding on the right against none
-    left: float  # padding on the left against none
-    later: float | None  # other later tokens, without padding; None if not causal
-    neighbour: float  # another sequence beside the first, both padded on the right
+    content: float  # different vectors in the padding on the right
+    right: float  # padding on the right instead of none
+    left: float  # padding on the left instead of none
+    later: float | None  # different later tokens, without padding; None if not causal
+    neighbour: float  # a different second sequence in the batch, both padded on the right
 
 
 def measure(attend: Attend, causal: bool) -> Changes:
-    """All changes of one version, whose weights and random numbers are drawn from the same seed in every call."""
+    """Measure all changes of one version; every call draws weights and random numbers from the same seed."""
     x, other = torch.randn(2, BATCH, TOKENS, WIDTH, generator=torch.Generator().manual_seed(0))
     padding = (torch.arange(TOKENS) >= REAL).expand(BATCH, -1)
     real, half = x[:, :REAL], TOKENS // 2
@@ -55,13 +55,13 @@ def measure(attend: Attend, causal: bool) -> Changes:
 
 
 def projected(x: Tensor, names: Iterable[str]) -> dict[str, Tensor]:
-    """Heads (B, H, n, d) of x (B, n, D) for each of ``names``, by linear layers with torch's first weights."""
+    """Project x (B, n, D) to heads (B, H, n, d) for each of ``names``; linear layers have torch's default weights."""
     layers = {name: nn.Linear(WIDTH, WIDTH, bias=False) for name in names}
     return {name: layer(x).unflatten(-1, (HEADS, CHANNELS)).transpose(1, 2) for name, layer in layers.items()}
 
 
 def merged(heads: Tensor) -> Tensor:
-    """(B, H, n, d) -> (B, n, D)."""
+    """Merge heads: (B, H, n, d) -> (B, n, D)."""
     return heads.transpose(1, 2).flatten(2)
 
 

@@ -1,4 +1,4 @@
-"""The mechanisms of this project, in the sizes that the public versions have here."""
+"""The mechanisms of this project, in the same sizes as the public versions."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from common.attention import build_attention, supporting
 
 from .measure import CHANNELS, HEADS, TOKENS, Attend, merged, projected
 
-#: Options of each mechanism that a public version is compared with, in the order of the table.
+#: Options of each mechanism that has a public version to compare with, in the order of the table.
 OPTIONS: dict[str, dict[str, Any]] = {
     "favor": {},
     "local": {"window": 48},
@@ -24,11 +24,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 def forms(name: str) -> list[bool]:
     """The values of ``causal`` that the mechanism ``name`` supports."""
-    return [causal for causal, word in ((False, "bidirectional"), (True, "causal")) if name in supporting(word)]
+    return [causal for causal, kind in ((False, "bidirectional"), (True, "causal")) if name in supporting(kind)]
 
 
 def ours(name: str) -> Attend:
-    """The mechanism ``name`` between linear layers for what it takes of queries, keys and values."""
+    """The mechanism ``name`` with linear layers for those of queries, keys and values that it uses."""
 
     def attend(x: Tensor, padding: Tensor | None, causal: bool) -> Tensor:
         sizes = {"num_heads": HEADS, "head_dim": CHANNELS, "max_tokens": TOKENS}

@@ -1,6 +1,6 @@
-"""The attention of public packages, each given the mask that its own models give it.
+"""The attention of public packages, each called with the mask that its own models pass.
 
-Output projections are left out. A package is the module that ``Peer.module`` names; nothing else of it is imported.
+Output projections are removed. ``package`` is the module that ``Peer.module`` names, the only one that is imported.
 """
 
 from collections.abc import Callable
@@ -16,32 +16,32 @@ from .measure import CHANNELS, HEADS, TOKENS, WIDTH, Attend, merged, projected
 
 
 class Missing(Exception):
-    """A package that cannot be measured; its text says why."""
+    """A package cannot be measured; the message says why."""
 
 
 class Peer(NamedTuple):
-    """A public version of the mechanism ``mechanism``: a package as pip knows it, and its ``module``."""
+    """A public version of ``mechanism``: its package on PyPI, and the ``module`` with the attention."""
 
     mechanism: str
     package: str
     module: str
     attend: Callable[[ModuleType, Tensor, Tensor | None, bool], Tensor]
-    forms: tuple[bool, ...] = (False,)  # of causal
+    forms: tuple[bool, ...] = (False,)  # the values of ``causal`` to measure
     note: str = ""
 
     @property
     def title(self) -> str:
-        """The package with its version, if it is installed."""
+        """The package's name, with its version if it is installed."""
         try:
             return f"{self.package} {metadata.version(self.package)}"
         except metadata.PackageNotFoundError:
             return self.package
 
     def load(self) -> Attend:
-        """Import the package.
+        """Import the package and return its attention.
 
         Raises:
-            Missing: it is not installed, or its import fails.
+            Missing: the package is not installed, or its import fails.
         """
         try:
             return partial(self.attend, import_module(self.module))
@@ -54,7 +54,7 @@ class Peer(NamedTuple):
 
 
 def performer(package: ModuleType, x: Tensor, padding: Tensor | None, causal: bool) -> Tensor:
-    """``SelfAttention`` of performer-pytorch, with 256 random features as here."""
+    """``SelfAttention`` of performer-pytorch, with 256 random features as in this project."""
     layer = package.SelfAttention(WIDTH, heads=HEADS, dim_head=CHANNELS, causal=causal, nb_features=256).eval()
     layer.to_out = nn.Identity()
     return layer(x, mask=_real(padding))
@@ -88,7 +88,7 @@ def bigbird(package: ModuleType, x: Tensor, padding: Tensor | None, causal: bool
 
 
 def nystromformer(package: ModuleType, x: Tensor, padding: Tensor | None, causal: bool) -> Tensor:
-    """``NystromformerSelfAttention`` of transformers, with 16 landmarks, built for the length of x."""
+    """``NystromformerSelfAttention`` of transformers, with 16 landmarks, built for the length of ``x``."""
     sizes = {"hidden_size": WIDTH, "num_attention_heads": HEADS, "num_landmarks": 16, "conv_kernel_size": 35}
     layer = package.NystromformerSelfAttention(
         package.NystromformerConfig(**sizes, segment_means_seq_len=x.shape[1])
@@ -106,7 +106,7 @@ def nystrom_attention(package: ModuleType, x: Tensor, padding: Tensor | None, ca
 
 
 def linformer(package: ModuleType, x: Tensor, padding: Tensor | None, causal: bool) -> Tensor:
-    """``LinformerSelfAttention`` of linformer, with 32 sums of keys; it takes no mask."""
+    """``LinformerSelfAttention`` of linformer, with a projected length of 32; it accepts no mask."""
     layer = package.LinformerSelfAttention(WIDTH, seq_len=TOKENS, k=32, heads=HEADS).eval()
     layer.to_out = nn.Identity()
     return layer(x)
@@ -129,7 +129,7 @@ def reformer_pytorch(package: ModuleType, x: Tensor, padding: Tensor | None, cau
 
 
 def yoso(package: ModuleType, x: Tensor, padding: Tensor | None, causal: bool) -> Tensor:
-    """``YosoSelfAttention`` of transformers by expectation, with ones and zeros as mask, as ``YosoModel`` passes it."""
+    """``YosoSelfAttention`` of transformers in expectation, with a mask of ones and zeros, as ``YosoModel`` has."""
     config = package.YosoConfig(hidden_size=WIDTH, num_attention_heads=HEADS, use_expectation=True)
     mask = torch.ones(x.shape[:2]) if padding is None else (~padding).float()
     return package.YosoSelfAttention(config).eval()(x, mask)[0]
@@ -143,13 +143,13 @@ def sinkhorn(package: ModuleType, x: Tensor, padding: Tensor | None, causal: boo
 
 
 def _real(padding: Tensor | None) -> Tensor | None:
-    """The mask of most packages, whose True is a real token."""
+    """The mask of most packages: True for real tokens."""
     return None if padding is None else ~padding
 
 
 _BOTH = (False, True)
 _MODELS = "transformers.models"
-#: In the order of each mechanism; a note is the reason of its numbers.
+#: Grouped by mechanism; a note explains the numbers.
 PEERS = (
     Peer(
         "favor",

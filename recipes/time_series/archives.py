@@ -1,4 +1,4 @@
-"""The UEA data sets of the Flowformer paper's Table 6: what must be in them, and their files."""
+"""The UEA data sets of the Flowformer paper's Table 6: their expected sizes and their files."""
 
 import tempfile
 from importlib.resources import as_file, files
@@ -20,14 +20,14 @@ _ADVICE = "give a copy you have, such as that of https://timeseriesclassificatio
 class Archive(NamedTuple):
     """The size of a data set, from the paper's Table 9."""
 
-    train: int  # series
+    train: int  # number of series
     test: int
     channels: int
     length: int  # of the longest series
     classes: int
 
 
-#: Those that ``SOURCES`` lacks come with sktime.
+#: Data sets that are not in ``SOURCES`` are part of sktime.
 ARCHIVES = {
     "EthanolConcentration": Archive(261, 263, 3, 1751, 4),
     "FaceDetection": Archive(5890, 3524, 144, 62, 2),
@@ -39,20 +39,20 @@ ARCHIVES = {
     "SelfRegulationSCP2": Archive(200, 180, 7, 1152, 2),
     "SpokenArabicDigits": Archive(6599, 2199, 13, 93, 10),
     "UWaveGestureLibrary": Archive(120, 320, 3, 315, 8),
-    # Not in the table, but in the archive, and in sktime.
+    # Not in the paper's table, but in the archive and in sktime.
     "BasicMotions": Archive(40, 40, 6, 100, 4),
 }
 
 
 def read_archive(name: str, downloads: Path, file: Path | None = None) -> dict[str, Split]:
-    """The splits of data set ``name``: from ``file``, or from sktime, or downloaded into the folder ``downloads``.
+    """Read the splits of data set ``name`` from ``file``, from sktime, or from a download into ``downloads``.
 
-    ``file`` is a zip with NAME_TRAIN.ts and NAME_TEST.ts in it, or the first of them with the second beside it. Its
-    data set may be any, and those of ``ARCHIVES`` must be whole.
+    ``file`` is a zip that contains NAME_TRAIN.ts and NAME_TEST.ts, or NAME_TRAIN.ts with NAME_TEST.ts in the same
+    folder. It may be any data set; those of ``ARCHIVES`` must be complete.
 
     Raises:
-        ValueError: a name that is not known without a file, or a file that is no such data set, damaged or not whole.
-        DownloadFailed: the data set could not be downloaded whole.
+        ValueError: the name is unknown and there is no file, or the data is damaged or incomplete.
+        DownloadFailed: the download failed or is incomplete.
     """
     if file is None and name not in ARCHIVES:
         raise ValueError(f"--dataset is {name}; allowed without --file: {', '.join(ARCHIVES)}")
@@ -68,7 +68,7 @@ def read_archive(name: str, downloads: Path, file: Path | None = None) -> dict[s
 
 
 def _read_package(name: str) -> dict[str, Split]:
-    """A data set that sktime brings along."""
+    """Read a data set that is part of sktime."""
     try:
         folder = files("sktime.datasets") / "data" / name
     except ModuleNotFoundError as error:
@@ -99,20 +99,20 @@ def _read_zip(name: str, path: Path) -> dict[str, Split]:
         extract(path, members.values(), Path(folder), f"a zip with {' and '.join(members.values())}")
         try:
             return {split: read_ts(Path(folder, member)) for split, member in members.items()}
-        except ValueError as error:  # named by the archive: the folder is gone when somebody reads the message
+        except ValueError as error:  # name the archive, since the temporary folder is deleted
             raise ValueError(str(error).replace(f"{folder}/", f"{path}: ")) from error
 
 
 def _check_whole(name: str, splits: dict[str, Split], archive: Archive) -> None:
-    """Raise ValueError unless the splits are those of Table 9: a file that ends early may end between two lines."""
-    every = [one for split in splits.values() for one in split.series]
-    found = (
+    """Raise ValueError unless the sizes are those of Table 9: a file may be truncated between two lines."""
+    all_series = [series for split in splits.values() for series in split.series]
+    sizes = (
         len(splits["train"].series),
         len(splits["test"].series),
-        every[0].shape[1],
-        max(map(len, every)),
+        all_series[0].shape[1],
+        max(map(len, all_series)),
         len({label for split in splits.values() for label in split.labels}),
     )
-    for what, value, allowed in zip(Archive._fields, found, archive):
-        if value != allowed:
-            raise ValueError(f"{name} has {what} {value}; allowed: {allowed}, as the whole data set")
+    for size_name, size, expected_size in zip(Archive._fields, sizes, archive):
+        if size != expected_size:
+            raise ValueError(f"{name} has {size_name} {size}; allowed: {expected_size}, as the whole data set")

@@ -1,6 +1,6 @@
-"""The accuracies of several comparisons in one table, with their average over data sets, as Table 6 of the paper.
+"""The accuracies of several comparisons and their average over data sets in one table, as in Table 6 of the paper.
 
-``python -m recipes.time_series.averages work/time_series/compare/*/results.json`` from the checkout's root.
+Run ``python -m recipes.time_series.averages work/time_series/compare/*/results.json`` from the checkout's root.
 """
 
 import statistics
@@ -20,23 +20,23 @@ COMMAND = "recipes.time_series.averages"
 
 
 def gathered(paths: Sequence[Path]) -> dict[str, list[Record]]:
-    """The outcomes of comparisons by data set.
+    """Read the records of comparisons: data set -> records.
 
     Raises:
-        ValueError: a file that is no result of one, or two of one data set.
+        ValueError: a file is not the result of a comparison, or two files are of the same data set.
     """
-    found: dict[str, list[Record]] = {}
+    records_of_datasets: dict[str, list[Record]] = {}
     for path in paths:
         results = read_results(path)
         dataset = results.plan.dataset
-        if dataset in found:
+        if dataset in records_of_datasets:
             raise ValueError(f"{path} is of {dataset}, as a file before it; allowed: one file for each data set")
-        found[dataset] = results.records
-    return found
+        records_of_datasets[dataset] = results.records
+    return records_of_datasets
 
 
 def tables(results: Mapping[str, Sequence[Record]]) -> list[Table]:
-    """One of the last epochs, one of the best."""
+    """A table of accuracies after the last epoch, and one of the best epoch."""
     return [
         table("Accuracy after the last epoch", results, "last"),
         table("Accuracy of the best epoch, chosen on the test series as in the paper", results, "best"),
@@ -44,14 +44,14 @@ def tables(results: Mapping[str, Sequence[Record]]) -> list[Table]:
 
 
 def table(title: str, results: Mapping[str, Sequence[Record]], value: str) -> Table:
-    """A row for each model: the mean over seeds for each data set, their average, and the paper's.
+    """A row per model: the mean over seeds for each data set, their average, and the paper's average.
 
-    ``value`` is the name of what is averaged: "last" or "best".
+    ``value`` is the field of a record to average, "last" or "best".
     """
-    names = list(dict.fromkeys(record["model"] for ours in results.values() for record in ours))
+    names = list(dict.fromkeys(record["model"] for records in results.values() for record in records))
     rows = []
     for name in names:
-        means = [[record[value] for record in ours if record["model"] == name] for ours in results.values()]
+        means = [[record[value] for record in records if record["model"] == name] for records in results.values()]
         means = [statistics.mean(values) if values else None for values in means]
         paper = [in_paper(dataset, name) for dataset in results]
         rows.append((shown_name(name), *map(_shown, means), _average(means), _average(paper)))

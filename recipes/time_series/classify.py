@@ -1,9 +1,9 @@
 """Fit one of the classical methods of the Flowformer paper's Table 6 to prepared series, and log its accuracy.
 
-``python -m recipes.time_series.classify work/vowels --model rocket --seed 1``; the log is like fairseq-train's.
-``dtw`` is the nearest neighbour by dynamic time warping; ``rocket`` a ridge classifier of random convolutions;
-``hist_gradient_boosting`` scikit-learn's gradient boosted trees, in place of the paper's XGBoost, over all steps of all
-channels side by side, in which what a series lacks is missing.
+Run ``python -m recipes.time_series.classify work/vowels --model rocket --seed 1``; the log has fairseq-train's format.
+``dtw`` is the nearest neighbour by dynamic time warping. ``rocket`` is a ridge classifier on random convolutions.
+``hist_gradient_boosting`` is scikit-learn's gradient boosted trees, instead of the paper's XGBoost, on the concatenated
+steps and channels; steps that a shorter series does not have are missing values.
 """
 
 import datetime
@@ -26,25 +26,28 @@ Series = Sequence[np.ndarray]
 
 
 def classify_by_dtw(train: Split, test: Series, seed: int) -> list[Label]:
-    """The label of the nearest training series; nothing is drawn at random."""
+    """Predict the label of the nearest training series; not random."""
     return [train.labels[i] for i in dtw.nearest(train.series, test, _progress)]
 
 
 def classify_by_rocket(train: Split, test: Series, seed: int) -> list[Label]:
-    """A ridge classifier, its strength chosen by leaving one out, of the features of random convolutions."""
+    """Fit a ridge classifier to features of random convolutions; leave-one-out selects the regularisation."""
     from sklearn.linear_model import RidgeClassifierCV
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
     steps = max(map(len, train.series))
-    drawn = rocket.draw_kernels(train.series[0].shape[1], steps, rocket.KERNELS, np.random.default_rng(seed))
-    made = [rocket.features(rocket.together(some, steps), drawn, _progress) for some in (train.series, test)]
+    kernels = rocket.draw_kernels(train.series[0].shape[1], steps, rocket.KERNELS, np.random.default_rng(seed))
+    split_features = [
+        rocket.features(rocket.together(split_series, steps), kernels, _progress)
+        for split_series in (train.series, test)
+    ]
     model = make_pipeline(StandardScaler(with_mean=False), RidgeClassifierCV(np.logspace(-3, 3, 10)))
-    return list(model.fit(made[0], train.labels).predict(made[1]))
+    return list(model.fit(split_features[0], train.labels).predict(split_features[1]))
 
 
 def classify_by_hist_gradient_boosting(train: Split, test: Series, seed: int) -> list[Label]:
-    """scikit-learn's histogram-based gradient boosting with its defaults; nothing is drawn below 10,000 series."""
+    """Fit scikit-learn's histogram-based gradient boosting, with its defaults; not random below 10,000 series."""
     from sklearn.ensemble import HistGradientBoostingClassifier
 
     steps = max(map(len, train.series))
@@ -59,44 +62,46 @@ CLASSIFIERS: dict[str, Callable[[Split, Series, int], list[Label]]] = {
     "rocket": classify_by_rocket,
     "hist_gradient_boosting": classify_by_hist_gradient_boosting,
 }
-#: Those that draw random numbers, and so differ between seeds.
+#: The methods that draw random numbers, so that results differ between seeds.
 RANDOM = ("rocket",)
 
 
 def accuracy(name: str, folder: Path, seed: int) -> float:
-    """The accuracy of a method on the test series of a prepared ``folder``, per cent.
+    """The accuracy of a method on the test series of a prepared ``folder``, in per cent.
 
-    Series are standardised as for the networks. Longer test series than the longest of training are cut as for them.
+    As for the networks, series are standardised, and test series are cut to the length of the longest training series.
 
     Raises:
-        ValueError: a folder that lacks the splits or is damaged; series that are too short for the method.
+        ValueError: the folder lacks the splits or is damaged, or series are too short for the method.
         RecipeFailed: scikit-learn is not installed.
     """
-    described = read_description(folder)
-    train, test = (_standardised(read_split(folder, split), described) for split in ("train", "test"))
+    description = read_description(folder)
+    train, test = (_standardised(read_split(folder, split), description) for split in ("train", "test"))
     try:
-        found = CLASSIFIERS[name](train, test.series, seed)
+        predictions = CLASSIFIERS[name](train, test.series, seed)
     except ModuleNotFoundError as error:
         raise RecipeFailed(f"--model {name} needs scikit-learn ({error}). Run: pip install '.[time_series]'") from error
-    return 100.0 * float(np.mean([one == other for one, other in zip(found, test.labels)]))
+    return 100.0 * float(np.mean([prediction == label for prediction, label in zip(predictions, test.labels)]))
 
 
 def _standardised(split: Split, described) -> Split:
-    series = [described.standardise(one[: described.longest], f"series {i}") for i, one in enumerate(split.series)]
+    series = [
+        described.standardise(values[: described.longest], f"series {i}") for i, values in enumerate(split.series)
+    ]
     return Split(series, split.labels)
 
 
 def _flat(series: Series, steps: int) -> np.ndarray:
-    """Series (T, C) as rows (N, steps C), with NaN where a series has no step."""
-    filled = [np.pad(one, ((0, steps - len(one)), (0, 0)), constant_values=np.nan) for one in series]
-    return np.stack(filled).reshape(len(series), -1)
+    """Series (T, C) as rows (N, steps C); steps that a series does not have are NaN."""
+    padded = [np.pad(values, ((0, steps - len(values)), (0, 0)), constant_values=np.nan) for values in series]
+    return np.stack(padded).reshape(len(series), -1)
 
 
 _progress = partial(tqdm, leave=False, disable=None)
 
 
 def log(name: str, message: str) -> None:
-    """Print a line as fairseq-train logs it."""
+    """Print a line in the format of fairseq-train's log."""
     print(f"{datetime.datetime.now():%Y-%m-%d %H:%M:%S} | INFO | {name} | {message}", flush=True)
 
 
@@ -114,9 +119,9 @@ def main(arguments: Iterable[str] | None = None) -> int:
     """Run the script; returns the exit status."""
     options = parser().parse_args(arguments)
     log("recipes.time_series.classify", f"fitting {options.model}, seed {options.seed}")
-    found = accuracy(options.model, options.data, options.seed)
-    # As many digits as fairseq has.
-    log("test", json.dumps({"epoch": 1, "test_accuracy": f"{found:.1f}", "test_num_updates": "1"}))
+    test_accuracy = accuracy(options.model, options.data, options.seed)
+    # As many digits as fairseq logs.
+    log("test", json.dumps({"epoch": 1, "test_accuracy": f"{test_accuracy:.1f}", "test_num_updates": "1"}))
     return 0
 
 

@@ -1,9 +1,9 @@
-"""Draw what attention weighs in a series: ``python -m recipes.time_series.pictures --checkpoint FILE --data DIR``.
+"""Draw attention's weights of a series: ``python -m recipes.time_series.pictures --checkpoint FILE --data DIR``.
 
-Of one ``flowformer_time_series`` and one series, in every layer and head: competition, the share of a step among the
-sources, and allocation, how much of what it gathers a step lets in as a sink. Of several models or series, side by
-side as in *Flowformer*, Figure 8: Flow-Attention's competition in the last layer, and of any other mechanism the sum of
-what all steps give a step.
+For one ``flowformer_time_series`` and one series, the picture shows every layer and head: competition, the share of a
+step among the sources, and allocation, how much of its aggregated input a step accepts as a sink. For several models or
+series it shows the last layers side by side, as Figure 8 of *Flowformer*: Flow-Attention's competition, or for any
+other mechanism the sum of the weights that all steps give a step.
 """
 
 import argparse
@@ -30,20 +30,20 @@ from . import side_by_side
 
 
 class Weights(NamedTuple):
-    """One series, and what each layer weighs its steps by."""
+    """One series, and the weights of its steps in each layer."""
 
     series: np.ndarray  # (T, C), standardised, as the model reads it
     label: Label
     predicted: Label
-    competition: list[np.ndarray]  # of each layer, (heads, T), over its mean: 1 is an even share
-    allocation: list[np.ndarray]  # of each layer, (heads, T)
+    competition: list[np.ndarray]  # per layer, (heads, T), divided by its mean: 1 is an even share
+    allocation: list[np.ndarray]  # per layer, (heads, T)
 
 
 def load(checkpoint: Path) -> TimeSeriesHubInterface:
-    """The model of a checkpoint.
+    """Load the model of a checkpoint.
 
     Raises:
-        ValueError: the file does not exist or holds no classifier of time series.
+        ValueError: the file does not exist or does not contain a classifier of time series.
     """
     if not checkpoint.is_file():
         raise ValueError(f"--checkpoint is {checkpoint}, which is no file; allowed: a checkpoint of fairseq-train")
@@ -51,22 +51,22 @@ def load(checkpoint: Path) -> TimeSeriesHubInterface:
 
 
 def weigh(hub: TimeSeriesHubInterface, series: np.ndarray, label: Label) -> Weights:
-    """The weights of one series (T, C); a longer one is cut as in training.
+    """Run the model on one series (T, C) and record the weights; a longer series is cut as in training.
 
     Raises:
-        ValueError: the model holds no Flow-Attention, or cannot read the series.
+        ValueError: the model has no Flow-Attention, or cannot read the series.
     """
     with record_attention(hub) as records:
         predicted = hub.predict([series], cut=True)[0]
-    (ready,) = hub.prepare([series], cut=True)
+    (prepared,) = hub.prepare([series], cut=True)
     competition = [record.competition[0].float() for record in records]  # (heads, T)
     shares = [(layer / layer.mean(1, keepdim=True)).numpy() for layer in competition]
     allocation = [record.allocation[0].float().numpy() for record in records]
-    return Weights(ready.numpy(), label, predicted, shares, allocation)
+    return Weights(prepared.numpy(), label, predicted, shares, allocation)
 
 
 def draw(weights: Weights, path: Path) -> None:
-    """Write one picture: the channels of the series, and a map of heads by steps for each layer and kind of weight."""
+    """Write a picture: the channels of the series, and a map (heads, steps) for each layer and kind of weight."""
     layers = len(weights.competition)
     heads = weights.competition[0].shape[0]
     with plt.rc_context(STYLE):
@@ -77,17 +77,19 @@ def draw(weights: Weights, path: Path) -> None:
         )
         limit = float(np.abs(weights.series).max())
         for axes in grid[0]:
-            shown = axes.imshow(weights.series.T, aspect="auto", cmap="RdBu_r", vmin=-limit, vmax=limit)
+            mappable = axes.imshow(weights.series.T, aspect="auto", cmap="RdBu_r", vmin=-limit, vmax=limit)
             axes.set_title("the series, standardised")
         grid[0, 0].set_ylabel("channel")
-        figure.colorbar(shown, ax=grid[0, :], pad=0.01)
+        figure.colorbar(mappable, ax=grid[0, :], pad=0.01)
         for column, kind in enumerate(("competition", "allocation")):
             maps = getattr(weights, kind)
             low, high = min(map(np.min, maps)), max(map(np.max, maps))
             for number, (axes, layer) in enumerate(zip(grid[1:, column], maps), 1):
-                shown = axes.imshow(layer, aspect="auto", cmap="viridis", vmin=low, vmax=high, interpolation="nearest")
+                mappable = axes.imshow(
+                    layer, aspect="auto", cmap="viridis", vmin=low, vmax=high, interpolation="nearest"
+                )
                 axes.set_title(f"{kind}, layer {number}")
-                figure.colorbar(shown, ax=axes, pad=0.01)
+                figure.colorbar(mappable, ax=axes, pad=0.01)
                 axes.set_ylabel("head")
             grid[-1, column].set_xlabel("step")
         figure.suptitle(f"label {weights.label}, predicted {weights.predicted}; competition: 1 is an even share")
@@ -136,11 +138,11 @@ def main(arguments: Iterable[str] | None = None) -> int:
 def _draw_side_by_side(
     hubs: list[TimeSeriesHubInterface], series: list[np.ndarray], labels: list[Label], options: argparse.Namespace
 ) -> None:
-    """Write the picture of several models, or of one that has no competition."""
+    """Write the picture of several models or series, or of a model without competition."""
     names = options.names or [side_by_side.name_of(side_by_side.last_attention(hub)) for hub in hubs]
-    shares = [[side_by_side.weigh(hub, one) for one in series] for hub in hubs]
-    ready = [one.numpy() for one in hubs[0].prepare(series, cut=True)]
-    side_by_side.draw(ready, labels, shares, names, options.output)
+    shares = [[side_by_side.weigh(hub, values) for values in series] for hub in hubs]
+    prepared = [values.numpy() for values in hubs[0].prepare(series, cut=True)]
+    side_by_side.draw(prepared, labels, shares, names, options.output)
 
 
 if __name__ == "__main__":

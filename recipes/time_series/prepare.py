@@ -1,7 +1,7 @@
 """Prepare a data set of time series for fairseq: ``python -m recipes.time_series.prepare --dataset JapaneseVowels``.
 
-JapaneseVowels and BasicMotions come with sktime, the others are downloaded; ``--file`` takes a zip or ``.ts`` files
-that you have, of any data set.
+JapaneseVowels and BasicMotions come with sktime, the others are downloaded. ``--file`` uses a zip or ``.ts`` files of
+any data set that you already have.
 """
 
 import sys
@@ -20,17 +20,17 @@ COMMAND = "recipes.time_series.prepare"
 
 
 def prepare(name: str, out: Path, file: Path | None = None) -> tuple[Description, dict[str, Split]]:
-    """Write data set ``name`` to the folder ``out``; downloads are kept beside it.
+    """Write data set ``name`` to the folder ``out``; downloads are kept next to it.
 
     Raises:
-        ValueError: the name, the file, or an ``out`` that holds anything but what this function wrote there; nothing
+        ValueError: the name or the file is invalid, or ``out`` contains files that this function did not write; nothing
             is written then.
-        DownloadFailed: the data set could not be downloaded whole.
+        DownloadFailed: the download failed or is incomplete.
     """
     with new_folder(out, COMMAND) as folder:
         splits = read_archive(name, out.parent / "downloads", file)
-        described = write_folder(folder, splits)
-    return described, splits
+        description = write_folder(folder, splits)
+    return description, splits
 
 
 def parser() -> CommandParser:
@@ -49,7 +49,7 @@ def main(arguments: Iterable[str] | None = None) -> int:
     out = (options.out or Path("work/time_series") / options.dataset).absolute()
     described, splits = prepare(options.dataset, out, options.file)
     for name, split in splits.items():
-        lengths = [len(one) for one in split.series]
+        lengths = [len(values) for values in split.series]
         print(f"  {name:<5}  {len(lengths):5,d} series of {min(lengths)} to {max(lengths)} steps")
     print(f"  {described.channels} channels, {len(described.labels)} labels: {', '.join(map(str, described.labels))}")
     print(f"Ready: {shown_path(out)}. The commands to train with are in recipes/time_series/README.md.")

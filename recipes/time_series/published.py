@@ -1,6 +1,6 @@
 """Table 6 of the Flowformer paper (Wu et al., ICML 2022): accuracy on the test series in per cent.
 
-The number of a model is the best of all its evaluations on the test series, of one run.
+A number is the best of all evaluations on the test series in one run.
 """
 
 from ..papers.tables import read_paper
@@ -22,14 +22,14 @@ MODELS = (
     "cosFormer",
     "Flowformer",
 )
-#: Data set -> the accuracy of each of ``MODELS``, which are the columns of the table in their order.
+#: Data set -> accuracy of each of ``MODELS``, the table's columns in order.
 TABLE = {
     name: tuple(float(cell) for cell in row.cells[1:])
     for row in read_paper("flowformer").tables["6"].rows
     for name in ARCHIVES
     if name.upper() == row.name
 }
-#: Ours -> theirs, by the name in front of ``_time_series``.
+#: Our name, without ``_time_series`` -> the paper's.
 NAMES = {
     "flow": "Flowformer",
     "flowformer": "Flowformer",
@@ -44,7 +44,7 @@ NAMES = {
 
 
 def published(dataset: str, name: str) -> float | None:
-    """The accuracy in the paper of what is called ``name`` here; None if it has none."""
+    """The paper's accuracy of the model that is called ``name`` here; None if the paper has none."""
     if dataset not in TABLE or name not in NAMES:
         return None
     return TABLE[dataset][MODELS.index(NAMES[name])]

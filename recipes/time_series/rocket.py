@@ -1,8 +1,8 @@
 """Rocket: features of a series by thousands of random convolutions, for a linear classifier.
 
 Dempster, Petitjean, Webb: *ROCKET: Exceptionally fast and accurate time series classification using random
-convolutional kernels* (2020), with several channels as in sktime, whose own needs numba. Series are standardised by the
-statistics of the data set, as for all models here, and not each by its own, which would hide their levels.
+convolutional kernels* (2020), with several channels as in sktime, whose version needs numba. Series are standardised by
+the statistics of the data set, as for all models here. Standardising each series by itself would hide its level.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -14,27 +14,27 @@ from torch import Tensor
 from torch.nn import functional as F
 
 KERNELS = 10_000
-#: Steps that a kernel weighs, one of these by chance.
+#: Kernel lengths, from which one is drawn.
 LENGTHS = (7, 9, 11)
-#: Series at once, whose outputs fit a cache.
+#: Series per batch, so that outputs fit into a CPU cache.
 _AT_ONCE = 512
 
 
 class Kernel(NamedTuple):
-    """One random convolution of some of the channels."""
+    """One random convolution over some of the channels."""
 
-    channels: Tensor  # (c,), their numbers
-    weight: Tensor  # (1, c, length), of mean 0 in each channel
+    channels: Tensor  # (c,), channel indices
+    weight: Tensor  # (1, c, length), with mean 0 per channel
     bias: Tensor  # (1,)
     dilation: int
-    padding: int  # zeros on either side
+    padding: int  # zeros on each side
 
 
 def draw_kernels(channels: int, steps: int, count: int, rng: np.random.Generator) -> list[Kernel]:
-    """``count`` kernels for series of ``steps`` steps.
+    """Draw ``count`` kernels for series of ``steps`` steps.
 
     Raises:
-        ValueError: series too short for any kernel.
+        ValueError: the series are too short for any kernel.
     """
     lengths = [length for length in LENGTHS if length <= steps]
     if not lengths:
@@ -42,24 +42,24 @@ def draw_kernels(channels: int, steps: int, count: int, rng: np.random.Generator
     kernels = []
     for _ in range(count):
         length = int(rng.choice(lengths))
-        chosen = int(2 ** rng.uniform(0, np.log2(min(channels, length) + 1)))
-        weight = rng.normal(size=(1, chosen, length))
+        channel_count = int(2 ** rng.uniform(0, np.log2(min(channels, length) + 1)))
+        weight = rng.normal(size=(1, channel_count, length))
         weight -= weight.mean(-1, keepdims=True)
         dilation = int(2 ** rng.uniform(0, np.log2((steps - 1) / (length - 1))))
         padding = (length - 1) * dilation // 2 if rng.integers(2) else 0
-        picked = torch.from_numpy(rng.permutation(channels)[:chosen])
+        channel_indices = torch.from_numpy(rng.permutation(channels)[:channel_count])
         bias = torch.tensor([rng.uniform(-1, 1)]).float()
-        kernels.append(Kernel(picked, torch.from_numpy(weight).float(), bias, dilation, padding))
+        kernels.append(Kernel(channel_indices, torch.from_numpy(weight).float(), bias, dilation, padding))
     return kernels
 
 
 def together(series: Sequence[np.ndarray], steps: int) -> Tensor:
-    """Series (T, C) as (N, C, ``steps``): cut, or filled up with zeros, which is the mean of standardised series."""
-    made = torch.zeros(len(series), series[0].shape[1], steps)
-    for i, one in enumerate(series):
-        cut = one[:steps]
-        made[i, :, : len(cut)] = torch.from_numpy(cut).float().T
-    return made
+    """Stack series (T, C) to (N, C, ``steps``): cut, or padded with zeros, the mean of standardised series."""
+    stacked = torch.zeros(len(series), series[0].shape[1], steps)
+    for i, values in enumerate(series):
+        kept_values = values[:steps]
+        stacked[i, :, : len(kept_values)] = torch.from_numpy(kept_values).float().T
+    return stacked
 
 
 @torch.no_grad()
@@ -68,13 +68,13 @@ def features(
     kernels: Sequence[Kernel],
     progress: Callable[[Sequence[Kernel]], Iterable[Kernel]] = lambda kernels: kernels,
 ) -> np.ndarray:
-    """Two numbers for each kernel: the share of its outputs above 0, and the largest. (N, C, T) -> (N, 2 kernels)."""
-    found = []
+    """Two features per kernel: the fraction of outputs above 0, and the maximum. (N, C, T) -> (N, 2 kernels)."""
+    kernel_features = []
     for kernel in progress(kernels):
-        parts = []
-        for some in series.split(_AT_ONCE):
-            given = some[:, kernel.channels]
-            out = F.conv1d(given, kernel.weight, kernel.bias, 1, kernel.padding, kernel.dilation)[:, 0]
-            parts.append(torch.stack([(out > 0).float().mean(1), out.amax(1)], dim=1))
-        found.append(torch.cat(parts))
-    return torch.cat(found, dim=1).numpy()
+        batch_features = []
+        for batch in series.split(_AT_ONCE):
+            inputs = batch[:, kernel.channels]
+            outputs = F.conv1d(inputs, kernel.weight, kernel.bias, 1, kernel.padding, kernel.dilation)[:, 0]
+            batch_features.append(torch.stack([(outputs > 0).float().mean(1), outputs.amax(1)], dim=1))
+        kernel_features.append(torch.cat(batch_features))
+    return torch.cat(kernel_features, dim=1).numpy()

@@ -1,4 +1,4 @@
-"""Read ``.ts`` files with sktime's loader, and say in which line what is wrong."""
+"""Read ``.ts`` files with sktime's loader; error messages name the line and the problem."""
 
 import re
 from collections.abc import Iterator
@@ -12,26 +12,26 @@ from fairseq_plugin.data.series_folder import Split, check_series, fill_missing
 from ..shared.scripts import RecipeFailed
 
 _FORMAT = "values separated by commas, channels by colons, the label last, and ? for a missing value"
-#: One value; and what a channel of them is made of, which is quicker to check in a file of millions.
+#: One value; and the characters of a channel, which are faster to check in a file of millions of values.
 _VALUE = re.compile(r"\?|[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 _CHANNEL = re.compile(r"[-+\d.eE?,\s]+")
 
 
 class _Line(NamedTuple):
-    """One case of a file."""
+    """One series of a file."""
 
-    number: int  # of its line, from 1
+    number: int  # line number, from 1
     channels: list[str]
     label: str
 
 
 def read_ts(path: Path) -> Split:
-    """The series (T, C) of a file, with missing values interpolated, and their labels as the file has them.
+    """Read the series (T, C) of a file, with missing values interpolated, and their labels as written in the file.
 
     Raises:
-        ValueError: the file is not a ``.ts`` file of classification, is damaged, or holds a series that is empty, has
-            other channels or steps than the header says, channels of unequal lengths, a value that is no finite
-            number, or a label that the header does not list. The message has the file and the line.
+        ValueError: the file is not a ``.ts`` file for classification or is damaged, or a series is empty, differs from
+            the header in channels or steps, has channels of unequal lengths, a value that is not a finite number, or a
+            label that the header does not list. The message names the file and the line.
         RecipeFailed: sktime is not installed.
     """
     try:
@@ -63,19 +63,19 @@ def read_ts(path: Path) -> Split:
 
 
 def _load(path: Path):
-    """The values of a file as sktime's loader gives them: a row for each series, a column for each channel."""
+    """The values of a file as sktime's loader returns them: a row per series, a column per channel."""
     try:
         from sktime.datasets import load_from_tsfile_to_dataframe
     except ModuleNotFoundError as error:
         raise RecipeFailed(f".ts files need sktime ({error}). Run: pip install '.[fairseq,time_series]'") from error
     try:
         return load_from_tsfile_to_dataframe(str(path))[0]
-    except (OSError, ValueError) as error:  # sktime raises OSError for what is wrong inside of a file
+    except (OSError, ValueError) as error:  # sktime raises OSError for errors inside a file
         raise ValueError(f"{path} cannot be read: {error}; allowed: a .ts file") from error
 
 
 def _cases(path: Path, text: str) -> Iterator[_Line]:
-    """The lines after @data. sktime checks less of them, names no line, and turns labels into small letters."""
+    """Yield the lines after @data. sktime checks less, does not name the line, and converts labels to lower case."""
     header: dict[str, list[str]] = {}
     first: _Line | None = None
     for number, line in enumerate(text.splitlines(), 1):
@@ -103,23 +103,23 @@ def _cases(path: Path, text: str) -> Iterator[_Line]:
 
 def _check_header(path: Path, header: dict[str, list[str]]) -> None:
     for tag, allowed in (("@timestamps", "false"), ("@classlabel", "true")):
-        found = " ".join(header.get(tag, ["missing"])[:1])
-        if found.lower() != allowed:
-            raise ValueError(f"{path}: {tag} is {found}; allowed: {allowed}, as in the UEA archive")
+        value = " ".join(header.get(tag, ["missing"])[:1])
+        if value.lower() != allowed:
+            raise ValueError(f"{path}: {tag} is {value}; allowed: {allowed}, as in the UEA archive")
     if len(header["@classlabel"]) < 2:
         raise ValueError(f"{path}: @classlabel lists no label; allowed: true and at least one")
 
 
 def _declared(path: Path, header: dict[str, list[str]]) -> tuple[int | None, int | None]:
-    """The channels and the steps of every series, as the header says; None for what it leaves open."""
-    found = {}
+    """The numbers of channels and of steps declared in the header; None if not declared."""
+    declared = {}
     for tag in ("@dimensions", "@serieslength"):
         values = header.get(tag)
         if values is not None and not (len(values) == 1 and values[0].isdecimal() and int(values[0]) >= 1):
             raise ValueError(f"{path}: {tag} is {' '.join(values)!r}; allowed: one integer of at least 1")
-        found[tag] = None if values is None else int(values[0])
-    equal = " ".join(header.get("@equallength", [])).lower() == "true"
-    return found["@dimensions"], found["@serieslength"] if equal else None
+        declared[tag] = None if values is None else int(values[0])
+    equal_length = " ".join(header.get("@equallength", [])).lower() == "true"
+    return declared["@dimensions"], declared["@serieslength"] if equal_length else None
 
 
 def _check_case(where: str, case: _Line, channels: int, labels: list[str]) -> None:

@@ -1,1 +1,1 @@
-"""Which of timm's models take another attention: a survey of all of them, and the table that the plugin links."""
+"""A survey of all of timm's models: which support another attention. The plugin's README links the table."""

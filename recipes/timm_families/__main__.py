@@ -1,7 +1,7 @@
 """``python -m recipes.timm_families``: try all of timm's models, and write ``timm_plugin/FAMILIES.md``.
 
-About 40 minutes on one of two busy cores (2026-11-22). An interrupted run goes on where it was; remove the file of
-``--records`` to begin anew.
+About 40 minutes on one of two busy cores (2026-11-22). An interrupted run continues where it stopped; remove the file
+of ``--records`` to start over.
 """
 
 import logging
@@ -26,31 +26,31 @@ COMMAND = "recipes.timm_families"
 
 @script("timm_families")
 def main(arguments: list[str] | None = None) -> int:
-    """Survey what is not yet in the records, check one model of each kind, and write the table; 0."""
+    """Survey the models without a record, check one model of each kind, and write the table; returns 0."""
     parser = CommandParser(prog="python -m recipes.timm_families", description=__doc__.split("\n")[0])
     parser.add_argument("--records", type=Path, default=Path("work/timm_families.jsonl"), help="what is found so far")
     parser.add_argument("--output", type=Path, default=PATH, help="the table")
     options = parser.parse_args(arguments)
     check_document(options.output, COMMAND, "--output")
-    logging.getLogger("timm_plugin").setLevel(logging.ERROR)  # it warns of what stays, which the table says
+    logging.getLogger("timm_plugin").setLevel(logging.ERROR)  # the table has the reasons that it warns of
     torch.set_num_threads(1)
     start = time.monotonic()
-    models, done = timm_models(), read_records(options.records)
-    went_on = bool(done)
-    for name in tqdm([name for name in models if name not in done], desc="models", unit=" models", disable=None):
-        done[name] = survey(name, models[name])
-        add_record(options.records, done[name])
-    records = [done[name] for name in models]
-    for name in tqdm(representatives(records), desc="whole models", unit=" models", disable=None):
+    models, records = timm_models(), read_records(options.records)
+    resumed = bool(records)
+    for name in tqdm([name for name in models if name not in records], desc="models", unit=" models", disable=None):
+        records[name] = survey(name, models[name])
+        add_record(options.records, records[name])
+    all_records = [records[name] for name in models]
+    for name in tqdm(representatives(all_records), desc="whole models", unit=" models", disable=None):
         check_same_output(name)
     run = describe_run(f"python -m {COMMAND}", time.monotonic() - start)
-    write_document(options.output, as_document(records, run, went_on), COMMAND, "--output")
+    write_document(options.output, as_document(all_records, run, resumed), COMMAND, "--output")
     print(options.output)
     return 0
 
 
 def representatives(records: Iterable[Found]) -> list[str]:
-    """The smallest model of each family and class of attention that is replaced."""
+    """The smallest model for each pair of family and replaced class of attention."""
     smallest: dict[tuple[str, str], Found] = {}
     for record in sorted(records, key=lambda record: record.parameters):
         for kind in record.replaced:

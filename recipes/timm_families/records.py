@@ -1,4 +1,4 @@
-"""The survey's records on the disk, one line of JSON for each model, so that it goes on where it was interrupted."""
+"""The survey's records on disk, one line of JSON per model, so that an interrupted survey can continue."""
 
 import json
 from dataclasses import asdict
@@ -11,39 +11,41 @@ from common.json_files import check_file, checked, parse, signed, typed
 
 from .survey import Found
 
-#: How every record begins, those too that were cut off.
+#: The beginning of every record, also of incomplete ones.
 _BEGINNING = '{"timm": '
 
 
 def read_records(path: Path) -> dict[str, Found]:
-    """The records of ``path`` by model, those of the installed timm alone; one that was cut off is left out.
+    """Read the records of the installed timm version by model; an incomplete line is skipped.
 
     Raises:
-        ValueError: a line that is no record: the file is not of this survey.
+        ValueError: a line is not a record, so the file was not written by this survey.
     """
-    found = {}
+    records = {}
     check_file(path, "records of this survey")
     lines = path.read_bytes().decode(errors="replace").splitlines() if path.exists() else []
     for number, line in enumerate(lines, 1):
         try:
-            record = parse(line)
+            content = parse(line)
         except ValueError as error:
             if not line.startswith(_BEGINNING):
                 raise ValueError(f"{path}, line {number}, is {line[:60]!r}; allowed: records of this survey") from error
             continue
         try:
-            if typed(record, dict[str, Any], "it").get("timm") == timm.__version__:
-                one = typed({name: x for name, x in checked(record).items() if name != "timm"}, Found, "it")
-                found[one.model] = one
+            if typed(content, dict[str, Any], "it").get("timm") == timm.__version__:
+                model_record = typed(
+                    {name: value for name, value in checked(content).items() if name != "timm"}, Found, "it"
+                )
+                records[model_record.model] = model_record
         except ValueError as error:
             raise ValueError(f"{path}, line {number}: {error} (allowed: records of this survey)") from error
-    return found
+    return records
 
 
 def add_record(path: Path, found: Found) -> None:
-    """Write ``found`` as a line of its own at the end of ``path``."""
+    """Append ``found`` to ``path`` as one line."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    whole = not path.exists() or path.read_bytes()[-1:] in (b"", b"\n")
+    ends_with_newline = not path.exists() or path.read_bytes()[-1:] in (b"", b"\n")
     with path.open("a") as file:
-        file.write("" if whole else "\n")
+        file.write("" if ends_with_newline else "\n")
         file.write(json.dumps(signed({"timm": timm.__version__, **asdict(found)})) + "\n")

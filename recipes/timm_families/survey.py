@@ -1,4 +1,4 @@
-"""The answers of one of timm's models to ``attn_layer=`` and to ``replace_attention``."""
+"""Test whether one of timm's models supports ``attn_layer=`` and ``replace_attention``."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -14,9 +14,9 @@ from timm_plugin import replace_attention
 from timm_plugin.layers.attention import SelfAttention
 from timm_plugin.replace import attention_modules
 
-#: The mechanism that is asked for; every other one is built in the same way.
+#: The mechanism that the survey requests; all others are built in the same way.
 ASKED = "flow"
-#: The kinds of attention that were tried, with the reasons why they cannot be replaced; see ``attention_modules``.
+#: Cache of ``attention_modules``: kinds of attention that were tried, and why they cannot be replaced.
 _KNOWN: dict[Any, str] = {}
 
 
@@ -24,8 +24,8 @@ _KNOWN: dict[Any, str] = {}
 class Found:
     """Result of the survey of a model: which of its attention can be replaced.
 
-    ``attn_layer`` is "yes", "ignored", or the name of the exception that timm raises. ``replaced`` counts attention
-    that can be replaced by its class, ``stays`` the rest by class and reason.
+    ``attn_layer`` is "yes", "ignored", or the name of the exception that timm raises. ``replaced`` counts the layers
+    that can be replaced, by class; ``stays`` counts the others, by class and reason.
     """
 
     model: str
@@ -37,25 +37,25 @@ class Found:
 
     @property
     def outcome(self) -> str:
-        """How much of its attention can be replaced."""
+        """How much of the model's attention can be replaced."""
         if self.replaced:
             return "in part" if self.stays else "all"
         return "refused" if self.stays else "no attention"
 
 
 def timm_models() -> dict[str, str]:
-    """All of timm's own models, and of each the family: the file of timm that defines it."""
+    """All of timm's own models -> their families: the file of timm that defines the model."""
     modules = {name: model_entrypoint(name).__module__ for name in timm.list_models()}
     return {name: module.split(".")[-1] for name, module in modules.items() if module.startswith("timm.models.")}
 
 
 def survey(name: str, family: str) -> Found:
-    """Build the model ``name`` of ``family`` without memory, on the meta device, and look at its attention.
+    """Build the model ``name`` of ``family`` on the meta device, without memory, and inspect its attention.
 
-    Every class and shape of attention is compared with ours, with softmax, on random weights and tokens;
-    ``timm_plugin.replace`` does that. Whether the whole model then computes the same is ``check_same_output``'s.
+    ``timm_plugin.replace`` compares every class and shape of attention with our softmax attention on random weights and
+    tokens. ``check_same_output`` compares the output of a whole model.
     """
-    taken, model = _with_attn_layer(name), _on_meta(name)
+    attn_layer, model = _with_attn_layer(name), _on_meta(name)
     replaced, stays = Counter(), Counter()
     for path, reason in attention_modules(model, _KNOWN).items():
         kind = type(model.get_submodule(path)).__name__
@@ -64,20 +64,20 @@ def survey(name: str, family: str) -> Found:
         else:
             replaced[kind] += 1
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    return Found(name, family, parameters, taken, dict(replaced), dict(stays))
+    return Found(name, family, parameters, attn_layer, dict(replaced), dict(stays))
 
 
 def check_same_output(name: str) -> None:
-    """Build ``name`` with memory and random weights, and run it before and after ``replace_attention``.
+    """Build ``name`` with random weights, and run it before and after ``replace_attention``.
 
     Raises:
-        ValueError: the model computes something else with our softmax attention, or the same with Flow-Attention,
-            which would mean that its attention has no part in the output.
+        ValueError: our softmax attention changes the output, or Flow-Attention does not change it, so that attention
+            has no influence on the output.
     """
     torch.manual_seed(0)
     model = timm.create_model(name).double().eval()
     for parameter in model.requires_grad_(False).parameters():
-        nn.init.normal_(parameter, std=0.1)  # layer scales and biases begin at 0 or close to it
+        nn.init.normal_(parameter, std=0.1)  # timm initialises layer scales and biases to 0 or close to it
     cfg = model.default_cfg
     size = cfg["input_size"] if cfg.get("fixed_input_size") else [min(side, 256) for side in cfg["input_size"]]
     images = torch.randn(1, *size, dtype=torch.float64)
@@ -100,15 +100,15 @@ def _with_attn_layer(name: str) -> str:
 
 
 class _WithoutValues(TorchFunctionMode):
-    """Leaves out the drawing of first weights, which the meta device does slowly and for nothing."""
+    """Skips the random initialisation of weights, which is slow and useless on the meta device."""
 
     DRAWING = frozenset({"add_", "clamp_", "div_", "erfinv_", "fill_", "mul_", "normal_", "uniform_", "zero_"})
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
-        drawn = next(iter((*args, *kwargs.values())), None)
-        if getattr(func, "__name__", "") in self.DRAWING and drawn.is_meta:
-            return drawn
+        tensor = next(iter((*args, *kwargs.values())), None)
+        if getattr(func, "__name__", "") in self.DRAWING and tensor.is_meta:
+            return tensor
         return func(*args, **kwargs)
 
 

@@ -1,4 +1,4 @@
-"""The table of families, made of the survey's records, and read again by its test."""
+"""The table of families: written from the survey's records, and read back by its test."""
 
 import re
 from collections import Counter, defaultdict
@@ -33,7 +33,7 @@ _WENT_ON = "The run went on from the records of an earlier one; its minutes are 
 
 
 def as_document(records: Iterable[Found], run: Run, went_on: bool) -> str:
-    """The whole Markdown file; ``went_on`` says that ``run`` began with records of an earlier one."""
+    """The whole Markdown file; ``went_on`` tells whether ``run`` continued from the records of an earlier run."""
     families = defaultdict(list)
     for record in sorted(records, key=lambda record: record.model):
         families[record.family].append(record)
@@ -45,7 +45,7 @@ def as_document(records: Iterable[Found], run: Run, went_on: bool) -> str:
 
 
 def row(family: str, records: list[Found]) -> tuple[str, ...]:
-    """The cells of one family."""
+    """The cells of one family's row."""
     return (
         f"`{family}`",
         str(len(records)),
@@ -57,7 +57,7 @@ def row(family: str, records: list[Found]) -> tuple[str, ...]:
 
 
 def read_rows(text: str) -> dict[str, dict[str, str]]:
-    """The rows of ``as_document`` by family, each with its cells by the header."""
+    """Parse the rows of ``as_document``: family -> header -> cell."""
     lines = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
     header, rows = [cell.strip() for cell in lines[0]], lines[2:]
     cells = ([cell.strip() for cell in row] for row in rows)
@@ -65,9 +65,9 @@ def read_rows(text: str) -> dict[str, dict[str, str]]:
 
 
 def timm_version(text: str) -> str:
-    """The version of timm that ``as_document`` was made with."""
+    """The version of timm that the document was made with."""
     return re.search(r"\btimm (\d[\w.]*\w)", text)[1]
 
 
 def _counted(counts: Counter, separator: str = ", ") -> str:
-    return separator.join(f"{what}: {count}" for what, count in counts.most_common()) or "-"
+    return separator.join(f"{value}: {count}" for value, count in counts.most_common()) or "-"

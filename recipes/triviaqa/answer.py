@@ -1,7 +1,7 @@
 """Answer questions with trained models: ``python -m recipes.triviaqa.answer CHECKPOINT --data DIR --output FILE``.
 
-Several checkpoints are compared, as of several learning rates; the answers of the one with the highest F1 are written,
-in the form that TriviaQA's own evaluation reads.
+Several checkpoints, for example of several learning rates, are compared. The answers of the one with the highest F1 are
+written in the format of TriviaQA's own evaluation.
 """
 
 import json
@@ -34,10 +34,10 @@ COMMAND = "recipes.triviaqa.answer"
 
 
 def load(checkpoint: Path, data: Path) -> RobertaHubInterface:
-    """The model of a checkpoint of ``--task span_extraction``, for evaluation, with that task for the folder ``data``.
+    """Load a checkpoint of ``--task span_extraction`` for evaluation, with the task's data in the folder ``data``.
 
     Raises:
-        ValueError: the file does not exist, cannot be read, or is of another task.
+        ValueError: the file does not exist, cannot be read, or was trained for another task.
     """
     allowed = "allowed: one that fairseq-train --task span_extraction has written"
     if not checkpoint.is_file():
@@ -56,38 +56,43 @@ def load(checkpoint: Path, data: Path) -> RobertaHubInterface:
 
 @torch.no_grad()
 def answer(hub: RobertaHubInterface, split: str, batch_size: int) -> tuple[dict[str, str], Scores]:
-    """The answers to the questions of a split, by their names, and what they are worth.
+    """Answer the questions of a split; returns the answers by name of the question, and their scores.
 
     Raises:
-        ValueError: the folder of the task lacks the split, or it is damaged.
+        ValueError: the split is missing from the task's folder, or damaged.
     """
     dataset = hub.task.load_dataset(split)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = hub.model.to(device)
     texts, scores, questions = [], [], []
-    order = np.argsort(-dataset.sizes, kind="stable")  # windows of like lengths together
+    order = np.argsort(-dataset.sizes, kind="stable")  # batches windows of similar length
     with tqdm(total=len(dataset), desc="  windows", unit="", leave=False, disable=None) as bar:
         for begin in range(0, len(dataset), batch_size):
             sample = dataset.collater([dataset[index] for index in order[begin : begin + batch_size]])
             sample = apply_to_sample(lambda tensor: tensor.to(device), sample)
-            found, best = hub.task.answer_spans(hub.task.span_scores(model, sample), sample)
-            texts += found
-            scores.append(best.cpu().numpy())
+            batch_texts, batch_scores = hub.task.answer_spans(hub.task.span_scores(model, sample), sample)
+            texts += batch_texts
+            scores.append(batch_scores.cpu().numpy())
             questions.append(sample["question"].cpu().numpy())
-            bar.update(len(found))
-    asked = dataset.split.questions
-    numbers = np.concatenate(questions)
-    chosen = best_of_each(numbers, np.concatenate(scores))
-    answers = {asked[numbers[place]].name: texts[place] for place in chosen}
-    return answers, score(answers, {question.name: question.answers for question in asked})
+            bar.update(len(batch_texts))
+    split_questions = dataset.split.questions
+    question_indices = np.concatenate(questions)
+    best_windows = best_of_each(question_indices, np.concatenate(scores))
+    answers = {split_questions[question_indices[window]].name: texts[window] for window in best_windows}
+    return answers, score(answers, {question.name: question.answers for question in split_questions})
 
 
 def table(checkpoints: Sequence[Path], scores: Sequence[Scores], split: str) -> Table:
-    """A row for each checkpoint."""
+    """The table of scores, with one row per checkpoint."""
     best = max(scores, key=lambda one: one.f1)
     rows = [
-        (str(path), f"{one.f1:.2f}", f"{one.em:.2f}", "yes" if one is best else "")
-        for path, one in zip(checkpoints, scores)
+        (
+            str(path),
+            f"{checkpoint_scores.f1:.2f}",
+            f"{checkpoint_scores.em:.2f}",
+            "yes" if checkpoint_scores is best else "",
+        )
+        for path, checkpoint_scores in zip(checkpoints, scores)
     ]
     notes = [f"per cent of {best.questions:,d} questions of {split}"]
     if best.missing:
@@ -113,13 +118,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     started = time.monotonic()
     if options.output is not None:
         check_new(options.output, "--output")
-    found = []
+    results = []
     for path in options.checkpoints:
-        found.append(answer(load(path, options.data), options.split, options.batch_size))
+        results.append(answer(load(path, options.data), options.split, options.batch_size))
     run = describe_run(command_line(COMMAND, arguments), time.monotonic() - started)
-    print(as_text([table(options.checkpoints, [scores for _, scores in found], options.split)], run))
+    print(as_text([table(options.checkpoints, [scores for _, scores in results], options.split)], run))
     if options.output is not None:
-        answers, _ = max(found, key=lambda one: one[1].f1)
+        answers, _ = max(results, key=lambda one: one[1].f1)
         options.output.parent.mkdir(parents=True, exist_ok=True)
         write_lines(options.output, [json.dumps(answers, indent=1, ensure_ascii=False) + "\n"])
     return 0

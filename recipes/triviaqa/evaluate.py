@@ -1,6 +1,6 @@
 """Exact match and F1 of written answers: ``python -m recipes.triviaqa.evaluate ANSWERS --file wikipedia-dev.json``.
 
-By the formulas of TriviaQA's own ``evaluation/triviaqa_evaluation.py``, for files of the verified parts too.
+Uses the formulas of TriviaQA's own ``evaluation/triviaqa_evaluation.py``; files of the verified part can be read, too.
 """
 
 import sys
@@ -18,10 +18,10 @@ COMMAND = "recipes.triviaqa.evaluate"
 
 
 def read_answers(path: Path) -> dict[str, str]:
-    """The answers in a file, by the names of questions.
+    """Read the answers of a file, by name of the question.
 
     Raises:
-        ValueError: it cannot be read, or holds anything else.
+        ValueError: the file cannot be read, or does not map names to answers.
     """
     allowed = "JSON from the names of questions to answers, as recipes.triviaqa.answer --output writes it"
     try:
@@ -43,9 +43,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the script; returns the exit status."""
     options = parser().parse_args(arguments)
     answers = read_answers(options.answers)
-    found = score(answers, {asked.name: asked.answers for asked in read_questions(options.file)})
+    means = score(answers, {question.name: question.answers for question in read_questions(options.file)})
     print(
-        f"exact match {found.em:.2f}, F1 {found.f1:.2f}: {found.questions:,d} questions, {found.missing:,d} unanswered"
+        f"exact match {means.em:.2f}, F1 {means.f1:.2f}: {means.questions:,d} questions, {means.missing:,d} unanswered"
     )
     return 0
 

@@ -1,7 +1,7 @@
 """Make questions and documents laid out as TriviaQA's: ``python -m recipes.triviaqa.generated --out DIR``.
 
-A document is a page on a village, whose people keep one thing each; a question asks who keeps one of them. No data set
-is needed: with these files all commands can be tried in minutes.
+A document is a page about a village where each person keeps one thing; a question asks who keeps a certain thing. With
+these files all commands can be tried in minutes, without the data set.
 """
 
 import json
@@ -35,15 +35,15 @@ MOST_PEOPLE = min(len(_THINGS), len(_LAST))
 
 
 class Sizes(NamedTuple):
-    """How much is made."""
+    """How much to generate."""
 
-    questions: dict[str, int]  # of each split
-    people: int  # on a page
+    questions: dict[str, int]  # split -> number of questions
+    people: int  # per page
     seed: int
 
 
 class Page(NamedTuple):
-    """A document, and one question to it."""
+    """A document and one question about it."""
 
     text: str
     question: str
@@ -51,23 +51,23 @@ class Page(NamedTuple):
 
 
 def make_page(people: int, generator: random.Random) -> Page:
-    """A page on ``people``, at most ``MOST_PEOPLE``, no two of whom keep the same kind of thing or have one name."""
+    """A page about ``people``, at most ``MOST_PEOPLE``; no two share a last name or keep the same kind of thing."""
     things = generator.sample(_THINGS, people)
     names = [(generator.choice(_FIRST), last) for last in generator.sample(_LAST, people)]
-    kept = [f"{generator.choice(_COLOURS)} {thing}" for thing in things]
+    belongings = [f"{generator.choice(_COLOURS)} {thing}" for thing in things]
     village = generator.choice(_VILLAGES)
     lines = [f"{village} is a village."]
-    for (first, last), thing in zip(names, kept):
-        lines.append(f"{first} {last} keeps the {thing}.")
+    for (first, last), belonging in zip(names, belongings):
+        lines.append(f"{first} {last} keeps the {belonging}.")
         if generator.random() < 0.25:
             lines.append(generator.choice(_ASIDES))
-    chosen = generator.randrange(people)
-    first, last = names[chosen]
-    return Page("\n".join(lines) + "\n", f"Who in {village} keeps the {kept[chosen]}?", [f"{first} {last}", last])
+    asked = generator.randrange(people)
+    first, last = names[asked]
+    return Page("\n".join(lines) + "\n", f"Who in {village} keeps the {belongings[asked]}?", [f"{first} {last}", last])
 
 
 def entry(name: str, file: str, page: Page) -> dict[str, Any]:
-    """A question as TriviaQA's JSON has it."""
+    """A question in the format of TriviaQA's JSON."""
     normalised = [normalise_answer(alias) for alias in page.aliases]
     answer = {
         "Aliases": page.aliases,
@@ -88,7 +88,7 @@ def entry(name: str, file: str, page: Page) -> dict[str, Any]:
 
 
 def generate(out: Path, sizes: Sizes) -> None:
-    """Write the files: ``qa``, ``evidence``, and the text of the training pages, a page a line, for pretraining."""
+    """Write the folders ``qa`` and ``evidence``, and the training pages as text for pretraining, one page per line."""
     for number, (split, count) in enumerate(sizes.questions.items()):
         generator = random.Random(f"{sizes.seed} {number}")
         pages = [make_page(sizes.people, generator) for _ in range(count)]

@@ -1,7 +1,7 @@
 """Make a folder for ``--task span_extraction`` of TriviaQA's files: ``python -m recipes.triviaqa.prepare wikipedia``.
 
-Run from the checkout's root. Nothing is downloaded. The subwords are those of a folder of ``recipes.flash.prepare``,
-with which a model was pretrained.
+Run from the checkout's root. Nothing is downloaded. The subwords are those that the model was pretrained with, in a
+folder of ``recipes.flash.prepare``.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from .gold_spans import SpelledDocument, answer_pattern
 from .questions import DOMAINS, SPLITS, Asked, find_document, find_questions, read_questions
 
 COMMAND = "recipes.triviaqa.prepare"
-#: Whose folders data-bin are.
+#: The recorded writer of data-bin folders.
 WRITER = COMMAND
 
 
@@ -42,7 +42,7 @@ class Subwords(NamedTuple):
     workers: int
 
     def split(self, text: str) -> list[str]:
-        """The subwords of ``text``, line by line, as ``recipes.flash.prepare`` has them."""
+        """Split ``text`` into subwords line by line, as ``recipes.flash.prepare`` does."""
         lines = self.model.encode(paragraphs(text), out_type=str, num_threads=self.workers)
         return [subword for line in lines for subword in line]
 
@@ -56,17 +56,17 @@ class Counts(NamedTuple):
 
     questions: int
     documents: int
-    pairs: int  # of a question and a document
+    pairs: int  # (question, document)
     spans: int
-    tokens: int  # of the documents, each once
+    tokens: int  # of the documents, each counted once
     left_out: int  # pairs without a gold span
 
 
 def load_subwords(folder: Path, workers: int) -> Subwords:
-    """The subwords in a folder of ``recipes.flash.prepare``.
+    """Load the subwords from a folder of ``recipes.flash.prepare``.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the folder has no subwords.
     """
     for name in ("sentencepiece.model", DICTIONARY_FILE):
         if not (folder / name).is_file():
@@ -79,49 +79,55 @@ def load_subwords(folder: Path, workers: int) -> Subwords:
 
 
 def write_split(folder: Path, split: str, source: Path, asked: Sequence[Asked], subwords: Subwords) -> Counts:
-    """Write a split into ``folder``, each document once, whatever the number of its questions.
+    """Write a split into ``folder``; a document with several questions is written once.
 
-    Of the training split, pairs of a question and a document without a gold answer are left out: whether such a
-    document answers the question in other words is not known.
+    The training split drops pairs whose document contains no gold answer, since the document may still answer the
+    question in other words.
 
     Raises:
-        ValueError: a document is missing or is no text, or nothing is left.
+        ValueError: a document is missing or not text, or no pair remains.
     """
     questions_of: dict[str, list[int]] = {}
-    for number, one in enumerate(asked):
-        for name in one.documents:
+    for number, question_record in enumerate(asked):
+        for name in question_record.documents:
             questions_of.setdefault(name, []).append(number)
-    patterns = [answer_pattern(one.answers) for one in asked]
-    pairs, spans, written, tokens, left_out = [], [], 0, 0, 0
+    patterns = [answer_pattern(question_record.answers) for question_record in asked]
+    pairs, spans, documents_written, tokens, left_out = [], [], 0, 0, 0
     size = len(subwords.dictionary)
     with split_writer(folder / DOCUMENT, split, size) as write:
         for name, questions in tqdm(questions_of.items(), desc=split, unit=" documents", leave=False, disable=None):
             pieces = subwords.split(_read_document(source, name))
             document = SpelledDocument(pieces)
-            found = {question: document.find(patterns[question]) for question in questions}
-            kept = [question for question in questions if pieces and (split != "train" or len(found[question]))]
-            left_out += len(questions) - len(kept)
-            if kept:
+            matches = {question: document.find(patterns[question]) for question in questions}
+            kept_questions = [
+                question for question in questions if pieces and (split != "train" or len(matches[question]))
+            ]
+            left_out += len(questions) - len(kept_questions)
+            if kept_questions:
                 write(subwords.numbers(pieces))
-                pairs += [(question, written) for question in kept]
-                spans += [found[question] for question in kept]
-                written, tokens = written + 1, tokens + len(pieces)
+                pairs += [(question, documents_written) for question in kept_questions]
+                spans += [matches[question] for question in kept_questions]
+                documents_written, tokens = documents_written + 1, tokens + len(pieces)
     if not pairs:
         raise ValueError(f"no document of {split} has an answer of its questions; allowed: at least one")
     _write_questions(folder, split, asked, subwords)
-    arrays = {"pairs": np.array(pairs), "counts": np.array([len(one) for one in spans]), "spans": np.concatenate(spans)}
+    arrays = {
+        "pairs": np.array(pairs),
+        "counts": np.array([len(question_record) for question_record in spans]),
+        "spans": np.concatenate(spans),
+    }
     np.savez(folder / f"{split}.npz", **arrays)
-    return Counts(len(asked), written, len(pairs), len(arrays["spans"]), tokens, left_out)
+    return Counts(len(asked), documents_written, len(pairs), len(arrays["spans"]), tokens, left_out)
 
 
 def _write_questions(folder: Path, split: str, asked: Sequence[Asked], subwords: Subwords) -> None:
     with split_writer(folder / QUESTION, split, len(subwords.dictionary)) as write:
-        for one in asked:
-            pieces = subwords.split(one.question)
+        for question in asked:
+            pieces = subwords.split(question.question)
             if not pieces:
-                raise ValueError(f"the question {one.name} is empty; allowed: a text")
+                raise ValueError(f"the question {question.name} is empty; allowed: a text")
             write(subwords.numbers(pieces))
-    write_questions([Question(one.name, list(one.answers)) for one in asked], folder / f"{split}.json")
+    write_questions([Question(question.name, list(question.answers)) for question in asked], folder / f"{split}.json")
 
 
 def _read_document(source: Path, name: str) -> str:
@@ -133,20 +139,20 @@ def _read_document(source: Path, name: str) -> str:
 
 
 def prepare(options: argparse.Namespace) -> dict[str, Counts]:
-    """Everything from the data set's files to data-bin; the size of each split.
+    """Write data-bin from the data set's files; returns the size of each split.
 
     Raises:
         ValueError: see the functions above.
     """
     subwords = load_subwords(options.subwords, options.workers)
-    asked = {
+    questions = {
         split: read_questions(find_questions(options.file, options.domain, split))[: options.limit] for split in SPLITS
     }
     with new_folder(options.out / "data-bin", WRITER) as folder:
         for kind in (QUESTION, DOCUMENT):
             (folder / kind).mkdir()
         write_dictionary(folder, subwords.dictionary)
-        return {split: write_split(folder, split, options.file, asked[split], subwords) for split in SPLITS}
+        return {split: write_split(folder, split, options.file, questions[split], subwords) for split in SPLITS}
 
 
 def parser() -> CommandParser:

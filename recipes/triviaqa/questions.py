@@ -1,6 +1,6 @@
-"""The files of TriviaQA's reading comprehension: questions, gold answers, and which documents belong to them.
+"""Read TriviaQA's reading comprehension files: questions, gold answers, and the documents of each question.
 
-``qa/wikipedia-train.json`` and its like name files below ``evidence/wikipedia`` and ``evidence/web``.
+Files such as ``qa/wikipedia-train.json`` name documents below ``evidence/wikipedia`` and ``evidence/web``.
 """
 
 from pathlib import Path
@@ -10,28 +10,28 @@ from common.json_files import read
 from fairseq_plugin.data.span_answers import normalise_answer
 
 DOMAINS = ("wikipedia", "web")
-#: fairseq's names of the splits, and the data set's.
+#: fairseq's name of a split -> the data set's.
 SPLITS = {"train": "train", "valid": "dev"}
 SOURCE = "https://nlp.cs.washington.edu/triviaqa/data/triviaqa-rc.tar.gz"
 _HOW = f"allowed: a folder with qa and evidence, as {SOURCE} holds it, 2.5 GB"
-#: Lists of documents of a question, and the folders they are in.
+#: A question's lists of documents -> the folders below evidence that hold them.
 _PAGES = {"EntityPages": "wikipedia", "SearchResults": "web"}
 
 
 class Asked(NamedTuple):
-    """A question as it is asked: of all of its documents (Wikipedia), or of one of them (web)."""
+    """A question and the documents it is asked about: all of its documents (Wikipedia) or one of them (web)."""
 
-    name: str  # under which the official evaluation looks for its answer
+    name: str  # the key of its answer in the official evaluation
     question: str
-    answers: list[str]  # gold, in the official normalisation
-    documents: list[str]  # files below evidence
+    answers: list[str]  # gold answers, officially normalised
+    documents: list[str]  # paths below evidence
 
 
 def find_questions(folder: Path, domain: str, split: str) -> Path:
-    """The file of questions of a split, fairseq's ``train`` or ``valid``.
+    """The path of a split's questions; ``split`` is fairseq's name, ``train`` or ``valid``.
 
     Raises:
-        ValueError: it is not there; the message says where to get it.
+        ValueError: the file does not exist; the message says where to get it.
     """
     path = folder / "qa" / f"{domain}-{SPLITS[split]}.json"
     if not path.is_file():
@@ -40,10 +40,10 @@ def find_questions(folder: Path, domain: str, split: str) -> Path:
 
 
 def find_document(folder: Path, name: str) -> Path:
-    """The file of a document.
+    """The path of a document.
 
     Raises:
-        ValueError: it is not there, or not below ``folder``/evidence.
+        ValueError: the file does not exist, or is not below ``folder``/evidence.
     """
     root = (folder / "evidence").resolve()
     path = (root / name).resolve()
@@ -55,37 +55,37 @@ def find_document(folder: Path, name: str) -> Path:
 
 
 def read_questions(path: Path) -> list[Asked]:
-    """The questions of a file, each under the name of the official evaluation, which is ``ID`` or ``ID--FILE``.
+    """Read the questions of a file, named as in the official evaluation: ``ID`` (Wikipedia) or ``ID--FILE`` (web).
 
-    Of a file of the verified part, only what is verified, as there.
+    From a file of the verified part only verified questions and documents are read, as the official evaluation does.
 
     Raises:
-        ValueError: it is no such file; the message names the entry.
+        ValueError: the file is not one of TriviaQA's; the message names the entry.
     """
-    found = _read(path)
-    wikipedia, verified = found.get("Domain") == "Wikipedia", bool(found.get("VerifiedEval"))
-    asked: dict[str, Asked] = {}
-    for number, entry in enumerate(found["Data"]):
+    content = _read(path)
+    wikipedia, verified = content.get("Domain") == "Wikipedia", bool(content.get("VerifiedEval"))
+    questions: dict[str, Asked] = {}
+    for number, entry in enumerate(content["Data"]):
         try:
             if verified and not entry["QuestionPartOfVerifiedEval"]:
                 continue
-            for one in _read_entry(entry, wikipedia, verified):
-                asked[one.name] = one
+            for question in _read_entry(entry, wikipedia, verified):
+                questions[question.name] = question
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(
                 f"{path} has no TriviaQA question as entry {number} of Data: {error!r}; allowed: a file of TriviaQA's "
                 "qa, with Question, QuestionId, Answer and files in EntityPages or SearchResults"
             ) from error
-    if not asked:
+    if not questions:
         raise ValueError(f"{path} has no question with a document; allowed: at least one")
-    return list(asked.values())
+    return list(questions.values())
 
 
 def _read(path: Path) -> dict[str, Any]:
-    found = read(path, "a JSON file of TriviaQA's qa")
-    if not isinstance(found, dict) or not isinstance(found.get("Data"), list):
+    content = read(path, "a JSON file of TriviaQA's qa")
+    if not isinstance(content, dict) or not isinstance(content.get("Data"), list):
         raise ValueError(f"{path} has no list Data; allowed: a JSON file of TriviaQA's qa")
-    return found
+    return content
 
 
 def _read_entry(entry: dict[str, Any], wikipedia: bool, verified: bool) -> list[Asked]:

@@ -1,4 +1,4 @@
-"""Exact match and F1 of the answers to a set of questions, as the data set's own evaluation computes them."""
+"""Exact match and F1 of answers, computed as in TriviaQA's own evaluation."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -7,7 +7,7 @@ from fairseq_plugin.data.span_answers import exact_match, f1_score
 
 
 class Scores(NamedTuple):
-    """Means over all questions, in per cent; a question without an answer has 0."""
+    """Means over all questions, in per cent; a question without an answer counts as 0."""
 
     em: float
     f1: float
@@ -16,8 +16,12 @@ class Scores(NamedTuple):
 
 
 def score(answers: Mapping[str, str], gold: Mapping[str, Sequence[str]]) -> Scores:
-    """The scores of ``answers`` to the questions that have ``gold`` answers; both are by the names of questions."""
-    given = [(answers.get(name), wanted) for name, wanted in gold.items()]
-    found = [(exact_match(text, wanted), f1_score(text, wanted)) for text, wanted in given if text is not None]
-    em, f1 = (100.0 * sum(column) / len(given) for column in (zip(*found) if found else ((), ())))
-    return Scores(em, f1, len(given), len(given) - len(found))
+    """Score ``answers`` against all ``gold`` answers; both are keyed by the name of the question."""
+    pairs = [(answers.get(name), gold_answers) for name, gold_answers in gold.items()]
+    values = [
+        (exact_match(answer, gold_answers), f1_score(answer, gold_answers))
+        for answer, gold_answers in pairs
+        if answer is not None
+    ]
+    em, f1 = (100.0 * sum(column) / len(pairs) for column in (zip(*values) if values else ((), ())))
+    return Scores(em, f1, len(pairs), len(pairs) - len(values))

@@ -1,7 +1,7 @@
 """Train a language model with every causal attention on any text, with one budget; print perplexity, speed and memory.
 
-``python -m recipes.wikitext103.compare --file FILE --seeds 3`` from the checkout's root, through fairseq-train. Run
-again, it goes on where it was interrupted.
+Run ``python -m recipes.wikitext103.compare --file FILE --seeds 3`` from the checkout's root. Models are trained by
+fairseq-train. Run it again to continue an interrupted comparison.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Take a gate that forgets apart: train language models with gates that are fixed, learned, or read the token.
+"""Compare gates that forget: train language models with gates that are fixed, learned, or read the token.
 
 ``python -m recipes.wikitext103.gates --file FILE`` from the checkout's root, with the options and the output of
 ``recipes.wikitext103.compare``.
@@ -13,7 +13,7 @@ from ..shared.additions import NO_POSITIONS
 from ..shared.language_models import GateVariants, models_option, names_with_gates
 from . import compare
 
-#: Softmax attention, and the ways to give a sum over the past an order.
+#: Softmax attention, and ways to make sums over the past depend on the order of tokens.
 DEFAULT_MODELS = (
     "softmax",
     f"softmax{NO_POSITIONS}",
@@ -40,7 +40,7 @@ DEFAULT_MODELS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Gates(GateVariants):
-    """The options of language models, with variants of their gates."""
+    """Options of language models, including variants of their gates."""
 
     models: Sequence[str] = models_option(names_with_gates, DEFAULT_MODELS)
 

@@ -1,7 +1,7 @@
 """Download WikiText-103, check it and binarise it: ``python -m recipes.wikitext103.prepare`` from the checkout's root.
 
-The address most scripts have, research.metamind.io on S3, answers 403 since 2024; other sources are tried in turn.
-``--file`` takes the archive or folder you already have, or any text file for a trial of the commands.
+The address in most scripts, research.metamind.io on S3, has answered 403 since 2024; other sources are tried in turn.
+``--file`` uses an archive or folder that you already have, or any text file to try the commands.
 """
 
 import sys
@@ -26,13 +26,13 @@ from ..shared.text_files import cut_text, read_lines, write_lines
 from ..shared.working_folder import working_folder
 
 COMMAND = "recipes.wikitext103.prepare"
-#: Whose folders data-bin are, in the comparison too.
+#: The recorded writer of data-bin folders, also in the comparison.
 WRITER = COMMAND
 SPLITS = ("train", "valid", "test")
 
 
 class Counts(NamedTuple):
-    """Size of a split; a token is a word or the end of a line, as in the papers and in fairseq."""
+    """Size of a split. Words and line ends count as tokens, as in the papers and in fairseq."""
 
     lines: int
     tokens: int
@@ -48,20 +48,20 @@ EXPECTED = {
 #: Newer versions of pyarrow need numpy 2, with which fairseq fails.
 _PYARROW = "reading it needs pyarrow: python -m pip install 'pyarrow<22' 'numpy<2'"
 
-#: How the names of the tables of each split begin.
+#: Split -> prefix of the names of its tables.
 _TABLES = {"train": "train-", "valid": "validation-", "test": "test-"}
 
 
 def split_path(folder: Path, split: str) -> Path:
-    """Where a split's text lies in ``folder``, named as in the archive."""
+    """The path of a split's text in ``folder``, named as in the archive."""
     return folder / f"wiki.{split}.tokens"
 
 
 def fetch_text(folder: Path) -> None:
-    """Get the three splits into ``folder`` from the first source that gives them whole.
+    """Download the three splits into ``folder`` from the first source that works.
 
     Raises:
-        DownloadFailed: no source did; the message has every reason.
+        DownloadFailed: no source worked; the message lists all reasons.
     """
     sources = [partial(_fetch_zip, folder), partial(_fetch_parquet, folder)]
     first_source("WikiText-103", sources, "give a copy you have: --file wikitext-103-v1.zip")
@@ -72,7 +72,7 @@ def _fetch_zip(folder: Path) -> None:
 
 
 def _fetch_parquet(folder: Path) -> None:
-    """Get the text from tables on the Hugging Face Hub, which pyarrow reads."""
+    """Download the text as Parquet tables from the Hugging Face Hub; needs pyarrow."""
     try:
         from pyarrow import parquet
     except ImportError as error:
@@ -85,7 +85,7 @@ def _fetch_parquet(folder: Path) -> None:
 
 
 def write_rows(rows: Iterable[str], path: Path) -> None:
-    """Write a table's rows as the archive's lines: rows keep their line ends, but blank lines are empty rows there."""
+    """Write a table's rows as the archive's lines: rows include their newline, but blank lines are empty rows."""
     write_lines(path, (row or " \n" for row in rows))
 
 
@@ -95,14 +95,14 @@ def unpack(archive: Path, folder: Path) -> None:
 
 
 def take_file(path: Path, folder: Path, limit: int | None = None) -> bool:
-    """Put the user's text at ``path`` into ``folder``; True if it has the form of WikiText-103.
+    """Copy the user's text at ``path`` into ``folder``; returns True if it has the form of WikiText-103.
 
     Args:
-        path: the zip archive, a folder with its three files, or any text file, which is cut in three.
-        limit: number of lines of a text file that are used, from the first one.
+        path: the zip archive, a folder with its three files, or any text file, which is split in three.
+        limit: use only this many lines of a text file, from the beginning.
 
     Raises:
-        ValueError: ``path`` is none of these.
+        ValueError: ``path`` does not exist, cannot be read, or is a folder without the three files.
     """
     if not path.exists():
         raise ValueError(f"--file is {path}, which does not exist; allowed: a zip archive, a folder or a text file")
@@ -154,7 +154,7 @@ def shorten(folder: Path, limit: int) -> None:
 
 
 def binarise(folder: Path, data_bin: Path, workers: int) -> None:
-    """Run fairseq-preprocess on the three splits as fairseq's own recipe does: words by whitespace, no threshold."""
+    """Run fairseq-preprocess on the three splits as in fairseq's recipe: words split at whitespace, no threshold."""
     prefixes = (item for split in SPLITS for item in (f"--{split}pref", split_path(folder, split)))
     with new_folder(data_bin, WRITER) as new:
         command = python_command("-m", "fairseq_cli.preprocess", "--only-source", *prefixes, "--destdir", new)
@@ -178,12 +178,12 @@ def main(arguments: list[str] | None = None) -> int:
     out = options.out.absolute()
     text, data_bin = out / "text", out / "data-bin"
     with working_folder(out, COMMAND, whole={"data-bin": WRITER}):
-        genuine = True
+        is_wikitext = True
         if options.file is not None:
-            genuine = take_file(options.file, text, options.limit)
+            is_wikitext = take_file(options.file, text, options.limit)
         else:
             fetch_text(text)
-        if genuine:
+        if is_wikitext:
             check(text)
             if options.limit is not None:
                 shorten(text, options.limit)

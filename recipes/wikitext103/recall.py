@@ -1,7 +1,7 @@
-"""Which attention finds a token again by its place: ``python -m recipes.wikitext103.recall`` from the checkout's root.
+"""Which attention recalls a token by its position: ``python -m recipes.wikitext103.recall`` from the checkout's root.
 
-Each model of the comparison reads random symbols and is to name the one so many places back. Nothing but order helps,
-so this shows in minutes what decides a comparison of language models on small budgets.
+Each model reads random symbols and must predict the symbol a fixed distance back. Only the order of tokens helps, so
+this shows in minutes what decides a comparison of language models on small budgets.
 """
 
 import math
@@ -23,15 +23,15 @@ from ..shared.experiment import Data, Experiment, Record, mean, option
 from ..shared.fairseq_models import model_options
 from ..shared.language_models import LanguageModels, default_names, model_names, one_of
 
-#: Random symbols, of which one is right: guessing is right in 1 of 16.
+#: Number of different symbols; guessing is right 1 time in 16.
 SYMBOLS = 16
-#: Sequences that a trained model is tried on.
+#: Sequences that a trained model is tested on.
 _TRIED = 128
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recall(LanguageModels):
-    """The options: those of language models, without a text and with trainings that take seconds."""
+    """Options of language models, without a text, and with defaults for trainings of seconds."""
 
     file: Path | None = None
     characters: bool = False
@@ -60,7 +60,7 @@ class Recall(LanguageModels):
         """Check the lengths; see ``Options``.
 
         Raises:
-            ValueError: a sequence has no symbol so many places back, or a batch has no sequence.
+            ValueError: sequences are not longer than the distance, or longer than a batch.
         """
         if not self.distance < self.tokens_per_sample <= self.batch_tokens:
             raise ValueError(
@@ -82,7 +82,7 @@ def build(options: Recall, name: str, seed: int) -> nn.Module:
 
 
 def recall(options: Recall, name: str, seed: int) -> Record:
-    """Train the model ``name`` to name the symbol ``options.distance`` places back, and try it."""
+    """Train the model ``name`` to predict the symbol ``options.distance`` places back; returns its accuracy."""
     model = build(options, name, seed).train()
     optimizer = torch.optim.Adam(model.parameters(), options.lr, betas=(0.9, 0.98))
     warmup = max(1, options.updates // 10)
@@ -92,7 +92,7 @@ def recall(options: Recall, name: str, seed: int) -> Record:
     generator = torch.Generator().manual_seed(seed)
 
     def answers(sequences: int) -> tuple[Tensor, Tensor]:
-        """Scores of all symbols (tokens, symbols), and the symbols that are right."""
+        """Draw sequences; returns the model's scores (tokens, symbols) and the correct symbols (tokens,)."""
         shape = (sequences, options.tokens_per_sample)
         tokens = torch.randint(Dictionary().nspecial, Dictionary().nspecial + SYMBOLS, shape, generator=generator)
         return model(tokens)[0][:, options.distance :].flatten(0, 1), tokens[:, : -options.distance].flatten()
@@ -106,13 +106,13 @@ def recall(options: Recall, name: str, seed: int) -> Record:
         rates.step()
     model.eval()
     with torch.no_grad():
-        scores, right = answers(_TRIED)
-    accuracy = 100.0 * (scores.argmax(-1) == right).float().mean().item()
+        scores, correct = answers(_TRIED)
+    accuracy = 100.0 * (scores.argmax(-1) == correct).float().mean().item()
     return {"model": name, "seed": seed, "accuracy": accuracy}
 
 
 def train(options: Recall, data: Data) -> Compared:
-    """Train and try every model."""
+    """Train and test every model with every seed."""
     torch.set_num_threads(1)
     pairs = [(seed, name) for seed in range(1, options.seeds + 1) for name in options.models]
     return Compared([recall(options, name, seed) for seed, name in tqdm(pairs, unit=" trainings", disable=None)], {})

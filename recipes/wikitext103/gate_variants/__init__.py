@@ -1,4 +1,4 @@
-"""A --user-dir for fairseq: our plugin, and --gates for language models whose gates do not read the token."""
+"""A --user-dir for fairseq: our plugin, and language models with --gates, whose gates do not depend on the token."""
 
 import fairseq_plugin  # noqa: F401  registers the architectures
 

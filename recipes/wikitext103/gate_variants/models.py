@@ -1,4 +1,4 @@
-"""linear_lm and flowformer_lm with gates that are held as they are at first, or that are learned but read no token."""
+"""linear_lm and flowformer_lm with gates that keep their initial value, or are learned but the same for all tokens."""
 
 from dataclasses import dataclass, field
 
@@ -20,7 +20,7 @@ def _with_gates(config: type) -> type:
 
     @dataclass
     class GateVariantConfig(config):
-        # What of a gate sigmoid(W x + b) is trained: nothing, or b alone.
+        # The trained part of a gate sigmoid(W x + b): nothing, or only b.
         gates: ChoiceEnum(GATES) = field(
             default="fixed",
             metadata={"help": "the gates: fixed, as they are at first; learned, the same for all tokens"},
@@ -30,7 +30,7 @@ def _with_gates(config: type) -> type:
 
 
 class _GateVariant:
-    """In front of a language model: its gates are a number for each head, W being 0."""
+    """Mixin for language models: each head has one gate value for all tokens, since W stays 0."""
 
     @classmethod
     def build_model(cls, args, task):
@@ -38,7 +38,7 @@ class _GateVariant:
         model = super().build_model(args, task)
         for gate in model.modules():
             if isinstance(gate, ForgetGate):
-                gate.gate_proj.weight.requires_grad_(False)  # which is 0 at first
+                gate.gate_proj.weight.requires_grad_(False)  # initialised to 0
                 gate.gate_proj.bias.requires_grad_(args.gates == "learned")
         return model
 
