@@ -16,7 +16,7 @@ from common.ops.shared.gpu.launch import interpreted, warps_of
 from ...shared.scripts import command_line, script
 from ...shared.tables import Table, as_markdown, check_document, describe_run, write_document
 from .compiled import CAPABILITIES, Resources, compile_for, fits, resources
-from .launches import DTYPES, HEAD_SIZES, MECHANISMS, Launch, Sizes, head_sizes, launches_of
+from .launches import DTYPES, HEAD_SIZES, MECHANISMS, Launch, Sizes, launches_of
 
 MODULE = "recipes.bench.kernels"
 #: Mechanism, kernel, warps and dtype: a row.
@@ -37,7 +37,7 @@ def launches(options: argparse.Namespace) -> Iterator[tuple[str, str, int, Launc
     """Mechanism, dtype, head size and each of their launches."""
     for mechanism in options.mechanism:
         for dtype in options.dtype:
-            for size in head_sizes(mechanism, dtype, options.head_size):
+            for size in options.head_size:
                 for launch in launches_of(MECHANISMS[mechanism](Sizes(DTYPES[dtype], size))):
                     yield mechanism, dtype, size, launch
 

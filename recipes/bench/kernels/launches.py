@@ -3,9 +3,8 @@
 These are recorded instead of launched, so that no GPU is needed.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from types import ModuleType
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -14,7 +13,6 @@ import torch
 from torch import Tensor
 
 from common.ops.flow.causal import CausalInputs
-from common.ops.flow.gpu import chunks, walk
 from common.ops.flow.gpu.causal import causal_attention
 from common.ops.flow.options import flow_options
 from common.ops.mixed_chunk.gpu.sequence import whole_sequence
@@ -68,11 +66,11 @@ class Launch(NamedTuple):
     divisible: tuple[int, ...]  # numbers of the arguments that 16 divides, as Triton assumes when it compiles
 
 
-def of_flow_attention(sizes: Sizes, split: ModuleType) -> Call:
-    """Causal Flow-Attention with d = e and the default options; ``split`` has the kernels."""
+def of_flow_attention(sizes: Sizes) -> Call:
+    """Causal Flow-Attention with d = e and the default options."""
 
     def attend(*qkv: Tensor) -> Tensor:
-        return causal_attention(CausalInputs(*qkv, sizes.padding, flow_options(), 64, None), split)[0]
+        return causal_attention(CausalInputs(*qkv, sizes.padding, flow_options(), 64, None))[0]
 
     return Call(attend, _leaves(sizes, *[sizes.channels] * 3), _products(sizes.channels, sizes.channels, 0))
 
@@ -92,23 +90,17 @@ def of_mixed_chunk_attention(sizes: Sizes) -> Call:
 
 #: Mechanism -> its call.
 MECHANISMS: dict[str, Callable[[Sizes], Call]] = {
-    "flow": partial(of_flow_attention, split=chunks),
-    "flow_walk": partial(of_flow_attention, split=walk),
+    "flow": of_flow_attention,
     "mixed_chunk": of_mixed_chunk_attention,
 }
 
 
-def head_sizes(mechanism: str, dtype: str, sizes: Iterable[int]) -> list[int]:
-    """The head sizes among ``sizes`` that the kernels of a mechanism take."""
-    return [size for size in sizes if mechanism != "flow_walk" or size <= walk.MAX_CHANNELS[DTYPES[dtype]]]
-
-
 def kernel_modules() -> dict[str, ModuleType]:
     """The file of kernels of each mechanism. They import Triton."""
-    from common.ops.flow.gpu import chunks_kernels, walk_kernels
+    from common.ops.flow.gpu import chunks_kernels
     from common.ops.mixed_chunk.gpu import kernels
 
-    return {"flow": chunks_kernels, "flow_walk": walk_kernels, "mixed_chunk": kernels}
+    return {"flow": chunks_kernels, "mixed_chunk": kernels}
 
 
 def kernels_of(module: ModuleType) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from common.ops.shared.gpu.launch import interpreted
 from ...shared.scripts import RecipeFailed, command_line, positive_int, script
 from ...shared.tables import Table, as_markdown, check_document, describe_run, write_document
 from .counting import PYTORCH, Work, counted
-from .launches import DTYPES, HEAD_SIZES, MECHANISMS, Call, Sizes, head_sizes
+from .launches import DTYPES, HEAD_SIZES, MECHANISMS, Call, Sizes
 
 MODULE = "recipes.bench.kernels.roofline"
 HEADS = 2
@@ -158,7 +158,7 @@ def main(arguments: list[str] | None = None) -> int:
     cases = [
         (mechanism, dtype, size)
         for mechanism, dtype in product(options.mechanism, options.dtype)
-        for size in head_sizes(mechanism, dtype, options.head_size)
+        for size in options.head_size
     ]
     for mechanism, dtype, size in tqdm(cases, desc="calls", unit="", disable=None):
         counted_dtype = torch.float16 if dtype == "bfloat16" else DTYPES[dtype]

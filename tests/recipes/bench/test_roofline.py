@@ -54,22 +54,6 @@ def test_the_command_counts_a_call(tmp_path):
         assert int(cells[name, "all"][0]) == sum(launches) > len(launches) > 3
 
 
-@needs_triton
-def test_a_walk_is_three_launches_with_no_operation_of_pytorch_between(tmp_path):
-    """One tile of 32 tokens of two heads, d = e = 32; forward it moves the least, and what is kept and handed on."""
-    out = tmp_path / "roofline.md"
-    command = ["--mechanism", "flow_walk", "--head-size", "32", "--tokens", "32"]
-    assert roofline.main([*command, "--out", str(out)]) == 0
-    rows = [line.strip("| ").split(" | ")[:5] for line in out.read_text().splitlines() if line.startswith("| ")]
-    rows = [row for row in rows[2:] if row[1] not in ("all", "the least")]
-    kernels = [("forward", "outputs"), ("backward", "sources_backward"), ("backward", "sinks_backward")]
-    assert [tuple(row[:3]) for row in rows] == [(*name, "1") for name in kernels]
-    # Of 32 tokens: four flows, four sums of 32 numbers before the tile and after it, two softmaxes of two numbers and
-    # a count before it, two logarithms after it, Σ kᵀ(w v), and the count of the sequence, of which a head has a half.
-    kept = 4 * 4 * 32 + 2 * 4 * 4 * 32 + 5 * 4 + 2 * 4 + 4 * 32 * 32 + 4
-    assert int(rows[0][4]) == round(4 * 64 + kept / 32)
-
-
 def test_the_share_of_the_roofline():
     gpu = roofline.Gpu("fast", bytes=10.0, half=100.0, tf32=50.0)
     kernels = {

@@ -1,3 +1,3 @@
-"""Causal Flow-Attention on a GPU: ``causal`` chooses between ``walk`` and ``chunks``, the host's sides of the Triton
-kernels in ``walk_kernels`` and ``chunks_kernels``; ``operator`` is what torch.compile calls.
+"""Causal Flow-Attention on a GPU: ``causal`` is the function with gradients, ``chunks`` the host's side of the Triton
+kernels in ``chunks_kernels``, and ``operator`` what torch.compile calls.
 """

@@ -1,11 +1,6 @@
-"""Causal Flow-Attention by Triton kernels: Flowformer (ICML 2022), Algorithm 2, and how its work is split.
-
-Where heads times sequences are as many as a GPU has multiprocessors, one program walks through each
-(``walk``): it moves the fewest bytes. Otherwise all chunks are computed at once (``chunks``).
-"""
+"""Causal Flow-Attention by Triton kernels: Flowformer (ICML 2022), Algorithm 2, as a function with gradients."""
 
 from collections.abc import Callable, Sequence
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -14,12 +9,12 @@ from torch import Tensor
 from ...shared.autograd import graph_gradients
 from ...shared.gpu import dispatch
 from ...shared.gpu.first_use import FirstUse, sample_like, sample_padding
-from ...shared.gpu.launch import on_device_of, processors, tile_rows
+from ...shared.gpu.launch import on_device_of, tile_rows
 from ...shared.state import State
-from ..causal import STATE_SUMS, CausalInputs, attention_in_chunks, state_shapes
+from ..causal import STATE_SUMS, CausalInputs, attention_in_chunks, chunk_positions, empty_state, state_shapes
 from ..causal_weights import Positions
 from ..options import FlowOptions
-from . import chunks, walk
+from . import chunks
 
 
 def applies(q: Tensor, k: Tensor, v: Tensor) -> bool:
@@ -27,29 +22,22 @@ def applies(q: Tensor, k: Tensor, v: Tensor) -> bool:
     return dispatch.applies(chunks.NAME, q, k, v) and q.shape[3] <= dispatch.MAX_CHANNELS
 
 
-def split_for(q: Tensor, v: Tensor) -> ModuleType:
-    """How the work for q (B, H, n, d) and v (B, H, n, e) is split: ``walk`` or ``chunks``."""
-    enough = q.shape[0] * q.shape[1] >= processors(q.device)
-    walks = enough and walk.takes(q, v) and walk.NAME not in dispatch.failed
-    return walk if walks else chunks
-
-
-def causal_attention(inputs: CausalInputs, split: ModuleType | None = None) -> tuple[Tensor, State]:
-    """Algorithm 2: the output (B, H, n, e), in v's dtype, and the state after the tokens; ``split_for`` if None.
+def causal_attention(inputs: CausalInputs) -> tuple[Tensor, State]:
+    """Algorithm 2: the output (B, H, n, e), in v's dtype, and the state after the tokens.
 
     float32, float16 or bfloat16, d up to 128, any n and e. Gradients of gradients come from plain PyTorch.
-    Cost as there, with (n / C) d e numbers of temporaries in chunks and (n / C) d in walks.
+    Cost as there, with (n / C) d e numbers of temporaries.
     """
-    split = split_for(inputs.q, inputs.v) if split is None else split
-    state, positions = split.start(inputs)
-    count = None if state is None else state["count"]
-    call = _Call(inputs.padding, count, inputs.options, inputs.chunk_size, split, positions)
-    sums = [None] * len(STATE_SUMS) if state is None else [state[name] for name in STATE_SUMS]
+    q, v = inputs.q, inputs.v
+    state = empty_state(q, v) if inputs.state is None else inputs.state
+    positions = chunk_positions(q, inputs.padding, q.shape[2], state)  # of the tokens as a single chunk
+    call = _Call(inputs.padding, state["count"], inputs.options, inputs.chunk_size, positions)
+    sums = [state[name] for name in STATE_SUMS]
     out, count, *sums = _CausalFlowAttention.apply(inputs.q, inputs.k, inputs.v, call, *sums)
     return out, {"count": count, **dict(zip(STATE_SUMS, sums))}
 
 
-def first_use(inputs: CausalInputs, split: ModuleType) -> FirstUse:
+def first_use(inputs: CausalInputs) -> FirstUse:
     """Comparison with plain PyTorch, on three tiles of tokens, before kernels first take such inputs."""
     q, v, options, padded = inputs.q, inputs.v, inputs.options, inputs.padding is not None
     tokens = 2 * tile_rows(q, q.shape[3]) + 7
@@ -65,33 +53,31 @@ def first_use(inputs: CausalInputs, split: ModuleType) -> FirstUse:
         return run
 
     case = (q.dtype, q.shape[3], v.shape[3], options, padded)
-    by_kernels = by(lambda sample: causal_attention(sample, split))
-    return FirstUse(split.NAME, q.device, case, sample, by_kernels, by(attention_in_chunks))
+    return FirstUse(chunks.NAME, q.device, case, sample, by(causal_attention), by(attention_in_chunks))
 
 
 class _Call(NamedTuple):
     """The arguments that have no gradient."""
 
     padding: Tensor | None  # (B, n), True = padding
-    count: Tensor | None  # real tokens before these (B,), int64; None for none
+    count: Tensor  # real tokens before these (B,), int64
     options: FlowOptions
     chunk_size: int  # of plain PyTorch; kernels have their own
-    split: ModuleType
-    positions: Positions | None  # of the tokens as a single chunk, where kernels do not count them themselves
+    positions: Positions  # of the tokens as a single chunk
 
-    def inputs(self, q: Tensor, k: Tensor, v: Tensor, sums: Sequence[Tensor | None]) -> CausalInputs:
-        """All arguments; ``sums`` are those of the state before the tokens, None for that before the first token."""
-        state = None if sums[0] is None else {"count": self.count, **dict(zip(STATE_SUMS, sums))}
+    def inputs(self, q: Tensor, k: Tensor, v: Tensor, sums: Sequence[Tensor]) -> CausalInputs:
+        """All arguments; ``sums`` are those of the state before the tokens."""
+        state = {"count": self.count, **dict(zip(STATE_SUMS, sums))}
         return CausalInputs(q, k, v, self.padding, self.options, self.chunk_size, state)
 
 
 class _CausalFlowAttention(torch.autograd.Function):
-    """q, k, v and the sums of a state, None for the first -> the output, the count and the sums of the next."""
+    """q, k, v and the sums of a state -> the output, the count and the sums of the next."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, call: _Call, *sums: Tensor | None) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, call: _Call, *sums: Tensor) -> tuple[Tensor, ...]:
         with on_device_of(q):
-            out, kept, state = call.split.forward(call.inputs(q, k, v, sums), call.positions)
+            out, kept, state = chunks.forward(call.inputs(q, k, v, sums), call.positions)
         ctx.call = call
         ctx.save_for_backward(q, k, v, out, *sums, *kept)
         ctx.mark_non_differentiable(state["count"])
@@ -112,11 +98,11 @@ class _CausalFlowAttention(torch.autograd.Function):
         def by_kernels() -> tuple[Tensor | None, ...]:
             with on_device_of(q):
                 inputs = call.inputs(q, k, v, sums)
-                return call.split.backward(inputs, call.positions, kept, out, grad_out, grad_state)
+                return chunks.backward(inputs, call.positions, kept, out, grad_out, grad_state)
 
         # With create_graph=True gradients must have gradients themselves, which those of kernels have not.
         in_graph = torch.is_grad_enabled()
-        grads = by_pytorch() if in_graph else dispatch.guarded(call.split.NAME, by_kernels, by_pytorch)
+        grads = by_pytorch() if in_graph else dispatch.guarded(chunks.NAME, by_kernels, by_pytorch)
         grads = [grad if need else None for grad, need in zip(grads, needed)]
         return (*grads[:3], None, *grads[3:])
 
@@ -131,12 +117,12 @@ def _grad_state(grads: tuple[Tensor | None, ...], q: Tensor, v: Tensor) -> State
 
 
 def _graph_gradients(
-    tensors: tuple[Tensor | None, ...], call: _Call, grad_out: Tensor, grad_state: State | None
+    tensors: tuple[Tensor, ...], call: _Call, grad_out: Tensor, grad_state: State | None
 ) -> list[Tensor | None]:
     """The gradients of q, k, v and the sums by plain PyTorch, computed once more."""
     names = () if grad_state is None else STATE_SUMS
 
-    def attend(q: Tensor, k: Tensor, v: Tensor, *sums: Tensor | None) -> tuple[Tensor, ...]:
+    def attend(q: Tensor, k: Tensor, v: Tensor, *sums: Tensor) -> tuple[Tensor, ...]:
         out, state = attention_in_chunks(call.inputs(q, k, v, sums))
         return (out.to(v.dtype), *(state[name] for name in names))
 

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from ...shared.gpu.launch import at_least_16, ceil_div, rows, strides, tile_rows
 from ...shared.state import State
-from ..causal import STATE_SUMS, CausalInputs, chunk_positions, empty_state
+from ..causal import STATE_SUMS, CausalInputs
 from ..causal_weights import Positions, flow_scale, flow_weights
 
-#: The split in chunks, when it fails.
+#: The kernels' name in the warning when they fail.
 NAME = "flow_attention"
 
 
@@ -86,13 +86,6 @@ class _Chunks:
     def total(self, sums: Tensor) -> Tensor:
         """The sum over all chunks: (B H, G + 1, ...) -> (B, H, ...)."""
         return sums[:, -1].view(*self.q.shape[:2], *sums.shape[2:])
-
-
-def start(inputs: CausalInputs) -> tuple[State, Positions]:
-    """The state before the first token, and the positions of all tokens as a single chunk."""
-    q, v = inputs.q, inputs.v
-    state = empty_state(q, v) if inputs.state is None else inputs.state
-    return state, chunk_positions(q, inputs.padding, q.shape[2], state)
 
 
 def forward(inputs: CausalInputs, positions: Positions) -> tuple[Tensor, tuple[Tensor, ...], State]:

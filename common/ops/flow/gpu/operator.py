@@ -1,7 +1,7 @@
 """Causal Flow-Attention by kernels as an operator of torch.compile."""
 
 from collections.abc import Sequence
-from types import ModuleType
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,18 +23,9 @@ from . import causal, chunks
 
 
 def guarded_attention(inputs: CausalInputs) -> tuple[Tensor, State]:
-    """Kernels; where those that walk fail, those in chunks, and then plain PyTorch."""
-    return _guarded(inputs, causal.split_for(inputs.q, inputs.v))
-
-
-def _guarded(inputs: CausalInputs, split: ModuleType) -> tuple[Tensor, State]:
-    def fallback() -> tuple[Tensor, State]:
-        return attention_in_chunks(inputs) if split is chunks else _guarded(inputs, chunks)
-
-    def kernels() -> tuple[Tensor, State]:
-        return causal.causal_attention(inputs, split)
-
-    return dispatch.guarded(split.NAME, kernels, fallback, causal.first_use(inputs, split))
+    """Kernels; plain PyTorch where they fail."""
+    kernels, fallback = partial(causal.causal_attention, inputs), partial(attention_in_chunks, inputs)
+    return dispatch.guarded(chunks.NAME, kernels, fallback, causal.first_use(inputs))
 
 
 def causal_attention(inputs: CausalInputs) -> tuple[Tensor, State]:

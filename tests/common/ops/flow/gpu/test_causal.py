@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from common.ops import flow_attention
-from common.ops.flow.gpu import causal, chunks_kernels, walk_kernels
+from common.ops.flow.gpu import chunks_kernels
 from common.ops.flow.options import ALLOCATIONS, COMPETITIONS, FORMS, FlowForm
 from common.ops.flow.reference import CONSTANTS, Constants, flow_attention_reference
 from tests.common.inputs import FLOW_OPTIONS, SIDES, doubled, name_of, padding, qkv
-from tests.common.ops.shared.gpu.device import both_splits, in_a_walk, on_cpu, on_device
+from tests.common.ops.shared.gpu.device import on_cpu, on_device
 from tests.compare import TOLERANCES, assert_close, gradients
 
 SMALL = {"batch": 1, "heads": 1, "d": 5, "e": 3, "dtype": torch.float32}
@@ -41,16 +41,14 @@ def assert_same_gradients(found, wanted, tolerance=None, names="qkv") -> None:
             assert_close(f"gradient of {name}", actual, reference.to(actual.dtype), tolerance)
 
 
-@both_splits
 @pytest.mark.parametrize("options", FLOW_OPTIONS, ids=name_of)
-def test_every_option_agrees_with_the_reference(options, split):
+def test_every_option_agrees_with_the_reference(options):
     # Unclamped relu flows reach 1e5, whose exponentials are summed as logarithms with 1e-7 of that lost.
     loose = options.get("phi") == "relu"
     assert_agrees(qkv(40, **SMALL), tolerance=1e-4 if loose else None, **options)
 
 
-@both_splits
-def test_constants_of_a_form_that_show_in_float32_agree(split, monkeypatch):
+def test_constants_of_a_form_that_show_in_float32_agree(monkeypatch):
     """1e-6 is beside a flow what rounding is; 0.3 in its place reaches every output and gradient."""
     monkeypatch.setitem(FORMS, "coarse", FlowForm(eps=0.3, outer_eps=0.2, rescale=True))
     monkeypatch.setitem(CONSTANTS, "coarse", Constants(inner=0.3, outer=0.2, counts=True))
@@ -70,33 +68,23 @@ def test_any_length_agrees(length):
     assert_agrees(qkv(length, **SMALL))
 
 
-@in_a_walk
-@pytest.mark.parametrize("length, d, e", [(1, 1, 32), (2, 3, 17), (16, 32, 2), (17, 20, 20)])
-def test_any_size_agrees_in_a_walk(length, d, e, split):
-    """Up to 32 channels in float32."""
-    assert_agrees(qkv(length, **{**SMALL, "d": d, "e": e}), form="released_vision")
-
-
 @pytest.mark.parametrize("d, e", [(1, 1), (3, 17), (16, 70), (33, 4), (70, 5)])
 def test_any_number_of_channels_agrees(d, e):
     """Three blocks of values at e = 70, chunks of 16 at d = 70."""
     assert_agrees(qkv(70, **{**SMALL, "d": d, "e": e}), form="released_vision")
 
 
-@both_splits
 @pytest.mark.parametrize("side", SIDES[1:])
-def test_padding_on_any_side_agrees(side, split):
+def test_padding_on_any_side_agrees(side):
     assert_agrees(qkv(40, **{**SMALL, "batch": 2}), padding(side, 2, 40), allocation="softmax")
 
 
-@both_splits
-def test_heads_and_rows_do_not_mix(split):
+def test_heads_and_rows_do_not_mix():
     assert_agrees(qkv(40, **{**SMALL, "batch": 2, "heads": 3, "d": 2}), padding("left", 2, 40), form="paper")
 
 
-@both_splits
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_half_precision_agrees_with_the_float64_reference(dtype, split):
+def test_half_precision_agrees_with_the_float64_reference(dtype):
     assert_agrees(qkv(66, **{**SMALL, "batch": 2, "d": 16, "dtype": dtype}), padding("left", 2, 66))
 
 
@@ -106,17 +94,15 @@ def test_sums_of_half_inputs_are_float32():
     assert {name: x.dtype for name, x in state.items() if x.dtype != torch.float32} == {"count": torch.int64}
 
 
-@both_splits
 @pytest.mark.parametrize("phi, sign", [("elu+1", 1.0), ("relu", 1.0), ("sigmoid", -1.0)])
-def test_extreme_features_stay_finite(phi, sign, split):
+def test_extreme_features_stay_finite(phi, sign):
     q, k, v = on_device(qkv(40, **{**SMALL, "scale": 100.0}))
     q, k = (x.detach().abs().mul(sign).requires_grad_() for x in (q, k))
     out = attend((q, k, v), phi=phi)
     assert all(torch.isfinite(x).all() for x in (out, *gradients(out.cpu(), (q, k, v))))
 
 
-@both_splits
-def test_what_stands_in_padding_never_leaks(split):
+def test_what_stands_in_padding_never_leaks():
     mask = padding("both", 2, 40)
     clean = on_device(qkv(40, **{**SMALL, "batch": 2}))
     poisoned = on_device(x.masked_fill(mask.to(x.device)[:, None, :, None], math.nan) for x in clean)
@@ -127,17 +113,15 @@ def test_what_stands_in_padding_never_leaks(split):
         assert (actual.cpu().masked_select(mask[:, None, :, None]) == 0).all(), f"gradient of {name} at padding"
 
 
-@both_splits
-def test_nan_in_a_real_token_is_not_hidden(split):
+def test_nan_in_a_real_token_is_not_hidden():
     for phi in ("sigmoid", "elu+1", "relu"):
         inputs = [x.detach().clone() for x in on_device(qkv(40, **SMALL))]
         inputs[1][0, 0, 30, 2] = math.nan
         assert torch.isnan(attend(inputs, phi=phi)[:, :, 30:]).all(), phi
 
 
-@both_splits
 @pytest.mark.parametrize("layout", ["tokens first", "expanded", "channels apart"])
-def test_any_layout_agrees(layout, split):
+def test_any_layout_agrees(layout):
     def strided(x):
         if layout == "tokens first":
             return x.transpose(1, 2).contiguous().transpose(1, 2)
@@ -157,9 +141,8 @@ def test_any_layout_agrees(layout, split):
 # --- the state -----------------------------------------------------------------------------------------------------
 
 
-@both_splits
 @pytest.mark.parametrize("side, options", [("none", {}), ("holes", FLOW_OPTIONS[-3]), ("left", FLOW_OPTIONS[-1])])
-def test_a_sequence_in_pieces_is_the_same_function(side, options, split):
+def test_a_sequence_in_pieces_is_the_same_function(side, options):
     """Outputs, and gradients through the states that join the pieces."""
     inputs, mask = on_device(qkv(40, **{**SMALL, "batch": 2})), padding(side, 2, 40)
     outputs, state = [], None
@@ -177,9 +160,8 @@ def test_a_sequence_in_pieces_is_the_same_function(side, options, split):
     assert_same_gradients(on_cpu(gradients(out, inputs)), gradients(expected, exact))
 
 
-@both_splits
 @pytest.mark.parametrize("options", [{}, {"allocation": "softmax", "clamp": None}], ids=name_of)
-def test_the_state_and_all_its_gradients_are_those_of_the_pytorch_form(options, split, with_pytorch):
+def test_the_state_and_all_its_gradients_are_those_of_the_pytorch_form(options, with_pytorch):
     """float64, as it is not for kernels, goes through the PyTorch form."""
     first, second = (qkv(40, **{**SMALL, "seed": seed}) for seed in (0, 1))
     results = []
@@ -218,8 +200,7 @@ def test_a_gradient_of_one_input_alone(wanted):
     assert torch.equal(gradients(out.cpu(), [alone[wanted]])[0], every[wanted])
 
 
-@both_splits
-def test_gradients_of_second_order_are_those_of_the_pytorch_form(split, with_pytorch):
+def test_gradients_of_second_order_are_those_of_the_pytorch_form(with_pytorch):
     def second_order(inputs):
         out = flow_attention(*inputs, causal=True, clamp=20.0)
         first = torch.autograd.grad(out.cpu().square().sum(), inputs, create_graph=True)
@@ -247,32 +228,8 @@ def test_a_backward_kernel_that_fails_gives_way_to_the_pytorch_form(with_pytorch
     assert_same_gradients(found, wanted, TOLERANCES[torch.float32])
 
 
-def test_a_walk_that_fails_gives_way_to_chunks(with_pytorch, monkeypatch):
-    inputs = on_device(qkv(17, **SMALL))
-    in_chunks = attend(inputs)
-    monkeypatch.setattr(causal, "processors", lambda device: 1)
-    monkeypatch.setattr(walk_kernels, "outputs", Broken())
-    with pytest.warns(UserWarning, match="flow_attention_walk .*no configuration fits.*LINEARTIME_TRITON=0") as seen:
-        outputs = [attend(inputs) for _ in range(2)]
-    assert len(seen) == 1 and all(torch.equal(out, in_chunks) for out in outputs)
-
-
-def test_a_walk_whose_backward_pass_fails_gives_way_to_the_pytorch_form(with_pytorch, monkeypatch):
-    monkeypatch.setattr(causal, "processors", lambda device: 1)
-    inputs = on_device(qkv(17, **SMALL))
-    wanted = gradients(attend(inputs).cpu(), inputs)
-    monkeypatch.setattr(walk_kernels, "sinks_backward", Broken())
-    out = attend(inputs)
-    with pytest.warns(UserWarning, match="flow_attention_walk .*no configuration fits.*LINEARTIME_TRITON=0"):
-        found = gradients(out.cpu(), inputs)
-    assert_same_gradients(found, wanted, TOLERANCES[torch.float32])
-
-
-@pytest.mark.parametrize(
-    "split, of_tiles", [("chunks", 4 * 17 * 16), ("walk", 32 * 4 * (16 + 1) + 2)], indirect=["split"]
-)
-def test_what_is_saved_for_the_backward_pass_is_inputs_output_and_little_more(split, of_tiles):
-    """Four flows of n numbers and, for each tile of 32 or 16 tokens, four sums of d: no features, no products."""
+def test_what_is_saved_for_the_backward_pass_is_inputs_output_and_little_more():
+    """Four flows of n numbers and, before each of 16 chunks and after the last, four sums of d: no features."""
     inputs = on_device(qkv(512, **{**SMALL, "d": 16, "e": 16}))
     saved = {}
 
@@ -283,4 +240,4 @@ def test_what_is_saved_for_the_backward_pass_is_inputs_output_and_little_more(sp
     with torch.autograd.graph.saved_tensors_hooks(remember, lambda x: x):
         attend(inputs)
     size = sum(storage.nbytes() for storage in saved.values())
-    assert size <= 4 * (4 * 512 * 16 + 4 * 512 + of_tiles + 16 * 16 + 4 * 16 + 2)
+    assert size <= 4 * (4 * 512 * 16 + 4 * 512 + 4 * 17 * 16 + 16 * 16 + 4 * 16 + 2)

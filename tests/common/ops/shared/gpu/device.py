@@ -1,10 +1,9 @@
-"""Where the kernels under test run, how their work is split, and fixtures that make sure that kernels ran.
+"""Where the kernels under test run, and fixtures that make sure that kernels ran.
 
 The ``conftest.py`` of each folder with tests of kernels imports the fixtures. They take the PyTorch forms away, and
 the warning that one runs becomes an error.
 """
 
-import sys
 import warnings
 from collections.abc import Iterable
 from functools import cache
@@ -15,21 +14,16 @@ from torch import Tensor
 
 # Imported before the PyTorch forms are taken away, which they fall back to.
 from common.ops.flow import interface as flow
-from common.ops.flow.gpu import causal, chunks, walk
 from common.ops.mixed_chunk import interface as mixed_chunk
 from common.ops.mixed_chunk.gpu import sequence as mixed_chunk_gpu
 from common.ops.shared.gpu import dispatch
 from common.ops.shared.gpu.launch import interpreted
 
 #: What each ``conftest.py`` of tests of kernels takes; other names are imported by tests.
-__all__ = ["collect_ignore_glob", "kernels_alone", "language_prepared_once", "small_tiles", "split", "with_pytorch"]
+__all__ = ["collect_ignore_glob", "kernels_alone", "language_prepared_once", "small_tiles", "with_pytorch"]
 
 #: Tests of kernels need a GPU or Triton's interpreter; without either, ``test_interpreted.py`` runs them in it.
 collect_ignore_glob = [] if interpreted() or torch.cuda.is_available() else ["test_*.py"]
-
-#: The fixture ``split``: causal Flow-Attention in chunks, and as a walk.
-both_splits = pytest.mark.parametrize("split", ["chunks", "walk"], indirect=True)
-in_a_walk = pytest.mark.parametrize("split", ["walk"], indirect=True)
 
 DEVICE = "cpu" if interpreted() else "cuda"
 
@@ -101,17 +95,6 @@ def language_prepared_once(monkeypatch):
 
     monkeypatch.setattr(interpreter, "_patch_lang", prepare_once)
     monkeypatch.setattr(interpreter.GridExecutor, "__call__", launch_anew)
-
-
-@pytest.fixture
-def split(request, monkeypatch):
-    """How causal Flow-Attention is split, and nothing else: in chunks, or a walk, as for a GPU of one processor."""
-    of_name = {"chunks": chunks, "walk": walk}
-    monkeypatch.setattr(causal, "processors", lambda device: 1 if request.param == "walk" else sys.maxsize)
-    for name, module in of_name.items():
-        if name != request.param:
-            monkeypatch.setattr(module, "forward", _taken_away)
-    return of_name[request.param]
 
 
 @pytest.fixture

@@ -18,11 +18,9 @@ from common.ops.mixed_chunk.sequence import Tokens, mixed_chunk_options
 from common.ops.shared.gpu.launch import interpreted, warps_of
 from recipes.bench.kernels.compiled import CAPABILITIES, compile_for, fits, resources
 from recipes.bench.kernels.launches import (
-    DTYPES,
     HEAD_SIZES,
     MECHANISMS,
     Sizes,
-    head_sizes,
     kernel_modules,
     kernels_of,
     launches_of,
@@ -36,10 +34,8 @@ pytestmark = [
 
 TABLE = Path(__file__).parents[5] / "common/ops/shared/gpu/compiled.md"
 SMALLEST_SHARED_MEMORY = 99 * 1024  # bytes a program may have on devices of compute capability 8.6 and 8.9
-#: Of products in the kernels of flows, which stand in an exponent; all others have operands of the inputs' dtype, and
-#: walks have products of both kinds.
+#: Of products in the kernels of flows, which stand in an exponent; all others have operands of the inputs' dtype.
 OPERANDS = {"flows": {"f32"}, "flows_backward": {"f32"}, "feature_sums": set()}
-WALKS = ("outputs", "sources_backward")
 
 
 def of_the_table() -> bool:
@@ -64,8 +60,6 @@ def assert_compile(launches, mechanism) -> None:
             assert not needed.spilled, (name, needed)
         operands = set(re.findall(r"tt\.dot .* : tensor<[x\d]*x(\w+)> \* tensor<[x\d]*x(\w+)>", compiled.asm["ttir"]))
         wanted = OPERANDS.get(name, {next(iter(launch.signature.values())).strip("*").replace("fp", "f")})
-        if mechanism == "flow_walk" and name in WALKS:
-            wanted = wanted | {"f32"}
         assert operands == {(dtype, dtype) for dtype in wanted}, name
 
 
@@ -73,20 +67,17 @@ def leaves(dtype, *channels):
     return [torch.zeros(2, 3, 70, size, dtype=dtype, requires_grad=True) for size in channels]
 
 
-@pytest.mark.parametrize("mechanism", ["flow", "flow_walk"])
-def test_kernels_of_causal_flow_attention(mechanism):
+def test_kernels_of_causal_flow_attention():
     """Tiles of 64 or 32 x 16 and x 32, that none be mistaken for another."""
     from common.ops.flow.causal import CausalInputs
-    from common.ops.flow.gpu import chunks, walk
     from common.ops.flow.gpu.causal import causal_attention
 
-    split = walk if mechanism == "flow_walk" else chunks
     mask = torch.zeros(2, 70, dtype=torch.bool)
     inputs = leaves(torch.bfloat16, 10, 10, 20)
     with recorded() as launches:
-        out, _ = causal_attention(CausalInputs(*inputs, mask, flow_options(phi="relu"), 64, None), split)
+        out, _ = causal_attention(CausalInputs(*inputs, mask, flow_options(phi="relu"), 64, None))
         out.sum().backward()
-    assert_compile(launches, mechanism)
+    assert_compile(launches, "flow")
 
 
 @pytest.mark.parametrize(
@@ -106,23 +97,14 @@ def test_kernels_of_mixed_chunk_attention(dtype, causal, kernel, bias):
     assert_compile(launches, "mixed_chunk")
 
 
-@pytest.mark.parametrize(
-    "mechanism, dtype, head_size, kernel, capability",
-    [
-        ("flow", "float16", 64, "features_backward", 80),
-        ("flow_walk", "float16", 32, "sources_backward", 90),
-        ("flow_walk", "float16", 64, "sources_backward", 90),
-        ("flow_walk", "bfloat16", 64, "sources_backward", 90),
-    ],
-)
-def test_kernels_that_need_all_registers(mechanism, dtype, head_size, kernel, capability):
-    """Each spilled 24 to 32 bytes before, with the table's version of Triton."""
-    launches = launches_of(MECHANISMS[mechanism](Sizes(DTYPES[dtype], head_size)))
-    (launch,) = (launch for launch in launches if launch.function.__name__ == kernel)
-    found = resources(compile_for(launch, capability, 8))
-    assert found.shared <= CAPABILITIES[capability].shared * 1024, found
+def test_a_kernel_that_needs_all_registers():
+    """``features_backward`` spilled 24 bytes before, with the table's version of Triton."""
+    launches = launches_of(MECHANISMS["flow"](Sizes(torch.float16, 64)))
+    (launch,) = (launch for launch in launches if launch.function.__name__ == "features_backward")
+    found = resources(compile_for(launch, 80, 8))
+    assert found.shared <= CAPABILITIES[80].shared * 1024, found
     if of_the_table():
-        assert found.registers > 200 and fits(found, capability), found
+        assert found.registers > 200 and fits(found, 80), found
 
 
 def test_the_table_has_every_configuration_and_none_that_spills():
@@ -134,7 +116,5 @@ def test_the_table_has_every_configuration_and_none_that_spills():
         for warps in several
     }
     assert {(row[0], row[1], int(row[2])) for row in rows} == tuned
-    for mechanism, _, _, dtype, *cells in rows:
-        for i, size in enumerate(HEAD_SIZES):
-            assert ("none" in cells[2 * i : 2 * i + 2]) is (not head_sizes(mechanism, dtype, [size]))
-    assert all(cell == "none" or cell.endswith(" / 0") for row in rows for cell in row[4:])
+    assert all(len(row) == 4 + len(HEAD_SIZES) * len(CAPABILITIES) for row in rows)
+    assert all(cell.endswith(" / 0") for row in rows for cell in row[4:])

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from common.ops import flow_attention, mixed_chunk_attention
 from common.ops.flow.causal import attention_in_chunks
-from common.ops.flow.gpu import causal, walk
+from common.ops.flow.gpu import causal
 from common.ops.mixed_chunk.gpu import sequence
 from common.ops.mixed_chunk.sequence import Tokens, mixed_chunk_options
 from common.ops.shared.gpu import dispatch, first_use
@@ -100,21 +100,6 @@ def test_widths_and_options(on_cpu_too):
         assert chunks_apply(q, v, "laplace") is (d == 128)
     assert not chunks_apply(q[..., :4], v, "softmax")
     assert not chunks_apply(q[..., :4], v, first_softmax=True)
-
-
-def test_a_walk_is_taken_where_it_fills_the_processors(on_cpu_too, monkeypatch):
-    """Up to 64 channels of q and of v, in float32 up to 32; not after it has failed."""
-    monkeypatch.setattr(causal, "processors", lambda device: 6)
-
-    def walks(heads=3, **sizes):
-        q, _, v = qkv(3, batch=2, heads=heads, **{"dtype": torch.bfloat16, **sizes})
-        return causal.split_for(q, v) is walk
-
-    assert walks(d=64, e=64) and not walks(heads=2)
-    assert not walks(d=65) and not walks(e=65)
-    assert walks(dtype=torch.float32, d=32, e=32) and not walks(dtype=torch.float32, d=33)
-    monkeypatch.setattr(dispatch, "failed", {walk.NAME})
-    assert not walks() and causal.applies(*float32())
 
 
 def test_other_devices_subclasses_and_mixed_devices_have_none(on_cpu_too):
@@ -270,7 +255,7 @@ def checked(kernel, monkeypatch):
     calls = []
 
     def replace(change=lambda out: out):
-        def kernels(inputs, split):
+        def kernels(inputs):
             calls.append(inputs.q.dtype)
             out, state = attention_in_chunks(inputs)
             return change(out.to(inputs.v.dtype)), state
@@ -357,10 +342,8 @@ def test_an_error_of_earlier_work_is_raised_and_not_held_against_the_kernels(che
     assert not calls and not dispatch.failed
 
 
-@pytest.mark.parametrize("processors", [1, 5], ids=["walk", "chunks"])
-def test_while_a_graph_is_captured_only_kernels_that_were_compared_are_used(processors, checked, monkeypatch):
+def test_while_a_graph_is_captured_only_kernels_that_were_compared_are_used(checked, monkeypatch):
     calls = checked()
-    monkeypatch.setattr(causal, "processors", lambda device: processors)
     inputs = float32()
     monkeypatch.setattr(dispatch, "is_capturing", lambda device: True)
     flow_attention(*inputs, causal=True)

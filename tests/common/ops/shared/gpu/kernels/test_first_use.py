@@ -4,21 +4,21 @@ import pytest
 import torch
 
 from common.ops.flow.causal import CausalInputs
-from common.ops.flow.gpu import causal, chunks, walk
+from common.ops.flow.gpu import causal, chunks
 from common.ops.flow.options import flow_options
 from common.ops.mixed_chunk.gpu import sequence
 from common.ops.mixed_chunk.sequence import Tokens, mixed_chunk_options
 from common.ops.shared.gpu import dispatch, first_use
 from tests.common.inputs import padding, qkv
-from tests.common.ops.shared.gpu.device import both_splits, on_device
+from tests.common.ops.shared.gpu.device import on_device
 
 SIZES = {"batch": 1, "heads": 1, "d": 5, "e": 3}
 
 
-def flow_use(dtype=torch.float32, mask=None, split=chunks, **options) -> first_use.FirstUse:
+def flow_use(dtype=torch.float32, mask=None, **options) -> first_use.FirstUse:
     (mask,) = on_device([mask])
     tensors = on_device(qkv(4, **SIZES, dtype=dtype))
-    return causal.first_use(CausalInputs(*tensors, mask, flow_options(**options), 64, None), split)
+    return causal.first_use(CausalInputs(*tensors, mask, flow_options(**options), 64, None))
 
 
 def mixed_chunk_use(bias_shape=None, mask=None, **options) -> first_use.FirstUse:
@@ -28,25 +28,9 @@ def mixed_chunk_use(bias_shape=None, mask=None, **options) -> first_use.FirstUse
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@both_splits
-def test_flow_attention_is_found_right(dtype, split, with_pytorch):
-    """By the split that will run, which the sample alone would not choose."""
-    first_use.compare(flow_use(dtype, padding("left", 1, 4), split, allocation="softmax"))
+def test_flow_attention_is_found_right(dtype, with_pytorch):
+    first_use.compare(flow_use(dtype, padding("left", 1, 4), allocation="softmax"))
     assert not dispatch.failed  # plain PyTorch, which would have taken the place of a backward pass, is right
-
-
-def test_a_wrong_step_of_a_walk_is_found(with_pytorch, monkeypatch):
-    """A gradient of k that is not written at all; what the split in chunks computes is not looked at."""
-    backward = walk.backward
-
-    def without_k(*args):
-        grad_q, grad_k, *rest = backward(*args)
-        return (grad_q, grad_k.zero_(), *rest)
-
-    monkeypatch.setattr(walk, "backward", without_k)
-    with pytest.raises(first_use.KernelsDiffer, match="gradient 2"):
-        first_use.compare(flow_use(split=walk))
-    first_use.compare(flow_use(split=chunks))
 
 
 @pytest.mark.parametrize("bias_shape", [None, (39,), (1, 20, 20)], ids=str)

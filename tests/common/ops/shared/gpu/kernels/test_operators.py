@@ -6,7 +6,7 @@ import torch
 from common.ops import flow_attention, mixed_chunk_attention
 from common.ops.flow.causal import STATE_SUMS, empty_state
 from tests.common.inputs import bias_like, mixed_chunk_inputs, padding, qkv
-from tests.common.ops.shared.gpu.device import both_splits, on_device
+from tests.common.ops.shared.gpu.device import on_device
 from tests.compare import assert_all_close, assert_close, gradients
 from tests.torch_versions import needs_newer_than_2_6
 
@@ -61,8 +61,7 @@ def test_the_compiled_call_is_one_operator_with_the_same_gradients(name):
 
 
 @needs_newer_than_2_6
-@both_splits
-def test_a_state_passes_through_the_operator(split):
+def test_a_state_passes_through_the_operator():
     inputs = on_device(qkv(9, **SMALL))
 
     def in_pieces(*inputs):

@@ -7,7 +7,7 @@ from common.ops import flow_attention, mixed_chunk_attention
 from common.ops.flow.reference import flow_attention_reference
 from common.ops.mixed_chunk.reference import mixed_chunk_attention_reference
 from tests.common.inputs import doubled, mixed_chunk_inputs, padding, qkv
-from tests.common.ops.shared.gpu.device import both_splits, on_device
+from tests.common.ops.shared.gpu.device import on_device
 
 #: The largest relative error of rounding to a dtype, and half its smallest number.
 UNIT = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
@@ -30,9 +30,8 @@ def gradient(out, x, of_out):
 
 
 @half
-@both_splits
 @pytest.mark.parametrize("phi, scale", [("sigmoid", 1.0), ("elu+1", 300.0)])
-def test_flow_attention(dtype, phi, scale, split):
+def test_flow_attention(dtype, phi, scale):
     """In float16 products of features of 300 overflow, unless they are scaled, and few others are left."""
     inputs = qkv(70, batch=2, heads=1, d=16, e=5, dtype=dtype)
     mask = padding("left", 2, 70)
