@@ -3,11 +3,6 @@
 import pytest
 import torch
 
-#: torch 2.8 and newer say whether somebody else decides what the backward pass keeps. Before, gated attention units
-#: keep everything, and training takes more memory.
-FORMS_AGAIN = hasattr(torch._C._autograd, "_top_saved_tensors_default_hooks")
-needs_forming_again = pytest.mark.skipif(not FORMS_AGAIN, reason="needs torch 2.8; before, everything is kept")
-
 #: torch 2.6 cannot tell torch.export from torch.compile, which therefore sees plain PyTorch and no kernels. It cannot
 #: prove that windows of a sequence or an image are right for any length, and so exports them with one length alone and
 #: compiles some models once more for another one. Its torch.compile refuses packed documents, as torch.export does,

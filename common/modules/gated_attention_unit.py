@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from ..ops import mixed_chunk, quadratic
 from ..ops.shared.checks import (
@@ -18,13 +19,13 @@ from ..ops.shared.checks import (
     check_positive_int,
     check_probability,
 )
-from ..ops.shared.formed_again import FormAgain, forming_again
 from ..ops.shared.implied_map import implied_map
 from ..ops.shared.packed import attend_by_document
 from ..ops.shared.padding import zero_padded_tokens
 from ..ops.shared.relative_bias import resize_toeplitz
 from ..ops.shared.score_kernels import SCORE_KERNELS
 from ..ops.shared.state import State, state_entry
+from ..ops.shared.tracing import runs_eagerly
 from .feed_forward import FeedForward
 from .forget_gate import FORGETS, NONE, ForgetGate
 from .norms import build_norm
@@ -33,13 +34,17 @@ from .remembered_options import RemembersOptions
 from .rotary import check_even, cos_and_sin, document_positions, rotate_by
 from .silu import silu_parts
 
+#: Numbers of the input from which on the backward pass computes again what it needs; smaller inputs need little memory.
+RECOMPUTED_FROM = 2**17
+
 
 class GatedAttentionUnit(RemembersOptions):
     """x + (U ⊙ attention(Q, K, V)) W_o, where U, V and Z, the base of Q and K, are silu(norm(x) W) (FLASH, section 3).
 
     With ``chunk_size`` None attention is quadratic, ``gau_attention`` (FLASH-Quad); with C tokens it is mixed chunk
     attention (FLASH), linear in n. B batch, n tokens, d = ``dim``, e = ``expanded_dim``, s = ``query_dim``: x (B, n, d)
-    -> (B, n, d). Cost beside the attention's: O(n d (3e + s)).
+    -> (B, n, d). Cost beside the attention's: O(n d (3e + s)). In training on large inputs it keeps x and x's projection
+    for the backward pass, which computes the rest once more.
 
     Args:
         dim: width d.
@@ -250,35 +255,54 @@ class GatedAttentionUnit(RemembersOptions):
         check_padding_mask("padding_mask", padding_mask, x.unsqueeze(1))
         if segment_ids is not None and self.context is not None:
             raise ValueError("segment_ids is given; allowed where several processes hold one sequence: None")
-        with forming_again(x) as form_again:
-            normed = self.norm(x)
-            form_again([normed], lambda x, *_: [self.norm(x)], x, *self.norm.parameters())
-            hidden = self.in_proj(normed)
-            *gate, v, z = silu_parts(hidden, self.widths)
-            rotation = self._rotation(z, padding_mask, state, segment_ids)
-            heads, v = self._queries_and_keys(z, rotation), self._split_heads(v)
-
-            # Without the types of what it gives: torch.compile of torch 2.6 takes no function inside another with them.
-            def form_inputs(hidden: Tensor, *_: Tensor):
-                z = self._silu_part(hidden, -1)
-                return [z, *self._queries_and_keys(z, rotation), self._split_heads(self._silu_part(hidden, -2))]
-
-            form_again([z, *heads, v], form_inputs, hidden, self.gamma, self.beta)
-            if self.attention_dropout.p > 0.0:
-                v = v * self.attention_dropout(torch.ones_like(v[..., :1]))
-            op = self._quadratic if self.chunk_size is None else self._mixed_chunk
-            gates = self._gates(normed, padding_mask)
-            if self.context is not None and not return_state:
-                out = self._attend_part(heads, v, padding_mask, gates)
-            else:
-                further = {"initial_state": state, "return_state": return_state, "segment_ids": segment_ids}
-                out = op(heads, v, padding_mask, **gates, **further)
-            out, state = out if return_state else (out, None)
-            out = out.transpose(1, 2).flatten(2)  # (B, H, n, e/H) -> (B, n, e)
-            if self.gate:
-                out = self._gated(gate[0], out, hidden, form_again)
-            x = x + self.dropout(self.out_proj(self.activation_dropout(out)))
+        hidden, gates = self._recomputed(self._project, x, padding_mask)
+        out, state = self._recomputed(self._branch, hidden, gates, padding_mask, state, return_state, segment_ids)
+        x = x + out
         return (x if self.ffn is None else self.ffn(x)), state
+
+    def _recomputed(self, function: Callable[..., Any], x: Tensor, *args: Any) -> Any:
+        """``function(x, *args)``; where x is large the graph keeps the arguments, and the backward pass calls it again.
+
+        Not where operations are traced or transformed, nor where processes share a sequence: they exchange tensors in
+        it, and do so once.
+        """
+        eager = torch.is_grad_enabled() and runs_eagerly(x)
+        if x.numel() < RECOMPUTED_FROM or self.context is not None or not eager:
+            return function(x, *args)
+        random = any(layer.p > 0.0 for layer in (self.dropout, self.attention_dropout, self.activation_dropout))
+        return checkpoint(function, x, *args, use_reentrant=False, preserve_rng_state=random)
+
+    def _project(self, x: Tensor, padding_mask: Tensor | None) -> tuple[Tensor, dict[str, Tensor]]:
+        """norm(x) W (B, n, Σ widths), before silu, and the gates of the tokens."""
+        normed = self.norm(x)
+        return self.in_proj(normed), self._gates(normed, padding_mask)
+
+    def _branch(
+        self,
+        hidden: Tensor,
+        gates: dict[str, Tensor],
+        padding_mask: Tensor | None,
+        state: State | None,
+        return_state: bool,
+        segment_ids: Tensor | None,
+    ) -> tuple[Tensor, State | None]:
+        """What is added to the tokens (B, n, d), from ``_project``'s result, and the state after them."""
+        *gate, v, z = silu_parts(hidden, self.widths)
+        heads = self._queries_and_keys(z, self._rotation(z, padding_mask, state, segment_ids))
+        v = self._split_heads(v)
+        if self.attention_dropout.p > 0.0:
+            v = v * self.attention_dropout(torch.ones_like(v[..., :1]))
+        if self.context is not None and not return_state:
+            out = self._attend_part(heads, v, padding_mask, gates)
+        else:
+            op = self._quadratic if self.chunk_size is None else self._mixed_chunk
+            further = {"initial_state": state, "return_state": return_state, "segment_ids": segment_ids}
+            out = op(heads, v, padding_mask, **gates, **further)
+        out, state = out if return_state else (out, None)
+        out = out.transpose(1, 2).flatten(2)  # (B, H, n, e/H) -> (B, n, e)
+        if self.gate:
+            out = gate[0] * out
+        return self.dropout(self.out_proj(self.activation_dropout(out))), state
 
     def _gates(self, normed: Tensor, padding_mask: Tensor | None) -> dict[str, Tensor]:
         """``log_decay`` of mixed chunk attention from the normed tokens (B, n, d), where its sum forgets."""
@@ -310,20 +334,6 @@ class GatedAttentionUnit(RemembersOptions):
             )
 
         return self.context.carry(self, after, (*heads, v, *gates.values()), padding_mask)
-
-    def _gated(self, u: Tensor, out: Tensor, hidden: Tensor, form_again: FormAgain) -> Tensor:
-        """u ⊙ out, all (B, n, e); keeps ``hidden`` and ``out``."""
-
-        def form(hidden: Tensor, out: Tensor):  # without types, as above
-            u = self._silu_part(hidden, 0)
-            return u, u * out
-
-        product = u * out
-        form_again([u, product], form, hidden, out)
-        return product
-
-    def _silu_part(self, hidden: Tensor, i: int) -> Tensor:
-        return F.silu(hidden.split(self.widths, dim=-1)[i])
 
     def _split_heads(self, v: Tensor) -> Tensor:
         return v.unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (B, n, e) -> (B, H, n, e/H)

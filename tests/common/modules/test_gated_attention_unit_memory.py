@@ -1,11 +1,13 @@
-"""A gated attention unit forms tensors again in its backward pass, and nothing but memory changes."""
+"""A gated attention unit computes again in its backward pass what it did not keep, and nothing but memory changes."""
+
+import sys
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from common.modules import gated_attention_unit
 from common.modules.gated_attention_unit import GatedAttentionUnit
-from common.ops.shared import formed_again
 from tests.common.inputs import padding
 from tests.compare import assert_close
 
@@ -13,22 +15,16 @@ QUAD = {"chunk_size": None, "max_positions": 24}
 FLASH = {"chunk_size": 5, "causal": True}
 OPTIONS = {
     "flash": FLASH,
-    "flash, not causal": {"chunk_size": 5},
     "quad": QUAD,
-    "heads": {**FLASH, "heads": 2},
-    "laplace": {**FLASH, "kernel": "laplace", "bias": "rotary"},
-    "one term": {**FLASH, "linear": False},
-    "no gate": {**FLASH, "gate": False},
-    "no positions": {**FLASH, "rotary": False, "bias": "none"},
+    "no gate, one term": {**FLASH, "gate": False, "linear": False},
     "forget": {**FLASH, "forget": "head"},
-    "scalenorm": {**FLASH, "norm": "scalenorm"},
     "dropout": {**FLASH, "dropout": 0.3, "attention_dropout": 0.3, "activation_dropout": 0.3},
 }
 
 
 @pytest.fixture(autouse=True)
 def small_tensors_too(monkeypatch):
-    monkeypatch.setattr(formed_again, "LEAST_NUMBERS", 0)
+    monkeypatch.setattr(gated_attention_unit, "RECOMPUTED_FROM", 0)
 
 
 def unit(dtype=torch.float64, **options) -> GatedAttentionUnit:
@@ -43,39 +39,37 @@ def tokens(n=13, dtype=torch.float64) -> Tensor:
     return torch.randn(2, n, 6, generator=torch.Generator().manual_seed(1)).to(dtype).requires_grad_()
 
 
-def step(module, x, mask, keep: bool) -> tuple[list[Tensor], list[Tensor]]:
-    """Output and gradients, and what the graph keeps if ``keep``: then all that autograd wants is kept."""
+def step(module, x, mask) -> tuple[list[Tensor], int]:
+    """Output and gradients, and how many tensors the graph keeps outside of what is computed again."""
     kept = []
-    hooks = torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x)
     torch.manual_seed(0)
-    if keep:
-        with hooks:
-            out = module(x, mask)
-    else:
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
         out = module(x, mask)
-    return [out, *torch.autograd.grad(out.float().square().sum(), [x, *module.parameters()])], kept
+    return [out, *torch.autograd.grad(out.float().square().sum(), [x, *module.parameters()])], len(kept)
+
+
+def assert_equal_to_keeping_all(module, x, mask, monkeypatch) -> None:
+    recomputed, few = step(module, x, mask)
+    monkeypatch.setattr(gated_attention_unit, "RECOMPUTED_FROM", sys.maxsize)
+    kept, many = step(module, x, mask)
+    assert all(torch.equal(one, other) for one, other in zip(recomputed, kept, strict=True))
+    assert few < 5 < 20 < many
 
 
 @pytest.mark.parametrize(
     "dtype, side", [(torch.float64, "none"), (torch.float32, "left"), (torch.bfloat16, "holes")], ids=str
 )
 @pytest.mark.parametrize("options", OPTIONS)
-def test_output_and_gradients_are_the_same_bit_for_bit(options, dtype, side):
-    module, x, mask = unit(dtype, **OPTIONS[options]), tokens(dtype=dtype), padding(side, 2, 13)
-    (formed, _), (kept, tensors) = step(module, x, mask, False), step(module, x, mask, True)
-    assert len(tensors) > 10
-    assert all(torch.equal(one, other) for one, other in zip(formed, kept, strict=True))
+def test_output_and_gradients_are_the_same_bit_for_bit(options, dtype, side, monkeypatch):
+    assert_equal_to_keeping_all(unit(dtype, **OPTIONS[options]), tokens(dtype=dtype), padding(side, 2, 13), monkeypatch)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_under_autocast_too(dtype):
-    module, x = unit(torch.float32, **FLASH), tokens(dtype=torch.float32)
-    with torch.autocast("cpu", dtype=dtype):
-        (formed, _), (kept, _) = step(module, x, None, False), step(module, x, None, True)
-    assert all(torch.equal(one, other) for one, other in zip(formed, kept, strict=True))
+def test_under_autocast_too(monkeypatch):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert_equal_to_keeping_all(unit(torch.float32, **FLASH), tokens(dtype=torch.float32), None, monkeypatch)
 
 
-@pytest.mark.parametrize("options", ["flash", "quad", "heads"])
+@pytest.mark.parametrize("options", ["flash", "quad"])
 def test_gradients_of_second_order(options):
     module = unit(**OPTIONS[options])
     assert torch.autograd.gradgradcheck(module, tokens(7), atol=1e-4)

@@ -14,7 +14,6 @@ from recipes.bench.models import fairseq_models
 from tests.fairseq_plugin.helpers.language_models import build_model
 from tests.fairseq_plugin.helpers.text import tokens
 from tests.processes import CHECKOUT
-from tests.torch_versions import needs_forming_again
 
 # Peak memory of one training step at each of the lengths given, the longest last, in bytes above what the process held
 # before it. VmHWM, because ru_maxrss begins with that of the process that started this one.
@@ -127,7 +126,7 @@ def _peak(arch: str, width: int, length: int) -> int:
 @pytest.mark.parametrize(
     ("arch", "peer", "bound"),
     [
-        pytest.param("flash_lm", "transformer_pp_lm", 1.0, marks=needs_forming_again),
+        ("flash_lm", "transformer_pp_lm", 1.0),
         ("flowformer_lm", "softmax_lm", 1.02),
     ],
 )
