@@ -1,8 +1,6 @@
-"""The gated attention unit: the formula of the block, its options, its parameters, its state."""
+"""The gated attention unit keeps the contract of attentions, and what is special: its options and its parameters."""
 
-import copy
 import math
-import pickle
 
 import pytest
 import torch
@@ -13,14 +11,12 @@ from common.modules.forget_gate import FORGETS
 from common.modules.gated_attention_unit import GatedAttentionUnit
 from common.modules.norms import ScaleNorm
 from common.modules.relative_bias import RotaryBias, ToeplitzBias
-from common.modules.rotary import rotate
-from common.ops import gau_attention, mixed_chunk_attention
 from common.ops.mixed_chunk.reference import mixed_chunk_attention_reference
 from common.ops.shared.reference_tools import rotated
-from common.ops.shared.score_kernels import SCORE_KERNELS
 from tests.common.inputs import padding
 from tests.common.refusals import refused
 from tests.compare import assert_close, gradients
+from tests.processes import CHECKOUT, run_program
 
 FORMS = {"quad": {"chunk_size": None, "max_positions": 24}, "flash": {"chunk_size": 5}}
 forms = pytest.mark.parametrize("form", FORMS)
@@ -57,65 +53,11 @@ def assert_same(out, expected, module, x) -> None:
         assert_close(f"gradient of {name}", actual, wanted)
 
 
-@causality
-def test_flash_quad_is_the_formula_of_the_paper(causal):
-    """Section 3 with every matrix written out; 24 is the training length, which divides the scores when causal."""
-    module, x = unit("quad", causal=causal), tokens(13)
-    weights, biases = module.in_proj.weight.split([8, 8, 4]), module.in_proj.bias.split([8, 8, 4])
-    normal = F.layer_norm(x, (6,), module.norm.weight, module.norm.bias)
-    u, v, z = (F.silu(normal @ w.T + b) for w, b in zip(weights, biases))
-    q, k = (rotated((z * module.gamma[i, 0] + module.beta[i, 0])[:, None], None)[:, 0] for i in range(2))
-    distance = torch.arange(13)[:, None] - torch.arange(13)
-    bias = module.bias.weight[0, distance + 23]
-    attention = F.relu(q @ k.transpose(1, 2) / (24 if causal else 13) + bias).square()
-    attention = attention.tril() if causal else attention
-    expected = (u * (attention @ v)) @ module.out_proj.weight.T + module.out_proj.bias + x
-    assert_same(module(x), expected, module, x)
-
-
-@forms
-@causality
-def test_the_default_dtype_of_torch_changes_no_bit(causal, form):
-    module, x, mask = unit(form, torch.float32, causal=causal), tokens(13, dtype=torch.float32), padding("left", 2, 13)
-    expected = module(x), module(x, mask)
-    try:
-        torch.set_default_dtype(torch.float64)
-        found = module(x), module(x, mask)
-    finally:
-        torch.set_default_dtype(torch.float32)
-    assert all(torch.equal(out, wanted) for out, wanted in zip(found, expected))
-
-
-CHANGES = [
-    {},
-    {"linear": False},
-    {"local": False},
-    {"kernel": "laplace"},
-    {"kernel": "softmax"},
-    {"first_softmax": True},
-    {"first_to_all": True},
-]
-
-
-@pytest.mark.parametrize("change", CHANGES, ids=lambda change: ", ".join(change) or "plain")
-@pytest.mark.parametrize("heads", [1, 2])
-def test_flash_is_mixed_chunk_attention_between_the_projections(heads, change):
-    for causal in (False,) if "first" in "".join(change) else (False, True):
-        module, x = unit(causal=causal, heads=heads, bias="rotary", norm="scalenorm", **change), tokens(13)
-        normal = x * module.norm.weight / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt()
-        u, v, z = F.silu(F.linear(normal, module.in_proj.weight, module.in_proj.bias)).split([8, 8, 4], -1)
-        outputs = []
-        for h, values in enumerate(v.split(8 // heads, -1)):
-            copies = [z * gamma[h] + beta[h] for gamma, beta in zip(module.gamma, module.beta)]
-            copies = [rotated(copy[:, None], None)[:, 0] for copy in copies]
-            nothing = [torch.full_like(z, math.nan)] * (4 - len(copies))  # of a term that is left out nothing matters
-            copies = copies + nothing if module.local else nothing + copies
-            options = {"chunk_size": 5, "causal": causal, **change}
-            if module.local:
-                options["bias"] = rotate(module.bias.a[h].expand(9, -1), torch.arange(-4, 5)) @ module.bias.b[h]
-            outputs.append(mixed_chunk_attention(*copies, values, **options))
-        expected = F.linear(u * torch.cat(outputs, -1), module.out_proj.weight, module.out_proj.bias) + x
-        assert_same(module(x), expected, module, x)
+def test_the_contract():
+    """As of an attention, but for promises that a module of whole tokens makes in its own words, below."""
+    own = "what_stands_in_padding or long_sums or test_tensors or test_masks or longest_length"
+    arguments = ["-q", "-p", "no:cacheprovider", "tests/common/contract", "-k", f"not ({own})"]
+    run_program(["-m", "pytest", *arguments, "--mechanism", "tests.common.modules.gated_units"], cwd=str(CHECKOUT))
 
 
 @pytest.mark.parametrize("heads", [1, 2])
@@ -140,6 +82,7 @@ def test_the_sum_across_chunks_forgets_by_gates_of_the_normed_tokens(forget, hea
     expected = F.linear(u * out, module.out_proj.weight, module.out_proj.bias) + x
     real = ~mask[..., None]
     assert_same(module(x, mask)[real.expand_as(x)], expected[real.expand_as(x)], module, x)
+    assert_close("in pieces", in_pieces(module, x, [5, 1, 7], mask)[0], module(x, mask))
 
 
 def test_gates_remember_long_at_first_and_are_in_the_state_dict():
@@ -149,18 +92,6 @@ def test_gates_remember_long_at_first_and_are_in_the_state_dict():
     assert_close("kept", 1 / (1 - kept), torch.tensor([32.0, 1024.0]))
     assert "forget_gate.gate_proj.weight" in module.state_dict() and module.linear_cost
     assert not any("forget" in name for name in unit(causal=True).state_dict())
-
-
-def test_one_causal_chunk_is_flash_quad():
-    """With C = n the linear term is empty, and both divide by the same constant."""
-    flash, quad, x = unit(chunk_size=24, causal=True, linear=False), unit("quad", causal=True), tokens(24)
-    quad.load_state_dict(flash.state_dict())
-    assert_close("out", flash(x), quad(x))
-    whole = unit(chunk_size=24, causal=True)
-    with torch.no_grad():
-        for name, parameter in quad.named_parameters():
-            parameter.copy_(whole.get_parameter(name)[: len(parameter)])
-    assert_close("out", whole(x), quad(x))
 
 
 OPTIONS = {
@@ -300,66 +231,6 @@ def test_attention_dropout_drops_whole_sources():
 
 
 @forms
-@pytest.mark.parametrize("side", ["none", "left", "right", "holes", "all"])
-@pytest.mark.parametrize("pieces", [[1] * 22, [22], [7, 1, 1, 13]], ids=str)
-def test_extend_continues_what_forward_does_at_once(pieces, side, form):
-    mask, x = padding(side, 2, 22), tokens(22)
-    changes = [{"heads": 2}, {"kernel": "softmax", "bias": "rotary", "gate": False}]
-    if form == "flash":
-        changes += [{"forget": forget, "heads": 2} for forget in FORGETS]
-    for options in changes:
-        module = unit(form, causal=True, **options)
-        out, state = in_pieces(module, x, pieces, mask)
-        assert_same(out, module(x, mask), module, x)
-        assert all(tensor.shape[0] == 2 for tensor in state.values())
-
-
-@forms
-def test_the_state_is_as_large_as_it_says(form):
-    module, sizes = unit(form, causal=True), []
-    for n in (2, 10, 20):
-        _, state = module.extend(tokens(n))
-        sizes.append(sum(tensor.numel() for tensor in state.values()))
-    assert sizes[0] < sizes[1] and module.linear_cost == (sizes[1] == sizes[2]) == (form == "flash")
-    assert module.state_tokens() == (module.chunk_size if form == "flash" else None)
-
-
-@forms
-def test_a_beam_reorder_is_an_index_select_of_dimension_0(form):
-    order, mask = torch.tensor([1, 1, 0]), padding("left", 2, 7)
-    module, first, second = unit(form, causal=True), tokens(7), tokens(6, batch=3)
-    _, state = module.extend(first, mask)
-    before = {name: tensor.clone() for name, tensor in state.items()}
-    out, _ = module.extend(second, None, {name: tensor.index_select(0, order) for name, tensor in state.items()})
-    whole = torch.cat([first.index_select(0, order), second], dim=1)
-    assert_close("out", out, module(whole, F.pad(mask.index_select(0, order), (0, 6)))[:, 7:])
-    assert all(torch.equal(state[name], tensor) for name, tensor in before.items())
-
-
-@forms
-@pytest.mark.parametrize("kernel", SCORE_KERNELS)
-def test_a_prefix_does_not_depend_on_what_follows(kernel, form):
-    module, x = unit(form, causal=True, kernel=kernel), tokens(22)
-    whole = module(x)
-    for t in (1, 4, 5, 6, 21):
-        changed = torch.cat([x[:, :t], 9 * torch.randn_like(x[:, t:])], dim=1)
-        assert_close(f"the first {t}", module(changed)[:, :t], whole[:, :t], 1e-12)
-        assert_close(f"the first {t}", module(x[:, :t]), whole[:, :t], 1e-12)
-
-
-@forms
-@causality
-@pytest.mark.parametrize("side", ["left", "right", "holes"])
-def test_padding_a_row_does_not_change_it(side, causal, form):
-    module, x, mask = unit(form, causal=causal), tokens(22, batch=3), padding(side, 3, 22)
-    out = module(x, mask)
-    for b in range(3):
-        assert_close(f"row {b}", out[b : b + 1, ~mask[b]], module(x[b : b + 1, ~mask[b]]), 1e-12)
-        # What the docstring promises for padding.
-        assert torch.equal(out[b, mask[b]], x[b, mask[b]] + module.out_proj.bias)
-
-
-@forms
 @causality
 def test_what_stands_in_padding_does_not_reach_real_tokens(causal, form):
     module, clean, mask = unit(form, causal=causal), tokens(22, batch=3), padding("all", 3, 22)
@@ -371,37 +242,14 @@ def test_what_stands_in_padding_does_not_reach_real_tokens(causal, form):
     for poison in (1e9, math.nan, math.inf):
         x = clean.detach().masked_fill(mask[..., None], poison).requires_grad_()
         assert torch.equal(outputs(x), outputs(clean))
+        if poison == 1e9:  # the output that the docstring promises for padding
+            assert_close("padding", module(x, mask)[mask], x[mask] + module.out_proj.bias)
         found, wanted = (gradients(outputs(given), [given])[0].masked_select(real) for given in (x, clean))
         assert torch.equal(found, wanted)
         if poison == 1e9:  # the products of a projection with NaN are NaN in its own gradient, in any Transformer
             leaves = list(module.parameters())
             for actual, expected in zip(gradients(outputs(x), leaves), gradients(outputs(clean), leaves)):
                 assert_close("gradient of a parameter", actual, expected)
-
-
-@forms
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_lower_precision_agrees_with_float64(dtype, form):
-    module, x, mask = unit(form, causal=True, dtype=dtype, scale=0.3), tokens(22, dtype=dtype), padding("left", 2, 22)
-    out = module(x, mask)
-    assert out.dtype == dtype
-    exact = copy.deepcopy(module).double()(x.double(), mask)
-    assert_close("out", out, exact, {torch.float32: None, torch.bfloat16: 0.02, torch.float16: 4e-3}[dtype])
-    pieces, _ = in_pieces(module, x, [5, 1, 1, 15], mask)
-    assert_close("in pieces", pieces, exact, {torch.float32: None, torch.bfloat16: 0.02, torch.float16: 4e-3}[dtype])
-
-
-@forms
-@causality
-def test_it_runs_under_autocast(causal, form):
-    module, x = unit(form, causal=causal, dtype=torch.float32, scale=0.3), tokens(22, dtype=torch.float32)
-    expected = module(x)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        out = module(x)
-        pieces = in_pieces(module, x, [5, 1, 16])[0] if causal else out
-    for actual in (out, pieces):
-        assert_close("out", actual.float(), expected, 0.02)
-    assert torch.isfinite(torch.cat([gradient.flatten() for gradient in gradients(out, [*module.parameters()])])).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -411,31 +259,6 @@ def test_long_inputs_stay_finite_in_half_precision(dtype):
         out = module(torch.randn(1, 8192, 16).to(dtype))
         assert out.dtype == dtype and torch.isfinite(out).all()
         assert all(torch.isfinite(gradient).all() for gradient in gradients(out, list(module.parameters())))
-
-
-@forms
-def test_modules_copy_pickle_load_and_print_their_options(form, tmp_path):
-    module, x = unit(form, causal=True, heads=2), tokens(13)
-    expected = module(x)
-    torch.save(module.state_dict(), tmp_path / "state")
-    again = GatedAttentionUnit(6, expanded_dim=8, query_dim=4, causal=True, heads=2, **FORMS[form]).double()
-    again.load_state_dict(torch.load(tmp_path / "state", weights_only=True))
-    for other in (again, copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
-        assert torch.equal(other(x), expected) and repr(other) == repr(module)
-    assert f"heads=2, causal=True, chunk_size={FORMS[form]['chunk_size']}" in repr(module)
-
-
-@forms
-@causality
-def test_compiled_without_graph_breaks(causal, form):
-    torch._dynamo.reset()
-    module, x, mask = unit(form, torch.float32, causal=causal), tokens(13, dtype=torch.float32), padding("left", 2, 13)
-    out = torch.compile(module, backend="aot_eager", fullgraph=True)(x, mask)
-    expected = module(x, mask)
-    assert_close("out", out, expected)
-    leaves = [x, *module.parameters()]
-    for actual, wanted in zip(gradients(out, leaves), gradients(expected, leaves)):
-        assert_close("gradient", actual, wanted)
 
 
 def test_flash_quad_of_several_blocks_compiles():
@@ -552,28 +375,6 @@ def test_padding_does_not_count_in_the_reach_of_a_toeplitz_bias(side, causal):
     with refused("the input", f"{longest} tokens", f"by its relative bias: {longest - 1}"):
         unit("quad", causal=causal, max_positions=longest - 1)(x, mask)
     assert (module(x, torch.ones_like(mask)) == x + module.out_proj.bias).all()
-
-
-def test_softmax_scores_are_divided_by_the_root_of_the_query_width():
-    """For the kernel softmax max_positions is no divisor, in either form."""
-    module, x = unit("quad", causal=True, kernel="softmax", bias="none", rotary=False), tokens(13)
-    u, v, z = F.silu(module.in_proj(module.norm(x))).split([8, 8, 4], -1)
-    q, k = (z * module.gamma[i, 0] + module.beta[i, 0] for i in range(2))
-    out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-    assert_close("out", module(x), module.out_proj(u * out) + x)
-    assert_close("out", gau_attention(q, k, v, causal=True, kernel="softmax"), out)
-
-
-def test_the_reach_of_a_toeplitz_bias_counts_real_tokens():
-    """More columns than the bias reaches are padding, or an error that names both numbers; step by step too."""
-    module, x, mask = unit("quad", causal=True, max_positions=8), tokens(13), torch.zeros(2, 13, dtype=torch.bool)
-    mask[:, :5] = True
-    mask[0, 12] = True
-    out = module(x, mask)
-    assert_close("out", out[1:, 5:], module(x[1:, 5:]))
-    assert_close("steps", in_pieces(module, x, [1] * 13, mask)[0][~mask], out[~mask])
-    with pytest.raises(ValueError, match="13 tokens; allowed.* 8"):
-        module(x)
 
 
 @forms

@@ -13,7 +13,7 @@ from common.ops import gau_attention, mixed_chunk_attention
 from common.ops.mixed_chunk.reference import mixed_chunk_attention_reference
 from common.ops.shared.score_kernels import SCORE_KERNELS
 from tests.common.inputs import BIASES, bias_like, doubled, mixed_chunk_inputs, padding
-from tests.common.properties import assert_padding_never_leaks, assert_prefixes_stand_alone, assert_rows_stand_alone
+from tests.common.properties import assert_padding_never_leaks
 from tests.compare import assert_close, gradients
 
 NAMES = ("q_quad", "k_quad", "q_lin", "k_lin", "v", "bias")
@@ -177,26 +177,8 @@ def test_the_first_token_attends_to_its_chunk_as_torchs_softmax_does():
     assert torch.equal(out[:, :, 1:], plain[:, :, 1:])
 
 
-@terms
-@kernels
-def test_a_prefix_does_not_depend_on_what_follows(kernel, term):
-    options = {"chunk_size": 7, "causal": True, "kernel": kernel, "bias": bias_like("vectors", 7), **TERMS[term]}
-    op = partial(mixed_chunk_attention, **options)
-    assert_prefixes_stand_alone(op, mixed_chunk_inputs(30), (1, 6, 7, 8, 15, 29))
-
-
 #: Of units that are fine-tuned; the contract has the rest.
 first = pytest.mark.parametrize("form", [{"first_softmax": True}, {"first_to_all": True}], ids=str)
-
-
-@first
-@kernels
-@pytest.mark.parametrize("side", ["left", "holes"])
-def test_padding_a_row_does_not_change_it(side, kernel, form):
-    """Every row of a padded batch is what it is alone and without padding: chunks and n count real tokens."""
-    options = {"kernel": kernel, "chunk_size": 4, "bias": bias_like("vector", 4), **form}
-    op = partial(mixed_chunk_attention, **options)
-    assert_rows_stand_alone(op, mixed_chunk_inputs(21, batch=3), padding(side, 3, 21))
 
 
 @first
@@ -206,23 +188,6 @@ def test_what_stands_in_padding_never_leaks(kernel, form):
     inputs = mixed_chunk_inputs(19, batch=3, dtype=torch.float32)
     op = partial(mixed_chunk_attention, kernel=kernel, bias=bias, chunk_size=8, **form)
     assert_padding_never_leaks(op, inputs, [bias], mask, math.nan)
-
-
-@causality
-@kernels
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_lower_precision_agrees_with_float64(dtype, kernel, causal):
-    inputs, mask = mixed_chunk_inputs(70, dtype=dtype), padding("left", 2, 70)
-    bias = bias_like("vectors", 16, dtype=dtype)
-    exact, exact_bias = doubled(*inputs), *doubled(bias)
-    options = {"kernel": kernel, "causal": causal, "key_padding_mask": mask, "chunk_size": 16}
-    out = mixed_chunk_attention(*inputs, bias=bias, **options)
-    expected = mixed_chunk_attention(*exact, bias=exact_bias, **options)
-    assert out.dtype == dtype
-    assert_close("out", out, expected)
-    found, wanted = gradients(out, [*inputs, bias]), gradients(expected, [*exact, exact_bias])
-    for name, actual, other in zip(NAMES, found, wanted):
-        assert_close(f"gradient of {name}", actual, other)
 
 
 @causality
