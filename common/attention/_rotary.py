@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..modules.rotary import check_even, document_positions, rotate
-from ..ops.shared.checks import check_both_masks, check_padding_mask, check_query_key_value
+from ..ops.shared.checks import check_both_masks, check_masks, check_padding_mask, check_query_key_value
 from ..ops.shared.reference_tools import rotated
 from ..ops.shared.segments import find_documents
 from ..ops.shared.state import State, state_entry
@@ -67,8 +67,7 @@ class RotaryAttention(InnerAttention):
         """q (B, H, n, d), k (B, H, m, d), v (B, H, m, e) -> (B, H, n, e); see ``InnerAttention``."""
         one_sequence, segment_ids = self.causal or "cross" not in self.supports, inputs.get("segment_ids")
         check_query_key_value(q, k, v, one_sequence)
-        check_padding_mask("key_padding_mask", key_padding_mask, k)
-        check_padding_mask("query_padding_mask", query_padding_mask, q)
+        check_masks(key_padding_mask, k, query_padding_mask, q)
         if not one_sequence:
             check_both_masks(key_padding_mask, query_padding_mask)
         before = None if self.context is None else self.context.before

@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from ..modules.short_conv import ShortConv
-from ..ops.shared.checks import ArgumentError, check_padding_mask, check_positive_int
+from ..ops.shared.checks import ArgumentError, check_masks, check_padding_mask, check_positive_int
 from ..ops.shared.padding import either_mask
 from ..ops.shared.precision import compute_dtype
 from ..ops.shared.reference_tools import either_padding
@@ -97,8 +97,7 @@ class ShortConvAttention(InnerAttention):
     ) -> Tensor:
         """q, k (B, H, n, d), v (B, H, n, e) -> (B, H, n, e); see ``InnerAttention``."""
         self._check(q, k, v)
-        check_padding_mask("key_padding_mask", key_padding_mask, v)
-        check_padding_mask("query_padding_mask", query_padding_mask, v)
+        check_masks(key_padding_mask, v, query_padding_mask, v)
         masks = (either_mask(query_padding_mask, key_padding_mask), key_padding_mask, key_padding_mask)
         segment_ids = inputs.get("segment_ids")
         documents = [None if segment_ids is None else find_documents(segment_ids, mask, None, v) for mask in masks]

@@ -10,7 +10,7 @@ from ..modules.rotary import check_even, rotate, token_positions
 from ..ops.combiner import combiner_attention, row_attention
 from ..ops.combiner.decoding import extend, state_before
 from ..ops.combiner.reference import combiner_attention_reference, row_attention_reference
-from ..ops.shared.checks import check_padding_mask, check_query_key_value, check_tokens
+from ..ops.shared.checks import check_masks, check_query_key_value, check_tokens
 from ..ops.shared.implied_map import implied_map
 from ..ops.shared.packed import attend_by_document
 from ..ops.shared.padding import zero_padded_tokens, zero_padding
@@ -83,8 +83,7 @@ class CombinerAttention(OpAttention):
     ) -> Any:
         """``op`` of tokens that are rotated by position, and of the summaries of their rows."""
         self._check(q, k, v, x)
-        check_padding_mask("key_padding_mask", key_padding_mask, k)
-        check_padding_mask("query_padding_mask", query_padding_mask, q)
+        check_masks(key_padding_mask, k, query_padding_mask, q)
         if segment_ids is not None:
             masks = {"key_padding_mask": key_padding_mask, "query_padding_mask": query_padding_mask}
             tokens = {"q": q, "k": k, "v": v, "x": x}

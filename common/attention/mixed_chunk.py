@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from ..modules.rotary import check_even, cos_and_sin, document_positions, rotate_by
 from ..ops.mixed_chunk import mixed_chunk_attention
 from ..ops.mixed_chunk.reference import mixed_chunk_attention_reference
-from ..ops.shared.checks import check_padding_mask, check_query_key_value
+from ..ops.shared.checks import check_masks, check_query_key_value
 from ..ops.shared.padding import zero_padding
 from ..ops.shared.reference_tools import cleared, rotated
 from ..ops.shared.score_kernels import SCORE_KERNELS
@@ -82,8 +82,7 @@ class MixedChunkAttention(OpAttention):
     ) -> Any:
         """``op`` of the queries and keys of both terms, which are rotated by position."""
         self._check_heads(q, k, v)
-        check_padding_mask("key_padding_mask", key_padding_mask, k)
-        check_padding_mask("query_padding_mask", query_padding_mask, q)
+        check_masks(key_padding_mask, k, query_padding_mask, q)
         # What stands in padding must not reach the gradients of the scales.
         q, k = zero_padding(zero_padding(q, query_padding_mask), key_padding_mask), zero_padding(k, key_padding_mask)
         before = None if initial_state is None else state_entry(initial_state, "count", 1, q)

@@ -43,8 +43,8 @@ class GatedAttentionUnit(RemembersOptions):
 
     With ``chunk_size`` None attention is quadratic, ``gau_attention`` (FLASH-Quad); with C tokens it is mixed chunk
     attention (FLASH), linear in n. B batch, n tokens, d = ``dim``, e = ``expanded_dim``, s = ``query_dim``: x (B, n, d)
-    -> (B, n, d). Cost beside the attention's: O(n d (3e + s)). In training on large inputs it keeps x and x's projection
-    for the backward pass, which computes the rest once more.
+    -> (B, n, d). Cost beside the attention's: O(n d (3e + s)). In training on large inputs it keeps x and its first
+    projection for the backward pass, which computes the rest once more.
 
     Args:
         dim: width d.

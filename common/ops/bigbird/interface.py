@@ -7,7 +7,7 @@ Longer Sequences*, NeurIPS 2020, section 2 and appendix D, without tokens that a
 import torch
 from torch import Tensor
 
-from ..shared.checks import check_padding_mask, check_positive_int, check_query_key_value
+from ..shared.checks import check_masks, check_positive_int, check_query_key_value
 from ..shared.packed import takes_segments
 from ..shared.padding import take
 from ..shared.precision import autocast_off
@@ -60,8 +60,7 @@ def bigbird_attention(
     if not isinstance(numbers, Tensor) or numbers.dim() != 2 or len(numbers) == 0 or numbers.dtype != torch.int64:
         given = f"{tuple(numbers.shape)}, {numbers.dtype}" if isinstance(numbers, Tensor) else type(numbers).__name__
         raise ValueError(f"numbers is {given}; allowed: a tensor (rows, random chunks), torch.int64")
-    check_padding_mask("key_padding_mask", key_padding_mask, k)
-    check_padding_mask("query_padding_mask", query_padding_mask, q)
+    check_masks(key_padding_mask, k, query_padding_mask, q)
     with autocast_off(q):
         return _attended(q, k, v, numbers, key_padding_mask, query_padding_mask, chunk_size)
 

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from ..shared.checks import (
     check_both_masks,
     check_choice,
-    check_padding_mask,
+    check_masks,
     check_positive_int,
     check_query_key_value,
 )
@@ -76,8 +76,7 @@ def cosformer_attention(
     check_choice("phi", phi, MAPS)
     check_positive_int("chunk_size", chunk_size)
     check_query_key_value(q, k, v, causal)
-    check_padding_mask("key_padding_mask", key_padding_mask, k)
-    check_padding_mask("query_padding_mask", query_padding_mask, q)
+    check_masks(key_padding_mask, k, query_padding_mask, q)
     check_continuation(causal, initial_state, return_state)
     check_log_decay(log_decay, causal, q, q.shape[3])
     if not causal:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..shared.checks import check_padding_mask, check_positive_int, check_query_key_value
+from ..shared.checks import check_masks, check_positive_int, check_query_key_value
 from ..shared.chunks import CHUNK_SIZE
 from ..shared.feature_sums import causal_sums, full_sums, read_source, state_shapes, sums_of_source
 from ..shared.forgetting import check_log_decay, decay_of_real_tokens
@@ -60,8 +60,7 @@ def favor_attention(
     check_positive_int("chunk_size", chunk_size)
     check_query_key_value(q, k, v, causal)
     _check_directions("q", q, directions)
-    check_padding_mask("key_padding_mask", key_padding_mask, k)
-    check_padding_mask("query_padding_mask", query_padding_mask, q)
+    check_masks(key_padding_mask, k, query_padding_mask, q)
     check_continuation(causal, initial_state, return_state)
     check_log_decay(log_decay, causal, q, len(directions))
     dtype, by_feature = compute_dtype(q), log_decay is not None and log_decay.dim() == 4

@@ -7,7 +7,7 @@ Algorithm 1 (not causal) and Algorithm 2 (causal).
 import torch
 from torch import Tensor
 
-from ..shared.checks import check_both_masks, check_padding_mask, check_positive_int, check_query_key_value
+from ..shared.checks import check_both_masks, check_masks, check_positive_int, check_query_key_value
 from ..shared.chunks import CHUNK_SIZE, chunk_length
 from ..shared.forgetting import check_log_decay
 from ..shared.packed import takes_segments
@@ -242,7 +242,6 @@ def _check_tensors(
     query_padding_mask: Tensor | None,
 ) -> None:
     check_query_key_value(q, k, v, causal)
-    check_padding_mask("key_padding_mask", key_padding_mask, k)
-    check_padding_mask("query_padding_mask", query_padding_mask, q)
+    check_masks(key_padding_mask, k, query_padding_mask, q)
     if not causal:
         check_both_masks(key_padding_mask, query_padding_mask)

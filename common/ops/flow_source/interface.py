@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..flow.full import flow_weight, full_context, full_flow, sink_flows
 from ..flow.options import DEFAULTS, FlowOptions, flow_options
-from ..shared.checks import check_choice, check_padding_mask, check_query_key_value
+from ..shared.checks import check_choice, check_masks, check_query_key_value
 from ..shared.feature_maps import real_features
 from ..shared.padding import zero_padding
 from ..shared.precision import autocast_off, compute_dtype
@@ -57,8 +57,7 @@ def flow_source_attention(
     """
     options = flow_source_options(form, clamp, phi, competition, allocation)
     check_query_key_value(q, k, v, one_length=False)
-    check_padding_mask("key_padding_mask", key_padding_mask, k)
-    check_padding_mask("query_padding_mask", query_padding_mask, q)
+    check_masks(key_padding_mask, k, query_padding_mask, q)
     state = source_state(k, v, key_padding_mask, source_q, options)
     return attend_source(q, state, query_padding_mask, options)
 

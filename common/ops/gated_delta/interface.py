@@ -10,7 +10,7 @@ from collections.abc import Callable
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..shared.checks import check_choice, check_padding_mask, check_positive_int, check_query_key_value
+from ..shared.checks import check_choice, check_masks, check_positive_int, check_query_key_value
 from ..shared.packed import takes_segments
 from ..shared.padding import zero_padding
 from ..shared.precision import autocast_off, compute_dtype
@@ -73,8 +73,7 @@ def gated_delta_attention(
     if not causal:
         raise ValueError(f"causal is {causal}; allowed for the delta rule: True")
     check_query_key_value(q, k, v, one_length=True)
-    check_padding_mask("key_padding_mask", key_padding_mask, k)
-    check_padding_mask("query_padding_mask", query_padding_mask, q)
+    check_masks(key_padding_mask, k, query_padding_mask, q)
     _check_of_tokens("beta", beta, q)
     if log_decay is not None:
         _check_of_tokens("log_decay", log_decay, q)

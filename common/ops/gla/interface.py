@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..shared.channel_decay import channel_decayed_sums
-from ..shared.checks import check_padding_mask, check_positive_int, check_query_key_value, check_tokens
+from ..shared.checks import check_masks, check_positive_int, check_query_key_value, check_tokens
 from ..shared.chunks import CHUNK_SIZE
 from ..shared.packed import takes_segments
 from ..shared.padding import zero_padded_tokens, zero_padding
@@ -55,8 +55,7 @@ def gla_attention(
     if not causal:
         raise ValueError("causal is False; allowed for gated linear attention: True")
     check_query_key_value(q, k, v, one_length=True)
-    check_padding_mask("key_padding_mask", key_padding_mask, k)
-    check_padding_mask("query_padding_mask", query_padding_mask, q)
+    check_masks(key_padding_mask, k, query_padding_mask, q)
     _check_gate(q, gate_down, gate_up, gate_bias)
     check_tokens(x, q, gate_down.shape[1])
     dtype = compute_dtype(q)

@@ -6,7 +6,7 @@ Zhang, Bhatia, Kumbong, Ré, *The Hedgehog & the Porcupine: Expressive Linear At
 
 from torch import Tensor
 
-from ..shared.checks import check_padding_mask, check_positive_int, check_query_key_value
+from ..shared.checks import check_masks, check_positive_int, check_query_key_value
 from ..shared.chunks import CHUNK_SIZE
 from ..shared.feature_sums import causal_sums, full_sums, read_source, state_shapes, sums_of_source
 from ..shared.learned_features import check_map, learned_features, number_of_features
@@ -54,8 +54,7 @@ def hedgehog_attention(
     """
     check_positive_int("chunk_size", chunk_size)
     check_query_key_value(q, k, v, causal)
-    check_padding_mask("key_padding_mask", key_padding_mask, k)
-    check_padding_mask("query_padding_mask", query_padding_mask, q)
+    check_masks(key_padding_mask, k, query_padding_mask, q)
     check_continuation(causal, initial_state, return_state)
     check_maps(q, k, query_weight, query_bias, key_weight, key_bias)
     dtype = compute_dtype(q)

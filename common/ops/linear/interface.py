@@ -8,7 +8,7 @@ from torch import Tensor
 from ..shared.checks import (
     ArgumentError,
     check_choice,
-    check_padding_mask,
+    check_masks,
     check_positive_int,
     check_query_key_value,
 )
@@ -67,8 +67,7 @@ def linear_attention(
     check_choice("cumulative_sum", cumulative_sum, CUMULATIVE_SUMS)
     check_positive_int("chunk_size", chunk_size)
     check_query_key_value(q, k, v, causal)
-    check_padding_mask("key_padding_mask", key_padding_mask, k)
-    check_padding_mask("query_padding_mask", query_padding_mask, q)
+    check_masks(key_padding_mask, k, query_padding_mask, q)
     check_continuation(causal, initial_state, return_state)
     check_log_decay(log_decay, causal, q, q.shape[3])
     if log_decay is not None and cumulative_sum == "scan":

@@ -5,7 +5,7 @@ Wang, Li, Khabsa, Fang, Ma, *Linformer: Self-Attention with Linear Complexity*, 
 
 from torch import Tensor
 
-from ..shared.checks import check_padding_mask, check_query_key_value
+from ..shared.checks import check_masks, check_query_key_value
 from ..shared.packed import takes_segments
 from ..shared.padding import real_first, take, zero_padding
 from ..shared.precision import autocast_off, compute_dtype
@@ -38,8 +38,7 @@ def linformer_attention(
         ValueError: a shape or mask that does not fit, or more than M real keys.
     """
     check_query_key_value(q, k, v, one_length=False)
-    check_padding_mask("key_padding_mask", key_padding_mask, k)
-    check_padding_mask("query_padding_mask", query_padding_mask, q)
+    check_masks(key_padding_mask, k, query_padding_mask, q)
     if key_rows.dim() != 2 or key_rows.shape != value_rows.shape:
         raise ValueError(
             f"key_rows is {tuple(key_rows.shape)} and value_rows {tuple(value_rows.shape)}; allowed: both (M, p)"

@@ -7,7 +7,7 @@ ICLR 2025, equation 7, with a sliding window.
 from torch import Tensor
 
 from ..hedgehog.interface import check_maps
-from ..shared.checks import check_choice, check_padding_mask, check_positive_int, check_query_key_value
+from ..shared.checks import check_choice, check_masks, check_positive_int, check_query_key_value
 from ..shared.chunks import CHUNK_SIZE
 from ..shared.held_tokens import held_length
 from ..shared.learned_features import LEARNED_MAPS
@@ -77,8 +77,7 @@ def lolcats_attention(
     if part != "both" and (initial_state is not None or return_state):
         raise ValueError(f"part is {part!r}; allowed with initial_state or return_state: 'both'")
     check_query_key_value(q, k, v, one_length=True)
-    check_padding_mask("key_padding_mask", key_padding_mask, k)
-    check_padding_mask("query_padding_mask", query_padding_mask, q)
+    check_masks(key_padding_mask, k, query_padding_mask, q)
     check_continuation(causal, initial_state, return_state)
     check_maps(q, k, query_weight, query_bias, key_weight, key_bias)
     if not isinstance(window_gate, Tensor) or window_gate.shape != q.shape[1:2] or window_gate.device != q.device:

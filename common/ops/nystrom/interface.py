@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..shared.checks import ArgumentError, check_padding_mask, check_positive_int, check_query_key_value
+from ..shared.checks import ArgumentError, check_masks, check_positive_int, check_query_key_value
 from ..shared.packed import takes_segments
 from ..shared.padding import either_mask, put_back, real_first, real_positions, take, zero_padding
 from ..shared.precision import autocast_off, compute_dtype
@@ -54,8 +54,7 @@ def nystrom_attention(
     if iterations > MOST_ITERATIONS:
         raise ArgumentError(f"`iterations` is {iterations}; allowed: at most {MOST_ITERATIONS}")
     check_query_key_value(q, k, v, one_length=True)
-    check_padding_mask("key_padding_mask", key_padding_mask, k)
-    check_padding_mask("query_padding_mask", query_padding_mask, q)
+    check_masks(key_padding_mask, k, query_padding_mask, q)
     _check_weight(conv_weight, v)
     with autocast_off(q):
         return _attended(q, k, v, conv_weight, key_padding_mask, query_padding_mask, landmarks, iterations)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from ..shared.checks import check_choice, check_padding_mask, check_query_key_value
+from ..shared.checks import check_choice, check_masks, check_query_key_value
 from ..shared.heads import with_heads
 from ..shared.kv_cache import extend_kv_cache
 from ..shared.packed import takes_segments
@@ -80,8 +80,7 @@ def gau_attention(
     without_heads = q.dim() == 3
     q, k, v = with_heads(("q", "k", "v"), (q, k, v), without_heads)
     check_query_key_value(q, k, v, one_length=True)
-    check_padding_mask("key_padding_mask", key_padding_mask, k)
-    check_padding_mask("query_padding_mask", query_padding_mask, q)
+    check_masks(key_padding_mask, k, query_padding_mask, q)
     q = zero_padding(q, query_padding_mask)  # what stands in padding must not reach any gradient
     check_continuation(causal, initial_state, return_state)
     remember = initial_state is not None or return_state

@@ -6,7 +6,7 @@ Kitaev, Kaiser, Levskaya, *Reformer: The Efficient Transformer*, ICLR 2020, sect
 import torch
 from torch import Tensor
 
-from ..shared.checks import check_padding_mask, check_positive_int, check_query_key_value
+from ..shared.checks import check_masks, check_positive_int, check_query_key_value
 from ..shared.held_tokens import held_length
 from ..shared.packed import takes_segments
 from ..shared.padding import zero_padding
@@ -58,8 +58,7 @@ def reformer_attention(
         raise ValueError(
             f"q has {q.shape[3]} channels and rotations {given}; allowed: (rounds, channels of q, directions)"
         )
-    check_padding_mask("key_padding_mask", key_padding_mask, q)
-    check_padding_mask("query_padding_mask", query_padding_mask, q)
+    check_masks(key_padding_mask, q, query_padding_mask, q)
     check_continuation(causal, initial_state, return_state)
     held = held_length(initial_state, "k", decoding.most_held(rotations, chunk_size))
     shapes = decoding.state_shapes(q, v, rotations, held)

@@ -7,7 +7,7 @@ Sun, Dong, Huang, Ma, Xia, Xue, Wang, Wei, *Retentive Network: A Successor to Tr
 import torch
 from torch import Tensor
 
-from ..shared.checks import check_choice, check_padding_mask, check_positive_int, check_query_key_value
+from ..shared.checks import check_choice, check_masks, check_positive_int, check_query_key_value
 from ..shared.chunks import CHUNK_SIZE
 from ..shared.feature_sums import causal_sums, state_shapes
 from ..shared.packed import takes_segments
@@ -58,8 +58,7 @@ def retention_attention(
     if not causal:
         raise ValueError("causal is False; allowed for retention: True")
     check_query_key_value(q, k, v, one_length=True)
-    check_padding_mask("key_padding_mask", key_padding_mask, k)
-    check_padding_mask("query_padding_mask", query_padding_mask, q)
+    check_masks(key_padding_mask, k, query_padding_mask, q)
     dtype = compute_dtype(q)
     state = state_of_sums(initial_state, {**state_shapes(q.shape[3], v), "count": (q.shape[0],)}, dtype, q)
     with autocast_off(q):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..shared.checks import check_padding_mask, check_positive_int, check_query_key_value, check_tokens
+from ..shared.checks import check_masks, check_padding_mask, check_positive_int, check_query_key_value, check_tokens
 from ..shared.chunks import CHUNK_SIZE
 from ..shared.feature_sums import causal_sums, full_sums, read_source, state_shapes, sums_of_source
 from ..shared.forgetting import check_log_decay, decay_of_real_tokens
@@ -58,8 +58,7 @@ def rfa_attention(
     if isinstance(floor, bool) or not isinstance(floor, (int, float)) or not 0.0 < floor < float("inf"):
         raise ValueError(f"floor is {floor!r}; allowed: a number above 0")
     check_query_key_value(q, k, v, causal)
-    check_padding_mask("key_padding_mask", key_padding_mask, k)
-    check_padding_mask("query_padding_mask", query_padding_mask, q)
+    check_masks(key_padding_mask, k, query_padding_mask, q)
     check_continuation(causal, initial_state, return_state)
     _check_directions("q", q, directions)
     _check_gate(q, log_gate, causal)

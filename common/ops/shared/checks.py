@@ -203,3 +203,9 @@ def check_padding_mask(argument: str, mask: Tensor | None, like: Tensor) -> None
         raise ValueError(f"{argument} has shape {tuple(mask.shape)}; allowed: (batch, tokens) = {expected}")
     if mask.device != like.device:
         raise ValueError(f"{argument} is on {mask.device}; allowed: the device of the input, {like.device}")
+
+
+def check_masks(key_padding_mask: Tensor | None, k: Tensor, query_padding_mask: Tensor | None, q: Tensor) -> None:
+    """``check_padding_mask`` of the keys k (B, H, m, d) and of the queries q (B, H, n, d)."""
+    check_padding_mask("key_padding_mask", key_padding_mask, k)
+    check_padding_mask("query_padding_mask", query_padding_mask, q)

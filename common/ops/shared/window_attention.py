@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .checks import check_padding_mask, check_query_key_value
+from .checks import check_masks, check_query_key_value
 from .held_tokens import held_length, last_tokens, unless_padding, with_next
 from .padding import invert, real_first, take, zero_padding
 from .precision import autocast_off, compute_dtype
@@ -61,8 +61,7 @@ def attend_in_window(
         ValueError: a shape, mask or state that does not fit, or a state without ``causal``.
     """
     check_query_key_value(q, k, v, one_length=True)
-    check_padding_mask("key_padding_mask", key_padding_mask, k)
-    check_padding_mask("query_padding_mask", query_padding_mask, q)
+    check_masks(key_padding_mask, k, query_padding_mask, q)
     check_continuation(causal, initial_state, return_state)
     held = held_length(initial_state, "k", options.window)
     first = held_length(initial_state, "global_k", options.global_tokens) if options.global_tokens else None

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..shared.checks import check_choice, check_padding_mask, check_positive_int, check_query_key_value
+from ..shared.checks import check_choice, check_masks, check_positive_int, check_query_key_value
 from ..shared.chunks import split_chunks
 from ..shared.packed import takes_segments
 from ..shared.padding import put_back, real_first, take, zero_padding
@@ -74,8 +74,7 @@ def sinkhorn_attention(
     if not temperature > 0.0:
         raise ValueError(f"temperature is {temperature!r}; allowed: above 0")
     check_query_key_value(q, k, v, one_length=True)
-    check_padding_mask("key_padding_mask", key_padding_mask, k)
-    check_padding_mask("query_padding_mask", query_padding_mask, q)
+    check_masks(key_padding_mask, k, query_padding_mask, q)
     _check_sort_weight(sort_weight, q, -(-max_tokens // chunk_size))
     count = check_real_tokens(k, key_padding_mask, None, max_tokens)
     order, dtype = real_first(key_padding_mask), compute_dtype(q)

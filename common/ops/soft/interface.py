@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from ..shared.checks import (
     ArgumentError,
-    check_padding_mask,
+    check_masks,
     check_positive_int,
     check_query_key_value,
     check_spatial_shape,
@@ -62,8 +62,7 @@ def soft_attention(
         raise ArgumentError(f"`ridge` is {ridge!r}; allowed: a number of at least 0")
     check_query_key_value(q, q, v, one_length=True, names=("q", "q", "v"))
     check_spatial_shape(spatial_shape, v.shape[2])
-    check_padding_mask("key_padding_mask", key_padding_mask, v)
-    check_padding_mask("query_padding_mask", query_padding_mask, v)
+    check_masks(key_padding_mask, v, query_padding_mask, v)
     _check_parameters(q, landmark_weight, norm_weight, norm_bias, conv_weight)
     with autocast_off(q):
         parameters = landmark_weight, norm_weight, norm_bias, conv_weight

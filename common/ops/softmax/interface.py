@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..shared.checks import check_padding_mask, check_query_key_value
+from ..shared.checks import check_masks, check_query_key_value
 from ..shared.kv_cache import extend_kv_cache
 from ..shared.packed import takes_segments
 from ..shared.padding import padding_or_none, zero_padding
@@ -44,8 +44,7 @@ def softmax_attention(
         ValueError: a shape, mask or state that does not fit, or a state without ``causal``.
     """
     check_query_key_value(q, k, v, causal)
-    check_padding_mask("key_padding_mask", key_padding_mask, k)
-    check_padding_mask("query_padding_mask", query_padding_mask, q)
+    check_masks(key_padding_mask, k, query_padding_mask, q)
     check_continuation(causal, initial_state, return_state)
     # A NaN in padding would pass through any mask: 0 * NaN is NaN.
     q = zero_padding(q, query_padding_mask)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..shared.checks import check_choice, check_padding_mask, check_positive_int, check_query_key_value
+from ..shared.checks import check_choice, check_masks, check_positive_int, check_query_key_value
 from ..shared.kv_cache import extend_kv_cache
 from ..shared.packed import takes_segments
 from ..shared.padding import real_positions, zero_padding
@@ -68,8 +68,7 @@ def sparse_attention(
     check_positive_int("stride", stride)
     check_positive_int("columns", columns)
     check_query_key_value(q, k, v, one_length=True)
-    check_padding_mask("key_padding_mask", key_padding_mask, k)
-    check_padding_mask("query_padding_mask", query_padding_mask, q)
+    check_masks(key_padding_mask, k, query_padding_mask, q)
     check_continuation(causal, initial_state, return_state)
     options = Pattern(pattern, stride, columns)
     with autocast_off(q):

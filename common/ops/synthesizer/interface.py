@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..shared.checks import check_padding_mask, check_query_key_value
+from ..shared.checks import check_masks, check_query_key_value
 from ..shared.kv_cache import extend_kv_cache
 from ..shared.packed import takes_segments
 from ..shared.padding import real_first, real_positions, take, zero_padding
@@ -50,8 +50,7 @@ def synthesizer_attention(
         ValueError: a shape, mask or state that does not fit, more than M real tokens, or a state without ``causal``.
     """
     check_query_key_value(v, v, v, one_length=True, names=("v", "v", "v"))
-    check_padding_mask("key_padding_mask", key_padding_mask, v)
-    check_padding_mask("query_padding_mask", query_padding_mask, v)
+    check_masks(key_padding_mask, v, query_padding_mask, v)
     check_continuation(causal, initial_state, return_state)
     most = _check_features(features, v, columns, bias)
     before = None if initial_state is None else (~state_entry(initial_state, "padding_mask", 2, v)).sum(1)

@@ -6,7 +6,7 @@ Kasai, Peng, Zhang, Yogatama, Ilharco, Pappas, Mao, Chen, Smith, *Finetuning Pre
 
 from torch import Tensor
 
-from ..shared.checks import ArgumentError, check_padding_mask, check_positive_int, check_query_key_value
+from ..shared.checks import ArgumentError, check_masks, check_positive_int, check_query_key_value
 from ..shared.chunks import CHUNK_SIZE
 from ..shared.feature_sums import causal_sums, full_sums, read_source, state_shapes, sums_of_source
 from ..shared.learned_features import check_map, learned_features
@@ -50,8 +50,7 @@ def t2r_attention(
     check_positive_int("chunk_size", chunk_size)
     check_floor(floor)
     check_query_key_value(q, k, v, causal)
-    check_padding_mask("key_padding_mask", key_padding_mask, k)
-    check_padding_mask("query_padding_mask", query_padding_mask, q)
+    check_masks(key_padding_mask, k, query_padding_mask, q)
     check_continuation(causal, initial_state, return_state)
     check_map("map", q, map_weight, map_bias)
     dtype = compute_dtype(q)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from ..shared.checks import check_choice, check_padding_mask, check_positive_int, check_query_key_value
+from ..shared.checks import check_choice, check_masks, check_positive_int, check_query_key_value
 from ..shared.kv_cache import extend_kv_cache
 from ..shared.packed import takes_segments
 from ..shared.padding import zero_padding
@@ -67,8 +67,7 @@ def yoso_attention(
     check_positive_int("tau", tau)
     check_choice("gradient", gradient, GRADIENTS)
     check_query_key_value(q, k, v, causal)
-    check_padding_mask("key_padding_mask", key_padding_mask, k)
-    check_padding_mask("query_padding_mask", query_padding_mask, q)
+    check_masks(key_padding_mask, k, query_padding_mask, q)
     check_continuation(causal, initial_state, return_state)
     dtype, history = v.dtype, None
     if initial_state is not None or return_state:
