@@ -44,22 +44,9 @@ class DaftAttention(OpAttention):
             query = None if q is None else merge_heads(q)
             values = merge_heads(drop_sources(v, dropout_p))
             return split_heads(self._in_torchscript(query, merge_heads(k), values, spatial_shape), v.shape[1])
-        return self._call(q, k, v, key_padding_mask, query_padding_mask, dropout_p, spatial_shape, segment_ids)
-
-    @torch.jit.unused
-    def _call(
-        self,
-        q: Tensor | None,
-        k: Tensor,
-        v: Tensor,
-        key_padding_mask: Tensor | None,
-        query_padding_mask: Tensor | None,
-        dropout_p: float,
-        spatial_shape: tuple[int, int] | None,
-        segment_ids: Tensor | None,
-    ) -> Tensor:
-        masks = key_padding_mask, query_padding_mask
-        return super().forward(q, k, v, *masks, dropout_p, segment_ids, spatial_shape=spatial_shape)
+        else:  # a branch of its own, which TorchScript does not compile
+            masks = key_padding_mask, query_padding_mask
+            return super().forward(q, k, v, *masks, dropout_p, segment_ids, spatial_shape=spatial_shape)
 
     def apply_op(self, q: Tensor | None, k: Tensor, v: Tensor, **arguments: Any) -> Any:
         """``op`` of q, k and v (B, H, n, c), whose heads it gets side by side."""

@@ -107,22 +107,9 @@ class FlowAttention(OpAttention):
             check_both_masks(key_padding_mask, query_padding_mask)
             v = drop_sources(v, dropout_p)
             return flow_attention_in_graph(q, k, v, key_padding_mask, query_padding_mask, self._flow_options)
-        return self._call(q, k, v, key_padding_mask, query_padding_mask, dropout_p, log_decay, segment_ids)
-
-    @torch.jit.unused
-    def _call(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        key_padding_mask: Tensor | None,
-        query_padding_mask: Tensor | None,
-        dropout_p: float,
-        log_decay: Tensor | None,
-        segment_ids: Tensor | None,
-    ) -> Tensor:
-        masks = key_padding_mask, query_padding_mask
-        return super().forward(q, k, v, *masks, dropout_p, segment_ids, log_decay=log_decay)
+        else:  # a branch of its own, which TorchScript does not compile
+            masks = key_padding_mask, query_padding_mask
+            return super().forward(q, k, v, *masks, dropout_p, segment_ids, log_decay=log_decay)
 
     def weights(
         self,

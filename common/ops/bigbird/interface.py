@@ -62,39 +62,27 @@ def bigbird_attention(
         raise ValueError(f"numbers is {given}; allowed: a tensor (rows, random chunks), torch.int64")
     check_masks(key_padding_mask, k, query_padding_mask, q)
     with autocast_off(q):
-        return _attended(q, k, v, numbers, key_padding_mask, query_padding_mask, chunk_size)
-
-
-def _attended(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    numbers: Tensor,
-    key_padding_mask: Tensor | None,
-    query_padding_mask: Tensor | None,
-    chunk_size: int,
-) -> Tensor:
-    tokens = real_tokens_first(q, k, v, key_padding_mask, query_padding_mask)
-    n, batch = q.shape[2], q.shape[0]
-    if not torch.compiler.is_compiling():
-        chunk_size = min(chunk_size, n)  # fewer tokens are one smaller chunk
-    q_chunks, k_chunks = split_blocks(tokens.q, chunk_size), split_blocks(tokens.k, chunk_size)  # (B, H, G, C, d)
-    v_chunks = split_blocks(tokens.v, chunk_size)
-    count = tokens.seen.sum([1, 2, 3]).unsqueeze(1)  # (B or 1, 1)
-    last = (count - 1).clamp(min=0) // chunk_size
-    index, valid = _further_chunks(numbers, q_chunks.shape[2], last)  # (B or 1, G, 2 + r)
-    further_k, further_v = (
-        _gather(k_chunks, index.expand(batch, -1, -1)),
-        _gather(v_chunks, index.expand(batch, -1, -1)),
-    )
-    position = index.unsqueeze(-1) * chunk_size + torch.arange(chunk_size, device=q.device)  # (B or 1, G, 2 + r, C)
-    visible = (valid.unsqueeze(-1) & (position < count[:, :, None, None])).flatten(2)
-    further = hide(q_chunks @ further_k.transpose(-2, -1), visible[:, None, :, None])
-    window = Window(2 * chunk_size, 2 * chunk_size, chunk_size, 1, 1)
-    out, weights = window_softmax(tokens.q, tokens.k, tokens.v, tokens.seen, window, further)
-    out = out + join_blocks(weights @ further_v, n)
-    out = _with_ends(out, _over_all(q_chunks, tokens.k, tokens.v, tokens.seen, last), last, chunk_size)
-    return as_they_came(out, tokens, key_padding_mask, query_padding_mask).to(v.dtype)
+        tokens = real_tokens_first(q, k, v, key_padding_mask, query_padding_mask)
+        n, batch = q.shape[2], q.shape[0]
+        if not torch.compiler.is_compiling():
+            chunk_size = min(chunk_size, n)  # fewer tokens are one smaller chunk
+        q_chunks, k_chunks = split_blocks(tokens.q, chunk_size), split_blocks(tokens.k, chunk_size)  # (B, H, G, C, d)
+        v_chunks = split_blocks(tokens.v, chunk_size)
+        count = tokens.seen.sum([1, 2, 3]).unsqueeze(1)  # (B or 1, 1)
+        last = (count - 1).clamp(min=0) // chunk_size
+        index, valid = _further_chunks(numbers, q_chunks.shape[2], last)  # (B or 1, G, 2 + r)
+        further_k, further_v = (
+            _gather(k_chunks, index.expand(batch, -1, -1)),
+            _gather(v_chunks, index.expand(batch, -1, -1)),
+        )
+        position = index.unsqueeze(-1) * chunk_size + torch.arange(chunk_size, device=q.device)  # (B or 1, G, 2 + r, C)
+        visible = (valid.unsqueeze(-1) & (position < count[:, :, None, None])).flatten(2)
+        further = hide(q_chunks @ further_k.transpose(-2, -1), visible[:, None, :, None])
+        window = Window(2 * chunk_size, 2 * chunk_size, chunk_size, 1, 1)
+        out, weights = window_softmax(tokens.q, tokens.k, tokens.v, tokens.seen, window, further)
+        out = out + join_blocks(weights @ further_v, n)
+        out = _with_ends(out, _over_all(q_chunks, tokens.k, tokens.v, tokens.seen, last), last, chunk_size)
+        return as_they_came(out, tokens, key_padding_mask, query_padding_mask).to(v.dtype)
 
 
 def _further_chunks(numbers: Tensor, groups: int, last: Tensor) -> tuple[Tensor, Tensor]:

@@ -90,7 +90,12 @@ def cosformer_attention(
         check_real_tokens(q, query_padding_mask, before, max_tokens)
     with autocast_off(q):
         if not causal:
-            return _full(q, k, v, key_padding_mask, query_padding_mask, phi, max_tokens)
+            queries, keys = (
+                _features(x.to(dtype), phi, mask, _turn(_positions(x, mask, None), max_tokens, dtype))
+                for x, mask in ((q, query_padding_mask), (k, key_padding_mask))
+            )
+            out, weights = full_sums(queries, keys, zero_padding(v.to(dtype), key_padding_mask))
+            return (out / weights.clamp(min=EPS)).to(v.dtype)
         turn = _turn(_positions(k, key_padding_mask, before), max_tokens, dtype)
         hidden = either_mask(query_padding_mask, key_padding_mask)
         queries = _features(in_dtype(q, dtype), phi, hidden, turn)
@@ -102,25 +107,6 @@ def cosformer_attention(
         out, weights, sums = causal_sums(queries, keys, values, chunk_size, state, log_decay)
     out = (out / weights.clamp(min=EPS)).to(v.dtype)
     return (out, {"count": count, **sums}) if return_state else out
-
-
-def _full(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    key_padding_mask: Tensor | None,
-    query_padding_mask: Tensor | None,
-    phi: str,
-    max_tokens: int,
-) -> Tensor:
-    """Attention that is not causal, in v's dtype."""
-    dtype = compute_dtype(q)
-    queries, keys = (
-        _features(x.to(dtype), phi, mask, _turn(_positions(x, mask, None), max_tokens, dtype))
-        for x, mask in ((q, query_padding_mask), (k, key_padding_mask))
-    )
-    values, weights = full_sums(queries, keys, zero_padding(v.to(dtype), key_padding_mask))
-    return (values / weights.clamp(min=EPS)).to(v.dtype)
 
 
 def source_state(k: Tensor, v: Tensor, key_padding_mask: Tensor | None, phi: str, max_tokens: int) -> State:

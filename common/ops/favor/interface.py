@@ -68,34 +68,20 @@ def favor_attention(
     shapes = {"log_max": vector if by_feature else vector[:2], **state_shapes(len(directions), v)}
     state = state_of_sums(initial_state, shapes, dtype, q)
     with autocast_off(q):
+        projected = _projected(q, directions, query_padding_mask)[1]
+        values = zero_padding(v.to(dtype), key_padding_mask)
         if not causal:
-            return _full(q, k, v, directions, key_padding_mask, query_padding_mask)
+            keys, log_scale = _key_features(k, directions, key_padding_mask)
+            queries = _relative_features(projected + log_scale.unsqueeze(2), query_padding_mask)
+            return _divided(*full_sums(queries, keys, values)).to(v.dtype)
         log_decay = decay_of_real_tokens(log_decay, key_padding_mask, dtype)
         exponents = _exponents(k, directions, key_padding_mask)
         keys, log_max, log_decay = _causal_keys(exponents, key_padding_mask, state, log_decay)
-        projected = _projected(q, directions, query_padding_mask)[1]
         # Where each feature has a unit of its own, queries take it into their exponents.
         queries = _relative_features(projected + log_max if by_feature else projected, query_padding_mask)
-        values = zero_padding(v.to(dtype), key_padding_mask)
         out, weights, sums = causal_sums(queries, keys, values, chunk_size, state, log_decay)
     out = _divided(out, weights).to(v.dtype)
     return (out, {"log_max": log_max[:, :, -1], **sums}) if return_state else out
-
-
-def _full(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    directions: Tensor,
-    key_padding_mask: Tensor | None,
-    query_padding_mask: Tensor | None,
-) -> Tensor:
-    """Attention that is not causal, in v's dtype."""
-    keys, log_scale = _key_features(k, directions, key_padding_mask)
-    projected = _projected(q, directions, query_padding_mask)[1]
-    queries = _relative_features(projected + log_scale.unsqueeze(2), query_padding_mask)
-    values, weights = full_sums(queries, keys, zero_padding(v.to(keys.dtype), key_padding_mask))
-    return _divided(values, weights).to(v.dtype)
 
 
 def source_state(k: Tensor, v: Tensor, key_padding_mask: Tensor | None, directions: Tensor) -> State:

@@ -33,7 +33,7 @@ from .full import flow_attention_in_graph, full_flow
 from .full_cpu import full_attention_in_blocks
 from .gpu import causal as causal_gpu
 from .gpu import operator as causal_gpu_operator
-from .options import DEFAULTS, FlowOptions, check_competition, flow_options
+from .options import DEFAULTS, check_competition, flow_options
 
 
 @takes_segments("q", "k", "v", "log_decay")
@@ -109,7 +109,9 @@ def flow_attention(
     check_log_decay(log_decay, causal, q, q.shape[3])
     with autocast_off(q):
         if not causal:
-            return _full(q, k, v, key_padding_mask, query_padding_mask, options)
+            # With the backward pass by hand, or as plain PyTorch for what traces or transforms.
+            attend = full_attention_in_blocks if runs_eagerly(q, k, v) else flow_attention_in_graph
+            return attend(q, k, v, key_padding_mask, query_padding_mask, options)
         shapes = state_shapes(q, v) if log_decay is None else state_shapes_with_gates(q, v, log_decay)
         state = state_of_sums(initial_state, shapes, compute_dtype(q), q)
         padding = either_mask(key_padding_mask, query_padding_mask)
@@ -117,23 +119,6 @@ def flow_attention(
         out, state = _causal(inputs) if log_decay is None else attention_that_forgets(inputs, log_decay)
     out = out.to(v.dtype)
     return (out, state) if return_state else out
-
-
-def _full(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    key_padding_mask: Tensor | None,
-    query_padding_mask: Tensor | None,
-    options: FlowOptions,
-) -> Tensor:
-    """Attention that is not causal: with the backward pass by hand, or as plain PyTorch for what traces or transforms.
-
-    On a CPU the former goes through the input in blocks; on a GPU all of it is one block.
-    """
-    by_hand = runs_eagerly(q, k, v)
-    implementation = full_attention_in_blocks if by_hand else flow_attention_in_graph
-    return implementation(q, k, v, key_padding_mask, query_padding_mask, options)
 
 
 def _causal(inputs: CausalInputs) -> tuple[Tensor, State]:

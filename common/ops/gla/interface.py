@@ -61,33 +61,17 @@ def gla_attention(
     dtype = compute_dtype(q)
     state = state_of_sums(initial_state, {"sum_kv": (*q.shape[:2], q.shape[3], v.shape[3])}, dtype, q)
     with autocast_off(q):
-        log_decay = _log_decay(x, gate_down, gate_up, gate_bias, key_padding_mask, q, temperature)
+        x = zero_padded_tokens(x.to(dtype), key_padding_mask)  # what stands there must not reach the gradients
+        logits = F.linear(F.linear(x, gate_down.to(dtype)), gate_up.to(dtype), gate_bias.to(dtype))  # (B, n, H d)
+        # log α (B, H, n, d), 0 at padding: a padded token leaves the sums as they are.
+        log_decay = (F.logsigmoid(logits) / temperature).unflatten(2, (q.shape[1], q.shape[3])).transpose(1, 2)
+        log_decay = zero_padding(log_decay, key_padding_mask)
         queries = zero_padding(q.to(dtype), query_padding_mask) * q.shape[3] ** -0.5
         keys, values = (zero_padding(y.to(dtype), key_padding_mask) for y in (k, v))
         initial = None if state is None else state["sum_kv"]
         out, sum_kv = channel_decayed_sums(queries, keys, values, log_decay, chunk_size, initial)
     out = out.to(v.dtype)
     return (out, {"sum_kv": sum_kv}) if return_state else out
-
-
-def _log_decay(
-    x: Tensor,
-    gate_down: Tensor,
-    gate_up: Tensor,
-    gate_bias: Tensor,
-    padding_mask: Tensor | None,
-    q: Tensor,
-    temperature: float,
-) -> Tensor:
-    """log α (B, H, n, d), 0 at padding: a padded token leaves the sums as they are.
-
-    In float32 or float64 whatever autocast says: over many tokens its errors add up.
-    """
-    dtype = compute_dtype(q)
-    x = zero_padded_tokens(x.to(dtype), padding_mask)  # it must not reach the gradients
-    logits = F.linear(F.linear(x, gate_down.to(dtype)), gate_up.to(dtype), gate_bias.to(dtype))  # (B, n, H d)
-    log_decay = F.logsigmoid(logits) / temperature
-    return zero_padding(log_decay.unflatten(2, (q.shape[1], q.shape[3])).transpose(1, 2), padding_mask)
 
 
 def _check_gate(q: Tensor, gate_down: Tensor, gate_up: Tensor, gate_bias: Tensor) -> None:

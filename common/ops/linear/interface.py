@@ -75,13 +75,12 @@ def linear_attention(
     dtype = compute_dtype(q)
     initial_state = state_of_sums(initial_state, state_shapes(q.shape[3], v), dtype, q)
     with autocast_off(q):
-        if not causal:
-            masks = key_padding_mask, query_padding_mask
-            return _full(q.to(dtype), k.to(dtype), v.to(dtype), *masks, phi).to(v.dtype)
         queries = real_features(q.to(dtype), phi, query_padding_mask)
         keys = real_features(k.to(dtype), phi, key_padding_mask)
         values = zero_padding(v.to(dtype), key_padding_mask)
-        if cumulative_sum == "scan":
+        if not causal:
+            out, weights = full_sums(queries, keys, values)
+        elif cumulative_sum == "scan":
             out, weights, state = scanned_sums(queries, keys, values, initial_state)
         else:
             log_decay = decay_of_real_tokens(log_decay, key_padding_mask, dtype)
@@ -108,18 +107,3 @@ def attend_source(q: Tensor, state: State, query_padding_mask: Tensor | None, ph
     with autocast_off(q):
         values, weights = read_source(real_features(q.to(compute_dtype(q)), phi, query_padding_mask), state)
         return (values / (weights + EPS)).to(q.dtype)
-
-
-def _full(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    key_padding_mask: Tensor | None,
-    query_padding_mask: Tensor | None,
-    phi: str,
-) -> Tensor:
-    """Attention that is not causal, in the dtype of its arguments."""
-    q = real_features(q, phi, query_padding_mask)
-    k = real_features(k, phi, key_padding_mask)
-    values, weights = full_sums(q, k, zero_padding(v, key_padding_mask))
-    return values / (weights + EPS)

@@ -57,36 +57,24 @@ def nystrom_attention(
     check_masks(key_padding_mask, k, query_padding_mask, q)
     _check_weight(conv_weight, v)
     with autocast_off(q):
-        return _attended(q, k, v, conv_weight, key_padding_mask, query_padding_mask, landmarks, iterations)
-
-
-def _attended(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    conv_weight: Tensor | None,
-    key_padding_mask: Tensor | None,
-    query_padding_mask: Tensor | None,
-    landmarks: int,
-    iterations: int,
-) -> Tensor:
-    dtype = compute_dtype(q)
-    scale = q.shape[3] ** -0.25
-    query_padding_mask = either_mask(query_padding_mask, key_padding_mask)
-    queries, keys = zero_padding(q.to(dtype), query_padding_mask) * scale, zero_padding(k.to(dtype), key_padding_mask)
-    keys, values = keys * scale, zero_padding(v.to(dtype), key_padding_mask)
-    mean_q, no_q = _segment_means(queries, query_padding_mask, landmarks)
-    mean_k, no_k = _segment_means(keys, key_padding_mask, landmarks)
-    few_q, few_k = mean_q @ queries, (mean_k @ keys).transpose(2, 3)  # (B, H, m, d), (B, H, d, m)
-    first = masked_softmax(queries @ few_k, no_k.unsqueeze(2))  # (B, H, n, m)
-    # A landmark of no token has a row or column of zeros, and so in the inverse.
-    middle = masked_softmax(few_q @ few_k, no_k.unsqueeze(2)).masked_fill(no_q.unsqueeze(3), 0.0)
-    hidden = None if key_padding_mask is None else key_padding_mask[:, None, None]
-    last = masked_softmax(few_q @ keys.transpose(2, 3), hidden)  # (B, H, m, n)
-    out = first @ (_inverse(middle, iterations) @ (last @ values))
-    if conv_weight is not None:
-        out = out + _convolved(values, conv_weight.to(dtype), key_padding_mask)
-    return zero_padding(out, query_padding_mask).to(v.dtype)
+        dtype = compute_dtype(q)
+        scale = q.shape[3] ** -0.25
+        query_padding_mask = either_mask(query_padding_mask, key_padding_mask)
+        queries = zero_padding(q.to(dtype), query_padding_mask) * scale
+        keys, values = (zero_padding(x.to(dtype), key_padding_mask) for x in (k, v))
+        keys = keys * scale
+        mean_q, no_q = _segment_means(queries, query_padding_mask, landmarks)
+        mean_k, no_k = _segment_means(keys, key_padding_mask, landmarks)
+        few_q, few_k = mean_q @ queries, (mean_k @ keys).transpose(2, 3)  # (B, H, m, d), (B, H, d, m)
+        first = masked_softmax(queries @ few_k, no_k.unsqueeze(2))  # (B, H, n, m)
+        # A landmark of no token has a row or column of zeros, and so in the inverse.
+        middle = masked_softmax(few_q @ few_k, no_k.unsqueeze(2)).masked_fill(no_q.unsqueeze(3), 0.0)
+        hidden = None if key_padding_mask is None else key_padding_mask[:, None, None]
+        last = masked_softmax(few_q @ keys.transpose(2, 3), hidden)  # (B, H, m, n)
+        out = first @ (_inverse(middle, iterations) @ (last @ values))
+        if conv_weight is not None:
+            out = out + _convolved(values, conv_weight.to(dtype), key_padding_mask)
+        return zero_padding(out, query_padding_mask).to(v.dtype)
 
 
 def _segment_means(x: Tensor, padding_mask: Tensor | None, landmarks: int) -> tuple[Tensor, Tensor]:

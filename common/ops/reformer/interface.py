@@ -64,29 +64,16 @@ def reformer_attention(
     shapes = decoding.state_shapes(q, v, rotations, held)
     state = state_of_sums(initial_state, shapes, compute_dtype(q), q)
     with autocast_off(q):
-        if not causal:
-            return _full(q, v, rotations, key_padding_mask, query_padding_mask, chunk_size)
         tokens = _prepared(q, v, key_padding_mask)
+        if not causal:
+            buckets = buckets_of(tokens[0], rotations, key_padding_mask)
+            order, place = sorted_order(buckets)
+            codes = codes_of(buckets, place.div(chunk_size, rounding_mode="floor"))
+            out = together(*attend_rounds(*tokens, order, place, codes, chunk_size, False))
+            return _cleared(out, key_padding_mask, query_padding_mask).to(v.dtype)
         out, state = _causal(*tokens, rotations, key_padding_mask, chunk_size, shapes, state, return_state)
     out = _cleared(out, key_padding_mask, query_padding_mask).to(v.dtype)
     return (out, state) if return_state else out
-
-
-def _full(
-    q: Tensor,
-    v: Tensor,
-    rotations: Tensor,
-    key_padding_mask: Tensor | None,
-    query_padding_mask: Tensor | None,
-    chunk_size: int,
-) -> Tensor:
-    """Attention that is not causal, in v's dtype."""
-    queries, units, values = _prepared(q, v, key_padding_mask)
-    buckets = buckets_of(queries, rotations, key_padding_mask)
-    order, place = sorted_order(buckets)
-    codes = codes_of(buckets, place.div(chunk_size, rounding_mode="floor"))
-    outs, totals = attend_rounds(queries, units, values, order, place, codes, chunk_size, False)
-    return _cleared(together(outs, totals), key_padding_mask, query_padding_mask).to(v.dtype)
 
 
 def _causal(

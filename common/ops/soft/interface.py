@@ -65,44 +65,27 @@ def soft_attention(
     check_masks(key_padding_mask, v, query_padding_mask, v)
     _check_parameters(q, landmark_weight, norm_weight, norm_bias, conv_weight)
     with autocast_off(q):
-        parameters = landmark_weight, norm_weight, norm_bias, conv_weight
-        return _attended(q, v, *parameters, spatial_shape, iterations, ridge, key_padding_mask, query_padding_mask)
-
-
-def _attended(
-    q: Tensor,
-    v: Tensor,
-    landmark_weight: Tensor,
-    norm_weight: Tensor,
-    norm_bias: Tensor,
-    conv_weight: Tensor | None,
-    spatial_shape: Sequence[int],
-    iterations: int,
-    ridge: float,
-    key_padding_mask: Tensor | None,
-    query_padding_mask: Tensor | None,
-) -> Tensor:
-    height, width = spatial_shape
-    dtype = compute_dtype(q)
-    x, v_dtype = zero_padding(q.to(dtype), key_padding_mask) * q.shape[3] ** -0.25, v.dtype
-    v = zero_padding(v.to(dtype), key_padding_mask)
-    landmarks = _landmarks(x, landmark_weight.to(dtype), height, width)
-    landmarks = F.gelu(F.layer_norm(landmarks, [x.shape[3]], norm_weight.to(dtype), norm_bias.to(dtype)))
-    # A landmark without a real token has rows and columns of zeros.
-    few = _kernel(landmarks, landmarks)  # (B, H, m, m)
-    many = _kernel(x, landmarks)  # (B, H, n, m)
-    if key_padding_mask is not None:
-        empty = _empty_windows(key_padding_mask, landmark_weight.shape[2], height, width)  # (B, m)
-        many = many.masked_fill(empty[:, None, None], 0.0)
-        few = few.masked_fill((empty.unsqueeze(1) | empty.unsqueeze(2)).unsqueeze(1), 0.0)
-    sums = zero_padding(many, key_padding_mask).transpose(2, 3) @ v  # (B, H, m, e)
-    out = many @ (_inverse(few, iterations, ridge) @ sums)
-    if conv_weight is not None:
-        padding = [conv_weight.shape[2] // 2, conv_weight.shape[3] // 2]
-        maps = v.permute(0, 3, 1, 2).flatten(0, 1).unflatten(2, [height, width])  # (B e, H, Y, X)
-        near = F.conv2d(maps, conv_weight.to(dtype), padding=padding, groups=v.shape[1])
-        out = out + near.flatten(2).unflatten(0, [v.shape[0], v.shape[3]]).permute(0, 2, 3, 1)
-    return zero_padding(out, either_mask(query_padding_mask, key_padding_mask)).to(v_dtype)
+        height, width = spatial_shape
+        dtype = compute_dtype(q)
+        x, v_dtype = zero_padding(q.to(dtype), key_padding_mask) * q.shape[3] ** -0.25, v.dtype
+        v = zero_padding(v.to(dtype), key_padding_mask)
+        landmarks = _landmarks(x, landmark_weight.to(dtype), height, width)
+        landmarks = F.gelu(F.layer_norm(landmarks, [x.shape[3]], norm_weight.to(dtype), norm_bias.to(dtype)))
+        # A landmark without a real token has rows and columns of zeros.
+        few = _kernel(landmarks, landmarks)  # (B, H, m, m)
+        many = _kernel(x, landmarks)  # (B, H, n, m)
+        if key_padding_mask is not None:
+            empty = _empty_windows(key_padding_mask, landmark_weight.shape[2], height, width)  # (B, m)
+            many = many.masked_fill(empty[:, None, None], 0.0)
+            few = few.masked_fill((empty.unsqueeze(1) | empty.unsqueeze(2)).unsqueeze(1), 0.0)
+        sums = zero_padding(many, key_padding_mask).transpose(2, 3) @ v  # (B, H, m, e)
+        out = many @ (_inverse(few, iterations, ridge) @ sums)
+        if conv_weight is not None:
+            padding = [conv_weight.shape[2] // 2, conv_weight.shape[3] // 2]
+            maps = v.permute(0, 3, 1, 2).flatten(0, 1).unflatten(2, [height, width])  # (B e, H, Y, X)
+            near = F.conv2d(maps, conv_weight.to(dtype), padding=padding, groups=v.shape[1])
+            out = out + near.flatten(2).unflatten(0, [v.shape[0], v.shape[3]]).permute(0, 2, 3, 1)
+        return zero_padding(out, either_mask(query_padding_mask, key_padding_mask)).to(v_dtype)
 
 
 def _landmarks(x: Tensor, weight: Tensor, height: int, width: int) -> Tensor:

@@ -60,32 +60,17 @@ def synthesizer_attention(
         state = extend_kv_cache({"v": v}, key_padding_mask, initial_state)
         values, padding = state["v"], state["padding_mask"]
     with autocast_off(v):
-        out = _attend(features, values, columns, bias, causal, v.shape[2], padding, query_padding_mask).to(v.dtype)
+        dtype, n = compute_dtype(v), v.shape[2]
+        values, hidden = zero_padding(values.to(dtype), padding), _hidden(values, causal, n, most, padding)
+        if features.dim() == 4:
+            rows = zero_padding(F.relu(features), query_padding_mask)
+        else:
+            rows = _of_positions(features, n, padding)
+        if padding is not None:
+            values = take(values, real_first(padding))[:, :, :most]  # after M real tokens there is padding alone
+        logits = _logits(rows.to(dtype), columns, bias, values.shape[2])
+        out = zero_padding(masked_softmax(logits, hidden) @ values, query_padding_mask).to(v.dtype)
     return (out, state) if return_state else out
-
-
-def _attend(
-    features: Tensor,
-    v: Tensor,
-    columns: Tensor | None,
-    bias: Tensor | None,
-    causal: bool,
-    n: int,
-    padding_mask: Tensor | None,
-    query_padding_mask: Tensor | None,
-) -> Tensor:
-    """The last n tokens' outputs (B, H, n, e), in float32 or float64, for v (B, H, m, e) of all m so far."""
-    dtype = compute_dtype(v)
-    most = features.shape[features.dim() - 1] if columns is None else columns.shape[1]
-    v, hidden = zero_padding(v.to(dtype), padding_mask), _hidden(v, causal, n, most, padding_mask)
-    if features.dim() == 4:
-        rows = zero_padding(F.relu(features), query_padding_mask)
-    else:
-        rows = _of_positions(features, n, padding_mask)
-    if padding_mask is not None:
-        v = take(v, real_first(padding_mask))[:, :, :most]  # after M real tokens there is padding alone
-    logits = _logits(rows.to(dtype), columns, bias, v.shape[2])
-    return zero_padding(masked_softmax(logits, hidden) @ v, query_padding_mask)
 
 
 def _of_positions(features: Tensor, n: int, padding_mask: Tensor | None) -> Tensor:
