@@ -395,7 +395,11 @@ class OpAttention(InnerAttention):
         """
         masks = {"key_padding_mask": key_padding_mask, "query_padding_mask": query_padding_mask}
         further = {**self._needed(inputs), **self.packing(segment_ids)}
-        return implied_map(lambda values: self.apply_op(*self.operands(q, k, values), **masks, **further), v)
+        return implied_map(lambda values: self.linear_op(*self.operands(q, k, values), **masks, **further), v)
+
+    def linear_op(self, *tensors: Tensor | None, **arguments: Any) -> Tensor:
+        """The part of ``apply_op`` that is linear in the values: all of it, unless a subclass says otherwise."""
+        return self.apply_op(*tensors, **arguments)
 
     def apply_op(self, *tensors: Tensor | None, **arguments: Any) -> Any:
         """``op`` of the tensors that it takes, with all of its arguments."""

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..ops.shared.checks import check_tokens
-from ..ops.shared.implied_map import implied_map
 from ..ops.shared.padding import zero_padded_tokens, zero_padding
 from ..ops.shared.precision import compute_dtype, in_dtype
 from ..ops.shared.reference_tools import by_head, cleared
@@ -136,20 +135,9 @@ class OutputGateAttention(OpAttention):
             out = out * by_head(z / (1 + torch.exp(-z)), out.shape[1])
         return cleared(out, arguments["query_padding_mask"])
 
-    def recorded_map(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        key_padding_mask: Tensor | None = None,
-        query_padding_mask: Tensor | None = None,
-        segment_ids: Tensor | None = None,
-        **inputs: Any,
-    ) -> Tensor:
-        """The implied map (B, H, n, n) of ``op``; ``finished(map @ v, x)`` is ``forward``."""
-        masks = {"key_padding_mask": key_padding_mask, "query_padding_mask": query_padding_mask}
-        of_op = {**self._x_of_op(self._needed(inputs).get("x")), **self.packing(segment_ids)}
-        return implied_map(lambda values: self.operate(*self.operands(q, k, values), **masks, **of_op), v)
+    def linear_op(self, *tensors: Tensor, x: Tensor | None = None, **arguments: Any) -> Tensor:
+        """``op`` without norm and gate: ``finished(map @ v, x)`` is ``forward``."""
+        return self.operate(*tensors, **self._x_of_op(x), **arguments)
 
     def _finishes(self) -> bool:
         """Whether anything follows ``op``."""

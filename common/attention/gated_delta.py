@@ -12,7 +12,6 @@ from ..modules.linear_weights import weights_of
 from ..ops.gated_delta import ACTIVATIONS, QK_NORMS, gated_delta_attention
 from ..ops.gated_delta.reference import gated_delta_attention_reference
 from ..ops.shared.checks import check_padding_mask, check_query_key_value, check_tokens
-from ..ops.shared.implied_map import implied_map
 from ..ops.shared.padding import zero_padded_tokens
 from ..ops.shared.precision import autocast_off, compute_dtype
 from ._about import About
@@ -101,21 +100,9 @@ class GatedDeltaAttention(OutputGateAttention):
         gates = self._gates(q, k, v, x, arguments["key_padding_mask"])
         return type(self).op(q, k, v, **{**self._arguments, **gates, **arguments})
 
-    def recorded_map(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        key_padding_mask: Tensor | None = None,
-        query_padding_mask: Tensor | None = None,
-        segment_ids: Tensor | None = None,
-        *,
-        x: Tensor,
-    ) -> Tensor:
-        """The implied map (B, H, n, n) of values after their activation; norm and gate of outputs follow it."""
-        given = {"key_padding_mask": key_padding_mask, "query_padding_mask": query_padding_mask, "x": x}
-        given.update(self.packing(segment_ids))
-        return implied_map(lambda values: self.operate(q, k, values, **given, v_activation="none"), v)
+    def linear_op(self, *tensors: Tensor, **arguments: Any) -> Tensor:
+        """``op`` of values that went through their activation."""
+        return super().linear_op(*tensors, **arguments, v_activation="none")
 
     def _gates(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, key_padding_mask: Tensor | None) -> dict[str, Tensor]:
         """beta and, with a gate, log_decay of x (B, n, D): (B, H, n) each."""

@@ -135,11 +135,6 @@ class GatedAttentionUnit(RemembersOptions):
             raise ArgumentError(f"`divisor` is {divisor!r}; allowed: without `chunk_size`, and without softmax")
         if separate_ffn and gate:
             raise ArgumentError("`separate_ffn=True` is given; allowed: with `gate=False`")
-        further = mixed_chunk.FurtherTerms(overlap, chunk_summaries)
-        _check_form(chunk_size, max_positions, causal, local, linear, first_softmax, first_to_all, further)
-        if forget != NONE and not (causal and chunk_size is not None and linear and not any(further)):
-            terms = "without `linear=False`, `overlap=True` and `chunk_summaries=True`"
-            raise ArgumentError(f"`forget` is {forget!r}; allowed: with `causal=True` and `chunk_size`, {terms}")
         self.dim, self.expanded_dim, self.query_dim, self.heads = dim, expanded_dim, query_dim, heads
         self.causal, self.chunk_size, self.max_positions = causal, chunk_size, max_positions
         if divisor is None and chunk_size is None and causal and kernel != "softmax":
@@ -148,10 +143,12 @@ class GatedAttentionUnit(RemembersOptions):
         self.kernel, self.gate, self.local, self.linear, self.rotary = kernel, gate, local, linear, rotary
         self.first_softmax, self.first_to_all = first_softmax, first_to_all
         self.overlap, self.chunk_summaries = overlap, chunk_summaries
+        self._check_form()
+        forgets = causal and chunk_size is not None and linear and not overlap and not chunk_summaries
+        if forget != NONE and not forgets:
+            terms = "without `linear=False`, `overlap=True` and `chunk_summaries=True`"
+            raise ArgumentError(f"`forget` is {forget!r}; allowed: with `causal=True` and `chunk_size`, {terms}")
         self.forget_gate = None if forget == NONE else ForgetGate(forget, dim, heads, query_dim)
-        if chunk_size is not None:  # a ValueError now, and not at the first call
-            options = {name: value for name, value in self._chunk_options().items() if name not in further._fields}
-            mixed_chunk.check_further_terms(mixed_chunk.mixed_chunk_options(**options), further)
         self.norm = build_norm(norm, dim)
         self.widths: list[int] = [expanded_dim, expanded_dim, query_dim] if gate else [expanded_dim, query_dim]
         self.in_proj = nn.Linear(dim, sum(self.widths))
@@ -159,7 +156,7 @@ class GatedAttentionUnit(RemembersOptions):
         roles = 4 if chunk_size is not None and local and linear else 2  # query and key, of one term or of both
         self.gamma = nn.Parameter(torch.empty(roles, heads, query_dim))
         self.beta = nn.Parameter(torch.empty(roles, heads, query_dim))
-        reach = max_positions if chunk_size is None else mixed_chunk.bias_reach(chunk_size, overlap)
+        reach = max_positions if chunk_size is None else 2 * chunk_size if overlap else chunk_size
         self.bias = relative_bias(bias, reach, query_dim, heads) if local else None
         self.dropout = dropout_layer(dropout)
         self.attention_dropout = dropout_layer(attention_dropout)
@@ -167,6 +164,28 @@ class GatedAttentionUnit(RemembersOptions):
         shares = {"dropout": dropout, "activation_dropout": activation_dropout, "dropout_layer": dropout_layer}
         self.ffn = FeedForward(dim, expanded_dim, norm=norm, **shares) if separate_ffn else None
         self.reset_parameters()
+
+    def _check_form(self) -> None:
+        """Raise ValueError unless the options belong to one form, FLASH-Quad or FLASH."""
+        if self.causal and (self.first_softmax or self.first_to_all):
+            name = "first_softmax" if self.first_softmax else "first_to_all"
+            raise ArgumentError(
+                f"`{name}=True` is given; allowed: with causal=False, else a first token sees itself only"
+            )
+        if self.chunk_size is not None:
+            check_positive_int("chunk_size", self.chunk_size)
+            if not self.local and (not self.linear or self.first_softmax or self.first_to_all):
+                others = "`linear=False`, `first_softmax=True` and `first_to_all=True`"
+                raise ArgumentError(f"`local=False` is given; allowed: without {others}")
+            mixed_chunk.MixedChunkOptions(**self._chunk_options()).checked()
+            return
+        if self.max_positions is None:
+            raise ArgumentError("`max_positions` is None without `chunk_size`; allowed: the longest training length")
+        check_positive_int("max_positions", self.max_positions)
+        for name in ("local", "linear", "first_to_all", "overlap", "chunk_summaries"):
+            value = getattr(self, name)
+            if value != (name in ("local", "linear")):
+                raise ArgumentError(f"`{name}={value}` is given; allowed: with `chunk_size`")
 
     def remembered_options(self) -> dict[str, str | int | float | bool | None]:
         """Return the options that change the result but no shape of a weight."""
@@ -407,50 +426,17 @@ class GatedAttentionUnit(RemembersOptions):
         return resize_toeplitz(self.bias(reach), tokens)
 
     def _mixed_chunk(self, heads: tuple[Tensor, ...], v: Tensor, padding_mask: Tensor | None, **further: Any) -> Any:
-        reach = mixed_chunk.bias_reach(self.chunk_size, self.overlap)
-        bias = None if self.bias is None else self.bias(reach)
+        bias = None if self.bias is None else self.bias(2 * self.chunk_size if self.overlap else self.chunk_size)
         heads = heads if len(heads) == 4 else heads * 2
         tensors = {"bias": bias, "key_padding_mask": padding_mask}
         return mixed_chunk.mixed_chunk_attention(*heads, v, **tensors, **self._chunk_options(), **further)
 
     def _chunk_options(self) -> dict[str, int | bool | str]:
         """The options of mixed chunk attention."""
-        names = ("chunk_size", "causal", "kernel", "local", "linear", "first_softmax", "first_to_all")
-        names += ("overlap", "chunk_summaries")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in mixed_chunk.MixedChunkOptions._fields}
 
     def extra_repr(self) -> str:
         """The options, for ``print(model)``."""
         names = ("heads", "causal", "chunk_size", "max_positions", "divisor", "kernel", "gate", "local", "linear")
         names += ("rotary", "first_softmax", "first_to_all", "overlap", "chunk_summaries")
         return ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
-
-
-def _check_form(
-    chunk_size: int | None,
-    max_positions: int | None,
-    causal: bool,
-    local: bool,
-    linear: bool,
-    first_softmax: bool,
-    first_to_all: bool,
-    further: mixed_chunk.FurtherTerms,
-) -> None:
-    """Raise ValueError unless the options belong to one form, FLASH-Quad or FLASH."""
-    if causal and (first_softmax or first_to_all):
-        name = "first_softmax" if first_softmax else "first_to_all"
-        raise ArgumentError(f"`{name}=True` is given; allowed: with causal=False, else a first token sees itself only")
-    if chunk_size is not None:
-        check_positive_int("chunk_size", chunk_size)
-        if not local and (not linear or first_softmax or first_to_all):
-            others = "`linear=False`, `first_softmax=True` and `first_to_all=True`"
-            raise ArgumentError(f"`local=False` is given; allowed: without {others}")
-        return
-    if max_positions is None:
-        raise ArgumentError("`max_positions` is None without `chunk_size`; allowed: the longest training length")
-    check_positive_int("max_positions", max_positions)
-    chunked = {"local=False": not local, "linear=False": not linear, "first_to_all=True": first_to_all}
-    chunked |= {f"{name}=True": given for name, given in further._asdict().items()}
-    for name, given in chunked.items():
-        if given:
-            raise ArgumentError(f"`{name}` is given; allowed: with `chunk_size`")

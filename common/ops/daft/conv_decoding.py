@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..shared.held_tokens import last_tokens, unless_padding, with_next
 from ..shared.padding import invert, real_first, take
-from ..shared.state import State
+from ..shared.state import State, zero_state
 from .conv_causal import attend_in_chunks, convolve
 from .weighted_means import WeightedMean, empty_log_weight, merge
 
@@ -27,8 +27,7 @@ def state_shapes(v: Tensor, held: int) -> dict[str, tuple[int, ...]]:
 
 def empty_state(v: Tensor, shapes: dict[str, tuple[int, ...]]) -> State:
     """The state of ``shapes`` before the first token."""
-    state = {name: v.new_zeros(shape) for name, shape in shapes.items()}
-    state["count"] = state["count"].long()
+    state = zero_state(shapes, v.dtype, v.device)
     state["log_weight"].fill_(empty_log_weight())
     return state
 

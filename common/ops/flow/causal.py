@@ -14,7 +14,7 @@ from ..shared.chunks import carry_sums, chunk_length, split_chunks
 from ..shared.feature_maps import real_features, write_real_features
 from ..shared.padding import zero_padding
 from ..shared.precision import compute_dtype
-from ..shared.state import State
+from ..shared.state import State, zero_state
 from .causal_space import ANYWHERE, Space
 from .causal_weights import Positions, flow_weights
 from .options import FlowForm, FlowOptions, excluded_logit, replace_zero_by_one
@@ -74,11 +74,9 @@ def state_shapes(q: Tensor, v: Tensor) -> dict[str, tuple[int, ...]]:
 
 def empty_state(q: Tensor, v: Tensor) -> State:
     """The state before the first token."""
-    like = {"dtype": compute_dtype(q), "device": q.device}
-    state = {name: torch.zeros(shape, **like) for name, shape in state_shapes(q, v).items()}
+    state = zero_state(state_shapes(q, v), compute_dtype(q), q.device)
     for name in ("log_competition", "log_allocation"):
         state[name].fill_(excluded_logit())
-    state["count"] = state["count"].long()
     return state
 
 

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from ..shared.feature_sums import state_shapes as shapes_of_sums
 from ..shared.held_tokens import last_tokens, with_next
 from ..shared.padding import invert, real_first, take
-from ..shared.state import State
+from ..shared.state import State, zero_state
 from ..shared.window_softmax import hide, sliding_window
 from .full import Maps, far_before, near, window_weights
 
@@ -38,8 +38,7 @@ def extend(
     ``shapes`` are those of ``state``.
     """
     if state is None:
-        state = {name: torch.zeros(shape, dtype=q.dtype, device=q.device) for name, shape in shapes.items()}
-        state["count"] = state["count"].long()
+        state = zero_state(shapes, q.dtype, q.device)
     if q.shape[2] == 1 and padding_mask is None:
         return _step(q, k, v, maps, share, window, state)
     return _several(q, k, v, maps, share, window, padding_mask, chunk_size, state)

@@ -8,17 +8,12 @@ Legend, for every file of this folder:
 ``README.md`` has the derivation and says which file computes what.
 """
 
-from .further_terms import FurtherTerms, bias_reach, check_further_terms
 from .interface import mixed_chunk_attention
 from .parts import linear_term_of_parts_before
-from .sequence import MixedChunkOptions, mixed_chunk_options
+from .sequence import MixedChunkOptions
 
 __all__ = [
-    "FurtherTerms",
     "MixedChunkOptions",
-    "bias_reach",
-    "check_further_terms",
     "linear_term_of_parts_before",
     "mixed_chunk_attention",
-    "mixed_chunk_options",
 ]

@@ -19,7 +19,7 @@ from ..shared.padding import invert, real_first, take
 from ..shared.precision import compute_dtype
 from ..shared.relative_bias import bias_at, bias_so_far
 from ..shared.score_kernels import score_kernel
-from ..shared.state import State
+from ..shared.state import State, zero_state
 from .sequence import MixedChunkOptions, Tokens, both_terms, chunk_sums, hidden_keys, score_divisor, split
 from .sizes import (
     Sizes,
@@ -55,15 +55,8 @@ def _shapes(tokens: Tokens, sizes: Sizes) -> dict[str, tuple[int, ...]]:
 
 def empty_state(tokens: Tokens, chunk_size: int) -> State:
     """The state before the first token."""
-    return zero_state(_shapes(tokens, first_sizes(chunk_size, tokens.k_quad.shape[3])), tokens)
-
-
-def zero_state(shapes: dict[str, tuple[int, ...]], tokens: Tokens) -> State:
-    """A state of these ``shapes`` that counts no token."""
-    like = {"dtype": compute_dtype(tokens.v), "device": tokens.v.device}
-    state = {name: torch.zeros(shape, **like) for name, shape in shapes.items()}
-    state["count"] = state["count"].long()
-    return state
+    shapes = _shapes(tokens, first_sizes(chunk_size, tokens.k_quad.shape[3]))
+    return zero_state(shapes, compute_dtype(tokens.v), tokens.v.device)
 
 
 def step(tokens: Tokens, bias: Tensor | None, options: MixedChunkOptions, state: State) -> tuple[Tensor, State]:

@@ -21,11 +21,11 @@ from torch.nn import functional as F
 from ..shared.checks import ArgumentError
 from ..shared.chunks import carry_decayed_sums, chunk_length, reverse_cumsum, split_chunks
 from ..shared.padding import invert, put_back, real_first, take
+from ..shared.precision import compute_dtype
 from ..shared.relative_bias import bias_at
 from ..shared.score_kernels import score_kernel
-from ..shared.state import State
-from .decoding import attend_at, block_slots, slot_index, zero_state
-from .further_terms import FurtherTerms
+from ..shared.state import State, zero_state
+from .decoding import attend_at, block_slots, slot_index
 from .sequence import MixedChunkOptions, Tokens, both_terms, hidden_keys, score_divisor, split
 from .sizes import (
     Sizes,
@@ -43,12 +43,12 @@ from .sizes import (
 )
 
 
-def check_terms(options: MixedChunkOptions, further: FurtherTerms) -> None:
+def check_terms(options: MixedChunkOptions) -> None:
     """Raise ValueError for options that a sum which forgets does not go with."""
     if not options.linear:
         raise ArgumentError("`log_decay` is given; allowed: only with linear=True, whose sum forgets")
-    for name, value in zip(FurtherTerms._fields, further):
-        if value:
+    for name in ("overlap", "chunk_summaries"):
+        if getattr(options, name):
             raise ArgumentError(f"`log_decay` is given; allowed: without {name}=True")
 
 
@@ -71,7 +71,8 @@ def _shapes(tokens: Tokens, sizes: Sizes) -> dict[str, tuple[int, ...]]:
 
 def empty_state(tokens: Tokens, chunk_size: int) -> State:
     """The state before the first token."""
-    return zero_state(_shapes(tokens, first_sizes(chunk_size, tokens.k_quad.shape[3])), tokens)
+    shapes = _shapes(tokens, first_sizes(chunk_size, tokens.k_quad.shape[3]))
+    return zero_state(shapes, compute_dtype(tokens.v), tokens.v.device)
 
 
 def whole_sequence(

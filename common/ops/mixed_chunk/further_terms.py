@@ -5,55 +5,29 @@ formulas.
 """
 
 import math
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..shared.checks import ArgumentError
 from ..shared.chunks import chunk_count, chunk_length, split_chunks
 from ..shared.score_kernels import score_kernel
 from .sequence import MixedChunkOptions, Tokens, attend_in_graph
 
 
-class FurtherTerms(NamedTuple):
-    """Which of them there are."""
-
-    overlap: bool = False
-    chunk_summaries: bool = False
-
-
-def check_further_terms(options: MixedChunkOptions, further: FurtherTerms) -> None:
-    """Raise ValueError for terms that do not go together."""
-    for name in ("local", "first_softmax", "first_to_all"):
-        value = getattr(options, name)
-        if further.overlap and value != (name == "local"):
-            raise ArgumentError(f"`overlap=True` is given; allowed: without `{name}={value}`")
-
-
-def bias_reach(chunk_size: int, overlap: bool) -> int:
-    """The number of tokens that a bias by distance is for: C, or 2C where chunks overlap."""
-    return 2 * chunk_size if overlap else chunk_size
-
-
 def attend_further(
-    tokens: Tokens,
-    bias: Tensor | None,
-    options: MixedChunkOptions,
-    padding_mask: Tensor | None,
-    further: FurtherTerms,
+    tokens: Tokens, bias: Tensor | None, options: MixedChunkOptions, padding_mask: Tensor | None
 ) -> Tensor:
     """All terms of a sequence whose real tokens come first, in differentiable PyTorch functions: (B, H, n, e)."""
     n = tokens.v.shape[2]
     real = torch.full((1,), n, device=tokens.v.device) if padding_mask is None else (~padding_mask).sum(1)
     out = torch.zeros_like(tokens.v)
-    plain = options._replace(local=options.local and not further.overlap)
+    plain = options._replace(local=options.local and not options.overlap)
     if plain.local or plain.linear:
-        out = attend_in_graph(tokens, None if further.overlap else bias, plain, padding_mask)
-    if further.overlap:
+        out = attend_in_graph(tokens, None if options.overlap else bias, plain, padding_mask)
+    if options.overlap:
         out = out + _overlapping(tokens, bias, options, real)
-    return out + _summaries(tokens, options, real) if further.chunk_summaries else out
+    return out + _summaries(tokens, options, real) if options.chunk_summaries else out
 
 
 def _overlapping(tokens: Tokens, bias: Tensor | None, options: MixedChunkOptions, real: Tensor) -> Tensor:

@@ -3,8 +3,6 @@
 Hua, Dai, Liu, Le, *Transformer Quality in Linear Time* (FLASH), ICML 2022, section 4, equations 7 and 8.
 """
 
-from functools import partial
-
 from torch import Tensor
 
 from ..shared.checks import check_padding_mask, check_query_key_value
@@ -18,14 +16,13 @@ from ..shared.relative_bias import check_bias
 from ..shared.state import State, check_continuation, state_of_sums
 from ..shared.tracing import is_compiled
 from . import causal_cpu, decoding, forgetting
-from .further_terms import FurtherTerms, attend_further, bias_reach, check_further_terms
+from .further_terms import attend_further
 from .gpu import operator as gpu_operator
 from .gpu import sequence as gpu_sequence
 from .sequence import (
     MixedChunkOptions,
     Tokens,
     attend_in_graph,
-    mixed_chunk_options,
     prepare,
     whole_sequence,
 )
@@ -96,22 +93,20 @@ def mixed_chunk_attention(
             these two or without ``local``; a state or gates without ``causal``; gates without ``linear``, or with
             ``overlap`` or ``chunk_summaries``.
     """
-    options = mixed_chunk_options(chunk_size, causal, kernel, local, linear, first_softmax, first_to_all)
-    further = FurtherTerms(overlap, chunk_summaries)
-    check_further_terms(options, further)
-    if not isinstance(q_quad, Tensor) or q_quad.dim() not in (3, 4):
-        shape = tuple(q_quad.shape) if isinstance(q_quad, Tensor) else type(q_quad).__name__
-        raise ValueError(f"q_quad is {shape}; allowed: a tensor (B, n, s) or (B, H, n, s)")
-    without_heads = q_quad.dim() == 3
-    tokens = Tokens(*with_heads(Tokens._fields, (q_quad, k_quad, q_lin, k_lin, v), without_heads))
-    _check_tensors(tokens, bias, options.chunk_size, key_padding_mask, overlap)
+    options = MixedChunkOptions(
+        chunk_size, causal, kernel, local, linear, first_softmax, first_to_all, overlap, chunk_summaries
+    ).checked()
+    tokens, without_heads = with_heads(Tokens._fields, (q_quad, k_quad, q_lin, k_lin, v))
+    tokens = Tokens(*tokens)
+    _check_tensors(tokens, bias, options, key_padding_mask)
     check_continuation(options.causal, initial_state, return_state)
     if log_decay is not None:
         check_log_decay(log_decay, options.causal, tokens.v, tokens.k_lin.shape[3])
-        forgetting.check_terms(options, further)
-    if any(further):
+        forgetting.check_terms(options)
+    if options.sees_more():
         goes_on = initial_state is not None or return_state
-        out, state = _further(tokens, bias, options, further, key_padding_mask, initial_state, goes_on)
+        state = extend_kv_cache(tokens._asdict(), key_padding_mask, initial_state) if goes_on else None
+        out = _further(tokens, bias, options, key_padding_mask, state)
         out = out.squeeze(1) if without_heads else out  # (B, 1, n, e) -> (B, n, e)
         return (out, state) if return_state else out
     forms = decoding if log_decay is None else forgetting
@@ -155,26 +150,19 @@ def _whole(
 
 
 def _further(
-    tokens: Tokens,
-    bias: Tensor | None,
-    options: MixedChunkOptions,
-    further: FurtherTerms,
-    padding_mask: Tensor | None,
-    state: State | None,
-    goes_on: bool,
-) -> tuple[Tensor, State | None]:
-    """The outputs (B, H, n, e) of ``tokens`` with further terms, and where it ``goes_on`` the state: every token."""
-    v, n, seen, padding = tokens.v, tokens.v.shape[2], tokens, padding_mask
-    if goes_on:
-        state = extend_kv_cache(tokens._asdict(), padding_mask, state)
+    tokens: Tokens, bias: Tensor | None, options: MixedChunkOptions, padding_mask: Tensor | None, state: State | None
+) -> Tensor:
+    """The outputs (B, H, n, e) of ``tokens`` with further terms; ``state`` holds them and all tokens before, if any."""
+    v, seen, padding = tokens.v, tokens, padding_mask
+    if state is not None:
         seen, padding = Tokens(*(state[name].to(v.dtype) for name in Tokens._fields)), state["padding_mask"]
     with autocast_off(v):
-        out = whole_sequence(seen, bias, options, padding, partial(attend_further, further=further))
-        return zero_padding(out[:, :, -n:], padding_mask).to(v.dtype), state
+        out = whole_sequence(seen, bias, options, padding, attend_further)
+        return zero_padding(out[:, :, -v.shape[2] :], padding_mask).to(v.dtype)
 
 
 def _check_tensors(
-    tokens: Tokens, bias: Tensor | None, chunk_size: int, padding_mask: Tensor | None, overlap: bool
+    tokens: Tokens, bias: Tensor | None, options: MixedChunkOptions, padding_mask: Tensor | None
 ) -> None:
     """Raise ValueError unless inputs, bias and mask fit together."""
     check_query_key_value(tokens.q_quad, tokens.k_quad, tokens.v, one_length=True, names=("q_quad", "k_quad", "v"))
@@ -186,9 +174,10 @@ def _check_tensors(
                 f"{tuple(tokens.q_quad.shape)}, {tokens.v.dtype}, on {tokens.v.device}"
             )
     check_padding_mask("key_padding_mask", padding_mask, tokens.v)
-    if overlap and isinstance(bias, Tensor) and bias.shape[-1:] != (4 * chunk_size - 1,):
+    distances = (2 * options.bias_reach() - 1,)
+    if options.overlap and isinstance(bias, Tensor) and bias.shape[-1:] != distances:
         raise ValueError(
-            f"bias has shape {tuple(bias.shape)}; allowed for chunk_size = {chunk_size} with overlap: "
-            f"({4 * chunk_size - 1},), or that for each head"
+            f"bias has shape {tuple(bias.shape)}; allowed for chunk_size = {options.chunk_size} with overlap: "
+            f"{distances}, or that for each head"
         )
-    check_bias(bias, bias_reach(chunk_size, overlap), tokens.v.shape[1], tokens.v, "chunk_size")
+    check_bias(bias, options.bias_reach(), tokens.v.shape[1], tokens.v, "chunk_size")

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..shared.checks import check_choice, check_positive_int
+from ..shared.checks import ArgumentError, check_choice, check_positive_int
 from ..shared.chunks import carry_sums, chunk_length, split_chunks
 from ..shared.padding import put_back, real_first, take, zero_padding
 from ..shared.precision import compute_dtype, in_dtype
@@ -26,37 +26,41 @@ class Tokens(NamedTuple):
 
 
 class MixedChunkOptions(NamedTuple):
-    """The options of ``mixed_chunk_attention``, checked. ``mixed_chunk_options`` makes them."""
+    """The options of ``mixed_chunk_attention``, which describes them. Only ``checked`` looks at their values."""
 
     chunk_size: int
-    causal: bool
-    kernel: str
-    local: bool
-    linear: bool
-    first_softmax: bool
-    first_to_all: bool
+    causal: bool = False
+    kernel: str = "relu2"
+    local: bool = True
+    linear: bool = True
+    first_softmax: bool = False
+    first_to_all: bool = False
+    overlap: bool = False
+    chunk_summaries: bool = False
 
+    def checked(self) -> "MixedChunkOptions":
+        """Return the options as they are; ValueError names one that is not allowed, or that others do not go with."""
+        check_choice("kernel", self.kernel, SCORE_KERNELS)
+        check_positive_int("chunk_size", self.chunk_size)
+        if not self.local and not self.linear:
+            raise ValueError("local and linear are both False; allowed: one of them, or both")
+        for name in ("first_softmax", "first_to_all"):
+            if getattr(self, name) and (self.causal or not self.local):
+                given = f"causal={self.causal} and local={self.local}"
+                raise ValueError(f"{name} is True with {given}; allowed: only with causal=False and local=True")
+        for name in ("local", "first_softmax", "first_to_all"):
+            value = getattr(self, name)
+            if self.overlap and value != (name == "local"):
+                raise ArgumentError(f"`overlap=True` is given; allowed: without `{name}={value}`")
+        return self
 
-def mixed_chunk_options(
-    chunk_size: int,
-    causal: bool = False,
-    kernel: str = "relu2",
-    local: bool = True,
-    linear: bool = True,
-    first_softmax: bool = False,
-    first_to_all: bool = False,
-) -> MixedChunkOptions:
-    """Check the options of ``mixed_chunk_attention`` and put them into one tuple; ValueError names the wrong one."""
-    check_choice("kernel", kernel, SCORE_KERNELS)
-    check_positive_int("chunk_size", chunk_size)
-    if not local and not linear:
-        raise ValueError("local and linear are both False; allowed: one of them, or both")
-    for name, value in (("first_softmax", first_softmax), ("first_to_all", first_to_all)):
-        if value and (causal or not local):
-            raise ValueError(
-                f"{name} is True with causal={causal} and local={local}; allowed: only with causal=False and local=True"
-            )
-    return MixedChunkOptions(chunk_size, causal, kernel, local, linear, first_softmax, first_to_all)
+    def sees_more(self) -> bool:
+        """Whether there are terms beyond the local and the linear one; see ``further_terms``."""
+        return self.overlap or self.chunk_summaries
+
+    def bias_reach(self) -> int:
+        """The number of tokens that a bias by distance is for: C, or 2C where chunks overlap."""
+        return 2 * self.chunk_size if self.overlap else self.chunk_size
 
 
 def prepare(tokens: Tokens, bias: Tensor | None, padding_mask: Tensor | None) -> tuple[Tokens, Tensor | None]:

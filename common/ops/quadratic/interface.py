@@ -74,11 +74,7 @@ def gau_attention(
         raise ValueError(
             "first_softmax is True with causal=True; allowed: False, since the first token sees itself only"
         )
-    if not isinstance(q, Tensor) or q.dim() not in (3, 4):
-        shape = tuple(q.shape) if isinstance(q, Tensor) else type(q).__name__
-        raise ValueError(f"q is {shape}; allowed: a tensor (B, n, s) or (B, H, n, s)")
-    without_heads = q.dim() == 3
-    q, k, v = with_heads(("q", "k", "v"), (q, k, v), without_heads)
+    (q, k, v), without_heads = with_heads(("q", "k", "v"), (q, k, v))
     check_query_key_value(q, k, v, one_length=True)
     check_masks(key_padding_mask, k, query_padding_mask, q)
     q = zero_padding(q, query_padding_mask)  # what stands in padding must not reach any gradient

@@ -31,12 +31,6 @@ def state_shapes(q: Tensor, v: Tensor, rotations: Tensor, held: int) -> dict[str
     }
 
 
-def empty_state(shapes: dict[str, tuple[int, ...]], like: Tensor) -> State:
-    """The state before the first token, with floating point numbers of the dtype of ``like``."""
-    dtypes = {"k": like.dtype, "v": like.dtype, "codes": torch.long, "count": torch.long}
-    return {name: like.new_zeros(shape, dtype=dtypes[name]) for name, shape in shapes.items()}
-
-
 def ranks_of(buckets: Tensor, place: Tensor | None, count: Tensor) -> tuple[Tensor, Tensor]:
     """The number of tokens before each in its bucket (B, H, R, n), and of tokens in every bucket (B, H, R, 2D).
 

@@ -11,7 +11,7 @@ from ..shared.held_tokens import held_length
 from ..shared.packed import takes_segments
 from ..shared.padding import zero_padding
 from ..shared.precision import autocast_off, compute_dtype
-from ..shared.state import State, check_continuation, state_of_sums
+from ..shared.state import State, check_continuation, state_of_sums, zero_state
 from ..shared.unit_vectors import unit_vectors
 from . import decoding
 from .hashes import buckets_of, codes_of, sorted_order
@@ -90,8 +90,7 @@ def _causal(
     """The outputs (B, H, n, e) of ``_prepared`` tokens after those of ``state``, of ``shapes``, and the state then."""
     buckets, is_step = buckets_of(q, rotations, padding_mask), q.shape[2] == 1
     order, place = (None, None) if is_step else sorted_order(buckets)
-    if state is None:
-        state = decoding.empty_state(shapes, k)
+    state = zero_state(shapes, k.dtype, k.device) if state is None else state
     ranks, count = decoding.ranks_of(buckets, place, state["count"])
     codes = codes_of(buckets, ranks)
     if padding_mask is not None:

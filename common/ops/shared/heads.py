@@ -3,11 +3,19 @@
 from torch import Tensor
 
 
-def with_heads(names: tuple[str, ...], tensors: tuple[Tensor, ...], without_heads: bool) -> tuple[Tensor, ...]:
-    """(B, n, c) -> (B, 1, n, c) for tensors ``without_heads``; ValueError unless all or none have the dimension."""
-    allowed = 3 if without_heads else 4
+def with_heads(names: tuple[str, ...], tensors: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], bool]:
+    """(B, n, c) -> (B, 1, n, c) for tensors without heads, and whether they had none.
+
+    Raises:
+        ValueError: the first has neither 3 nor 4 dimensions, or another has not as many as the first.
+    """
+    first = tensors[0]
+    without_heads = isinstance(first, Tensor) and first.dim() == 3
+    allowed = first.dim() if isinstance(first, Tensor) else 0
     for name, tensor in zip(names, tensors):
-        if not isinstance(tensor, Tensor) or tensor.dim() != allowed:
-            shape = tuple(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
-            raise ValueError(f"{name} is {shape}; allowed: a tensor of {allowed} dimensions, as {names[0]} is")
-    return tuple(x.unsqueeze(1) for x in tensors) if without_heads else tensors
+        if isinstance(tensor, Tensor) and tensor.dim() == allowed and allowed in (3, 4):
+            continue
+        shape = tuple(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
+        fits = "(B, n, s) or (B, H, n, s)" if tensor is first else f"of {allowed} dimensions, as {names[0]} is"
+        raise ValueError(f"{name} is {shape}; allowed: a tensor {fits}")
+    return tuple(x.unsqueeze(1) for x in tensors) if without_heads else tensors, without_heads

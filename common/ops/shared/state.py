@@ -115,6 +115,13 @@ def state_of_source(state: State, vectors: Sequence[str], q: Tensor) -> State:
     return state_of_sums(state, {**dict.fromkeys(vectors, vector), "sum_kv": (*vector, *channels)}, q.dtype, q, "state")
 
 
+def zero_state(shapes: dict[str, Sequence[int]], dtype: torch.dtype, device: torch.device) -> State:
+    """A state of zeros, sums in ``dtype``: that before the first token, but for what does not begin with 0."""
+    return {
+        name: torch.zeros(shape, dtype=_ENTRY_DTYPES.get(name, dtype), device=device) for name, shape in shapes.items()
+    }
+
+
 def split_state(state: State | None, names: Collection[str]) -> tuple[State | None, State | None]:
     """The entries ``names`` of ``state`` and all others, which belong to another module; None for None.
 

@@ -16,7 +16,7 @@ from .checks import check_masks, check_query_key_value
 from .held_tokens import held_length, last_tokens, unless_padding, with_next
 from .padding import invert, real_first, take, zero_padding
 from .precision import autocast_off, compute_dtype
-from .state import State, check_continuation, state_of_sums
+from .state import State, check_continuation, state_of_sums, zero_state
 from .window_softmax import (
     Window,
     as_they_came,
@@ -70,7 +70,12 @@ def attend_in_window(
     with autocast_off(q):
         if state is None and not return_state:
             return _whole(q, k, v, key_padding_mask, query_padding_mask, options, causal)
-        out, state = _extend(q, k, v, key_padding_mask, query_padding_mask, options, shapes, state)
+        dtype, given = compute_dtype(q), v.dtype
+        q = zero_padding(zero_padding(q.to(dtype) * q.shape[3] ** -0.5, key_padding_mask), query_padding_mask)
+        k, v = zero_padding(k.to(dtype), key_padding_mask), zero_padding(v.to(dtype), key_padding_mask)
+        state = zero_state(shapes, dtype, q.device) if state is None else state
+        out, state = (_step if q.shape[2] == 1 else _several)(q, k, v, key_padding_mask, options, state)
+        out = zero_padding(zero_padding(out, key_padding_mask), query_padding_mask).to(given)
     return (out, state) if return_state else out
 
 
@@ -138,29 +143,6 @@ def _state_shapes(k: Tensor, v: Tensor, held: int, first: int | None) -> dict[st
         if first is not None:
             shapes[f"global_{name}"] = (*x.shape[:2], first, x.shape[3])
     return shapes
-
-
-def _extend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    key_padding_mask: Tensor | None,
-    query_padding_mask: Tensor | None,
-    options: WindowOptions,
-    shapes: dict[str, tuple[int, ...]],
-    state: State | None,
-) -> tuple[Tensor, State]:
-    """The next tokens' outputs, causal, and the state after them; ``shapes`` are those of ``state``."""
-    dtype, given = compute_dtype(q), v.dtype
-    q = zero_padding(zero_padding(q.to(dtype) * q.shape[3] ** -0.5, key_padding_mask), query_padding_mask)
-    k, v = zero_padding(k.to(dtype), key_padding_mask), zero_padding(v.to(dtype), key_padding_mask)
-    if state is None:
-        like = {"dtype": dtype, "device": q.device}
-        state = {name: torch.zeros(shape, **like) for name, shape in shapes.items()}
-        state["count"] = state["count"].long()
-    extend = _step if q.shape[2] == 1 else _several
-    out, state = extend(q, k, v, key_padding_mask, options, state)
-    return zero_padding(zero_padding(out, key_padding_mask), query_padding_mask).to(given), state
 
 
 def _held(count: Tensor, options: WindowOptions) -> Tensor:

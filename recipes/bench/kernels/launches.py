@@ -16,7 +16,7 @@ from common.ops.flow.causal import CausalInputs
 from common.ops.flow.gpu.causal import causal_attention
 from common.ops.flow.options import flow_options
 from common.ops.mixed_chunk.gpu.sequence import whole_sequence
-from common.ops.mixed_chunk.sequence import Tokens, mixed_chunk_options
+from common.ops.mixed_chunk.sequence import MixedChunkOptions, Tokens
 
 CHUNK = 256
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -82,7 +82,7 @@ def of_mixed_chunk_attention(sizes: Sizes) -> Call:
 
     def attend(*inputs: Tensor) -> Tensor:
         *tokens, bias = inputs
-        options = mixed_chunk_options(CHUNK, causal=True)
+        options = MixedChunkOptions(CHUNK, causal=True)
         return whole_sequence(Tokens(*tokens), bias, options, sizes.padding, walk=True)
 
     return Call(attend, (*_leaves(sizes, s, s, s, s, e), bias), _products(s, e, CHUNK))

@@ -29,7 +29,7 @@ def whole_sequence(
     tokens: Tokens, bias: Tensor | None, options: MixedChunkOptions, padding_mask: Tensor | None
 ) -> Tensor:
     """``guarded_sequence`` as one operator."""
-    return _attend(*tokens, bias, padding_mask, *options)
+    return _attend(*tokens, bias, padding_mask, *options[:7])
 
 
 def _run(*given: Any) -> Sequence[Tensor]:

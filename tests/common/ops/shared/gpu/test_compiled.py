@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from common.ops.flow.options import flow_options
-from common.ops.mixed_chunk.sequence import Tokens, mixed_chunk_options
+from common.ops.mixed_chunk.sequence import MixedChunkOptions, Tokens
 from common.ops.shared.gpu.launch import interpreted, warps_of
 from recipes.bench.kernels.compiled import CAPABILITIES, compile_for, fits, resources
 from recipes.bench.kernels.launches import (
@@ -91,7 +91,7 @@ def test_kernels_of_mixed_chunk_attention(dtype, causal, kernel, bias):
 
     s, e = (40, 10) if causal else (10, 80)
     bias = torch.zeros(bias, requires_grad=True)
-    options = mixed_chunk_options(64, causal, kernel)
+    options = MixedChunkOptions(64, causal, kernel)
     with recorded() as launches:
         whole_sequence(Tokens(*leaves(dtype, s, s, s, s, e)), bias, options, None).sum().backward()
     assert_compile(launches, "mixed_chunk")

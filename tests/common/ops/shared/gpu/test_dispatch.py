@@ -15,7 +15,7 @@ from common.ops import flow_attention, mixed_chunk_attention
 from common.ops.flow.causal import attention_in_chunks
 from common.ops.flow.gpu import causal
 from common.ops.mixed_chunk.gpu import sequence
-from common.ops.mixed_chunk.sequence import Tokens, mixed_chunk_options
+from common.ops.mixed_chunk.sequence import MixedChunkOptions, Tokens
 from common.ops.shared.gpu import dispatch, first_use
 from tests.common.inputs import mixed_chunk_inputs, qkv
 from tests.compare import assert_close
@@ -51,7 +51,7 @@ def kernel(on_cpu_too, monkeypatch):
 
 
 def chunks_apply(q, v, kernel="relu2", **options):
-    return sequence.applies(Tokens(q, q, q, q, v), mixed_chunk_options(4, kernel=kernel, **options))
+    return sequence.applies(Tokens(q, q, q, q, v), MixedChunkOptions(4, kernel=kernel, **options))
 
 
 def float32(n=9):

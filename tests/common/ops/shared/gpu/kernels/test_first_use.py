@@ -7,7 +7,7 @@ from common.ops.flow.causal import CausalInputs
 from common.ops.flow.gpu import causal, chunks
 from common.ops.flow.options import flow_options
 from common.ops.mixed_chunk.gpu import sequence
-from common.ops.mixed_chunk.sequence import Tokens, mixed_chunk_options
+from common.ops.mixed_chunk.sequence import MixedChunkOptions, Tokens
 from common.ops.shared.gpu import dispatch, first_use
 from tests.common.inputs import padding, qkv
 from tests.common.ops.shared.gpu.device import on_device
@@ -24,7 +24,7 @@ def flow_use(dtype=torch.float32, mask=None, **options) -> first_use.FirstUse:
 def mixed_chunk_use(bias_shape=None, mask=None, **options) -> first_use.FirstUse:
     q, k, v = on_device(qkv(4, **SIZES, dtype=torch.float32))
     bias = None if bias_shape is None else on_device([torch.zeros(bias_shape)])[0]
-    return sequence.first_use(Tokens(q, k, q, k, v), bias, mixed_chunk_options(20, **options), *on_device([mask]))
+    return sequence.first_use(Tokens(q, k, q, k, v), bias, MixedChunkOptions(20, **options), *on_device([mask]))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
