@@ -87,15 +87,8 @@ class CombinerAttention(OpAttention):
         if segment_ids is not None:
             masks = {"key_padding_mask": key_padding_mask, "query_padding_mask": query_padding_mask}
             tokens = {"q": q, "k": k, "v": v, "x": x}
-            return attend_by_document(
-                partial(self._document, return_state),
-                tokens,
-                segment_ids,
-                masks,
-                self.causal,
-                initial_state,
-                return_state,
-            )
+            call = partial(self._document, return_state)
+            return attend_by_document(call, tokens, segment_ids, masks, self.causal, initial_state, return_state)
         if not return_state:
             return self._whole(q, k, v, x, key_padding_mask, query_padding_mask)
         return self._extend({"q": q, "k": k, "v": v, "x": x.unsqueeze(1).to(q.dtype)}, key_padding_mask, initial_state)
@@ -135,10 +128,9 @@ class CombinerAttention(OpAttention):
             q, k = rotate(q, positions), rotate(k, positions)
         summary_k, summary_v = self._summaries(q, k, v, x, positions, key_padding_mask)
         if weighed is not None:
-            v, summary_v = (
-                weighed,
-                row_attention(q, k, weighed, row_length=self.options.row_length, key_padding_mask=key_padding_mask),
-            )
+            row_length = self.options.row_length
+            summary_v = row_attention(q, k, weighed, row_length=row_length, key_padding_mask=key_padding_mask)
+            v = weighed
         out = super().apply_op(q, k, v, summary_k, summary_v, key_padding_mask=key_padding_mask)
         return zero_padding(out, query_padding_mask)
 

@@ -71,10 +71,8 @@ def bigbird_attention(
         count = tokens.seen.sum([1, 2, 3]).unsqueeze(1)  # (B or 1, 1)
         last = (count - 1).clamp(min=0) // chunk_size
         index, valid = _further_chunks(numbers, q_chunks.shape[2], last)  # (B or 1, G, 2 + r)
-        further_k, further_v = (
-            _gather(k_chunks, index.expand(batch, -1, -1)),
-            _gather(v_chunks, index.expand(batch, -1, -1)),
-        )
+        chosen = index.expand(batch, -1, -1)
+        further_k, further_v = _gather(k_chunks, chosen), _gather(v_chunks, chosen)
         position = index.unsqueeze(-1) * chunk_size + torch.arange(chunk_size, device=q.device)  # (B or 1, G, 2 + r, C)
         visible = (valid.unsqueeze(-1) & (position < count[:, :, None, None])).flatten(2)
         further = hide(q_chunks @ further_k.transpose(-2, -1), visible[:, None, :, None])

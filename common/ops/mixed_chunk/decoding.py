@@ -20,42 +20,29 @@ from ..shared.precision import compute_dtype
 from ..shared.relative_bias import bias_at, bias_so_far
 from ..shared.score_kernels import score_kernel
 from ..shared.state import State, zero_state
+from . import sizes
 from .sequence import MixedChunkOptions, Tokens, both_terms, chunk_sums, hidden_keys, score_divisor, split
-from .sizes import (
-    Sizes,
-    block_length,
-    counts_of,
-    counts_of_state,
-    first_sizes,
-    keeps_largest,
-    largest_sizes,
-    one_position,
-    resized,
-    sizes_after,
-    sizes_of_state,
-    sizes_of_step,
-)
 
 
 def state_shapes(tokens: Tokens, chunk_size: int, state: State) -> dict[str, tuple[int, ...]]:
     """The shape that every tensor of ``state`` is allowed to have."""
-    return _shapes(tokens, sizes_of_state(state, chunk_size, tokens.k_quad.shape[3], keeps_chunk_before=True))
+    return _shapes(tokens, sizes.of_state(state, chunk_size, tokens.k_quad.shape[3], keeps_chunk_before=True))
 
 
-def _shapes(tokens: Tokens, sizes: Sizes) -> dict[str, tuple[int, ...]]:
+def _shapes(tokens: Tokens, held: sizes.Sizes) -> dict[str, tuple[int, ...]]:
     batch, heads, _, s = tokens.k_quad.shape
     e = tokens.v.shape[3]
     return {
         "count": (batch,),
-        "sum_kv": (batch, heads, sizes.sums, e),
-        "ring": (batch, heads, sizes.slots, 2 * s + e),
-        "block": (batch, heads, sizes.block, 2 * s + e),
+        "sum_kv": (batch, heads, held.sums, e),
+        "ring": (batch, heads, held.slots, 2 * s + e),
+        "block": (batch, heads, held.block, 2 * s + e),
     }
 
 
 def empty_state(tokens: Tokens, chunk_size: int) -> State:
     """The state before the first token."""
-    shapes = _shapes(tokens, first_sizes(chunk_size, tokens.k_quad.shape[3]))
+    shapes = _shapes(tokens, sizes.first(chunk_size, tokens.k_quad.shape[3]))
     return zero_state(shapes, compute_dtype(tokens.v), tokens.v.device)
 
 
@@ -64,19 +51,17 @@ def step(tokens: Tokens, bias: Tensor | None, options: MixedChunkOptions, state:
 
     The next state may share tensors with ``state``.
     """
-    new, counts = (
-        torch.cat([tokens.k_quad, tokens.k_lin, tokens.v], dim=3),
-        counts_of_state(state, options.chunk_size),
-    )
-    position, s = one_position(counts), tokens.k_quad.shape[3]
+    new = torch.cat([tokens.k_quad, tokens.k_lin, tokens.v], dim=3)
+    counts = sizes.counts_of_state(state, options.chunk_size)
+    position, s = sizes.one_position(counts), tokens.k_quad.shape[3]
     if position is not None:
         out, changed = _step_at(tokens, new, bias, options, state, position)
         return out, {**state, **changed, "count": state["count"] + 1}
-    state = resized(state, sizes_of_step(counts, options.chunk_size, s))
+    state = sizes.resized(state, sizes.of_step(counts, options.chunk_size, s))
     out, changed = _step_anywhere(tokens, new, bias, options, state)
     state = {**state, **changed, "count": state["count"] + 1}
     counts = None if counts is None else [count + 1 for count in counts]
-    return out, resized(state, sizes_after(counts, options.chunk_size, s, keeps_chunk_before=True))
+    return out, sizes.resized(state, sizes.after(counts, options.chunk_size, s, keeps_chunk_before=True))
 
 
 def _step_at(
@@ -86,7 +71,7 @@ def _step_at(
 
     ``new`` (B, H, 1, 2s + e) is what the state is to hold of the token.
     """
-    size, s, length = options.chunk_size, tokens.q_quad.shape[3], block_length(options.chunk_size)
+    size, s, length = options.chunk_size, tokens.q_quad.shape[3], sizes.block_length(options.chunk_size)
     ring, slot = state["ring"], position % size
     place = slot % length
     begin = slot - place
@@ -230,7 +215,7 @@ def several(
 ) -> tuple[Tensor, State]:
     """n tokens after ``state``, as a sequence of its two chunks and them: outputs (B, H, n, e) and the next state."""
     batch, n, size, s = tokens.v.shape[0], tokens.v.shape[2], options.chunk_size, tokens.k_lin.shape[3]
-    stays, state = keeps_largest(state, size), resized(state, largest_sizes(size, s))
+    stays, state = sizes.keeps_largest(state, size), sizes.resized(state, sizes.largest(size, s))
     slot = (state["count"] % size)[:, None]  # (B, 1)
     slots, block = torch.arange(size, device=slot.device), block_slots(slot, state)
     if padding_mask is None:
@@ -255,8 +240,8 @@ def several(
     real = (~padding_mask).sum(1)
     new_state = _state_at(chunks, sums, size + slot + real[:, None], state)  # real tokens of the frame
     count = state["count"] + real
-    sizes = sizes_after(counts_of(count, stays), size, s, keeps_chunk_before=True)
-    return out, resized({**new_state, "count": count}, sizes)
+    next_sizes = sizes.after(sizes.counts_of(count, stays), size, s, keeps_chunk_before=True)
+    return out, sizes.resized({**new_state, "count": count}, next_sizes)
 
 
 def _state_at(chunks: Tokens, sums: Tensor, end: Tensor, state: State) -> State:

@@ -25,22 +25,9 @@ from ..shared.precision import compute_dtype
 from ..shared.relative_bias import bias_at
 from ..shared.score_kernels import score_kernel
 from ..shared.state import State, zero_state
+from . import sizes
 from .decoding import attend_at, block_slots, slot_index
 from .sequence import MixedChunkOptions, Tokens, both_terms, hidden_keys, score_divisor, split
-from .sizes import (
-    Sizes,
-    block_length,
-    counts_of,
-    counts_of_state,
-    first_sizes,
-    keeps_largest,
-    largest_sizes,
-    one_position,
-    resized,
-    sizes_after,
-    sizes_of_state,
-    sizes_of_step,
-)
 
 
 def check_terms(options: MixedChunkOptions) -> None:
@@ -54,24 +41,24 @@ def check_terms(options: MixedChunkOptions) -> None:
 
 def state_shapes(tokens: Tokens, chunk_size: int, state: State) -> dict[str, tuple[int, ...]]:
     """The shape that every tensor of ``state`` is allowed to have."""
-    return _shapes(tokens, sizes_of_state(state, chunk_size, tokens.k_quad.shape[3], keeps_chunk_before=False))
+    return _shapes(tokens, sizes.of_state(state, chunk_size, tokens.k_quad.shape[3], keeps_chunk_before=False))
 
 
-def _shapes(tokens: Tokens, sizes: Sizes) -> dict[str, tuple[int, ...]]:
+def _shapes(tokens: Tokens, held: sizes.Sizes) -> dict[str, tuple[int, ...]]:
     batch, heads, _, s = tokens.k_quad.shape
     e = tokens.v.shape[3]
     return {
         "count": (batch,),
-        "sum_kv": (batch, heads, sizes.sums, e),
+        "sum_kv": (batch, heads, held.sums, e),
         "own_kv": (batch, heads, s, e),
-        "chunk": (batch, heads, sizes.slots, s + e),
-        "block": (batch, heads, sizes.block, s + e),
+        "chunk": (batch, heads, held.slots, s + e),
+        "block": (batch, heads, held.block, s + e),
     }
 
 
 def empty_state(tokens: Tokens, chunk_size: int) -> State:
     """The state before the first token."""
-    shapes = _shapes(tokens, first_sizes(chunk_size, tokens.k_quad.shape[3]))
+    shapes = _shapes(tokens, sizes.first(chunk_size, tokens.k_quad.shape[3]))
     return zero_state(shapes, compute_dtype(tokens.v), tokens.v.device)
 
 
@@ -95,13 +82,11 @@ def step(
     The next state may share tensors with ``state``.
     """
     decay = _by_channel(log_decay).exp().transpose(-2, -1)  # (B, H, 1 or s, 1)
-    new, counts = (
-        torch.cat([tokens.k_quad, tokens.v], dim=3),
-        counts_of_state(state, options.chunk_size),
-    )
-    position, size, s = one_position(counts), options.chunk_size, tokens.k_quad.shape[3]
+    new = torch.cat([tokens.k_quad, tokens.v], dim=3)
+    counts = sizes.counts_of_state(state, options.chunk_size)
+    position, size, s = sizes.one_position(counts), options.chunk_size, tokens.k_quad.shape[3]
     if position is None:
-        state = resized(state, sizes_of_step(counts, size, s))
+        state = sizes.resized(state, sizes.of_step(counts, size, s))
     own_kv = torch.addcmul(state["own_kv"] * decay, tokens.k_lin.transpose(-2, -1), tokens.v)
     state, out = {**state, "own_kv": own_kv}, None
     if state["sum_kv"].shape[2]:
@@ -114,7 +99,7 @@ def step(
     state["count"] = state["count"] + 1
     if position is None:
         counts = None if counts is None else [count + 1 for count in counts]
-        state = resized(state, sizes_after(counts, size, s, keeps_chunk_before=False))
+        state = sizes.resized(state, sizes.after(counts, size, s, keeps_chunk_before=False))
     return torch.zeros_like(tokens.v) if out is None else out, state
 
 
@@ -125,7 +110,7 @@ def _step_at(
 
     ``new`` (B, H, 1, s + e) is what the state is to hold of the token; sums of ``state`` have the token already.
     """
-    size, s, length = options.chunk_size, tokens.k_quad.shape[3], block_length(options.chunk_size)
+    size, s, length = options.chunk_size, tokens.k_quad.shape[3], sizes.block_length(options.chunk_size)
     slot = position % size
     place = slot % length
     chunk = state["chunk"][:, :, : slot - place]
@@ -179,7 +164,7 @@ def several(
     """n tokens after ``state``, as a sequence of the current chunk and them: outputs (B, H, n, e), the next state."""
     batch, _, n, s = tokens.q_quad.shape
     size, e = options.chunk_size, tokens.v.shape[3]
-    stays, state = keeps_largest(state, size), resized(state, largest_sizes(size, s))
+    stays, state = sizes.keeps_largest(state, size), sizes.resized(state, sizes.largest(size, s))
     slot, slots = (state["count"] % size)[:, None], torch.arange(size, device=tokens.v.device)
     if padding_mask is None:
         padding_mask = torch.zeros(batch, n, dtype=torch.bool, device=slot.device)
@@ -208,8 +193,8 @@ def several(
     chunk = pick(torch.cat([chunks.k_quad, chunks.v], dim=4))
     block = chunk.gather(2, slot_index(block_slots(end % size, state), chunk))
     count = state["count"] + real
-    sizes = sizes_after(counts_of(count, stays), size, s, keeps_chunk_before=False)
-    return out, resized({"count": count, **held, "chunk": chunk, "block": block}, sizes)
+    next_sizes = sizes.after(sizes.counts_of(count, stays), size, s, keeps_chunk_before=False)
+    return out, sizes.resized({"count": count, **held, "chunk": chunk, "block": block}, next_sizes)
 
 
 class _Sums(NamedTuple):

@@ -54,9 +54,9 @@ def counts_of_state(state: State, chunk_size: int) -> list[int] | None:
     return counts_of(state["count"], keeps_largest(state, chunk_size))
 
 
-def first_sizes(chunk_size: int, s: int) -> Sizes:
+def first(chunk_size: int, s: int) -> Sizes:
     """Sizes of the state before the first token."""
-    return largest_sizes(chunk_size, s) if begins_largest() else Sizes(0, 0, 0)
+    return largest(chunk_size, s) if begins_largest() else Sizes(0, 0, 0)
 
 
 def one_position(counts: list[int] | None) -> int | None:
@@ -64,15 +64,15 @@ def one_position(counts: list[int] | None) -> int | None:
     return counts[0] if counts and counts.count(counts[0]) == len(counts) else None
 
 
-def largest_sizes(chunk_size: int, s: int) -> Sizes:
+def largest(chunk_size: int, s: int) -> Sizes:
     """Sizes that no state exceeds."""
     return Sizes(chunk_size, block_length(chunk_size), s)
 
 
-def sizes_after(counts: list[int] | None, chunk_size: int, s: int, keeps_chunk_before: bool) -> Sizes:
+def after(counts: list[int] | None, chunk_size: int, s: int, keeps_chunk_before: bool) -> Sizes:
     """Sizes after ``counts`` tokens of a state that holds the current chunk, and with the flag the one before it."""
     if counts is None:
-        return largest_sizes(chunk_size, s)
+        return largest(chunk_size, s)
     length, slots = block_length(chunk_size), [count % chunk_size for count in counts]
     has_sum = max(counts, default=0) >= chunk_size
     full_blocks = max((slot - slot % length for slot in slots), default=0)
@@ -80,11 +80,11 @@ def sizes_after(counts: list[int] | None, chunk_size: int, s: int, keeps_chunk_b
     return Sizes(chunk_size if has_sum and keeps_chunk_before else full_blocks, in_block, s if has_sum else 0)
 
 
-def sizes_of_step(counts: list[int] | None, chunk_size: int, s: int) -> Sizes:
+def of_step(counts: list[int] | None, chunk_size: int, s: int) -> Sizes:
     """Sizes for a step in which each row writes into a slot of its own: whole blocks of slots, and one block."""
-    largest = largest_sizes(chunk_size, s)
-    slots = chunk_size if counts is None else (max(counts, default=0) // largest.block + 1) * largest.block
-    return largest if slots >= chunk_size else Sizes(slots, largest.block, 0)
+    most = largest(chunk_size, s)
+    slots = chunk_size if counts is None else (max(counts, default=0) // most.block + 1) * most.block
+    return most if slots >= chunk_size else Sizes(slots, most.block, 0)
 
 
 def resized(state: State, sizes: Sizes) -> State:
@@ -98,12 +98,12 @@ def _resized(x: Tensor, size: int | None) -> Tensor:
     return x[:, :, :size] if x.shape[2] > size else F.pad(x, (0, 0, 0, size - x.shape[2]))
 
 
-def sizes_of_state(state: State | None, chunk_size: int, s: int, keeps_chunk_before: bool) -> Sizes:
+def of_state(state: State | None, chunk_size: int, s: int, keeps_chunk_before: bool) -> Sizes:
     """Sizes of a given ``state`` where they are allowed: what its tokens require at least, the largest at most."""
     count = state.get("count") if isinstance(state, dict) else None
     is_count = isinstance(count, Tensor) and count.dim() == 1 and count.dtype == torch.int64
-    counts, most = counts_of(count, keeps_largest=False) if is_count else None, largest_sizes(chunk_size, s)
-    least = Sizes(0, 0, 0) if counts is None else sizes_after(counts, chunk_size, s, keeps_chunk_before)
+    counts, most = counts_of(count, keeps_largest=False) if is_count else None, largest(chunk_size, s)
+    least = Sizes(0, 0, 0) if counts is None else after(counts, chunk_size, s, keeps_chunk_before)
     base = most if counts is None else least
     sizes = {"slots": base.slots, "block": base.block, "sums": base.sums}  # torch 2.6 does not compile _replace
     for name, field in _FIELDS.items():
