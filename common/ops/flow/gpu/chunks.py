@@ -167,19 +167,11 @@ def _feature_sums(chunks: _Chunks, first_q: Tensor, first_k: Tensor, weights: Se
     """
     from . import chunks_kernels as kernels
 
-    sums = chunks.vector_sums(first_q, first_k)
-    kernels.feature_sums[chunks.grid](
-        chunks.q,
-        chunks.k,
-        chunks.padding,
-        *((chunks.q, chunks.k) if weights is None else weights),
-        sums,
-        *chunks.counts,
-        0.0 if weights is None else chunks.eps,
-        *chunks.qk_strides,
-        **chunks.flow,
-        WEIGHTED=weights is not None,
-    )
+    sums, weighted = chunks.vector_sums(first_q, first_k), weights is not None
+    weights, eps = ((chunks.q, chunks.k), 0.0) if weights is None else (weights, chunks.eps)
+    inputs = (chunks.q, chunks.k, chunks.padding, *weights)
+    numbers = (*chunks.counts, eps, *chunks.qk_strides)
+    kernels.feature_sums[chunks.grid](*inputs, sums, *numbers, **chunks.flow, WEIGHTED=weighted)
     return sums.cumsum_(2)
 
 
@@ -190,23 +182,11 @@ def _flows(chunks: _Chunks, state: State) -> _Flows:
     sums = _feature_sums(chunks, state["sum_q"], state["sum_k"])
     conserved_sums = chunks.vector_sums(state["sum_q_over_incoming"], state["sum_k_over_outgoing"])
     flows = _Flows(*chunks.numbers(4), sums, conserved_sums)
+    numbers = (*chunks.counts, chunks.count_stride, chunks.eps, chunks.outer_eps, *chunks.qk_strides)
     for conserved in (False, True):
-        kernels.flows[chunks.grid](
-            chunks.q,
-            chunks.k,
-            chunks.padding,
-            chunks.count,
-            *flows[:4],
-            conserved_sums if conserved else sums,
-            conserved_sums,
-            *chunks.counts,
-            chunks.count_stride,
-            chunks.eps,
-            chunks.outer_eps,
-            *chunks.qk_strides,
-            **chunks.flow,
-            CONSERVED=conserved,
-        )
+        inputs = (chunks.q, chunks.k, chunks.padding, chunks.count)
+        outputs = (*flows[:4], conserved_sums if conserved else sums, conserved_sums)
+        kernels.flows[chunks.grid](*inputs, *outputs, *numbers, **chunks.flow, CONSERVED=conserved)
         if not conserved:
             conserved_sums.cumsum_(2)
     return flows
@@ -234,20 +214,9 @@ def _kv_sums(chunks: _Chunks, competition: Tensor, first: Tensor) -> Tensor:
     from . import chunks_kernels as kernels
 
     sums = chunks.matrix_sums(first)
-    kernels.value_sums[chunks.value_grid](
-        chunks.k,
-        chunks.v,
-        chunks.padding,
-        chunks.v,
-        competition,
-        sums,
-        sums,
-        *chunks.counts,
-        *strides(chunks.k),
-        *strides(chunks.v),
-        **chunks.value,
-        REVERSED=False,
-    )
+    inputs = (chunks.k, chunks.v, chunks.padding, chunks.v, competition)
+    numbers = (*chunks.counts, *strides(chunks.k), *strides(chunks.v))
+    kernels.value_sums[chunks.value_grid](*inputs, sums, sums, *numbers, **chunks.value, REVERSED=False)
     return sums.cumsum_(1)
 
 
@@ -256,20 +225,9 @@ def _outputs(chunks: _Chunks, weights: _Weights, kv_sums: Tensor) -> Tensor:
     from . import chunks_kernels as kernels
 
     out = chunks.v.new_empty(chunks.v.shape)
-    kernels.outputs[chunks.value_grid](
-        chunks.q,
-        chunks.k,
-        chunks.v,
-        chunks.padding,
-        weights.competition,
-        weights.scale,
-        kv_sums,
-        out,
-        *chunks.counts,
-        *chunks.qk_strides,
-        *strides(chunks.v),
-        **chunks.value,
-    )
+    inputs = (chunks.q, chunks.k, chunks.v, chunks.padding, weights.competition, weights.scale, kv_sums)
+    numbers = (*chunks.counts, *chunks.qk_strides, *strides(chunks.v))
+    kernels.outputs[chunks.value_grid](*inputs, out, *numbers, **chunks.value)
     return out
 
 
@@ -280,20 +238,9 @@ def _scales_backward(
     from . import chunks_kernels as kernels
 
     sums, dots = chunks.matrix_sums(first), chunks.numbers(chunks.value_grid[1])
-    kernels.value_sums[chunks.value_grid](
-        chunks.q,
-        grad_out,
-        chunks.padding,
-        out,
-        scale,
-        sums,
-        dots,
-        *chunks.counts,
-        *strides(chunks.q),
-        *strides(grad_out),
-        **chunks.value,
-        REVERSED=True,
-    )
+    inputs = (chunks.q, grad_out, chunks.padding, out, scale)
+    numbers = (*chunks.counts, *strides(chunks.q), *strides(grad_out))
+    kernels.value_sums[chunks.value_grid](*inputs, sums, dots, *numbers, **chunks.value, REVERSED=True)
     # The output is scale times something; where the scale has vanished, so has its own gradient.
     return sums.cumsum_(1), (dots.sum(0) / scale).masked_fill(scale == 0.0, 0.0)
 
@@ -305,23 +252,9 @@ def _values_backward(
     from . import chunks_kernels as kernels
 
     grad_v, grad_competition = chunks.v.new_empty(chunks.v.shape), chunks.numbers(chunks.value_grid[1])
-    kernels.values_backward[chunks.value_grid](
-        chunks.q,
-        chunks.k,
-        chunks.v,
-        grad_out,
-        chunks.padding,
-        weights.competition,
-        weights.scale,
-        reversed_kv_sums,
-        grad_v,
-        grad_competition,
-        *chunks.counts,
-        *chunks.qk_strides,
-        *strides(chunks.v),
-        *strides(grad_out),
-        **chunks.value,
-    )
+    inputs = (chunks.q, chunks.k, chunks.v, grad_out, chunks.padding, *weights[:2], reversed_kv_sums)
+    numbers = (*chunks.counts, *chunks.qk_strides, *strides(chunks.v), *strides(grad_out))
+    kernels.values_backward[chunks.value_grid](*inputs, grad_v, grad_competition, *numbers, **chunks.value)
     return grad_v, grad_competition.sum(0)
 
 
@@ -348,23 +281,10 @@ def _flows_backward(
     from . import chunks_kernels as kernels
 
     reversed_sums, grads = chunks.vector_sums(*first), chunks.numbers(2)
+    inputs = (chunks.q, chunks.k, chunks.padding, chunks.count, *flows[:2], *grad_conserved, grad_direct)
+    numbers = (*chunks.counts, chunks.count_stride, chunks.eps, *chunks.qk_strides)
     kernels.flows_backward[chunks.grid](
-        chunks.q,
-        chunks.k,
-        chunks.padding,
-        chunks.count,
-        flows.incoming,
-        flows.outgoing,
-        *grad_conserved,
-        grad_direct,
-        reversed_conserved_sums,
-        *grads,
-        reversed_sums,
-        *chunks.counts,
-        chunks.count_stride,
-        chunks.eps,
-        *chunks.qk_strides,
-        **chunks.flow,
+        *inputs, reversed_conserved_sums, *grads, reversed_sums, *numbers, **chunks.flow
     )
     return grads, reversed_sums.cumsum_(2)
 
@@ -381,27 +301,9 @@ def _features_backward(
     from . import chunks_kernels as kernels
 
     grad_q, grad_k = chunks.q.new_empty(chunks.q.shape), chunks.k.new_empty(chunks.k.shape)
-    kernels.features_backward[chunks.grid](
-        chunks.q,
-        chunks.k,
-        chunks.v,
-        grad_out,
-        chunks.padding,
-        chunks.count,
-        flows.incoming,
-        flows.outgoing,
-        weights.competition,
-        weights.scale,
-        *grad_flows,
-        *sums,
-        grad_q,
-        grad_k,
-        *chunks.counts,
-        chunks.count_stride,
-        chunks.eps,
-        *chunks.qk_strides,
-        *strides(chunks.v),
-        *strides(grad_out),
-        **{**chunks.value, "E": chunks.few_columns},
-    )
+    inputs = (chunks.q, chunks.k, chunks.v, grad_out, chunks.padding, chunks.count, *flows[:2], *weights[:2])
+    numbers = (*chunks.counts, chunks.count_stride, chunks.eps, *chunks.qk_strides)
+    numbers = (*numbers, *strides(chunks.v), *strides(grad_out))
+    sizes = {**chunks.value, "E": chunks.few_columns}
+    kernels.features_backward[chunks.grid](*inputs, *grad_flows, *sums, grad_q, grad_k, *numbers, **sizes)
     return grad_q, grad_k

@@ -52,29 +52,11 @@ def _location(padding, n, heads, groups, PADDED: tl.constexpr, C: tl.constexpr):
 @tuned(["d", "C", "WEIGHTED"], warps=(8, 4))
 @triton.jit
 def feature_sums(
-    q,
-    k,
-    padding,
-    weights_q,
-    weights_k,
-    sums,
-    n,
-    heads,
-    groups,
-    eps,
-    qb,
-    qh,
-    qn,
-    kb,
-    kh,
-    kn,
-    d: tl.constexpr,
-    phi: tl.constexpr,
-    PADDED: tl.constexpr,
-    WEIGHTED: tl.constexpr,
-    C: tl.constexpr,
+    q, k, padding, weights_q, weights_k, sums,
+    n, heads, groups, eps, qb, qh, qn, kb, kh, kn,
+    d: tl.constexpr, phi: tl.constexpr, PADDED: tl.constexpr, WEIGHTED: tl.constexpr, C: tl.constexpr,
     D: tl.constexpr,
-):
+):  # fmt: skip
     """Σ q and Σ k of each chunk; if WEIGHTED, reversed, Σ w (q + ε) and Σ w (k + ε)."""
     head, batch, h, chunk, rows, exist, real = _location(padding, n, heads, groups, PADDED, C)
     channels = tl.arange(0, D)
@@ -94,35 +76,11 @@ def feature_sums(
 @tuned(["d", "C", "CONSERVED"])
 @triton.jit
 def flows(
-    q,
-    k,
-    padding,
-    count,
-    incoming,
-    outgoing,
-    conserved_incoming,
-    conserved_outgoing,
-    sums,
-    next_sums,
-    n,
-    heads,
-    groups,
-    count_stride,
-    eps,
-    outer_eps,
-    qb,
-    qh,
-    qn,
-    kb,
-    kh,
-    kn,
-    d: tl.constexpr,
-    phi: tl.constexpr,
-    PADDED: tl.constexpr,
-    CONSERVED: tl.constexpr,
-    C: tl.constexpr,
+    q, k, padding, count, incoming, outgoing, conserved_incoming, conserved_outgoing, sums, next_sums,
+    n, heads, groups, count_stride, eps, outer_eps, qb, qh, qn, kb, kh, kn,
+    d: tl.constexpr, phi: tl.constexpr, PADDED: tl.constexpr, CONSERVED: tl.constexpr, C: tl.constexpr,
     D: tl.constexpr,
-):
+):  # fmt: skip
     """I and O, and Σ (c / I) q and Σ (c / O) k of each chunk; or, if CONSERVED, Î and Ô from I and O.
 
     None of the four flows is divided by c.
@@ -166,31 +124,11 @@ def flows(
 @tuned(["d", "e", "C", "REVERSED"], warps=(8, 4))
 @triton.jit
 def value_sums(
-    x,
-    v,
-    padding,
-    out,
-    weights,
-    sums,
-    dots,
-    n,
-    heads,
-    groups,
-    xb,
-    xh,
-    xn,
-    vb,
-    vh,
-    vn,
-    d: tl.constexpr,
-    e: tl.constexpr,
-    phi: tl.constexpr,
-    PADDED: tl.constexpr,
-    REVERSED: tl.constexpr,
-    C: tl.constexpr,
-    D: tl.constexpr,
-    E: tl.constexpr,
-):
+    x, v, padding, out, weights, sums, dots,
+    n, heads, groups, xb, xh, xn, vb, vh, vn,
+    d: tl.constexpr, e: tl.constexpr, phi: tl.constexpr, PADDED: tl.constexpr, REVERSED: tl.constexpr,
+    C: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
+):  # fmt: skip
     """Σ phi(x)ᵀ (w v) of each chunk, (d, e): of k and v, or, REVERSED, of q and the gradient of the output.
 
     REVERSED, also each token's product of ``out`` and its gradient, a part (B, H, n) from each block of e channels.
@@ -215,34 +153,11 @@ def value_sums(
 @tuned(["d", "e", "C"])
 @triton.jit
 def outputs(
-    q,
-    k,
-    v,
-    padding,
-    competition,
-    scale,
-    sums,
-    out,
-    n,
-    heads,
-    groups,
-    qb,
-    qh,
-    qn,
-    kb,
-    kh,
-    kn,
-    vb,
-    vh,
-    vn,
-    d: tl.constexpr,
-    e: tl.constexpr,
-    phi: tl.constexpr,
-    PADDED: tl.constexpr,
-    C: tl.constexpr,
-    D: tl.constexpr,
+    q, k, v, padding, competition, scale, sums, out,
+    n, heads, groups, qb, qh, qn, kb, kh, kn, vb, vh, vn,
+    d: tl.constexpr, e: tl.constexpr, phi: tl.constexpr, PADDED: tl.constexpr, C: tl.constexpr, D: tl.constexpr,
     E: tl.constexpr,
-):
+):  # fmt: skip
     """s_i (Σ_{j<=i} P_ij w_j v_j + q_i (kᵀ w v)‾) for w ``competition`` and s ``scale``; out (B, H, n, e)."""
     dtype: tl.constexpr = q.dtype.element_ty
     head, batch, h, chunk, rows, exist, real = _location(padding, n, heads, groups, PADDED, C)
@@ -269,39 +184,11 @@ def outputs(
 @tuned(["d", "e", "C"])
 @triton.jit
 def values_backward(
-    q,
-    k,
-    v,
-    grad_out,
-    padding,
-    competition,
-    scale,
-    reversed_sums,
-    grad_v,
-    grad_competition,
-    n,
-    heads,
-    groups,
-    qb,
-    qh,
-    qn,
-    kb,
-    kh,
-    kn,
-    vb,
-    vh,
-    vn,
-    ob,
-    oh,
-    on,
-    d: tl.constexpr,
-    e: tl.constexpr,
-    phi: tl.constexpr,
-    PADDED: tl.constexpr,
-    C: tl.constexpr,
-    D: tl.constexpr,
+    q, k, v, grad_out, padding, competition, scale, reversed_sums, grad_v, grad_competition,
+    n, heads, groups, qb, qh, qn, kb, kh, kn, vb, vh, vn, ob, oh, on,
+    d: tl.constexpr, e: tl.constexpr, phi: tl.constexpr, PADDED: tl.constexpr, C: tl.constexpr, D: tl.constexpr,
     E: tl.constexpr,
-):
+):  # fmt: skip
     """Gradients of v (B, H, n, e), and of w, a part (B, H, n) from each block of e channels."""
     dtype: tl.constexpr = q.dtype.element_ty
     head, batch, h, chunk, rows, exist, real = _location(padding, n, heads, groups, PADDED, C)
@@ -328,36 +215,11 @@ def values_backward(
 @tuned(["d", "C"])
 @triton.jit
 def flows_backward(
-    q,
-    k,
-    padding,
-    count,
-    incoming,
-    outgoing,
-    grad_conserved_incoming,
-    grad_conserved_outgoing,
-    grad_incoming_direct,
-    reversed_sums,
-    grad_incoming,
-    grad_outgoing,
-    next_sums,
-    n,
-    heads,
-    groups,
-    count_stride,
-    eps,
-    qb,
-    qh,
-    qn,
-    kb,
-    kh,
-    kn,
-    d: tl.constexpr,
-    phi: tl.constexpr,
-    PADDED: tl.constexpr,
-    C: tl.constexpr,
-    D: tl.constexpr,
-):
+    q, k, padding, count, incoming, outgoing, grad_conserved_incoming, grad_conserved_outgoing, grad_incoming_direct,
+    reversed_sums, grad_incoming, grad_outgoing, next_sums,
+    n, heads, groups, count_stride, eps, qb, qh, qn, kb, kh, kn,
+    d: tl.constexpr, phi: tl.constexpr, PADDED: tl.constexpr, C: tl.constexpr, D: tl.constexpr,
+):  # fmt: skip
     """Gradients of I and O from those of Î and Ô; and, reversed, Σ dI (q + ε) and Σ dO (k + ε).
 
     Ô depends on c / I, and Î on c / O. ``grad_incoming_direct`` is the gradient of I that does not pass through Ô.
@@ -399,53 +261,13 @@ def flows_backward(
 @tuned(["d", "e", "C"])
 @triton.jit
 def features_backward(
-    q,
-    k,
-    v,
-    grad_out,
-    padding,
-    count,
-    incoming,
-    outgoing,
-    competition,
-    scale,
-    grad_incoming,
-    grad_outgoing,
-    grad_conserved_incoming,
-    grad_conserved_outgoing,
-    sums,
-    conserved_sums,
-    reversed_sums,
-    reversed_conserved_sums,
-    kv_sums,
-    reversed_kv_sums,
-    grad_q,
-    grad_k,
-    n,
-    heads,
-    groups,
-    count_stride,
-    eps,
-    qb,
-    qh,
-    qn,
-    kb,
-    kh,
-    kn,
-    vb,
-    vh,
-    vn,
-    ob,
-    oh,
-    on,
-    d: tl.constexpr,
-    e: tl.constexpr,
-    phi: tl.constexpr,
-    PADDED: tl.constexpr,
-    C: tl.constexpr,
-    D: tl.constexpr,
+    q, k, v, grad_out, padding, count, incoming, outgoing, competition, scale, grad_incoming, grad_outgoing,
+    grad_conserved_incoming, grad_conserved_outgoing, sums, conserved_sums, reversed_sums, reversed_conserved_sums,
+    kv_sums, reversed_kv_sums, grad_q, grad_k,
+    n, heads, groups, count_stride, eps, qb, qh, qn, kb, kh, kn, vb, vh, vn, ob, oh, on,
+    d: tl.constexpr, e: tl.constexpr, phi: tl.constexpr, PADDED: tl.constexpr, C: tl.constexpr, D: tl.constexpr,
     E: tl.constexpr,
-):
+):  # fmt: skip
     """Gradients of q and k (B, H, n, d), before phi, from those of the flows and of the output.
 
     Inside the chunk all gradients pass through P: dq = dP k and dk = dPᵀ q. Those that cross chunks are products with

@@ -174,19 +174,9 @@ def _sums(x: Tensor, v: Tensor, shapes: _Shapes, call: _Call, reversed_: bool) -
     shares = 1 if walk else shapes.groups
     slots = shapes.groups if causal else shares
     sums = x.new_empty(heads, slots, x.shape[3], v.shape[3], dtype=torch.float32)
+    numbers = (*shapes.counts, shares, *strides(x), *strides(v))
     kernels.chunk_sums[heads * shares, blocks](
-        x,
-        v,
-        call.lengths,
-        call.divisors,
-        sums,
-        *shapes.counts,
-        shares,
-        *strides(x),
-        *strides(v),
-        **shapes.product,
-        causal=causal,
-        REVERSED=reversed_,
+        x, v, call.lengths, call.divisors, sums, *numbers, **shapes.product, causal=causal, REVERSED=reversed_
     )
     if shares == 1:
         return sums
@@ -200,25 +190,10 @@ def _forward(tokens: Tokens, bias: Tensor | None, call: _Call) -> Tensor:
     q_quad, k_quad, q_lin, k_lin, v = tokens
     sums = _sums(k_lin, v, shapes, call, False) if call.options.linear else v
     out = v.new_empty(v.shape)
-    kernels.outputs[(*shapes.grid, shapes.parts)](
-        q_quad,
-        k_quad,
-        q_lin,
-        v,
-        shapes.bias,
-        call.lengths,
-        call.divisors,
-        sums,
-        out,
-        *shapes.counts,
-        shapes.tiles,
-        shapes.bias_stride,
-        *strides(q_quad),
-        *strides(k_quad),
-        *strides(q_lin),
-        *strides(v),
-        **shapes.all,
-    )
+    inputs = (q_quad, k_quad, q_lin, v, shapes.bias, call.lengths, call.divisors, sums)
+    numbers = (*shapes.counts, shapes.tiles, shapes.bias_stride)
+    numbers += (*strides(q_quad), *strides(k_quad), *strides(q_lin), *strides(v))
+    kernels.outputs[(*shapes.grid, shapes.parts)](*inputs, out, *numbers, **shapes.all)
     return out
 
 
@@ -237,31 +212,13 @@ def _backward(
     small = _Shapes(tokens, bias, call, backward=True)
     by_distance = small.bias_form == "vector" and kernels.HAS_GATHER
     grad_bias = _room_for_bias(small, v, by_distance) if needs_bias and local else None
-    kernels.gradients[(2 * small.grid[0],)](  # neighbours read the same chunk, so that the GPU's cache has it
-        q_quad,
-        k_quad,
-        k_lin,
-        v,
-        grad_out,
-        small.bias,
-        call.lengths,
-        call.divisors,
-        sums,
-        reversed_sums,
-        *(v if x is None else x for x in (*grads, grad_bias)),
-        *small.counts,
-        small.tiles,
-        small.parts,
-        small.size,
-        small.bias_stride,
-        *strides(q_quad),
-        *strides(k_quad),
-        *strides(k_lin),
-        *strides(v),
-        *strides(grad_out),
-        **small.all,
-        OF_BIAS="none" if grad_bias is None else "distances" if by_distance else "scores",
-    )
+    inputs = (q_quad, k_quad, k_lin, v, grad_out, small.bias, call.lengths, call.divisors, sums, reversed_sums)
+    outputs = (v if x is None else x for x in (*grads, grad_bias))
+    numbers = (*small.counts, small.tiles, small.parts, small.size, small.bias_stride)
+    numbers += (*strides(q_quad), *strides(k_quad), *strides(k_lin), *strides(v), *strides(grad_out))
+    of_bias = "none" if grad_bias is None else "distances" if by_distance else "scores"
+    # Neighbours in the grid read the same chunk, so that the GPU's cache has it.
+    kernels.gradients[(2 * small.grid[0],)](*inputs, *outputs, *numbers, **small.all, OF_BIAS=of_bias)
     if grad_bias is None:
         return (*grads, None)
     total = grad_bias.view(-1, v.shape[1], *grad_bias.shape[1:])  # (B, H, G, ...)
