@@ -130,7 +130,7 @@ def is_apart(module: str) -> bool:
 
 
 #: Methods of modules that compute the literal form, or a part of it.
-LITERAL = ("reference", "apply_reference", "reference_held")
+LITERAL = ("reference", "apply_reference", "reference_kwargs")
 
 
 def shared_by_reference(code: str) -> list[str]:

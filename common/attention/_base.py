@@ -280,7 +280,7 @@ class OpAttention(InnerAttention):
 
     * ``causal``, where the mechanism may be causal,
     * the options, but those that ``setup`` alone reads (``setup_only``), and for ``reference_op`` those of speed,
-    * what the module holds: ``held()``, and ``reference_held()`` for ``reference_op``,
+    * what the module holds: ``op_kwargs()``, and ``reference_kwargs()`` for ``reference_op``,
     * the inputs that ``needs`` names,
     * for ``op`` of a causal sequence in parts, ``initial_state`` and ``return_state``,
     * for ``op`` of packed documents, ``segment_ids``.
@@ -314,13 +314,13 @@ class OpAttention(InnerAttention):
         """Whether ``op`` takes ``segment_ids``."""
         return "segment_ids" in inspect.signature(cls.op).parameters
 
-    def held(self) -> dict[str, Any]:
+    def op_kwargs(self) -> dict[str, Any]:
         """Further arguments of ``op`` in this call: facts, parameters, buffers."""
         return {}
 
-    def reference_held(self) -> dict[str, Any]:
-        """Further arguments of ``reference_op`` in this call: ``held()``, unless they must be computed literally."""
-        return self.held()
+    def reference_kwargs(self) -> dict[str, Any]:
+        """Further arguments of ``reference_op`` in this call: ``op_kwargs()``, unless they must be computed literally."""
+        return self.op_kwargs()
 
     def forward(
         self,
@@ -403,11 +403,11 @@ class OpAttention(InnerAttention):
 
     def apply_op(self, *tensors: Tensor | None, **arguments: Any) -> Any:
         """``op`` of the tensors that it takes, with all of its arguments."""
-        return type(self).op(*tensors, **arguments, **self._arguments, **self.held())
+        return type(self).op(*tensors, **arguments, **self._arguments, **self.op_kwargs())
 
     def apply_reference(self, *tensors: Tensor | None, **arguments: Any) -> Tensor:
         """``reference_op`` of the same."""
-        return type(self).reference_op(*tensors, **arguments, **self._reference_arguments, **self.reference_held())
+        return type(self).reference_op(*tensors, **arguments, **self._reference_arguments, **self.reference_kwargs())
 
     def operands(self, q: Tensor | None, k: Tensor | None, v: Tensor) -> tuple[Tensor | None, ...]:
         """The tensors that ``op`` takes; ValueError for one that is projected and not given, or the reverse."""

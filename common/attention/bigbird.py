@@ -78,6 +78,6 @@ class BigbirdAttention(OpAttention):
         if not self.seed:
             destination[f"{prefix}numbers"] = self.numbers.double()  # fairseq's moving average multiplies everything
 
-    def held(self) -> dict[str, Any]:
+    def op_kwargs(self) -> dict[str, Any]:
         """The numbers that choose random chunks."""
         return {"numbers": self.numbers}

@@ -48,7 +48,7 @@ class CosformerAttention(OpAttention):
         """Return the options that any attention remembers, and M."""
         return {**super().remembered_options(), "max_tokens": self.max_tokens}
 
-    def held(self) -> dict[str, Any]:
+    def op_kwargs(self) -> dict[str, Any]:
         """M, which is no option but a fact."""
         return {"max_tokens": self.max_tokens}
 

@@ -144,11 +144,11 @@ class DaftConvAttention(DaftAttention):
         log_p = self.position_bias().flatten(1).log_softmax(1)
         return -(log_p.exp() * log_p).sum()
 
-    def held(self) -> dict[str, Any]:
+    def op_kwargs(self) -> dict[str, Any]:
         """The filters of this call."""
         return {"r": self.filters()}
 
-    def reference_held(self) -> dict[str, Any]:
+    def reference_kwargs(self) -> dict[str, Any]:
         """Filters of this call, computed literally; in training, with the random draws that ``held`` would make."""
         options = self.options.gumbel_temperature, self.training
         return {"r": filters_reference(self.r, self.gamma, self.beta, *options)}

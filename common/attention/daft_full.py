@@ -79,7 +79,7 @@ class DaftFullAttention(DaftAttention):
         assert self.pe0 is not None and self.pe1 is not None  # for TorchScript
         return self.pe0 @ self.pe1.transpose(0, 1)
 
-    def held(self) -> dict[str, Any]:
+    def op_kwargs(self) -> dict[str, Any]:
         """The position bias, or its factors."""
         return {"w": self.w if self.pe0 is None else (self.pe0, self.pe1)}
 

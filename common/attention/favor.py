@@ -81,7 +81,7 @@ class FavorAttention(OpAttention):
         """Number of random features."""
         return self.options.features
 
-    def held(self) -> dict[str, Any]:
+    def op_kwargs(self) -> dict[str, Any]:
         """The directions."""
         if not (self.training and self.redraws):
             return {"directions": self.directions}
@@ -125,7 +125,7 @@ class FavorAttention(OpAttention):
             self._draw_for_training()
 
     def _source_state(self, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> State:
-        return source_state(k, v, key_padding_mask, **self.held())
+        return source_state(k, v, key_padding_mask, **self.op_kwargs())
 
     def _attend_source(
         self, q: Tensor, state: State, query_padding_mask: Tensor | None, positions: Tensor | None

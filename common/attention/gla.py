@@ -70,7 +70,7 @@ class GlaAttention(OutputGateAttention):
         self.gate_up_proj.reset_parameters()
         self.reset_output()
 
-    def held(self) -> dict[str, Any]:
+    def op_kwargs(self) -> dict[str, Any]:
         """The gate's weights."""
         (down, _), (up, bias) = weights_of(self.gate_down_proj), weights_of(self.gate_up_proj)
         return {"gate_down": down, "gate_up": up, "gate_bias": bias}

@@ -64,7 +64,7 @@ class HedgehogAttention(OpAttention):
                 weight.copy_(torch.eye(*weight.shape[1:]))
             nn.init.zeros_(getattr(self, f"{name}_bias"))
 
-    def held(self) -> dict[str, Any]:
+    def op_kwargs(self) -> dict[str, Any]:
         """The maps."""
         names = ("query_weight", "query_bias", "key_weight", "key_bias")
         return {name: getattr(self, name) for name in names}

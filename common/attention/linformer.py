@@ -55,6 +55,6 @@ class LinformerAttention(OpAttention):
         for rows in self.parameters():
             nn.init.xavier_uniform_(rows)
 
-    def held(self) -> dict[str, Any]:
+    def op_kwargs(self) -> dict[str, Any]:
         """The matrices."""
         return {"key_rows": self.key_rows, "value_rows": self.key_rows if self.options.shared else self.value_rows}

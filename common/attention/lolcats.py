@@ -94,7 +94,7 @@ class LolcatsAttention(OpAttention):
         """The window."""
         return self.options.window
 
-    def held(self) -> dict[str, Any]:
+    def op_kwargs(self) -> dict[str, Any]:
         """The maps, the gate, and what is computed with them."""
         names = ("query_weight", "query_bias", "key_weight", "key_bias", "window_gate", "part")
         return {name: getattr(self, name) for name in names}

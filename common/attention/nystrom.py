@@ -66,6 +66,6 @@ class NystromAttention(OpAttention):
         if self.conv is not None:
             self.conv.reset_parameters()
 
-    def held(self) -> dict[str, Any]:
+    def op_kwargs(self) -> dict[str, Any]:
         """The filters."""
         return {"conv_weight": None if self.conv is None else self.conv.weight}

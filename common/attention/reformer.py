@@ -68,7 +68,7 @@ class ReformerAttention(OpAttention):
         generator = None if seed is None else torch.Generator().manual_seed(seed)
         self.rotations = self._draw(generator).to(self.rotations)
 
-    def held(self) -> dict[str, Any]:
+    def op_kwargs(self) -> dict[str, Any]:
         """The rotations."""
         return {"rotations": self.rotations}
 

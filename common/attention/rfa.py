@@ -70,11 +70,11 @@ class RfaAttention(OpAttention):
         """Two for each direction, a sine and a cosine."""
         return 2 * self.options.features
 
-    def held(self) -> dict[str, Any]:
+    def op_kwargs(self) -> dict[str, Any]:
         """The directions of this pass."""
         return {"directions": self.scaled_directions()}
 
-    def reference_held(self) -> dict[str, Any]:
+    def reference_kwargs(self) -> dict[str, Any]:
         """The directions of this pass, and in training the same draws."""
         drawn = torch.randn_like(self.directions) if self.training else self.directions
         return {"directions": torch.stack([rows * scale for rows, scale in zip(drawn, self.sigma)])}

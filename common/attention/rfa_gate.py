@@ -62,12 +62,12 @@ class RfaGateAttention(RfaAttention):
         self.gate_proj.reset_parameters()
         nn.init.constant_(self.gate_proj.bias, _BIAS)
 
-    def held(self) -> dict[str, Any]:
+    def op_kwargs(self) -> dict[str, Any]:
         """The directions of this pass, and the gate's weights."""
         weight, bias = weights_of(self.gate_proj)
-        return {**super().held(), "gate_weight": weight, "gate_bias": bias}
+        return {**super().op_kwargs(), "gate_weight": weight, "gate_bias": bias}
 
-    def reference_held(self) -> dict[str, Any]:
+    def reference_kwargs(self) -> dict[str, Any]:
         """The directions and the gate's weights, for the literal form."""
         gate = {"gate_weight": self.gate_proj.weight, "gate_bias": self.gate_proj.bias}
-        return {**super().reference_held(), **gate}
+        return {**super().reference_kwargs(), **gate}

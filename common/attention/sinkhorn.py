@@ -60,6 +60,6 @@ class SinkhornAttention(OpAttention):
         """
         nn.init.normal_(self.sort_weight, std=self.shape.head_dim**-0.5)
 
-    def held(self) -> dict[str, Any]:
+    def op_kwargs(self) -> dict[str, Any]:
         """The weight of the sorting, and the longest input."""
         return {"sort_weight": self.sort_weight, "max_tokens": self.max_tokens}

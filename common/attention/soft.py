@@ -81,7 +81,7 @@ class SoftAttention(OpAttention):
             if layer is not None:
                 layer.reset_parameters()
 
-    def held(self) -> dict[str, Any]:
+    def op_kwargs(self) -> dict[str, Any]:
         """Weights of the landmarks' convolution, of their norm, its bias, and of the convolution of v."""
         return {
             "landmark_weight": self.landmark_conv.weight,

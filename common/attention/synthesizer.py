@@ -88,7 +88,7 @@ class SynthesizerAttention(OpAttention):
             nn.init.normal_(self.columns, std=self.columns.shape[2] ** -0.5)
             nn.init.zeros_(self.bias)
 
-    def held(self) -> dict[str, Any]:
+    def op_kwargs(self) -> dict[str, Any]:
         """Parameters of the logits over positions; None for one that the form does not have."""
         return {"columns": self.columns, "bias": self.bias}
 

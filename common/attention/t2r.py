@@ -55,7 +55,7 @@ class T2rAttention(OpAttention):
         nn.init.uniform_(self.map_weight, -bound, bound)
         nn.init.uniform_(self.map_bias, -bound, bound)
 
-    def held(self) -> dict[str, Any]:
+    def op_kwargs(self) -> dict[str, Any]:
         """The maps."""
         return {"map_weight": self.map_weight, "map_bias": self.map_bias}
 

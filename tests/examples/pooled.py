@@ -115,6 +115,6 @@ class PooledAttention(OpAttention):
         """Queries and values."""
         return {"q": head_dim, "v": head_dim}
 
-    def held(self) -> dict[str, Any]:
+    def op_kwargs(self) -> dict[str, Any]:
         """The parameters."""
         return {"position_logits": self.position_logits, "gate_weight": self.gate_weight}
