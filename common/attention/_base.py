@@ -276,7 +276,7 @@ class OpAttention(InnerAttention):
     """An ``InnerAttention`` that is one public function of ``common.ops``, which checks its tensors at each call.
 
     Subclasses name the function, ``op``, and its literal form, ``reference_op``. Both are called with the tensors that
-    ``takes`` names, with ``key_padding_mask`` and ``query_padding_mask``, and by name with
+    ``op_inputs`` names, with ``key_padding_mask`` and ``query_padding_mask``, and by name with
 
     * ``causal``, where the mechanism may be causal,
     * the options, but those that ``setup`` alone reads (``setup_only``), and for ``reference_op`` those of speed,
@@ -289,7 +289,7 @@ class OpAttention(InnerAttention):
     op: Callable
     reference_op: Callable
     #: The tensors that ``op`` takes, in their order. One that ``projections`` leaves out is None.
-    takes: ClassVar[tuple[str, ...]] = ("q", "k", "v")
+    op_inputs: ClassVar[tuple[str, ...]] = ("q", "k", "v")
 
     def __init__(self, causal: bool = False, **facts_and_options: Any) -> None:
         super().__init__(causal, **facts_and_options)
@@ -416,10 +416,10 @@ class OpAttention(InnerAttention):
                 is_given, allowed = ("None", "a tensor") if tensor is None else ("given", "None")
                 options = "".join(f" {option}={x!r}" for option, x in self.options.as_dict().items())
                 raise ValueError(f"{name} is {is_given}; allowed for attention {self.name!r}{options}: {allowed}")
-        if len(self.takes) == 3:
+        if len(self.op_inputs) == 3:
             return q, k, v
         tensors = {"q": q, "k": k, "v": v}
-        return tuple(tensors[name] for name in self.takes)
+        return tuple(tensors[name] for name in self.op_inputs)
 
     def packing(self, segment_ids: Tensor | None) -> dict[str, Tensor]:
         """``segment_ids`` as an argument of ``op``, where given; ValueError where ``op`` has none."""

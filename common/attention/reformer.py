@@ -45,7 +45,7 @@ class ReformerAttention(OpAttention):
     Options = ReformerOptions
     supports = frozenset({"causal", "bidirectional"})
     needs = frozenset({"head_dim"})
-    takes = ("q", "v")
+    op_inputs = ("q", "v")
     op = staticmethod(reformer_attention)
     reference_op = staticmethod(reformer_attention_reference)
     permutation_equivariant = True  # where no bucket is larger than a chunk

@@ -60,7 +60,7 @@ class SoftAttention(OpAttention):
     supports = frozenset({"bidirectional"})
     needs = frozenset({"num_heads", "head_dim", "spatial_shape"})
     linear_cost = False
-    takes = ("q", "v")
+    op_inputs = ("q", "v")
     op = staticmethod(soft_attention)
     reference_op = staticmethod(soft_attention_reference)
 

@@ -51,7 +51,7 @@ class SynthesizerAttention(OpAttention):
     needs = frozenset({"num_heads", "head_dim", "max_tokens"})
     linear_cost = False
     weighted_mean = True
-    takes = ("q", "v")
+    op_inputs = ("q", "v")
     op = staticmethod(synthesizer_attention)
     reference_op = staticmethod(synthesizer_attention_reference)
 

@@ -89,7 +89,7 @@ class MeanAttention(OpAttention):
 
     about = About("weighted mean", "CONTRIBUTING.md", cost="n d", state="d + 1")
     Options = MeanOptions
-    takes = ("k", "v")
+    op_inputs = ("k", "v")
     op = staticmethod(mean_attention)
     reference_op = staticmethod(mean_attention_reference)
 

@@ -95,7 +95,7 @@ class PooledAttention(OpAttention):
     Options = PooledOptions
     supports = frozenset({"bidirectional"})
     needs = frozenset({"num_heads", "head_dim", "max_tokens"})
-    takes = ("q", "v")
+    op_inputs = ("q", "v")
     op = staticmethod(pooled_attention)
     reference_op = staticmethod(pooled_attention_reference)
 
