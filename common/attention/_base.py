@@ -319,7 +319,7 @@ class OpAttention(InnerAttention):
         return {}
 
     def reference_kwargs(self) -> dict[str, Any]:
-        """Further arguments of ``reference_op`` in this call: ``op_kwargs()``, unless they must be computed literally."""
+        """Further arguments of ``reference_op`` in this call: ``op_kwargs()``, unless computed literally."""
         return self.op_kwargs()
 
     def forward(

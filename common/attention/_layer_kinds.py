@@ -35,7 +35,7 @@ def pattern_names(pattern: str, allowed: Sequence[str]) -> list[str]:
 def layer_kinds(pattern: str, allowed: Sequence[str], layers: Sequence[int], whole: bool = True) -> list[str]:
     """The name of the attention of each of ``layers``, numbers of layers from 0: that of a ``pattern`` that repeats.
 
-    "flow*3,softmax" is flow in layers 0 to 2, softmax in layer 3, flow in layers 4 to 6, and so on. Spaces between
+    "flow*3,softmax" is flow in layers 0 to 2, softmax in layer 3, flow in layers 4 to 6, and so on. Workspaces between
     names do not matter. Unless ``layers`` are the ``whole`` stack, it is not known how many there are.
 
     Raises:

@@ -15,9 +15,9 @@ from ..shared.feature_maps import real_features, write_real_features
 from ..shared.padding import zero_padding
 from ..shared.precision import compute_dtype
 from ..shared.state import State, zero_state
-from .causal_space import ANYWHERE, Space
 from .causal_weights import Positions, flow_weights
 from .options import FlowForm, FlowOptions, excluded_logit, replace_zero_by_one
+from .workspace import NO_WORKSPACE, Workspace
 
 
 class CausalInputs(NamedTuple):
@@ -89,27 +89,29 @@ def attention_in_chunks(inputs: CausalInputs) -> tuple[Tensor, State]:
     return total * scale, state
 
 
-def chunks_forward(inputs: CausalInputs, space: Space = ANYWHERE) -> tuple[Tensor, Tensor, State, ChunkFlow]:
+def chunks_forward(
+    inputs: CausalInputs, workspace: Workspace = NO_WORKSPACE
+) -> tuple[Tensor, Tensor, State, ChunkFlow]:
     """The output as two factors, the state after the tokens, and the flows.
 
     The factors are the sum in the last line of Algorithm 2 (B, H, n, e) and the weight of its sink (B, H, n, 1). The
-    former lies in ``space`` if that is given.
+    former lies in ``workspace`` if that is given.
     """
     q, k, v, padding, options, chunk_size, initial_state = inputs
     length, size = q.shape[2], chunk_length(chunk_size, q.shape[2])
     positions = chunk_positions(q, padding, size, initial_state)
-    features = chunk_features(q, k, options.phi, padding, size, space.features)
-    scores = chunk_scores(features, space)
+    features = chunk_features(q, k, options.phi, padding, size, workspace.features)
+    scores = chunk_scores(features, workspace)
     flow, state = causal_flow(features, scores, positions, options, initial_state)
     (q, k), to_sinks, scale = features.unbind(), scores.to_sinks, flow.allocation / flow.flow[0]
     del scores  # frees the upper triangle before more is allocated
     # Contiguous, since each product of many small matrices would copy others.
-    v = torch.mul(chunk_values(v, padding, size), flow.competition.unsqueeze(-1), out=space.weighted).contiguous()
-    chunk_kv = torch.matmul(k.transpose(-2, -1), v, out=space.chunk_kv)
+    v = torch.mul(chunk_values(v, padding, size), flow.competition.unsqueeze(-1), out=workspace.weighted).contiguous()
+    chunk_kv = torch.matmul(k.transpose(-2, -1), v, out=workspace.chunk_kv)
     initial_kv = None if initial_state is None else initial_state["sum_kv"]
-    earlier, state["sum_kv"] = carry_sums(chunk_kv, initial_kv, out=space.carried_kv)
+    earlier, state["sum_kv"] = carry_sums(chunk_kv, initial_kv, out=workspace.carried_kv)
     # (B, H, G, ...) -> (B H G, ...), so that one product is added to the other as it is formed
-    total, to_sinks, values = (x.flatten(0, 2) for x in (torch.matmul(q, earlier, out=space.total), to_sinks, v))
+    total, to_sinks, values = (x.flatten(0, 2) for x in (torch.matmul(q, earlier, out=workspace.total), to_sinks, v))
     total = total.baddbmm_(to_sinks, values).view_as(v)
     return joined(total, length), joined(scale, length).unsqueeze(-1), state, flow
 
@@ -154,12 +156,12 @@ def chunk_values(v: Tensor, padding: Tensor | None, size: int) -> Tensor:
     return split_chunks(zero_padding(v.to(compute_dtype(v)), padding), size)
 
 
-def chunk_scores(features: Tensor, space: Space = ANYWHERE) -> Scores:
+def chunk_scores(features: Tensor, workspace: Workspace = NO_WORKSPACE) -> Scores:
     """P = q kᵀ of the features (2, B, H, G, C, d); O(n C d)."""
     q, k = features.unbind()
     lower = torch.ones(q.shape[3], q.shape[3], dtype=q.dtype, device=q.device).tril()
-    scores = torch.matmul(q, k.transpose(-2, -1), out=space.to_sinks)
-    to_sources = torch.mul(scores, lower.T, out=space.to_sources)
+    scores = torch.matmul(q, k.transpose(-2, -1), out=workspace.to_sinks)
+    to_sources = torch.mul(scores, lower.T, out=workspace.to_sources)
     return Scores(scores.mul_(lower), to_sources)
 
 

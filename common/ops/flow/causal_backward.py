@@ -27,8 +27,8 @@ from .causal import (
     side_sums,
     times_column,
 )
-from .causal_space import Space
 from .causal_weights import flow_weights_backward
+from .workspace import Workspace
 
 
 class _FlowGradients(NamedTuple):
@@ -48,32 +48,32 @@ def chunks_backward(
     grad_out: Tensor,
     grad_state: State,
     grads: Sequence[Tensor],
-    space: Space,
+    workspace: Workspace,
 ) -> State:
     """Write the gradients of q, k (B, H, n, d) and v (B, H, n, e) into ``grads``; return that of the state before.
 
     ``flow`` is what ``chunks_forward(inputs)`` gave, ``out`` (B, H, n, e) the output, ``grad_out`` its gradient,
-    ``grad_state`` that of the state after the tokens, empty for zeros; ``space`` is overwritten. Features and
+    ``grad_state`` that of the state after the tokens, empty for zeros; ``workspace`` is overwritten. Features and
     scores are computed once more; cost as there.
     """
     q, k, v, padding, options, chunk_size, state = inputs
     length, size = v.shape[2], chunk_length(chunk_size, v.shape[2])
     positions = chunk_positions(v, padding, size, state)
-    features = chunk_features(q, k, options.phi, padding, size, space.features)
-    scores, values, (q, k) = chunk_scores(features, space), chunk_values(v, padding, size), features.unbind()
+    features = chunk_features(q, k, options.phi, padding, size, workspace.features)
+    scores, values, (q, k) = chunk_scores(features, workspace), chunk_values(v, padding, size), features.unbind()
     out, grad_out = (split_chunks(x.to(q.dtype), size) for x in (out, grad_out))  # (B, H, G, C, e)
     # The gradient of log(allocation / I). Where an allocation is 0, nothing depends on it.
-    grad_log_scale = torch.mul(grad_out, out, out=space.weighted).sum(-1)
+    grad_log_scale = torch.mul(grad_out, out, out=workspace.weighted).sum(-1)
     grad_allocation = grad_log_scale / flow.allocation.masked_fill(flow.allocation == 0.0, 1.0)
     scale = flow.allocation / flow.flow[0]
-    grad_total = torch.mul(grad_out, scale.unsqueeze(-1), out=space.total)
+    grad_total = torch.mul(grad_out, scale.unsqueeze(-1), out=workspace.total)
 
-    _product(space.chunk_kv, q.transpose(-2, -1), grad_total)
+    _product(workspace.chunk_kv, q.transpose(-2, -1), grad_total)
     grad_sum_kv_after, grad_sum_kv = carry_sums(
-        space.chunk_kv, grad_state.get("sum_kv"), reverse=True, out=space.carried_kv
+        workspace.chunk_kv, grad_state.get("sum_kv"), reverse=True, out=workspace.carried_kv
     )
     # Of the values times their weights; zero at padding, whose k and scores are zero.
-    grad_weighted = _product(space.weighted, k, grad_sum_kv_after)
+    grad_weighted = _product(workspace.weighted, k, grad_sum_kv_after)
     _add_product(grad_weighted, scores.to_sinks.transpose(-2, -1), grad_total)
     competition = flow.competition.unsqueeze(-1)
     torch.mul(joined(grad_weighted, length), joined(competition, length), out=grads[2])
@@ -87,12 +87,14 @@ def chunks_backward(
         flow, features, scores, options.form.eps, grad_conserved, grad_log_scale, grad_state
     )
 
-    weighted = torch.mul(values, competition, out=space.weighted)
-    grad_scores = _scores_backward(flow, flow_grads, grad_total, weighted, space)
-    grad_k = _product(space.grad_k, weighted, grad_sum_kv_after.transpose(-2, -1))
-    _product(space.chunk_kv, k.transpose(-2, -1), weighted)
-    sum_kv_before, _ = carry_sums(space.chunk_kv, None if state is None else state["sum_kv"], out=space.carried_kv)
-    grad_q = _product(space.grad_q, grad_total, sum_kv_before.transpose(-2, -1))
+    weighted = torch.mul(values, competition, out=workspace.weighted)
+    grad_scores = _scores_backward(flow, flow_grads, grad_total, weighted, workspace)
+    grad_k = _product(workspace.grad_k, weighted, grad_sum_kv_after.transpose(-2, -1))
+    _product(workspace.chunk_kv, k.transpose(-2, -1), weighted)
+    sum_kv_before, _ = carry_sums(
+        workspace.chunk_kv, None if state is None else state["sum_kv"], out=workspace.carried_kv
+    )
+    grad_q = _product(workspace.grad_q, grad_total, sum_kv_before.transpose(-2, -1))
     factors = (x.unbind() for x in _carried_backward(flow, flow_grads, options.form.eps))
     for grad, columns, rows in zip((grad_q, grad_k), *factors):
         _add_product(grad, columns, rows)
@@ -160,15 +162,15 @@ def _sums_backward(grad: Tensor, receivers: Tensor, eps: float, after: Tensor) -
 
 
 def _scores_backward(
-    flow: ChunkFlow, grads: _FlowGradients, grad_total: Tensor, weighted: Tensor, space: Space
+    flow: ChunkFlow, grads: _FlowGradients, grad_total: Tensor, weighted: Tensor, workspace: Workspace
 ) -> Tensor:
     """Gradient of P = q kᵀ inside of each chunk (B, H, G, C, C), of both triangles."""
     one = torch.ones_like(flow.inverse_flow[0])
-    grad = _product(space.to_sources, grad_total, weighted.transpose(-2, -1))
+    grad = _product(workspace.to_sources, grad_total, weighted.transpose(-2, -1))
     _add_product(grad, *_pairs((grads.flow[0], grads.conserved_flow[0]), (one, flow.inverse_flow[1])))
     columns, rows = _pairs((one, flow.inverse_flow[0]), (grads.flow[1], grads.conserved_flow[1]))
     lower = torch.ones(grad.shape[-2:], dtype=grad.dtype, device=grad.device).tril()
-    return grad.mul_(lower).add_(_product(space.to_sinks, columns, rows).mul_(lower.T))
+    return grad.mul_(lower).add_(_product(workspace.to_sinks, columns, rows).mul_(lower.T))
 
 
 def _carried_backward(flow: ChunkFlow, grads: _FlowGradients, eps: float) -> tuple[Tensor, Tensor]:

@@ -17,8 +17,8 @@ from ..shared.state import State
 from ..shared.tracing import runs_eagerly
 from .causal import STATE_SUMS, CausalInputs, ChunkFlow, attention_in_chunks, chunks_forward, state_shapes
 from .causal_backward import chunks_backward
-from .causal_space import Spaces
 from .options import FlowOptions
+from .workspace import Workspaces
 
 #: Numbers in the q of a block, for each thread: 256 tokens of 8 heads of 64 channels, whose temporaries fit the caches.
 #: Of a quarter, a half and twice as many none was faster.
@@ -161,7 +161,7 @@ def _blocks(inputs: CausalInputs, lengths: list[int]) -> list[_Block]:
 def _forward(inputs: CausalInputs, plan: _Plan, kept: list[_Kept] | None) -> tuple[Tensor, State]:
     """The output, shaped as v and in its dtype, and the state after it; ``kept`` receives one entry for each block."""
     out = torch.empty_like(inputs.v)  # laid out as v: a host has heads inside
-    spaces = Spaces(inputs.chunk_size, backward=False)
+    spaces = Workspaces(inputs.chunk_size, backward=False)
     if len(plan.parts) == 1:
         return out, _forward_part(inputs, plan.lengths, spaces, out, kept)
     like = {"dtype": compute_dtype(out), "device": out.device}
@@ -176,7 +176,7 @@ def _forward(inputs: CausalInputs, plan: _Plan, kept: list[_Kept] | None) -> tup
 
 
 def _forward_part(
-    inputs: CausalInputs, lengths: list[int], spaces: Spaces, out: Tensor, kept: list[_Kept] | None
+    inputs: CausalInputs, lengths: list[int], spaces: Workspaces, out: Tensor, kept: list[_Kept] | None
 ) -> State:
     """Write the output of a part into ``out``; the state after it."""
     state, begin = inputs.state, 0
@@ -185,7 +185,7 @@ def _forward_part(
         end = begin + block[0].shape[2]
         total, scale, next_state, flow = chunks_forward(arguments, spaces.of(block[0], block[2]))
         torch.mul(total, scale, out=out[:, :, begin:end])
-        del total  # the space, which another block may need in another size
+        del total  # the workspace, which another block may need in another size
         if kept is not None:
             kept.append(_Kept(state, flow))
         begin, state = end, next_state
@@ -197,7 +197,7 @@ def _backward(
 ) -> list[Tensor | None]:
     """Gradients of q, k and v, and of the sums of the first state."""
     grads = [torch.empty_like(x) for x in inputs[:3]]
-    tensors, spaces = (out, grad_out, *grads), Spaces(inputs.chunk_size, backward=True)
+    tensors, spaces = (out, grad_out, *grads), Workspaces(inputs.chunk_size, backward=True)
     if len(plan.parts) == 1:
         before = _backward_part(inputs, plan.lengths, spaces, kept, tensors, grad_state)
         return grads + [None if inputs.state is None else before[name] for name in STATE_SUMS]
@@ -215,7 +215,7 @@ def _backward(
 def _backward_part(
     inputs: CausalInputs,
     lengths: list[int],
-    spaces: Spaces,
+    spaces: Workspaces,
     kept: list[_Kept],
     tensors: Sequence[Tensor],
     grad_state: State,

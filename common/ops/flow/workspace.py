@@ -8,7 +8,7 @@ from torch import Tensor
 from ..shared.precision import compute_dtype
 
 
-class Space(NamedTuple):
+class Workspace(NamedTuple):
     """Where to form each large tensor of some chunks; None for where PyTorch likes, as its graph needs it.
 
     All are pieces of one tensor. Allocated one by one they are given back to the system one by one, which then has to
@@ -27,27 +27,27 @@ class Space(NamedTuple):
 
 
 #: For a graph.
-ANYWHERE = Space()
+NO_WORKSPACE = Workspace()
 
 
-class Spaces:
+class Workspaces:
     """The memory of one block after the other: one piece for as long as blocks are of the same size."""
 
     def __init__(self, chunk_size: int, backward: bool) -> None:
         self._chunk_size, self._backward = chunk_size, backward
-        self._shapes, self._space = None, ANYWHERE
+        self._shapes, self._workspace = None, NO_WORKSPACE
 
-    def of(self, q: Tensor, v: Tensor) -> Space:
+    def of(self, q: Tensor, v: Tensor) -> Workspace:
         """Workspace for one block of whole chunks, reused while shapes stay the same."""
         shapes = (q.shape, v.shape)
         if shapes != self._shapes:
-            self._space = ANYWHERE  # frees it before more is allocated
+            self._workspace = NO_WORKSPACE  # frees it before more is allocated
             self._shapes = shapes
-            self._space = _space_of(q, v, min(self._chunk_size, q.shape[2]), self._backward)
-        return self._space
+            self._workspace = _workspace_of(q, v, min(self._chunk_size, q.shape[2]), self._backward)
+        return self._workspace
 
 
-def _space_of(q: Tensor, v: Tensor, size: int, backward: bool) -> Space:
+def _workspace_of(q: Tensor, v: Tensor, size: int, backward: bool) -> Workspace:
     """Memory for whole chunks of ``size`` tokens; q (B, H, n, d), v (B, H, n, e).
 
     For each token and head 2 d + 2 C + e + 2 d e / C numbers, and e more for a backward pass, if d = e = C.
@@ -62,4 +62,4 @@ def _space_of(q: Tensor, v: Tensor, size: int, backward: bool) -> Space:
     pieces = q.new_empty(sum(sizes), dtype=compute_dtype(q)).split(sizes)
     views = [[piece[: math.prod(x)].view(x) for x in shapes] for piece, shapes in zip(pieces, places)]
     total = views[6][0] if backward else views[2][1]
-    return Space(*(x[0] for x in views[:6]), total, views[4][1], views[1][1])
+    return Workspace(*(x[0] for x in views[:6]), total, views[4][1], views[1][1])
