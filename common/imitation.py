@@ -51,7 +51,7 @@ class ImitationLoss(NamedTuple):
 #: The losses by their names on the command lines.
 IMITATION_LOSSES = {
     "outputs": ImitationLoss(squared_error, "forward"),
-    "weights": ImitationLoss(divergence, "recorded_map"),
+    "weights": ImitationLoss(divergence, "attention_matrix"),
 }
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..modules.remembered_options import RemembersOptions
+from ..ops.shared.attention_matrix import read_attention_matrix
 from ..ops.shared.checks import (
     check_heads,
     check_key_value,
@@ -19,7 +20,6 @@ from ..ops.shared.checks import (
     check_positions,
     check_positive_int,
 )
-from ..ops.shared.implied_map import implied_map
 from ..ops.shared.state import State
 from ._about import About
 from ._options import AttentionOptions
@@ -379,7 +379,7 @@ class OpAttention(InnerAttention):
         masks = {"key_padding_mask": key_padding_mask, "query_padding_mask": query_padding_mask}
         return self.apply_reference(*self.operands(q, k, v), **masks, **self._needed(inputs))
 
-    def recorded_map(
+    def attention_matrix(
         self,
         q: Tensor | None,
         k: Tensor | None,
@@ -389,13 +389,13 @@ class OpAttention(InnerAttention):
         segment_ids: Tensor | None = None,
         **inputs: Any,
     ) -> Tensor:
-        """The implied map (B, H, n, m), which ``record_attention(model, maps=True)`` keeps; map @ v is ``forward``.
+        """The matrix (B, H, n, m) of which matrix @ v is ``forward``; ``record_attention(model, maps=True)`` keeps it.
 
         Without attention dropout. Costs m / e calls of ``forward`` and O(n m) memory: for short inputs.
         """
         masks = {"key_padding_mask": key_padding_mask, "query_padding_mask": query_padding_mask}
         further = {**self._needed(inputs), **self.packing(segment_ids)}
-        return implied_map(lambda values: self.linear_op(*self.operands(q, k, values), **masks, **further), v)
+        return read_attention_matrix(lambda values: self.linear_op(*self.operands(q, k, values), **masks, **further), v)
 
     def linear_op(self, *tensors: Tensor | None, **arguments: Any) -> Tensor:
         """The part of ``apply_op`` that is linear in the values: all of it, unless a subclass says otherwise."""

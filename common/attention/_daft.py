@@ -5,8 +5,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from ..ops.shared.attention_matrix import read_attention_matrix
 from ..ops.shared.checks import check_padding_mask
-from ..ops.shared.implied_map import implied_map
 from ..ops.shared.padding import zero_padding
 from ..ops.shared.reference_tools import by_head, cleared, side_by_side
 from ._base import OpAttention, drop_sources
@@ -71,7 +71,7 @@ class DaftAttention(OpAttention):
         out = super().apply_reference(*tensors, **arguments)
         return cleared(by_head(out, v.shape[1]), query_padding_mask)
 
-    def recorded_map(
+    def attention_matrix(
         self,
         k: Tensor,
         v: Tensor,
@@ -87,7 +87,9 @@ class DaftAttention(OpAttention):
         masks = {"key_padding_mask": key_padding_mask, "query_padding_mask": query_padding_mask}
         inputs = {**self._needed(inputs), **self.packing(segment_ids)}
         kinds = [k] if k.shape[-1] == 1 else [key.expand_as(k) for key in k.split(1, dim=-1)]  # of each channel alone
-        maps = [implied_map(lambda values, k=kind: self._weighed(k, values, masks, inputs), v) for kind in kinds]
+        maps = [
+            read_attention_matrix(lambda values, k=kind: self._weighed(k, values, masks, inputs), v) for kind in kinds
+        ]
         return torch.stack(maps).mean(0)
 
     def _weighed(self, k: Tensor, v: Tensor, masks: dict[str, Tensor | None], inputs: dict[str, Any]) -> Tensor:

@@ -66,7 +66,7 @@ def record_attention(
             were never called where that can be seen. Inside, with ``maps``, a module continues a sequence.
     """
     if maps:
-        return _recorded(model, "recorded_map", "attention of lineartime", _map_record)
+        return _recorded(model, "attention_matrix", "attention of lineartime", _map_record)
     return _recorded(
         model,
         "recorded_weights",
@@ -98,7 +98,7 @@ def _map_record(name: str, module: nn.Module, inputs: dict[str, Any]) -> MapReco
     if inputs.get("state") is not None:
         raise ValueError(f"maps is True and {name!r} continues a sequence; allowed: whole sequences, or maps=False")
     weights = _call(module.recorded_weights, inputs) if hasattr(module, "recorded_weights") else ()
-    return MapRecord(name, _call(module.recorded_map, inputs), *weights)
+    return MapRecord(name, _call(module.attention_matrix, inputs), *weights)
 
 
 #: What to say of a model without any attention of ours; a host's own layers keep no record.
@@ -110,7 +110,7 @@ _STOCK = (
 
 def _without_weights(model: nn.Module) -> str:
     """End of an error message that names attentions without competition and allocation; empty if there are none."""
-    modules = [module for module in model.modules() if hasattr(module, "recorded_map")]
+    modules = [module for module in model.modules() if hasattr(module, "attention_matrix")]
     names = sorted({getattr(module, "name", None) or type(module).__name__ for module in modules})
     has = "has" if len(names) == 1 else "have"
     return f"; {', '.join(names)} {has} neither competition nor allocation, but a map: maps=True" if names else ""

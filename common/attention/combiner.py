@@ -10,8 +10,8 @@ from ..modules.rotary import check_even, rotate, token_positions
 from ..ops.combiner import combiner_attention, row_attention
 from ..ops.combiner.decoding import extend, state_before
 from ..ops.combiner.reference import combiner_attention_reference, row_attention_reference
+from ..ops.shared.attention_matrix import read_attention_matrix
 from ..ops.shared.checks import check_masks, check_query_key_value, check_tokens
-from ..ops.shared.implied_map import implied_map
 from ..ops.shared.packed import attend_by_document
 from ..ops.shared.padding import zero_padded_tokens, zero_padding
 from ..ops.shared.reference_tools import by_head, cleared, rotated, side_by_side
@@ -145,7 +145,7 @@ class CombinerAttention(OpAttention):
         summary_k = summary_k.unflatten(-1, (self.shape.num_heads, -1)).transpose(1, 2).to(k.dtype)
         return rotate(summary_k, positions) if self.options.rotary else summary_k, summary_v
 
-    def recorded_map(
+    def attention_matrix(
         self,
         q: Tensor,
         k: Tensor,
@@ -160,7 +160,8 @@ class CombinerAttention(OpAttention):
         self._check(q, k, v, x)
         if segment_ids is not None:
             raise ValueError("segment_ids is given; allowed for the map of combiner: one document in each row")
-        return implied_map(lambda weighed: self._whole(q, k, v, x, key_padding_mask, query_padding_mask, weighed), v)
+        masks = key_padding_mask, query_padding_mask
+        return read_attention_matrix(lambda weighed: self._whole(q, k, v, x, *masks, weighed), v)
 
     def apply_reference(
         self,

@@ -49,7 +49,7 @@ class YosoAttention(OpAttention):
     op = staticmethod(yoso_attention)
     reference_op = staticmethod(yoso_attention_reference)
 
-    def recorded_map(
+    def attention_matrix(
         self,
         q: Tensor,
         k: Tensor,

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from ..ops import mixed_chunk, quadratic
+from ..ops.shared.attention_matrix import read_attention_matrix
 from ..ops.shared.checks import (
     ArgumentError,
     check_choice,
@@ -19,7 +20,6 @@ from ..ops.shared.checks import (
     check_positive_int,
     check_probability,
 )
-from ..ops.shared.implied_map import implied_map
 from ..ops.shared.packed import attend_by_document
 from ..ops.shared.padding import zero_padded_tokens
 from ..ops.shared.relative_bias import resize_toeplitz
@@ -248,8 +248,10 @@ class GatedAttentionUnit(RemembersOptions):
             raise ValueError("causal is False; allowed for extend: a unit built with causal=True")
         return self._attend(x, padding_mask, state, True, segment_ids)
 
-    def recorded_map(self, x: Tensor, padding_mask: Tensor | None = None, segment_ids: Tensor | None = None) -> Tensor:
-        """Implied map (B, H, n, n) of V before the gate U, which ``record_attention(model, maps=True)`` records.
+    def attention_matrix(
+        self, x: Tensor, padding_mask: Tensor | None = None, segment_ids: Tensor | None = None
+    ) -> Tensor:
+        """The matrix (B, H, n, n) of V before the gate U, which ``record_attention(model, maps=True)`` records.
 
         Attention dropout is left out. Costs n / (e / H) calls of the attention and O(n²) memory: for short inputs.
         """
@@ -259,7 +261,7 @@ class GatedAttentionUnit(RemembersOptions):
         op = self._quadratic if self.chunk_size is None else self._mixed_chunk
         whole = {"initial_state": None, "return_state": False, "segment_ids": segment_ids}
         whole.update(self._gates(normed, padding_mask))
-        return implied_map(lambda values: op(heads, values, padding_mask, **whole), self._split_heads(v))
+        return read_attention_matrix(lambda values: op(heads, values, padding_mask, **whole), self._split_heads(v))
 
     def _attend(
         self,

@@ -94,7 +94,9 @@ class AttentionImitation(nn.Module):
         else:
             wanted = self._softmax_weights(x, padding)
             inputs = self.student.attention.inputs(x=x.flatten(1, -2))
-            result = self.student.attention.recorded_map(*self.student.query_key_value(x), padding, padding, **inputs)
+            result = self.student.attention.attention_matrix(
+                *self.student.query_key_value(x), padding, padding, **inputs
+            )
         return _mean_of_real(IMITATION_LOSSES[self.loss].of(result, wanted), padding)
 
     @torch.no_grad()

@@ -221,5 +221,5 @@ def test_a_weighted_mean_is_declared_where_it_is_one(name: str) -> None:
 @cases(case for case in CASES if case.kind.weighted_mean and not case.rotary and case.forget == "none")
 def test_no_option_makes_a_weight_of_a_mean_negative(case: Case) -> None:
     module = case.build()
-    weights = module.recorded_map(**tensors(module, 13, grad=False))
+    weights = module.attention_matrix(**tensors(module, 13, grad=False))
     assert (weights >= 0).all() and (weights.sum(-1) <= 1 + TOLERANCES[torch.float32]).all()

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 
-def implied_map(attend: Callable[[Tensor], Tensor], v: Tensor) -> Tensor:
+def read_attention_matrix(attend: Callable[[Tensor], Tensor], v: Tensor) -> Tensor:
     """The map A (B, H, n, m) of an ``attend`` that is linear in its values: ``attend(v)`` is A v.
 
     v (B, H, m, e) gives shape, dtype and device alone: ``attend`` is called m / e times, each time with the unit
