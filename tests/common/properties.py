@@ -62,15 +62,6 @@ def assert_prefixes_stand_alone(op: Callable[..., Tensor], inputs: Sequence[Tens
         assert_close(f"the first {t}", op(*changed)[:, :, :t], alone, 1e-12)
 
 
-def assert_rows_stand_alone(op: Callable[..., Tensor], inputs: Sequence[Tensor], mask: Tensor) -> None:
-    """Each row under ``mask`` (B, n) is what it is alone and without its padding, whose outputs are 0."""
-    out = op(*inputs, key_padding_mask=mask)
-    for b in range(len(mask)):
-        alone = op(*(x[b : b + 1, :, ~mask[b]] for x in inputs))
-        assert_close(f"row {b}", out[b : b + 1, :, ~mask[b]], alone, 1e-12)
-        assert (out[b, :, mask[b]] == 0).all()
-
-
 def assert_padding_never_leaks(
     op: Callable[..., Tensor], inputs: Sequence[Tensor], leaves: Sequence[Tensor], mask: Tensor, poison: float
 ) -> None:
