@@ -307,7 +307,7 @@ class GatedAttentionUnit(RemembersOptions):
         return_state: bool,
         segment_ids: Tensor | None,
     ) -> tuple[Tensor, State | None]:
-        """What is added to the tokens (B, n, d), from ``_project``'s result, and the state after them."""
+        """The branch that is added to the tokens (B, n, d), from the result of ``_project``, and the state after them."""
         *gate, v, z = silu_parts(hidden, self.widths)
         heads = self._queries_and_keys(z, self._rotation(z, padding_mask, state, segment_ids))
         v = self._split_heads(v)

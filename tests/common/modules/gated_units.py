@@ -28,7 +28,7 @@ class UnitOptions(AttentionOptions):
 
 @dataclass(frozen=True)
 class FlashOptions(UnitOptions):
-    """Those, and the terms of mixed chunk attention."""
+    """``UnitOptions``, and the terms of mixed chunk attention."""
 
     local: bool = flag(True, "attention inside chunks")
     linear: bool = flag(True, "linear attention across chunks")
