@@ -282,13 +282,13 @@ class GatedAttentionUnit(RemembersOptions):
         return (x if self.ffn is None else self.ffn(x)), state
 
     def _recomputed(self, function: Callable[..., Any], x: Tensor, *args: Any) -> Any:
-        """``function(x, *args)``; where x is large the graph keeps the arguments, and the backward pass calls it again.
+        """``function(x, *args)`` of x (B, n, any width); for many tokens the backward pass calls it again.
 
-        Not where operations are traced or transformed, nor where processes share a sequence: they exchange tensors in
-        it, and do so once.
+        The graph then keeps the arguments alone. Not where operations are traced or transformed, nor where processes
+        share a sequence: they exchange tensors in it, and do so once.
         """
-        eager = torch.is_grad_enabled() and runs_eagerly(x)
-        if x.numel() < RECOMPUTED_FROM or self.context is not None or not eager:
+        eager = torch.is_grad_enabled() and runs_eagerly(x) and self.context is None
+        if not eager or x.shape[0] * x.shape[1] * self.dim < RECOMPUTED_FROM:  # no graph may depend on sizes
             return function(x, *args)
         random = any(layer.p > 0.0 for layer in (self.dropout, self.attention_dropout, self.activation_dropout))
         return checkpoint(function, x, *args, use_reentrant=False, preserve_rng_state=random)
@@ -307,7 +307,7 @@ class GatedAttentionUnit(RemembersOptions):
         return_state: bool,
         segment_ids: Tensor | None,
     ) -> tuple[Tensor, State | None]:
-        """The branch that is added to the tokens (B, n, d), from the result of ``_project``, and the state after them."""
+        """The branch that is added to the tokens (B, n, d), from ``_project``, and the state after them."""
         *gate, v, z = silu_parts(hidden, self.widths)
         heads = self._queries_and_keys(z, self._rotation(z, padding_mask, state, segment_ids))
         v = self._split_heads(v)
