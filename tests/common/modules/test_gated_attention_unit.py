@@ -1,6 +1,8 @@
 """The gated attention unit keeps the contract of attentions, and what is special: its options and its parameters."""
 
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -16,7 +18,7 @@ from common.ops.shared.reference_tools import rotated
 from tests.common.inputs import padding
 from tests.common.refusals import refused
 from tests.compare import assert_close, gradients
-from tests.processes import CHECKOUT, run_program
+from tests.processes import CHECKOUT
 
 FORMS = {"quad": {"chunk_size": None, "max_positions": 24}, "flash": {"chunk_size": 5}}
 forms = pytest.mark.parametrize("form", FORMS)
@@ -56,8 +58,10 @@ def assert_same(out, expected, module, x) -> None:
 def test_the_contract():
     """As of an attention, but for promises that a module of whole tokens makes in its own words, below."""
     own = "what_stands_in_padding or long_sums or test_tensors or test_masks or longest_length"
-    arguments = ["-q", "-p", "no:cacheprovider", "tests/common/contract", "-k", f"not ({own})"]
-    run_program(["-m", "pytest", *arguments, "--mechanism", "tests.common.modules.gated_units"], cwd=str(CHECKOUT))
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/common/contract"]
+    command += ["-k", f"not ({own})", "--mechanism", "tests.common.modules.gated_units"]
+    done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:]
 
 
 @pytest.mark.parametrize("heads", [1, 2])
