@@ -102,7 +102,7 @@ class AttentionImitation(nn.Module):
     @torch.no_grad()
     def _softmax_weights(self, x: Tensor, padding: Tensor | None) -> Tensor:
         """The teacher's weights (B, H, N, N)."""
-        return self.teacher.attention.recorded_map(*self.teacher.query_key_value(x), padding, padding)
+        return self.teacher.attention.attention_matrix(*self.teacher.query_key_value(x), padding, padding)
 
 
 def _mean_of_real(losses: Tensor, padding: Tensor | None) -> Tensor:
