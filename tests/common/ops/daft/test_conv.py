@@ -46,13 +46,6 @@ def test_forward_and_gradients(heads, window, side, mode, local_only):
     assert_agrees(daft_conv(*inputs, r, **options), daft_conv_reference(*inputs, r, **options), [*inputs, r])
 
 
-@modes
-def test_without_the_gate(mode):
-    inputs, r, options = inputs_for(mode, 9, 2, 5)[1:], normal(2, 5, seed=3), {"causal": mode != "full"}
-    expected = daft_conv_reference(None, *inputs, r, **options)
-    assert_agrees(daft_conv(None, *inputs, r, **options), expected, [*inputs, r])
-
-
 @locality
 @pytest.mark.parametrize("window", [(3, 3), (5, 1), (1, 5), (3, 7), (11, 11)], ids=str)
 @pytest.mark.parametrize("side", ["none", "holes", "all"])
@@ -219,11 +212,3 @@ def test_gradcheck(mode, local_only):
 def test_gradcheck_of_images(local_only):
     inputs, r = daft_inputs(12, 2, batch=1), normal(2, 3, 5, seed=3)
     torch.autograd.gradcheck(lambda *x: daft_conv(*x, spatial_shape=(3, 4), local_only=local_only), [*inputs, r])
-
-
-@ways
-def test_an_empty_batch_of_several_chunks(mode, local_only):
-    inputs, r = inputs_for(mode, 40, 2, 5, batch=0), normal(2, 5)
-    out = daft_conv(*inputs, r, causal=mode != "full", local_only=local_only)
-    assert out.shape == inputs[2].shape
-    assert gradients(out, [r])[0].equal(torch.zeros(2, 5, dtype=torch.float64))

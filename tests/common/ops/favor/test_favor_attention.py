@@ -9,7 +9,6 @@ from common.attention import build_attention
 from common.ops import favor_attention
 from common.ops.favor import LENGTHS, draw_directions
 from tests.common.inputs import qkv
-from tests.common.refusals import refused, tensors
 from tests.compare import assert_close, gradients
 
 causality = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
@@ -132,13 +131,6 @@ def test_a_pass_that_checkpointing_repeats_has_its_directions(use_reentrant):
         found.append([x.grad for x in inputs])
     for plain, repeated in zip(*found):
         assert_close("gradient", repeated, plain)
-
-
-def test_directions_of_other_channels_are_refused():
-    with refused("q", "4 channels", "channels of q"):
-        favor_attention(**tensors(), directions=torch.randn(6, 5))
-    with refused("chunk_size", "0", "an integer of at least 1"):
-        favor_attention(**tensors(), directions=torch.randn(6, 4), chunk_size=0)
 
 
 @pytest.fixture
