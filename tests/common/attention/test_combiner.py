@@ -47,14 +47,6 @@ def test_it_has_two_matrices_of_the_width_more_than_a_transformer():
     assert module.options.row_length == 128 and module.options.rotary
 
 
-def test_the_state_holds_the_last_row_and_the_summaries_of_those_before():
-    q, k, v, x = inputs_of(9)
-    _, state = build("combiner", causal=True).extend(q, k, v, x=x)
-    shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
-    rows = {"q": (2, 2, 1, 4), "k": (2, 2, 1, 4), "v": (2, 2, 1, 4), "x": (2, 1, 1, 8)}
-    assert shapes == {"count": (2,), **rows, "summary_k": (2, 2, 8, 4), "summary_v": (2, 2, 8, 4)}
-
-
 def one_by_one(module, tensors, state):
     """The outputs of tokens one after the other, and the state after each."""
     outputs, states = [], []

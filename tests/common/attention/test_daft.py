@@ -117,17 +117,6 @@ def test_filters_are_standardised_and_scaled_per_head(window):
     assert torch.equal(plain.position_bias(), plain.r)
 
 
-@gating
-@pytest.mark.parametrize("local_only", [False, True], ids=["global", "local"])
-def test_daft_conv_of_an_image(local_only, query):
-    inputs, mask = conv_inputs(12, query=query), padding("holes", 2, 12)
-    module = build("daft_conv", window=(5, 3), query=query, local_only=local_only)
-    for padding_mask in (None, mask):
-        arguments = {"spatial_shape": (3, 4), "key_padding_mask": padding_mask, "local_only": local_only}
-        expected = heads_of(daft_conv_reference(*joined(*inputs), literal_filters(module), **arguments), 2)
-        compare(module(*inputs, padding_mask, padding_mask, spatial_shape=(3, 4)), expected, inputs, module)
-
-
 @causality
 @pytest.mark.parametrize(("heads", "channels"), [(1, 6), (6, 1), (3, 2)], ids=str)
 @pytest.mark.parametrize("window", [1, 3, 61])
@@ -290,19 +279,6 @@ def test_a_mask_of_queries_hides_outputs_without_queries_too(causal, name):
     mask, module = padding("right", 2, 9), build(name, causal, query=False)
     expected = module(None, narrow(module, k), v).masked_fill(mask[:, None, :, None], 0.0)
     assert torch.equal(module(None, narrow(module, k), v, query_padding_mask=mask), expected)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("options", [{}, {"gumbel_temperature": 0.5}, {"local_only": True}], ids=str)
-def test_filters_of_half_precision_are_standardised_in_float32(options, dtype):
-    module, (q, k, v) = build("daft_conv", dtype=dtype, **options).eval(), conv_inputs(19, dtype=dtype)
-    double = copy.deepcopy(module).double()
-    assert module.position_bias().dtype == torch.float32
-    assert_close("filters", module.position_bias(), double.position_bias(), 1e-4)
-    out = module(q, k, v)
-    assert out.dtype == dtype
-    assert_close("out", out, double(*(x.double() for x in (q, k, v))))
-    assert torch.isfinite(module.entropy())
 
 
 def test_a_pair_from_a_command_line_is_a_window():

@@ -147,7 +147,7 @@ def test_a_training_step_changes_every_parameter():
 
 def test_models_whose_sums_forget_equal_their_literal_references(monkeypatch):
     """A gate that is wrong by a twentieth is noticed."""
-    names = ("linear_lm --linear-forget head", "flowformer_lm --flow-forget channel", "gla_lm")
+    names = ("flowformer_lm --flow-forget channel", "gla_lm")
     assert {*names} <= {*forgetting.FORGETTING}
     small = {"width": 64, "layers": 1, "names": names}
     built = forgetting.training(HERE, 80, **small)
@@ -155,7 +155,7 @@ def test_models_whose_sums_forget_equal_their_literal_references(monkeypatch):
     decoded = language_models.decoding(HERE, 12, **small, near=None)
     assert [one.name for one in decoded] == list(names) and not any(unequal(decoded).values())
     monkeypatch.setattr(ForgetGate, "forward", wrong(ForgetGate.forward))
-    assert all(unequal(built[:2]).values())
+    assert all(unequal(built[:1]).values())
 
 
 # Encoder-decoders

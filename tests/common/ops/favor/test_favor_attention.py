@@ -106,17 +106,6 @@ def test_training_draws_directions_again_every_so_many_passes():
     assert torch.equal(fresh(*inputs), evaluated)
 
 
-def test_directions_are_drawn_again_on_request():
-    module = build_attention("favor", head_dim=4, features=6)
-    before = module.directions.clone()
-    module.redraw_directions()
-    assert not torch.equal(module.directions, before)
-    module.redraw_directions(seed=5)
-    again = module.directions.clone()
-    module.redraw_directions(seed=5)
-    assert torch.equal(module.directions, again)
-
-
 @pytest.mark.parametrize("use_reentrant", [False, True])
 def test_a_pass_that_checkpointing_repeats_has_its_directions(use_reentrant):
     """With new directions in every pass, gradients are those of the same passes without checkpointing."""

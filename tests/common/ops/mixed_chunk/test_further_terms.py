@@ -79,15 +79,6 @@ def test_in_pieces_it_is_the_whole(term, pieces):
     assert_close("in pieces", torch.cat(outputs, dim=2), whole)
 
 
-@terms
-def test_half_precision_and_autocast(term):
-    inputs, options = mixed_chunk_inputs(13), options_of(term, causal=True, chunk_size=4)
-    half = [x.detach().to(torch.bfloat16) for x in inputs]
-    out = mixed_chunk_attention(*half, **options)
-    assert out.dtype == torch.bfloat16
-    assert_close("out", out, mixed_chunk_attention(*(x.double() for x in half), **options))
-
-
 @pytest.mark.parametrize(
     "options, message",
     [
