@@ -167,10 +167,7 @@ def test_a_damaged_record_is_a_warning(damaged: Any) -> None:
     [
         ({"kernel": "relu2"}, {"kernel": "laplace"}),
         ({"chunk_size": 8, "bias": "none"}, {"chunk_size": 16, "bias": "none"}),
-        ({"rotary": True}, {"rotary": False}),
-        ({"linear": False}, {"local": False, "bias": "none", "linear": True}),
         ({"chunk_size": None, "max_positions": 9, "divisor": 3.0}, {"chunk_size": None, "max_positions": 9}),
-        ({"first_softmax": True}, {"first_softmax": False}),
     ],
 )
 def test_gated_attention_unit(built: dict[str, Any], other: dict[str, Any]) -> None:
@@ -183,12 +180,8 @@ def test_gated_attention_unit(built: dict[str, Any], other: dict[str, Any]) -> N
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("flow", {"form": "paper"}),
         ("flow", {"clamp": 2.0}),
-        ("flow", {"phi": "relu"}),
-        ("flow", {"competition": "none"}),
         ("linear", {"phi": "relu"}),
-        ("quadratic", {"kernel": "laplace", "divisor": 3.0}),
         ("quadratic", {"divisor": 9.0}),
     ],
 )
