@@ -1,8 +1,6 @@
 """Pictures of DAFT: what is read from checkpoints of both hosts, what is computed of it, and what is drawn."""
 
 import argparse
-import subprocess
-import sys
 from collections import OrderedDict
 
 import numpy as np
@@ -21,8 +19,8 @@ from common.output_files import MARK
 from recipes.daft import drawing, pictures
 from recipes.daft.checkpoints import load_model
 from recipes.daft.maps import Bias, KeyMaps, key_maps, position_biases
-from recipes.shared.commands import ROOT
 from tests.fairseq_plugin.helpers.language_models import SMALL
+from tests.processes import CHECKOUT, Command, run_in_turn
 
 CONV = dict(num_classes=10, patch_size=4, window=(5, 3))
 FULL = dict(img_size=16, patch_size=4, embed_dim=8, depth=2, num_heads=2)
@@ -168,19 +166,16 @@ def test_fairseqs_checkpoints_need_no_data(arch, options, tmp_path):
     assert torch.equal(loaded.model(tokens)[0], model(tokens)[0])
 
 
-def run_as_a_process(*arguments):
-    """The command as a user runs it: nothing of the hosts is imported yet."""
-    command = [sys.executable, "-W", "ignore", "-m", "recipes.daft.pictures", *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
-
-
 def test_fairseqs_checkpoints_with_configuration_objects(tmp_path):
-    """Those of a model registered without a dataclass hold omegaconf's classes, which the plugin lets torch read."""
+    """Those of a model registered without a dataclass hold omegaconf's classes, which the plugin lets torch read.
+
+    In a process of its own, in which nothing has imported the plugin.
+    """
     language_checkpoint(tmp_path / "x.pt", "daft_conv_lm", daft_window=9)
     state = torch.load(tmp_path / "x.pt", weights_only=True)
     torch.save({**state, "cfg": OmegaConf.create(state["cfg"])}, tmp_path / "objects.pt")
-    finished = run_as_a_process("--checkpoint", tmp_path / "objects.pt", "--output", tmp_path / "out")
-    assert finished.returncode == 0, finished.stderr
+    arguments = ["--checkpoint", str(tmp_path / "objects.pt"), "--output", str(tmp_path / "out")]
+    run_in_turn(Command("recipes.daft.pictures", arguments), cwd=str(CHECKOUT))
     assert sorted(file.name for file in (tmp_path / "out").iterdir()) == [MARK, "position_biases.png"]
 
 

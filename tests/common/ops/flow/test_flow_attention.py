@@ -205,9 +205,3 @@ def test_competition_of_the_paper_is_a_distribution_over_real_sources():
     masks = {"key_padding_mask": padding("holes", 2, 16), "query_padding_mask": torch.zeros(2, 9, dtype=torch.bool)}
     competition, _ = flow_attention_weights(q, k, form="paper", **masks)
     assert_close("Σ competition", competition.sum(-1), torch.ones(2, 2, dtype=torch.float64))
-
-
-# --- symmetries ---------------------------------------------------------------------------------------------------
-
-
-# --- padding -------------------------------------------------------------------------------------------------------
