@@ -83,11 +83,6 @@ def test_the_variable_turns_kernels_off(given, on, on_cpu_too, monkeypatch):
 # --- what they are for ---------------------------------------------------------------------------------------------
 
 
-def test_a_cpu_alone_has_no_kernels(monkeypatch):
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    assert not causal.applies(*float32())
-
-
 def test_widths_and_options(on_cpu_too):
     for d in (128, 129):
         q, k, v = qkv(3, d=d, e=200, dtype=torch.float32)
