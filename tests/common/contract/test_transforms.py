@@ -121,10 +121,10 @@ def test_steps_of_decoding_compile_into_one_graph(case):
 @torch.no_grad()
 def test_steps_from_a_state_that_grows_compile(case):
     module = case.build(torch.float32)
-    inputs = tensors(module, 9, dtype=torch.float32, grad=False)
+    inputs = tensors(module, 7, dtype=torch.float32, grad=False)
     step, whole = torch.compile(module.extend, backend="eager", fullgraph=True), module(**inputs)
     _, state = module.extend(**at(inputs, slice(0, 2)))
-    for t in range(2, 9):
+    for t in range(2, 7):
         out, state = step(**at(inputs, slice(t, t + 1)), state=state)
         assert_close("out", out, whole[:, :, t : t + 1])
 
@@ -139,12 +139,12 @@ def positional(module, n: int, dtype: torch.dtype, grad: bool = False) -> tuple[
 def test_it_exports(case):
     """With any number of tokens of a bidirectional sequence, else with the one that it is exported with."""
     module = case.build()
-    qkv, named = positional(module, 21, torch.float64)
+    qkv, named = positional(module, 12, torch.float64)
     tokens = torch.export.Dim("tokens", min=2, max=LONGEST)
     any_length = exports_any_length(case) and not named
     shapes = [None if x is None else {2: tokens} for x in qkv] if any_length else None
     program = torch.export.export(module, tuple(qkv), named, dynamic_shapes=shapes)
-    for n in (21, 3, LONGEST) if any_length else (21,):
+    for n in (12, 3, LONGEST) if any_length else (12,):
         qkv, named = positional(module, n, torch.float64)
         assert_close(f"out of {n} tokens", program.module()(*qkv, **named), module(*qkv, **named))
 
