@@ -121,7 +121,7 @@ WRONG_ARGUMENTS = {**WRONG_OPTIONS, float: (-1.0, float("nan")), bool: ()}
 
 @cases(case for case in PLAIN if case.kind.__module__.startswith("common."))
 def test_the_function_refuses_what_the_module_does(case, monkeypatch):
-    """The house's, called without a module: options, another direction, and parameters of other shapes."""
+    """Functions of common.ops, called without their module: options, another direction, parameters of other shapes."""
     module, op = case.build(), case.kind.op
     arguments = arguments_of_op(case, module, monkeypatch, **tensors(module, 6, grad=False))
     for option, described in case.kind.Options.described().items():
