@@ -41,15 +41,3 @@ def test_a_full_disk_is_an_os_error(write):
     with pytest.raises(OSError) as error:
         write({"x": torch.zeros(100_000)}, FULL)
     assert error.value.errno == errno.ENOSPC
-
-
-class Unwritable:
-    """What cannot be pickled, for a reason of its own."""
-
-    def __reduce__(self):
-        raise RuntimeError("not to be written")
-
-
-def test_another_error_stays_what_it_is(tmp_path):
-    with pytest.raises(RuntimeError, match="not to be written"):
-        save({"x": Unwritable()}, tmp_path / "x.pt")

@@ -1,4 +1,4 @@
-"""CONTRIBUTING's guide is true as printed: its examples keep the contract, and train in both hosts."""
+"""CONTRIBUTING's guide is true as printed: its examples train in both hosts; they keep the contract in tests/common."""
 
 import re
 import textwrap
@@ -6,7 +6,7 @@ import textwrap
 import pytest
 
 from tests.fairseq_plugin.helpers.text import write_text
-from tests.processes import CHECKOUT, Command, run_in_turn, run_program
+from tests.processes import CHECKOUT, Command, run_in_turn
 
 EXAMPLES = ("mean", "pooled")
 _REASON = r"( *)<!-- not run in tests: stands in (?P<file>\S+) -->"
@@ -45,12 +45,6 @@ def test_printed_code_stands_in_the_examples():
     for block in blocks:
         code = re.sub(rf"(?m)^{block[1]}", "", block["code"])
         assert code in (CHECKOUT / block["file"]).read_text(), code
-
-
-def test_the_contract_of_the_second_example():
-    """Every promise, as the guide's command runs it; that of the first is in ``tests/common/test_contract.py``."""
-    arguments = ["-q", "-p", "no:cacheprovider", "tests/common/contract", "--mechanism", "tests.examples.pooled"]
-    run_program(["-m", "pytest", *arguments], cwd=str(CHECKOUT))
 
 
 @pytest.mark.parametrize(

@@ -47,14 +47,6 @@ def test_it_has_two_matrices_of_the_width_more_than_a_transformer():
     assert module.options.row_length == 128 and module.options.rotary
 
 
-def test_the_state_holds_the_last_row_and_the_summaries_of_those_before():
-    q, k, v, x = inputs_of(9)
-    _, state = build("combiner", causal=True).extend(q, k, v, x=x)
-    shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
-    rows = {"q": (2, 2, 1, 4), "k": (2, 2, 1, 4), "v": (2, 2, 1, 4), "x": (2, 1, 1, 8)}
-    assert shapes == {"count": (2,), **rows, "summary_k": (2, 2, 8, 4), "summary_v": (2, 2, 8, 4)}
-
-
 def one_by_one(module, tensors, state):
     """The outputs of tokens one after the other, and the state after each."""
     outputs, states = [], []
@@ -64,28 +56,6 @@ def one_by_one(module, tensors, state):
         outputs.append(out)
         states.append(state)
     return torch.cat(outputs, dim=2), states
-
-
-@pytest.mark.parametrize("lengths", [(7, 7, 7), (7, 4, 0), (1, 6, 8)], ids=str)
-def test_tokens_after_prompts_of_other_lengths_are_those_of_the_whole(lengths):
-    """One by one over several rows of four; of a batch, each sequence fills its rows at its own time."""
-    tensors, module, prompt = inputs_of(21, batch=3), build("combiner", causal=True), max(lengths)
-    mask = torch.arange(21) < prompt - torch.tensor(lengths)[:, None]
-    q, k, v, x = tensors
-    whole = module(q, k, v, mask, mask, x=x)
-    first, state = module.extend(
-        q[:, :, :prompt], k[:, :, :prompt], v[:, :, :prompt], mask[:, :prompt], x=x[:, :prompt]
-    )
-    rest, states = one_by_one(module, [y[..., prompt:, :] for y in tensors], state)
-    out = torch.cat([first, rest], dim=2)
-    assert_close("out", out, whole)
-    leaves = [*tensors, *module.parameters()]
-    for i, (actual, wanted) in enumerate(zip(gradients(out, leaves), gradients(whole, leaves))):
-        assert_close(f"gradient {i} of q, k, v, x and the parameters", actual, wanted)
-    for t, state in enumerate(states):
-        counts = [length + t + 1 for length in lengths]
-        assert state["count"].tolist() == counts
-        assert state["q"].shape[2] < 4 and state["summary_k"].shape[2] == max(counts) // 4 * 4
 
 
 @torch.no_grad()
@@ -107,16 +77,3 @@ def test_a_state_of_rows_of_another_length_is_refused():
         module = build("combiner", causal=True, row_length=wrong)
         with refused("initial_state", "9 tokens", f"row_length={wrong}"):
             module.extend(q, k, v, x=x, state=state)
-
-
-def test_other_heads_and_other_inputs_are_refused():
-    q, k, v, x = inputs_of(5)
-    module = build("combiner", causal=True)
-    for call in (module, module.extend):
-        with refused("q", "(2, 1, 5, 4)", "2 heads of 4 channels"):
-            call(q[:, :1], k[:, :1], v[:, :1], x=x)
-        with refused("v", "(2, 2, 5, 3)", "that of q, (2, 2, 5, 4)"):
-            call(q, k, v[..., 1:], x=x)
-        for wrong in (x[:, 1:], x[..., 1:], x[:1]):
-            with refused("x", str(tuple(wrong.shape)), "(batch, tokens, width) = (2, 5, 8)"):
-                call(q, k, v, x=wrong)

@@ -14,7 +14,6 @@ from common.ops import daft_conv
 from common.ops.daft.conv_reference import daft_conv_reference
 from tests.common.attention.build import build, narrow
 from tests.common.inputs import padding, qkv
-from tests.common.refusals import refused
 from tests.compare import assert_close, gradients, weights
 
 causality = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
@@ -118,17 +117,6 @@ def test_filters_are_standardised_and_scaled_per_head(window):
     assert torch.equal(plain.position_bias(), plain.r)
 
 
-@gating
-@pytest.mark.parametrize("local_only", [False, True], ids=["global", "local"])
-def test_daft_conv_of_an_image(local_only, query):
-    inputs, mask = conv_inputs(12, query=query), padding("holes", 2, 12)
-    module = build("daft_conv", window=(5, 3), query=query, local_only=local_only)
-    for padding_mask in (None, mask):
-        arguments = {"spatial_shape": (3, 4), "key_padding_mask": padding_mask, "local_only": local_only}
-        expected = heads_of(daft_conv_reference(*joined(*inputs), literal_filters(module), **arguments), 2)
-        compare(module(*inputs, padding_mask, padding_mask, spatial_shape=(3, 4)), expected, inputs, module)
-
-
 @causality
 @pytest.mark.parametrize(("heads", "channels"), [(1, 6), (6, 1), (3, 2)], ids=str)
 @pytest.mark.parametrize("window", [1, 3, 61])
@@ -156,38 +144,6 @@ def test_at_first_attention_is_by_key_alone(causal):
         if causal:
             scores = scores.masked_fill(torch.ones(9, 9, dtype=torch.bool).triu(1), -torch.inf)
         assert_close("out", module(*inputs), torch.sigmoid(q) * (scores.softmax(-1) @ v))
-
-
-@pytest.mark.parametrize("causal", [False, True])
-def test_filters_are_made_once_and_learned(causal):
-    """A filter that is drawn anew in each call would change outputs and learn nothing."""
-    module, inputs = build_attention("daft_conv", causal=causal, num_heads=2, window=5), conv_inputs(11)
-    module = module.double().train()
-    names = list(weights(module.state_dict()))
-    assert names == ["r", "gamma", "beta"] == [name for name, _ in module.named_parameters()]
-    assert [tuple(x.shape) for x in module.parameters()] == [(2, 5), (2, 1), (2, 1)]
-    before = {name: x.data_ptr() for name, x in module.named_parameters()}
-    target = torch.randn(2, 2, 11, 4, dtype=torch.float64)
-
-    def loss():
-        return (module(*inputs) - target).square().mean()
-
-    assert torch.equal(module(*inputs), module(*inputs))
-    r, gamma, beta = torch.autograd.grad(loss(), list(module.parameters()))
-    assert (r == 0).all(), "γ is 0 at first"
-    assert (gamma != 0).all() and (beta != 0).all()
-    optimizer = torch.optim.SGD(module.parameters(), lr=1.0)
-    first, old = loss().item(), module.r.detach().clone()
-    for _ in range(20):
-        optimizer.zero_grad()
-        loss().backward()
-        optimizer.step()
-    assert loss().item() < first and not torch.equal(module.r, old)
-    assert torch.equal(module(*inputs), module(*inputs))
-    assert {name: x.data_ptr() for name, x in module.named_parameters()} == before
-    again = build_attention("daft_conv", causal=causal, num_heads=2, window=5).double()
-    again.load_state_dict(module.state_dict())
-    assert torch.equal(again(*inputs), module(*inputs))
 
 
 def test_the_parameters_of_daft_conv():
@@ -325,31 +281,6 @@ def test_a_mask_of_queries_hides_outputs_without_queries_too(causal, name):
     assert torch.equal(module(None, narrow(module, k), v, query_padding_mask=mask), expected)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("options", [{}, {"gumbel_temperature": 0.5}, {"local_only": True}], ids=str)
-def test_filters_of_half_precision_are_standardised_in_float32(options, dtype):
-    module, (q, k, v) = build("daft_conv", dtype=dtype, **options).eval(), conv_inputs(19, dtype=dtype)
-    double = copy.deepcopy(module).double()
-    assert module.position_bias().dtype == torch.float32
-    assert_close("filters", module.position_bias(), double.position_bias(), 1e-4)
-    out = module(q, k, v)
-    assert out.dtype == dtype
-    assert_close("out", out, double(*(x.double() for x in (q, k, v))))
-    assert torch.isfinite(module.entropy())
-
-
-@pytest.mark.parametrize("options", [{}, {"gumbel_temperature": 0.5}, {"local_only": True}], ids=str)
-def test_images_under_autocast(options):
-    module, masks = build("daft_conv", dtype=torch.float32, window=(3, 5), **options).eval(), {"spatial_shape": (3, 4)}
-    halves = [x.detach().bfloat16() for x in conv_inputs(12)]
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        out = module(*halves, **masks)
-        bias = module.position_bias()
-    assert out.dtype == torch.bfloat16 and bias.dtype == torch.float32
-    assert_close("out", out, module(*(x.float() for x in halves), **masks))
-    assert_close("filters", bias, literal_filters(module))
-
-
 def test_a_pair_from_a_command_line_is_a_window():
     assert DaftConvAttention(num_heads=1, window=[3, 5]).r.shape == (1, 3, 5)
 
@@ -362,47 +293,3 @@ def test_wrong_options_are_refused():
     assert DaftConvAttention(True, num_heads=2, window=4).r.shape == (2, 4)
     with pytest.raises(ValueError, match="^max_tokens is 2.5; allowed"):
         DaftFullAttention(max_tokens=2.5)
-
-
-def test_wrong_inputs_of_daft_conv_are_refused():
-    module, (q, k, v) = build("daft_conv", True), conv_inputs(5)
-    for call in (module, module.extend):
-        with refused("v", "(2, 1, 5, 4)", "2 heads"):
-            call(q[:, :1], k[:, :1], v[:, :1])
-        for wrong in (q, k[:, :, :4], k[:, :1], k[..., 0]):
-            with refused("k", str(tuple(wrong.shape)), "(B, H, tokens, 1), one key per head"):
-                call(q, wrong, v)
-        with refused("k", "None", "a tensor"):
-            call(q, None, v)
-        with refused("v", str(tuple(v[..., 1:].shape)), "the same batch, heads and channels"):
-            call(q, k, v[..., 1:])
-        with pytest.raises(ValueError, match="^q.*dtype.* allowed"):
-            call(q.float(), k, v)
-        with pytest.raises(ValueError, match="^k is torch.float32 .* allowed"):
-            call(q, k.float(), v)
-    with pytest.raises(ValueError, match="^query_padding_mask has dtype torch.int64; allowed: torch.bool"):
-        module(q, k, v, query_padding_mask=torch.zeros(2, 5, dtype=torch.long))
-    with pytest.raises(ValueError, match="^spatial_shape is .* allowed"):
-        module(q, k, v, spatial_shape=(1, 5))
-    with pytest.raises(ValueError, match="causal is False; allowed for extend"):
-        build("daft_conv").extend(q, k, v)
-
-
-@pytest.mark.parametrize("options", [{}, {"gumbel_temperature": 0.5}], ids=["convolved", "indexed"])
-def test_images_need_their_size(options):
-    module, inputs = build("daft_conv", window=(3, 3), **options).eval(), conv_inputs(12)
-    with pytest.raises(ValueError, match="^spatial_shape is None; allowed .*height, width"):
-        module(*inputs)
-    with pytest.raises(ValueError, match=r"^spatial_shape is \(3, 5\); allowed: .* 12 tokens"):
-        module(*inputs, spatial_shape=(3, 5))
-
-
-def test_wrong_inputs_of_daft_full_are_refused():
-    module, (q, k, v) = build("daft_full", True), qkv(5, d=4, e=4)
-    for call in (module, module.extend):
-        with pytest.raises(ValueError, match="^k has 4 tokens and q 5; allowed"):
-            call(q, k[:, :, :4], v[:, :, :4])
-        with pytest.raises(ValueError, match="^k has shape .* allowed"):
-            call(q, k[..., :3], v)
-        with refused("v", "(2, 2, 5, 3)", "that of k, (2, 2, 5, 4)"):
-            call(q, k, v[..., :3])

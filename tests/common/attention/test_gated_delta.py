@@ -1,12 +1,10 @@
 """The gated delta rule as a module: what it begins with, its gates, and DeltaNet without one."""
 
-import pytest
 import torch
 from torch.nn import functional as F
 
 from common.attention import build_attention
 from tests.common.contract.mechanisms import tensors
-from tests.common.refusals import refused
 from tests.compare import assert_close
 
 SHAPE = {"num_heads": 2, "head_dim": 4}
@@ -61,17 +59,3 @@ def test_a_short_convolution_stands_before_it():
     module = build_attention("gated_delta", True, **SHAPE, short_conv=4).double()
     inputs = tensors(module, 9, grad=False)
     assert_close("out", module(**inputs), module.reference(**inputs))
-
-
-@pytest.mark.parametrize(
-    "options, argument, given, allowed",
-    [
-        ({"gate": "fixed"}, "gate", "'fixed'", "'data', 'none'"),
-        ({"negative_eigenvalues": 2}, "negative_eigenvalues", "2", "True or False"),
-        ({"head_dim": None}, "head_dim", "None", "at least 1"),
-        ({"causal": False}, "causal", "False", "True"),
-    ],
-)
-def test_options_that_are_not_allowed(options, argument, given, allowed):
-    with refused(argument, given, allowed):
-        build_attention("gated_delta", **{"causal": True, **SHAPE, **options})

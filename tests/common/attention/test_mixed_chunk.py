@@ -9,7 +9,6 @@ from common.modules.rotary import rotate
 from common.ops import mixed_chunk_attention
 from tests.common.attention.build import build
 from tests.common.inputs import qkv
-from tests.common.refusals import refused
 from tests.compare import assert_close, gradients
 
 causality = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
@@ -47,12 +46,3 @@ def test_parameters_start_as_in_the_gated_attention_unit():
     }
     assert (module.beta == 0).all() and abs(module.gamma.std() - 0.02) < 1e-3 and abs(module.gamma.mean()) < 1e-3
     assert (module.options.chunk_size, module.options.kernel, module.options.rotary) == (256, "softmax", True)
-
-
-def test_other_heads_are_refused():
-    module = build("mixed_chunk", causal=True)
-    for inputs in (qkv(5, heads=1, d=4), qkv(5, d=6)):
-        for call in (module, module.extend):
-            with refused("q", str(tuple(inputs[0].shape)), "2 heads of 4 channels"):
-                call(*inputs)
-    assert build("mixed_chunk", head_dim=5, rotary=False)(*qkv(5)).shape == (2, 2, 5, 3)

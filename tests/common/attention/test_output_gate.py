@@ -72,21 +72,3 @@ def test_what_is_left_out_has_no_parameters():
     assert names == ["output_norm_weight"]
     assert build("none", "swish").output_gate_proj.bias is None
     assert build("none", "swish", "gla").output_gate_proj.bias is not None, "as its paper has it"
-
-
-@pytest.mark.parametrize("name", ["retention", "gla"])
-@pytest.mark.parametrize("change, given", [((2, 7, 5), r"\(2, 7, 5\)"), ((2, 6, 8), r"\(2, 6, 8\)"), (None, "None")])
-def test_tokens_that_do_not_fit_are_refused(name, change, given):
-    module = build("none", "swish", name)
-    inputs = tokens()
-    width = module.projections(D)["k"]
-    inputs |= {x: inputs[x][..., :width] for x in "qk"}
-    inputs["x"] = None if change is None else torch.zeros(change, dtype=torch.float64)
-    with pytest.raises(ValueError, match=rf"(?s)^x .*{given}.*allowed"):
-        module(**inputs)
-
-
-def test_other_names_are_refused():
-    for option, value in {"output_norm": "layer", "output_gate": "relu"}.items():
-        with pytest.raises(ValueError, match=rf"{option} is '{value}'; allowed: 'none'"):
-            build_attention("gla", True, num_heads=H, head_dim=D, **{option: value})

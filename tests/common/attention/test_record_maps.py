@@ -1,10 +1,8 @@
 """record_attention(model, maps=True): the implied map of every mechanism, beside maps that are written out."""
 
-import math
-
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
 from common.attention import (
@@ -55,45 +53,6 @@ def test_the_map_times_the_values_is_the_output(case: Case, side: str):
         return  # against the formula, below
     assert_close("out", expected, out, tolerance=1e-6)
     assert_close("summed", record.summed, record.map.sum(2))
-
-
-def scores(name: str, q: Tensor, k: Tensor) -> Tensor:
-    """(B, H, n, n): what a paper's formula normalises by its row."""
-    place = torch.arange(q.shape[2], dtype=q.dtype)
-    distance = place[:, None] - place
-    if name == "softmax":
-        return (q @ k.transpose(2, 3) / math.sqrt(q.shape[3])).exp()
-    if name == "local":
-        return (q @ k.transpose(2, 3) / math.sqrt(q.shape[3])).exp() * (distance.abs() <= 2)
-    if name == "linear":
-        return (F.elu(q) + 1) @ (F.elu(k) + 1).transpose(2, 3)
-    assert name == "cosformer"
-    return F.relu(q) @ F.relu(k).transpose(2, 3) * torch.cos(math.pi / 2 * distance / 41)
-
-
-LITERAL = {"softmax": {}, "local": {"window": 5}, "linear": {"phi": "elu+1"}, "cosformer": {}}
-
-
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("side", ["none", "right"])
-@pytest.mark.parametrize("name", LITERAL)
-def test_maps_that_are_written_out(name: str, side: str, causal: bool):
-    case = Case(name, causal, options=LITERAL[name])
-    module = case.build()
-    inputs, mask = tensors(module, 9, grad=False), padding(side, 2, 9)
-    weights = scores(name, inputs["q"], inputs["k"])
-    if causal:
-        window = torch.ones(9, 9, dtype=torch.bool).tril()
-        if name == "local":  # of five tokens up to the token itself
-            near = torch.ones(9, 9, dtype=torch.bool).tril().triu(-4)
-            weights, window = (inputs["q"] @ inputs["k"].transpose(2, 3) / 2).exp(), near
-        weights = weights * window
-    if mask is not None:
-        weights = weights.masked_fill(mask[:, None, None], 0)
-    expected = weights / weights.sum(3, keepdim=True).clamp(min=1e-6)
-    if mask is not None:
-        expected = expected.masked_fill(mask[:, None, :, None], 0)
-    assert_close("map", recorded(module, **inputs, **both(mask)).map, expected, tolerance=1e-5)
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -8,7 +8,9 @@ of options, is for those where ``COUNT`` beside ``COUNT`` would say little, and 
 would take too long on thousands of tokens.
 """
 
+import functools
 import importlib.util
+import inspect
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -225,6 +227,21 @@ def tensors(
     }
     assert {*available, "log_decay"} == set(INPUTS), f"{set(INPUTS) - set(available)} is not made here"
     return {**made, **module.inputs(**available)}
+
+
+def arguments_of_op(case: Case, module: InnerAttention, monkeypatch: pytest.MonkeyPatch, **call: Any) -> dict[str, Any]:
+    """The arguments by name that ``module(**call)`` hands to the function that the class of ``case`` declares."""
+    kind, calls = case.kind, []
+
+    @functools.wraps(kind.op)
+    def recorded(*args, **kwargs):
+        calls.append(inspect.signature(recorded).bind(*args, **kwargs).arguments)
+        return recorded.__wrapped__(*args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(kind, "op", staticmethod(recorded))
+        module(**call)
+    return calls[-1]
 
 
 def image_shape(n: int) -> tuple[int, int]:

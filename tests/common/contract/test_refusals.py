@@ -12,7 +12,11 @@ from tests.common.contract.mechanisms import (
     DEFAULTS,
     HEADS,
     LONGEST,
+    PLAIN,
     Case,
+    arguments_of_op,
+    at,
+    both,
     cases,
     counts,
     is_linear,
@@ -21,11 +25,22 @@ from tests.common.contract.mechanisms import (
     takes_images,
     takes_images_alone,
     tensors,
+    without,
 )
 from tests.common.contract.registry import KINDS
+from tests.compare import assert_close
 
 names = pytest.mark.parametrize("name", KINDS)
 NOT_CAUSAL = {"bidirectional", "images", "source"}
+#: Values that an option of a type refuses, whatever it is for.
+WRONG_OPTIONS = {
+    str: ("no such value", None, 1),
+    bool: (1, 0, "yes", None),
+    int: (-1, 2.5, "4", True),
+    float: (0.0, -1.0, float("nan"), "x"),
+}
+#: The arguments of a function that are tokens, whose shapes ``test_tensors`` has.
+TOKENS = ("q", "k", "v", "x", "source_q")
 FLOOR = {"num_heads": HEADS, "head_dim": CHANNELS, "max_tokens": LONGEST}
 
 
@@ -94,16 +109,43 @@ def test_an_image_is_the_sequence_of_its_tokens_unless_its_shape_is_asked_for(na
 def test_options(name):
     with pytest.raises(ValueError, match=f"(?s)attention '{name}'.*'no_such_option'.*allowed"):
         build(name, no_such_option=1)
-    wrong = {
-        str: ("no such value", None, 1),
-        bool: (1, 0, "yes", None),
-        int: (-1, 2.5, "4", True),
-        float: (0.0, -1.0, float("nan"), "x"),
-    }
     for option, described in KINDS[name].Options.described().items():
-        for value in wrong[described.type]:
+        for value in WRONG_OPTIONS[described.type]:
             with refused(option):
                 build(name, **{option: value})
+
+
+#: The same for functions, where an option that is a number may be 0, and any value stands for True or False.
+WRONG_ARGUMENTS = {**WRONG_OPTIONS, float: (-1.0, float("nan")), bool: ()}
+
+
+@cases(case for case in PLAIN if case.kind.__module__.startswith("common."))
+def test_the_function_refuses_what_the_module_does(case, monkeypatch):
+    """Functions of common.ops, called without their module: options, another direction, parameters of other shapes."""
+    module, op = case.build(), case.kind.op
+    arguments = arguments_of_op(case, module, monkeypatch, **tensors(module, 6, grad=False))
+    for option, described in case.kind.Options.described().items():
+        for value in WRONG_ARGUMENTS[described.type] if option in arguments else ():
+            with refused(option):
+                op(**{**arguments, option: value})
+    if not case.kind.supports & NOT_CAUSAL and "causal" in arguments:
+        with pytest.raises(ValueError, match="causal.*allowed"):
+            op(**{**arguments, "causal": False})
+
+    def is_refused(name: str, x: torch.Tensor) -> bool:
+        try:
+            op(**{**arguments, name: x})
+        except ValueError as error:
+            return "allowed" in str(error)
+        except RuntimeError:  # torch's own: another of the shorter ones must be refused in words
+            return False
+        return False
+
+    for name, x in arguments.items():  # a vector may be one number for each head, or one for all
+        if isinstance(x, torch.Tensor) and x.dim() > 1 and name not in TOKENS:
+            assert is_refused(name, x[None]), f"{name} with a dimension more"
+            shorter = [x.narrow(dim, 0, x.shape[dim] - 1) for dim in range(x.dim())]
+            assert not x.is_floating_point() or any(is_refused(name, y) for y in shorter), f"a shorter {name}"
 
 
 def wrong_tensors(inputs: dict, causal_or_self: bool):
@@ -199,6 +241,7 @@ def test_states(case):
 
 @cases(case for case in CASES if "max_tokens" in case.kind.needs and case.label == "default" and not case.rotary)
 def test_more_tokens_than_the_longest_length(case: Case):
+    """Of real tokens: a batch may be padded beyond it."""
     module = case.build()
     module(**tensors(module, LONGEST))
     with refused("the input"):
@@ -207,6 +250,13 @@ def test_more_tokens_than_the_longest_length(case: Case):
         _, state = module.extend(**tensors(module, LONGEST))
         with refused("the input"):
             module.extend(**tensors(module, 1), state=state)
+    if "padding_beyond_the_longest" in without(case.name):
+        return
+    mask = (torch.arange(2 * LONGEST) % 2 == 1).expand(2, -1)
+    inputs = tensors(module, 2 * LONGEST)
+    assert_close("real tokens", module(**inputs, **both(mask))[:, :, ::2], module(**at(inputs, slice(None, None, 2))))
+    with refused("the input"):
+        module(**inputs, **both(mask & (torch.arange(2 * LONGEST) != 1)))
 
 
 @cases(case for case in DEFAULTS if case.image)

@@ -162,26 +162,12 @@ def test_a_damaged_record_is_a_warning(damaged: Any) -> None:
         model.load_state_dict(stored)
 
 
-def test_other_options_are_a_warning(tmp_path: Path) -> None:
-    """It names them; the weights are loaded. The text is one for all layers, so that a user sees it once."""
-    stored = _reread(_layers(form="a", clamp=5.0), tmp_path)
-    model = _layers(form="b", clamp=5.0)
-    stored["0.weight"] += 1
-    with pytest.warns(UserWarning, match="form='a'.*form='b'") as caught:
-        model.load_state_dict(stored)
-    assert len({str(warning.message) for warning in caught}) == 1 and "clamp" not in str(caught[0].message)
-    assert torch.equal(model[0].weight, stored["0.weight"])
-
-
 @pytest.mark.parametrize(
     ("built", "other"),
     [
         ({"kernel": "relu2"}, {"kernel": "laplace"}),
         ({"chunk_size": 8, "bias": "none"}, {"chunk_size": 16, "bias": "none"}),
-        ({"rotary": True}, {"rotary": False}),
-        ({"linear": False}, {"local": False, "bias": "none", "linear": True}),
         ({"chunk_size": None, "max_positions": 9, "divisor": 3.0}, {"chunk_size": None, "max_positions": 9}),
-        ({"first_softmax": True}, {"first_softmax": False}),
     ],
 )
 def test_gated_attention_unit(built: dict[str, Any], other: dict[str, Any]) -> None:
@@ -194,12 +180,8 @@ def test_gated_attention_unit(built: dict[str, Any], other: dict[str, Any]) -> N
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("flow", {"form": "paper"}),
         ("flow", {"clamp": 2.0}),
-        ("flow", {"phi": "relu"}),
-        ("flow", {"competition": "none"}),
         ("linear", {"phi": "relu"}),
-        ("quadratic", {"kernel": "laplace", "divisor": 3.0}),
         ("quadratic", {"divisor": 9.0}),
     ],
 )

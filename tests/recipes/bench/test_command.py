@@ -1,6 +1,5 @@
 """``python -m recipes.bench``: its options, its exit status and its files."""
 
-import pytest
 import torch
 
 from recipes.bench import __main__ as bench
@@ -29,13 +28,6 @@ def test_cases_are_listed_with_their_sizes(capsys):
     assert bench.main(["--list", "--only", "deit", "daft_conv"]) == 0
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
     assert set(lines) == {"deit", "daft_conv"} and "224, 512, 1,024" in lines["deit"]
-
-
-@pytest.mark.parametrize("arguments", [["--threads", "0"], ["--dtype", "int8"], ["--device", "tpu"]])
-def test_impossible_values_are_refused(arguments, capsys):
-    with pytest.raises(SystemExit):
-        bench.main(arguments)
-    assert arguments[0] in capsys.readouterr().err
 
 
 def test_without_a_gpu_its_cases_are_named_and_its_device_is_refused(monkeypatch, tmp_path, capsys):
@@ -82,23 +74,6 @@ def test_a_candidate_that_differs_ends_with_status_1_and_without_a_time(monkeypa
     assert UNEQUAL in (tmp_path / "results.md").read_text()
 
 
-@pytest.mark.parametrize("end", [KeyboardInterrupt, SystemExit])
-def test_an_early_end_keeps_the_results_so_far(end, monkeypatch, tmp_path):
-    def measure(case, size, settings):
-        if case.name == "daft_conv":
-            raise end
-        return [Record(case.name, size, FORWARD, "matrix product", records.TIMED, "", (1.0,), 1.0)]
-
-    monkeypatch.setattr(bench, "measure", measure)
-    command = ["--only", "rates", "daft_conv", "--out", str(tmp_path)]
-    if end is KeyboardInterrupt:  # Ctrl-C still writes the report
-        assert bench.main(command) == 1 and (tmp_path / "results.md").is_file()
-    else:
-        with pytest.raises(SystemExit):
-            bench.main(command)
-    assert len(records.load(tmp_path / "results.json").timed()) == 1
-
-
 def test_an_interrupted_run_goes_on(monkeypatch, tmp_path, capsys):
     measured = []
 
@@ -113,6 +88,7 @@ def test_an_interrupted_run_goes_on(monkeypatch, tmp_path, capsys):
     small_daft(monkeypatch, 40, 90, 130)
     command = ["--quick", "--only", "rates", "daft_conv", "--out", str(tmp_path)]
     assert bench.main(command) == 1 and measured == ["daft_conv"] * 2
+    assert (tmp_path / "results.md").is_file(), "Ctrl-C still writes the report"
     before = records.load(tmp_path / "results.json")
     assert bench.main([*command, "--resume"]) == 0 and measured == ["daft_conv"] * 4  # the interrupted size, the last
     after = records.load(tmp_path / "results.json")

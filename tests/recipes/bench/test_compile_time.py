@@ -8,7 +8,7 @@ from torch import nn
 
 from common.json_files import read
 from recipes.bench.compile_time import __main__ as command
-from recipes.bench.compile_time.one import Cost, compile_cost, language_model
+from recipes.bench.compile_time.one import Cost, compile_cost
 
 
 class Product(nn.Module):
@@ -38,11 +38,6 @@ def test_the_cost_of_a_product_is_counted():
 
 def test_what_differs_under_torch_compile_is_seen():
     assert cost_of(wrong=True).difference > 0.1
-
-
-def test_flash_has_as_many_units_as_others_have_layers():
-    for name in ("flash_lm", "linear_lm"):
-        assert len(language_model(name).decoder.layers) == 2
 
 
 def test_every_causal_mechanism_is_measured_and_no_other():

@@ -4,184 +4,174 @@ import json
 import re
 
 import pytest
-from PIL import Image
 
-from recipes.bench import targets
-from recipes.bench.cases import CASES, language_models
+from recipes.bench import summary, targets
+from recipes.bench.cases import CASES, images, language_models
 from recipes.bench.cases.operations import AUTHORS, FLOW, SOFTMAX
 from recipes.bench.harness import picture, records, report
-from recipes.bench.harness.floors import floors
+from recipes.bench.harness.floors import COPY, PRODUCT, RATES, floors
 from recipes.bench.harness.records import NOT_RUN, TIMED, Machine, Record, Results
-from recipes.bench.harness.work import BACKWARD, DECODING, FORWARD, TRAINING
-from recipes.bench.targets import NO, NOT_MEASURED, YES, Target
+from recipes.bench.harness.work import BACKWARD, FORWARD, TRAINING
+from recipes.bench.targets import FLOOR, NO, NOISY, NOT_MEASURED, YES, Target
 from recipes.shared.commands import ROOT
-from recipes.shared.tables import as_text
+from recipes.shared.tables import as_markdown, as_text
+from recipes.shared.working_folder import working_folder
 
 MACHINE = Machine(
     "python -m recipes.bench", "2026-11-21", "abc1234", "a cpu", 2, 2, 24.0, 0.1, "3.11", "torch 2", "CPU", "float32"
 )
+#: Times of five rounds with a median of 1, and quartiles as far apart.
+STEADY, HALF = (1.0,) * 5, (0.6, 0.75, 1.0, 1.25, 1.4)
 
 
-def timed(case, size, run, form, *seconds, units=100.0, extra=None, inputs=0):
-    return Record(case, size, run, form, TIMED, "", seconds, units, extra, inputs)
+def timed(case, size, run, form, median, rounds=STEADY, units=100.0, extra=None, inputs=0, **more):
+    seconds = tuple(median * one for one in rounds)
+    return Record(case, size, run, form, TIMED, "", seconds, units, extra, inputs, **more)
+
+
+def pair(size, ratio=2.0, ours=STEADY, theirs=STEADY, run=BACKWARD):
+    """Flow-Attention and a peer that takes ``ratio`` times as long."""
+    first = timed("causal_flow", size, run, FLOW, 1.0, ours, extra=300 * size, inputs=100 * size)
+    return [first, timed("causal_flow", size, run, SOFTMAX, ratio, theirs, extra=100 * size, inputs=100 * size)]
+
+
+def rates(rounds=STEADY):
+    """A machine on which Flow-Attention's products decide: 1e9 operations and 1e12 bytes per second."""
+    return [timed(RATES, 2048, FORWARD, form, 1.0, rounds, n) for form, n in ((PRODUCT, 1e9), (COPY, 1e12))]
 
 
 @pytest.fixture
 def results():
-    return Results(
-        MACHINE,
-        [
-            timed("causal_flow", 256, BACKWARD, FLOW, 0.006, extra=1_500_000, inputs=1_572_864),
-            timed("causal_flow", 256, BACKWARD, SOFTMAX, 0.009, extra=500_000, inputs=1_572_864),
-            timed("causal_flow", 512, BACKWARD, FLOW, 0.010, 0.012, 0.011, extra=3_000_000, inputs=3_145_728),
-            timed("causal_flow", 512, BACKWARD, SOFTMAX, 0.020, 0.024, 0.022, extra=1_000_000, inputs=3_145_728),
-            timed("causal_flow", 1024, BACKWARD, FLOW, 0.020, 0.022, 0.021, extra=6_000_000, inputs=6_291_456),
-            timed("causal_flow", 1024, BACKWARD, SOFTMAX, 0.080, 0.088, 0.084, extra=2_000_000, inputs=6_291_456),
-            Record("causal_flow", 1024, "", AUTHORS, NOT_RUN, "it needs 3.0 GiB; allowed here: 1.0"),
-            timed("decoding", 128, DECODING, "flash_lm", 0.002, units=1.0),
-        ],
-    )
+    found = [*pair(256, 1.5, ours=HALF), *pair(512), *pair(1024, 4.0)]
+    found[0] = found[0]._replace(load=0.62, attempts=5)
+    return Results(MACHINE, [*found, Record("causal_flow", 1024, "", AUTHORS, NOT_RUN, "it needs 3.0 GiB")])
 
 
-def test_results_survive_json(results, tmp_path):
+def test_the_format_of_results_json_stays(results, tmp_path):
+    """That of the stored file is of an earlier version, without load and attempts."""
     records.save(results, tmp_path / "results.json")
     assert records.load(tmp_path / "results.json") == results
-
-
-def test_the_format_of_results_json_stays():
+    content = json.loads((tmp_path / "results.json").read_text())
+    assert [one["noisy"] for one in content["records"]] == [True, *[False] * 6]
     path = ROOT / "recipes" / "bench" / "results" / "results.json"
-    content = json.loads(path.read_text(encoding="utf-8"))
-    assert set(content) == {"machine", "complete", "records"} and set(content["machine"]) == set(Machine._fields)
-    newer = {"load", "attempts", "noisy"}  # a file of an earlier version has none of them, and still loads
-    for record in content["records"]:
-        assert set(record) | newer == {*Record._fields, "noisy"} and not 0 < len(newer & set(record)) < 3
-    assert len(records.load(path).records) == len(content["records"])
-
-
-@pytest.mark.parametrize("text", ["no json", "{}", '{"machine": {}, "records": []}', "[]"])
-def test_another_file_is_refused(text, tmp_path):
-    (tmp_path / "results.json").write_text(text)
-    with pytest.raises(ValueError, match="results.json"):
-        records.load(tmp_path / "results.json")
+    stored = json.loads(path.read_text(encoding="utf-8"))
+    assert set(stored) == {"machine", "complete", "records"} and set(stored["machine"]) == set(Machine._fields)
+    assert len(records.load(path).records) == len(stored["records"])
 
 
 def test_tables(results):
-    plain = as_text(report.tables(results, CASES, targets.verdicts(results)), report.run_of(results))
-    cells = [re.split(r" {2,}", line.strip()) for line in plain.splitlines()]
-    assert ["512", BACKWARD, FLOW, "11", "10.5 to 11.5", "9,091", "-", "2.9", "3.0", "0.95"] in cells
-    assert ["512", BACKWARD, SOFTMAX, "22", "21 to 23", "4,545", "2", "1.0", "3.0", "0.32"] in cells
-    assert ["causal_flow", "1,024", AUTHORS, NOT_RUN, "it needs 3.0 GiB; allowed here: 1.0"] in cells
-    assert ["yes"] == [row[-1] for row in cells if row[-2:-1] == ["1.5 times"]]
-    assert "a cpu, 2 cores, 2 threads, 24 GiB" in plain and "abc1234" in plain
+    for write in (as_text, as_markdown):
+        text = write(report.tables(results, CASES, targets.verdicts(results)), report.run_of(results))
+        rows = [[cell for cell in re.split(r" {2,}|\|", line) if cell.strip()] for line in text.splitlines()]
+        cells = [[cell.strip() for cell in row] for row in rows]
+        assert ["256", BACKWARD, FLOW, "1000", "750 to 1250 ~", "100", "-", "0.1", "0.0", "3.00", "62 %", "5"] in cells
+        assert ["512", BACKWARD, SOFTMAX, "2000", "2000 to 2000", "50", "2", "0.0", "0.0", "1.00", "-", "-"] in cells
+        assert ["causal_flow", "1,024", AUTHORS, NOT_RUN, "it needs 3.0 GiB"] in cells
+        assert ["6", "1", "1", "62 %"] in cells, "six times, one of them measured again and noisy"
+        assert "a cpu, 2 cores, 2 threads, 24 GiB" in text and "abc1234" in text
 
 
-def test_pictures_are_drawn_of_cases_with_several_sizes(results, tmp_path):
-    (path,) = picture.draw(results, CASES, tmp_path)
-    assert path == tmp_path / "causal_flow.png"
-    with Image.open(path) as image:
-        assert image.width > 500 and image.height > 200
-        assert len(image.convert("RGB").getcolors(image.width * image.height)) > 20
+def test_pictures(results, monkeypatch, tmp_path):
+    """Of cases with several sizes; times that are noisy are hollow. The first screen's needs both its cases."""
+    white = []
 
+    def look(figure, path, **options):
+        white.extend(
+            list(line.get_xdata()) for axes in figure.axes for line in axes.lines if line.get_color() == "white"
+        )
+        path.write_text("")
 
-# Targets
-
-
-def pair(size, ratio, run=BACKWARD):
-    """Flow-Attention and a peer that takes ``ratio`` times as long."""
-    return [
-        timed("causal_flow", size, run, FLOW, 1.0, 1.2, 1.1),
-        timed("causal_flow", size, run, SOFTMAX, ratio, 1.2 * ratio, 1.1 * ratio),
-    ]
-
-
-def judged(figure, bound, *found, size=512, peer=SOFTMAX, peer_size=None, case="causal_flow", run=BACKWARD):
-    target = Target(case, run, size, FLOW, peer, figure, bound, peer_size)
-    return targets.judge(Results(MACHINE, list(found)), target)
-
-
-def test_every_target_has_a_case_a_size_and_candidates_of_it():
-    known = {"cpu": set(), "cuda": set()}
-    for target in targets.TARGETS:
-        case = CASES[target.case]
-        known[targets.device_of(target)].add(target.case)
-        near = (language_models.NEAR,) if target.case == "decoding" else ()
-        assert target.size in (*near, *case.sizes) and targets.device_of(target) in case.devices
-        assert targets.judge(Results(MACHINE, []), target).reached == NOT_MEASURED
-    assert known["cpu"] and known["cuda"]
-
-
-def test_speed_and_time():
-    for ratio, reached in ((3.01, YES), (2.99, NO)):
-        assert judged("speed", 3, *pair(512, ratio)).reached == reached
-        assert judged("time", 1 / 3, *pair(512, ratio)).reached == reached
-    assert judged("speed", 3, *pair(1024, 9.0)).reached == NOT_MEASURED
-    near, far = (timed("causal_flow", size, BACKWARD, FLOW, seconds) for size, seconds in ((128, 1.0), (512, 1.2)))
-    assert judged("time", 1.1, near, far, peer=FLOW, peer_size=128).reached == NO
-    assert judged("time", 1.3, near, far, peer=FLOW, peer_size=128).achieved == "1.2 times"
-
-
-def test_time_onwards_is_the_longest_from_a_size_on():
-    found = [*pair(256, 0.1), *pair(512, 0.5), *pair(1024, 0.4)]
-    assert judged("time onwards", 2.6, *found).achieved == "2.5 times"
-    assert [judged("time onwards", bound, *found).reached for bound in (2.6, 2.4)] == [YES, NO]
-    assert judged("time onwards", 2.6, *found, size=1024).reached == YES
-    assert judged("time onwards", 9, *found[:2]).reached == NOT_MEASURED
-
-
-@pytest.mark.parametrize("small, large, reached", [(1.5, 2.0, YES), (2.0, 1.5, NO)])
-def test_gain(small, large, reached):
-    assert judged("gain", 1, *pair(512, small), *pair(1024, large), size=1024, peer_size=512).reached == reached
+    monkeypatch.setattr(picture, "save", look)
+    assert picture.draw(results, CASES, tmp_path) == [tmp_path / "causal_flow.png"] and white == [[256]]
+    with working_folder(tmp_path / "out", "recipes.bench"):
+        path = tmp_path / "out" / summary.NAME
+        assert not summary.draw(results, path)
+        model = summary.PANELS[1]
+        more = [timed(model.case, n, model.run, x, 1.0) for n in (256, 512) for x in (model.ours, model.peer)]
+        assert summary.draw(results._replace(records=results.records + more), path) and path.stat().st_size > 0
 
 
 @pytest.mark.parametrize(
-    "faster, achieved, reached",
+    "peer, length",
     [
-        ((256, 512, 1024), "from 256 on", YES),
-        ((512, 1024), "from 512 on", YES),
-        ((256, 1024), "from 1,024 on", NO),
-        ((256, 512), "from inf on", NO),
+        ({256: 0.5, 1024: 2.0}, 512),  # half as fast, then twice: the middle of a logarithmic axis
+        ({256: 2.0, 1024: 2.0}, 256),  # faster at all lengths
+        ({256: 2.0, 1024: 0.9}, None),  # slower at the longest
+        ({256: 2.0, 512: 0.5, 2048: 2.0}, 1024),  # faster, slower and faster again: the last time counts
     ],
 )
-def test_break_even_is_where_it_stays_faster(faster, achieved, reached):
-    found = [one for size in (256, 512, 1024) for one in pair(size, 2.0 if size in faster else 0.5)]
-    verdict = judged("break-even", 512, *found)
-    assert (verdict.achieved, verdict.reached) == (achieved, reached)
-    assert judged("break-even", 512, *found[:-2]).reached == NOT_MEASURED, "the length twice as long is missing"
+def test_the_length_from_which_on_ours_is_faster(peer, length):
+    found = Results(MACHINE, [one for size, ratio in peer.items() for one in pair(size, ratio)])
+    assert summary.crossing(found, summary.PANELS[0]) == length
 
 
-def test_memory():
-    small = timed("causal_flow", 512, BACKWARD, FLOW, 1.0, extra=310, inputs=100)
-    large = timed("causal_flow", 1024, BACKWARD, FLOW, 1.0, extra=600, inputs=200)
-    peer = timed("causal_flow", 1024, BACKWARD, SOFTMAX, 1.0, extra=1000, inputs=200)
-    assert judged("memory", 0.6, large, peer, size=1024).reached == YES
-    assert judged("memory", 0.59, large, peer, size=1024).reached == NO
-    assert judged("memory", 2.1, small, large, size=1024, peer=FLOW, peer_size=512).achieved == "1.94 times"
-    assert judged("memory of inputs", 3, small, large, size=1024).achieved == "3.1 times"
-    assert judged("memory of inputs", 3, small, size=1024).reached == NOT_MEASURED
+def verdict(figure, bound, found, size=512, peer=SOFTMAX, peer_size=None, run=BACKWARD):
+    target = Target("causal_flow", run, size, FLOW, peer, figure, bound, peer_size)
+    return targets.judge(Results(MACHINE, list(found)), target).reached
+
+
+def test_every_target_has_a_case_a_size_and_candidates_of_it():
+    for target in targets.TARGETS:
+        case = CASES[target.case]
+        near = (language_models.NEAR,) if target.case == "decoding" else ()
+        assert target.size in (*near, *case.sizes) and targets.device_of(target) in case.devices
+        assert targets.judge(Results(MACHINE, []), target).reached == NOT_MEASURED
+    assert {targets.device_of(target) for target in targets.TARGETS} == {"cpu", "cuda"}
+
+
+SMALL, LARGE = pair(512, 1.5), pair(1024, 3.0)
+NOISY_SMALL = pair(512, 1.5, theirs=HALF)
+#: A figure, its bound, the records, the verdict, and other arguments of the target.
+FIGURES = [
+    ("speed", 1.5, SMALL, YES, {}),
+    ("speed", 1.6, SMALL, NO, {}),
+    ("speed", 1, LARGE, NOT_MEASURED, {}),
+    ("speed", 1, NOISY_SMALL, NOISY, {}),
+    ("speed", 1, [*SMALL, *pair(1024, theirs=HALF), *rates(HALF)], YES, {}),  # noise elsewhere
+    ("time", 0.67, SMALL, YES, {}),
+    ("time", 0.66, SMALL, NO, {}),
+    ("time", 1, LARGE, YES, {"size": 1024, "peer": FLOW, "peer_size": 1024}),
+    ("time onwards", 0.67, SMALL + LARGE, YES, {}),
+    ("time onwards", 0.5, SMALL + LARGE, NO, {}),
+    ("gain", 2, SMALL + LARGE, YES, {"size": 1024, "peer_size": 512}),
+    ("gain", 2.1, SMALL + LARGE, NO, {"size": 1024, "peer_size": 512}),
+    ("gain", 2, NOISY_SMALL + LARGE, NOISY, {"size": 1024, "peer_size": 512}),
+    ("break-even", 512, SMALL + LARGE, YES, {}),
+    ("break-even", 512, pair(512, 0.5) + LARGE, NO, {}),
+    ("break-even", 512, SMALL + pair(1024, 0.5), NO, {}),
+    ("break-even", 512, SMALL, NOT_MEASURED, {}),  # the length twice as long is missing
+    ("memory", 3, pair(512, ours=HALF), YES, {}),  # whatever the times are
+    ("memory", 2.9, SMALL, NO, {}),
+    ("memory of inputs", 3, SMALL, YES, {}),
+    ("floor", 0.01, [*rates(), *SMALL], YES, {}),
+    ("floor", 0.9, [*rates(), *SMALL], NO, {}),
+    ("floor", 0.01, [*rates(HALF), *SMALL], NOISY, {}),
+]
+
+
+@pytest.mark.parametrize("figure, bound, found, answer, more", FIGURES)
+def test_figures(figure, bound, found, answer, more):
+    assert verdict(figure, bound, found, **more) == answer
 
 
 def test_floors():
-    rates = [
-        timed("rates", 2048, FORWARD, "matrix product", 1.0, units=1e9),
-        timed("rates", 2048, FORWARD, "copy", 1.0, units=1e6),
-    ]
-
-    def of(case, machine=MACHINE, rates=rates):
-        times = [timed(case, 64, FORWARD, FLOW, 2.0), timed(case, 64, BACKWARD, FLOW, 4.0)]
-        peer = timed(case, 64, FORWARD, SOFTMAX, 2.0)
-        return floors(Results(machine, [*rates, *times, peer]), CASES[case])
-
-    forward, backward = of("causal_flow")
-    assert forward.arithmetic == pytest.approx(8 * 4 * 2 * 64**3 / 1e9)  # 8 heads, one chunk
-    assert forward.memory == pytest.approx(4 * 8 * 64 * 64 * 4 / 1e6)
-    assert forward.fraction == pytest.approx(forward.memory / 2.0)
-    assert backward.arithmetic == pytest.approx(3 * forward.arithmetic)
-    assert backward.memory == pytest.approx(11 / 4 * forward.memory)
-    assert of("causal_flow", MACHINE._replace(dtype="bfloat16"))[0].memory == pytest.approx(forward.memory / 2)
-    assert of("full_flow")[0].arithmetic == pytest.approx(forward.arithmetic / 2)
-    assert of("causal_flow", rates=rates[:1]) == of("decoding") == []
+    """At 64 tokens the products of 8 heads take 8 * 4 * 2 * 64³ operations, 0.0168 s at 1e9 per second."""
+    ours, theirs = (timed("causal_flow", 64, FORWARD, form, s) for form, s in ((FLOW, 0.0336), (AUTHORS, 0.336)))
+    (forward,) = floors(Results(MACHINE, [*rates(), ours]), CASES["causal_flow"])
+    assert forward.arithmetic == pytest.approx(8 * 4 * 2 * 64**3 / 1e9)
+    assert forward.memory == pytest.approx(4 * 8 * 64 * 64 * 4 / 1e12)
+    assert floors(Results(MACHINE, [ours]), CASES["causal_flow"]) == []
+    speed = Target("causal_flow", FORWARD, 64, FLOW, AUTHORS, "speed", FLOOR)
+    bounded = targets.judge(Results(MACHINE, [*rates(), ours, theirs]), speed)
+    assert bounded[2:] == ("the bound: 20 times", "10 times", "0.50 of the bound")
+    assert targets.judge(Results(MACHINE, [ours, theirs]), speed).reached == NOT_MEASURED
     step = timed("flash_lm_512", 64, TRAINING, "flash_lm", 2.0)
-    (least,) = floors(Results(MACHINE, [*rates, step]), CASES["flash_lm_512"])
-    assert least.form == "flash_lm" and least.fraction == max(least.arithmetic, least.memory) / 2.0
-    verdict = judged("floor", 0.5, *rates, timed("causal_flow", 64, FORWARD, FLOW, 1.0), size=64, run=FORWARD)
-    assert verdict.reached == (YES if forward.memory >= 0.5 else NO)
+    (least,) = floors(Results(MACHINE, [*rates(), step]), CASES["flash_lm_512"])
+    assert least.fraction == max(least.arithmetic, least.memory) / 2.0
+
+
+def test_another_candidate_as_the_bound():
+    times = ((images.HIERARCHICAL, 2.0), (images.AUTHORS, 2.4), (images.NO_ATTENTION, 1.6))
+    (target,) = [one for one in targets.TARGETS if one.case == "hier"]
+    found = Results(MACHINE, [timed("hier", 224, TRAINING, form, seconds) for form, seconds in times])
+    assert targets.judge(found, target)[2:] == ("the bound: 1.5 times", "1.2 times", "0.80 of the bound")

@@ -77,22 +77,9 @@ def test_break_even(peer, length):
     assert tables.break_even(SPEEDS, "flowformer_lm", peer) == length
 
 
-def test_no_break_even():
-    speeds = {"flowformer_lm": {512: 3.0, 2048: 1.0}, "softmax_lm": {512: 2.0, 2048: 2.0}}
-    assert tables.break_even(speeds, "flowformer_lm", "softmax_lm") is None  # faster once is not from there on
-
-
 def test_read_speeds():
     lines = ["a warning", '{"architecture": "softmax_lm", "length": 512, "tokens_per_second": 10.5}']
     assert results.read_speeds(lines) == {"softmax_lm": {512: 10.5}}
-
-
-def test_run_describes_machine_and_versions():
-    run = tables.describe_run("python -m recipes.demo", 90.0)
-    assert run.minutes == 1.5
-    assert "CPU cores" in run.machine
-    assert "torch " in run.versions
-    assert "timm " in run.versions
 
 
 def test_picture(text, images, tmp_path):

@@ -41,10 +41,8 @@ def repository(tmp_path_factory):
 
 
 @pytest.mark.parametrize("tag", TAGS)
-@pytest.mark.parametrize("bare", [False, True])
-def test_from_git(repository, tmp_path, tag, bare):
-    source = repository / ".git" if bare else repository
-    assert get(tmp_path / "out", tag, source) == tag.removeprefix("v")
+def test_from_git(repository, tmp_path, tag):
+    assert get(tmp_path / "out", tag, repository) == tag.removeprefix("v")
     assert (tmp_path / "out" / "train.py").read_text() == f"print('train.py of {tag.removeprefix('v')}')\n"
     assert not (tmp_path / "out" / "timm").exists()  # it would hide the installed package from the scripts
     assert [path.name for path in tmp_path.iterdir()] == ["out"]

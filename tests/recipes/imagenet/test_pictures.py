@@ -82,15 +82,6 @@ def test_the_weights_are_those_of_the_last_layer(tmp_path: Path, images: list[Pa
     assert np.allclose(seen.weights, expected / expected.mean(), atol=1e-5)
 
 
-def test_a_grid_has_the_shape_of_the_image(tmp_path: Path, images: list[Path]) -> None:
-    """Images that are wider than high."""
-    arguments = {**SMALL, "img_size": (16, 64)}
-    loaded = load_image_model(save(tmp_path / "flow", "flow", size=(16, 64), **arguments))
-    (*_, last) = pictures.attentions(loaded)
-    shown, seen = pictures.look(loaded, last, pictures.read_image(images[1]))
-    assert shown.shape == (16, 64, 3) and seen.weights.shape == seen.allocation.shape == (2, 8)
-
-
 def test_a_hierarchical_flowformer(tmp_path: Path, images: list[Path]) -> None:
     """Its first stage has the most tokens; competition and allocation, which is a gate."""
     model = "flowformer_hier_test"

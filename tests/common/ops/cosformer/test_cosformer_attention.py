@@ -8,7 +8,6 @@ import torch
 from common.attention import build_attention
 from common.ops import cosformer_attention
 from tests.common.inputs import doubled, qkv
-from tests.common.refusals import refused, tensors
 from tests.compare import assert_close, gradients
 
 
@@ -33,24 +32,6 @@ def test_m_is_no_length_of_the_batch():
         build_attention("cosformer", max_tokens=60).load_state_dict(state)
 
 
-def test_padding_has_no_position_of_the_largest():
-    """A row of 20 tokens of which 8 are real, for M = 8; a ninth is refused, at once or in decoding."""
-    q, k, v = qkv(20, batch=1)
-    mask = (torch.arange(20) % 5 > 1)[None]  # 8 real tokens
-    options = {"max_tokens": 8, "causal": True, "key_padding_mask": mask, "query_padding_mask": mask}
-    out, state = cosformer_attention(q, k, v, return_state=True, **options)
-    real = ~mask[0]
-    alone = cosformer_attention(*(x[:, :, real] for x in (q, k, v)), max_tokens=8, causal=True)
-    assert_close("real tokens", out[:, :, real], alone)
-    one = [x[:, :, :1] for x in (q, k, v)]
-    with refused("the input", "9 tokens", "max_tokens=8"):
-        cosformer_attention(*one, max_tokens=8, causal=True, initial_state=state)
-    more = mask.clone()
-    more[0, 2] = False
-    with refused("the input", "9 tokens", "max_tokens=8"):
-        cosformer_attention(q, k, v, max_tokens=8, key_padding_mask=more, query_padding_mask=mask)
-
-
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 def test_long_sums_in_float32_agree_with_float64(causal):
     inputs = qkv(8192, batch=1, heads=1, d=16, e=4, dtype=torch.float32)
@@ -59,17 +40,3 @@ def test_long_sums_in_float32_agree_with_float64(causal):
     assert_close("out", out, expected)
     for name, actual, wanted in zip("qkv", gradients(out, inputs), gradients(expected, exact)):
         assert_close(f"gradient of {name}", actual, wanted)
-
-
-@pytest.mark.parametrize(
-    "argument, given, allowed",
-    [
-        ("max_tokens", 0, "an integer of at least 1"),
-        ("max_tokens", None, "an integer of at least 1"),
-        ("phi", "sigmoid", "'relu', 'elu+1'"),
-        ("chunk_size", 0, "an integer of at least 1"),
-    ],
-)
-def test_options_that_are_not_allowed(argument, given, allowed):
-    with refused(argument, repr(given), allowed):
-        cosformer_attention(**tensors(), **{"max_tokens": 5, argument: given})

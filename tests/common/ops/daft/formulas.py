@@ -1,4 +1,4 @@
-"""DAFT with every weight written out, right and in the ways it has been got wrong, and tensors for its tests."""
+"""DAFT with every weight written out, and tensors for its tests."""
 
 from collections.abc import Callable, Sequence
 
@@ -49,72 +49,17 @@ def filter_bias(
     return r[:, down, across].masked_fill(~inside, outside)
 
 
-Formula = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-
-
 def equation_5(k: Tensor, v: Tensor, w: Tensor, seen: Tensor) -> Tensor:
     """k (B, h, 1, T), v (B, h, T, c), w (h, T, T), ``seen`` (T, T) -> (B, h, T, c)."""
     weights = torch.exp(k + w) * seen
     return weights @ v / weights.sum(-1, keepdim=True)
 
 
-def _multiplied(k: Tensor, v: Tensor, w: Tensor, seen: Tensor) -> Tensor:
-    weights = torch.exp(k) * w * seen
-    return weights @ v / weights.sum(-1, keepdim=True)
-
-
-def _bias_outside_the_exponent(k: Tensor, v: Tensor, w: Tensor, seen: Tensor) -> Tensor:
-    weights = (torch.exp(k) + w) * seen
-    return weights @ v / weights.sum(-1, keepdim=True)
-
-
-def _normalised_inside_the_sum(k: Tensor, v: Tensor, w: Tensor, seen: Tensor) -> Tensor:
-    weights = torch.exp(k + w) * seen
-    return (weights / weights.sum(-2, keepdim=True)) @ v
-
-
-def _bias_missing_below(k: Tensor, v: Tensor, w: Tensor, seen: Tensor) -> Tensor:
-    return torch.exp(k + w) * seen @ v / (torch.exp(k) * seen).sum(-1, keepdim=True)
-
-
-def _transposed(k: Tensor, v: Tensor, w: Tensor, seen: Tensor) -> Tensor:
-    return equation_5(k, v, w.transpose(1, 2), seen)
-
-
-def _softmax_of_keys_first(k: Tensor, v: Tensor, w: Tensor, seen: Tensor) -> Tensor:
-    weights = torch.softmax(k, -1) * torch.softmax(w.masked_fill(~seen, -torch.inf), -1)
-    return weights @ v
-
-
-#: Equation 5 as it has been got wrong.
-WRONG_FORMULAS: dict[str, Formula] = {
-    "bias multiplied instead of added in the exponent": _multiplied,
-    "bias added outside of the exponent": _bias_outside_the_exponent,
-    "normaliser inside the sum": _normalised_inside_the_sum,
-    "normaliser without the bias": _bias_missing_below,
-    "bias transposed": _transposed,
-    "keys and biases each normalised": _softmax_of_keys_first,
-}
-
-
-def relative_to_all(k: Tensor, v: Tensor, w: Tensor, seen: Tensor) -> Tensor:
-    """Equation 5, whose exponentials are relative to a maximum over the future too: small keys underflow before it."""
-    return equation_5(k - k.detach().amax(-1, keepdim=True), v, w, seen)
-
-
-def relative_to_all_with_epsilon(k: Tensor, v: Tensor, w: Tensor, seen: Tensor) -> Tensor:
-    """The same with an ε against 0 / 0, by which the future changes the past."""
-    weights = torch.exp(k - k.detach().amax(-1, keepdim=True) + w) * seen
-    return weights @ v / (weights.sum(-1, keepdim=True) + 1e-6)
-
-
-def written_out(
-    q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, causal: bool, formula: Formula = equation_5
-) -> Tensor:
-    """DAFT by ``formula``: k (B, T, h), q and v (B, T, d), w (h or 1, T, T) -> (B, T, d)."""
+def written_out(q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, causal: bool) -> Tensor:
+    """DAFT by equation 5: k (B, T, h), q and v (B, T, d), w (h or 1, T, T) -> (B, T, d)."""
     seen = torch.ones(k.shape[1], k.shape[1], dtype=torch.bool)
     values = v.unflatten(2, (k.shape[2], -1)).transpose(1, 2)  # (B, h, T, c)
-    out = formula(k.transpose(1, 2).unsqueeze(2), values, w, seen.tril() if causal else seen)
+    out = equation_5(k.transpose(1, 2).unsqueeze(2), values, w, seen.tril() if causal else seen)
     out = out.transpose(1, 2).flatten(2)
     return out if q is None else torch.sigmoid(q) * out
 
@@ -124,14 +69,3 @@ def assert_every_row_is_right(op: Callable[..., Tensor], exact: Callable[..., Te
     actual, expected = op(k, v).double(), exact(k.double(), v.double())
     error = (actual - expected).norm(dim=(0, 2)) / expected.norm(dim=(0, 2))
     assert error.max() <= {torch.float32: 1e-3, torch.float16: 3e-3, torch.bfloat16: 2e-2}[v.dtype]
-
-
-def assert_past_stays(op: Callable[..., Tensor], inputs: Sequence[Tensor]) -> None:
-    """Of (B, T, ...) inputs the later half changes, by large keys too: the former half of the output does not."""
-    half = inputs[0].shape[1] // 2
-    out = op(*inputs)
-    for change in (7.0, 100.0, -100.0):
-        changed = [torch.cat([x[:, :half], x[:, half:] + change], dim=1) for x in inputs]
-        assert_close("the past", op(*changed)[:, :half], out[:, :half], tolerance=1e-12)
-    for gradient in torch.autograd.grad(out[:, :half].sum(), inputs):
-        assert gradient[:, half:].abs().max() == 0.0

@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from common.ops import daft_conv, daft_select
 from common.ops.daft.conv_reference import daft_conv_reference
-from tests.common.inputs import SIDES, doubled, padding
+from tests.common.inputs import SIDES, padding
 from tests.common.ops.daft.formulas import (
     assert_agrees,
     assert_every_row_is_right,
@@ -19,7 +19,7 @@ from tests.common.ops.daft.formulas import (
     written_out,
 )
 from tests.common.properties import LargestTensor
-from tests.compare import assert_close, gradients
+from tests.compare import assert_close
 
 causality = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 
@@ -34,13 +34,6 @@ def test_sequences(window, side, causal):
         index, bias, inputs = torch.tensor([first, (first + 7) % window]), normal(2, seed=3), daft_inputs(17, 2)
         expected = daft_conv_reference(*inputs, one_hot_filter(index, bias, (window,)), **options)
         assert_agrees(daft_select(*inputs, index, bias, window=window, **options), expected, [*inputs, bias])
-
-
-@pytest.mark.parametrize("window", [4, 16, 17, 64])
-def test_a_causal_window_may_be_even(window):
-    index, bias, inputs = torch.tensor([0, window // 3]), normal(2, seed=3), daft_inputs(33, 2)
-    expected = daft_conv_reference(*inputs, one_hot_filter(index, bias, (window,)), causal=True)
-    assert_agrees(daft_select(*inputs, index, bias, window=window, causal=True), expected, [*inputs, bias])
 
 
 @pytest.mark.parametrize("window", [(1, 1), (3, 5), (11, 11)], ids=str)
@@ -75,21 +68,6 @@ def test_any_length_heads_and_window(tokens, window, heads, causal, side, seed):
     out = daft_select(*inputs, index, bias, window=window, causal=causal, key_padding_mask=mask)
     r = one_hot_filter(index, bias, (window,))
     assert_close("out", out, daft_conv(*inputs, r, causal=causal, key_padding_mask=mask))
-
-
-@causality
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_lower_precision_and_autocast(dtype, causal):
-    inputs, bias, index = daft_inputs(70, 2, dtype=dtype), normal(2, seed=3, dtype=dtype), torch.tensor([1, 6])
-    exact = doubled(*inputs, bias)
-    out = daft_select(*inputs, index, bias, window=7, causal=causal)
-    expected = daft_select(*exact[:3], index, exact[3], window=7, causal=causal)
-    assert out.dtype == dtype
-    assert_close("out", out, expected)
-    for actual, wanted in zip(gradients(out, [*inputs, bias]), gradients(expected, exact)):
-        assert_close("gradient", actual, wanted)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(daft_select(*inputs, index, bias, window=7, causal=causal), out)
 
 
 @causality

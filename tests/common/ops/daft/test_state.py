@@ -19,7 +19,6 @@ OPS = {
     "local": (functools.partial(daft_conv, local_only=True), lambda: normal(4, 6, seed=3)),
 }
 names = pytest.mark.parametrize("name", OPS)
-convolutions = pytest.mark.parametrize("name", ["conv", "local"])
 
 
 def in_pieces(op, inputs, w, mask, cuts):
@@ -91,16 +90,6 @@ def test_large_keys_and_biases(mode, name):
         expected = written_out(None, k.double(), v.double(), exact, True)
         error = (out - expected).norm(dim=(0, 2)) / expected.norm(dim=(0, 2))
         assert error.max() <= 1e-3
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@convolutions
-def test_sums_are_float32_whatever_the_input(name, dtype):
-    (op, _), inputs, r = OPS[name], daft_inputs(40, 2, dtype=dtype), normal(2, 9, dtype=dtype)
-    out, state = in_pieces(op, inputs, r, None, [0, 30, *range(31, 41)])
-    assert out.dtype == dtype
-    assert all(x.dtype == torch.float32 for entry, x in state.items() if entry != "count")
-    assert_close("out", out, op(*inputs, r, causal=True))
 
 
 def test_a_step_of_daft_full_forms_one_row_of_its_bias():

@@ -9,7 +9,6 @@ from common.attention import build_attention
 from common.ops import favor_attention
 from common.ops.favor import LENGTHS, draw_directions
 from tests.common.inputs import qkv
-from tests.common.refusals import refused, tensors
 from tests.compare import assert_close, gradients
 
 causality = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
@@ -107,17 +106,6 @@ def test_training_draws_directions_again_every_so_many_passes():
     assert torch.equal(fresh(*inputs), evaluated)
 
 
-def test_directions_are_drawn_again_on_request():
-    module = build_attention("favor", head_dim=4, features=6)
-    before = module.directions.clone()
-    module.redraw_directions()
-    assert not torch.equal(module.directions, before)
-    module.redraw_directions(seed=5)
-    again = module.directions.clone()
-    module.redraw_directions(seed=5)
-    assert torch.equal(module.directions, again)
-
-
 @pytest.mark.parametrize("use_reentrant", [False, True])
 def test_a_pass_that_checkpointing_repeats_has_its_directions(use_reentrant):
     """With new directions in every pass, gradients are those of the same passes without checkpointing."""
@@ -132,13 +120,6 @@ def test_a_pass_that_checkpointing_repeats_has_its_directions(use_reentrant):
         found.append([x.grad for x in inputs])
     for plain, repeated in zip(*found):
         assert_close("gradient", repeated, plain)
-
-
-def test_directions_of_other_channels_are_refused():
-    with refused("q", "4 channels", "channels of q"):
-        favor_attention(**tensors(), directions=torch.randn(6, 5))
-    with refused("chunk_size", "0", "an integer of at least 1"):
-        favor_attention(**tensors(), directions=torch.randn(6, 4), chunk_size=0)
 
 
 @pytest.fixture

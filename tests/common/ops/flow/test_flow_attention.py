@@ -44,15 +44,6 @@ def test_odd_channel_counts_agree(causal, d, e):
     assert_agrees(qkv(21, d=d, e=e), causal=causal, chunk_size=4)
 
 
-@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
-@pytest.mark.parametrize("form", [form for form in FORMS if form != "released"])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_lower_precision_agrees_with_the_float64_reference(dtype, form, causal):
-    mask = padding("left", 2, 130)
-    inputs = qkv(130, d=16, e=16, dtype=dtype)
-    assert_agrees(inputs, causal=causal, form=form, key_padding_mask=mask, query_padding_mask=mask)
-
-
 def competitions(causal):
     """Those that there are; over heads there is no causal one."""
     return [name for name in COMPETITIONS if not (causal and name == "softmax_heads")]
@@ -214,39 +205,3 @@ def test_competition_of_the_paper_is_a_distribution_over_real_sources():
     masks = {"key_padding_mask": padding("holes", 2, 16), "query_padding_mask": torch.zeros(2, 9, dtype=torch.bool)}
     competition, _ = flow_attention_weights(q, k, form="paper", **masks)
     assert_close("Σ competition", competition.sum(-1), torch.ones(2, 2, dtype=torch.float64))
-
-
-def test_the_map_of_half_precision_inputs_is_float32():
-    q, k, v = qkv(9, dtype=torch.bfloat16)
-    attention_map = flow_attention_map(q, k)
-    assert attention_map.dtype == torch.float32
-    assert_close("map @ v", attention_map @ v.float(), flow_attention(q, k, v))
-
-
-# --- symmetries ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_order_of_sinks_carries_over_and_order_of_sources_does_not_matter(form):
-    q, k, v = qkv(12, 20)
-    out = flow_attention(q, k, v, form=form)
-    sinks, sources = torch.randperm(12), torch.randperm(20)
-    assert_close("sinks", flow_attention(q[:, :, sinks], k, v, form=form), out[:, :, sinks])
-    assert_close("sources", flow_attention(q, k[:, :, sources], v[:, :, sources], form=form), out)
-
-
-@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
-def test_rows_and_heads_do_not_mix_and_values_enter_linearly(causal):
-    q, k, v = qkv(70, batch=3, heads=3)
-    out = flow_attention(q, k, v, causal=causal)
-    for b in range(3):
-        row = flow_attention(*(x[b : b + 1] for x in (q, k, v)), causal=causal)
-        assert_close("one row of the batch", row, out[b : b + 1])
-        head = flow_attention(*(x[:, b : b + 1] for x in (q, k, v)), causal=causal)
-        assert_close("one head", head, out[:, b : b + 1])
-    other = torch.randn_like(v)
-    combined = flow_attention(q, k, 2 * v - 3 * other, causal=causal)
-    assert_close("linear in v", combined, 2 * out - 3 * flow_attention(q, k, other, causal=causal))
-
-
-# --- padding -------------------------------------------------------------------------------------------------------

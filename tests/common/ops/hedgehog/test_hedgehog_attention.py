@@ -1,6 +1,5 @@
 """Hedgehog beyond the contract: what its features are, how its maps begin, and what does not fit."""
 
-import pytest
 import torch
 
 from common.attention import build_attention
@@ -30,17 +29,3 @@ def test_wide_maps_make_weights_as_spiky_as_those_of_softmax():
     weights = torch.tensor([1 + share, (D - 2) * share**2], dtype=torch.float64)
     expected = (weights[0] * v + (D - 1) * weights[1] * others) / (weights[0] + (D - 1) * weights[1])
     assert_close("out", out, expected, 1e-5)
-
-
-def test_what_does_not_fit_is_said():
-    maps = {f"{name}_{part}": torch.zeros(H, 3, *([D] if part == "weight" else [])) for name in ("query", "key")
-            for part in ("weight", "bias")}  # fmt: skip
-    for name, tensor, said in (
-        ("query_weight", torch.zeros(H, 3, 9), r"query_weight is \(2, 3, 9\); allowed: a tensor \(2, features, 4\)"),
-        ("key_bias", torch.zeros(3), r"key_bias is \(3,\); allowed"),
-    ):
-        with pytest.raises(ValueError, match=said):
-            hedgehog_attention(*qkv(6, d=D), **{**maps, name: tensor})
-    maps |= {"key_weight": torch.zeros(H, 2, D), "key_bias": torch.zeros(H, 2)}
-    with pytest.raises(ValueError, match="allowed: equally many rows"):
-        hedgehog_attention(*qkv(6, d=D), **maps)

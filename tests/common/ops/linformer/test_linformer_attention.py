@@ -7,7 +7,6 @@ from torch.nn import functional as F
 from common.attention import build_attention
 from common.ops import linformer_attention
 from tests.common.inputs import padding, qkv
-from tests.common.refusals import refused, tensors
 from tests.compare import assert_close, weights
 
 
@@ -17,32 +16,11 @@ def test_with_a_sum_for_each_key_it_is_softmax_attention():
     assert_close("out", linformer_attention(q, k, v, one, one), F.scaled_dot_product_attention(q, k, v))
 
 
-def test_the_longest_length_is_of_real_tokens():
-    """A batch may be padded beyond it."""
-    q, k, v = qkv(9)
-    rows = torch.randn(6, 3, dtype=q.dtype)
-    mask = torch.ones(2, 9, dtype=torch.bool)
-    mask[0, [0, 2, 3, 5, 7, 8]] = mask[1, 2:5] = False
-    masks = {"key_padding_mask": mask, "query_padding_mask": mask}
-    out = linformer_attention(q, k, v, rows, rows, **masks)
-    for b in range(2):
-        alone = (x[b : b + 1, :, ~mask[b]] for x in (q, k, v))
-        assert_close("row", out[b : b + 1, :, ~mask[b]], linformer_attention(*alone, rows, rows))
-    mask[0, 1] = False
-    with refused("the input", "7 tokens", "6"):
-        linformer_attention(q, k, v, rows, rows, **masks)
-
-
 def test_a_shared_matrix_is_one_parameter():
     module = build_attention("linformer", max_tokens=9, projected_length=3, shared=True).double()
     assert list(weights(module.state_dict())) == ["key_rows"]
     q, k, v = qkv(9)
     assert_close("out", module(q, k, v), linformer_attention(q, k, v, module.key_rows, module.key_rows))
-
-
-def test_matrices_that_do_not_fit_are_refused():
-    with refused("key_rows", "(9, 3) and value_rows (9, 4)", "(M, p)"):
-        linformer_attention(**tensors(), key_rows=torch.zeros(9, 3), value_rows=torch.zeros(9, 4))
 
 
 def test_it_is_the_package_linformer_on_whole_sequences():

@@ -55,34 +55,6 @@ def test_the_largest_score_of_the_window_belongs_to_the_formula():
     assert_close("out", far, near)
 
 
-def test_one_token_at_a_time_keeps_the_window_and_moves_the_rest_into_sums():
-    q, k, v = (x.detach() for x in qkv(30, d=D))
-    module = build_attention("lolcats", causal=True, num_heads=H, head_dim=D, window=6, rows=3).double()
-    state, outs = None, []
-    for i in range(30):
-        out, state = module.extend(q[:, :, i : i + 1], k[:, :, i : i + 1], v[:, :, i : i + 1], None, state)
-        outs.append(out)
-    assert_close("out", torch.cat(outs, 2), module(q, k, v))
-    assert torch.equal(state["k"], k[:, :, -6:]) and int(state["count"][0]) == 30
-    features = torch.cat([(x := k @ module.key_weight.transpose(1, 2)).softmax(-1), (-x).softmax(-1)], -1)
-    assert_close("sum_k", state["sum_k"], features[:, :, :-6].sum(2))
-
-
-@pytest.mark.parametrize(
-    "change, said",
-    [
-        ({"window": 0}, "window is 0; allowed"),
-        ({"feature_map": "exp"}, "feature_map is 'exp'; allowed.*relu.*softmax"),
-        ({"window_gate": torch.zeros(3)}, r"window_gate is \(3,\); allowed: a tensor \(2,\)"),
-        ({"key_weight": torch.zeros(H, 2, D)}, "equally many rows"),
-    ],
-    ids=lambda x: "" if isinstance(x, str) else next(iter(x)),
-)
-def test_what_does_not_fit_is_said(change, said):
-    with pytest.raises(ValueError, match=said):
-        lolcats_attention(*qkv(6, d=D), **{**maps(), "window_gate": gate(0.0), "window": 3, **change})
-
-
 @causality
 @pytest.mark.parametrize("part", ["window", "linear"])
 @pytest.mark.parametrize("feature_map", ["softmax", "relu"])

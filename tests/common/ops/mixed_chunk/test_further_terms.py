@@ -6,7 +6,7 @@ import torch
 from common.ops import gau_attention, mixed_chunk_attention
 from common.ops.mixed_chunk.reference import mixed_chunk_attention_reference
 from common.ops.shared.score_kernels import SCORE_KERNELS
-from tests.common.inputs import SIDES, bias_like, mixed_chunk_inputs, padding
+from tests.common.inputs import bias_like, mixed_chunk_inputs, padding
 from tests.compare import assert_close, assert_gradients_close
 
 NAMES = ("q_quad", "k_quad", "q_lin", "k_lin", "v")
@@ -30,7 +30,7 @@ def assert_agrees(inputs, bias, **options):
 
 @causality
 @terms
-@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("side", ["none", "holes", "all"])
 def test_with_padding(term, causal, side):
     options = options_of(term, causal=causal, key_padding_mask=padding(side, 3, 13), chunk_size=4)
     bias = bias_like("vectors", 8 if "overlap" in FURTHER[term] else 4, 1)
@@ -77,15 +77,6 @@ def test_in_pieces_it_is_the_whole(term, pieces):
         outputs, start = [*outputs, out], start + n
     whole = mixed_chunk_attention(*inputs, key_padding_mask=mask, **options)
     assert_close("in pieces", torch.cat(outputs, dim=2), whole)
-
-
-@terms
-def test_half_precision_and_autocast(term):
-    inputs, options = mixed_chunk_inputs(13), options_of(term, causal=True, chunk_size=4)
-    half = [x.detach().to(torch.bfloat16) for x in inputs]
-    out = mixed_chunk_attention(*half, **options)
-    assert out.dtype == torch.bfloat16
-    assert_close("out", out, mixed_chunk_attention(*(x.double() for x in half), **options))
 
 
 @pytest.mark.parametrize(

@@ -47,16 +47,8 @@ def test_large_keys_and_queries_stay_finite(side):
 
 
 def test_what_does_not_fit_is_refused():
-    for name, wrong, allowed in (
-        ("landmarks", 0, "at least 1"),
-        ("iterations", 0, "at least 1"),
-        ("iterations", 21, "20"),
-    ):
-        with refused(name, str(wrong), allowed):
-            nystrom_attention(**tensors(), **{name: wrong})
-    for shape in ((3, 1, 4, 1), (2, 1, 3, 1), (3, 3)):
-        with refused("v", f"3 heads and conv_weight is {shape}", "an odd number of tokens"):
-            nystrom_attention(**tensors(), conv_weight=torch.zeros(shape))
+    with refused("iterations", "21", "20"):
+        nystrom_attention(**tensors(), iterations=21)
     with refused("conv_kernel", "4", "odd"):
         build_attention("nystrom", num_heads=2, conv_kernel=4)
 

@@ -96,10 +96,6 @@ def test_rotations_are_drawn_again_on_request_alone():
 
 def test_what_does_not_fit_is_refused():
     x = tensors()
-    with refused("q", "4 channels", "channels of q"):
-        reformer_attention(x["q"], x["v"], draw_rotations(2, 5, 3))
-    with refused("chunk_size", "0", "an integer of at least 1"):
-        reformer_attention(x["q"], x["v"], draw_rotations(2, 4, 3), chunk_size=0)
     with refused("k", "given", "None"):
         build_attention("reformer", head_dim=4)(**x)
     _, state = reformer_attention(x["q"], x["v"], draw_rotations(2, 4, 3), causal=True, return_state=True)

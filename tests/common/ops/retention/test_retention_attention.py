@@ -5,8 +5,7 @@ import torch
 
 from common.attention import build_attention
 from common.ops import retention_attention
-from tests.common.inputs import padding, qkv
-from tests.common.refusals import refused, tensors
+from tests.common.inputs import qkv
 from tests.compare import assert_close
 
 
@@ -54,13 +53,6 @@ def test_thousands_of_tokens_in_float32():
     assert torch.isfinite(out).all()
 
 
-def test_a_sequence_of_padding_alone_gives_zero_and_is_no_token_of_the_state():
-    inputs, mask = [x.detach() for x in qkv(6)], padding("all", 2, 6)
-    masks = {"key_padding_mask": mask, "query_padding_mask": mask}
-    out, state = retention_attention(*inputs, **masks, return_state=True)
-    assert (out[0] == 0).all() and state["count"].tolist() == (~mask).sum(1).tolist()
-
-
 def test_without_an_output_gate_it_needs_no_tokens_before_projection():
     module = build_attention("retention", True, num_heads=2, head_dim=4, output_gate="none")
     assert "x" not in module.needs
@@ -79,17 +71,3 @@ def test_it_is_flash_linear_attention_s():
     inputs = [x.detach() for x in qkv(37, heads=3, dtype=torch.float32)]
     out = retention_attention(*inputs, score_norm=False, chunk_size=8)
     assert_close("out", out, naive.naive_retention(*inputs))
-
-
-@pytest.mark.parametrize(
-    "change, argument, given, allowed",
-    [
-        ({"decays": "linear"}, "decays", "'linear'", "'powers', 'log_space'"),
-        ({"score_norm": 1}, "score_norm", "1", "True or False"),
-        ({"chunk_size": 0}, "chunk_size", "0", "an integer of at least 1"),
-        ({"causal": False}, "causal", "False", "True"),
-    ],
-)
-def test_arguments_that_are_not_allowed(change, argument, given, allowed):
-    with refused(argument, given, allowed):
-        retention_attention(**tensors(), **change)

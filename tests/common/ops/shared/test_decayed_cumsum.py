@@ -52,16 +52,3 @@ def test_gradients_of_gradients_and_batches_of_them(own_gates):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch says which operations it does one by one
         assert torch.autograd.gradcheck(decayed_cumsum, tensors, check_batched_grad=True)
-
-
-def test_vmap_and_export_see_the_same_sums():
-    tensors = [x.detach() for x in inputs(37, own_gates=True)]
-    expected = literal(*tensors)
-    assert_close("vmap", torch.func.vmap(decayed_cumsum)(*(x[None] for x in tensors))[0], expected)
-    exported = torch.export.export(_Sums(), tuple(tensors), strict=False).module()
-    assert_close("export", exported(*tensors), expected)
-
-
-class _Sums(torch.nn.Module):
-    def forward(self, x, log_decay, initial):
-        return decayed_cumsum(x, log_decay, initial)

@@ -119,29 +119,6 @@ def test_thousands_of_tokens_in_float32(strength):
     assert_all_close(given, *pair)
 
 
-def test_parts_and_steps_continue_the_whole():
-    given = {name: x.detach() for name, x in inputs(21).items()}
-    whole, begin, state = causal_sums(**given, chunk_size=4, state=None), 0, None
-    for tokens in (1, 6, 1, 1, 12):
-        part = {name: x[:, :, begin : begin + tokens] for name, x in given.items()}
-        values, weights, state = causal_sums(**part, chunk_size=4, state=state)
-        assert_close("values", values, whole[0][:, :, begin : begin + tokens])
-        assert_close("weights", weights, whole[1][:, :, begin : begin + tokens])
-        begin += tokens
-    for name, x in state.items():
-        assert_close(name, x, whole[2][name])
-
-
-@pytest.mark.parametrize("n", [1, 29])
-def test_features_that_decay_alike_are_a_head_that_decays(n):
-    given, before = inputs(n), state()
-    of_head = given["log_decay"][..., 0].detach().requires_grad_()
-    options = {"q": given["q"], "k": given["k"], "v": given["v"], "chunk_size": 8, "state": before}
-    alike = causal_sums(**options, log_decay=of_head.unsqueeze(-1).expand(-1, -1, -1, F))
-    leaves = {"q": given["q"], "k": given["k"], "v": given["v"], "log_decay": of_head, **before}
-    agree(alike, causal_sums(**options, log_decay=of_head), leaves)
-
-
 def test_gradients_of_gradients():
     given, before = inputs(11, batch=1), {name: x[:1].detach().requires_grad_() for name, x in state().items()}
 

@@ -10,11 +10,10 @@ from common.ops import (
     gau_attention,
     linear_attention,
     local_attention,
-    mixed_chunk_attention,
     row_attention,
     softmax_attention,
 )
-from tests.common.inputs import BIASES, bias_like, mixed_chunk_inputs, qkv
+from tests.common.inputs import BIASES, bias_like, qkv
 from tests.compare import assert_close
 from tests.torch_versions import needs_newer_than_2_6
 
@@ -36,12 +35,6 @@ def test_ids_of_any_integers_from_any_number(dtype):
     q, k, v = qkv(11)
     out = linear_attention(q, k, v, causal=True, segment_ids=IDS.to(dtype))
     assert_close("out", out, each(linear_attention, q, k, v, causal=True))
-
-
-def test_ids_below_zero():
-    q, k, v = qkv(11)
-    out = softmax_attention(q, k, v, segment_ids=IDS - 100)
-    assert_close("out", out, each(softmax_attention, q, k, v))
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -93,13 +86,6 @@ def test_a_bias_for_all_tokens_is_cut_where_documents_go_on():
         )
         parts.append(out)
     assert_close("out", torch.cat(parts, dim=2), expected)
-
-
-@pytest.mark.parametrize("heads", [None, 2])
-def test_mixed_chunks_with_and_without_heads(heads):
-    tensors, options = mixed_chunk_inputs(11, heads=heads), {"chunk_size": 3, "causal": True}
-    out = mixed_chunk_attention(*tensors, segment_ids=IDS, **options)
-    assert_close("out", out, each(mixed_chunk_attention, *tensors, **options))
 
 
 def test_functions_that_no_module_calls_by_themselves():

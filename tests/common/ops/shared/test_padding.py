@@ -28,15 +28,3 @@ def test_put_back_undoes_take(side):
     for b in range(3):
         assert torch.equal(take(x, order)[b], x[b][:, order[b]])
     assert torch.equal(take(x, order[:, :5]), take(x, order)[:, :, :5])
-
-
-def test_no_mask_is_no_order_and_no_copy():
-    x = torch.randn(3, 2, 13, 4)
-    assert real_first(None) is None and take(x, None) is x and put_back(x, None) is x
-
-
-def test_gradients_return_to_the_tokens_they_are_of():
-    x, order = torch.randn(3, 2, 13, 4, requires_grad=True), real_first(padding("holes", 3, 13))
-    weights = torch.randn(3, 2, 13, 4)
-    (gradient,) = torch.autograd.grad((take(x, order) * take(weights, order)).sum(), x)
-    assert torch.equal(gradient, weights)

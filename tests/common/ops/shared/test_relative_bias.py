@@ -85,14 +85,3 @@ def test_resized_biases_keep_what_belongs_to_a_distance(heads):
 def test_biases_of_another_shape_are_refused(shape):
     with refused("bias", f"has shape {shape}", "for chunk_size = 5 and 3 heads: (9,), (5, 5), (3, 9), (3, 5, 5)"):
         check_bias(torch.zeros(shape), 5, 3, LIKE, "chunk_size")
-
-
-def test_biases_that_are_no_floating_point_tensor_here_are_refused():
-    for shape in ((9,), (5, 5), (3, 9), (3, 5, 5)):
-        check_bias(torch.zeros(shape), 5, 3, LIKE, "chunk_size")
-    with refused("bias", "torch.int64", "floating point"):
-        check_bias(torch.zeros(9, dtype=torch.long), 5, 3, LIKE, "chunk_size")
-    with refused("bias", "list", "floating point"):
-        check_bias([0.0] * 9, 5, 3, LIKE, "chunk_size")
-    with refused("bias", "meta", "cpu"):
-        check_bias(torch.zeros(9, device="meta"), 5, 3, LIKE, "chunk_size")

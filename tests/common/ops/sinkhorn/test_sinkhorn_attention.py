@@ -4,11 +4,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from common.attention import build_attention
 from common.ops import sinkhorn_attention
 from tests.common.inputs import qkv
-from tests.common.properties import largest_tensor
-from tests.common.refusals import refused, tensors
 from tests.compare import assert_close, gradients
 
 
@@ -53,35 +50,3 @@ def test_large_sums_of_keys_stay_finite():
     weight = torch.randn(2, 5, 4, requires_grad=True)
     out = sinkhorn_attention(q, k, v, weight, max_tokens=32, chunk_size=8)
     assert torch.isfinite(out).all() and all(torch.isfinite(x).all() for x in gradients(out, (q, k, v, weight)))
-
-
-def test_memory_is_that_of_chunks():
-    """Scores of two chunks for each token, and a weight for each pair of chunks."""
-
-    def step(n: int, masked: bool) -> int:
-        module = build_attention("sinkhorn", num_heads=1, head_dim=8, max_tokens=n, chunk_size=32)
-        inputs = qkv(n, batch=1, heads=1, d=8, e=8, dtype=torch.float32)
-        mask = (torch.arange(n) < n // 3)[None] if masked else None
-        return largest_tensor(lambda: gradients(module(*inputs, mask, mask), inputs))
-
-    for n in (500, 2000):
-        assert max(step(n, False), step(n, True)) <= 64 * (n + 32)
-
-
-@pytest.mark.parametrize(
-    "change, argument, given, allowed",
-    [
-        ({"sort": "hard"}, "sort", "'hard'", "'sinkhorn', 'softmax'"),
-        ({"normaliser": None}, "normaliser", "None", "'joint', 'separate'"),
-        ({"iterations": 0}, "iterations", "0", "an integer of at least 1"),
-        ({"temperature": 0.0}, "temperature", "0.0", "above 0"),
-        ({"chunk_size": 2.0}, "chunk_size", "2.0", "an integer of at least 1"),
-        ({"max_tokens": 4}, "the input", "5 tokens", "max_tokens=4"),
-        ({"sort_weight": torch.zeros(3, 5, 3)}, "q", "sort_weight (3, 5, 3)", "channels of q"),
-        ({"sort_weight": torch.zeros(3, 4, 2)}, "q", "sort_weight (3, 4, 2)", "3 chunks"),
-    ],
-)
-def test_what_does_not_fit_is_refused(change, argument, given, allowed):
-    arguments = {**tensors(), "sort_weight": torch.zeros(3, 4, 3), "max_tokens": 6, "chunk_size": 2}
-    with refused(argument, given, allowed):
-        sinkhorn_attention(**{**arguments, **change})

@@ -60,13 +60,9 @@ def test_images_alone():
 def test_what_does_not_fit_is_refused():
     q, _, v = qkv(6, d=4)
     given = {"q": q, "v": v, "spatial_shape": (2, 3), **parameters()}
-    wrong = [("iterations", 21, "20"), ("iterations", 0, "at least 1"), ("ridge", -1.0, "at least 0")]
-    for name, value, allowed in wrong:
-        with refused(name, str(value), allowed):
-            soft_attention(**{**given, name: value})
-    shapes = {"landmark_weight": (5, 4, 2, 2), "norm_bias": (5,), "conv_weight": (2, 1, 4, 4)}
-    for name, shape in shapes.items():
-        with refused("q", f"{name} is {shape}", ""):
-            soft_attention(**{**given, name: torch.zeros(shape)})
+    with refused("iterations", "21", "20"):
+        soft_attention(**given, iterations=21)
+    with refused("q", "norm_bias is (5,)", ""):
+        soft_attention(**{**given, "norm_bias": torch.zeros(5)})
     with refused("conv_kernel", "2", "odd"):
         build_attention("soft", spatial_dims=2, num_heads=2, head_dim=4, conv_kernel=2)

@@ -10,7 +10,6 @@ from common.ops import sparse_attention
 from common.ops.sparse import PATTERNS
 from tests.common.inputs import qkv
 from tests.common.properties import Elements, largest_tensor
-from tests.common.refusals import refused, tensors
 from tests.compare import assert_close, gradients
 
 causality = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
@@ -71,11 +70,3 @@ def test_a_long_prompt_behind_a_state_makes_no_map_of_all_pairs(pattern):
     _, state = sparse_attention(q[:, :, :10], k[:, :, :10], v[:, :, :10], **options)
     rest = [x[:, :, 10:] for x in (q, k, v)]
     assert largest_tensor(lambda: sparse_attention(*rest, initial_state=state, **options)) < 600 * 600 / 2
-
-
-def test_what_is_not_allowed_is_refused():
-    with refused("pattern", "'dense'", "'fixed', 'strided'"):
-        sparse_attention(**tensors(), pattern="dense", stride=2)
-    for option in ("stride", "columns"):
-        with refused(option, "0", "an integer of at least 1"):
-            sparse_attention(**tensors(), **{"stride": 2, option: 0})

@@ -10,7 +10,6 @@ from common.ops.yoso.interface import GRADIENTS
 from common.ops.yoso.reference import yoso_attention_reference
 from tests.common.inputs import qkv
 from tests.common.properties import bytes_kept, largest_tensor
-from tests.common.refusals import refused, tensors
 from tests.compare import assert_close, assert_gradients_close, gradients
 
 causality = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
@@ -80,15 +79,6 @@ def test_nothing_larger_than_a_block_of_rows_is_made_or_kept(causal):
 
     assert all(step(n) <= 256 * n for n in (300, 1000))
     assert kept(2048) <= 2.05 * kept(1024)
-
-
-@pytest.mark.parametrize(
-    "argument, given, allowed",
-    [("tau", 0, "an integer of at least 1"), ("tau", 9.0, "an integer"), ("gradient", "none", "'bound', 'exact'")],
-)
-def test_options_that_are_not_allowed(argument, given, allowed):
-    with refused(argument, repr(given), allowed):
-        yoso_attention(**tensors(), **{argument: given})
 
 
 def test_it_is_the_expectation_of_transformers_with_its_gradient():

@@ -83,16 +83,6 @@ def test_the_variable_turns_kernels_off(given, on, on_cpu_too, monkeypatch):
 # --- what they are for ---------------------------------------------------------------------------------------------
 
 
-def test_a_cpu_alone_has_no_kernels(monkeypatch):
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    assert not causal.applies(*float32())
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64], ids=str)
-def test_dtypes(dtype, on_cpu_too):
-    assert causal.applies(*qkv(9, dtype=dtype)) is (dtype != torch.float64)
-
-
 def test_widths_and_options(on_cpu_too):
     for d in (128, 129):
         q, k, v = qkv(3, d=d, e=200, dtype=torch.float32)
@@ -199,15 +189,6 @@ def test_without_a_triton_there_is_one_warning_and_the_pytorch_form(module, prob
     monkeypatch.setattr(dispatch, "interpreted", lambda: False)
     for out in outputs:
         assert_close("out", out, flow_attention(*inputs, causal=True))
-
-
-@pytest.mark.parametrize(
-    "version, new_enough", [("3.2.0", True), ("3.10.1+git5", True), ("4.0", True), ("3.1.9", False)]
-)
-@pytest.mark.filterwarnings("ignore:.*is too old")
-def test_versions(version, new_enough, forgotten_triton, monkeypatch):
-    monkeypatch.setitem(sys.modules, "triton", types.SimpleNamespace(__version__=version))
-    assert dispatch.has_triton() is new_enough
 
 
 # --- failures ------------------------------------------------------------------------------------------------------
