@@ -90,7 +90,7 @@ def stored_report(head: Record, folder: Path) -> Report:
     """The report of the experiment that a head names, of its stored results."""
     experiment = importlib.import_module(head["experiment"]).EXPERIMENT
     content = read_json(folder / head["results"], plan=dict, results=list, failed=dict)
-    known = {one.name for one in fields(experiment.options)}
+    known = {field.name for field in fields(experiment.options)}
     options = experiment.options(**{name: value for name, value in content["plan"].items() if name in known})
     facts = {name: value for name, value in content.items() if name not in ("run", "plan", "results", "failed")}
     return experiment.report(options, facts, Compared(content["results"], content["failed"]))

@@ -235,18 +235,18 @@ def test_help_has_every_option_and_a_text_for_it(case, capsys):
     assert ended.value.code == 0
     shown = capsys.readouterr().out
     assert case.experiment.command in shown
-    for one in dataclasses.fields(case.experiment.options):
-        if one.metadata and not one.metadata["names"]:
-            assert f"--{one.name.replace('_', '-')}" in shown and one.metadata["help"]
+    for field in dataclasses.fields(case.experiment.options):
+        if field.metadata and not field.metadata["names"]:
+            assert f"--{field.name.replace('_', '-')}" in shown and field.metadata["help"]
 
 
 def test_an_option_that_is_typed_wins_over_quick(case, text):
-    if not any(one.name == "quick" and one.metadata for one in dataclasses.fields(case.experiment.options)):
+    if not any(field.name == "quick" and field.metadata for field in dataclasses.fields(case.experiment.options)):
         return
     usual, quick = (case.experiment.parse(command_line(case, text, *more)) for more in ([], ["--quick"]))
     changed = [name for name, value in usual.settings().items() if quick.settings()[name] != value]
     assert changed
-    name = next(one for one in ("updates", "epochs") if one in usual.settings())
+    name = next(name for name in ("updates", "epochs") if name in usual.settings())
     again = case.experiment.parse(command_line(case, text, "--quick", f"--{name}", "77"))
     assert getattr(again, name) == 77
 
@@ -254,9 +254,9 @@ def test_an_option_that_is_typed_wins_over_quick(case, text):
 def test_models_and_seeds_may_be_added_and_nothing_else_changed(case, text):
     options = case.experiment.parse(command_line(case, text))
     assert dataclasses.replace(options, models=["x"], seeds=9).settings() == options.settings()
-    for one in dataclasses.fields(options):
-        if one.metadata.get("setting") and one.name in options.settings():
-            assert dataclasses.replace(options, **{one.name: 55}).settings() != options.settings()
+    for field in dataclasses.fields(options):
+        if field.metadata.get("setting") and field.name in options.settings():
+            assert dataclasses.replace(options, **{field.name: 55}).settings() != options.settings()
 
 
 def test_fairseq_takes_the_arguments_of_every_training(case, text):
@@ -266,13 +266,13 @@ def test_fairseq_takes_the_arguments_of_every_training(case, text):
         return
     options = experiment.parse(command_line(case, text, "--seeds", "2"))
     planned = experiment.planned(options, data_of(case))
-    assert len({one.training.name for one in planned}) == len(planned)
-    assert {one.model for one in planned} == set(options.models)
-    for one in planned:
-        if one.training.program is None:
-            words = [str(word) for word in one.training.arguments]
+    assert len({item.training.name for item in planned}) == len(planned)
+    assert {item.model for item in planned} == set(options.models)
+    for item in planned:
+        if item.training.program is None:
+            words = [str(word) for word in item.training.arguments]
             parsed = fairseq_options.parse_args_and_arch(fairseq_options.get_training_parser(), [*words, "--cpu"])
-            assert parsed.seed == one.seed
+            assert parsed.seed == item.seed
 
 
 def test_records_make_the_tables_and_the_picture(case, text, tmp_path):
@@ -360,7 +360,7 @@ def test_from_a_text_to_the_results(text: Path, tmp_path: Path, imported_already
 
 
 def test_wrong_models_and_files_are_refused(case, text, tmp_path, capsys):
-    models = next(one for one in dataclasses.fields(case.experiment.options) if one.name == "models").metadata
+    models = next(field for field in dataclasses.fields(case.experiment.options) if field.name == "models").metadata
     for name in ("gpt", "softmax+nothing") if models else ():
         with pytest.raises(SystemExit) as ended:
             case.experiment.main(command_line(case, text, "--models", name))
@@ -373,5 +373,5 @@ def test_wrong_models_and_files_are_refused(case, text, tmp_path, capsys):
 
 def test_cells_are_of_all_seeds():
     """Mean and deviation."""
-    column = next(one for one in compare.EXPERIMENT.columns if one.header == "perplexity")
+    column = next(column for column in compare.EXPERIMENT.columns if column.header == "perplexity")
     assert column.cell("x", [{"perplexity": 6.0}, {"perplexity": 7.0}]) == f"6.50 ± {statistics.stdev((6.0, 7.0)):.2f}"
