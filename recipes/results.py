@@ -37,7 +37,7 @@ from .shared.comparison import Compared, Report
 from .shared.experiment import Record
 from .shared.json_files import read_json
 from .shared.scripts import script
-from .shared.tables import is_number, spread
+from .shared.tables import markdown_table, spread
 
 COMMAND = "recipes.results"
 #: The file of an area's records.
@@ -68,12 +68,6 @@ def read_tables(folder: Path) -> dict[str, list[Record]]:
     return tables
 
 
-def markdown(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[bool]) -> str:
-    """A table as Markdown, with columns aligned to the right where ``right`` says so."""
-    lines = [header, ["---:" if to_right else "---" for to_right in right], *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
 def cell(value: Any) -> str:
     """The text of a value; see the module."""
     if isinstance(value, list):
@@ -87,24 +81,16 @@ def table_of_rows(head: Record, records: Sequence[Record]) -> str:
     if isinstance(columns, list):
         columns = dict(zip(columns, columns))
     rows = [[cell(record[name]) if name in record else "" for name in columns] for record in records]
-    right = [
-        align.get(name, "right" if _numbers(row[i] for row in rows) else "left") == "right"
-        for i, name in enumerate(columns)
-    ]
-    return markdown(list(columns.values()), rows, right)
-
-
-def _numbers(cells: Iterable[str]) -> bool:
-    """Whether all cells that are not empty are numbers, and there is one."""
-    written = [text for text in cells if text]
-    return bool(written) and all(map(is_number, written))
+    return markdown_table(
+        list(columns.values()), rows, {list(columns).index(name): side for name, side in align.items()}
+    )
 
 
 def stored_report(head: Record, folder: Path) -> Report:
     """The report of the experiment that a head names, of its stored results."""
     experiment = importlib.import_module(head["experiment"]).EXPERIMENT
     content = read_json(folder / head["results"], plan=dict, results=list, failed=dict)
-    known = {one.name for one in fields(experiment.options)}
+    known = {field.name for field in fields(experiment.options)}
     options = experiment.options(**{name: value for name, value in content["plan"].items() if name in known})
     facts = {name: value for name, value in content.items() if name not in ("run", "plan", "results", "failed")}
     return experiment.report(options, facts, Compared(content["results"], content["failed"]))
@@ -115,8 +101,7 @@ def table_of_experiment(head: Record, folder: Path) -> str:
     made = stored_report(head, folder).tables[0]
     chosen = [made.header.index(name) for name in head.get("columns", made.header)]
     rows = [[f"`{row[i]}`" if i == 0 else row[i] for i in chosen] for row in made.rows]
-    right = [_numbers(row[i] for row in rows) for i in range(len(chosen))]
-    return markdown([made.header[i] for i in chosen], rows, right)
+    return markdown_table([made.header[i] for i in chosen], rows)
 
 
 def rewritten(path: Path) -> str:

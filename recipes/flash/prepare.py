@@ -22,12 +22,12 @@ from ..shared.commands import python_command, run, shown_path
 from ..shared.download import file_sha256
 from ..shared.json_files import read_json, write_json
 from ..shared.scripts import positive_int, script
+from ..shared.subword_text import SplitCounts, encode, train_sentencepiece
 from ..shared.subwords import write_dictionary
 from ..shared.text_files import cut_text
 from ..shared.working_folder import remove_own, working_folder
 from .corpora import CORPORA, Corpus, Files, check, fetch_corpus, find_corpus
 from .documents import LINES_SUFFIX, read_all
-from .subword_text import SplitCounts, encode, train_sentencepiece
 
 COMMAND = "recipes.flash.prepare"
 #: Whose folders data-bin are, in the comparisons too that prepare a text here.

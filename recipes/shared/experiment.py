@@ -20,8 +20,8 @@ records can be made again. An area whose trainings need each other, or are none 
 ``train`` of its own in place of ``arguments``, ``read`` and ``evaluate``; one that plans other trainings than every
 model with every seed has ``plan`` in place of ``arguments``.
 
-To port an area: write that file, delete the old plan and results, enter the experiment in
-``tests/recipes/test_every_experiment.py``, and delete the tests that this covers.
+To add an experiment: write that file, and enter it in ``tests/recipes/test_every_experiment.py``, which tests its help,
+options, arguments, tables, picture and records. ``recipes.results`` shows stored records in a README.
 """
 
 import argparse
@@ -123,7 +123,7 @@ class Options:
 
     def settings(self) -> Record:
         """Settings that all trainings in a folder share: all but models and seeds, which may be added later."""
-        return {one.name: getattr(self, one.name) for one in fields(self) if one.metadata.get("setting")}
+        return {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.metadata.get("setting")}
 
     def as_dict(self) -> Record:
         """The settings with models and seeds, as results are stored with them."""
@@ -269,17 +269,17 @@ class Experiment:
         """The parser of the command line."""
         parser = CommandParser(prog=f"python -m {self.command}", description=self.about)
         groups: dict[str, Any] = {}
-        for one in fields(self.options):
-            if not one.metadata:
+        for entry in fields(self.options):
+            if not entry.metadata:
                 continue
-            names = one.metadata["names"] or (f"--{one.name.replace('_', '-')}",)
-            argument = {"help": one.metadata["help"], **one.metadata["argument"]}
+            names = entry.metadata["names"] or (f"--{entry.name.replace('_', '-')}",)
+            argument = {"help": entry.metadata["help"], **entry.metadata["argument"]}
             if names[0].startswith("-"):
-                default = list(one.default) if isinstance(one.default, tuple) else one.default
-                argument |= {"dest": one.name, "default": default}
-            if one.name == "out" and one.default == Path():
+                default = list(entry.default) if isinstance(entry.default, tuple) else entry.default
+                argument |= {"dest": entry.name, "default": default}
+            if entry.name == "out" and entry.default == Path():
                 argument["default"] = Path("work", *self.command.split(".")[1:])
-            group = one.metadata["group"]
+            group = entry.metadata["group"]
             if group is not None and group not in groups:
                 groups[group] = parser.add_mutually_exclusive_group()
             groups.get(group, parser).add_argument(*names, **argument)
@@ -291,7 +291,8 @@ class Experiment:
         Raises:
             ValueError: options that contradict each other.
         """
-        parser, described = self.parser(), {one.name: one.metadata for one in fields(self.options) if one.metadata}
+        parser = self.parser()
+        described = {entry.name: entry.metadata for entry in fields(self.options) if entry.metadata}
         arguments = None if arguments is None else list(arguments)
         if getattr(parser.parse_args(arguments), "quick", False):
             quick = {name: metadata["quick"] for name, metadata in described.items()}
@@ -335,8 +336,8 @@ class Experiment:
         """Train what is not yet trained, and read all that is complete."""
         earlier = [] if self.earlier is None else self.earlier(options, data)
         there = {(record["model"], record["seed"]) for record in earlier}
-        planned = [one for one in self.planned(options, data) if (one.model, one.seed) not in there]
-        programs = {(one.model, one.seed): one.training.program for one in planned}
+        planned = [item for item in self.planned(options, data) if (item.model, item.seed) not in there]
+        programs = {(item.model, item.seed): item.training.program for item in planned}
 
         def read(model: str, seed: int, folder: Path, trained: Trained) -> Record | None:
             parameters = read_parameters(folder) if programs[model, seed] is None else 0

@@ -9,8 +9,6 @@ from typing import ClassVar
 
 from common.attention import ATTENTIONS
 
-from ..flash.subword_text import encode, train_sentencepiece
-from ..wikitext103.prepare import SPLITS, WRITER, binarise, count, split_path, take_file
 from .additions import GATES, NO_POSITIONS, addition_arguments, mechanism_of, with_additions
 from .architectures import option_prefix
 from .characters import spell_file
@@ -18,6 +16,8 @@ from .experiment import Budget, Data, Record, option, shell_words
 from .json_files import read_json, write_json
 from .scripts import positive_int
 from .settings import keep_settings
+from .split_text import SPLITS, WRITER, binarise, count, split_path, take_file
+from .subword_text import encode, train_sentencepiece
 from .subwords import load_sentencepiece
 from .text_files import read_lines
 from .trainings import read_points

@@ -4,7 +4,7 @@ import datetime
 import os
 import platform
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -96,15 +96,26 @@ def as_text(blocks: Sequence[Table], run: Run) -> str:
     return "\n".join(lines)
 
 
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]], align: Mapping[int, str] | None = None) -> str:
+    """A table as Markdown; columns of numbers, where some cells may be empty, are aligned right.
+
+    ``align`` says "left" or "right" for columns that are to be aligned otherwise.
+    """
+    sides = []
+    for i in range(len(header)):
+        cells = [row[i] for row in rows if row[i]]
+        number = bool(cells) and all(map(is_number, cells))
+        sides.append((align or {}).get(i, "right" if number else "left"))
+    lines = [header, ["---:" if side == "right" else "---" for side in sides], *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
 def as_markdown(blocks: Sequence[Table], run: Run) -> str:
     """Format tables for a README."""
     lines = []
     for block in blocks:
-        right = [all(is_number(cell) for cell in column) for column in zip(*block.rows)]
-        lines += [f"### {block.title}", "", "| " + " | ".join(block.header) + " |"]
-        lines.append("| " + " | ".join("---:" if r else "---" for r in right) + " |")
-        lines += ["| " + " | ".join(row) + " |" for row in block.rows]
-        lines += [""] + [f"* {note}" for note in block.notes] + [""]
+        lines += [f"### {block.title}", "", markdown_table(block.header, block.rows), ""]
+        lines += [f"* {note}" for note in block.notes] + [""]
     lines.append(f"`{run.command}`, {run.minutes:.1f} minutes, {run.date}; {run.machine}; {run.versions}.")
     return "\n".join(lines)
 

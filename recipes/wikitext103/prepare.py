@@ -5,39 +5,24 @@ The address in most scripts, research.metamind.io on S3, has answered 403 since 
 """
 
 import sys
-import zipfile
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 from tqdm import tqdm
 
 from common.command_parser import CommandParser
-from common.output_files import new_folder
 
-from ..shared.archives import extract
-from ..shared.commands import python_command, run, shown_path
+from ..shared.commands import shown_path
 from ..shared.download import DownloadFailed, fetch, first_source
 from ..shared.hub import fetch_hub
 from ..shared.scripts import positive_int, script
 from ..shared.sources import HUB, SOURCES
-from ..shared.text_files import cut_text, read_lines, write_lines
+from ..shared.split_text import SPLITS, WRITER, Counts, binarise, count, split_path, take_file, unpack
+from ..shared.text_files import read_lines, write_lines
 from ..shared.working_folder import working_folder
 
-COMMAND = "recipes.wikitext103.prepare"
-#: The recorded writer of data-bin folders, also in the comparison.
-WRITER = COMMAND
-SPLITS = ("train", "valid", "test")
-
-
-class Counts(NamedTuple):
-    """Size of a split. Words and line ends count as tokens, as in the papers and in fairseq."""
-
-    lines: int
-    tokens: int
-
-
+COMMAND = WRITER
 #: Tokens from Merity et al. (2017), table 1; lines from torchtext's NUM_LINES.
 EXPECTED = {
     "train": Counts(1_801_350, 103_227_021),
@@ -50,11 +35,6 @@ _PYARROW = "reading it needs pyarrow: python -m pip install 'pyarrow<22' 'numpy<
 
 #: Split -> prefix of the names of its tables.
 _TABLES = {"train": "train-", "valid": "validation-", "test": "test-"}
-
-
-def split_path(folder: Path, split: str) -> Path:
-    """The path of a split's text in ``folder``, named as in the archive."""
-    return folder / f"wiki.{split}.tokens"
 
 
 def fetch_text(folder: Path) -> None:
@@ -89,48 +69,6 @@ def write_rows(rows: Iterable[str], path: Path) -> None:
     write_lines(path, (row or " \n" for row in rows))
 
 
-def unpack(archive: Path, folder: Path) -> None:
-    """Extract the three splits of a zip archive into ``folder``; see ``extract``."""
-    extract(archive, SOURCES["wikitext103"].members, folder, "wikitext-103-v1.zip (not the raw one)")
-
-
-def take_file(path: Path, folder: Path, limit: int | None = None) -> bool:
-    """Copy the user's text at ``path`` into ``folder``; returns True if it has the form of WikiText-103.
-
-    Args:
-        path: the zip archive, a folder with its three files, or any text file, which is split in three.
-        limit: use only this many lines of a text file, from the beginning.
-
-    Raises:
-        ValueError: ``path`` does not exist, cannot be read, or is a folder without the three files.
-    """
-    if not path.exists():
-        raise ValueError(f"--file is {path}, which does not exist; allowed: a zip archive, a folder or a text file")
-    folder.mkdir(parents=True, exist_ok=True)
-    if path.is_dir():
-        for split in SPLITS:
-            source = next(iter(sorted(path.rglob(split_path(path, split).name))), None)
-            if source is None:
-                names = ", ".join(split_path(path, split).name for split in SPLITS)
-                raise ValueError(f"--file is the folder {path}, without {names}; allowed: a folder that holds them")
-            write_lines(split_path(folder, split), read_lines(source))
-        return True
-    if path.suffix == ".zip" or zipfile.is_zipfile(path):
-        unpack(path, folder)
-        return True
-    cut_text(path, {split: split_path(folder, split) for split in SPLITS}, limit)
-    return False
-
-
-def count(path: Path) -> Counts:
-    """Lines and tokens of a split's file."""
-    lines = words = 0
-    for line in read_lines(path):
-        lines += 1
-        words += len(line.split())
-    return Counts(lines, words + lines)
-
-
 def check(folder: Path) -> None:
     """Compare the sizes of the three splits with those of WikiText-103.
 
@@ -151,14 +89,6 @@ def shorten(folder: Path, limit: int) -> None:
     for split in SPLITS:
         path = split_path(folder, split)
         write_lines(path, (line for _, line in zip(range(limit), read_lines(path), strict=False)))
-
-
-def binarise(folder: Path, data_bin: Path, workers: int) -> None:
-    """Run fairseq-preprocess on the three splits as in fairseq's recipe: words split at whitespace, no threshold."""
-    prefixes = (item for split in SPLITS for item in (f"--{split}pref", split_path(folder, split)))
-    with new_folder(data_bin, WRITER) as new:
-        command = python_command("-m", "fairseq_cli.preprocess", "--only-source", *prefixes, "--destdir", new)
-        run([*command, "--workers", str(workers)], folder / "preprocess.log")
 
 
 def parser() -> CommandParser:

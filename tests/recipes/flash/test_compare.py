@@ -10,11 +10,11 @@ from recipes.flash import compare, measurements, widths
 from recipes.flash.compare import FlashModels
 from recipes.flash.measurements import Comparison
 from recipes.flash.models import ALL_MODELS, FIGURES, MASKED_MODELS, SHAPE, Shape
-from recipes.flash.subword_text import SplitCounts
 from recipes.shared import comparison, fairseq_log, fairseq_training
 from recipes.shared.commands import CommandFailed, Finished
 from recipes.shared.comparison import Compared, Report
 from recipes.shared.experiment import Data, Record
+from recipes.shared.subword_text import SplitCounts
 from recipes.shared.tables import Run, Table
 
 RUN = Run("python -m recipes.flash.compare", "2 CPU cores", "Python 3.11", "2026-11-20", 20.0)

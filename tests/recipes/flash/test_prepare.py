@@ -11,10 +11,11 @@ from fairseq.data import Dictionary, data_utils
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recipes.flash import prepare, subword_text
+from recipes.flash import prepare
 from recipes.flash.documents import paragraphs
-from recipes.flash.subword_text import SplitCounts, encode, train_sentencepiece
+from recipes.shared import subword_text
 from recipes.shared.commands import ROOT
+from recipes.shared.subword_text import SplitCounts, encode, train_sentencepiece
 from recipes.shared.subwords import write_dictionary
 from recipes.shared.working_folder import working_folder
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from fairseq_plugin.data.series_folder import Split, write_folder
+from recipes.shared.experiment import Data
 from recipes.shared.trainings import read_points, train_all
 from recipes.time_series import classify, compare, dtw, rocket
 from tests.fairseq_plugin.helpers.series import CHANNELS, waves, write_waves
@@ -100,7 +101,8 @@ def test_labels_are_those_of_the_data() -> None:
 
 def test_a_comparison_fits_them_once_and_resumes(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     """In processes of their own, two seeds only where something is drawn; a result is not made again."""
-    planned = compare.planned_fits(["dtw", "rocket"], [1, 2], data)
+    options = compare.Series(models=["dtw", "rocket"], seeds=2)
+    planned = compare.EXPERIMENT.planned(options, Data(data, {}))
     assert [(one.model, one.seed) for one in planned] == [("dtw", 1), ("rocket", 1), ("rocket", 2)]
     (first,) = (one.training for one in planned if one.model == "dtw")
     ended = train_all([first], tmp_path)

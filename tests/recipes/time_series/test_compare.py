@@ -103,17 +103,6 @@ def test_trainings_of_another_part_are_added(
     assert "results.txt cannot be read: " in (error := capsys.readouterr().err) and "allowed: results.json" in error
 
 
-def test_the_papers_row_stands_beside() -> None:
-    options = Series(models=["flowformer", "softmax", "flash", "linear"], seeds=1, epochs=100)
-    records = [record("flowformer", [97.0, 98.6, 98.1], 6_446_089, 480.0)]
-    compared = Compared(records, {"flash.1": "out of memory"})
-    (found,) = compare.EXPERIMENT.report(options, {"earlier": []}, compared).tables
-    assert found.rows[0][2:] == ("98.10", "98.60", "98.9", "1", "8.0")
-    assert [row[4] for row in found.rows] == ["98.9", "98.7", "-", "99.2"] and found.rows[1][2] == "-"
-    assert any("Rocket 96.2" in note for note in found.notes)
-    assert any(note == "not trained: flash.1: out of memory" for note in found.notes)
-
-
 def test_commands_are_fairseqs_and_differ_in_the_model_alone() -> None:
     """The authors' training; fairseq's own parser takes every option of every architecture."""
     found = {}
@@ -151,12 +140,6 @@ def test_the_last_epoch_is_evaluated_and_saved(epochs: int, validate: int, save:
     command = train_arguments("linear", 100, "BasicMotions", epochs)
     found = [command[command.index(option) + 1] for option in ("--validate-interval", "--save-interval")]
     assert found == [validate, save] and Series(epochs=epochs).evaluated[-1] == epochs
-
-
-def test_unknown_architectures_are_refused(capsys: pytest.CaptureFixture) -> None:
-    with pytest.raises(SystemExit):
-        compare.main(["--archs", "flowformer,gpt"])
-    assert "gpt; allowed: " in capsys.readouterr().err
 
 
 def test_a_single_evaluation_is_drawn_as_a_dot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

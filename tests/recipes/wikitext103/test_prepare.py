@@ -9,9 +9,9 @@ import pytest
 from recipes.shared.commands import ROOT
 from recipes.shared.download import Source
 from recipes.shared.sources import HUB, SOURCES
+from recipes.shared.split_text import SPLITS, Counts, count, split_path, take_file
 from recipes.shared.working_folder import working_folder
 from recipes.wikitext103 import prepare
-from recipes.wikitext103.prepare import SPLITS, Counts
 from tests.recipes.archive_files import zipped
 from tests.recipes.server import hub_pages, serve, use_hub
 
@@ -38,7 +38,7 @@ def small(monkeypatch):
 def assert_text(folder):
     """``folder`` holds the text above, byte for byte, and nothing half written."""
     for split in SPLITS:
-        assert prepare.split_path(folder, split).read_bytes() == TEXT[split].encode()
+        assert split_path(folder, split).read_bytes() == TEXT[split].encode()
     assert not list(folder.glob("*.part"))
 
 
@@ -81,7 +81,7 @@ def parquet(texts):
 @pytest.mark.parametrize("prefix", ["wikitext-103/", ""])
 def test_local_zip(tmp_path, prefix):
     (tmp_path / "mine.zip").write_bytes(archive(prefix=prefix))
-    assert prepare.take_file(tmp_path / "mine.zip", tmp_path / "out")
+    assert take_file(tmp_path / "mine.zip", tmp_path / "out")
     assert_text(tmp_path / "out")
 
 
@@ -89,38 +89,38 @@ def test_local_folder(tmp_path):
     inner = tmp_path / "mine" / "wikitext-103"
     inner.mkdir(parents=True)
     for split in SPLITS:
-        prepare.split_path(inner, split).write_text(TEXT[split], encoding="utf-8")
-    assert prepare.take_file(tmp_path / "mine", tmp_path / "out")
+        split_path(inner, split).write_text(TEXT[split], encoding="utf-8")
+    assert take_file(tmp_path / "mine", tmp_path / "out")
     assert_text(tmp_path / "out")
 
 
 def test_folder_without_the_files(tmp_path):
     with pytest.raises(ValueError, match=r"^--file is .*; allowed"):
-        prepare.take_file(tmp_path, tmp_path / "out")
+        take_file(tmp_path, tmp_path / "out")
 
 
 def test_any_text_is_cut_in_three(tmp_path):
     lines = [f"line {i}\n" for i in range(200)]
     (tmp_path / "any.txt").write_text("".join(lines))
-    assert not prepare.take_file(tmp_path / "any.txt", tmp_path / "out")
-    parts = [prepare.split_path(tmp_path / "out", split).read_text() for split in SPLITS]
+    assert not take_file(tmp_path / "any.txt", tmp_path / "out")
+    parts = [split_path(tmp_path / "out", split).read_text() for split in SPLITS]
     assert "".join(parts) == "".join(lines)
     assert [part.count("\n") for part in parts] == [180, 10, 10]
-    assert not prepare.take_file(tmp_path / "any.txt", tmp_path / "less", limit=100)
-    assert prepare.count(prepare.split_path(tmp_path / "less", "train")) == Counts(90, 270)
+    assert not take_file(tmp_path / "any.txt", tmp_path / "less", limit=100)
+    assert count(split_path(tmp_path / "less", "train")) == Counts(90, 270)
 
 
 @pytest.mark.parametrize("content", [b"too\nshort\n", b"\xff\xfe" * 100])
 def test_text_that_cannot_be_used(tmp_path, content):
     (tmp_path / "any.txt").write_bytes(content)
     with pytest.raises(ValueError, match=r"any.txt.*allowed"):
-        prepare.take_file(tmp_path / "any.txt", tmp_path / "out")
+        take_file(tmp_path / "any.txt", tmp_path / "out")
 
 
 def test_check_says_what_differs(small, tmp_path):
-    prepare.take_file(_zip(tmp_path, small), tmp_path)
+    take_file(_zip(tmp_path, small), tmp_path)
     prepare.check(tmp_path)
-    prepare.split_path(tmp_path, "valid").write_text("words\n")
+    split_path(tmp_path, "valid").write_text("words\n")
     with pytest.raises(ValueError, match=r"wiki.valid.tokens .*\b1 .*\b2 .*allowed: 3 .*7"):
         prepare.check(tmp_path)
 
@@ -128,9 +128,9 @@ def test_check_says_what_differs(small, tmp_path):
 def test_shorten(tmp_path, small):
     out = tmp_path / "out"
     with working_folder(out, prepare.COMMAND):
-        prepare.take_file(_zip(tmp_path, small), out)
+        take_file(_zip(tmp_path, small), out)
         prepare.shorten(out, 2)
-    assert [prepare.count(prepare.split_path(out, split)).lines for split in SPLITS] == [2, 2, 2]
+    assert [count(split_path(out, split)).lines for split in SPLITS] == [2, 2, 2]
 
 
 def _zip(folder, content):

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import sentencepiece
 from tqdm import tqdm
 
-from ..shared.working_folder import own_file
+from .working_folder import own_file
 
 #: fairseq's own symbols: <s>, <pad>, </s>, <unk>; sentencepiece has three of them.
 FAIRSEQ_SYMBOLS = 4

@@ -1,0 +1,78 @@
+"""Any text, or WikiText-103, as a folder of three splits, and binarised for fairseq's language models."""
+
+import zipfile
+from pathlib import Path
+from typing import NamedTuple
+
+from common.output_files import new_folder
+
+from .archives import extract
+from .commands import python_command, run
+from .sources import SOURCES
+from .text_files import cut_text, read_lines, write_lines
+
+#: The command that writes data-bin, in comparisons too.
+WRITER = "recipes.wikitext103.prepare"
+SPLITS = ("train", "valid", "test")
+
+
+class Counts(NamedTuple):
+    """Size of a split; a token is a word or the end of a line, as in the papers and in fairseq."""
+
+    lines: int
+    tokens: int
+
+
+def split_path(folder: Path, split: str) -> Path:
+    """Where a split's text lies in ``folder``, named as in the archive."""
+    return folder / f"wiki.{split}.tokens"
+
+
+def unpack(archive: Path, folder: Path) -> None:
+    """Extract the three splits of a zip archive into ``folder``; see ``extract``."""
+    extract(archive, SOURCES["wikitext103"].members, folder, "wikitext-103-v1.zip (not the raw one)")
+
+
+def take_file(path: Path, folder: Path, limit: int | None = None) -> bool:
+    """Put the user's text at ``path`` into ``folder``; True if it has the form of WikiText-103.
+
+    Args:
+        path: the zip archive, a folder with its three files, or any text file, which is cut in three.
+        limit: number of lines of a text file that are used, from the first one.
+
+    Raises:
+        ValueError: ``path`` is none of these.
+    """
+    if not path.exists():
+        raise ValueError(f"--file is {path}, which does not exist; allowed: a zip archive, a folder or a text file")
+    folder.mkdir(parents=True, exist_ok=True)
+    if path.is_dir():
+        for split in SPLITS:
+            source = next(iter(sorted(path.rglob(split_path(path, split).name))), None)
+            if source is None:
+                names = ", ".join(split_path(path, split).name for split in SPLITS)
+                raise ValueError(f"--file is the folder {path}, without {names}; allowed: a folder that holds them")
+            write_lines(split_path(folder, split), read_lines(source))
+        return True
+    if path.suffix == ".zip" or zipfile.is_zipfile(path):
+        unpack(path, folder)
+        return True
+    cut_text(path, {split: split_path(folder, split) for split in SPLITS}, limit)
+    return False
+
+
+def count(path: Path) -> Counts:
+    """Lines and tokens of a split's file."""
+    lines = words = 0
+    for line in read_lines(path):
+        lines += 1
+        words += len(line.split())
+    return Counts(lines, words + lines)
+
+
+def binarise(folder: Path, data_bin: Path, workers: int) -> None:
+    """Run fairseq-preprocess on the three splits as fairseq's own recipe does: words by whitespace, no threshold."""
+    prefixes = (item for split in SPLITS for item in (f"--{split}pref", split_path(folder, split)))
+    with new_folder(data_bin, WRITER) as new:
+        command = python_command("-m", "fairseq_cli.preprocess", "--only-source", *prefixes, "--destdir", new)
+        run([*command, "--workers", str(workers)], folder / "preprocess.log")
