@@ -1,8 +1,8 @@
 """Configurations of models from hydra, YAML files and overrides: each key is read or refused.
 
 A configuration is flat, as a command line is (``encoder_embed_dim``), or has fairseq's groups (``encoder: {embed_dim:
-...}``). fairseq hands that of a model without a dataclass to the named architecture, and merges that of a model with
-one into the dataclass. Both ways lead here.
+...}``). fairseq passes the configuration to the named architecture if the model has no dataclass, and otherwise merges
+it into the dataclass. Both cases are handled here.
 """
 
 import difflib
@@ -28,16 +28,16 @@ logger = logging.getLogger(__name__)
 
 #: The groups of fairseq's nested form, in which ``encoder_layers`` is ``layers`` of ``encoder``.
 GROUPS: dict[str, type] = {"encoder": EncDecBaseConfig, "decoder": DecoderConfig, "quant_noise": QuantNoiseConfig}
-#: Keys that say which model is meant.
+#: Keys that name the model.
 _NAMES = ("_name", "arch")
-#: How values of a type are checked, and what a message calls them.
+#: For each type, the node that checks its values, and its name in messages.
 _TYPES = {
     int: (IntegerNode, "an integer"),
     float: (FloatNode, "a number"),
     bool: (BooleanNode, "true, false"),
     str: (StringNode, "a text"),
 }
-#: fairseq's defaults, which a configuration that was printed whole has for options that nobody chose.
+#: fairseq's defaults, which a fully printed configuration has for options that nobody chose.
 _STOCK_DEFAULTS = {**vars(TransformerConfig()), **vars(TransformerLanguageModelConfig())}
 
 
@@ -52,13 +52,13 @@ class Key(NamedTuple):
 class Known(NamedTuple):
     """The options that an architecture reads, and how it reads them."""
 
-    #: Its options, with what a command line takes for them where it takes them.
+    #: Its options, each with its command-line action, or None if the command line lacks it.
     options: dict[str, Action | None]
-    #: Values of options that are left open.
+    #: Default values of options.
     defaults: dict[str, Any]
-    #: The types of values that they allow, as far as they are known.
+    #: The types that each option allows, as far as they are known.
     types: dict[str, tuple[Any, ...]]
-    #: Whether it has a dataclass; null is a value then, and is otherwise an option left open.
+    #: Whether it has a dataclass; then null is a value, otherwise null leaves an option open.
     typed: bool
     #: Whether it reads groups as fairseq's ``transformer`` does.
     reads_groups: bool

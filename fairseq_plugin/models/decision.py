@@ -14,7 +14,7 @@ from ._decision import DecisionConfig, DecisionTransformer
 from ._options import attention_config, build_design
 from ._registration import derived, register_variant
 
-#: Defaults of a mechanism's options that are the authors' for decisions.
+#: Default options that the authors use for decisions, by mechanism.
 _DEFAULTS = {"flow": {"clamp": 10.0}}
 
 
