@@ -64,7 +64,7 @@ class LinearTimeClassifier(LinearTimeMaskedModel):
     """An encoder, a pooling of its features, and classification heads; subclasses build the layers.
 
     The task registers a head (``register_classification_head``), and the criterion selects it by name. Padding on any
-    side has no influence. If a task has two sequences, both go through one encoder, and the head gets both pooled vectors.
+    side has no influence. If a task has two sequences, one encoder reads both, and the head gets both pooled vectors.
     """
 
     encoder_class = FeatureEncoder

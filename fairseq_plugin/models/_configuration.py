@@ -80,14 +80,14 @@ def read_configuration(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
             read[key.option] = key
     options = {option: _checked(name, key, known) for option, key in read.items() if not _is_unused(name, key, known)}
     flat = {option: value for option, value in options.items() if read[option].typed == option}
-    rest = _filled(name, flat) if known.reads_groups and len(flat) < len(options) else {}
-    return {**rest, **_rest_of_groups(given, options, known), **options}
+    filled = _filled(name, flat) if known.reads_groups and len(flat) < len(options) else {}
+    return {**filled, **_rest_of_groups(given, options, known), **options}
 
 
 def read_stored(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """The options in the configuration ``given`` that a checkpoint of the architecture ``name`` has.
 
-    Earlier versions stored keys that nothing read, groups among them; they are left out.
+    Keys that nothing reads, which earlier versions stored, groups among them, are left out.
     """
     known = _known(name)
     shared = {field.name for config in GROUPS.values() for field in fields(config)} if known.reads_groups else set()
@@ -95,9 +95,9 @@ def read_stored(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_stock(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that fairseq's own model read in ``given``, as far as the architecture ``name`` has them, flat.
+    """The options that fairseq's own model reads from ``given`` and the architecture ``name`` has, flat.
 
-    Where a group is given, fairseq does not read the flat options of that group.
+    If a group is given, fairseq does not read the flat options of that group.
     """
     known = _known(name)
     unread = tuple(f"{group}_" for group in GROUPS if known.reads_groups and _is_group(given.get(group)))
@@ -116,10 +116,10 @@ def register_architecture(model: str, name: str) -> Callable[[Callable[[Any], No
 
 
 def readable(options: type[FairseqDataclass], name: str) -> FairseqDataclass:
-    """An instance of ``options`` for fairseq's registry of dataclasses, the entry of the model ``name``.
+    """An instance of ``options`` as the entry of the model ``name`` in fairseq's registry of dataclasses.
 
-    Called, it gives an instance, as the class does. omegaconf copies what it merges a configuration into: the copy is a
-    configuration that checks the other one.
+    Calling it gives an instance, as calling the class does. omegaconf copies the object into which it merges a
+    configuration: the copy is a ``_CheckedConfig``, which checks that configuration.
     """
     members = {
         "__call__": lambda self, **values: options(**values) if values else self,
@@ -133,12 +133,18 @@ class _CheckedConfig(DictConfig):
     """The configuration of a model that has a dataclass."""
 
     def merge_with(self, *others: Any) -> None:
-        """omegaconf's, after the options are checked and those that a named size sets are added."""
+        """omegaconf's, after options are checked and options of the named size are added."""
         for other in others:
-            given = OmegaConf.to_container(other, resolve=False, enum_to_str=True)
-            given.update({x: OmegaConf.to_container(other[x], resolve=True) for x in GROUPS if _is_group(given.get(x))})
-            name = given.get("_name") or self._name
-            options = _sized(name, read_configuration(name, given))
+            values = OmegaConf.to_container(other, resolve=False, enum_to_str=True)
+            values.update(
+                {
+                    group: OmegaConf.to_container(other[group], resolve=True)
+                    for group in GROUPS
+                    if _is_group(values.get(group))
+                }
+            )
+            name = values.get("_name") or self._name
+            options = _sized(name, read_configuration(name, values))
             try:
                 super().merge_with({"_name": name, **options})
             except OmegaConfBaseException as error:
@@ -147,32 +153,36 @@ class _CheckedConfig(DictConfig):
 
 
 def _filled(name: str, options: dict[str, Any]) -> dict[str, Any]:
-    """``options`` and those that the architecture ``name`` fills in."""
-    filled = Namespace(**options)
-    ARCH_CONFIG_REGISTRY[name](filled)
-    return vars(filled)
+    """``options`` and the options that the architecture ``name`` fills in."""
+    args = Namespace(**options)
+    ARCH_CONFIG_REGISTRY[name](args)
+    return vars(args)
 
 
 def _sized(name: str, options: dict[str, Any]) -> dict[str, Any]:
-    """``options`` of a model with a dataclass, and those that the named architecture ``name`` sets."""
+    """``options`` of a model with a dataclass, and the options that the named architecture ``name`` sets."""
     known = _known(name)
     if name in MODEL_REGISTRY or not known.options.keys() - options.keys():
         return options
-    of_other_groups = {key: value for key, value in known.defaults.items() if _is_interpolation(value)}
-    filled = _filled(name, {**of_other_groups, **options})
+    interpolations = {key: value for key, value in known.defaults.items() if _is_interpolation(value)}
+    filled = _filled(name, {**interpolations, **options})
     integers = {key for key, action in known.options.items() if action and action.type is int}
     # fairseq's base_lm_architecture gives a number as False.
-    return {key: int(x) if x is False and key in integers else x for key, x in filled.items() if key in known.options}
+    return {
+        key: int(value) if value is False and key in integers else value
+        for key, value in filled.items()
+        if key in known.options
+    }
 
 
 def _read_and_complete(complete: Callable[[Any], None], args: Any) -> None:
-    """Make ``args`` flat if it is a configuration; then ``complete`` the options that it leaves open."""
+    """Flatten ``args`` in place if it is a configuration; then ``complete`` the options that it leaves open."""
     if OmegaConf.is_config(args):
-        given = OmegaConf.to_container(args, resolve=True, enum_to_str=True)
-        # fairseq reads a checkpoint's with this flag; hydra's has none.
+        values = OmegaConf.to_container(args, resolve=True, enum_to_str=True)
+        # fairseq sets this flag on configurations of checkpoints; those of hydra lack it.
         read = read_stored if args._get_flag("allow_objects") else read_configuration
-        options = read(next(given[key] for key in _NAMES if given.get(key)), given)
-        for key in given.keys() - {*_NAMES}:
+        options = read(next(values[key] for key in _NAMES if values.get(key)), values)
+        for key in values.keys() - {*_NAMES}:
             del args[key]
         args.update(options)
     complete(args)
@@ -191,7 +201,7 @@ def _known(name: str) -> Known:
 
 
 def _types(config: type | None, option: str, action: Action | None, default: Any) -> tuple[Any, ...]:
-    """The types of values of ``option``: those of the dataclass ``config``, else what a command line makes of it."""
+    """The types of ``option``: those declared in the dataclass ``config``, otherwise those of the command line."""
     if config is not None:
         declared = config.__dataclass_fields__[option].type
         return get_args(declared) or (declared,)
@@ -201,7 +211,7 @@ def _types(config: type | None, option: str, action: Action | None, default: Any
 
 
 def _keys(given: Mapping[str, Any], known: Known) -> Iterator[Key]:
-    """The keys of ``given``; of two keys for one option, the one that ``transformer`` takes comes last."""
+    """The keys of ``given``; of two keys for one option, the one that ``transformer`` uses comes last."""
     last: list[Key] = []
     for key, value in given.items():
         fitting = [group for group, config in GROUPS.items() if key in config.__dataclass_fields__]
@@ -215,11 +225,11 @@ def _keys(given: Mapping[str, Any], known: Known) -> Iterator[Key]:
 
 
 def _rest_of_groups(given: Mapping[str, Any], options: dict[str, Any], known: Known) -> dict[str, Any]:
-    """Values of fairseq for options that a given group leaves open: all of them for ``transformer``.
+    """fairseq's values for options that a given group leaves open: for ``transformer``, all options of the group.
 
-    For other models only those that follow from the group: a decoder's input and output are as wide as ``embed_dim``.
+    For other models, only options that follow from the group: the decoder's input and output width is ``embed_dim``.
     """
-    rest: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for group, config in GROUPS.items():
         if not _is_group(given.get(group)):
             continue
@@ -229,14 +239,14 @@ def _rest_of_groups(given: Mapping[str, Any], options: dict[str, Any], known: Kn
         follows = {x for x, field in declared.items() if _is_interpolation(field.default) and "embed_dim" in own}
         for x in declared if known.reads_groups else follows:
             if whole[x] is not None and f"{group}_{x}" in known.options:
-                rest[f"{group}_{x}"] = whole[x]
-    return rest
+                values[f"{group}_{x}"] = whole[x]
+    return values
 
 
 def _check_twice(name: str, one: Key, other: Key, known: Known) -> None:
-    """Raise ConfigurationError for an option with two values, unless the one that is not read is its default.
+    """Raise ConfigurationError for an option with two values, unless the value that is not read is the default.
 
-    fairseq writes all defaults, flat, beside the groups of a configuration that it stores.
+    fairseq stores all defaults, flat, in addition to the groups of a configuration.
     """
     if one.value == other.value:
         return
@@ -247,7 +257,7 @@ def _check_twice(name: str, one: Key, other: Key, known: Known) -> None:
 
 
 def _check_unread(name: str, key: Key, known: Known) -> None:
-    """Raise ConfigurationError for a key that nothing reads, unless it is null and one of fairseq's ``transformer``."""
+    """Raise ConfigurationError for a key that nothing reads, unless it is null and fairseq's ``transformer`` has it."""
     group, _, nested = key.typed.partition(".")
     if key.value is None and (nested in GROUPS[group].__dataclass_fields__ if nested else group in _STOCK_DEFAULTS):
         return
@@ -263,7 +273,7 @@ def _check_unread(name: str, key: Key, known: Known) -> None:
 
 
 def _is_unused(name: str, key: Key, known: Known) -> bool:
-    """Whether the value is not allowed but is fairseq's default, which nobody has chosen."""
+    """Whether the value is not allowed but is fairseq's default, which nobody chose."""
     action = known.options[key.option]
     if not action or not action.choices or key.value in action.choices:
         return False
@@ -277,7 +287,7 @@ def _is_unused(name: str, key: Key, known: Known) -> bool:
 
 
 def _checked(name: str, key: Key, known: Known) -> Any:
-    """The value of ``key``, of the type of its option.
+    """The value of ``key``, converted to the type of its option.
 
     Raises:
         ConfigurationError: it is not allowed.
@@ -290,7 +300,9 @@ def _checked(name: str, key: Key, known: Known) -> Any:
         if value not in action.choices:
             raise ConfigurationError(f"{refused} {', '.join(map(str, action.choices))}")
         return value
-    if key.option.endswith("_layers_to_keep"):  # fairseq declares a list of an encoder-decoder's, and splits a text
+    if key.option.endswith(
+        "_layers_to_keep"
+    ):  # an encoder-decoder's is declared as a list, but fairseq splits a string
         value = ",".join(map(str, value)) if isinstance(value, list) else str(value)
         if not all(x.strip().isdigit() for x in value.split(",")):
             raise ConfigurationError(f"{refused} numbers of layers, as 0,2")

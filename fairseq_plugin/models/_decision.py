@@ -130,7 +130,7 @@ class DecisionModel(NoTorchScript, MarksDecay, CheckedLoading, HubModel, BaseFai
 class DecisionTransformer(DecisionModel):
     """A causal Transformer: returns, states and actions -> the action at each step; subclasses build the layers.
 
-    Padding on any side has no influence on real steps. ``DecisionTransformer.from_pretrained`` loads every subclass as a
+    Padding on any side does not affect real steps. ``DecisionTransformer.from_pretrained`` loads every subclass as a
     ``DecisionHubInterface``, without the data folder.
     """
 

@@ -105,7 +105,7 @@ class LinearTimeDecoder(NoTorchScript, TransformerDecoder):
             # fairseq's generator does not tell an encoder-decoder its beam size and never resets it.
             source_of_row = encoder_out.get("source_of_row")
             self.set_beam_size(source_of_row[0].shape[1] if source_of_row else 1)
-        return self.extract_features_scriptable(  # as fairseq's does; another call in between would break torch.compile's graph
+        return self.extract_features_scriptable(  # as fairseq's does; a call in between breaks torch.compile's graph
             prev_output_tokens, encoder_out, incremental_state, False, *alignment, **further
         )
 
@@ -190,7 +190,7 @@ class LinearTimeDecoder(NoTorchScript, TransformerDecoder):
 
 
 def wrap_layer(layer: nn.Module, cfg: TransformerConfig) -> nn.Module:
-    """Wrap ``layer`` as fairseq's builders do: in activation checkpointing, then in sharding, if the options ask for it."""
+    """Wrap ``layer`` as fairseq's builders do: in activation checkpointing, then in sharding, as ``cfg`` says."""
     if cfg.checkpoint_activations:
         layer = checkpoint_wrapper(layer, offload_to_cpu=cfg.offload_activations)
     return fsdp_wrap(layer, min_num_params=0 if cfg.checkpoint_activations else cfg.min_params_to_wrap)

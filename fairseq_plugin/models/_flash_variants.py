@@ -74,9 +74,9 @@ class Variant(ABC):
 class UnitVariant(Variant):
     """A stack of gated attention units; without ``chunk_option``, attention is quadratic."""
 
-    # As for every weight of the paper. With a larger one, units, whose branch is near zero at first, predict their input
-    # token. Transformers learn faster with fairseq's: perplexity 136 instead of 168 after 150 updates at 512 tokens of
-    # recipes.flash.compare on tinyshakespeare; FLASH 113 instead of 96 with 0.02 (2026-11-20, one seed).
+    # As for every weight of the paper. With a larger one, units predict their own input token at first, since their
+    # branch is near zero. Transformers learn faster with fairseq's: perplexity 136 instead of 168 after 150 updates at
+    # 512 tokens of recipes.flash.compare on tinyshakespeare; FLASH 113 instead of 96 (2026-11-20, one seed).
     embedding_std: float | None = 0.02
     expansion = 2.0
 
@@ -133,7 +133,7 @@ class _CombinerVariant(TransformerVariant):
     def set_size(self, args, side: str, size: str) -> None:
         """Fill in what the command line left open of ``size``; ``side`` is encoder or decoder.
 
-        Checkpoints of masked models that are older than ``size`` setting the row length keep the length of their training.
+        Checkpoints of masked models from before ``size`` set the row length keep the length of their training.
         """
         if (
             safe_getattr(args, "max_source_positions") is not None

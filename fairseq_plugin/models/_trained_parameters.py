@@ -43,10 +43,10 @@ def choose_trained_parameters(args) -> None:
 
 
 def train_only_chosen(model: nn.Module, args) -> None:
-    """Freeze the parameters of ``model`` that do not learn under the options ``args``; call before the optimizer is made.
+    """Freeze the parameters of ``model`` that do not learn under the options ``args``, before an optimizer is built.
 
     Raises:
-        ValueError: the model has only softmax attention; or only new parameters are to learn, and an attention has none.
+        ValueError: the model has only softmax attention; or only new parameters shall learn, and an attention has none.
     """
     chosen = option(args, TrainedOptions, OPTION)
     if chosen == "all":

@@ -84,7 +84,7 @@ class FlashFamilyLanguageModel(LinearTimeLanguageModel):
 
     @classmethod
     def build_model(cls, args, task):
-        """Build the model as ``LinearTimeLanguageModel`` does; other widths default to values from the embedding width."""
+        """Build the model as ``LinearTimeLanguageModel`` does; other widths follow from the embedding width."""
         args.no_scale_embedding = True
         args.decoder_input_dim = args.decoder_input_dim or args.decoder_embed_dim
         args.decoder_output_dim = args.decoder_output_dim or args.decoder_embed_dim

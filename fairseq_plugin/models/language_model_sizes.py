@@ -35,7 +35,7 @@ SIZES: dict[str, dict[str, dict[str, Any]]] = {
         **dict.fromkeys(("softmax", "synthesizer", "reformer"), _CIFAR10),
         # Image Transformer has two-dimensional windows of 256; this window is the last 256 subpixels.
         "local": {**_CIFAR10, "local_window": 256},
-        # From Child et al. (2019), which the paper cites: FFN of half the usual size, dropout 0.25. The stride, a row of
+        # From Child et al. (2019), which the paper cites: half the usual FFN size, dropout 0.25. The stride, a row of
         # pixels, is our choice.
         "sparse": _size(128, 256, 2, 512, 0.25, sparse_pattern="strided", sparse_stride=96),
     },

@@ -17,10 +17,10 @@ from ._hub_model import HubInterface
 
 
 class TimeSeriesHubInterface(HubInterface):
-    """A model of the task ``time_series_classification``, with the statistics and the labels that it was trained with.
+    """A model of the task ``time_series_classification``, with the statistics and the labels of its training data.
 
-    ``series`` are a list of arrays (T, C), of any lengths, or one array (N, T, C), as they were measured: they are
-    standardised here. Attributes: ``cfg``, ``task`` and ``model``, and ``labels``, the classes in the order of scores.
+    ``series`` are a list of arrays (T, C) of any lengths, or one array (N, T, C), with raw values, which are
+    standardised here. Attributes: ``cfg``, ``task``, ``model`` and ``labels``, the classes in the order of scores.
     """
 
     def __init__(self, cfg: Any, task: FairseqTask, model: BaseFairseqModel) -> None:
@@ -28,15 +28,15 @@ class TimeSeriesHubInterface(HubInterface):
         self.labels = np.array(task.description.labels)
 
     def predict(self, series: Sequence[Any] | np.ndarray, *, cut: bool = False, batch_size: int = 64) -> np.ndarray:
-        """The labels (N,) of ``series``, as they were given in training: strings or integers.
+        """The predicted labels (N,) of ``series``, strings or integers as in the training data.
 
         Args:
-            cut: read only the first steps of a series that is longer than the model has positions for, as in training.
-            batch_size: series at once.
+            cut: cut a series that is longer than the model's positions after its first steps, as in training.
+            batch_size: number of series per batch.
 
         Raises:
-            ValueError: a series that is empty, has other channels, NaN, a value that is infinite or becomes so in the
-                precision of the model, or is too long.
+            ValueError: a series is empty or too long, has a different number of channels, NaN, or a value that is
+            infinite or overflows in the precision of the model.
         """
         return self.labels[self.scores(series, cut=cut, batch_size=batch_size).argmax(1).numpy()]
 
@@ -66,7 +66,7 @@ class TimeSeriesHubInterface(HubInterface):
         return torch.cat(scores) if scores else torch.zeros(0, len(self.labels))
 
     def prepare(self, series: Sequence[Any] | np.ndarray, *, cut: bool = False) -> list[Tensor]:
-        """``series`` as the model reads them: checked, cut where that is asked for, and standardised; (T, C) each."""
+        """``series`` as the model reads them: checked, cut if ``cut``, and standardised; (T, C) each."""
         described, limit = self.task.description, self.task.max_length
         if isinstance(series, np.ndarray) and series.ndim != 3 and series.dtype != object:
             raise ValueError(f"series has shape {series.shape}; allowed: (series, steps, channels), or a list")
