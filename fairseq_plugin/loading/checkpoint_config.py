@@ -81,7 +81,7 @@ _MOST_VALUES, _MOST_NAMED = 20_000, 1_000
 def faults_of(path: str, overrides: Mapping[str, Any] | None = None) -> Iterator[None]:
     """Turn any error from reading a malformed configuration inside the ``with`` block into one ValueError.
 
-    ``path`` is the checkpoint of the configuration, and ``overrides`` are options that the user gave to replace stored ones.
+    ``path`` is the checkpoint of the configuration, and ``overrides`` are the user's options that replace stored ones.
     """
     try:
         yield
@@ -117,7 +117,7 @@ def check_configuration(state: Mapping[str, Any], path: str) -> None:
 def check_files(state: Mapping[str, Any], path: str, options: Mapping[str, Any]) -> None:
     """Refuse files and addresses in the configuration of ``state`` that loading would open, and unknown tasks.
 
-    Stored values are ignored if the user's ``options`` or files of fairseq's hub in the folder of ``path`` replace them.
+    The user's ``options``, and files of fairseq's hub in the folder of ``path``, replace stored values.
 
     Raises:
         ValueError: there is one; the message names the file, the option and its value.

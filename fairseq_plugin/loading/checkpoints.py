@@ -35,7 +35,7 @@ _VERSION = ".version"
 
 
 class CheckedLoading:
-    """Mixin before a fairseq model: ``load_state_dict`` and ``from_pretrained`` report every mismatch in one ValueError.
+    """Mixin before a fairseq model: ``load_state_dict`` and ``from_pretrained`` report all faults in one ValueError.
 
     In that case no tensor is loaded.
     """
@@ -85,7 +85,7 @@ class CheckedLoading:
         return fitted
 
     def upgrade_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """fairseq's hook. Adds versions, since without them fairseq assumes a model of 2018 and drops the final norm."""
+        """fairseq's hook. Adds versions: without them fairseq assumes a model of 2018 and drops the final norm."""
         for name, tensor in self.state_dict().items():
             if name.endswith(_VERSION):
                 state_dict.setdefault(name, tensor.clone())
@@ -98,8 +98,9 @@ class CheckedLoading:
         """As fairseq's, from a file of this architecture or, if its weights fit, of fairseq's ``transformer_lm``.
 
         Raises:
-            ValueError: a folder or file cannot be read; a file would run code, has a configuration that is not only data
-            (see ``checkpoint_config``), or holds another architecture or other weights; an option does not exist.
+            ValueError: a folder or file cannot be read; a file would run code, has a configuration that is not only
+            data (see ``checkpoint_config``), or holds another architecture or other weights; an option does not
+            exist.
         """
         folder = find_folder("model_name_or_path", model_name_or_path)
         data = os.path.join(folder, data_name_or_path) if data_name_or_path.startswith(".") else data_name_or_path
@@ -257,7 +258,7 @@ def _new_parameter_hints(state_dict: dict[str, Any], own: dict[str, Tensor]) -> 
 
 
 def _relative_bias_hints(state_dict: dict[str, Any], own: dict[str, Tensor]) -> Iterator[str]:
-    """Hints on FLASH's relative bias: one weight per distance (toeplitz) or two vectors (rotary); ``auto`` by length."""
+    """Hints on FLASH's relative bias: one weight per distance (toeplitz) or two vectors (rotary)."""
     for name, tensor in state_dict.items():
         module, _, weight = name.rpartition(".")
         if not module.endswith(".bias") or not isinstance(tensor, Tensor):

@@ -47,7 +47,7 @@ def model_options(model: type) -> set[str]:
 def checkpoint_options(model: type, state: dict[str, Any]) -> set[str]:
     """The names of the options with which ``model`` can be loaded from the checkpoint ``state``.
 
-    These are the options of fairseq's groups, the stored ones, and those of the model, which may be newer than the file.
+    These are fairseq's groups of options, the stored options, and those of the model, which may be newer than the file.
     """
     names = {"generation_args", *model_options(model)}
     for group, options in vars(FairseqConfig()).items():

@@ -27,10 +27,10 @@ def attention_hints(state_dict: dict[str, Any], own: dict[str, Tensor], model_cf
     stored, here = _attentions(state_dict), _attentions(own)
     for path in sorted(stored.keys() | here.keys()) if stored else ():
         if stored.get(path) != here.get(path):
-            stored_pattern, own_pattern = (_pattern(x.get(path, ["not of lineartime"])) for x in (stored, here))
+            saved, own_pattern = (_pattern(x.get(path, ["not of lineartime"])) for x in (stored, here))
             pattern = safe_getattr(model_cfg, _LAYERS)
             option = f"--lineartime-layers, which is {pattern!r} here," if pattern else "--arch and its options"
-            yield f"attention of {path} is {stored_pattern} in the checkpoint and {own_pattern} here: {option} must be the same"
+            yield f"attention of {path} is {saved} in the checkpoint and {own_pattern} here: {option} must be the same"
 
 
 def option_hints(model: nn.Module, model_cfg: Any) -> Iterator[str]:

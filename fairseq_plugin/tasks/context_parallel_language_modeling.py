@@ -1,6 +1,6 @@
 """Language modeling with sequences split over several processes: ``--task context_parallel_language_modeling``.
 
-fairseq's own task does not support this: it shards batches over all processes and passes whole samples to the criterion.
+fairseq's own task cannot do this: it shards batches over all processes and passes whole samples to the criterion.
 """
 
 from collections.abc import Iterator
@@ -48,8 +48,8 @@ class ContextParallelLanguageModelingTask(LanguageModelingTask):
     their number. Everything else, such as generation and evaluation in one process, is as in ``language_modeling``.
 
     Raises:
-        ValueError: P does not divide the number of processes; the model has an attention that cannot compute a part of a
-        sequence, or ``--lineartime-reset-at-eos``; ``--sentence-avg``; targets other than the next token.
+        ValueError: P does not divide the number of processes; the model has an attention that cannot compute a part of
+        a sequence, or ``--lineartime-reset-at-eos``; ``--sentence-avg``; targets other than the next token.
     """
 
     #: A batch holds parts of texts, which a teacher cannot read on their own.
@@ -114,7 +114,7 @@ class ContextParallelLanguageModelingTask(LanguageModelingTask):
             return super().valid_step(part, model, criterion, **options)
 
     def reduce_metrics(self, logging_outputs: list[dict[str, Any]], criterion) -> None:
-        """As fairseq's, counting each sentence once; ``context_bytes`` are the bytes that all processes sent in an update."""
+        """As fairseq's, counting each sentence once; ``context_bytes`` are the bytes sent by all processes per update."""
         if self.parts > 1 and _processes() > 1:
             logging_outputs = [{**log, "nsentences": log.get("nsentences", 0) / self.parts} for log in logging_outputs]
         super().reduce_metrics(logging_outputs, criterion)
@@ -123,7 +123,7 @@ class ContextParallelLanguageModelingTask(LanguageModelingTask):
 
     @property
     def context_group(self) -> ContextGroup:
-        """The group of processes that share this one's sequences; all processes create it together in their first step."""
+        """The group of processes that share this one's sequences; all processes create it together at their first step."""
         if self._group is None:
             self._check_processes(_processes())
             firsts, timeout = range(0, _processes(), self.parts), timedelta(seconds=self._timeout)
@@ -148,7 +148,7 @@ class ContextParallelLanguageModelingTask(LanguageModelingTask):
         try:
             with context_parallel(model, group, counts):
                 yield part
-            # fairseq's reductions come next and do not report which process is lost. With NCCL only the timeout shows it.
+            # fairseq's reductions come next and do not report which process is lost. With NCCL only a timeout does.
             if dist.get_backend() == "gloo":
                 self._everyone.meet(tokens.device)
         except RuntimeError as error:

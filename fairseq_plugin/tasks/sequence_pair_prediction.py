@@ -66,7 +66,7 @@ class SequencePairPredictionConfig(FairseqDataclass):
 
 @register_task("sequence_pair_prediction", dataclass=SequencePairPredictionConfig)
 class SequencePairPredictionTask(SentencePredictionTask):
-    """Reads the data of ``sentence_prediction`` (``input0``, ``input1`` and ``label``) and keeps the inputs separate."""
+    """The data of ``sentence_prediction`` (``input0``, ``input1`` and ``label``) with separate inputs."""
 
     #: The number of sequences per example, for the model.
     sequences = 2

@@ -71,16 +71,16 @@ class SpanExtractionTask(FairseqTask):
                 f"--max-positions is {cfg.max_positions}; allowed: at least {least}, for <s>, a question of "
                 f"{cfg.max_question_length} tokens (--max-question-length), a token of a document and </s> after each"
             )
-        document_room = cfg.max_positions - least + 1
+        room = cfg.max_positions - least + 1
         if cfg.span_stride is not None:
             check_positive_int("--span-stride", cfg.span_stride)
-            if cfg.span_stride > document_room:
+            if cfg.span_stride > room:
                 raise ValueError(
-                    f"--span-stride is {cfg.span_stride}; allowed: at most {document_room}, the tokens of a document in a "
+                    f"--span-stride is {cfg.span_stride}; allowed: at most {room}, the tokens of a document in a "
                     f"window of {cfg.max_positions} beside the longest question, since others would be in no window"
                 )
         self.dictionary = dictionary
-        self.layout = Layout(cfg.max_positions, cfg.max_question_length, cfg.span_stride or max(1, document_room // 2))
+        self.layout = Layout(cfg.max_positions, cfg.max_question_length, cfg.span_stride or max(1, room // 2))
 
     @classmethod
     def setup_task(cls, cfg: SpanExtractionConfig, **kwargs) -> "SpanExtractionTask":

@@ -227,7 +227,7 @@ class StreamingLanguageModelingTask(LanguageModelingTask):
 
 
 def check_streams(model: nn.Module, training: bool) -> None:
-    """Raise ValueError unless ``model`` can read a text of any length as a stream, and be trained on it if ``training``.
+    """Raise ValueError unless ``model`` can read, and if ``training`` learn from, a text of any length as a stream.
 
     Learned positions and parameters per position or distance limit the length. In training, a growing state would keep
     the whole text, computed with outdated weights; redrawn random features invalidate a state; and a dropped layer has
