@@ -67,8 +67,8 @@ def allow_checkpoint_classes() -> None:
 
     torch only loads tensors and plain containers. fairseq's checkpoints may also hold argparse namespaces (of a model,
     optimizer or criterion registered without a dataclass), omegaconf containers with the types of their values, and
-    arrays and numbers of numpy, which ``--eval-bleu`` leaves in the metrics. All of them are plain data; any other class
-    in a checkpoint is still refused.
+    arrays and numbers of numpy, which ``--eval-bleu`` leaves in the metrics. All are plain data; any other class in a
+    checkpoint is still refused.
     torch's list is global: every ``torch.load`` of the process accepts these classes from now on.
     """
     import numpy

@@ -60,8 +60,8 @@ def convert(source: Path, arch: str, overrides: dict[str, Any] | None = None) ->
     ``overrides`` are options of the model. The model is built once, to check that the weights fit.
 
     Raises:
-        ValueError: the file cannot be read or holds another architecture; ``arch`` has other weights; an option does not
-        exist, or the weights do not fit with it.
+        ValueError: the file cannot be read or holds another architecture; ``arch`` has other weights; an option does
+        not exist, or the weights do not fit with it.
     """
     target = ARCH_MODEL_REGISTRY.get(arch)
     if target is None or not issubclass(target, CheckedLoading) or target.stock_model is None:
@@ -75,15 +75,15 @@ def convert(source: Path, arch: str, overrides: dict[str, Any] | None = None) ->
     check_configuration(state, str(source))
     options = {**dict.fromkeys(EMBEDDING_FILES), **_checked_options(overrides or {}, target)}
     with faults_of(str(source), overrides):
-        model_options_ = stock_overrides(state, target, options)
+        all_overrides = stock_overrides(state, target, options)
         # Loaded again by fairseq, which upgrades all of its formats.
-        state = load_checkpoint_to_cpu(str(source), model_options_)
+        state = load_checkpoint_to_cpu(str(source), all_overrides)
         name = registered_names(target)[0]
         if isinstance(state["cfg"].model, argparse.Namespace):
             state["cfg"].model._name = name  # overrides would also set the task's name
         elif state["cfg"].model.get("_name") == stored:  # from fairseq-hydra-train; overrides cannot add new keys
             read = read_stock(name, OmegaConf.to_container(state["cfg"].model))
-            new = {key: value for key, value in model_options_.items() if key != "arch"}
+            new = {key: value for key, value in all_overrides.items() if key != "arch"}
             state["cfg"].model = {"_name": name, **read, **new}
         transfer, added = _check_fit(state["cfg"].model, state["model"])
     state["model"].update(added)
@@ -117,10 +117,10 @@ def _check_fit(config: Any, weights: dict[str, torch.Tensor]) -> tuple[Transfer,
         model = build_model(copy(config), task, from_checkpoint=True)
     own, inner = model.state_dict(), tuple(f"{name}.inner." for name in converted_attentions(model))
     added = {name: x for name, x in own.items() if name.startswith(inner) and not is_record(name)}
-    layers_to_keep = [x for x in ("decoder_layers_to_keep", "encoder_layers_to_keep") if getattr(config, x, None)]
-    if added and layers_to_keep:
+    keep = [x for x in ("decoder_layers_to_keep", "encoder_layers_to_keep") if getattr(config, x, None)]
+    if added and keep:
         raise ArgumentError(
-            f"`model_overrides` or the checkpoint has {layers_to_keep[0]}; allowed with an attention that has parameters of its "
+            f"`model_overrides` or the checkpoint has {keep[0]}; allowed with an attention that has parameters of its "
             "own: not given, since layers are numbered anew"
         )
     transfer = transfer_of(weights, model.fitted_state_dict({**weights, **added}, copy(config)), model)

@@ -50,7 +50,7 @@ def load(checkpoint: Path, data: str | None = None) -> tuple[str, nn.Module, Dic
     ``data`` is the folder with ``dict.txt``; default: the folder of the checkpoint.
 
     Raises:
-        ValueError: the file cannot be read or would run code, is no language model of this plugin, or has no dictionary.
+        ValueError: the file cannot be read, would run code, holds another kind of model, or has no dictionary.
     """
     state = read_checkpoint(checkpoint)
     architecture = stored_architecture(state, str(checkpoint))

@@ -21,8 +21,8 @@ class EpisodeDataset(FairseqDataset):
     """``count`` windows per epoch, drawn with replacement.
 
     Every step of every episode is equally likely to be the first of a window, which ends after ``context`` steps or
-    with the episode (Chen et al., *Decision Transformer*, 2021). With ``context`` None, a window is a whole episode, and
-    all episodes are equally likely. The draw depends only on the seed, the epoch and the index in the epoch.
+    with the episode (Chen et al., *Decision Transformer*, 2021). With ``context`` None, a window is a whole episode,
+    and all episodes are equally likely. The draw depends only on the seed, the epoch and the index in the epoch.
 
     A step has the return to go divided by ``return_scale``, the standardised state, the action scaled to -1 to 1, and
     its number in the episode. A batch has ``net_input`` (see ``collate``) and ``target``, the actions.

@@ -87,13 +87,13 @@ class SpanWindowDataset(SizedDataset):
     def __getitem__(self, index: int) -> dict[str, Any]:
         pair, begin, end = (int(field[index]) for field in self.windows)
         question, document = (int(number) for number in self.split.pairs[pair])
-        question_tokens_ = self.split.question_tokens[question][: self.layout.max_question_length]
+        subwords = self.split.question_tokens[question][: self.layout.max_question_length]
         piece = self.split.document_tokens[document][begin:end]
         bos, eos = (torch.tensor([token]) for token in (self.dictionary.bos(), self.dictionary.eos()))
-        first = len(question_tokens_) + 2
+        first = len(subwords) + 2
         return {
             "id": int(index),
-            "tokens": torch.cat([bos, question_tokens_.long(), eos, piece.long(), eos]),
+            "tokens": torch.cat([bos, subwords.long(), eos, piece.long(), eos]),
             "piece": (first, first + len(piece)),
             "spans": torch.from_numpy(self.gold_spans(index) - begin + first),
             "question": question,

@@ -114,8 +114,8 @@ def read_arrays(folder: Path, split: str, names: Sequence[str], allowed: str) ->
     """The arrays ``names`` of ``folder``/``split``.npz; only arrays of plain values are read.
 
     Raises:
-        ValueError: the split is missing, or its file is damaged, too large for the memory or lacks an array. The message
-        says what is ``allowed``.
+        ValueError: the split is missing, or its file is damaged, too large for the memory or lacks an array. The
+        message says what is ``allowed``.
     """
     path = folder / f"{split}.npz"
     if not path.exists():
@@ -168,7 +168,7 @@ def finite_array(where: str, values: Any, dtype: type, shape: Sequence[int | Non
     """``values`` as an array of finite numbers of ``shape``, where None is any size of at least 1.
 
     Raises:
-        ValueError: they are no such array; the message names ``where`` and, for a value that is not finite, the ``hint``.
+        ValueError: they are no such array; the message names ``where``, and for a value that is not finite, ``hint``.
     """
     try:
         with np.errstate(over="ignore"):

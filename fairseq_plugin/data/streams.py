@@ -100,7 +100,7 @@ class StreamBatchIterator(EpochBatchIterator):
     """fairseq's iterator over the batches of ``StreamRows``, in order; ``options`` are those of fairseq's.
 
     Raises:
-        ValueError: a loaded state was saved in the middle of an epoch with other rows, other blocks, or by another task.
+        ValueError: a loaded state was saved in the middle of an epoch with other rows or blocks, or by another task.
     """
 
     def __init__(self, dataset: FairseqDataset, rows: StreamRows, num_shards: int, **options: Any) -> None:

@@ -114,7 +114,7 @@ class ContextParallelLanguageModelingTask(LanguageModelingTask):
             return super().valid_step(part, model, criterion, **options)
 
     def reduce_metrics(self, logging_outputs: list[dict[str, Any]], criterion) -> None:
-        """As fairseq's, counting each sentence once; ``context_bytes`` are the bytes sent by all processes per update."""
+        """As fairseq's, counting each sentence once; ``context_bytes`` are all bytes that processes sent per update."""
         if self.parts > 1 and _processes() > 1:
             logging_outputs = [{**log, "nsentences": log.get("nsentences", 0) / self.parts} for log in logging_outputs]
         super().reduce_metrics(logging_outputs, criterion)
@@ -123,7 +123,7 @@ class ContextParallelLanguageModelingTask(LanguageModelingTask):
 
     @property
     def context_group(self) -> ContextGroup:
-        """The group of processes that share this one's sequences; all processes create it together at their first step."""
+        """The group of processes that share this one's sequences; all processes create it in their first step."""
         if self._group is None:
             self._check_processes(_processes())
             firsts, timeout = range(0, _processes(), self.parts), timedelta(seconds=self._timeout)

@@ -83,8 +83,8 @@ class TimeSeriesClassificationTask(FairseqTask):
         """Load a split, standardised and cut to ``max_length``; logs how many series were cut.
 
         Raises:
-            ValueError: the split is missing or damaged, or its series have other channels or labels than in the training
-            of the model.
+            ValueError: the split is missing or damaged, or its series have other channels or labels than in the
+            training of the model.
         """
         folder, described = Path(self.cfg.data), self.description
         series, labels = read_split(folder, split)
