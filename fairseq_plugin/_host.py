@@ -31,7 +31,7 @@ def check_common() -> None:
         common = importlib.import_module("common")
         location = getattr(common, "__file__", None) or list(getattr(common, "__path__", ["an unknown place"]))
         reason = f"Python found another one in {location}"
-    except Exception as error:  # whatever another package of that name raises
+    except Exception as error:  # another package of that name may raise anything
         spec = None if getattr(error, "name", None) == "common" else importlib.util.find_spec("common")
         location = getattr(spec, "origin", None)
         if location is not None and Path(location).resolve().parent == root / "common":

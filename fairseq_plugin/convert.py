@@ -1,4 +1,4 @@
-"""``python -m fairseq_plugin.convert SOURCE TARGET``: weights of a stock Transformer as a start for a model of ours.
+"""``python -m fairseq_plugin.convert SOURCE TARGET``: weights of a stock Transformer as a start for one of our models.
 
 ``transformer_lm`` starts a language model, ``roberta`` a masked model, ``transformer`` an encoder-decoder.
 
@@ -55,7 +55,7 @@ _LEFT_OUT = ("last_optimizer_state",)
 
 
 def convert(source: Path, arch: str, overrides: dict[str, Any] | None = None) -> tuple[dict[str, Any], Transfer]:
-    """Convert the checkpoint ``source`` of a stock Transformer to ``arch``; also says what is taken, left out and new.
+    """Convert the checkpoint ``source`` of a stock Transformer to ``arch``; the ``Transfer`` says what is new or left out.
 
     ``overrides`` are options of the model. The model is built once, to check that the weights fit.
 
@@ -82,9 +82,9 @@ def convert(source: Path, arch: str, overrides: dict[str, Any] | None = None) ->
         if isinstance(state["cfg"].model, argparse.Namespace):
             state["cfg"].model._name = name  # overrides would also set the task's name
         elif state["cfg"].model.get("_name") == stored:  # from fairseq-hydra-train; overrides cannot add new keys
-            read = read_stock(name, OmegaConf.to_container(state["cfg"].model))
-            new = {key: value for key, value in all_overrides.items() if key != "arch"}
-            state["cfg"].model = {"_name": name, **read, **new}
+            stored_options = read_stock(name, OmegaConf.to_container(state["cfg"].model))
+            overriding = {key: value for key, value in all_overrides.items() if key != "arch"}
+            state["cfg"].model = {"_name": name, **stored_options, **overriding}
         transfer, added = _check_fit(state["cfg"].model, state["model"])
     state["model"].update(added)
     left_out = [name for name in _LEFT_OUT if name in state]
@@ -102,7 +102,7 @@ def _checked_options(overrides: dict[str, Any], target: type) -> dict[str, Any]:
 
 
 def _check_fit(config: Any, weights: dict[str, torch.Tensor]) -> tuple[Transfer, dict[str, torch.Tensor]]:
-    """Build the model for ``weights``; returns which of them it takes, and the tensors to add to them.
+    """Build the model for ``weights``; returns which of them it loads, and the tensors to add to them.
 
     The added tensors are the new attention's own parameters, from a fixed seed, and the records of options.
 
@@ -115,8 +115,8 @@ def _check_fit(config: Any, weights: dict[str, torch.Tensor]) -> tuple[Transfer,
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(_SEED)
         model = build_model(copy(config), task, from_checkpoint=True)
-    own, inner = model.state_dict(), tuple(f"{name}.inner." for name in converted_attentions(model))
-    added = {name: x for name, x in own.items() if name.startswith(inner) and not is_record(name)}
+    model_state, inner = model.state_dict(), tuple(f"{name}.inner." for name in converted_attentions(model))
+    added = {name: x for name, x in model_state.items() if name.startswith(inner) and not is_record(name)}
     keep = [x for x in ("decoder_layers_to_keep", "encoder_layers_to_keep") if getattr(config, x, None)]
     if added and keep:
         raise ArgumentError(
@@ -124,7 +124,7 @@ def _check_fit(config: Any, weights: dict[str, torch.Tensor]) -> tuple[Transfer,
             "own: not given, since layers are numbered anew"
         )
     transfer = transfer_of(weights, model.fitted_state_dict({**weights, **added}, copy(config)), model)
-    return transfer, {**added, **{name: record for name, record in own.items() if is_record(name)}}
+    return transfer, {**added, **{name: record for name, record in model_state.items() if is_record(name)}}
 
 
 def _dictionary(size: int) -> Dictionary:

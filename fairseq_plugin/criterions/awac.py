@@ -1,4 +1,4 @@
-"""``--criterion awac``: the losses of advantage-weighted actor critic, from recorded episodes alone.
+"""``--criterion awac``: the losses of advantage-weighted actor critic, from recorded episodes only.
 
 Nair, Gupta, Dalal, Levine: *AWAC: Accelerating Online Reinforcement Learning with Offline Datasets* (2020).
 """
@@ -49,9 +49,9 @@ def transitions(net_input: dict[str, Tensor], scale: float, context: int | None,
     whole = torch.ones_like(real) if context is None else (real.sum(1, keepdim=True) < context).expand_as(real)
     ends = real & ~next_real & whole & (net_input["timesteps"] + 1 < longest)
     valid = (real & next_real) | ends
-    later = F.pad(returns[:, 1:], (0, 1)).masked_fill(~next_real, 0.0)
+    next_returns = F.pad(returns[:, 1:], (0, 1)).masked_fill(~next_real, 0.0)
     next_states = F.pad(states[:, 1:], (0, 0, 0, 1))
-    rewards = scale * (returns - later)
+    rewards = scale * (returns - next_returns)
     return Transitions(states[valid], net_input["actions"][valid], rewards[valid], next_states[valid], ends[valid])
 
 
@@ -102,15 +102,15 @@ class AWACCriterion(FairseqCriterion):
     @torch.no_grad()
     def wanted(self, model: nn.Module, found: Transitions) -> Tensor:
         """The target of the critics for each transition, r + discount * min Q'(s', a'): (N,)."""
-        later = model.values(found.next_states, model.sample(found.next_states), targets=True).amin(1)
-        return found.rewards + self.discount * later.masked_fill(found.ends, 0.0)
+        next_values = model.values(found.next_states, model.sample(found.next_states), targets=True).amin(1)
+        return found.rewards + self.discount * next_values.masked_fill(found.ends, 0.0)
 
     @torch.no_grad()
     def weights(self, model: nn.Module, found: Transitions) -> Tensor:
         """The weight of the action of each transition in the likelihood, at most ``max_weight``: (N,)."""
-        here = model.values(found.states, found.actions).amin(1)
-        usual = model.values(found.states, model.sample(found.states)).amin(1)
-        return ((here - usual) / self.temperature).exp().clamp(max=self.max_weight)
+        data_values = model.values(found.states, found.actions).amin(1)
+        policy_values = model.values(found.states, model.sample(found.states)).amin(1)
+        return ((data_values - policy_values) / self.temperature).exp().clamp(max=self.max_weight)
 
     @staticmethod
     def reduce_metrics(logging_outputs: list[dict[str, Any]]) -> None:

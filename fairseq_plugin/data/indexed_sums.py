@@ -33,12 +33,12 @@ def check_sums(prefix: Path, combine: bool = False) -> None:
             for file in (sums, *(path.with_name(path.name + part) for part in _PARTS)):
                 check_file(file, "files as they were prepared")
             try:
-                same = sums.read_bytes() == _sums(path).encode()
+                matches = sums.read_bytes() == _sums(path).encode()
             except FileNotFoundError as error:
                 raise ValueError(f"{error.filename} does not exist; allowed: files as they were prepared") from error
             except OSError as error:
                 raise ValueError(f"{sums} cannot be compared: {error}; allowed: files as they were prepared") from error
-            if not same:
+            if not matches:
                 names = " or ".join(f"{path}{part}" for part in _PARTS)
                 raise ValueError(f"{names} is not what {sums} says of it; allowed: files as they were prepared")
         number += 1

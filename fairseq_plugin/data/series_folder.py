@@ -47,8 +47,8 @@ class Description(stored_arrays.Description):
 
     def __post_init__(self) -> None:
         if not self.labels or len({type(label) for label in self.labels}) > 1 or len({*self.labels}) < len(self.labels):
-            wrong = shortened(self.labels)
-            raise ValueError(f"labels is {wrong}; allowed: all strings, or all integers, each of them once")
+            shown = shortened(self.labels)
+            raise ValueError(f"labels is {shown}; allowed: all strings, or all integers, each of them once")
         self.check_statistics(above=0.0)
 
     @property

@@ -125,15 +125,15 @@ class StreamBatchIterator(EpochBatchIterator):
         super().load_state_dict(state_dict)
 
     def _check(self, saved: dict[str, int] | None) -> None:
-        again = "; allowed in the middle of an epoch: the same, or --reset-dataloader to begin the epoch anew"
+        hint = "; allowed in the middle of an epoch: the same, or --reset-dataloader to begin the epoch anew"
         if saved is None:
-            raise ValueError(f"the checkpoint is of another --task than streaming_language_modeling{again}")
+            raise ValueError(f"the checkpoint is of another --task than streaming_language_modeling{hint}")
         names = {
             "tokens": "--tokens-per-sample",
             "rows": "--batch-size times the processes",
             "blocks": "the number of blocks in the data",
         }
-        for name, what in names.items():
+        for name, label in names.items():
             if saved.get(name) != getattr(self.rows, name):
-                own = getattr(self.rows, name)
-                raise ValueError(f"{what} is {own}, and was {saved.get(name)} in the checkpoint{again}")
+                current = getattr(self.rows, name)
+                raise ValueError(f"{label} is {current}, and was {saved.get(name)} in the checkpoint{hint}")

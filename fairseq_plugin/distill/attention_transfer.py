@@ -63,10 +63,10 @@ def check_pair(student: nn.Module, teacher: nn.Module, path: str) -> None:
 
 def share_memory(student: nn.Module, teacher: nn.Module) -> None:
     """Let ``teacher`` share the memory of parameters of ``student`` that do not learn."""
-    own = _parameters(student)
+    student_parameters = _parameters(student)
     for name, parameter in teacher.named_parameters(remove_duplicate=False):
-        if not own[name].requires_grad:
-            parameter.data = own[name].data
+        if not student_parameters[name].requires_grad:
+            parameter.data = student_parameters[name].data
 
 
 def transfer(
@@ -117,12 +117,14 @@ def transfer(
 def _differing_parameters(student: nn.Module, teacher: nn.Module) -> Iterator[str]:
     """Describe differences of the parameters: present in one model only, other shapes, other values."""
     new = tuple(f"{name}.inner." for name in converted_attentions(student))
-    own, stored = _parameters(student), _parameters(teacher)
-    in_one = [name for name in sorted(own.keys() ^ stored.keys()) if not name.startswith(new)]
-    both = sorted(own.keys() & stored.keys())
-    shapes = [name for name in both if own[name].shape != stored[name].shape]
-    frozen = [name for name in both if name not in shapes and not own[name].requires_grad]
-    values = [name for name in frozen if not torch.equal(own[name], stored[name])]
+    student_parameters, teacher_parameters = _parameters(student), _parameters(teacher)
+    in_one = [
+        name for name in sorted(student_parameters.keys() ^ teacher_parameters.keys()) if not name.startswith(new)
+    ]
+    both = sorted(student_parameters.keys() & teacher_parameters.keys())
+    shapes = [name for name in both if student_parameters[name].shape != teacher_parameters[name].shape]
+    frozen = [name for name in both if name not in shapes and not student_parameters[name].requires_grad]
+    values = [name for name in frozen if not torch.equal(student_parameters[name], teacher_parameters[name])]
     kinds = {"of other shapes": shapes, "in one of the two alone": in_one, "of other values": values}
     yield from (f"{len(names)} parameters are {what}{listed(names)}" for what, names in kinds.items() if names)
 
@@ -130,9 +132,9 @@ def _differing_parameters(student: nn.Module, teacher: nn.Module) -> Iterator[st
 def _differing_modules(student: nn.Module, teacher: nn.Module) -> Iterator[str]:
     """Describe differences of the teacher's modules: no softmax attention, or other ``_ALIKE`` attributes."""
     teacher_modules = dict(teacher.named_modules())
-    other = [name for name in converted_attentions(student) if not _is_softmax(teacher_modules.get(name))]
-    if other:
-        yield f"{len(other)} attentions are no softmax attention there{listed(other)}"
+    not_softmax = [name for name in converted_attentions(student) if not _is_softmax(teacher_modules.get(name))]
+    if not_softmax:
+        yield f"{len(not_softmax)} attentions are no softmax attention there{listed(not_softmax)}"
     for name, module in student.named_modules():
         for attribute in _ALIKE if name in teacher_modules else ():
             value, teacher_value = (_described(getattr(x, attribute, None)) for x in (module, teacher_modules[name]))

@@ -89,10 +89,10 @@ class PromptEnsemble(EnsembleModel):
 
     def reorder_encoder_out(self, encoder_outs: list[Read], new_order: Tensor) -> list[Read]:
         """Row i continues from row ``new_order[i]``; after the first step, the decoder reorders the state."""
-        for model, read in zip(self.models, encoder_outs):
-            read["rows"] = read["rows"].index_select(0, new_order)
-            if "state" in read:
-                model.decoder.reorder_incremental_state_scripting(read["state"], new_order)
+        for model, entry in zip(self.models, encoder_outs):
+            entry["rows"] = entry["rows"].index_select(0, new_order)
+            if "state" in entry:
+                model.decoder.reorder_incremental_state_scripting(entry["state"], new_order)
         return encoder_outs
 
     def forward_decoder(
@@ -100,8 +100,8 @@ class PromptEnsemble(EnsembleModel):
     ) -> tuple[Tensor, Tensor | None]:
         """Log-probabilities (rows, words) of the token after prompts and ``tokens`` (rows, 1 + n), and no attention."""
         self._read = encoder_outs[0] if encoder_outs else None
-        for state, read in zip(incremental_states, encoder_outs):
-            state.update(read.pop("state", {}))
+        for state, entry in zip(incremental_states, encoder_outs):
+            state.update(entry.pop("state", {}))
         if not all(counts_tokens(model.decoder) for model in self.models):  # positions are the number of columns
             tokens = self.whole(tokens)
         elif self._read is not None and tokens.size(1) == 1:
@@ -177,9 +177,9 @@ class PromptGenerator(SequenceGenerator):
         hypotheses: dict[int, list[dict[str, Tensor]]] = {}
         for rows in _together(lengths.tolist()):
             index = torch.tensor(rows, device=source.device)
-            read = int(lengths[index].min())
+            num_read = int(lengths[index].min())
             bos = self.eos if bos_token is None else bos_token
-            group_hypotheses = self._go_on(_rows_of(sample, index), prefix_tokens[index], read, longest, bos)
+            group_hypotheses = self._go_on(_rows_of(sample, index), prefix_tokens[index], num_read, longest, bos)
             hypotheses.update(zip(rows, group_hypotheses, strict=True))
         return [hypotheses[row] for row in range(len(source))]
 
@@ -195,18 +195,18 @@ class PromptGenerator(SequenceGenerator):
         sentence at its first step.
         """
         padding, ends = prefix_tokens.eq(self.pad), prefix_tokens.eq(self.eos)
-        ended, chosen = ends.cumsum(1).ne(0), padding.cumsum(1).ne(0)
-        if bool((chosen & ends & ends.cumsum(1).eq(1)).any()):
+        after_eos, after_padding = ends.cumsum(1).ne(0), padding.cumsum(1).ne(0)
+        if bool((after_padding & ends & ends.cumsum(1).eq(1)).any()):
             raise ValueError("a prompt has <pad>, for which a word is chosen, before </s>; allowed: after it alone")
-        sizes = torch.arange(1, prefix_tokens.size(1) + 1, device=ended.device) * ~(ended | padding)
+        sizes = torch.arange(1, prefix_tokens.size(1) + 1, device=after_eos.device) * ~(after_eos | padding)
         if sizes.numel() and (most := known + int(sizes.max())) > longest:
-            of_them = f", {known} of them by --load-state" if known else ""
+            loaded = f", {known} of them by --load-state" if known else ""
             raise ValueError(
-                f"a prompt has {most} tokens{of_them}; allowed: {longest}, by --max-len-a and --max-len-b, which count "
+                f"a prompt has {most} tokens{loaded}; allowed: {longest}, by --max-len-a and --max-len-b, which count "
                 f"the prompt, and by the model's positions, {self.max_len}"
             )
-        before = (~(ended | chosen)).sum(1)
-        return (before - (ended & ~chosen).any(1).long()).clamp(min=0)
+        before = (~(after_eos | after_padding)).sum(1)
+        return (before - (after_eos & ~after_padding).any(1).long()).clamp(min=0)
 
     def _check_one(self, prompts: Tensor, lengths: Tensor, known: int) -> None:
         """Raise ValueError unless ``prompts`` (B, n) are one prompt whose state, after ``lengths``, can be saved."""
@@ -229,21 +229,21 @@ class PromptGenerator(SequenceGenerator):
         self, sample: dict[str, Any], prompts: Tensor, length: int, longest: int, bos: int
     ) -> list[list[dict[str, Tensor]]]:
         """Hypotheses for the rows of ``sample``; the first ``length`` tokens of ``prompts`` (B, n) are read at once."""
-        begun = torch.cat([self._begin(bos).to(prompts).expand(len(prompts), -1), prompts[:, :length]], dim=1)
-        self._prompts = dict(zip(sample["id"].tolist(), begun))
+        beginnings = torch.cat([self._begin(bos).to(prompts).expand(len(prompts), -1), prompts[:, :length]], dim=1)
+        self._prompts = dict(zip(sample["id"].tolist(), beginnings))
         reads, scores = [], None
-        if begun.size(1) > 1:
-            reads, scores = self.model.read(begun, self.temperature, self.after)
+        if beginnings.size(1) > 1:
+            reads, scores = self.model.read(beginnings, self.temperature, self.after)
             if self.save_to is not None:
-                self._save(begun, reads, scores)
-            scores = scores - self.unk_penalty * begun[:, 1:].eq(self.unk)
+                self._save(beginnings, reads, scores)
+            scores = scores - self.unk_penalty * beginnings[:, 1:].eq(self.unk)
         sample["net_input"]["read"] = reads
         remaining = prompts[:, length:]  # with padding, which fairseq's loop counts for --min-len
-        with self._shorter_by(begun.size(1) - 1, longest):
+        with self._shorter_by(beginnings.size(1) - 1, longest):
             hypotheses = super()._generate(sample, remaining if remaining.size(1) else None, bos_token=bos)
         if scores is None:
             return hypotheses
-        return [self._joined(*row) for row in zip(begun[:, 1:], scores, hypotheses)]
+        return [self._joined(*row) for row in zip(beginnings[:, 1:], scores, hypotheses)]
 
     def _begin(self, bos: int) -> Tensor:
         """The first tokens of every prompt: ``bos``, or the tokens of ``after``, which begin with ``bos``."""
@@ -336,10 +336,10 @@ def _scores(model: nn.Module, features: Tensor, words: Tensor, temperature: floa
     """Log-probabilities (B, n) of ``words`` (B, n) after features (B, n, C), in slices of bounded memory."""
     size = max(1, _PROBABILITIES // (len(words) * len(model.decoder.dictionary)))
     scores = []
-    for part, wanted in zip(features.split(size, dim=1), words.split(size, dim=1)):
+    for part, targets in zip(features.split(size, dim=1), words.split(size, dim=1)):
         logits = model.decoder.output_layer(part) / temperature
         probabilities = model.get_normalized_probs((logits, None), log_probs=True, sample=None)
-        scores.append(probabilities.gather(-1, wanted[..., None])[..., 0])
+        scores.append(probabilities.gather(-1, targets[..., None])[..., 0])
     return torch.cat(scores, dim=1)
 
 

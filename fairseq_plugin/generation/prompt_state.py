@@ -88,8 +88,8 @@ class PromptState:
         except (IndexError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{what}, which is no state of a prompt ({error}); allowed: {_ALLOWED}") from error
         device = next(models[0].parameters()).device
-        moved = [{name: x.to(device) for name, x in state.items()} for state in states]
-        state = cls(tokens.to(device), scores.to(device), temperature, moved, maker)
+        device_states = [{name: x.to(device) for name, x in state.items()} for state in states]
+        state = cls(tokens.to(device), scores.to(device), temperature, device_states, maker)
         state.check(models, dictionary, what)
         return state
 
@@ -116,25 +116,25 @@ def maker_of(models: Sequence[nn.Module], dictionary: Dictionary) -> Maker:
 
 def check_maker(maker: Maker, models: Sequence[nn.Module], dictionary: Dictionary, what: str) -> None:
     """Raise ValueError unless ``maker`` is that of ``models`` and ``dictionary``; ``what`` begins the message."""
-    here = maker_of(models, dictionary)
-    if not _is_maker(maker, here):
+    current = maker_of(models, dictionary)
+    if not _is_maker(maker, current):
         raise ValueError(f"{what}, which does not say of which models it is; allowed: {_ALLOWED}")
     if len(maker["models"]) != len(models):
         raise ValueError(f"{what}, a state of {len(maker['models'])} models; allowed: of {len(models)}")
-    for name, there, own in _differences(maker, here):
-        raise ValueError(f"{what}, a state of another {name} ({there}); allowed: {own}, that of the model here")
+    for name, stored, expected in _differences(maker, current):
+        raise ValueError(f"{what}, a state of another {name} ({stored}); allowed: {expected}, that of the model here")
 
 
 def _differences(there: Maker, here: Maker) -> Iterator[tuple[str, Any, Any]]:
     """Names and values of differences, the most informative first."""
     if there["dictionary"] != here["dictionary"]:
         yield "dictionary", f"SHA-256 {there['dictionary']}", here["dictionary"]
-    for stored, own in zip(there["models"], here["models"]):
-        for name, value in own["options"].items():
+    for stored, current in zip(there["models"], here["models"]):
+        for name, value in current["options"].items():
             if stored["options"].get(name) != value:
                 yield name, stored["options"].get(name), value
-        if stored["weights"] != own["weights"]:
-            yield "model, or of other options of its attention", f"SHA-256 {stored['weights']}", own["weights"]
+        if stored["weights"] != current["weights"]:
+            yield "model, or of other options of its attention", f"SHA-256 {stored['weights']}", current["weights"]
 
 
 def _model(model: nn.Module) -> dict[str, Any]:

@@ -122,8 +122,8 @@ class CheckedLoading:
         stored = stored_architecture(state, path)
         model = ARCH_MODEL_REGISTRY.get(stored)
         is_ours = model is not None and issubclass(model, cls)
-        built = model if is_ours else cls
-        check_names("from_pretrained", options, checkpoint_options(built, state), model_options(built))
+        target = model if is_ours else cls
+        check_names("from_pretrained", options, checkpoint_options(target, state), model_options(target))
         if is_ours:
             return options
         if model is TransformerLanguageModel and cls.stock_model is model:
@@ -179,8 +179,12 @@ def stock_overrides(state: dict[str, Any], model: type, options: dict[str, Any])
     if model.stock_model is RobertaModel:
         learned, norm = (_stored_option(state, x, True) for x in ("encoder_learned_pos", "layernorm_embedding"))
         post_norm = not _stored_option(state, "encoder_normalize_before", False)
-        own = {"encoder_learned_pos": learned, "layernorm_embedding": norm, "lineartime_post_norm": post_norm}
-        return {"arch": name, **own, **options}
+        roberta_options = {
+            "encoder_learned_pos": learned,
+            "layernorm_embedding": norm,
+            "lineartime_post_norm": post_norm,
+        }
+        return {"arch": name, **roberta_options, **options}
     if model.stock_model is not TransformerLanguageModel:
         return {"arch": name, **options}
     post_norm = not _stored_option(state, "decoder_normalize_before", False)
@@ -206,11 +210,15 @@ def transfer_of(state_dict: dict[str, Any], fitted: dict[str, Any], model: nn.Mo
     weights and are not listed.
     """
     # Compared by memory: upgrading renames tensors, splits some, and adds weights of the model itself.
-    own, stored = model.state_dict(), {_memory(x) for x in state_dict.values()}
-    loaded = [name for name in fitted if name in own and not is_record(name) and _memory(fitted[name]) in stored]
+    model_state, stored_memory = model.state_dict(), {_memory(x) for x in state_dict.values()}
+    loaded = [
+        name
+        for name in fitted
+        if name in model_state and not is_record(name) and _memory(fitted[name]) in stored_memory
+    ]
     used = {_memory(fitted[name]) for name in loaded}
     left_out = [name for name, x in state_dict.items() if _memory(x) not in used]
-    new = [name for name in own if name not in loaded and not name.endswith(_VERSION)]
+    new = [name for name in model_state if name not in loaded and not name.endswith(_VERSION)]
     # Records of options, and tensors that only files of earlier versions have, count as neither.
     left_out, new = ([x for x in names if not is_record(x) and not is_read(x, model)] for names in (left_out, new))
     return Transfer(loaded, left_out, new)
@@ -226,10 +234,10 @@ def hint(state_dict: dict[str, Any], model: nn.Module, model_cfg: Any | None = N
 
     ``model_cfg`` is the configuration of ``model``, for the values of its options.
     """
-    own = model.state_dict()
-    certain = [*_dictionary_hints(state_dict, own), *attention_hints(state_dict, own, model_cfg)]
-    hints = [*_norm_hints(state_dict, own), *certain, *_relative_bias_hints(state_dict, own)]
-    hints += _new_parameter_hints(state_dict, own)
+    model_state = model.state_dict()
+    certain = [*_dictionary_hints(state_dict, model_state), *attention_hints(state_dict, model_state, model_cfg)]
+    hints = [*_norm_hints(state_dict, model_state), *certain, *_relative_bias_hints(state_dict, model_state)]
+    hints += _new_parameter_hints(state_dict, model_state)
     hints += [] if certain else option_hints(model, model_cfg)
     return "".join(f" ({hint})" for hint in hints)
 

@@ -24,13 +24,13 @@ def attention_hints(state_dict: dict[str, Any], own: dict[str, Tensor], model_cf
 
     There are no hints for files without records of attentions, such as those of stock models.
     """
-    stored, here = _attentions(state_dict), _attentions(own)
-    for path in sorted(stored.keys() | here.keys()) if stored else ():
-        if stored.get(path) != here.get(path):
-            saved, own_pattern = (_pattern(x.get(path, ["not of lineartime"])) for x in (stored, here))
+    stored, current = _attentions(state_dict), _attentions(own)
+    for path in sorted(stored.keys() | current.keys()) if stored else ():
+        if stored.get(path) != current.get(path):
+            saved, expected = (_pattern(x.get(path, ["not of lineartime"])) for x in (stored, current))
             pattern = safe_getattr(model_cfg, _LAYERS)
             option = f"--lineartime-layers, which is {pattern!r} here," if pattern else "--arch and its options"
-            yield f"attention of {path} is {saved} in the checkpoint and {own_pattern} here: {option} must be the same"
+            yield f"attention of {path} is {saved} in the checkpoint and {expected} here: {option} must be the same"
 
 
 def option_hints(model: nn.Module, model_cfg: Any) -> Iterator[str]:

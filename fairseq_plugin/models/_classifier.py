@@ -157,8 +157,8 @@ class LinearTimeClassifier(LinearTimeMaskedModel):
             return features, extra
         pooled = self.pool(features, src_tokens)
         if src_tokens2 is not None:
-            second, _ = super().forward(src_tokens2, True, return_all_hiddens)
-            pooled = torch.cat([pooled, self.pool(second, src_tokens2)], 1)  # (B, 2 C)
+            second_features, _ = super().forward(src_tokens2, True, return_all_hiddens)
+            pooled = torch.cat([pooled, self.pool(second_features, src_tokens2)], 1)  # (B, 2 C)
         # RoBERTa's heads use the first of several tokens.
         return self.classification_heads[classification_head_name](pooled[:, None]), extra
 

@@ -26,7 +26,7 @@ from ..loading.known_options import ConfigurationError, declared_options
 
 logger = logging.getLogger(__name__)
 
-#: The groups of fairseq's nested form, in which ``encoder_layers`` is ``layers`` of ``encoder``.
+#: The groups of fairseq's nested configurations, where ``encoder_layers`` is ``layers`` of ``encoder``.
 GROUPS: dict[str, type] = {"encoder": EncDecBaseConfig, "decoder": DecoderConfig, "quant_noise": QuantNoiseConfig}
 #: Keys that name the model.
 _NAMES = ("_name", "arch")
@@ -180,8 +180,8 @@ def _read_and_complete(complete: Callable[[Any], None], args: Any) -> None:
     if OmegaConf.is_config(args):
         values = OmegaConf.to_container(args, resolve=True, enum_to_str=True)
         # fairseq sets this flag on configurations of checkpoints; those of hydra lack it.
-        read = read_stored if args._get_flag("allow_objects") else read_configuration
-        options = read(next(values[key] for key in _NAMES if values.get(key)), values)
+        reader = read_stored if args._get_flag("allow_objects") else read_configuration
+        options = reader(next(values[key] for key in _NAMES if values.get(key)), values)
         for key in values.keys() - {*_NAMES}:
             del args[key]
         args.update(options)
@@ -190,7 +190,7 @@ def _read_and_complete(complete: Callable[[Any], None], args: Any) -> None:
 
 @cache
 def _known(name: str) -> Known:
-    """The options of the architecture ``name``; see ``Known``."""
+    """How the architecture ``name`` reads its options; see ``Known``."""
     model = ARCH_MODEL_REGISTRY[name]
     declared, config = declared_options(model), getattr(model, "__dataclass", None)
     values = _filled(name, {}) if config is None else vars(config())
@@ -212,16 +212,16 @@ def _types(config: type | None, option: str, action: Action | None, default: Any
 
 def _keys(given: Mapping[str, Any], known: Known) -> Iterator[Key]:
     """The keys of ``given``; of two keys for one option, the one that ``transformer`` uses comes last."""
-    last: list[Key] = []
+    later_keys: list[Key] = []
     for key, value in given.items():
-        fitting = [group for group, config in GROUPS.items() if key in config.__dataclass_fields__]
+        groups = [group for group, config in GROUPS.items() if key in config.__dataclass_fields__]
         if key in GROUPS and _is_group(value):
-            last += [Key(f"{key}_{name}", f"{key}.{name}", x) for name, x in value.items() if name not in _NAMES]
-        elif known.reads_groups and fitting and key not in (*known.options, *_NAMES):
-            last += [Key(f"{group}_{key}", key, value) for group in fitting if not _is_group(given.get(group))]
+            later_keys += [Key(f"{key}_{name}", f"{key}.{name}", x) for name, x in value.items() if name not in _NAMES]
+        elif known.reads_groups and groups and key not in (*known.options, *_NAMES):
+            later_keys += [Key(f"{group}_{key}", key, value) for group in groups if not _is_group(given.get(group))]
         elif key not in _NAMES:
             yield Key(key, key, value)
-    yield from last
+    yield from later_keys
 
 
 def _rest_of_groups(given: Mapping[str, Any], options: dict[str, Any], known: Known) -> dict[str, Any]:
@@ -234,12 +234,14 @@ def _rest_of_groups(given: Mapping[str, Any], options: dict[str, Any], known: Kn
         if not _is_group(given.get(group)):
             continue
         declared = {x: field for x, field in config.__dataclass_fields__.items() if x not in _NAMES}
-        own = {x: options[f"{group}_{x}"] for x in declared if options.get(f"{group}_{x}") is not None}
-        whole = vars(config(**own))
-        follows = {x for x, field in declared.items() if _is_interpolation(field.default) and "embed_dim" in own}
+        group_options = {x: options[f"{group}_{x}"] for x in declared if options.get(f"{group}_{x}") is not None}
+        completed = vars(config(**group_options))
+        follows = {
+            x for x, field in declared.items() if _is_interpolation(field.default) and "embed_dim" in group_options
+        }
         for x in declared if known.reads_groups else follows:
-            if whole[x] is not None and f"{group}_{x}" in known.options:
-                values[f"{group}_{x}"] = whole[x]
+            if completed[x] is not None and f"{group}_{x}" in known.options:
+                values[f"{group}_{x}"] = completed[x]
     return values
 
 

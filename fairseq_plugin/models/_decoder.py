@@ -125,7 +125,7 @@ class LinearTimeDecoder(NoTorchScript, TransformerDecoder):
     def _extract_documents(
         self, tokens: Tensor, incremental_state: IncrementalState | None, *alignment, **further
     ) -> tuple[Tensor, dict[str, Any]]:
-        """``extract_features`` of rows in which a document begins at each eos."""
+        """``extract_features`` for rows with several documents, each of which begins at an eos."""
         if incremental_state is not None:
             new = tokens if self.get_incremental_state(incremental_state, _SEEN) is None else tokens[:, -1:]
             features, extra = self.extend_features(new, incremental_state)

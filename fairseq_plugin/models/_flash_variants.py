@@ -61,7 +61,7 @@ class Variant(ABC):
         return round(width) if abs(width - round(width)) < 1e-6 else -(-int(width) // 8) * 8
 
     def set_size(self, args, side: str, size: str) -> None:
-        """Fill in what the command line left open of ``size``; ``side`` is encoder or decoder."""
+        """Fill in options of ``size`` that the command line left open; ``side`` is encoder or decoder."""
         names = (f"{side}_{name}" for name in ("embed_dim", "layers", "attention_heads"))
         values = dict(zip(names, self.sizes[size]))
         if self.chunk_option is not None:
@@ -131,7 +131,7 @@ class TransformerVariant(Variant):
 
 class _CombinerVariant(TransformerVariant):
     def set_size(self, args, side: str, size: str) -> None:
-        """Fill in what the command line left open of ``size``; ``side`` is encoder or decoder.
+        """Fill in options of ``size`` that the command line left open; ``side`` is encoder or decoder.
 
         Checkpoints of masked models from before ``size`` set the row length keep the length of their training.
         """

@@ -93,14 +93,14 @@ def attention_options(args, attention: str, config: type, prefix: str | None = N
         ValueError: a value is not allowed; the message names the command-line option.
     """
     options = options_of(attention, causal=True)
-    read = {}
+    parsed = {}
     for name, described in options.described().items():
         field_name, negated = _field_name(prefix or attention, name, described, options.defaults()[name])
         if hasattr(config, field_name):
             value = option(args, config, field_name)
             value = not value if negated else value
-            read[name] = described.parse(flag_of(field_name), value)
-    return read
+            parsed[name] = described.parse(flag_of(field_name), value)
+    return parsed
 
 
 def design_with(attention: str, options: dict[str, Any], max_tokens: int) -> LayerDesign:
@@ -137,9 +137,9 @@ def _typed_names(options: Iterable[str], prefix: str, side: str) -> dict[str, st
         "bias": "--flash-relative-bias",
     }
     for name in options:
-        own = name.removeprefix(f"{prefix}_")
-        names[name] = names[own] = names[f"{own}=True"] = flag_of(name)
-        names[f"{own.removeprefix('no_')}=False"] = flag_of(name)
+        argument = name.removeprefix(f"{prefix}_")
+        names[name] = names[argument] = names[f"{argument}=True"] = flag_of(name)
+        names[f"{argument.removeprefix('no_')}=False"] = flag_of(name)
     return names
 
 

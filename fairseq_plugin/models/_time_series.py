@@ -126,8 +126,8 @@ def check_batch(source: Tensor, padding_mask: Tensor, channels: int, limit: int)
 def place_steps(x: Tensor, padding_mask: Tensor, length: int) -> Tensor:
     """Move the real steps of x (B, T, D) to their positions: (B, ``length``, D), zeros elsewhere."""
     positions = real_positions(padding_mask).masked_fill(padding_mask, length)  # (B, T); the last position is dropped
-    placed = x.new_zeros(len(x), length + 1, x.shape[2])
-    return placed.scatter_add(1, positions[..., None].expand_as(x), x)[:, :-1]
+    result = x.new_zeros(len(x), length + 1, x.shape[2])
+    return result.scatter_add(1, positions[..., None].expand_as(x), x)[:, :-1]
 
 
 class TimeSeriesHead(nn.Module):
@@ -157,8 +157,8 @@ class TimeSeriesHead(nn.Module):
         if self.pooling == "flat":
             return self.out_proj(place_steps(features, padding_mask, self.max_length).flatten(1))
         if self.pooling == "max":
-            least = torch.finfo(features.dtype).min
-            largest = features.masked_fill(padding_mask[..., None], least).amax(1)
+            lowest = torch.finfo(features.dtype).min
+            largest = features.masked_fill(padding_mask[..., None], lowest).amax(1)
             return self.out_proj(largest.masked_fill(padding_mask.all(1, keepdim=True), 0.0))
         if self.pooling == "last":
             steps = torch.arange(features.shape[1], device=features.device)

@@ -1,6 +1,6 @@
 """``NAME_decision`` for every causal attention NAME: Decision Transformers, in the Flowformer paper's size (Table 7).
 
-The names and the ``--NAME-...`` options follow from what each mechanism declares.
+The names and the ``--NAME-...`` options follow from the declaration of each mechanism.
 """
 
 from argparse import Namespace

@@ -74,13 +74,13 @@ class DecisionHubInterface(HubInterface):
         return_name = f"the return that remains {step}"
         returns = self.as_input(return_name, self._scaled(return_name, targets))
         standardised = self.described.standardise(states, f"a state {step}")
-        ready = self.as_input(f"a state {step}", torch.from_numpy(standardised))
+        model_states = self.as_input(f"a state {step}", torch.from_numpy(standardised))
         self._targets = targets
-        timesteps = torch.full((len(states),), self._step, device=ready.device)
+        timesteps = torch.full((len(states),), self._step, device=model_states.device)
         if self._context == FULL:
-            actions = self.model.extend(self._memory, returns, ready, timesteps, self._last_actions)
+            actions = self.model.extend(self._memory, returns, model_states, timesteps, self._last_actions)
         else:
-            actions = self._recompute(returns, ready, timesteps)
+            actions = self._recompute(returns, model_states, timesteps)
         self._last_actions = actions
         self._step += 1
         unscaled = self.described.unscale(actions.float().cpu().numpy())
@@ -123,11 +123,11 @@ class DecisionHubInterface(HubInterface):
             raise ValueError(
                 f"the episode has more than {limit} steps; allowed: {limit}, as --max-episode-length set in training"
             )
-        wanted = (self.described.state_size,) if self._single else (count, self.described.state_size)
+        shape = (self.described.state_size,) if self._single else (count, self.described.state_size)
         states = np.asarray(states, dtype=np.float64)
-        if states.shape != wanted or not np.isfinite(states).all():
-            wrong = f"shape {states.shape}" if states.shape != wanted else "a value that is not finite"
-            raise ValueError(f"states have {wrong} at step {self._step}; allowed: {wanted}, finite numbers")
+        if states.shape != shape or not np.isfinite(states).all():
+            fault = f"shape {states.shape}" if states.shape != shape else "a value that is not finite"
+            raise ValueError(f"states have {fault} at step {self._step}; allowed: {shape}, finite numbers")
         if (rewards is None) != (self._step == 0):
             allowed = "None at step 0" if self._step == 0 else "those of the last actions"
             raise ValueError(f"rewards are {rewards} at step {self._step}; allowed: {allowed}")

@@ -75,13 +75,15 @@ def kinds_of_layers(model: type, args, side: str, configs: dict[str, type]) -> l
 def _check_options_are_read(args, kinds: set[str], configs: dict[str, type]) -> None:
     """Raise ValueError for an option that would have no effect, since its attention is not in ``kinds``."""
     for name, config in configs.items():
-        own = config.__dataclass_fields__.keys() - FairseqDataclass.__dataclass_fields__.keys()
-        for x in sorted(own) if name not in kinds else ():
-            value = option(args, config, x)
-            if value != getattr(config, x):
+        names = config.__dataclass_fields__.keys() - FairseqDataclass.__dataclass_fields__.keys()
+        for option_name in sorted(names) if name not in kinds else ():
+            value = option(args, config, option_name)
+            if value != getattr(config, option_name):
                 pattern = option(args, LayerOptions, _PATTERN)
                 flag = flag_of(_PATTERN)
-                raise ValueError(f"{flag_of(x)} is {value} and {flag} {pattern!r}; allowed: with {name} in {flag}")
+                raise ValueError(
+                    f"{flag_of(option_name)} is {value} and {flag} {pattern!r}; allowed: with {name} in {flag}"
+                )
 
 
 def _in_turn(model: type, side: str, kinds: list[str], build: Callable[..., nn.Module]) -> Callable[..., nn.Module]:

@@ -1,7 +1,7 @@
 """``NAME_time_series`` for every attention NAME that sees the whole sequence, and ``flash_time_series``.
 
 Classifiers of time series in the size of the Flowformer paper's Table 6. The names and the ``--NAME-...`` options
-follow from what each mechanism declares.
+follow from the declaration of each mechanism.
 """
 
 from argparse import Namespace

@@ -85,8 +85,8 @@ class CausalEncoder(FairseqEncoder):
         """source (B, T, channels), padding_mask (B, T) with True = padding -> (B, T, D)."""
         check_batch(source, padding_mask, self.channels, self.limit)
         features = self.read(place_steps(source, padding_mask, source.shape[1]))
-        places = real_positions(padding_mask).masked_fill(padding_mask, 0)
-        features = features.gather(1, places[..., None].expand(-1, -1, features.shape[2]))
+        positions = real_positions(padding_mask).masked_fill(padding_mask, 0)
+        features = features.gather(1, positions[..., None].expand(-1, -1, features.shape[2]))
         return features.masked_fill(padding_mask[..., None], 0.0)
 
     def read(self, source: Tensor) -> Tensor:
@@ -100,8 +100,8 @@ class LstmEncoder(CausalEncoder):
     def __init__(self, args: Namespace, channels: int) -> None:
         super().__init__(channels, args.max_source_positions)
         layers = args.encoder_layers
-        between = args.dropout if layers > 1 else 0.0  # torch applies no dropout after the last layer
-        self.lstm = nn.LSTM(channels, args.encoder_embed_dim, layers, batch_first=True, dropout=between)
+        dropout = args.dropout if layers > 1 else 0.0  # torch applies no dropout after the last layer
+        self.lstm = nn.LSTM(channels, args.encoder_embed_dim, layers, batch_first=True, dropout=dropout)
 
     def read(self, source: Tensor) -> Tensor:
         """The hidden state of the last layer at each step."""

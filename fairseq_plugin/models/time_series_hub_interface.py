@@ -50,10 +50,10 @@ class TimeSeriesHubInterface(HubInterface):
     def scores(self, series: Sequence[Any] | np.ndarray, *, cut: bool = False, batch_size: int = 64) -> Tensor:
         """The scores (N, classes) of ``series``, float32; arguments as in ``predict``."""
         check_positive_int("batch_size", batch_size)
-        ready = self.prepare(series, cut=cut)
+        prepared = self.prepare(series, cut=cut)
         head, scores = self.task.cfg.classification_head_name, []
-        for start in range(0, len(ready), batch_size):
-            batch = collate(ready[start : start + batch_size])
+        for start in range(0, len(prepared), batch_size):
+            batch = collate(prepared[start : start + batch_size])
             where = f"a series of {start} to {start + len(batch['source']) - 1}"
             source = self.as_input(where, batch["source"])
             mask = batch["padding_mask"].to(source.device)
@@ -67,16 +67,16 @@ class TimeSeriesHubInterface(HubInterface):
 
     def prepare(self, series: Sequence[Any] | np.ndarray, *, cut: bool = False) -> list[Tensor]:
         """``series`` as the model reads them: checked, cut if ``cut``, and standardised; (T, C) each."""
-        described, limit = self.task.description, self.task.max_length
+        description, limit = self.task.description, self.task.max_length
         if isinstance(series, np.ndarray) and series.ndim != 3 and series.dtype != object:
             raise ValueError(f"series has shape {series.shape}; allowed: (series, steps, channels), or a list")
-        ready = []
+        prepared = []
         for i, values in enumerate(series):
-            values = check_series(values, f"series {i}", described.channels)
+            values = check_series(values, f"series {i}", description.channels)
             if len(values) > limit and not cut:
                 raise ValueError(
                     f"series {i} has {len(values)} steps; allowed: at most {limit}, as --max-length or the training "
                     "data set, or cut=True, which reads the first steps alone"
                 )
-            ready.append(torch.from_numpy(described.standardise(values[:limit], f"series {i}")))
-        return ready
+            prepared.append(torch.from_numpy(description.standardise(values[:limit], f"series {i}")))
+        return prepared

@@ -40,9 +40,9 @@ def init_as_arena(model: nn.Module) -> None:
     N(0, 0.02). The first token of the dictionary, ``<s>``, which is prepended to summarise the sequence, starts as
     zeros. Gated attention units, which the Arena lacks, and parameters inside attentions are not changed.
     """
-    own = {id(x) for m in model.modules() if isinstance(m, GatedAttentionUnitEncoderLayer) for x in m.modules()}
+    unit_ids = {id(x) for m in model.modules() if isinstance(m, GatedAttentionUnitEncoderLayer) for x in m.modules()}
     for module in model.modules():
-        if id(module) in own:
+        if id(module) in unit_ids:
             continue
         if isinstance(module, nn.Linear):
             nn.init.xavier_uniform_(module.weight)

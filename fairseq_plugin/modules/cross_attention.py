@@ -157,6 +157,6 @@ class InnerCrossAttention(MultiheadAttention):
         if state:
             sources = (new_order // self.beam_size).view(-1, self.beam_size)
             shared = bool((sources == sources[:, :1]).all())
-            chosen = sources[:, 0] if shared else sources.flatten()
-            self._set_input_buffer(incremental_state, {name: x.index_select(0, chosen) for name, x in state.items()})
+            indices = sources[:, 0] if shared else sources.flatten()
+            self._set_input_buffer(incremental_state, {name: x.index_select(0, indices) for name, x in state.items()})
         return incremental_state

@@ -89,11 +89,11 @@ class InnerMultiheadAttention(MultiheadAttention):
         noise = (host_options.get("q_noise", 0.0), host_options.get("qn_block_size", 8))
         channels = self.inner.projections(self.head_dim)
         for name in ("q", "k", "v"):
-            own = getattr(self, f"{name}_proj")
+            stock_projection = getattr(self, f"{name}_proj")
             if name not in channels:
                 setattr(self, f"{name}_proj", NoProjection())
             elif num_heads * channels[name] != embed_dim:
-                projection = nn.Linear(embed_dim, num_heads * channels[name], bias=own.bias is not None)
+                projection = nn.Linear(embed_dim, num_heads * channels[name], bias=stock_projection.bias is not None)
                 nn.init.xavier_uniform_(projection.weight, gain=2**-0.5)  # as fairseq's reset_parameters
                 setattr(self, f"{name}_proj", quant_noise(projection, *noise))
         if dim != embed_dim:

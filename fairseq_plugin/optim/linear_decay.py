@@ -76,6 +76,6 @@ def _register(name: str, optimizer: type[FairseqOptimizer]) -> None:
 
 
 #: The optimizers that have such a variant: all with weight decay.
-NAMES = tuple(name for name, found in OPTIMIZER_REGISTRY.items() if "weight_decay" in model_options(found))
+NAMES = tuple(name for name, optimizer in OPTIMIZER_REGISTRY.items() if "weight_decay" in model_options(optimizer))
 for _name in NAMES:
     _register(_name, OPTIMIZER_REGISTRY[_name])

@@ -179,6 +179,6 @@ def _check_same_batch(group: ContextGroup, tokens: Tensor) -> None:
     """Raise RuntimeError unless all processes of ``group`` have the same ``tokens`` (B, n)."""
     positions = torch.arange(1, tokens.numel() + 1, device=tokens.device)
     digest = (tokens.flatten() * positions % 1000003).sum()
-    own = torch.stack([digest.new_tensor(tokens.shape[0]), digest.new_tensor(tokens.shape[1]), digest])
-    if not group.gather(own).eq(own).all():
+    fingerprint = torch.stack([digest.new_tensor(tokens.shape[0]), digest.new_tensor(tokens.shape[1]), digest])
+    if not group.gather(fingerprint).eq(fingerprint).all():
         raise RuntimeError("the processes of one sequence have read other batches; allowed: the same data for all")
