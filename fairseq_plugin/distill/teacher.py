@@ -75,9 +75,7 @@ class Teacher:
         if self._model is None:
             self.check_file()
             devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
-            with torch.random.fork_rng(
-                devices
-            ):  # building the model draws random weights, which must not affect training
+            with torch.random.fork_rng(devices):  # the model's initial weights are random; training is not affected
                 self._model = _load(self.path, self.task)
             self._model.eval().requires_grad_(False)
         return self._model

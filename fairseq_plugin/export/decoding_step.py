@@ -65,9 +65,7 @@ class DecodingStep(nn.Module):
         self.decoder = copy.deepcopy(decoder).requires_grad_(False)
         self._resets = decoder.resets_at_eos
         if self._resets:
-            self.decoder.documents.resets = (
-                False  # it would give each document its own row, whose number depends on values
-            )
+            self.decoder.documents.resets = False  # it makes a row per document, so shapes depend on values
         #: The longest sequence for which the model has weights; None for any length.
         self.max_tokens = decoder.max_tokens
         self.decoder.max_tokens = None  # checking a limit would depend on values

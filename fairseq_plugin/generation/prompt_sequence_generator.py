@@ -72,10 +72,8 @@ class PromptEnsemble(EnsembleModel):
                 parts.append(_scores(model, features, prompt[:, begin + 1 : end + 1], temperature))
             reads.append({"state": state, "prompt": prompt, "rows": rows})
             scores.append(torch.cat(parts, dim=1))
-        new_scores = torch.logsumexp(torch.stack(scores), dim=0) - math.log(self.models_size)
-        return reads, new_scores if after is None else torch.cat(
-            [after.scores.expand(len(prompt), -1), new_scores], dim=1
-        )
+        scored = torch.logsumexp(torch.stack(scores), dim=0) - math.log(self.models_size)
+        return reads, scored if after is None else torch.cat([after.scores.expand(len(prompt), -1), scored], dim=1)
 
     def whole(self, tokens: Tensor) -> Tensor:
         """The prompts of the last step followed by ``tokens`` (rows, 1 + n) without the first: (rows, 1 + m + n)."""
@@ -200,9 +198,9 @@ class PromptGenerator(SequenceGenerator):
             raise ValueError("a prompt has <pad>, for which a word is chosen, before </s>; allowed: after it alone")
         sizes = torch.arange(1, prefix_tokens.size(1) + 1, device=after_eos.device) * ~(after_eos | padding)
         if sizes.numel() and (most := known + int(sizes.max())) > longest:
-            loaded = f", {known} of them by --load-state" if known else ""
+            detail = f", {known} of them by --load-state" if known else ""
             raise ValueError(
-                f"a prompt has {most} tokens{loaded}; allowed: {longest}, by --max-len-a and --max-len-b, which count "
+                f"a prompt has {most} tokens{detail}; allowed: {longest}, by --max-len-a and --max-len-b, which count "
                 f"the prompt, and by the model's positions, {self.max_len}"
             )
         before = (~(after_eos | after_padding)).sum(1)

@@ -250,9 +250,7 @@ def _walk(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         value = OmegaConf.to_container(value, resolve=False)
     elif isinstance(value, Namespace):
         value = vars(value)
-    if (
-        isinstance(value, Mapping) and value
-    ):  # an empty container counts as a value, so that any number of them is limited
+    if isinstance(value, Mapping) and value:  # an empty container counts as a value, since their number is limited too
         for key, item in value.items():
             yield from _walk(str(key), item)
     elif isinstance(value, (list, tuple, set, frozenset)) and value:

@@ -192,9 +192,9 @@ def stock_overrides(state: dict[str, Any], model: type, options: dict[str, Any])
         return {"arch": name, "lineartime_post_norm": post_norm, **options}
     # If fairseq gets overrides in a "model" group, it does not look for others outside of it.
     fields = MODEL_DATACLASS_REGISTRY[name].__dataclass_fields__
-    model_options = {key: value for key, value in options.items() if key in fields}
+    overrides = {key: value for key, value in options.items() if key in fields}
     nested = options.get("model", {})
-    return {**options, "model": {"_name": name, "lineartime_post_norm": post_norm, **model_options, **nested}}
+    return {**options, "model": {"_name": name, "lineartime_post_norm": post_norm, **overrides, **nested}}
 
 
 def _stored_option(state: dict[str, Any], name: str, default: Any) -> Any:

@@ -135,9 +135,7 @@ class _CombinerVariant(TransformerVariant):
 
         Checkpoints of masked models from before ``size`` set the row length keep the length of their training.
         """
-        if (
-            safe_getattr(args, "max_source_positions") is not None
-        ):  # not an option of the command line, so the options were completed before
+        if safe_getattr(args, "max_source_positions") is not None:  # no typed option: completed before
             args.flash_row_length = option(args, self.options, "flash_row_length")
         super().set_size(args, side, size)
 
