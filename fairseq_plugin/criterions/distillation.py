@@ -116,7 +116,7 @@ class DistillationCriterion(FairseqCriterion):
         return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
     def _divergence(self, logits: Tensor, wanted: Tensor) -> Tensor:
-        """KL divergence of the student's distribution from the teacher's at each target, (N,)."""
+        """The KL divergence of the student's distribution from the teacher's at each target, (N,)."""
         student_log_probs, teacher_log_probs = ((x / self.temperature).log_softmax(1) for x in (logits, wanted))
         return F.kl_div(student_log_probs, teacher_log_probs, reduction="none", log_target=True).sum(1)
 

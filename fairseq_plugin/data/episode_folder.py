@@ -39,7 +39,7 @@ class Episode(NamedTuple):
 
 @dataclass(frozen=True)
 class EpisodeDescription(Description):
-    """Description of the episodes that a model was trained on: data set, ranges and statistics.
+    """Description of the episodes that a model was trained on: dataset, ranges and statistics.
 
     ``mean`` and ``std`` are over all training steps, for each component of a state; states are standardised with them.
     Actions are scaled from their range to the range of the model's tanh, -1 to 1.

@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 from .episode_folder import Episode, EpisodeDescription
 from .stored_arrays import as_float32
 
-#: Tokens of a step: return, state, action.
+#: The number of tokens per step: return, state, action.
 TOKENS = 3
 Window = dict[str, Tensor]
 

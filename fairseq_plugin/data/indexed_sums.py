@@ -16,7 +16,7 @@ _READ_AT_ONCE = 2**22
 
 
 def write_sums(prefix: Path) -> None:
-    """Write the checksums of the data set ``prefix``."""
+    """Write the checksums of the dataset ``prefix``."""
     _sums_of(prefix).write_text(_sums(prefix), encoding="utf-8")
 
 

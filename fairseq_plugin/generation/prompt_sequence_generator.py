@@ -100,7 +100,7 @@ class PromptEnsemble(EnsembleModel):
         self._read = encoder_outs[0] if encoder_outs else None
         for state, entry in zip(incremental_states, encoder_outs):
             state.update(entry.pop("state", {}))
-        if not all(counts_tokens(model.decoder) for model in self.models):  # positions are the number of columns
+        if not all(counts_tokens(model.decoder) for model in self.models):  # its positions are column numbers
             tokens = self.whole(tokens)
         elif self._read is not None and tokens.size(1) == 1:
             tokens = self._read["prompt"][self._read["rows"], -1:]

@@ -94,7 +94,7 @@ class PromptState:
         return state
 
     def check(self, models: Sequence[nn.Module], dictionary: Dictionary, what: str) -> None:
-        """Raise ValueError unless this is a state of ``models`` and ``dictionary``; ``what`` begins the message."""
+        """Raise ValueError unless this is a state of ``models`` and ``dictionary``; messages begin with ``what``."""
         check_maker(self.maker, models, dictionary, what)
         try:
             _check_words(self.tokens, self.scores, len(dictionary))
@@ -115,7 +115,7 @@ def maker_of(models: Sequence[nn.Module], dictionary: Dictionary) -> Maker:
 
 
 def check_maker(maker: Maker, models: Sequence[nn.Module], dictionary: Dictionary, what: str) -> None:
-    """Raise ValueError unless ``maker`` is that of ``models`` and ``dictionary``; ``what`` begins the message."""
+    """Raise ValueError unless ``maker`` is that of ``models`` and ``dictionary``; messages begin with ``what``."""
     current = maker_of(models, dictionary)
     if not _is_maker(maker, current):
         raise ValueError(f"{what}, which does not say of which models it is; allowed: {_ALLOWED}")

@@ -42,7 +42,7 @@ _STOCK_DEFAULTS = {**vars(TransformerConfig()), **vars(TransformerLanguageModelC
 
 
 class Key(NamedTuple):
-    """A key of a configuration: the option that it sets, how it was typed, and its value."""
+    """A key of a configuration: the option that it sets, the key as it was typed, and its value."""
 
     option: str
     typed: str
@@ -167,7 +167,7 @@ def _sized(name: str, options: dict[str, Any]) -> dict[str, Any]:
     interpolations = {key: value for key, value in known.defaults.items() if _is_interpolation(value)}
     filled = _filled(name, {**interpolations, **options})
     integers = {key for key, action in known.options.items() if action and action.type is int}
-    # fairseq's base_lm_architecture gives a number as False.
+    # fairseq's base_lm_architecture sets a number to False.
     return {
         key: int(value) if value is False and key in integers else value
         for key, value in filled.items()
@@ -233,15 +233,19 @@ def _rest_of_groups(given: Mapping[str, Any], options: dict[str, Any], known: Kn
     for group, config in GROUPS.items():
         if not _is_group(given.get(group)):
             continue
-        declared = {x: field for x, field in config.__dataclass_fields__.items() if x not in _NAMES}
-        group_options = {x: options[f"{group}_{x}"] for x in declared if options.get(f"{group}_{x}") is not None}
+        declared = {name: field for name, field in config.__dataclass_fields__.items() if name not in _NAMES}
+        group_options = {
+            name: options[f"{group}_{name}"] for name in declared if options.get(f"{group}_{name}") is not None
+        }
         completed = vars(config(**group_options))
         follows = {
-            x for x, field in declared.items() if _is_interpolation(field.default) and "embed_dim" in group_options
+            name
+            for name, field in declared.items()
+            if _is_interpolation(field.default) and "embed_dim" in group_options
         }
-        for x in declared if known.reads_groups else follows:
-            if completed[x] is not None and f"{group}_{x}" in known.options:
-                values[f"{group}_{x}"] = completed[x]
+        for name in declared if known.reads_groups else follows:
+            if completed[name] is not None and f"{group}_{name}" in known.options:
+                values[f"{group}_{name}"] = completed[name]
     return values
 
 

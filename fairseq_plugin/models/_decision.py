@@ -222,5 +222,5 @@ def _init_as_gpt2(layers: nn.Module) -> nn.Module:
 
     Biases of gates set how long tokens are remembered at initialisation: 0 would be two tokens.
     """
-    kept_ids = {id(x) for module in layers.modules() if isinstance(module, InnerAttention) for x in module.modules()}
-    return layers.apply(lambda module: module if id(module) in kept_ids else init_bert_params(module))
+    inner_ids = {id(x) for module in layers.modules() if isinstance(module, InnerAttention) for x in module.modules()}
+    return layers.apply(lambda module: module if id(module) in inner_ids else init_bert_params(module))

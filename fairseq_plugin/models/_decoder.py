@@ -185,7 +185,7 @@ class LinearTimeDecoder(NoTorchScript, TransformerDecoder):
             self.set_incremental_state(incremental_state, _SEEN, seen)
 
     def buffered_future_mask(self, tensor: Tensor) -> None:
-        """None in place of fairseq's (T, T) mask: the attentions of our layers are causal without one."""
+        """None in place of fairseq's (T, T) mask, which our causal attentions do not need."""
         return None
 
 

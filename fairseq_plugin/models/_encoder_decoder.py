@@ -33,7 +33,7 @@ SOURCE_ATTENTIONS = tuple(name for name, attention in ATTENTIONS.items() if "sou
 
 @dataclass
 class CrossAttentionOptions(FairseqDataclass):
-    """The choice of a decoder's attention to the encoder."""
+    """The option that chooses a decoder's attention to the encoder."""
 
     lineartime_cross_attention: ChoiceEnum(("softmax", *SOURCE_ATTENTIONS)) = option_field(
         "softmax",
@@ -76,7 +76,7 @@ class LinearTimeTransformer(NoTorchScript, MarksDecay, CheckedLoading, Transform
     #: The dataclass of those options.
     options_class: type = FairseqDataclass
     stock_model = TransformerModel
-    #: A group of a configuration, such as ``encoder``, sets all of its options if it is given, as in ``transformer``.
+    #: If a group of a configuration, such as ``encoder``, is given, it sets all of its options, as in ``transformer``.
     reads_groups = True
 
     @classmethod
@@ -186,7 +186,7 @@ def _check_cross_options(args) -> None:
     if safe_getattr(args, "no_cross_attention", False) and chosen != "softmax":
         raise ValueError(f"--no-cross-attention is given; allowed with {flag} {chosen}: not given")
     for name, config in CROSS_OPTIONS.items():
-        for x in config.__dataclass_fields__:
-            value = option(args, config, x)
-            if name != chosen and x.startswith(_cross_prefix(name)) and value != getattr(config, x):
-                raise ValueError(f"{flag_of(x)} is {value} and {flag} {chosen}; allowed with {flag} {name} alone")
+        for field in config.__dataclass_fields__:
+            value = option(args, config, field)
+            if name != chosen and field.startswith(_cross_prefix(name)) and value != getattr(config, field):
+                raise ValueError(f"{flag_of(field)} is {value} and {flag} {chosen}; allowed with {flag} {name} alone")

@@ -155,7 +155,7 @@ class LinearTimeMaskedModel(NoTorchScript, MarksDecay, CheckedLoading, RobertaMo
 
     @classmethod
     def encoder_options(cls, args) -> dict[str, Any]:
-        """Further arguments of ``LinearTimeEncoder``."""
+        """Additional arguments of ``LinearTimeEncoder``."""
         return {}
 
 

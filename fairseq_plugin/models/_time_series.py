@@ -51,7 +51,7 @@ _STEP = 1
 
 @dataclass
 class TimeSeriesConfig(DecayOptions):
-    """Options of all classifiers of time series; the defaults are the authors'."""
+    """Options of all classifiers of time series, with the authors' defaults."""
 
     encoder_layers: int = option_field(2, "num encoder layers")
     encoder_embed_dim: int = option_field(512, "width of the encoder")

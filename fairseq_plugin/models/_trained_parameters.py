@@ -57,10 +57,10 @@ def train_only_chosen(model: nn.Module, args) -> None:
             f"the model has softmax attention alone; allowed with --criterion {TRANSFER} and with {FLAG} {chosen}: an "
             "architecture with another attention, such as hedgehog_lm"
         )
-    without = sorted({mechanism_name(x) for x in attentions if not any(True for _ in x.inner.parameters())})
-    if chosen == "new" and without:
+    parameterless = sorted({mechanism_name(x) for x in attentions if not any(True for _ in x.inner.parameters())})
+    if chosen == "new" and parameterless:
         raise ValueError(
-            f"{FLAG} is new (the default of --criterion {TRANSFER}), and {', '.join(without)} attention has no "
+            f"{FLAG} is new (the default of --criterion {TRANSFER}), and {', '.join(parameterless)} attention has no "
             f"parameters of its own; allowed with it: {FLAG} attention, which trains its projections"
         )
     model.requires_grad_(False)

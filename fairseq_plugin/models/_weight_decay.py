@@ -50,11 +50,11 @@ class MarksDecay:
         """
         if not safe_getattr(args, "lineartime_decay_linear_only", False):
             return
-        linear = {id(x.weight) for x in self.modules() if isinstance(x, nn.Linear)}
-        linear -= {id(x.weight) for x in self.modules() if isinstance(x, nn.Embedding)}
+        linear_ids = {id(x.weight) for x in self.modules() if isinstance(x, nn.Linear)}
+        linear_ids -= {id(x.weight) for x in self.modules() if isinstance(x, nn.Embedding)}
         parameters = list(self.parameters())
-        linear_decay.mark([x for x in parameters if id(x) in linear], decays=True)
-        self._decay_marks = linear_decay.mark([x for x in parameters if id(x) not in linear], decays=False)
+        linear_decay.mark([x for x in parameters if id(x) in linear_ids], decays=True)
+        self._decay_marks = linear_decay.mark([x for x in parameters if id(x) not in linear_ids], decays=False)
 
     def set_num_updates(self, num_updates: int) -> None:
         """fairseq's hook before each update; also called before there is an optimizer, when a checkpoint is loaded.

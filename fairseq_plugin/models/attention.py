@@ -29,7 +29,7 @@ from ._registration import derived, make_config, make_model, takes_stock_weights
 
 
 class AttentionMaskedModel(LinearTimeMaskedModel):
-    """A masked model over the mechanism ``attention_name``, with the options of ``options_class``."""
+    """A masked model with the mechanism ``attention_name`` and the options of ``options_class``."""
 
     attention_name: str
     options_class: type
@@ -54,7 +54,7 @@ class ProjectionOptions(FairseqDataclass):
 
 
 class AttentionClassifier(LinearTimeClassifier, AttentionMaskedModel):
-    """A classifier over the mechanism ``attention_name``, with the options of ``options_class``."""
+    """A classifier with the mechanism ``attention_name`` and the options of ``options_class``."""
 
     option_classes = (ProjectionOptions,)
 

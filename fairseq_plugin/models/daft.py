@@ -40,7 +40,7 @@ class DaftFullConfig(attention_config("daft_full", only=["query"], prefix="daft"
 
 @register_language_model("daft_full_lm", dataclass=DaftFullConfig)
 class DaftFullLanguageModel(LinearTimeLanguageModel):
-    """DAFT-full, O(T²) time in two matrix products, O(T² + T d) memory; T is at most --tokens-per-sample.
+    """DAFT-full: O(T²) time in two matrix products, O(T² + T d) memory; T is at most --tokens-per-sample.
 
     Decoding keeps every key and value. ``--max-target-positions``, by default --tokens-per-sample, is the number of
     positions that have a bias; a longer input raises ValueError.
@@ -77,7 +77,7 @@ class DaftConvConfig(_CONV_OPTIONS, LinearTimeLanguageModelConfig):
 
 @register_language_model("daft_conv_lm", dataclass=DaftConvConfig)
 class DaftConvLanguageModel(LinearTimeLanguageModel):
-    """DAFT-conv, O(T window); any length, decoding state of constant size: a window of tokens and two sums."""
+    """DAFT-conv: O(T window), any length; decoding state of constant size, a window of tokens and two sums."""
 
     attention_name, option_prefix, options_class = "daft_conv", "daft", DaftConvConfig
 

@@ -19,7 +19,7 @@ _DEFAULTS = {"flow": {"clamp": 10.0}}
 
 
 class AttentionDecisionTransformer(DecisionTransformer):
-    """A Decision Transformer over the mechanism ``attention_name``."""
+    """A Decision Transformer with the mechanism ``attention_name``."""
 
     attention_name: str
 

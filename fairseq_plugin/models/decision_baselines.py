@@ -55,7 +55,7 @@ def perceptron(args: Namespace, size: int, out: int) -> nn.Sequential:
 
 
 class StatePolicy(DecisionModel):
-    """A perceptron from a standardised state to an action of -1 to 1, through tanh; O(1) a step."""
+    """A perceptron from a standardised state to an action in -1 to 1, through tanh; O(1) per step."""
 
     def __init__(self, args: Namespace, state_size: int, action_size: int) -> None:
         super().__init__(args, state_size, action_size)
@@ -80,7 +80,7 @@ class StatePolicy(DecisionModel):
         timesteps: Tensor,
         last_actions: Tensor | None,
     ) -> Tensor:
-        """The action (B, A) in states (B, S); nothing is remembered."""
+        """The action (B, A) in states (B, S); the incremental state is not used."""
         return self.policy(states)
 
 

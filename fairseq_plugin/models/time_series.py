@@ -26,7 +26,7 @@ _DEFAULTS = {"flow": {"clamp": None}}
 
 
 class AttentionTimeSeriesClassifier(TimeSeriesClassifier):
-    """A Transformer over the mechanism ``attention_name``."""
+    """A Transformer with the mechanism ``attention_name``."""
 
     attention_name: str
 

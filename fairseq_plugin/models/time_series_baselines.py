@@ -18,7 +18,7 @@ from ..loading.known_options import option_field
 from ._registration import register_checked
 from ._time_series import POOLING_HELP, POOLINGS, TimeSeriesClassifier, check_batch, place_steps
 
-#: The slope of LeakyReLU below 0 in Franceschi's encoder, which is torch's own.
+#: The negative slope of LeakyReLU in Franceschi's encoder, which is torch's default.
 _SLOPE = 0.01
 
 

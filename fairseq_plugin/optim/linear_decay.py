@@ -12,7 +12,7 @@ from fairseq.optim import OPTIMIZER_DATACLASS_REGISTRY, OPTIMIZER_REGISTRY, Fair
 from torch import nn
 
 from ..loading.known_options import model_options
-from . import radam  # noqa: F401  is registered first, and so has a form of its own here
+from . import radam  # noqa: F401  registers radam first, so that it gets a variant here
 
 #: The prefix of the optimizers' names.
 PREFIX = "lineartime_"

@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class OfflineRLConfig(FairseqDataclass):
-    """Options of ``offline_rl``; the defaults are the authors'."""
+    """Options of ``offline_rl``, with the authors' defaults."""
 
     data: str = option_field(MISSING, "folder that recipes.offline_rl.prepare or .collect has written")
     context: str = option_field("20", "steps of a window; full: whole episodes")
