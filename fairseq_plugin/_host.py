@@ -1,4 +1,4 @@
-"""Checks of the packages that fairseq_plugin needs, before other imports, and of the classes in fairseq's checkpoints.
+"""Checks the packages that fairseq_plugin needs, before other imports; lets torch read fairseq's checkpoints.
 
 Every failed check is one ImportError with its cause and a command that helps.
 """

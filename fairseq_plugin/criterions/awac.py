@@ -60,8 +60,8 @@ class AWACCriterion(FairseqCriterion):
     """The squared errors of two critics, and the weighted log-likelihood of the data's actions under the policy.
 
     The critics learn r + discount * min Q'(s', a'), with a' from the policy and Q' of their slow copies. The weight of
-    an action is exp((min Q(s, a) - min Q(s, a')) / lambda), with a' from the policy in s. Gradients of one loss do not
-    reach the other part. ``action_mse`` is logged as ``--criterion action_mse`` computes it.
+    an action is exp((min Q(s, a) - min Q(s, a')) / lambda), with a' from the policy in s. Neither loss has gradients
+    for the other part. ``action_mse`` is logged as ``--criterion action_mse`` computes it.
     """
 
     def __init__(self, task, awac_lambda: float, awac_discount: float, awac_max_weight: float) -> None:

@@ -79,7 +79,7 @@ class SpanExtractionCriterion(FairseqCriterion):
         """fairseq's hook: only in training, since choosing the best window needs the windows of all workers.
 
         Raises:
-            ValueError: validation on several CPU workers; fairseq only gathers outputs that cannot be summed on GPUs.
+            ValueError: validation on several CPU workers, since fairseq can gather such outputs only on GPUs.
         """
         if not self.training and not torch.cuda.is_available():
             raise ValueError(

@@ -91,7 +91,7 @@ def write_folder(folder: Path, splits: Mapping[str, tuple[Sequence[Any], Sequenc
 
     Raises:
         ValueError: a series is invalid (see ``check_series``) or has another number of channels, the numbers of series
-        and labels differ, or no training series has a label.
+        and labels differ, or a label does not occur in the training series.
     """
     check_splits(splits)
     checked = {TRAIN: _checked_split(TRAIN, *splits[TRAIN], channels=None)}

@@ -40,7 +40,7 @@ Read = dict[str, Any]
 class PromptEnsemble(EnsembleModel):
     """fairseq's ensemble, for language models that continue prompts which they have read.
 
-    For fairseq's generator, a read prompt is the output of an encoder: it repeats it for beams and reorders it.
+    To fairseq's generator, a read prompt is an encoder's output, which the generator repeats for beams and reorders.
 
     Raises:
         ValueError: a model is neither ours nor ``transformer_lm``, or ``block_size`` is below 1.

@@ -70,7 +70,7 @@ def register_checked(
 def register_variant(prefix: str, kind: str, attention: str, base: type, options: type, further: type) -> None:
     """Register ``prefix``_``kind``, a subclass of ``base`` with ``attention`` and the fields of both dataclasses.
 
-    The class name ends with the last word of ``base``'s.
+    The class name ends with the last word of the name of ``base``.
     """
     name = f"{camel_case(prefix)}{camel_case(kind)}"
     config = make_config(base.__module__, f"{name}Config", options, further)

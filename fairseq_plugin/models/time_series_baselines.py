@@ -48,7 +48,7 @@ class CausalBlock(nn.Module):
     """Two causal dilated convolutions with LeakyReLU, and a residual: x (B, channels, T) -> (B, out, T); O(T).
 
     Franceschi, Dieuleveut, Jaggi: *Unsupervised Scalable Representation Learning for Multivariate Time Series* (2019),
-    Figure 2: weight normalisation, and a 1x1 convolution where the residual has a different number of channels.
+    Figure 2: weight normalisation, and a convolution of kernel size 1 if the residual has other channels.
     """
 
     def __init__(self, channels: int, out: int, kernel_size: int, dilation: int) -> None:
